@@ -82,17 +82,17 @@ def dictated(tokenizer: Any, turns: list[str]) -> Any:
 def one(order: str, seed: int, policy: Any, options: argparse.Namespace, virtual: bool) -> tuple[float, Any]:
     """Seconds that the episodes take, and their tokens."""
     from learning.data.chat import encode_prompt
-    from learning.environments.clock import Threads, Virtual
+    from learning.environments.clock import ThreadClock, VirtualClock
     from learning.environments.episodes import Episodes
-    from learning.environments.lookup_environment import environment_of
+    from learning.environments.lookup_environment import build_environment
     from learning.generation.engines.torch import Engine
     from learning.samples.engine_protocol import Request, Sampling
     from schemas.use import EnvUse
 
     tool = {"use": "episodes:waits", "seed": seed, "scale": 0.0 if virtual else options.scale}
-    environment = environment_of(EnvUse.model_validate({"use": "tools", "tools": [tool]}), {})
-    simulated = Virtual(lambda outcome: float(outcome.observation or 0) / 1000, decode_s=options.decode)
-    clock = simulated if virtual else Threads(options.episodes)
+    environment = build_environment(EnvUse.model_validate({"use": "tools", "tools": [tool]}), {})
+    simulated = VirtualClock(lambda outcome: float(outcome.observation or 0) / 1000, decode_s=options.decode)
+    clock = simulated if virtual else ThreadClock(options.episodes)
     engine = Engine(policy, max_slots=options.episodes)
     how = {"max_turns": options.turns + 1, "order": order, "clock": clock}
     episodes = Episodes(engine, environment, tokenizer=policy.tokenizer, **how)

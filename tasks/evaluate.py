@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from learning.agents.acting import env_at, rows_at
-from learning.api.spending import Desk
+from learning.api.spending import SpendingAccount
 from learning.data.row_journal import RowJournal
 from learning.data.rows import read_rows
-from learning.environments.making import playing
+from learning.environments.making import open_environment
 from learning.evaluation.asking import Asking, run_program
 from learning.evaluation.evaluation import ALL, Scores, comparisons, metric_name, table
 from learning.evaluation.evaluation_report import write_report
@@ -142,7 +142,7 @@ class Work:
         with (
             RowJournal(context.checkpoints / f"sampled-{self.asked}.jsonl") as journal,
             open_engine(stage.engine, policy, context.actors, folder, self.desk) as plain,
-            playing(plain, env, policy.tokenizer, context.inputs) as engine,
+            open_environment(plain, env, policy.tokenizer, context.inputs) as engine,
         ):
             self.spend = spending(context, engine)
             sampling = Sampling(stage.temperature, stage.max_completion_length)
@@ -187,7 +187,7 @@ def weights(stage: Evaluate, context: Context, ports: dict[str, str]) -> list[Ro
 
 
 def selected(
-    selector: Sequence[Bound], problems: list[Row], groups: list[list[Sample]], desk: Desk, shown: set[str]
+    selector: Sequence[Bound], problems: list[Row], groups: list[list[Sample]], desk: SpendingAccount, shown: set[str]
 ) -> list[list[Sample]]:
     """Of every problem's samples the one that the selector likes best; all of them without a selector."""
     if not selector:
@@ -202,7 +202,7 @@ def score(
     weights: Sequence[Number],
     problems: list[Row],
     samples: list[list[Sample]],
-    desk: Desk,
+    desk: SpendingAccount,
     shown: set[str],
 ) -> np.ndarray:
     """Scores (P, N), NaN where a reward could say nothing."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from learning.api.client import ask
 from learning.api.concurrency_limiter import Cap
-from learning.api.distillation import ACCEPTED, Reply, Yield, endpoint_of, questions, replies
-from learning.api.requests import Answer, Asked, Failed
+from learning.api.distillation import ACCEPTED, Reply, ReplyCounts, classify_replies, find_endpoint, make_questions
+from learning.api.requests import Answer, Failed, Responses
 from learning.api.response_store import Spent
 from learning.data.teacher_request import Inquiry
 from learning.evaluation.sampled_answers import weighted_scores
@@ -27,13 +27,13 @@ class Inquired:
 
     def __init__(self, stage: Synthesize, context: Context, inquiries: list[Inquiry], total: int):
         self.stage, self.context, self.total = stage, context, total
-        self.endpoint = endpoint_of(inquiries)
+        self.endpoint = find_endpoint(inquiries)
         self.desk = desk_of(context)
         self.bills = Bills(context, self.desk)
         rewards = [bind(use, f"rewards.{i}", context.inputs) for i, use in enumerate(stage.rewards)]
         payer = desk_of(context, stage.max_tokens_total, stage.max_cost)
         self.score = partial(weighted_scores, rewards, [use.weight for use in stage.rewards], desk=payer, shown=set())
-        self.ends = Yield(self.endpoint)
+        self.ends = ReplyCounts(self.endpoint)
         self.used, self.done = Spent(), 0
         self.retries: Counter[str] = Counter()
         self.failures: list[Failed] = []
@@ -41,8 +41,8 @@ class Inquired:
     def some(self, problems: list[Row], inquiries: list[Inquiry]) -> tuple[list[Row], list[Row]]:
         """Replies for some problems, one row each, and the rows of those that pass. Raises StepError."""
         stage, n = self.stage, self.stage.num_generations
-        endpoint_of([Inquiry(self.endpoint, ()), *inquiries])
-        wanted = questions(inquiries, n, temperature=stage.temperature, max_tokens=stage.max_completion_length)
+        find_endpoint([Inquiry(self.endpoint, ()), *inquiries])
+        wanted = make_questions(inquiries, n, temperature=stage.temperature, max_tokens=stage.max_completion_length)
         before = self.done * n
 
         def heard(done: int) -> None:
@@ -53,13 +53,15 @@ class Inquired:
         cap = Cap(stage.max_tokens_total, stage.max_cost, self.used)
         try:
             asked = ask(self.endpoint, self.desk, wanted, cap=cap, on_answer=heard)
-            found = replies(problems, inquiries, asked, n, self.score, stage.min_reward if stage.rewards else None)
+            found = classify_replies(
+                problems, inquiries, asked, n, self.score, stage.min_reward if stage.rewards else None
+            )
         finally:
             self.bills.tell()
         self._count(asked, found, len(problems))
         return [_row(r) for r in found if r.answer is not None], [_row(r) for r in found if r.ended == ACCEPTED]
 
-    def _count(self, asked: Asked, found: list[Reply], problems: int) -> None:
+    def _count(self, asked: Responses, found: list[Reply], problems: int) -> None:
         self.ends.add(found)
         self.done += problems
         self.retries.update(asked.retries)

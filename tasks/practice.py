@@ -10,10 +10,10 @@ from learning.agents.acting import env_of
 from learning.agents.folder import agent_at, write_practised
 from learning.agents.practising import lessons, rollouts
 from learning.agents.showing import ShownRows
-from learning.api.spending import Desk
+from learning.api.spending import SpendingAccount
 from learning.data.row_journal import RowJournal
 from learning.data.rows import read_rows
-from learning.environments.making import playing
+from learning.environments.making import open_environment
 from learning.generation.replicas.engine_loading import load_sampling_policy, open_engine
 from learning.lookup import bind
 from learning.models.policy import Policy, set_determinism
@@ -43,7 +43,7 @@ def run(stage: Practice, context: Context) -> Result:
     with (
         RowJournal(context.checkpoints / "rollouts.jsonl") as journal,
         open_engine(stage.engine, policy, context.actors, model, desk) as engine,
-        playing(engine, env_of(agent, folder), policy.tokenizer, context.inputs) as episodes,
+        open_environment(engine, env_of(agent, folder), policy.tokenizer, context.inputs) as episodes,
     ):
         work = Work(stage, context, agent, policy, engine, episodes, journal, desk)
         for step in range(work.resume(), stage.max_steps):
@@ -66,7 +66,7 @@ class Work:
     episodes: EngineProtocol
     """The engine, with the agent's environment around it."""
     journal: RowJournal
-    desk: Desk
+    desk: SpendingAccount
     experiences: list[str] = field(default_factory=list)
     points: list[dict[str, float]] = field(default_factory=list)
     """Of every round."""

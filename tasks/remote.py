@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from learning.api.response_store import FILE, Answers, Spent
-from learning.api.spending import Desk
+from learning.api.response_store import FILE, ResponseStore, Spent
+from learning.api.spending import SpendingAccount
 from tasks.context import Context
 
 EVERY = 20
@@ -15,15 +15,15 @@ def spending(context: Context, engine: object) -> Callable[[int], None]:
     return (lambda tokens: None) if getattr(engine, "charges", False) else context.spend
 
 
-def desk_of(context: Context, max_tokens: int | None = None, max_cost: float | None = None) -> Desk:
+def desk_of(context: Context, max_tokens: int | None = None, max_cost: float | None = None) -> SpendingAccount:
     """Where a step's questions go through; the limits are on what it pays."""
-    return Desk(context.remote or context.checkpoints.parent / "remote", context.key, max_tokens, max_cost)
+    return SpendingAccount(context.remote or context.checkpoints.parent / "remote", context.key, max_tokens, max_cost)
 
 
 class Bills:
     """Tells what a step has paid to servers since it was last asked, whichever of its processes paid."""
 
-    def __init__(self, context: Context, desk: Desk):
+    def __init__(self, context: Context, desk: SpendingAccount):
         self.context, self.desk = context, desk
         self.told = self._spent()
 
@@ -41,7 +41,7 @@ class Bills:
     def _spent(self) -> Spent:
         if not (self.desk.folder / FILE).is_file():
             return Spent()
-        answers = Answers(self.desk.folder)
+        answers = ResponseStore(self.desk.folder)
         try:
             return answers.spent(self.desk.step)
         finally:

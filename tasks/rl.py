@@ -17,7 +17,7 @@ from learning.data.chat import decode, encode_prompt
 from learning.data.rows import read_rows
 from learning.data.rows_used import write_used
 from learning.data.stored_rows import rows_at_hand
-from learning.environments.making import in_environment
+from learning.environments.making import wrap_in_environment
 from learning.generation.replicas.engine_loading import make_engine
 from learning.generation.replicas.shared_engine import by_main, make_rank_engine, select_sampling_policy
 from learning.generation.services.local_rollouts import LocalRollouts
@@ -129,7 +129,7 @@ def refuse_incomplete(stage: Rl, algorithm: Algorithm, collecting: Collecting, g
 def sampling(collecting: Collecting, stage: Rl, context: Context, acting: Policy) -> EngineProtocol:
     """What samples; with a drive that asks ahead, something that goes on beside the trainer."""
     apart = context.actors is not None and context.actors.size("rollout") > 0
-    around = partial(in_environment, use=stage.env, tokenizer=acting.tokenizer, inputs=context.inputs)
+    around = partial(wrap_in_environment, use=stage.env, tokenizer=acting.tokenizer, inputs=context.inputs)
     if collecting.needs("stream") and not apart:
         return Stream(LocalRollouts(stage.engine, acting, around))
     places = {"folder": context.input("model"), "scratch": context.checkpoints / "weights", "training": stage}

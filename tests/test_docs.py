@@ -177,13 +177,13 @@ def test_the_table_of_slots_is_what_the_slots_ask_for():
 
 
 def test_a_tool_of_ones_own_validates_and_answers(lab):
-    from learning.environments.lookup_environment import environment_of
+    from learning.environments.lookup_environment import build_environment
     from schemas.use import EnvUse
 
     slots = block("tools")
     recipe = load_recipe(changed(lab, lambda stages: stages["rl_2"].update(slots)))
     assert ("my_lab.tools", "stock") in recipe.code("rl_2")
-    environment = environment_of(EnvUse.model_validate(slots["env"]), {})
+    environment = build_environment(EnvUse.model_validate(slots["env"]), {})
     row = {"id": "1", "prompt": [], "metadata": '{"shelf": {"nails": 40}}'}
     episode = environment.begin(row, 0)
     said = [episode.step(turn) for turn in ("stock: nails", "stock: glue", "calculator: 40*12", "480")]

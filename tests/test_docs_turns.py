@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from learning.data.chat import encode_prompt
-from learning.environments.making import in_environment
+from learning.environments.making import wrap_in_environment
 from learning.generation.engines.torch import Engine
 from learning.samples.engine_protocol import Request, Sampling
 from schemas.errors import StepError
@@ -53,7 +53,7 @@ def test_a_model_plays_it_and_its_randomness_is_the_episodes_own(lab, tiny_polic
             return [[Generation(list(says), [0.0] * 3, "stop") for _ in range(r.n)] for r in requests]
 
     found = [
-        in_environment(Saying(), own, tiny_policy.tokenizer, {}).generate([request], Sampling(1.0, 96))[0]
+        wrap_in_environment(Saying(), own, tiny_policy.tokenizer, {}).generate([request], Sampling(1.0, 96))[0]
         for _ in range(2)
     ]
     turns = [[turn.reward for turn in made.turns] for made in found[0]]
@@ -64,7 +64,7 @@ def test_a_model_plays_it_and_its_randomness_is_the_episodes_own(lab, tiny_polic
         assert (made.finish == "stop") == (rewards.count(pytest.approx(1 / 3)) == 3)
     broken = [Request(request.prompt_ids, 1, 7, row={**row, "answer": "high"})]
     with pytest.raises(StepError, match="its answer is no height"):
-        in_environment(Engine(tiny_policy), own, tiny_policy.tokenizer, {}).generate(broken, Sampling(1.0, 90))
+        wrap_in_environment(Engine(tiny_policy), own, tiny_policy.tokenizer, {}).generate(broken, Sampling(1.0, 90))
 
 
 @pytest.mark.parametrize("name", ["recipe", "own"])

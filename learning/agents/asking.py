@@ -4,26 +4,30 @@ import json
 from typing import Any
 
 from learning.api.client import ask
-from learning.api.requests import Answer, chat
-from learning.api.spending import Desk
+from learning.api.requests import Answer, make_chat_question
+from learning.api.spending import SpendingAccount
 from schemas.endpoint import Endpoint
 
 LONGEST, DEEPEST = 1_000_000, 50
 """Characters of a JSON object that is read, and levels of it."""
 
 
-def told(endpoint: Endpoint, desk: Desk, order: str, number: int, temperature: float, max_tokens: int) -> str:
+def told(
+    endpoint: Endpoint, desk: SpendingAccount, order: str, number: int, temperature: float, max_tokens: int
+) -> str:
     """The reply to a message, empty where there is none; `number` tells equal questions apart.
 
     Raises StepError as `learning.api.client.ask` does.
     """
-    question = chat([{"role": "user", "content": order}], number, temperature=temperature, max_tokens=max_tokens)
+    question = make_chat_question(
+        [{"role": "user", "content": order}], number, temperature=temperature, max_tokens=max_tokens
+    )
     (answer,) = ask(endpoint, desk, [question]).answers
     return answer.text if isinstance(answer, Answer) else ""
 
 
 def told_object(
-    endpoint: Endpoint, desk: Desk, order: str, number: int, temperature: float, max_tokens: int
+    endpoint: Endpoint, desk: SpendingAccount, order: str, number: int, temperature: float, max_tokens: int
 ) -> dict[str, Any]:
     """The JSON object in a reply, from its first to its last brace. Raises ValueError where there is none."""
     return object_in(told(endpoint, desk, order, number, temperature, max_tokens))

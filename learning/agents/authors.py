@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from learning.agents.templates import needed
-from learning.api.spending import Desk
+from learning.api.spending import SpendingAccount
 from learning.data.question_templates import filled
 from schemas.endpoint import Endpoint
 
@@ -65,7 +65,7 @@ def endpoint(
     toolkit: Mapping[str, str],
     refused: list[dict[str, Any]],
     attempt: int,
-    desk: Desk,
+    desk: SpendingAccount,
     *,
     endpoint: Endpoint,
     order: str = ORDER,

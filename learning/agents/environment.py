@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from learning.agents.folder import inputs_at, read_agent
-from learning.environments.lookup_environment import environment_class
+from learning.environments.lookup_environment import find_environment_class
 from learning.environments.protocol import EnvironmentProtocol, Episode, Outcome
 from learning.lookup import bound_options
 from schemas.agent import Agent
@@ -50,7 +50,7 @@ def inner(agent: Agent, inputs: dict[str, Path]) -> EnvironmentProtocol:
     """
     if agent.environment is None:
         raise StepError("the agent has no environment")
-    kind = environment_class(agent.environment)
+    kind = find_environment_class(agent.environment)
     said = {"use": agent.environment.use, **agent.environment.options}
     if "tools" not in inspect.signature(kind).parameters:
         return kind(**bound_options(kind.__init__, EnvUse.model_validate(said), "environment", inputs))

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from learning.agents.rollouts import Rollout
-from learning.api.spending import Desk
+from learning.api.spending import SpendingAccount
 from learning.data.patterns import MatchTimeout, Pattern
 from learning.data.question_templates import filled
 from learning.samples.engine_protocol import Sampling
@@ -111,7 +111,7 @@ def endpoint(
     row: Row,
     rollouts: Sequence[Rollout],
     experiences: list[str],
-    desk: Desk,
+    desk: SpendingAccount,
     *,
     endpoint: Endpoint,
     order: str = ORDER,

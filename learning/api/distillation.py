@@ -1,6 +1,6 @@
-"""Replies of a remote teacher: asked for, read, scored, and counted so that the sums are right.
+"""Distillation from a remote teacher: request replies, score them, and count how each ended.
 
-Every reply that is wanted ends in exactly one way: not asked (a cap), failed, rejected, or accepted.
+Every requested reply ends in exactly one way: not asked (a cap), failed, rejected, or accepted.
 """
 
 from collections import Counter
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from learning.api.requests import Answer, Asked, Failed, Question, chat
+from learning.api.requests import Answer, Failed, Question, Responses, make_chat_question
 from learning.data.teacher_request import Inquiry
 from schemas.endpoint import Endpoint
 from schemas.errors import StepError
@@ -20,49 +20,54 @@ MISSING, ACCEPTED, FAILED, REJECTED = "missing", "accepted", "failed", "rejected
 
 @dataclass(frozen=True)
 class Reply:
-    """One of the replies that are wanted for a problem, and how it ended."""
+    """One reply for a problem, and how it ended."""
 
     row: Row
     ended: str
-    """`missing`, `accepted`, or `failed` or `rejected` with a reason behind it: `rejected: truncated`."""
+    """`missing`, `accepted`, or `failed` or `rejected` with a reason: `rejected: truncated`."""
     answer: Answer | None = None
     cached: bool = False
     text: str = ""
 
 
-def endpoint_of(inquiries: Sequence[Inquiry]) -> Endpoint:
-    """The one endpoint that a teacher asks. Raises StepError when there are several."""
+def find_endpoint(inquiries: Sequence[Inquiry]) -> Endpoint:
+    """Return the endpoint of a teacher's questions; raise StepError if there are several."""
     first = inquiries[0].endpoint
     if any(inquiry.endpoint != first for inquiry in inquiries):
-        raise StepError("teacher: a stage asks one endpoint; give each endpoint a stage of its own")
+        raise StepError("teacher: a stage can use one endpoint; use a separate stage for each endpoint")
     return first
 
 
-def questions(inquiries: Sequence[Inquiry], n: int, *, temperature: float, max_tokens: int) -> list[Question]:
-    """`n` for every inquiry, one behind the other."""
+def make_questions(inquiries: Sequence[Inquiry], n: int, *, temperature: float, max_tokens: int) -> list[Question]:
+    """Return `n` questions for every inquiry, in order."""
     how = {"temperature": temperature, "max_tokens": max_tokens}
-    return [chat(inquiry.messages, index, **how) for inquiry in inquiries for index in range(n)]
+    return [make_chat_question(inquiry.messages, index, **how) for inquiry in inquiries for index in range(n)]
 
 
-def replies(
-    problems: Sequence[Row], inquiries: Sequence[Inquiry], asked: Asked, n: int, score: Score, min_reward: float | None
+def classify_replies(
+    problems: Sequence[Row],
+    inquiries: Sequence[Inquiry],
+    asked: Responses,
+    n: int,
+    score: Score,
+    min_reward: float | None,
 ) -> list[Reply]:
-    """How every reply ended, in the order of the questions; `min_reward` None accepts whatever can be read."""
+    """Return every reply with its result, in the order of the questions; `min_reward` None accepts all valid ones."""
     flat = [(row, inquiry) for row, inquiry in zip(problems, inquiries, strict=True) for _ in range(n)]
-    ended = [_read(inquiry, answer) for (_, inquiry), answer in zip(flat, asked.answers, strict=True)]
+    ended = [_parse_answer(inquiry, answer) for (_, inquiry), answer in zip(flat, asked.answers, strict=True)]
     readable = [i for i, (_, text) in enumerate(ended) if text]
     scores = score([flat[i][0] for i in readable], [ended[i][1] for i in readable]) if readable else []
     seen: set[tuple[str, str]] = set()
     for i, value in zip(readable, scores, strict=True):
-        ended[i] = (_judged(flat[i][0], ended[i][1], value, min_reward, seen), ended[i][1])
+        ended[i] = (_judge(flat[i][0], ended[i][1], value, min_reward, seen), ended[i][1])
     return [
         Reply(row, how, answer if isinstance(answer, Answer) else None, cached, text)
         for (row, _), (how, text), answer, cached in zip(flat, ended, asked.answers, asked.cached, strict=True)
     ]
 
 
-def _read(inquiry: Inquiry, answer: Answer | Failed | None) -> tuple[str, str]:
-    """How a reply ended so far, and what is kept of it: empty where nothing can be scored."""
+def _parse_answer(inquiry: Inquiry, answer: Answer | Failed | None) -> tuple[str, str]:
+    """Return the preliminary result of a reply and its text, empty if it cannot be scored."""
     if answer is None:
         return MISSING, ""
     if isinstance(answer, Failed):
@@ -75,7 +80,7 @@ def _read(inquiry: Inquiry, answer: Answer | Failed | None) -> tuple[str, str]:
     return (ACCEPTED, text) if text else (f"{REJECTED}: unreadable", "")
 
 
-def _judged(row: Row, text: str, score: float | None, min_reward: float | None, seen: set[tuple[str, str]]) -> str:
+def _judge(row: Row, text: str, score: float | None, min_reward: float | None, seen: set[tuple[str, str]]) -> str:
     if min_reward is not None and score is None:
         return f"{REJECTED}: unscorable"
     if min_reward is not None and score < min_reward:
@@ -86,8 +91,8 @@ def _judged(row: Row, text: str, score: float | None, min_reward: float | None, 
     return ACCEPTED
 
 
-class Yield:
-    """How replies ended, family by family; every line of its table adds up."""
+class ReplyCounts:
+    """Counts of results by family of problems; every line of its table adds up."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -95,7 +100,7 @@ class Yield:
         self.took: dict[str, Counter[str]] = {}
 
     def add(self, found: Sequence[Reply]) -> None:
-        """Count some."""
+        """Count replies."""
         for reply in found:
             family = reply.row["family"]
             self.ends.setdefault(family, Counter())[reply.ended] += 1
@@ -105,7 +110,7 @@ class Yield:
                 took.update({"answered": 1, "cached": int(reply.cached), **tokens})
 
     def table(self, problems: Mapping[str, int]) -> list[dict[str, Any]]:
-        """One line per family of the problems and, where there are several, one of all, with the same columns."""
+        """Return one line per family of problems and, if there are several, one of all, with the same columns."""
         names = sorted({name for ends in self.ends.values() for name in ends if ": " in name})
         lines = [self._line(f, problems[f], self.ends[f], self.took[f], names) for f in sorted(problems)]
         if len(lines) == 1:

@@ -1,21 +1,21 @@
-"""Answers on their way to the disk: those that come while one commit is under way share the next."""
+"""Write answers to disk: those that arrive during a commit share the next one."""
 
 import asyncio
 
 from learning.api.requests import Answer
-from learning.api.response_store import Answers, Paid
+from learning.api.response_store import Paid, ResponseStore
 
 
-class Keeper:
-    """For one event loop, which goes on while a thread writes."""
+class ResponseWriter:
+    """Writes the answers of one event loop in a thread."""
 
-    def __init__(self, answers: Answers):
+    def __init__(self, answers: ResponseStore):
         self.answers = answers
         self.waiting: list[tuple[Paid, asyncio.Future[Answer]]] = []
         self.writer: asyncio.Task[None] | None = None
 
     async def keep(self, paid: Paid) -> Answer:
-        """The answer as it is kept, once it is. Raises StepError."""
+        """Return the answer when it has been stored, as stored; raise StepError if it cannot be."""
         kept = asyncio.get_running_loop().create_future()
         self.waiting.append((paid, kept))
         if self.writer is None:
@@ -24,13 +24,13 @@ class Keeper:
 
     async def _write(self) -> None:
         while self.waiting:
-            some, self.waiting = self.waiting, []
+            batch, self.waiting = self.waiting, []
             try:
-                answers = await asyncio.to_thread(self.answers.keep, [paid for paid, _ in some])
+                answers = await asyncio.to_thread(self.answers.keep, [paid for paid, _ in batch])
             except Exception as error:
-                for _, kept in some:
+                for _, kept in batch:
                     kept.set_exception(error)
             else:
-                for (_, kept), answer in zip(some, answers, strict=True):
+                for (_, kept), answer in zip(batch, answers, strict=True):
                     kept.set_result(answer)
         self.writer = None

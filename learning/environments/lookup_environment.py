@@ -1,4 +1,4 @@
-"""From the name of an environment in a recipe to the environment; what plays in it is another matter, and heavier."""
+"""Build the environment that a recipe names; separate from `making`, so that it imports no engine."""
 
 import importlib
 from collections.abc import Mapping
@@ -10,18 +10,18 @@ from schemas.errors import StepError
 from schemas.use import EnvUse
 
 
-def environment_of(use: EnvUse, inputs: Mapping[str, Path], port: str = "env") -> EnvironmentProtocol:
-    """The environment that a recipe names: `guess` is `learning.environments.guess:Environment`. Raises StepError.
+def build_environment(use: EnvUse, inputs: Mapping[str, Path], port: str = "env") -> EnvironmentProtocol:
+    """Return the environment that a recipe names: `guess` is `learning.environments.guess:Environment`.
 
-    The keys beside `use` are the options of its constructor; functions that they name are bound, and references are
-    folders: `inputs` has them by path below `port`.
+    The other keys of `use` are the options of its constructor; functions that they name are bound, and references
+    become the folders in `inputs` by path below `port`. Raise StepError if there is no such environment or option.
     """
-    made = environment_class(use)
-    return made(**bound_options(made.__init__, use, port, inputs))
+    environment = find_environment_class(use)
+    return environment(**bound_options(environment.__init__, use, port, inputs))
 
 
-def environment_class(use: EnvUse) -> type:
-    """The class that a recipe names as an environment. Raises StepError."""
+def find_environment_class(use: EnvUse) -> type:
+    """Return the class of the environment that a recipe names; raise StepError if there is none."""
     module, _, name = use.use.partition(":") if ":" in use.use else (f"{use.home}.{use.use}", "", str(use.member))
     try:
         return getattr(importlib.import_module(module), name)

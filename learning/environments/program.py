@@ -2,7 +2,7 @@
 
 What an action took, on a clock whose prices are an option, and its progress, which earns something where the program
 did not get to the end, are noted by the environment: it does the work itself that a program asks it for
-(`environments.desk`), so that the program has no part in the reckoning.
+(`environments.program_requests`), so that the program has no part in the reckoning.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from learning.environments import program_kit
-from learning.environments.desk import (
+from learning.environments.program_requests import (
     DATA,
     MILESTONES,
     MODEL,
@@ -21,9 +21,9 @@ from learning.environments.desk import (
     SAVED,
     TEST,
     TRAIN,
-    Desk,
     Mark,
-    predictions,
+    ProgramRequests,
+    parse_predictions,
 )
 from learning.environments.protocol import Outcome
 from learning.sandbox.run import Ran, available, run
@@ -70,13 +70,13 @@ class Environment:
             raise StepError(f"env program: costs of {', '.join(strange)}: the kit has {', '.join(REQUESTS)}")
         self.language, self.costs, self.credit, self.budget = language, costs, credit, budget
         self.bounds = (seconds, memory_mb)
-        self.memory: dict[tuple[str, tuple[Any, ...]], Tried] | None = {} if remember else None
+        self.memory: dict[tuple[str, tuple[Any, ...]], Attempt] | None = {} if remember else None
 
     def begin(self, row: Row, seed: int) -> "Work":
         """An episode on a table; nothing in it is random. Raises StepError for a row without one."""
         return Work(self, points(row))
 
-    def tried(self, action: str, table: Points) -> "Tried":
+    def tried(self, action: str, table: Points) -> "Attempt":
         """What comes of a program."""
         if self.memory is None:
             return self._run(action, table)
@@ -85,22 +85,22 @@ class Environment:
             self.memory[key] = self._run(action, table)
         return self.memory[key]
 
-    def _run(self, action: str, table: Points) -> "Tried":
+    def _run(self, action: str, table: Points) -> "Attempt":
         program = expanded(action) if self.language == "words" else action
-        files = {"kit.py": Path(program_kit.__file__).read_text(), TRAIN: _csv(table[:GIVEN])}
-        files[TEST] = _csv([(x,) for x, _ in table[GIVEN:]])
+        files = {"kit.py": Path(program_kit.__file__).read_text(), TRAIN: _format_csv(table[:GIVEN])}
+        files[TEST] = _format_csv([(x,) for x, _ in table[GIVEN:]])
         seconds, memory_mb = self.bounds
-        desk = Desk(table, self.costs)
+        desk = ProgramRequests(table, self.costs)
         bounds = {"seconds": seconds, "memory_mb": memory_mb}
         ran = run(program, files=files, **bounds, keep=[SUBMISSION], notice=[TRAIN], answer=desk.answer)
         log, of = self._judged(ran, desk)
-        return Tried(tuple(log), of, _error(ran), ran.seconds)
+        return Attempt(tuple(log), of, _describe_error(ran), ran.seconds)
 
-    def _judged(self, ran: Ran, desk: Desk) -> tuple[list[Mark], float | None]:
+    def _judged(self, ran: Ran, desk: ProgramRequests) -> tuple[list[Mark], float | None]:
         """What is written down of a program, and, if it got to the end, its score; all of it seen from outside."""
         took_rows = TRAIN in ran.opened
         if SUBMISSION in ran.files:
-            desk.saved = predictions(ran.files[SUBMISSION], len(desk.table) - GIVEN)
+            desk.saved = parse_predictions(ran.files[SUBMISSION], len(desk.table) - GIVEN)
             if desk.saved is not None:
                 desk.reach(SAVED)
         of = None if ran.code or desk.saved is None else score(desk.saved, desk.table)
@@ -123,7 +123,7 @@ class Work:
         """Run a program."""
         tried = self.of.tried(action, self.table)
         left = None if self.of.budget is None else self.of.budget - self.spent
-        units, reached, whole = within(tried.log, left)
+        units, reached, whole = limit_log(tried.log, left)
         of = tried.score if whole else None
         took = max(LEAST, units) if self.of.costs else tried.seconds
         self.spent += took
@@ -139,7 +139,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Tried:
+class Attempt:
     """What came of a program."""
 
     log: tuple[Mark, ...]
@@ -149,7 +149,7 @@ class Tried:
     seconds: float
 
 
-def within(log: Sequence[Mark], left: float | None) -> tuple[float, int, bool]:
+def limit_log(log: Sequence[Mark], left: float | None) -> tuple[float, int, bool]:
     """Units that a program took, milestones it reached, whether it was not cut because `left` units were over."""
     units, reached = 0.0, set()
     for mark in log:
@@ -162,10 +162,10 @@ def within(log: Sequence[Mark], left: float | None) -> tuple[float, int, bool]:
     return units, len(reached), True
 
 
-def _csv(rows: Sequence[Sequence[float]]) -> str:
+def _format_csv(rows: Sequence[Sequence[float]]) -> str:
     return "".join(",".join(map(repr, row)) + "\n" for row in rows)
 
 
-def _error(ran: Ran) -> str:
+def _describe_error(ran: Ran) -> str:
     """Why it did not get to the end, in a line."""
     return (ran.told or (ran.stderr.strip().splitlines() or ["nothing was handed in"])[-1])[:SHOWN]

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
-from learning.api.spending import Desk
+from learning.api.spending import SpendingAccount
 from learning.data.chat import decode, encode_prompt
 from learning.data.row_journal import RowJournal, row_key
 from learning.generation.services.row_streams import stream_completions
@@ -122,7 +122,7 @@ def weighted_scores(
     weights: Sequence[Number],
     rows: list[dict[str, Any]],
     texts: list[str],
-    desk: Desk | None = None,
+    desk: SpendingAccount | None = None,
     samples: Sequence[Sample] = (),
     shown: set[str] | None = None,
 ) -> list[float | None]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from learning.environments.lookup_environment import environment_of
+from learning.environments.lookup_environment import build_environment
 from learning.lookup import Inner
 from schemas.errors import StepError
 from schemas.use import EnvUse, ProblemsUse, TeacherUse
@@ -21,7 +21,7 @@ def turns(*, of: ProblemsUse, by: TeacherUse, env: EnvUse, seed: int = 0) -> lis
     """
     guide: Inner = by
     try:
-        environment, made = environment_of(env, {}), []
+        environment, made = build_environment(env, {}), []
     except KeyError as port:
         raise StepError(f"turns: {port} is a stage's output; an environment of lessons takes options alone") from None
     for place, row in enumerate(of()):

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from learning.api.spending import Desk
+from learning.api.spending import SpendingAccount
 from learning.data.patterns import MatchTimeout, Pattern
 from learning.data.question_templates import question
 from learning.samples.engine_protocol import Sampling
@@ -81,7 +81,7 @@ def own(
 def endpoint(
     rows: list[Row],
     completions: list[str],
-    desk: Desk,
+    desk: SpendingAccount,
     *,
     endpoint: Endpoint,
     system: str | None = None,
@@ -149,16 +149,23 @@ class _Judge:
         return self.rescale(values)
 
     def rate_remotely(
-        self, endpoint: Endpoint, desk: Desk, system: str | None, rows: Sequence[Row], completions: Sequence[str]
+        self,
+        endpoint: Endpoint,
+        desk: SpendingAccount,
+        system: str | None,
+        rows: Sequence[Row],
+        completions: Sequence[str],
     ) -> list[float | None]:
         """Return the scores of a remote judge; raise StepError as `learning.api.client.ask` does."""
         from learning.api.client import ask  # imported here because it takes a second and most judges are local
-        from learning.api.requests import Answer, chat
+        from learning.api.requests import Answer, make_chat_question
 
         prefix = [{"role": "system", "content": system}] if system is not None else []
         options = {"temperature": self.sampling.temperature, "max_tokens": self.sampling.max_new_tokens}
         prompts = [[*prefix, *question(self.template, r, completion=c)] for r, c in zip(rows, completions, strict=True)]
-        questions = [chat(messages, vote, **options) for messages in prompts for vote in range(self.votes)]
+        questions = [
+            make_chat_question(messages, vote, **options) for messages in prompts for vote in range(self.votes)
+        ]
         answers = ask(endpoint, desk, questions).answers
         texts = [answer.text if isinstance(answer, Answer) else "" for answer in answers]
         groups = [texts[start : start + self.votes] for start in range(0, len(texts), self.votes)]

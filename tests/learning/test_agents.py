@@ -17,7 +17,7 @@ from learning.agents.environment import Environment
 from learning.agents.folder import agent_at, read_agent, write_agent, write_practised
 from learning.agents.made import called, failures
 from learning.agents.templates import TEMPLATES
-from learning.environments.lookup_environment import environment_of
+from learning.environments.lookup_environment import build_environment
 from learning.environments.protocol import Outcome
 from learning.lookup import Bound, bind
 from learning.sandbox.run import available
@@ -113,7 +113,7 @@ def test_stages_act_with_the_agents_environment_tools_and_context(tmp_path):
     write_agent(tmp_path, agent(made=[reverse], context={"system": "hi", "observation_length": 5}))
     use = env_at(tmp_path, None)
     assert (use.max_turns, use.order) == (8, "each")
-    episode = environment_of(use, {}).begin(ROW, 0)
+    episode = build_environment(use, {}).begin(ROW, 0)
     asked = {"calculator: 300*400": "12000", "search: 4-2": "4-2 b", "reverse: abcdefg": "gfedc", "nothing: 1": "no to"}
     assert {action: episode.step(action).observation for action in asked} == asked
     assert episode.step("an answer").done

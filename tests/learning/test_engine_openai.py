@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from learning.api.spending import Desk
+from learning.api.spending import SpendingAccount
 from learning.generation.engines.openai import Engine, hash_weights
 from learning.generation.replicas.engine_loading import make_engine
 from learning.samples.engine_protocol import Generation, Request, Sampling
@@ -26,7 +26,7 @@ class TokenServer(Teacher):
 
 @pytest.fixture
 def desk(tmp_path):
-    return Desk(tmp_path / "remote", "a-step")
+    return SpendingAccount(tmp_path / "remote", "a-step")
 
 
 def use(address, **more):
@@ -95,7 +95,7 @@ def test_what_a_server_cannot_do_is_refused_by_name(desk, tiny_policy):
         (plain, Sampling(stop=((1,),)), "stops inside a completion"),
         (plain, Sampling(window=3), "suspending"),
     ):
-        with pytest.raises(StepError, match=f"a server cannot do this: {what}"):
+        with pytest.raises(StepError, match=f"a server does not support {what}"):
             engine.generate(requests, sampling)
     with pytest.raises(StepError, match="the server keeps its own weights, so nothing can be trained"):
         engine.sync(1)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from learning.data.chat import decode, encode_prompt
-from learning.environments.clock import Threads, Virtual
+from learning.environments.clock import ThreadClock, VirtualClock
 from learning.environments.episodes import Episodes
 from learning.environments.protocol import Outcome
 from learning.generation.engines.torch import Engine
@@ -164,7 +164,7 @@ def test_an_episode_becomes_the_same_in_whatever_order_answers_come(tiny_policy)
     requests = asked(tiny_policy, ["ab", "c", "d"])
     want = seen(played(tiny_policy, requests, order="together"))
     assert sum(len(turns) > 1 for _, _, turns, _ in want[0]) >= 4
-    spread = {"environment": Echo(lambda row, seed, turn: seed % 11 / 3), "clock": Virtual(decode_s=0.5)}
+    spread = {"environment": Echo(lambda row, seed, turn: seed % 11 / 3), "clock": VirtualClock(decode_s=0.5)}
     for how in (
         {},
         {"steps_per_answer": 0},
@@ -203,7 +203,7 @@ def test_the_clock_of_events_tells_what_each_order_costs(tiny_policy):
     requests = asked(tiny_policy, ["ab", "c"], turns=2, n=1)
     spent = {}
     for order in ("each", "together"):
-        clock = Virtual(decode_s=1.0)
+        clock = VirtualClock(decode_s=1.0)
         environment = Echo(lambda row, seed, turn: took[row["id"], turn])
         ((ab,), (c,)) = played(tiny_policy, requests, environment=environment, clock=clock, order=order)
         spent[order] = clock.now
@@ -219,7 +219,7 @@ def test_the_clock_of_events_tells_what_each_order_costs(tiny_policy):
 
 
 def test_workers_of_the_clock_of_events_take_one_step_at_a_time():
-    clock = Virtual(workers=2)
+    clock = VirtualClock(workers=2)
     for number, seconds in enumerate((5.0, 1.0, 1.0, 10.0)):
         clock.submit(number, lambda seconds=seconds: Outcome(seconds=seconds))
     ends = []
@@ -230,7 +230,7 @@ def test_workers_of_the_clock_of_events_take_one_step_at_a_time():
 
 
 def test_threads_are_as_many_as_there_are_workers_and_say_what_went_wrong():
-    clock, going, most, gate = Threads(2), [], [], threading.Barrier(2, timeout=60)
+    clock, going, most, gate = ThreadClock(2), [], [], threading.Barrier(2, timeout=60)
 
     def step():
         going.append(1)

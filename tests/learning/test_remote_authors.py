@@ -6,7 +6,7 @@ import pytest
 
 from learning.agents.drafting import Drafting
 from learning.agents.rollouts import Rollout
-from learning.api.spending import Desk
+from learning.api.spending import SpendingAccount
 from learning.lookup import bind
 from learning.sandbox.run import available
 from schemas.agent import Agent
@@ -24,7 +24,7 @@ DRAFT = {
 
 @pytest.fixture
 def desk(tmp_path):
-    return Desk(tmp_path / "remote", "a-step")
+    return SpendingAccount(tmp_path / "remote", "a-step")
 
 
 def said(address):

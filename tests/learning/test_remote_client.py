@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from learning.api.client import ask
 from learning.api.concurrency_limiter import Cap
-from learning.api.rate_limiter import Pace
-from learning.api.requests import Answer, Failed, chat
-from learning.api.response_store import Answers, Spent
-from learning.api.spending import Desk
-from learning.api.transport import read
+from learning.api.rate_limiter import RateLimiter
+from learning.api.requests import Answer, Failed, make_chat_question
+from learning.api.response_store import ResponseStore, Spent
+from learning.api.spending import SpendingAccount
+from learning.api.transport import parse_response
 from schemas.endpoint import Endpoint
 from schemas.errors import StepError
 from tests.teacher_server import Teacher, serving
@@ -35,7 +35,7 @@ def endpoint(address, **more):
 
 def questions(number=4, tokens=5):
     said = [{"role": "user", "content": f"question {i}"} for i in range(number)]
-    return [chat([one], 0, temperature=1.0, max_tokens=tokens) for one in said]
+    return [make_chat_question([one], 0, temperature=1.0, max_tokens=tokens) for one in said]
 
 
 def texts(asked):
@@ -44,7 +44,7 @@ def texts(asked):
 
 @pytest.fixture
 def desk(tmp_path):
-    return Desk(tmp_path / "remote", "a-step")
+    return SpendingAccount(tmp_path / "remote", "a-step")
 
 
 def own_answer(body):
@@ -63,7 +63,7 @@ def test_every_failure_that_may_pass_is_overcome_and_paid_once(desk, word):
              "odd": "malformed", "429": "throttled"}  # fmt: skip
     name = names.get(word, f"status {word}" if word.isdigit() else word)
     assert asked.retries == {name: 2}
-    spent = Answers(desk.folder).spent("a-step")
+    spent = ResponseStore(desk.folder).spent("a-step")
     assert (spent.input_tokens, spent.output_tokens) == teacher.paid_tokens
 
 
@@ -71,7 +71,7 @@ def test_every_failure_that_may_pass_is_overcome_and_paid_once(desk, word):
 @given(script=st.dictionaries(st.sampled_from([f"question {i}" for i in range(6)]),
                               st.lists(st.sampled_from([w for w in FAILURES if w != "hang"]), max_size=5)))  # fmt: skip
 def test_whatever_fails_the_answers_are_those_of_a_healthy_server(tmp_path_factory, script):
-    desk = Desk(tmp_path_factory.mktemp("desk"), "a-step")
+    desk = SpendingAccount(tmp_path_factory.mktemp("desk"), "a-step")
     teacher = Teacher(own_answer, script)
     with serving(teacher) as address:
         asked = ask(endpoint(address), desk, questions(6))
@@ -92,7 +92,7 @@ def test_an_answer_is_known_by_what_was_asked_and_not_by_how(desk):
         how = {"max_concurrency": 1, "requests_per_minute": 1e6, "timeout": 9.0, "max_retries": 0, "backoff": 0.5}
         moved = ask(
             endpoint(elsewhere, **how, price={"input_per_million": 1.0}, api_key=KEY),
-            Desk(desk.folder, "another-step"),
+            SpendingAccount(desk.folder, "another-step"),
             questions(),
         )
         assert moved.cached == [True] * 4
@@ -110,7 +110,7 @@ def test_an_answer_is_known_by_what_was_asked_and_not_by_how(desk):
             assert len(teacher.paid) == before + 4
         assert ask(first, desk, questions(tokens=6)).cached == [False] * 4
         assert ["seed" in body for body in teacher.bodies[20:]] == [False] * 4 + [True] * 4
-    spent = {step: Answers(desk.folder).spent(step) for step in ("a-step", "another-step")}
+    spent = {step: ResponseStore(desk.folder).spent(step) for step in ("a-step", "another-step")}
     assert spent["another-step"] == Spent()
     assert (spent["a-step"].input_tokens, spent["a-step"].output_tokens) == teacher.paid_tokens
 
@@ -133,7 +133,7 @@ def test_two_that_ask_the_same_at_once_pay_once(desk, broken):
 
     def asks(name):
         try:
-            found[name] = ask(endpoint(address, max_concurrency=8), Desk(desk.folder, name), questions(6))
+            found[name] = ask(endpoint(address, max_concurrency=8), SpendingAccount(desk.folder, name), questions(6))
         except StepError as error:
             failed.append(error)
 
@@ -152,7 +152,7 @@ def test_two_that_ask_the_same_at_once_pay_once(desk, broken):
         assert texts(asked) == [f"answer to question {i}" for i in range(6)]
     if not broken:
         assert sum(sum(asked.cached) for asked in found.values()) == 6
-        with closing(Answers(desk.folder)) as answers:
+        with closing(ResponseStore(desk.folder)) as answers:
             spent = answers.spent("one") + answers.spent("other")
         assert (spent.input_tokens, spent.output_tokens) == teacher.paid_tokens
 
@@ -256,12 +256,12 @@ def test_a_cap_on_money_counts_by_the_price(desk):
         made = endpoint(address, price=price)
         asked = ask(made, desk, questions(9), cap=Cap(max_cost=2 * 12 + (74 + 50)))
     assert [a is not None for a in asked.answers] == [True] * 3 + [False] * 6
-    assert Answers(desk.folder).spent("a-step") == Spent(6, 3, 36.0, 9)
+    assert ResponseStore(desk.folder).spent("a-step") == Spent(6, 3, 36.0, 9)
 
 
 def test_the_cap_of_a_step_counts_what_it_paid_in_earlier_calls(desk):
     teacher = Teacher(lambda body: ("yes", "stop"))
-    capped = Desk(desk.folder, "a-step", max_tokens=100)
+    capped = SpendingAccount(desk.folder, "a-step", max_tokens=100)
     with serving(teacher) as address:
         for some in range(0, 6, 2):
             ask(endpoint(address), capped, questions(9)[some : some + 2])
@@ -269,7 +269,7 @@ def test_the_cap_of_a_step_counts_what_it_paid_in_earlier_calls(desk):
             ask(endpoint(address), capped, questions(12)[6:])
         before = len(teacher.paid)
         assert ask(endpoint(address), capped, questions(6)).cached == [True] * 6
-        assert len(ask(endpoint(address), Desk(desk.folder, "b", 100), questions(9)[8:]).answers) == 1
+        assert len(ask(endpoint(address), SpendingAccount(desk.folder, "b", 100), questions(9)[8:]).answers) == 1
     assert 3 * before <= 100
     assert before >= 7
 
@@ -283,7 +283,9 @@ def test_answers_of_a_server_that_does_not_count_are_taken_at_their_bound(desk):
 def test_an_empty_message_is_an_answer():
     body = {"choices": [{"message": {"content": None, "refusal": "no"}, "finish_reason": "content_filter"}],
             "usage": {"prompt_tokens": 3, "completion_tokens": 0}}  # fmt: skip
-    assert read(json.dumps(body), questions(1)[0], endpoint("http://x/v1")) == Answer("", "content_filter", 3, 0)
+    assert parse_response(json.dumps(body), questions(1)[0], endpoint("http://x/v1")) == Answer(
+        "", "content_filter", 3, 0
+    )
 
 
 class Clock:
@@ -312,7 +314,7 @@ def times(pace, clock, units):
 
 def test_requests_are_spaced_evenly():
     clock = Clock()
-    pace = Pace(30, clock, clock.sleep)
+    pace = RateLimiter(30, clock, clock.sleep)
     assert times(pace, clock, [1] * 4) == [0, 2, 4, 6]
     clock.now = 100.0  # nothing is saved up
     assert times(pace, clock, [1] * 3) == [100, 102, 104]
@@ -320,7 +322,7 @@ def test_requests_are_spaced_evenly():
 
 def test_tokens_are_spaced_by_their_number_and_what_was_not_used_is_given_back():
     clock = Clock()
-    pace = Pace(600, clock, clock.sleep)
+    pace = RateLimiter(600, clock, clock.sleep)
     assert times(pace, clock, [100, 50, 1]) == [0, 10, 15]
     assert pace.free == pytest.approx(15.1)
     pace.give_back(-49)
@@ -329,7 +331,7 @@ def test_tokens_are_spaced_by_their_number_and_what_was_not_used_is_given_back()
 
 def test_a_server_that_throttles_bars_all():
     clock = Clock()
-    pace = Pace(None, clock, clock.sleep)
+    pace = RateLimiter(None, clock, clock.sleep)
     pace.bar(7.5)
     pace.bar(2)
     assert times(pace, clock, [1, 1]) == [7.5, 7.5]

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from learning.api.response_store import Answers
-from learning.api.spending import Desk
+from learning.api.response_store import ResponseStore
+from learning.api.spending import SpendingAccount
 from learning.evaluation.sampled_answers import weighted_scores
 from learning.lookup import bind
 from schemas.errors import StepError
@@ -25,7 +25,7 @@ def rows(number):
 
 @pytest.fixture
 def desk(tmp_path):
-    return Desk(tmp_path / "remote", "a-step")
+    return SpendingAccount(tmp_path / "remote", "a-step")
 
 
 SAID = {"good": "I think 8", "better": "9.5", "odd": "no number", "high": "11", "none": None, "": "Score: 3 of 10: 4"}
@@ -98,7 +98,7 @@ def test_a_judge_among_other_rewards(desk):
 
 
 def test_several_votes_without_temperature_are_refused(desk):
-    with pytest.raises(StepError, match="several votes at temperature 0 are all the same"):
+    with pytest.raises(StepError, match="several `votes` at temperature 0 are all equal"):
         reward("http://127.0.0.1:1/v1", votes=3).ask(0, {"rows": rows(1), "completions": ["a"], "desk": desk})
 
 
@@ -106,6 +106,6 @@ def test_what_a_judge_cost_is_noted_for_the_step(desk):
     teacher = Teacher(judge)
     with serving(teacher) as address:
         reward(address).ask(0, {"rows": rows(2), "completions": ["good", "better"], "desk": desk})
-    spent = Answers(desk.folder).spent("a-step")
+    spent = ResponseStore(desk.folder).spent("a-step")
     assert (spent.input_tokens, spent.output_tokens, spent.charged) == (*teacher.paid_tokens, 0)
     assert all(json.loads(question)["model"] == "m" for _, question in teacher.paid)

@@ -181,7 +181,7 @@ def test_new_weights_reach_every_replica():
     made = replicas.generate([Request([1], 6, 1)], HEAT)
     assert {g.token_ids[2] for g in made[0]} == {7}
     still = Replicas(replicas.actors, [r.remote for r in replicas.replicas])
-    with pytest.raises(StepError, match="do not change"):
+    with pytest.raises(StepError, match="cannot change"):
         still.sync(8)
 
 

@@ -187,7 +187,7 @@ def test_a_judges_words_become_a_score_and_noise_becomes_none(tiny_policy):
 def test_votes_are_averaged_over_those_that_can_be_read(tiny_policy):
     judge = scripted(tiny_policy, lambda prompt, i: ("4", "?", "8")[i])
     assert judges.own([ROW], ["x"], judge, rng(), votes=3, temperature=1.0) == [pytest.approx(0.6)]
-    with pytest.raises(StepError, match="several votes at temperature 0"):
+    with pytest.raises(StepError, match="several `votes` at temperature 0"):
         judges.own([ROW], ["x"], judge, rng(), votes=3)
     with pytest.raises(StepError, match=r"no \{completion\}"):
         judges.own([ROW], ["x"], judge, rng(), template="rate it")

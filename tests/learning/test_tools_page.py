@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from learning.environments.lookup_environment import environment_of
+from learning.environments.lookup_environment import build_environment
 from schemas.recipe import load_recipe
 from schemas.signatures import names
 from schemas.use import EnvUse, ToolUse
@@ -22,7 +22,7 @@ def test_its_recipe_is_valid(tmp_path):
 
 
 def test_its_form_is_a_call():
-    environment = environment_of(EnvUse.model_validate(yaml.safe_load(BLOCKS["form"])["env"]), {})
+    environment = build_environment(EnvUse.model_validate(yaml.safe_load(BLOCKS["form"])["env"]), {})
     (example,) = re.findall(r"here `(.*?)`:", PAGE)
     assert environment.begin({"id": "1"}, 0).step(example).observation == "2"
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 
-from learning.api.spending import Desk
+from learning.api.spending import SpendingAccount
 from learning.generation.engines.openai import Engine
 from learning.generation.engines.torch import Engine as TorchEngine
 from learning.models.policy import save_policy
@@ -75,7 +75,7 @@ def answers(address):
 @pytest.mark.timeout(900)
 def test_the_server_says_what_the_policy_says(wide_policy, server, tmp_path):
     endpoint = Endpoint(base_url=server, model="policy", name="local", timeout=300)
-    engine = Engine(wide_policy, Desk(tmp_path / "remote", "a-step"), endpoint=endpoint)
+    engine = Engine(wide_policy, SpendingAccount(tmp_path / "remote", "a-step"), endpoint=endpoint)
     greedy = [Request(ids, 1, seed) for seed, ids in enumerate(PROMPTS)]
     ours = engine.generate(greedy, Sampling(0.0, 16))
     theirs = TorchEngine(wide_policy).generate(greedy, Sampling(0.0, 16))

@@ -15,8 +15,8 @@ import pytest
 
 from learning.collection.rollouts.rollouts import whole
 from learning.data.chat import decode, encode_completion, encode_prompt, encode_reply
-from learning.environments.lookup_environment import environment_of
-from learning.environments.making import in_environment
+from learning.environments.lookup_environment import build_environment
+from learning.environments.making import wrap_in_environment
 from learning.generation.services.local_rollouts import LocalRollouts
 from learning.lookup import bind
 from learning.models.policy import Policy
@@ -85,7 +85,7 @@ def test_a_question_that_is_answered_without_a_search_is_dropped(answering, ques
 
 def test_every_search_of_a_script_is_answered_by_the_document_that_leads_on(questions):
     """By the recipe's environment, its search going through all 60 documents; a turn without a call is the answer."""
-    env = environment_of(STAGES["trained"].env, {})
+    env = build_environment(STAGES["trained"].env, {})
     for row in questions:
         *calls, answer = json.loads(row["metadata"])["script"]
         episode, query = env.begin(row, 0), parsed(row["prompt"][0]["content"])
@@ -173,7 +173,7 @@ class Dictation:
 
 
 def episodes_of(engine, policy):
-    return in_environment(engine, STAGES["trained"].env, policy.tokenizer, {})
+    return wrap_in_environment(engine, STAGES["trained"].env, policy.tokenizer, {})
 
 
 def alone(policy, rows):

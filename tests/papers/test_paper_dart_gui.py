@@ -15,7 +15,7 @@ import torch
 
 from learning.batch.batch_layout import forest
 from learning.data.chat import decode, encode_prompt
-from learning.environments.clock import Virtual
+from learning.environments.clock import VirtualClock
 from learning.environments.episodes import Episodes
 from learning.environments.form import Environment
 from learning.generation.replicas.replicas import Replicas
@@ -123,7 +123,7 @@ class Service:
         clerk.going = self.going
         service = RolloutService(clerk, partial(self.take, clerk))
         with self.lock:
-            service.told["number"] = float(len(self.services))
+            service.counts["number"] = float(len(self.services))
             self.clerks.append(clerk)
             self.services.append(service)
         return service.start()
@@ -322,7 +322,7 @@ def test_episodes_that_go_on_by_themselves_keep_the_environments_busy(tiny_polic
 
     spent = {}
     for order in ("each", "together"):
-        clock = Virtual(latency, decode_s=0.1, workers=STAGE.env.workers)
+        clock = VirtualClock(latency, decode_s=0.1, workers=STAGE.env.workers)
         trials = played(tiny_policy, Clerk(tiny_policy.tokenizer), clock=clock, order=order)
         assert earned(trials) == [1.0] * len(ROWS)
         seconds = sum(turn.seconds for trial in trials for turn in trial.turns)

@@ -13,8 +13,8 @@ import torch
 
 from flows.launch import plan_recipe, run_plan
 from learning.algorithm.advantage_shaping import duration
-from learning.environments.making import in_environment
-from learning.environments.program import Environment, Mark, within
+from learning.environments.making import wrap_in_environment
+from learning.environments.program import Environment, Mark, limit_log
 from learning.environments.protocol import Outcome
 from learning.generation.services.local_rollouts import LocalRollouts
 from learning.rl.policy_loss import micro_loss, with_weights
@@ -112,7 +112,7 @@ def test_the_asynchronous_drive_hands_out_quick_actions_first_and_durations_even
     policy = scripted({"a": 3})
     env = EnvUse(use=f"{__name__}:Workshop", workers=2, max_turns=1, decode_seconds=2**-10)
     source = LocalRollouts(
-        stage.engine, policy, partial(in_environment, use=env, tokenizer=policy.tokenizer, inputs={})
+        stage.engine, policy, partial(wrap_in_environment, use=env, tokenizer=policy.tokenizer, inputs={})
     )
     told = {"rewards": [RewardUse(use="environment.earned")], "max_staleness": 20, "ahead": 10, "steps_per_update": 0}
     one = loop(stage, policy, letters("a" * 11), num_groups=1, source=source, max_steps=11, **told)
@@ -211,9 +211,9 @@ print(mean(table))
     log = Environment(language="python", budget=30).tried(program, points(ROW)).log
     assert [(mark.name, mark.cost) for mark in log if mark.cost] == [("line", 10.0), ("line", 10.0), ("mean", 1.0)]
     assert [mark.name for mark in log if mark.cost is None] == ["data", "model", "model", "model"]
-    assert within(log, None) == (21.0, 2, True)
-    assert within(log, 15.0) == (15.0, 2, False)
-    assert within([Mark("line", 10.0), Mark("data", None)], 9.0) == (9.0, 0, False)
+    assert limit_log(log, None) == (21.0, 2, True)
+    assert limit_log(log, 15.0) == (15.0, 2, False)
+    assert limit_log([Mark("line", 10.0), Mark("data", None)], 9.0) == (9.0, 0, False)
 
 
 @guarded

@@ -20,10 +20,10 @@ import yaml
 
 from flows.compile import compile_recipe
 from learning.data.chat import decode, encode_completion, encode_prompt, encode_reply
-from learning.environments.clock import Virtual
+from learning.environments.clock import VirtualClock
 from learning.environments.episodes import Episodes
-from learning.environments.lookup_environment import environment_of
-from learning.environments.making import in_environment
+from learning.environments.lookup_environment import build_environment
+from learning.environments.making import wrap_in_environment
 from learning.generation.engines.torch import Engine
 from learning.generation.services.rescoring import compute_likelihoods
 from learning.lookup import bind
@@ -104,9 +104,9 @@ def played(stage, policy, rows, *, order=None, clock=None, turns=(*CALLS, "1"), 
     env = stage.env if order is None else stage.env.model_copy(update={"order": order})
     how = {"max_turns": env.max_turns, "workers": env.workers, "order": env.order}
     if clock is None:
-        episodes = in_environment(Engine(policy), env, policy.tokenizer, {})
+        episodes = wrap_in_environment(Engine(policy), env, policy.tokenizer, {})
     else:
-        episodes = Episodes(Engine(policy), environment_of(env, {}), tokenizer=policy.tokenizer, clock=clock, **how)
+        episodes = Episodes(Engine(policy), build_environment(env, {}), tokenizer=policy.tokenizer, clock=clock, **how)
     sampling = Sampling(1.0, 112, processor=dictated(policy.tokenizer, turns, replies))
     trials = Sampler(episodes, policy, sampling, seed=3, step=step).sample([Ask(row, n) for row in rows])
     episodes.close()
@@ -114,7 +114,7 @@ def played(stage, policy, rows, *, order=None, clock=None, turns=(*CALLS, "1"), 
 
 
 def makespan(stage, policy, latencies, order):
-    clock = Virtual(lambda outcome: float(outcome.observation or 0))
+    clock = VirtualClock(lambda outcome: float(outcome.observation or 0))
     trials = played(stage, policy, rows_of(latencies), order=order, clock=clock)
     assert [[turn.seconds for turn in t.turns] for t in trials] == [[*map(float, of), 0.0] for of in latencies]
     return clock.now, [(t.completion_ids, t.logprobs) for t in trials]

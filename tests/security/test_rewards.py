@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from learning.api.requests import Answer, Asked
-from learning.api.spending import Desk
+from learning.api.requests import Answer, Responses
+from learning.api.spending import SpendingAccount
 from learning.data.chat import encode_completion, encode_prompt
 from learning.generation.engines.torch import Engine
 from learning.lookup import bind
@@ -150,7 +150,7 @@ def around(policy, monkeypatch, tmp_path):
             question.key(endpoint)
             question.bound(endpoint)
             json.dumps(question.asked_of(endpoint), ensure_ascii=False).encode()
-        return Asked([Answer(said[i % len(said)], "stop", 1, 1) for i in range(len(questions))], [])
+        return Responses([Answer(said[i % len(said)], "stop", 1, 1) for i in range(len(questions))], [])
 
     def token_rewards(batch):
         return torch.zeros(len(batch.path_T), dtype=torch.float64)
@@ -168,7 +168,7 @@ def around(policy, monkeypatch, tmp_path):
     return {
         "policy": policy,
         "sampler": sampler,
-        "desk": Desk(tmp_path / "remote", "s"),
+        "desk": SpendingAccount(tmp_path / "remote", "s"),
         "step": 0,
         "seed": 0,
         "states": {},

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from learning.api.response_store import Answers
+from learning.api.response_store import ResponseStore
 from learning.data.rows import write_rows
 from schemas.errors import StepError
 from schemas.stages.evaluate import Evaluate
@@ -109,7 +109,7 @@ def test_a_judge_that_never_says_the_same_twice_does_not_keep_a_killed_stage_fro
         assert torch.equal(weight, weights[1][name]), name
     before = load_file(tiny_policy_folder / "model.safetensors")
     assert max(float((weights[0][name] - before[name]).abs().max()) for name in before) > 1e-3
-    answers = Answers(tmp_path / "remote")
+    answers = ResponseStore(tmp_path / "remote")
     assert answers.spent("key of calm").tokens == 0
     assert answers.spent("key of killed").output_tokens == paid
     answers.close()

@@ -4,14 +4,14 @@ import importlib
 import inspect
 from typing import Any
 
-from learning.api.spending import Desk
+from learning.api.spending import SpendingAccount
 from learning.lookup import options_of
 from learning.samples.engine_protocol import EngineProtocol
 from schemas.errors import StepError
 from schemas.use import EngineUse
 
 
-def build_engine(use: EngineUse, policy: Any, desk: Desk | None = None) -> EngineProtocol:
+def build_engine(use: EngineUse, policy: Any, desk: SpendingAccount | None = None) -> EngineProtocol:
     """Return an engine over a policy, in this process; raise StepError if there is no such engine.
 
     The other keys of `use` are the options of its constructor; `desk` is for an engine that sends requests to a server.

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from learning.api.client import ask
 from learning.api.requests import COMPLETIONS, Answer, Failed, Question
-from learning.api.spending import Desk
+from learning.api.spending import SpendingAccount
 from learning.data.chat import turn_end
 from learning.generation.weights.protocol import collect_weights
 from learning.models.checksum import checksum
@@ -36,7 +36,12 @@ class Engine:
     """Whether it continues a completion from existing tokens."""
 
     def __init__(
-        self, policy: Policy, desk: Desk, *, endpoint: Endpoint, prompts: Literal["token_ids", "text"] = "token_ids"
+        self,
+        policy: Policy,
+        desk: SpendingAccount,
+        *,
+        endpoint: Endpoint,
+        prompts: Literal["token_ids", "text"] = "token_ids",
     ) -> None:
         self.policy, self.desk, self.endpoint, self.as_ids = policy, desk, endpoint, prompts == "token_ids"
         self.weights = ""

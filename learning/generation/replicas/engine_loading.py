@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from learning.api.spending import Desk
+from learning.api.spending import SpendingAccount
 from learning.generation.engines.making import build_engine
 from learning.models.policy import Policy, load_policy, outline
 from learning.parallel.actors import Actors
@@ -23,7 +23,7 @@ def make_engine(
     folder: Path | None = None,
     scratch: Path | None = None,
     training: Training | None = None,
-    desk: Desk | None = None,
+    desk: SpendingAccount | None = None,
 ) -> EngineProtocol:
     """Return an engine over a policy, in this process or in workers; raise StepError if it cannot be built.
 
@@ -48,7 +48,7 @@ def load_sampling_policy(folder: Path, device: str, actors: Actors | None) -> Po
 
 @contextmanager
 def open_engine(
-    use: EngineUse, policy: Any, actors: Actors | None, folder: Path, desk: Desk | None = None
+    use: EngineUse, policy: Any, actors: Actors | None, folder: Path, desk: SpendingAccount | None = None
 ) -> Iterator[EngineProtocol]:
     """Provide an engine over a policy that does not change; its workers are freed at the end of the context."""
     engine = make_engine(use, policy, actors, folder=folder, desk=desk)
