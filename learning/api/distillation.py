@@ -81,10 +81,11 @@ def _parse_answer(inquiry: Inquiry, answer: Answer | Failed | None) -> tuple[str
 
 
 def _judge(row: Row, text: str, score: float | None, min_reward: float | None, seen: set[tuple[str, str]]) -> str:
-    if min_reward is not None and score is None:
-        return f"{REJECTED}: unscorable"
-    if min_reward is not None and score < min_reward:
-        return f"{REJECTED}: reward"
+    if min_reward is not None:
+        if score is None:
+            return f"{REJECTED}: unscorable"
+        if score < min_reward:
+            return f"{REJECTED}: reward"
     if (row["id"], text) in seen:
         return f"{REJECTED}: duplicate"
     seen.add((row["id"], text))

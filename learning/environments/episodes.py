@@ -236,7 +236,7 @@ class Episodes:
             if self.decoding:
                 self._receive(pause)
             else:
-                self.answers.hear(pause)
+                self.answers.collect(pause)
 
     def _receive(self, wait_s: float = 0.0) -> None:
         for ticket, generation in self.source.collect(wait_s):

@@ -59,8 +59,14 @@ def test_every_failure_that_may_pass_is_overcome_and_paid_once(desk, word):
     assert texts(asked) == [f"answer to question {i}" for i in range(4)]
     assert set(teacher.paid_questions.values()) == {1}
     assert teacher.met == {word: 2, "well": 4}
-    names = {"hang": "timeout", "drop": "connection", "lost": "connection", "truncated": "connection",
-             "odd": "malformed", "429": "throttled"}  # fmt: skip
+    names = {
+        "hang": "timeout",
+        "drop": "connection",
+        "lost": "connection",
+        "truncated": "connection",
+        "odd": "malformed",
+        "429": "throttled",
+    }
     name = names.get(word, f"status {word}" if word.isdigit() else word)
     assert asked.retries == {name: 2}
     spent = ResponseStore(desk.folder).spent("a-step")
@@ -68,8 +74,12 @@ def test_every_failure_that_may_pass_is_overcome_and_paid_once(desk, word):
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
-@given(script=st.dictionaries(st.sampled_from([f"question {i}" for i in range(6)]),
-                              st.lists(st.sampled_from([w for w in FAILURES if w != "hang"]), max_size=5)))  # fmt: skip
+@given(
+    script=st.dictionaries(
+        st.sampled_from([f"question {i}" for i in range(6)]),
+        st.lists(st.sampled_from([w for w in FAILURES if w != "hang"]), max_size=5),
+    )
+)
 def test_whatever_fails_the_answers_are_those_of_a_healthy_server(tmp_path_factory, script):
     desk = SpendingAccount(tmp_path_factory.mktemp("desk"), "a-step")
     teacher = Teacher(own_answer, script)
@@ -281,8 +291,10 @@ def test_answers_of_a_server_that_does_not_count_are_taken_at_their_bound(desk):
 
 
 def test_an_empty_message_is_an_answer():
-    body = {"choices": [{"message": {"content": None, "refusal": "no"}, "finish_reason": "content_filter"}],
-            "usage": {"prompt_tokens": 3, "completion_tokens": 0}}  # fmt: skip
+    body = {
+        "choices": [{"message": {"content": None, "refusal": "no"}, "finish_reason": "content_filter"}],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 0},
+    }
     assert parse_response(json.dumps(body), questions(1)[0], endpoint("http://x/v1")) == Answer(
         "", "content_filter", 3, 0
     )

@@ -78,8 +78,13 @@ def test_equal_questions_are_paid_once_now_and_later(desk):
 def test_the_rubric_is_the_recipes_own(desk):
     teacher = Teacher(lambda body: ("<score>0.25</score> of 1", "stop"))
     with serving(teacher) as address:
-        rubric = {"system": "You grade.", "template": "Is {completion} what {answer} says of {prompt}?", "high": 1.0,
-                  "pattern": "<score>(.*?)</score>", "max_completion_length": 9}  # fmt: skip
+        rubric = {
+            "system": "You grade.",
+            "template": "Is {completion} what {answer} says of {prompt}?",
+            "high": 1.0,
+            "pattern": "<score>(.*?)</score>",
+            "max_completion_length": 9,
+        }
         found = reward(address, **rubric).ask(0, {"rows": rows(1), "completions": ["{answer} 4"], "desk": desk})
     assert found == [0.25]
     (body,) = teacher.bodies

@@ -36,10 +36,12 @@ class Scripted:
     def generate(self, requests, sampling):
         self.requests += requests
         return [
-            [Generation(self.tokenizer.encode(self.reply(self.tokenizer.decode(r.prompt_ids), i)), [], "stop")
-             for i in range(r.n)]
+            [
+                Generation(self.tokenizer.encode(self.reply(self.tokenizer.decode(r.prompt_ids), i)), [], "stop")
+                for i in range(r.n)
+            ]
             for r in requests
-        ]  # fmt: skip
+        ]
 
 
 def scripted(policy, reply):

@@ -11,9 +11,15 @@ from learning.samples.engine_protocol import Generation
 from schemas.errors import StepError
 
 SHAPE = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "num_experts_per_tok": 2, "max_position_embeddings": 64,
-}  # fmt: skip
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 64,
+}
 
 
 def mixture(kind="mixtral"):

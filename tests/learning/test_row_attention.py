@@ -42,10 +42,14 @@ def test_rows_and_their_gradients_as_the_textbook_says(token_major):
         assert not mine.grad[:, : LENGTHS[0]].any()
 
 
-@pytest.mark.parametrize(("config", "kv_heads", "dtype", "allowed"), [
-    (Qwen3Config, 2, torch.float32, 2e-6), (LlamaConfig, 4, torch.float32, 2e-6),
-    (LlamaConfig, 1, torch.bfloat16, 0.05),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("config", "kv_heads", "dtype", "allowed"),
+    [
+        (Qwen3Config, 2, torch.float32, 2e-6),
+        (LlamaConfig, 4, torch.float32, 2e-6),
+        (LlamaConfig, 1, torch.bfloat16, 0.05),
+    ],
+)
 def test_long_rows_beside_short_ones_and_families(config, kv_heads, dtype, allowed):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config(**SHAPE, num_key_value_heads=kv_heads)).to(dtype)
@@ -64,8 +68,9 @@ def test_long_rows_beside_short_ones_and_families(config, kv_heads, dtype, allow
             logits_LV = model(input_ids=torch.tensor([path])).logits[0, :-1].float()
             want_L = logits_LV.log_softmax(-1).gather(1, torch.tensor(path)[1:, None])[:, 0]
             tail = min(lengths[s], len(want_L))
-            torch.testing.assert_close(got_M[borders[s + 1] - tail : borders[s + 1]].float(), want_L[-tail:],
-                                       atol=allowed, rtol=0)  # fmt: skip
+            torch.testing.assert_close(
+                got_M[borders[s + 1] - tail : borders[s + 1]].float(), want_L[-tail:], atol=allowed, rtol=0
+            )
 
 
 def test_the_last_layer_leaves_out_what_nobody_reads(monkeypatch):

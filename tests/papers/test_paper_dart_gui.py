@@ -286,8 +286,10 @@ def test_a_group_in_which_all_failed_gets_one_success_of_the_pool_and_a_mixed_on
         trials = part.ask(0, {"trials": trials, "states": {}, "seed": 0, "sampler": sampler})
     groups = by_group(trials)
     assert [[trial.source for trial in members] for members in groups.values()] == [
-        ["policy"] * 3 + ["replay"], ["policy"] * 3, ["policy"] * 2,
-    ]  # fmt: skip
+        ["policy"] * 3 + ["replay"],
+        ["policy"] * 3,
+        ["policy"] * 2,
+    ]
     (added,) = (trial for trial in groups[0] if trial.source == "replay")
     assert earned([added]) == [1.0]
     learnt = decode(tokenizer, torch.tensor(added.completion_ids)[torch.tensor(added.own)].tolist())

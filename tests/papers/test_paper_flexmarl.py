@@ -91,9 +91,12 @@ def test_micro_batches_in_any_order_give_the_gradient_of_the_whole_batch(name, t
 @pytest.fixture
 def run(scripted):
     made = Loop(
-        stages()["rounds-1-solver"], scripted({"a": 2, "b": 30, "c": 9, "d": 4}), letters("abcd"), num_groups=4,
+        stages()["rounds-1-solver"],
+        scripted({"a": 2, "b": 30, "c": 9, "d": 4}),
+        letters("abcd"),
+        num_groups=4,
         rewards=[RewardUse(use=f"{__name__}:length")],
-    )  # fmt: skip
+    )
     yield made
     made.stream.close()
 

@@ -73,9 +73,16 @@ def test_the_importance_weight_has_a_bound():
 def mixture():
     torch.manual_seed(0)
     config = MixtralConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, max_position_embeddings=64,
-    )  # fmt: skip
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=64,
+    )
     return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
 
 

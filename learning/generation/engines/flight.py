@@ -61,9 +61,6 @@ class Member:
 class InFlight(Decoding):
     """The completions in flight; a sample's number is the seat where its tokens are stored."""
 
-    requests: dict[int, Request]
-    known: dict[int, list[int]]
-
     mode = staticmethod(use_slot_attention)
     """Context manager that prepares the model for decoding."""
 

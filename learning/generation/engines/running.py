@@ -8,7 +8,6 @@ Shapes: B slots in use, S slots, N samples, K tokens of a completion at most, V 
 E tokens that end a completion.
 """
 
-from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,8 +41,8 @@ class Decoding:
     its results are ignored. `requests` and `known` (prompt and begun tokens) are indexed by a number of the request.
     """
 
-    requests: MutableMapping[int, Request] | Sequence[Request]
-    known: MutableMapping[int, list[int]] | Sequence[list[int]]
+    requests: dict[int, Request]
+    known: dict[int, list[int]]
 
     def __init__(
         self,
@@ -257,8 +256,8 @@ class Running(Decoding):
     def __init__(
         self, model: torch.nn.Module, requests: list[Request], sampling: Sampling, ends: tuple[int, ...], max_slots: int
     ):
-        self.requests = requests
-        self.known = [[*request.prompt_ids, *request.begun] for request in requests]
+        self.requests = dict(enumerate(requests))
+        self.known = {r: [*request.prompt_ids, *request.begun] for r, request in enumerate(requests)}
         self.queue = [(r, i) for r, request in enumerate(requests) for i in range(request.n)]
         self.next, self.ended = 0, 0
         total = len(self.queue)

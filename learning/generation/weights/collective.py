@@ -36,7 +36,7 @@ class Meeting:
         listener = socket.create_server((host, 0), backlog=BACKLOG)
         self.host, port = listener.getsockname()
         self.address = f"{self.host}:{port}"
-        self.store = dist.TCPStore(
+        self.store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]  # exported without __all__
             self.host, port, None, True, timedelta(seconds=seconds), False, master_listen_fd=listener.detach()
         )
 
@@ -47,12 +47,13 @@ class Link:
     def __init__(self, store: Any, rank: int, size: int, backend: Backend, host: str, seconds: float) -> None:
         self.rank, self.backend = rank, backend
         self.limit = timedelta(seconds=seconds)
-        store = dist.PrefixStore(backend, store)
+        store = dist.PrefixStore(backend, store)  # pyright: ignore[reportPrivateImportUsage]  # as TCPStore
         try:
             if backend == "nccl":
-                self.group = dist.ProcessGroupNCCL(store, rank, size, self.limit)
+                self.group: Any = dist.ProcessGroupNCCL(store, rank, size, self.limit)  # pyright: ignore[reportArgumentType]  # the stub lacks the overload with a timeout
             else:
-                options = dist.ProcessGroupGloo._Options()
+                gloo: Any = dist.ProcessGroupGloo  # the stub lacks _Options
+                options = gloo._Options()
                 options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
                 options._timeout = self.limit
                 self.group = dist.ProcessGroupGloo(store, rank, size, options)
@@ -86,7 +87,8 @@ def join(
     """Join the group at an address as a rank ≥ 1; return when all `size` members have joined."""
     at, _, port = address.rpartition(":")
     try:
-        store = dist.TCPStore(at, int(port), None, False, timedelta(seconds=seconds))
+        timeout = timedelta(seconds=seconds)
+        store = dist.TCPStore(at, int(port), None, False, timeout)  # pyright: ignore[reportPrivateImportUsage]  # as above
     except (RuntimeError, dist.DistError) as error:
         raise StepError(f"weight sync: no trainer answers at {address}: {_first_line(error)}") from error
     return Link(store, rank, size, backend, host, seconds)

@@ -130,8 +130,9 @@ def collect_weights(model: torch.nn.Module) -> dict[str, Tensor]:
     For a model with adapters (peft) these are new tensors W + ΔW, the base weights with the adapters merged; the model
     itself does not change.
     """
-    if not hasattr(model, "get_base_model"):
+    base: Any = model
+    if not hasattr(base, "get_base_model"):
         return {name: tensor.detach() for name, tensor in model.state_dict().items()}
     from learning.models.adapters import merged_weights  # imported here because peft is slow to import and rarely used
 
-    return merged_weights(model)
+    return merged_weights(base)
