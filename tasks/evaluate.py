@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from learning.agents.acting import env_at, rows_at
+from learning.agents.acting import load_env, load_rows
 from learning.api.spending import SpendingAccount
 from learning.data.row_journal import RowJournal
 from learning.data.rows import read_rows
@@ -137,7 +137,7 @@ class Work:
         stage, context, folder = self.stage, self.context, self.context.input(port)
         policy = load_sampling_policy(folder, context.device, context.actors)
         agent = context.inputs.get(f"agents.{port.partition('.')[2]}", context.inputs.get("agent"))
-        env, problems = env_at(agent, stage.env), list(rows_at(agent, self.problems))
+        env, problems = load_env(agent, stage.env), list(load_rows(agent, self.problems))
         self.asked += 1
         with (
             RowJournal(context.checkpoints / f"sampled-{self.asked}.jsonl") as journal,

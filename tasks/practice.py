@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from learning.agents.acting import env_of
-from learning.agents.folder import agent_at, write_practised
-from learning.agents.practising import lessons, rollouts
+from learning.agents.acting import make_env
+from learning.agents.folder import load_agent, write_practised
+from learning.agents.practising import extract_experiences, sample_rollouts
 from learning.agents.showing import ShownRows
 from learning.api.spending import SpendingAccount
 from learning.data.row_journal import RowJournal
@@ -39,11 +39,11 @@ def run(stage: Practice, context: Context) -> Result:
     set_determinism(context.seed, context.num_threads)
     folder, model = context.inputs.get("agent"), context.input("model")
     desk = desk_of(context, stage.max_tokens_total, stage.max_cost)
-    policy, agent = load_sampling_policy(model, context.device, context.actors), agent_at(folder)
+    policy, agent = load_sampling_policy(model, context.device, context.actors), load_agent(folder)
     with (
         RowJournal(context.checkpoints / "rollouts.jsonl") as journal,
         open_engine(stage.engine, policy, context.actors, model, desk) as engine,
-        open_environment(engine, env_of(agent, folder), policy.tokenizer, context.inputs) as episodes,
+        open_environment(engine, make_env(agent, folder), policy.tokenizer, context.inputs) as episodes,
     ):
         work = Work(stage, context, agent, policy, engine, episodes, journal, desk)
         for step in range(work.resume(), stage.max_steps):
@@ -93,11 +93,13 @@ class Work:
         asks = self.plan.ask(step, have)
         self.check_room(sampler, have["rows"])
         try:
-            trials = rollouts(sampler, asks, self.journal, self.spend)
+            trials = sample_rollouts(sampler, asks, self.journal, self.spend)
             score(self.rewards, [use.weight for use in self.stage.rewards], trials, have, shown=self.shown)
             limits = {"min_margin": self.stage.min_margin, "most": self.stage.max_experiences}
             tokenizer, before = self.policy.tokenizer, self.experiences
-            self.experiences, groups = lessons(self.extractor, trials, before, have, tokenizer=tokenizer, **limits)
+            self.experiences, groups = extract_experiences(
+                self.extractor, trials, before, have, tokenizer=tokenizer, **limits
+            )
         finally:
             self.bills.tell()
         self.history.add(trials)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from learning.agents.acting import env_at, rows_at
+from learning.agents.acting import load_env, load_rows
 from learning.algorithm.composition import Algorithm, bind_algorithm
 from learning.data.chat import decode, encode_prompt
 from learning.data.rows import read_rows
@@ -57,7 +57,7 @@ Row = dict[str, Any]
 
 def run(stage: Rl, context: Context) -> Result:
     """Train `stage.model` on `stage.prompts`; continues from the step's own checkpoints."""
-    stage = stage.model_copy(update={"env": env_at(context.inputs.get("agent"), stage.env)})
+    stage = stage.model_copy(update={"env": load_env(context.inputs.get("agent"), stage.env)})
     loop, bills = prepare(stage, context), Bills(context, desk_of(context))
     try:
         for step in range(resume(loop), stage.max_steps):
@@ -142,7 +142,7 @@ def problems(stage: Rl, context: Context, policy: Policy) -> tuple[Sequence[Row]
     agent = context.inputs.get("agent")
     rows = rows_at_hand(context.input("prompts"), "prompts", context.checkpoints / "prompts")
     held_out = read_rows(context.input("eval_prompts"), "prompts") if stage.eval_prompts else []
-    return checked(rows_at(agent, rows), policy, stage), rows_at(agent, held_out)
+    return checked(load_rows(agent, rows), policy, stage), load_rows(agent, held_out)
 
 
 def checked(rows: Sequence[dict[str, Any]], policy: Policy, stage: Rl) -> Sequence[dict[str, Any]]:

@@ -13,7 +13,7 @@ ENVIRONMENT = "learning.agents.environment:Environment"
 """Made from an agent's folder; a step's key holds it by the agent's own."""
 
 
-def env_of(agent: Agent, folder: Path | None) -> EnvUse | None:
+def make_env(agent: Agent, folder: Path | None) -> EnvUse | None:
     """What the `env` of a stage is for an agent at a folder; None where nothing answers its turns."""
     if agent.environment is None or folder is None:
         return None
@@ -21,14 +21,14 @@ def env_of(agent: Agent, folder: Path | None) -> EnvUse | None:
     return EnvUse.model_validate({"use": ENVIRONMENT, "folder": str(folder), **own})
 
 
-def env_at(folder: Path | None, env: EnvUse | None) -> EnvUse | None:
+def load_env(folder: Path | None, env: EnvUse | None) -> EnvUse | None:
     """What answers the turns of a stage: the agent at a folder, or without one the stage's own `env`.
 
     Raises StepError where there is no agent.
     """
-    return env if folder is None else env_of(read_agent(folder), folder)
+    return env if folder is None else make_env(read_agent(folder), folder)
 
 
-def rows_at(folder: Path | None, rows: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+def load_rows(folder: Path | None, rows: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
     """The problems as the model of the agent at a folder sees them; as they are without one. Raises StepError."""
     return rows if folder is None else ShownRows(rows, read_agent(folder))

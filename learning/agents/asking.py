@@ -12,7 +12,7 @@ LONGEST, DEEPEST = 1_000_000, 50
 """Characters of a JSON object that is read, and levels of it."""
 
 
-def told(
+def ask_text(
     endpoint: Endpoint, desk: SpendingAccount, order: str, number: int, temperature: float, max_tokens: int
 ) -> str:
     """The reply to a message, empty where there is none; `number` tells equal questions apart.
@@ -26,14 +26,14 @@ def told(
     return answer.text if isinstance(answer, Answer) else ""
 
 
-def told_object(
+def ask_object(
     endpoint: Endpoint, desk: SpendingAccount, order: str, number: int, temperature: float, max_tokens: int
 ) -> dict[str, Any]:
     """The JSON object in a reply, from its first to its last brace. Raises ValueError where there is none."""
-    return object_in(told(endpoint, desk, order, number, temperature, max_tokens))
+    return find_object(ask_text(endpoint, desk, order, number, temperature, max_tokens))
 
 
-def object_in(text: str) -> dict[str, Any]:
+def find_object(text: str) -> dict[str, Any]:
     """The JSON object in a text, from its first to its last brace. Raises ValueError where there is none.
 
     One that is nested deeper than `DEEPEST` is none, nor one in more than `LONGEST` characters.

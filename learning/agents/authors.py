@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from learning.agents.templates import needed
+from learning.agents.templates import find_needed
 from learning.api.spending import SpendingAccount
 from learning.data.question_templates import filled
 from schemas.endpoint import Endpoint
@@ -43,7 +43,7 @@ def templates(
     writes only the refused tools.
     """
     again = {entry["name"] for entry in refused}
-    found = needed(task)
+    found = find_needed(task)
     written = [template for template in found if attempt == 0 or template.name in again]
     tools = [
         {
@@ -73,9 +73,9 @@ def endpoint(
     max_completion_length: Annotated[int, Field(ge=1)] = 2048,
 ) -> dict[str, Any]:
     """Ask a model behind an endpoint for a draft, by `order` with {task}, {toolkit} and {refused} filled in."""
-    from learning.agents.asking import told_object
+    from learning.agents.asking import ask_object
 
     tools = "; ".join(f"{name}: {said}" for name, said in toolkit.items()) or "none"
     why = "; ".join(f"{entry['name']}: {', '.join(entry['reasons'])}" for entry in refused) or "nothing"
     asked = filled(order, {"task": task, "toolkit": tools, "refused": why})
-    return told_object(endpoint, desk, asked, attempt, temperature, max_completion_length)
+    return ask_object(endpoint, desk, asked, attempt, temperature, max_completion_length)

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from learning.agents.made import failures
+from learning.agents.made import list_failures
 from learning.lookup import Bound, find
 from schemas.agent import Agent, Draft, MadeTool
 from schemas.errors import StepError
@@ -29,7 +29,7 @@ class Drafting:
         """
         given, refused, found = self.agent, [], None
         for attempt in range(attempts):
-            toolkit = dict(zip(given.tool_names, (described(use) for use in given.toolkit), strict=False))
+            toolkit = dict(zip(given.tool_names, (describe_tool(use) for use in given.toolkit), strict=False))
             now = {**have, "task": task, "toolkit": toolkit, "refused": refused, "attempt": attempt, "step": attempt}
             draft, refused = self._read(author, now, attempt)
             if draft is not None:
@@ -46,7 +46,7 @@ class Drafting:
     def proven(self, tools: list[MadeTool]) -> None:
         """Tools that stand in the recipe. Raises StepError for one that fails its tests."""
         for tool in tools:
-            if wrong := failures(tool):
+            if wrong := list_failures(tool):
                 raise StepError(f"made tool {tool.name} fails its tests: {'; '.join(wrong)}")
             self._note("tool", tool.name, -1, [])
 
@@ -57,7 +57,7 @@ class Drafting:
             if strange := [name for name in draft.toolkit or [] if name not in known]:
                 raise ValueError(f"toolkit: no tool {strange[0]} is given; there are {', '.join(known) or 'none'}")
         except ValidationError as error:
-            return None, [self._note("draft", "draft", attempt, said(error))]
+            return None, [self._note("draft", "draft", attempt, list_errors(error))]
         except ValueError as error:
             return None, [self._note("draft", "draft", attempt, [str(error)])]
         self._note("draft", "draft", attempt, [])
@@ -71,9 +71,9 @@ class Drafting:
             try:
                 tool = MadeTool.model_validate(written)
                 taken = tool.name in self.agent.tool_names
-                reasons = [f"there is a tool called {tool.name} already"] if taken else failures(tool)
+                reasons = [f"there is a tool called {tool.name} already"] if taken else list_failures(tool)
             except ValidationError as error:
-                tool, reasons = None, said(error)
+                tool, reasons = None, list_errors(error)
             note = self._note("tool", name, attempt, reasons)
             if reasons or tool is None:
                 refused.append(note)
@@ -98,12 +98,12 @@ class Drafting:
         return {"name": name, "reasons": reasons}
 
 
-def described(use: Any) -> str:
+def describe_tool(use: Any) -> str:
     """The first sentence that a tool of ours says of itself."""
     return (find(use).__doc__ or "").strip().partition("\n")[0]
 
 
-def said(error: ValidationError) -> list[str]:
+def list_errors(error: ValidationError) -> list[str]:
     """What is wrong with values, key by key."""
     found = [(".".join(str(part) for part in one["loc"]), one["msg"]) for one in error.errors(include_url=False)]
     return [f"{where}: {what}" if where else what for where, what in found]

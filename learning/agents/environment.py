@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from learning.agents.folder import inputs_at, read_agent
+from learning.agents.folder import list_inputs, read_agent
 from learning.environments.lookup_environment import find_environment_class
 from learning.environments.protocol import EnvironmentProtocol, Episode, Outcome
 from learning.lookup import bound_options
@@ -22,16 +22,16 @@ class Environment:
 
     def __init__(self, *, folder: str):
         agent = read_agent(Path(folder))
-        self.inner = inner(agent, inputs_at(Path(folder)))
+        self.inner = build_inner_environment(agent, list_inputs(Path(folder)))
         self.length = agent.context.observation_length
 
     def begin(self, row: dict[str, Any], seed: int) -> Episode:
         """An episode of a problem."""
-        return Shown(self.inner.begin(row, seed), self.length)
+        return TruncatedEpisode(self.inner.begin(row, seed), self.length)
 
 
 @dataclass
-class Shown:
+class TruncatedEpisode:
     """An episode whose observations are cut."""
 
     episode: Episode
@@ -43,7 +43,7 @@ class Shown:
         return found if self.length is None else replace(found, observation=found.observation[: self.length])
 
 
-def inner(agent: Agent, inputs: dict[str, Path]) -> EnvironmentProtocol:
+def build_inner_environment(agent: Agent, inputs: dict[str, Path]) -> EnvironmentProtocol:
     """The environment that an agent names, with its tools where it takes any. Raises StepError for what is not there.
 
     One that takes no tools leaves the toolkit unused.

@@ -59,18 +59,18 @@ def first_difference(
         topic, deed = Pattern(subject), Pattern(action)
     except re.error as error:
         raise StepError(f"extractor first_difference: invalid pattern {error.pattern!r}: {error}") from error
-    about = _match(topic, row["prompt"][-1]["content"])
-    pairs = zip_longest(*([_match(deed, said) for said in one.said] for one in (rollouts[0], rollouts[-1])))
+    about = _find_match(topic, row["prompt"][-1]["content"])
+    pairs = zip_longest(*([_find_match(deed, said) for said in one.said] for one in (rollouts[0], rollouts[-1])))
     for step, (best, worst) in enumerate(pairs, 1):
         if best is not None and best != worst:
             fields = {"subject": about or "", "step": str(step), "best": best, "worst": worst or "nothing"}
-            lesson, before = filled(template, fields), _beginning(template, fields)
+            lesson, before = filled(template, fields), _fill_beginning(template, fields)
             same = [known for known in experiences if known == lesson or (before.strip() and known.startswith(before))]
             return [*(known for known in experiences if known not in same), lesson]
     return experiences
 
 
-def _match(pattern: Pattern, text: str) -> str | None:
+def _find_match(pattern: Pattern, text: str) -> str | None:
     """The first match (its first group, if any); None where there is none in time."""
     try:
         found = pattern.search(text)
@@ -79,7 +79,7 @@ def _match(pattern: Pattern, text: str) -> str | None:
     return None if found is None else (found[1 if pattern.groups else 0] or "").strip() or None
 
 
-def _beginning(template: str, fields: dict[str, str]) -> str:
+def _fill_beginning(template: str, fields: dict[str, str]) -> str:
     """What every lesson about the same begins with; empty where the template begins with what was done."""
     return filled(re.split(r"\{best\}|\{worst\}", template, maxsplit=1)[0], fields)
 
@@ -102,9 +102,9 @@ def reflection(
     """
     from learning.sampling.verdicts import replies
 
-    asked = [{"role": "user", "content": shown(order, row, rollouts)}]
+    asked = [{"role": "user", "content": fill_order(order, row, rollouts)}]
     said = replies(sampler, [asked], n=1, sampling=Sampling(temperature, max_completion_length), rng=rng)[0]
-    return added(experiences, said[0] if said else "")
+    return add_experience(experiences, said[0] if said else "")
 
 
 def endpoint(
@@ -119,26 +119,28 @@ def endpoint(
     max_completion_length: Tokens = 128,
 ) -> list[str]:
     """As `reflection`, asking a model behind an endpoint."""
-    from learning.agents.asking import told
+    from learning.agents.asking import ask_text
 
-    return added(experiences, told(endpoint, desk, shown(order, row, rollouts), 0, temperature, max_completion_length))
+    return add_experience(
+        experiences, ask_text(endpoint, desk, fill_order(order, row, rollouts), 0, temperature, max_completion_length)
+    )
 
 
-def shown(order: str, row: Row, rollouts: Sequence[Rollout]) -> str:
+def fill_order(order: str, row: Row, rollouts: Sequence[Rollout]) -> str:
     """What a model is asked about a group."""
     best, worst = rollouts[0], rollouts[-1]
     problem = "\n".join(message["content"] for message in row["prompt"] if message["role"] != "system")
-    fields = {"problem": problem, "best": transcript(best), "worst": transcript(worst)}
+    fields = {"problem": problem, "best": format_transcript(best), "worst": format_transcript(worst)}
     return filled(order, fields | {"high": f"{best.score:g}", "low": f"{worst.score:g}"})
 
 
-def transcript(rollout: Rollout) -> str:
+def format_transcript(rollout: Rollout) -> str:
     """A rollout as lines."""
     steps = zip(rollout.said, rollout.heard, strict=True)
     return "\n".join(f"{said}\n=> {heard}" if heard else said for said, heard in steps)
 
 
-def added(experiences: list[str], said: str) -> list[str]:
+def add_experience(experiences: list[str], said: str) -> list[str]:
     """The experiences with a further one, on one line; what is known already becomes the latest."""
     lesson = " ".join(said.split())
     return [*(known for known in experiences if known != lesson), lesson] if lesson else experiences

@@ -41,12 +41,12 @@ def read_agent(folder: Path) -> Agent:
         raise StepError(f"{folder}: this is no agent: {error}") from error
 
 
-def agent_at(folder: Path | None) -> Agent:
+def load_agent(folder: Path | None) -> Agent:
     """The agent that came in; without one, an agent that has nothing. Raises StepError as `read_agent` does."""
     return Agent() if folder is None else read_agent(folder)
 
 
-def inputs_at(folder: Path) -> dict[str, Path]:
+def list_inputs(folder: Path) -> dict[str, Path]:
     """The artifacts beside an agent, by port."""
     beside = folder / "inputs"
     return {path.name: path for path in sorted(beside.iterdir())} if beside.is_dir() else {}

@@ -23,11 +23,11 @@ def called(query: str, *, tool: MadeTool) -> str:
 
     A tool is a function of its query: what was asked before is not run again.
     """
-    return _called(tool.name, tool.code, tool.seconds, tool.memory_mb, query)
+    return _run_tool(tool.name, tool.code, tool.seconds, tool.memory_mb, query)
 
 
 @lru_cache(maxsize=4096)
-def _called(name: str, code: str, seconds: float, memory_mb: int, query: str) -> str:
+def _run_tool(name: str, code: str, seconds: float, memory_mb: int, query: str) -> str:
     said: list[bytes] = []
     call = f"NAME, LONGEST = {name!r}, {LONGEST}{CALL}"
     files = {"tool.py": code}
@@ -36,10 +36,10 @@ def _called(name: str, code: str, seconds: float, memory_mb: int, query: str) ->
         raise ValueError(f"no answer within {seconds:g} seconds")
     if ran.code:
         raise ValueError(ran.told or (ran.stderr.strip().splitlines() or ["it failed"])[-1])
-    return _answer(said)
+    return _parse_answer(said)
 
 
-def _answer(said: list[bytes]) -> str:
+def _parse_answer(said: list[bytes]) -> str:
     """The one answer among a tool's messages, empty without any. Raises ValueError for what is none, and for several.
 
     A tool that writes the message itself has said what its function might have returned; tests judge it all the same.
@@ -56,7 +56,7 @@ def _answer(said: list[bytes]) -> str:
     return found["answer"][:LONGEST].encode(errors="replace").decode()
 
 
-def failures(tool: MadeTool) -> list[str]:
+def list_failures(tool: MadeTool) -> list[str]:
     """What is wrong with a tool by its own unit tests, a sentence for each that fails; none: it passes.
 
     Answers are compared here, out of the reach of the code that gave them.

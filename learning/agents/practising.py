@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from learning.agents.rollouts import Rollout, rollout_of
+from learning.agents.rollouts import Rollout, make_rollout
 from learning.data.row_journal import RowJournal
 from learning.generation.services.row_streams import stream_completions
 from learning.lookup import Bound
@@ -17,7 +17,7 @@ MAX_LENGTH = 2_000
 """Characters of an experience."""
 
 
-def rollouts(
+def sample_rollouts(
     sampler: Sampler, asks: Sequence[Ask], journal: RowJournal, spend: Callable[[int], None] = lambda tokens: None
 ) -> list[Trial]:
     """Completions of everything asked for, in order; those of a group are on disk as soon as all have ended.
@@ -39,17 +39,17 @@ def rollouts(
     trials: list[Trial] = []
     for name, ask in zip(names, asks, strict=True):
         group = sampler.new_group() if ask.group is None else ask.group
-        trials += [sampler.trial(ask, group, generation(values)) for values in journal[name]]
+        trials += [sampler.trial(ask, group, parse_generation(values)) for values in journal[name]]
     return trials
 
 
-def generation(values: Mapping[str, Any]) -> Generation:
+def parse_generation(values: Mapping[str, Any]) -> Generation:
     """What was written down."""
     turns, versions = [Turn(**turn) for turn in values["turns"]], [tuple(span) for span in values["versions"]]
     return Generation(**{**values, "turns": turns, "versions": versions})
 
 
-def lessons(
+def extract_experiences(
     extractor: Bound,
     trials: list[Trial],
     experiences: list[str],
@@ -66,12 +66,12 @@ def lessons(
     """
     told = []
     for place, group in enumerate(by_group(trials).values()):
-        ranked = ranking(tokenizer, group)
+        ranked = rank_rollouts(tokenizer, group)
         differs = len(ranked) > 1 and ranked[0].score - ranked[-1].score > min_margin
         before = experiences
         if differs:
             now = {**have, "round": place, "row": group[0].row, "rollouts": ranked, "experiences": list(experiences)}
-            experiences = checked(extractor, extractor.ask(have["step"], now))[-most:]
+            experiences = check_experiences(extractor, extractor.ask(have["step"], now))[-most:]
         changes = {
             "learnt": [one for one in experiences if one not in before],
             "dropped": [one for one in before if one not in experiences],
@@ -81,14 +81,14 @@ def lessons(
     return experiences, told
 
 
-def ranking(tokenizer: Any, group: list[Trial]) -> list[Rollout]:
+def rank_rollouts(tokenizer: Any, group: list[Trial]) -> list[Rollout]:
     """The rollouts of a group that could be scored, the best first, equals in the order of their sampling."""
     scored = [(trial, trial.reward) for trial in group if trial.reward is not None]
-    found = [rollout_of(tokenizer, t.completion_ids[t.given :], t.turns, float(score)) for t, score in scored]
+    found = [make_rollout(tokenizer, t.completion_ids[t.given :], t.turns, float(score)) for t, score in scored]
     return sorted(found, key=lambda one: -one.score)
 
 
-def checked(extractor: Bound, found: Any) -> list[str]:
+def check_experiences(extractor: Bound, found: Any) -> list[str]:
     """What an extractor gave, on one line each. Raises StepError where it is no list of texts."""
     if not isinstance(found, Sequence) or isinstance(found, str) or any(not isinstance(one, str) for one in found):
         raise StepError(f"extractor {extractor.name}: it must return the list of experiences, each a text")

@@ -22,7 +22,7 @@ class Rollout:
         return {"said": list(self.said), "heard": list(self.heard), "score": self.score}
 
 
-def rollout_of(tokenizer: Any, ids: list[int], turns: list[Turn], score: float) -> Rollout:
+def make_rollout(tokenizer: Any, ids: list[int], turns: list[Turn], score: float) -> Rollout:
     """A completion's tokens, of which `turns` tells the turns that ended; what follows them is a further one."""
     said, heard, place = [], [], 0
     for turn in turns:

@@ -8,7 +8,7 @@ from schemas.agent import Agent
 Row = dict[str, Any]
 
 
-def system_text(agent: Agent) -> str:
+def build_system_text(agent: Agent) -> str:
     """The system message, empty where there is nothing to say: text, heading and a line for each experience."""
     most = agent.context.experiences
     known = [" ".join(one.split()) for one in agent.experiences[-most:]] if most else []
@@ -16,9 +16,9 @@ def system_text(agent: Agent) -> str:
     return "\n".join([*([agent.context.system] if agent.context.system else []), *heading, *known])
 
 
-def shown(row: Row, agent: Agent) -> Row:
+def add_system_message(row: Row, agent: Agent) -> Row:
     """A prompts row as the agent's model sees it; a system message of its own comes after the agent's."""
-    text = system_text(agent)
+    text = build_system_text(agent)
     if not text:
         return row
     first, *rest = row["prompt"]
@@ -44,5 +44,5 @@ class ShownRows(Sequence[Row]):
 
     def __getitem__(self, index: int | slice) -> Row | list[Row]:
         if isinstance(index, slice):
-            return [shown(row, self.agent) for row in self.rows[index]]
-        return shown(self.rows[index], self.agent)
+            return [add_system_message(row, self.agent) for row in self.rows[index]]
+        return add_system_message(self.rows[index], self.agent)

@@ -84,6 +84,6 @@ TEMPLATES = (
 )
 
 
-def needed(task: str) -> list[Template]:
+def find_needed(task: str) -> list[Template]:
     """The tools that a task asks for by some word."""
     return [template for template in TEMPLATES if re.search(template.words, task, re.IGNORECASE)]

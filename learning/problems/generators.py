@@ -104,14 +104,14 @@ def reasoning_gym(
     rows: dict[str, dict[str, Any]] = {}
     seen: set[str] = set()
     stale = drawn = 0
-    for entry, origin in draws(family, seed, config):
+    for entry, origin in draw_entries(family, seed, config):
         drawn, stale = drawn + 1, stale + 1
         question = " ".join(entry["question"].split())
         if question not in seen:
             stale = 0
             seen.add(question)
-            if held_out(family, question, test_share) == (split == "test"):
-                add(rows, row_of(family, entry, origin, style))
+            if is_held_out(family, question, test_share) == (split == "test"):
+                add_row(rows, make_row(family, entry, origin, style))
         if len(rows) == size:
             return list(rows.values())
         if stale > max(PATIENCE, 4 * len(seen)) or drawn > PATIENCE + 100 * size / min(test_share, 1 - test_share):
@@ -122,7 +122,7 @@ def reasoning_gym(
     )
 
 
-def draws(family: str, seed: int, config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def draw_entries(family: str, seed: int, config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Endless problems with their origin; reasoning-gym numbers problems seed + index, so seeds are spread first."""
     block = 0
     while True:
@@ -134,13 +134,13 @@ def draws(family: str, seed: int, config: dict[str, Any]) -> Iterator[tuple[dict
         block += 1
 
 
-def held_out(family: str, question: str, test_share: float) -> bool:
+def is_held_out(family: str, question: str, test_share: float) -> bool:
     """Whether a problem is on the test side; it depends on nothing but its text."""
     digest = hashlib.sha256(f"held out\n{family}\n{question}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < test_share * 2**64
 
 
-def row_of(family: str, entry: dict[str, Any], origin: dict[str, Any], style: str) -> dict[str, Any]:
+def make_row(family: str, entry: dict[str, Any], origin: dict[str, Any], style: str) -> dict[str, Any]:
     """A prompts row; its metadata is what `learning.reasoning_gym.families.entry_of` needs to make the entry again."""
     text = entry["question"].strip()
     if style == "short":
@@ -154,7 +154,7 @@ def row_of(family: str, entry: dict[str, Any], origin: dict[str, Any], style: st
     }
 
 
-def add(rows: dict[str, dict[str, Any]], row: dict[str, Any]) -> None:
+def add_row(rows: dict[str, dict[str, Any]], row: dict[str, Any]) -> None:
     """Add a row under its id; raises StepError when another question already looks the same."""
     if row["id"] in rows:
         shown = row["prompt"][0]["content"]

@@ -21,14 +21,14 @@ Row = dict[str, Any]
 TEMPLATE = "{prompt} {shown}; {prompt}"
 
 
-def shown_to(row: Row, text: str, template: str) -> Row:
+def show_answer(row: Row, text: str, template: str) -> Row:
     """Return the problem for an observer: the template with `{prompt}` and the other agent's answer as `{shown}`."""
     if "{shown}" not in template:
         raise StepError("second_opinions: the template shows no {shown}; add it")
     return row | {"prompt": question(template, row, shown=text)}
 
 
-def looked_up(texts: list[str], data: Path | str | None) -> list[str]:
+def look_up_documents(texts: list[str], data: Path | str | None) -> list[str]:
     """Return, for each query, the most similar document of a chat artifact; without an artifact the queries.
 
     Similarity is that of the solver `retrieve`, by runs of three characters.
@@ -63,9 +63,9 @@ def second_opinions(
     made = []
     for row in of():
         if guide is not None:
-            (text,) = looked_up([guide.bound(row, rng)], data)
+            (text,) = look_up_documents([guide.bound(row, rng)], data)
         else:
             text = row["answer"] if rng.random() >= error_rate else mistaken(row["answer"], rng)
         name = hashlib.sha256(f"second_opinions\n{row['id']}\n{text}".encode()).hexdigest()[:16]
-        made.append(shown_to(row, text, template) | {"id": name})
+        made.append(show_answer(row, text, template) | {"id": name})
     return made

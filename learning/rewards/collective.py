@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from learning.lookup import Inner
-from learning.problems.second_opinions import TEMPLATE, looked_up, shown_to
+from learning.problems.second_opinions import TEMPLATE, look_up_documents, show_answer
 from learning.rewards.composite import score_selected
 from learning.samples.engine_protocol import Sampling
 from learning.sampling.verdicts import guest, replies
@@ -36,7 +36,7 @@ def pioneer(
     The partner trains with `prompt_sampler: observed`.
     """
     task: Inner = of
-    shown = [shown_to(row, text, template) for row, text in zip(rows, completions, strict=True)]
+    shown = [show_answer(row, text, template) for row, text in zip(rows, completions, strict=True)]
     sampling = Sampling(temperature, max_completion_length)
     answers = replies(guest(partner), [row["prompt"] for row in shown], n=1, sampling=sampling, rng=rng)
     partner_scores = _score_texts(task, rows, [None if texts is None else texts[0] for texts in answers])
@@ -62,7 +62,9 @@ def led(
     itself is not scored. None if the prompt exceeds the partner's context or no answer can be scored.
     """
     task: Inner = of
-    shown = [shown_to(row, text, template) for row, text in zip(rows, looked_up(completions, data), strict=True)]
+    shown = [
+        show_answer(row, text, template) for row, text in zip(rows, look_up_documents(completions, data), strict=True)
+    ]
     sampling = Sampling(temperature, max_completion_length)
     answers = replies(guest(partner), [row["prompt"] for row in shown], n=calls, sampling=sampling, rng=rng)
     scores_of: list[list[float]] = [[] for _ in rows]

@@ -24,7 +24,7 @@ OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 }
 
 
-def calculated(text: str) -> str:
+def calculate(text: str) -> str:
     """Return the value of an expression: integers exactly, other numbers with ten significant digits.
 
     Raise ValueError, with a message for its author, if it is not arithmetic or its value is undefined or too large.
@@ -35,7 +35,7 @@ def calculated(text: str) -> str:
     if not WORDS.fullmatch(text):
         raise ValueError("write numbers, + - * / // % ** and brackets")
     try:
-        value = _value(ast.parse(text, mode="eval").body)
+        value = _evaluate(ast.parse(text, mode="eval").body)
         if value.numerator.bit_length() > BITS:
             raise OverflowError
         return str(value.numerator) if value.denominator == 1 else format(float(value), ".10g")
@@ -47,13 +47,13 @@ def calculated(text: str) -> str:
         raise ValueError("the result is too large") from None
 
 
-def _value(node: ast.expr) -> Fraction:
+def _evaluate(node: ast.expr) -> Fraction:
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
         return Fraction(str(node.value))
     if isinstance(node, ast.UnaryOp) and type(node.op) in OPERATORS:
-        return OPERATORS[type(node.op)](_value(node.operand))
+        return OPERATORS[type(node.op)](_evaluate(node.operand))
     if isinstance(node, ast.BinOp):
-        left, right = _value(node.left), _value(node.right)
+        left, right = _evaluate(node.left), _evaluate(node.right)
         return _power(left, right) if isinstance(node.op, ast.Pow) else OPERATORS[type(node.op)](left, right)
     raise ValueError("this is no arithmetic")
 

@@ -12,16 +12,16 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from learning.sandbox.run import run
-from learning.tools.arithmetic import calculated
+from learning.tools.arithmetic import calculate
 from learning.tools.retrieval import Shelf
-from learning.tools.tables import asked
+from learning.tools.tables import run_query
 
 AtLeast1 = Annotated[int, Field(ge=1)]
 
 
 def calculator(query: str) -> str:
     """Evaluate an expression of numbers, + - * / // % ** and brackets: `(417 + 3) * 23` gives `9660`."""
-    return calculated(query)
+    return calculate(query)
 
 
 def python(
@@ -60,7 +60,7 @@ def sql(
     Without `tables` they are the map `tables` in the problem's metadata, from the name of a table to its rows. `work`
     limits the query, in thousands of instructions of sqlite's virtual machine.
     """
-    return asked(query, tables or _read_metadata(row, "tables") or {}, rows=longest, work=work)
+    return run_query(query, tables or _read_metadata(row, "tables") or {}, rows=longest, work=work)
 
 
 def _read_metadata(row: dict[str, Any], name: str) -> Any:

@@ -57,14 +57,14 @@ FUNCTIONS = frozenset(
 """Functions that a query may call: their result depends on nothing but what they are given."""
 
 
-def asked(query: str, tables: Mapping[str, Table], *, rows: int, work: int) -> str:
+def run_query(query: str, tables: Mapping[str, Table], *, rows: int, work: int) -> str:
     """What a query finds: a line per row, columns apart by ` | `; at most `rows`, and `...` where there are more.
 
     `work` bounds it in thousands of instructions, which, unlike seconds, are the same everywhere. Raises ValueError,
     with sqlite's words, for what cannot be carried out: whatever would write, attach, or never end. One that takes
     `SECONDS` is ended too.
     """
-    if len(query) > LARGEST or copies(query) > COPIES:
+    if len(query) > LARGEST or count_copies(query) > COPIES:
         raise ValueError("the query is too big")
     with closing(sqlite3.connect(":memory:")) as connection:
         for name, table in tables.items():
@@ -88,14 +88,14 @@ def asked(query: str, tables: Mapping[str, Table], *, rows: int, work: int) -> s
 def _fill(connection: sqlite3.Connection, name: str, table: Table) -> None:
     """Create a table with the columns of its first row."""
     columns = list(table[0]) if table else ["empty"]
-    told = ", ".join(_quoted(column) for column in columns)
-    connection.execute(f"create table {_quoted(name)} ({told})")
+    told = ", ".join(_quote(column) for column in columns)
+    connection.execute(f"create table {_quote(name)} ({told})")
     holes = ", ".join("?" * len(columns))
     lines = [[row.get(column) for column in columns] for row in table]
-    connection.executemany(f"insert into {_quoted(name)} values ({holes})", lines)
+    connection.executemany(f"insert into {_quote(name)} values ({holes})", lines)
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -104,7 +104,7 @@ def _allowed(action: int, first: str | None, second: str | None, *place: str | N
     return sqlite3.SQLITE_OK if known or action in READING else sqlite3.SQLITE_DENY
 
 
-def copies(query: str) -> int:
+def count_copies(query: str) -> int:
     """No fewer copies of a table of a `with` than sqlite makes of it: it writes one out wherever it is named.
 
     `b as (select * from a, a)`, `c as (select * from b, b)` and so on double them with every line.
@@ -112,11 +112,11 @@ def copies(query: str) -> int:
     tokens = [token for token in TOKEN.findall(query) if not token.isspace() and token[:2] not in ("--", "/*")]
     words = [token.strip("'\"`[]").casefold() for token in tokens]
     starts = ("(", "materialized", "not")
-    made = {_named(words, i) for i, (word, then) in enumerate(pairwise(words)) if word == "as" and then in starts}
+    made = {_find_name(words, i) for i, (word, then) in enumerate(pairwise(words)) if word == "as" and then in starts}
     return math.prod(max(1, words.count(name) - 1) for name in made)
 
 
-def _named(words: Sequence[str], place: int) -> str:
+def _find_name(words: Sequence[str], place: int) -> str:
     """What stands before an `as`, and before the columns in parentheses, if any."""
     if place and words[place - 1] == ")":
         depth = 0

@@ -9,7 +9,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from learning.problems.second_opinions import TEMPLATE, looked_up, shown_to
+from learning.problems.second_opinions import TEMPLATE, look_up_documents, show_answer
 from learning.samples.engine_protocol import Sampling
 from learning.samples.sample import Ask
 from learning.sampling.verdicts import guest, replies
@@ -39,8 +39,8 @@ def observed(
     texts = [of_problem[0] for of_problem in answers if of_problem is not None]
     if len(texts) < len(answers):
         raise StepError("prompt_sampler observed: a problem exceeds the partner's context; lower max_completion_length")
-    shown = looked_up(texts, data)
+    shown = look_up_documents(texts, data)
     return [
-        replace(ask, row=shown_to(ask.row, text, template) | {"shown": text})
+        replace(ask, row=show_answer(ask.row, text, template) | {"shown": text})
         for ask, text in zip(asks, shown, strict=True)
     ]

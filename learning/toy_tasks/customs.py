@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from learning.tools.arithmetic import calculated
+from learning.tools.arithmetic import calculate
 from schemas.errors import StepError
 
 Row = dict[str, Any]
@@ -95,7 +95,7 @@ def _lesson(number: int, seed: int, part: str, rng: np.random.Generator, hinted:
 
 def result(tool: Tool, part: str) -> str:
     """What a tool finds for a part number."""
-    return {"calculator": calculated, "reverse": lambda text: text[::-1], "search": _line}[tool](part)
+    return {"calculator": calculate, "reverse": lambda text: text[::-1], "search": _line}[tool](part)
 
 
 @lru_cache(maxsize=1)

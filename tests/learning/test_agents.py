@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from learning.agents import made
-from learning.agents.acting import env_at, rows_at
+from learning.agents.acting import load_env, load_rows
 from learning.agents.authors import templates
 from learning.agents.drafting import Drafting
 from learning.agents.environment import Environment
-from learning.agents.folder import agent_at, read_agent, write_agent, write_practised
-from learning.agents.made import called, failures
+from learning.agents.folder import load_agent, read_agent, write_agent, write_practised
+from learning.agents.made import called, list_failures
 from learning.agents.templates import TEMPLATES
 from learning.environments.lookup_environment import build_environment
 from learning.environments.protocol import Outcome
@@ -92,7 +92,7 @@ def test_practice_changes_the_file_of_the_experiences_alone(tmp_path):
     assert read_agent(tmp_path / "b").experiences == ["new"]
     with pytest.raises(StepError, match="this is no agent"):
         read_agent(tmp_path / "corpus")
-    assert agent_at(None) == Agent()
+    assert load_agent(None) == Agent()
 
 
 def test_what_a_tool_refers_to_goes_with_the_agent(tmp_path):
@@ -111,16 +111,16 @@ def test_what_a_tool_refers_to_goes_with_the_agent(tmp_path):
 def test_stages_act_with_the_agents_environment_tools_and_context(tmp_path):
     reverse = tool("def reverse(query):\n    return query[::-1]\n", ("ab", "ba"), name="reverse")
     write_agent(tmp_path, agent(made=[reverse], context={"system": "hi", "observation_length": 5}))
-    use = env_at(tmp_path, None)
+    use = load_env(tmp_path, None)
     assert (use.max_turns, use.order) == (8, "each")
     episode = build_environment(use, {}).begin(ROW, 0)
     asked = {"calculator: 300*400": "12000", "search: 4-2": "4-2 b", "reverse: abcdefg": "gfedc", "nothing: 1": "no to"}
     assert {action: episode.step(action).observation for action in asked} == asked
     assert episode.step("an answer").done
-    assert rows_at(tmp_path, [{"prompt": [{"role": "user", "content": "q"}]}])[0]["prompt"][0]["content"] == "hi"
+    assert load_rows(tmp_path, [{"prompt": [{"role": "user", "content": "q"}]}])[0]["prompt"][0]["content"] == "hi"
     # Without an agent the stage's own `env` and rows stand.
-    assert env_at(None, EnvUse(use="guess")) == EnvUse(use="guess")
-    assert rows_at(None, [ROW]) == [ROW]
+    assert load_env(None, EnvUse(use="guess")) == EnvUse(use="guess")
+    assert load_rows(None, [ROW]) == [ROW]
 
 
 @sandboxed
@@ -142,7 +142,7 @@ def twice(query):
     return query + query + (" " + str(os.getpid()) if query == "who" else "")
 """
     found = tool(code)
-    assert failures(found) == []
+    assert list_failures(found) == []
     # What it prints is no answer, what it does stays in there, and the call comes from another process.
     assert called("ab", tool=found) == "abab"
     assert called("who", tool=found).split()[1] != str(os.getpid())
@@ -168,7 +168,7 @@ def twice(query):
     ],
 )
 def test_a_tool_that_fails_its_test_says_why(code, more, why):
-    (said,) = failures(tool(code, **more))
+    (said,) = list_failures(tool(code, **more))
     assert re.search(why, said), said
 
 
@@ -255,7 +255,7 @@ def test_an_author_of_whom_nothing_is_fit_fails_with_the_reasons():
 def test_each_template_passes_its_tests_and_its_slip_does_not(one):
     for careless in (False, True):
         written = tool(one.code(careless), *one.tests, name=one.name)
-        assert bool(failures(written)) == careless
+        assert bool(list_failures(written)) == careless
     assert one.slip[0] in one.body
 
 

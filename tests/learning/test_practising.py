@@ -2,10 +2,10 @@
 
 import pytest
 
-from learning.agents.extractors import added, first_difference, transcript
-from learning.agents.practising import lessons, ranking, rollouts
-from learning.agents.rollouts import Rollout, rollout_of
-from learning.agents.showing import ShownRows, shown, system_text
+from learning.agents.extractors import add_experience, first_difference, format_transcript
+from learning.agents.practising import extract_experiences, rank_rollouts, sample_rollouts
+from learning.agents.rollouts import Rollout, make_rollout
+from learning.agents.showing import ShownRows, add_system_message, build_system_text
 from learning.data.chat import encode_completion
 from learning.data.row_journal import RowJournal
 from learning.lookup import Bound, bind
@@ -25,14 +25,14 @@ def test_a_group_that_the_journal_knows_is_not_sampled_again(answering, tmp_path
     with RowJournal(tmp_path / "whole.jsonl") as journal:
         first = answering(lambda prompt, number: f"{prompt[-1]}{number}", step=4)
         spent = []
-        want = rollouts(first, asks, journal, spent.append)
+        want = sample_rollouts(first, asks, journal, spent.append)
         assert [trial.text for trial in want] == ["a0", "a1", "a2", "b0", "b1"]
         assert spent == [sum(len(trial.completion_ids) for trial in of) for of in (want[:3], want[3:])]
         kept = journal["4.1"]
     with RowJournal(tmp_path / "part.jsonl") as journal:
         journal.add({"4.1": kept, "3.0": kept})
         again = answering(lambda prompt, number: f"{prompt[-1]}{number}", step=4)
-        assert rollouts(again, asks, journal) == want
+        assert sample_rollouts(again, asks, journal) == want
         assert [request.n for request in again.engine.requests] == [3]
         # Its stream is that of its place, not of its order among those that are left.
         assert again.engine.requests == first.engine.requests[:1]
@@ -42,10 +42,10 @@ def test_a_completion_is_taken_apart_into_turns(tiny_policy):
     tokenizer = tiny_policy.tokenizer
     ids = [encode_completion(tokenizer, [{"role": "assistant", "content": text}]) for text in ("ab", "cd", "e")]
     turns = [Turn(len(ids[0]), len(ids[1])), Turn(len(ids[2]))]
-    assert rollout_of(tokenizer, [*ids[0], *ids[1], *ids[2]], turns, 1.0) == Rollout(("ab", "e"), ("cd", ""), 1.0)
+    assert make_rollout(tokenizer, [*ids[0], *ids[1], *ids[2]], turns, 1.0) == Rollout(("ab", "e"), ("cd", ""), 1.0)
     # A turn that did not end, and a completion without any.
-    assert rollout_of(tokenizer, [*ids[0], *ids[1], ids[2][0]], turns[:1], 0.5).said == ("ab", "e")
-    assert rollout_of(tokenizer, ids[0], [], 0.0) == Rollout(("ab",), ("",), 0.0)
+    assert make_rollout(tokenizer, [*ids[0], *ids[1], ids[2][0]], turns[:1], 0.5).said == ("ab", "e")
+    assert make_rollout(tokenizer, ids[0], [], 0.0) == Rollout(("ab",), ("",), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_groups_with_equal_rewards_are_not_even_shown(tiny_policy):
     scores = {"equal": [1.0, 1.0], "differs": [0.0, None, 1.0, 0.5], "alone": [1.0, None], "near": [0.5, 0.25]}
     some = [trial for group, (name, of) in enumerate(scores.items()) for trial in trials(of, name, group)]
     how = {"tokenizer": tiny_policy.tokenizer, "min_margin": 0.25, "most": 2}
-    found, told = lessons(Bound("note", note, {}), some, ["old"], {"step": 0}, **how)
+    found, told = extract_experiences(Bound("note", note, {}), some, ["old"], {"step": 0}, **how)
     # Best first, what has no score left out; a margin is to be exceeded; the latest two stay, on one line each.
     assert seen == [("differs", [1.0, 0.5, 0.0], ["old"])]
     assert found == ["of differs", "two lines"]
@@ -106,7 +106,7 @@ def test_groups_with_equal_rewards_are_not_even_shown(tiny_policy):
 
 
 def test_equals_stay_in_the_order_of_their_sampling(tiny_policy):
-    ranked = ranking(tiny_policy.tokenizer, trials([0.0, 1.0, 0.0, 1.0]))
+    ranked = rank_rollouts(tiny_policy.tokenizer, trials([0.0, 1.0, 0.0, 1.0]))
     texts = [tiny_policy.tokenizer.decode([6 + i]) for i in (1, 3, 0, 2)]
     assert [one.said[0] for one in ranked] == texts
 
@@ -120,7 +120,7 @@ def test_an_extractors_rng_is_its_own_at_every_group_and_step():
 
     some, use = [*trials([0, 1]), *trials([0, 1], "b", 1)], Bound("draw", draw, {})
     for step in (0, 0, 1):
-        lessons(use, some, [], {"step": step, "seed": 7}, tokenizer=Nothing(), min_margin=0, most=1)
+        extract_experiences(use, some, [], {"step": step, "seed": 7}, tokenizer=Nothing(), min_margin=0, most=1)
     assert drawn[:2] == drawn[2:4]
     assert len(set(drawn)) == 4
 
@@ -132,21 +132,21 @@ class Nothing:
 
 def test_a_system_message_holds_text_heading_and_the_latest_experiences():
     agent = Agent(context={"system": "You help.", "heading": "Known:", "experiences": 2}, experiences=["a", "b", "c d"])
-    assert system_text(agent) == "You help.\nKnown:\nb\nc d"
-    assert system_text(agent.model_copy(update={"experiences": []})) == "You help."
+    assert build_system_text(agent) == "You help.\nKnown:\nb\nc d"
+    assert build_system_text(agent.model_copy(update={"experiences": []})) == "You help."
     none = agent.model_copy(update={"context": agent.context.model_copy(update={"experiences": 0, "system": ""})})
-    assert system_text(none) == ""
-    assert shown(row("a"), none) == row("a")
+    assert build_system_text(none) == ""
+    assert add_system_message(row("a"), none) == row("a")
     own = {"id": "a", "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "?"}]}
     texts = [[m["content"] for m in one["prompt"]] for one in ShownRows([own, row("b")], agent)]
-    assert texts == [[f"{system_text(agent)}\nBe brief.", "?"], [system_text(agent), "4-2"]]
+    assert texts == [[f"{build_system_text(agent)}\nBe brief.", "?"], [build_system_text(agent), "4-2"]]
     assert own["prompt"][0]["content"] == "Be brief."
 
 
 def test_what_a_model_says_becomes_one_line_and_only_once():
-    assert added(["a", "b"], " a \n") == ["b", "a"]
-    assert added(["a"], " \n ") == ["a"]
-    assert transcript(Rollout(("x", "y"), ("1", ""), 0.0)) == "x\n=> 1\ny"
+    assert add_experience(["a", "b"], " a \n") == ["b", "a"]
+    assert add_experience(["a"], " \n ") == ["a"]
+    assert format_transcript(Rollout(("x", "y"), ("1", ""), 0.0)) == "x\n=> 1\ny"
 
 
 def test_the_names_of_the_slot_are_the_functions():

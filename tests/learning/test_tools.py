@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from learning.sandbox.run import available
 from learning.tools import calls as tools
 from learning.tools import tables
-from learning.tools.arithmetic import calculated
+from learning.tools.arithmetic import calculate
 
 THINGS = {"things": [{"name": "bora", "kg": 417}, {"name": "zemu", "kg": 62}, {"name": "kilo", "kg": None}]}
 LINES = ["bora weighs 417", "zemu weighs 62", "boro weighs 9"]
@@ -44,9 +44,9 @@ def test_the_calculator_is_exact(text):
         want = Fraction(exactly(text))
     except ZeroDivisionError:
         with pytest.raises(ValueError, match="division by zero"):
-            calculated(text)
+            calculate(text)
         return
-    got = calculated(text)
+    got = calculate(text)
     assert got == (str(want.numerator) if want.denominator == 1 else format(float(want), ".10g"))
 
 
@@ -155,9 +155,9 @@ def test_the_bound_on_a_query_is_a_count_and_not_a_time():
         connection.execute(counted).fetchall()
     connection.close()
     assert len(seen) > 3
-    assert tables.asked(counted, {}, rows=1, work=len(seen)) == "2000"
+    assert tables.run_query(counted, {}, rows=1, work=len(seen)) == "2000"
     with pytest.raises(ValueError, match="too long"):
-        tables.asked(counted, {}, rows=1, work=len(seen) - 1)
+        tables.run_query(counted, {}, rows=1, work=len(seen) - 1)
 
 
 def test_search_finds_the_document_that_looks_most_like_the_query():

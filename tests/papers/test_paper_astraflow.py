@@ -20,7 +20,7 @@ from learning.lookup import bind
 from learning.models.checksum import checksum
 from learning.models.policy import load_policy
 from learning.parallel.actors import Threads
-from learning.problems.second_opinions import looked_up
+from learning.problems.second_opinions import look_up_documents
 from learning.rl.collection import bind_collecting, collect, gate
 from learning.rl.state import resume, save
 from learning.samples.engine_protocol import Request, Sampling
@@ -54,7 +54,7 @@ def test_a_good_query_finds_the_document_that_has_the_answer(facts, corpus):
     assert len(facts) == 52
     for row in facts:
         query = look_up(row, np.random.default_rng(0))
-        assert looked_up([query], corpus) == [f"{query} {row['answer']}"]
+        assert look_up_documents([query], corpus) == [f"{query} {row['answer']}"]
 
 
 # A policy that stands still

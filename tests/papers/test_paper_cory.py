@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flows.compile import compile_recipe
-from learning.problems.second_opinions import second_opinions, shown_to
+from learning.problems.second_opinions import second_opinions, show_answer
 from learning.rewards import collective
 from learning.rl.collection import bind_collecting
 from learning.samples.engine_protocol import Generation, Sampling
@@ -120,7 +120,7 @@ def test_an_observer_needs_its_plan(recipe):
     with pytest.raises(StepError, match=r"set `prompt_sampler: \{use: observed"):
         rewarded(parts_of(recipe, "rounds-1-observer", **{OBSERVER: "A"}), [trial("b")])
     with pytest.raises(StepError, match=r"shows no \{shown\}"):
-        shown_to(row(), "a", "{prompt}")
+        show_answer(row(), "a", "{prompt}")
 
 
 def starts(plan, step):

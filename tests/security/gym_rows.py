@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from learning.problems.generators import draws, row_of
+from learning.problems.generators import draw_entries, make_row
 from learning.reasoning_gym.families import dataset, families
 
 
@@ -63,12 +63,12 @@ def answers(right: str, other: str) -> list[str]:
 def main(file: str, names: list[str]) -> None:
     found = {}
     for family in names or [name for name in families() if name != "composite"]:
-        (first, origin), (second, _) = (pair for pair, _ in zip(draws(family, 3, {}), range(2), strict=False))
+        (first, origin), (second, _) = (pair for pair, _ in zip(draw_entries(family, 3, {}), range(2), strict=False))
         source = dataset(family, "{}", origin["seed"])
         right, other = (str(e["answer"] or e["metadata"].get("example_answer", "")) for e in (first, second))
         asked = answers(right.strip(), other.strip())
         scores = [direct(source, first, text.strip()) for text in asked]
-        row = row_of(family, first, origin, "full")
+        row = make_row(family, first, origin, "full")
         found[family] = {"row": row, "right": right.strip(), "answers": asked, "scores": scores}
     Path(file).write_text(json.dumps(found))
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from learning.agents.asking import DEEPEST, object_in
-from learning.agents.extractors import added, first_difference
+from learning.agents.asking import DEEPEST, find_object
+from learning.agents.extractors import add_experience, first_difference
 from learning.api.requests import Answer
 from learning.curation import row_filters as quality
 from learning.data.patterns import MatchTimeout, Pattern
@@ -23,7 +23,7 @@ from learning.problems.generators import fits, forms, guesses
 from learning.solvers import solvers as programs
 from learning.tools import calls as tools
 from learning.tools.retrieval import Shelf
-from learning.tools.tables import asked, copies
+from learning.tools.tables import count_copies, run_query
 from learning.toy_tasks import fits as fits_world
 from learning.toy_tasks.tracing import trace_tasks
 from schemas.errors import StepError
@@ -134,16 +134,16 @@ BIG = "replace(replace(replace('aaaaaaaaaa','a','aaaaaaaaaa'),'a','aaaaaaaaaa'),
     ],
 )
 def test_queries_are_bounded_before_they_are_written_out(query):
-    assert 0 < len(said(asked, query, THINGS, rows=5, work=100)) < 100_000
+    assert 0 < len(said(run_query, query, THINGS, rows=5, work=100)) < 100_000
 
 
 def test_tables_of_a_query_may_be_named_as_often_as_one_needs():
-    assert copies("select kg as a, kg as b, kg as c from things") == 1
+    assert count_copies("select kg as a, kg as b, kg as c from things") == 1
     query = (
         "with a as (select kg from things), b as (select * from a, a x) select count(*), (select 1 from a) from b, b y"
     )
-    assert copies(query) <= 1000
-    assert asked(query, {"things": [{"kg": 1}, {"kg": 2}]}, rows=1, work=100) == "16 | 1"
+    assert count_copies(query) <= 1000
+    assert run_query(query, {"things": [{"kg": 1}, {"kg": 2}]}, rows=1, work=100) == "16 | 1"
 
 
 def test_a_query_far_longer_than_the_documents_finds_as_fast():
@@ -159,7 +159,7 @@ def test_extractors_read_whatever_was_said(use, texts):
         rollouts = [SimpleNamespace(said=(text, "b")), SimpleNamespace(said=("b",))]
         found = first_difference(row, rollouts, ["known"], action=use, subject=use)
         assert found[0] == "known"
-        assert added(["known"], text)[0] == "known"
+        assert add_experience(["known"], text)[0] == "known"
         if use == BOMB and text == BAIT:
             break
 
@@ -202,13 +202,13 @@ def test_filters_judge_whatever_was_written(name, texts):
 
 def test_an_object_in_a_reply_is_one_or_a_value_error(texts):
     for text in [*texts, *('{"a":' * n + "1" + "}" * n for n in (DEEPEST - 1, DEEPEST + 1, 900, 100_000))]:
-        found = said(object_in, text)
+        found = said(find_object, text)
         assert isinstance(found, dict) or found.startswith("the reply holds")
-    assert object_in('so: {"a": [1, {"b": 2}]} there') == {"a": [1, {"b": 2}]}
+    assert find_object('so: {"a": [1, {"b": 2}]} there') == {"a": [1, {"b": 2}]}
     with pytest.raises(ValueError, match="nested more than"):
-        object_in('{"a":' * (DEEPEST + 1) + "1" + "}" * (DEEPEST + 1))
+        find_object('{"a":' * (DEEPEST + 1) + "1" + "}" * (DEEPEST + 1))
     with pytest.raises(ValueError, match="no JSON object"):
-        object_in('{"a":' * 100_000 + "1" + "}" * 100_000)
+        find_object('{"a":' * 100_000 + "1" + "}" * 100_000)
 
 
 def test_programs_put_answers_together_whatever_they_are(texts):

@@ -50,7 +50,8 @@ class Link:
         store = dist.PrefixStore(backend, store)  # pyright: ignore[reportPrivateImportUsage]  # as TCPStore
         try:
             if backend == "nccl":
-                self.group: Any = dist.ProcessGroupNCCL(store, rank, size, self.limit)  # pyright: ignore[reportArgumentType]  # the stub lacks the overload with a timeout
+                nccl: Any = dist.ProcessGroupNCCL  # the stub lacks the overload with a timeout
+                self.group: Any = nccl(store, rank, size, self.limit)
             else:
                 gloo: Any = dist.ProcessGroupGloo  # the stub lacks _Options
                 options = gloo._Options()
@@ -88,7 +89,8 @@ def join(
     at, _, port = address.rpartition(":")
     try:
         timeout = timedelta(seconds=seconds)
-        store = dist.TCPStore(at, int(port), None, False, timeout)  # pyright: ignore[reportPrivateImportUsage]  # as above
+        # The stub of torch.distributed does not export TCPStore.
+        store = dist.TCPStore(at, int(port), None, False, timeout)  # pyright: ignore[reportPrivateImportUsage]
     except (RuntimeError, dist.DistError) as error:
         raise StepError(f"weight sync: no trainer answers at {address}: {_first_line(error)}") from error
     return Link(store, rank, size, backend, host, seconds)
@@ -98,7 +100,8 @@ class Collective:
     """Trainer's end: the first publication waits for the members of `meeting`."""
 
     def __init__(self, policy: Policy, meeting: Meeting, *, backend: Backend = "gloo") -> None:
-        self.policy, self.meeting, self.backend, self.version = policy, meeting, backend, -1
+        self.policy, self.meeting, self.version = policy, meeting, -1
+        self.backend: Backend = backend
         self.link: Link | None = None
         self.sending: list[Tensor] = []
 
