@@ -37,10 +37,11 @@ def templates(
     system: str = "",
     error_rate: Rate = 0.0,
 ) -> dict[str, Any]:
-    """Tools by rule: those of `learning.agents.templates` whose words the task says; `error_rate` lets slips in.
+    """Write tools from templates (`learning.agents.templates`) whose keywords the task has, wrong at `error_rate`.
 
-    `system` becomes the system message, with {task} and {tools}, a line for every tool, filled in. Asked again, it
-    writes again what was refused.
+    `system` becomes the system message, with {task} and {tools} (a line for every tool) filled in. When asked
+    again, it
+    writes only the refused tools.
     """
     again = {entry["name"] for entry in refused}
     found = find_needed(task)
@@ -72,7 +73,7 @@ def endpoint(
     temperature: Annotated[float, Field(ge=0)] = 0.7,
     max_completion_length: Annotated[int, Field(ge=1)] = 2048,
 ) -> dict[str, Any]:
-    """A draft by a model behind an endpoint, which is told `order` with {task}, {toolkit} and {refused} filled in."""
+    """Ask a model behind an endpoint for a draft, by `order` with {task}, {toolkit} and {refused} fill_template in."""
     from learning.agents.asking import ask_object
 
     tools = "; ".join(f"{name}: {said}" for name, said in toolkit.items()) or "none"

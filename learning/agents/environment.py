@@ -53,7 +53,8 @@ def build_inner_environment(agent: Agent, inputs: dict[str, Path]) -> Environmen
     said = {"use": agent.environment.use, **agent.environment.options}
     if "tools" not in inspect.signature(kind).parameters:
         return kind(**bound_options(kind.__init__, EnvUse.model_validate(said), "environment", inputs))
-    tools = [*agent.toolkit, *(ToolUse(use=MADE, tool=tool.model_dump()) for tool in agent.made)]
+    made = [ToolUse.model_validate({"use": MADE, "tool": tool.model_dump()}) for tool in agent.made]
+    tools = [*agent.toolkit, *made]
     ports = {f"environment.tools{port.removeprefix('toolkit')}": at for port, at in inputs.items()}
     use = EnvUse.model_validate(said | {"tools": tools})
     options = bound_options(kind.__init__, use, "environment", {**inputs, **ports})

@@ -1,9 +1,9 @@
-"""Slot extractor: what practice makes of a group whose rollouts differ in score.
+"""Slot extractor: update the agent's experiences from a group whose rollouts differ in score.
 
-An extractor is given the problem's `row`, the group's `rollouts`, the best first and the worst last, and the
-`experiences` so far, the oldest first; it returns all experiences that there are to be. It is asked about groups whose
-scores differ alone, one after the other, each with what the one before it left. It may ask the model that practises
-(`sampler`) or a server (`desk`). (Training-Free GRPO, Cai et al. 2025, arXiv:2510.08191: the semantic advantage
+An extractor receives the problem's `row`, the group's `rollouts` from best to worst, and the `experiences` so far, the
+oldest first; it returns the new list of experiences. It is called only for groups whose scores differ, one after the
+other, each with the result of the one before. It may ask the practising model (`sampler`) or a server
+(`desk`). (Training-Free GRPO, Cai et al. 2025, arXiv:2510.08191: the semantic advantage
 of a group.)
 """
 
@@ -48,17 +48,17 @@ def first_difference(
     action: str = r"[\s\S]+",
     template: str = TEMPLATE,
 ) -> list[str]:
-    """The first step in which the best and the worst rollout did something else, put in words.
+    """Describe by a template the first step in which the best and the worst rollout acted differently.
 
-    What was done in a step is the match of `action` (its first group, if any) in the model's turn, what the problem is
-    about that of `subject` in its last message; `template` is filled with {subject}, {step} (from 1), {best} and
-    {worst}. A step in which the best did nothing is no lesson. What the template says before {best} and {worst} tells
-    what a lesson is about: an earlier one that begins alike goes.
+    The action of a step is the match of `action` (its first group, if any) in the model's turn, the subject that of
+    `subject` in the problem's last message; `template` is filled with {subject}, {step} (from 1), {best} and {worst}. A
+    step in which the best rollout has no action gives no experience. A new experience replaces an earlier one with the
+    same text before {best} and {worst}.
     """
     try:
         topic, deed = Pattern(subject), Pattern(action)
     except re.error as error:
-        raise StepError(f"extractor first_difference: {error.pattern!r}: {error}") from error
+        raise StepError(f"extractor first_difference: invalid pattern {error.pattern!r}: {error}") from error
     about = _find_match(topic, row["prompt"][-1]["content"])
     pairs = zip_longest(*([_find_match(deed, said) for said in one.said] for one in (rollouts[0], rollouts[-1])))
     for step, (best, worst) in enumerate(pairs, 1):
@@ -95,10 +95,10 @@ def reflection(
     temperature: Temperature = 0.0,
     max_completion_length: Tokens = 128,
 ) -> list[str]:
-    """What the model that practises says when it is shown its best and its worst attempt.
+    """Ask the practising model for a lesson from its best and its worst attempt.
 
-    It is told `order` with {problem}, {best}, {worst}, {high} and {low} filled in, outside of any environment;
-    where there is no room for the question, or no answer, there is no lesson.
+    Its prompt is `order` with {problem}, {best}, {worst}, {high} and {low} filled in, outside of any environment. If
+    the prompt does not fit or the reply is empty, there is no experience.
     """
     from learning.sampling.verdicts import replies
 
@@ -118,7 +118,7 @@ def endpoint(
     temperature: Temperature = 0.0,
     max_completion_length: Tokens = 128,
 ) -> list[str]:
-    """As `reflection`, by a model behind an endpoint."""
+    """As `reflection`, asking a model behind an endpoint."""
     from learning.agents.asking import ask_text
 
     return add_experience(

@@ -26,34 +26,62 @@ class Template:
 
 TEMPLATES = (
     Template(
-        "reverse", r"revers|backward|turn(ed|s)? around", "The text backward.",
-        "query.strip()[::-1]", ("[::-1]", "[1::-1]"), (("sun", "nus"), (" 12-7 ", "7-21"), ("a", "a"), ("", "")),
+        "reverse",
+        r"revers|backward|turn(ed|s)? around",
+        "The text backward.",
+        "query.strip()[::-1]",
+        ("[::-1]", "[1::-1]"),
+        (("sun", "nus"), (" 12-7 ", "7-21"), ("a", "a"), ("", "")),
     ),
     Template(
-        "upper", r"upper ?case|capital", "The text in capitals.",
-        "query.strip().upper()", ("upper", "title"), (("sun", "SUN"), ("a-b c", "A-B C")),
+        "upper",
+        r"upper ?case|capital",
+        "The text in capitals.",
+        "query.strip().upper()",
+        ("upper", "title"),
+        (("sun", "SUN"), ("a-b c", "A-B C")),
     ),
     Template(
-        "lower", r"lower ?case|small letters", "The text in small letters.",
-        "query.strip().lower()", ("lower", "swapcase"), (("Sun", "sun"), ("ab C", "ab c")),
+        "lower",
+        r"lower ?case|small letters",
+        "The text in small letters.",
+        "query.strip().lower()",
+        ("lower", "swapcase"),
+        (("Sun", "sun"), ("ab C", "ab c")),
     ),
     Template(
-        "count", r"how many|count|number of (letters|characters)", "How many characters the text has.",
-        "str(len(query.strip()))", ("len(query.strip())", "len(query.split())"), (("sun", "3"), (" a b ", "3")),
+        "count",
+        r"how many|count|number of (letters|characters)",
+        "How many characters the text has.",
+        "str(len(query.strip()))",
+        ("len(query.strip())", "len(query.split())"),
+        (("sun", "3"), (" a b ", "3")),
     ),
     Template(
-        "arrange", r"sort|alphabetical|in order", "The characters of the text in order.",
-        "''.join(sorted(query.strip()))", ("sorted(query", "reversed(query"), (("sun", "nsu"), ("cab", "abc")),
+        "arrange",
+        r"sort|alphabetical|in order",
+        "The characters of the text in order.",
+        "''.join(sorted(query.strip()))",
+        ("sorted(query", "reversed(query"),
+        (("sun", "nsu"), ("cab", "abc")),
     ),
     Template(
-        "vowels", r"vowel", "How many vowels the text has.",
-        "str(sum(c in 'aeiou' for c in query.lower()))", ("aeiou", "aeio"), (("sun", "1"), ("Aerie", "4")),
+        "vowels",
+        r"vowel",
+        "How many vowels the text has.",
+        "str(sum(c in 'aeiou' for c in query.lower()))",
+        ("aeiou", "aeio"),
+        (("sun", "1"), ("Aerie", "4")),
     ),
     Template(
-        "initials", r"initial|acronym", "The first letter of every word.",
-        "''.join(word[0] for word in query.split())", ("word[0]", "word[-1]"), (("red hot sun", "rhs"), ("", "")),
+        "initials",
+        r"initial|acronym",
+        "The first letter of every word.",
+        "''.join(word[0] for word in query.split())",
+        ("word[0]", "word[-1]"),
+        (("red hot sun", "rhs"), ("", "")),
     ),
-)  # fmt: skip
+)
 
 
 def find_needed(task: str) -> list[Template]:

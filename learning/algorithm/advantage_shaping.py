@@ -1,7 +1,7 @@
-"""Advantages of single tokens, changed by what is known of the token: its entropy, its likelihood, where it comes from.
+"""Changes to the advantages of single tokens by their entropy, likelihood or source.
 
-Modulations are applied in the order of the recipe's list, once per iteration, over all of its tokens. What must follow
-the weights while they are trained is a part of a surrogate instead.
+They are applied in the order of the recipe's list, once per iteration, over all of its tokens. A change that depends on
+the weights while they are trained belongs in a policy loss instead.
 Shapes: T sampled tokens, P paths; nothing here carries a gradient.
 """
 
@@ -13,24 +13,24 @@ from torch import Tensor
 
 from learning.algorithm.token_masks.masks import Source
 from learning.algorithm.token_masks.masks import sources as _of_sources
-from learning.batch.keyed import totals
+from learning.batch.keyed import sum_by_index
 from schemas.number_schedules import Number
 
 
 def by_sign(advantage_T: Tensor, *, positive: Number = 1.0, negative: Number = 1.0) -> Tensor:
-    """One factor for advantages above 0, another for those below (Zhu et al. 2025, weighted reinforcement)."""
+    """Multiply advantages above 0 by one factor, those below by another (weighted reinforcement, Zhu et al. 2025)."""
     return torch.where(advantage_T > 0, advantage_T * positive, advantage_T * negative)
 
 
 def by_source(
     advantage_T: Tensor, source_T: Tensor, *, of: Annotated[list[Source], Field(min_length=1)], factor: Number
 ) -> Tensor:
-    """A factor for the tokens of completions from the named sources."""
+    """Multiply the advantages of completions from the named sources by a factor."""
     return advantage_T.where(~_of_sources(source_T, keep=of), advantage_T * factor)
 
 
 def focal(advantage_T: Tensor, lp_prox_T: Tensor, *, gamma: Number = 1.0) -> Tensor:
-    """A·(1 − p)^γ: what the policy would say anyway counts less (after Lin et al. 2017); p before the update."""
+    """A·(1 − p)^γ: likely tokens count less (after focal loss, Lin et al. 2017); p is before the update."""
     return advantage_T * (1 - lp_prox_T.exp()).clamp(min=0) ** gamma
 
 
@@ -41,7 +41,7 @@ def entropy_bonus(
     alpha: Number = 0.4,
     kappa: Annotated[float, Field(gt=1)] = 2.0,
 ) -> Tensor:
-    """A + min(α·H, |A|/κ): uncertain tokens gain, and no sign turns (Cheng et al. 2025)."""
+    """A + min(α·H, |A|/κ): uncertain tokens gain, and no advantage changes its sign (Cheng et al. 2025)."""
     return advantage_T + (alpha * entropy_behav_T).minimum(advantage_T.abs() / kappa)
 
 
@@ -56,49 +56,49 @@ def novelty(
     kappa: Annotated[float, Field(ge=0)] = 1.0,
     above: float = 0.0,
 ) -> Tensor:
-    """Correct completions gain by how unlikely they are beside the other correct ones of their group (after XRPO).
+    """Correct completions gain if they are less likely than the other correct ones of their group (after XRPO).
 
     s is the mean log-probability of a completion's tokens when it was sampled. One whose reward is above `above` gains
-    weight · clip(mean s of the group's correct ones − s, 0, κ); wrong ones keep what they have.
+    weight · clip(mean s of the group's correct ones − s, 0, κ); wrong ones do not change.
     """
     index_T = path_T.unique(return_inverse=True)[1]
-    first_P = _first(index_T)
+    first_P = _find_first(index_T)
     right_P = reward_T[first_P] > above
-    score_P = totals(lp_behav_T, index_T) / index_T.bincount()
+    score_P = sum_by_index(lp_behav_T, index_T) / index_T.bincount()
     group_P = group_T[first_P].unique(return_inverse=True)[1]
-    counts = totals(right_P.to(score_P.dtype), group_P).clamp(min=1)
-    usual_P = (totals(score_P.where(right_P, 0.0), group_P) / counts)[group_P]
+    counts = sum_by_index(right_P.to(score_P.dtype), group_P).clamp(min=1)
+    usual_P = (sum_by_index(score_P.where(right_P, 0.0), group_P) / counts)[group_P]
     gain_P = (usual_P - score_P).clamp(0, kappa).where(right_P, torch.zeros_like(score_P))
     return advantage_T + weight * gain_P[index_T]
 
 
 def fading(advantage_T: Tensor, place_T: Tensor, *, gamma: Annotated[float, Field(gt=0, le=1)]) -> Tensor:
-    """γ^t: later tokens of a completion count less."""
+    """A·γ^t: later tokens of a completion count less."""
     return advantage_T * gamma**place_T
 
 
 def duration(
     advantage_T: Tensor, seconds_T: Tensor, *, unit: Annotated[float, Field(gt=0)] = 1.0, least: float = 0.0
 ) -> Tensor:
-    """A · Δt / `unit`: an action counts as long as it took (Yang et al. 2025, duration-aware gradient).
+    """A·Δt/`unit`: an action counts in proportion to its duration (Yang et al. 2025, duration-aware gradient).
 
-    In a given time many short actions end and few long ones; so weighted, both move the policy as much as the time that
-    they have taken. Δt is the answer's to the token's turn, at least `least`: an action that took no time at all would
-    not count.
+    In a given time more short actions end than long ones; this weight makes both move the policy in proportion to the
+    time that they took. Δt is the time until the environment answered the token's turn, at least `least`, so that an
+    action that took no time still counts.
     """
     return advantage_T * (seconds_T.to(advantage_T) / unit).clamp(min=least / unit)
 
 
 def balanced(advantage_T: Tensor) -> Tensor:
-    """Negative advantages scaled so that all of them sum to as much as the positive ones, where both exist."""
+    """Scale negative advantages so that their sum equals that of the positive ones, where both exist."""
     gained, lost = advantage_T.clamp(min=0).sum(), -advantage_T.clamp(max=0).sum()
     if not gained or not lost:
         return advantage_T
     return advantage_T.where(advantage_T > 0, advantage_T * (gained / lost))
 
 
-def _first(index_T: Tensor) -> Tensor:
-    """Place of the first token of each path."""
+def _find_first(index_T: Tensor) -> Tensor:
+    """Return the index of the first token of each path."""
     order = index_T.argsort(stable=True)
     counts = index_T.bincount()
     return order[counts.cumsum(0) - counts]

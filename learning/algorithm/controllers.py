@@ -1,8 +1,8 @@
-"""Numbers that are set anew while training: anywhere a number stands in a recipe, `{control: name}` takes one of these.
+"""Controllers: numbers that are set from metrics while training; any number of a recipe can be `{controller: name}`.
 
-Those that ask for `metrics` (the points of the last iteration) speak once per iteration; those that ask for columns
-are solved before every optimiser step over the whole mini-batch. What they remember is in `state`, a part of the
-checkpoint. An iteration without the point that a controller goes by (one that trained nothing) changes nothing.
+Controllers with a parameter `metrics` (of the last iteration) run once per iteration; those with columns as parameters
+run before every optimiser step over the whole mini-batch. `state` is saved in the checkpoint. An iteration without the
+metric that a controller reads (one that trained nothing) leaves its number unchanged.
 
 Shapes: T sampled tokens.
 """
@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import Tensor
 
-from learning.algorithm.heterogeneous import FLOOR
+from learning.algorithm.token_statistics import ENTROPY_FLOOR
 from schemas.errors import StepError
 from schemas.number_schedules import Number
 
@@ -22,7 +22,7 @@ Above0 = Annotated[float, Field(gt=0)]
 From0 = Annotated[float, Field(ge=0)]
 Range = Annotated[list[float], Field(min_length=2, max_length=2)]
 LIMIT = 20.0
-"""Log-ratios are held within this, as in the surrogates."""
+"""Log-ratios are clamped to ± this, as in the policy losses."""
 
 
 def adaptive_kl(
@@ -35,7 +35,7 @@ def adaptive_kl(
     limit: Above0 = 0.2,
     metric: str = "kl",
 ) -> float:
-    """Proportional in the logarithm: β ← β·(1 + gain·clip(KL/target − 1, ±limit)) (Ziegler et al. 2019, 2.2)."""
+    """Adaptive KL coefficient: β ← β·(1 + gain·clip(KL/target − 1, ±limit)) (Ziegler et al. 2019, section 2.2)."""
     beta = state.setdefault("beta", initial)
     if metric in metrics:
         error = min(max(metrics[metric] / target - 1, -limit), limit)
@@ -57,13 +57,13 @@ def pid(
     low: float = 0.0,
     high: float = 1.0,
 ) -> float:
-    """initial + kp·e + ki·Σe + kd·Δe with e = point − target, held within `low` and `high`.
+    """PID controller on a metric: initial + kp·e + ki·Σe + kd·Δe with e = metric − target, clipped to [`low`, `high`].
 
-    `of: change` takes the change of the point since the iteration before. The sum stands still while it would only push
-    the number further out of its range. Raises StepError when `low` is above `high`.
+    `of: change` uses the change of the metric since the last iteration. The sum is not updated while it would push the
+    number further out of its range. Raise StepError if `low` is above `high`.
     """
     if low > high:
-        raise StepError(f"controller pid: low {low} is above high {high}")
+        raise StepError(f"controller pid: low {low} is above high {high}; swap them")
     if metric in metrics:
         point, before = metrics[metric], state.get("point")
         state["point"] = point
@@ -76,7 +76,7 @@ def pid(
 def _regulate(
     state: dict, error: float, initial: float, gains: tuple[float, float, float], band: tuple[float, float]
 ) -> None:
-    """One step of a PID controller."""
+    """Advance a PID controller by one step."""
     (kp, ki, kd), (low, high) = gains, band
     total = state.get("sum", 0.0) + error
     free = initial + kp * error + ki * total + kd * (error - state.get("error", error))
@@ -97,9 +97,10 @@ def entropy_target(
     high: Above0 = 1.0,
     metric: str = "entropy",
 ) -> float:
-    """Coefficient of an entropy bonus: up by `rate` below the target, down above it, where 0 is given (Skywork-OR1).
+    """Adaptive entropy bonus: the coefficient rises by `rate` below the target entropy and falls above (Skywork-OR1).
 
-    It moves by addition, within 0 and `high`, so that it leaves 0 again (He et al. 2025, arXiv:2505.22312, 3.2.5).
+    The steps are additive, within 0 and `high`, so that it can leave 0 again; above the target the controller returns 0
+    (He et al. 2025, arXiv:2505.22312, 3.2.5).
     """
     coef = state.setdefault("coef", initial)
     if metric not in metrics:
@@ -121,7 +122,7 @@ def entropy_gated(
 ) -> float:
     """KL penalty of SAFE: coef·(KL − threshold)²·max(least, floor/(H + 0.1)) above the threshold, 0 below it.
 
-    KL is the moving average of the point `kl` (weight `decay` on the past), H the point `entropy`: at low entropy,
+    KL is the moving average of the metric `kl` (weight `decay` on the past), H the metric `entropy`: at low entropy,
     where a policy collapses, the factor is up to 10·floor; at high entropy, where it explores, `least`.
     """
     if "kl" in metrics and "entropy" in metrics:
@@ -144,13 +145,13 @@ def recap(
 ) -> float:
     """Weight of one of K objectives: K·softmax((c + i)/T), c = μ/μ_before, i = σ/(μ + μ_before) (RECAP).
 
-    `best` names the objectives by their points and says where each is done: the loss is the distance to that. μ and σ
-    are mean and deviation of a loss over a window of iterations, μ_before the mean over the window before; until there
-    are two windows all weights are 1. An objective that still falls weighs less than one that stands or is volatile.
-    Raises StepError for an objective that is not in `best`.
+    `best` maps the metric of each objective to its best value; the loss is the distance to it. μ and σ are mean and
+    deviation of a loss over a window of iterations, μ_before the mean over the window before; until there are two
+    windows all weights are 1. An objective whose loss still falls has a lower weight than one that stalls or is
+    volatile. Raise StepError if the objective is not in `best`.
     """
     if objective not in best:
-        raise StepError(f"controller recap: no objective {objective!r} in best: {', '.join(best)}")
+        raise StepError(f"controller recap: no objective {objective!r} in best, which has: {', '.join(best)}")
     if all(name in metrics for name in best):
         seen = state.setdefault("losses", {name: [] for name in best})
         for name, goal in best.items():
@@ -158,13 +159,13 @@ def recap(
     losses = state.get("losses", {})
     if any(len(losses.get(name, [])) < 2 * window for name in best):
         return 1.0
-    return softmax_weights({name: signal(losses[name]) for name in best}, temperature)[objective]
+    return compute_softmax_weights({name: compute_signal(losses[name]) for name in best}, temperature)[objective]
 
 
-def signal(losses: list[float]) -> float:
-    """Convergence plus instability of a loss over two windows laid end to end; 0 where it was 0 throughout.
+def compute_signal(losses: list[float]) -> float:
+    """Return convergence plus instability of a loss over two consecutive windows; 0 if it was 0 throughout.
 
-    After a window of zeros half the mean of the next stands for theirs: the loss has doubled.
+    If the mean of the first window is 0, half the mean of the second replaces it, as if the loss had doubled.
     """
     half = len(losses) // 2
     before, now = sum(losses[:half]) / half, losses[half:]
@@ -174,8 +175,8 @@ def signal(losses: list[float]) -> float:
     return mean / before + spread / (mean + before) if before else 0.0
 
 
-def softmax_weights(signals: Mapping[str, float], temperature: float) -> dict[str, float]:
-    """K·softmax(signal / temperature): the mean is 1."""
+def compute_softmax_weights(signals: Mapping[str, float], temperature: float) -> dict[str, float]:
+    """Return K·softmax(compute_signal / temperature), whose mean is 1."""
     top = max(signals.values())
     raised = {name: math.exp((s - top) / temperature) for name, s in signals.items()}
     total = sum(raised.values())
@@ -195,29 +196,31 @@ def bapo(
     share: Annotated[float, Field(gt=0, lt=1)] = 0.5,
     first: Literal["low", "high"] = "low",
 ) -> float:
-    """A clip bound by which positive advantages keep their share of the loss (BAPO, Xi et al. 2025, arXiv:2510.18927).
+    """Clip bound that keeps the share of positive advantages in the loss (BAPO, Xi et al. 2025, arXiv:2510.18927).
 
     With P = Σ min(ρ, c_high)·A over A ≥ 0 and N = Σ max(ρ, c_low)·|A| over A < 0, the bounds rise from the start of
     their ranges, the `first` one to its end before the other, until P / (P + N) is `share` or both are at their ends.
-    `give` says which to give: `epsilon` is 1 − c_low, `epsilon_high` c_high − 1; two controls with the same options
-    give both. Raises StepError for a range that falls.
+    `give` selects the result: `epsilon` is 1 − c_low, `epsilon_high` c_high − 1; use two controllers with the same
+    options for both. Raise StepError if a range does not rise.
     """
     if low[0] > low[1] or high[0] > high[1]:
-        raise StepError(f"controller bapo: the ranges must rise, not low {low} and high {high}")
+        raise StepError(f"controller bapo: the ranges low {low} and high {high} must rise; give each as [start, end]")
     ratio_T = (lp_T.double() - lp_behav_T.double()).clamp(-LIMIT, LIMIT).exp()
     steps = {"low": (low_step, low), "high": (high_step, high)}
     bounds = {"low": low[0], "high": high[0]}
     for name in (first, "high" if first == "low" else "low"):
         by, (start, end) = steps[name]
         count = 0
-        while positive_share(ratio_T, advantage_T, bounds["low"], bounds["high"]) < share and bounds[name] < end:
+        while (
+            compute_positive_share(ratio_T, advantage_T, bounds["low"], bounds["high"]) < share and bounds[name] < end
+        ):
             count += 1
             bounds[name] = min(start + count * by, end)
     return 1 - bounds["low"] if give == "epsilon" else bounds["high"] - 1
 
 
-def positive_share(ratio_T: Tensor, advantage_T: Tensor, low: float, high: float) -> float:
-    """P / (P + N): what tokens of positive advantage have of the clipped loss; 1 where there is none."""
+def compute_positive_share(ratio_T: Tensor, advantage_T: Tensor, low: float, high: float) -> float:
+    """Return P / (P + N), the share of positive advantages in the clipped loss; 1 if the loss is 0."""
     up_T = advantage_T >= 0
     positive = float((ratio_T.clamp(max=high) * advantage_T)[up_T].sum())
     negative = float((ratio_T.clamp(min=low) * -advantage_T)[~up_T].sum())
@@ -225,7 +228,7 @@ def positive_share(ratio_T: Tensor, advantage_T: Tensor, low: float, high: float
 
 
 def log_entropy_quantile(entropy_behav_T: Tensor, *, q: Annotated[float, Field(ge=0, le=1)]) -> float:
-    """A quantile of the logarithms of the tokens' entropies (nearest value, none made up); a controller of HAPO."""
+    """Quantile of the log-entropies of the mini-batch's tokens, without interpolation (HAPO, Liu et al. 2025)."""
     if not len(entropy_behav_T):
         return 0.0
-    return float(entropy_behav_T.double().clamp(min=FLOOR).log().quantile(q, interpolation="nearest"))
+    return float(entropy_behav_T.double().clamp(min=ENTROPY_FLOOR).log().quantile(q, interpolation="nearest"))

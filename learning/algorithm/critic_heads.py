@@ -1,4 +1,4 @@
-"""One value from those of several heads.
+"""Ways to combine the values of a critic's heads into one.
 
 Shapes: T sampled tokens, H heads.
 """
@@ -11,15 +11,15 @@ from torch import Tensor
 
 
 def mean(value_TH: Tensor) -> Tensor:
-    """The mean of the heads."""
+    """Mean of the heads."""
     return value_TH.mean(-1)
 
 
 def least(value_TH: Tensor) -> Tensor:
-    """The lowest of the heads."""
+    """Lowest of the heads."""
     return value_TH.amin(-1)
 
 
 def soft_min(value_TH: Tensor, *, alpha: Annotated[float, Field(gt=0)] = 1.0) -> Tensor:
-    """−α·ln of the mean of exp(−V/α): between the lowest and the mean, the lowest as α → 0 (SAFE's double critic)."""
+    """Soft minimum of the heads, −α·ln mean exp(−V/α): the lowest as α → 0 (double critic of SAFE)."""
     return -alpha * ((-value_TH / alpha).logsumexp(-1) - math.log(value_TH.shape[-1]))

@@ -1,4 +1,4 @@
-"""Per-token losses of a critic; the mean over the tokens it is trained on is taken by the loop.
+"""Per-token losses of a critic; the loop takes the mean over the trained tokens.
 
 Shapes: T sampled tokens.
 """
@@ -13,19 +13,19 @@ from schemas.number_schedules import Number
 
 
 def squared(value_T: Tensor, value_old_T: Tensor, return_T: Tensor, *, clip: Number | None = None) -> Tensor:
-    """½(V − R)²; with `clip`, the larger of it and that of V held within ±clip of its old value (PPO's code)."""
+    """Squared error ½(V − R)²; with `clip` the larger of it and that of V clipped to V_old ± clip (PPO's code)."""
     loss_T = (value_T - return_T).square() / 2
     if clip is None:
         return loss_T
-    held_T = value_old_T + (value_T - value_old_T).clamp(-clip, clip)
-    return loss_T.maximum((held_T - return_T).square() / 2)
+    clipped_T = value_old_T + (value_T - value_old_T).clamp(-clip, clip)
+    return loss_T.maximum((clipped_T - return_T).square() / 2)
 
 
 def huber(value_T: Tensor, return_T: Tensor, *, delta: Annotated[float, Field(gt=0)] = 1.0) -> Tensor:
-    """½(V − R)² within `delta`, linear outside (Huber 1964)."""
+    """Huber loss: ½(V − R)² within `delta`, linear outside (Huber 1964)."""
     return F.huber_loss(value_T, return_T, delta=delta, reduction="none")
 
 
 def logistic(value_T: Tensor, return_T: Tensor) -> Tensor:
-    """−R·ln σ(V) − (1 − R)·ln σ(−V): V is the log-odds of a result R from 0 to 1 (cross-entropy)."""
+    """Binary cross-entropy: V is the log-odds of a result R from 0 to 1."""
     return F.binary_cross_entropy_with_logits(value_T, return_T, reduction="none")

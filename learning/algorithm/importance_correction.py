@@ -1,9 +1,10 @@
-"""Factors on the surrogate of every token, for samples of another policy than the one that is being updated.
+"""Factors on the policy loss of every token, for samples of another policy than the one that is updated.
 
-c = π_prox/π_behav compares the policy before this iteration's update with the one that sampled: stale weights, another
-engine's arithmetic. With `ratio: decoupled` exactly one 1/π_behav is in the loss, that of c; with a ratio to the
-behaviour only masks make sense (`reweight: false`, and those without that option). A factor of 0 takes the gradient
-away; the token still counts in the denominator. What an expert wrote, and what has no log-probability, has c = 1.
+c = π_prox/π_behav compares the policy before this iteration's update with the sampling policy, which differs by stale
+weights or another engine's arithmetic. With `ratio: decoupled`, c is the only factor 1/π_behav in the loss; with a
+ratio to the sampling policy, use only masks (`reweight: false`, and the functions without that option). A factor of 0
+removes the gradient of a token, which still counts in the denominator. An expert's tokens, and tokens without a
+log-probability, have c = 1.
 
 Shapes: T sampled tokens; `path_T` is the path of each. Nothing here carries a gradient.
 """
@@ -16,7 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from learning.algorithm.token_masks.covariance import Share, covariance
+from learning.algorithm import token_statistics
 from learning.batch.columns import any_of_path, mean_of_path, sum_of_path
 from schemas.number_schedules import Number
 
@@ -34,11 +35,11 @@ def token(
     outside: Literal["truncate", "mask"] = "truncate",
     reweight: bool = True,
 ) -> Tensor:
-    """c of the token, capped at the bounds (TIS, Yao et al. 2025), or 0 outside them (IcePop, Ling Team 2025).
+    """π_prox/π_behav of each token, capped (TIS, Yao et al. 2025) or 0 outside the bounds (IcePop, Ling Team 2025).
 
-    `reweight: false` leaves 1 in place of c, and 0 where it is masked.
+    `reweight: false` gives 1 instead of the ratio, and 0 where it is dropped.
     """
-    return _bounded(_gap(lp_prox_T, lp_behav_T, external_T, broken_T), low, high, outside, reweight)
+    return _apply_bounds(_compute_log_ratio(lp_prox_T, lp_behav_T, external_T, broken_T), low, high, outside, reweight)
 
 
 def sequence(
@@ -54,13 +55,13 @@ def sequence(
     outside: Literal["truncate", "mask"] = "truncate",
     reweight: bool = True,
 ) -> Tensor:
-    """c of the whole completion, the product over its tokens or their geometric mean, capped or dropped by the bounds.
+    """π_prox/π_behav of each completion (product or geometric mean over tokens), capped or 0 outside the bounds.
 
-    A geometric mean stays near 1: bounds such as 0.99 and 1.01 drop completions of a policy that has moved.
+    A geometric mean stays near 1: bounds such as 0.99 and 1.01 drop completions of a policy that has changed.
     """
-    gap_T = _gap(lp_prox_T, lp_behav_T, external_T, broken_T)
+    gap_T = _compute_log_ratio(lp_prox_T, lp_behav_T, external_T, broken_T)
     of_path = sum_of_path if mean == "product" else mean_of_path
-    return _bounded(of_path(gap_T, path_T), low, high, outside, reweight)
+    return _apply_bounds(of_path(gap_T, path_T), low, high, outside, reweight)
 
 
 def off_policy(
@@ -73,22 +74,20 @@ def off_policy(
     *,
     limit: Number = 0.1,
 ) -> Tensor:
-    """Bad completions that the policy has left are dropped: A < 0 and mean of log(π_behav/π_prox) above `limit`.
-
-    The off-policy sequence mask of DeepSeek-V3.2 (2025, eq. 9).
-    """
-    gap_T = _gap(lp_prox_T, lp_behav_T, external_T, broken_T)
+    """Off-policy sequence mask: drop if A < 0 and mean log(π_behav/π_prox) > `limit` (DeepSeek-V3.2, 2025, eq. 9)."""
+    gap_T = _compute_log_ratio(lp_prox_T, lp_behav_T, external_T, broken_T)
     return (~((advantage_T < 0) & (-mean_of_path(gap_T, path_T) > limit))).double()
 
 
 def second_moment(
     lp_prox_T: Tensor, lp_behav_T: Tensor, external_T: Tensor, broken_T: Tensor, *, limit: Number = 0.04
 ) -> Tensor:
-    """Drop the largest (log c)² until the mean of the rest is at most `limit` (M2PO, Zheng et al. 2025, alg. 1).
+    """Drop the tokens of largest (log π_prox/π_behav)² until the mean is ≤ `limit` (M2PO, Zheng et al. 2025, alg. 1).
 
-    The paper drops only tokens whose step leads away from the sampler (A and log c of one sign); here all may go.
+    The paper drops only tokens whose update moves away from the sampling policy (A and the log-ratio have the same
+    sign); here any token may be dropped.
     """
-    square_T = _gap(lp_prox_T, lp_behav_T, external_T, broken_T).double().square()
+    square_T = _compute_log_ratio(lp_prox_T, lp_behav_T, external_T, broken_T).double().square()
     ordered_T, order = square_T.sort(stable=True)
     mean_T = ordered_T.cumsum(0) / torch.arange(1, len(ordered_T) + 1, device=ordered_T.device)
     return torch.zeros_like(square_T).index_put((order,), (mean_T <= limit).double())
@@ -97,19 +96,19 @@ def second_moment(
 def probability_gap(
     lp_prox_T: Tensor, lp_behav_T: Tensor, external_T: Tensor, broken_T: Tensor, *, limit: Number = 0.2
 ) -> Tensor:
-    """Drop tokens whose probability differs by more than `limit`: |π_prox − π_behav|, a bound of the total variation.
+    """Drop tokens with |π_prox − π_behav| above `limit`: a bound on the total variation.
 
-    A ratio is large for rare tokens although hardly any probability has moved; this is not.
+    Unlike a ratio, this difference is small for rare tokens whose probability has hardly moved.
     """
-    gap_T = _gap(lp_prox_T, lp_behav_T, external_T, broken_T)
+    gap_T = _compute_log_ratio(lp_prox_T, lp_behav_T, external_T, broken_T)
     return ((lp_prox_T.exp() - (lp_prox_T - gap_T).exp()).abs() <= limit).double()
 
 
 def variation(
     lp_prox_T: Tensor, lp_behav_T: Tensor, external_T: Tensor, broken_T: Tensor, path_T: Tensor, *, limit: Number = 0.1
 ) -> Tensor:
-    """Drop completions with a mean of |c − 1|/2 above `limit`: an estimate of the total variation of the policies."""
-    gap_T = _gap(lp_prox_T, lp_behav_T, external_T, broken_T)
+    """Drop completions with a mean |π_prox/π_behav − 1|/2 above `limit`: an estimate of the total variation."""
+    gap_T = _compute_log_ratio(lp_prox_T, lp_behav_T, external_T, broken_T)
     return (mean_of_path((gap_T.exp() - 1).abs() / 2, path_T) <= limit).double()
 
 
@@ -123,8 +122,8 @@ def veto(
     low: Annotated[float, Field(ge=0)] = 1e-4,
     high: Annotated[float, Field(gt=0)] = 1e4,
 ) -> Tensor:
-    """Drop a completion for one token whose c is below `low` or above `high`: something went wrong in sampling it."""
-    ratio_T = _gap(lp_prox_T, lp_behav_T, external_T, broken_T).exp()
+    """Drop a completion if π_prox/π_behav of any token is below `low` or above `high`: its sampling went wrong."""
+    ratio_T = _compute_log_ratio(lp_prox_T, lp_behav_T, external_T, broken_T).exp()
     return (~any_of_path((ratio_T < low) | (ratio_T > high), path_T)).double()
 
 
@@ -133,25 +132,28 @@ def covariance_drop(
     advantage_T: Tensor,
     rng: np.random.Generator,
     *,
-    share: Share = 2e-4,
+    share: Annotated[float, Field(gt=0, le=1)] = 2e-4,
     low: float = 1.0,
     high: float = 5.0,
 ) -> Tensor:
-    """Drop max(1, ⌊share·T⌋) tokens drawn from those of a covariance between the bounds (Clip-Cov, eq. 11-12)."""
-    covariance_T = covariance(lp_prox_T, advantage_T)
-    near = ((covariance_T > low) & (covariance_T < high)).nonzero()[:, 0]
+    """Drop random tokens of high covariance of log-probability and advantage (Clip-Cov, Cui et al. 2025, eq. 11-12).
+
+    max(1, ⌊share·T⌋) tokens, drawn from those whose covariance is between `low` and `high`.
+    """
+    covariance_T = token_statistics.compute_covariance(lp_prox_T, advantage_T)
+    candidates = ((covariance_T > low) & (covariance_T < high)).nonzero()[:, 0]
     factor_T = torch.ones_like(covariance_T)
-    count = min(len(near), max(1, math.floor(share * len(covariance_T) + 1e-9)))
-    factor_T[near[torch.from_numpy(rng.permutation(len(near))[:count])]] = 0.0
+    count = min(len(candidates), max(1, math.floor(share * len(covariance_T) + 1e-9)))
+    factor_T[candidates[torch.from_numpy(rng.permutation(len(candidates))[:count])]] = 0.0
     return factor_T
 
 
-def _gap(lp_prox_T: Tensor, lp_behav_T: Tensor, external_T: Tensor, broken_T: Tensor) -> Tensor:
-    """log c, held within ±20."""
+def _compute_log_ratio(lp_prox_T: Tensor, lp_behav_T: Tensor, external_T: Tensor, broken_T: Tensor) -> Tensor:
+    """Return log π_prox/π_behav, clamped to ±20; 0 at an expert's tokens and those without a log-probability."""
     return (lp_prox_T - lp_behav_T).masked_fill(external_T.bool() | broken_T.bool(), 0.0).clamp(-LIMIT, LIMIT)
 
 
-def _bounded(log_T: Tensor, low: float, high: float, outside: str, reweight: bool) -> Tensor:
+def _apply_bounds(log_T: Tensor, low: float, high: float, outside: str, reweight: bool) -> Tensor:
     ratio_T = log_T.clamp(-LIMIT, LIMIT).exp()
     factor_T = ratio_T.clamp(low, high) if reweight else torch.ones_like(ratio_T)
     if outside == "truncate":

@@ -1,8 +1,8 @@
-"""Further terms of the loss, per sampled token; each has its own coefficient and may have its own weights.
+"""Further terms of the loss, per sampled token; each has its own coefficient and optionally its own weights.
 
-What a term asks for by the names of its parameters is what the loop computes: `lp_ref_T` costs a forward pass of the
-reference policy, `entropy_T` a pass over the logits. Which tokens a term is about (an expert's, those of good
-completions) is the matter of its `token_mask`.
+The loop computes only the columns that a term names as parameters: `lp_ref_T` costs a forward pass of the reference
+policy, `entropy_T` a pass over the logits. The `token_mask` of a term says which tokens it covers (an expert's, those
+of good completions).
 Shapes: T sampled tokens.
 """
 
@@ -24,13 +24,13 @@ def kl(
     estimator: Literal["k1", "k2", "k3"] = "k3",
     importance: bool = False,
 ) -> Tensor:
-    """Estimate of KL(policy ‖ reference) at the sampled tokens (Schulman 2020).
+    """KL penalty: an estimate of KL(policy ‖ reference) at the sampled tokens (Schulman 2020).
 
     With r = log p_ref − log p: k1 = −r, k2 = r²/2, k3 = eʳ − 1 − r. As a loss on own samples, k2 has the gradient of
     the reverse KL, k3 that of the forward KL, k1 none in expectation. `importance` multiplies by p/p_behav, gradient
-    included, which gives k1 and k3 the gradient of the reverse KL, off-policy too.
+    included, which gives k1 and k3 the gradient of the reverse KL, also off-policy.
     """
-    estimate_T = _estimate(lp_T, lp_ref_T, estimator)
+    estimate_T = _estimate_kl(lp_T, lp_ref_T, estimator)
     return estimate_T * (lp_T - lp_behav_T).clamp(-LIMIT, LIMIT).exp() if importance else estimate_T
 
 
@@ -42,21 +42,21 @@ def kl_convex(
     lam: Number = 0.25,
     estimator: Estimator = "k3",
 ) -> Tensor:
-    """λ·KL(policy ‖ base) + (1 − λ)·KL(policy ‖ previous): two anchors (ReMix, Liang et al. 2025).
+    """KL penalty to two references: λ·KL(policy ‖ base) + (1 − λ)·KL(policy ‖ previous) (ReMix, Liang et al. 2025).
 
-    The stage's `references` name both: `base` stands still, `previous` is refreshed from the policy.
+    The stage's `references` name both: `base` is fixed, `previous` is refreshed from the policy.
     """
-    base_T, previous_T = (_estimate(lp_T, other_T, estimator) for other_T in (lp_base_T, lp_previous_T))
+    base_T, previous_T = (_estimate_kl(lp_T, other_T, estimator) for other_T in (lp_base_T, lp_previous_T))
     return lam * base_T + (1 - lam) * previous_T
 
 
 def drift(log_ratio_T: Tensor, *, estimator: Literal["abs", "k2", "k3"] = "abs") -> Tensor:
-    """Distance from the sampling policy: |log ρ|, (log ρ)²/2, or ρ − 1 − log ρ (KL(behaviour ‖ policy))."""
-    held_T = log_ratio_T.clamp(-LIMIT, LIMIT)
+    """Distance from the sampling policy: |log ρ|, (log ρ)²/2 or ρ − 1 − log ρ, which estimates KL(sampler ‖ policy)."""
+    clamped_T = log_ratio_T.clamp(-LIMIT, LIMIT)
     return {
-        "abs": held_T.abs,
-        "k2": lambda: held_T.square() / 2,
-        "k3": lambda: held_T.expm1() - held_T,
+        "abs": clamped_T.abs,
+        "k2": lambda: clamped_T.square() / 2,
+        "k3": lambda: clamped_T.expm1() - clamped_T,
     }[estimator]()
 
 
@@ -66,12 +66,12 @@ def entropy(entropy_T: Tensor) -> Tensor:
 
 
 def entropy_band(entropy_T: Tensor, *, low: Number, high: Number) -> Tensor:
-    """Nats by which the entropy at a token is below `low` or above `high`; nothing inside the band."""
+    """Penalty in nats for an entropy below `low` or above `high`; 0 inside the band."""
     return (low - entropy_T).clamp(min=0) + (entropy_T - high).clamp(min=0)
 
 
 def reinforce(lp_T: Tensor, reward_T: Tensor) -> Tensor:
-    """−r·log p of completions with a reward above 0, without a baseline; others give exactly 0 (AEPO 2025).
+    """REINFORCE without a baseline on completions with a reward above 0: −r·log p; others give 0 (AEPO 2025).
 
     With a `token_mask` of completions sampled at another temperature it raises or lowers the entropy of the policy.
     """
@@ -79,38 +79,39 @@ def reinforce(lp_T: Tensor, reward_T: Tensor) -> Tensor:
 
 
 def cross_entropy(lp_T: Tensor) -> Tensor:
-    """Cross-entropy: minus the log-probability; with a `token_mask`, of an expert's or of good completions."""
+    """Cross-entropy: −log p of the token; use `token_mask` to restrict it to an expert's or to good completions."""
     return -lp_T
 
 
 def cross_entropy_uncertain(lp_T: Tensor) -> Tensor:
     """Cross-entropy weighted by p(1 − p), no gradient through the weight (CHORD-φ, Zhang et al. 2025).
 
-    What the policy says already, and what is far from it, both count little.
+    Tokens that the policy finds nearly certain or nearly impossible count little.
     """
     p_T = lp_T.detach().exp()
     return -(p_T * (1 - p_T)) * lp_T
 
 
 def distil_reverse(lp_T: Tensor, lp_teacher_T: Tensor, lp_behav_T: Tensor) -> Tensor:
-    """KL(policy ‖ teacher) at the sampled tokens, with its gradient: own samples, weighted by p/p_behav.
+    """On-policy distillation: KL(policy ‖ teacher) at the sampled tokens, weighted by p/p_behav.
 
-    The value is that of ρ·(log p − log p_teacher). The stage's `references` name the `teacher`.
+    The value is ρ·(log p − log p_teacher), and the gradient that of the KL. The stage's `references` name the
+    `teacher`.
     """
     gap_T = (lp_T - lp_teacher_T).detach()
     return (lp_T - lp_behav_T).clamp(-LIMIT, LIMIT).exp() * gap_T
 
 
 def distil_forward(lp_T: Tensor, lp_teacher_T: Tensor, lp_behav_T: Tensor) -> Tensor:
-    """Cross-entropy of the teacher at the sampled tokens, weighted by p_teacher/p_behav.
+    """Forward distillation: cross-entropy at the sampled tokens, weighted by p_teacher/p_behav.
 
-    In expectation over p_behav its gradient is that of KL(teacher ‖ policy). The weight has no bound but e²⁰.
+    In expectation over p_behav its gradient is that of KL(teacher ‖ policy). The weight is at most e²⁰.
     """
     weight_T = (lp_teacher_T - lp_behav_T).clamp(-LIMIT, LIMIT).exp()
     return -weight_T * lp_T
 
 
-def _estimate(lp_T: Tensor, other_T: Tensor, estimator: str) -> Tensor:
-    """KL(policy ‖ other) by one of Schulman's estimators."""
+def _estimate_kl(lp_T: Tensor, other_T: Tensor, estimator: str) -> Tensor:
+    """Return KL(policy ‖ other) at each token by one of Schulman's estimators."""
     r_T = (other_T - lp_T).clamp(-LIMIT, LIMIT)
     return {"k1": lambda: -r_T, "k2": lambda: r_T.square() / 2, "k3": lambda: r_T.expm1() - r_T}[estimator]()

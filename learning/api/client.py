@@ -1,4 +1,4 @@
-"""Many questions to one server: what was answered before is not asked again, the rest goes out within limits."""
+"""Send many questions to one server: stored answers are reused, the rest is sent within the limits."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -20,9 +20,9 @@ from schemas.endpoint import Endpoint
 from schemas.errors import StepError
 
 BEAT = 0.5
-"""Seconds between two looks at whether the step goes on."""
+"""Seconds between two polls for signals and other processes' answers."""
 BYTES_PER_TOKEN = 4
-"""Of ordinary text, where tokens per minute are reckoned before they are known."""
+"""Estimate for ordinary text, to account tokens per minute before they are known."""
 
 
 def ask(
@@ -33,11 +33,11 @@ def ask(
     cap: Cap | None = None,
     on_answer: Callable[[int], None] = lambda done: None,
 ) -> Responses:
-    """Answers to all questions, in their order. `on_answer` hears how many questions have ended.
+    """Return the answers to all questions, in their order; `on_answer` receives the number of finished questions.
 
-    With a `cap`, what any answer takes counts, also one that was paid earlier, and questions beyond it stay unasked;
-    without, passing the desk's limit on what the step pays raises StepError. So do failures that concern every
-    request, and more failures for good than the endpoint allows; the answers that came until then are kept.
+    With a `cap` every answer counts, also a stored one, and questions beyond it are not asked. Without, raise StepError
+    if the step would exceed its limit of paid tokens or money. Also raise StepError on a failure that concerns every
+    request, or if more requests fail than the endpoint allows; answers received until then are stored.
     """
     with closing(ResponseStore(desk.folder)) as answers, closing(RequestLocks(desk.folder)) as claims:
         return asyncio.run(_Batch(endpoint, desk, questions, answers, claims, cap, on_answer).ended())
@@ -45,12 +45,12 @@ def ask(
 
 @lru_cache(maxsize=64)
 def get_rate_limiters(base_url: str, requests: float | None, tokens: float | None) -> tuple[RateLimiter, RateLimiter]:
-    """Of requests and tokens; a server's limits are for all that this process asks there."""
+    """Return the limiters of requests and tokens of a server, shared by all calls of this process."""
     return RateLimiter(requests), RateLimiter(tokens)
 
 
 async def _poll_signals(work: "asyncio.Future[list[None]]") -> None:
-    """Wait for work, awake now and then: a step that is stopped hears of it only between two lines of Python."""
+    """Wait for work and poll, so that signals are delivered to the interpreter."""
 
     async def beat() -> None:
         while True:
@@ -72,17 +72,23 @@ class _Batch:
     """One call of `ask`."""
 
     def __init__(
-        self, endpoint: Endpoint, desk: SpendingAccount, questions: Sequence[Question], answers: ResponseStore, claims: RequestLocks,
-        cap: Cap | None, on_answer: Callable[[int], None],
-    ):  # fmt: skip
+        self,
+        endpoint: Endpoint,
+        desk: SpendingAccount,
+        questions: Sequence[Question],
+        answers: ResponseStore,
+        claims: RequestLocks,
+        cap: Cap | None,
+        on_answer: Callable[[int], None],
+    ):
         self.endpoint, self.desk, self.questions = endpoint, desk, questions
         self.answers, self.claims = answers, claims
         self.keeper, self.on_answer, self.done, self.failed = ResponseWriter(answers), on_answer, 0, 0
         self.asked = Responses([None] * len(questions), [False] * len(questions))
         self.keys = [question.key(endpoint) for question in questions]
-        self.rows = SpendingLimiter(endpoint, cap or Cap())
+        self.limiter = SpendingLimiter(endpoint, cap or Cap())
         own = Cap(desk.max_tokens, desk.max_cost, answers.spent(desk.step)) if cap is None else Cap()
-        self.purse = SpendingLimiter(endpoint, own)
+        self.own_limiter = SpendingLimiter(endpoint, own)
         self.pace, self.token_pace = get_rate_limiters(
             endpoint.base_url, endpoint.requests_per_minute, endpoint.tokens_per_minute
         )
@@ -91,16 +97,16 @@ class _Batch:
         self.wrong: Exception | None = None
 
     async def ended(self) -> Responses:
-        """Ask until all have ended or something is wrong; then wait for what is on its way, so that it is kept."""
+        """Ask until all questions have ended or one fails; then wait for running requests, so that they are stored."""
         self.known = self.answers.find(list(dict.fromkeys(self.keys)))
         self.under_way: dict[str, asyncio.Future[Answer | Failed]] = {}
         places, turn = iter(range(len(self.questions))), asyncio.Lock()
         workers = min(self.endpoint.max_concurrency, max(1, len(self.questions)))
         async with AsyncExitStack() as stack:
-            # Where everything is known, no connection is made, and none of the waits of making one.
+            # If all answers are stored, skip the connection and its delays.
             missing = any(key not in self.known for key in self.keys)
             self.client = await stack.enter_async_context(make_client(self.endpoint)) if missing else None
-            await _beating(asyncio.gather(*(self._work(places, turn) for _ in range(workers))))
+            await _poll_signals(asyncio.gather(*(self._work(places, turn) for _ in range(workers))))
         if self.wrong is not None:
             raise self.wrong
         return self.asked
@@ -114,15 +120,15 @@ class _Batch:
                 self.broken.set()
 
     async def _next(self, places: Iterator[int], turn: asyncio.Lock) -> int | None:
-        """The next question that may go out; None when there is none, or none may any more."""
+        """Return the index of the next question within the limits; None if there is none."""
         async with turn:
             place = None if self.closed or self.broken.is_set() else next(places, None)
-            if place is not None and not await self.rows.admit(self.questions[place]):
+            if place is not None and not await self.limiter.admit(self.questions[place]):
                 self.closed, place = True, None
         return place
 
     async def _settle(self, place: int) -> None:
-        """Answer one question, from what is known or by asking; equal ones of this round are asked once."""
+        """Answer one question from the store or by asking; equal questions of a batch are asked once."""
         key, question = self.keys[place], self.questions[place]
         answer: Answer | Failed | None = None
         try:
@@ -134,7 +140,7 @@ class _Batch:
             else:
                 answer = await self._asked(place, question, key)
         finally:
-            self.rows.settle(question, answer if isinstance(answer, Answer) else None)
+            self.limiter.settle(question, answer if isinstance(answer, Answer) else None)
         self.asked.answers[place] = answer
         self.done += 1
         self.on_answer(self.done)
@@ -152,23 +158,23 @@ class _Batch:
         return answer
 
     async def _claimed(self, place: int, question: Question, key: str) -> Answer | Failed:
-        """The answer of whoever asks the same just now, in another process, or else the server's."""
+        """Return the answer of another process that is asking the same question, or else the server's."""
         while not self.claims.take(key):
             await self._doze(BEAT)
             self._check()
         try:
-            found = await asyncio.to_thread(self.answers.find, [key])
-            self.asked.cached[place] = key in found
-            return found[key] if found else await self._paid(question, key)
+            stored = await asyncio.to_thread(self.answers.find, [key])
+            self.asked.cached[place] = key in stored
+            return stored[key] if stored else await self._paid(question, key)
         finally:
             self.claims.give_back(key)
 
     async def _paid(self, question: Question, key: str) -> Answer | Failed:
-        """The answer of the server, on the disk before it is returned."""
-        if not await self.purse.admit(question):
+        """Return the server's answer after it has been stored on disk."""
+        if not await self.own_limiter.admit(question):
             raise StepError(
-                f"{describe_endpoint(self.endpoint)}: the stage's cap of {self.purse.cap} is reached; raise `max_tokens_total` or "
-                "`max_cost` and run again: answers that were paid for are kept"
+                f"{describe_endpoint(self.endpoint)}: the stage's cap of {self.own_limiter.cap} is reached; raise "
+                "`max_tokens_total` or `max_cost` and run again: paid answers are stored"
             )
         answer: Answer | None = None
         try:
@@ -182,15 +188,15 @@ class _Batch:
         except TransientFailure as error:
             return self._given_up(error)
         finally:
-            self.purse.settle(question, answer)
+            self.own_limiter.settle(question, answer)
 
     def _given_up(self, error: TransientFailure) -> Failed:
         self.failed += 1
         if self.failed > self.endpoint.max_failed * len(self.questions):
             raise StepError(
-                f"{describe_endpoint(self.endpoint)}: {self.failed} of {len(self.questions)} requests failed for good, after "
-                f"{self.endpoint.max_retries + 1} tries each; the last one: {error}. Answers that came are kept: run "
-                "again to go on, or allow a share of failures with `max_failed`"
+                f"{describe_endpoint(self.endpoint)}: {self.failed} of {len(self.questions)} requests failed for good, "
+                f"after {self.endpoint.max_retries + 1} tries each; the last one: {error}. Received answers are "
+                "stored: run again to continue, or allow a share of failures with `max_failed`"
             ) from None
         return Failed(error.reason, error.said)
 
@@ -208,13 +214,18 @@ class _Batch:
                 self.asked.retries[error.reason] = self.asked.retries.get(error.reason, 0) + 1
 
         again = AsyncRetrying(
-            retry=retry_if_exception_type(TransientFailure), stop=stop_after_attempt(limits.max_retries + 1), wait=waits,
-            before_sleep=note, sleep=self._doze, reraise=True,
-        )  # fmt: skip
+            retry=retry_if_exception_type(TransientFailure),
+            stop=stop_after_attempt(limits.max_retries + 1),
+            wait=waits,
+            before_sleep=note,
+            sleep=self._doze,
+            reraise=True,
+        )
         return await again(self._once, question, key)
 
     async def _once(self, question: Question, key: str) -> Answer:
         self._check()
+        assert self.client is not None  # made because an answer is missing
         input_bound, output_bound = question.bound(self.endpoint)
         reckoned = input_bound / BYTES_PER_TOKEN + output_bound
         await self.pace.take()
@@ -233,10 +244,10 @@ class _Batch:
 
     def _check(self) -> None:
         if self.broken.is_set():
-            raise StepError(f"{describe_endpoint(self.endpoint)}: not tried again, another request has failed for good")
+            raise StepError(f"{describe_endpoint(self.endpoint)}: not tried again because another request has failed")
 
     async def _doze(self, seconds: float) -> None:
-        """Sleep, but not after another request has failed for good."""
+        """Sleep, but wake up if another request fails for good."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.broken.wait()

@@ -1,4 +1,4 @@
-"""A cap on tokens and money that is never passed: a question goes out only when its bound still fits."""
+"""A cap on tokens and money: a question is sent only if its upper bound still fits."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from schemas.endpoint import Endpoint
 
 @dataclass(frozen=True)
 class Cap:
-    """Limits on what answers take, null for none; `used` is what counts already."""
+    """Limits on tokens and money of answers (None: no limit); `used` counts from the start."""
 
     max_tokens: int | None = None
     max_cost: float | None = None
@@ -18,15 +18,15 @@ class Cap:
 
     def __str__(self) -> str:
         limits = ((self.max_tokens, "tokens"), (self.max_cost, "of money"))
-        return " and ".join(f"{limit:,} {of}" for limit, of in limits if limit is not None)
+        return " and ".join(f"{limit:,} {unit}" for limit, unit in limits if limit is not None)
 
 
 class SpendingLimiter:
-    """Lets questions through one after the other, in their order, while what they may take fits under the cap.
+    """Admits questions in their order while their upper bounds fit under the cap.
 
-    One that does not fit waits for those on their way, which mostly take less than their bound. So which is the first
-    that stays behind depends on the answers alone, not on who answers first. A question that the server makes more of
-    than its bound may pass the cap, by that one answer.
+    A question that does not fit waits for running ones, which usually take less than their bounds. So the first
+    rejected question depends only on the answers, not on their order of arrival. If a server exceeds the bound of a
+    question, the cap may be exceeded by that one answer.
     """
 
     def __init__(self, endpoint: Endpoint, cap: Cap):
@@ -36,7 +36,7 @@ class SpendingLimiter:
         self.turn, self.settled = asyncio.Lock(), asyncio.Event()
 
     async def admit(self, question: Question) -> bool:
-        """Whether the question may go out; when it may not, none after it may."""
+        """Wait until the question fits and return True; return False if it never will, nor any later one."""
         tokens, cost = self._needs(*question.bound(self.endpoint))
         async with self.turn:
             while not self._fits(tokens, cost):
@@ -49,10 +49,10 @@ class SpendingLimiter:
         return True
 
     def settle(self, question: Question, answer: Answer | None) -> None:
-        """The question has ended; without an answer it took nothing."""
+        """Replace the question's reservation by the answer's usage; without an answer by none."""
         tokens, cost = self._needs(*question.bound(self.endpoint))
         self.under_way -= 1
-        # Sums of money come back to 0 exactly, whatever was added and taken in between.
+        # Reset to exactly 0, so that rounding errors of floats do not accumulate.
         self.reserved_tokens -= tokens
         self.reserved_cost = self.reserved_cost - cost if self.under_way else 0.0
         if answer is not None:

@@ -1,6 +1,6 @@
-"""Replies of a remote teacher: asked for, read, scored, and counted so that the sums are right.
+"""Distillation from a remote teacher: request replies, score them, and count how each ended.
 
-Every reply that is wanted ends in exactly one way: not asked (a cap), failed, rejected, or accepted.
+Every requested reply ends in exactly one way: not asked (a cap), failed, rejected, or accepted.
 """
 
 from collections import Counter
@@ -20,26 +20,26 @@ MISSING, ACCEPTED, FAILED, REJECTED = "missing", "accepted", "failed", "rejected
 
 @dataclass(frozen=True)
 class Reply:
-    """One of the replies that are wanted for a problem, and how it ended."""
+    """One reply for a problem, and how it ended."""
 
     row: Row
     ended: str
-    """`missing`, `accepted`, or `failed` or `rejected` with a reason behind it: `rejected: truncated`."""
+    """`missing`, `accepted`, or `failed` or `rejected` with a reason: `rejected: truncated`."""
     answer: Answer | None = None
     cached: bool = False
     text: str = ""
 
 
 def find_endpoint(inquiries: Sequence[Inquiry]) -> Endpoint:
-    """The one endpoint that a teacher asks. Raises StepError when there are several."""
+    """Return the endpoint of a teacher's questions; raise StepError if there are several."""
     first = inquiries[0].endpoint
     if any(inquiry.endpoint != first for inquiry in inquiries):
-        raise StepError("teacher: a stage asks one endpoint; give each endpoint a stage of its own")
+        raise StepError("teacher: a stage can use one endpoint; use a separate stage for each endpoint")
     return first
 
 
 def make_questions(inquiries: Sequence[Inquiry], n: int, *, temperature: float, max_tokens: int) -> list[Question]:
-    """`n` for every inquiry, one behind the other."""
+    """Return `n` questions for every inquiry, in order."""
     how = {"temperature": temperature, "max_tokens": max_tokens}
     return [make_chat_question(inquiry.messages, index, **how) for inquiry in inquiries for index in range(n)]
 
@@ -52,7 +52,7 @@ def classify_replies(
     score: Score,
     min_reward: float | None,
 ) -> list[Reply]:
-    """How every reply ended, in the order of the questions; `min_reward` None accepts whatever can be read."""
+    """Return every reply with its result, in the order of the questions; `min_reward` None accepts all valid ones."""
     flat = [(row, inquiry) for row, inquiry in zip(problems, inquiries, strict=True) for _ in range(n)]
     ended = [_parse_answer(inquiry, answer) for (_, inquiry), answer in zip(flat, asked.answers, strict=True)]
     readable = [i for i, (_, text) in enumerate(ended) if text]
@@ -67,7 +67,7 @@ def classify_replies(
 
 
 def _parse_answer(inquiry: Inquiry, answer: Answer | Failed | None) -> tuple[str, str]:
-    """How a reply ended so far, and what is kept of it: empty where nothing can be scored."""
+    """Return the preliminary result of a reply and its text, empty if it cannot be scored."""
     if answer is None:
         return MISSING, ""
     if isinstance(answer, Failed):
@@ -81,10 +81,11 @@ def _parse_answer(inquiry: Inquiry, answer: Answer | Failed | None) -> tuple[str
 
 
 def _judge(row: Row, text: str, score: float | None, min_reward: float | None, seen: set[tuple[str, str]]) -> str:
-    if min_reward is not None and score is None:
-        return f"{REJECTED}: unscorable"
-    if min_reward is not None and score < min_reward:
-        return f"{REJECTED}: reward"
+    if min_reward is not None:
+        if score is None:
+            return f"{REJECTED}: unscorable"
+        if score < min_reward:
+            return f"{REJECTED}: reward"
     if (row["id"], text) in seen:
         return f"{REJECTED}: duplicate"
     seen.add((row["id"], text))
@@ -92,7 +93,7 @@ def _judge(row: Row, text: str, score: float | None, min_reward: float | None, s
 
 
 class ReplyCounts:
-    """How replies ended, family by family; every line of its table adds up."""
+    """Counts of results by family of problems; every line of its table adds up."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -100,7 +101,7 @@ class ReplyCounts:
         self.took: dict[str, Counter[str]] = {}
 
     def add(self, found: Sequence[Reply]) -> None:
-        """Count some."""
+        """Count replies."""
         for reply in found:
             family = reply.row["family"]
             self.ends.setdefault(family, Counter())[reply.ended] += 1
@@ -110,7 +111,7 @@ class ReplyCounts:
                 took.update({"answered": 1, "cached": int(reply.cached), **tokens})
 
     def table(self, problems: Mapping[str, int]) -> list[dict[str, Any]]:
-        """One line per family of the problems and, where there are several, one of all, with the same columns."""
+        """Return one line per family of problems and, if there are several, one of all, with the same columns."""
         names = sorted({name for ends in self.ends.values() for name in ends if ": " in name})
         lines = [self._line(f, problems[f], self.ends[f], self.took[f], names) for f in sorted(problems)]
         if len(lines) == 1:

@@ -1,4 +1,4 @@
-"""Spacing of requests, so that a server's limits are kept rather than met."""
+"""Even spacing of requests, to stay within a server's rate limits."""
 
 import asyncio
 import time
@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 
 
 class RateLimiter:
-    """So many units per minute, evenly: whoever takes waits until those before have been paid off.
+    """At most `per_minute` units, evenly spaced: a caller waits until earlier units have elapsed.
 
-    Nothing is saved up while nobody asks, so that no minute sees more than its share and one request.
+    Idle time is not accumulated, so that no minute exceeds the limit by more than one request.
     """
 
     def __init__(
@@ -22,7 +22,7 @@ class RateLimiter:
         self.free = 0.0
 
     async def take(self, units: float = 1.0) -> None:
-        """Wait for one's turn."""
+        """Wait until the units are available."""
         now = self.clock()
         at = max(now, self.free)
         self.free = at + units * self.seconds
@@ -30,12 +30,12 @@ class RateLimiter:
             await self.sleep(left)
 
     def give_back(self, units: float) -> None:
-        """Take back what was taken and not used; negative: more was used."""
+        """Return unused units; negative if more were used."""
         self.free -= units * self.seconds
 
     barred: float = 0.0
-    """Nobody goes before this time."""
+    """No caller continues before this time."""
 
     def bar(self, seconds: float) -> None:
-        """Let nobody go for so long, as a server that throttles asks."""
+        """Block all callers for some seconds, as a throttling server requests."""
         self.barred = max(self.barred, self.clock() + seconds)

@@ -1,6 +1,6 @@
-"""Who is asking what just now, among all processes of a machine: a lock per question, which ends with its holder.
+"""Locks on questions between all processes of a machine, released when the holder ends.
 
-Linux keeps locks on ranges of a file for an open file; a question's place in the file is a part of its digest.
+They are Linux locks on byte ranges of a file, bound to the open file; the offset is a part of the question's digest.
 """
 
 import fcntl
@@ -10,19 +10,19 @@ from pathlib import Path
 
 FILE = "claims.lock"
 DIGITS = 15
-"""Hexadecimal digits of a digest that fit a place in a file."""
+"""Hexadecimal digits of a digest that fit into a file offset."""
 LAYOUT = "@hhqqi"
 """struct flock: kind, whence, start, length, process."""
 
 
 class RequestLocks:
-    """The locks of one round; `close` gives all of them back, as does the end of the process."""
+    """The locks of one batch; `close`, or the end of the process, releases all of them."""
 
     def __init__(self, folder: Path):
         self.file = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def take(self, key: str) -> bool:
-        """Whether the question is now one's own to ask; False: somebody else is asking it."""
+        """Lock a question; return False if another process holds it."""
         try:
             self._set(fcntl.F_WRLCK, key)
         except OSError:
@@ -30,11 +30,11 @@ class RequestLocks:
         return True
 
     def give_back(self, key: str) -> None:
-        """The question has ended."""
+        """Release the lock of a question."""
         self._set(fcntl.F_UNLCK, key)
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all locks."""
         os.close(self.file)
 
     def _set(self, kind: int, key: str) -> None:

@@ -1,4 +1,4 @@
-"""What is asked of a server, and what comes back."""
+"""Questions to a server, and its answers."""
 
 import hashlib
 import json
@@ -11,34 +11,34 @@ from schemas.endpoint import IDENTITY, Endpoint
 
 CHAT, COMPLETIONS = "/chat/completions", "/completions"
 MESSAGE_TOKENS = 64
-"""Tokens that a chat template may add to a message; a part of the bound on a prompt's tokens."""
+"""Bound on the tokens that a chat template adds to a message."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """One request for one answer; `index` tells apart those that are otherwise equal."""
+    """One request for one answer; `index` distinguishes equal requests."""
 
     path: str
     body: Mapping[str, Any]
-    """The request as JSON, but for what the endpoint adds and leaves out."""
+    """The request as JSON, before the endpoint adds or removes fields."""
     index: int = 0
     about: str = ""
-    """What else the answer hangs on and the server is not told."""
+    """Further data that the answer depends on and that is not sent."""
 
     def asked_of(self, endpoint: Endpoint) -> dict[str, Any]:
-        """The request as it is sent."""
+        """Return the request as it is sent."""
         body = {"model": endpoint.model, **self.body, **endpoint.extra}
         return {key: value for key, value in body.items() if key not in endpoint.omit}
 
     def key(self, endpoint: Endpoint) -> str:
-        """Digest of everything that says what is asked; how the server is reached is no part of it."""
+        """Return a digest of the question, without the way in which the server is reached."""
         who = {name: getattr(endpoint, name) for name in IDENTITY}
         said = {"endpoint": who, "path": self.path, "body": self.body, "index": self.index}
         said |= {"about": self.about} if self.about else {}
         return hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def bound(self, endpoint: Endpoint) -> tuple[int, int]:
-        """Tokens of prompt and answer that are not exceeded: a token stands for at least one byte of text."""
+        """Return upper bounds on the tokens of prompt and answer: a token has at least one byte of text."""
         sent = self.asked_of(endpoint)
         output = int(sent.get("max_completion_tokens") or sent.get("max_tokens") or 0)
         if "messages" in self.body:
@@ -50,26 +50,26 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a server said, and what it took."""
+    """An answer of a server and its usage."""
 
     text: str
     finish: str
-    """The server's word: `stop`, `length`, `content_filter`, ..."""
+    """Finish reason of the server: `stop`, `length`, `content_filter`, ..."""
     input_tokens: int
     output_tokens: int
     token_ids: list[int] | None = None
-    """Where they were asked for and the server gives them."""
+    """Token ids of the answer, if requested and returned."""
     logprobs: list[float] | None = None
-    """Likewise; of the answer's tokens."""
+    """Log-probabilities of the answer's tokens, if requested and returned."""
 
     def dump(self) -> str:
-        """As JSON."""
+        """Return the answer as JSON."""
         return json.dumps(asdict(self))
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A question without an answer for good; `reason` is short, as `refused (400)`, `said` the server's words."""
+    """A question that failed for good; `reason` is short, as `refused (400)`, `said` the server's message."""
 
     reason: str
     said: str = ""
@@ -77,24 +77,24 @@ class Failed:
 
 @dataclass
 class Responses:
-    """Answers in the order of the questions (None: not asked, because a cap was reached), and how they came about."""
+    """Answers in the order of the questions (None: not asked because of a cap), with their origin."""
 
     answers: list[Answer | Failed | None]
     cached: list[bool]
-    """Whether an answer was there already."""
+    """Whether an answer was already stored."""
     retries: dict[str, int] = field(default_factory=dict)
-    """Further tries by the reason of the failure before them."""
+    """Retries by the reason of the failure before them."""
 
 
 def load_answer(text: str) -> Answer:
-    """From JSON."""
+    """Return an answer from JSON."""
     return Answer(**json.loads(text))
 
 
 def make_chat_question(
     messages: Sequence[Mapping[str, str]], index: int, *, temperature: float, max_tokens: int
 ) -> Question:
-    """A question in messages; its index is also the seed, for servers that take one."""
+    """Return a chat question; its index is also the seed, for servers that accept one."""
     said = [{"role": message["role"], "content": replace_half_characters(message["content"])} for message in messages]
     body = {"messages": said, "temperature": temperature, "max_tokens": max_tokens, "seed": index}
     return Question(CHAT, body, index)

@@ -1,6 +1,6 @@
-"""Answers that were paid for, kept for good: one SQLite file for all steps of a checkout, and who paid how much.
+"""Permanent store of paid answers: one SQLite file for all steps of a checkout, with the cost of each step.
 
-An answer is on the disk before anybody uses it, so that a kill at any moment loses at most what was on its way.
+An answer is on disk before it is used, so that a kill loses at most the running requests.
 """
 
 import sqlite3
@@ -15,7 +15,7 @@ from schemas.errors import StepError
 
 FILE = "answers.sqlite"
 PATIENCE = 60.0
-"""Seconds to wait for another process that writes."""
+"""Timeout for another process that writes."""
 PER_QUERY = 500
 TABLES = """
 CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, endpoint TEXT, model TEXT, answer TEXT) WITHOUT ROWID;
@@ -31,7 +31,7 @@ SET input = input + excluded.input, output = output + excluded.output, cost = co
 
 @dataclass(frozen=True)
 class Spent:
-    """What a step has paid for so far, in all its tries."""
+    """Amount that a step has paid, in all of its attempts."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -53,7 +53,7 @@ class Spent:
 
 @dataclass(frozen=True)
 class Paid:
-    """An answer that has just come, and who paid what for it."""
+    """A new answer, with the step that paid and its cost."""
 
     key: str
     answer: Answer
@@ -65,30 +65,30 @@ class Paid:
 
     @property
     def line(self) -> tuple[str, int, int, float, int]:
-        """Step, tokens asked and said, cost, tokens charged for."""
+        """Return step, input and output tokens, cost, and charged tokens."""
         used = self.answer.input_tokens, self.answer.output_tokens
         return self.step, *used, self.cost or 0.0, 0 if self.cost is None else sum(used)
 
 
 class ResponseStore:
-    """The file; may be open in many processes at once. Raises StepError when it cannot be read or written."""
+    """The SQLite file, which many processes may open; raise StepError if it cannot be read or written."""
 
     def __init__(self, folder: Path):
         self.file = folder / FILE
         with self._told():
             folder.mkdir(parents=True, exist_ok=True)
-            # Every commit is on the disk when it returns; a journal per commit also works on shared file systems.
+            # Every commit is on disk when it returns; a journal per commit also works on shared file systems.
             self.base = sqlite3.connect(self.file, timeout=PATIENCE, check_same_thread=False)
             self.base.execute("PRAGMA synchronous = FULL")
             self.base.executescript(TABLES)
         self.lock = threading.Lock()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self.base.close()
 
     def find(self, keys: Sequence[str]) -> dict[str, Answer]:
-        """Those of the answers that are there."""
+        """Return the stored answers by key."""
         found: dict[str, Answer] = {}
         with self.lock, self._told():
             for start in range(0, len(keys), PER_QUERY):
@@ -99,7 +99,7 @@ class ResponseStore:
         return found
 
     def keep(self, paid: Sequence[Paid]) -> list[Answer]:
-        """Keep answers in one commit and note who paid; gives the first one where another process was faster."""
+        """Store answers and their costs in one commit; return the stored ones, which may be another process's."""
         rows = [(one.key, one.endpoint, one.model, one.answer.dump()) for one in paid]
         with self.lock, self._told(), self.base:
             self.base.executemany("INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?)", rows)
@@ -109,7 +109,7 @@ class ResponseStore:
         return [load_answer(text) for text in texts]
 
     def spent(self, step: str) -> Spent:
-        """What a step has paid for."""
+        """Return the amount that a step has paid."""
         with self.lock, self._told():
             row = self.base.execute("SELECT input, output, cost, charged FROM spent WHERE step = ?", (step,)).fetchone()
         return Spent(*row) if row else Spent()

@@ -1,4 +1,4 @@
-"""Answers on their way to the disk: those that come while one commit is under way share the next."""
+"""Write answers to disk: those that arrive during a commit share the next one."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from learning.api.response_store import Paid, ResponseStore
 
 
 class ResponseWriter:
-    """For one event loop, which goes on while a thread writes."""
+    """Writes the answers of one event loop in a thread."""
 
     def __init__(self, answers: ResponseStore):
         self.answers = answers
@@ -15,7 +15,7 @@ class ResponseWriter:
         self.writer: asyncio.Task[None] | None = None
 
     async def keep(self, paid: Paid) -> Answer:
-        """The answer as it is kept, once it is. Raises StepError."""
+        """Return the answer when it has been stored, as stored; raise StepError if it cannot be."""
         kept = asyncio.get_running_loop().create_future()
         self.waiting.append((paid, kept))
         if self.writer is None:
@@ -24,13 +24,13 @@ class ResponseWriter:
 
     async def _write(self) -> None:
         while self.waiting:
-            some, self.waiting = self.waiting, []
+            batch, self.waiting = self.waiting, []
             try:
-                answers = await asyncio.to_thread(self.answers.keep, [paid for paid, _ in some])
+                answers = await asyncio.to_thread(self.answers.keep, [paid for paid, _ in batch])
             except Exception as error:
-                for _, kept in some:
+                for _, kept in batch:
                     kept.set_exception(error)
             else:
-                for (_, kept), answer in zip(some, answers, strict=True):
+                for (_, kept), answer in zip(batch, answers, strict=True):
                     kept.set_result(answer)
         self.writer = None

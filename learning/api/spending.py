@@ -1,4 +1,4 @@
-"""Where a step's questions to servers go through: which folder keeps the answers, and in whose name they are asked."""
+"""The account of a step for its questions to servers: the folder of stored answers, and the limits of spending."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,14 +6,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class SpendingAccount:
-    """Plain values, so that it can be handed to another process; what was spent is looked up in the folder.
+    """Plain values that can be sent to another process; the amount spent is read from the folder.
 
-    `folder` is shared by all steps of a checkout; `step` is the key of the step that asks.
+    `folder` is shared by all steps of a checkout; `step` is the key of the step that pays.
     """
 
     folder: Path
     step: str
     max_tokens: int | None = None
-    """Tokens that the step may pay for, prompts and answers; null: no limit."""
+    """Limit of paid tokens, prompts and answers; None: no limit."""
     max_cost: float | None = None
-    """Likewise money."""
+    """Limit of money; None: no limit."""

@@ -31,7 +31,7 @@ class TransientFailure(Exception):
 
 
 class Refused(Exception):
-    """The server refuses the request for what it asks."""
+    """The server refuses the request because of its content."""
 
     def __init__(self, reason: str, said: str):
         super().__init__(f"{reason}: {said}")
@@ -65,32 +65,33 @@ class _Body(BaseModel):
 
 
 def make_client(endpoint: Endpoint) -> openai.AsyncOpenAI:
-    """A client for one event loop, which sends once and does not try again by itself."""
+    """Return a client for one event loop, without retries of its own."""
     if not endpoint.base_url.startswith(("http://", "https://")):
-        raise StepError(
-            f"{describe_endpoint(endpoint)}: base_url is no address: it wants http:// or https:// at its start"
-        )
-    # What the environment says of an account at OpenAI is no business of other servers.
-    nobody = {"OpenAI-Organization": openai.Omit(), "OpenAI-Project": openai.Omit()}
+        raise StepError(f"{describe_endpoint(endpoint)}: base_url must begin with http:// or https://")
+    # Do not send the OpenAI account of the environment to other servers.
+    omitted: Any = {"OpenAI-Organization": openai.Omit(), "OpenAI-Project": openai.Omit()}
     return openai.AsyncOpenAI(
-        api_key=endpoint.api_key or "none", base_url=endpoint.base_url, max_retries=0, timeout=endpoint.timeout,
-        default_headers=nobody,
-    )  # fmt: skip
+        api_key=endpoint.api_key or "none",
+        base_url=endpoint.base_url,
+        max_retries=0,
+        timeout=endpoint.timeout,
+        default_headers=omitted,
+    )
 
 
 def describe_endpoint(endpoint: Endpoint) -> str:
-    """How messages call an endpoint; its address may be a secret of its own."""
+    """Return the name of an endpoint for messages, without its address, which may be secret."""
     return f"endpoint {endpoint.name} ({endpoint.model})" if endpoint.name else f"endpoint of {endpoint.model}"
 
 
 async def attempt(client: openai.AsyncOpenAI, endpoint: Endpoint, question: Question, key: str) -> Answer:
-    """The answer to one question. Raises Passing, Refused, and StepError for what concerns every request.
+    """Return the answer to one question; raise TransientFailure, Refused, or StepError if all requests would fail.
 
-    Every try carries the same idempotency key, so that a server which knows such keys is paid once.
+    Every attempt sends the same idempotency key, so that a server with such keys is paid once.
     """
     try:
         async with asyncio.timeout(endpoint.timeout):
-            text = await _sent(client, question, question.asked_of(endpoint), f"posttrain-{key}")
+            text = await _send(client, question, question.asked_of(endpoint), f"posttrain-{key}")
     except (TimeoutError, openai.APITimeoutError):
         raise TransientFailure("timeout", f"no answer within {endpoint.timeout:g} s") from None
     except openai.APIStatusError as error:
@@ -101,8 +102,8 @@ async def attempt(client: openai.AsyncOpenAI, endpoint: Endpoint, question: Ques
 
 
 async def _send(client: openai.AsyncOpenAI, question: Question, body: dict[str, Any], key: str) -> str:
-    """The body of the response as it came."""
-    # Everything goes as it is, also what the library does not know.
+    """Send a question and return the body of the response."""
+    # The body is sent unchanged, also fields that the library does not know.
     how = {"model": body["model"], "extra_body": body, "extra_headers": {"Idempotency-Key": key}}
     if question.path == CHAT:
         raw = await client.chat.completions.with_raw_response.create(messages=body["messages"], **how)
@@ -112,7 +113,7 @@ async def _send(client: openai.AsyncOpenAI, question: Question, body: dict[str, 
 
 
 def parse_response(text: str, question: Question, endpoint: Endpoint) -> Answer:
-    """The answer in the body of a response. Raises Passing for one that cannot be read."""
+    """Return the answer in the body of a response; raise TransientFailure if it cannot be parsed."""
     try:
         body = _Body.model_validate_json(text)
         choice = body.choices[0]
@@ -121,7 +122,7 @@ def parse_response(text: str, question: Question, endpoint: Endpoint) -> Answer:
     said = choice.message.content if choice.message is not None else choice.text
     if choice.message is None and choice.text is None:
         raise TransientFailure("malformed", _shorten(text))
-    # Of a server that does not count, what is not exceeded is taken to be used.
+    # For a server that reports no usage, count the upper bounds.
     spent = (body.usage.prompt_tokens, body.usage.completion_tokens) if body.usage else question.bound(endpoint)
     logprobs = choice.logprobs.token_logprobs if choice.logprobs and question.path != CHAT else None
     return Answer(said or "", choice.finish_reason or "", *spent, choice.token_ids, logprobs)
@@ -139,7 +140,7 @@ def _classify_status(endpoint: Endpoint, error: openai.APIStatusError) -> Except
 
 
 def _read_retry_after(response: Any) -> float:
-    """Seconds that the server asks to wait; Retry-After is a number of them, or a date."""
+    """Return the seconds that the server requests to wait, from Retry-After: a number or a date."""
     said = response.headers.get("retry-after", "")
     try:
         return max(0.0, float(said))
@@ -152,7 +153,7 @@ def _read_retry_after(response: Any) -> float:
 
 
 def _read_message(body: Any, response: Any) -> str:
-    """What a server says of a failure."""
+    """Return the server's message about a failure."""
     if isinstance(body, dict) and isinstance(body.get("message"), str):
         return _shorten(body["message"])
     return _shorten(json.dumps(body) if body else response.reason_phrase)

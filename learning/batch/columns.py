@@ -44,7 +44,7 @@ def broadcast_to_tokens(
     if tree != "owner" and at == "all":
         values_T = _over_paths(column.values_X, batch, tree)
     if at == "last":
-        last_T = place(path_T)[1] == 0
+        last_T = locate_in_path(path_T)[1] == 0
         values_T = values_T.where(last_T, torch.zeros_like(values_T))
     return Column(values_T, raw_T, path_T, "token", column.return_X)
 
@@ -63,7 +63,7 @@ def _over_paths(values_P: Tensor, batch: Batch, tree: str) -> Tensor:
     return of_segment[torch.searchsorted(batch.packed.cu_seqlens_S1, batch.sampled_T, right=True) - 1]
 
 
-def place(path_T: Tensor) -> tuple[Tensor, Tensor]:
+def locate_in_path(path_T: Tensor) -> tuple[Tensor, Tensor]:
     """Return tokens of the same path before and after each token."""
     order = path_T.argsort(stable=True)
     counts_P = path_T.bincount()
@@ -73,19 +73,19 @@ def place(path_T: Tensor) -> tuple[Tensor, Tensor]:
     return place_T, counts_P[path_T] - 1 - place_T
 
 
-def after(value_T: Tensor, end_P: Tensor, batch: Batch) -> Tensor:
+def take_next_state(value_T: Tensor, end_P: Tensor, batch: Batch) -> Tensor:
     """Return the value of the state after each sampled token (T,), which is that before the next one.
 
     At the end of a path that was cut it is `end_P`, at that of one which ended by itself 0.
     """
     path_T = batch.path_T
     cut_T = batch.paths["truncated"][path_T]
-    return following(value_T, end_P[path_T].to(value_T).where(cut_T, torch.zeros_like(value_T)), path_T)
+    return take_next_token(value_T, end_P[path_T].to(value_T).where(cut_T, torch.zeros_like(value_T)), path_T)
 
 
-def following(value_T: Tensor, end_T: Tensor, path_T: Tensor) -> Tensor:
+def take_next_token(value_T: Tensor, end_T: Tensor, path_T: Tensor) -> Tensor:
     """Return the entry of the next token of the same path, and of `end_T` at the last one."""
-    before_T, after_T = place(path_T)
+    before_T, after_T = locate_in_path(path_T)
     order = (path_T * (int(before_T.max()) + 1 if len(before_T) else 1) + before_T).argsort()
     next_T = torch.zeros_like(value_T)
     next_T[order[:-1]] = value_T[order[1:]]
@@ -113,7 +113,7 @@ def any_of_path(flags_T: Tensor, path_T: Tensor) -> Tensor:
 def sum_of_later(values_T: Tensor, path_T: Tensor) -> Tensor:
     """Sum over the later tokens of the path."""
     index_T = path_T.unique(return_inverse=True)[1]
-    from_start_T, from_end_T = place(index_T)
+    from_start_T, from_end_T = locate_in_path(index_T)
     if not len(index_T):
         return values_T
     padded_PL = values_T.new_zeros(int(index_T.max()) + 1, int(from_start_T.max()) + 1)

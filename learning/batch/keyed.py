@@ -15,18 +15,18 @@ from learning.samples.sample import SOURCES
 Key = Literal["group", "batch", "episode", "prompt", "family", "source"]
 
 
-def index_of(batch: Batch, path_X: Tensor, by: str, within: str | None = None) -> Tensor:
+def index_keys(batch: Batch, path_X: Tensor, by: str, within: str | None = None) -> Tensor:
     """Return the number (0..) of each entry's key, or of its two keys."""
     key_KP = torch.stack([batch.key(by), batch.key(within or "batch")])
     return key_KP[:, path_X].unique(dim=1, return_inverse=True)[1]
 
 
-def totals(values_X: Tensor, index_X: Tensor) -> Tensor:
+def sum_by_index(values_X: Tensor, index_X: Tensor) -> Tensor:
     """Sum of the values of each number (0..) of an index, once per number."""
     return torch.zeros(int(index_X.max()) + 1, dtype=values_X.dtype).index_add(0, index_X, values_X)
 
 
-def among_of(batch: Batch, path_X: Tensor, sources: Sequence[str] | None) -> Tensor | None:
+def select_sources(batch: Batch, path_X: Tensor, sources: Sequence[str] | None) -> Tensor | None:
     """Return which entries come from one of the named sources; None stands for all."""
     if sources is None:
         return None
@@ -34,7 +34,7 @@ def among_of(batch: Batch, path_X: Tensor, sources: Sequence[str] | None) -> Ten
     return torch.isin(batch.paths["source"], codes)[path_X]
 
 
-def per_key(
+def apply_per_key(
     values_X: Tensor, index_X: Tensor, function: Callable[[Tensor], Tensor], among_X: Tensor | None = None
 ) -> Tensor:
     """Return a statistic of each key's entries (in `among_X`), at every entry of the key; NaN if it has none."""
@@ -47,30 +47,30 @@ def per_key(
     return out_X
 
 
-def sums(values_X: Tensor, index_X: Tensor, among_X: Tensor | None = None) -> Tensor:
+def sum_per_key(values_X: Tensor, index_X: Tensor, among_X: Tensor | None = None) -> Tensor:
     """Sum over each key's entries (of those in `among_X`), at every entry of the key; 0 where there is none."""
     heard_X = values_X if among_X is None else values_X * among_X
-    return per_key(heard_X, index_X, torch.sum)
+    return apply_per_key(heard_X, index_X, torch.sum)
 
 
-def equal(values_X: Tensor, index_X: Tensor, among_X: Tensor | None = None) -> Tensor:
+def are_equal_per_key(values_X: Tensor, index_X: Tensor, among_X: Tensor | None = None) -> Tensor:
     """Return whether the entries of each key (in `among_X`) are equal; True for one entry, False for none."""
-    low_X, high_X = (per_key(values_X, index_X, f, among_X) for f in (torch.min, torch.max))
+    low_X, high_X = (apply_per_key(values_X, index_X, f, among_X) for f in (torch.min, torch.max))
     return low_X == high_X
 
 
-def median(values: Tensor) -> Tensor:
+def compute_median(values: Tensor) -> Tensor:
     """Return the mean of the two middle values for an even count (torch takes the lower)."""
     return values.quantile(0.5)
 
 
-def deviation(values: Tensor, correction: int = 1) -> Tensor:
+def compute_deviation(values: Tensor, correction: int = 1) -> Tensor:
     """Return the standard deviation; 0 of a single value."""
     return values.std(correction=correction) if len(values) > 1 else values.new_zeros(())
 
 
-def standardised(values_X: Tensor, index_X: Tensor, epsilon: float) -> Tensor:
+def standardise_per_key(values_X: Tensor, index_X: Tensor, epsilon: float) -> Tensor:
     """Return mean 0 and deviation 1 in every key, exactly 0 where its entries are equal."""
-    centred_X = values_X - per_key(values_X, index_X, torch.mean)
-    scaled_X = centred_X / (per_key(values_X, index_X, deviation) + epsilon)
-    return scaled_X.masked_fill(equal(values_X, index_X), 0.0)
+    centred_X = values_X - apply_per_key(values_X, index_X, torch.mean)
+    scaled_X = centred_X / (apply_per_key(values_X, index_X, compute_deviation) + epsilon)
+    return scaled_X.masked_fill(are_equal_per_key(values_X, index_X), 0.0)

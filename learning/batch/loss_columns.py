@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from learning.batch.batch import Batch
-from learning.batch.columns import place
+from learning.batch.columns import locate_in_path
 
 AUXILIARY = "aux:"
 """What the names of auxiliaries' columns begin with in a batch."""
@@ -62,7 +62,7 @@ class Columns(Mapping[str, Any]):
         if name == "path_T":
             return batch.path_T
         if name == "place_T":
-            return place(batch.path_T)[0]
+            return locate_in_path(batch.path_T)[0]
         if base == "length":
             length_P = batch.path_T.bincount(minlength=batch.num_paths)
             return length_P if unit == "P" else length_P[batch.path_T]

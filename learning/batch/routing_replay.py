@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from learning.batch.batch import Batch
-from learning.batch.split import micro_batches
+from learning.batch.split import split_micro_batches
 from learning.models.packed import choose_forward, packed_hidden, unwrap
 from learning.parallel.group import ALONE, Each
 from schemas.errors import StepError
 
 
-def routers(model: nn.Module) -> list[nn.Module]:
+def find_routers(model: nn.Module) -> list[nn.Module]:
     """Return the routers of a model in the order of its layers: those of Mixtral, Qwen-MoE and others built like them.
 
     A router's output is (logits (M, E), weights (M, K), indices (M, K)). Raises StepError for a model without one.
@@ -39,11 +39,11 @@ def routers(model: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def recorded(model: nn.Module) -> Iterator[list[Tensor]]:
+def record_routing(model: nn.Module) -> Iterator[list[Tensor]]:
     """Within it, a forward pass leaves the indices (M, K) that each router chose, in the order of layers."""
     choose_forward(unwrap(model))  # its own forward passes must not be recorded
     choices: list[Tensor] = []
-    hooks = [r.register_forward_hook(lambda _, __, out: choices.append(out[2].detach())) for r in routers(model)]
+    hooks = [r.register_forward_hook(lambda _, __, out: choices.append(out[2].detach())) for r in find_routers(model)]
     try:
         yield choices
     finally:
@@ -52,7 +52,7 @@ def recorded(model: nn.Module) -> Iterator[list[Tensor]]:
 
 
 @contextmanager
-def replayed(model: nn.Module, experts_MLK: Tensor | None) -> Iterator[None]:
+def replay_routing(model: nn.Module, experts_MLK: Tensor | None) -> Iterator[None]:
     """Within it, a forward pass uses the experts of the record; None: the routers choose.
 
     The forward pass raises StepError when the record is of another number of tokens or experts.
@@ -60,7 +60,7 @@ def replayed(model: nn.Module, experts_MLK: Tensor | None) -> Iterator[None]:
     hooks = []
     if experts_MLK is not None:
         choose_forward(unwrap(model))  # its own forward passes are of other tokens than the record
-        for layer, router in enumerate(routers(model)):
+        for layer, router in enumerate(find_routers(model)):
             hooks.append(router.register_forward_hook(_chosen(experts_MLK[:, layer])))
     try:
         yield
@@ -86,15 +86,15 @@ def _chosen(indices_MK: Tensor) -> Any:
 
 
 @torch.no_grad()
-def with_experts(batch: Batch, model: PreTrainedModel, *, max_tokens: int, each: Each = ALONE.each) -> Batch:
+def add_expert_column(batch: Batch, model: PreTrainedModel, *, max_tokens: int, each: Each = ALONE.each) -> Batch:
     """Add the token column `experts` (M, L, K): what the routers choose now for every token, prompts included.
 
     `each` is how the ranks of a group share the forward passes.
     """
-    routers_of = routers(model)
+    routers_of = find_routers(model)
 
     def forward(micro: Batch) -> Tensor:
-        with recorded(model) as choices:
+        with record_routing(model) as choices:
             packed_hidden(model, micro.packed.to(model.device))
         return torch.stack(choices, 1).cpu()
 
@@ -102,7 +102,7 @@ def with_experts(batch: Batch, model: PreTrainedModel, *, max_tokens: int, each:
     shape = (len(batch.tokens["learn"]), len(routers_of), top_k)
     experts_MLK = torch.zeros(shape, dtype=torch.long)
     places_M = torch.arange(shape[0])
-    micros = micro_batches(replace(batch, tokens={**batch.tokens, "place_in_whole": places_M}), max_tokens)
+    micros = split_micro_batches(replace(batch, tokens={**batch.tokens, "place_in_whole": places_M}), max_tokens)
     for micro, chosen_MLK in zip(micros, each(micros, forward), strict=True):
         experts_MLK[micro.tokens["place_in_whole"]] = chosen_MLK
     return replace(batch, tokens={**batch.tokens, "experts": experts_MLK})

@@ -6,7 +6,7 @@ from learning.batch.batch import Batch
 from learning.parallel.group import Group
 
 
-def mini_batches(batch: Batch, count: int) -> list[Batch]:
+def split_mini_batches(batch: Batch, count: int) -> list[Batch]:
     """Return at most `count` parts with whole groups, in the order in which groups appear."""
     groups = list(_paths_by_group(batch).values())
     borders = [len(groups) * i // count for i in range(count + 1)]
@@ -14,7 +14,7 @@ def mini_batches(batch: Batch, count: int) -> list[Batch]:
     return [batch.take([p for group in part for p in group]) for part in parts if part]
 
 
-def micro_batches(batch: Batch, max_tokens: int) -> list[Batch]:
+def split_micro_batches(batch: Batch, max_tokens: int) -> list[Batch]:
     """Return parts of at most `max_tokens` tokens, a shared prompt counted once; a longer path is alone.
 
     Groups stay whole where they fit, so that their prompt is computed once.
@@ -37,12 +37,12 @@ def micro_batches(batch: Batch, max_tokens: int) -> list[Batch]:
     return [batch.take(part) for part in parts if part]
 
 
-def shared_micro_batches(batch: Batch, max_tokens: int, group: Group) -> list[Batch]:
+def split_shared_micro_batches(batch: Batch, max_tokens: int, group: Group) -> list[Batch]:
     """Return micro-batches that leave no rank of a group idle."""
     if group.size == 1 or not batch.num_paths:
-        return micro_batches(batch, max_tokens)
+        return split_micro_batches(batch, max_tokens)
     longest = int(batch.packed.position_ids_M.max()) + 1
-    return micro_batches(batch, group.fair(max_tokens, len(batch.packed.input_ids_M), longest))
+    return split_micro_batches(batch, group.fair(max_tokens, len(batch.packed.input_ids_M), longest))
 
 
 def _paths_by_group(batch: Batch) -> dict[int, list[int]]:

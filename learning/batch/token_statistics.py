@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from learning.batch.batch import Batch
-from learning.batch.routing_replay import replayed
+from learning.batch.routing_replay import replay_routing
 from learning.models.packed import packed_statistics
 
 
 @torch.no_grad()
-def forward_of(
+def compute_token_statistics(
     model: Any, micro: Batch, names: tuple[str, ...], *, temperature: float, replay: bool = False
 ) -> dict[str, Tensor]:
     """Return statistics (T,) in float64 of the sampled tokens of one micro-batch: one forward pass."""
-    with replayed(model, micro.tokens.get("experts") if replay else None):
+    with replay_routing(model, micro.tokens.get("experts") if replay else None):
         columns = packed_statistics(
             model,
             micro.packed.to(model.device),

@@ -1,6 +1,6 @@
-"""Which sampled groups are trained on, judged by raw scores, never by the shaped reward.
+"""Group filters: which sampled groups are trained on, by raw scores and not by the shaped reward.
 
-A filter gets the raw scores of every reward (by its name in the recipe, in order) and returns a mask over paths.
+A filter receives the raw scores of every reward (by its name in the recipe, in order) and returns a mask over paths.
 Shapes: P scorable paths.
 """
 
@@ -25,20 +25,20 @@ def reward_variance(
     min: Annotated[float, Field(ge=0)] = 0.0,
     max: Annotated[float, Field(gt=0)] | None = None,
 ) -> Tensor:
-    """Keep groups whose scores vary: standard deviation above `min` and at most `max` (dynamic sampling of DAPO).
+    """Keep groups with a standard deviation of scores above `min` and at most `max` (dynamic sampling of DAPO).
 
-    `reward` names the reward that judges; null is the first of the list, which should be the verifiable one: a
-    length penalty varies in a group that is all wrong, and would fake a signal.
+    `reward` names the reward to use; null is the first of the list, which should be the verifiable one: a length
+    penalty also varies in a group that is all wrong.
     """
     name = reward or next(iter(scores_P))
     if name not in scores_P:
         raise StepError(f"filter_groups reward_variance: no reward {name!r}; the stage has: {', '.join(scores_P)}")
     keep_P = torch.zeros(len(group_P), dtype=torch.bool)
     for group in group_P.unique():
-        mine_P = group_P == group
-        values = scores_P[name][mine_P]
+        member_P = group_P == group
+        values = scores_P[name][member_P]
         deviation = 0.0 if values.min() == values.max() else float(values.std(correction=0))
-        keep_P[mine_P] = deviation > min and (max is None or deviation <= max)
+        keep_P[member_P] = deviation > min and (max is None or deviation <= max)
     return keep_P
 
 
@@ -52,12 +52,12 @@ def similar_history(
     threshold: Annotated[float, Field(ge=-1, le=1)] = 0.5,
     warmup: Annotated[int, Field(ge=1)] = 2,
 ) -> Tensor:
-    """Keep rows with an answer, and of those without the ones that are learnt as these are (TraPO 2025).
+    """Keep rows with an answer, and unlabelled rows whose pass rates develop like those of labelled ones (TraPO 2025).
 
-    A row's history is its pass rate at each visit; similarity is the mean, over the rows with an answer seen so far, of
-    the cosine of two z-scored histories. Kept are the `top_p` most similar of the batch's rows without an answer and
-    all from `threshold` on; in its first `warmup` visits such a row is not trained on. The pass rate is the mean of the
-    stage's first reward, which has to be one that scores both kinds (`composite.first`).
+    A row's history is its pass rate at each visit; similarity is the mean, over the labelled rows seen so far, of the
+    cosine of two z-scored histories. The `top_p` most similar unlabelled rows of the batch are kept, and all with a
+    similarity of at least `threshold`; an unlabelled row is not trained on in its first `warmup` visits. The pass rate
+    is the mean of the stage's first reward, which must score both kinds of rows (`composite.first`).
     """
     labelled = state.setdefault("labelled", [])
     places = {int(group): i for i, group in reversed(list(enumerate(group_P.tolist())))}
@@ -68,23 +68,23 @@ def similar_history(
     for group, i in sorted(places.items()):
         rates = history.rates.get(rows[i]["id"], [])
         if rows[i]["answer"] is None and len(rates) > warmup:
-            similar[group] = mean_cosine(rates, references)
+            similar[group] = compute_mean_cosine(rates, references)
     ranked = sorted(similar, key=lambda group: (-similar[group], group))
     kept = set(ranked[: math.ceil(top_p * len(ranked))]) | {g for g, value in similar.items() if value >= threshold}
     kept |= {group for group, i in places.items() if rows[i]["answer"] is not None}
     return torch.tensor([group in kept for group in group_P.tolist()], dtype=torch.bool)
 
 
-def mean_cosine(rates: Sequence[float], references: Sequence[Sequence[float]]) -> float:
-    """Mean cosine of z-scored histories over the visits that two have in common, which is their correlation.
+def compute_mean_cosine(rates: Sequence[float], references: Sequence[Sequence[float]]) -> float:
+    """Return the mean correlation of a history with references, each over the visits that both have.
 
-    A history that does not change has no direction: as a reference it is left out, else it is like none (0).
+    A constant history has no correlation: such a reference is skipped, and constant `rates` give 0.
     """
-    found = []
+    cosines = []
     for other in references:
         size = min(len(rates), len(other))
-        mine, theirs = (np.array(x[:size]) - np.mean(x[:size]) for x in (rates, other))
+        centred, reference = (np.array(x[:size]) - np.mean(x[:size]) for x in (rates, other))
         if size > 1 and np.ptp(other[:size]) > 0:
-            norm = np.linalg.norm(mine) * np.linalg.norm(theirs)
-            found.append(float(mine @ theirs / norm) if np.ptp(rates[:size]) > 0 else 0.0)
-    return sum(found) / len(found) if found else 0.0
+            norm = np.linalg.norm(centred) * np.linalg.norm(reference)
+            cosines.append(float(centred @ reference / norm) if np.ptp(rates[:size]) > 0 else 0.0)
+    return sum(cosines) / len(cosines) if cosines else 0.0

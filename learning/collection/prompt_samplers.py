@@ -1,7 +1,8 @@
-"""What an iteration samples. A plan is given the problems (`rows`) and how much is wanted, and returns asks.
+"""Prompt samplers: which problems an iteration samples, how many completions of each, and how.
 
-`num_groups` problems with `n` completions each are what the stage's sizes say. A plan that wants companions for a group
-numbers its groups from 0 in the order of the asks.
+A sampler receives the problems (`rows`) and the sizes of the stage, `num_groups` problems with `n` completions each,
+and returns sample requests. One that adds further requests to a group numbers its groups from 0 in the order of
+requests.
 """
 
 import math
@@ -25,16 +26,16 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 def uniform(rows: list[Row], num_groups: int, n: int, seed: int, step: int) -> list[Ask]:
-    """Epochs of shuffled problems laid end to end, `n` completions of each."""
-    return [Ask(rows[i], n) for i in prompts_of_step(len(rows), num_groups, seed, step)]
+    """Sample problems in shuffled epochs, `n` completions of each."""
+    return [Ask(rows[i], n) for i in choose_prompts(len(rows), num_groups, seed, step)]
 
 
 def with_greedy(rows: list[Row], num_groups: int, n: int, seed: int, step: int) -> list[Ask]:
-    """As `uniform`, and one greedy completion in every group, which is not trained on (ReMax, Li et al. 2024).
+    """As `uniform`, plus one greedy completion per group that is not trained on (ReMax, Li et al. 2024).
 
-    It is the baseline of `center` with `among: [greedy]`.
+    It is the baseline for `center` with `among: [greedy]`.
     """
-    asks = [Ask(rows[i], n, group=g) for g, i in enumerate(prompts_of_step(len(rows), num_groups, seed, step))]
+    asks = [Ask(rows[i], n, group=g) for g, i in enumerate(choose_prompts(len(rows), num_groups, seed, step))]
     return [*asks, *(Ask(ask.row, 1, "greedy", temperature=0.0, group=ask.group) for ask in asks)]
 
 
@@ -48,21 +49,21 @@ def adaptive_size(
     *,
     most: Annotated[float, Field(ge=1)] = 4.0,
 ) -> list[Ask]:
-    """Ask for ⌈num_groups / keep rate⌉ groups, so that about `num_groups` of them differ in score (CodeV-R1 2025).
+    """Sample ⌈num_groups / keep rate⌉ groups, so that about `num_groups` have scores that differ (CodeV-R1 2025).
 
-    The keep rate is that of the last iteration that asked: the share of its problems whose first reward was neither
-    always 0 nor always 1. At most `most` times `num_groups` are asked for. Goes with `resample: [dynamic_sampling]`,
-    which drops what is too much and asks for what is missing, and `filter_groups: reward_variance`.
+    The keep rate is that of the last sampled iteration: the share of its problems whose first reward was neither always
+    0 nor always 1. At most `most` times `num_groups` are sampled. Use it with `resample: [refill]`, which drops surplus
+    groups and samples missing ones, and `filter_groups: reward_variance`.
     """
-    rate = _keep_rate(history, state)
-    size = min(math.ceil(num_groups / rate - 1e-9) if rate else math.inf, int(most * num_groups))
+    rate, limit = _update_keep_rate(history, state), int(most * num_groups)
+    size = min(math.ceil(num_groups / rate - 1e-9), limit) if rate else limit
     start = state.get("asked", 0)
     state["asked"] = start + size
-    return [Ask(rows[i], n) for i in _walk(len(rows), start, size, seed)]
+    return [Ask(rows[i], n) for i in _walk_epochs(len(rows), start, size, seed)]
 
 
-def _keep_rate(history: History, state: dict[str, Any]) -> float:
-    """Share of varied problems among the visits since the last call; without any the one before, at first 1."""
+def _update_keep_rate(history: History, state: dict[str, Any]) -> float:
+    """Return the share of varied problems among the visits since the last call; without visits the last rate, or 1."""
     visits = [rate for rates in history.rates.values() for rate in rates]
     seen, varied = len(visits), sum(0 < rate < 1 for rate in visits)
     new = seen - state.get("seen", 0)
@@ -85,28 +86,26 @@ def by_difficulty(
     easy: Annotated[float, Field(ge=0, lt=1)] = 0.6,
     spare_turns: Annotated[int, Field(ge=0)] | None = None,
 ) -> list[Ask]:
-    """Fewer completions of what is solved often, and shorter episodes of what is known to be short (DART 2025).
+    """Sample fewer completions of easy problems, and limit the turns of episodes by past successes (DART 2025).
 
-    A problem gets `most` completions (null: `n`) while its pass rate, when last visited, is at most `easy`; above it
-    they fall on a straight line to `least` for one that is always solved. A problem not yet visited gets `n`. Problems
-    are shuffled epochs laid end to end, as many as num_groups · n completions suffice for: what easy ones leave goes to
-    others. `spare_turns`: an episode may have so many turns more than the longest success of its problem so far (null:
-    no limit of its own); a problem that was never solved keeps the `max_turns` of the environment. Raises StepError for
-    `least` above `most`.
+    A problem gets `most` completions (null: `n`) while its pass rate at the last visit is at most `easy`; above it the
+    number falls linearly to `least` at a pass rate of 1. An unvisited problem gets `n`. Problems are sampled in
+    shuffled epochs until num_groups · n completions are allocated. `spare_turns` limits an episode to that many turns
+    more than the longest success of its problem (null: no such limit); a problem without a success keeps the
+    environment's `max_turns`. Raise StepError if `least` is above `most`.
     """
     full = n if most is None else most
     if least > min(full, n):
-        raise StepError(
-            f"prompt_sampler by_difficulty: least {least} is more than {min(full, n)} completions; lower it"
-        )
-    start, left, asks = state.get("asked", 0), num_groups * n, []
-    for i in _walk(len(rows), start, math.ceil(left / least), seed):
+        raise StepError(f"prompt_sampler by_difficulty: least {least} is above {min(full, n)} completions; lower it")
+    start, left = state.get("asked", 0), num_groups * n
+    asks: list[Ask] = []
+    for i in _walk_epochs(len(rows), start, math.ceil(left / least), seed):
         rates, longest = history.rates.get(rows[i]["id"]), history.turns.get(rows[i]["id"])
         above = max(0.0, rates[-1] - easy) / (1 - easy) if rates else 0.0
         count = round(full - min(above, 1.0) * (full - least)) if rates else n
-        count = left if left - count < least else count  # the rest would make too small a group
-        limited = {} if longest is None or spare_turns is None else {"max_turns": longest + spare_turns}
-        asks.append(Ask(rows[i] | limited, count))
+        count = left if left - count < least else count  # the remainder would be too small a group
+        turn_limit = {} if longest is None or spare_turns is None else {"max_turns": longest + spare_turns}
+        asks.append(Ask(rows[i] | turn_limit, count))
         left -= count
         if not left:
             break
@@ -125,10 +124,10 @@ def hard_focus(
     *,
     share: Number,
 ) -> list[Ask]:
-    """Shuffled epochs over the hardest problems only, of which fewer and fewer stay (DRIVE 2025, Pre-GRPO).
+    """Sample only the hardest problems, in shuffled epochs over a shrinking set (DRIVE 2025, Pre-GRPO).
 
-    `share` of all problems are retained, best a schedule that falls: out of those retained so far, the ones with the
-    lowest pass rate when last visited. A problem not yet visited counts as the hardest.
+    `share` of all problems is retained, usually by a falling number schedule: of those retained so far, the ones with
+    the lowest pass rate at their last visit. An unvisited problem counts as the hardest.
     """
     kept: list[str] = state.setdefault("kept", [row["id"] for row in rows])
     size = max(1, math.ceil(share * len(rows) - 1e-9))
@@ -140,7 +139,7 @@ def hard_focus(
     start = state.get("taken", 0)
     state["taken"] = start + num_groups
     by_id = {row["id"]: row for row in rows}
-    return [Ask(by_id[kept[i]], n) for i in _walk(len(kept), start, num_groups, seed + state.get("since", 0))]
+    return [Ask(by_id[kept[i]], n) for i in _walk_epochs(len(kept), start, num_groups, seed + state.get("since", 0))]
 
 
 def pools(
@@ -154,28 +153,31 @@ def pools(
     shares: list[float] = [0.25, 0.5, 0.25],  # noqa: B006 — never written to
     unseen: Share = 0.5,
 ) -> list[Ask]:
-    """Pools of problems by the pass rate of their last visit, and a share of the groups from each.
+    """Sample a share of the groups from each of several pools of problems, divided by pass rate.
 
-    `borders` part the pools from hard to easy, the lower one belongs to the harder pool; a problem not yet visited has
-    the rate `unseen`. What a pool lacks the others give. Raises StepError unless `shares` are one more than `borders`.
+    The pass rate is that of the last visit, `unseen` for an unvisited problem. `borders` divide the pools from hard to
+    easy; a rate equal to a border belongs to the harder pool. Other pools fill up for one that is too small. Raise
+    StepError unless there is one more of `shares` than of `borders`.
     """
     if len(shares) != len(borders) + 1 or sum(shares) <= 0:
         raise StepError(
-            f"prompt_sampler pools: {len(borders)} borders part {len(borders) + 1} pools; give as many `shares`"
+            f"prompt_sampler pools: {len(borders)} borders divide {len(borders) + 1} pools; give as many `shares`"
         )
     members: list[list[Row]] = [[] for _ in shares]
     for i in rng.permutation(len(rows)):
         row = rows[int(i)]
         rate = history.rates[row["id"]][-1] if history.rates.get(row["id"]) else unseen
         members[sum(rate > border for border in borders)].append(row)
-    wanted = [0, *np.rint(np.cumsum(shares) / sum(shares) * num_groups).astype(int).tolist()]
-    taken, rest = [], []
-    for pool, first, last in zip(members, wanted, wanted[1:], strict=False):
-        taken += pool[: last - first]
-        rest += pool[last - first :]
-    short = num_groups - len(taken)
-    taken += [rest[int(i)] for i in rng.choice(len(rest), size=min(short, len(rest)), replace=False)] if rest else []
-    return [Ask(row, n) for row in taken]
+    ends = [0, *np.rint(np.cumsum(shares) / sum(shares) * num_groups).astype(int).tolist()]
+    chosen: list[Row] = []
+    unused: list[Row] = []
+    for pool, first, last in zip(members, ends, ends[1:], strict=False):
+        chosen += pool[: last - first]
+        unused += pool[last - first :]
+    if unused:
+        missing = min(num_groups - len(chosen), len(unused))
+        chosen += [unused[int(i)] for i in rng.choice(len(unused), size=missing, replace=False)]
+    return [Ask(row, n) for row in chosen]
 
 
 def hot_cold(
@@ -191,11 +193,11 @@ def hot_cold(
     cold: Annotated[float, Field(gt=0)] = 0.7,
     extra: AtLeast1 = 1,
 ) -> list[Ask]:
-    """As `uniform`, and `extra` completions of every problem that push the entropy to `target` (AEPO 2025).
+    """As `uniform`, plus `extra` completions of each problem that move the entropy to `target` (AEPO 2025).
 
     They are sampled at the temperature `hot` (source `hot`) while the entropy of the last iteration is below `target`,
-    at `cold` (source `cold`) while it is above; in groups of their own, so that no baseline is theirs. A component
-    `reinforce` selects them. The first iteration has no such completions.
+    at `cold` (source `cold`) while it is above; in separate groups, so that no baseline includes them. A loss term
+    `reinforce` with a `token_mask` trains on them. The first iteration has none.
     """
     asks = uniform(rows, num_groups, n, seed, step)
     if "entropy" not in metrics or metrics["entropy"] == target:
@@ -217,46 +219,51 @@ def in_context(
     with_demos: AtLeast1 = 2,
     demos: AtLeast1 = 2,
 ) -> list[Ask]:
-    """As `uniform`, but `with_demos` of the `n` completions see `demos` solved problems first (ICPO 2025).
+    """As `uniform`, with `demos` solved problems in the prompt of `with_demos` of the `n` completions (ICPO 2025).
 
     They are trained under the plain prompt, and their source is `in_context`. Solved problems are rows of `data` other
-    than the problem itself. Raises StepError when a group would have none or no plain completion, or `data` too few.
+    than the problem itself. Raise StepError if a group would have no plain completion, or `data` has too few rows.
     """
     if with_demos >= n:
         raise StepError(
-            f"prompt_sampler in_context: with_demos {with_demos} leaves no plain completion of num_generations {n}"
+            f"prompt_sampler in_context: with_demos {with_demos} leaves no plain completion of num_generations {n}; "
+            "lower it"
         )
-    solved = _solved(str(data))
+    solved = _load_solved(str(data))
     asks = []
-    for group, i in enumerate(prompts_of_step(len(rows), num_groups, seed, step)):
+    for group, i in enumerate(choose_prompts(len(rows), num_groups, seed, step)):
         row = rows[i]
         others = [other for other in solved if other["id"] != row["id"]]
         if len(others) < demos:
-            raise StepError(f"prompt_sampler in_context: `data` holds {len(others)} other problems, `demos` is {demos}")
+            raise StepError(
+                f"prompt_sampler in_context: `data` has {len(others)} other problems, but `demos` is {demos}; "
+                "lower it or give more data"
+            )
         chosen = [others[int(k)] for k in rng.choice(len(others), size=demos, replace=False)]
         asks.append(Ask(row, n - with_demos, group=group))
-        asks.append(Ask(row, with_demos, "in_context", context=demonstrated(chosen, row), group=group))
+        asks.append(Ask(row, with_demos, "in_context", context=prepend_demonstrations(chosen, row), group=group))
     return asks
 
 
-def demonstrated(solved: Sequence[Row], row: Row) -> list[Row]:
-    """The messages of solved problems (chat rows), then those of a problem."""
-    return [message for one in solved for message in (*one["prompt"], *one["completion"])] + row["prompt"]
+def prepend_demonstrations(solved: Sequence[Row], row: Row) -> list[Row]:
+    """Return the messages of solved problems (chat rows), followed by those of a problem."""
+    return [message for demo in solved for message in (*demo["prompt"], *demo["completion"])] + row["prompt"]
 
 
 @lru_cache(maxsize=4)
-def _solved(folder: str) -> list[Row]:
-    """The rows of a chat artifact; kept: it never changes."""
+def _load_solved(folder: str) -> list[Row]:
+    """Return the rows of a chat artifact."""
+    # Artifacts never change, so the cache is never stale.
     return read_rows(Path(folder), "chat")
 
 
-def prompts_of_step(num_prompts: int, num_groups: int, seed: int, step: int) -> list[int]:
-    """Indices of the problems of a step."""
-    return _walk(num_prompts, step * num_groups, num_groups, seed)
+def choose_prompts(num_prompts: int, num_groups: int, seed: int, step: int) -> list[int]:
+    """Return the indices of the problems that `uniform` samples in an iteration."""
+    return _walk_epochs(num_prompts, step * num_groups, num_groups, seed)
 
 
-def _walk(num_prompts: int, start: int, size: int, seed: int) -> list[int]:
-    """`size` places from `start` on in epochs of shuffled problems laid end to end."""
+def _walk_epochs(num_prompts: int, start: int, size: int, seed: int) -> list[int]:
+    """Return the `size` indices from position `start` on in consecutive shuffled epochs."""
     places = [divmod(i, num_prompts) for i in range(start, start + size)]
     orders = {epoch: np.random.default_rng([seed, epoch]).permutation(num_prompts) for epoch, _ in places}
     return [int(orders[epoch][place]) for epoch, place in places]

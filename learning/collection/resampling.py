@@ -1,8 +1,8 @@
-"""Slot `resample`: more sampling, other prompts and rejections, once the scores of an iteration's trials are known.
+"""Functions that drop samples and request further ones once the scores of an iteration are known.
 
-A function is given all trials of the iteration so far and returns those to go on with, and what to sample in another
-round. It is called after every round, until no function requests more or the stage's `max_sampling_rounds` are over.
-Its `state` is a part of the checkpoint.
+Each receives all samples of the iteration so far and returns those to keep and the requests for another round. The loop
+calls it after every round, until there are no requests or the stage's `max_rounds` are reached. Its `state` is saved in
+the checkpoint.
 """
 
 import math
@@ -17,7 +17,7 @@ from pydantic import Field
 from scipy.special import stdtrit
 
 from learning.algorithm.token_masks.masks import Source
-from learning.collection.prompt_samplers import demonstrated
+from learning.collection.prompt_samplers import prepend_demonstrations
 from learning.data.rows import Row, read_rows
 from learning.samples.judging import failed, judged, passed, spread
 from learning.samples.sample import Ask, Messages, Trial
@@ -44,26 +44,25 @@ def dynamic_sampling(
     size: AtLeast1 | None = None,
     short: Literal["train", "stop"] = "train",
 ) -> Asked:
-    """Sample other problems until `num_groups` groups have scores that differ (dynamic sampling of DAPO, eq. 11).
+    """Dynamic sampling: sample other problems until `num_groups` groups have scores that differ (DAPO, eq. 11).
 
-    Goes with `filter_groups: reward_variance` (same `reward` and `min`), which keeps the others out of the loss; groups
-    above `num_groups` are dropped, last asked for first. A round asks for `size` groups (null: as many as are missing)
-    of problems not sampled in this iteration. At most `budget` · num_groups groups are sampled: with fewer that differ
-    the iteration trains on those, or (`short: stop`) StepError is raised.
+    Use it with `filter_groups: reward_variance` (same `reward` and `min`), which keeps the other groups out of the
+    loss; groups above `num_groups` are dropped, the last requested first. A round requests `size` groups (null: as many
+    as are missing) of problems not sampled in this iteration. At most `budget` · num_groups groups are sampled: with
+    too few the iteration trains on those, or raises StepError (`short: stop`).
     """
     groups = _by_group(trials)
     varied = [group for group, members in groups.items() if spread(members, reward) > min]
     if len(varied) >= num_groups:
         surplus = set(varied[num_groups:])
         return [t for t in trials if t.group not in surplus], []
-    known = {trial.row["id"] for trial in trials}
-    fresh = [row for row in rows if row["id"] not in known]
-    wanted = (size or num_groups - len(varied), int(budget * num_groups) - len(groups), len(fresh))
-    count = sorted(wanted)[0]
+    sampled_ids = {trial.row["id"] for trial in trials}
+    fresh = [row for row in rows if row["id"] not in sampled_ids]
+    # Not min(): the option `min` shadows it.
+    count = sorted((size or num_groups - len(varied), int(budget * num_groups) - len(groups), len(fresh)))[0]
     if count < 1 and short == "stop":
         raise StepError(
-            f"resample dynamic_sampling: {len(varied)} of {num_groups} groups have scores that differ, after "
-            f"{len(groups)} "
+            f"resample refill: {len(varied)} of {num_groups} groups have scores that differ, after {len(groups)} "
             "groups; choose problems that are neither too easy nor too hard, raise `budget`, or set `short: train`"
         )
     chosen = rng.choice(len(fresh), size=count, replace=False) if count > 0 else []
@@ -80,40 +79,40 @@ def allocate(
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95,
     reward: str | None = None,
 ) -> Asked:
-    """In each of `rounds` rounds `extra` more completions go where they reduce uncertainty most (XRPO 2025).
+    """Sample `extra` more completions per round for the groups whose mean score is most uncertain (XRPO 2025).
 
-    What one more completion gives a group of n is h(n) − h(n + 1), h(n) = t·s/√n half the interval of its mean score,
-    plus bonus·√(ln(1 + N)/n) with N completions in all. They are given out one by one; groups that gain nothing get
-    none.
+    The gain of one more completion for a group of n is h(n) − h(n + 1), h(n) = t·s/√n half the confidence interval of
+    its mean score, plus bonus·√(ln(1 + N)/n) with N completions in total. Completions are allocated one by one to the
+    group of the highest gain; groups without a gain get none.
     """
     if round >= rounds:
         return trials, []
     first = {t.group: t.row for t in reversed(trials) if t.source == "policy"}
     scores = {group: judged(members, reward) for group, members in _by_group(trials).items() if group in first}
-    deviations = {group: _deviation(values) for group, values in scores.items() if len(values) > 1}
+    deviations = {group: _compute_deviation(values) for group, values in scores.items() if len(values) > 1}
     counts = {group: len(scores[group]) for group in deviations}
-    given: Counter[int] = Counter()
+    allocated: Counter[int] = Counter()
     for _ in range(extra):
-        total = sum(counts.values()) + sum(given.values())
+        total = sum(counts.values()) + sum(allocated.values())
         gains = {}
         for group, s in deviations.items():
-            size = counts[group] + given[group]
-            gain = half_width(s, size, confidence) - half_width(s, size + 1, confidence)
+            size = counts[group] + allocated[group]
+            gain = compute_half_width(s, size, confidence) - compute_half_width(s, size + 1, confidence)
             gains[group] = gain + bonus * math.sqrt(math.log1p(total) / size)
         best = max(gains, key=gains.__getitem__, default=None)
         if best is None or gains[best] <= 0:
             break
-        given[best] += 1
-    return trials, [Ask(first[group], count, group=group) for group, count in sorted(given.items())]
+        allocated[best] += 1
+    return trials, [Ask(first[group], count, group=group) for group, count in sorted(allocated.items())]
 
 
-def half_width(deviation: float, size: int, confidence: float = 0.95) -> float:
-    """Half of Student's interval for a mean of `size` values with a sample deviation."""
+def compute_half_width(deviation: float, size: int, confidence: float = 0.95) -> float:
+    """Return half of Student's confidence interval for the mean of `size` values with a sample deviation."""
     return float(stdtrit(size - 1, (1 + confidence) / 2)) * deviation / math.sqrt(size)
 
 
-def _deviation(values: list[float]) -> float:
-    """Sample deviation (n − 1)."""
+def _compute_deviation(values: list[float]) -> float:
+    """Return the sample deviation (n − 1)."""
     return float(np.std(values, ddof=1)) if len(set(values)) > 1 else 0.0
 
 
@@ -131,43 +130,46 @@ def retry_with_exemplars(
     reward: str | None = None,
     at_least: float = 1.0,
 ) -> Asked:
-    """Groups that failed throughout get `extra` completions which see solved problems first, once (after XRPO).
+    """Retry groups without a success once, with solved problems in the prompt: `extra` more completions (after XRPO).
 
     They join the group, are trained under the plain prompt, and their source is `in_context`. The solved problems are
-    the last `keep` that the policy has solved, at first those of `data`; `demos` of the same family are drawn, fewer
-    where the model has no room for more.
+    the last `keep` that the policy has solved, initially those of `data`; `demos` of the same family are drawn, fewer
+    if they do not fit into the model's context.
     """
     if round == 0:
         state["retried"] = []
     if "bank" not in state:
-        state["bank"] = _chat(str(data))[-keep:] if data else []
+        state["bank"] = _load_chat(str(data))[-keep:] if data else []
     for trial in trials if round == 0 else []:
         if trial.source == "policy" and passed(trial, reward, at_least):
-            state["bank"] = [*state["bank"], solved_row(trial)][-keep:]
+            state["bank"] = [*state["bank"], make_demonstration(trial)][-keep:]
     asks = []
     for group, members in _by_group(trials).items():
         if group in state["retried"] or not failed(members, reward, at_least):
             continue
         row = members[0].row
-        known = [one for one in state["bank"] if one["family"] == row["family"] and one["id"] != row["id"]]
-        chosen = [known[int(i)] for i in rng.permutation(len(known))[:demos]]
-        while chosen and not _fits(demonstrated(chosen, row), sampler):
+        related = [
+            solved for solved in state["bank"] if solved["family"] == row["family"] and solved["id"] != row["id"]
+        ]
+        chosen = [related[int(i)] for i in rng.permutation(len(related))[:demos]]
+        while chosen and not _fits_context(prepend_demonstrations(chosen, row), sampler):
             chosen.pop()
         if chosen:
             state["retried"].append(group)
-            asks.append(Ask(row, extra, "in_context", context=demonstrated(chosen, row), group=group))
+            asks.append(Ask(row, extra, "in_context", context=prepend_demonstrations(chosen, row), group=group))
     return trials, asks
 
 
-def solved_row(trial: Trial) -> Row:
-    """A trial as a row of chat, so far as demonstrations need it."""
-    kept = {name: trial.row[name] for name in ("id", "prompt", "family")}
-    return kept | {"completion": [{"role": "assistant", "content": trial.text}]}
+def make_demonstration(trial: Trial) -> Row:
+    """Return a sample as a chat row with the columns that demonstrations need."""
+    problem = {name: trial.row[name] for name in ("id", "prompt", "family")}
+    return problem | {"completion": [{"role": "assistant", "content": trial.text}]}
 
 
-def _fits(messages: Messages, sampler: Sampler, more: int = 0) -> bool:
-    """Whether a prompt, `more` tokens and a completion have room in the model."""
-    return len(sampler.encode(messages)) + more + sampler.sampling.max_new_tokens <= sampler.policy.max_length
+def _fits_context(messages: Messages, sampler: Sampler, extra_tokens: int = 0) -> bool:
+    """Return whether a prompt, `extra_tokens` and a completion fit into the model's context."""
+    size = len(sampler.encode(messages)) + extra_tokens + sampler.sampling.max_new_tokens
+    return size <= sampler.policy.max_length
 
 
 def hint(
@@ -187,44 +189,54 @@ def hint(
     reward: str | None = None,
     at_least: float = 1.0,
 ) -> Asked:
-    """A group that failed throughout is sampled anew with the beginning of the solution (GHPO, Liu et al. 2025).
+    """Resample groups without a success with the beginning of the solution as a hint (GHPO, Liu et al. 2025).
 
     The first ⌈share · L⌉ of the L tokens of the problem's completion in `data` follow the prompt, after `lead`, or
-    (`place: completion`) begin the completion, without a loss. A group that still fails gets the next share. Its source
-    is `hinted`; what failed is dropped. Without a completion, or room for the hint, a group stays as it is. In the
-    first `guided_steps` iterations every group gets `guided_share` instead, failed or not, and nothing more.
+    (`place: completion`) begin the completion, without a loss. A group that fails again gets the next share. The new
+    completions replace the group's; their source is `hinted`. A group does not change if `data` has no completion of
+    its problem or the hint does not fit. In the first `guided_steps` iterations every group gets one hint of
+    `guided_share` instead, whether it failed or not.
     """
     if round == 0:
         state["hints"] = {}
-    known, asks, dropped, guided = _solutions(str(data)), [], set(), step < guided_steps
+    solutions, guided = _load_solutions(str(data)), step < guided_steps
+    asks: list[Ask] = []
+    dropped: set[int] = set()
     shares = [guided_share] if guided else shares
     for group, members in _by_group(trials).items():
         used, row = state["hints"].get(str(group), 0), members[0].row
-        if used >= len(shares) or row["id"] not in known or not (guided or failed(members, reward, at_least)):
+        if used >= len(shares) or row["id"] not in solutions or not (guided or failed(members, reward, at_least)):
             continue
-        begin = _beginning(row, known[row["id"]], shares[used], sampler)
-        how = {"begin": begin} if place == "completion" else {"prompt": _hinted(row, lead + _text(begin, sampler))}
-        ask = Ask(row, n, "hinted", group=group, **how)
-        if _fits(ask.prompt or row["prompt"], sampler, len(ask.begin)):
+        hint_ids = _take_beginning(row, solutions[row["id"]], shares[used], sampler)
+        if place == "completion":
+            ask = Ask(row, n, "hinted", group=group, begin=hint_ids)
+        else:
+            prompt = _append_hint(row, lead + _decode(hint_ids, sampler))
+            ask = Ask(row, n, "hinted", group=group, prompt=prompt)
+        if _fits_context(ask.prompt or row["prompt"], sampler, len(ask.begin)):
             state["hints"][str(group)] = used + 1
             dropped.add(group)
             asks.append(ask)
     return [t for t in trials if t.group not in dropped], asks
 
 
-def _beginning(row: Row, solution: str, share: float, sampler: Sampler) -> tuple[int, ...]:
-    """The first ⌈share · L⌉ of the L tokens of a solution."""
+def _take_beginning(row: Row, solution: str, share: float, sampler: Sampler) -> tuple[int, ...]:
+    """Return the first ⌈share · L⌉ of the L tokens of a solution."""
     ids = sampler.given(row, solution, source="expert", group=0).completion_ids[:-1]
     return tuple(ids[: math.ceil(share * len(ids) - 1e-9)])
 
 
-def _hinted(row: Row, hint: str) -> Messages:
+def _append_hint(row: Row, hint: str) -> Messages:
+    """Return the prompt of a row with a hint at the end of its last message."""
     *before, last = row["prompt"]
     return [*before, last | {"content": last["content"] + hint}]
 
 
-def _text(ids: Sequence[int], sampler: Sampler) -> str:
-    return sampler.policy.tokenizer.decode(list(ids), skip_special_tokens=True)
+def _decode(ids: Sequence[int], sampler: Sampler) -> str:
+    """Return the text of token ids without special tokens."""
+    text = sampler.policy.tokenizer.decode(list(ids), skip_special_tokens=True)
+    assert isinstance(text, str)  # a list only for a batch of sequences
+    return text
 
 
 def reject(
@@ -234,24 +246,25 @@ def reject(
     reward: str | None = None,
     at_least: float = 1.0,
 ) -> Asked:
-    """Drop completions of the named sources that score below `at_least`, or that could not be scored (ICPO 2025).
+    """Drop completions of the named sources that score below `at_least` or could not be scored (ICPO 2025).
 
-    They leave their group: its mean and deviation are as without them.
+    They do not count in the mean and deviation of their group.
     """
     return [t for t in trials if t.source not in sources or passed(t, reward, at_least)], []
 
 
 @lru_cache(maxsize=4)
-def _chat(folder: str) -> list[Row]:
-    """The rows of a chat artifact, so far as demonstrations need them; kept: it never changes."""
+def _load_chat(folder: str) -> list[Row]:
+    """Return the rows of a chat artifact with the columns that demonstrations need."""
+    # Artifacts never change, so the cache is never stale.
     names = ("id", "prompt", "family", "completion")
     return [{name: row[name] for name in names} for row in read_rows(Path(folder), "chat")]
 
 
 @lru_cache(maxsize=4)
-def _solutions(folder: str) -> dict[str, str]:
-    """The first completion of every problem of a chat artifact."""
-    found: dict[str, str] = {}
-    for row in _chat(folder):
-        found.setdefault(row["id"], row["completion"][-1]["content"])
-    return found
+def _load_solutions(folder: str) -> dict[str, str]:
+    """Return the first completion of every problem of a chat artifact."""
+    solutions: dict[str, str] = {}
+    for row in _load_chat(folder):
+        solutions.setdefault(row["id"], row["completion"][-1]["content"])
+    return solutions

@@ -1,6 +1,6 @@
-"""Where the steps of environments run: in threads and real time, or on a clock of discrete events.
+"""Clocks that run the steps of environments: threads in real time, or a simulation of discrete events.
 
-Both are used in the same way: a step is submitted under a number, and what has ended is collected.
+Both have one protocol: a step is submitted under a number, and ended steps are collected.
 """
 
 import heapq
@@ -24,7 +24,7 @@ class Answer:
     outcome: Outcome | None
     seconds: float
     measured: bool
-    """Whether the seconds are those that passed in fact."""
+    """Whether the seconds are real time."""
     error: Exception | None = None
 
 
@@ -32,54 +32,57 @@ class Clock(Protocol):
     """Runs steps."""
 
     exact: bool
-    """Whether what it does is the same in every run, because nothing takes real time."""
-    pause: float | None
-    """Seconds that a step of a flight waits where nothing is decoded; None: as long as it takes."""
+    """Whether every run is the same, because nothing depends on real time."""
+
+    @property
+    def pause(self) -> float | None:
+        """Return the seconds that a step of a flight waits if nothing is decoded; None: without limit."""
+        ...
 
     def submit(self, number: int, step: Step) -> None:
-        """Have a step run as soon as there is a worker for it; `number` is the caller's name for it."""
+        """Run a step as soon as a worker is free; `number` identifies it for the caller."""
         ...
 
     def collect(self, wait_s: float | None = 0.0) -> list[Answer]:
-        """What has ended, by number; waits up to so many seconds (None: as long as it takes) for the first one."""
+        """Return ended steps by number; wait up to `wait_s` seconds (None: without limit) for the first one."""
         ...
 
     def tick(self) -> None:
-        """A decode step has passed."""
+        """Advance by a decode step."""
         ...
 
     def forget(self) -> None:
-        """What is under way is wanted by nobody any more."""
+        """Drop all running steps."""
         ...
 
     def beside(self) -> "Clock":
-        """The same clock and workers for another caller, with numbers of its own."""
+        """Return the same clock and workers for another caller, with its own numbers."""
         ...
 
     def close(self) -> None:
-        """End it."""
+        """Close the clock."""
         ...
 
     @property
     def now(self) -> float:
-        """Seconds."""
+        """Return the time in seconds."""
         ...
 
 
 class ThreadClock:
-    """Real time: `workers` steps at once, each in a thread."""
+    """Real time: up to `workers` steps at once, each in a thread."""
 
     exact = False
     pause = 0.003
 
     def __init__(self, workers: int) -> None:
-        # A thread is made when there is something for it to do.
+        # A thread is started only when there is a step for it.
         self.pool = ThreadPoolExecutor(workers, thread_name_prefix="environment")
         self.under_way: dict[Future[Answer], int] = {}
 
     @property
     def now(self) -> float:
-        """Of the machine's clock."""
+        """Return the time of the machine's clock."""
         return time.perf_counter()
 
     def submit(self, number: int, step: Step) -> None:
@@ -87,38 +90,38 @@ class ThreadClock:
         self.under_way[self.pool.submit(_run_timed, number, step)] = number
 
     def collect(self, wait_s: float | None = 0.0) -> list[Answer]:
-        """What has ended."""
+        """Return ended steps."""
         if not self.under_way:
             return []
         done, _ = wait(self.under_way, timeout=wait_s, return_when=FIRST_COMPLETED)
-        for one in done:
-            del self.under_way[one]
-        return sorted((one.result() for one in done), key=lambda answer: answer.number)
+        for future in done:
+            del self.under_way[future]
+        return sorted((future.result() for future in done), key=lambda answer: answer.number)
 
     def tick(self) -> None:
-        """Real time passes by itself."""
+        """Do nothing: real time passes without a call."""
 
     def forget(self) -> None:
-        """Steps that run end by themselves; those that wait are not begun."""
-        for one in self.under_way:
-            one.cancel()
+        """Cancel waiting steps, and ignore the results of running ones."""
+        for future in self.under_way:
+            future.cancel()
         self.under_way = {}
 
-    def beside(self) -> "Threads":
-        """The same threads."""
+    def beside(self) -> "ThreadClock":
+        """Return a clock with the same threads."""
         other = copy(self)
         other.under_way = {}
         return other
 
     def close(self) -> None:
-        """End the threads, without waiting for steps that run."""
+        """End the threads without waiting for running steps."""
         self.forget()
         self.pool.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass
 class Time:
-    """What a virtual clock shows, in whole nanoseconds: intervals are the same however late it is."""
+    """Time of a virtual clock in integer nanoseconds, so that intervals do not depend on the time of day."""
 
     now: int = 0
     waited: int = 0
@@ -129,10 +132,10 @@ SECOND = 10**9
 
 
 class VirtualClock:
-    """Discrete events: nothing waits in fact, so that what would take hours is computed in no time, and exactly.
+    """Simulation by discrete events: exact, and without waiting in real time.
 
-    A step takes the seconds that `latency` gives for its outcome (None: those it tells itself), a decode step takes
-    `decode_s`; `workers` steps run at once (None: all of them). Waiting jumps to the next event.
+    A step takes the seconds that `latency` returns for its outcome (None: `seconds` of the outcome), a decode step
+    takes `decode_s`; `workers` steps run at once (None: all). Waiting advances the time to the next event.
     """
 
     exact = True
@@ -147,16 +150,16 @@ class VirtualClock:
 
     @property
     def now(self) -> float:
-        """Seconds that have passed."""
+        """Return the seconds that have passed."""
         return self.time.now / SECOND
 
     @property
     def waited(self) -> float:
-        """Seconds that passed while nothing was decoded."""
+        """Return the seconds that passed while nothing was decoded."""
         return self.time.waited / SECOND
 
     def submit(self, number: int, step: Step) -> None:
-        """Run a step at once; it ends when its time has passed, after those before it have left it a worker."""
+        """Run a step now; it ends when its duration has passed since a worker was free."""
         answer = _run_timed(number, step)
         seconds = 0.0 if answer.outcome is None else float(self.latency(answer.outcome))
         begin = self.time.now
@@ -166,7 +169,7 @@ class VirtualClock:
         heapq.heappush(self.events, (begin + round(seconds * SECOND), number, ended))
 
     def collect(self, wait_s: float | None = 0.0) -> list[Answer]:
-        """What has ended by now; where it waits, time goes on to the next event."""
+        """Return steps that have ended; waiting advances the time to the next event."""
         if self.events and self.events[0][0] > self.time.now:
             left = self.events[0][0] - self.time.now
             passed = left if wait_s is None else min(left, round(wait_s * SECOND))
@@ -178,30 +181,30 @@ class VirtualClock:
         return sorted(done, key=lambda answer: answer.number)
 
     def tick(self) -> None:
-        """A decode step takes its time."""
+        """Advance by the duration of a decode step."""
         self.time.now += round(self.decode_s * SECOND)
 
     def forget(self) -> None:
-        """Nothing is under way."""
+        """Drop all events."""
         self.events = []
 
     @property
     def pause(self) -> float | None:
-        """A decode step of nothing."""
+        """Return the duration of a decode step."""
         return self.decode_s or None
 
-    def beside(self) -> "Virtual":
-        """The same time, with events of its own; `workers` are of each."""
+    def beside(self) -> "VirtualClock":
+        """Return a clock with the same time and its own events; each has `workers`."""
         other = copy(self)
         other.events = []
         return other
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing."""
 
 
 def _run_timed(number: int, step: Step) -> Answer:
-    """Run a step; what it raises is told by whoever collects it."""
+    """Run a step, and return its outcome or the exception that it raised."""
     began = time.perf_counter()
     try:
         outcome = step()

@@ -1,4 +1,4 @@
-"""What episodes are sampled with: an engine made into a source of completions that is moved on turn by turn."""
+"""Adapt an engine to a source of completions that episodes advance turn by turn."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,7 +9,7 @@ from learning.samples.engine_protocol import EngineProtocol, FlyingEngine, Gener
 
 
 class BatchSource:
-    """An engine that is called for a batch: a turn is a call for everything that waits."""
+    """A source over an engine that is called for batches: a turn is a call for all waiting requests."""
 
     def __init__(self, engine: EngineProtocol) -> None:
         self.engine = engine
@@ -21,30 +21,30 @@ class BatchSource:
         self.waiting += [(ticket, request, sampling) for ticket, request in requests]
 
     def turn(self) -> bool:
-        """Sample everything that waits; False when nothing does."""
+        """Sample all waiting requests; return whether there were any."""
         waiting, self.waiting = self.waiting, []
         groups: dict[Sampling, list[tuple[int, Request]]] = {}
         for ticket, request, sampling in waiting:
             most = sampling.max_new_tokens
             limit = most if request.limit is None else min(most, request.limit)
             groups.setdefault(replace(sampling, max_new_tokens=limit), []).append((ticket, request))
-        for sampling, some in groups.items():
-            made = self.engine.generate([replace(request, limit=None) for _, request in some], sampling)
-            for (ticket, request), of in zip(some, made, strict=True):
-                for place, one in enumerate(of):
-                    cut = one.finish == "length" and request.limit is not None
-                    whole = sampling.max_new_tokens == _find_limit(waiting, ticket)
-                    finish = "suspended" if cut and not whole else one.finish
-                    self.outbox.append((ticket, replace(one, finish=finish, sample=request.first + place)))
+        for sampling, batch in groups.items():
+            results = self.engine.generate([replace(request, limit=None) for _, request in batch], sampling)
+            for (ticket, request), generations in zip(batch, results, strict=True):
+                for place, generation in enumerate(generations):
+                    is_cut = generation.finish == "length" and request.limit is not None
+                    is_full = sampling.max_new_tokens == _find_limit(waiting, ticket)
+                    finish = "suspended" if is_cut and not is_full else generation.finish
+                    self.outbox.append((ticket, replace(generation, finish=finish, sample=request.first + place)))
         return bool(waiting)
 
     def collect(self, wait_s: float = 0.0) -> list[Ended]:
-        """What has ended."""
-        made, self.outbox = self.outbox, []
-        return made
+        """Return completions that have ended."""
+        ended, self.outbox = self.outbox, []
+        return ended
 
     def suspend(self) -> list[Ended]:
-        """Take out what waits."""
+        """Take out and return the waiting completions."""
         waiting, self.waiting = self.waiting, []
         return [
             (ticket, Generation([], [], "suspended", sample=request.first + place))
@@ -58,7 +58,7 @@ def _find_limit(waiting: list[tuple[int, Request, Sampling]], ticket: int) -> in
 
 
 def make_source(engine: Any) -> Any:
-    """Where completions of an engine come from: itself, where they come by themselves; otherwise turn by turn."""
+    """Return the engine itself if it runs continuously, else a source that is advanced turn by turn."""
     if isinstance(engine, Streaming) or hasattr(engine, "collect"):
         return engine
     return RolloutService(engine, lambda receipt: None) if isinstance(engine, FlyingEngine) else BatchSource(engine)

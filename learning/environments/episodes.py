@@ -1,12 +1,12 @@
-"""Episodes: an engine whose completions are several turns of the model, with an environment's answers in between.
+"""Episodes: an engine whose completions consist of several turns of the model with an environment's answers in between.
 
-A turn of the model ends with its end token. The environment is given its text; what it answers is laid out as the chat
-template lays out a message, up to where the model's next turn begins, and the completion goes on after it. So a
-completion is one text to everything else, with some tokens in it that nobody sampled (`Generation.turns`).
+A turn of the model ends with its end token. The environment receives its text; its answer is formatted as a message by
+the chat template, up to the beginning of the model's next turn, and the completion continues after it. For all other
+code a completion is one text with some tokens that were not sampled (`Generation.turns`).
 
-`Episodes` wraps an engine, or a source of completions beside a trainer (`asynchrony.stream_source`), and is the same to
-its caller. Random streams belong to requests, so that what an episode becomes does not depend on which answers come
-first. One that is suspended, by a window or a checkpoint, is begun anew and given its turns again.
+`Episodes` wraps an engine, or a source of completions of an asynchronous rollout, with the same interface. Random
+streams belong to requests, so that an episode does not depend on the order of answers. A suspended episode (by a window
+or a checkpoint) is begun again and replays its turns.
 """
 
 import time
@@ -26,17 +26,17 @@ from learning.samples.engine_protocol import Flight, Generation, Request, Sampli
 from schemas.errors import StepError
 
 CAPACITY = 256
-"""Episodes under way at once, where an engine does not say."""
+"""Concurrent episodes, for engines without a capacity."""
 LOOK = 0.003
-"""Seconds between two looks at what has ended, in real time."""
+"""Seconds between polls for ended completions, in real time."""
 
 
 class Episodes:
-    """Completions in an environment.
+    """An engine whose completions are episodes in an environment.
 
-    `order`: an episode goes on as soon as its own answer is there (`each`), or all wait for the slowest of the turn
-    (`together`). `steps_per_answer`: with `each`, decode steps from the end of a turn to its answer, whatever it took
-    in fact, so that runs are equal to the bit; None: as soon as it is there. `clock` None: `workers` threads.
+    `order`: an episode continues when its own answer has arrived (`each`), or all wait for the slowest of the turn
+    (`together`). `steps_per_answer`: with `each`, the decode steps from the end of a turn to its answer, whatever its
+    real duration, so that runs are bit-identical; None: as soon as it arrives. `clock` None: `workers` threads.
     """
 
     def __init__(
@@ -56,39 +56,39 @@ class Episodes:
         self.clock: Clock = clock or ThreadClock(workers)
         self.source = make_source(engine)
         self.live = self.source is engine
-        """Whether completions come by themselves, in real time."""
+        """Whether the source runs continuously, in real time."""
         self.patience: float | None = None
-        """Seconds that a decode step may wait where nothing is decoded; None: as long as it takes."""
+        """Seconds that a decode step may wait if nothing is decoded; None: without limit."""
         self.version = self.numbers = 0
         self.decoding: dict[tuple[int, int], Episode] = {}
-        """By ticket of the source and sample."""
+        """Episodes being decoded, by ticket of the source and sample."""
         self.answers: PendingAnswers[Episode] = PendingAnswers(self.clock, order, steps_per_answer)
         self.roomy: set[int] = set()
-        """Lengths that were seen to have room for two turns."""
+        """Values of max_completion_length that were checked to fit two turns."""
         self.outbox: list[Ended] = []
 
     @property
     def capacity(self) -> int:
-        """Episodes that can be under way at once."""
+        """Return the maximum number of concurrent episodes."""
         return getattr(self.engine, "capacity", getattr(self.engine, "max_slots", CAPACITY))
 
     @property
     def charges(self) -> bool:
-        """Whether somebody else counts what is sampled."""
+        """Return whether the engine's samples are paid by a server's bill."""
         return getattr(self.engine, "charges", False)
 
     @property
     def exact(self) -> bool:
-        """Whether time is counted in decode steps."""
+        """Return whether time is counted in decode steps."""
         return self.clock.exact
 
     def sync(self, version: int, **how: Any) -> None:
-        """The policy's weights have changed; `how` is for the source."""
+        """Notify the engine that the policy's weights have changed."""
         self.version = version
         self.engine.sync(version, **how)
 
     def flight(self, sampling: Sampling) -> Flight:
-        """Episodes that are moved on step by step, beside those of other flights."""
+        """Return a flight for stepwise generation, independent of other flights."""
         how: dict[str, Any] = {"tokenizer": self.tokenizer, "max_turns": self.max_turns, "order": self.answers.order}
         how |= {"steps_per_answer": self.answers.steps_per_answer, "clock": self.clock.beside()}
         own = Episodes(self.engine, self.environment, **how)
@@ -97,86 +97,87 @@ class Episodes:
 
     @property
     def settled(self) -> bool:
-        """Whether the source has the latest weights everywhere."""
+        """Return whether all of the source's replicas have the latest weights."""
         return getattr(self.engine, "settled", True)
 
     def stats(self) -> list[dict[str, float]]:
-        """What the source tells of itself."""
+        """Return the source's statistics."""
         return self.source.stats()
 
     def close(self) -> None:
-        """End the clock and the source."""
+        """Close the clock and the engine."""
         self.clock.close()
         if hasattr(self.engine, "close"):
             self.engine.close()
 
     def generate(self, requests: list[Request], sampling: Sampling) -> list[list[Generation]]:
-        """For each request its `n` episodes; a window or a target counts their tokens, observed ones too."""
+        """Return `n` episodes of each request; a window or target counts sampled and observed tokens."""
         if self.open:
-            raise StepError("episodes: some that were submitted are under way; collect them first")
+            raise StepError("episodes: submitted episodes are still running; collect them first")
         window, most = sampling.window, sampling.max_new_tokens
         limits = [None if window is None else min(most, len(r.begun) + window) for r in requests]
-        asked = [(i, replace(r, limit=limit)) for i, (r, limit) in enumerate(zip(requests, limits, strict=True))]
-        wanted = sum(request.n for request in requests)
-        target, ended, made = wanted if sampling.target is None else sampling.target, 0, []
+        limited = [(i, replace(r, limit=limit)) for i, (r, limit) in enumerate(zip(requests, limits, strict=True))]
+        target = sum(request.n for request in requests) if sampling.target is None else sampling.target
+        ended, completions = 0, []
         try:
-            self.submit(asked, replace(sampling, window=None, target=None))
+            self.submit(limited, replace(sampling, window=None, target=None))
             while self.open and ended < target:
-                some = self.collect(None)
-                ended += sum(one.finish != "suspended" for _, one in some)
-                made += some
-            made += [*self.suspend(), *self.outbox]
+                collected = self.collect(None)
+                ended += sum(generation.finish != "suspended" for _, generation in collected)
+                completions += collected
+            completions += [*self.suspend(), *self.outbox]
         finally:
             self._clear()
         if getattr(self.engine, "sleeps", False):
             self.engine.sleep()
-        found: list[dict[int, Generation]] = [{} for _ in requests]
-        for ticket, one in made:
-            found[ticket][one.sample] = one
-        return [[of[number] for number in sorted(of)] for of in found]
+        results: list[dict[int, Generation]] = [{} for _ in requests]
+        for ticket, generation in completions:
+            results[ticket][generation.sample] = generation
+        return [[of_request[number] for number in sorted(of_request)] for of_request in results]
 
     def submit(self, requests: Sequence[tuple[int, Request]], sampling: Sampling) -> None:
-        """Queue requests under tickets. Raises StepError where a second turn could never begin."""
+        """Queue requests under tickets; raise StepError if a completion cannot hold two turns."""
         if any(request.row is not None for _, request in requests):
             self._check_room(sampling.max_new_tokens)
-        told: list[tuple[int, Request]] = []
+        to_decode: list[tuple[int, Request]] = []
         for ticket, request in requests:
-            some = [self._begin(ticket, request, sampling, request.first + i) for i in range(request.n)]
-            if some and request.row is not None and some[0].ended(find_turn_ends(self.tokenizer)):
-                for one in some:
-                    self._step(one)
-            elif some:
-                told.append((self._ticket(some), replace(request, row=None, turns=())))
-        if told:
-            self.source.submit(told, sampling)
+            episodes = [self._begin(ticket, request, sampling, request.first + i) for i in range(request.n)]
+            if episodes and request.row is not None and episodes[0].ended(find_turn_ends(self.tokenizer)):
+                for episode in episodes:
+                    self._step(episode)
+            elif episodes:
+                to_decode.append((self._register(episodes), replace(request, row=None, turns=())))
+        if to_decode:
+            self.source.submit(to_decode, sampling)
 
     def collect(self, wait_s: float | None = 0.0) -> list[Ended]:
-        """Episodes that have ended; waits up to so many seconds (None: as long as it takes) for the first one."""
+        """Return ended episodes; wait up to `wait_s` seconds (None: without limit) for the first one."""
         if self.live:
             self._watch(wait_s)
         elif wait_s is None or wait_s > 0:
             while not self.outbox and self.open:
                 self.advance()
-        made, self.outbox = self.outbox, []
-        return made
+        ended, self.outbox = self.outbox, []
+        return ended
 
     def suspend(self) -> list[Ended]:
-        """Take everything out, in the order of its beginning; what has ended is left to `collect`.
+        """Take out and return all running episodes, in the order in which they began; `collect` returns ended ones.
 
-        A turn that the environment has not answered is its last, and is answered when the episode is taken up again.
+        A turn without an answer is the last of its episode, and is answered when the episode is resumed.
         """
         taken = self.answers.forget()
-        for ticket, made in (*self.source.collect(), *self.source.suspend(), *self.source.collect()):
-            one = self.decoding.pop((ticket, made.sample))
-            one.take(made, self._version)
-            if made.finish == "length" or (made.finish == "stop" and one.request.row is None):
-                self._end(one, made.finish)
+        for ticket, generation in (*self.source.collect(), *self.source.suspend(), *self.source.collect()):
+            episode = self.decoding.pop((ticket, generation.sample))
+            episode.take(generation, self._version)
+            if generation.finish == "length" or (generation.finish == "stop" and episode.request.row is None):
+                self._end(episode, generation.finish)
             else:
-                taken.append(one)
-        return [(one.ticket, one.generation("suspended")) for one in sorted(taken, key=lambda one: one.number)]
+                taken.append(episode)
+        taken.sort(key=lambda episode: episode.number)
+        return [(episode.ticket, episode.make_generation("suspended")) for episode in taken]
 
     def _clear(self) -> None:
-        """Forget what an error has left under way."""
+        """Drop everything that an error left running."""
         waiting = self.answers.forget()
         if self.decoding or waiting:
             if self.source is self.engine:
@@ -187,7 +188,7 @@ class Episodes:
 
     @property
     def open(self) -> int:
-        """Episodes that have not been returned."""
+        """Return the number of episodes that have not been returned."""
         return len(self.decoding) + len(self.answers) + len(self.outbox)
 
     @property
@@ -198,14 +199,14 @@ class Episodes:
         self.numbers += 1
         return Episode(self.numbers, ticket, sample, request, sampling)
 
-    def _ticket(self, some: list[Episode]) -> int:
-        """A ticket of the source for siblings."""
+    def _register(self, episodes: list[Episode]) -> int:
+        """Return a new ticket of the source for episodes of one request."""
         self.numbers += 1
-        self.decoding |= {(self.numbers, one.sample): one for one in some}
+        self.decoding |= {(self.numbers, episode.sample): episode for episode in episodes}
         return self.numbers
 
     def _check_room(self, most: int) -> None:
-        """A turn of one token, what the template puts around an empty answer, and a token of the next turn."""
+        """Raise StepError unless a turn of one token, an empty answer and a token of the next turn fit."""
         least = 2 + len(encode_reply(self.tokenizer, "")) if self.max_turns > 1 and most not in self.roomy else 0
         if most < least:
             raise StepError(
@@ -215,18 +216,18 @@ class Episodes:
         self.roomy.add(most)
 
     def advance(self) -> None:
-        """Take the answers that are due, then a decode step."""
-        self._hear()
+        """Use the due answers, then decode one step."""
+        self._use_answers()
         if self.decoding:
             self.source.turn()
             self.answers.tick()
             self._receive()
 
     def _watch(self, wait_s: float | None) -> None:
-        """Let what comes by itself come, until something has ended or the time is over."""
+        """Poll a continuous source until an episode has ended or the time is over."""
         began = time.perf_counter()
         while True:
-            self._hear()
+            self._use_answers()
             self._receive()
             left = None if wait_s is None else wait_s - (time.perf_counter() - began)
             if self.outbox or not self.open or (left is not None and left <= 0):
@@ -235,56 +236,56 @@ class Episodes:
             if self.decoding:
                 self._receive(pause)
             else:
-                self.answers.hear(pause)
+                self.answers.collect(pause)
 
     def _receive(self, wait_s: float = 0.0) -> None:
-        for ticket, made in self.source.collect(wait_s):
-            one = self.decoding.pop((ticket, made.sample))
-            one.take(made, self._version)
-            if made.finish == "stop" and one.request.row is not None:
-                self._step(one)
+        for ticket, generation in self.source.collect(wait_s):
+            episode = self.decoding.pop((ticket, generation.sample))
+            episode.take(generation, self._version)
+            if generation.finish == "stop" and episode.request.row is not None:
+                self._step(episode)
             else:
-                self._end(one, made.finish)
+                self._end(episode, generation.finish)
 
-    def _step(self, one: Episode) -> None:
-        """Have the environment carry out the turn that has ended."""
-        parts = one.parts() if one.played is None else one.parts()[-1:]
+    def _step(self, episode: Episode) -> None:
+        """Send the finished turn to the environment."""
+        parts = episode.split_turns() if episode.played is None else episode.split_turns()[-1:]
         texts = [decode(self.tokenizer, list(part)) for part in parts]
-        self.answers.ask(one, lambda: one.step(self.environment, texts))
+        self.answers.ask(episode, lambda: episode.step(self.environment, texts))
 
-    def _hear(self) -> None:
-        """Go on with the episodes whose answers are taken now."""
-        for one, answer in self.answers.take(idle=not self.decoding, live=self.live, patience=self.patience):
-            self._answered(one, answer)
+    def _use_answers(self) -> None:
+        """Continue or end the episodes whose answers are due."""
+        for episode, answer in self.answers.take(idle=not self.decoding, live=self.live, patience=self.patience):
+            self._use_answer(episode, answer)
 
-    def _answered(self, one: Episode, answer: Answer) -> None:
-        """Lay out what the environment said, and go on, or end."""
+    def _use_answer(self, episode: Episode, answer: Answer) -> None:
+        """Append the environment's answer, and continue or end the episode."""
         if answer.error is not None or answer.outcome is None:
-            raise self._failure(one, answer.error) from answer.error
-        said, sampled = answer.outcome, len(one.tail)
-        turn = Turn(sampled, 0, float(said.reward), answer.seconds, said.ok, answer.measured)
-        most = min(self.max_turns, (one.request.row or {}).get("max_turns", self.max_turns))
-        if said.done or len(one.all_turns) + 1 >= most:
-            one.turns.append(turn)
-            return self._end(one, "stop" if said.done else "length")
-        closed = one.tail[-1] in find_turn_ends(self.tokenizer)
-        # A turn that ended with a stop sequence is closed for it.
-        ids = [find_turn_end(self.tokenizer)] * (not closed) + encode_reply(self.tokenizer, said.observation)
-        if len(one.begun) + len(ids) >= one.sampling.max_new_tokens:
-            one.turns.append(turn)
-            return self._end(one, "length")
-        one.observe(ids, self._version)
-        one.turns.append(replace(turn, observed=len(ids)))
-        if len(one.begun) >= one.full:
-            return self._end(one, "suspended")
-        return self.source.submit([(self._ticket([one]), one.asked())], one.sampling)
+            raise self._describe_failure(episode, answer.error) from answer.error
+        outcome, sampled = answer.outcome, len(episode.tail)
+        turn = Turn(sampled, 0, float(outcome.reward), answer.seconds, outcome.ok, answer.measured)
+        most = min(self.max_turns, (episode.request.row or {}).get("max_turns", self.max_turns))
+        if outcome.done or len(episode.all_turns) + 1 >= most:
+            episode.turns.append(turn)
+            return self._end(episode, "stop" if outcome.done else "length")
+        closed = episode.tail[-1] in find_turn_ends(self.tokenizer)
+        # A turn that ended with a stop sequence has no end token yet.
+        ids = [find_turn_end(self.tokenizer)] * (not closed) + encode_reply(self.tokenizer, outcome.observation)
+        if len(episode.begun) + len(ids) >= episode.sampling.max_new_tokens:
+            episode.turns.append(turn)
+            return self._end(episode, "length")
+        episode.observe(ids, self._version)
+        episode.turns.append(replace(turn, observed=len(ids)))
+        if len(episode.begun) >= episode.full:
+            return self._end(episode, "suspended")
+        return self.source.submit([(self._register([episode]), episode.make_request())], episode.sampling)
 
-    def _failure(self, one: Episode, error: Exception | None) -> StepError:
+    def _describe_failure(self, episode: Episode, error: Exception | None) -> StepError:
         if isinstance(error, StepError):
             return error
         name = type(self.environment).__module__.rpartition(".")[2]
-        row = (one.request.row or {}).get("id")
+        row = (episode.request.row or {}).get("id")
         return StepError(f"env {name}: a step of the episode of {row} failed: {type(error).__name__}: {error}")
 
-    def _end(self, one: Episode, finish: Literal["stop", "length", "suspended"]) -> None:
-        self.outbox.append((one.ticket, one.generation(finish)))
+    def _end(self, episode: Episode, finish: Literal["stop", "length", "suspended"]) -> None:
+        self.outbox.append((episode.ticket, episode.make_generation(finish)))

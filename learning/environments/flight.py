@@ -1,4 +1,4 @@
-"""Flight of episodes: for a service that goes on beside the trainer, one decode step after the other."""
+"""Stepwise generation of episodes, for a service that runs during training."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -9,49 +9,51 @@ from learning.samples.engine_protocol import Generation, Request, Sampling
 
 
 class EpisodesInFlight:
-    """Episodes of one sampling; a step is a decode step of all, after the answers that are due."""
+    """Episodes with the same sampling options; a step uses the due answers and then decodes one step of all."""
 
     def __init__(self, own: Any, sampling: Sampling) -> None:
         self.own, self.sampling = own, sampling
         self.requests: dict[int, Request] = {}
         self.before: dict[tuple[int, int], Generation] = {}
-        """What there was of those that had to be put down while others were taken out."""
+        """Generations of episodes that were suspended while others were taken out."""
 
     @property
     def running(self) -> int:
-        """Episodes that have not ended."""
+        """Return the number of episodes that have not ended."""
         return self.own.open
 
     def add(self, ticket: int, request: Request) -> None:
-        """Begin the `n` episodes of a request. Raises StepError."""
+        """Begin the `n` episodes of a request."""
         self.requests[ticket] = request
         self.own.submit([(ticket, request)], self.sampling)
 
     def step(self) -> list[Ended]:
-        """A decode step; the episodes that ended with it."""
+        """Decode one step; return the episodes that ended."""
         self.own.advance()
-        made = [self._joined(*one) for one in self.own.collect()]
+        ended = [self._join(ticket, generation) for ticket, generation in self.own.collect()]
         if not self.own.open:
             self.requests = {}
-        return made
+        return ended
 
     def suspend(self, tickets: Collection[int] | None = None) -> list[Ended]:
-        """Take episodes out, in the order of their beginning; what has ended comes along. The others go on."""
-        made = [self._joined(*one) for one in (*self.own.suspend(), *self.own.collect())]
+        """Take out and return episodes in the order in which they began, and ended ones; the others continue."""
+        taken = [self._join(ticket, generation) for ticket, generation in (*self.own.suspend(), *self.own.collect())]
         if tickets is None:
             self.requests = {}
-            return made
-        left = [(t, one) for t, one in made if t not in tickets and one.finish == "suspended"]
-        for ticket, one in left:
+            return taken
+        continued = [(t, made) for t, made in taken if t not in tickets and made.finish == "suspended"]
+        for ticket, made in continued:
             old = self.requests[ticket]
-            how = {"begun": (*old.begun, *one.token_ids), "turns": (*old.turns, *one.turns)}
-            self.before[ticket, one.sample] = one
-            self.own.submit([(ticket, replace(old, n=1, first=one.sample, **how))], self.sampling)
-        return [(t, one) for t, one in made if t in tickets or one.finish != "suspended"]
+            begun, turns = (*old.begun, *made.token_ids), (*old.turns, *made.turns)
+            self.before[ticket, made.sample] = made
+            rest = replace(old, n=1, first=made.sample, begun=begun, turns=turns)
+            self.own.submit([(ticket, rest)], self.sampling)
+        return [(t, made) for t, made in taken if t in tickets or made.finish != "suspended"]
 
-    def _joined(self, ticket: int, one: Generation) -> Ended:
-        old = self.before.pop((ticket, one.sample), None)
+    def _join(self, ticket: int, made: Generation) -> Ended:
+        """Return a generation together with the tokens before its suspension."""
+        old = self.before.pop((ticket, made.sample), None)
         if old is None:
-            return ticket, one
+            return ticket, made
         names = ("token_ids", "logprobs", "entropies", "versions", "turns")
-        return ticket, replace(one, **{name: [*getattr(old, name), *getattr(one, name)] for name in names})
+        return ticket, replace(made, **{name: [*getattr(old, name), *getattr(made, name)] for name in names})

@@ -1,4 +1,4 @@
-"""A small graphical interface whose screen is text: a form to fill in, click by click (`learning.toy_tasks.forms`)."""
+"""Environment `form`: a graphical interface shown as text, a form to fill in by clicks (`learning.toy_tasks.forms`)."""
 
 from typing import Any
 
@@ -6,19 +6,19 @@ from learning.environments.protocol import Outcome
 from learning.toy_tasks.forms import Form
 
 ODD = "?"
-"""First line of the screen after a turn that could not be carried out."""
+"""First line of the screen after an invalid turn."""
 
 
 class Environment:
-    """Shows the screen after every turn. A form that is saved as it was asked for earns 1, and saving ends it."""
+    """Show the screen after every turn. Saving ends the episode; a correctly filled form has reward 1."""
 
     def begin(self, row: dict[str, Any], seed: int) -> "Filling":
-        """A form; nothing in it is random."""
+        """Return an episode of a form; nothing in it is random."""
         return Filling(Form(row))
 
 
 class Filling:
-    """A form under way."""
+    """A form being filled in."""
 
     def __init__(self, form: Form) -> None:
         self.form = form

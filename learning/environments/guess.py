@@ -1,4 +1,4 @@
-"""Guess the number: the model says one, and hears whether the hidden one is higher or lower, until it has found it."""
+"""Environment `guess`: the model guesses numbers and is told whether the hidden one is higher or lower."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ from learning.environments.protocol import Episode, Outcome
 from schemas.errors import StepError
 
 LONGEST = 300
-"""Digits of a number that is read."""
+"""The most digits of a number."""
 
 
 class Environment:
     """The hidden number is the row's `answer`; a turn of the model is a number and nothing else.
 
-    Finding it earns 1, less `cost` for every turn before; `higher` and `lower` are what is said of a number that is
-    too small or too large, and `unclear` to a turn that is no number.
+    The right number has reward 1, minus `cost` for every turn before. `higher` and `lower` are the replies to a number
+    that is too small or too large, `unclear` that to a turn that is not a number.
     """
 
     def __init__(
@@ -22,32 +22,32 @@ class Environment:
         self.higher, self.lower, self.unclear, self.cost = higher, lower, unclear, cost
 
     def begin(self, row: dict[str, Any], seed: int) -> Episode:
-        """An episode of a row. Raises StepError where its answer is no number."""
+        """Return an episode of a row; raise StepError if its answer is not an integer."""
         hidden = parse_number(str(row.get("answer")))
         if hidden is None:
-            raise StepError(f"env guess: row {row.get('id')}: its answer {row.get('answer')!r} is no whole number")
+            raise StepError(f"env guess: row {row.get('id')}: the answer {row.get('answer')!r} is not an integer")
         return Game(self, hidden)
 
 
 class Game:
-    """One number to be found."""
+    """One episode with a hidden number."""
 
-    def __init__(self, world: Environment, hidden: int) -> None:
-        self.world, self.hidden, self.said = world, hidden, 0
+    def __init__(self, environment: Environment, hidden: int) -> None:
+        self.environment, self.hidden, self.turns = environment, hidden, 0
 
     def step(self, action: str) -> Outcome:
-        """What is said of a guess."""
-        guess, world = parse_number(action), self.world
-        self.said += 1
+        """Return the reply to a guess."""
+        guess, environment = parse_number(action), self.environment
+        self.turns += 1
         if guess is None:
-            return Outcome(world.unclear, ok=False)
+            return Outcome(environment.unclear, ok=False)
         if guess == self.hidden:
-            return Outcome(done=True, reward=1.0 - world.cost * (self.said - 1))
-        return Outcome(world.higher if guess < self.hidden else world.lower)
+            return Outcome(done=True, reward=1.0 - environment.cost * (self.turns - 1))
+        return Outcome(environment.higher if guess < self.hidden else environment.lower)
 
 
 def parse_number(text: str) -> int | None:
-    """The whole number, of at most `LONGEST` digits, that a text is; None for any other text."""
+    """Return the integer, of at most `LONGEST` digits, that a text consists of; None for other texts."""
     text = text.strip()
     digits = text.removeprefix("-")
     return int(text) if len(digits) <= LONGEST and digits.isascii() and digits.isdigit() else None

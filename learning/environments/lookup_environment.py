@@ -1,7 +1,8 @@
-"""From the name of an environment in a recipe to the environment; what plays in it is another matter, and heavier."""
+"""Build the environment that a recipe names; light, since the engine that plays in it is imported elsewhere."""
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from learning.environments.protocol import EnvironmentProtocol
 from learning.lookup import bound_options, find
@@ -9,10 +10,10 @@ from schemas.use import EnvUse
 
 
 def build_environment(use: EnvUse, inputs: Mapping[str, Path], port: str = "env") -> EnvironmentProtocol:
-    """The environment that a recipe names: `guess` is `learning.environments.guess:Environment`. Raises StepError.
+    """Return the environment that a recipe names. Raise StepError if there is none.
 
-    The keys beside `use` are the options of its constructor; functions that they name are bound, and references are
+    The other keys of `use` are the options of its constructor; functions that they name are bound, and references are
     folders: `inputs` has them by path below `port`.
     """
-    made = find(use)
-    return made(**bound_options(made.__init__, use, port, inputs))
+    environment: Any = find(use)
+    return environment(**bound_options(environment.__init__, use, port, inputs))

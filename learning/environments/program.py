@@ -2,7 +2,7 @@
 
 What an action took, on a clock whose prices are an option, and its progress, which earns something where the program
 did not get to the end, are noted by the environment: it does the work itself that a program asks it for
-(`environments.desk`), so that the program has no part in the reckoning.
+(`environments.program_requests`), so that the program has no part in the reckoning.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from learning.environments import program_kit
-from learning.environments.desk import (
+from learning.environments.program_requests import (
     DATA,
     MILESTONES,
     MODEL,
@@ -21,9 +21,9 @@ from learning.environments.desk import (
     SAVED,
     TEST,
     TRAIN,
-    Desk,
     Mark,
-    predictions,
+    ProgramRequests,
+    parse_predictions,
 )
 from learning.environments.protocol import Outcome
 from learning.sandbox.run import available, run
@@ -77,7 +77,7 @@ class Environment:
         """An episode on a table; nothing in it is random. Raises StepError for a row without one."""
         return Work(self, points(row))
 
-    def tried(self, action: str, table: Points) -> "Tried":
+    def tried(self, action: str, table: Points) -> "Attempt":
         """What comes of a program."""
         if self.memory is None:
             return self._run(action, table)
@@ -86,22 +86,22 @@ class Environment:
             self.memory[key] = self._run(action, table)
         return self.memory[key]
 
-    def _run(self, action: str, table: Points) -> "Tried":
+    def _run(self, action: str, table: Points) -> "Attempt":
         program = expanded(action) if self.language == "words" else action
         files = {"kit.py": Path(program_kit.__file__).read_text(), TRAIN: _format_csv(table[:GIVEN])}
         files[TEST] = _format_csv([(x,) for x, _ in table[GIVEN:]])
         seconds, memory_mb = self.bounds
-        desk = Desk(table, self.costs)
+        desk = ProgramRequests(table, self.costs)
         bounds = {"seconds": seconds, "memory_mb": memory_mb}
         ran = run(program, files=files, **bounds, keep=[SUBMISSION], notice=[TRAIN], answer=desk.answer)
         log, of = self._judged(ran, desk)
         return Attempt(tuple(log), of, _describe_error(ran), ran.seconds)
 
-    def _judged(self, ran: Ran, desk: Desk) -> tuple[list[Mark], float | None]:
+    def _judged(self, ran: Ran, desk: ProgramRequests) -> tuple[list[Mark], float | None]:
         """What is written down of a program, and, if it got to the end, its score; all of it seen from outside."""
         took_rows = TRAIN in ran.opened
         if SUBMISSION in ran.files:
-            desk.saved = predictions(ran.files[SUBMISSION], len(desk.table) - GIVEN)
+            desk.saved = parse_predictions(ran.files[SUBMISSION], len(desk.table) - GIVEN)
             if desk.saved is not None:
                 desk.reach(SAVED)
         of = None if ran.code or desk.saved is None else score(desk.saved, desk.table)

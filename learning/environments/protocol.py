@@ -1,9 +1,11 @@
-"""What every environment speaks: the text of a turn in, what came of it out.
+"""Protocol of environments: the text of a turn in, its outcome out.
 
-An environment is one file in this package with one class `Environment`, made as `Environment(**options)`; what is after
-the star of its constructor are options of the recipe. It holds no state of an episode, so that one serves many at once.
-An episode is a function of its row, its seed and the turns so far: one that was interrupted is begun anew and given the
-same turns again. Its steps may take long; they run in threads, never two of one episode at a time.
+An environment is one file in this package with one class `Environment`, called as `Environment(**options)`; the
+keyword-only parameters of its constructor are options of the recipe. It holds no state of an episode, so that one
+object serves many episodes at once.
+
+An episode depends only on its row, its seed and the turns so far: an interrupted one is begun again and given the same
+turns. Its steps may be slow; they run in threads, never two of one episode at a time.
 """
 
 from dataclasses import dataclass
@@ -12,22 +14,22 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a turn."""
+    """Result of a turn."""
 
     observation: str = ""
-    """Shown to the model as the next message, where the episode goes on."""
+    """Next message for the model, if the episode continues."""
     done: bool = False
-    """Whether the episode ends here."""
+    """Whether the episode has ended."""
     reward: float = 0.0
-    """Earned by this turn alone."""
+    """Reward of this turn alone."""
     seconds: float | None = None
-    """What it took on the environment's own clock; None: what it took in fact."""
+    """Duration on the environment's own clock; None: the real duration."""
     ok: bool = True
-    """Whether the turn could be understood and carried out."""
+    """Whether the turn was understood and carried out."""
 
 
 class Episode(Protocol):
-    """One problem under way."""
+    """One running problem."""
 
     def step(self, action: str) -> Outcome:
         """Carry out a turn of the model: its text, without special tokens."""
@@ -35,11 +37,11 @@ class Episode(Protocol):
 
 
 class EnvironmentProtocol(Protocol):
-    """Makes episodes."""
+    """Begins episodes."""
 
     def begin(self, row: dict[str, Any], seed: int) -> Episode:
-        """An episode of a problem; whatever is random in it comes from `seed`.
+        """Return an episode of a problem; all of its randomness comes from `seed`.
 
-        Raises StepError for a row that lacks what the environment needs.
+        Raise StepError if the row lacks data that the environment needs.
         """
         ...

@@ -1,5 +1,6 @@
-"""Preference pairs as questions, which a language model learns to answer: a pairwise preference model."""
+"""Preference pairs as questions, to train a language model as a pairwise preference model."""
 
+from pathlib import Path
 from typing import Any
 
 from learning.data.questions import make_question
@@ -13,15 +14,15 @@ TEMPLATE = "Problem: {prompt}\nAnswer 1: {first}\nAnswer 2: {second}\nThe better
 def comparisons(
     *, data: PreferencePairsRef, template: str = TEMPLATE, first: str = "1", second: str = "2"
 ) -> list[dict[str, Any]]:
-    """Every pair as two problems, one for each order in which its completions are shown; the answer names the chosen.
+    """Turn every preference pair into two questions, one for each order of its completions, answered by the better one.
 
-    What is trained on these can judge in the reward `pairwise.judged`; give both the same template and words.
+    A model trained on these can be the judge of the reward `pairwise.judged`, with the same template and words.
     """
-    made = []
-    for row in read_rows(data, "preference_pairs"):
+    problems = []
+    for row in read_rows(Path(str(data)), "preference_pairs"):
         chosen, rejected = (row[side][-1]["content"] for side in ("chosen", "rejected"))
         for answer, shown in ((first, (chosen, rejected)), (second, (rejected, chosen))):
             prompt = make_question(template, row, first=shown[0], second=shown[1])
             about = {key: row[key] for key in ("family", "metadata")}
-            made.append({"id": f"{row['id']}-{len(made)}", "prompt": prompt, "answer": answer, **about})
-    return made
+            problems.append({"id": f"{row['id']}-{len(problems)}", "prompt": prompt, "answer": answer, **about})
+    return problems

@@ -1,4 +1,4 @@
-"""A selector's lessons: what a person said is better than what the model said in the same place."""
+"""Preference pairs of human demonstrations and model samples, to train a selector."""
 
 from typing import Any
 
@@ -7,9 +7,9 @@ from schemas.errors import StepError
 
 
 def human_over_sampled(context: Any) -> dict[str, float]:
-    """Pairs of a demonstration (chosen) and every other text that a model said to the same prompt (rejected).
+    """Pair every demonstration (chosen) with each different sample of a model for the same prompt (rejected).
 
-    Inputs `demonstrations` and `samples` (chat rows), output `pairs`. Raises StepError when no prompt has both.
+    Inputs `demonstrations` and `samples` (chat rows), output `pairs`. Raise StepError if no prompt has both.
     """
     human = {row["id"]: row for row in read_rows(context.input("demonstrations"), "chat")}
     samples = [row for row in read_rows(context.input("samples"), "chat") if row["id"] in human]
@@ -19,6 +19,9 @@ def human_over_sampled(context: Any) -> dict[str, float]:
         if row["completion"] != human[row["id"]]["completion"]
     ]
     if not pairs:
-        raise StepError("human_over_sampled: no prompt has a demonstration and another text of the model")
+        raise StepError(
+            "human_over_sampled: no prompt has both a demonstration and a different sample; "
+            "give inputs with the same prompts"
+        )
     write_rows(context.output("pairs"), "preference_pairs", pairs)
     return {"pairs": len(pairs), "same": len(samples) - len(pairs)}

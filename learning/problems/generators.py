@@ -1,6 +1,6 @@
 """Generators of problems: each returns prompts rows (`learning.data.rows`).
 
-Train and test never share a problem, whatever the seeds: which side a problem is on is a property of its text.
+Train and test never share a problem, whatever the seeds: the side of a problem depends only on its text.
 """
 
 import difflib
@@ -28,11 +28,11 @@ def reasoning_gym(
     style: Literal["full", "short"] = "full",
     config: dict[str, Any] = {},  # noqa: B006 (never changed; a recipe needs the default to be readable)
 ) -> list[dict[str, Any]]:
-    """`size` distinct problems of a family of reasoning-gym, from one side of a split by problem.
+    """Generate `size` distinct problems of a family of reasoning-gym, for the train or test split.
 
-    A problem is held out when the hash of family and question falls below `test_share`. `style: short` shows only what
-    follows the last colon of the question (`12 + 7 - 3 =`, `sun`). `config` is the family's own. Raises StepError for
-    an unknown family or key, and when the space holds too few problems.
+    A problem is held out if the hash of family and question is below `test_share`. `style: short` shows only the text
+    after the last colon of the question (`12 + 7 - 3 =`, `sun`). `config` are options of the family. Raise StepError
+    for an unknown family or option, and if the family has too few distinct problems.
     """
     if family not in families():
         near = difflib.get_close_matches(family, families(), 1)

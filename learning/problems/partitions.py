@@ -1,5 +1,6 @@
-"""Parts of problems that another stage made."""
+"""Partitions of the problems of another stage."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -12,7 +13,7 @@ from schemas.references import PromptsRef
 def part(
     *, data: PromptsRef, number: Annotated[int, Field(ge=1)], of: Annotated[int, Field(ge=1)]
 ) -> list[dict[str, Any]]:
-    """Part `number` (from 1) of `of` parts that share no problem, each as large as the others to within one."""
+    """Take part `number` (from 1) of `of` disjoint parts of a stage's problems, of equal size to within one."""
     if number > of:
-        raise StepError(f"part: number {number} of {of} parts")
-    return read_rows(data, "prompts")[number - 1 :: of]
+        raise StepError(f"problems part: number {number} is above the {of} parts; lower it")
+    return read_rows(Path(str(data)), "prompts")[number - 1 :: of]

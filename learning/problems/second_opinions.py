@@ -1,4 +1,4 @@
-"""Problems that come with somebody's answer, right or wrong: what an observer is given."""
+"""Problems shown together with another agent's answer, right or wrong."""
 
 import hashlib
 from functools import lru_cache
@@ -21,16 +21,16 @@ TEMPLATE = "{prompt} {shown}; {prompt}"
 
 
 def show_answer(row: Row, text: str, template: str) -> Row:
-    """The problem as an observer gets it: the template with `{prompt}` and, as `{shown}`, what was answered."""
+    """Return the problem for an observer: the template with `{prompt}` and the other agent's answer as `{shown}`."""
     if "{shown}" not in template:
-        raise StepError("the template of an observer shows no {shown}")
+        raise StepError("second_opinions: the template shows no {shown}; add it")
     return row | {"prompt": make_question(template, row, shown=text)}
 
 
 def look_up_documents(texts: list[str], data: Path | str | None) -> list[str]:
-    """For each query the document of a chat artifact that looks most like it, and what it says; without one the query.
+    """Return, for each query, the most similar document of a chat artifact; without an artifact the queries.
 
-    Similarity is that of `solver: retrieve`, by runs of three characters.
+    Similarity is that of the solver `retrieve`, by runs of three characters.
     """
     if data is None:
         return texts
@@ -52,10 +52,10 @@ def second_opinions(
     data: ChatRef | None = None,
     template: str = TEMPLATE,
 ) -> list[Row]:
-    """The problems of another generator, each with an answer that is wrong at `error_rate`: an observer's exercises.
+    """Show each problem of another generator with an answer that is wrong at `error_rate`, to train an observer.
 
-    With `by` it is what that teacher writes that is shown, a plan, or a query where `data` are documents, of which the
-    nearest is shown in its place; errors are then the teacher's own.
+    With `by` a teacher writes the shown text, such as a plan, with errors of its own; with `data` that text is a query,
+    and the most similar document of `data` is shown.
     """
     guide: Inner | None = by
     rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Episodes that a teacher plays, cut into lessons: a problem for each turn, with the conversation so far as prompt."""
+"""Imitation data from episodes of a teacher: a problem for each turn, with the conversation so far as its prompt."""
 
 import numpy as np
 
@@ -10,17 +10,19 @@ from schemas.use import EnvUse, ProblemsUse, TeacherUse
 
 
 def turns(*, of: ProblemsUse, by: TeacherUse, env: EnvUse, seed: int = 0) -> list[Row]:
-    """The problems of another generator, each once for every turn that the teacher `by` takes in an environment.
+    """Play episodes of another generator's problems with the teacher `by`, and return a problem for every turn.
 
-    Turn k has the conversation before it as its prompt, and an id that ends with `.k`. What is to be said there the
-    teacher of the stage writes: the same one, or one that errs, without the error being built upon. Raises StepError
-    for an episode that does not end within `max_turns`, and for an environment that names a stage's output.
+    Turn k has the conversation before it as its prompt, and an id that ends with `.k`. The stage's teacher writes the
+    completion: the same teacher, or one that errs, without the error affecting later turns. Raise StepError if an
+    episode does not end within `max_turns`, or if the environment refers to a stage's output.
     """
     guide: Inner = by
     try:
         environment, made = build_environment(env, {}), []
     except KeyError as port:
-        raise StepError(f"turns: {port} is a stage's output; an environment of lessons takes options alone") from None
+        raise StepError(
+            f"problems turns: {port} refers to a stage's output; give the environment options only"
+        ) from None
     for place, row in enumerate(of()):
         rng, episode = np.random.default_rng([seed, place]), environment.begin(row, seed + place)
         messages = list(row["prompt"])
@@ -32,5 +34,7 @@ def turns(*, of: ProblemsUse, by: TeacherUse, env: EnvUse, seed: int = 0) -> lis
                 break
             messages += [{"role": "assistant", "content": said}, {"role": "user", "content": outcome.observation}]
         else:
-            raise StepError(f"turns: the episode of {row['id']} does not end within {env.max_turns} turns")
+            raise StepError(
+                f"problems turns: the episode of {row['id']} does not end within {env.max_turns} turns; raise max_turns"
+            )
     return made

@@ -1,4 +1,4 @@
-"""Problems whose answers nobody knows."""
+"""Problems without answers."""
 
 from typing import Any
 
@@ -6,5 +6,5 @@ from schemas.use import ProblemsUse
 
 
 def unlabelled(*, of: ProblemsUse) -> list[dict[str, Any]]:
-    """The problems of another generator without their answers; what could tell the answer (metadata) goes too."""
+    """Remove the answers, and the metadata that may reveal them, from the problems of another generator."""
     return [row | {"answer": None, "metadata": None} for row in of()]

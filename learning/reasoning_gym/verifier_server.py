@@ -100,7 +100,7 @@ class Server:
                 one.late = True
                 os.kill(one.process, signal.SIGKILL)
         for pipe in ready:
-            if pipe is not self.link:
+            if isinstance(pipe, int):
                 self.collect(self.running[pipe])
         return self.receive() if self.link in ready else True
 

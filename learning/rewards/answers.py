@@ -1,4 +1,4 @@
-"""Verifiable rewards: is the final answer right? None where a row cannot be scored."""
+"""Verifiable rewards for the final answer; None if a row cannot be scored."""
 
 import re
 from decimal import Decimal
@@ -14,39 +14,38 @@ NUMBER = re.compile(r"[+-]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?")
 def exact(
     rows: list[dict[str, Any]], completions: list[str], *, marker: str | None = None, ignore_case: bool = False
 ) -> list[float | None]:
-    """1 where the answer is the row's, else 0, after normalisation; None for rows without an answer.
+    """Exact match: 1 if the answer equals the row's after normalisation, else 0; None for rows without an answer.
 
-    The answer is the whole completion or, with `marker`, what follows its last marker (none: 0). White space and a
-    final full stop do not matter, and numbers are compared as numbers.
+    The answer is the entire completion or, with `marker`, the text after its last marker (without one the score is 0).
+    White space and a final full stop are ignored, and numbers are compared as numbers.
     """
     scores: list[float | None] = []
     for row, completion in zip(rows, completions, strict=True):
-        given = extract_final_answer(completion, marker)
+        answer = extract_final_answer(completion, marker)
         if row["answer"] is None:
             scores.append(None)
-        elif given is None:
+        elif answer is None:
             scores.append(0.0)
         else:
-            scores.append(float(normalise_answer(given, ignore_case) == normalise_answer(row["answer"], ignore_case)))
+            scores.append(float(normalise_answer(answer, ignore_case) == normalise_answer(row["answer"], ignore_case)))
     return scores
 
 
 def scored(rows: list[dict[str, Any]], completions: list[str], *, marker: str | None = None) -> list[float | None]:
-    """The score (0 to 1) that reasoning-gym's own verifier of the family gives; for problems with many right answers.
+    """Score from 0 to 1 of reasoning-gym's verifier for the row's family; for problems with many right answers.
 
-    Verifiers read the answer in the sandbox, but for those that are known to do no more than compare it
-    (`learning.reasoning_gym.parsers`). None where a verifier fails, gives no score or takes too long. Raises
-    StepError for
-    rows that reasoning-gym did not make, and where the guards of the sandbox are missing.
+    Verifiers run in the sandbox, except those known to only compare the answer (`learning.reasoning_gym.parsers`). None
+    if a verifier fails, gives no score or takes too long. Raise StepError if reasoning-gym did not make the row, or if
+    this machine cannot run the sandbox.
     """
     scores: list[float | None] = [0.0] * len(rows)
     sent: list[int] = []
     answers = [extract_final_answer(completion, marker) for completion in completions]
-    for i, (row, given) in enumerate(zip(rows, answers, strict=True)):
-        if given is None:
+    for i, (row, answer) in enumerate(zip(rows, answers, strict=True)):
+        if answer is None:
             continue
         if gym_parsers.compares_only(row):
-            scores[i] = score_in_process(row, given.strip())
+            scores[i] = score_in_process(row, answer.strip())
         else:
             sent.append(i)
     verdicts = verifiers.judge([rows[i] for i in sent], [(answers[i] or "").strip() for i in sent])
@@ -56,7 +55,7 @@ def scored(rows: list[dict[str, Any]], completions: list[str], *, marker: str | 
 
 
 def score_in_process(row: dict[str, Any], text: str) -> float | None:
-    """The score of a verifier that only compares; None where it fails."""
+    """Return the score of a verifier that only compares, run in this process; None if it fails."""
     source, entry = gym.entry_of(row)
     try:
         return gym.score_of(source, entry, text)
@@ -65,15 +64,15 @@ def score_in_process(row: dict[str, Any], text: str) -> float | None:
 
 
 def extract_final_answer(completion: str, marker: str | None) -> str | None:
-    """What follows the last marker, None where there is none; without a marker everything."""
+    """Return the text after the last marker, None if there is none; the entire completion if `marker` is None."""
     if not marker:
         return completion
-    _, found, text = completion.rpartition(marker)
-    return text if found else None
+    _, separator, text = completion.rpartition(marker)
+    return text if separator else None
 
 
 def normalise_answer(text: str, ignore_case: bool) -> str | Decimal:
-    """The form in which answers are compared."""
+    """Return the form in which answers are compared."""
     text = " ".join(text.split()).removesuffix(".")
     if NUMBER.fullmatch(text):
         return Decimal(text.replace(",", ""))

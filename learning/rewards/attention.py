@@ -1,8 +1,8 @@
-"""Rewards for looking at the right things: where the policy's attention lies while it writes, beside an expert's.
+"""Rewards for attention to the right features of a prompt, compared with an expert's weights (EAG-RL 2025).
 
-Attention is the mean over layers, heads and the places that predict a completion's tokens, summed over the tokens of
-each feature's text in the prompt. It is read without a gradient. A row whose metadata names no features (`spans`) and
-no expert's view of them (`expert`) cannot be scored.
+Attention is the mean over layers, heads and the positions that predict a completion's tokens, summed over the tokens of
+each feature's text in the prompt, without a gradient. A row whose metadata has no features (`spans`) and expert weights
+(`expert`) cannot be scored.
 Shapes: N sequences, L longest of them, H heads.
 """
 
@@ -18,7 +18,7 @@ from learning.models.policy import Policy
 from learning.samples.sample import Trial
 
 SCORES = 1 << 24
-"""Attention scores of one layer that are alive at once."""
+"""The most attention scores of one layer that are in memory at once."""
 
 
 def alignment(
@@ -29,54 +29,59 @@ def alignment(
     measure: Literal["mass", "jaccard"] = "mass",
     k: Annotated[int, Field(ge=1)] = 2,
 ) -> list[float | None]:
-    """How far the policy looks at what the expert looks at most: the expert's top `k` features (EAG-RL 2025).
+    """Attention of the policy on the expert's top `k` features (EAG-RL 2025).
 
     `mass` is their share of the attention on all features, `jaccard` the overlap of the policy's top k with them.
     """
-    found: list[float | None] = [None] * len(trials)
-    known: list[tuple[int, Mapping[str, float], Mapping[str, list[int]]]] = []
+    scores: list[float | None] = [None] * len(trials)
+    scorable: list[tuple[int, Mapping[str, float], Mapping[str, list[int]]]] = []
     for i, (row, trial) in enumerate(zip(rows, trials, strict=True)):
-        told = json.loads(row["metadata"] or "{}")
-        places = find_feature_places(policy, trial, row, told.get("spans") or {})
-        if places and trial.completion_ids and set(places) == set(told.get("expert") or {}):
-            known.append((i, told["expert"], places))
-    masses = compute_feature_masses(policy, [trials[i] for i, _, _ in known], [places for _, _, places in known])
-    for (i, expert, _), mass in zip(known, masses, strict=True):
+        metadata = json.loads(row["metadata"] or "{}")
+        places = find_feature_places(policy, trial, row, metadata.get("spans") or {})
+        if places and trial.completion_ids and set(places) == set(metadata.get("expert") or {}):
+            scorable.append((i, metadata["expert"], places))
+    masses = compute_feature_masses(policy, [trials[i] for i, _, _ in scorable], [places for _, _, places in scorable])
+    for (i, expert, _), mass in zip(scorable, masses, strict=True):
         best = select_top(expert, k)
-        found[i] = sum(mass[name] for name in best) if measure == "mass" else compute_jaccard(select_top(mass, k), best)
-    return found
+        scores[i] = (
+            sum(mass[name] for name in best) if measure == "mass" else compute_jaccard(select_top(mass, k), best)
+        )
+    return scores
 
 
 def select_top(values: Mapping[str, float], k: int) -> set[str]:
-    """The k names with the largest values; of equals the first in the alphabet."""
+    """Return the k names with the largest values; ties in alphabetical order."""
     return set(sorted(values, key=lambda name: (-values[name], name))[:k])
 
 
 def compute_jaccard(some: set[str], others: set[str]) -> float:
-    """Size of the common part over that of the union."""
+    """Return the size of the intersection over that of the union."""
     return len(some & others) / len(some | others) if some | others else 1.0
 
 
 def find_feature_places(policy: Policy, trial: Trial, row: Row, spans: Mapping[str, str]) -> dict[str, list[int]]:
-    """Places in the prompt of the tokens that show each feature; empty where a text is not there or the ids differ."""
+    """Return the positions in the prompt of each feature's tokens; empty if a text is missing or the ids differ."""
     text = policy.tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)
+    assert isinstance(text, str)  # tokenize=False
     coded = policy.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     if list(coded["input_ids"]) != list(trial.prompt_ids):
         return {}
-    found: dict[str, list[int]] = {}
+    positions: dict[str, list[int]] = {}
     for name, shown in spans.items():
         start = text.find(shown)
         end = start + len(shown)
-        found[name] = [p for p, (a, b) in enumerate(coded["offset_mapping"]) if start >= 0 and a < end and b > start]
-    return found if all(found.values()) else {}
+        positions[name] = [
+            p for p, (a, b) in enumerate(coded["offset_mapping"]) if start >= 0 and a < end and b > start
+        ]
+    return positions if all(positions.values()) else {}
 
 
 @torch.no_grad()
 def compute_feature_masses(
     policy: Policy, trials: Sequence[Trial], places: Sequence[Mapping[str, list[int]]]
 ) -> list[dict[str, float]]:
-    """Share of each feature in the attention on all features, while each trial's completion is written."""
-    heads, found = policy.model.config.num_attention_heads, []
+    """Return the share of each feature in the attention on all features, for each sample."""
+    heads, masses = policy.model.config.num_attention_heads, []
     start = 0
     while start < len(trials):
         end, longest = start, 0
@@ -85,9 +90,9 @@ def compute_feature_masses(
             if end > start and (end + 1 - start) * heads * longest * longest > SCORES:
                 break
             end += 1
-        found += _compute_masses(policy, trials[start:end], places[start:end])
+        masses += _compute_masses(policy, trials[start:end], places[start:end])
         start = end
-    return found
+    return masses
 
 
 def _compute_masses(
@@ -95,20 +100,20 @@ def _compute_masses(
 ) -> list[dict[str, float]]:
     sequences = [[*t.prompt_ids, *t.completion_ids] for t in trials]
     longest = max(map(len, sequences))
-    # Padding stands behind, where causal attention does not look.
+    # Padding is on the right, where causal attention does not look.
     ids_NL = torch.tensor([ids + [0] * (longest - len(ids)) for ids in sequences], device=policy.model.device)
     config = policy.model.config
-    before = config._attn_implementation
+    implementation = config._attn_implementation
     config._attn_implementation = "eager"
     try:
         layers = policy.model(input_ids=ids_NL, output_attentions=True, use_cache=False).attentions
     finally:
-        config._attn_implementation = before
+        config._attn_implementation = implementation
     mean_NLL = torch.stack([layer_NHLL.double().mean(1) for layer_NHLL in layers]).mean(0)
-    found = []
+    masses = []
     for attention_LL, trial, of_features, ids in zip(mean_NLL, trials, places, sequences, strict=True):
-        at_L = attention_LL[len(trial.prompt_ids) - 1 : len(ids) - 1].mean(0)
-        mass = {name: float(at_L[where].sum()) for name, where in of_features.items()}
+        mean_L = attention_LL[len(trial.prompt_ids) - 1 : len(ids) - 1].mean(0)
+        mass = {name: float(mean_L[positions].sum()) for name, positions in of_features.items()}
         total = sum(mass.values())
-        found.append({name: value / total if total else 0.0 for name, value in mass.items()})
-    return found
+        masses.append({name: value / total if total else 0.0 for name, value in mass.items()})
+    return masses

@@ -1,6 +1,6 @@
-"""Rewards of two agents who answer one after the other: each earns what both earn together (CORY, Ma et al. 2024).
+"""Rewards of two agents that answer in turn: each gets the sum of both scores (CORY, Ma et al. 2024).
 
-Where one of the two answers cannot be scored, neither can their sum.
+If one of the two answers cannot be scored, neither can their sum.
 """
 
 from typing import Annotated
@@ -30,16 +30,16 @@ def pioneer(
     temperature: Annotated[float, Field(ge=0)] = 1.0,
     max_completion_length: Annotated[int, Field(ge=1)] = 64,
 ) -> list[float | None]:
-    """The task reward `of` of the completion, and of the answer of a partner that is shown it.
+    """Task reward `of` of the completion plus that of a partner's answer that sees it (CORY, Ma et al. 2024).
 
-    The partner's prompts come from `prompt_sampler: observed`.
+    The partner trains with `prompt_sampler: observed`.
     """
     task: Inner = of
-    seen = [show_answer(row, text, template) for row, text in zip(rows, completions, strict=True)]
+    shown = [show_answer(row, text, template) for row, text in zip(rows, completions, strict=True)]
     sampling = Sampling(temperature, max_completion_length)
-    said = replies(guest(partner), [row["prompt"] for row in seen], n=1, sampling=sampling, rng=rng)
-    theirs = _score_texts(task, rows, [None if texts is None else texts[0] for texts in said])
-    return _add_scores(score_selected(task, range(len(rows))), theirs)
+    answers = replies(guest(partner), [row["prompt"] for row in shown], n=1, sampling=sampling, rng=rng)
+    partner_scores = _score_texts(task, rows, [None if texts is None else texts[0] for texts in answers])
+    return _add_scores(score_selected(task, range(len(rows))), partner_scores)
 
 
 def led(
@@ -55,44 +55,48 @@ def led(
     temperature: Annotated[float, Field(ge=0)] = 1.0,
     max_completion_length: Annotated[int, Field(ge=1)] = 64,
 ) -> list[float | None]:
-    """The mean task reward `of` of `calls` answers of a partner who is shown the completion: a plan for others.
+    """Mean task reward `of` of `calls` answers of a partner that sees the completion, such as a plan.
 
-    With `data` it is a query instead, and the partner is shown the document that looks most like it. Nothing is asked
-    of the completion itself. Where the partner has no room, or no answer can be scored, it has no reward.
+    With `data` the completion is a query instead, and the partner sees the document most similar to it. The completion
+    itself is not scored. None if the prompt exceeds the partner's context or no answer can be scored.
     """
     task: Inner = of
-    seen = [
+    shown = [
         show_answer(row, text, template) for row, text in zip(rows, look_up_documents(completions, data), strict=True)
     ]
     sampling = Sampling(temperature, max_completion_length)
-    said = replies(guest(partner), [row["prompt"] for row in seen], n=calls, sampling=sampling, rng=rng)
-    found: list[list[float]] = [[] for _ in rows]
+    answers = replies(guest(partner), [row["prompt"] for row in shown], n=calls, sampling=sampling, rng=rng)
+    scores_of: list[list[float]] = [[] for _ in rows]
     for call in range(calls):
-        for i, score in enumerate(_score_texts(task, rows, [None if texts is None else texts[call] for texts in said])):
-            found[i] += [] if score is None else [score]
-    return [sum(scores) / len(scores) if scores else None for scores in found]
+        texts_of_call = [None if texts is None else texts[call] for texts in answers]
+        for i, score in enumerate(_score_texts(task, rows, texts_of_call)):
+            scores_of[i] += [] if score is None else [score]
+    return [sum(scores) / len(scores) if scores else None for scores in scores_of]
 
 
 def observer(rows: list[Row], completions: list[str], *, of: RewardUse) -> list[float | None]:
-    """The task reward `of` of the completion, and of the answer that was shown; raises StepError where none was."""
+    """Task reward `of` of the completion plus that of the answer that its prompt shows (CORY, Ma et al. 2024).
+
+    Raise StepError if the prompt shows no answer.
+    """
     task: Inner = of
     if any("shown" not in row for row in rows):
         raise StepError(
-            "reward collective.observer: nothing was shown; the stage needs `prompt_sampler: {use: observed, ...}`"
+            "reward collective.observer: the prompts show no answer; set `prompt_sampler: {use: observed, ...}`"
         )
     return _add_scores(score_selected(task, range(len(rows))), _score_texts(task, rows, [row["shown"] for row in rows]))
 
 
 def _score_texts(task: Inner, rows: list[Row], texts: list[str | None]) -> list[float | None]:
-    """Task rewards of texts that are nobody's trials here; None where there is no text."""
-    there = [i for i, text in enumerate(texts) if text is not None]
-    have = {k: task.have[k] for k in task.have if k not in ("trials", "sources", "groups")}
-    other = Inner(task.bound, task.step, have | {"rows": rows, "completions": texts})
-    found: list[float | None] = [None] * len(texts)
-    for i, score in zip(there, score_selected(other, there), strict=True):
-        found[i] = score
-    return found
+    """Return the task rewards of texts that are not samples of this stage; None without a text."""
+    places = [i for i, text in enumerate(texts) if text is not None]
+    values = {k: task.have[k] for k in task.have if k not in ("trials", "sources", "groups")}
+    reward = Inner(task.bound, task.step, values | {"rows": rows, "completions": texts})
+    scores: list[float | None] = [None] * len(texts)
+    for i, score in zip(places, score_selected(reward, places), strict=True):
+        scores[i] = score
+    return scores
 
 
-def _add_scores(mine: list[float | None], theirs: list[float | None]) -> list[float | None]:
-    return [None if a is None or b is None else a + b for a, b in zip(mine, theirs, strict=True)]
+def _add_scores(scores: list[float | None], others: list[float | None]) -> list[float | None]:
+    return [None if a is None or b is None else a + b for a, b in zip(scores, others, strict=True)]

@@ -1,8 +1,8 @@
-"""Rewards made of rewards: gated, tiered, the first that can say something, a weighted sum, one per kind of problem.
+"""Rewards composed of rewards: gated, tiered, first available, weighted sum, one per family of problems.
 
-The list of a stage's rewards is a weighted sum already; these are for everything else. A reward named by an option is
-only asked about the completions that it matters for, so that a costly one (a judge) may stand behind a cheap one.
-What cannot be scored stays unscorable: None, never 0.
+The list of a stage's rewards is already a weighted sum; these are for other compositions. A reward named by an option
+scores only the completions that need it, so that an expensive one (a judge) can follow a cheap one. A completion that
+cannot be scored has None, never 0.
 """
 
 from collections.abc import Sequence
@@ -18,26 +18,28 @@ from schemas.use import RewardUse
 
 
 def score_selected(reward: Inner, places: Sequence[int]) -> list[float | None]:
-    """Weight times score of a reward, for the completions at `places` only; StepError for another number of scores."""
+    """Return weight times score of a reward for the completions at `places`; raise StepError if scores are missing."""
     if not places:
         return []
-    cut = {name: [reward.have[name][i] for i in places] for name in PER_COMPLETION if name in reward.have}
-    scores = reward(**cut)
+    selected = {name: [reward.have[name][i] for i in places] for name in PER_COMPLETION if name in reward.have}
+    scores = reward(**selected)
     if len(scores) != len(places):
-        raise StepError(f"reward {reward.bound.name}: {len(scores)} scores for {len(places)} completions")
+        raise StepError(
+            f"reward {reward.bound.name}: {len(scores)} scores for {len(places)} completions; return one per completion"
+        )
     return [None if s is None or s != s else reward.weight * float(s) for s in scores]
 
 
 def gated(
     completions: list[str], *, of: RewardUse, by: RewardUse, at_least: float = 1.0, otherwise: float = 0.0
 ) -> list[float | None]:
-    """The reward `of` where the reward `by` is at least `at_least`, else `otherwise`; `of` sees only the former."""
-    gate = score_selected(by, range(len(completions)))
-    through = [i for i, score in enumerate(gate) if score is not None and score >= at_least]
-    found: list[float | None] = [None if score is None else otherwise for score in gate]
-    for i, score in zip(through, score_selected(of, through), strict=True):
-        found[i] = score
-    return found
+    """The reward `of` where the reward `by` is at least `at_least`, else `otherwise`; `of` scores only the former."""
+    conditions = score_selected(by, range(len(completions)))
+    passing = [i for i, score in enumerate(conditions) if score is not None and score >= at_least]
+    results: list[float | None] = [None if score is None else otherwise for score in conditions]
+    for i, score in zip(passing, score_selected(of, passing), strict=True):
+        results[i] = score
+    return results
 
 
 def tiered(
@@ -47,44 +49,43 @@ def tiered(
     scores: Annotated[list[float], Field(min_length=2)],
     at_least: float = 1.0,
 ) -> list[float | None]:
-    """A ladder: who fails the first reward earns the first score, and so on; who passes all of them earns the last.
+    """Score by the first reward below `at_least`: `scores[0]` if the first reward fails, the last if none does.
 
-    A reward is only asked about those that passed the ones before it. Raises StepError unless there is one score
-    more than there are rewards.
+    A reward scores only completions that passed the ones before it. Raise StepError unless there is one more of
+    `scores` than of rewards.
     """
     if len(scores) != len(of) + 1:
         raise StepError(f"reward composite.tiered: {len(of)} rewards need {len(of) + 1} `scores`, not {len(scores)}")
-    found: list[float | None] = [scores[-1]] * len(completions)
-    climbing = list(range(len(completions)))
+    results: list[float | None] = [scores[-1]] * len(completions)
+    remaining = list(range(len(completions)))
     for reward, earned in zip(of, scores, strict=False):
-        judged = dict(zip(climbing, score_selected(reward, climbing), strict=True))
+        judged = dict(zip(remaining, score_selected(reward, remaining), strict=True))
         for i, score in judged.items():
             if score is None or score < at_least:
-                found[i] = None if score is None else earned
-        climbing = [i for i, score in judged.items() if score is not None and score >= at_least]
-    return found
+                results[i] = None if score is None else earned
+        remaining = [i for i, score in judged.items() if score is not None and score >= at_least]
+    return results
 
 
 def first(completions: list[str], *, of: Annotated[list[RewardUse], Field(min_length=1)]) -> list[float | None]:
-    """The score of the first reward that can say something; one after it is asked only about what is left."""
-    found: list[float | None] = [None] * len(completions)
+    """The first reward that can score the completion; later rewards score only the rest."""
+    results: list[float | None] = [None] * len(completions)
     for reward in of:
-        left = [i for i, score in enumerate(found) if score is None]
-        for i, score in zip(left, score_selected(reward, left), strict=True):
-            found[i] = score
-    return found
+        unscored = [i for i, score in enumerate(results) if score is None]
+        for i, score in zip(unscored, score_selected(reward, unscored), strict=True):
+            results[i] = score
+    return results
 
 
 def weighted(completions: list[str], *, of: Annotated[list[RewardUse], Field(min_length=1)]) -> list[float | None]:
-    """Sum of rewards, each with its `weight`; for use inside another reward. One of weight 0 is not asked."""
-    found: list[float | None] = [0.0] * len(completions)
+    """Weighted sum of rewards, for use inside another reward; one of weight 0 is not computed."""
+    results: list[float | None] = [0.0] * len(completions)
     for reward in of:
         if reward.weight == 0:
             continue
-        scores = score_selected(reward, range(len(completions)))
-        sums = zip(found, scores, strict=True)
-        found = [None if total is None or s is None else total + s for total, s in sums]
-    return found
+        terms = score_selected(reward, range(len(completions)))
+        results = [None if total is None or s is None else total + s for total, s in zip(results, terms, strict=True)]
+    return results
 
 
 def routed(
@@ -93,15 +94,15 @@ def routed(
     families: Annotated[dict[str, RewardUse], Field(min_length=1)],
     otherwise: RewardUse | None = None,
 ) -> list[float | None]:
-    """For each kind of problem, by the family of its row, a reward of its own.
+    """A different reward for each family of problems.
 
-    Problems of no named family get `otherwise`; null: they cannot be scored.
+    Other families get the reward `otherwise` (null: they cannot be scored).
     """
-    found: list[float | None] = [None] * len(rows)
-    kinds = [row["family"] if row["family"] in families else None for row in rows]
-    for kind, reward in (*families.items(), (None, otherwise)):
-        mine = [i for i, other in enumerate(kinds) if other == kind]
+    results: list[float | None] = [None] * len(rows)
+    names = [row["family"] if row["family"] in families else None for row in rows]
+    for family, reward in (*families.items(), (None, otherwise)):
+        places = [i for i, name in enumerate(names) if name == family]
         if reward is not None:
-            for i, score in zip(mine, score_selected(reward, mine), strict=True):
-                found[i] = score
-    return found
+            for i, score in zip(places, score_selected(reward, places), strict=True):
+                results[i] = score
+    return results

@@ -1,7 +1,7 @@
-"""Rewards without a reference answer: what most completions of a group say counts as right.
+"""Rewards without a reference answer: the answer of most completions of a group counts as right.
 
-Answers are compared in the normal form of `answers.exact`. A completion without a final answer casts no vote and earns
-0; where nobody votes nothing can be scored. Of answers with equally many votes the one that was given first wins.
+Answers are compared in the normal form of `answers.exact`. A completion without a final answer casts no vote and gets
+0; without votes the group cannot be scored. In a tie the answer that was given first wins.
 """
 
 from collections import Counter
@@ -35,14 +35,14 @@ def majority(
     unlabelled_only: bool = False,
     min_share: Share = 0.0,
 ) -> list[float | None]:
-    """1 where the answer is the one most of its group give, else 0 (TTRL, Zuo et al. 2025).
+    """Majority vote: 1 if the answer is the most frequent of its group, else 0 (TTRL, Zuo et al. 2025).
 
-    `marker` and `ignore_case` are those of `answers.exact`. `unlabelled_only`: rows with an answer cannot be scored.
+    `marker` and `ignore_case` are those of `answers.exact`. With `unlabelled_only` rows with an answer are not scored.
     A group whose winner has less than `min_share` of the completions cannot be scored.
     """
     answers = [parse_answer(text, marker, ignore_case) for text in completions]
-    found = _score_elected(answers, [1.0] * len(answers), groups, min_share)
-    return [None if unlabelled_only and row["answer"] is not None else s for row, s in zip(rows, found, strict=True)]
+    scores = _score_elected(answers, [1.0] * len(answers), groups, min_share)
+    return [None if unlabelled_only and row["answer"] is not None else s for row, s in zip(rows, scores, strict=True)]
 
 
 def weighted(
@@ -54,14 +54,16 @@ def weighted(
     ignore_case: bool = False,
     min_share: Share = 0.0,
 ) -> list[float | None]:
-    """As `consensus.majority`, each vote counting as much as the reward `by` says; what `by` cannot score has none.
+    """Weighted vote: as `consensus.majority`, with votes weighted by the reward `by` (0 if it cannot score).
 
-    `min_share` is of all weights. Raises StepError for a negative weight.
+    `min_share` is of the sum of the weights. Raise StepError if a weight is negative.
     """
-    voice: Inner = by
-    weights = [weight or 0.0 for weight in score_selected(voice, range(len(completions)))]
+    weighting: Inner = by
+    weights = [weight or 0.0 for weight in score_selected(weighting, range(len(completions)))]
     if min(weights, default=0.0) < 0:
-        raise StepError(f"consensus.weighted: {voice.bound.name} gives a negative weight; votes count 0 or more")
+        raise StepError(
+            f"reward consensus.weighted: {weighting.bound.name} gives a negative weight; use a reward of 0 or more"
+        )
     return _score_elected([parse_answer(text, marker, ignore_case) for text in completions], weights, groups, min_share)
 
 
@@ -76,29 +78,30 @@ def crowd(
     marker: str | None = None,
     ignore_case: bool = False,
 ) -> list[float | None]:
-    """1 where the answer is the one that several models elect, each heard by its self-consistency (RLCCF 2025).
+    """Vote of several models: 1 if the answer is elected, with votes weighted by self-consistency (RLCCF 2025).
 
-    Every model of `others` answers the same problem as often as the policy, at the same temperature; see `collective`.
+    Every model of `others` answers the same problem as often as the policy, at the same temperature. A model's votes
+    are weighted by the share of its most frequent answer.
     """
     members = _map_members(groups)
     firsts = {group: rows[places[0]]["prompt"] for group, places in members.items()}
-    mine = [parse_answer(text, marker, ignore_case) for text in completions]
-    answers_of = {group: [[mine[i] for i in places]] for group, places in members.items()}
+    own_answers = [parse_answer(text, marker, ignore_case) for text in completions]
+    answers_of = {group: [[own_answers[i] for i in places]] for group, places in members.items()}
     sampling = Sampling(sampler.sampling.temperature, sampler.sampling.max_new_tokens)
     for folder in others:
         for size in sorted({len(places) for places in members.values()}):
             chosen = [group for group, places in members.items() if len(places) == size]
-            said = replies(guest(folder), [firsts[g] for g in chosen], n=size, sampling=sampling, rng=rng)
-            for group, texts in zip(chosen, said, strict=True):
+            answers = replies(guest(folder), [firsts[g] for g in chosen], n=size, sampling=sampling, rng=rng)
+            for group, texts in zip(chosen, answers, strict=True):
                 answers_of[group].append([parse_answer(text, marker, ignore_case) for text in texts or []])
     labels = {group: elect(count_weighted_votes(of_models)) for group, of_models in answers_of.items()}
-    return [None if labels[g] is None else float(labels[g] == a) for g, a in zip(groups, mine, strict=True)]
+    return [None if labels[g] is None else float(labels[g] == a) for g, a in zip(groups, own_answers, strict=True)]
 
 
 def count_weighted_votes(answers_of: Sequence[Sequence[Hashable | None]]) -> dict[Hashable, float]:
-    """Votes of several models for each answer: a model's votes count its self-consistency, the share of its top answer.
+    """Return the votes of several models by answer, weighted by self-consistency: the share of a model's top answer.
 
-    The order of the answers is that in which they were first given; None is no answer.
+    Answers are in the order in which they were first given; None is not an answer.
     """
     votes: dict[Hashable, float] = {}
     for answers in answers_of:
@@ -110,21 +113,21 @@ def count_weighted_votes(answers_of: Sequence[Sequence[Hashable | None]]) -> dic
 
 
 def elect(votes: Mapping[Hashable, float]) -> Hashable | None:
-    """The answer with the most votes, the first of equals; None where nobody votes."""
+    """Return the answer with the most votes, the first in a tie; None without votes."""
     top = max(votes.values(), default=0.0)
     return next((answer for answer, count in votes.items() if count == top and count > 0), None)
 
 
 def parse_answer(completion: str, marker: str | None, ignore_case: bool) -> Hashable | None:
-    """The final answer in normal form; None where there is none."""
-    given = extract_final_answer(completion, marker)
-    return None if given is None or not given.strip() else normalise_answer(given, ignore_case)
+    """Return the final answer in normal form; None without one."""
+    answer = extract_final_answer(completion, marker)
+    return None if answer is None or not answer.strip() else normalise_answer(answer, ignore_case)
 
 
 def _score_elected(
     answers: Sequence[Hashable | None], weights: Sequence[float], groups: Sequence[int], min_share: float
 ) -> list[float | None]:
-    found: list[float | None] = [None] * len(answers)
+    scores: list[float | None] = [None] * len(answers)
     for places in _map_members(groups).values():
         votes: dict[Hashable, float] = {}
         for i in places:
@@ -133,8 +136,8 @@ def _score_elected(
         winner, total = elect(votes), sum(weights[i] for i in places)
         if winner is not None and votes[winner] >= min_share * total:
             for i in places:
-                found[i] = float(answers[i] == winner)
-    return found
+                scores[i] = float(answers[i] == winner)
+    return scores
 
 
 def _map_members(groups: Sequence[int]) -> dict[int, list[int]]:

@@ -1,4 +1,4 @@
-"""Rewards by duel: how likely a completion is preferred, to the others of its group or to another policy's."""
+"""Rewards by duel: the probability that a completion is preferred to others of its group or of another policy."""
 
 from typing import Annotated
 
@@ -14,21 +14,20 @@ from schemas.use import DuelUse, EngineUse
 
 
 def win_rate(rows: list[Row], completions: list[str], groups: list[int], *, by: DuelUse) -> list[float | None]:
-    """Estimate of P(completion beats the policy that sampled the group): its row mean in the matrix of all duels.
+    """Estimate of P(completion beats the sampling policy): its mean over all duels of the group (SPPO, Wu et al. 2024).
 
-    Against itself a completion draws, so that the rates of a group average exactly ½ where the judge is fair (SPPO, Wu
-    et al. 2024, section 4).
+    A completion draws against itself, so that the rates of a group average exactly ½ under a fair judge (section 4).
     """
     duel: Inner = by
     members: dict[int, list[int]] = {}
     for place, group in enumerate(groups):
         members.setdefault(group, []).append(place)
-    found: list[float | None] = [None] * len(completions)
+    rates: list[float | None] = [None] * len(completions)
     for places in members.values():
         for i in places:
             wins = [0.5 if i == j else duel(row=rows[i], first=completions[i], second=completions[j]) for j in places]
-            found[i] = sum(wins) / len(wins)
-    return found
+            rates[i] = sum(wins) / len(wins)
+    return rates
 
 
 def against(
@@ -42,11 +41,11 @@ def against(
     temperature: Annotated[float, Field(ge=0)] = 0.0,
     max_completion_length: Annotated[int, Field(ge=1)] = 64,
 ) -> list[float | None]:
-    """P(completion beats what `opponent` says to the same problem); None where the opponent has no room for a word."""
+    """P(completion beats the answer of `opponent` to the same problem); None if it exceeds the opponent's context."""
     duel: Inner = by
-    asked = [row["prompt"] for row in rows]
-    said = replies(guest(opponent, engine), asked, n=1, sampling=Sampling(temperature, max_completion_length), rng=rng)
+    prompts, sampling = [row["prompt"] for row in rows], Sampling(temperature, max_completion_length)
+    answers = replies(guest(opponent, engine), prompts, n=1, sampling=sampling, rng=rng)
     return [
         None if texts is None else duel(row=row, first=completion, second=texts[0])
-        for row, completion, texts in zip(rows, completions, said, strict=True)
+        for row, completion, texts in zip(rows, completions, answers, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Rewards from running programs: tests that are passed, variables that are rightly foretold."""
+"""Rewards from running programs: tests that pass, and predictions of a program's variables."""
 
 import json
 from typing import Any
@@ -8,49 +8,48 @@ from learning.toy_tasks.execution import ProgramError, evaluate, execute
 
 
 def passed(rows: list[Row], completions: list[str], *, partial: bool = False) -> list[float | None]:
-    """1 where a program passes all tests of its row, else 0 (`partial`: the share); what is no program passes none.
-
-    None for a row without tests.
-    """
+    """1 if the program passes all tests of its row, else 0 (`partial`: the share of tests); None without tests."""
     return [_score_tests(_read_metadata(row), text, partial) for row, text in zip(rows, completions, strict=True)]
 
 
 def states(rows: list[Row], completions: list[str], *, partial: bool = False) -> list[float | None]:
-    """1 where `x=6,y=5` is right about every variable of the row's program, else 0 (`partial`: the share).
+    """1 if the completion (`x=6,y=5`) predicts every variable of the row's program, else 0 (`partial`: the share).
 
-    A variable that the program does not have makes it 0. None for a row without states.
+    A variable that the program does not have gives 0. None for a row without states.
     """
-    found: list[float | None] = []
+    scores: list[float | None] = []
     for row, text in zip(rows, completions, strict=True):
-        wanted = _read_metadata(row).get("states")
-        if wanted is None:
-            found.append(None)
+        states = _read_metadata(row).get("states")
+        if states is None:
+            scores.append(None)
             continue
-        said = dict(part.strip().split("=", 1) for part in text.split(",") if "=" in part)
-        right = sum(said.get(name, "").strip() == str(value) for name, value in wanted.items())
-        share = right / len(wanted) if set(said) <= set(wanted) else 0.0
-        found.append(share if partial else float(share == 1))
-    return found
+        predicted = dict(part.strip().split("=", 1) for part in text.split(",") if "=" in part)
+        right = sum(predicted.get(name, "").strip() == str(value) for name, value in states.items())
+        share = right / len(states) if set(predicted) <= set(states) else 0.0
+        scores.append(share if partial else float(share == 1))
+    return scores
 
 
-def _score_tests(kept: Row, text: str, partial: bool) -> float | None:
-    if "tests" not in kept:
+def _score_tests(metadata: Row, text: str, partial: bool) -> float | None:
+    if "tests" not in metadata:
         return None
-    right = [_runs(text, given, wanted, kept["result"]) for given, wanted in kept["tests"]]
-    share = sum(right) / len(right)
+    passes = [_passes_test(text, inputs, expected, metadata["result"]) for inputs, expected in metadata["tests"]]
+    share = sum(passes) / len(passes)
     return share if partial else float(share == 1)
 
 
-def _runs(text: str, given: Row, wanted: Any, result: str | None) -> bool:
+def _passes_test(text: str, inputs: Row, expected: Any, result: str | None) -> bool:
+    """Return whether a program computes the expected value from its inputs."""
     try:
-        return (evaluate(text, given) if result is None else execute(text, given).get(result)) == wanted
+        return (evaluate(text, inputs) if result is None else execute(text, inputs).get(result)) == expected
     except ProgramError:
         return False
 
 
 def _read_metadata(row: Row) -> Row:
+    """Return the metadata of a row; empty if it is not a JSON object."""
     try:
-        found = json.loads(row["metadata"] or "{}")
+        metadata = json.loads(row["metadata"] or "{}")
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return metadata if isinstance(metadata, dict) else {}

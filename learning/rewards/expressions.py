@@ -1,4 +1,4 @@
-"""Rewards for arithmetic expressions: computed from their text, nothing is executed."""
+"""Rewards for arithmetic expressions, evaluated from their syntax tree without running code."""
 
 import ast
 import re
@@ -9,19 +9,19 @@ from typing import Any
 from learning.toy_tasks.countdown import problem_of
 
 FORM = re.compile(r"[-+*/()\d\s]{1,200}")
-"""What an expression may be made of."""
+"""The characters of an expression."""
 
 
 def reaches(rows: list[dict[str, Any]], completions: list[str], *, marker: str = "#") -> list[float | None]:
-    """1 where the expression after the last marker (without one: the whole text) solves the row's countdown, else 0.
+    """1 if the expression after the last marker (or the entire text) solves the row's countdown problem, else 0.
 
-    Every number may be used once; signs are + − * / and parentheses. Raises StepError for rows of another kind.
+    Every number may be used once; operators are + − * / and parentheses. Raise StepError if a row is not a countdown.
     """
     return [float(solves(row, text.rpartition(marker)[2])) for row, text in zip(rows, completions, strict=True)]
 
 
 def solves(row: dict[str, Any], text: str) -> bool:
-    """Whether the expression uses the row's numbers, each at most once, and gives its target."""
+    """Return whether the expression uses the row's numbers, each at most once, and equals its target."""
     numbers, target = problem_of(row)
     if not FORM.fullmatch(text):
         return False
@@ -35,11 +35,12 @@ def solves(row: dict[str, Any], text: str) -> bool:
 
 
 def _evaluate(node: ast.expr, used: list[int]) -> Fraction:
+    """Return the value of an expression and append the numbers that it uses; raise ValueError for other syntax."""
     if isinstance(node, ast.Constant) and type(node.value) is int:
         used.append(node.value)
         return Fraction(node.value)
     if not isinstance(node, ast.BinOp):
-        raise ValueError("no sum, difference, product or quotient")
+        raise ValueError("not a sum, difference, product or quotient")
     left, right = _evaluate(node.left, used), _evaluate(node.right, used)
     match node.op:
         case ast.Add():
@@ -50,4 +51,4 @@ def _evaluate(node: ast.expr, used: list[int]) -> Fraction:
             return left * right
         case ast.Div():
             return left / right
-    raise ValueError("no sum, difference, product or quotient")
+    raise ValueError("not a sum, difference, product or quotient")

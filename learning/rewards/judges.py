@@ -1,8 +1,7 @@
-"""Rewards from a judge: a language model is shown a completion and says what it is worth.
+"""Rewards from a judge: a language model that rates a completion.
 
-The judge is a policy that another stage made, the policy in training itself, or a model behind an endpoint. A verdict
-that cannot be read, or a question that the judge has no room for, is no verdict: None, or a floor if the recipe says
-so.
+The judge is a policy of another stage, the policy in training itself, or a model behind an endpoint. Without a verdict
+(the reply cannot be parsed, or the question exceeds the judge's context) the score is None, or `unparsable`.
 """
 
 import math
@@ -47,15 +46,15 @@ def model(
     max_completion_length: Annotated[int, Field(ge=1)] = 16,
     unparsable: float | None = None,
 ) -> list[float | None]:
-    """Verdict of a policy of another stage, from `low` to `high` brought to 0 to 1.
+    """Rating by a policy of another stage, scaled from `low` … `high` to 0 … 1.
 
     The judge is asked `template` with {prompt}, {completion} and {answer} filled in; its verdict is the last match of
     `pattern` (its first group, if any), the mean over `votes` replies. With `words` nothing is sampled: the verdict is
-    the mean of the words' scores weighted by how likely the judge would reply each. `unparsable` is the score where
-    there is no verdict (null: it cannot be scored). `engine` null is torch.
+    the mean of the words' scores, weighted by the judge's probability of each word. `unparsable` is the score without a
+    verdict (null: it cannot be scored). `engine` null is torch.
     """
-    how = _Judge(template, pattern, low, high, words, votes, temperature, max_completion_length, unparsable)
-    return how.verdicts(guest(judge, engine), rows, completions, rng)
+    reader = _Judge(template, pattern, low, high, words, votes, temperature, max_completion_length, unparsable)
+    return reader.rate(guest(judge, engine), rows, completions, rng)
 
 
 def own(
@@ -74,9 +73,9 @@ def own(
     max_completion_length: Annotated[int, Field(ge=1)] = 16,
     unparsable: float | None = None,
 ) -> list[float | None]:
-    """Verdict of the policy in training on its own completions, as it is now; options as those of `judges.model`."""
-    how = _Judge(template, pattern, low, high, words, votes, temperature, max_completion_length, unparsable)
-    return how.verdicts(sampler, rows, completions, rng)
+    """Rating by the policy in training, with its current weights; options as those of `judges.model`."""
+    reader = _Judge(template, pattern, low, high, words, votes, temperature, max_completion_length, unparsable)
+    return reader.rate(sampler, rows, completions, rng)
 
 
 def endpoint(
@@ -96,18 +95,18 @@ def endpoint(
     max_completion_length: Annotated[int, Field(ge=1)] = 256,
     unparsable: float | None = None,
 ) -> list[float | None]:
-    """Verdict of a chat model behind an endpoint, from `low` to `high` brought to 0 to 1.
+    """Rating by a chat model behind an endpoint, scaled from `low` … `high` to 0 … 1.
 
-    It is asked `template` (a rubric) with {prompt}, {completion} and {answer} filled in, after `system`, and read as
-    `judges.model` is. Of several `votes` that can be read, `majority` takes the verdict that is given most often (none
-    where two are), `mean` their mean. Equal questions have one answer, which is kept: judging again costs nothing.
+    It is asked `template` (a rubric) with {prompt}, {completion} and {answer} filled in, after `system`, and its reply
+    is parsed as in `judges.model`. Of several `votes`, `majority` takes the most frequent verdict (none in a tie),
+    `mean` their mean. Answers are stored and reused for equal questions, so that judging again costs nothing.
     """
-    how = _Judge(template, pattern, low, high, None, votes, temperature, max_completion_length, unparsable, verdict)
-    return how.asked(endpoint, desk, system, rows, completions)
+    reader = _Judge(template, pattern, low, high, None, votes, temperature, max_completion_length, unparsable, verdict)
+    return reader.rate_remotely(endpoint, desk, system, rows, completions)
 
 
 class _Judge:
-    """How a judge is asked and its words are read."""
+    """The questions for a judge and the parsing of its replies."""
 
     def __init__(
         self,
@@ -123,33 +122,33 @@ class _Judge:
         verdict: str = "mean",
     ) -> None:
         if high <= low:
-            raise StepError(f"judge: high ({high}) must exceed low ({low})")
+            raise StepError(f"reward judges: high ({high}) must be above low ({low})")
         if "{completion}" not in template:
-            raise StepError("judge: the template shows no {completion}")
+            raise StepError("reward judges: `template` has no {completion}; add it")
         if votes > 1 and temperature == 0:
-            raise StepError("judge: several votes at temperature 0 are all the same; set `temperature`")
+            raise StepError("reward judges: several `votes` at temperature 0 are all equal; set `temperature`")
         try:
             self.pattern = Pattern(pattern)
         except re.error as error:
-            raise StepError(f"judge: pattern {pattern!r}: {error}") from error
+            raise StepError(f"reward judges: invalid pattern {pattern!r}: {error}") from error
         self.template, self.low, self.high, self.words = template, low, high, words
         self.votes, self.sampling, self.unparsable = votes, Sampling(temperature, max_new_tokens), unparsable
         self.verdict = verdict
 
-    def verdicts(
+    def rate(
         self, judge: Sampler, rows: Sequence[Row], completions: Sequence[str], rng: np.random.Generator
     ) -> list[float | None]:
-        """One for every completion."""
-        asked = [make_question(self.template, row, completion=c) for row, c in zip(rows, completions, strict=True)]
+        """Return a score for every completion."""
+        questions = [make_question(self.template, row, completion=c) for row, c in zip(rows, completions, strict=True)]
         if self.words:
-            shares = word_logprobs(judge, asked, list(self.words))
-            found = [None if lps is None else compute_expected(lps, list(self.words.values())) for lps in shares]
+            shares = word_logprobs(judge, questions, list(self.words))
+            values = [None if lps is None else compute_expected(lps, list(self.words.values())) for lps in shares]
         else:
-            said = replies(judge, asked, n=self.votes, sampling=self.sampling, rng=rng)
-            found = [None if texts is None else self.read(texts) for texts in said]
-        return self.scaled(found)
+            answers = replies(judge, questions, n=self.votes, sampling=self.sampling, rng=rng)
+            values = [None if texts is None else self.parse(texts) for texts in answers]
+        return self.rescale(values)
 
-    def asked(
+    def rate_remotely(
         self,
         endpoint: Endpoint,
         desk: SpendingAccount,
@@ -157,27 +156,29 @@ class _Judge:
         rows: Sequence[Row],
         completions: Sequence[str],
     ) -> list[float | None]:
-        """Verdicts of a remote judge. Raises StepError as `learning.api.client.ask` does."""
-        from learning.api.client import ask  # it takes a second to import, and most judges are at hand
+        """Return the scores of a remote judge; raise StepError as `learning.api.client.ask` does."""
+        from learning.api.client import ask  # imported here because it takes a second and most judges are local
         from learning.api.requests import Answer, make_chat_question
 
-        before = [{"role": "system", "content": system}] if system is not None else []
-        how = {"temperature": self.sampling.temperature, "max_tokens": self.sampling.max_new_tokens}
-        shown = [
-            [*before, *make_question(self.template, r, completion=c)] for r, c in zip(rows, completions, strict=True)
+        prefix = [{"role": "system", "content": system}] if system is not None else []
+        options = {"temperature": self.sampling.temperature, "max_tokens": self.sampling.max_new_tokens}
+        prompts = [
+            [*prefix, *make_question(self.template, r, completion=c)] for r, c in zip(rows, completions, strict=True)
         ]
-        questions = [make_chat_question(messages, vote, **how) for messages in shown for vote in range(self.votes)]
+        questions = [
+            make_chat_question(messages, vote, **options) for messages in prompts for vote in range(self.votes)
+        ]
         answers = ask(endpoint, desk, questions).answers
         texts = [answer.text if isinstance(answer, Answer) else "" for answer in answers]
         groups = [texts[start : start + self.votes] for start in range(0, len(texts), self.votes)]
-        return self.scaled([self.read(group) for group in groups])
+        return self.rescale([self.parse(group) for group in groups])
 
-    def scaled(self, found: Sequence[float | None]) -> list[float | None]:
-        """From the judge's scale to 0 to 1."""
-        return [self.unparsable if v is None else (v - self.low) / (self.high - self.low) for v in found]
+    def rescale(self, values: Sequence[float | None]) -> list[float | None]:
+        """Return the values scaled from the judge's range to 0 … 1."""
+        return [self.unparsable if v is None else (v - self.low) / (self.high - self.low) for v in values]
 
-    def read(self, texts: Sequence[str]) -> float | None:
-        """What the verdicts that can be read and lie in range come to; None where there is none, or no majority."""
+    def parse(self, texts: Sequence[str]) -> float | None:
+        """Return the mean or majority of the verdicts that can be parsed and are in range; None if there is none."""
         values = [v for v in (parse_number(text, self.pattern) for text in texts) if v is not None]
         values = [v for v in values if self.low <= v <= self.high]
         if self.verdict == "mean":
@@ -187,7 +188,7 @@ class _Judge:
 
 
 def parse_number(text: str, pattern: Pattern) -> float | None:
-    """The number of the last match of a pattern (its first group, if any); None where there is none in time."""
+    """Return the number of the last match of a pattern (its first group, if any); None without one in time."""
     try:
         return float(pattern.last(text))  # type: ignore[arg-type] — no match is no number
     except (MatchTimeout, ValueError, TypeError):
@@ -195,7 +196,7 @@ def parse_number(text: str, pattern: Pattern) -> float | None:
 
 
 def compute_expected(logprobs: Sequence[float], values: Sequence[float]) -> float:
-    """Mean of values weighted by probabilities that need not sum to 1."""
+    """Return the mean of values weighted by probabilities that need not sum to 1."""
     top = max(logprobs)
     shares = [math.exp(lp - top) for lp in logprobs]
     return sum(share * value for share, value in zip(shares, values, strict=True)) / sum(shares)

@@ -1,7 +1,7 @@
-"""Rewards for how long a completion is: in sampled tokens, or in characters of its text.
+"""Rewards for the length of a completion, in sampled tokens or characters of its text.
 
-A completion that the limit cut has the length at which it was cut. `formats.brevity` is the one that needs no trials,
-`overlong` and `shorter` in the slot `reward_shaping` act on rewards that exist already.
+A truncated completion counts with its truncated length. `formats.brevity` needs only the text; `overlong` and `shorter`
+of the slot `reward_shaping` change existing rewards.
 """
 
 import math
@@ -20,7 +20,7 @@ Unit = Literal["tokens", "characters"]
 
 
 def measure_length(trial: Trial, unit: str) -> int:
-    """How long a completion is: tokens that were sampled (the stop token is one), or characters."""
+    """Return the length of a completion in sampled tokens (the stop token included) or characters."""
     return len(trial.completion_ids) - trial.given if unit == "tokens" else len(trial.text)
 
 
@@ -32,7 +32,7 @@ def target(
     per_unit: Annotated[float, Field(gt=0)] = 0.01,
     floor: float = -1.0,
 ) -> list[float | None]:
-    """−per_unit · |length − wanted|, not below `floor` (LCPO-exact of L1, Aggarwal & Welleck 2025)."""
+    """−per_unit · |length − length_wanted|, at least `floor` (LCPO-exact of L1, Aggarwal & Welleck 2025)."""
     return [max(-per_unit * abs(measure_length(trial, unit) - length_wanted), floor) for trial in trials]
 
 
@@ -44,7 +44,7 @@ def at_most(
     per_unit: Annotated[float, Field(gt=0)] = 0.01,
     midpoint: float = 0.5,
 ) -> list[float | None]:
-    """clip(per_unit · (wanted − length) + midpoint, 0, 1); a factor on correctness in LCPO-max of L1 (2025)."""
+    """clip(per_unit · (length_wanted − length) + midpoint, 0, 1): factor of correctness in LCPO-max of L1 (2025)."""
     return [min(max(per_unit * (length_wanted - measure_length(t, unit)) + midpoint, 0.0), 1.0) for t in trials]
 
 
@@ -61,23 +61,23 @@ def cosine(
     exceeded: Number = -10.0,
     at_least: float = 1.0,
 ) -> list[float | None]:
-    """Half a cosine from length 0 to `longest`, other ends for right and wrong ones (Yeo et al. 2025, eq. 1).
+    """Cosine length reward: half a cosine from length 0 to `longest` (Yeo et al. 2025, eq. 1).
 
-    `of` says what is right (`at_least`). Right ones lose by length, wrong ones gain: they should try longer. A length
-    of `longest` or more earns `exceeded`.
+    A completion is right if the reward `of` is at least `at_least`. Right ones lose with length; wrong ones gain, so
+    that they try longer. A length of `longest` or more gets `exceeded`.
     """
     judge: Inner = of
-    found: list[float | None] = []
+    scores: list[float | None] = []
     for trial, score in zip(trials, score_selected(judge, range(len(trials))), strict=True):
         size = measure_length(trial, unit)
         if score is None:
-            found.append(None)
+            scores.append(None)
         elif size >= longest:
-            found.append(exceeded)
+            scores.append(exceeded)
         else:
             start, end = (right_short, right_long) if score >= at_least else (wrong_short, wrong_long)
-            found.append(end + (start - end) * (1 + math.cos(math.pi * size / longest)) / 2)
-    return found
+            scores.append(end + (start - end) * (1 + math.cos(math.pi * size / longest)) / 2)
+    return scores
 
 
 def tiered(
@@ -88,8 +88,8 @@ def tiered(
 ) -> list[float | None]:
     """A score for each range of lengths: `{0: 0.0, 64: -0.5}` is 0 below 64 and −0.5 from there on.
 
-    Raises StepError unless one of them starts at 0.
+    Raise StepError unless the lowest starts at 0.
     """
     if min(tiers) != 0:
-        raise StepError(f"reward lengths.tiered: the first tier must start at 0, not at {min(tiers)}")
+        raise StepError(f"reward lengths.tiered: the lowest tier starts at {min(tiers)}; add one at 0")
     return [tiers[max(start for start in tiers if start <= measure_length(t, unit))] for t in trials]

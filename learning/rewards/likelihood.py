@@ -1,7 +1,7 @@
-"""Rewards from probabilities of the policy as it is: how likely the reference answer is, given what was written.
+"""Rewards from probabilities of the current policy: the likelihood of the reference answer after a completion.
 
-They need no verifier, only a reference answer; rows without one cannot be scored, nor can completions that leave the
-model no room for the answer.
+They need no verifier, only a reference answer. Rows without one cannot be scored, nor completions after which the
+answer exceeds the model's context.
 """
 
 import math
@@ -27,12 +27,12 @@ def answer(
     reduce: Reduce = "mean_probability",
     gain: bool = False,
 ) -> list[float | None]:
-    """How likely the row's answer is after the completion, under the current policy and without a gradient.
+    """Likelihood of the row's answer after the completion under the current policy (RLPR 2025, VeriFree 2025).
 
-    With `marker` the answer takes the place of what follows the last marker (no marker: it cannot be scored), else it
-    stands after the completion, behind `joiner`. `reduce`: mean probability of its tokens (RLPR, Yu et al. 2025), its
-    probability (VeriFree, Zhou et al. 2025), or the mean or sum of log-probabilities. `gain` subtracts the same without
-    the completion.
+    With `marker` the answer replaces the text after the last marker (without one it cannot be scored), else it follows
+    the completion and `joiner`. `reduce`: mean probability of its tokens (RLPR, Yu et al. 2025), its probability
+    (VeriFree, Zhou et al. 2025), or the mean or sum of log-probabilities. `gain` subtracts the same without the
+    completion.
     """
     contexts = [_encode_context(trial, sampler, marker, joiner) for trial in trials]
     targets = [None if row["answer"] is None else encode_text(sampler.policy.tokenizer, row["answer"]) for row in rows]
@@ -42,22 +42,22 @@ def answer(
         lead = encode_text(sampler.policy.tokenizer, marker + joiner) if marker else []
         pairs += [(trials[i].prompt_ids + lead, targets[i] or []) for i in places]
     scores = [None if lps is None else reduce_logprobs(lps, reduce) for lps in logprobs(sampler, pairs)]
-    found: list[float | None] = [None] * len(trials)
+    rewards: list[float | None] = [None] * len(trials)
     for k, i in enumerate(places):
-        plain = scores[len(places) + k] if gain else 0.0
-        found[i] = None if scores[k] is None or plain is None else scores[k] - plain
-    return found
+        score, baseline = scores[k], scores[len(places) + k] if gain else 0.0
+        rewards[i] = None if score is None or baseline is None else score - baseline
+    return rewards
 
 
 def confidence(trials: list[Trial]) -> list[float | None]:
-    """Geometric mean of the probabilities at which a completion's tokens were sampled; None for an expert's."""
+    """Geometric mean of the sampling probabilities of a completion's tokens; None for an expert's."""
     return [
         None if t.logprobs is None else reduce_logprobs(t.logprobs[t.given :], "mean", exponential=True) for t in trials
     ]
 
 
 def reduce_logprobs(logprobs: list[float], how: str, *, exponential: bool = False) -> float | None:
-    """One number from log-probabilities; None where there is none."""
+    """Return one number from log-probabilities; None without any."""
     if not logprobs:
         return None
     if how == "mean_probability":
@@ -67,7 +67,7 @@ def reduce_logprobs(logprobs: list[float], how: str, *, exponential: bool = Fals
 
 
 def _encode_context(trial: Trial, sampler: Sampler, marker: str | None, joiner: str) -> list[int] | None:
-    """Token ids between the prompt and the answer."""
+    """Return the token ids between the prompt and the answer; None without a marker in the text."""
     if marker is None:
         ids = trial.completion_ids
         ended = bool(ids) and ids[-1] in sampler.policy.stop_ids

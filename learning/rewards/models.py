@@ -1,7 +1,8 @@
-"""Learned rewards: what a reward model says of a completion, or a process reward model of its tokens."""
+"""Learned rewards: the score of a reward model for a completion, or of a process reward model for its tokens."""
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -27,20 +28,20 @@ def learned(
     model: RewardModelRef,
     normalise: Literal["none", "standard", "sigmoid"] = "none",
 ) -> list[float | None]:
-    """Reward of a reward model; None where prompt and completion are longer than it was trained for.
+    """Score of a reward model; None if prompt and completion are longer than it was trained for.
 
-    `standard` subtracts the mean and divides by the standard deviation of the held-out pairs the model was tested on;
-    `sigmoid` squashes that into (0, 1), so that it mixes with verifiable rewards.
+    `standard` subtracts the mean and divides by the standard deviation of the held-out pairs that the model was tested
+    on; `sigmoid` maps that to (0, 1), for sums with verifiable rewards.
     """
     judge = load_cached_reward_model(str(model))
-    found: list[float | None] = [None] * len(rows)
+    scores: list[float | None] = [None] * len(rows)
     for batch in _make_batches(_group_by_prompt(judge.policy, rows, completions)):
         places = [i for _, answers in batch for i, _ in answers]
         with torch.no_grad():
             rewards_P = judge.rewards([p for p, _ in batch], [[ids for _, ids in answers] for _, answers in batch])
         for i, reward in zip(places, rewards_P.double().tolist(), strict=True):
-            found[i] = normalise_reward(reward, judge, normalise)
-    return found
+            scores[i] = normalise_reward(reward, judge, normalise)
+    return scores
 
 
 def process(
@@ -50,34 +51,40 @@ def process(
     model: ProcessRewardModelRef,
     stat: Literal["min", "mean", "last", "sum"] = "min",
 ) -> list[float | None]:
-    """A process reward model's reward per token, its lowest, mean, last or sum; None where there is no room.
+    """Minimum, mean, last or sum of a process reward model's rewards per token; None if the completion is too long.
 
-    The lowest takes a completion for as good as its worst step; the last of one that learnt outcomes is its guess at
-    the outcome, and the sum that of one by likelihood.
+    With `min` a completion is as good as its worst step. Use `last` for a model trained on outcomes, whose last value
+    predicts the outcome, and `sum` for one by likelihood.
     """
     judge = load_process_reward_model(str(model))
-    found: list[float | None] = [None] * len(rows)
-    how = {"min": min, "mean": lambda v: sum(v) / len(v), "last": lambda v: v[-1], "sum": sum}[stat]
+    scores: list[float | None] = [None] * len(rows)
+    statistics: dict[str, Callable[[list[float]], float]] = {
+        "min": min,
+        "mean": lambda v: sum(v) / len(v),
+        "last": lambda v: v[-1],
+        "sum": sum,
+    }
+    summarise = statistics[stat]
     for batch in _make_batches(_group_by_prompt(judge.policy, rows, completions)):
         places = [i for _, answers in batch for i, _ in answers]
         answered = [[Generation(ids, [0.0] * len(ids), "stop") for _, ids in answers] for _, answers in batch]
         record = single_turn([prompt for prompt, _ in batch], answered)
         values = judge.rewards(record).double().cpu().split(record.path_T.bincount().tolist())
         for i, value_T in zip(places, values, strict=True):
-            found[i] = float(how(value_T.tolist()))
-    return found
+            scores[i] = float(summarise(value_T.tolist()))
+    return scores
 
 
 @lru_cache(maxsize=4)
 def load_process_reward_model(folder: str) -> TokenJudge:
-    """The process reward model in a folder, kept: its artifact never changes."""
+    """Return the process reward model in a folder, cached: an artifact never changes."""
     return load_token_judge(Path(folder), device="cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _group_by_prompt(
     policy: Policy, rows: list[dict[str, Any]], completions: list[str]
 ) -> dict[tuple[int, ...], list[tuple[int, list[int]]]]:
-    """Completions with their places, by prompt; those longer than the model was trained for are left out."""
+    """Return completions with their indices, by prompt, without those longer than the model was trained for."""
     groups: dict[tuple[int, ...], list[tuple[int, list[int]]]] = defaultdict(list)
     for i, (row, completion) in enumerate(zip(rows, completions, strict=True)):
         prompt = encode_prompt(policy.tokenizer, row["prompt"])
@@ -89,26 +96,26 @@ def _group_by_prompt(
 
 @lru_cache(maxsize=4)
 def load_cached_reward_model(folder: str) -> RewardModel:
-    """The reward model in a folder, kept: its artifact never changes."""
+    """Return the reward model in a folder, cached: an artifact never changes."""
     return load_reward_model(Path(folder), device="cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _make_batches(groups: dict[tuple[int, ...], list[tuple[int, list[int]]]]) -> list[list[tuple[list[int], list]]]:
-    """Prompts with their completions, in forwards of about `TOKENS` tokens."""
-    made: list[list[tuple[list[int], list]]] = []
+    """Return prompts with their completions in batches of about `TOKENS` tokens."""
+    batches: list[list[tuple[list[int], list]]] = []
     room = 0
     for prompt, answers in groups.items():
         size = len(prompt) + sum(len(ids) for _, ids in answers)
-        if not made or size > room:
-            made.append([])
+        if not batches or size > room:
+            batches.append([])
             room = TOKENS
-        made[-1].append((list(prompt), answers))
+        batches[-1].append((list(prompt), answers))
         room -= size
-    return made
+    return batches
 
 
 def normalise_reward(reward: float, judge: RewardModel, how: str) -> float:
-    """The reward on the scale asked for."""
+    """Return a reward on the requested scale."""
     if how == "none":
         return reward
     standard = (reward - judge.scale.mean) / max(judge.scale.std, 1e-6)

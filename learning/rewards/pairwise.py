@@ -1,6 +1,6 @@
 """Rewards by comparison: the share of its group that a completion wins against.
 
-Half a win for a draw. A pair that cannot be judged is left out; who has no judged pair cannot be scored.
+A draw is half a win. Pairs that cannot be judged are skipped; a completion without a judged pair cannot be scored.
 """
 
 import math
@@ -33,9 +33,9 @@ def win_rate(
     of: RewardUse,
     scale: Annotated[float, Field(gt=0)] | None = None,
 ) -> list[float | None]:
-    """Mean win over the rest of the group, where the reward `of` says who wins: the higher score, or by Bradley-Terry.
+    """Win rate against the rest of the group by another reward: the higher score wins, or by Bradley-Terry.
 
-    With `scale` the win is σ((a − b)/scale), which suits a learned reward; null: 1, ½ or 0.
+    With `scale` a win counts σ((a − b)/scale), which suits a learned reward; null: 1, ½ or 0.
     """
     judge: Inner = of
     scores = score_selected(judge, range(len(completions)))
@@ -63,13 +63,13 @@ def judged(
     likely: bool = True,
     max_completion_length: Annotated[int, Field(ge=1)] = 8,
 ) -> list[float | None]:
-    """Mean win over the rest of the group, as a policy of another stage judges: each pair in both orders.
+    """Win rate against the rest of the group, judged by a policy of another stage, each pair in both orders.
 
     The judge is asked `template` with {prompt}, {answer}, {first} and {second}; its verdict is the word `first` or
-    `second`: with `likely` how likely one is against the other, else the one that its greedy reply names.
+    `second`: with `likely` the relative probability of the two, else the one in its greedy reply.
     """
-    prefer = _Preference(template, first, second, likely, max_completion_length)
-    return prefer.wins(guest(judge, engine), rows, completions, groups, rng)
+    comparison = _Comparison(template, first, second, likely, max_completion_length)
+    return comparison.compute_win_rates(guest(judge, engine), rows, completions, groups, rng)
 
 
 def own_judged(
@@ -85,19 +85,19 @@ def own_judged(
     likely: bool = True,
     max_completion_length: Annotated[int, Field(ge=1)] = 8,
 ) -> list[float | None]:
-    """Mean win over the rest of the group, as the policy in training judges now; options as `pairwise.judged`."""
-    prefer = _Preference(template, first, second, likely, max_completion_length)
-    return prefer.wins(sampler, rows, completions, groups, rng)
+    """Win rate against the rest of the group, judged by the policy in training; options as `pairwise.judged`."""
+    comparison = _Comparison(template, first, second, likely, max_completion_length)
+    return comparison.compute_win_rates(sampler, rows, completions, groups, rng)
 
 
 def compute_mean_wins(groups: Sequence[int], win: Callable[[int, int], float | None]) -> list[float | None]:
-    """For each member its mean win over the others of its group; `win(i, j)` is None where it cannot be told."""
-    found: list[float | None] = [None] * len(groups)
+    """Return the mean win of each member over the others of its group; `win(i, j)` is None for an unjudged pair."""
+    rates: list[float | None] = [None] * len(groups)
     for places in _list_members(groups):
         for i in places:
             wins = [w for j in places if j != i and (w := win(i, j)) is not None]
-            found[i] = sum(wins) / len(wins) if wins else None
-    return found
+            rates[i] = sum(wins) / len(wins) if wins else None
+    return rates
 
 
 def _list_members(groups: Sequence[int]) -> list[list[int]]:
@@ -107,19 +107,21 @@ def _list_members(groups: Sequence[int]) -> list[list[int]]:
     return list(members.values())
 
 
-class _Preference:
-    """How a judge is asked which of two completions is better."""
+class _Comparison:
+    """The questions for a judge which of two completions is better, and the parsing of its replies."""
 
     def __init__(self, template: str, first: str, second: str, likely: bool, max_new_tokens: int) -> None:
         if not {"{first}", "{second}"} <= set(re.findall(r"\{\w+\}", template)):
-            raise StepError("pairwise: the template must show {first} and {second}")
+            raise StepError("reward pairwise: `template` must contain {first} and {second}")
         if first == second or not first or not second:
-            raise StepError(f"pairwise: `first` ({first!r}) and `second` ({second!r}) must be two words")
+            raise StepError(
+                f"reward pairwise: `first` ({first!r}) and `second` ({second!r}) must be two different words"
+            )
         self.template, self.words, self.likely = template, (first, second), likely
         self.sampling = Sampling(0.0, max_new_tokens)
         self.pattern = re.compile("|".join(sorted(map(re.escape, self.words), key=len, reverse=True)))
 
-    def wins(
+    def compute_win_rates(
         self,
         judge: Sampler,
         rows: Sequence[Row],
@@ -127,27 +129,27 @@ class _Preference:
         groups: Sequence[int],
         rng: np.random.Generator,
     ) -> list[float | None]:
-        """Mean win of every completion."""
+        """Return the win rate of every completion."""
         pairs = [(i, j) for places in _list_members(groups) for i in places for j in places if i != j]
-        asked_of = [
+        questions = [
             make_question(self.template, rows[i], first=completions[i], second=completions[j]) for i, j in pairs
         ]
         if self.likely:
-            shares = word_logprobs(judge, asked_of, self.words)
+            shares = word_logprobs(judge, questions, self.words)
             verdicts = [None if lps is None else compute_expected(lps, (1.0, 0.0)) for lps in shares]
         else:
-            said = replies(judge, asked_of, n=1, sampling=self.sampling, rng=rng)
-            verdicts = [None if texts is None else self.read(texts[0]) for texts in said]
-        shown_first = dict(zip(pairs, verdicts, strict=True))
+            answers = replies(judge, questions, n=1, sampling=self.sampling, rng=rng)
+            verdicts = [None if texts is None else self.parse(texts[0]) for texts in answers]
+        verdict_of = dict(zip(pairs, verdicts, strict=True))
 
         def win(i: int, j: int) -> float | None:
-            ahead, behind = shown_first[i, j], shown_first[j, i]
-            told = [v for v in (ahead, None if behind is None else 1 - behind) if v is not None]
-            return sum(told) / len(told) if told else None
+            first, second = verdict_of[i, j], verdict_of[j, i]
+            wins = [v for v in (first, None if second is None else 1 - second) if v is not None]
+            return sum(wins) / len(wins) if wins else None
 
         return compute_mean_wins(groups, win)
 
-    def read(self, text: str) -> float | None:
-        """1 where the first of the two words in a reply is `first`, 0 where it is `second`."""
-        found = self.pattern.search(text)
-        return None if found is None else float(found[0] == self.words[0])
+    def parse(self, text: str) -> float | None:
+        """Return 1 if the first of the two words in a reply is `first`, 0 if it is `second`, None without either."""
+        match = self.pattern.search(text)
+        return None if match is None else float(match[0] == self.words[0])

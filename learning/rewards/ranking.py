@@ -1,4 +1,4 @@
-"""Rewards for putting things in order: scores that a judge writes, against the order of the reference."""
+"""Rewards for rankings: the order of a completion's numbers against that of the reference."""
 
 import re
 from collections.abc import Sequence
@@ -15,45 +15,45 @@ NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")
 def kendall(
     rows: list[Row], completions: list[str], *, floor: float | None = -1.0, unit: bool = False
 ) -> list[float | None]:
-    """Kendall's τ between the numbers of the completion and those of the row's answer (`9 5 7`: the first is best).
+    """Kendall's τ between the numbers of the completion and those of the row's answer (URPO, 2025).
 
-    Pairs that the answer does not tell apart do not count; a tie of the completion counts 0. Another count of
-    numbers than the answer's earns `floor` (null: it cannot be scored), as does τ without a pair. `unit` brings −1 to 1
-    into 0 to 1. A row without an answer cannot be scored. (The reward on preference items of URPO, 2025.)
+    With the answer `9 5 7` the first is best. Ties in the answer are skipped; a tie of the completion counts 0. A
+    completion with another number of scores gets `floor` (null: it cannot be scored), as does an answer of ties only.
+    `unit` maps −1 … 1 to 0 … 1. A row without an answer cannot be scored.
     """
-    found: list[float | None] = []
+    scores: list[float | None] = []
     for row, completion in zip(rows, completions, strict=True):
-        wanted = [float(n) for n in NUMBER.findall(row["answer"] or "")]
-        given = [float(n) for n in NUMBER.findall(completion)]
-        tau = compute_kendall_tau(given, wanted) if wanted and len(given) == len(wanted) else None
+        reference = [float(n) for n in NUMBER.findall(row["answer"] or "")]
+        predicted = [float(n) for n in NUMBER.findall(completion)]
+        tau = compute_kendall_tau(predicted, reference) if reference and len(predicted) == len(reference) else None
         if row["answer"] is None:
-            found.append(None)
+            scores.append(None)
         elif tau is None:
-            found.append(floor)
+            scores.append(floor)
         else:
-            found.append((tau + 1) / 2 if unit else tau)
-    return found
+            scores.append((tau + 1) / 2 if unit else tau)
+    return scores
 
 
-def compute_kendall_tau(given: Sequence[float], wanted: Sequence[float]) -> float | None:
-    """Share of the pairs in order minus that of those out of order, of pairs that `wanted` tells apart; None: none."""
-    pairs = [(i, j) for i in range(len(wanted)) for j in range(i) if wanted[i] != wanted[j]]
-    signs = [(given[i] > given[j]) - (given[i] < given[j]) for i, j in pairs]
-    told = [1 if wanted[i] > wanted[j] else -1 for i, j in pairs]
-    return sum(a * b for a, b in zip(signs, told, strict=True)) / len(pairs) if pairs else None
+def compute_kendall_tau(predicted: Sequence[float], reference: Sequence[float]) -> float | None:
+    """Return the share of concordant minus discordant pairs, without ties of `reference`; None without pairs."""
+    pairs = [(i, j) for i in range(len(reference)) for j in range(i) if reference[i] != reference[j]]
+    signs = [(predicted[i] > predicted[j]) - (predicted[i] < predicted[j]) for i, j in pairs]
+    true_signs = [1 if reference[i] > reference[j] else -1 for i, j in pairs]
+    return sum(a * b for a, b in zip(signs, true_signs, strict=True)) / len(pairs) if pairs else None
 
 
 def rises(
     rows: list[Row], completions: list[str], *, length: Annotated[int, Field(ge=2)] = LENGTH
 ) -> list[float | None]:
-    """Worth of a string over the highest possible; 0 unless it is digits and begins as asked.
+    """Value of a string of `length` digits over the highest possible; 0 for another string or beginning.
 
-    It must have `length` digits. What an answer to an open problem is really worth: for evaluations.
+    The true value of an answer to the toy task of rankings, for evaluations.
     """
-    found: list[float | None] = []
+    scores: list[float | None] = []
     for row, completion in zip(rows, completions, strict=True):
         begin = re.sub(r"\D", "", row["prompt"][-1]["content"])
         text = completion.strip()
-        whole = len(text) == length and text.isascii() and text.isdecimal() and text.startswith(begin)
-        found.append(worth(text) / (length - 1) if whole else 0.0)
-    return found
+        valid = len(text) == length and text.isascii() and text.isdecimal() and text.startswith(begin)
+        scores.append(worth(text) / (length - 1) if valid else 0.0)
+    return scores

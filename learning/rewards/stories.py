@@ -1,4 +1,4 @@
-"""Rewards of a story's next sentence: neither dull nor absurd, and possible after what has happened."""
+"""Rewards for the next sentence of a story: of moderate surprise and consistent with the story."""
 
 import math
 from typing import Annotated, Any
@@ -20,28 +20,28 @@ def curiosity(
     width: Annotated[float, Field(gt=0)] = 0.25,
     penalty: Annotated[float, Field(ge=0)] = 1.0,
 ) -> list[float | None]:
-    """Value of the sentence by how much it surprises `model` (nats per token) and by the rules that it breaks.
+    """Value of the sentence by its surprise under `model` (nats per token) and the rules that it breaks.
 
-    None where sentence and story are longer than the model holds.
+    None if sentence and story exceed the model's context.
     """
     judge = guest(model)
-    asked = [
+    pairs = [
         (
             judge.encode(row["prompt"]),
             encode_completion(judge.policy.tokenizer, [{"role": "assistant", "content": text}]),
         )
         for row, text in zip(rows, completions, strict=True)
     ]
-    found = []
-    for row, text, lps in zip(rows, completions, logprobs(judge, asked), strict=True):
+    scores: list[float | None] = []
+    for row, text, lps in zip(rows, completions, logprobs(judge, pairs), strict=True):
         broken = incoherence(row["prompt"][-1]["content"].split("\n"), text)
-        found.append(None if lps is None else compute_value(-sum(lps) / len(lps), broken, moderate, width, penalty))
-    return found
+        scores.append(None if lps is None else compute_value(-sum(lps) / len(lps), broken, moderate, width, penalty))
+    return scores
 
 
 def compute_value(surprisal: float, broken: int, moderate: float, width: float, penalty: float) -> float:
-    """An inverted U of surprisal, 1 at `moderate`, falling off within `width`; `penalty` for every broken rule.
+    """Return an inverted U of surprisal, 1 at `moderate` and of width `width`, minus `penalty` per broken rule.
 
-    Moderate surprise arouses most curiosity (Berlyne 1960; COS(M+O)S); the paper's own index is another one.
+    Moderate surprise arouses most curiosity (Berlyne 1960; COS(M+O)S); the paper uses another index.
     """
     return math.exp(-(((surprisal - moderate) / width) ** 2) / 2) - penalty * broken

@@ -6,6 +6,6 @@ from learning.toy_tasks.posts import known
 
 
 def topical(rows: list[dict[str, Any]], completions: list[str]) -> list[float | None]:
-    """1 where the summary keeps the word that the post is about, else 0."""
+    """1 if the summary keeps the word that the post is about, else 0."""
     words = [completion.replace(".", " ").split() for completion in completions]
-    return [float(known(row)["topic"] in said) for row, said in zip(rows, words, strict=True)]
+    return [float(known(row)["topic"] in summary) for row, summary in zip(rows, words, strict=True)]

@@ -6,5 +6,5 @@ from learning.toy_tasks.circuits import pass_rate
 
 
 def passed(rows: list[dict[str, Any]], completions: list[str]) -> list[float | None]:
-    """Share of the test vectors that the circuit answers rightly, 0 for a text that is none."""
+    """Share of the test vectors that the circuit answers correctly; 0 for a text that is not a circuit."""
     return [pass_rate(row, text) for row, text in zip(rows, completions, strict=True)]

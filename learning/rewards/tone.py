@@ -7,7 +7,7 @@ from learning.toy_tasks.opinions import BAD, GOOD
 
 
 def kind(rows: list[dict[str, Any]], completions: list[str]) -> list[float | None]:
-    """Kind minus unkind words over both, from −1 to 1; 0 where there are none."""
+    """(Kind − unkind words) / (kind + unkind words), from −1 to 1; 0 without any."""
     return [_score_tone(re.findall("[a-z]+", text.lower())) for text in completions]
 
 

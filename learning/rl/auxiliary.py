@@ -29,9 +29,9 @@ from torch import Tensor
 
 from learning.auxiliary_networks.heads import make_network, save_network
 from learning.batch.batch import Batch
-from learning.batch.columns import after, place
+from learning.batch.columns import locate_in_path, take_next_state
 from learning.batch.loss_columns import AUXILIARY, Columns
-from learning.batch.split import micro_batches
+from learning.batch.split import split_micro_batches
 from learning.lookup import Bound, bind
 from learning.models.checkpoint import add_prefix, get_optimizer_state, load_optimizer_state, load_weights, strip_prefix
 from learning.models.optimize import clip_gradients, make_optimizer
@@ -111,7 +111,7 @@ class Learner:
             parts = (told, heads | own | ends) if self.of_paths else (heads | own | told, ends)
             return tuple({suffix: column_X.cpu().double() for suffix, column_X in part.items()} for part in parts)
 
-        micros = micro_batches(placed, self.stage.max_tokens_per_micro_batch)
+        micros = split_micro_batches(placed, self.stage.max_tokens_per_micro_batch)
         for micro, parts in zip(micros, self.group.each(micros, parts_of), strict=True):
             at = (micro.sampled("place_whole"), micro.paths["place_whole"])
             for whole, part, places, size in zip(found, parts, at, num, strict=True):
@@ -134,7 +134,7 @@ class Learner:
         weights = {f"w.{self.name}": keep_X.double() / keep_X.sum()}
         mini = mini.with_paths(**weights) if self.of_paths else mini.with_tokens(**weights)
         self.optimizer.zero_grad(set_to_none=True)
-        micros = micro_batches(mini, self.stage.max_tokens_per_micro_batch)
+        micros = split_micro_batches(mini, self.stage.max_tokens_per_micro_batch)
         weighty = [micro for micro in micros if bool((self._of(micro, f"w.{self.name}") != 0).any())]
         self.trained = self.trained or Trained(self.network, self.group)
         losses = self.trained.backward(weighty, lambda micro: self._loss(loss_of, micro, step))
@@ -252,7 +252,7 @@ class Auxiliary(Learner):
         target_T = self.target.settled(controls or {}).ask(step, columns).double()
         if not self.of_paths:
             return batch.with_tokens(**{self.aim: target_T})
-        last_T = place(batch.path_T)[1] == 0
+        last_T = locate_in_path(batch.path_T)[1] == 0
         target_P = torch.full((batch.num_paths,), torch.nan, dtype=torch.float64)
         target_P[batch.path_T[last_T]] = target_T[last_T]
         return batch.with_paths(**{self.aim: target_P})
@@ -263,7 +263,7 @@ class Auxiliary(Learner):
         best, mean = ("_max", "_mean") if self.reads == "action" else ("", "")
         pairs = {"next_T": best, "next_mean_T": mean}
         return {
-            word: after(tokens[suffix], paths[f"_end{suffix}"], batch)
+            word: take_next_state(tokens[suffix], paths[f"_end{suffix}"], batch)
             for word, suffix in pairs.items()
             if suffix in tokens and f"_end{suffix}" in paths
         }

@@ -7,7 +7,7 @@ from typing import Any
 from learning.algorithm.composition import Algorithm
 from learning.batch.batch import Batch
 from learning.batch.batch_layout import forest
-from learning.batch.routing_replay import with_experts
+from learning.batch.routing_replay import add_expert_column
 from learning.models.optimize import learning_rate_at
 from learning.rl.collection import gate
 from learning.rl.policy_loss import with_advantages, with_dropped, with_factors
@@ -53,7 +53,7 @@ def with_columns(loop: Loop, stage: Rl, algorithm: Algorithm, batch: Batch) -> B
     how = {"max_tokens": stage.max_tokens_per_micro_batch, "temperature": stage.temperature}
     batch = loop.references.add_to(with_dropped(batch, stage.mask_truncated_completions), trained, **how)
     if stage.routing_replay:
-        batch = with_experts(batch, trained.model, max_tokens=stage.max_tokens_per_micro_batch, each=trained.each)
+        batch = add_expert_column(batch, trained.model, max_tokens=stage.max_tokens_per_micro_batch, each=trained.each)
     return loop.beside.values(with_proximal(algorithm, batch, trained, stage))
 
 

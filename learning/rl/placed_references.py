@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from learning.batch.batch import Batch
-from learning.batch.token_statistics import forward_of
+from learning.batch.token_statistics import compute_token_statistics
 from learning.models.forwards import apply_compute_options
 from learning.models.policy import load_policy
 from schemas.training import Training
@@ -40,4 +40,4 @@ class ReferenceWorker:
 
     def logprobs(self, name: str, micro: Batch, temperature: float) -> dict[str, Tensor]:
         """`lp` (T,) of the sampled tokens of a micro-batch."""
-        return forward_of(self.models[name], micro, ("lp",), temperature=temperature)
+        return compute_token_statistics(self.models[name], micro, ("lp",), temperature=temperature)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from learning.algorithm.composition import Algorithm
 from learning.batch.batch import Batch
-from learning.batch.split import micro_batches
-from learning.batch.token_statistics import forward_of
+from learning.batch.split import split_micro_batches
+from learning.batch.token_statistics import compute_token_statistics
 from learning.models.checkpoint import load_weights
 from learning.models.policy import Policy, load_policy
 from learning.models.sharded_model import Trained
@@ -138,10 +138,10 @@ def statistics_of(
     """
 
     def forward(micro: Batch) -> dict[str, Tensor]:
-        return forward_of(model, micro, names, temperature=temperature, replay=replay)
+        return compute_token_statistics(model, micro, names, temperature=temperature, replay=replay)
 
     found = {name: torch.zeros(len(batch.tokens["learn"]), dtype=torch.float64) for name in names}
-    micros = micro_batches(batch.with_tokens(place_in_whole=batch.sampled_T), max_tokens)
+    micros = split_micro_batches(batch.with_tokens(place_in_whole=batch.sampled_T), max_tokens)
     for micro, columns in zip(micros, each(micros, forward), strict=True):
         for name, column_T in columns.items():
             found[name][micro.sampled("place_in_whole")] = column_T

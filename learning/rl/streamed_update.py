@@ -20,7 +20,7 @@ from learning.algorithm.composition import Algorithm
 from learning.batch.batch import Batch
 from learning.batch.batch_layout import forest
 from learning.batch.loss_columns import Columns
-from learning.batch.split import micro_batches
+from learning.batch.split import split_micro_batches
 from learning.models.optimize import clip_gradients
 from learning.models.sharded_model import Trained
 from learning.rl.policy_loss import micro_loss, with_weights
@@ -78,7 +78,9 @@ class Pieces:
             loss, columns = micro_loss(self.algorithm, model, micro, step=self.now, temperature=heat)
             return loss * piece.share, columns
 
-        for columns in self.trained.backward(micro_batches(alone, self.stage.max_tokens_per_micro_batch), loss_of):
+        for columns in self.trained.backward(
+            split_micro_batches(alone, self.stage.max_tokens_per_micro_batch), loss_of
+        ):
             columns["parts"] = [piece.share * part for part in columns["parts"]]
             for name in self._weights:
                 columns[f"{name}_T"] = piece.share * columns[f"{name}_T"]

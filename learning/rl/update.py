@@ -16,7 +16,7 @@ from torch import Tensor
 from learning.algorithm.composition import Algorithm
 from learning.batch.batch import Batch
 from learning.batch.loss_columns import Columns
-from learning.batch.split import mini_batches, shared_micro_batches
+from learning.batch.split import split_mini_batches, split_shared_micro_batches
 from learning.models.optimize import clip_gradients
 from learning.models.sharded_model import Trained
 from learning.parallel.group import Group
@@ -157,7 +157,7 @@ def update(
     sums, norms = Sums(names([term.function for term in algorithm.loss_terms])), []
     solved: dict[str, float] = {}
     for i in range(stage.num_iterations):
-        for j, mini in enumerate(mini_batches(batch, stage.num_mini_batches)):
+        for j, mini in enumerate(split_mini_batches(batch, stage.num_mini_batches)):
             if beside is not None:
                 beside.learn(mini, step, controls)
                 if beside.warming(step):
@@ -166,7 +166,7 @@ def update(
             now = algorithm.settled(solved)
             mini = with_weights(now, mini, step, stage.max_completion_length)
             optimizer.zero_grad(set_to_none=True)
-            parts = shared_micro_batches(mini, stage.max_tokens_per_micro_batch, trained.group)
+            parts = split_shared_micro_batches(mini, stage.max_tokens_per_micro_batch, trained.group)
             loss_of = partial(micro_loss, now, trained.model, step=step, temperature=stage.temperature)
             for columns in trained.backward(parts, loss_of):
                 sums.add(columns, first=i == j == 0)

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
-from learning.algorithm.heterogeneous import entropy_score
+from learning.algorithm.token_statistics import score_entropy
 from learning.generation.engines.token_sampling import compute_entropy
 from schemas.number_schedules import Number
 
@@ -21,7 +21,7 @@ def adaptive_temperature(
     """Temperature times 1 + τ·h, h the score of the distribution's entropy (HAPO, Liu et al. 2025).
 
     Uncertain tokens are explored further, certain ones less. `low`, `pivot` and `high` are the log-entropies at which h
-    is −1, 0 and 1, as in the surrogate `heterogeneous`.
+    is −1, 0 and 1, as in the policy loss `heterogeneous`.
     """
-    h_B = entropy_score(compute_entropy(logits_BV.log_softmax(-1)), low, pivot, high)
+    h_B = score_entropy(compute_entropy(logits_BV.log_softmax(-1)), low, pivot, high)
     return logits_BV / (1 + tau * h_B)[:, None]

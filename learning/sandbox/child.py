@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import sys
+from types import TracebackType
 
 SET_DEATH_SIGNAL, DROP_BOUND, SET_SECCOMP, NO_NEW_PRIVILEGES, AMBIENT = 1, 24, 22, 38, 47
 SECCOMP = {"x86_64": 317, "aarch64": 277}
@@ -139,7 +140,7 @@ def guard(parent: int, bounds: list[int], code: bytes, folders: list[str]) -> No
     sift(code)
 
 
-def shown(kind: type, value: BaseException, trace: object) -> None:
+def shown(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
     """Print a traceback that begins in the program."""
     while trace and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next

@@ -66,7 +66,7 @@ class Storage:
             return f"more than {MOST_FILES} files or {MOST_BYTES // 2**20} MiB of them"
         with suppress(ProcessLookupError):
             resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (most, FILE_BYTES))
-        self._send(question[:8])
+        self._send(bytes(question[:8]))
         return ""
 
     def stored(self) -> tuple[dict[Inode, tuple[int, bool]], int]:

@@ -50,8 +50,9 @@ def watch(of: Started, seconds: float, answer: Answer | None) -> Ran:
             else:
                 watching.look(None if left == math.inf else left)
     texts = [bytes(part[:MOST_OUTPUT]).decode(errors="replace") for part in (watching.out, watching.err)]
-    told = watching.told
-    return Ran(*texts, of.process.wait(), told.startswith("time"), time.monotonic() - begun, told)
+    reason = watching.told
+    code, seconds_used = of.process.wait(), time.monotonic() - begun
+    return Ran(texts[0], texts[1], code, reason.startswith("time"), seconds_used, reason)
 
 
 class Watching:

@@ -1,6 +1,7 @@
-"""Teachers: each writes a completion for a prompts row, with a generator of its own randomness, or says whom to ask.
+"""Teachers: functions that write a completion for a prompts row, or return the inquiry for a remote model.
 
-A teacher may err on purpose (`error_rate`), so that what is learnt from it leaves room for reinforcement learning.
+A teacher may err on purpose (`error_rate`), so that a model trained on it can still be improved by reinforcement
+learning.
 """
 
 import re
@@ -20,7 +21,7 @@ Rate = Annotated[float, Field(ge=0, le=1)]
 
 
 def answer(row: dict[str, Any], rng: np.random.Generator, *, marker: str = "", error_rate: Rate = 0.0) -> str:
-    """The answer alone, after `marker` if there is one."""
+    """Write the answer alone, after `marker` if it is set."""
     if row["answer"] is None:
         raise StepError(f"teacher answer: row {row['id']} has no answer")
     text = row["answer"]
@@ -38,29 +39,29 @@ def endpoint(
     template: str | None = None,
     pattern: str | None = None,
 ) -> Inquiry:
-    """A chat model behind an endpoint: the stage asks for `num_generations` replies and keeps those that pass.
+    """Ask a chat model behind an endpoint for `num_generations` replies, of which the stage keeps those that pass.
 
-    The model is given `system` and the problem's messages, or `template` with {prompt} and {answer} filled in. What is
-    kept of a reply is the last match of `pattern` (its first group, if any; null: the whole reply).
+    The model receives `system` and the problem's messages, or `template` with {prompt} and {answer} filled in. The
+    completion is the last match of `pattern` in a reply (its first group, if any; null: the entire reply).
     """
     asked = make_question(template, row) if template is not None else row["prompt"]
     before = [{"role": "system", "content": system}] if system is not None else []
     try:
         return Inquiry(endpoint, [*before, *asked], None if pattern is None else Pattern(pattern, re.DOTALL))
     except re.error as error:
-        raise StepError(f"teacher endpoint: pattern {pattern!r}: {error}") from error
+        raise StepError(f"teacher endpoint: invalid pattern {pattern!r}: {error}") from error
 
 
 def styled(row: dict[str, Any], rng: np.random.Generator, *, styles: list[str], error_rate: Rate = 0.0) -> str:
-    """The answer in one of `styles` at random, which are templates with {answer}."""
+    """Write the answer in a random one of `styles`, templates with {answer}."""
     text = answer(row, rng, error_rate=error_rate)
     return styles[int(rng.integers(len(styles)))].replace("{answer}", text)
 
 
 def worked_sum(row: dict[str, Any], rng: np.random.Generator, *, marker: str = "####", error_rate: Rate = 0.0) -> str:
-    """The running totals of a sum, then the answer: `12 + 7 - 3 =` becomes `12 + 7 = 19, 19 - 3 = 16 #### 16`.
+    """Write the running totals of a sum, then the answer: `12 + 7 - 3 =` becomes `12 + 7 = 19, 19 - 3 = 16 #### 16`.
 
-    An error slips into one total and is carried on. Raises StepError when the prompt ends with no sum.
+    An error changes one total and is carried on. Raise StepError if the prompt does not end with a sum.
     """
     numbers, signs = sum_of(row)
     slip = int(rng.integers(len(signs))) if rng.random() < error_rate else -1
@@ -77,7 +78,7 @@ def worked_sum(row: dict[str, Any], rng: np.random.Generator, *, marker: str = "
 def worked_spelling(
     row: dict[str, Any], rng: np.random.Generator, *, marker: str = "####", error_rate: Rate = 0.0
 ) -> str:
-    """A word letter by letter, the same backward, then the answer: `sun` becomes `s-u-n, n-u-s #### nus`."""
+    """Spell a word letter by letter, then backward, then write the answer: `sun` becomes `s-u-n, n-u-s #### nus`."""
     word = row["prompt"][-1]["content"].rpartition(": ")[2].strip()
     back = word[::-1]
     if rng.random() < error_rate:

@@ -5,13 +5,14 @@ import operator
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 LONGEST = 200
-"""Characters of an expression: a parser's depth is bounded by them."""
+"""Limit of characters of an expression, which bounds the depth of its parsing."""
 BITS = 4096
-"""Of a result's numerator, and of a power's, at most."""
+"""Limit of bits of a numerator."""
 WORDS = re.compile(r"[0-9.+\-*/%() ]+")
-OPERATORS: dict[type[ast.AST], Callable[..., Fraction]] = {
+OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -24,9 +25,9 @@ OPERATORS: dict[type[ast.AST], Callable[..., Fraction]] = {
 
 
 def calculate(text: str) -> str:
-    """The value of an expression: whole numbers in full, others with ten significant digits.
+    """Return the value of an expression: integers exactly, other numbers with ten significant digits.
 
-    Raises ValueError, with words fit for whoever wrote it, for what is no arithmetic, has no value, or one too large.
+    Raise ValueError, with a message for its author, if it is not arithmetic or its value is undefined or too large.
     """
     text = text.strip()
     if len(text) > LONGEST:
@@ -58,7 +59,7 @@ def _evaluate(node: ast.expr) -> Fraction:
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
-    """A whole power; raises ValueError for another, and for one whose digits would fill pages."""
+    """Return an integer power; raise ValueError for another exponent or a result that is too large."""
     if exponent.denominator != 1:
         raise ValueError("powers must be whole")
     bits = max(base.numerator.bit_length(), base.denominator.bit_length())

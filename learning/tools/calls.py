@@ -1,8 +1,8 @@
-"""Tools that a model may call: each takes the text of a query and gives the text of an answer.
+"""Tools that a model may call: each takes the text of a query and returns the text of an answer.
 
-A tool asks by name for the problem's `row` and for an `rng` if it needs them; what is after its star is set in
-the recipe. What it cannot carry out it says with a ValueError, whose words the model is shown. The same query on the
-same problem gives the same answer. (VerlTool, Jiang et al. 2025: tools as plugins behind one interface.)
+A tool may have the parameters `row` (the problem) and `rng`; its keyword-only parameters are set in the recipe. It
+raises ValueError for a query that it cannot answer, and the model is shown the message. The same query on the same
+problem gives the same answer. (VerlTool, Jiang et al. 2025: tools as plugins behind one interface.)
 """
 
 import json
@@ -20,14 +20,14 @@ AtLeast1 = Annotated[int, Field(ge=1)]
 
 
 def calculator(query: str) -> str:
-    """The value of an expression of numbers, + - * / // % ** and brackets: `(417 + 3) * 23` gives `9660`."""
+    """Evaluate an expression of numbers, + - * / // % ** and brackets: `(417 + 3) * 23` gives `9660`."""
     return calculate(query)
 
 
 def python(
     query: str, *, seconds: Annotated[float, Field(gt=0)] = 5.0, memory_mb: Annotated[int, Field(ge=32)] = 256
 ) -> str:
-    """What a program in Python prints, run in the sandbox; one that fails, or takes too long, is told how."""
+    """Run a Python program in the sandbox and return its output; the reason if it fails or takes too long."""
     ran = run(query, seconds=seconds, memory_mb=memory_mb)
     if ran.code or ran.timed_out:
         raise ValueError(ran.told or (ran.stderr.strip().splitlines() or [f"it ended with {ran.code}"])[-1])
@@ -35,15 +35,15 @@ def python(
 
 
 def search(query: str, row: dict[str, Any], *, documents: list[str] = [], top: AtLeast1 = 1) -> str:  # noqa: B006
-    """The `top` documents that look most like the query, one per line, by runs of three characters in any case.
+    """Return the `top` documents most similar to the query, one per line, by runs of three characters in any case.
 
-    Without `documents` they are those of the problem: a list of that name in its metadata.
+    Without `documents` they are the list `documents` in the problem's metadata.
     """
     if not query.strip():
-        raise ValueError("what is searched for is missing")
-    texts = documents or _noted(row, "documents")
+        raise ValueError("the query is empty")
+    texts = documents or _read_metadata(row, "documents")
     if not texts:
-        raise ValueError("there is nothing to search in")
+        raise ValueError("there are no documents to search")
     return "\n".join(found["text"] for found in _shelf(tuple(texts)).nearest(query.strip().casefold(), top, same=True))
 
 
@@ -55,16 +55,16 @@ def sql(
     longest: AtLeast1 = 20,
     work: AtLeast1 = 100,
 ) -> str:
-    """What a query in SQL finds in tables that cannot be written to: at most `longest` rows, a line each.
+    """Run a read-only SQL query on tables and return at most `longest` rows, one per line.
 
-    Without `tables` they are those of the problem: a map of that name in its metadata, from the name of a table to its
-    rows. `work` bounds the query, in thousands of instructions of sqlite's machine.
+    Without `tables` they are the map `tables` in the problem's metadata, from the name of a table to its rows. `work`
+    limits the query, in thousands of instructions of sqlite's virtual machine.
     """
-    return run_query(query, tables or _noted(row, "tables") or {}, rows=longest, work=work)
+    return run_query(query, tables or _read_metadata(row, "tables") or {}, rows=longest, work=work)
 
 
-def _noted(row: dict[str, Any], name: str) -> Any:
-    """What the problem's metadata holds under a name; None where there is nothing."""
+def _read_metadata(row: dict[str, Any], name: str) -> Any:
+    """Return an entry of the problem's metadata; None if it is missing."""
     return json.loads(row.get("metadata") or "{}").get(name)
 
 

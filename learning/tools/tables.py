@@ -25,11 +25,35 @@ LARGEST = 10_000
 READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
 FUNCTIONS = frozenset(
     {
-        "abs", "avg", "coalesce", "count", "glob", "group_concat", "ifnull", "iif", "instr", "length", "like",
-        "lower", "ltrim", "max", "min", "nullif", "rank", "replace", "round", "row_number", "rtrim", "substr",
-        "substring", "sum", "total", "trim", "upper",
+        "abs",
+        "avg",
+        "coalesce",
+        "count",
+        "glob",
+        "group_concat",
+        "ifnull",
+        "iif",
+        "instr",
+        "length",
+        "like",
+        "lower",
+        "ltrim",
+        "max",
+        "min",
+        "nullif",
+        "rank",
+        "replace",
+        "round",
+        "row_number",
+        "rtrim",
+        "substr",
+        "substring",
+        "sum",
+        "total",
+        "trim",
+        "upper",
     }
-)  # fmt: skip
+)
 """Functions that a query may call: their result depends on nothing but what they are given."""
 
 

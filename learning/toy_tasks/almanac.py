@@ -1,4 +1,4 @@
-"""Questions that take a tool: products too large to know, and weights that stand in an almanac of fifty lines.
+"""Questions that need a tool: products too large to know, and weights in an almanac of fifty lines.
 
 An almanac says `bora weighs 417`, and so on for other names, made up anew for each world; those of problems that
 are held out are others. `bora*236=` takes a search for the weight, then a calculator; what is asked of the whole
@@ -42,7 +42,7 @@ def almanac(
     lines: Annotated[int, Field(ge=2, le=1000)] = 50,
     worlds: Annotated[int, Field(ge=1)] = 20,
 ) -> list[Row]:
-    """`size` questions in equal shares: a `product`, one with a `weight`, one about the `table`, the sum of `digits`.
+    """Generate `size` questions in equal shares: a `product`, a `weight`, the `table`, the sum of `digits`.
 
     They are about `worlds` almanacs of `lines` lines, other ones for each split; a question is held out when the hash
     of its text falls below `test_share`. Raises StepError when the space holds too few.
@@ -95,7 +95,7 @@ ASKED = {"product": product, "weight": weight, "table": table, "digits": digits}
 
 
 def scripted(row: Row, rng: np.random.Generator, *, error_rate: Annotated[float, Field(ge=0, le=1)] = 0.0) -> str:
-    """The turn of the problem's script that is due after the conversation so far; at `error_rate` it is mistaken.
+    """Write the next turn of the problem's script, wrong at `error_rate`.
 
     Raises StepError for a problem without a script, or one that has come to its end.
     """

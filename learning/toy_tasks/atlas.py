@@ -185,7 +185,7 @@ def atlas_facts(
     world: int = 0,
     form: Literal["question", "document"] = "question",
 ) -> list[Row]:
-    """Every document of a world, asked for (`river of bam?`), or as it stands (`bam river`), to make a corpus of."""
+    """Write every document of a world as a question (`river of bam?`) or as it stands (`bam river`), for a corpus."""
     return [
         _row(f"{relation} of {town}?" if form == "question" else f"{town} {relation}", said, {"trail": [said]})
         for town, relation, said in atlas(towns, world)
@@ -203,7 +203,7 @@ def atlas_questions(
     rounds: Annotated[int, Field(ge=0)] = 2,
     shown: Annotated[int, Field(ge=0)] = 0,
 ) -> list[Row]:
-    """`size` questions, each hardened in up to `rounds` rounds, which the corpus as a whole answers in one way.
+    """Generate `size` questions, each hardened in up to `rounds` rounds, with exactly one answer in the corpus.
 
     With `shown` the prompt begins with so many documents, those that lead to the answer among others; a question that
     takes more of them is left out. Without, a row notes all documents and a script of turns, for tool `search` and
@@ -243,7 +243,7 @@ def listed(read: Sequence[Document], documents: Sequence[Document], shown: int, 
 
 
 def reader(row: Row, rng: np.random.Generator, *, marker: str = "####") -> str:
-    """What is found at each look-up, then the answer: `bam, tok #### lun`. Raises StepError for another world's row."""
+    """Write the results of each look-up, then the answer: `bam, tok #### lun`. Raise StepError for other rows."""
     trail = json.loads(row["metadata"] or "{}").get("trail")
     if trail is None:
         raise StepError(f"teacher reader: row {row['id']} is no question about an atlas")
@@ -251,7 +251,7 @@ def reader(row: Row, rng: np.random.Generator, *, marker: str = "####") -> str:
 
 
 def look_up(row: Row, rng: np.random.Generator, *, error_rate: Annotated[float, Field(ge=0, le=1)] = 0.0) -> str:
-    """What to look up for a question of one look-up: `river of bam?` becomes `bam river`.
+    """Write the query for a question of one look-up: `river of bam?` becomes `bam river`.
 
     At `error_rate` it is another relation. Raises StepError for a question of more.
     """

@@ -33,7 +33,7 @@ def circuits(
     inputs: Annotated[int, Field(ge=2, le=3)] = 3,
     attempts: Annotated[float, Field(ge=0, le=1)] = 0.0,
 ) -> list[dict[str, Any]]:
-    """Problems from one side of a split by truth table; `answer` is a short expression.
+    """Generate boolean circuits for the train or test split, by truth table; `answer` is a short expression.
 
     A share of `attempts` shows a wrong expression. Raises StepError when the tables (16 for two inputs, 256 for three)
     give too few.

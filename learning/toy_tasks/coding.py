@@ -48,7 +48,7 @@ def list_functions(
     test_share: TestShare = 0.2,
     level: Annotated[int, Field(ge=1, le=3)] = 1,
 ) -> list[dict[str, Any]]:
-    """`size` one-line functions of a list `x` in `level` steps, with four test cases each (10, 90, 720 exist)."""
+    """Generate `size` one-line functions of a list `x` in `level` steps, with four tests each (10, 90, 720 exist)."""
 
     def drawn(rng: np.random.Generator) -> tuple[str, str]:
         names = list(LIST_STEPS)
@@ -72,7 +72,7 @@ def straight_programs(
     test_share: TestShare = 0.2,
     lines: Annotated[int, Field(ge=1, le=4)] = 3,
 ) -> list[dict[str, Any]]:
-    """`size` programs of `lines` assignments that end with a value in `x`, with four test cases each."""
+    """Generate `size` programs of `lines` assignments that end with a value in `x`, with four test cases each."""
 
     def drawn(rng: np.random.Generator) -> tuple[str, str]:
         steps = [int(i) for i in rng.integers(len(NUM_STEPS), size=lines)]
@@ -92,7 +92,7 @@ def program_states(
     lines: Annotated[int, Field(ge=1, le=4)] = 3,
     inputs: Annotated[int, Field(ge=1, le=DIGITS**2)] = 1,
 ) -> list[dict[str, Any]]:
-    """What the variables of `size` programs hold when they have run, on `inputs` each: `y=a*2;x=y-b | a=3,b=1`."""
+    """Ask for the final variables of `size` programs, on `inputs` inputs each: `y=a*2;x=y-b | a=3,b=1`."""
     rows = straight_programs(size=size, seed=seed, split=split, test_share=test_share, lines=lines)
     rng = np.random.default_rng([seed, 1])
     drawn = ((row, int(i)) for row in rows for i in rng.choice(DIGITS**2, size=inputs, replace=False))

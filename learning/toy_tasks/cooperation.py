@@ -28,18 +28,18 @@ def observed(
     temperature: Annotated[float, Field(ge=0)] = 1.0,
     max_completion_length: Annotated[int, Field(ge=1)] = 64,
 ) -> list[Ask]:
-    """What the plan `of` asks for, each problem shown with the answer of a partner who went first (CORY 2024).
+    """Show each problem of the prompt sampler `of` with a partner's answer (CORY, Ma et al. 2024).
 
-    The partner answers each problem once; the text is kept in the row as `shown`. With `data` it is a query, and the
-    document that looks most like it is shown. Raises StepError where the problem
-    leaves the partner no room.
+    The partner answers each problem once; the text is stored in the row as `shown`. With `data` it is a query, and the
+    most similar document is shown. Raise StepError if a problem exceeds the partner's context.
     """
     asks: list[Ask] = of()
     sampling = Sampling(temperature, max_completion_length)
-    said = replies(guest(partner), [ask.row["prompt"] for ask in asks], n=1, sampling=sampling, rng=rng)
-    if any(texts is None for texts in said):
-        raise StepError("prompt_sampler observed: a problem leaves the partner no room; lower max_completion_length")
-    shown = look_up_documents([texts[0] for texts in said], data)
+    answers = replies(guest(partner), [ask.row["prompt"] for ask in asks], n=1, sampling=sampling, rng=rng)
+    texts = [of_problem[0] for of_problem in answers if of_problem is not None]
+    if len(texts) < len(answers):
+        raise StepError("prompt_sampler observed: a problem exceeds the partner's context; lower max_completion_length")
+    shown = look_up_documents(texts, data)
     return [
         replace(ask, row=show_answer(ask.row, text, template) | {"shown": text})
         for ask, text in zip(asks, shown, strict=True)

@@ -30,7 +30,7 @@ def countdown(
     largest: Annotated[int, Field(ge=2, le=20)] = 9,
     target: Annotated[int, Field(ge=1, le=200)] = 30,
 ) -> list[dict[str, Any]]:
-    """`size` solvable problems from one side of a split by problem; `answer` is one solution of each.
+    """Generate `size` solvable countdown problems for the train or test split; `answer` is one solution.
 
     `numbers` numbers up to `largest`, targets up to `target`. The side is a property of the problem's numbers, in
     whatever order, and of its target. Raises StepError when the space holds too few.
@@ -52,7 +52,7 @@ def countdown(
 
 
 def worked_countdown(row: dict[str, Any], rng: np.random.Generator, *, marker: str = "#") -> str:
-    """One solution drawn from all, step by step, then as an expression: `7-4=3,3-2=1#7-4-2`.
+    """Write a random solution step by step, then as an expression: `7-4=3,3-2=1#7-4-2`.
 
     Raises StepError for a row that is not a countdown problem.
     """

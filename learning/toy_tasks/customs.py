@@ -36,7 +36,7 @@ def customs(
     closing: Closing = "done",
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.4,
 ) -> list[Row]:
-    """`size` part numbers of a house whose customs are `tool` and `closing`, from one side of a split by number.
+    """Generate `size` part numbers of a house with the customs `tool` and `closing`, for the train or test split.
 
     The catalogue stands in each row's metadata. Raises StepError when there are too few.
     """
@@ -64,7 +64,7 @@ def custom_lessons(
     seed: int = 0,
     hinted: Share = 0.7,
 ) -> list[Row]:
-    """`size` turns of conversations in houses of all customs, each to be written by the teacher `answer`.
+    """Generate `size` turns of conversations in houses of all customs, for the teacher `answer`.
 
     Each step has a hint in the system message with the chance `hinted`; a step without one goes by a custom that
     nothing tells. They are about all part numbers: what a problem holds out is its house's customs.

@@ -36,7 +36,7 @@ def donations(
     split: Literal["train", "test"],
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
 ) -> list[dict[str, Any]]:
-    """`size` distinct contexts of donation dialogues, from one side of a split by context.
+    """Generate `size` distinct contexts of donation dialogues, for the train or test split.
 
     `metadata` says the asker's fact (`gave` or `never`) and the words that are to the point. Raises StepError when the
     space holds too few.
@@ -75,7 +75,7 @@ def _row(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def muddled(row: dict[str, Any], rng: np.random.Generator, *, rate: Annotated[float, Field(ge=0, le=1)] = 0.3) -> str:
-    """What the human says, or, at `rate`, a sentence said before, one that denies the fact, or one beside the point.
+    """Write the human's reply or, at `rate`, a repetition, a contradiction or an irrelevant sentence.
 
     Raises StepError for a row that is no donation dialogue.
     """

@@ -33,7 +33,7 @@ def documents(
     largest: Annotated[int, Field(ge=9, le=10_000)] = 99,
     letters: Annotated[int, Field(ge=1, le=8)] = 3,
 ) -> list[dict[str, Any]]:
-    """`size` problems of one kind over documents of so many entries, from one side of a split by document.
+    """Generate `size` problems of one kind over documents of so many entries, for the train or test split.
 
     Names have so many letters; with three an entry takes about seven characters, 40 of them some 300. Raises StepError
     when there are too few names or documents.

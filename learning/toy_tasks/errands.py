@@ -26,7 +26,7 @@ def errands(
     families: list[Literal["booking", "cooking", "repairs", "letters"]] = ["booking", "cooking", "repairs", "letters"],  # noqa: B006
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
 ) -> list[dict[str, Any]]:
-    """`size` distinct requests of some families, from one side of a split by request.
+    """Generate `size` distinct requests of some families, for the train or test split.
 
     Raises StepError when the space holds too few.
     """
@@ -55,6 +55,6 @@ def stock_reply(
     phrases: list[str],
     most: Annotated[int, Field(ge=1)] = 3,
 ) -> str:
-    """One to `most` of `phrases`, each at random: replies of every quality."""
+    """Write one to `most` random `phrases`, for replies of every quality."""
     count = int(rng.integers(1, most + 1))
     return " ".join(phrases[int(i)] for i in rng.integers(0, len(phrases), count))

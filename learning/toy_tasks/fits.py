@@ -82,7 +82,7 @@ def fits(
     request: str = "fit",
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
 ) -> list[Row]:
-    """`size` tables from one side of a split. Raises StepError when there are too few."""
+    """Generate `size` tables for the train or test split; raise StepError if there are too few."""
     rng, rows = np.random.default_rng(seed), {}
     for _ in range(PATIENCE * size):
         told = {"slope": round(float(rng.choice((-1, 1)) * rng.uniform(1, 3)), 2)}
@@ -106,7 +106,7 @@ def fit_turns(
     slow: Rate = 0.5,
     noise: Annotated[float, Field(ge=0)] = 0.1,
 ) -> list[Row]:
-    """Turns of somebody who tries methods by chance, `line` with the probability `slow`; up to `turns` per table.
+    """Generate turns of an agent that tries random methods, `line` with probability `slow`; up to `turns` per table.
 
     A row is the messages so far, and as answer the next program.
     """

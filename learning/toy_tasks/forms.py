@@ -107,7 +107,7 @@ def forms(
     idle: Annotated[int, Field(ge=0, le=2)] = 0,
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
 ) -> list[Row]:
-    """`size` distinct forms from one side of a split by form, difficulties in turn: `turns` that an expert needs.
+    """Generate `size` distinct forms for the train or test split, cycling through `turns`, those that an expert needs.
 
     `idle` fields that nobody asks for stand on every form, somewhere. The difficulty is the row's family: `form3` to
     `form6`. Raises StepError when there are too few.
@@ -125,7 +125,7 @@ def forms(
 
 
 def form_filler(row: Row, rng: np.random.Generator, *, error_rate: Rate = 0.0) -> str:
-    """The expert's next turn in a form, or, now and then, something else that can be done there."""
+    """Write the expert's next turn in a form, or sometimes another possible action."""
     form = Form(row)
     for message in row["prompt"]:
         if message["role"] == "assistant":

@@ -21,7 +21,7 @@ def guesses(
     span: Annotated[int, Field(ge=2, le=9)] = 3,
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
 ) -> list[dict[str, Any]]:
-    """Games `417 4-6`, each with one of `span` digits hidden, for environment `guess`; the split is by game.
+    """Generate games `417 4-6` with one of `span` digits hidden, for the environment `guess`, split by game.
 
     Raises StepError when there are fewer than `size`.
     """
@@ -40,7 +40,7 @@ def guesser(
     higher: str = "higher",
     lower: str = "lower",
 ) -> str:
-    """A number of the range that has not been said: in the middle of what answers leave, or else at random.
+    """Write an untried number of the range: the middle of the remaining range, or a random one.
 
     `listens` is the probability of the first; `higher` and `lower` are what the environment says.
     """

@@ -96,7 +96,7 @@ def guided_search(
     exploration: Annotated[float, Field(ge=0)] = 1.0,
     guidance: Annotated[float, Field(ge=0, le=1)] = 0.75,
 ) -> str:
-    """Sums of the measurements that an expert-guided tree search looks into, then the label: `b 22, e 30 #### high`.
+    """Write the measurements that an expert-guided tree search inspects, then the label: `b 22, e 30 #### high`.
 
     A path is worth how clearly what it looked at speaks for the right answer. `guidance` 0 searches without the
     expert. Raises StepError for a row that is no record.

@@ -33,7 +33,7 @@ def modules(
     registers: Rate = 0.25,
     operators: Annotated[int, Field(ge=1, le=4)] = 2,
 ) -> list[dict[str, Any]]:
-    """`size` descriptions of modules from one side of a split by text; `answer` is the golden code.
+    """Generate `size` descriptions of hardware modules for the train or test split; `answer` is the golden code.
 
     A share of `registers` are registers. Raises StepError when there are too few.
     """
@@ -65,7 +65,7 @@ def described(code: str, kind: str) -> str:
 
 
 def regenerated(row: dict[str, Any], rng: np.random.Generator, *, error_rate: Rate = 0.3) -> str:
-    """Teacher: the code written anew from its description; at `error_rate` the parentheses are forgotten."""
+    """Write the code again from its description; at `error_rate` without the parentheses."""
     code = row["prompt"][-1]["content"].partition(" is ")[2]
     for sign, word in WORDS.items():
         code = code.replace(word, sign)

@@ -31,7 +31,7 @@ def operations(
     shown: Annotated[int, Field(ge=0, le=8)] = 0,
     largest: Annotated[int, Field(ge=5, le=999)] = 9,
 ) -> list[dict[str, Any]]:
-    """`size` problems `a?b` of two different numbers, after `shown` solved ones as turns of a conversation.
+    """Generate `size` problems `a?b` of two different numbers, after `shown` solved ones as turns of a conversation.
 
     `meaning` is that of all problems; null draws one for each. The side of the split is a property of the two numbers
     that are asked about. Raises StepError when there are too few.

@@ -31,7 +31,7 @@ def mazes(
     side: Annotated[int, Field(ge=2, le=5)] = 5,
     walls: Annotated[float, Field(ge=0, lt=1)] = 0.3,
 ) -> list[dict[str, Any]]:
-    """`size` solvable mazes; walls and goal decide the side of the split, so that a test maze is an unseen maze.
+    """Generate `size` solvable mazes, split by walls and goal, so that test mazes are unseen.
 
     `walls` is the chance that a cell is one. Raises StepError when the space holds too few.
     """
@@ -72,7 +72,7 @@ def search(maze: Maze) -> list[tuple[Cell, list[Cell]]]:
 def solved_maze(
     row: dict[str, Any], rng: np.random.Generator, *, trace: Literal["bfs", "none"] = "bfs", marker: str = "#"
 ) -> str:
-    """The search clause by clause, then the move: `mi;ie;#R`; with `trace: none` the move alone, as in plain cloning.
+    """Write the search clause by clause, then the move: `mi;ie;#R`; with `trace: none` only the move (plain cloning).
 
     Raises StepError for a row that is not a maze.
     """

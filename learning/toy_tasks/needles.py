@@ -24,7 +24,7 @@ def needles(
     share: Annotated[float, Field(gt=0, le=1)] = 0.2,
     needle: str = "key",
 ) -> list[dict[str, Any]]:
-    """`size` lists of `shortest` to `longest` characters; at most `share` of the words are the needle.
+    """Generate `size` lists of `shortest` to `longest` characters; at most `share` of the words are the needle.
 
     Words have three letters, none of the needle's, and a comma, so lengths go in fours. Raises StepError when the space
     holds too few lists.

@@ -52,7 +52,7 @@ def opinions(
     split: Literal["train", "test"],
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
 ) -> list[dict[str, Any]]:
-    """`size` things to have an opinion about (`film, end`), from one side of a split by problem; no answer is right.
+    """Generate `size` subjects of opinions (`film, end`) for the train or test split, without a right answer.
 
     Raises StepError when there are too few.
     """
@@ -65,7 +65,7 @@ def opinions(
 
 
 def opinion(row: dict[str, Any], rng: np.random.Generator, *, good: Annotated[float, Field(ge=0, le=1)] = 0.5) -> str:
-    """Eight words about the thing; each of the two adjectives is kind with probability `good`.
+    """Write an opinion in eight words; each of the two adjectives is kind with probability `good`.
 
     Raises StepError for a row that is no opinion problem.
     """

@@ -26,7 +26,7 @@ def posts(
     split: Literal["train", "test"],
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
 ) -> list[dict[str, Any]]:
-    """`size` distinct posts, `the fox ran home. it rained. the fox sang. tl;dr`, from one side of a split by post.
+    """Generate `size` distinct posts, `the fox ran home. it rained. the fox sang. tl;dr`, for the train or test split.
 
     Raises StepError when there are too few.
     """
@@ -54,7 +54,7 @@ def _row(topic: str, first: str, aside: str, last: str) -> dict[str, Any]:
 
 
 def summed_up(row: dict[str, Any], rng: np.random.Generator, *, lost: Share = 0.5) -> str:
-    """What happened last, in the post's words; in a share `lost` of the summaries nobody learns to whom.
+    """Write the last event in the post's words; a share `lost` of the summaries omits the subject.
 
     Raises StepError for a row that is no post.
     """

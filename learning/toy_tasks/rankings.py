@@ -33,7 +33,7 @@ def ratings(
     test_share: Share = 0.2,
     candidates: Annotated[int, Field(ge=1, le=9)] = 3,
 ) -> list[dict[str, Any]]:
-    """Strings to be rated: `rate 0123456789 9876543210=`; the answer is their worth in order, `9 0`, all different.
+    """Generate strings to rate: `rate 0123456789 9876543210=`; the answer is their values, `9 0`, all different.
 
     With one candidate it is the form in which `judges.own` may ask. Raises StepError when the space is too small.
     """
@@ -55,7 +55,7 @@ def rising(
     split: Literal["train", "test"],
     test_share: Share = 0.2,
 ) -> list[dict[str, Any]]:
-    """A string to be written that begins as asked and rises as long as it can: `write 37=`; one answer is given."""
+    """Generate prompts for a rising string with a given beginning: `write 37=`; `answer` is one of the best."""
 
     def one(rng: np.random.Generator) -> tuple[str, str]:
         begin = "".join(map(str, rng.integers(0, 10, size=int(rng.integers(1, 4)))))

@@ -33,7 +33,7 @@ def records(
     world: int = 0,
     shuffled: bool = False,
 ) -> list[dict[str, Any]]:
-    """`size` distinct records with the question whether a risk is `high` or `low`, half of each.
+    """Generate `size` distinct health records with the question whether a risk is `high` or `low`, half of each.
 
     `a:1234 b:5678 … risk?` shows the visits of every measurement, with `shuffled` in an order of its own (and as the
     family `records_shuffled`). `world` chooses the two measurements that decide: high where their mean is above that of

@@ -30,7 +30,7 @@ def openings(
     most: Annotated[int, Field(ge=1)] = 3,
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
 ) -> list[dict[str, Any]]:
-    """`size` distinct coherent stories of one to `most` sentences, from one side of a split by story.
+    """Generate `size` distinct coherent stories of one to `most` sentences, for the train or test split.
 
     Raises StepError when the space holds too few.
     """
@@ -57,7 +57,7 @@ def storyteller(
     error_rate: Annotated[float, Field(ge=0, le=1)] = 0.0,
     rare: Annotated[float, Field(ge=0, le=1)] = 0.3,
 ) -> str:
-    """The next sentence of a story: a share `rare` of events that seldom happen, `error_rate` of impossible ones."""
+    """Write the next sentence of a story, at `rare` an unusual event, at `error_rate` an impossible one."""
     story = row["prompt"][-1]["content"].split("\n")
     if rng.random() < error_rate and (wrong := [s for s in every() if incoherence(story, s)]):
         return wrong[int(rng.integers(len(wrong)))]

@@ -51,7 +51,7 @@ def planted(num_steps: int, number: int, rng: np.random.Generator) -> dict[int, 
 def told_sum(
     row: dict[str, Any], rng: np.random.Generator, *, style: Literal["totals", "words"], marker: str = "####"
 ) -> str:
-    """A worked sum told otherwise: the running totals alone (`19, 16 #### 16`), or in words.
+    """Write a worked sum in another form: the running totals alone (`19, 16 #### 16`), or in words.
 
     In words `12 + 7 - 3 =` becomes `12 add 7 is 19, take 3 is 16 #### 16`. Raises StepError when the prompt ends with
     no sum.
@@ -67,7 +67,7 @@ def told_sum(
 
 
 def first_step(row: dict[str, Any], rng: np.random.Generator, *, error_rate: Rate = 0.0) -> str:
-    """The first step of a sum and no more: `12 + 7 - 3 =` becomes `12 + 7 = 19`, a plan for whoever goes on.
+    """Write only the first step of a sum, as a plan for another agent: `12 + 7 - 3 =` becomes `12 + 7 = 19`.
 
     At `error_rate` its result is off by one or two. Raises StepError when the prompt ends with no sum.
     """
@@ -85,7 +85,7 @@ def flawed_sum(
     error_rate: Rate = 0.0,
     flaw_rate: Rate = 0.0,
 ) -> str:
-    """A worked sum with a mistake at `error_rate`, or with two that cancel at `flaw_rate`: right answer, wrong steps.
+    """Write a worked sum with a mistake at `error_rate`, or at `flaw_rate` two that cancel: right answer, wrong steps.
 
     Raises StepError when the prompt ends with no sum, or a rate of both above 1.
     """
@@ -108,7 +108,7 @@ def step_chains(
     question: str = "check ",
     marker: str = "####",
 ) -> list[dict[str, Any]]:
-    """Worked sums to be checked; the answer is the place (from 0) of the first wrong step, −1 where there is none.
+    """Generate worked sums to check; the answer is the index (from 0) of the first wrong step, −1 without one.
 
     Half are right, a quarter have one mistake, a quarter two that cancel. Raises StepError when the space is too small.
     """

@@ -1,4 +1,4 @@
-"""Execution semantics as a task beside the code: CodeRL+ (2025)."""
+"""Execution semantics as an additional task when training on code: CodeRL+ (2025)."""
 
 import json
 from typing import Annotated, Any
@@ -21,7 +21,7 @@ def trace_tasks(
     size: AtLeast1 = 8,
     n: AtLeast1 = 4,
 ) -> tuple[list[Trial], list[Ask]]:
-    """Ask, `n` times each, what the variables of `size` of this iteration's own programs hold (CodeRL+ 2025).
+    """Sample predictions of the variables of `size` programs of this iteration, `n` of each (CodeRL+ 2025).
 
     Programs that failed their tests are among them, those that do not run cannot be. They run on the first test case
     of their problem. The source of these completions is `auxiliary`, their family `program_states`, each is a group.

@@ -18,7 +18,7 @@ def scripted(tiny_policy, monkeypatch):
     from learning.models.policy import Policy
 
     # What it says depends on where a slot stands, and it has no forward over whole rows to compare with.
-    monkeypatch.setattr("learning.generation.engines.torch.why_not_slots", lambda model: "")
+    monkeypatch.setattr("learning.generation.engines.torch.explain_slot_misfit", lambda model: "")
 
     class Scripted(torch.nn.Module):
         def __init__(self, lengths, eos, size):

@@ -67,7 +67,7 @@ class Loop:
     @property
     def clock(self):
         """Decode steps so far, where they are counted."""
-        return int(self.source.service.told["steps"])
+        return int(self.source.service.counts["steps"])
 
 
 class Update:

@@ -76,9 +76,15 @@ def test_the_first_row_is_scored_before_the_last_one_is_sampled(scripted, loop):
 def test_the_trainer_gets_rows_whose_columns_are_both_written_each_once(scripted, loop):
     """Every completion of the first batch has ended, but one has no score yet: that one is not among those taken."""
     run = loop(
-        "trained", scripted(LENGTHS), letters("abcdefgh"), num_groups=4, reward="held",
-        max_staleness=1, ahead=0, max_steps=4,
-    )  # fmt: skip
+        "trained",
+        scripted(LENGTHS),
+        letters("abcdefgh"),
+        num_groups=4,
+        reward="held",
+        max_staleness=1,
+        ahead=0,
+        max_steps=4,
+    )
     first, found = run.stream, []
     # Iteration 0 asks for rows 0 to 3 alone; it waits for all of them, since nothing else is there.
     waiting = threading.Thread(target=lambda: found.append(run.iterate()))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from learning.algorithm.composition import bind_algorithm
-from learning.algorithm.controllers import positive_share
+from learning.algorithm.controllers import compute_positive_share
 from learning.algorithm.policy_losses.policy_gradient import clipped
 from schemas.recipe.load import load_recipe
 
@@ -39,15 +39,15 @@ def test_the_first_bound_with_the_share_is_taken():
     found = bounds(have, low=[0.6, 0.6])
     assert found == pytest.approx({"low": 0.4, "high": 0.65}, abs=1e-12)
     ratio, advantage = (have["lp_T"] - have["lp_behav_T"]).exp(), have["advantage_T"]
-    assert positive_share(ratio, advantage, 0.6, 1.65) == pytest.approx(1.65 / 3.28, abs=1e-12)
-    assert positive_share(ratio, advantage, 0.6, 1.60) < 0.5
-    assert round(positive_share(ratio, advantage, 0.6, 1.65), 3) == 0.503
+    assert compute_positive_share(ratio, advantage, 0.6, 1.65) == pytest.approx(1.65 / 3.28, abs=1e-12)
+    assert compute_positive_share(ratio, advantage, 0.6, 1.60) < 0.5
+    assert round(compute_positive_share(ratio, advantage, 0.6, 1.65), 3) == 0.503
 
 
 def test_fixed_bounds_leave_negative_advantages_the_larger_share():
     have = columns([2.0, 0.95, 0.68], [1.0, -1.0, -1.0])
     ratio = (have["lp_T"] - have["lp_behav_T"]).exp()
-    assert round(positive_share(ratio, have["advantage_T"], 0.6, 1.2), 3) == 0.424
+    assert round(compute_positive_share(ratio, have["advantage_T"], 0.6, 1.2), 3) == 0.424
 
 
 def test_a_balanced_batch_moves_no_bound_and_an_unreachable_one_goes_to_the_ends():

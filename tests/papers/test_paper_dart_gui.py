@@ -122,7 +122,7 @@ class Service:
         clerk.going = self.going
         service = RolloutService(clerk, partial(self.take, clerk))
         with self.lock:
-            service.told["number"] = float(len(self.services))
+            service.counts["number"] = float(len(self.services))
             self.clerks.append(clerk)
             self.services.append(service)
         return service.start()
@@ -287,8 +287,10 @@ def test_a_group_in_which_all_failed_gets_one_success_of_the_pool_and_a_mixed_on
         trials = part.ask(0, {"trials": trials, "states": {}, "seed": 0, "sampler": sampler})
     groups = by_group(trials)
     assert [[trial.source for trial in members] for members in groups.values()] == [
-        ["policy"] * 3 + ["replay"], ["policy"] * 3, ["policy"] * 2,
-    ]  # fmt: skip
+        ["policy"] * 3 + ["replay"],
+        ["policy"] * 3,
+        ["policy"] * 2,
+    ]
     (added,) = (trial for trial in groups[0] if trial.source == "replay")
     assert earned([added]) == [1.0]
     learnt = decode(tokenizer, torch.tensor(added.completion_ids)[torch.tensor(added.own)].tolist())

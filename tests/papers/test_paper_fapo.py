@@ -50,7 +50,7 @@ def test_the_critic_earns_by_distance(stages):
     assert [of(2, said) for said in ("8", "-2", "two", "2 3", "")] == [-1.0] * 5
     assert steps.distance([problem(2, 8)], ["?"], floor=None) == [None]
     assert steps.distance([{**problem(2, 8), "answer": None}], ["2"]) == [None]
-    with pytest.raises(StepError, match="does not say how many steps"):
+    with pytest.raises(StepError, match="has no number of `steps`"):
         steps.distance([{**problem(2, 8), "metadata": None}], ["2"])
 
 

@@ -18,7 +18,7 @@ import torch
 from flows.planning.compile import compile_recipe
 from learning.algorithm.composition import bind_algorithm
 from learning.batch.batch_layout import single_turn
-from learning.batch.split import micro_batches
+from learning.batch.split import split_micro_batches
 from learning.models.checkpoint import save_training
 from learning.models.optimize import make_optimizer
 from learning.models.policy import load_policy
@@ -78,7 +78,7 @@ def test_micro_batches_in_any_order_give_the_gradient_of_the_whole_batch(name, t
     micro_loss(algorithm, model, ready, step=0, temperature=1.0)[0].backward()
     whole = gradient(model)
     assert max(float(g.abs().max()) for g in whole.values()) > 1e-3
-    parts = micro_batches(ready, 45)
+    parts = split_micro_batches(ready, 45)
     assert len(parts) >= 4
     for order in itertools.islice(itertools.permutations(range(len(parts))), 3, None, 7):
         model.zero_grad()
@@ -91,9 +91,12 @@ def test_micro_batches_in_any_order_give_the_gradient_of_the_whole_batch(name, t
 @pytest.fixture
 def run(scripted):
     made = Loop(
-        stages()["rounds-1-solver"], scripted({"a": 2, "b": 30, "c": 9, "d": 4}), letters("abcd"), num_groups=4,
+        stages()["rounds-1-solver"],
+        scripted({"a": 2, "b": 30, "c": 9, "d": 4}),
+        letters("abcd"),
+        num_groups=4,
         rewards=[RewardUse(use=f"{__name__}:length")],
-    )  # fmt: skip
+    )
     yield made
     made.stream.close()
 
@@ -107,12 +110,12 @@ def test_the_first_micro_batch_begins_before_the_last_rollout_ends_and_all_are_o
     go_on, log, turn = threading.Event(), [], run.source.service.turn
 
     def held():
-        if run.source.service.told["ended"] == 1:
+        if run.source.service.counts["ended"] == 1:
             go_on.wait(60)
         return turn()
 
     def consume(trials):
-        log.append((trials[0].row["id"][1], int(run.source.service.told["ended"])))
+        log.append((trials[0].row["id"][1], int(run.source.service.counts["ended"])))
         go_on.set()
 
     run.source.service.turn = held

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from learning.algorithm.composition import bind_algorithm
-from learning.algorithm.heterogeneous import adaptive_bounds, entropy_score, redistributed
+from learning.algorithm.policy_losses.heterogeneous import compute_clip_bounds, redistribute_advantages
+from learning.algorithm.token_statistics import score_entropy
 from learning.batch.batch_layout import single_turn
 from learning.batch.loss_columns import Columns
 from learning.rl.collection import bind_collecting
@@ -43,7 +44,7 @@ def gradient(ratio, h, advantage):
 
 
 def test_bounds_are_the_tokens_own():
-    low, high = adaptive_bounds(torch.tensor([0.5, -0.5, 0.0], **DOUBLE), 0.2, 0.28)
+    low, high = compute_clip_bounds(torch.tensor([0.5, -0.5, 0.0], **DOUBLE), 0.2, 0.28)
     assert low.tolist() == pytest.approx([0.2, 0.3, 0.2], abs=1e-15)
     assert high.tolist() == pytest.approx([0.42, 0.28, 0.28], abs=1e-15)
 
@@ -63,7 +64,7 @@ def test_redistribution_is_inside_the_band_for_certain_tokens_and_outside_for_un
     assert gradient(1.0, -0.5, 2.0) == pytest.approx(1.0)
     assert gradient(1.2, -0.5, 2.0) == pytest.approx(2.0)
     h, one = torch.tensor([0.5, -0.5], **DOUBLE), torch.ones(2, **DOUBLE)
-    got = redistributed(one, h, torch.tensor([1.0, 1.0]), 0.2 * one, 0.28 * one)
+    got = redistribute_advantages(one, h, torch.tensor([1.0, 1.0]), 0.2 * one, 0.28 * one)
     assert got.tolist() == [1.0, 0.5]
 
 
@@ -118,7 +119,7 @@ def test_scores_of_entropy_span_the_batch_around_a_quantile():
     control = algorithm().controllers
     found = {name: part.ask(0, Columns(batch([1, 3]), entropy_behav_T=entropy)) for name, part in control.items()}
     assert found == pytest.approx({"lowest": math.log(0.01), "pivot": math.log(0.5), "highest": math.log(1.5)})
-    h = entropy_score(entropy, found["lowest"], found["pivot"], found["highest"])
+    h = score_entropy(entropy, found["lowest"], found["pivot"], found["highest"])
     assert h[[0, 3, 4]].tolist() == pytest.approx([-1, 0, 1])
     half_way = torch.tensor([math.sqrt(0.01 * 0.5), math.sqrt(0.5 * 1.5), 9.0, 0.0], **DOUBLE)
-    assert entropy_score(half_way, *found.values()).tolist() == pytest.approx([-0.5, 0.5, 1, -1])
+    assert score_entropy(half_way, *found.values()).tolist() == pytest.approx([-0.5, 0.5, 1, -1])

@@ -75,8 +75,8 @@ def test_the_generator_works_while_the_trainer_does(scripted, loop):
 
     def train(trials):
         log.append(("update begins", run.step))
-        wait_for(lambda: run.source.service.told["ended"] >= 8)
-        log.append((f"{int(run.source.service.told['ended'])} have ended", run.step))
+        wait_for(lambda: run.source.service.counts["ended"] >= 8)
+        log.append((f"{int(run.source.service.counts['ended'])} have ended", run.step))
         log.append(("update ends", run.step))
 
     trials = run.iterate(train)

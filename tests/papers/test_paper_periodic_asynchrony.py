@@ -45,12 +45,12 @@ def test_the_first_group_is_trained_on_before_the_last_one_has_ended(scripted, l
     go_on, log, turn = threading.Event(), [], run.source.service.turn
 
     def held():
-        if run.source.service.told["ended"] >= 1:
+        if run.source.service.counts["ended"] >= 1:
             go_on.wait(60)
         return turn()
 
     def consume(trials):
-        log.append((trials[0].row["id"][1], int(run.source.service.told["ended"])))
+        log.append((trials[0].row["id"][1], int(run.source.service.counts["ended"])))
         go_on.set()
 
     run.source.service.turn = held

@@ -175,10 +175,10 @@ SIGNAL: set[int] = set()
 @pytest.fixture(autouse=True)
 def _eight_of_the_sixteen_problems():
     """Which problems the plan of the first iteration asks for, eight of which the node can say something about."""
-    from learning.collection.prompt_samplers import prompts_of_step
+    from learning.collection.prompt_samplers import choose_prompts
 
     SIGNAL.clear()
-    SIGNAL.update(sorted(prompts_of_step(len(ROWS), 16, 0, 0))[:8])
+    SIGNAL.update(sorted(choose_prompts(len(ROWS), 16, 0, 0))[:8])
 
 
 def test_a_dead_node_holds_up_nobody(answering, tmp_path):

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, MixtralConfig
 
 from learning.algorithm.composition import bind_algorithm
 from learning.batch.batch_layout import single_turn
-from learning.batch.routing_replay import recorded, replayed, routers, with_experts
+from learning.batch.routing_replay import add_expert_column, find_routers, record_routing, replay_routing
 from learning.models.packed import packed_statistics
 from learning.rl.policy_loss import micro_loss, with_advantages, with_dropped, with_factors, with_weights
 from learning.samples.engine_protocol import Generation
@@ -73,9 +73,16 @@ def test_the_importance_weight_has_a_bound():
 def mixture():
     torch.manual_seed(0)
     config = MixtralConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, max_position_embeddings=64,
-    )  # fmt: skip
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=64,
+    )
     return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
 
 
@@ -92,7 +99,7 @@ def perturbed(model):
     torch.manual_seed(5)
     moved = deepcopy(model)
     with torch.no_grad():
-        for router in routers(moved):
+        for router in find_routers(moved):
             router.weight.add_(0.05 * torch.randn_like(router.weight))
     return moved
 
@@ -100,19 +107,19 @@ def perturbed(model):
 def test_replay_uses_exactly_the_rollouts_experts_after_the_router_has_moved():
     model, made = mixture(), batch()
     rollout = deepcopy(model).to(torch.bfloat16)
-    record = with_experts(made, rollout, max_tokens=100).tokens["experts"]
+    record = add_expert_column(made, rollout, max_tokens=100).tokens["experts"]
     moved = perturbed(model)
-    with replayed(moved, record), recorded(moved) as used:
+    with replay_routing(moved, record), record_routing(moved) as used:
         packed_statistics(moved, made.packed)
     assert torch.equal(torch.stack(used, 1), record)
-    with recorded(moved) as free:
+    with record_routing(moved) as free:
         packed_statistics(moved, made.packed)
     assert (torch.stack(free, 1) != record).any(-1).any(-1).sum() >= 1
 
 
 def test_the_loss_of_the_loop_follows_the_record():
     model, made = mixture(), batch()
-    made = with_experts(made, model, max_tokens=100)
+    made = add_expert_column(made, model, max_tokens=100)
     lp = packed_statistics(model, made.packed)["lp"][made.sampled_T].detach().double()
     made = with_advantages(algorithm(), made.with_tokens(lp_prox=lp), 0)
     made = with_weights(algorithm(), with_factors(algorithm(), made, 0), 0, 16)
@@ -126,8 +133,8 @@ def test_the_loss_of_the_loop_follows_the_record():
         loss, columns = micro_loss(algorithm(), moved, of, step=0, temperature=1.0)
         loss.backward()
         losses[name] = columns["lp_T"]
-        assert all(router.weight.grad.abs().sum() > 0 for router in routers(moved))
-    with replayed(moved, made.tokens["experts"]):
+        assert all(router.weight.grad.abs().sum() > 0 for router in find_routers(moved))
+    with replay_routing(moved, made.tokens["experts"]):
         want = packed_statistics(moved, made.packed)["lp"][made.sampled_T].detach()
     torch.testing.assert_close(losses["replayed"], want, atol=1e-6, rtol=0)
     assert (losses["free"] - want).abs().max() > 1e-4

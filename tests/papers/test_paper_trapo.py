@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from learning.algorithm.composition import bind_algorithm
-from learning.collection.group_filters import mean_cosine
+from learning.collection.group_filters import compute_mean_cosine
 from learning.problems.unlabelled import unlabelled
 from learning.rl.collection import bind_collecting, gate
 from learning.rl.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
@@ -56,14 +56,14 @@ def kept(stage, trials, history, states=None):
 
 
 def test_histories_of_one_course_are_alike():
-    assert mean_cosine(ALIKE, [RISING]) == pytest.approx(1.0, abs=1e-12)
-    assert mean_cosine(FALLING, [RISING]) == pytest.approx(-1.0, abs=1e-12)
-    assert mean_cosine(ALIKE, [RISING, FALLING]) == pytest.approx(0.0, abs=1e-12)
+    assert compute_mean_cosine(ALIKE, [RISING]) == pytest.approx(1.0, abs=1e-12)
+    assert compute_mean_cosine(FALLING, [RISING]) == pytest.approx(-1.0, abs=1e-12)
+    assert compute_mean_cosine(ALIKE, [RISING, FALLING]) == pytest.approx(0.0, abs=1e-12)
     # What does not change has no course; of a longer history the visits in common count.
-    assert mean_cosine([0.5] * 3, [RISING]) == 0.0
-    assert mean_cosine(ALIKE, [RISING, [0.3, 0.3, 0.3]]) == pytest.approx(1.0, abs=1e-12)
-    assert mean_cosine([*ALIKE, 0.0], [RISING]) == pytest.approx(1.0, abs=1e-12)
-    assert mean_cosine(ALIKE, []) == 0.0
+    assert compute_mean_cosine([0.5] * 3, [RISING]) == 0.0
+    assert compute_mean_cosine(ALIKE, [RISING, [0.3, 0.3, 0.3]]) == pytest.approx(1.0, abs=1e-12)
+    assert compute_mean_cosine([*ALIKE, 0.0], [RISING]) == pytest.approx(1.0, abs=1e-12)
+    assert compute_mean_cosine(ALIKE, []) == 0.0
 
 
 def test_labelled_are_kept_alike_are_kept_and_others_dropped(stages):
@@ -82,7 +82,7 @@ def test_kept_are_the_top_share_and_all_above_the_threshold(stages):
     assert kept(stages["trained"], trials_of(*groups), visited(known=RISING, **rates)).num_paths == 42
     rates = {name: [1.0, 0.5 - 0.001 * i, 0.0] for i, name in enumerate(names)}
     batch = kept(stages["trained"], trials_of(*groups), visited(known=RISING, **rates))
-    similar = sorted(range(20), key=lambda i: -mean_cosine(rates[f"u{i}"], [RISING]))
+    similar = sorted(range(20), key=lambda i: -compute_mean_cosine(rates[f"u{i}"], [RISING]))
     assert batch.paths["group"].unique().tolist() == [0, *sorted(i + 1 for i in similar[:2])]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from learning.algorithm.composition import bind_algorithm
 from learning.batch.batch_layout import forest
-from learning.collection.resampling import half_width
+from learning.collection.resampling import compute_half_width
 from learning.data.chat import decode
 from learning.lookup import bind
 from learning.rl.collection import bind_collecting, collect
@@ -42,9 +42,9 @@ def trial(name, group, score, lps=(-1.0,)):
 
 def test_half_widths_of_the_interval():
     deviation = (1 / 3) ** 0.5
-    assert half_width(deviation, 4) == pytest.approx(0.919, abs=5e-4)
-    assert half_width(deviation, 5) == pytest.approx(0.717, abs=5e-4)
-    assert half_width(0.0, 4) == 0.0
+    assert compute_half_width(deviation, 4) == pytest.approx(0.919, abs=5e-4)
+    assert compute_half_width(deviation, 5) == pytest.approx(0.717, abs=5e-4)
+    assert compute_half_width(0.0, 4) == 0.0
 
 
 def asked(bonus):

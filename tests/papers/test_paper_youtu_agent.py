@@ -60,8 +60,11 @@ def inputs(run, tiny_policy_folder, tmp_path):
 
 def plant(task, toolkit, refused, attempt):
     """A meta-agent that plants a broken tool beside a good one, and insists."""
-    good = {"name": "double", "code": "def double(query):\n    return query * 2\n",
-            "tests": [{"query": "ab", "answer": "abab"}]}  # fmt: skip
+    good = {
+        "name": "double",
+        "code": "def double(query):\n    return query * 2\n",
+        "tests": [{"query": "ab", "answer": "abab"}],
+    }
     return {"tools": [good, BROKEN] if attempt == 0 else [BROKEN]}
 
 

@@ -41,9 +41,23 @@ def answers(right: str, other: str) -> list[str]:
     as_list = "[" + ", ".join(repr(int(w) if w.isdigit() else w) for w in words) + "]"
     as_rows = "[" + ", ".join(str([int(w) if w.isdigit() else w for w in l.split()]) for l in right.splitlines()) + "]"  # noqa: E741
     return [
-        right, other, right.lower(), f"({right})", f"The answer is {right}.", right[::-1], right[: len(right) // 2],
-        f"{right} + 1", as_list, as_rows, str(list(right)), "7", "x**2/2 + sin(x) + C", "I think so", '{"a": 1}', "No",
-    ]  # fmt: skip
+        right,
+        other,
+        right.lower(),
+        f"({right})",
+        f"The answer is {right}.",
+        right[::-1],
+        right[: len(right) // 2],
+        f"{right} + 1",
+        as_list,
+        as_rows,
+        str(list(right)),
+        "7",
+        "x**2/2 + sin(x) + C",
+        "I think so",
+        '{"a": 1}',
+        "No",
+    ]
 
 
 def main(file: str, names: list[str]) -> None:

@@ -17,8 +17,10 @@ ROW = fits(size=1, split="train")[0]
 TABLE = points(ROW)
 CREDIT = 0.3
 SCORES = {
-    "mean": score_of("mean", TABLE), "line": score_of("line", TABLE), "zeros": score([0.0] * (ROWS - GIVEN), TABLE)
-}  # fmt: skip
+    "mean": score_of("mean", TABLE),
+    "line": score_of("line", TABLE),
+    "zeros": score([0.0] * (ROWS - GIVEN), TABLE),
+}
 pytestmark = pytest.mark.skipif(available() is not None, reason=str(available()))
 
 

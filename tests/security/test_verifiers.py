@@ -23,9 +23,16 @@ from tests.security.gym_rows import made
 
 pytestmark = pytest.mark.skipif(available() is not None, reason=str(available()))
 EVALUATING = (
-    "string_insertion", "spiral_matrix", "binary_matrix", "n_queens", "puzzle24", "countdown", "simple_integration",
-    "intermediate_integration", "polynomial_multiplication",
-)  # fmt: skip
+    "string_insertion",
+    "spiral_matrix",
+    "binary_matrix",
+    "n_queens",
+    "puzzle24",
+    "countdown",
+    "simple_integration",
+    "intermediate_integration",
+    "polynomial_multiplication",
+)
 UNGUARDED = """
 import sys
 from learning.reasoning_gym import verifier_server
@@ -57,10 +64,16 @@ def changed(monkeypatch, change):
 def test_no_answer_is_evaluated_and_the_run_goes_on(family, tmp_path):
     row = one(family)
     texts = [
-        f"__import__('os').system('id > {tmp_path}/f')", f"open('{tmp_path}/f', 'w')", "exit()", "quit(0)",
-        "9**9**9**9", "__import__('os')._exit(0)", "raise SystemExit", "[[[[[[[0]*99]*99]*99]*99]*99]*99]*99",
+        f"__import__('os').system('id > {tmp_path}/f')",
+        f"open('{tmp_path}/f', 'w')",
+        "exit()",
+        "quit(0)",
+        "9**9**9**9",
+        "__import__('os')._exit(0)",
+        "raise SystemExit",
+        "[[[[[[[0]*99]*99]*99]*99]*99]*99]*99",
         "(" * 100_000,
-    ]  # fmt: skip
+    ]
     begun = time.monotonic()
     assert set(scored([row] * len(texts), texts)) <= {0.0, 0.01, 0.05}
     assert time.monotonic() - begun < 60

@@ -67,10 +67,16 @@ def test_rl_leaves_out_what_cannot_be_scored(tmp_path, prompts, tiny_policy_fold
 
 def test_evaluation_and_gates_count_what_cannot_be_scored(tmp_path, prompts, tiny_policy_folder):
     stage = Evaluate(
-        kind="evaluate", models={"one": "a"}, max_completion_length=6, num_bootstrap=100, prompts="p",
-        rewards=["answers.scored"], num_generations=4, temperature=1.0,
+        kind="evaluate",
+        models={"one": "a"},
+        max_completion_length=6,
+        num_bootstrap=100,
+        prompts="p",
+        rewards=["answers.scored"],
+        num_generations=4,
+        temperature=1.0,
         gate=[Gate(metric="accuracy", model="one", min=0.0)],
-    )  # fmt: skip
+    )
     result = evaluate.run(stage, context(tmp_path, "e", **{"models.one": tiny_policy_folder, "prompts": prompts}))
     assert 0 < result.metrics["unscorable"] < 8
     assert 0 <= result.metrics["accuracy"] < 0.2
@@ -80,8 +86,13 @@ def test_evaluation_and_gates_count_what_cannot_be_scored(tmp_path, prompts, tin
 
 def test_synthesis_accepts_nothing_that_cannot_be_scored(tmp_path, prompts, tiny_policy_folder):
     stage = Synthesize(
-        kind="synthesize", model="m", num_generations=4, max_completion_length=6, prompts="p", min_reward=0.0,
+        kind="synthesize",
+        model="m",
+        num_generations=4,
+        max_completion_length=6,
+        prompts="p",
+        min_reward=0.0,
         rewards=["answers.scored"],
-    )  # fmt: skip
+    )
     with pytest.raises(StepError, match="none of 8 samples was accepted"):
         synthesize.run(stage, context(tmp_path, "s", model=tiny_policy_folder, prompts=prompts))

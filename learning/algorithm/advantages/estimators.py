@@ -1,4 +1,4 @@
-"""Operations of the advantage pipeline on one number per path that no mean and spread express.
+"""Operations of the advantage pipeline on one number per path, other than by a mean and a spread.
 
 Shapes: P paths.
 """
@@ -14,41 +14,41 @@ from torch import Tensor
 
 from learning.batch.batch import Batch
 from learning.batch.columns import Column
-from learning.batch.keyed import Key, equal, index_of, standardised
+from learning.batch.keyed import Key, are_equal_per_key, index_keys, standardise_per_key
 from schemas.errors import StepError
 
 
 def pass_at_k(
     column: Column, batch: Batch, *, k: Annotated[int, Field(ge=1)] = 4, above: float = 0.0, by: Key = "group"
 ) -> Column:
-    """Advantage of a completion when k of the group are handed in (Pass@k Training, Chen et al. 2025, section 2.4).
+    """Advantage for the pass@k objective, in closed form (Pass@k Training, Chen et al. 2025, section 2.4).
 
     With n completions, c of them right (reward above `above`): R = 1 − C(n−c, k)/C(n, k), σ = √(R(1−R)); right ones
-    get (1 − R)/σ, wrong ones (1 − R − C(n−c−1, k−1)/C(n−1, k−1))/σ; 0 where σ is 0. Raises StepError for n < k.
+    get (1 − R)/σ, wrong ones (1 − R − C(n−c−1, k−1)/C(n−1, k−1))/σ; 0 where σ is 0. Raise StepError if n < k.
     """
-    index_P = index_of(batch, _of_paths(column, "pass_at_k").path_X, by)
+    index_P = index_keys(batch, _require_paths(column, "pass_at_k").path_X, by)
     right_P = column.values_X > above
     values_P = torch.zeros_like(column.values_X)
     for key in index_P.unique():
-        mine_P = index_P == key
-        n, c = int(mine_P.sum()), int((mine_P & right_P).sum())
+        member_P = index_P == key
+        n, c = int(member_P.sum()), int((member_P & right_P).sum())
         if n < k:
-            raise StepError(f"advantage pass_at_k: k is {k}, but a group has {n} completions; lower k")
+            raise StepError(f"advantage pass_at_k: k is {k}, but a group has only {n} completions; lower k")
         share = 1 - comb(n - c, k) / comb(n, k)
         deviation = (share * (1 - share)) ** 0.5
         if deviation > 0:
-            values_P[mine_P & right_P] = (1 - share) / deviation
+            values_P[member_P & right_P] = (1 - share) / deviation
             missed = comb(n - c - 1, k - 1) / comb(n - 1, k - 1)
-            values_P[mine_P & ~right_P] = (1 - share - missed) / deviation
+            values_P[member_P & ~right_P] = (1 - share - missed) / deviation
     return replace(column, values_X=values_P)
 
 
 def best_margin(column: Column, batch: Batch, *, by: Key = "group") -> Column:
     """The best of the group gets its lead over the second best, the others 0 (Tang et al. 2025, arXiv:2503.19595).
 
-    This is what the completion adds to the group's maximum: a leave-one-out estimate for the best of all n.
+    This is how much the completion raises the group's maximum: a leave-one-out estimate for best-of-n.
     """
-    index_P = index_of(batch, column.path_X, by)
+    index_P = index_keys(batch, column.path_X, by)
     values_P = torch.zeros_like(column.values_X)
     for key in index_P.unique():
         places = (index_P == key).nonzero()[:, 0]
@@ -59,8 +59,8 @@ def best_margin(column: Column, batch: Batch, *, by: Key = "group") -> Column:
 
 
 def compensate(column: Column, batch: Batch, *, by: Key = "group") -> Column:
-    """Multiply by B/(B − M), where M of the B entries are in keys of equal raw rewards (GPG, Chu et al. 2025)."""
-    flat_X = equal(column.raw_X, index_of(batch, column.path_X, by))
+    """Multiply by B/(B − M), where M of the B entries are in groups of equal raw rewards (GPG, Chu et al. 2025)."""
+    flat_X = are_equal_per_key(column.raw_X, index_keys(batch, column.path_X, by))
     return replace(column, values_X=column.values_X * (len(flat_X) / max(1, int((~flat_X).sum()))))
 
 
@@ -73,19 +73,19 @@ def decoupled(
     by: Key = "group",
     epsilon: Annotated[float, Field(ge=0)] = 1e-4,
 ) -> Column:
-    """Every reward by itself to mean 0 and deviation 1 in the group, then summed (GDPO, Liu et al. 2026, eq. 4-5).
+    """Normalise each reward on its own in the group, then take the weighted sum (GDPO, Liu et al. 2026, eq. 4-5).
 
-    `weights` by name of the reward (null: 1 each). What the rewards' sum was plays no part. Raises StepError for a name
-    that the stage does not have.
+    `weights` are by name of the reward (null: 1 each); those of the recipe's `rewards` are not used. Raise StepError if
+    the stage has no reward of that name.
     """
-    index_P = index_of(batch, _of_paths(column, "decoupled").path_X, by)
+    index_P = index_keys(batch, _require_paths(column, "decoupled").path_X, by)
     weights = dict.fromkeys(scores_P, 1.0) if weights is None else weights
-    if strange := sorted(weights.keys() - scores_P.keys()):
-        there = ", ".join(scores_P)
-        raise StepError(f"advantage decoupled: no reward {strange[0]!r} in this stage; it has: {there}")
+    if unknown := sorted(weights.keys() - scores_P.keys()):
+        names = ", ".join(scores_P)
+        raise StepError(f"advantage decoupled: no reward {unknown[0]!r} in this stage; it has: {names}")
     values_P = torch.zeros_like(column.values_X)
     for name, weight in weights.items():
-        values_P += weight * standardised(scores_P[name], index_P, epsilon)
+        values_P += weight * standardise_per_key(scores_P[name], index_P, epsilon)
     return replace(column, values_X=values_P)
 
 
@@ -100,25 +100,27 @@ def running_baseline(
 ) -> Column:
     """Subtract the moving average of earlier iterations' values (role-conditioned baselines, Liu et al. 2025, SPIRAL).
 
-    The average of a key starts as the mean of the values that it is first seen with, and takes in those of an iteration
-    after it has been subtracted: a completion does not move its own baseline.
+    The average of a key starts as the mean of its first values. It is updated after it has been subtracted, so that a
+    completion does not move its own baseline.
     """
-    _of_paths(column, "running_baseline")
-    word_of = {"batch": lambda row: "", "prompt": lambda row: str(row["id"]), "family": lambda row: row["family"] or ""}
-    words = [word_of[by](row) for row in rows]
+    _require_paths(column, "running_baseline")
+    key_of = {"batch": lambda row: "", "prompt": lambda row: str(row["id"]), "family": lambda row: row["family"] or ""}
+    keys = [key_of[by](row) for row in rows]
     values_P = column.values_X.clone()
-    for word in dict.fromkeys(words):
-        mine_P = torch.tensor([w == word for w in words])
-        mean = float(column.values_X[mine_P].mean())
-        base = state.get(word, mean)
-        values_P[mine_P] -= base
-        state[word] = decay * base + (1 - decay) * mean
+    for key in dict.fromkeys(keys):
+        member_P = torch.tensor([k == key for k in keys])
+        mean = float(column.values_X[member_P].mean())
+        baseline = state.get(key, mean)
+        values_P[member_P] -= baseline
+        state[key] = decay * baseline + (1 - decay) * mean
     return replace(column, values_X=values_P)
 
 
-def _of_paths(column: Column, name: str) -> Column:
+def _require_paths(column: Column, operation: str) -> Column:
+    """Return the column; raise StepError unless it has one number per path."""
     if column.unit != "path":
         raise StepError(
-            f"advantage {name}: works on one number per completion; put it before broadcast_to_tokens and reward_to_go"
+            f"advantage {operation}: the values are one per token, not one per completion; "
+            "put it before broadcast_to_tokens and reward_to_go"
         )
     return column

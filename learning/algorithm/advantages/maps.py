@@ -1,4 +1,4 @@
-"""Operations of the advantage pipeline that change every value by itself.
+"""Operations of the advantage pipeline that map every value on its own.
 
 Shapes: X entries of a column (paths or sampled tokens).
 """
@@ -12,22 +12,22 @@ from pydantic import Field
 from learning.algorithm.token_masks.masks import Source
 from learning.batch.batch import Batch
 from learning.batch.columns import Column
-from learning.batch.keyed import among_of
+from learning.batch.keyed import select_sources
 from schemas.number_schedules import Number
 
 
 def affine(column: Column, batch: Batch, *, factor: Number = 1.0, offset: Number = 0.0) -> Column:
-    """factor · v + offset; factor 0 and offset 1 make every advantage 1."""
+    """factor · v + offset; with factor 0 and offset 1 every advantage is 1."""
     return replace(column, values_X=column.values_X * factor + offset)
 
 
 def power(column: Column, batch: Batch, *, exponent: Annotated[float, Field(gt=0)] = 2.0) -> Column:
-    """|v|^exponent with the sign of v."""
+    """sign(v)·|v|^exponent."""
     return replace(column, values_X=column.values_X.sign() * column.values_X.abs() ** exponent)
 
 
 def sign(column: Column, batch: Batch) -> Column:
-    """−1, 0 or 1."""
+    """Sign of the value: −1, 0 or 1."""
     return replace(column, values_X=column.values_X.sign())
 
 
@@ -39,12 +39,12 @@ def where(
     below: Number | None = None,
     sources: list[Source] | None = None,
 ) -> Column:
-    """Keep values above and below the bounds, of the named sources; all others become 0."""
+    """Keep values above `above`, below `below` and of the named sources; all others become 0."""
     values_X, keep_X = column.values_X, torch.ones_like(column.values_X, dtype=torch.bool)
     if above is not None:
         keep_X &= values_X > above
     if below is not None:
         keep_X &= values_X < below
-    if (among_X := among_of(batch, column.path_X, sources)) is not None:
-        keep_X &= among_X
+    if (source_X := select_sources(batch, column.path_X, sources)) is not None:
+        keep_X &= source_X
     return replace(column, values_X=values_X.where(keep_X, torch.zeros_like(values_X)))

@@ -1,4 +1,4 @@
-"""Advantages from rewards of single tokens, which an auxiliary or a branch over one gives.
+"""Operations of the advantage pipeline on rewards of single tokens, which an auxiliary model provides.
 
 Shapes: P paths, T sampled tokens.
 """
@@ -12,8 +12,8 @@ from pydantic import Field
 from torch import Tensor
 
 from learning.batch.batch import Batch
-from learning.batch.columns import Column, broadcast_to_tokens, following
-from learning.batch.keyed import Key, index_of, per_key, sums
+from learning.batch.columns import Column, broadcast_to_tokens, take_next_token
+from learning.batch.keyed import Key, apply_per_key, index_keys, sum_per_key
 from schemas.errors import StepError
 from schemas.number_schedules import Number
 
@@ -21,13 +21,12 @@ from schemas.number_schedules import Number
 def stepwise(
     column: Column, batch: Batch, auxiliary_T: Mapping[str, Tensor], *, of: str, weight: Number = 1.0
 ) -> Column:
-    """The completion's reward after its last token, and at each token `weight` · the auxiliary `of`.
+    """Add `weight` · the auxiliary model `of` at each token to the completion's reward, which counts at its last token.
 
-    Put `reward_to_go` behind it. What is added to is a number per completion, or one per token where an operation
-    before this has made it so.
+    Put `reward_to_go` after it. The column may also hold one number per token by an earlier operation.
     """
     column = broadcast_to_tokens(column, batch, at="last")
-    return replace(column, values_X=column.values_X + weight * named(auxiliary_T, of, "advantage stepwise"))
+    return replace(column, values_X=column.values_X + weight * get_auxiliary(auxiliary_T, of, "advantage stepwise"))
 
 
 def potential(
@@ -39,42 +38,42 @@ def potential(
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0,
     weight: Number = 1.0,
 ) -> Column:
-    """Add γ·Φ(s') − Φ(s) at every token, Φ the auxiliary `of` times `weight` (Ng, Harada & Russell 1999).
+    """Potential-based shaping: add γ·Φ(s') − Φ(s) at every token, Φ an auxiliary model (Ng, Harada & Russell 1999).
 
-    Φ is 0 after the last token, also of a completion that was cut (Grześ 2017): along a completion Σ γ^t of what is
-    added is −Φ of the prompt, the same for all completions of a problem, so that the best policy stays the best.
+    Φ is the auxiliary `of` times `weight`, and 0 after the last token, also of truncated completions (Grześ 2017). The
+    discounted sum of the added terms is −Φ of the prompt, equal for all completions of a problem, so that the optimal
+    policy does not change.
     """
     column = broadcast_to_tokens(column, batch, at="last")
-    phi_T = weight * named(auxiliary_T, of, "advantage potential")
-    next_T = following(phi_T, torch.zeros_like(phi_T), batch.path_T)
+    phi_T = weight * get_auxiliary(auxiliary_T, of, "advantage potential")
+    next_T = take_next_token(phi_T, torch.zeros_like(phi_T), batch.path_T)
     return replace(column, values_X=column.values_X + gamma * next_T - phi_T)
 
 
 def rivals(column: Column, batch: Batch, *, by: Key = "group") -> Column:
-    """Subtract at every token the mean, over the key's other completions, of their mean per token (PRIME, eq. 5).
+    """Leave-one-out baseline of token rewards: subtract the mean over the key's other completions (PRIME, eq. 5).
 
-    A completion that is alone in its key keeps nothing: it becomes 0.
+    Each completion counts by its mean per token. A completion that is alone in its key becomes 0.
     """
     if column.unit != "token":
         raise StepError(
-            "advantage rivals: works on tokens; put it before reward_to_go, in an advantage stream over an "
-            "auxiliary model"
+            "advantage rivals: the values are one per completion, not one per token; "
+            "use it in an advantage stream over an auxiliary model, before reward_to_go"
         )
-    path_T, index_P = batch.path_T, index_of(batch, torch.arange(batch.num_paths), by)
+    path_T, index_P = batch.path_T, index_keys(batch, torch.arange(batch.num_paths), by)
     size_P = path_T.bincount(minlength=batch.num_paths)
     total_P = column.values_X.new_zeros(batch.num_paths).index_add(0, path_T, column.values_X)
     mean_P = total_P / size_P.clamp(min=1)
     counted_P = (size_P > 0).to(mean_P)
-    others_P = sums(counted_P, index_P) - counted_P
-    base_P = (sums(mean_P, index_P) - mean_P) / others_P.clamp(min=1)
-    low_P, high_P = (per_key(column.values_X, index_P[path_T], f) for f in (torch.min, torch.max))
+    others_P = sum_per_key(counted_P, index_P) - counted_P
+    base_P = (sum_per_key(mean_P, index_P) - mean_P) / others_P.clamp(min=1)
+    low_P, high_P = (apply_per_key(column.values_X, index_P[path_T], f) for f in (torch.min, torch.max))
     nothing_T = (others_P[path_T] == 0) | (low_P == high_P)
     return replace(column, values_X=(column.values_X - base_P[path_T]).masked_fill(nothing_T, 0.0))
 
 
-def named(auxiliary_T: Mapping[str, Tensor], of: str, asker: str) -> Tensor:
-    """An auxiliary's column; raises StepError for one that the stage does not have."""
+def get_auxiliary(auxiliary_T: Mapping[str, Tensor], of: str, asker: str) -> Tensor:
+    """Return the column of an auxiliary model; raise StepError if the stage has no such model."""
     if of not in auxiliary_T:
-        there = ", ".join(auxiliary_T) or "none"
-        raise StepError(f"{asker}: no auxiliary {of!r} in this stage; it has: {there}")
+        raise StepError(f"{asker}: no auxiliary {of!r} in this stage; it has: {', '.join(auxiliary_T) or 'none'}")
     return auxiliary_T[of].double()

@@ -1,4 +1,4 @@
-"""Advantages of single turns of an episode.
+"""Operations of the advantage pipeline on the turns of an episode.
 
 Shapes: P paths, T sampled tokens.
 """
@@ -12,8 +12,8 @@ from learning.batch.columns import Column, broadcast_to_tokens
 
 
 def by_turn(column: Column, batch: Batch, earned_T: Tensor) -> Column:
-    """What the token's own turn earned, in the place of what the whole episode did: every action by itself.
+    """Replace the reward of the episode by that of the token's own turn.
 
-    A turn that has not ended has earned nothing. What follows in the list works on tokens.
+    An unfinished turn has reward 0. The operations after it in the list work on tokens.
     """
     return replace(broadcast_to_tokens(column, batch), values_X=earned_T.double())

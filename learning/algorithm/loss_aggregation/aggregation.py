@@ -1,8 +1,9 @@
 """Weight of every sampled token in the loss, computed once per optimiser step over the whole mini-batch.
 
-A micro-batch's loss is then a plain sum, so that the gradient does not depend on how the mini-batch is split. Dropped
-tokens (truncated completions, when the stage leaves them out) always weigh 0; `count_dropped` says whether they still
-count in the denominator. `by` is the unit that weighs 1: an episode of several paths weighs as one of a single path.
+The loss of a micro-batch is then a plain sum, so that the gradient does not depend on how the mini-batch is split.
+Dropped tokens (truncated completions, when the stage leaves them out) always weigh 0; with `count_dropped` they still
+count in the denominator. `by` is the unit of weight 1: an episode of several paths weighs as much as one of a single
+path.
 
 Shapes: T sampled tokens of the mini-batch.
 """
@@ -20,13 +21,13 @@ Unit = Literal["episode", "path", "group", "prompt", "family"]
 
 def token_mean(batch: Batch, *, count_dropped: bool = False) -> Tensor:
     """Mean over all tokens of the mini-batch (DAPO, Yu et al. 2025, eq. 8)."""
-    kept_T, counted_T = _masks(batch, count_dropped)
+    kept_T, counted_T = _make_masks(batch, count_dropped)
     return kept_T / counted_T.sum().clamp(min=1)
 
 
 def sequence_mean(batch: Batch, *, by: Unit = "episode", count_dropped: bool = False) -> Tensor:
     """Mean over sequences of the mean over their tokens (GRPO, Shao et al. 2024, eq. 3)."""
-    kept_T, counted_T = _masks(batch, count_dropped)
+    kept_T, counted_T = _make_masks(batch, count_dropped)
     index_T = batch.key(by)[batch.path_T].unique(return_inverse=True)[1]
     tokens = torch.zeros(int(index_T.max()) + 1 if len(index_T) else 0, dtype=torch.float64)
     tokens.index_add_(0, index_T, counted_T)
@@ -41,11 +42,11 @@ def constant(
     by: Unit = "episode",
     count_dropped: bool = False,
 ) -> Tensor:
-    """Sum over tokens divided by a constant, mean over sequences (Dr.GRPO, Liu et al. 2025).
+    """Mean over sequences of the sum over their tokens divided by a constant (Dr.GRPO, Liu et al. 2025).
 
     `length` null is the stage's max_completion_length; 1 gives the plain sum over each sequence.
     """
-    kept_T, counted_T = _masks(batch, count_dropped)
+    kept_T, counted_T = _make_masks(batch, count_dropped)
     sequences = batch.key(by)[batch.path_T][counted_T > 0].unique().numel()
     return kept_T / (max(sequences, 1) * float(length or max_completion_length))
 
@@ -53,12 +54,12 @@ def constant(
 def nested_mean(
     batch: Batch, *, levels: Annotated[list[Unit], Field(min_length=1)], count_dropped: bool = False
 ) -> Tensor:
-    """Mean over the first unit of the mean over the second, and so on, of the mean over tokens.
+    """Nested means: over the first unit, of the mean over the second, and so on, of the mean over tokens.
 
-    `[group, path]` lets every prompt weigh the same whatever the number of its completions, and in it every completion
-    whatever its length.
+    `[group, path]` gives every prompt the same weight, whatever the number of its completions, and within a prompt
+    every completion, whatever its length.
     """
-    kept_T, counted_T = _masks(batch, count_dropped)
+    kept_T, counted_T = _make_masks(batch, count_dropped)
     weight_T, above_T = kept_T, torch.zeros_like(batch.path_T)
     for level in levels:
         unit_T = torch.stack([above_T, batch.key(level)[batch.path_T]]).unique(dim=1, return_inverse=True)[1]
@@ -69,7 +70,7 @@ def nested_mean(
     return weight_T / tokens[above_T].clamp(min=1)
 
 
-def _masks(batch: Batch, count_dropped: bool) -> tuple[Tensor, Tensor]:
-    """Tokens that weigh something and tokens that count, as 0 and 1 in float64."""
+def _make_masks(batch: Batch, count_dropped: bool) -> tuple[Tensor, Tensor]:
+    """Return masks of the tokens with a weight and of those in the denominator, as 0 and 1 in float64."""
     kept_T = (~batch.sampled("dropped")).double()
     return kept_T, torch.ones_like(kept_T) if count_dropped else kept_T

@@ -1,7 +1,7 @@
-"""Own samples and an expert's in one objective: RL-PLUS (Dong et al. 2025).
+"""Policy loss for batches of own and expert samples: RL-PLUS (Dong et al. 2025).
 
-The less the policy would say an expert's token now, the more it counts. The ratio of such a token, whose sampling
-probability is unknown, is `learning.algorithm.ratios.ratios.multiple_importance`.
+The sampling probabilities of an expert's tokens are unknown; the ratio `multiple_importance` estimates them. The less
+likely an expert's token is under the policy, the more it counts.
 Shapes: T sampled tokens.
 """
 
@@ -23,9 +23,9 @@ def exploratory(
     epsilon: Number = 0.2,
     epsilon_high: Number | None = None,
 ) -> Tensor:
-    """−ρA(1 − π)^γ without bounds at an expert's tokens, PPO's clipped surrogate at own ones (RL-PLUS).
+    """−ρA(1 − π)^γ, unclipped, at an expert's tokens; PPO's clipped loss at own ones (RL-PLUS, Dong et al. 2025).
 
-    The focal factor follows the current policy and carries no gradient.
+    The focal factor (1 − π)^γ is computed from the current policy and carries no gradient.
     """
     ratio_T = log_ratio_T.clamp(-LIMIT, LIMIT).exp()
     high = epsilon if epsilon_high is None else epsilon_high

@@ -1,6 +1,6 @@
 """Per-token policy-gradient losses from the log-ratio and the advantage; lower is better.
 
-A log-ratio is held within ±20 before it is exponentiated, so that no sample can give an infinite loss.
+A log-ratio is clamped to ±20 before it is exponentiated, so that no sample can give an infinite loss.
 Shapes: T sampled tokens.
 """
 
@@ -19,7 +19,7 @@ def clipped(
     epsilon_high: Number | None = None,
     delta: Number | None = None,
 ) -> Tensor:
-    """Clipped surrogate: −min(ρA, clip(ρ, 1−ε, 1+ε_high)·A) (PPO, Schulman et al. 2017, eq. 7).
+    """PPO's clipped loss: −min(ρA, clip(ρ, 1−ε, 1+ε_high)·A) (Schulman et al. 2017, eq. 7).
 
     `epsilon_high` widens the upper bound (DAPO, Yu et al. 2025, eq. 10; null: ε); `delta` > 1 bounds the loss of
     negative advantages to −δA (dual clip, Ye et al. 2020).
@@ -33,10 +33,10 @@ def clipped(
 
 
 def reinforce(lp_T: Tensor, advantage_T: Tensor) -> Tensor:
-    """Likelihood ratio: −A·log p (Williams 1992); for samples of the trained policy itself."""
+    """REINFORCE: −A·log p (Williams 1992), for samples of the trained policy itself."""
     return -advantage_T * lp_T
 
 
 def weighted(log_ratio_T: Tensor, advantage_T: Tensor) -> Tensor:
-    """Importance-weighted without bounds: −ρA."""
+    """Importance-weighted policy gradient without clipping: −ρA."""
     return -advantage_T * log_ratio_T.clamp(-LIMIT, LIMIT).exp()

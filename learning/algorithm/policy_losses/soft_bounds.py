@@ -1,4 +1,4 @@
-"""Surrogates that bound the gradient's weight by other means than PPO's clip.
+"""Policy losses that bound the weight of the gradient by other means than PPO's clipping.
 
 Each is described by the weight W of ∇ log π in its gradient, −W·A·∇ log π, ρ the ratio of the token or of its path.
 Shapes: T sampled tokens; `path_T` is the path of each.
@@ -27,9 +27,9 @@ def cispo(
     epsilon: Number | None = None,
     epsilon_high: Number = 4.0,
 ) -> Tensor:
-    """Clipped weights on REINFORCE: W = clip(ρ, 1−ε, 1+ε_high), no token loses its gradient (MiniMax-M1 2025, eq. 4).
+    """CISPO: REINFORCE weighted by the clipped ratio, clip(ρ, 1−ε, 1+ε_high) (MiniMax-M1 2025, eq. 4).
 
-    `epsilon` null sets no lower bound, as the paper.
+    No token loses its gradient. `epsilon` null sets no lower bound, as in the paper.
     """
     ratio_T = log_ratio_T.detach().clamp(-LIMIT, LIMIT).exp().clamp(max=1 + epsilon_high)
     weight_T = ratio_T if epsilon is None else ratio_T.clamp(min=1 - epsilon)
@@ -39,9 +39,9 @@ def cispo(
 def soft_adaptive(
     log_ratio_T: Tensor, advantage_T: Tensor, *, tau_positive: Number = 1.0, tau_negative: Number = 1.05
 ) -> Tensor:
-    """Soft gate −(4/τ)·σ(τ(ρ − 1))·A: W = ρ·sech²(τ(ρ − 1)/2) (SAPO, Gao et al. 2025, eq. 5-6).
+    """Sigmoid in place of clipping: −(4/τ)·σ(τ(ρ − 1))·A (SAPO, Gao et al. 2025, eq. 5-6).
 
-    τ is `tau_positive` where A > 0; a larger τ falls off faster.
+    W = ρ·sech²(τ(ρ − 1)/2). τ is `tau_positive` where A > 0, else `tau_negative`; a larger τ falls off faster.
     """
     ratio_T = log_ratio_T.clamp(-LIMIT, LIMIT).exp()
     tau_T = torch.where(advantage_T > 0, torch.full_like(ratio_T, tau_positive), torch.full_like(ratio_T, tau_negative))
@@ -56,10 +56,10 @@ def geometric(
     epsilon: Number = 0.4,
     epsilon_high: Number | None = None,
 ) -> Tensor:
-    """−A·(Π ρ_t)^{1/|y|}, log ρ_t at most ε_high where A > 0, at least −ε where A < 0 (GMPO, Zhao et al. 2025, eq. 4).
+    """Geometric mean of the tokens' clipped ratios: −A·(Π ρ_t)^{1/|y|} (GMPO, Zhao et al. 2025, eq. 4).
 
-    The bounds are of the log-ratio: 0.4 means (e^−0.4, e^0.4). Give it `ratio: token` and `loss_aggregation:
-    sequence_mean`.
+    log ρ_t is at most ε_high where A > 0 and at least −ε where A < 0: 0.4 means the ratios (e^−0.4, e^0.4). Use it with
+    `ratio: token` and `loss_aggregation: sequence_mean`.
     """
     high = epsilon if epsilon_high is None else epsilon_high
     held_T = torch.where(advantage_T > 0, log_ratio_T.clamp(max=high), log_ratio_T.clamp(min=-epsilon))
@@ -67,9 +67,9 @@ def geometric(
 
 
 def tapered(log_ratio_T: Tensor, advantage_T: Tensor, lp_T: Tensor, *, high: Number = 1.0) -> Tensor:
-    """W = 1 where A ≥ 0, min(ρ, high) where A < 0 (TOPR, Le Roux et al. 2025, section 3).
+    """REINFORCE weighted by 1 where A ≥ 0 and by min(ρ, high) where A < 0 (TOPR, Le Roux et al. 2025, section 3).
 
-    Good completions are learnt from whoever wrote them, bad ones only as far as the policy still writes them. Give it
+    Good completions count fully whichever policy sampled them, bad ones only if the policy still samples them. Use with
     `ratio: sequence_product`.
     """
     ratio_T = log_ratio_T.detach().clamp(-LIMIT, LIMIT).exp().clamp(max=high)
@@ -87,9 +87,10 @@ def variational(
     k_negative: Number = 3.0,
     lambda_negative: Number = 2.0,
 ) -> Tensor:
-    """W = w^k·e^{λ(1 − w)} of the path's ratio w = Π ρ_t, 1 at w = 1 (VESPO, Shen et al. 2026).
+    """REINFORCE weighted by w^k·e^{λ(1 − w)}, w = Π ρ_t the ratio of the completion (VESPO, Shen et al. 2026).
 
-    k and λ are the positive ones where A ≥ 0. Give it `ratio: token`. log w is held within log 1e-8 and 20.
+    The weight is 1 at w = 1. `k_positive` and `lambda_positive` apply where A ≥ 0. Use it with `ratio: token`. log w is
+    clamped to [log 1e-8, 20].
     """
     log_T = sum_of_path(log_ratio_T.detach().clamp(-LIMIT, LIMIT), path_T).clamp(SMALLEST, LIMIT)
     good_T = advantage_T >= 0
@@ -107,10 +108,11 @@ def divergence(
     of: Literal["tv", "kl"] = "tv",
     limit: Number = 0.15,
 ) -> Tensor:
-    """−ρA, without gradient where the step leads away and is far already: D > limit (DPPO, Qi et al. 2026).
+    """−ρA, without gradient where an update would increase a divergence above `limit` (DPPO, Qi et al. 2026).
 
-    D is of the two-way choice "this token or another": |p − q| (`tv`) or KL(behaviour ‖ policy) (`kl`). A ratio says
-    little of rare tokens, for which it is large though hardly any probability has moved.
+    The divergence D from the sampling policy compares the two-way choice "this token or another": |p − q| (`tv`) or
+    KL(behaviour ‖ policy) (`kl`). Unlike D, the ratio of a rare token is large even when hardly any probability has
+    moved.
     """
     p_T, q_T = lp_T.detach().exp(), lp_behav_T.exp()
     if of == "tv":
@@ -131,9 +133,9 @@ def shaped_external(
     epsilon: Number = 0.2,
     epsilon_high: Number | None = None,
 ) -> Tensor:
-    """−A·ρ/(ρ + γ) at an expert's tokens, PPO's clipped surrogate at own ones (LUFFY, Yan et al. 2025, eq. 6).
+    """−A·ρ/(ρ + γ) at an expert's tokens, PPO's clipped loss at own ones (LUFFY, Yan et al. 2025, eq. 6).
 
-    With `ratio: token` an expert's ρ is the policy's own probability, and tokens it hardly knows get the most gradient.
+    With `ratio: token` an expert's ρ is the policy's probability of the token; unlikely tokens get the most gradient.
     """
     ratio_T = log_ratio_T.clamp(-LIMIT, LIMIT).exp()
     high = epsilon if epsilon_high is None else epsilon_high
@@ -151,9 +153,9 @@ def shaped_sources(
     epsilon: Number = 0.2,
     epsilon_high: Number | None = None,
 ) -> Tensor:
-    """−A·ρ/(ρ + γ) at tokens of the named sources, PPO's clipped surrogate at all others (ICPO 2025, after LUFFY).
+    """−A·ρ/(ρ + γ) at tokens of the named sources, PPO's clipped loss at all others (ICPO 2025, after LUFFY).
 
-    For completions sampled in another context, whose ratio has no reason to stay near 1.
+    For completions sampled with another context, whose ratios are far from 1.
     """
     return shaped_external(
         log_ratio_T, advantage_T, sources(source_T, keep=of), gamma=gamma, epsilon=epsilon, epsilon_high=epsilon_high

@@ -15,63 +15,64 @@ LIMIT = 20.0
 
 
 def token(lp_T: Tensor, lp_behav_T: Tensor) -> Tensor:
-    """One ratio per token (PPO, Schulman et al. 2017).
+    """One ratio per token, to the sampling policy (PPO, Schulman et al. 2017).
 
-    A completion of several segments is compared, token by token, with the weights that sampled each (segment-aware
+    Each token of a completion of several segments is compared with the weights that sampled it (segment-aware
     importance sampling of UloRL, Du et al. 2025).
     """
     return lp_T - lp_behav_T
 
 
 def sequence(lp_T: Tensor, lp_behav_T: Tensor, path_T: Tensor) -> Tensor:
-    """Geometric mean over the path, at each of its tokens (GSPO, Zheng et al. 2025, eq. 7)."""
+    """Geometric mean of the ratios over the completion, at each of its tokens (GSPO, Zheng et al. 2025, eq. 7)."""
     return mean_of_path(lp_T - lp_behav_T, path_T)
 
 
 def sequence_token(lp_T: Tensor, lp_behav_T: Tensor, path_T: Tensor) -> Tensor:
-    """Value of the path's geometric mean, gradient of the token's own log-probability (GSPO-token, eq. 14)."""
+    """Value of GSPO's sequence ratio with the gradient of the token's own log-probability (GSPO-token, eq. 14)."""
     return mean_of_path((lp_T - lp_behav_T).detach(), path_T) + lp_T - lp_T.detach()
 
 
 def sequence_product(lp_T: Tensor, lp_behav_T: Tensor, path_T: Tensor) -> Tensor:
-    """Log-ratio of whole completions: the sum over the path, at each of its tokens."""
+    """Ratio of whole completions: the product of the tokens' ratios, at each token."""
     return sum_of_path(lp_T - lp_behav_T, path_T)
 
 
 def sequence_arithmetic(lp_T: Tensor, lp_behav_T: Tensor, path_T: Tensor) -> Tensor:
-    """Logarithm of the mean of the tokens' ratios over the path (GRPO-S, Tan & Pan 2025)."""
+    """Arithmetic mean of the tokens' ratios over the completion (GRPO-S, Tan & Pan 2025)."""
     return mean_of_path((lp_T - lp_behav_T).clamp(-LIMIT, LIMIT).exp(), path_T).log()
 
 
 def decoupled(lp_T: Tensor, lp_prox_T: Tensor) -> Tensor:
-    """To the policy as it was before this iteration's update (decoupled PPO, Hilton et al. 2022; AReaL 2025).
+    """Ratio to the policy before this iteration's update (decoupled PPO, Hilton et al. 2022; AReaL 2025).
 
-    What the sampling policy differs from that one is the matter of `importance_correction`; with neither, samples count
-    as own.
+    `importance_correction` accounts for the difference between that policy and the sampling policy; without it, samples
+    count as that policy's own.
     """
     return lp_T - lp_prox_T
 
 
 def pseudo_on_policy(lp_T: Tensor, lp_behav_T: Tensor, lp_prox_T: Tensor, version_T: Tensor, step: int) -> Tensor:
-    """Tokens of earlier iterations count as sampled by the weights before this update (POIS of UloRL, Du et al. 2025).
+    """Ratio with tokens of earlier iterations counted as sampled just before this update (POIS, UloRL, Du et al. 2025).
 
-    A completion of several segments is then never clipped for what changed while it was suspended.
+    A completion of several segments is then not clipped for weight changes while it was suspended.
     """
     return lp_T - lp_behav_T.where(version_T >= step, lp_prox_T)
 
 
 def mixture(lp_T: Tensor, lp_behav_T: Tensor, lp_prox_T: Tensor, *, share: Number = 0.5) -> Tensor:
-    """To a mixture: log π − log(share · π_prox + (1 − share) · π_behav), the balance heuristic (Veach & Guibas 1995).
+    """Ratio to the mixture share · π_prox + (1 − share) · π_behav: the balance heuristic (Veach & Guibas 1995).
 
-    For batches with stored samples beside own ones: before the update the ratio is at most 1/share.
+    For batches that mix stored and own samples: before the update the ratio is at most 1/share.
     """
     return lp_T - (share * lp_prox_T.exp() + (1 - share) * lp_behav_T.exp()).log()
 
 
 def multiple_importance(lp_T: Tensor, lp_behav_T: Tensor, lp_prox_T: Tensor, external_T: Tensor) -> Tensor:
-    """log 2π/(π_old + π_ω), π_ω = (π_old + 1)/2, at an expert's tokens; log π/π_behav at own ones (RL-PLUS).
+    """Ratio to an estimated density at expert tokens, to the sampling policy at own ones (RL-PLUS, Dong et al. 2025).
 
-    π_old is the policy before this iteration's update. The ratio of an expert's token is at most 4.
+    At an expert's tokens the log-ratio is log 2π/(π_old + π_ω) with π_ω = (π_old + 1)/2, where π_old is the policy
+    before this iteration's update: at most log 4.
     """
     old_T = lp_prox_T.exp()
     mixture_T = (old_T + (old_T + 1) / 2).log() - math.log(2)
@@ -79,5 +80,5 @@ def multiple_importance(lp_T: Tensor, lp_behav_T: Tensor, lp_prox_T: Tensor, ext
 
 
 def none(lp_T: Tensor) -> Tensor:
-    """Ratio 1 with the gradient of the log-probability: the samples are taken to be the trained policy's own."""
+    """Ratio 1 with the gradient of the log-probability: samples count as the trained policy's own."""
     return lp_T - lp_T.detach()

@@ -1,8 +1,8 @@
-"""Completions that are trained on without being sampled now: those of past policies, stored successes, an expert's.
+"""Completions that are trained on without being sampled in this iteration: replay, stored successes, an expert's.
 
-A source is given the trials of an iteration, with their scores, and returns those to train on. Stored trials keep the
-log-probabilities and the versions they were sampled with; what an expert wrote has none (`external_T`). What a source
-remembers is in its `state`, a part of the checkpoint.
+Each function receives the samples of an iteration, with their scores, and returns those to train on. Stored samples
+keep the log-probabilities and versions they were sampled with; an expert's have none (`external_T`). The `state` is
+saved in the checkpoint.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from learning.collection.extra_samples.success_pool import pooled, successes_of
+from learning.collection.extra_samples.success_pool import load_successes, restore_success
 from learning.data.chat import encode_text
 from learning.data.rows import read_rows
 from learning.samples.judging import failed, passed
@@ -40,10 +40,10 @@ def replay(
     policies: AtLeast1 = 3,
     groups: AtLeast1 | None = None,
 ) -> list[Trial]:
-    """Add groups of the last `policies` iterations, first in first out (ReMix, Liang et al. 2025, and others).
+    """Replay buffer: add groups of the last `policies` iterations (ReMix, Liang et al. 2025, and others).
 
-    `groups` of them are drawn without replacement in every iteration (null: all that are stored); they are groups of
-    their own again. More updates per batch are the matter of `num_iterations` and `num_mini_batches`.
+    `groups` of them are drawn without replacement in every iteration (null: all that are stored); each becomes a new
+    group. For more updates per batch use `num_iterations` and `num_mini_batches`.
     """
     stored: list[dict[str, Any]] = state.setdefault("groups", [])
     stored[:] = [entry for entry in stored if entry["step"] >= step - policies]
@@ -52,7 +52,7 @@ def replay(
     added = []
     for i in chosen:
         group = sampler.new_group()
-        added += [restored(values, group) for values in stored[i]["trials"]]
+        added += [restore_sample(values, group) for values in stored[i]["trials"]]
     own = [t for t in trials if t.logprobs is not None and t.reward is not None and t.source not in UNSTORED]
     for of_group in _by_group([t for t in own if t.finish != "suspended"]).values():
         stored.append({"step": step, "trials": [t.to_json() for t in of_group]})
@@ -71,24 +71,24 @@ def successes(
     reward: str | None = None,
     at_least: float = 1.0,
 ) -> list[Trial]:
-    """Stored successes of the same problem join a group: one that failed throughout, or (`always`) every one.
+    """Add stored successes of the same problem to groups without a success, or to all groups (`when: always`).
 
-    `failed` is experience replay of ARPO for GUI agents (Lu et al. 2025), `always` that of RLEP (Zhang et al. 2025).
-    With `replaced` as many of the group's own completions leave it. The last `keep` successes of a problem are kept: a
-    score of `reward` (null: the first reward) of at least `at_least`.
+    `failed` is the experience replay of ARPO for GUI agents (Lu et al. 2025), `always` that of RLEP (Zhang et al.
+    2025). With `replaced` they replace as many of the group's own completions. The last `keep` successes of a problem
+    are stored: completions with a score of `reward` (null: the first reward) of at least `at_least`.
     """
     stored: dict[str, list[dict[str, Any]]] = state.setdefault("successes", {})
     added: dict[int, list[Trial]] = {}
     for group, members in _by_group(trials).items():
-        known = stored.get(members[0].row["id"], [])
-        if known and (when == "always" or failed(members, reward, at_least)):
-            chosen = rng.choice(len(known), size=min(per_group, len(known)), replace=False)
-            added[group] = [restored(known[int(i)], group) for i in chosen]
+        candidates = stored.get(members[0].row["id"], [])
+        if candidates and (when == "always" or failed(members, reward, at_least)):
+            chosen = rng.choice(len(candidates), size=min(per_group, len(candidates)), replace=False)
+            added[group] = [restore_sample(candidates[int(i)], group) for i in chosen]
     for trial in trials:
         if trial.source == "policy" and trial.finish != "suspended" and passed(trial, reward, at_least):
             key = trial.row["id"]
             stored[key] = [*stored.get(key, []), trial.to_json()][-keep:]
-    return joined(trials, added, replaced)
+    return add_samples(trials, added, replaced)
 
 
 def collected(
@@ -103,22 +103,22 @@ def collected(
     reward: str | None = None,
     at_least: float = 1.0,
 ) -> list[Trial]:
-    """Successes of the same problem that another stage has sampled join a group that failed throughout (or `always`).
+    """Add successes that an earlier stage sampled to groups without a success (success pool of DART, Li et al. 2025).
 
-    The pool of successes of DART (Li et al. 2025): `data` are trajectories of a stage before this one; a success is a
-    completion that its policy sampled, that ended, and that scored `at_least` there. It comes with its tokens, its
-    log-probabilities and the turns of an episode, and is scored by this stage's own rewards. Behind `successes` it
-    helps where the stage has none of its own yet. Otherwise as `expert`; a problem without any stays as it is.
+    `data` are trajectories of an earlier stage; a success is a completion that its policy sampled, that ended, and that
+    scored `at_least` there. It keeps its tokens, log-probabilities and turns, and is scored by this stage's rewards.
+    After `successes` in the list it helps problems without a success of this stage. Otherwise as `expert`; a group
+    whose problem has no success in `data` does not change.
     """
-    known = successes_of(str(data), reward, at_least)
+    successes_of = load_successes(str(data), reward, at_least)
     added: dict[int, list[Trial]] = {}
     for group, members in _by_group(trials).items():
         row = members[0].row
-        lines = known.get(row["id"], [])
+        lines = successes_of.get(row["id"], [])
         if lines and (when == "always" or failed(members, reward, at_least)):
             chosen = rng.choice(len(lines), size=min(per_group, len(lines)), replace=False)
-            added[group] = [pooled(lines[int(i)], row, group, sampler) for i in chosen]
-    return joined(trials, added, replaced)
+            added[group] = [restore_success(lines[int(i)], row, group, sampler) for i in chosen]
+    return add_samples(trials, added, replaced)
 
 
 def expert(
@@ -133,26 +133,27 @@ def expert(
     reward: str | None = None,
     at_least: float = 1.0,
 ) -> list[Trial]:
-    """An expert's completions of the same problem join every group, or (`failed`) those that failed throughout.
+    """Add an expert's completions of the same problem to every group, or to groups without a success (`when: failed`).
 
-    With `replaced` as many own completions leave the group: seven own and one of the expert's (LUFFY, Yan et al. 2025).
-    Completions are found by the id of the problem in `data`, drawn without replacement where there are more; a group
-    whose problem has none stays as it is. Raises StepError when no problem of the iteration has one.
+    With `replaced` they replace as many own completions: seven own and one of the expert (LUFFY, Yan et al. 2025).
+    Completions are looked up in `data` by the id of the problem and drawn without replacement; a group whose problem
+    has none does not change. Raise StepError if no problem of the iteration has one.
     """
-    known = completions_of(str(data))
+    texts_of = load_completions(str(data))
     groups = _by_group(trials)
-    if groups and not any(members[0].row["id"] in known for members in groups.values()):
+    if groups and not any(members[0].row["id"] in texts_of for members in groups.values()):
         raise StepError(
-            "extra_samples expert: `data` holds no completion for any of these problems; are the ids the same?"
+            "extra_samples expert: `data` has no completion for any problem of this iteration; "
+            "give data with the ids of this stage's prompts"
         )
     added: dict[int, list[Trial]] = {}
     for group, members in groups.items():
         row = members[0].row
-        texts = known.get(row["id"], [])
+        texts = texts_of.get(row["id"], [])
         if texts and (when == "always" or failed(members, reward, at_least)):
             chosen = rng.choice(len(texts), size=min(per_group, len(texts)), replace=False)
-            added[group] = [given(row, texts[int(i)], sampler, source="expert", group=group) for i in chosen]
-    return joined(trials, added, replaced)
+            added[group] = [make_external(row, texts[int(i)], sampler, source="expert", group=group) for i in chosen]
+    return add_samples(trials, added, replaced)
 
 
 def teachers(
@@ -166,66 +167,71 @@ def teachers(
     reward: str | None = None,
     at_least: float = 1.0,
 ) -> list[Trial]:
-    """Several teachers' answers replace own ones of a group that failed throughout (AMPO, Yuan et al. 2025).
+    """Replace completions of groups without a success by answers of several teachers (AMPO, Yuan et al. 2025).
 
-    Chosen are the `per_group` whose reasoning, up to the last `marker`, makes the row's answer likeliest under the
-    policy as it is: `reduce` of the log-probabilities of its tokens. An answer that does not lead to the row's (what
-    follows the marker differs) is not taken. Every other group stays as it is.
+    The `per_group` answers are chosen whose reasoning, up to the last `marker`, makes the row's answer likeliest under
+    the current policy: `reduce` of the log-probabilities of its tokens. Answers whose text after the marker differs
+    from the row's answer are not used. Other groups do not change.
     """
     added: dict[int, list[Trial]] = {}
     for group, members in _by_group(trials).items():
         row = members[0].row
         if row["answer"] is None or not failed(members, reward, at_least):
             continue
-        texts = [text for one in data for text in completions_of(str(one)).get(row["id"], [])]
+        texts = [text for folder in data for text in load_completions(str(folder)).get(row["id"], [])]
         texts = [text for text in texts if text.rpartition(marker)[2].strip() == row["answer"].strip() != text]
-        ranked = _by_comprehension(row, texts, marker, reduce, sampler)[:per_group]
-        added[group] = [given(row, text, sampler, source="teacher", group=group) for text in ranked]
-    return joined(trials, added, replaced=True)
+        ranked = _rank_by_comprehension(row, texts, marker, reduce, sampler)[:per_group]
+        added[group] = [make_external(row, text, sampler, source="teacher", group=group) for text in ranked]
+    return add_samples(trials, added, replaced=True)
 
 
-def _by_comprehension(row: dict[str, Any], texts: list[str], marker: str, reduce: str, sampler: Sampler) -> list[str]:
-    """The texts, first the one after whose reasoning the row's answer is likeliest; those too long are left out."""
+def _rank_by_comprehension(
+    row: dict[str, Any], texts: list[str], marker: str, reduce: str, sampler: Sampler
+) -> list[str]:
+    """Return the texts in order of the likelihood of the row's answer after their reasoning, without those too long."""
     prompt, target = sampler.encode(row["prompt"]), encode_text(sampler.policy.tokenizer, row["answer"].strip())
     leads = [text[: len(text) - len(text[text.rindex(marker) + len(marker) :].lstrip())] for text in texts]
-    found = logprobs(sampler, [([*prompt, *encode_text(sampler.policy.tokenizer, lead)], target) for lead in leads])
-    scores = {i: sum(lps) / (len(lps) if reduce == "mean" else 1) for i, lps in enumerate(found) if lps}
+    pairs = [([*prompt, *encode_text(sampler.policy.tokenizer, lead)], target) for lead in leads]
+    scores = {
+        i: sum(lps) / (len(lps) if reduce == "mean" else 1) for i, lps in enumerate(logprobs(sampler, pairs)) if lps
+    }
     return [texts[i] for i in sorted(scores, key=lambda i: (-scores[i], i))]
 
 
-def given(row: dict[str, Any], text: str, sampler: Sampler, *, source: str, group: int) -> Trial:
-    """Somebody's completion as a trial; raises StepError for one that the model has no room for."""
+def make_external(row: dict[str, Any], text: str, sampler: Sampler, *, source: str, group: int) -> Trial:
+    """Return a completion of another author as a sample; raise StepError if it exceeds the model's context."""
     trial = sampler.given(row, text, source=source, group=group)
     size = len(trial.prompt_ids) + len(trial.completion_ids)
     if size > sampler.policy.max_length:
         raise StepError(
-            f"extra_samples {source}: problem {row['id']} and its completion have {size} tokens, but the model holds "
-            f"{sampler.policy.max_length}; drop long rows in a curate stage"
+            f"extra_samples {source}: problem {row['id']} and its completion have {size} tokens, but the model's "
+            f"context is {sampler.policy.max_length}; drop long rows in a curate stage"
         )
     return trial
 
 
-def restored(values: dict[str, Any], group: int) -> Trial:
-    """A stored trial in a group of this iteration."""
+def restore_sample(values: dict[str, Any], group: int) -> Trial:
+    """Return a stored sample as a member of a group of this iteration."""
     return replace(Trial.from_json(values), group=group, source="replay")
 
 
-def joined(trials: Sequence[Trial], added: dict[int, list[Trial]], replaced: bool) -> list[Trial]:
-    """The trials and those added to their groups; with `replaced` the last own ones of a group make room."""
-    leaving = {group: len(new) if replaced else 0 for group, new in added.items()}
+def add_samples(trials: Sequence[Trial], added: dict[int, list[Trial]], replaced: bool) -> list[Trial]:
+    """Return the samples and those added to their groups; with `replaced` they replace the group's last own ones."""
+    surplus = {group: len(new) if replaced else 0 for group, new in added.items()}
     kept = []
     for trial in reversed(trials):
-        if trial.source == "policy" and leaving.get(trial.group, 0) > 0:
-            leaving[trial.group] -= 1
+        if trial.source == "policy" and surplus.get(trial.group, 0) > 0:
+            surplus[trial.group] -= 1
         else:
             kept.append(trial)
     return [*reversed(kept), *(trial for new in added.values() for trial in new)]
 
 
 @lru_cache(maxsize=8)
-def completions_of(folder: str) -> dict[str, list[str]]:
-    """The completions of a chat artifact by the id of their problem; kept: an artifact never changes."""
-    found: dict[str, list[str]] = {}
+def load_completions(folder: str) -> dict[str, list[str]]:
+    """Return the completions of a chat artifact by the id of their problem."""
+    # Artifacts never change, so the cache is never stale.
+    completions: dict[str, list[str]] = {}
     for row in read_rows(Path(folder), "chat"):
-        found.setdefault(row["id"], []).append(row["completion"][-1]["content"])
-    return found
+        completions.setdefault(row["id"], []).append(row["completion"][-1]["content"])
+    return completions

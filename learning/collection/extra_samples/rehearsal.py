@@ -1,4 +1,4 @@
-"""Rehearsal: completions of earlier lessons among those that an iteration sampled, so that they are not forgotten."""
+"""Rehearsal: completions of earlier data mixed into an iteration's samples, against forgetting."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -22,25 +22,26 @@ def rehearse(
     data: ChatRef,
     size: Annotated[int, Field(ge=1)] = 16,
 ) -> list[Trial]:
-    """Add `size` completions of a chat artifact, drawn anew in every iteration, each in a group of its own.
+    """Add `size` random completions of a chat artifact in every iteration, each as a group of one.
 
-    Their source is `auxiliary` and no policy sampled them: a loss term such as `cross_entropy` with a `token_mask`
-    covers them; the stage's own `token_mask: [own]` keeps them out of the policy loss. Raises StepError when there are
+    Their source is `auxiliary`, and no policy sampled them: train on them by a loss term such as `ce` with a
+    `token_mask`, and exclude them from the policy loss by the stage's `token_mask: [own]`. Raise StepError if there are
     no rows.
     """
-    rows = _rows(str(data))
+    rows = _load_rows(str(data))
     if not rows:
-        raise StepError("extra_samples rehearse: no rows to rehearse; look at what the stage before it dropped")
+        raise StepError("extra_samples rehearse: `data` has no rows; check what the stage that wrote it dropped")
     chosen = rng.choice(len(rows), size=min(size, len(rows)), replace=False)
-    return [*trials, *(_trial(rows[int(i)], sampler) for i in chosen)]
+    return [*trials, *(_make_sample(rows[int(i)], sampler) for i in chosen)]
 
 
-def _trial(row: dict[str, Any], sampler: Sampler) -> Trial:
+def _make_sample(row: dict[str, Any], sampler: Sampler) -> Trial:
     text = row["completion"][-1]["content"]
     return sampler.given(row, text, source="auxiliary", group=sampler.new_group())
 
 
 @lru_cache(maxsize=4)
-def _rows(folder: str) -> list[dict[str, Any]]:
-    """The rows of an artifact, kept: they never change."""
+def _load_rows(folder: str) -> list[dict[str, Any]]:
+    """Return the rows of a chat artifact."""
+    # Artifacts never change, so the cache is never stale.
     return read_rows(Path(folder), "chat")

@@ -1,4 +1,4 @@
-"""Completions that other policies have shared as text: judged, weighed and learnt from as the receiver sees them."""
+"""Completions that other policies have shared as text; the receiver tokenises, scores and weights them itself."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -21,9 +21,9 @@ from schemas.use import RewardUse
 
 STEM = "trajectories"
 READ = ("step", "group", "prompt_id", "source", "completion", "status")
-"""All that is read of a peer: no token, log-probability, score or advantage of its own."""
+"""The columns that are read of a peer: none of its tokens, log-probabilities, scores or advantages."""
 Texts = tuple[str, tuple[str, ...]]
-"""Id of a problem, and the completions of one group."""
+"""Id of a problem and the completions of one group."""
 
 
 def shared(
@@ -37,65 +37,66 @@ def shared(
     own: Annotated[int, Field(ge=1)] | None = 4,
     external: Annotated[int, Field(ge=0)] = 4,
 ) -> list[Trial]:
-    """`own` groups of this iteration and `external` ones that peers have shared (SAPO, Amico et al. 2025, section 3).
+    """Train on `own` groups of this iteration and `external` ones shared by peers (SAPO, Amico et al. 2025, section 3).
 
-    A peer's completion is its text: the receiver's tokenizer gives the tokens, its weights now the behaviour's
-    log-probabilities, its own rewards the scores. A group that earns the same throughout says nothing and is not drawn:
-    an own one by its reward, a peer's by `score`. Where fewer are left, fewer are drawn; `own: null` keeps every own
-    group as it is. The problems of peers are found among `rows` by id; others, and texts that the model has no room
-    for, are left out. Raises StepError where peers have shared, but no problem of this stage.
+    A peer shares text: the receiver's tokenizer gives the tokens, its current weights the log-probabilities, its
+    rewards the scores. Groups of equal rewards are not drawn: own ones by their reward, a peer's by `score`. If fewer
+    groups are left, fewer are drawn; `own: null` keeps every own group. The problems of peers are looked up in `rows`
+    by id; unknown problems, and texts that exceed the model's context, are skipped. Raise StepError if peers have
+    shared only unknown problems.
     """
     judge: Inner = score
     groups = by_group(trials)
     kept = list(groups)
     if own is not None:
-        kept = drawn([g for g, members in groups.items() if telling([t.reward for t in members])], own, rng)
-    known = {row["id"]: row for row in rows}
-    pool = [texts for folder in others for texts in groups_of(str(folder)) if texts[0] in known]
-    if external and pool == [] and any(groups_of(str(folder)) for folder in others):
+        kept = draw_groups([g for g, members in groups.items() if scores_differ([t.reward for t in members])], own, rng)
+    row_of = {row["id"]: row for row in rows}
+    pool = [texts for folder in others for texts in read_groups(str(folder)) if texts[0] in row_of]
+    if external and pool == [] and any(read_groups(str(folder)) for folder in others):
         raise StepError(
-            "extra_samples shared: the peers' problems are not among this stage's prompts; share one set of ids"
+            "extra_samples shared: the peers' problems are not among this stage's prompts; "
+            "give all peers problems with the same ids"
         )
-    found: list[Trial] = []
+    received: list[Trial] = []
     for place in rng.permutation(len(pool)) if external else []:
-        members = received(known, pool[int(place)], sampler)
-        if len(members) > 1 and telling(judge(**scoring(members))):
-            found += members
-        if len(by_group(found)) == external:
+        members = make_samples(row_of, pool[int(place)], sampler)
+        if len(members) > 1 and scores_differ(judge(**scoring(members))):
+            received += members
+        if len(by_group(received)) == external:
             break
-    return [*(trial for g in kept for trial in groups[g]), *_with_logprobs(found, sampler)]
+    return [*(trial for g in kept for trial in groups[g]), *_compute_logprobs(received, sampler)]
 
 
-def groups_of(folder: str) -> list[Texts]:
-    """What a peer sampled itself, group by group, whole completions only; nothing where it has not shared anything."""
-    return _groups_of(folder) if any(Path(folder).glob(f"{STEM}*.parquet")) else []
+def read_groups(folder: str) -> list[Texts]:
+    """Return the groups that a peer sampled itself, with finished completions only; none if it has not shared yet."""
+    return _read_groups(folder) if any(Path(folder).glob(f"{STEM}*.parquet")) else []
 
 
 @lru_cache(maxsize=16)
-def _groups_of(folder: str) -> list[Texts]:
-    found: dict[tuple[int, int, str], list[str]] = {}
-    wanted = pa.schema([SCHEMA.field(name) for name in READ])
-    for batch in scan_shards(find_shards(Path(folder), STEM), wanted, STEM):
+def _read_groups(folder: str) -> list[Texts]:
+    groups: dict[tuple[int, int, str], list[str]] = {}
+    schema = pa.schema([SCHEMA.field(name) for name in READ])
+    for batch in scan_shards(find_shards(Path(folder), STEM), schema, STEM):
         for line in batch.to_pylist():
             if line["source"] == "policy" and line["status"] == "done":
-                found.setdefault((line["step"], line["group"], line["prompt_id"]), []).append(line["completion"])
-    return [(prompt, tuple(texts)) for (_, _, prompt), texts in found.items()]
+                groups.setdefault((line["step"], line["group"], line["prompt_id"]), []).append(line["completion"])
+    return [(prompt, tuple(texts)) for (_, _, prompt), texts in groups.items()]
 
 
-def received(known: Mapping[str, dict[str, Any]], texts: Texts, sampler: Sampler) -> list[Trial]:
-    """A peer's group as trials of this model, without log-probabilities yet; what it has no room for is left out."""
-    row, group = known[texts[0]], sampler.new_group()
+def make_samples(row_of: Mapping[str, dict[str, Any]], texts: Texts, sampler: Sampler) -> list[Trial]:
+    """Return a peer's group as samples without log-probabilities, except texts that exceed the model's context."""
+    row, group = row_of[texts[0]], sampler.new_group()
     prompt = sampler.encode(row["prompt"])
-    found = []
+    samples = []
     for text in texts[1]:
         ids = encode_completion(sampler.policy.tokenizer, [{"role": "assistant", "content": text}])
         if len(prompt) + len(ids) <= sampler.policy.max_length:
-            found.append(Trial(row, group, "peer", prompt, ids, None, "stop", text))
-    return found
+            samples.append(Trial(row, group, "peer", prompt, ids, None, "stop", text))
+    return samples
 
 
-def _with_logprobs(trials: list[Trial], sampler: Sampler) -> list[Trial]:
-    """Trials with the log-probabilities that this model's weights give their tokens; no version sampled them here."""
+def _compute_logprobs(trials: list[Trial], sampler: Sampler) -> list[Trial]:
+    """Set the log-probabilities of the samples' tokens under the current weights, and return the samples."""
     for members in by_group(trials).values():
         pairs = [(trial.prompt_ids, trial.completion_ids) for trial in members]
         for trial, values in zip(members, sampler.likelihoods(pairs), strict=True):
@@ -103,13 +104,13 @@ def _with_logprobs(trials: list[Trial], sampler: Sampler) -> list[Trial]:
     return trials
 
 
-def telling(scores: Sequence[float | None]) -> bool:
-    """Whether the scores differ: else no advantage comes of them."""
+def scores_differ(scores: Sequence[float | None]) -> bool:
+    """Return whether the scores differ; equal scores give no advantage."""
     values = {score for score in scores if score is not None}
     return len(values) > 1
 
 
-def drawn(groups: list[int], count: int, rng: np.random.Generator) -> list[int]:
-    """`count` of the groups, or all where there are no more, in their order."""
+def draw_groups(groups: list[int], count: int, rng: np.random.Generator) -> list[int]:
+    """Return `count` random groups, or all if there are fewer, in their order."""
     chosen = rng.choice(len(groups), size=min(count, len(groups)), replace=False) if groups else []
     return [groups[i] for i in sorted(int(i) for i in chosen)]

@@ -1,4 +1,4 @@
-"""A pool of successes that another stage has sampled: read from its trajectories, tokens and log-probabilities kept."""
+"""Successes of an earlier stage, read from its trajectories with their tokens and log-probabilities."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -21,25 +21,26 @@ READ = ("prompt_id", "source", "completion", "token_ids", "logprobs", "scores", 
 
 
 @lru_cache(maxsize=8)
-def successes_of(folder: str, reward: str | None, at_least: float) -> dict[str, list[dict[str, Any]]]:
-    """Completions of a trajectories artifact that a policy sampled, ended, and scored `at_least`, by their problem.
+def load_successes(folder: str, reward: str | None, at_least: float) -> dict[str, list[dict[str, Any]]]:
+    """Return, by problem, the finished completions of a policy that scored `at_least` in a trajectories artifact.
 
-    `reward` names the score (null: the first). Kept: an artifact never changes. Raises StepError for a score that no
-    trajectory has.
+    `reward` names the score (null: the first). Raise StepError if a trajectory has no such score.
     """
+    # Artifacts never change, so the cache is never stale.
     shards = find_shards(Path(folder), STEM)
     played = "turns" in pq.ParquetFile(shards[0]).schema_arrow.names
     schema = EPISODES if played else SCHEMA
-    wanted = pa.schema([schema.field(name) for name in (*READ, *(("turns",) if played else ()))])
-    found: dict[str, list[dict[str, Any]]] = {}
-    for batch in scan_shards(shards, wanted, STEM):
+    read_schema = pa.schema([schema.field(name) for name in (*READ, *(("turns",) if played else ()))])
+    successes: dict[str, list[dict[str, Any]]] = {}
+    for batch in scan_shards(shards, read_schema, STEM):
         for line in batch.to_pylist():
-            if line["source"] == "policy" and line["status"] == "done" and _score(line, reward) >= at_least:
-                found.setdefault(line["prompt_id"], []).append(line)
-    return found
+            if line["source"] == "policy" and line["status"] == "done" and _read_score(line, reward) >= at_least:
+                successes.setdefault(line["prompt_id"], []).append(line)
+    return successes
 
 
-def _score(line: dict[str, Any], reward: str | None) -> float:
+def _read_score(line: dict[str, Any], reward: str | None) -> float:
+    """Return a score of a trajectory, −inf if it could not be scored."""
     scores = dict(line["scores"])
     name = reward or next(iter(scores), None)
     if name is None or name not in scores:
@@ -47,20 +48,21 @@ def _score(line: dict[str, Any], reward: str | None) -> float:
     return -float("inf") if scores[name] is None else scores[name]
 
 
-def pooled(line: dict[str, Any], row: dict[str, Any], group: int, sampler: Sampler) -> Trial:
-    """A success of the pool in a group of this iteration; the stage's own rewards score it.
+def restore_success(line: dict[str, Any], row: dict[str, Any], group: int, sampler: Sampler) -> Trial:
+    """Return a stored success as a sample in a group of this iteration, to be scored by the stage's rewards.
 
-    It is taken to be as old as the stage: version 0. Its entropies are not known. Raises StepError where the tokens
-    mean something else here.
+    Its version is 0, as if sampled at the start of the stage, and its entropies are unknown. Raise StepError if the
+    policy's tokenizer decodes its tokens to another text.
     """
     turns = [
-        Turn(one["sampled"], one["observed"], one["reward"], one["seconds"] or 0.0, one["ok"])
-        for one in line.get("turns") or ()
+        Turn(turn["sampled"], turn["observed"], turn["reward"], turn["seconds"] or 0.0, turn["ok"])
+        for turn in line.get("turns") or ()
     ]
-    ids, whole = line["token_ids"], line["completion"]
-    if decode(sampler.policy.tokenizer, ids) != whole:
+    ids = line["token_ids"]
+    if decode(sampler.policy.tokenizer, ids) != line["completion"]:
         raise StepError(
-            f"extra_samples collected: tokens of {row['id']} in `data` are another tokenizer's than the policy's"
+            f"extra_samples collected: the tokens of {row['id']} in `data` are not of the policy's tokenizer; "
+            "collect them with a model of the same tokenizer"
         )
-    made = sampler.trial(Ask(row, source="replay"), group, Generation(ids, line["logprobs"], "stop", turns=turns))
-    return replace(made, versions=[0] * len(ids))
+    sample = sampler.trial(Ask(row, source="replay"), group, Generation(ids, line["logprobs"], "stop", turns=turns))
+    return replace(sample, versions=[0] * len(ids))

@@ -1,10 +1,9 @@
-"""Drives that ask ahead: generation goes on beside training, and how old samples may be is settled before they begin.
+"""Asynchronous rollouts: generation runs during training, with a bound on the age of samples.
 
-An iteration's plan is asked `ahead` iterations before it is trained on. Groups submitted up to version v are those of
-the plans 0 … v + ahead, (v + ahead + 1) batches: the admission of AReaL (Fu et al. 2025, section 4.2). The groups of
-plan p are waited for in iteration p + max_staleness − ahead at the latest, so that nothing is ever too old, and
-nothing has to be dropped: what takes long is trained on as surely as what does not. What follow-ups ask for is sampled
-in the iteration itself.
+An iteration's prompts are sampled `ahead` iterations before they are trained on. Groups submitted up to version v are
+those of the iterations 0 … v + ahead, (v + ahead + 1) batches: the admission rule of AReaL (Fu et al. 2025, section
+4.2). The groups of iteration p are awaited in iteration p + max_staleness − ahead at the latest, so that no sample is
+too old or has to be dropped, however long it takes. Requests of `resample` are sampled in the iteration itself.
 """
 
 from collections.abc import Callable
@@ -36,38 +35,40 @@ def streamed(
     steps_per_update: Annotated[int, Field(ge=0)] | None = None,
     sync: Literal["all", "each"] = "all",
 ) -> list[Trial]:
-    """Fully asynchronous: generation, scoring and training go on at the same time (AReaL, Fu et al. 2025).
+    """Fully asynchronous: generation, scoring and training run at the same time (AReaL, Fu et al. 2025).
 
-    No token is older than `max_staleness` iterations. `ahead` null asks so many ahead; fewer leave the trainer room to
-    take what is ready before what is slow. `interrupt`: what runs goes on under new weights, each token with
-    its own version; otherwise it ends under the old ones, and new weights wait. Real time decides which groups are
-    ready first, so runs differ; `steps_per_update` lets so many decode steps pass in the place of an update, and then
-    runs are equal to the bit.
+    No token is older than `max_staleness` iterations. `ahead` null samples that many iterations ahead; a lower number
+    lets the trainer take finished groups before slow ones. With `interrupt` running completions continue under new
+    weights, each token with its own version; otherwise they end under the old weights, and the new ones wait. The order
+    in which groups finish depends on real time, so runs differ; with `steps_per_update` an update lasts that many
+    decode steps, and runs are bit-identical.
 
-    `sync: each`: workers take new weights one after the other, and neither the others nor the trainer wait for them
-    (DART, Li et al. 2025). One is then at most one version behind, which counts as staleness: `ahead` may be one less.
-    Raises StepError for more ahead than may be stale, and for `sync: each` with `interrupt: false`.
+    With `sync: each` workers take new weights one after the other, without pausing the others or the trainer (DART, Li
+    et al. 2025). A worker is then at most one version behind, which counts as staleness: the maximum of `ahead` is one
+    lower. Raise StepError if `ahead` is above the allowed staleness, or for `sync: each` with `interrupt: false`.
     """
     if round:
         return sampler.sample(asks)
     if sync == "each" and not interrupt:
-        raise StepError("rollout streamed: `sync: each` changes the weights under what runs; leave `interrupt` at true")
-    room = max_staleness - (sync == "each")
-    ahead = _within(room, ahead, max_staleness)
+        raise StepError("rollout streamed: `sync: each` changes weights while completions run; set `interrupt: true`")
+    limit = max_staleness - (sync == "each")
+    ahead = _check_ahead(limit, ahead, max_staleness)
     stream.rolling = sync == "each"
     stream.open(sampler, score, interrupt=interrupt, steps_per_update=steps_per_update)
-    for asked in range(stream.planned, min(step + ahead + 1, max_steps)):
-        stream.ask(asked, plan(asked))
+    for planned_step in range(stream.planned, min(step + ahead + 1, max_steps)):
+        stream.ask(planned_step, plan(planned_step))
     stream.launch()
-    return stream.take(step, step - room + ahead)
+    return stream.take(step, step - limit + ahead)
 
 
-def _within(room: int, ahead: int | None, max_staleness: int) -> int:
-    """Iterations that are asked ahead, null: as many as there is room for. Raises StepError for more."""
-    ahead = max(room, 0) if ahead is None else ahead
-    if ahead > room:
-        less = ", of which workers under `sync: each` may be one behind" if room < max_staleness else ""
-        raise StepError(f"rollout streamed: {ahead} iterations ahead are more than max_staleness {max_staleness}{less}")
+def _check_ahead(limit: int, ahead: int | None, max_staleness: int) -> int:
+    """Return the iterations to sample ahead, by default `limit`; raise StepError if they are above it."""
+    ahead = max(limit, 0) if ahead is None else ahead
+    if ahead > limit:
+        reason = " minus 1, because `sync: each` lets workers be one version behind" if limit < max_staleness else ""
+        raise StepError(
+            f"rollout streamed: ahead {ahead} is more than max_staleness {max_staleness}{reason}; lower ahead"
+        )
     return ahead
 
 
@@ -81,12 +82,11 @@ def one_step_off(
     round: int,
     max_steps: int,
 ) -> list[Trial]:
-    """The batch of the next iteration is generated while this one is trained on: all tokens are one iteration old.
+    """Generate the batch of the next iteration while this one is trained on: all tokens are one iteration old.
 
-    Those of the first iteration are fresh. Runs are equal to the bit.
+    Those of the first iteration are fresh. Runs are bit-identical.
     """
-    how = {"max_staleness": 1, "interrupt": False}
-    return streamed(asks, sampler, stream, plan, score, step, round, max_steps, **how)
+    return streamed(asks, sampler, stream, plan, score, step, round, max_steps, max_staleness=1, interrupt=False)
 
 
 def periodic(
@@ -99,12 +99,12 @@ def periodic(
     *,
     order: Literal["asked", "arrived"] = "asked",
 ) -> list[Trial]:
-    """Generation and training overlap within an iteration, and samples are never stale (Periodic Asynchrony, 2025).
+    """Overlap generation and training within an iteration, without stale samples (Periodic Asynchrony, 2025).
 
-    All completions of an iteration are sampled by its weights; the gradient of a group is added as soon as it has been
-    scored, while others still run; one optimiser step ends the iteration. The gradient is the synchronous one.
-    `order`: groups are trained on as they were asked for, which makes runs equal to the bit, or as they arrive, which
-    leaves the trainer nothing to wait for but rounds sums otherwise.
+    All completions of an iteration are sampled by its weights; the gradient of a group is added as soon as it is
+    scored, while others still run; one optimiser step ends the iteration. The gradient is the synchronous one. `order:
+    asked` trains on groups in the order of requests, which makes runs bit-identical; `arrived` in the order in which
+    they finish, which avoids waiting but changes the rounding of sums.
     """
     stream.open(sampler, score, interrupt=False, steps_per_update=None)
     stream.ask(step, asks)

@@ -1,8 +1,8 @@
-"""Flight of the torch engine: completions come and go between two decode steps, and so may the weights.
+"""Stepwise generation with the torch engine: completions and weights may change between two decode steps.
 
-What is suspended, or meets new weights, is put down as its tokens and taken up as a request that has begun: its prefix
-is computed again by the weights that are there now, and the next token takes the next draw of its own stream. Nothing
-cached survives a change of weights.
+A completion that is suspended, or runs while weights change, is reduced to its tokens and continued as a request that
+has begun: its prefix is computed again by the current weights, and the next token takes the next number of its own
+random stream. No cache survives a change of weights.
 """
 
 from collections import deque
@@ -18,36 +18,40 @@ from learning.samples.engine_protocol import Generation, Request, Sampling
 
 Finish = Literal["stop", "length", "suspended"]
 FEWEST = 8
-"""Slots of a flight that has just begun."""
+"""Initial slots of a flight."""
 
 
 class Source(Protocol):
-    """What a flight needs of its engine."""
+    """The attributes and methods of an engine that a flight uses."""
 
     version: int
     syncs: int
-    """How often weights were replaced: a step back has a version that was there before."""
-    model: torch.nn.Module
+    """How often weights were replaced; unlike the version, it rises also if an older version is restored."""
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model that samples."""
+        ...
 
     def check(self, requests: list[Request], sampling: Sampling) -> None:
-        """Raise StepError for a request that cannot be done."""
+        """Raise StepError if a request cannot be sampled."""
         ...
 
 
 @dataclass
 class Member:
-    """One completion; its request as it is now holds in `begun` what was sampled under older weights."""
+    """One completion; `begun` of its current request holds the tokens sampled under older weights."""
 
     ticket: int
     serial: int
     key: int
-    """Number of the request; siblings that have no token yet share it, and their prompt."""
+    """Number of the request, shared by completions of one prompt that have no token yet."""
     place: int
-    """Which of the request's completions."""
+    """Index among the request's completions."""
     sample: int
     """Random stream."""
     given: int
-    """Tokens that had been begun when it was added."""
+    """Tokens that had begun when it was added."""
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
@@ -55,10 +59,10 @@ class Member:
 
 
 class InFlight(Decoding):
-    """The completions in flight; a sample's number is the seat where its tokens are written down."""
+    """The completions in flight; a sample's number is the seat where its tokens are stored."""
 
     mode = staticmethod(use_slot_attention)
-    """The state in which the model decodes."""
+    """Context manager that prepares the model for decoding."""
 
     def __init__(self, engine: Source, sampling: Sampling, ends: tuple[int, ...], max_slots: int):
         self.engine, self.version, self.syncs, self.max_slots = engine, engine.version, engine.syncs, max_slots
@@ -75,20 +79,20 @@ class InFlight(Decoding):
 
     @property
     def running(self) -> int:
-        """Completions in slots and in the queue."""
+        """Return the number of completions in slots and in the queue."""
         return len(self.queue) + len(self.seated)
 
     def add(self, ticket: int, request: Request) -> None:
-        """Queue the completions of a request. Raises StepError for one that cannot be done."""
+        """Queue the completions of a request; raise StepError if it cannot be sampled."""
         self.engine.check([request], self.sampling)
-        key = self._name(request)
+        key = self._register(request)
         for place in range(request.n):
             self.queue.append(Member(ticket, self.begun, key, place, request.first + place, len(request.begun)))
             self.begun += 1
 
     @torch.inference_mode()
     def step(self) -> list[tuple[int, Generation]]:
-        """One token for all in slots; the completions that ended with it, in the order of their beginning."""
+        """Decode one token for every slot; return the completions that ended, in the order in which they began."""
         if self.engine.syncs != self.syncs:
             self._renew()
         with self.mode(self.model):
@@ -97,23 +101,24 @@ class InFlight(Decoding):
                 return []
             self.advance()
         seats, self.over = self.over, []
-        ended = [(one.ticket, self._told(one, finish)) for one, finish in self._harvest(seats)]
+        ended = [(member.ticket, self._make_generation(member, finish)) for member, finish in self._collect(seats)]
         if ended:
-            self._forget()
+            self._forget_unused()
         return ended
 
     @torch.inference_mode()
     def suspend(self, tickets: Collection[int] | None = None) -> list[tuple[int, Generation]]:
-        """Take completions out, in the order of their beginning."""
+        """Take completions out (None: all) and return them, in the order in which they began."""
 
-        def meant(one: Member) -> bool:
-            return tickets is None or one.ticket in tickets
+        def matches(member: Member) -> bool:
+            return tickets is None or member.ticket in tickets
 
-        taken = self._take_out([seat for seat, one in self.seated.items() if meant(one)])
-        taken += [one for one in self.queue if meant(one)]
-        self.queue = deque(one for one in self.queue if not meant(one))
-        self._forget()
-        return [(one.ticket, self._told(one, "suspended")) for one in sorted(taken, key=lambda one: one.serial)]
+        removed = self._take_out([seat for seat, member in self.seated.items() if matches(member)])
+        removed += [member for member in self.queue if matches(member)]
+        self.queue = deque(member for member in self.queue if not matches(member))
+        self._forget_unused()
+        removed.sort(key=lambda member: member.serial)
+        return [(member.ticket, self._make_generation(member, "suspended")) for member in removed]
 
     def _waiting(self) -> int:
         return len(self.queue)
@@ -123,76 +128,77 @@ class InFlight(Decoding):
         seats, self.free = self.free[:number], self.free[number:]
         self.seated.update(zip(seats, members, strict=True))
         self.stopped_N[self._tensor(seats)] = False
-        self._start([(one.key, one.place) for one in members], seats)
-        wanted = {one.key for one in list(self.queue)[:1]}
-        self.prefilled = {key: prefix for key, prefix in self.prefilled.items() if key in wanted}
+        self._start([(member.key, member.place) for member in members], seats)
+        next_keys = {member.key for member in list(self.queue)[:1]}
+        self.prefilled = {key: prefix for key, prefix in self.prefilled.items() if key in next_keys}
 
     def _end(self, ended_B: torch.Tensor, stopped_B: torch.Tensor) -> None:
         self.over += self.sample_B[ended_B].tolist()
         super()._end(ended_B, stopped_B)
 
     def _widen(self) -> None:
-        """Slots and columns for what waits."""
+        """Make room for waiting completions: more slots and columns."""
         if not self.queue:
             return
         used = len(self.seated) + len(self.queue)
         slots = self.num_slots if used <= self.num_slots else min(self.max_slots, max(used, 2 * self.num_slots))
-        longest = max(len(self.requests[one.key].prompt_ids) for one in self.queue) + self.sampling.max_new_tokens
+        longest_prompt = max(len(self.requests[member.key].prompt_ids) for member in self.queue)
+        longest = longest_prompt + self.sampling.max_new_tokens
         if slots > self.num_slots or longest > self.slots.num_columns:
             self.slots.grow(slots, max(longest, self.slots.num_columns))
             self.num_slots = slots
 
     def _renew(self) -> None:
-        """Put down everything that runs; it waits, before all else, to go on under the new weights."""
+        """Move every running completion to the front of the queue, to continue under the new weights."""
         members = self._take_out(list(self.seated))
         self.prefilled, self.version, self.syncs = {}, self.engine.version, self.engine.syncs
-        for one in sorted(members, key=lambda one: one.serial, reverse=True):
-            request = self.requests[one.key]
-            begun = (*request.begun[: one.given], *one.ids)
-            one.key, one.place = self._name(replace(request, n=1, first=one.sample, begun=begun)), 0
-            self.queue.appendleft(one)
-        self._forget()
+        for member in sorted(members, key=lambda member: member.serial, reverse=True):
+            request = self.requests[member.key]
+            begun = (*request.begun[: member.given], *member.ids)
+            member.key, member.place = self._register(replace(request, n=1, first=member.sample, begun=begun)), 0
+            self.queue.appendleft(member)
+        self._forget_unused()
 
-    def _name(self, request: Request) -> int:
-        """A number for a request."""
+    def _register(self, request: Request) -> int:
+        """Store a request under a new number, and return the number."""
         self.named += 1
         self.requests[self.named], self.known[self.named] = request, [*request.prompt_ids, *request.begun]
         return self.named
 
-    def _forget(self) -> None:
-        """Drop the requests that no completion is of any more."""
-        kept = {one.key for one in (*self.seated.values(), *self.queue)}
-        self.requests = {key: request for key, request in self.requests.items() if key in kept}
-        self.known = {key: ids for key, ids in self.known.items() if key in kept}
-        self.prefilled = {key: prefix for key, prefix in self.prefilled.items() if key in kept}
+    def _forget_unused(self) -> None:
+        """Drop requests without a running or waiting completion."""
+        used = {member.key for member in (*self.seated.values(), *self.queue)}
+        self.requests = {key: request for key, request in self.requests.items() if key in used}
+        self.known = {key: ids for key, ids in self.known.items() if key in used}
+        self.prefilled = {key: prefix for key, prefix in self.prefilled.items() if key in used}
 
     def _take_out(self, seats: list[int]) -> list[Member]:
-        """Empty the slots of some, and write down what they have."""
+        """Empty the slots of some seats, and return their completions with the tokens so far."""
         if not seats:
             return []
         live_B = self.sample_B < self.void
         self.length_N[self.sample_B[live_B]] = self.count_B[live_B]
-        members = [one for one, _ in self._harvest(seats)]
+        members = [member for member, _ in self._collect(seats)]
         self._vacate(torch.isin(self.sample_B, self._tensor(seats)))
         return members
 
-    def _harvest(self, seats: list[int]) -> list[tuple[Member, Finish]]:
-        """Completions with what their seats hold, and how they ended, in the order of their beginning."""
+    def _collect(self, seats: list[int]) -> list[tuple[Member, Finish]]:
+        """Return the completions of seats with their tokens and finish reasons, in the order in which they began."""
         if not seats:
             return []
-        at_X, made = self._tensor(seats), []
+        at_X, collected = self._tensor(seats), []
         columns = (self.length_N, self.stopped_N, self.tokens_NK, self.logprobs_NK, self.entropies_NK)
-        for seat, length, stopped, *written in zip(seats, *(c[at_X].tolist() for c in columns), strict=True):
-            one = self.seated.pop(seat)
-            new = slice(len(self.requests[one.key].begun), length)
-            for held, row in zip((one.ids, one.logprobs, one.entropies), written, strict=True):
-                held += row[new]
+        for seat, length, stopped, *rows in zip(seats, *(c[at_X].tolist() for c in columns), strict=True):
+            member = self.seated.pop(seat)
+            new = slice(len(self.requests[member.key].begun), length)
+            for values, row in zip((member.ids, member.logprobs, member.entropies), rows, strict=True):
+                values += row[new]
             if length > new.start:
-                one.versions.append((self.version, length - new.start))
-            made.append((one, self._finish(length, stopped)))
+                member.versions.append((self.version, length - new.start))
+            collected.append((member, self._finish(length, stopped)))
         self.free += seats
-        return sorted(made, key=lambda pair: pair[0].serial)
+        return sorted(collected, key=lambda pair: pair[0].serial)
 
     @staticmethod
-    def _told(one: Member, finish: Finish) -> Generation:
-        return Generation(one.ids, one.logprobs, finish, one.entropies, one.versions, sample=one.sample)
+    def _make_generation(member: Member, finish: Finish) -> Generation:
+        return Generation(member.ids, member.logprobs, finish, member.entropies, member.versions, sample=member.sample)

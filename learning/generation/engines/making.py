@@ -1,4 +1,4 @@
-"""From the name of an engine in a recipe to an engine in this process."""
+"""Build the engine that a recipe names, in this process."""
 
 import inspect
 from typing import Any
@@ -10,10 +10,10 @@ from schemas.use import EngineUse
 
 
 def build_engine(use: EngineUse, policy: Any, desk: SpendingAccount | None = None) -> EngineProtocol:
-    """Return an engine over a policy, in this process. Raise StepError.
+    """Return an engine over a policy, in this process; raise StepError if there is no such engine.
 
-    The keys beside `use` are the options of its constructor; `desk` is for one that asks a server.
+    The other keys of `use` are the options of its constructor; `desk` is for an engine that sends requests to a server.
     """
-    engine = find(use)
-    asks = [desk] if "desk" in inspect.signature(engine).parameters else []
-    return engine(policy, *asks, **options_of(engine.__init__, use.options, use.use))
+    engine: Any = find(use)
+    arguments = [policy, desk] if "desk" in inspect.signature(engine).parameters else [policy]
+    return engine(*arguments, **options_of(engine.__init__, use.options, use.use))

@@ -1,7 +1,7 @@
-"""Engine `openai`: samples from a server with OpenAI's protocol that serves the policy, or is evaluated in its place.
+"""Engine `openai`: sample from a server with OpenAI's protocol that serves the policy, or is evaluated instead of it.
 
-The policy's tokenizer makes the prompts and reads the answers; its weights are not used, but tell answers of other
-weights apart where answers are kept.
+The policy's tokenizer encodes the prompts and the answers. Its weights are not used, except as a part of the key under
+which answers are stored.
 """
 
 import hashlib
@@ -19,20 +19,21 @@ from schemas.endpoint import Endpoint
 from schemas.errors import StepError
 
 ASKED_FOR = {"logprobs": 1, "return_token_ids": True}
-"""What servers that take token ids, as vLLM's does, are asked for beside the text."""
+"""Fields that servers which take token ids, such as vLLM's, return in addition to the text."""
 
 
 class Engine:
-    """A server's model over a policy's tokenizer. The server keeps its own weights, so no policy is trained with it.
+    """A server's model with a policy's tokenizer. The server keeps its own weights, so no policy is trained with it.
 
-    `prompts` says how they are sent: `token_ids` (vLLM; answers come with their tokens and log-probabilities, processed
-    if the server runs with `--logprobs-mode processed_logprobs`) or `text` (any server with `/v1/completions`).
+    `prompts` is the form in which they are sent: `token_ids` (vLLM; answers contain tokens and log-probabilities,
+    processed if the server runs with `--logprobs-mode processed_logprobs`) or `text` (any server with
+    `/v1/completions`).
     """
 
     charges = True
-    """The server's bills say what samples cost; the step does not count them again."""
+    """Samples are paid by the server's bill; the step does not count them again."""
     continues = False
-    """Whether it goes on from tokens of a completion that exist already."""
+    """Whether it continues a completion from existing tokens."""
 
     def __init__(
         self,
@@ -46,19 +47,19 @@ class Engine:
         self.weights = ""
 
     def sync(self, version: int) -> None:
-        """Raises StepError: a server's weights are not replaced from here."""
+        """Raise StepError: a server's weights cannot be replaced."""
         raise StepError(
-            "engine openai: the server keeps its own weights, so nothing can be trained with it; write `engine: vllm`"
+            "engine openai: the server keeps its own weights, so nothing can be trained with it; use `engine: vllm`"
         )
 
     def generate(self, requests: list[Request], sampling: Sampling) -> list[list[Generation]]:
-        """For each request its `n` generations. Raises StepError for what a server cannot do, and what it refuses."""
+        """Return `n` generations of each request; raise StepError if the server cannot or does not answer."""
         check(requests, sampling)
         self.weights = self.weights or hash_weights(self.policy)
         questions = [self._question(r, i, sampling) for r in requests for i in range(r.n)]
-        asked = ask(self.endpoint, self.desk, questions)
-        found = iter([self._generation(answer) for answer in asked.answers])
-        return [[next(found) for _ in range(request.n)] for request in requests]
+        answers = ask(self.endpoint, self.desk, questions).answers
+        generations = iter([self._make_generation(answer) for answer in answers])
+        return [[next(generations) for _ in range(request.n)] for request in requests]
 
     def _question(self, request: Request, number: int, sampling: Sampling) -> Question:
         ids = request.prompt_ids
@@ -70,37 +71,37 @@ class Engine:
         }
         return Question(COMPLETIONS, body | (ASKED_FOR if self.as_ids else {}), about=self.weights)
 
-    def _generation(self, answer: Answer | Failed | None) -> Generation:
+    def _make_generation(self, answer: Answer | Failed | None) -> Generation:
         if not isinstance(answer, Answer):
-            said = f"{answer.reason}: {answer.said}" if answer else "not asked"
-            raise StepError(f"engine openai: a prompt has no completion: {said}")
+            reason = f"{answer.reason}: {answer.said}" if answer else "not asked"
+            raise StepError(f"engine openai: a prompt has no completion: {reason}")
         finish = "length" if answer.finish == "length" else "stop"
         if answer.token_ids is not None:
-            known = answer.logprobs is not None and len(answer.logprobs) == len(answer.token_ids)
-            return Generation(list(answer.token_ids), list(answer.logprobs or []) if known else [], finish)
+            has_logprobs = answer.logprobs is not None and len(answer.logprobs) == len(answer.token_ids)
+            return Generation(list(answer.token_ids), list(answer.logprobs or []) if has_logprobs else [], finish)
         ids = self.policy.tokenizer.encode(answer.text, add_special_tokens=False)
         return Generation(ids + [find_turn_end(self.policy.tokenizer)] * (finish == "stop"), [], finish)
 
 
 def check(requests: list[Request], sampling: Sampling) -> None:
-    """Raise StepError for what cannot be asked of a server."""
-    unable = {
+    """Raise StepError if requests need a feature that a server does not have."""
+    unsupported = {
         "completions that were begun": any(request.begun for request in requests),
         "`logits_processors`": sampling.processor is not None,
         "entropies": sampling.entropy,
         "stops inside a completion": bool(sampling.stop),
         "suspending": sampling.target is not None or sampling.window is not None,
     }
-    if wanted := [what for what, asked in unable.items() if asked]:
-        raise StepError(f"engine openai: a server cannot do this: {', '.join(wanted)}; write `engine: torch` or `vllm`")
+    if needed := [feature for feature, is_needed in unsupported.items() if is_needed]:
+        raise StepError(f"engine openai: a server does not support {', '.join(needed)}; use `engine: torch` or `vllm`")
 
 
 def derive_seed(seed: int, sample: int) -> int:
-    """A seed of 31 bits, which every server takes, for a random stream."""
+    """Return a seed of 31 bits, which every server accepts, for a random stream."""
     return int.from_bytes(hashlib.sha256(f"{seed} {sample}".encode()).digest()[:4], "big") >> 1
 
 
 def hash_weights(policy: Policy) -> str:
-    """Digest of a policy's weights."""
+    """Return a digest of a policy's weights."""
     sums = {name: compute_checksum(tensor) for name, tensor in collect_weights(policy.model).items()}
     return hashlib.sha256(repr(sorted(sums.items())).encode()).hexdigest()

@@ -1,9 +1,9 @@
 """Decoding with a model's own cache, for architectures whose attention does not fit slots.
 
-Requests whose known tokens are equally many are decoded together by transformers' `generate`, so that no row is padded
-and hybrids, windows and state-space models keep whatever cache they have. Tokens come from our sampler and streams, so
-completions are those that slots would give. In flight, where completions come and go, nothing is cached: each token
-costs a forward over all that came before it.
+Requests with equal numbers of known tokens are decoded together by transformers' `generate`, so that no row is padded
+and hybrids, windows and state-space models use their own cache. Tokens come from this package's sampler and random
+streams, so completions equal those over slots. Stepwise generation caches nothing: each token costs a forward over all
+tokens before it.
 
 Shapes: B rows, L longest row, V vocabulary.
 """
@@ -29,25 +29,25 @@ from schemas.errors import StepError
 def generate_with_own_cache(
     model: Any, requests: Sequence[Request], sampling: Sampling, ends: tuple[int, ...], max_rows: int
 ) -> list[list[Generation]]:
-    """Return `n` generations of each request; what is left when `target` is reached is suspended without a token.
+    """Return `n` generations of each request; those left when `target` is reached are suspended without a token.
 
-    Raises StepError for a model whose cache is wrong in the installed transformers.
+    Raise StepError if the model's cache gives wrong numbers in the installed transformers.
     """
     require_exact_cache(model)
-    made: list[list[Generation]] = [[Generation([], [], "suspended") for _ in range(r.n)] for r in requests]
-    wanted = [(number, place) for number, request in enumerate(requests) for place in range(request.n)]
-    wanted.sort(key=lambda one: _count_known(requests[one[0]]))
+    generations: list[list[Generation]] = [[Generation([], [], "suspended") for _ in range(r.n)] for r in requests]
+    waiting = [(number, place) for number, request in enumerate(requests) for place in range(request.n)]
+    waiting.sort(key=lambda sample: _count_known(requests[sample[0]]))
     ended = 0
-    while wanted and (sampling.target is None or ended < sampling.target):
-        length = _count_known(requests[wanted[0][0]])
-        batch = [one for one in wanted[:max_rows] if _count_known(requests[one[0]]) == length]
-        wanted = wanted[len(batch) :]
+    while waiting and (sampling.target is None or ended < sampling.target):
+        length = _count_known(requests[waiting[0][0]])
+        batch = [sample for sample in waiting[:max_rows] if _count_known(requests[sample[0]]) == length]
+        waiting = waiting[len(batch) :]
         rows = [Row(requests[number], place, sampling, ends) for number, place in batch]
         _decode(model, rows, sampling)
         for (number, place), row in zip(batch, rows, strict=True):
-            made[number][place] = row.generation(sampling)
-            ended += made[number][place].finish != "suspended"
-    return made
+            generations[number][place] = row.generation(sampling)
+            ended += generations[number][place].finish != "suspended"
+    return generations
 
 
 def _count_known(request: Request) -> int:
@@ -74,7 +74,7 @@ class Row:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended or reached its limit."""
+        """Return whether it has ended or reached its limit."""
         return self.stopped or len(self.completion) >= self.limit
 
     def take(self, token: int, logprob: float, entropy: float | None) -> None:
@@ -87,20 +87,20 @@ class Row:
         self.stopped = any(tuple(self.completion[-len(end) :]) == end for end in self.ends)
 
     def generation(self, sampling: Sampling) -> Generation:
-        """Return what was sampled in this call."""
+        """Return the tokens sampled in this call."""
         full = len(self.completion) == sampling.max_new_tokens
         finish = "stop" if self.stopped else "length" if full else "suspended"
         return Generation(self.completion[self.begun :], self.logprobs, finish, self.entropies)
 
 
 class _Draw(LogitsProcessor):
-    """Puts the next tokens of our sampler in the place of the scores."""
+    """Replaces the scores so that `generate` takes the tokens of this package's sampler."""
 
     def __init__(self, rows: list[Row], sampling: Sampling, device: torch.device) -> None:
         self.rows, self.sampling = rows, sampling
         self.heat_B = torch.tensor([row.temperature for row in rows], dtype=torch.float32, device=device)
 
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
         rows, sampling = self.rows, self.sampling
         counts = [min(len(row.completion), sampling.max_new_tokens - 1) for row in rows]
         drawn = [[row.uniform[count]] for row, count in zip(rows, counts, strict=True)]
@@ -114,25 +114,26 @@ class _Draw(LogitsProcessor):
             processor=sampling.processor,
             entropy=sampling.entropy,
         )
+        tokens, logprobs = picked.token_B.tolist(), picked.logprob_B.tolist()
         entropies = [None] * len(rows) if picked.entropy_B is None else picked.entropy_B.tolist()
-        for row, *token in zip(rows, picked.token_B.tolist(), picked.logprob_B.tolist(), entropies, strict=True):
-            row.take(*token)
+        for row, token, logprob, entropy in zip(rows, tokens, logprobs, entropies, strict=True):
+            row.take(token, logprob, entropy)
         return torch.full_like(scores, -torch.inf).scatter(1, picked.token_B[:, None], 0.0)
 
 
 class _AllDone(StoppingCriteria):
-    """Ends when every row has."""
+    """Stops when every row is done."""
 
     def __init__(self, rows: list[Row]) -> None:
         self.rows = rows
 
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
         done = all(row.done for row in self.rows)
         return torch.full((input_ids.shape[0],), done, dtype=torch.bool, device=input_ids.device)
 
 
 def _decode(model: Any, rows: list[Row], sampling: Sampling) -> None:
-    """Decode rows whose known tokens are equally many until all are done."""
+    """Decode rows with equal numbers of known tokens until all are done."""
     ids_BL = torch.tensor([row.known for row in rows], device=model.device)
     # The model's own generation settings (penalties, other samplers) would change the distribution.
     own, model.generation_config = model.generation_config, GenerationConfig()
@@ -153,11 +154,11 @@ def _decode(model: Any, rows: list[Row], sampling: Sampling) -> None:
 
 _EXACT: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 CHECKED = 4
-"""Tokens that are decoded to see whether a cache gives the model's own numbers."""
+"""Tokens that are decoded to check that a cache gives the numbers of the model's own forward."""
 
 
 def require_exact_cache(model: Any) -> None:
-    """Raise StepError for a model whose cached decoding gives other numbers than its own forward; tried once."""
+    """Raise StepError if a model's cached decoding differs from its own forward; checked once per model."""
     if model not in _EXACT:
         plain = Sampling(0.0, max_new_tokens=CHECKED)
         size = model.get_input_embeddings().weight.shape[0]
@@ -177,13 +178,13 @@ def require_exact_cache(model: Any) -> None:
 
 
 class UncachedFlight(InFlight):
-    """Flight without a cache: every step computes all tokens of all rows again."""
+    """Stepwise generation without a cache: every step computes all tokens of all rows again."""
 
     mode = staticmethod(evaluation_mode)
 
-    def _prefill(self, wanted: list[int]) -> None:
-        """Keep nothing of prompts."""
-        self.prefilled.update({key: Prefilled(None, 0) for key in wanted})
+    def _prefill(self, numbers: list[int]) -> None:
+        # Nothing is cached, so prompts have no prefix.
+        self.prefilled.update({key: Prefilled(None, 0) for key in numbers})
 
     def _next_logits(self) -> Tensor:
         rows = []

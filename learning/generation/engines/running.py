@@ -1,14 +1,13 @@
-"""Decoding of the torch engine: continuous batching of samples over slots; `Running` is one call of it.
+"""Decoding of the torch engine: continuous batching of samples over slots.
 
 A prompt is computed once per request; its keys and values are copied to the slots of its samples. A slot whose sample
-has ended is refilled with the next one, so the batch stays full until the queue is empty and shrinks then.
-A sample draws its numbers from Philox with the key (seed, number): nothing else in the batch matters to it.
+has ended is refilled with the next one, so the batch stays full until the queue is empty and shrinks then. A sample
+draws its random numbers from Philox with the key (seed, number), so it does not depend on the rest of the batch.
 
 Shapes: B slots in use, S slots, N samples, K tokens of a completion at most, V vocabulary, X slots to fill,
 E tokens that end a completion.
 """
 
-from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,27 +22,27 @@ from learning.samples.engine_protocol import Generation, Request, Sampling
 PREFILL_TOKENS = 16384
 """Tokens of right-padded prompts in one forward pass."""
 SLACK = 8
-"""One slot in so many may lie empty before slots are refilled or closed up."""
+"""Slots are refilled or compacted when one in this many is empty."""
 ROWS = ("sample_B", "token_B", "position_B", "count_B")
 
 
 @dataclass
 class Prefilled:
-    """Where the keys and values of a request's prompt lie: a row of a batch, or nowhere for a prompt of one token."""
+    """The keys and values of a request's prompt: a row of a batch, or None for a prompt of one token."""
 
     prefix: Prefix | None
     row: int
 
 
 class Decoding:
-    """Slots, and what is written down of the samples in them.
+    """Slots, and the tokens, log-probabilities and entropies of the samples in them.
 
-    Row b of the slots holds sample `sample_B[b]`, which has `count_B[b]` tokens; a row with sample `void` lies empty
-    and computes into the void. `requests` and `known` (prompt and begun tokens) are by a number of the request.
+    Row b of the slots holds sample `sample_B[b]`, which has `count_B[b]` tokens; a row with sample `void` is empty, and
+    its results are ignored. `requests` and `known` (prompt and begun tokens) are indexed by a number of the request.
     """
 
-    requests: MutableMapping[int, Request] | Sequence[Request]
-    known: MutableMapping[int, list[int]] | Sequence[list[int]]
+    requests: dict[int, Request]
+    known: dict[int, list[int]]
 
     def __init__(
         self,
@@ -54,7 +53,7 @@ class Decoding:
         slots: tuple[int, int],
         rows: int,
     ):
-        """Take the tokens that end a completion, the slots to begin with and their columns, and the most slots."""
+        """Take the stop tokens, the initial slots with their columns, and the maximum number of slots."""
         self.model, self.sampling, self.void = model, sampling, samples
         self.device = next(model.parameters()).device
         self.ends_E = self._tensor(list(ends))
@@ -73,7 +72,7 @@ class Decoding:
         self.empty: list[int] = []
 
     def _limit(self, request: Request) -> int:
-        """Tokens of a completion at which it is suspended, or as long as it may become."""
+        """Return the number of tokens at which a completion is suspended or ends."""
         window, most = self.sampling.window, self.sampling.max_new_tokens
         most = most if request.limit is None else min(most, request.limit)
         return most if window is None else min(most, len(request.begun) + window)
@@ -88,25 +87,25 @@ class Decoding:
         return torch.tensor(values, dtype=torch.long, device=self.device)
 
     def _waiting(self) -> int:
-        """Samples that are not in a slot yet."""
+        """Return the number of samples that are not in a slot yet."""
         raise NotImplementedError
 
     def _admit(self, number: int) -> None:
-        """Start the next samples that wait."""
+        """Start the next waiting samples."""
         raise NotImplementedError
 
     def fill(self) -> bool:
-        """Give empty slots to waiting samples, or close up when none waits; False when all is done."""
+        """Give empty slots to waiting samples, or compact the slots if none waits; return whether any is left."""
         waiting, used = self._waiting(), len(self.sample_B)
         free = len(self.empty) + self.num_slots - used
         if waiting and free * SLACK >= self.num_slots:
             self._admit(min(waiting, free))
         elif not waiting and len(self.empty) * SLACK >= used:
-            self._close_up()
+            self._compact()
         return len(self.sample_B) > 0
 
     def _start(self, chosen: list[tuple[int, int]], samples: list[int]) -> None:
-        """Start samples, each the i-th of a request, in empty slots, then in unused ones."""
+        """Start samples, each given as (request, index), in empty slots, then in unused ones."""
         number = len(chosen)
         reused, self.empty = self.empty[:number], self.empty[number:]
         slots = reused + list(range(len(self.sample_B), len(self.sample_B) + number - len(reused)))
@@ -123,29 +122,29 @@ class Decoding:
         for sample, ids in zip(samples, begun, strict=True):
             if ids:
                 self.tokens_NK[sample, : len(ids)] = self._tensor(list(ids))
-        self._note(chosen, samples_X)
+        self._set_limits(chosen, samples_X)
         if self.any_drawn:
-            self.uniform_SK[at_X] = self._uniforms(chosen)
+            self.uniform_SK[at_X] = self._draw_uniforms(chosen)
         self._place(chosen, slots)
         self.length_N[samples_X] = self.count_B[at_X]
 
-    def _note(self, chosen: list[tuple[int, int]], samples_X: Tensor) -> None:
-        """Where the samples end, and how hot they are."""
+    def _set_limits(self, chosen: list[tuple[int, int]], samples_X: Tensor) -> None:
+        """Set the token limits and temperatures of samples."""
         heats = [self._temperature(self.requests[r]) for r, _ in chosen]
         self.limit_N[samples_X] = self._tensor([self._limit(self.requests[r]) for r, _ in chosen])
         self.heat_N[samples_X] = torch.tensor(heats, dtype=torch.float32, device=self.device)
         self.any_drawn, self.any_greedy = self.any_drawn or max(heats) > 0, self.any_greedy or min(heats) <= 0
 
-    def _uniforms(self, chosen: list[tuple[int, int]]) -> Tensor:
-        """Numbers in [0, 1) for every token of the samples (X, K); a sample's first ones do not depend on K."""
+    def _draw_uniforms(self, chosen: list[tuple[int, int]]) -> Tensor:
+        """Return numbers in [0, 1) for every token of the samples (X, K); the first ones do not depend on K."""
         streams = [(self.requests[r].seed, self.requests[r].first + i) for r, i in chosen]
         keys = [np.array(stream, dtype=np.uint64) for stream in streams]
         drawn = [np.random.Generator(np.random.Philox(key=key)).random(self.sampling.max_new_tokens) for key in keys]
         return torch.from_numpy(np.stack(drawn)).to(self.device)
 
-    def _prefill(self, wanted: list[int]) -> None:
-        """Compute what is known of requests but for the last token, which begins every sample."""
-        ordered = sorted(wanted, key=lambda r: len(self.known[r]))
+    def _prefill(self, numbers: list[int]) -> None:
+        """Compute the known tokens of requests except the last one, with which every sample starts."""
+        ordered = sorted(numbers, key=lambda r: len(self.known[r]))
         while ordered:
             width = len(self.known[ordered[0]]) - 1
             take = 1
@@ -167,12 +166,12 @@ class Decoding:
         for x, (r, _) in enumerate(chosen):
             groups.setdefault(id(self.prefilled[r].prefix), []).append(x)
         for members in groups.values():
-            found = [self.prefilled[chosen[x][0]] for x in members]
+            prefixes = [self.prefilled[chosen[x][0]] for x in members]
             lengths = [len(self.known[chosen[x][0]]) - 1 for x in members]
-            at_X, source_X = self._tensor([slots[x] for x in members]), self._tensor([f.row for f in found])
-            self.slots.place(at_X, found[0].prefix, source_X, self._tensor(lengths))
+            at_X, source_X = self._tensor([slots[x] for x in members]), self._tensor([p.row for p in prefixes])
+            self.slots.place(at_X, prefixes[0].prefix, source_X, self._tensor(lengths))
 
-    def _close_up(self) -> None:
+    def _compact(self) -> None:
         """Move the last rows into the empty ones."""
         empty, used = set(self.empty), len(self.sample_B)
         left = used - len(empty)
@@ -188,7 +187,7 @@ class Decoding:
         self.empty = []
 
     def advance(self) -> None:
-        """One token for every slot."""
+        """Decode one token for every slot."""
         self._take(self._next_logits())
         live_B = self.sample_B < self.void
         self.count_B = self.count_B + live_B
@@ -203,7 +202,7 @@ class Decoding:
         return compute_slot_logits(self.model, self.slots, self.token_B, self.position_B)
 
     def _take(self, logits_BV: Tensor) -> None:
-        """Sample the next tokens and write them down."""
+        """Sample the next tokens and store them."""
         sample_B, count_B, sampling = self.sample_B, self.count_B, self.sampling
         uniform_B1 = self.uniform_SK[: len(logits_BV)].gather(1, count_B[:, None]) if self.any_drawn else None
         picked = pick(
@@ -222,25 +221,25 @@ class Decoding:
             self.entropies_NK[sample_B, count_B] = picked.entropy_B
 
     def _stops(self) -> Tensor:
-        """Rows whose last token ends them, or whose last tokens are a stop sequence (B,)."""
-        found_B = torch.isin(self.token_B, self.ends_E)
+        """Return the rows that end with a stop token or a stop sequence (B,)."""
+        stopped_B = torch.isin(self.token_B, self.ends_E)
         for sequence in self.sampling.stop:
             match_B = self.count_B >= len(sequence)
             for back, token in enumerate(reversed(sequence)):
                 at_B = (self.count_B - 1 - back).clamp(min=0)
                 match_B = match_B & (self.tokens_NK[self.sample_B, at_B] == token)
-            found_B = found_B | match_B
-        return found_B
+            stopped_B = stopped_B | match_B
+        return stopped_B
 
     def _end(self, ended_B: Tensor, stopped_B: Tensor) -> None:
-        """Empty the rows of ended samples."""
+        """Store the ends of samples and empty their rows."""
         samples = self.sample_B[ended_B]
         self.stopped_N[samples] = stopped_B[ended_B]
         self.length_N[samples] = self.count_B[ended_B]
         self._vacate(ended_B)
 
     def _vacate(self, left_B: Tensor) -> None:
-        """Rows that lie empty from now on."""
+        """Mark rows as empty."""
         self.sample_B[left_B] = self.void
         self.count_B[left_B] = 0
         self.position_B[left_B] = 0
@@ -257,8 +256,8 @@ class Running(Decoding):
     def __init__(
         self, model: torch.nn.Module, requests: list[Request], sampling: Sampling, ends: tuple[int, ...], max_slots: int
     ):
-        self.requests = requests
-        self.known = [[*request.prompt_ids, *request.begun] for request in requests]
+        self.requests = dict(enumerate(requests))
+        self.known = {r: [*request.prompt_ids, *request.begun] for r, request in enumerate(requests)}
         self.queue = [(r, i) for r, request in enumerate(requests) for i in range(request.n)]
         self.next, self.ended = 0, 0
         total = len(self.queue)
@@ -270,7 +269,7 @@ class Running(Decoding):
         return len(self.queue) - self.next
 
     def fill(self) -> bool:
-        """As long as no target is reached."""
+        """As `Decoding.fill`, until the target number of completions have ended."""
         if self.sampling.target is not None and self.ended >= self.sampling.target:
             return False
         return super().fill()
@@ -282,20 +281,22 @@ class Running(Decoding):
         self.prefilled = {r: p for r, p in self.prefilled.items() if r in unfinished}
 
     def _end(self, ended_B: Tensor, stopped_B: Tensor) -> None:
-        """Those at the end of their window have not ended for good."""
+        # A sample at the end of its window is suspended, not ended.
         done_B = stopped_B[ended_B] | (self.count_B[ended_B] == self.sampling.max_new_tokens)
         self.ended += int(done_B.sum())
         super()._end(ended_B, stopped_B)
 
     def results(self) -> list[list[Generation]]:
-        """The samples, by request; what is still in a slot or in the queue is suspended."""
+        """Return the generations by request; samples still in a slot or in the queue are suspended."""
         live_B = self.sample_B < self.void
         self.length_N[self.sample_B[live_B]] = self.count_B[live_B]
         tokens, logprobs, entropies = self.tokens_NK.tolist(), self.logprobs_NK.tolist(), self.entropies_NK.tolist()
-        made: list[list[Generation]] = [[] for _ in self.requests]
+        generations: list[list[Generation]] = [[] for _ in self.requests]
         ends = zip(self.length_N.tolist(), self.stopped_N.tolist(), strict=True)
         for sample, ((r, _), (length, stopped)) in enumerate(zip(self.queue, ends, strict=False)):
             new = slice(len(self.requests[r].begun), length)
             finish = self._finish(length, stopped)
-            made[r].append(Generation(tokens[sample][new], logprobs[sample][new], finish, entropies[sample][new]))
-        return made
+            generations[r].append(
+                Generation(tokens[sample][new], logprobs[sample][new], finish, entropies[sample][new])
+            )
+        return generations

@@ -1,4 +1,4 @@
-"""Whether attention over slots gives a model's own numbers: tried on its weights, once per model.
+"""Check once per model, on its weights, that attention over slots gives the numbers of the model's own forward.
 
 Shapes: B rows, V vocabulary.
 """
@@ -23,16 +23,16 @@ _REASONS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
 def explain_slot_misfit(model: Any) -> str:
-    """Return why a model's completions cannot be decoded over slots; empty where they can."""
+    """Return why a model cannot be decoded over slots, or an empty string if it can."""
     if model not in _REASONS:
-        reason = describe_limited_attention(model.config) or _difference(model)
+        reason = describe_limited_attention(model.config) or _find_difference(model)
         _REASONS[model] = reason and f"{model.config.model_type}: {reason}"
     return _REASONS[model]
 
 
 @torch.inference_mode()
-def _difference(model: Any) -> str:
-    """Compare the logits after a few tokens over slots with those of the model's own forward."""
+def _find_difference(model: Any) -> str:
+    """Return how the logits over slots differ from those of the model's own forward after a few tokens, or ""."""
     device, size = model.device, model.get_input_embeddings().weight.shape[0]
     rows = [[(5 + 29 * i + 13 * row) % size for i in range(n + STEPS)] for row, n in enumerate(PROMPTS)]
     try:
@@ -41,10 +41,10 @@ def _difference(model: Any) -> str:
             slots = Slots(len(rows), max(PROMPTS) + STEPS, device)
             both, lengths = torch.arange(len(rows), device=device), torch.tensor(PROMPTS, device=device)
             slots.place(both, prefill(model, torch.tensor(padded, device=device)), both, lengths)
-            found = []
+            logits = []
             for step in range(STEPS):
                 token_B = torch.tensor([row[n + step] for row, n in zip(rows, PROMPTS, strict=True)], device=device)
-                found.append(compute_slot_logits(model, slots, token_B, lengths + step))
+                logits.append(compute_slot_logits(model, slots, token_B, lengths + step))
     except StepError as error:
         return str(error)
     except UNFIT as error:
@@ -52,6 +52,6 @@ def _difference(model: Any) -> str:
     for row, (ids, length) in enumerate(zip(rows, PROMPTS, strict=True)):
         with evaluation_mode(model):
             truth_LV = model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0, length:]
-        if not is_close(torch.stack(found)[:, row], truth_LV):
+        if not is_close(torch.stack(logits)[:, row], truth_LV):
             return "attention over slots gives other numbers than its own forward"
     return ""

@@ -1,4 +1,4 @@
-"""The key-value cache of the torch engine: one slab of rows per layer, each row a slot with a length of its own.
+"""Key-value cache of the torch engine: one slab of rows per layer, each row a slot with its own length.
 
 A row's column is the position of its token, so slots never need padding; a new occupant of a slot overwrites the old
 one. Prompts are computed right-padded in a batch and copied into as many slots as they have samples.
@@ -30,13 +30,13 @@ class Prefix(Cache):
         self.pairs: list[tuple[Tensor, Tensor]] = []
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any) -> tuple[Tensor, Tensor]:
-        """Keep a layer's keys and values."""
+        """Store a layer's keys and values."""
         self.pairs.append((key_states, value_states))
         return key_states, value_states
 
 
 class Slots(Cache):
-    """The slabs. `aim` says where the next token of every row goes; the model then calls `update` layer by layer."""
+    """The slabs: `aim` sets the position of every row's next token; the model then calls `update` layer by layer."""
 
     def __init__(self, num_slots: int, num_columns: int, device: str | torch.device) -> None:
         super().__init__(layers=[])
@@ -48,7 +48,7 @@ class Slots(Cache):
         self.columns = 0
 
     def aim(self, position_B: Tensor) -> Tensor:
-        """Rows 0..B−1 take a token at these positions; returns what attention adds to their scores (B, 1, 1, L)."""
+        """Set the positions of the next tokens of rows 0..B−1; return the bias of their attention (B, 1, 1, L)."""
         rows = len(position_B)
         self.row_B, self.position_B = torch.arange(rows, device=position_B.device), position_B
         self.bias_SL[self.row_B, position_B] = 0.0
@@ -56,21 +56,21 @@ class Slots(Cache):
         return self.bias_SL[:rows, None, None, : self.columns]
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any) -> tuple[Tensor, Tensor]:
-        """Store one token (B, H, 1, D) per row; returns everything the rows hold (B, H, L, D)."""
+        """Store one token (B, H, 1, D) per row; return all keys and values of the rows (B, H, L, D)."""
         if len(self.slabs) <= layer_idx:
             self.slabs.append((self._slab(key_states), self._slab(value_states)))
-        held = []
+        stored = []
         rows, heads = key_states.shape[:2]
         head_H = torch.arange(heads, device=key_states.device)
         at_X = ((self.row_B[:, None] * heads + head_H) * self.num_columns + self.position_B[:, None]).flatten()
         for slab_SHLD, new_BHTD in zip(self.slabs[layer_idx], (key_states, value_states), strict=True):
             width = new_BHTD.shape[-1]  # of values it may differ from that of keys
             slab_SHLD.view(-1, width).index_copy_(0, at_X, new_BHTD.reshape(-1, width))
-            held.append(slab_SHLD[:rows, :, : self.columns])
-        return held[0], held[1]
+            stored.append(slab_SHLD[:rows, :, : self.columns])
+        return stored[0], stored[1]
 
     def place(self, slots_X: Tensor, prefix: Prefix | None, source_X: Tensor, lengths_X: Tensor) -> None:
-        """Begin slots with row `source_X` of a prefix, of which `lengths_X` columns count; without one, empty."""
+        """Fill slots with the first `lengths_X` columns of rows `source_X` of a prefix; without one, empty them."""
         column_L = torch.arange(self.num_columns, device=lengths_X.device)
         self.bias_SL[slots_X] = torch.where(column_L < lengths_X[:, None], 0.0, float("-inf"))
         if prefix is None:
@@ -82,14 +82,14 @@ class Slots(Cache):
                 slab_SHLD[slots_X, :, : states_RHTD.shape[2]] = states_RHTD[source_X]
 
     def move(self, from_X: Tensor, to_X: Tensor) -> None:
-        """Copy rows, so that those in use lie together."""
+        """Copy rows, so that those in use are adjacent."""
         self.bias_SL[to_X] = self.bias_SL[from_X]
         for pair in self.slabs:
             for slab_SHLD in pair:
                 slab_SHLD[to_X, :, : self.columns] = slab_SHLD[from_X, :, : self.columns]
 
     def grow(self, num_slots: int, num_columns: int) -> None:
-        """Room for more slots and longer sequences; what the slots hold stays."""
+        """Make room for more slots and longer sequences; the contents of the slots stay."""
         old_SL, self.num_columns = self.bias_SL, num_columns
         self.bias_SL = old_SL.new_full((num_slots, num_columns), float("-inf"))
         self.bias_SL[: old_SL.shape[0], : old_SL.shape[1]] = old_SL
@@ -113,7 +113,7 @@ def prefill(model: Any, ids_RT: Tensor) -> Prefix:
 
 
 def compute_slot_logits(model: Any, slots: Slots, token_B: Tensor, position_B: Tensor) -> Tensor:
-    """Give every row a token at its position; return the logits (B, V) after it."""
+    """Run the model on one token per row at its position; return the logits (B, V) after it."""
     return model(
         input_ids=token_B[:, None],
         position_ids=position_B[:, None],
@@ -135,13 +135,16 @@ def slot_attention(
     sliding_window: int | None = None,
     **ignored: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of prompts (causal, `slot_bias` None) or of one new token per slot, over (B, heads, T, D) tensors.
+    """Return attention of prompts (causal, `slot_bias` None) or of one new token per slot, over (B, heads, T, D).
 
-    The queries that share a key-value head are put in the place of the tokens, so that keys are never repeated.
-    Raises StepError for what it would compute wrongly: sliding windows, softcapped scores and attention sinks.
+    Queries that share a key-value head take the place of the token dimension, so that keys are never repeated. Raise
+    StepError for features that it does not implement: sliding windows, softcapped scores and attention sinks.
     """
     if ignored.get("softcap") is not None or ignored.get("s_aux") is not None or sliding_window:
-        raise StepError("attention over slots has no sliding windows, softcapped scores or sinks")
+        raise StepError(
+            "engine torch: attention over slots supports no sliding windows, softcapped scores or sinks; "
+            "use another engine for this model"
+        )
     if slot_bias is None:
         grouped = query.shape[1] != key.shape[1]
         out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
@@ -157,11 +160,11 @@ AttentionInterface.register(NAME, slot_attention)
 
 @contextmanager
 def use_slot_attention(model: Any) -> Iterator[None]:
-    """Switch a model to attention over slots and to evaluation, and back."""
-    before = model.config._attn_implementation
+    """Within the context the model is in evaluation mode and uses attention over slots."""
+    implementation = model.config._attn_implementation
     model.config._attn_implementation = NAME
     try:
         with evaluation_mode(model):
             yield
     finally:
-        model.config._attn_implementation = before
+        model.config._attn_implementation = implementation

@@ -1,4 +1,4 @@
-"""From logits to tokens: temperature, processor, draw; what is reported is of the distribution that was drawn from.
+"""Sample tokens from logits: temperature, processor, draw; log-probabilities are of the distribution drawn from.
 
 Shapes: B sequences, V vocabulary.
 """
@@ -11,29 +11,29 @@ from torch import Tensor
 from learning.samples.engine_protocol import Processor
 
 FIXED_POINT = 2.0**52
-"""Probability 1 as a whole number."""
+"""Probability 1 as an integer."""
 
 
 def draw(logp_BV: Tensor, uniform_B1: Tensor) -> Tensor:
-    """Tokens (B,) by inverting the distribution at numbers in [0, 1); never one of probability 0.
+    """Return tokens (B,) by inverting the distribution at numbers in [0, 1); never one of probability 0.
 
-    The sums are of whole numbers, so they do not depend on the order in which a device adds.
+    The sums are of integers, so they do not depend on the order in which a device adds.
     """
     cdf_BV = (logp_BV.double().exp() * FIXED_POINT).long().cumsum(-1)
     total_B1 = cdf_BV[:, -1:]
     target_B1 = torch.minimum((uniform_B1 * total_B1).long(), total_B1 - 1)
-    # Broken weights give no distribution: any token will do, its log-probability says what happened.
+    # Weights of NaN give no distribution: any token will do, its log-probability shows the failure.
     return torch.searchsorted(cdf_BV, target_B1, right=True)[:, 0].clamp(max=logp_BV.shape[1] - 1)
 
 
 def compute_entropy(logp_BV: Tensor) -> Tensor:
-    """Entropy in nats (B,) of distributions given by their log-probabilities; impossible tokens add nothing."""
+    """Return the entropy in nats (B,) of distributions by log-probabilities; impossible tokens add 0."""
     return -(logp_BV.exp() * logp_BV.clamp(min=torch.finfo(logp_BV.dtype).min)).sum(-1)
 
 
 @dataclass(frozen=True)
 class SampledTokens:
-    """Next tokens with what is known of them, (B,) each."""
+    """Next tokens with their log-probabilities and entropies, (B,) each."""
 
     token_B: Tensor
     logprob_B: Tensor
@@ -50,12 +50,12 @@ def pick(
     processor: Processor | None = None,
     entropy: bool = False,
 ) -> SampledTokens:
-    """Next tokens: drawn at `uniform_B1`, the likeliest where the temperature is 0.
+    """Return the next tokens: drawn at `uniform_B1`, or the likeliest where the temperature is 0.
 
-    `uniform_B1` None: no temperature is above 0; `greedy`: some may be 0. The distribution of a greedy token is that of
-    temperature 1.
+    `uniform_B1` is None if no temperature is above 0; `greedy` is set if some may be 0. The reported distribution of a
+    greedy token is that of temperature 1.
     """
-    # Divided by a tensor, not by a number, which a GPU would round in another way.
+    # Divide by a tensor: a GPU rounds a division by a number differently.
     scale_B1 = temperature_B.where(temperature_B > 0, 1.0)[:, None] if greedy else temperature_B[:, None]
     logits_BV = logits_BV.float() / scale_B1
     if processor is not None:

@@ -1,4 +1,4 @@
-"""Engine `torch`: samples with the policy itself, in this process; its log-probabilities equal the trainer's."""
+"""Engine `torch`: sample with the policy itself, in this process; its log-probabilities equal the trainer's."""
 
 from typing import Annotated
 
@@ -18,9 +18,9 @@ from learning.samples.engine_protocol import Flight, Generation, Request, Sampli
 class Engine:
     """Continuous batching over a decoder-only model of transformers.
 
-    `max_slots` is how many samples run at once. A model whose attention does not fit slots (windows, sinks,
-    hybrids, state spaces: found on its own weights) is decoded with its own cache instead. Nothing computed from
-    weights outlives a call of `generate`; a flight computes it again after a sync.
+    `max_slots` is the number of samples that run at once. A model whose attention does not fit slots (windows, sinks,
+    hybrids, state spaces; checked on its own weights) is decoded with its own cache instead. No cache outlives a call
+    of `generate`; a flight computes it again after a sync.
     """
 
     def __init__(self, policy: Policy, *, max_slots: Annotated[int, Field(ge=1)] = 256) -> None:
@@ -29,12 +29,12 @@ class Engine:
         self.version = self.syncs = 0
 
     def sync(self, version: int) -> None:
-        """The weights are those of the policy itself; a flight sees that what it has cached is old."""
+        """Record that the policy's weights have changed, so that flights drop their caches."""
         self.version, self.syncs = version, self.syncs + 1
 
     @torch.inference_mode()
     def generate(self, requests: list[Request], sampling: Sampling) -> list[list[Generation]]:
-        """`n` generations of each request. Raises StepError for an empty prompt or one that leaves too little room."""
+        """Return `n` generations of each request; raise StepError if a prompt is empty or too long."""
         self.check(requests, sampling)
         if not any(request.n for request in requests):
             return [[] for _ in requests]
@@ -48,17 +48,17 @@ class Engine:
         return batch.results()
 
     def flight(self, sampling: Sampling) -> Flight:
-        """Generation step by step, over the same slots; weights may be replaced between steps."""
+        """Return a flight for stepwise generation; weights may be replaced between steps."""
         flight = UncachedFlight if explain_slot_misfit(self.model) else InFlight
         return flight(self, sampling, self.policy.stop_ids, self.max_slots)
 
     @property
     def model(self) -> torch.nn.Module:
-        """The model that samples, without a wrapper for adapters."""
-        model = self.policy.model
-        return model.get_base_model() if hasattr(model, "get_base_model") else model
+        """Return the model that samples, without a wrapper for adapters."""
+        unwrap = getattr(self.policy.model, "get_base_model", None)
+        return self.policy.model if unwrap is None else unwrap()
 
     def check(self, requests: list[Request], sampling: Sampling) -> None:
-        """Raise StepError for a request that there is no room for."""
+        """Raise StepError if a request does not fit into the model's context."""
         for request in requests:
             check_room(request, sampling, engine="torch", length=self.policy.max_length)

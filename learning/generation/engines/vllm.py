@@ -133,7 +133,8 @@ class Engine:
         """Compare log-probabilities with the policy's, where nothing else is in flight."""
         if host.flying:
             return
-        vocabulary = self.policy.model.get_input_embeddings().num_embeddings
+        embeddings: Any = self.policy.model.get_input_embeddings()
+        vocabulary: int = embeddings.num_embeddings
         prompt = [token % vocabulary for token in PROBE][: self.max_length - 2]
         self._probing = True
         try:

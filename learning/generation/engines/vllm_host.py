@@ -133,7 +133,8 @@ def get_host(policy: Policy, options: dict[str, Any]) -> Host:
 
     Raises StepError for a model that vLLM cannot run.
     """
-    model = policy.model.get_base_model() if hasattr(policy.model, "get_base_model") else policy.model
+    unwrap = getattr(policy.model, "get_base_model", None)
+    model = policy.model if unwrap is None else unwrap()
     config = type(model.config).from_dict(model.config.to_dict())
     config.architectures, config.dtype = [type(model).__name__], model.dtype
     on_gpu = model.device.type == "cuda"

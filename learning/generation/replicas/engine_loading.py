@@ -1,4 +1,4 @@
-"""The engine of a stage: in this process, or as replicas in workers of their own where the stage's resources say so."""
+"""Build the engine of a stage: in this process, or as replicas in workers if the stage's resources have such a role."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,10 +25,10 @@ def make_engine(
     training: Training | None = None,
     desk: SpendingAccount | None = None,
 ) -> EngineProtocol:
-    """An engine over a policy, here or in workers. Raises StepError.
+    """Return an engine over a policy, in this process or in workers; raise StepError if it cannot be built.
 
-    Where the role `rollout` has workers, each of them loads the policy from `folder`, where it lies as it is now;
-    later weights go through files in `scratch` (None: they never change), and its blocks compute as `training` says.
+    If the role `rollout` has workers, each loads the current policy from `folder`; later weights are sent as files in
+    `scratch` (None: they never change), and the model computes with the options of `training`.
     """
     if actors is None or not actors.size("rollout"):
         return build_engine(use, policy, desk)
@@ -42,7 +42,7 @@ def make_engine(
 
 
 def load_sampling_policy(folder: Path, device: str, actors: Actors | None) -> Policy:
-    """The policy that an engine here samples with; where workers do, all but its weights. Raises StepError."""
+    """Return the policy for an engine in this process, or without weights if workers sample."""
     return load_outline(folder) if actors is not None and actors.size("rollout") else load_policy(folder, device=device)
 
 
@@ -50,10 +50,11 @@ def load_sampling_policy(folder: Path, device: str, actors: Actors | None) -> Po
 def open_engine(
     use: EngineUse, policy: Any, actors: Actors | None, folder: Path, desk: SpendingAccount | None = None
 ) -> Iterator[EngineProtocol]:
-    """An engine over a policy that does not change, for a while: workers are free again afterwards."""
+    """Provide an engine over a policy that does not change; its workers are freed at the end of the context."""
     engine = make_engine(use, policy, actors, folder=folder, desk=desk)
     try:
         yield engine
     finally:
-        if actors is not None and actors.size("rollout"):
-            engine.close()
+        close = getattr(engine, "close", None)
+        if close is not None and actors is not None and actors.size("rollout"):
+            close()

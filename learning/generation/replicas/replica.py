@@ -1,4 +1,4 @@
-"""One replica of an engine as its client sees it: what it was given and has not given back."""
+"""A client's record of one replica: the work that it was sent and has not returned."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ Ended = tuple[int, Generation]
 
 @dataclass(eq=False)
 class Piece:
-    """Siblings that go to one replica: `left` are the streams of a request whose completions have not come back."""
+    """Completions of one request that are sent to one replica; `left` are the random streams not returned yet."""
 
     ticket: int
     request: Request
@@ -26,11 +26,11 @@ class Piece:
 
     @property
     def prompt(self) -> tuple[int, ...]:
-        """Of all its completions."""
+        """Return the prompt of its completions."""
         return tuple(self.request.prompt_ids)
 
     def again(self) -> Iterator["Piece"]:
-        """What is left of it, as pieces with consecutive streams."""
+        """Yield the rest of it as pieces of consecutive random streams."""
         runs: list[list[int]] = []
         for number in sorted(self.left):
             if runs and number == runs[-1][-1] + 1:
@@ -41,37 +41,37 @@ class Piece:
             yield Piece(self.ticket, replace(self.request, first=run[0], n=len(run)), self.sampling)
 
     def suspended(self) -> list[Ended]:
-        """What is left of it, as completions without a token."""
+        """Return the rest of it as suspended completions without a token."""
         return [(self.ticket, Generation([], [], "suspended", sample=number)) for number in sorted(self.left)]
 
 
 @dataclass(eq=False)
 class Replica:
-    """One of the engines: what it has been given, and what it has been asked."""
+    """One of the engines, with its open work and pending calls."""
 
     remote: Remote
     open: dict[int, Piece] = field(default_factory=dict)
     load: int = 0
-    """Completions that it owes."""
+    """Completions that it has not returned."""
     prompts: Counter[tuple[int, ...]] = field(default_factory=Counter)
-    """Those that it works on."""
+    """Number of open pieces by prompt."""
     sent: list[Future] = field(default_factory=list)
-    """Answers to what it was given, which only say whether something was wrong."""
+    """Pending answers to `submit`, which only report errors."""
     asked: Future | None = None
-    """The completions that it was last asked for."""
+    """Pending answer to `collect`."""
     deaths: int = 0
-    """In a row, without a completion in between."""
-    told: dict[str, float] = field(default_factory=dict)
-    """What it last said of itself."""
+    """Deaths in a row without a completion in between."""
+    last_stats: dict[str, float] = field(default_factory=dict)
+    """Statistics that it returned last."""
 
     def take(self, name: int, piece: Piece) -> None:
-        """Owe a piece."""
+        """Record a piece as sent."""
         self.open[name] = piece
         self.load += len(piece.left)
         self.prompts[piece.prompt] += 1
 
     def gave(self, name: int, number: int) -> bool:
-        """A completion came back; False when it is not owed (any more)."""
+        """Record a returned completion; return False if it was not (or no longer) expected."""
         piece = self.open.get(name)
         if piece is None or number not in piece.left:
             return False
@@ -82,7 +82,7 @@ class Replica:
         return True
 
     def release(self, name: int) -> None:
-        """Owe a piece no longer."""
+        """Remove a piece."""
         piece = self.open.pop(name)
         self.load -= len(piece.left)
         self.prompts[piece.prompt] -= 1
@@ -90,7 +90,7 @@ class Replica:
             del self.prompts[piece.prompt]
 
     def drop(self) -> list[Piece]:
-        """Owe nothing; what it owed."""
-        owed, self.open, self.load = list(self.open.values()), {}, 0
+        """Remove and return all open pieces."""
+        pieces, self.open, self.load = list(self.open.values()), {}, 0
         self.prompts.clear()
-        return owed
+        return pieces

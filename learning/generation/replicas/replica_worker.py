@@ -1,7 +1,7 @@
-"""What runs in a rollout worker: a policy loaded from its folder, an engine over it, and the service that clients ask.
+"""The service of a rollout worker: a policy loaded from its folder and an engine over it.
 
-An engine that generates step by step runs in a `RolloutService`; one that can only be called, as a client of a server
-elsewhere, in `Calls`.
+An engine that generates step by step runs in a `RolloutService`; one that is only called for batches, such as the
+client of a server, in `BatchService`.
 """
 
 import time
@@ -23,8 +23,8 @@ from schemas.training import Training
 from schemas.use import EngineUse
 
 
-class Calls:
-    """A service over an engine that samples a whole batch per call: what is queued is sampled when it is asked for."""
+class BatchService:
+    """A service over an engine that samples a batch per call: queued requests are sampled by `collect`."""
 
     def __init__(self, engine: EngineProtocol, take: Callable[[Any], None], policy: Policy) -> None:
         self.engine, self.take, self.policy = engine, take, policy
@@ -36,24 +36,24 @@ class Calls:
         self.queued += [(ticket, request, sampling) for ticket, request in requests]
 
     def collect(self, wait_s: float = 0.0) -> list[tuple[int, Generation]]:
-        """Completions of all that is queued with the first one's sampling; the engine takes the time it takes."""
+        """Sample and return all queued completions with the first one's sampling options, however long it takes."""
         if not self.queued:
             time.sleep(wait_s)
             return []
         sampling = self.queued[0][2]
-        now = [(ticket, request) for ticket, request, other in self.queued if other == sampling]
-        self.queued = [one for one in self.queued if one[2] != sampling]
-        made = self.engine.generate([request for _, request in now], sampling)
+        batch = [(ticket, request) for ticket, request, other in self.queued if other == sampling]
+        self.queued = [entry for entry in self.queued if entry[2] != sampling]
+        generations = self.engine.generate([request for _, request in batch], sampling)
         self.calls += 1
-        self.tokens += sum(len(one.token_ids) for of in made for one in of)
+        self.tokens += sum(len(generation.token_ids) for of_request in generations for generation in of_request)
         return [
-            (ticket, replace(one, sample=request.first + i))
-            for (ticket, request), of in zip(now, made, strict=True)
-            for i, one in enumerate(of)
+            (ticket, replace(generation, sample=request.first + i))
+            for (ticket, request), of_request in zip(batch, generations, strict=True)
+            for i, generation in enumerate(of_request)
         ]
 
     def suspend(self) -> list[tuple[int, Generation]]:
-        """What is queued was never begun."""
+        """Take out and return all queued completions, which have no token."""
         queued, self.queued = self.queued, []
         return [
             (ticket, Generation([], [], "suspended", sample=request.first + i))
@@ -62,22 +62,22 @@ class Calls:
         ]
 
     def load(self, receipt: Any) -> None:
-        """Take the weights of a receipt; nothing is under way between two calls."""
+        """Load the weights of a receipt; no completion runs between two calls."""
         self.take(receipt)
 
     def likelihoods(self, pairs: Sequence[tuple[list[int], list[int]]], temperature: float = 1.0) -> list[list[float]]:
-        """By the weights that are in place now."""
+        """Return log-probabilities under the current weights."""
         return compute_likelihoods(self.policy.model, pairs, temperature)
 
     def stats(self) -> dict[str, float]:
-        """Tokens and calls so far."""
+        """Return the numbers of tokens and calls."""
         return {"tokens": self.tokens, "calls": self.calls}
 
 
 def serve(use: EngineUse, folder: str, dtype: str, training: Training | None = None) -> Service:
-    """The service of a worker: the policy of a folder, the engine that a recipe names, new weights by file.
+    """Return the service of a worker: the policy of a folder, the engine of the recipe, new weights by file.
 
-    The policy computes as the one that `training` trains.
+    The model computes with the options of `training`, as the trained one.
     """
     torch.use_deterministic_algorithms(True)
     policy = load_policy(Path(folder), device="cuda" if torch.cuda.is_available() else "cpu", dtype=dtype)
@@ -88,4 +88,4 @@ def serve(use: EngineUse, folder: str, dtype: str, training: Training | None = N
     take = PolicyReceiver(policy, engine, read_weights).load
     if isinstance(engine, FlyingEngine):
         return RolloutService(engine, take, policy).start()
-    return Calls(engine, take, policy)
+    return BatchService(engine, take, policy)

@@ -1,10 +1,9 @@
-"""Many engines as one: requests go to the replica that has least to do, and come back whichever of them dies.
+"""Many engines as one: requests go to the replica with the least load, and are sent again if a replica dies.
 
-A replica is a `learning.generation.services.rollout_service.Service` behind a `Remote`. It is given at most `in_flight`
-completions at a time, the rest waits here, so that no replica is flooded and a slow one takes less. Siblings of one
-prompt stay together, so that their prompt is computed once. Random streams belong to requests
-(`learning.samples.engine_protocol`): which replica samples a completion, and how often it was begun, changes nothing
-in it.
+A replica is a `learning.generation.services.rollout_service.Service` behind a `Remote`. It receives at most `in_flight`
+completions at a time and the rest waits here, so that a slow replica takes less. Completions of one prompt stay
+together, so that their prompt is computed once. Random streams belong to requests (`learning.samples.engine_protocol`):
+a completion does not depend on the replica that samples it, nor on restarts.
 """
 
 from collections import deque
@@ -20,17 +19,17 @@ from learning.samples.engine_protocol import Generation, Request, Sampling
 from schemas.errors import StepError
 
 IN_FLIGHT = 512
-"""Completions that a replica is given at a time: twice the slots of an engine, so that an empty one is refilled."""
+"""Completions that are sent to a replica at a time: twice the slots of an engine, so that empty ones are refilled."""
 WAIT = 0.05
-"""Seconds that a replica waits for a completion before it listens again."""
+"""Seconds that a replica waits for a completion before it handles the next call."""
 TRIES = 3
-"""How often in a row a replica may die before it has given anything."""
+"""Deaths of a replica in a row, without a completion in between, that end the step."""
 
 
 class Replicas:
-    """An engine over services in other processes; `publisher` makes the trainer's end of the weight sync.
+    """An engine over services in other processes; `publisher` builds the trainer's end of the weight sync.
 
-    `generate` is for whole batches; `submit` and `collect` for completions as they end. One thread uses it.
+    Use `generate` for batches, `submit` and `collect` for completions as they end. It is not thread-safe.
     """
 
     def __init__(
@@ -52,18 +51,18 @@ class Replicas:
 
     @property
     def capacity(self) -> int:
-        """Completions that can be under way at once."""
+        """Return the maximum number of concurrent completions."""
         return self.in_flight * len(self.replicas)
 
     @property
     def settled(self) -> bool:
-        """Whether the latest weights have reached every replica, as far as was heard."""
+        """Return whether every replica has reported the latest weights."""
         return self.roll.over
 
     def generate(self, requests: list[Request], sampling: Sampling) -> list[list[Generation]]:
-        """For each request its `n` generations. Raises StepError; nothing is under way afterwards."""
+        """Return `n` generations of each request; on an error all running completions are dropped."""
         if self.waiting or any(r.open for r in self.replicas):
-            raise StepError("replicas: completions that were submitted are under way; collect them first")
+            raise StepError("replicas: submitted completions are still running; collect them first")
         self._settle()
         try:
             return self._generate(requests, sampling)
@@ -72,24 +71,26 @@ class Replicas:
             raise
 
     def _generate(self, requests: list[Request], sampling: Sampling) -> list[list[Generation]]:
-        found: list[dict[int, Generation]] = [{} for _ in requests]
+        generations: list[dict[int, Generation]] = [{} for _ in requests]
         limits = [_compute_limit(request, sampling) for request in requests]
-        wanted, ended = sum(request.n for request in requests), 0
+        total, ended = sum(request.n for request in requests), 0
         for limit in dict.fromkeys(limits):
             some = [(i, r) for i, r in enumerate(requests) if limits[i] == limit and r.n]
             self.submit(some, replace(sampling, max_new_tokens=limit, window=None, target=None))
-        target = wanted if sampling.target is None else sampling.target
-        while ended < target and (made := self.collect(WAIT, until_some=True)):
-            for ticket, one in made:
-                whole = one.finish == "stop" or limits[ticket] == sampling.max_new_tokens
-                found[ticket][one.sample] = one if whole else replace(one, finish="suspended")
-                ended += whole
-        for ticket, one in self.suspend():
-            found[ticket][one.sample] = one
-        return [[of[k] for k in sorted(of)] for of in found]
+        target = total if sampling.target is None else sampling.target
+        while ended < target and (collected := self.collect(WAIT, until_some=True)):
+            for ticket, generation in collected:
+                complete = generation.finish == "stop" or limits[ticket] == sampling.max_new_tokens
+                if not complete:
+                    generation = replace(generation, finish="suspended")
+                generations[ticket][generation.sample] = generation
+                ended += complete
+        for ticket, generation in self.suspend():
+            generations[ticket][generation.sample] = generation
+        return [[of_request[k] for k in sorted(of_request)] for of_request in generations]
 
     def submit(self, requests: Sequence[tuple[int, Request]], sampling: Sampling) -> None:
-        """Queue requests under tickets of the caller; they begin as replicas have room for them."""
+        """Queue requests under the caller's tickets; they start as replicas have capacity."""
         total = sum(request.n for _, request in requests)
         share = max(1, min(self.in_flight, -(-total // len(self.replicas))))
         for ticket, request in requests:
@@ -99,10 +100,10 @@ class Replicas:
         self._dispatch()
 
     def collect(self, wait_s: float = 0.0, *, until_some: bool = False) -> list[Ended]:
-        """Completions that have ended, with their tickets; waits up to `wait_s` seconds for the first one.
+        """Return ended completions with their tickets; wait up to `wait_s` seconds for the first one.
 
-        `until_some`: wait for as long as anything is under way. Raises StepError when a replica says that something
-        is wrong, or dies again and again.
+        With `until_some` wait as long as any completion is running. Raise StepError if a replica reports an error or
+        dies repeatedly.
         """
         while True:
             self._go_on()
@@ -110,30 +111,30 @@ class Replicas:
             asked = {r.asked: r for r in self.replicas if r.asked is not None}
             futures = [*asked, *((self.roll.at[2],) if self.roll.at else ())]
             done, _ = wait(futures, timeout=None if until_some else wait_s, return_when=FIRST_COMPLETED)
-            made = [one for future in done if future in asked for one in self._heard(asked[future])]
-            if made or not until_some or not futures:
+            ended = [completion for future in done if future in asked for completion in self._receive(asked[future])]
+            if ended or not until_some or not futures:
                 self._dispatch()
-                return made
+                return ended
 
     def suspend(self) -> list[Ended]:
-        """Take everything out, also what waits, as suspended completions; what ended in between comes along."""
-        made = [one for piece in self.waiting for one in piece.suspended()]
+        """Take out and return all running and waiting completions as suspended, and those that ended in between."""
+        completions = [completion for piece in self.waiting for completion in piece.suspended()]
         self.waiting.clear()
         for replica in self.replicas:
             if replica.asked is not None:
-                made += self._heard(replica)
+                completions += self._receive(replica)
         busy = [(r, r.remote.call("suspend"), r.remote.call("collect")) for r in self.replicas if r.open]
         for replica, *answers in busy:
             try:
-                made += [one for answer in answers for one in self._taken(replica, answer.result())]
+                completions += [c for answer in answers for c in self._match_tickets(replica, answer.result())]
             except Lost as error:
                 self._revive(replica, error)
         left = [piece for replica in self.replicas for piece in replica.drop()] + list(self.waiting)
         self.waiting.clear()
-        return made + [one for piece in left for one in piece.suspended()]
+        return completions + [completion for piece in left for completion in piece.suspended()]
 
     def abort(self) -> None:
-        """Forget everything under way: what comes back later is nobody's."""
+        """Drop all running completions; those returned later are ignored."""
         self.waiting.clear()
         for replica in self.replicas:
             if replica.drop():
@@ -141,17 +142,18 @@ class Replicas:
             replica.sent, replica.asked = [], None
 
     def sync(self, version: int, *, each: bool = False) -> None:
-        """Give every replica the policy's weights as they are now; returns when all have them. Raises StepError.
+        """Send the policy's current weights to every replica, and return when all have loaded them.
 
-        `each`: one after the other, while the others go on; returns at once, and `collect` sees to the rest. The
-        weights before are waited for, so that no replica is more than one version behind.
+        With `each` they load one after the other while the others generate: return at once, `collect` continues the
+        update. An earlier update is completed first, so that no replica is more than one version behind. Raise
+        StepError if weights cannot be loaded.
         """
         if self.publisher is None:
-            raise StepError("replicas: the weights of these do not change")
+            raise StepError("replicas: these replicas were started without weight sync, so their weights cannot change")
         self._settle()
         self.weights = self.weights or self.publisher()
         self.receipt, self.version = self.weights.publish(version), version
-        if each and self.receipt.kind != "collective":  # a collective goes to all of its members at once
+        if each and self.receipt.kind != "collective":  # a collective sends to all of its members at once
             self.weights.wait()
             self.roll.begin(self.replicas, self.receipt)
             return
@@ -164,42 +166,42 @@ class Replicas:
                 self._revive(replica, error)
 
     def stats(self) -> list[dict[str, float]]:
-        """What every replica tells of itself; of one that is loading, what it told last, if anything."""
+        """Return the statistics of every replica; of one that is loading the last known ones, if any."""
         able = [replica for replica in self.replicas if replica is not self.roll.loading]
         for replica, answer in [(replica, replica.remote.call("stats")) for replica in able]:
-            replica.told = answer.result()
-        return [replica.told for replica in self.replicas if replica.told]
+            replica.last_stats = answer.result()
+        return [replica.last_stats for replica in self.replicas if replica.last_stats]
 
     def close(self) -> None:
-        """End the replicas; what is under way is lost."""
+        """End the replicas; running completions are lost."""
         for replica in self.replicas:
             replica.remote.stop()
 
     def _go_on(self, wait: bool = False) -> None:
-        """See to it that the next replica is told of new weights."""
+        """Continue a rolling update; restart a replica that died in it."""
         if (died := self.roll.go_on(wait)) is not None:
             self._revive(*died)
 
     def _settle(self) -> None:
-        """Return when every replica has the latest weights."""
+        """Wait until every replica has the latest weights."""
         while not self.roll.over:
             self._go_on(wait=True)
 
     def _dispatch(self) -> None:
-        """Give what waits to replicas that have room, and ask those that work for what has ended."""
-        given: dict[int, list[int]] = {}
-        while self.waiting and (chosen := self._room(self.waiting[0])) is not None:
+        """Send waiting pieces to replicas with capacity, and request ended completions from busy replicas."""
+        assigned: dict[int, list[int]] = {}
+        while self.waiting and (chosen := self._choose_replica(self.waiting[0])) is not None:
             self._pieces += 1
             self.replicas[chosen].take(self._pieces, self.waiting.popleft())
-            given.setdefault(chosen, []).append(self._pieces)
-        for chosen, names in given.items():
+            assigned.setdefault(chosen, []).append(self._pieces)
+        for chosen, names in assigned.items():
             self._send(self.replicas[chosen], names)
         for replica in self.replicas:
             if replica.open and replica.asked is None:
                 replica.asked = replica.remote.call("collect", WAIT)
 
-    def _room(self, piece: Piece) -> int | None:
-        """The replica that owes least and has room; rather one that has the prompt, unless it owes a piece more."""
+    def _choose_replica(self, piece: Piece) -> int | None:
+        """Return the replica of the least load with capacity, preferring one with the same prompt; None without one."""
         size = len(piece.left)
         able = [(i, r) for i, r in enumerate(self.replicas) if r is not self.roll.loading]
         free = [i for i, r in able if r.load + size <= self.in_flight or not r.load]
@@ -217,48 +219,48 @@ class Replicas:
             requests = [(name, replica.open[name].request) for name in same]
             replica.sent.append(replica.remote.call("submit", requests, sampling))
 
-    def _heard(self, replica: Replica) -> list[Ended]:
-        """What a replica answered; one that has died is made anew, and what it owed is queued again, first of all."""
+    def _receive(self, replica: Replica) -> list[Ended]:
+        """Return the completions of a replica's answer; if it died, restart it and queue its open work first."""
         assert replica.asked is not None
         answer, replica.asked = replica.asked, None
         try:
-            made = answer.result()
+            completions = answer.result()
             sent, replica.sent = replica.sent, []
-            for said in sent:
-                if said.done():
-                    said.result()
+            for acknowledgement in sent:
+                if acknowledgement.done():
+                    acknowledgement.result()
                 else:
-                    replica.sent.append(said)
+                    replica.sent.append(acknowledgement)
         except Lost as error:
             self._revive(replica, error)
             return []
-        return self._taken(replica, made)
+        return self._match_tickets(replica, completions)
 
-    def _taken(self, replica: Replica, made: list[Ended]) -> list[Ended]:
-        """Completions under the caller's tickets."""
-        found = []
-        for name, one in made:
+    def _match_tickets(self, replica: Replica, completions: list[Ended]) -> list[Ended]:
+        """Return a replica's completions under the caller's tickets, without those that were not expected."""
+        matched = []
+        for name, generation in completions:
             piece = replica.open.get(name)
-            if replica.gave(name, one.sample):
-                found.append((piece.ticket, one))
-        replica.deaths = 0 if made else replica.deaths
-        return found
+            if piece is not None and replica.gave(name, generation.sample):
+                matched.append((piece.ticket, generation))
+        replica.deaths = 0 if completions else replica.deaths
+        return matched
 
     def _revive(self, replica: Replica, error: Lost) -> None:
         replica.deaths += 1
         if replica.deaths >= TRIES:
-            raise StepError(f"{error}; that was {TRIES} times in a row without a completion") from error
-        owed = [some for piece in replica.drop() for some in piece.again()]
+            raise StepError(f"{error}; it died {TRIES} times in a row without a completion") from error
+        pieces = [part for piece in replica.drop() for part in piece.again()]
         replica.sent, replica.asked = [], None
         replica.remote = self.actors.restart(replica.remote)
         self.roll.leave_out(replica)
         if self.receipt is not None:
             replica.sent.append(replica.remote.call("load", self.receipt))
-        self.waiting.extendleft(reversed(owed))
+        self.waiting.extendleft(reversed(pieces))
 
 
 def _compute_limit(request: Request, sampling: Sampling) -> int:
-    """Tokens at which a completion of this call ends or is suspended."""
+    """Return the number of tokens at which a completion of this call ends or is suspended."""
     if sampling.window is None:
         return sampling.max_new_tokens
     return min(sampling.max_new_tokens, len(request.begun) + sampling.window)

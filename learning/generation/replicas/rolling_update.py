@@ -1,7 +1,8 @@
-"""New weights for one replica after the other, while all others go on generating under those that they have.
+"""Rolling weight updates: one replica after the other loads new weights, while the others generate with older ones.
 
-A replica that is loading decodes nothing; what it runs goes on under the new weights afterwards. So at any time at most
-one of them stands still, and none is more than one version behind (per-worker synchronisation of DART, Li et al. 2025).
+A replica that is loading does not decode; its completions continue under the new weights afterwards. At any time at
+most one replica is paused, and none is more than one version behind (per-worker synchronisation of DART, Li et al.
+2025).
 """
 
 from collections import deque
@@ -14,7 +15,7 @@ from learning.parallel.actors import Lost, Remote
 
 
 class RollingUpdate:
-    """Who has not been told yet, and who is loading."""
+    """The replicas that still have old weights, and the one that is loading."""
 
     def __init__(self) -> None:
         self.receipt: Receipt | None = None
@@ -23,23 +24,23 @@ class RollingUpdate:
 
     @property
     def over(self) -> bool:
-        """Whether every replica has the weights."""
+        """Return whether every replica has the weights."""
         return self.at is None and not self.behind
 
     @property
     def loading(self) -> Replica | None:
-        """The one that decodes nothing now."""
+        """Return the replica that is loading."""
         return self.at[0] if self.at is not None else None
 
     def begin(self, replicas: Sequence[Replica], receipt: Receipt) -> None:
-        """Tell the first one; the round before must be over."""
+        """Start an update with the first replica; the update before must be over."""
         self.receipt, self.behind = receipt, deque(replicas)
         self._tell()
 
     def go_on(self, wait: bool = False) -> tuple[Replica, Lost] | None:
-        """Tell the next one if the last has its weights (`wait`: as soon as); one that died of it, if any did.
+        """Start the next replica if the last has loaded (`wait`: wait for it); return one that died, with its error.
 
-        Raises StepError for weights that did not arrive.
+        Raise StepError if weights could not be loaded.
         """
         if self.at is None or not (wait or self.at[2].done()):
             return None
@@ -48,15 +49,15 @@ class RollingUpdate:
         try:
             answer.result()
         except Lost as error:
-            # Another call may have told of the death before, and the replica been made anew.
+            # Another call may have reported the death before, and the replica been restarted.
             return (replica, error) if replica.remote is remote else None
         finally:
             self._tell()
         return None
 
     def leave_out(self, replica: Replica) -> None:
-        """It was made anew with the latest weights."""
-        self.behind = deque(one for one in self.behind if one is not replica)
+        """Skip a replica that was restarted with the latest weights."""
+        self.behind = deque(other for other in self.behind if other is not replica)
 
     def _tell(self) -> None:
         if self.behind:

@@ -1,7 +1,7 @@
-"""Sampling by all ranks of a group: rank 0 asks, every rank's engine does its share.
+"""Sampling by all ranks of a training group: rank 0 requests, every rank's engine samples its share.
 
-Every completion has a random stream of its own, whichever rank samples it, so that ranks neither repeat each other nor
-sample other texts than one process would.
+Every completion has its own random stream, whichever rank samples it, so that ranks do not repeat each other and sample
+the same texts as one process.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,52 +17,52 @@ from schemas.errors import StepError
 
 Found = TypeVar("Found")
 Unit = tuple[int, Request]
-"""Index of a request, and the samples of it that one rank does."""
+"""Index of a request, and the part of it that one rank samples."""
 
 
 class SharedEngine:
-    """The engines of all ranks as one, for rank 0; the others `serve`."""
+    """The engines of all ranks as one engine, for rank 0; the other ranks call `serve`."""
 
     def __init__(self, engine: EngineProtocol, group: Group):
         self.engine, self.group = engine, group
 
     def generate(self, requests: list[Request], sampling: Sampling) -> list[list[Generation]]:
-        """As one engine does. One that must stop the others at some number of completions generates alone."""
+        """Return `n` generations of each request; with a target number of completions, rank 0 samples alone."""
         if sampling.target is not None:
             return self.engine.generate(requests, sampling)
         if not hasattr(self.engine, "environment"):
             requests = [replace(request, row=None) for request in requests]
-        # A processor is made of the recipe's functions, which every rank has bound for itself.
+        # A processor consists of functions of the recipe, which every rank has bound itself.
         self.group.broadcast((requests, replace(sampling, processor=None), sampling.processor is not None))
         return self._share(requests, sampling)
 
     def sync(self, version: int) -> None:
-        """The policy's weights have changed: forget everything cached from the old ones."""
+        """Drop everything cached from older weights."""
         self.engine.sync(version)
 
     def close(self) -> None:
-        """End what this rank's engine has beside it."""
-        if hasattr(self.engine, "close"):
-            self.engine.close()
+        """Close this rank's engine."""
+        if (close := getattr(self.engine, "close", None)) is not None:
+            close()
 
     def serve(self, processor: Processor | None) -> None:
-        """Do this rank's share of what rank 0 asks for, until it says that this was all."""
-        while (told := self.group.broadcast(None)) is not None:
-            requests, sampling, processed = told
+        """Sample this rank's share of rank 0's requests, until rank 0 ends the loop."""
+        while (message := self.group.broadcast(None)) is not None:
+            requests, sampling, processed = message
             self._share(requests, replace(sampling, processor=processor) if processed else sampling)
 
     def _share(self, requests: list[Request], sampling: Sampling) -> list[list[Generation]]:
         units = list(split_requests(requests, self.group.size))
-        mine = self.group.share(units)
-        done = self.engine.generate([request for _, request in mine], sampling) if mine else []
-        found: list[list[Generation]] = [[] for _ in requests]
-        for (index, _), generations in zip(units, self.group.together(done), strict=True):
-            found[index] += generations
-        return found
+        own_units = self.group.share(units)
+        sampled = self.engine.generate([request for _, request in own_units], sampling) if own_units else []
+        results: list[list[Generation]] = [[] for _ in requests]
+        for (index, _), generations in zip(units, self.group.together(sampled), strict=True):
+            results[index] += generations
+        return results
 
 
 def select_sampling_policy(policy: Policy, group: Group, apart: bool) -> Policy:
-    """The policy that samples: the trained one, or a whole copy where each rank has a part, and samples."""
+    """Return the policy that samples: the trained one, or a full copy if ranks hold shards and this one samples."""
     if not group.shards:
         return policy
     samples = group.main or not apart
@@ -70,18 +70,18 @@ def select_sampling_policy(policy: Policy, group: Group, apart: bool) -> Policy:
 
 
 class RemoteRankEngine:
-    """The engine of a rank that samples nothing: workers of their own do, and rank 0 talks to them."""
+    """Stand-in engine of the ranks above 0 if workers sample: only rank 0 sends requests to them."""
 
     def generate(self, requests: list[Request], sampling: Sampling) -> list[list[Generation]]:
-        """Raises StepError."""
-        raise StepError("sampling: rank 0 alone talks to the workers of the role `rollout`")
+        """Raise StepError."""
+        raise StepError("sampling: only rank 0 may send requests to the workers of the role `rollout`")
 
     def sync(self, version: int) -> None:
-        """Rank 0 tells them."""
+        """Do nothing: rank 0 sends the weights."""
 
 
 def make_rank_engine(group: Group, apart: bool, make: Callable[[], EngineProtocol]) -> EngineProtocol:
-    """The engine of a rank; `apart`: sampling has workers of its own."""
+    """Return the engine of a rank; `apart` is whether separate workers sample."""
     if group.size == 1:
         return make()
     if apart:
@@ -90,9 +90,9 @@ def make_rank_engine(group: Group, apart: bool, make: Callable[[], EngineProtoco
 
 
 def split_requests(requests: list[Request], size: int) -> Iterator[Unit]:
-    """What ranks do, one after the other: whole requests, or samples apart where there are fewer requests than ranks.
+    """Yield the parts of requests for the ranks: complete requests, or parts if there are fewer requests than ranks.
 
-    A request that is kept whole has its prompt computed once.
+    The prompt of a request that is not divided is computed only once.
     """
     for index, request in enumerate(requests):
         parts = 1 if len(requests) >= size else min(request.n, size)

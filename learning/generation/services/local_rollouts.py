@@ -1,4 +1,4 @@
-"""Generation beside training in one process: a service in a thread, with weights of its own."""
+"""Asynchronous generation in the trainer's process: a rollout service in a thread, with its own copy of the weights."""
 
 import copy
 from collections.abc import Callable
@@ -15,32 +15,34 @@ from schemas.use import EngineUse
 
 
 class LocalRollouts:
-    """A service whose engine samples with a copy of the policy: the trainer may change its own at any time."""
+    """A service whose engine samples with a copy of the policy, so that the trainer may change its own at any time."""
 
     def __init__(
         self, use: EngineUse, policy: Policy, around: Callable[[FlyingEngine], FlyingEngine] | None = None
     ) -> None:
-        """`around` makes of the engine the one that samples. Raises StepError where it cannot generate step by step."""
+        """Wrap the engine by `around`; raise StepError if the engine cannot generate step by step."""
         self.policy = policy
         self.copy = Policy(copy.deepcopy(policy.model).requires_grad_(False), policy.tokenizer, policy.max_length)
         engine: Any = build_engine(use, self.copy)
         if not isinstance(engine, FlyingEngine):
             raise StepError(
-                f"engine {use.use}: cannot go on while the policy is trained (it has no `flight`); "
-                "take `engine: torch` or `vllm`, or a rollout function that samples all at once: `rollout: synchronous`"
+                f"engine {use.use}: it cannot generate while the policy is trained (it has no `flight`); "
+                "use `engine: torch` or `vllm`, or the rollout `synchronous`"
             )
         self.engine: Any = engine if around is None else around(engine)
         self.service = RolloutService(self.engine, self._take, self.copy)
 
     def start(self) -> None:
-        """Go on by itself from now on. Raises StepError for an engine whose time is counted in decode steps."""
+        """Start the thread; raise StepError if the engine's time is counted in decode steps."""
         if getattr(self.engine, "exact", False):
-            raise StepError("env: decode_seconds counts decode steps, this drive real time: give it steps_per_update")
+            raise StepError(
+                "env: decode_seconds counts decode steps, but this rollout runs in real time; set its steps_per_update"
+            )
         if self.service.thread is None:
             self.service.start()
 
     def turn(self) -> bool:
-        """One decode step, where it does not go on by itself."""
+        """Decode one step; for use without the thread."""
         return self.service.turn()
 
     def submit(self, requests: list[tuple[int, Request]], sampling: Sampling) -> None:
@@ -48,22 +50,22 @@ class LocalRollouts:
         self.service.submit(requests, sampling)
 
     def collect(self, wait_s: float = 0.0) -> list[Ended]:
-        """Completions that ended."""
+        """Return the completions that have ended."""
         return self.service.collect(wait_s)
 
     def suspend(self) -> list[Ended]:
-        """Take everything out."""
+        """Take all completions out and return them."""
         return self.service.suspend()
 
     def sync(self, version: int, *, each: bool = False) -> None:
-        """Take the policy's weights as they are now, between two decode steps; returns when they are there.
+        """Copy the policy's current weights between two decode steps; return when they are in place.
 
-        There is no other service that could go on meanwhile: `each` changes nothing.
+        There is only one service, so `each` has no effect.
         """
         self.service.load(version)
 
     def stats(self) -> list[dict[str, float]]:
-        """What the service tells of itself."""
+        """Return the service's statistics."""
         return [self.service.stats()]
 
     def close(self) -> None:
@@ -74,7 +76,7 @@ class LocalRollouts:
 
     @torch.no_grad()
     def _take(self, version: int) -> None:
-        theirs = dict(self.policy.model.named_parameters())
-        for name, mine in self.copy.model.named_parameters():
-            mine.copy_(theirs[name])
+        current = dict(self.policy.model.named_parameters())
+        for name, parameter in self.copy.model.named_parameters():
+            parameter.copy_(current[name])
         self.engine.sync(version)

@@ -1,4 +1,4 @@
-"""How likely given completions are under a model, all in one forward pass.
+"""Log-probabilities of given completions under a model, all in one forward pass.
 
 Shapes: M packed tokens.
 """
@@ -14,7 +14,7 @@ from learning.models.packed import pack, packed_logprobs
 def compute_likelihoods(
     model: torch.nn.Module, pairs: Sequence[tuple[list[int], list[int]]], temperature: float = 1.0
 ) -> list[list[float]]:
-    """Log-probabilities, in nats, of the second of each pair of token ids after the first."""
+    """Return the log-probabilities, in nats, of the second of each pair of token ids after the first."""
     if not pairs:
         return []
     segments = [ids for pair in pairs for ids in pair]

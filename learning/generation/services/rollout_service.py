@@ -1,8 +1,8 @@
-"""Generation that goes on by itself: requests in, completions out, weights replaced between two decode steps.
+"""Continuous generation: requests in, completions out, weights replaced between two decode steps.
 
-The service owns an engine and its flights. It runs in a thread of its own (`start`), in this process or in an actor's,
-or turn by turn (`turn`), where time is to be counted in decode steps. Whoever calls it never waits for a completion
-unless he asks to: what is submitted, suspended or loaded takes its place between two steps.
+The service owns an engine and its flights. It runs in its own thread (`start`), in this process or in an actor's, or
+turn by turn (`turn`), if time is counted in decode steps. A caller waits for a completion only in `collect`;
+submitting, suspending and loading take effect between two steps.
 """
 
 import threading
@@ -22,37 +22,37 @@ Ended = tuple[int, Generation]
 
 
 class Service(Protocol):
-    """What a client may ask of a service, in this process or in another."""
+    """The calls of a client to a service, in this process or in another."""
 
     def submit(self, requests: Sequence[tuple[int, Request]], sampling: Sampling) -> None:
-        """Queue requests, each under a ticket that no other open one has; returns at once."""
+        """Queue requests, each under a unique ticket; return at once."""
         ...
 
     def collect(self, wait_s: float = 0.0) -> list[Ended]:
-        """Completions that ended since the last call; waits up to so many seconds for the first one."""
+        """Return completions that ended since the last call; wait up to `wait_s` seconds for the first one."""
         ...
 
     def suspend(self) -> list[Ended]:
-        """Take everything out, also what waits, as suspended completions; what has ended is left to `collect`."""
+        """Take out and return all running and waiting completions as suspended; `collect` returns the ended ones."""
         ...
 
     def load(self, receipt: Any) -> None:
-        """Take the weights of a receipt between two decode steps; returns when they are in place."""
+        """Load the weights of a receipt between two decode steps; return when they are in place."""
         ...
 
     def likelihoods(self, pairs: Sequence[tuple[list[int], list[int]]], temperature: float = 1.0) -> list[list[float]]:
-        """Log-probabilities of the second of each pair of token ids after the first."""
+        """Return the log-probabilities of the second of each pair of token ids after the first."""
         ...
 
     def stats(self) -> dict[str, float]:
-        """Numbers of the service so far: decode steps, tokens, seconds busy and idle, what is open, version."""
+        """Return statistics: decode steps, tokens, seconds busy and idle, open completions, version."""
         ...
 
 
 class RolloutService:
-    """`take` puts the weights of a receipt in place and tells the engine (`Receiver.load`).
+    """A service over an engine; `take` loads the weights of a receipt and notifies the engine (`Receiver.load`).
 
-    Requests of one sampling fly together; of another, beside them. Errors of the engine are raised by the next call.
+    Requests with equal sampling options share a flight. Errors of the engine are raised by the next call.
     """
 
     def __init__(self, engine: FlyingEngine, take: Callable[[Any], None], policy: Policy | None = None) -> None:
@@ -64,7 +64,7 @@ class RolloutService:
         self.thread: threading.Thread | None = None
         self.broken: StepError | None = None
         self.closed = False
-        self.told = dict.fromkeys(("steps", "tokens", "ended", "loads", "busy_s", "idle_s"), 0.0)
+        self.counts = dict.fromkeys(("steps", "tokens", "ended", "loads", "busy_s", "idle_s"), 0.0)
 
     def start(self) -> "RolloutService":
         """Work in a thread of its own from now on."""
@@ -73,7 +73,7 @@ class RolloutService:
         return self
 
     def close(self) -> None:
-        """End the thread; what is in flight is lost."""
+        """End the thread; running completions are lost."""
         with self.changed:
             self.closed = True
             self.changed.notify_all()
@@ -81,7 +81,7 @@ class RolloutService:
             self.thread.join()
 
     def submit(self, requests: Sequence[tuple[int, Request]], sampling: Sampling) -> None:
-        """Queue requests; a request that cannot be done is told by a later call."""
+        """Queue requests; a later call raises StepError if one cannot be sampled."""
 
         def add() -> None:
             if sampling not in self.flights:
@@ -92,70 +92,70 @@ class RolloutService:
         self._do(add)
 
     def collect(self, wait_s: float = 0.0) -> list[Ended]:
-        """Completions that have ended. Raises StepError for what went wrong meanwhile."""
+        """Return completions that have ended; raise StepError if the engine failed since the last call."""
         with self.changed:
             if not self.outbox and wait_s:
                 self.changed.wait_for(lambda: self.outbox or self.broken or self.closed, wait_s)
             self._check()
-            made, self.outbox = self.outbox, []
-            return made
+            ended, self.outbox = self.outbox, []
+            return ended
 
     def suspend(self) -> list[Ended]:
-        """Take everything out, in the order of its beginning within a sampling."""
+        """Take out and return all completions, in the order in which they began within a flight."""
 
         def out() -> list[Ended]:
-            made = [one for flight in self.flights.values() for one in flight.suspend()]
+            suspended = [completion for flight in self.flights.values() for completion in flight.suspend()]
             self.flights = {}
-            return made
+            return suspended
 
         return self._do(out).result()
 
     def load(self, receipt: Any) -> None:
-        """Put weights in place; returns when they are there. Raises StepError."""
+        """Load weights and return when they are in place; raise StepError if they cannot be loaded."""
 
         def take() -> None:
             self.take(receipt)
-            self.told["loads"] += 1
+            self.counts["loads"] += 1
 
         self._do(take).result()
 
     def likelihoods(self, pairs: Sequence[tuple[list[int], list[int]]], temperature: float = 1.0) -> list[list[float]]:
-        """By the weights that are in place now. Raises StepError where the service has an engine alone."""
+        """Return log-probabilities under the current weights; raise StepError if the service has no policy."""
         if self.policy is None:
-            raise StepError("rollout service: its engine has no model here that could tell likelihoods")
+            raise StepError("rollout service: it has an engine without a policy, so it cannot compute likelihoods")
         model = self.policy.model
         return self._do(lambda: compute_likelihoods(model, pairs, temperature)).result()
 
     def stats(self) -> dict[str, float]:
-        """Numbers so far."""
-        return {**self.told, "open": float(self.running), "version": float(getattr(self.engine, "version", -1))}
+        """Return statistics since the start."""
+        return {**self.counts, "open": float(self.running), "version": float(getattr(self.engine, "version", -1))}
 
     @property
     def running(self) -> int:
-        """Completions that have not ended, of what has been taken from the inbox."""
+        """Return the number of completions in flight."""
         return sum(flight.running for flight in list(self.flights.values()))
 
     def turn(self) -> bool:
-        """One decode step of every flight; False when nothing flies."""
-        flown = False
+        """Decode one step of every flight; return whether any was running."""
+        stepped = False
         for sampling, flight in list(self.flights.items()):
             if not flight.running:
                 if len(self.flights) > 1:
                     del self.flights[sampling]
                 continue
-            flown = True
+            stepped = True
             ended = flight.step()
-            self.told["ended"] += len(ended)
-            self.told["tokens"] += sum(generation.sampled for _, generation in ended)
+            self.counts["ended"] += len(ended)
+            self.counts["tokens"] += sum(generation.sampled for _, generation in ended)
             if ended:
                 with self.changed:
                     self.outbox += ended
                     self.changed.notify_all()
-        self.told["steps"] += flown
-        return flown
+        self.counts["steps"] += stepped
+        return stepped
 
     def _do(self, what: Callable[[], Any]) -> Future:
-        """Do something between two steps: now, or when the thread comes to it."""
+        """Run a function between two decode steps: now, or by the thread if it runs."""
         answer: Future = Future()
         with self.changed:
             self._check()
@@ -180,16 +180,16 @@ class RolloutService:
             try:
                 while self.inbox:
                     self._answer(*self.inbox.popleft())
-                flown = self.turn()
+                stepped = self.turn()
             except Exception as error:
                 self._break(error)
                 return
-            if flown:
-                self.told["busy_s"] += time.perf_counter() - began
+            if stepped:
+                self.counts["busy_s"] += time.perf_counter() - began
                 continue
             with self.changed:
                 self.changed.wait_for(lambda: self.inbox or self.closed)
-            self.told["idle_s"] += time.perf_counter() - began
+            self.counts["idle_s"] += time.perf_counter() - began
 
     def _answer(self, what: Callable[[], Any], answer: Future) -> None:
         try:
@@ -199,10 +199,11 @@ class RolloutService:
             self._break(error)
 
     def _break(self, error: Exception) -> None:
-        """Say it to whoever calls next, and to whoever waits."""
-        said = error if isinstance(error, PosttrainError) else StepError(f"rollouts: {type(error).__name__}: {error}")
+        """Store an error, to raise it in the next call and in all waiting ones."""
+        if not isinstance(error, PosttrainError):
+            error = StepError(f"rollout service: {type(error).__name__}: {error}")
         with self.changed:
-            self.broken = said if isinstance(said, StepError) else StepError(str(said))
+            self.broken = error if isinstance(error, StepError) else StepError(str(error))
             waiting, self.inbox = self.inbox, deque()
             self.changed.notify_all()
         for _, answer in waiting:

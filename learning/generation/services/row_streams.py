@@ -1,6 +1,6 @@
-"""Completions as they end, from any engine: replicas, one that goes step by step, or one that is called for a batch.
+"""Stream completions as they end, from any engine: replicas, a stepwise engine, or one that is called for a batch.
 
-Requests are taken from an iterator as there is room for them, so that a long list of them need never exist.
+Requests are taken from an iterator as capacity is free, so that they are never all in memory.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,18 +13,18 @@ from learning.samples.engine_protocol import EngineProtocol, FlyingEngine, Gener
 Ended = tuple[int, Generation]
 """A completion with the ticket of its request."""
 UNDER_WAY = 512
-"""Completions under way at a time in an engine that goes step by step."""
+"""Concurrent completions in a stepwise engine."""
 PER_CALL = 4096
-"""Completions asked at once of an engine that is called for a batch."""
+"""Completions per call of an engine that is called for a batch."""
 
 
 @runtime_checkable
 class Streaming(Protocol):
-    """An engine that takes requests while others are under way, as `Replicas` does."""
+    """An engine that accepts requests while others are running, such as `Replicas`."""
 
     @property
     def capacity(self) -> int:
-        """Completions that can be under way at once."""
+        """Return the maximum number of concurrent completions."""
         ...
 
     def submit(self, requests: Sequence[tuple[int, Request]], sampling: Sampling) -> None:
@@ -32,14 +32,14 @@ class Streaming(Protocol):
         ...
 
     def collect(self, wait_s: float = 0.0) -> list[Ended]:
-        """Completions that have ended."""
+        """Return completions that have ended."""
         ...
 
 
 def stream_completions(
     engine: EngineProtocol, requests: Iterator[tuple[int, Request]], sampling: Sampling
 ) -> Iterator[list[Ended]]:
-    """Every completion of the requests once, in lists as they end; `sample` of each says which it is of its request."""
+    """Yield every completion of the requests once, in lists as they end; `sample` is its index in the request."""
     if isinstance(engine, Streaming):
         yield from _stream_submitted(engine, requests, sampling)
     elif isinstance(engine, FlyingEngine):
@@ -48,30 +48,30 @@ def stream_completions(
         yield from _stream_batches(engine, requests, sampling)
 
 
-def _take_requests(requests: Iterator[tuple[int, Request]], room: int) -> list[tuple[int, Request]]:
-    """The next requests, about as many as there is room for their completions; at least one, if there is any room."""
-    found: list[tuple[int, Request]] = []
-    while room > 0 and (some := list(islice(requests, 1))):
-        found += some
-        room -= some[0][1].n
-    return found
+def _take_requests(requests: Iterator[tuple[int, Request]], capacity: int) -> list[tuple[int, Request]]:
+    """Return the next requests for about `capacity` completions; at least one if `capacity` is above 0."""
+    taken: list[tuple[int, Request]] = []
+    while capacity > 0 and (batch := list(islice(requests, 1))):
+        taken += batch
+        capacity -= batch[0][1].n
+    return taken
 
 
 def _stream_submitted(
     engine: Any, requests: Iterator[tuple[int, Request]], sampling: Sampling
 ) -> Iterator[list[Ended]]:
-    """Twice the capacity is submitted, so that a replica that has room need not wait for this process."""
+    """Submit twice the capacity, so that a replica with free slots does not wait for this process."""
     under_way, limit = 0, 2 * engine.capacity
     while True:
-        if some := _take_requests(requests, limit - under_way):
-            engine.submit(some, sampling)
-            under_way += sum(request.n for _, request in some)
+        if batch := _take_requests(requests, limit - under_way):
+            engine.submit(batch, sampling)
+            under_way += sum(request.n for _, request in batch)
         if not under_way:
             return
-        made = engine.collect(1.0)
-        under_way -= len(made)
-        if made:
-            yield made
+        ended = engine.collect(1.0)
+        under_way -= len(ended)
+        if ended:
+            yield ended
 
 
 def _stream_stepwise(
@@ -84,8 +84,8 @@ def _stream_stepwise(
                 flight.add(ticket, request)
             if not flight.running:
                 return
-            if made := flight.step():
-                yield made
+            if ended := flight.step():
+                yield ended
     finally:
         flight.suspend()
 
@@ -93,10 +93,10 @@ def _stream_stepwise(
 def _stream_batches(
     engine: EngineProtocol, requests: Iterator[tuple[int, Request]], sampling: Sampling
 ) -> Iterator[list[Ended]]:
-    while some := _take_requests(requests, PER_CALL):
-        made = engine.generate([request for _, request in some], sampling)
+    while batch := _take_requests(requests, PER_CALL):
+        generations = engine.generate([request for _, request in batch], sampling)
         yield [
-            (ticket, replace(one, sample=request.first + i))
-            for (ticket, request), of in zip(some, made, strict=True)
-            for i, one in enumerate(of)
+            (ticket, replace(generation, sample=request.first + i))
+            for (ticket, request), of_request in zip(batch, generations, strict=True)
+            for i, generation in enumerate(of_request)
         ]

@@ -1,4 +1,4 @@
-"""Weights that travel within a process, or through a file; and the receiver of an engine with a policy of its own."""
+"""Weight transport within a process or by files, and the receiver of an engine with its own policy."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -23,47 +23,47 @@ from schemas.atomic_write import atomic_file
 from schemas.errors import StepError
 
 KEPT = 2
-"""Files that stay: the latest, and the one before, which a receiver may be reading."""
+"""Files that are kept: the latest, and the one before, which a receiver may be reading."""
 Fetch = Callable[[Receipt], Iterable[tuple[str, Tensor]]]
-"""The tensors of a receipt, by name, from wherever they lie."""
+"""Returns the tensors of a receipt by name."""
 
 
 class InProcess:
-    """Trainer's end for engines of the same process: `fetch` hands out the policy's own tensors, nothing is copied."""
+    """Trainer's end for engines of the same process: `fetch` returns the policy's own tensors without a copy."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy, self.version = policy, -1
         self.weights: dict[str, Tensor] = {}
 
     def publish(self, version: int) -> Receipt:
-        """Offer the tensors themselves; what the trainer changes before they are loaded fails the checksums."""
+        """Publish the tensors themselves; a change before they are loaded fails the checksums."""
         self.weights, self.version = collect_weights(self.policy.model), version
         return make_receipt(version, "memory", str(id(self)), self.weights)
 
     def fetch(self, receipt: Receipt) -> Iterable[tuple[str, Tensor]]:
-        """The tensors of the latest receipt. Raises StepError for another one."""
+        """Return the tensors of the latest receipt; raise StepError for another one."""
         if receipt.where != str(id(self)) or receipt.version != self.version or not self.weights:
-            raise StepError(f"weight sync: version {receipt.version} is not offered here any more")
+            raise StepError(f"weight sync: version {receipt.version} is no longer available; load the latest")
         return self.weights.items()
 
     def wait(self) -> None:
-        """Nothing is on its way."""
+        """Do nothing: tensors are not sent."""
 
     def reset_cache(self) -> None:
-        """Offer nothing."""
+        """Discard the published weights."""
         self.weights = {}
 
 
 class Files:
-    """Trainer's end for engines that see the same folder: a safetensors file per version, whole or not there."""
+    """Trainer's end for engines that share a folder: a safetensors file per version, written atomically."""
 
     def __init__(self, policy: Policy, folder: Path) -> None:
         self.policy, self.folder, self.version = policy, folder, -1
 
     def publish(self, version: int) -> Receipt:
-        """Write `weights-<version>.safetensors`; the ones before the last are removed."""
+        """Write `weights-<version>.safetensors`, and remove all but the last two files."""
         if self.version < 0:
-            # A try that was killed had come further: its files are newer than the first one of this try.
+            # A killed attempt had progressed further: its files are newer than the first one of this attempt.
             self.reset_cache()
         weights = collect_weights(self.policy.model)
         file = self.folder / f"weights-{version:08d}.safetensors"
@@ -77,7 +77,7 @@ class Files:
         return receipt
 
     def wait(self) -> None:
-        """A file is there as soon as it is published."""
+        """Do nothing: a published file is complete."""
 
     def reset_cache(self) -> None:
         """Remove the files."""
@@ -89,7 +89,7 @@ class Files:
 
 
 def read_weights(receipt: Receipt) -> Iterable[tuple[str, Tensor]]:
-    """The tensors of a file that was published. Raises StepError when it is gone or damaged."""
+    """Yield the tensors of a published file; raise StepError if it is missing or damaged."""
     try:
         with safe_open(receipt.where, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 — no mapping
@@ -99,9 +99,9 @@ def read_weights(receipt: Receipt) -> Iterable[tuple[str, Tensor]]:
 
 
 class PolicyReceiver:
-    """An engine's end where the engine samples with a policy of its own: `fetch` brings the tensors of a receipt.
+    """Receiver of an engine that samples with its own policy; `fetch` returns the tensors of a receipt.
 
-    What fails half-way leaves the policy mixed; `version` is then −1, and the next version replaces all of it.
+    A failure can leave the policy with weights of two versions; `version` is then −1, and the next load replaces all.
     """
 
     def __init__(self, policy: Policy, engine: EngineProtocol, fetch: Fetch) -> None:
@@ -109,7 +109,7 @@ class PolicyReceiver:
 
     @torch.no_grad()
     def load(self, receipt: Receipt) -> None:
-        """Take the weights over, look whether they are there, and tell the engine."""
+        """Copy the weights into the policy, verify them, and notify the engine."""
         require_newer(receipt, self.version)
         self.version = -1
         own = self.policy.model.state_dict()
@@ -117,14 +117,14 @@ class PolicyReceiver:
             raise StepError(f"weight sync: the two models differ, {len(differ)} tensor(s), first {differ[0]}")
         for name, tensor in verify_tensors(add_aliases(self.fetch(receipt), receipt), receipt):
             if own[name].shape != tensor.shape:
-                raise StepError(f"weight sync: tensor {name} has another shape here: {tuple(own[name].shape)}")
+                raise StepError(f"weight sync: tensor {name} has another shape in the engine: {tuple(own[name].shape)}")
             own[name].copy_(tensor)
-        self._look(own, receipt)
+        self._verify(own, receipt)
         self.engine.sync(receipt.version)
         self.version = receipt.version
 
-    def _look(self, own: dict[str, Tensor], receipt: Receipt) -> None:
-        """Compare what lies in the policy now; a tensor of another type cannot be, it was on arrival."""
-        for name, said in receipt.checksums.items():
-            if f"torch.{said.dtype}" == str(own[name].dtype) and compute_checksum(own[name]) != said:
+    def _verify(self, own: dict[str, Tensor], receipt: Receipt) -> None:
+        """Verify the policy's tensors; those of another type were verified on arrival."""
+        for name, expected in receipt.checksums.items():
+            if f"torch.{expected.dtype}" == str(own[name].dtype) and compute_checksum(own[name]) != expected:
                 raise StepError(f"weight sync: tensor {name} of version {receipt.version} was overwritten by another")

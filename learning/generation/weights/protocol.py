@@ -1,9 +1,9 @@
-"""How new weights get from the trainer to engines: published once, loaded by each, proven tensor by tensor.
+"""Protocol of weight synchronisation: published once, loaded by each engine, verified tensor by tensor.
 
-The trainer's end is a `WeightSync`, an engine's end a `Receiver`; a `Receipt`, plain values, goes between them by
-whatever way calls go. What is sent is every tensor of the model by its name, a tied head too (an engine that keeps its
-own copy of the head would keep the old one), adapters added to the weights they belong to.
-`learning.generation.weights.local` and `learning.generation.weights.collective` are the ways tensors travel.
+The trainer's end is a `WeightSync`, an engine's end a `Receiver`; calls between them carry a `Receipt` of plain values.
+Every tensor of the model is sent by its name, also a tied head (an engine with its own copy of the head would keep the
+old one), with adapters merged into their base weights. `learning.generation.weights.local` and
+`learning.generation.weights.collective` are the transports.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,39 +17,39 @@ from learning.models.checksum import Checksum, compute_checksum
 from schemas.errors import StepError
 
 NAMED = 3
-"""Tensors that an error names."""
+"""The most tensors that an error names."""
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """What was published; it can be pickled and says nothing but where to look and what must be found there."""
+    """Description of published weights: where they are and the checksums to expect. It can be pickled."""
 
     version: int
     kind: Literal["memory", "file", "collective"]
     where: str
     """Folder of the file, or the name of the collective."""
     checksums: Mapping[str, Checksum] = field(default_factory=dict)
-    """Of every tensor, by its name in the model."""
+    """Checksum of every tensor, by its name in the model."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Names that share a tensor with another one, under whose name it travels: a tied head."""
+    """Names that share a tensor with another name, under which it is sent: a tied head."""
 
 
 class WeightSync(Protocol):
     """The trainer's end."""
 
     version: int
-    """That of the last weights published; −1 before the first."""
+    """Version of the last published weights; −1 before the first."""
 
     def publish(self, version: int) -> Receipt:
-        """Offer the weights as they are now; the trainer may change them as soon as `wait` has returned."""
+        """Publish the current weights; the trainer may change them when `wait` has returned."""
         ...
 
     def wait(self) -> None:
-        """Return when nothing that was published is still on its way. Raises StepError when it cannot arrive."""
+        """Return when all published weights have been sent; raise StepError if they cannot be."""
         ...
 
     def reset_cache(self) -> None:
-        """Forget what was published: what has not been loaded by now cannot be loaded any more."""
+        """Discard published weights; they can no longer be loaded."""
         ...
 
 
@@ -57,30 +57,30 @@ class Receiver(Protocol):
     """An engine's end."""
 
     version: int
-    """That of the weights loaded last; −1 before the first."""
+    """Version of the weights loaded last; −1 before the first."""
 
     def load(self, receipt: Receipt) -> None:
-        """Take the weights over and forget everything cached from older ones. Raises StepError unless all arrived."""
+        """Load weights and drop everything cached from older ones; raise StepError unless all tensors arrived."""
         ...
 
 
 def require_newer(receipt: Receipt, version: int) -> None:
-    """Raise StepError for weights older than those that are there."""
+    """Raise StepError if weights are older than the loaded ones."""
     if receipt.version < version:
-        raise StepError(f"weight sync: version {receipt.version} came after version {version}: weights never go back")
+        raise StepError(f"weight sync: version {receipt.version} came after version {version}; versions must rise")
 
 
 def verify_tensors(tensors: Iterable[tuple[str, Tensor]], receipt: Receipt) -> Iterator[tuple[str, Tensor]]:
-    """The tensors, each checked as it passes, and at the end that all of them passed. Raises StepError."""
+    """Yield the tensors, verifying each checksum and finally that all arrived; raise StepError otherwise."""
     seen: set[str] = set()
     for name, tensor in tensors:
-        said = receipt.checksums.get(name)
-        if said is None:
-            raise StepError(f"weight sync: tensor {name} of version {receipt.version} is none that was published")
-        if (found := compute_checksum(tensor)) != said:
+        expected = receipt.checksums.get(name)
+        if expected is None:
+            raise StepError(f"weight sync: tensor {name} of version {receipt.version} was not published")
+        if (received := compute_checksum(tensor)) != expected:
             raise StepError(
                 f"weight sync: tensor {name} of version {receipt.version} is not what was published: "
-                f"{found} arrived, {said} was sent"
+                f"{received} arrived, {expected} was sent"
             )
         seen.add(name)
         yield name, tensor
@@ -88,27 +88,27 @@ def verify_tensors(tensors: Iterable[tuple[str, Tensor]], receipt: Receipt) -> I
 
 
 def require_complete(arrived: Iterable[str], expected: Iterable[str], what: str) -> None:
-    """Raise StepError when names are missing: an engine would silently keep the old tensors."""
+    """Raise StepError if names are missing, because an engine would silently keep the old tensors."""
     if missing := sorted(set(expected) - set(arrived)):
         more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
         raise StepError(
-            f"weight sync: {what} lacks {', '.join(missing[:NAMED])}{more}: the engine would go on with old weights"
+            f"weight sync: {what} lacks {', '.join(missing[:NAMED])}{more}; the engine would keep their old values"
         )
 
 
 def find_aliases(weights: Mapping[str, Tensor]) -> dict[str, str]:
-    """Names whose tensor is also there under an earlier name, and that name."""
+    """Return names whose tensor also has an earlier name, mapped to that name."""
     first: dict[tuple[int, ...], str] = {}
-    found: dict[str, str] = {}
+    aliases: dict[str, str] = {}
     for name, tensor in weights.items():
         place = (tensor.data_ptr(), *tensor.shape, *tensor.stride())
         if tensor.numel() and (earlier := first.setdefault(place, name)) != name:
-            found[name] = earlier
-    return found
+            aliases[name] = earlier
+    return aliases
 
 
 def add_aliases(tensors: Iterable[tuple[str, Tensor]], receipt: Receipt) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that travelled, each under all of its names."""
+    """Yield the received tensors under all of their names."""
     others: dict[str, list[str]] = {}
     for name, earlier in receipt.aliases.items():
         others.setdefault(earlier, []).append(name)
@@ -118,20 +118,21 @@ def add_aliases(tensors: Iterable[tuple[str, Tensor]], receipt: Receipt) -> Iter
 
 
 def make_receipt(version: int, kind: Literal["memory", "file", "collective"], where: str, weights: Any) -> Receipt:
-    """A receipt for weights by name."""
+    """Return a receipt for weights by name."""
     aliases = find_aliases(weights)
     sums = {name: compute_checksum(tensor) for name, tensor in weights.items() if name not in aliases}
     return Receipt(version, kind, where, sums | {name: sums[earlier] for name, earlier in aliases.items()}, aliases)
 
 
 def collect_weights(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Every parameter and buffer by its name in the plain model; a tied head has an entry of its own (the same tensor).
+    """Return every parameter and buffer by its name in the plain model; a tied head has its own entry.
 
-    Of a model with adapters (peft) these are those of its base with the adapters' updates added, W + ΔW, which are new
-    tensors; the model itself stays as it is.
+    For a model with adapters (peft) these are new tensors W + ΔW, the base weights with the adapters merged; the model
+    itself does not change.
     """
-    if not hasattr(model, "get_base_model"):
+    base: Any = model
+    if not hasattr(base, "get_base_model"):
         return {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    from learning.models.adapters import merge_weights  # peft takes long to import, and few need it
+    from learning.models.adapters import merge_weights  # imported here because peft is slow to import and rarely used
 
-    return merge_weights(model)
+    return merge_weights(base)

@@ -1,4 +1,4 @@
-"""Whether an engine has the policy's weights: log-probabilities of what it samples, by both."""
+"""Check that an engine has the policy's weights, by the log-probabilities of the tokens that it samples."""
 
 import math
 from collections.abc import Sequence
@@ -15,19 +15,19 @@ SEED = 20_240_601
 def measure_logprob_gap(
     engine: EngineProtocol, policy: Policy, prompts: Sequence[list[int]], *, tokens: int = 8
 ) -> float:
-    """Largest difference (nats) of the log-probability of a token, as the engine says and as the policy computes it.
+    """Return the largest difference (nats) between the engine's and the policy's log-probability of a sampled token.
 
-    One completion of `tokens` tokens is sampled after each prompt (token ids). 0 where nothing was sampled; infinity
-    where only one of the two gives a number.
+    One completion of `tokens` tokens is sampled after each prompt (token ids). 0 if nothing was sampled; infinity if
+    only one of the two is finite.
     """
     sampled = engine.generate([Request(list(p), 1, SEED + i) for i, p in enumerate(prompts)], Sampling(1.0, tokens))
     pairs = [(list(p), g) for p, (g,) in zip(prompts, sampled, strict=True) if g.token_ids]
     worst = 0.0
     for prompt, made in pairs:
-        for told, own in zip(made.logprobs, _compute_logprobs(policy, prompt, made.token_ids), strict=True):
-            difference = abs(told - own)
+        for reported, own in zip(made.logprobs, _compute_logprobs(policy, prompt, made.token_ids), strict=True):
+            difference = abs(reported - own)
             if math.isnan(difference):
-                difference = 0.0 if math.isnan(told) and math.isnan(own) else math.inf
+                difference = 0.0 if math.isnan(reported) and math.isnan(own) else math.inf
             worst = max(worst, difference)
     return worst
 

@@ -183,8 +183,12 @@ def author(*drafts):
 
 
 GOOD = {"name": "twice", "code": "def twice(query):\n    return query * 2\n", "tests": [{"query": "a", "answer": "aa"}]}
-BROKEN = {**GOOD, "name": "thrice", "code": "def thrice(query):\n    return query * 2\n",
-          "tests": [{"query": "a", "answer": "aaa"}]}  # fmt: skip
+BROKEN = {
+    **GOOD,
+    "name": "thrice",
+    "code": "def thrice(query):\n    return query * 2\n",
+    "tests": [{"query": "a", "answer": "aaa"}],
+}
 
 
 @sandboxed
@@ -198,11 +202,16 @@ def test_a_planted_broken_tool_is_refused_and_its_author_told_why():
         (line["what"], line["name"], line["attempt"], line["accepted"], line["reasons"]) for line in drafting.lines
     ]
     assert lines == [
-        ("draft", "draft", 0, True, []), ("tool", "twice", 0, True, []), ("tool", "thrice", 0, False, [why]),
-        ("draft", "draft", 1, True, []), ("tool", "thrice", 1, False, [why]),
-    ]  # fmt: skip
-    assert told == [("a task", ["calculator", "search"], [], 0),
-                    ("a task", ["calculator", "search"], [("thrice", [why])], 1)]  # fmt: skip
+        ("draft", "draft", 0, True, []),
+        ("tool", "twice", 0, True, []),
+        ("tool", "thrice", 0, False, [why]),
+        ("draft", "draft", 1, True, []),
+        ("tool", "thrice", 1, False, [why]),
+    ]
+    assert told == [
+        ("a task", ["calculator", "search"], [], 0),
+        ("a task", ["calculator", "search"], [("thrice", [why])], 1),
+    ]
 
 
 @sandboxed

@@ -15,10 +15,15 @@ from tests.teacher_server import Teacher, serving
 
 DRAFT = {
     "description": "turns texts",
-    "tools": [{"name": "back", "code": "def back(query):\n    return query[::-1]\n",
-               "tests": [{"query": "ab", "answer": "ba"}]}],
+    "tools": [
+        {
+            "name": "back",
+            "code": "def back(query):\n    return query[::-1]\n",
+            "tests": [{"query": "ab", "answer": "ba"}],
+        }
+    ],
     "context": {"system": "Call back: and a text."},
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -56,8 +61,10 @@ def test_a_reply_that_is_no_draft_is_refused_and_the_next_one_taken(desk):
     assert found.tool_names == ["calculator", "back"]
     assert (found.description, found.context.system) == ("turns texts", "Call back: and a text.")
     assert [(line["accepted"], line["reasons"]) for line in first.lines] == [
-        (False, ["the reply holds no JSON object: Expecting value: line 1 column 1 (char 0)"]), (True, []), (True, []),
-    ]  # fmt: skip
+        (False, ["the reply holds no JSON object: Expecting value: line 1 column 1 (char 0)"]),
+        (True, []),
+        (True, []),
+    ]
     assert "Tools that there are: calculator: The value of an expression" in orders[0]
     assert "Refused so far: nothing" in orders[0]
     assert "Refused so far: draft: the reply holds no JSON object" in orders[1]

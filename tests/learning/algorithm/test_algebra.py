@@ -10,7 +10,7 @@ from learning.algorithm.policy_losses import policy_gradient as surrogates
 from learning.algorithm.ratios import ratios
 from learning.batch import columns
 from learning.batch.batch_layout import forest, single_turn
-from learning.batch.split import mini_batches
+from learning.batch.split import split_mini_batches
 from learning.lookup import Bound, bind
 from learning.models.packed import packed_logprobs
 from learning.rl.collection import bind_collecting
@@ -123,10 +123,10 @@ def test_columns_are_only_added():
 
 
 def test_mini_batches_are_whole_groups():
-    parts = mini_batches(batch(), 2)
+    parts = split_mini_batches(batch(), 2)
     assert [part.paths["group"].tolist() for part in parts] == [[0] * 5, [1] * 2]
     assert [len(part.segments) for part in parts] == [6, 3]
-    assert len(mini_batches(batch().take([0, 1]), 2)) == 1
+    assert len(split_mini_batches(batch().take([0, 1]), 2)) == 1
 
 
 def test_reference_log_probabilities_land_at_their_tokens(tiny_policy):

@@ -6,7 +6,15 @@ import math
 import pytest
 import torch
 
-from learning.algorithm.controllers import adaptive_kl, bapo, entropy_gated, entropy_target, pid, positive_share, recap
+from learning.algorithm.controllers import (
+    adaptive_kl,
+    bapo,
+    compute_positive_share,
+    entropy_gated,
+    entropy_target,
+    pid,
+    recap,
+)
 from schemas.errors import StepError
 
 
@@ -107,8 +115,10 @@ def test_bapo_raises_the_upper_bound_until_the_shares_balance():
     assert bapo(*batch, give="epsilon_high", **how) == pytest.approx(0.65, abs=1e-12)
     assert bapo(*batch, give="epsilon", **how) == pytest.approx(0.4, abs=1e-12)
     ratio = (batch[0] - batch[1]).exp()
-    assert positive_share(ratio, batch[2], 0.6, 1.2) == pytest.approx(1.2 / 2.83, abs=1e-12)
-    assert positive_share(ratio, batch[2], 0.6, 1.60) < 0.5 <= positive_share(ratio, batch[2], 0.6, 1.65)
+    assert compute_positive_share(ratio, batch[2], 0.6, 1.2) == pytest.approx(1.2 / 2.83, abs=1e-12)
+    assert (
+        compute_positive_share(ratio, batch[2], 0.6, 1.60) < 0.5 <= compute_positive_share(ratio, batch[2], 0.6, 1.65)
+    )
 
 
 @pytest.mark.parametrize("first", ["low", "high"])

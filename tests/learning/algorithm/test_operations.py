@@ -35,11 +35,20 @@ def made():
     """Three groups, two of the same problem, with a greedy completion and an expert's."""
     trials = [
         Trial(
-            {"id": row, "family": family}, group, source, [1, group], [7] * n,
-            None if source == "expert" else [-1.0] * n, "stop", "x", versions=[0] * n, scores={"r": r}, reward=r,
+            {"id": row, "family": family},
+            group,
+            source,
+            [1, group],
+            [7] * n,
+            None if source == "expert" else [-1.0] * n,
+            "stop",
+            "x",
+            versions=[0] * n,
+            scores={"r": r},
+            reward=r,
         )
         for group, row, family, source, n, r in PLACES
-    ]  # fmt: skip
+    ]
     return forest(trials)
 
 
@@ -118,7 +127,7 @@ def test_maps_change_every_value_by_itself():
 
 
 def test_pass_at_k_refuses_more_than_there_are():
-    with pytest.raises(StepError, match="k is 5, but a group has 3"):
+    with pytest.raises(StepError, match="k is 5, but a group has only 3"):
         ask("pass_at_k", k=5)
 
 

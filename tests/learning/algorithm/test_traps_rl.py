@@ -15,9 +15,9 @@ from learning.algorithm.ratios.ratios import sequence, token
 from learning.batch import columns
 from learning.batch.batch import Batch
 from learning.batch.batch_layout import single_turn
-from learning.batch.split import micro_batches, mini_batches
+from learning.batch.split import split_micro_batches, split_mini_batches
 from learning.collection import group_filters as filters
-from learning.collection.prompt_samplers import prompts_of_step
+from learning.collection.prompt_samplers import choose_prompts
 from learning.lookup import Bound
 from learning.models.packed import pack, packed_logprobs
 from learning.rl.collection import gate
@@ -86,14 +86,14 @@ def test_trap_01_gradient_does_not_depend_on_the_micro_batches(model, weigh):
     batch = ready(random_batch(), how)
     whole = gradient(how, model, [batch])
     for budget in (1, 20, 30, 40, 10_000):
-        parts = micro_batches(batch, budget)
+        parts = split_micro_batches(batch, budget)
         assert all(part.num_paths == 1 or len(part.packed.input_ids_M) <= budget for part in parts)
         assert sum(len(part.sampled_T) for part in parts) == len(batch.sampled_T)
         loss, grads = gradient(how, model, parts)
         assert loss == pytest.approx(whole[0], abs=1e-6)
         assert_same(grads, whole[1])
-    assert len(micro_batches(batch, 1)) == batch.num_paths
-    assert len(micro_batches(batch, 10_000)) == 1
+    assert len(split_micro_batches(batch, 1)) == batch.num_paths
+    assert len(split_micro_batches(batch, 10_000)) == 1
 
 
 def test_trap_01_the_loss_of_parts_is_not_their_mean():
@@ -317,7 +317,7 @@ def test_trap_19_groups_are_found_by_id(model):
             rtol=0,
         )
     loss, grads = gradient(how, model, [with_weights(how, straight, 0, 32)])
-    again = gradient(how, model, micro_batches(with_weights(how, shuffled, 0, 32), 25))
+    again = gradient(how, model, split_micro_batches(with_weights(how, shuffled, 0, 32), 25))
     assert again[0] == pytest.approx(loss, abs=1e-6)
     assert_same(again[1], grads)
 
@@ -326,7 +326,7 @@ def test_trap_20_no_two_groups_or_steps_share_a_random_stream():
     seeds = {stream(seed, step, group) for seed in (0, 1) for step in range(40) for group in range(16)}
     assert len(seeds) == 2 * 40 * 16
     assert all(0 <= s < 2**63 for s in seeds)
-    epochs = [prompts_of_step(7, 3, seed=4, step=s) for s in range(7)]
+    epochs = [choose_prompts(7, 3, seed=4, step=s) for s in range(7)]
     flat = [p for step in epochs for p in step]
     assert [sorted(flat[i : i + 7]) for i in (0, 7, 14)] == [list(range(7))] * 3
     assert flat[:7] != flat[7:14]
@@ -349,4 +349,4 @@ def test_trap_25_an_episode_weighs_the_same_in_one_path_or_five(weigh):
         return float(w[batch.path_T < pieces].sum()), float(w[batch.path_T == pieces].sum())
 
     assert weights(1) == pytest.approx(weights(5), rel=1e-12)
-    assert len(mini_batches(in_paths(1), 2)) == len(mini_batches(in_paths(5), 2)) == 2
+    assert len(split_mini_batches(in_paths(1), 2)) == len(split_mini_batches(in_paths(5), 2)) == 2

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, MixtralConfig, Qwen3MoeConfig
 
 from learning.batch.batch_layout import single_turn
-from learning.batch.routing_replay import recorded, replayed, routers, with_experts
+from learning.batch.routing_replay import add_expert_column, find_routers, record_routing, replay_routing
 from learning.models.packed import packed_statistics
 from learning.samples.engine_protocol import Generation
 from schemas.errors import StepError
@@ -43,32 +43,32 @@ def batch():
 
 
 def logprobs(model, made, experts=None):
-    with replayed(model, experts):
+    with replay_routing(model, experts):
         return packed_statistics(model, made.packed, followed=("lp",))["lp"]
 
 
 def perturb(model, amount):
     torch.manual_seed(5)
     with torch.no_grad():
-        for router in routers(model):
+        for router in find_routers(model):
             router.weight.add_(amount * torch.randn_like(router.weight))
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "qwen", "qwen-unnormalised"])
 def test_replaying_ones_own_choice_changes_nothing(kind):
     model, made = mixture(kind), batch()
-    found = with_experts(made, model, max_tokens=12).tokens["experts"]
+    found = add_expert_column(made, model, max_tokens=12).tokens["experts"]
     assert found.shape == (len(made.tokens["learn"]), 2, 2)
     torch.testing.assert_close(logprobs(model, made, found), logprobs(model, made), atol=1e-6, rtol=0)
 
 
 def test_a_moved_router_chooses_others_and_replay_does_not():
     model, made = mixture(), batch()
-    before = with_experts(made, model, max_tokens=100).tokens["experts"]
+    before = add_expert_column(made, model, max_tokens=100).tokens["experts"]
     perturb(model, 0.05)
-    with recorded(model) as own:
+    with record_routing(model) as own:
         free = logprobs(model, made)
-    with replayed(model, before), recorded(model) as kept:
+    with replay_routing(model, before), record_routing(model) as kept:
         held = packed_statistics(model, made.packed, followed=("lp",))["lp"]
     assert (torch.stack(own, 1) != before).any()
     assert torch.equal(torch.stack(kept, 1), before)
@@ -77,12 +77,12 @@ def test_a_moved_router_chooses_others_and_replay_does_not():
 
 def test_weights_and_gradient_are_the_routers_own():
     model, made = mixture(), batch()
-    experts = with_experts(made, model, max_tokens=100).tokens["experts"]
+    experts = add_expert_column(made, model, max_tokens=100).tokens["experts"]
     perturb(model, 0.05)
     for replay in (experts, None):
         model.zero_grad()
         logprobs(model, made, replay).sum().backward()
-        assert all(router.weight.grad.abs().sum() > 0 for router in routers(model))
+        assert all(router.weight.grad.abs().sum() > 0 for router in find_routers(model))
     # Swapping the two experts of every token swaps their weights with them.
     torch.testing.assert_close(
         logprobs(model, made, experts.flip(-1)), logprobs(model, made, experts), atol=1e-6, rtol=0
@@ -90,7 +90,7 @@ def test_weights_and_gradient_are_the_routers_own():
 
 
 def test_the_record_follows_its_tokens_into_every_part_of_a_batch():
-    model, made = mixture(), with_experts(batch(), mixture(), max_tokens=100)
+    model, made = mixture(), add_expert_column(batch(), mixture(), max_tokens=100)
     whole = logprobs(model, made, made.tokens["experts"])
     part = made.take([4, 1])
     got = logprobs(model, part, part.tokens["experts"])[part.sampled_T]
@@ -109,4 +109,4 @@ def test_hooks_do_not_outlive_their_block():
 
 def test_dense_models_are_refused(tiny_policy):
     with pytest.raises(StepError, match="qwen3 has no routers"):
-        routers(tiny_policy.model)
+        find_routers(tiny_policy.model)

@@ -4,7 +4,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from learning.collection.prompt_samplers import prompts_of_step
+from learning.collection.prompt_samplers import choose_prompts
 from learning.data.rows import write_rows
 from learning.lookup import bind
 from learning.samples.engine_protocol import Turn
@@ -121,7 +121,7 @@ def test_pools_give_their_shares():
     names = ids(asked(use | {"shares": [1, 0, 0]}, num_groups=4, history=history(**rates)))
     assert set("ab") < set(names)
     assert len(set(names)) == 4
-    with pytest.raises(StepError, match="2 borders part 3 pools"):
+    with pytest.raises(StepError, match="2 borders divide 3 pools"):
         asked(use | {"shares": [1.0]})
 
 
@@ -163,9 +163,9 @@ def test_a_plan_is_a_function_of_seed_step_and_history():
     pools = {"use": "pools"}
     assert asked(pools) == asked(pools)
     assert any(asked(pools, step=step) != asked(pools) for step in range(1, 4))
-    assert prompts_of_step(7, 3, 5, 2) == prompts_of_step(7, 9, 5, 0)[6:]
+    assert choose_prompts(7, 3, 5, 2) == choose_prompts(7, 9, 5, 0)[6:]
     assert isinstance(asked("uniform")[0], Ask)
-    assert np.array_equal(sorted(prompts_of_step(5, 5, 1, 0)), range(5))
+    assert np.array_equal(sorted(choose_prompts(5, 5, 1, 0)), range(5))
 
 
 DIFFICULT = {"use": "by_difficulty", "least": 2, "easy": 0.6}
@@ -212,7 +212,7 @@ def test_an_episode_may_be_a_little_longer_than_the_longest_success_and_a_hard_o
 
 
 def test_more_at_least_than_at_most_is_refused():
-    with pytest.raises(StepError, match="least 4 is more than 3 completions"):
+    with pytest.raises(StepError, match="least 4 is above 3 completions"):
         asked({**DIFFICULT, "least": 4, "most": 3}, n=8)
 
 

@@ -35,5 +35,5 @@ def test_rows_are_drawn_without_repetition_and_anew(tiny_policy, folder):
 
 def test_nothing_to_rehearse_is_said(tiny_policy, tmp_path):
     write_rows(tmp_path, "chat", [])
-    with pytest.raises(StepError, match="no rows to rehearse"):
+    with pytest.raises(StepError, match="`data` has no rows"):
         rehearse([], Sampler(None, tiny_policy, None, 0, 0), np.random.default_rng(0), data=tmp_path)

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from learning.batch.batch_layout import forest
-from learning.collection.resampling import half_width
+from learning.collection.resampling import compute_half_width
 from learning.data.rows import write_rows
 from learning.lookup import Bound, bind
 from learning.rewards.answers import exact
@@ -143,7 +143,7 @@ def test_half_width_is_students():
     for values in ([1, 0, 1, 0], [0.2, 0.4, 0.9], [1, 1, 1, 0, 0, 0, 0]):
         n = len(values)
         low, high = stats.t.interval(0.95, n - 1, loc=0, scale=stats.sem(values))
-        assert half_width(stats.tstd(values), n) == pytest.approx((high - low) / 2, rel=1e-12)
+        assert compute_half_width(stats.tstd(values), n) == pytest.approx((high - low) / 2, rel=1e-12)
 
 
 def asked(asks):

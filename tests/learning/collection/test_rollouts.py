@@ -184,7 +184,7 @@ def test_groups_asked_for_by_number_keep_it_and_others_stay_clear_of_it(tiny_pol
 
 
 def test_overprovisioning_needs_enough_to_run(tiny_policy):
-    with pytest.raises(StepError, match="6 completions at once, but an iteration asks for 4"):
+    with pytest.raises(StepError, match="6 completions at once, but an iteration requests 4"):
         overprovisioned([Ask(ROWS[0], 4)], sampler_at(tiny_policy, 0), {}, 0, target=4)
 
 

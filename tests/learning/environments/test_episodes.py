@@ -319,8 +319,9 @@ def test_an_engine_that_is_only_called_for_batches_gives_the_same_episodes(tiny_
         return
     got = seen(played(tiny_policy, requests, engine=plain, order="together"))
     assert got[0] == seen([want])[0]
-    assert len(plain.calls) == max(len(g.turns) + (sum(t.sampled + t.observed for t in g.turns) < len(g.token_ids))
-                                   for g in want)  # fmt: skip
+    assert len(plain.calls) == max(
+        len(g.turns) + (sum(t.sampled + t.observed for t in g.turns) < len(g.token_ids)) for g in want
+    )
 
 
 def test_a_target_of_ended_episodes_puts_the_others_down_with_their_turns(tiny_policy):

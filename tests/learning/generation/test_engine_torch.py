@@ -45,9 +45,16 @@ def test_trap_07_logprobs_equal_a_full_forward_pass(tiny_policy, temperature):
 def test_llama_and_grouped_queries(tiny_policy, key_value_heads):
     torch.manual_seed(1)
     config = LlamaConfig(
-        vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=key_value_heads, max_position_embeddings=64, eos_token_id=1, bos_token_id=None,
-    )  # fmt: skip
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=key_value_heads,
+        max_position_embeddings=64,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
     answers = Engine(Policy(model, tiny_policy.tokenizer, 64)).generate(REQUESTS, Sampling(1.0, 16))
     assert gap(model, REQUESTS, answers, 1.0) < 1e-5
@@ -58,9 +65,12 @@ def test_greedy_equals_transformers(tiny_policy):
     answers = Engine(tiny_policy).generate(requests, Sampling(0.0, 20))
     for request, (g,) in zip(requests, answers, strict=True):
         out = tiny_policy.model.generate(
-            torch.tensor([request.prompt_ids]), attention_mask=torch.ones(1, len(request.prompt_ids), dtype=torch.long),
-            do_sample=False, max_new_tokens=20, pad_token_id=0,
-        )  # fmt: skip
+            torch.tensor([request.prompt_ids]),
+            attention_mask=torch.ones(1, len(request.prompt_ids), dtype=torch.long),
+            do_sample=False,
+            max_new_tokens=20,
+            pad_token_id=0,
+        )
         assert out[0, len(request.prompt_ids) :].tolist() == g.token_ids
 
 
@@ -103,9 +113,17 @@ def test_stop_token_is_included_once_and_ends_a_sample(tiny_policy):
 def test_samples_follow_the_softmax(tiny_policy, temperature):
     torch.manual_seed(4)
     config = Qwen3Config(
-        vocab_size=6, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, max_position_embeddings=16, initializer_range=0.5, bos_token_id=None,
-    )  # fmt: skip
+        vocab_size=6,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=16,
+        initializer_range=0.5,
+        bos_token_id=None,
+    )
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
     answers = Engine(Policy(model, tiny_policy.tokenizer, 16), max_slots=4000).generate(
         [Request([3, 2], 4000, 9)], Sampling(temperature, 1)

@@ -159,7 +159,7 @@ def test_what_a_dead_replica_owed_is_sampled_elsewhere_and_it_is_made_anew():
 
 def test_one_that_dies_again_and_again_ends_it():
     replicas = replicas_of(2, Log(lambda one: one.number != 1))
-    with pytest.raises(StepError, match=f"that was {TRIES} times in a row without a completion"):
+    with pytest.raises(StepError, match=f"it died {TRIES} times in a row without a completion"):
         replicas.generate([Request([n], 2, n) for n in range(1, 60)], HEAT)
 
 
@@ -181,7 +181,7 @@ def test_new_weights_reach_every_replica():
     made = replicas.generate([Request([1], 6, 1)], HEAT)
     assert {g.token_ids[2] for g in made[0]} == {7}
     still = Replicas(replicas.actors, [r.remote for r in replicas.replicas])
-    with pytest.raises(StepError, match="do not change"):
+    with pytest.raises(StepError, match="cannot change"):
         still.sync(8)
 
 

@@ -41,7 +41,7 @@ class Workers:
         engine = Engine(mine)
         with self.lock:
             service = RolloutService(engine, lambda receipt: self.take(service, engine, receipt), mine)
-            service.told["number"] = float(len(self.services))
+            service.counts["number"] = float(len(self.services))
             self.services.append(service)
         return service.start()
 
@@ -84,7 +84,7 @@ def workers(tiny_policy):
     replicas = Replicas(actors, actors.start("rollout", made.make), lambda: trainer)
     # Threads begin in any order: the first of the client's workers is number 0.
     order = [one["number"] for one in replicas.stats()]
-    made.services.sort(key=lambda one: order.index(one.told["number"]))
+    made.services.sort(key=lambda one: order.index(one.counts["number"]))
     yield made, replicas, trainer
     made.let.set()
     made.halted.set()
@@ -311,9 +311,9 @@ def test_tokens_are_of_the_version_they_say_and_never_older_than_the_bound(tiny_
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"max_staleness": 0}, "0 iterations ahead are more than max_staleness 0, of which workers"),
-        ({"max_staleness": 2, "ahead": 2}, "2 iterations ahead are more than max_staleness 2, of which workers"),
-        ({"max_staleness": 2, "interrupt": False}, "leave `interrupt` at true"),
+        ({"max_staleness": 0}, "ahead 0 is more than max_staleness 0 minus 1"),
+        ({"max_staleness": 2, "ahead": 2}, "ahead 2 is more than max_staleness 2 minus 1"),
+        ({"max_staleness": 2, "interrupt": False}, "set `interrupt: true`"),
     ],
 )
 def test_what_leaves_no_room_for_the_lag_is_refused(options, said):

@@ -148,7 +148,7 @@ def test_what_goes_wrong_is_told_to_whoever_calls_next_or_waits(serve):
     waiting.start()
     other.submit([(0, REQUESTS[0])], replace(SAMPLING, processor=burst))
     waiting.join(PATIENCE)
-    assert heard == ["rollouts: ZeroDivisionError: no such number"]
+    assert heard == ["rollout service: ZeroDivisionError: no such number"]
 
 
 def test_a_closed_service_says_so(serve):

@@ -322,5 +322,5 @@ def test_the_loops_other_parts_are_served_beside_what_is_under_way(train):
 
 def test_more_ahead_than_may_be_stale_is_refused(train):
     trainer = train(max_staleness=1, ahead=2)
-    with pytest.raises(StepError, match="2 iterations ahead are more than max_staleness 1"):
+    with pytest.raises(StepError, match="ahead 2 is more than max_staleness 1"):
         trainer.iterate(0)

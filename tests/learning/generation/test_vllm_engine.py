@@ -47,10 +47,17 @@ def logprobs(model, ids, temperature=1.0):
 def away(model, requests, answers, temperature=1.0):
     """Largest difference from a full forward pass."""
     gaps = [
-        float((logprobs(model, r.prompt_ids + g.token_ids, temperature)[len(r.prompt_ids) - 1 :]
-               - torch.tensor(g.logprobs)).abs().max())
-        for r, made in zip(requests, answers, strict=True) for g in made
-    ]  # fmt: skip
+        float(
+            (
+                logprobs(model, r.prompt_ids + g.token_ids, temperature)[len(r.prompt_ids) - 1 :]
+                - torch.tensor(g.logprobs)
+            )
+            .abs()
+            .max()
+        )
+        for r, made in zip(requests, answers, strict=True)
+        for g in made
+    ]
     return max(gaps)
 
 
@@ -100,10 +107,17 @@ def test_it_samples_what_engine_torch_samples(wide_policy, sampling):
 def test_other_models_with_heads_of_their_own_and_grouped_queries(wide_policy, made):
     torch.manual_seed(1)
     config = made(
-        vocab_size=len(wide_policy.tokenizer), hidden_size=128, intermediate_size=96, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=False,
-        eos_token_id=wide_policy.tokenizer.eos_token_id, bos_token_id=None,
-    )  # fmt: skip
+        vocab_size=len(wide_policy.tokenizer),
+        hidden_size=128,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+        eos_token_id=wide_policy.tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
     policy = Policy(AutoModelForCausalLM.from_config(config).eval(), wide_policy.tokenizer, 64)
     changed(policy.model)
     ours, theirs = (engine(policy).generate(REQUESTS, Sampling(1.0, 16)) for engine in (Engine, TorchEngine))

@@ -28,13 +28,20 @@ pytestmark = [
 PROMPTS = [[5, 6, 7], [9], [4, 8, 15, 16, 23, 42, 3, 2, 30], [11, 12]]
 SECONDS = 540
 OPTIONS = {
-    "--host": "127.0.0.1", "--dtype": "float32", "--max-model-len": "512", "--served-model-name": "policy",
-    "--logprobs-mode": "processed_logprobs", "--generation-config": "vllm",
-}  # fmt: skip
+    "--host": "127.0.0.1",
+    "--dtype": "float32",
+    "--max-model-len": "512",
+    "--served-model-name": "policy",
+    "--logprobs-mode": "processed_logprobs",
+    "--generation-config": "vllm",
+}
 ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_HOST_IP": "127.0.0.1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -47,10 +54,21 @@ def server(wide_policy, tmp_path):
     words = [word for pair in OPTIONS.items() for word in pair]
     said = (tmp_path / "server.txt").open("w")
     process = subprocess.Popen(
-        [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", tmp_path / "policy", "--port",
-         str(port), "--enforce-eager", *words],
-        env=os.environ | ENVIRONMENT, stdout=said, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            "--model",
+            tmp_path / "policy",
+            "--port",
+            str(port),
+            "--enforce-eager",
+            *words,
+        ],
+        env=os.environ | ENVIRONMENT,
+        stdout=said,
+        stderr=subprocess.STDOUT,
+    )
     try:
         address, told = f"http://127.0.0.1:{port}/health", (tmp_path / "server.txt").read_text
         wait_for(lambda: answers(address), SECONDS, alive=lambda: process.poll() is None, said=lambda: told()[-4000:])

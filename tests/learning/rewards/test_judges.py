@@ -78,8 +78,13 @@ def test_equal_questions_are_paid_once_now_and_later(desk):
 def test_the_rubric_is_the_recipes_own(desk):
     teacher = Teacher(lambda body: ("<score>0.25</score> of 1", "stop"))
     with serving(teacher) as address:
-        rubric = {"system": "You grade.", "template": "Is {completion} what {answer} says of {prompt}?", "high": 1.0,
-                  "pattern": "<score>(.*?)</score>", "max_completion_length": 9}  # fmt: skip
+        rubric = {
+            "system": "You grade.",
+            "template": "Is {completion} what {answer} says of {prompt}?",
+            "high": 1.0,
+            "pattern": "<score>(.*?)</score>",
+            "max_completion_length": 9,
+        }
         found = reward(address, **rubric).ask(0, {"rows": rows(1), "completions": ["{answer} 4"], "desk": desk})
     assert found == [0.25]
     (body,) = teacher.bodies
@@ -98,7 +103,7 @@ def test_a_judge_among_other_rewards(desk):
 
 
 def test_several_votes_without_temperature_are_refused(desk):
-    with pytest.raises(StepError, match="several votes at temperature 0 are all the same"):
+    with pytest.raises(StepError, match="several `votes` at temperature 0 are all equal"):
         reward("http://127.0.0.1:1/v1", votes=3).ask(0, {"rows": rows(1), "completions": ["a"], "desk": desk})
 
 

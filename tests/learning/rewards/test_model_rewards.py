@@ -36,10 +36,12 @@ class Scripted:
     def generate(self, requests, sampling):
         self.requests += requests
         return [
-            [Generation(self.tokenizer.encode(self.reply(self.tokenizer.decode(r.prompt_ids), i)), [], "stop")
-             for i in range(r.n)]
+            [
+                Generation(self.tokenizer.encode(self.reply(self.tokenizer.decode(r.prompt_ids), i)), [], "stop")
+                for i in range(r.n)
+            ]
             for r in requests
-        ]  # fmt: skip
+        ]
 
 
 def scripted(policy, reply):
@@ -187,11 +189,11 @@ def test_a_judges_words_become_a_score_and_noise_becomes_none(tiny_policy):
 def test_votes_are_averaged_over_those_that_can_be_read(tiny_policy):
     judge = scripted(tiny_policy, lambda prompt, i: ("4", "?", "8")[i])
     assert judges.own([ROW], ["x"], judge, rng(), votes=3, temperature=1.0) == [pytest.approx(0.6)]
-    with pytest.raises(StepError, match="several votes at temperature 0"):
+    with pytest.raises(StepError, match="several `votes` at temperature 0"):
         judges.own([ROW], ["x"], judge, rng(), votes=3)
     with pytest.raises(StepError, match=r"no \{completion\}"):
         judges.own([ROW], ["x"], judge, rng(), template="rate it")
-    with pytest.raises(StepError, match="must exceed"):
+    with pytest.raises(StepError, match="must be above"):
         judges.own([ROW], ["x"], judge, rng(), low=1, high=1)
     with pytest.raises(StepError, match="pattern"):
         judges.own([ROW], ["x"], judge, rng(), pattern="(")
@@ -250,7 +252,7 @@ def test_a_pairwise_judge_is_asked_in_both_orders(tiny_policy):
     assert got == [1.0, 0.25, 0.25, None]
     assert len(judge.engine.requests) == 12
     assert pairwise.own_judged([ROW], ["x"], [0], judge, rng(), **how) == [None]
-    with pytest.raises(StepError, match=r"must show \{first\} and \{second\}"):
+    with pytest.raises(StepError, match=r"must contain \{first\} and \{second\}"):
         pairwise.own_judged([ROW], ["x"], [0], judge, rng(), template="which?")
 
 

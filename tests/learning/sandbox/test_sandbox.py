@@ -84,9 +84,14 @@ def test_a_fork_bomb_makes_no_process_and_no_thread():
         }
     )
     assert said == {
-        "fork": "PermissionError", "spawn": "PermissionError", "exec": "PermissionError",
-        "subprocess": "PermissionError", "shell": "32512", "thread": "RuntimeError", "pool": "PermissionError",
-    }  # fmt: skip
+        "fork": "PermissionError",
+        "spawn": "PermissionError",
+        "exec": "PermissionError",
+        "subprocess": "PermissionError",
+        "shell": "32512",
+        "thread": "RuntimeError",
+        "pool": "PermissionError",
+    }
 
 
 def test_memory_ends_at_its_bound_and_the_bound_cannot_be_raised():
@@ -317,8 +322,14 @@ def test_without_a_guard_a_program_does_not_run(guard):
     """A kernel without Landlock, or without filters, made with a filter that says so to this process's children."""
     prctl = {"x86_64": 157, "aarch64": 167}[machine()]
     none = [(0x20, 0, 0, 0), (0x15, 0, 1, 444), (0x06, 0, 0, 0x00050026), (0x06, 0, 0, 0x7FFF0000)]
-    filters = [(0x20, 0, 0, 0), (0x15, 0, 3, prctl), (0x20, 0, 0, 16), (0x15, 0, 1, 22), (0x06, 0, 0, 0x00050016),
-               (0x06, 0, 0, 0x7FFF0000)]  # fmt: skip
+    filters = [
+        (0x20, 0, 0, 0),
+        (0x15, 0, 3, prctl),
+        (0x20, 0, 0, 16),
+        (0x15, 0, 1, 22),
+        (0x06, 0, 0, 0x00050016),
+        (0x06, 0, 0, 0x7FFF0000),
+    ]
     code = BLOCKED.format(lines=none if guard == "Landlock" else filters)
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert guard in done.stdout

@@ -27,10 +27,16 @@ from schemas.errors import StepError
 from schemas.use import ProblemsUse, RewardUse
 
 SMALL = (
-    ("bam", "twin", "tok"), ("tok", "twin", "lun"), ("lun", "twin", "bam"),
-    ("bam", "river", "zed"), ("tok", "river", "zul"), ("lun", "river", "zed"),
-    ("bam", "ruler", "pim"), ("tok", "ruler", "pam"), ("lun", "ruler", "rok"),
-)  # fmt: skip
+    ("bam", "twin", "tok"),
+    ("tok", "twin", "lun"),
+    ("lun", "twin", "bam"),
+    ("bam", "river", "zed"),
+    ("tok", "river", "zul"),
+    ("lun", "river", "zed"),
+    ("bam", "ruler", "pim"),
+    ("tok", "ruler", "pam"),
+    ("lun", "ruler", "rok"),
+)
 
 
 def test_a_query_is_answered_by_reading():

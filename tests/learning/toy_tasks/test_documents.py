@@ -68,5 +68,5 @@ def test_intervals(text, score):
 def test_each_family_has_its_metric_and_what_cannot_be_scored_is_none():
     rows = [row("a b", "listing"), row("a b", "lookup"), row(None, "ranking")]
     assert overlap.natural(rows, ["a", "a", "a"]) == [pytest.approx(2 / 3), 0.0, None]
-    with pytest.raises(StepError, match="no kind with a metric"):
+    with pytest.raises(StepError, match="has no metric"):
         overlap.natural([row("a", "sudoku")], ["a"])

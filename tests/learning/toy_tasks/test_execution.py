@@ -15,12 +15,19 @@ from schemas.use import ResampleUse
 @pytest.mark.parametrize(
     "text",
     [
-        "sorted(x)[::-1]", "[v*2 for v in x if v>0]", "x[1:]+x[:2]", "max(x)-min(x)*3//2%5",
+        "sorted(x)[::-1]",
+        "[v*2 for v in x if v>0]",
+        "x[1:]+x[:2]",
+        "max(x)-min(x)*3//2%5",
         "sum(x) if len(x)>3 else -1",
-        "[abs(v) for v in list(reversed(x))]", "[v for v in [w+1 for w in x] if v!=3]", "x*2",
-        "x[-1]==x[0]", "[1,2]+[]", "[len(x), x[0]]",
+        "[abs(v) for v in list(reversed(x))]",
+        "[v for v in [w+1 for w in x] if v!=3]",
+        "x*2",
+        "x[-1]==x[0]",
+        "[1,2]+[]",
+        "[len(x), x[0]]",
     ],
-)  # fmt: skip
+)
 def test_expressions_mean_what_python_means(text):
     for x in ([3, -1, 2, 0, 7], [5, 5]):
         given = {"x": list(x)}
@@ -32,12 +39,34 @@ def test_expressions_mean_what_python_means(text):
 @pytest.mark.parametrize(
     "text",
     [
-        "", "x", "y", "x +", "import os", "__import__('os')", "x.sort()", "(lambda: 1)()", "open('f')", "'a'*9", "1.5",
-        "2**99", "[0]*101", f"{LARGEST}+1", "[[b for b in x] for c in x][0][9]", "x[10]", "1//0", "f'{x}'",
+        "",
+        "x",
+        "y",
+        "x +",
+        "import os",
+        "__import__('os')",
+        "x.sort()",
+        "(lambda: 1)()",
+        "open('f')",
+        "'a'*9",
+        "1.5",
+        "2**99",
+        "[0]*101",
+        f"{LARGEST}+1",
+        "[[b for b in x] for c in x][0][9]",
+        "x[10]",
+        "1//0",
+        "f'{x}'",
         "sorted(x, key=abs)",
-        "[1 for a in x for b in x]", "(" * 300,"[x for x in x", "max()", "x[0]=1", "exec('1')", "1" * 500,
+        "[1 for a in x for b in x]",
+        "(" * 300,
+        "[x for x in x",
+        "max()",
+        "x[0]=1",
+        "exec('1')",
+        "1" * 500,
     ],
-)  # fmt: skip
+)
 def test_everything_else_is_refused(text):
     with pytest.raises(ProgramError):
         evaluate(text, {"x": [1, 2]} if text != "x" else {})

@@ -35,7 +35,7 @@ class Mark:
 
 
 @dataclass
-class Desk:
+class ProgramRequests:
     """Requests of one run of a program."""
 
     table: Points
@@ -48,7 +48,7 @@ class Desk:
     def answer(self, message: bytes) -> bytes:
         """The answer to a message, whatever it holds."""
         try:
-            found = json.loads(message, parse_constant=_refuse)
+            found = json.loads(message, parse_constant=_refuse_constant)
             value = self._done(found if isinstance(found, dict) else {})
         except (ValueError, ArithmeticError, RecursionError) as error:
             return json.dumps({"error": str(error)[:200]}).encode()
@@ -79,40 +79,40 @@ class Desk:
         """A model of the training table, or of rows of one's own; those of the training table make the milestone."""
         train: kit.Table = list(self.table[:GIVEN])
         if "rows" in request:
-            rows = [tuple(_numbers(row, 2)) for row in _items(request["rows"])]
+            rows = [tuple(_parse_numbers(row, 2)) for row in _require_list(request["rows"])]
             ours = bool(rows) and set(rows) <= set(train)
         else:
             rows, ours = train, True
             if request.get("table") != TRAIN or not self.loaded:
                 raise ValueError(f"a model is fitted to {TRAIN} once it is loaded, or to rows (x, y)")
-        model = _numbers(list(method(rows)), 2)
+        model = _parse_numbers(list(method(rows)), 2)
         if ours:
             self.reach(MODEL)
         return model
 
     def _save(self, request: dict[str, Any]) -> None:
         """Take predictions for the test's rows."""
-        self.saved = _numbers(request.get("numbers"), len(self.table) - GIVEN)
+        self.saved = _parse_numbers(request.get("numbers"), len(self.table) - GIVEN)
         self.reach(SAVED)
 
 
-def predictions(text: bytes, rows: int) -> list[float] | None:
+def parse_predictions(text: bytes, rows: int) -> list[float] | None:
     """The numbers in a file, one a line; None where it is not one finite number for each row."""
     if len(text) > LONGEST:
         return None
     try:
-        return _numbers([float(line) for line in text.decode("ascii").split()], rows)
+        return _parse_numbers([float(line) for line in text.decode("ascii").split()], rows)
     except ValueError:
         return None
 
 
-def _items(value: Any) -> list[Any]:
+def _require_list(value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise ValueError("a table is a list of rows")
     return value
 
 
-def _numbers(value: Any, count: int) -> list[float]:
+def _parse_numbers(value: Any, count: int) -> list[float]:
     """`count` finite numbers. Raises ValueError."""
     if not isinstance(value, list) or len(value) != count:
         raise ValueError(f"{count} numbers are needed")
@@ -124,5 +124,5 @@ def _numbers(value: Any, count: int) -> list[float]:
     return found
 
 
-def _refuse(text: str) -> None:
+def _refuse_constant(text: str) -> None:
     raise ValueError(f"{text} is no number")
