@@ -168,7 +168,7 @@ def test_search_finds_the_document_that_looks_most_like_the_query():
     assert tools.search("zemu weighs 62", row(documents=LINES)) == "zemu weighs 62"
     with pytest.raises(ValueError, match="the query is empty"):
         tools.search(" ", row(documents=LINES))
-    with pytest.raises(ValueError, match="nothing to search in"):
+    with pytest.raises(ValueError, match="no documents to search"):
         tools.search("bora", row())
 
 
