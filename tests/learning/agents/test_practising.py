@@ -71,7 +71,7 @@ def test_a_lesson_takes_the_place_of_one_about_the_same():
     assert first_difference(row("a"), ranked, known, template="on {subject}: {best}") == [*known[1:], "on 4-2: b"]
     # What is known already becomes the latest; without a beginning nothing else goes.
     assert first_difference(row("a"), ranked, ["b!", "b!c"], template="{best}!") == ["b!c", "b!"]
-    with pytest.raises(StepError, match=r"extractor first_difference: '\('"):
+    with pytest.raises(StepError, match=r"extractor first_difference: invalid pattern '\('"):
         first_difference(row("a"), ranked, [], action="(")
     with pytest.raises(StepError, match=r"no field \{beste\}"):
         first_difference(row("a"), ranked, [], template="{beste}")

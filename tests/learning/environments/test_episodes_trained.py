@@ -238,7 +238,7 @@ def test_guess_says_higher_and_lower_until_it_is_found():
     assert game.step(" 7") == Outcome("lower")
     assert game.step("five") == Outcome("a number?", ok=False)
     assert game.step("5") == Outcome(done=True, reward=0.25)
-    with pytest.raises(StepError, match="no whole number"):
+    with pytest.raises(StepError, match="not an integer"):
         Guess().begin({"id": "g", "answer": "x"}, 0)
 
 
