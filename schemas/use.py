@@ -4,7 +4,7 @@
 `use` are that
 function's parameters after its `*`. A bare word `center` is the same as `{use: center}`. `pkg.module:function`
 names code of the user's own. What is before the `*` is supplied by the loop, in some slots by place (`takes`), in most
-by name (`asks`): nothing is computed that no function asks for. Options are checked against the signature by
+by name (`requests`): nothing is computed that no function asks for. Options are checked against the signature by
 `schemas.signatures`.
 """
 
@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from schemas.base import Schema
 from schemas.number_schedules import Number
-from schemas.supplied import FIXED, MOVING, PAIR_COLUMNS, PATHS, SCORING, TRIALS
+from schemas.supplied import FIXED, MOVING, PAIR_COLUMNS, PATHS, SAMPLES, SCORING
 
 
 class Use(Schema):
@@ -29,7 +29,7 @@ class Use(Schema):
     member: ClassVar[str | None] = None
     """Where set, names are modules of the home, and this is the class in each whose constructor takes the options."""
     takes: ClassVar[tuple[str, ...] | None] = None
-    """What is before the star, in this order; None: the function asks by name for any of `asks`."""
+    """What is before the star, in this order; None: the function asks by name for any of `requests`."""
     withheld: ClassVar[frozenset[str]] = frozenset()
     """Options that the stage fills in itself, from other keys."""
     asks: ClassVar[frozenset[str]] = frozenset()
@@ -101,7 +101,7 @@ class RolloutUse(Use):
 
     home = ("learning.collection.rollouts",)
     asks = frozenset(
-        {"asks", "sampler", "rng", "state", "step", "round", "max_steps", "stream", "plan", "score", "consume"}
+        {"requests", "sampler", "rng", "state", "step", "round", "max_steps", "stream", "plan", "score", "consume"}
     )
 
 
@@ -116,14 +116,14 @@ class ResampleUse(Use):
     """Drops some of the scored completions, and requests further ones."""
 
     home = ("learning.collection.resampling", "learning.toy_tasks.tracing")
-    asks = TRIALS | {"num_groups", "round", "seed"}
+    asks = SAMPLES | {"num_groups", "round", "seed"}
 
 
 class ExtraSamplesUse(Use):
     """Adds completions that were not sampled in this iteration: stored ones, an expert's, those of past policies."""
 
     home = ("learning.collection.extra_samples",)
-    asks = TRIALS
+    asks = SAMPLES
 
 
 class FilterGroupsUse(Use):

@@ -20,7 +20,7 @@ from learning.models.policy import Policy, set_determinism
 from learning.rl.placed_rewards import placed
 from learning.samples.engine_protocol import EngineProtocol, Sampling
 from learning.samples.history import History
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from learning.sampling.sampler import Sampler, score
 from schemas.agent import Agent
 from schemas.errors import StepError
@@ -92,21 +92,21 @@ class Work:
         """Sample with the experiences so far, score, compare, and save the round."""
         sampler = self.sampler(step)
         have = self.have(step, sampler)
-        asks = self.plan.ask(step, have)
+        requests = self.plan.ask(step, have)
         self.check_room(sampler, have["rows"])
         try:
-            trials = sample_rollouts(sampler, asks, self.journal, self.spend)
-            score(self.rewards, [use.weight for use in self.stage.rewards], trials, have, shown=self.shown)
+            samples = sample_rollouts(sampler, requests, self.journal, self.spend)
+            score(self.rewards, [use.weight for use in self.stage.rewards], samples, have, shown=self.shown)
             limits = {"min_margin": self.stage.min_margin, "most": self.stage.max_experiences}
             tokenizer, before = self.policy.tokenizer, self.experiences
             self.experiences, groups = extract_experiences(
-                self.extractor, trials, before, have, tokenizer=tokenizer, **limits
+                self.extractor, samples, before, have, tokenizer=tokenizer, **limits
             )
         finally:
             self.bills.tell()
-        self.history.add(trials)
+        self.history.add(samples)
         self.groups += [{"round": step, **group} for group in groups]
-        self.points.append(summarise_round(trials, groups, len(self.experiences)))
+        self.points.append(summarise_round(samples, groups, len(self.experiences)))
         self.context.log(step, **self.points[-1])
         self.save(step, groups)
 
@@ -201,14 +201,14 @@ def summarise_group(group: Row) -> Row:
     return summary | {"problem": group["prompt"][-1]["content"], "best": best, "worst": worst}
 
 
-def summarise_round(trials: list[Trial], groups: list[Row], experiences: int) -> dict[str, float]:
+def summarise_round(samples: list[Sample], groups: list[Row], experiences: int) -> dict[str, float]:
     """Return a round in the curves."""
-    scored = [trial.reward for trial in trials if trial.reward is not None]
+    scored = [sample.reward for sample in samples if sample.reward is not None]
     return {
         **({"reward": sum(scored) / len(scored)} if scored else {}),
         "differing": sum(group["differs"] for group in groups) / max(len(groups), 1),
         "learnt": float(sum(len(group["learnt"]) for group in groups)),
         "experiences": float(experiences),
-        "unscorable": 1 - len(scored) / max(len(trials), 1),
-        "completion_length": sum(len(trial.completion_ids) for trial in trials) / max(len(trials), 1),
+        "unscorable": 1 - len(scored) / max(len(samples), 1),
+        "completion_length": sum(len(sample.completion_ids) for sample in samples) / max(len(samples), 1),
     }

@@ -2,7 +2,7 @@
 
 Everything that varies between algorithms is a function bound in `learning.algorithm.composition` (from rewards to the
 loss) or
-`learning.rl.collection` (from problems to trials); this file is the loop.
+`learning.rl.collection` (from problems to samples); this file is the loop.
 """
 
 import time
@@ -41,7 +41,7 @@ from learning.rl.state import Loop, resume, save, step_back, sync
 from learning.rl.update import regulate
 from learning.rl.watchdogs import Watchdogs
 from learning.samples.engine_protocol import EngineProtocol, Sampling
-from learning.samples.sample import Ask, Trial
+from learning.samples.sample import Sample, SampleRequest
 from learning.sampling.sampler import Sampler
 from learning.sampling.trajectories import Trajectories, path_advantages
 from learning.streaming.stream import Stream
@@ -165,9 +165,9 @@ def iterate(loop: Loop, stage: Rl, context: Context, step: int) -> None:
     controls = regulate(loop.algorithm, step, have)
     pieces = in_pieces(loop, stage, step, controls, have) if loop.collecting.needs("consume") else None
     have |= {"consume": pieces.add} if pieces else {}
-    trials, trained, tokens = harvest(loop, sampler_of(loop, stage, context, step, controls), controls, have)
+    samples, trained, tokens = harvest(loop, sampler_of(loop, stage, context, step, controls), controls, have)
     sampled_at = time.perf_counter()
-    kept = [trial for trial in trials if trial.reward is not None]
+    kept = [sample for sample in samples if sample.reward is not None]
     advantages: dict[int, float] = {}
     points = {f"controller/{name}": value for name, value in controls.items()}
     if trained.num_paths:
@@ -175,11 +175,11 @@ def iterate(loop: Loop, stage: Rl, context: Context, step: int) -> None:
         trained, more = learn(loop, stage, trained, step, controls, mine, pieces)
         advantages, points = path_advantages(trained), points | more
     sync(loop, step + 1)
-    places = {id(trial): place for place, trial in enumerate(kept)}
+    places = {id(sample): place for place, sample in enumerate(kept)}
     if loop.group.main:
-        loop.trajectories.add(step, trials, [advantages.get(places.get(id(trial), -1)) for trial in trials])
-    points |= describe(trials, trained, played=stage.env is not None) | held_out(loop, stage, context, step, controls)
-    points |= staleness(trials, step)
+        loop.trajectories.add(step, samples, [advantages.get(places.get(id(sample), -1)) for sample in samples])
+    points |= describe(samples, trained, played=stage.env is not None) | held_out(loop, stage, context, step, controls)
+    points |= staleness(samples, step)
     if isinstance(loop.engine, Stream):
         points |= loop.engine.points()
     loop.sampled += tokens
@@ -194,7 +194,7 @@ def iterate(loop: Loop, stage: Rl, context: Context, step: int) -> None:
     watch(loop, step, points)
     if loop.stopped is None and stage.max_sampled_tokens and loop.sampled >= stage.max_sampled_tokens:
         loop.stopped = f"{loop.sampled} tokens sampled at iteration {step + 1}"
-    remember(loop, stage, context, step, points, trials)
+    remember(loop, stage, context, step, points, samples)
 
 
 def supplied(loop: Loop, stage: Rl, context: Context, step: int) -> dict[str, Any]:
@@ -229,9 +229,9 @@ def held_out(loop: Loop, stage: Rl, context: Context, step: int, controls: dict[
     have = {**supplied(loop, stage, context, step), **services(sampler, loop.history), "states": {}}
 
     def examine() -> list[float]:
-        trials = sampler.sample([Ask(row) for row in loop.held_out_rows])
-        score_all(loop.collecting, trials, controls, have)
-        return [t.reward for t in trials if t.reward is not None]
+        samples = sampler.sample([SampleRequest(row) for row in loop.held_out_rows])
+        score_all(loop.collecting, samples, controls, have)
+        return [t.reward for t in samples if t.reward is not None]
 
     values = by_main(loop.group, loop.engine, None, examine)
     return {"eval_reward": sum(values) / len(values)} if values else {}
@@ -255,10 +255,12 @@ def watch(loop: Loop, step: int, points: dict[str, float]) -> None:
         return
 
 
-def remember(loop: Loop, stage: Rl, context: Context, step: int, points: dict[str, float], trials: list[Trial]) -> None:
+def remember(
+    loop: Loop, stage: Rl, context: Context, step: int, points: dict[str, float], samples: list[Sample]
+) -> None:
     """Add to the curves, keep samples of the first and the last iteration, tell progress."""
     if step == 0 or step + 1 == stage.max_steps:
-        firsts = {t.group: t for t in reversed(trials)}
+        firsts = {t.group: t for t in reversed(samples)}
         loop.samples["first" if step == 0 else "last"] = [
             {"prompt": t.row["prompt"], "completion": t.text, "reward": t.reward}
             for t in [firsts[group] for group in sorted(firsts)][:4]

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from learning.data.rows import Row, read_rows
 from learning.samples.history import History
-from learning.samples.sample import Ask
+from learning.samples.sample import SampleRequest
 from schemas.errors import StepError
 from schemas.number_schedules import Number
 from schemas.references import ChatRef
@@ -25,18 +25,23 @@ AtLeast1 = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-def uniform(rows: list[Row], num_groups: int, n: int, seed: int, step: int) -> list[Ask]:
+def uniform(rows: list[Row], num_groups: int, n: int, seed: int, step: int) -> list[SampleRequest]:
     """Sample problems in shuffled epochs, `n` completions of each."""
-    return [Ask(rows[i], n) for i in choose_prompts(len(rows), num_groups, seed, step)]
+    return [SampleRequest(rows[i], n) for i in choose_prompts(len(rows), num_groups, seed, step)]
 
 
-def with_greedy(rows: list[Row], num_groups: int, n: int, seed: int, step: int) -> list[Ask]:
+def with_greedy(rows: list[Row], num_groups: int, n: int, seed: int, step: int) -> list[SampleRequest]:
     """As `uniform`, plus one greedy completion per group that is not trained on (ReMax, Li et al. 2024).
 
     It is the baseline for `center` with `among: [greedy]`.
     """
-    asks = [Ask(rows[i], n, group=g) for g, i in enumerate(choose_prompts(len(rows), num_groups, seed, step))]
-    return [*asks, *(Ask(ask.row, 1, "greedy", temperature=0.0, group=ask.group) for ask in asks)]
+    requests = [
+        SampleRequest(rows[i], n, group=g) for g, i in enumerate(choose_prompts(len(rows), num_groups, seed, step))
+    ]
+    return [
+        *requests,
+        *(SampleRequest(request.row, 1, "greedy", temperature=0.0, group=request.group) for request in requests),
+    ]
 
 
 def adaptive_size(
@@ -48,7 +53,7 @@ def adaptive_size(
     seed: int,
     *,
     most: Annotated[float, Field(ge=1)] = 4.0,
-) -> list[Ask]:
+) -> list[SampleRequest]:
     """Sample ⌈num_groups / keep rate⌉ groups, so that about `num_groups` have scores that differ (CodeV-R1 2025).
 
     The keep rate is that of the last sampled iteration: the share of its problems whose first reward was neither always
@@ -59,7 +64,7 @@ def adaptive_size(
     size = min(math.ceil(num_groups / rate - 1e-9), limit) if rate else limit
     start = state.get("asked", 0)
     state["asked"] = start + size
-    return [Ask(rows[i], n) for i in _walk_epochs(len(rows), start, size, seed)]
+    return [SampleRequest(rows[i], n) for i in _walk_epochs(len(rows), start, size, seed)]
 
 
 def _update_keep_rate(history: History, state: dict[str, Any]) -> float:
@@ -85,7 +90,7 @@ def by_difficulty(
     least: AtLeast1 = 2,
     easy: Annotated[float, Field(ge=0, lt=1)] = 0.6,
     spare_turns: Annotated[int, Field(ge=0)] | None = None,
-) -> list[Ask]:
+) -> list[SampleRequest]:
     """Sample fewer completions of easy problems, and limit the turns of episodes by past successes (DART 2025).
 
     A problem gets `most` completions (null: `n`) while its pass rate at the last visit is at most `easy`; above it the
@@ -98,19 +103,19 @@ def by_difficulty(
     if least > min(full, n):
         raise StepError(f"prompt_sampler by_difficulty: least {least} is above {min(full, n)} completions; lower it")
     start, left = state.get("asked", 0), num_groups * n
-    asks: list[Ask] = []
+    requests: list[SampleRequest] = []
     for i in _walk_epochs(len(rows), start, math.ceil(left / least), seed):
         rates, longest = history.rates.get(rows[i]["id"]), history.turns.get(rows[i]["id"])
         above = max(0.0, rates[-1] - easy) / (1 - easy) if rates else 0.0
         count = round(full - min(above, 1.0) * (full - least)) if rates else n
         count = left if left - count < least else count  # the remainder would be too small a group
         turn_limit = {} if longest is None or spare_turns is None else {"max_turns": longest + spare_turns}
-        asks.append(Ask(rows[i] | turn_limit, count))
+        requests.append(SampleRequest(rows[i] | turn_limit, count))
         left -= count
         if not left:
             break
-    state["asked"] = start + len(asks)
-    return asks
+    state["asked"] = start + len(requests)
+    return requests
 
 
 def hard_focus(
@@ -123,7 +128,7 @@ def hard_focus(
     state: dict[str, Any],
     *,
     share: Number,
-) -> list[Ask]:
+) -> list[SampleRequest]:
     """Sample only the hardest problems, in shuffled epochs over a shrinking set (DRIVE 2025, Pre-GRPO).
 
     `share` of all problems is retained, usually by a falling number schedule: of those retained so far, the ones with
@@ -139,7 +144,10 @@ def hard_focus(
     start = state.get("taken", 0)
     state["taken"] = start + num_groups
     by_id = {row["id"]: row for row in rows}
-    return [Ask(by_id[kept[i]], n) for i in _walk_epochs(len(kept), start, num_groups, seed + state.get("since", 0))]
+    return [
+        SampleRequest(by_id[kept[i]], n)
+        for i in _walk_epochs(len(kept), start, num_groups, seed + state.get("since", 0))
+    ]
 
 
 def pools(
@@ -152,7 +160,7 @@ def pools(
     borders: list[float] = [0.25, 0.75],  # noqa: B006 — never written to
     shares: list[float] = [0.25, 0.5, 0.25],  # noqa: B006 — never written to
     unseen: Share = 0.5,
-) -> list[Ask]:
+) -> list[SampleRequest]:
     """Sample a share of the groups from each of several pools of problems, divided by pass rate.
 
     The pass rate is that of the last visit, `unseen` for an unvisited problem. `borders` divide the pools from hard to
@@ -177,7 +185,7 @@ def pools(
     if unused:
         missing = min(num_groups - len(chosen), len(unused))
         chosen += [unused[int(i)] for i in rng.choice(len(unused), size=missing, replace=False)]
-    return [Ask(row, n) for row in chosen]
+    return [SampleRequest(row, n) for row in chosen]
 
 
 def hot_cold(
@@ -192,19 +200,19 @@ def hot_cold(
     hot: Annotated[float, Field(gt=0)] = 1.5,
     cold: Annotated[float, Field(gt=0)] = 0.7,
     extra: AtLeast1 = 1,
-) -> list[Ask]:
+) -> list[SampleRequest]:
     """As `uniform`, plus `extra` completions of each problem that move the entropy to `target` (AEPO 2025).
 
     They are sampled at the temperature `hot` (source `hot`) while the entropy of the last iteration is below `target`,
     at `cold` (source `cold`) while it is above; in separate groups, so that no baseline includes them. A loss term
     `reinforce` with a `token_mask` trains on them. The first iteration has none.
     """
-    asks = uniform(rows, num_groups, n, seed, step)
+    requests = uniform(rows, num_groups, n, seed, step)
     if "entropy" not in metrics or metrics["entropy"] == target:
-        return asks
+        return requests
     below = metrics["entropy"] < target
     source, temperature = ("hot", hot) if below else ("cold", cold)
-    return [*asks, *(Ask(ask.row, extra, source, temperature=temperature) for ask in asks)]
+    return [*requests, *(SampleRequest(request.row, extra, source, temperature=temperature) for request in requests)]
 
 
 def in_context(
@@ -218,7 +226,7 @@ def in_context(
     data: ChatRef,
     with_demos: AtLeast1 = 2,
     demos: AtLeast1 = 2,
-) -> list[Ask]:
+) -> list[SampleRequest]:
     """As `uniform`, with `demos` solved problems in the prompt of `with_demos` of the `n` completions (ICPO 2025).
 
     They are trained under the plain prompt, and their source is `in_context`. Solved problems are rows of `data` other
@@ -230,7 +238,7 @@ def in_context(
             "lower it"
         )
     solved = _load_solved(str(data))
-    asks = []
+    requests = []
     for group, i in enumerate(choose_prompts(len(rows), num_groups, seed, step)):
         row = rows[i]
         others = [other for other in solved if other["id"] != row["id"]]
@@ -240,9 +248,11 @@ def in_context(
                 "lower it or give more data"
             )
         chosen = [others[int(k)] for k in rng.choice(len(others), size=demos, replace=False)]
-        asks.append(Ask(row, n - with_demos, group=group))
-        asks.append(Ask(row, with_demos, "in_context", context=prepend_demonstrations(chosen, row), group=group))
-    return asks
+        requests.append(SampleRequest(row, n - with_demos, group=group))
+        requests.append(
+            SampleRequest(row, with_demos, "in_context", context=prepend_demonstrations(chosen, row), group=group)
+        )
+    return requests
 
 
 def prepend_demonstrations(solved: Sequence[Row], row: Row) -> list[Row]:

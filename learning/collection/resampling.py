@@ -20,19 +20,19 @@ from learning.algorithm.token_masks.masks import Source
 from learning.collection.prompt_samplers import prepend_demonstrations
 from learning.data.rows import Row, read_rows
 from learning.samples.judging import failed, judged, passed, spread
-from learning.samples.sample import Ask, Messages, Trial
+from learning.samples.sample import Messages, Sample, SampleRequest
 from learning.samples.sample import by_group as _by_group
 from learning.sampling.sampler import Sampler
 from schemas.errors import StepError
 from schemas.number_schedules import Number
 from schemas.references import ChatRef
 
-Asked = tuple[list[Trial], list[Ask]]
+Asked = tuple[list[Sample], list[SampleRequest]]
 AtLeast1 = Annotated[int, Field(ge=1)]
 
 
 def dynamic_sampling(
-    trials: list[Trial],
+    samples: list[Sample],
     rows: list[Row],
     num_groups: int,
     n: int,
@@ -51,12 +51,12 @@ def dynamic_sampling(
     as are missing) of problems not sampled in this iteration. At most `budget` · num_groups groups are sampled: with
     too few the iteration trains on those, or raises StepError (`short: stop`).
     """
-    groups = _by_group(trials)
+    groups = _by_group(samples)
     varied = [group for group, members in groups.items() if spread(members, reward) > min]
     if len(varied) >= num_groups:
         surplus = set(varied[num_groups:])
-        return [t for t in trials if t.group not in surplus], []
-    sampled_ids = {trial.row["id"] for trial in trials}
+        return [t for t in samples if t.group not in surplus], []
+    sampled_ids = {sample.row["id"] for sample in samples}
     fresh = [row for row in rows if row["id"] not in sampled_ids]
     # Not min(): the option `min` shadows it.
     count = sorted((size or num_groups - len(varied), int(budget * num_groups) - len(groups), len(fresh)))[0]
@@ -66,11 +66,11 @@ def dynamic_sampling(
             "groups; choose problems that are neither too easy nor too hard, raise `budget`, or set `short: train`"
         )
     chosen = rng.choice(len(fresh), size=count, replace=False) if count > 0 else []
-    return trials, [Ask(fresh[int(i)], n) for i in chosen]
+    return samples, [SampleRequest(fresh[int(i)], n) for i in chosen]
 
 
 def allocate(
-    trials: list[Trial],
+    samples: list[Sample],
     round: int,
     *,
     extra: AtLeast1,
@@ -86,9 +86,9 @@ def allocate(
     group of the highest gain; groups without a gain get none.
     """
     if round >= rounds:
-        return trials, []
-    first = {t.group: t.row for t in reversed(trials) if t.source == "policy"}
-    scores = {group: judged(members, reward) for group, members in _by_group(trials).items() if group in first}
+        return samples, []
+    first = {t.group: t.row for t in reversed(samples) if t.source == "policy"}
+    scores = {group: judged(members, reward) for group, members in _by_group(samples).items() if group in first}
     deviations = {group: _compute_deviation(values) for group, values in scores.items() if len(values) > 1}
     counts = {group: len(scores[group]) for group in deviations}
     allocated: Counter[int] = Counter()
@@ -103,7 +103,7 @@ def allocate(
         if best is None or gains[best] <= 0:
             break
         allocated[best] += 1
-    return trials, [Ask(first[group], count, group=group) for group, count in sorted(allocated.items())]
+    return samples, [SampleRequest(first[group], count, group=group) for group, count in sorted(allocated.items())]
 
 
 def compute_half_width(deviation: float, size: int, confidence: float = 0.95) -> float:
@@ -117,7 +117,7 @@ def _compute_deviation(values: list[float]) -> float:
 
 
 def retry_with_exemplars(
-    trials: list[Trial],
+    samples: list[Sample],
     sampler: Sampler,
     round: int,
     state: dict[str, Any],
@@ -140,11 +140,11 @@ def retry_with_exemplars(
         state["retried"] = []
     if "bank" not in state:
         state["bank"] = _load_chat(str(data))[-keep:] if data else []
-    for trial in trials if round == 0 else []:
-        if trial.source == "policy" and passed(trial, reward, at_least):
-            state["bank"] = [*state["bank"], make_demonstration(trial)][-keep:]
-    asks = []
-    for group, members in _by_group(trials).items():
+    for sample in samples if round == 0 else []:
+        if sample.source == "policy" and passed(sample, reward, at_least):
+            state["bank"] = [*state["bank"], make_demonstration(sample)][-keep:]
+    requests = []
+    for group, members in _by_group(samples).items():
         if group in state["retried"] or not failed(members, reward, at_least):
             continue
         row = members[0].row
@@ -156,14 +156,16 @@ def retry_with_exemplars(
             chosen.pop()
         if chosen:
             state["retried"].append(group)
-            asks.append(Ask(row, extra, "in_context", context=prepend_demonstrations(chosen, row), group=group))
-    return trials, asks
+            requests.append(
+                SampleRequest(row, extra, "in_context", context=prepend_demonstrations(chosen, row), group=group)
+            )
+    return samples, requests
 
 
-def make_demonstration(trial: Trial) -> Row:
+def make_demonstration(sample: Sample) -> Row:
     """Return a sample as a chat row with the columns that demonstrations need."""
-    problem = {name: trial.row[name] for name in ("id", "prompt", "family")}
-    return problem | {"completion": [{"role": "assistant", "content": trial.text}]}
+    problem = {name: sample.row[name] for name in ("id", "prompt", "family")}
+    return problem | {"completion": [{"role": "assistant", "content": sample.text}]}
 
 
 def _fits_context(messages: Messages, sampler: Sampler, extra_tokens: int = 0) -> bool:
@@ -173,7 +175,7 @@ def _fits_context(messages: Messages, sampler: Sampler, extra_tokens: int = 0) -
 
 
 def hint(
-    trials: list[Trial],
+    samples: list[Sample],
     n: int,
     sampler: Sampler,
     round: int,
@@ -200,29 +202,29 @@ def hint(
     if round == 0:
         state["hints"] = {}
     solutions, guided = _load_solutions(str(data)), step < guided_steps
-    asks: list[Ask] = []
+    requests: list[SampleRequest] = []
     dropped: set[int] = set()
     shares = [guided_share] if guided else shares
-    for group, members in _by_group(trials).items():
+    for group, members in _by_group(samples).items():
         used, row = state["hints"].get(str(group), 0), members[0].row
         if used >= len(shares) or row["id"] not in solutions or not (guided or failed(members, reward, at_least)):
             continue
         hint_ids = _take_beginning(row, solutions[row["id"]], shares[used], sampler)
         if place == "completion":
-            ask = Ask(row, n, "hinted", group=group, begin=hint_ids)
+            request = SampleRequest(row, n, "hinted", group=group, begin=hint_ids)
         else:
             prompt = _append_hint(row, lead + _decode(hint_ids, sampler))
-            ask = Ask(row, n, "hinted", group=group, prompt=prompt)
-        if _fits_context(ask.prompt or row["prompt"], sampler, len(ask.begin)):
+            request = SampleRequest(row, n, "hinted", group=group, prompt=prompt)
+        if _fits_context(request.prompt or row["prompt"], sampler, len(request.begin)):
             state["hints"][str(group)] = used + 1
             dropped.add(group)
-            asks.append(ask)
-    return [t for t in trials if t.group not in dropped], asks
+            requests.append(request)
+    return [t for t in samples if t.group not in dropped], requests
 
 
 def _take_beginning(row: Row, solution: str, share: float, sampler: Sampler) -> tuple[int, ...]:
     """Return the first ⌈share · L⌉ of the L tokens of a solution."""
-    ids = sampler.given(row, solution, source="expert", group=0).completion_ids[:-1]
+    ids = sampler.sample_from_text(row, solution, source="expert", group=0).completion_ids[:-1]
     return tuple(ids[: math.ceil(share * len(ids) - 1e-9)])
 
 
@@ -240,7 +242,7 @@ def _decode(ids: Sequence[int], sampler: Sampler) -> str:
 
 
 def reject(
-    trials: list[Trial],
+    samples: list[Sample],
     *,
     sources: Annotated[list[Source], Field(min_length=1)] = ["in_context"],  # noqa: B006 — never written to
     reward: str | None = None,
@@ -250,7 +252,7 @@ def reject(
 
     They do not count in the mean and deviation of their group.
     """
-    return [t for t in trials if t.source not in sources or passed(t, reward, at_least)], []
+    return [t for t in samples if t.source not in sources or passed(t, reward, at_least)], []
 
 
 @lru_cache(maxsize=4)

@@ -14,7 +14,7 @@ from learning.data.rows import Row
 from learning.generation.services.row_streams import stream_completions
 from learning.lookup import Bound
 from learning.samples.engine_protocol import EngineProtocol, Generation, Request, Sampling, Turn
-from learning.samples.sample import Trial, last_turn, transcript
+from learning.samples.sample import Sample, last_turn, transcript
 from learning.sampling.scoring import scores_of
 from schemas.number_schedules import Number, value_at
 
@@ -137,8 +137,8 @@ def compute_weighted_scores(
     have = {"rows": rows, "completions": texts, "groups": [places[row["id"]] for row in rows]}
     have |= {"sources": ["policy"] * len(rows), "step": 0, "seed": 0, "states": {}, "desk": desk}
     if any(one.turns for one in samples):
-        have["trials"] = [
-            Trial(row, group, "policy", [], [], None, one.finish, one.text, turns=list(one.turns))
+        have["samples"] = [
+            Sample(row, group, "policy", [], [], None, one.finish, one.text, turns=list(one.turns))
             for row, group, one in zip(rows, have["groups"], samples, strict=True)
         ]
     for bound, weight in zip(rewards, weights, strict=True):

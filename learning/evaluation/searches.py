@@ -15,11 +15,11 @@ from pydantic import Field
 from learning.data.rows import Row
 from learning.evaluation.sampled_answers import Sample
 
-Ask = Callable[[Sequence[Row]], list[list[Sample]]]
+SampleRequest = Callable[[Sequence[Row]], list[list[Sample]]]
 Score = Callable[[list[Row], list[str]], list[float | None]]
 
 
-def samples(problems: list[Row], ask: Ask, score: Score) -> list[Row]:
+def samples(problems: list[Row], request: SampleRequest, score: Score) -> list[Row]:
     """Every sample of a problem for itself."""
     groups = ask(problems)
     rows = [row for row, group in zip(problems, groups, strict=True) for _ in group]
@@ -28,7 +28,7 @@ def samples(problems: list[Row], ask: Ask, score: Score) -> list[Row]:
 
 def mcts(
     problems: list[Row],
-    ask: Ask,
+    request: SampleRequest,
     score: Score,
     *,
     steps: Annotated[int, Field(ge=1)],

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from learning.data.rows import Row
 from learning.models.policy import Policy
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 
 SCORES = 1 << 24
 """The most attention scores of one layer that are in memory at once."""
@@ -23,7 +23,7 @@ SCORES = 1 << 24
 
 def alignment(
     rows: list[Row],
-    trials: list[Trial],
+    samples: list[Sample],
     policy: Policy,
     *,
     measure: Literal["mass", "jaccard"] = "mass",
@@ -33,14 +33,14 @@ def alignment(
 
     `mass` is their share of the attention on all features, `jaccard` the overlap of the policy's top k with them.
     """
-    scores: list[float | None] = [None] * len(trials)
+    scores: list[float | None] = [None] * len(samples)
     scorable: list[tuple[int, Mapping[str, float], Mapping[str, list[int]]]] = []
-    for i, (row, trial) in enumerate(zip(rows, trials, strict=True)):
+    for i, (row, sample) in enumerate(zip(rows, samples, strict=True)):
         metadata = json.loads(row["metadata"] or "{}")
-        places = find_feature_places(policy, trial, row, metadata.get("spans") or {})
-        if places and trial.completion_ids and set(places) == set(metadata.get("expert") or {}):
+        places = find_feature_places(policy, sample, row, metadata.get("spans") or {})
+        if places and sample.completion_ids and set(places) == set(metadata.get("expert") or {}):
             scorable.append((i, metadata["expert"], places))
-    masses = compute_feature_masses(policy, [trials[i] for i, _, _ in scorable], [places for _, _, places in scorable])
+    masses = compute_feature_masses(policy, [samples[i] for i, _, _ in scorable], [places for _, _, places in scorable])
     for (i, expert, _), mass in zip(scorable, masses, strict=True):
         best = select_top(expert, k)
         scores[i] = (
@@ -59,12 +59,12 @@ def compute_jaccard(some: set[str], others: set[str]) -> float:
     return len(some & others) / len(some | others) if some | others else 1.0
 
 
-def find_feature_places(policy: Policy, trial: Trial, row: Row, spans: Mapping[str, str]) -> dict[str, list[int]]:
+def find_feature_places(policy: Policy, sample: Sample, row: Row, spans: Mapping[str, str]) -> dict[str, list[int]]:
     """Return the positions in the prompt of each feature's tokens; empty if a text is missing or the ids differ."""
     text = policy.tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)
     assert isinstance(text, str)  # tokenize=False
     coded = policy.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    if list(coded["input_ids"]) != list(trial.prompt_ids):
+    if list(coded["input_ids"]) != list(sample.prompt_ids):
         return {}
     positions: dict[str, list[int]] = {}
     for name, shown in spans.items():
@@ -78,27 +78,27 @@ def find_feature_places(policy: Policy, trial: Trial, row: Row, spans: Mapping[s
 
 @torch.no_grad()
 def compute_feature_masses(
-    policy: Policy, trials: Sequence[Trial], places: Sequence[Mapping[str, list[int]]]
+    policy: Policy, samples: Sequence[Sample], places: Sequence[Mapping[str, list[int]]]
 ) -> list[dict[str, float]]:
     """Return the share of each feature in the attention on all features, for each sample."""
     heads, masses = policy.model.config.num_attention_heads, []
     start = 0
-    while start < len(trials):
+    while start < len(samples):
         end, longest = start, 0
-        while end < len(trials):
-            longest = max(longest, len(trials[end].prompt_ids) + len(trials[end].completion_ids))
+        while end < len(samples):
+            longest = max(longest, len(samples[end].prompt_ids) + len(samples[end].completion_ids))
             if end > start and (end + 1 - start) * heads * longest * longest > SCORES:
                 break
             end += 1
-        masses += _compute_masses(policy, trials[start:end], places[start:end])
+        masses += _compute_masses(policy, samples[start:end], places[start:end])
         start = end
     return masses
 
 
 def _compute_masses(
-    policy: Policy, trials: Sequence[Trial], places: Sequence[Mapping[str, list[int]]]
+    policy: Policy, samples: Sequence[Sample], places: Sequence[Mapping[str, list[int]]]
 ) -> list[dict[str, float]]:
-    sequences = [[*t.prompt_ids, *t.completion_ids] for t in trials]
+    sequences = [[*t.prompt_ids, *t.completion_ids] for t in samples]
     longest = max(map(len, sequences))
     # Padding is on the right, where causal attention does not look.
     ids_NL = torch.tensor([ids + [0] * (longest - len(ids)) for ids in sequences], device=policy.model.device)
@@ -111,8 +111,8 @@ def _compute_masses(
         config._attn_implementation = implementation
     mean_NLL = torch.stack([layer_NHLL.double().mean(1) for layer_NHLL in layers]).mean(0)
     masses = []
-    for attention_LL, trial, of_features, ids in zip(mean_NLL, trials, places, sequences, strict=True):
-        mean_L = attention_LL[len(trial.prompt_ids) - 1 : len(ids) - 1].mean(0)
+    for attention_LL, sample, of_features, ids in zip(mean_NLL, samples, places, sequences, strict=True):
+        mean_L = attention_LL[len(sample.prompt_ids) - 1 : len(ids) - 1].mean(0)
         mass = {name: float(mean_L[positions].sum()) for name, positions in of_features.items()}
         total = sum(mass.values())
         masses.append({name: value / total if total else 0.0 for name, value in mass.items()})

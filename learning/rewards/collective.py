@@ -90,7 +90,7 @@ def observer(rows: list[Row], completions: list[str], *, of: RewardUse) -> list[
 def _score_texts(task: Inner, rows: list[Row], texts: list[str | None]) -> list[float | None]:
     """Return the task rewards of texts that are not samples of this stage; None without a text."""
     places = [i for i, text in enumerate(texts) if text is not None]
-    values = {k: task.have[k] for k in task.have if k not in ("trials", "sources", "groups")}
+    values = {k: task.have[k] for k in task.have if k not in ("samples", "sources", "groups")}
     reward = Inner(task.bound, task.step, values | {"rows": rows, "completions": texts})
     scores: list[float | None] = [None] * len(texts)
     for i, score in zip(places, score_selected(reward, places), strict=True):

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from learning.lookup import Inner
 from learning.rewards.composite import score_selected
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from schemas.errors import StepError
 from schemas.number_schedules import Number
 from schemas.use import RewardUse
@@ -19,13 +19,13 @@ from schemas.use import RewardUse
 Unit = Literal["tokens", "characters"]
 
 
-def measure_length(trial: Trial, unit: str) -> int:
+def measure_length(sample: Sample, unit: str) -> int:
     """Return the length of a completion in sampled tokens (the stop token included) or characters."""
-    return len(trial.completion_ids) - trial.given if unit == "tokens" else len(trial.text)
+    return len(sample.completion_ids) - sample.given if unit == "tokens" else len(sample.text)
 
 
 def target(
-    trials: list[Trial],
+    samples: list[Sample],
     *,
     length_wanted: Annotated[int, Field(ge=0)],
     unit: Unit = "tokens",
@@ -33,11 +33,11 @@ def target(
     floor: float = -1.0,
 ) -> list[float | None]:
     """−per_unit · |length − length_wanted|, at least `floor` (LCPO-exact of L1, Aggarwal & Welleck 2025)."""
-    return [max(-per_unit * abs(measure_length(trial, unit) - length_wanted), floor) for trial in trials]
+    return [max(-per_unit * abs(measure_length(sample, unit) - length_wanted), floor) for sample in samples]
 
 
 def at_most(
-    trials: list[Trial],
+    samples: list[Sample],
     *,
     length_wanted: Annotated[int, Field(ge=0)],
     unit: Unit = "tokens",
@@ -45,11 +45,11 @@ def at_most(
     midpoint: float = 0.5,
 ) -> list[float | None]:
     """clip(per_unit · (length_wanted − length) + midpoint, 0, 1): factor of correctness in LCPO-max of L1 (2025)."""
-    return [min(max(per_unit * (length_wanted - measure_length(t, unit)) + midpoint, 0.0), 1.0) for t in trials]
+    return [min(max(per_unit * (length_wanted - measure_length(t, unit)) + midpoint, 0.0), 1.0) for t in samples]
 
 
 def cosine(
-    trials: list[Trial],
+    samples: list[Sample],
     *,
     of: RewardUse,
     longest: Annotated[int, Field(ge=1)],
@@ -68,8 +68,8 @@ def cosine(
     """
     judge: Inner = of
     scores: list[float | None] = []
-    for trial, score in zip(trials, score_selected(judge, range(len(trials))), strict=True):
-        size = measure_length(trial, unit)
+    for sample, score in zip(samples, score_selected(judge, range(len(samples))), strict=True):
+        size = measure_length(sample, unit)
         if score is None:
             scores.append(None)
         elif size >= longest:
@@ -81,7 +81,7 @@ def cosine(
 
 
 def tiered(
-    trials: list[Trial],
+    samples: list[Sample],
     *,
     tiers: Annotated[dict[int, float], Field(min_length=1)],
     unit: Unit = "tokens",
@@ -92,4 +92,4 @@ def tiered(
     """
     if min(tiers) != 0:
         raise StepError(f"reward lengths.tiered: the lowest tier starts at {min(tiers)}; add one at 0")
-    return [tiers[max(start for start in tiers if start <= measure_length(t, unit))] for t in trials]
+    return [tiers[max(start for start in tiers if start <= measure_length(t, unit))] for t in samples]

@@ -14,7 +14,7 @@ from learning.rl.policy_loss import with_advantages, with_dropped, with_factors
 from learning.rl.state import Loop
 from learning.rl.streamed_update import Pieces
 from learning.rl.update import update, with_proximal
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from schemas.stages.rl import Rl
 
 
@@ -86,13 +86,13 @@ def _prepared(
     step: int,
     controls: Mapping[str, float],
     have: Mapping[str, Any],
-    trials: list[Trial],
-) -> tuple[list[Trial], Batch]:
-    """Those of some trials that the filter keeps, and their batch."""
-    batch = gate(loop.collecting.filter_groups, trials, step, controls, {**have, "history": loop.history})
-    kept = [trials[path] for path in batch.paths["path"].tolist()]
+    samples: list[Sample],
+) -> tuple[list[Sample], Batch]:
+    """Those of some samples that the filter keeps, and their batch."""
+    batch = gate(loop.collecting.filter_groups, samples, step, controls, {**have, "history": loop.history})
+    kept = [samples[path] for path in batch.paths["path"].tolist()]
     batch = forest(kept)
     if not kept:
         return kept, batch
-    mine = {**have, "rows": [trial.row for trial in kept]}
+    mine = {**have, "rows": [sample.row for sample in kept]}
     return kept, credited(loop, algorithm, with_columns(loop, stage, algorithm, batch), step, controls, mine)

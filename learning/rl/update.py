@@ -133,8 +133,8 @@ def regulate(algorithm: Algorithm, step: int, have: Mapping[str, Any]) -> dict[s
     return numbers
 
 
-def _looks(asks: list[str]) -> bool:
-    return any(name.endswith("_T") for name in asks)
+def _looks(requests: list[str]) -> bool:
+    return any(name.endswith("_T") for name in requests)
 
 
 def update(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from learning.sampling.groups_in_flight import Group
 
 TIMED = (
@@ -69,9 +69,9 @@ class Told:
             setattr(self, one.name, values[one.name])
 
 
-def staleness(trials: Sequence[Trial], step: int) -> dict[str, float]:
+def staleness(samples: Sequence[Sample], step: int) -> dict[str, float]:
     """How many iterations older than the trained weights those are that sampled the tokens; none where none is."""
-    own = [t for t in trials if t.logprobs is not None]
+    own = [t for t in samples if t.logprobs is not None]
     ages = [step - v for t in own for v, mine in zip(t.versions[t.given :], t.own, strict=False) if mine]
     if not any(ages):
         return {}

@@ -187,6 +187,6 @@ def test_experiences_that_leave_no_room_are_said_to_be_it(at, inputs, tmp_path, 
 def test_the_model_itself_may_say_what_it_learnt(at, inputs):
     """Scripted, it answers a question of one message as it calls a tool: with its first words and the question."""
     context = at("asked")
-    asks = {"use": "reflection", "order": "{high} {low}", "max_completion_length": 32}
-    run(stage_of(max_steps=1, extractor=asks), context)
+    requests = {"use": "reflection", "order": "{high} {low}", "max_completion_length": 32}
+    run(stage_of(max_steps=1, extractor=requests), context)
     assert read_agent(context.folder / "outputs" / "agent").experiences == ["calculator: 1 0"]

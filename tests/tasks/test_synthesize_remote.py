@@ -220,8 +220,8 @@ def test_a_prompt_of_ones_own_and_a_part_of_the_reply(tmp_path):
     with serving(teacher) as address:
         own = {"use": "endpoint", "endpoint": endpoint | {"base_url": address, "extra": {"top_p": 0.5}}, **more}
         how = {"rewards": [], "num_generations": 2, "temperature": 0.25}
-        asks = Synthesize(kind="synthesize", problems=[WORDS], teacher=own, **how)
-        rows, result = made(tmp_path, asks)
+        requests = Synthesize(kind="synthesize", problems=[WORDS], teacher=own, **how)
+        rows, result = made(tmp_path, requests)
     assert [row["completion"] for row in rows] == [[{"role": "assistant", "content": "last one"}]] * 3
     (line,) = result.details["yield"]
     assert line["rejected: unreadable"] == 3

@@ -18,7 +18,7 @@ from learning.collection.extra_samples.success_pool import load_successes, resto
 from learning.data.chat import encode_text
 from learning.data.rows import read_rows
 from learning.samples.judging import failed, passed
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from learning.samples.sample import by_group as _by_group
 from learning.sampling.sampler import Sampler
 from learning.sampling.verdicts import logprobs
@@ -31,7 +31,7 @@ UNSTORED = ("greedy", "replay")
 
 
 def replay(
-    trials: list[Trial],
+    samples: list[Sample],
     step: int,
     sampler: Sampler,
     state: dict[str, Any],
@@ -39,7 +39,7 @@ def replay(
     *,
     policies: AtLeast1 = 3,
     groups: AtLeast1 | None = None,
-) -> list[Trial]:
+) -> list[Sample]:
     """Replay buffer: add groups of the last `policies` iterations (ReMix, Liang et al. 2025, and others).
 
     `groups` of them are drawn without replacement in every iteration (null: all that are stored); each becomes a new
@@ -52,15 +52,15 @@ def replay(
     added = []
     for i in chosen:
         group = sampler.new_group()
-        added += [restore_sample(values, group) for values in stored[i]["trials"]]
-    own = [t for t in trials if t.logprobs is not None and t.reward is not None and t.source not in UNSTORED]
+        added += [restore_sample(values, group) for values in stored[i]["samples"]]
+    own = [t for t in samples if t.logprobs is not None and t.reward is not None and t.source not in UNSTORED]
     for of_group in _by_group([t for t in own if t.finish != "suspended"]).values():
-        stored.append({"step": step, "trials": [t.to_json() for t in of_group]})
-    return [*trials, *added]
+        stored.append({"step": step, "samples": [t.to_json() for t in of_group]})
+    return [*samples, *added]
 
 
 def successes(
-    trials: list[Trial],
+    samples: list[Sample],
     state: dict[str, Any],
     rng: np.random.Generator,
     *,
@@ -70,7 +70,7 @@ def successes(
     keep: AtLeast1 = 8,
     reward: str | None = None,
     at_least: float = 1.0,
-) -> list[Trial]:
+) -> list[Sample]:
     """Add stored successes of the same problem to groups without a success, or to all groups (`when: always`).
 
     `failed` is the experience replay of ARPO for GUI agents (Lu et al. 2025), `always` that of RLEP (Zhang et al.
@@ -78,21 +78,21 @@ def successes(
     are stored: completions with a score of `reward` (null: the first reward) of at least `at_least`.
     """
     stored: dict[str, list[dict[str, Any]]] = state.setdefault("successes", {})
-    added: dict[int, list[Trial]] = {}
-    for group, members in _by_group(trials).items():
+    added: dict[int, list[Sample]] = {}
+    for group, members in _by_group(samples).items():
         candidates = stored.get(members[0].row["id"], [])
         if candidates and (when == "always" or failed(members, reward, at_least)):
             chosen = rng.choice(len(candidates), size=min(per_group, len(candidates)), replace=False)
             added[group] = [restore_sample(candidates[int(i)], group) for i in chosen]
-    for trial in trials:
-        if trial.source == "policy" and trial.finish != "suspended" and passed(trial, reward, at_least):
-            key = trial.row["id"]
-            stored[key] = [*stored.get(key, []), trial.to_json()][-keep:]
-    return add_samples(trials, added, replaced)
+    for sample in samples:
+        if sample.source == "policy" and sample.finish != "suspended" and passed(sample, reward, at_least):
+            key = sample.row["id"]
+            stored[key] = [*stored.get(key, []), sample.to_json()][-keep:]
+    return add_samples(samples, added, replaced)
 
 
 def collected(
-    trials: list[Trial],
+    samples: list[Sample],
     sampler: Sampler,
     rng: np.random.Generator,
     *,
@@ -102,7 +102,7 @@ def collected(
     replaced: bool = True,
     reward: str | None = None,
     at_least: float = 1.0,
-) -> list[Trial]:
+) -> list[Sample]:
     """Add successes that an earlier stage sampled to groups without a success (success pool of DART, Li et al. 2025).
 
     `data` are trajectories of an earlier stage; a success is a completion that its policy sampled, that ended, and that
@@ -111,18 +111,18 @@ def collected(
     whose problem has no success in `data` does not change.
     """
     successes_of = load_successes(str(data), reward, at_least)
-    added: dict[int, list[Trial]] = {}
-    for group, members in _by_group(trials).items():
+    added: dict[int, list[Sample]] = {}
+    for group, members in _by_group(samples).items():
         row = members[0].row
         lines = successes_of.get(row["id"], [])
         if lines and (when == "always" or failed(members, reward, at_least)):
             chosen = rng.choice(len(lines), size=min(per_group, len(lines)), replace=False)
             added[group] = [restore_success(lines[int(i)], row, group, sampler) for i in chosen]
-    return add_samples(trials, added, replaced)
+    return add_samples(samples, added, replaced)
 
 
 def expert(
-    trials: list[Trial],
+    samples: list[Sample],
     sampler: Sampler,
     rng: np.random.Generator,
     *,
@@ -132,7 +132,7 @@ def expert(
     replaced: bool = True,
     reward: str | None = None,
     at_least: float = 1.0,
-) -> list[Trial]:
+) -> list[Sample]:
     """Add an expert's completions of the same problem to every group, or to groups without a success (`when: failed`).
 
     With `replaced` they replace as many own completions: seven own and one of the expert (LUFFY, Yan et al. 2025).
@@ -140,24 +140,24 @@ def expert(
     has none does not change. Raise StepError if no problem of the iteration has one.
     """
     texts_of = load_completions(str(data))
-    groups = _by_group(trials)
+    groups = _by_group(samples)
     if groups and not any(members[0].row["id"] in texts_of for members in groups.values()):
         raise StepError(
             "extra_samples expert: `data` has no completion for any problem of this iteration; "
             "give data with the ids of this stage's prompts"
         )
-    added: dict[int, list[Trial]] = {}
+    added: dict[int, list[Sample]] = {}
     for group, members in groups.items():
         row = members[0].row
         texts = texts_of.get(row["id"], [])
         if texts and (when == "always" or failed(members, reward, at_least)):
             chosen = rng.choice(len(texts), size=min(per_group, len(texts)), replace=False)
             added[group] = [make_external(row, texts[int(i)], sampler, source="expert", group=group) for i in chosen]
-    return add_samples(trials, added, replaced)
+    return add_samples(samples, added, replaced)
 
 
 def teachers(
-    trials: list[Trial],
+    samples: list[Sample],
     sampler: Sampler,
     *,
     data: Annotated[list[ChatRef], Field(min_length=1)],
@@ -166,15 +166,15 @@ def teachers(
     reduce: Literal["mean", "sum"] = "mean",
     reward: str | None = None,
     at_least: float = 1.0,
-) -> list[Trial]:
+) -> list[Sample]:
     """Replace completions of groups without a success by answers of several teachers (AMPO, Yuan et al. 2025).
 
     The `per_group` answers are chosen whose reasoning, up to the last `marker`, makes the row's answer likeliest under
     the current policy: `reduce` of the log-probabilities of its tokens. Answers whose text after the marker differs
     from the row's answer are not used. Other groups do not change.
     """
-    added: dict[int, list[Trial]] = {}
-    for group, members in _by_group(trials).items():
+    added: dict[int, list[Sample]] = {}
+    for group, members in _by_group(samples).items():
         row = members[0].row
         if row["answer"] is None or not failed(members, reward, at_least):
             continue
@@ -182,7 +182,7 @@ def teachers(
         texts = [text for text in texts if text.rpartition(marker)[2].strip() == row["answer"].strip() != text]
         ranked = _rank_by_comprehension(row, texts, marker, reduce, sampler)[:per_group]
         added[group] = [make_external(row, text, sampler, source="teacher", group=group) for text in ranked]
-    return add_samples(trials, added, replaced=True)
+    return add_samples(samples, added, replaced=True)
 
 
 def _rank_by_comprehension(
@@ -198,33 +198,33 @@ def _rank_by_comprehension(
     return [texts[i] for i in sorted(scores, key=lambda i: (-scores[i], i))]
 
 
-def make_external(row: dict[str, Any], text: str, sampler: Sampler, *, source: str, group: int) -> Trial:
+def make_external(row: dict[str, Any], text: str, sampler: Sampler, *, source: str, group: int) -> Sample:
     """Return a completion of another author as a sample; raise StepError if it exceeds the model's context."""
-    trial = sampler.given(row, text, source=source, group=group)
-    size = len(trial.prompt_ids) + len(trial.completion_ids)
+    sample = sampler.sample_from_text(row, text, source=source, group=group)
+    size = len(sample.prompt_ids) + len(sample.completion_ids)
     if size > sampler.policy.max_length:
         raise StepError(
             f"extra_samples {source}: problem {row['id']} and its completion have {size} tokens, but the model's "
             f"context is {sampler.policy.max_length}; drop long rows in a curate stage"
         )
-    return trial
+    return sample
 
 
-def restore_sample(values: dict[str, Any], group: int) -> Trial:
+def restore_sample(values: dict[str, Any], group: int) -> Sample:
     """Return a stored sample as a member of a group of this iteration."""
-    return replace(Trial.from_json(values), group=group, source="replay")
+    return replace(Sample.from_json(values), group=group, source="replay")
 
 
-def add_samples(trials: Sequence[Trial], added: dict[int, list[Trial]], replaced: bool) -> list[Trial]:
+def add_samples(samples: Sequence[Sample], added: dict[int, list[Sample]], replaced: bool) -> list[Sample]:
     """Return the samples and those added to their groups; with `replaced` they replace the group's last own ones."""
     surplus = {group: len(new) if replaced else 0 for group, new in added.items()}
     kept = []
-    for trial in reversed(trials):
-        if trial.source == "policy" and surplus.get(trial.group, 0) > 0:
-            surplus[trial.group] -= 1
+    for sample in reversed(samples):
+        if sample.source == "policy" and surplus.get(sample.group, 0) > 0:
+            surplus[sample.group] -= 1
         else:
-            kept.append(trial)
-    return [*reversed(kept), *(trial for new in added.values() for trial in new)]
+            kept.append(sample)
+    return [*reversed(kept), *(sample for new in added.values() for sample in new)]
 
 
 @lru_cache(maxsize=8)

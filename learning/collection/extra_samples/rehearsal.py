@@ -8,20 +8,20 @@ import numpy as np
 from pydantic import Field
 
 from learning.data.rows import read_rows
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from learning.sampling.sampler import Sampler
 from schemas.errors import StepError
 from schemas.references import ChatRef
 
 
 def rehearse(
-    trials: list[Trial],
+    samples: list[Sample],
     sampler: Sampler,
     rng: np.random.Generator,
     *,
     data: ChatRef,
     size: Annotated[int, Field(ge=1)] = 16,
-) -> list[Trial]:
+) -> list[Sample]:
     """Add `size` random completions of a chat artifact in every iteration, each as a group of one.
 
     Their source is `auxiliary`, and no policy sampled them: train on them by a loss term such as `ce` with a
@@ -32,12 +32,12 @@ def rehearse(
     if not rows:
         raise StepError("extra_samples rehearse: `data` has no rows; check what the stage that wrote it dropped")
     chosen = rng.choice(len(rows), size=min(size, len(rows)), replace=False)
-    return [*trials, *(_make_sample(rows[int(i)], sampler) for i in chosen)]
+    return [*samples, *(_make_sample(rows[int(i)], sampler) for i in chosen)]
 
 
-def _make_sample(row: dict[str, Any], sampler: Sampler) -> Trial:
+def _make_sample(row: dict[str, Any], sampler: Sampler) -> Sample:
     text = row["completion"][-1]["content"]
-    return sampler.given(row, text, source="auxiliary", group=sampler.new_group())
+    return sampler.sample_from_text(row, text, source="auxiliary", group=sampler.new_group())
 
 
 @lru_cache(maxsize=4)

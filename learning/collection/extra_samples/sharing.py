@@ -12,7 +12,7 @@ from pydantic import Field
 from learning.data.chat import encode_completion
 from learning.data.shards import find_shards, scan_shards
 from learning.lookup import Inner
-from learning.samples.sample import Trial, by_group
+from learning.samples.sample import Sample, by_group
 from learning.sampling.sampler import Sampler, scoring
 from learning.sampling.trajectories import SCHEMA
 from schemas.errors import StepError
@@ -27,7 +27,7 @@ Texts = tuple[str, tuple[str, ...]]
 
 
 def shared(
-    trials: list[Trial],
+    samples: list[Sample],
     rows: list[dict[str, Any]],
     sampler: Sampler,
     rng: np.random.Generator,
@@ -36,7 +36,7 @@ def shared(
     score: RewardUse,
     own: Annotated[int, Field(ge=1)] | None = 4,
     external: Annotated[int, Field(ge=0)] = 4,
-) -> list[Trial]:
+) -> list[Sample]:
     """Train on `own` groups of this iteration and `external` ones shared by peers (SAPO, Amico et al. 2025, section 3).
 
     A peer shares text: the receiver's tokenizer gives the tokens, its current weights the log-probabilities, its
@@ -46,7 +46,7 @@ def shared(
     shared only unknown problems.
     """
     judge: Inner = score
-    groups = by_group(trials)
+    groups = by_group(samples)
     kept = list(groups)
     if own is not None:
         kept = draw_groups([g for g, members in groups.items() if scores_differ([t.reward for t in members])], own, rng)
@@ -57,14 +57,14 @@ def shared(
             "extra_samples shared: the peers' problems are not among this stage's prompts; "
             "give all peers problems with the same ids"
         )
-    received: list[Trial] = []
+    received: list[Sample] = []
     for place in rng.permutation(len(pool)) if external else []:
         members = make_samples(row_of, pool[int(place)], sampler)
         if len(members) > 1 and scores_differ(judge(**scoring(members))):
             received += members
         if len(by_group(received)) == external:
             break
-    return [*(trial for g in kept for trial in groups[g]), *_compute_logprobs(received, sampler)]
+    return [*(sample for g in kept for sample in groups[g]), *_compute_logprobs(received, sampler)]
 
 
 def read_groups(folder: str) -> list[Texts]:
@@ -83,7 +83,7 @@ def _read_groups(folder: str) -> list[Texts]:
     return [(prompt, tuple(texts)) for (_, _, prompt), texts in groups.items()]
 
 
-def make_samples(row_of: Mapping[str, dict[str, Any]], texts: Texts, sampler: Sampler) -> list[Trial]:
+def make_samples(row_of: Mapping[str, dict[str, Any]], texts: Texts, sampler: Sampler) -> list[Sample]:
     """Return a peer's group as samples without log-probabilities, except texts that exceed the model's context."""
     row, group = row_of[texts[0]], sampler.new_group()
     prompt = sampler.encode(row["prompt"])
@@ -91,17 +91,17 @@ def make_samples(row_of: Mapping[str, dict[str, Any]], texts: Texts, sampler: Sa
     for text in texts[1]:
         ids = encode_completion(sampler.policy.tokenizer, [{"role": "assistant", "content": text}])
         if len(prompt) + len(ids) <= sampler.policy.max_length:
-            samples.append(Trial(row, group, "peer", prompt, ids, None, "stop", text))
+            samples.append(Sample(row, group, "peer", prompt, ids, None, "stop", text))
     return samples
 
 
-def _compute_logprobs(trials: list[Trial], sampler: Sampler) -> list[Trial]:
+def _compute_logprobs(samples: list[Sample], sampler: Sampler) -> list[Sample]:
     """Set the log-probabilities of the samples' tokens under the current weights, and return the samples."""
-    for members in by_group(trials).values():
-        pairs = [(trial.prompt_ids, trial.completion_ids) for trial in members]
-        for trial, values in zip(members, sampler.likelihoods(pairs), strict=True):
-            trial.logprobs = values
-    return trials
+    for members in by_group(samples).values():
+        pairs = [(sample.prompt_ids, sample.completion_ids) for sample in members]
+        for sample, values in zip(members, sampler.likelihoods(pairs), strict=True):
+            sample.logprobs = values
+    return samples
 
 
 def scores_differ(scores: Sequence[float | None]) -> bool:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from learning.data.chat import decode
 from learning.data.shards import find_shards, scan_shards
 from learning.samples.engine_protocol import Generation, Turn
-from learning.samples.sample import Ask, Trial
+from learning.samples.sample import Sample, SampleRequest
 from learning.sampling.sampler import Sampler
 from learning.sampling.trajectories import EPISODES, SCHEMA
 from schemas.errors import StepError
@@ -48,7 +48,7 @@ def _read_score(line: dict[str, Any], reward: str | None) -> float:
     return -float("inf") if scores[name] is None else scores[name]
 
 
-def restore_success(line: dict[str, Any], row: dict[str, Any], group: int, sampler: Sampler) -> Trial:
+def restore_success(line: dict[str, Any], row: dict[str, Any], group: int, sampler: Sampler) -> Sample:
     """Return a stored success as a sample in a group of this iteration, to be scored by the stage's rewards.
 
     Its version is 0, as if sampled at the start of the stage, and its entropies are unknown. Raise StepError if the
@@ -64,5 +64,7 @@ def restore_success(line: dict[str, Any], row: dict[str, Any], group: int, sampl
             f"extra_samples collected: the tokens of {row['id']} in `data` are not of the policy's tokenizer; "
             "collect them with a model of the same tokenizer"
         )
-    sample = sampler.trial(Ask(row, source="replay"), group, Generation(ids, line["logprobs"], "stop", turns=turns))
+    sample = sampler.build_sample(
+        SampleRequest(row, source="replay"), group, Generation(ids, line["logprobs"], "stop", turns=turns)
+    )
     return replace(sample, versions=[0] * len(ids))

@@ -17,8 +17,8 @@ from pydantic import Field
 
 from learning.data.chat import encode_completion
 from learning.data.rows import read_rows
-from learning.samples.sample import Ask, Trial
-from learning.sampling.pending_samples import Pending, advance, begin, ended_groups, group_ids, start, trial_of
+from learning.samples.sample import Sample, SampleRequest
+from learning.sampling.pending_samples import Pending, advance, begin, build_sample, ended_groups, group_ids, start
 from learning.sampling.sampler import Sampler
 from schemas.errors import StepError
 from schemas.references import PreferencePairsRef
@@ -26,13 +26,13 @@ from schemas.references import PreferencePairsRef
 AtLeast1 = Annotated[int, Field(ge=1)]
 
 
-def synchronous(asks: list[Ask], sampler: Sampler) -> list[Trial]:
+def synchronous(requests: list[SampleRequest], sampler: Sampler) -> list[Sample]:
     """Sample every completion in this iteration, from its first token to its last."""
-    return sampler.sample(asks)
+    return sampler.sample(requests)
 
 
 def windowed(
-    asks: list[Ask],
+    requests: list[SampleRequest],
     sampler: Sampler,
     state: dict[str, Any],
     step: int,
@@ -40,7 +40,7 @@ def windowed(
     window: AtLeast1,
     max_windows: AtLeast1 = 4,
     partial: Literal["wait", "all"] = "wait",
-) -> list[Trial]:
+) -> list[Sample]:
     """Partial rollout: at most `window` new tokens of every completion per iteration, continued in the next.
 
     New groups begin while fewer completions run than an iteration requests. After `max_windows` a completion ends as if
@@ -51,31 +51,31 @@ def windowed(
     """
     pool = _resume(state, step)
     if pool is None:
-        return synchronous(asks, sampler)
-    pool += start(asks, sampler, running=_count_running(pool), room=sum(ask.n for ask in asks))
+        return synchronous(requests, sampler)
+    pool += start(requests, sampler, running=_count_running(pool), room=sum(request.n for request in requests))
     moved = advance(pool, sampler, window=window)
     for sample in pool:
         if sample.finish == "suspended" and sample.calls >= max_windows:
             sample.finish = "length"
     if partial == "all":
         ids = group_ids(moved, sampler)
-        trials = [trial_of(sample, ids[sample.group], sampler) for sample in moved]
+        samples = [build_sample(sample, ids[sample.group], sampler) for sample in moved]
         pool = [sample for sample in pool if sample.finish == "suspended"]
     else:
-        trials, pool = ended_groups(pool, sampler)
+        samples, pool = ended_groups(pool, sampler)
     state["pool"] = [sample.to_json() for sample in pool]
-    return trials
+    return samples
 
 
 def overprovisioned(
-    asks: list[Ask],
+    requests: list[SampleRequest],
     sampler: Sampler,
     state: dict[str, Any],
     step: int,
     *,
     target: AtLeast1,
     overprovision: Annotated[float, Field(ge=1)] = 1.5,
-) -> list[Trial]:
+) -> list[Sample]:
     """Run `overprovision` · `target` completions and stop when `target` have ended (APRIL, Zhou et al. 2025).
 
     The others continue in the next iteration; new groups begin while fewer than target · overprovision completions run.
@@ -84,33 +84,33 @@ def overprovisioned(
     launch = math.ceil(target * overprovision - 1e-9)
     pool = _resume(state, step)
     if pool is None:
-        return synchronous(asks, sampler)
-    if (requested := sum(ask.n for ask in asks)) < launch:
+        return synchronous(requests, sampler)
+    if (requested := sum(request.n for request in requests)) < launch:
         raise StepError(
             f"rollout overprovisioned: {target} × {overprovision} are {launch} completions at once, but an iteration "
             f"requests {requested}; raise generation_batch_size or lower target"
         )
-    pool += start(asks, sampler, running=_count_running(pool), room=launch)
+    pool += start(requests, sampler, running=_count_running(pool), room=launch)
     advance(pool, sampler, target=target)
-    trials, pool = ended_groups(pool, sampler)
+    samples, pool = ended_groups(pool, sampler)
     state["pool"] = [sample.to_json() for sample in pool]
-    return trials
+    return samples
 
 
 def resets(
-    asks: list[Ask],
+    requests: list[SampleRequest],
     sampler: Sampler,
     rng: np.random.Generator,
     *,
     data: PreferencePairsRef,
     mix: Annotated[float, Field(ge=0, le=1)] = 0.5,
-) -> list[Trial]:
+) -> list[Sample]:
     """Begin a completion, with probability `mix`, with a random prefix of a chosen answer (Dr. PO, Chang et al. 2024).
 
     The prefix carries no loss; the source of such a completion is `reset`. The others are the same as without this
     rollout. Raise StepError if a prompt has no pair in `data`.
     """
-    pool = start(asks, sampler)
+    pool = start(requests, sampler)
     answers = load_chosen_answers(str(data))
     for sample in pool:
         if sample.ask.source == "policy" and not sample.ask.begin and rng.random() < mix:

@@ -11,16 +11,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from learning.samples.sample import Ask, Trial
+from learning.samples.sample import Sample, SampleRequest
 from learning.sampling.sampler import Sampler
 from learning.streaming.stream import Consume, Score, Stream
 from schemas.errors import StepError
 
-Plan = Callable[[int], list[Ask]]
+Plan = Callable[[int], list[SampleRequest]]
 
 
 def streamed(
-    asks: list[Ask],
+    requests: list[SampleRequest],
     sampler: Sampler,
     stream: Stream,
     plan: Plan,
@@ -34,7 +34,7 @@ def streamed(
     interrupt: bool = True,
     steps_per_update: Annotated[int, Field(ge=0)] | None = None,
     sync: Literal["all", "each"] = "all",
-) -> list[Trial]:
+) -> list[Sample]:
     """Fully asynchronous: generation, scoring and training run at the same time (AReaL, Fu et al. 2025).
 
     No token is older than `max_staleness` iterations. `ahead` null samples that many iterations ahead; a lower number
@@ -48,7 +48,7 @@ def streamed(
     lower. Raise StepError if `ahead` is above the allowed staleness, or for `sync: each` with `interrupt: false`.
     """
     if round:
-        return sampler.sample(asks)
+        return sampler.sample(requests)
     if sync == "each" and not interrupt:
         raise StepError("rollout streamed: `sync: each` changes weights while completions run; set `interrupt: true`")
     limit = max_staleness - (sync == "each")
@@ -73,7 +73,7 @@ def _check_ahead(limit: int, ahead: int | None, max_staleness: int) -> int:
 
 
 def one_step_off(
-    asks: list[Ask],
+    requests: list[SampleRequest],
     sampler: Sampler,
     stream: Stream,
     plan: Plan,
@@ -81,16 +81,16 @@ def one_step_off(
     step: int,
     round: int,
     max_steps: int,
-) -> list[Trial]:
+) -> list[Sample]:
     """Generate the batch of the next iteration while this one is trained on: all tokens are one iteration old.
 
     Those of the first iteration are fresh. Runs are bit-identical.
     """
-    return streamed(asks, sampler, stream, plan, score, step, round, max_steps, max_staleness=1, interrupt=False)
+    return streamed(requests, sampler, stream, plan, score, step, round, max_steps, max_staleness=1, interrupt=False)
 
 
 def periodic(
-    asks: list[Ask],
+    requests: list[SampleRequest],
     sampler: Sampler,
     stream: Stream,
     score: Score,
@@ -98,7 +98,7 @@ def periodic(
     step: int,
     *,
     order: Literal["asked", "arrived"] = "asked",
-) -> list[Trial]:
+) -> list[Sample]:
     """Overlap generation and training within an iteration, without stale samples (Periodic Asynchrony, 2025).
 
     All completions of an iteration are sampled by its weights; the gradient of a group is added as soon as it is
@@ -107,6 +107,6 @@ def periodic(
     they finish, which avoids waiting but changes the rounding of sums.
     """
     stream.open(sampler, score, interrupt=False, steps_per_update=None)
-    stream.ask(step, asks)
+    stream.ask(step, requests)
     stream.launch()
     return stream.each(step, consume, in_order=order == "asked")

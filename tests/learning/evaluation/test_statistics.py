@@ -52,13 +52,13 @@ def test_bootstrap_agrees_with_scipys(values_P):
 
 
 def test_paired_interval_covers_the_truth_and_is_tighter_than_unpaired():
-    rng, covered, trials = np.random.default_rng(5), 0, 400
-    for trial in range(trials):
+    rng, covered, samples = np.random.default_rng(5), 0, 400
+    for sample in range(samples):
         hard_P = rng.random(300)
         old_P, new_P = (hard_P < 0.5).astype(float), (hard_P + rng.normal(0, 0.05, 300) < 0.6).astype(float)
-        found = estimate_difference(new_P, old_P, confidence=0.95, num_bootstrap=500, seed=trial)
+        found = estimate_difference(new_P, old_P, confidence=0.95, num_bootstrap=500, seed=sample)
         covered += found.low <= 0.1 <= found.high
-    assert 0.92 < covered / trials < 0.98
+    assert 0.92 < covered / samples < 0.98
     assert found.high - found.low < 0.6 * 2 * 1.96 * np.sqrt(2 * 0.25 / 300)
 
 

@@ -267,9 +267,9 @@ def test_a_hundred_runs_leave_no_process_no_file_and_no_descriptor(tmp_path, mon
 
 
 def test_a_program_ends_with_the_process_that_asked_and_its_folder_is_swept(tmp_path, monkeypatch):
-    asks = "from learning.sandbox.run import run\nrun('while True: pass', seconds=600)"
+    requests = "from learning.sandbox.run import run\nrun('while True: pass', seconds=600)"
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen([sys.executable, "-c", asks], env=environment, cwd=ROOT) as asker:
+    with subprocess.Popen([sys.executable, "-c", requests], env=environment, cwd=ROOT) as asker:
         try:
             program = until(lambda: busy(psutil.Process(asker.pid)))
         finally:
