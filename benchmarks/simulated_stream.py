@@ -30,7 +30,7 @@ class SimulatedStream(Stream):
         """Say how it goes in this iteration."""
         self.interrupt, self._began = interrupt, self.clock.now
 
-    def ask(self, plan: int, asks: Any) -> None:
+    def ask(self, plan: int, requests: Any) -> None:
         """Draw the groups of an iteration."""
         work = self.pool.work
         count = work.groups * work.size
@@ -56,7 +56,7 @@ class SimulatedStream(Stream):
     def _landed(self, group: Group) -> None:
         group.scored += 1
         if group.scored == len(group.members):
-            group.trials, group.judged, self.judged = group.members, self.judged, self.judged + 1
+            group.samples, group.judged, self.judged = group.members, self.judged, self.judged + 1
             self.clock.news += 1
 
     def take(self, step: int, due: int) -> list[Any]:
@@ -78,4 +78,4 @@ class SimulatedStream(Stream):
         gone = {id(group) for group in chosen}
         self.groups = [group for group in self.groups if id(group) not in gone]
         self._given += len(chosen)
-        return [one for group in chosen for one in group.trials]
+        return [one for group in chosen for one in group.samples]

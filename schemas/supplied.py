@@ -1,7 +1,7 @@
 """What the RL loop can supply by name, for the slots of `schemas.use`."""
 
-TRIALS = frozenset({"trials", "rows", "n", "step", "rng", "state", "history", "sampler"})
-SCORING = TRIALS - {"n"} | {"completions", "groups", "sources", "policy", "engine", "desk"}
+SAMPLES = frozenset({"samples", "rows", "n", "step", "rng", "state", "history", "sampler"})
+SCORING = SAMPLES - {"n"} | {"completions", "groups", "sources", "policy", "engine", "desk"}
 PATHS = frozenset({"length_P", "group_P", "truncated_P", "source_P", "turns_P"})
 FIXED = frozenset(
     f"{name}_T"

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from schemas.base import Schema
 from schemas.schedules import Number
-from schemas.supplied import FIXED, MOVING, PAIR_COLUMNS, PATHS, SCORING, TRIALS
+from schemas.supplied import FIXED, MOVING, PAIR_COLUMNS, PATHS, SAMPLES, SCORING
 
 
 class Use(Schema):
@@ -97,7 +97,7 @@ class DriveUse(Use):
     """Turns what is asked for into completions."""
 
     home = "learning.collection.rollouts.rollouts"
-    asks = frozenset({"asks", "sampler", "rng", "state", "step", "round", "max_steps"}) | {
+    asks = frozenset({"requests", "sampler", "rng", "state", "step", "round", "max_steps"}) | {
         "stream", "plan", "score", "consume",
     }  # fmt: skip
 
@@ -113,14 +113,14 @@ class FollowUpUse(Use):
     """Looks at what was sampled and scored; drops some of it, and says what to sample further."""
 
     home = "learning.collection.resampling"
-    asks = TRIALS | {"num_groups", "round", "seed"}
+    asks = SAMPLES | {"num_groups", "round", "seed"}
 
 
 class SourceUse(Use):
     """Adds completions that were not sampled now: stored, an expert's, those of past policies."""
 
     home = "learning.collection.extra_samples.extra_samples"
-    asks = TRIALS
+    asks = SAMPLES
 
 
 class GroupFilterUse(Use):

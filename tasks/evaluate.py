@@ -15,7 +15,7 @@ from learning.evaluation.asking import Asking, run_program
 from learning.evaluation.evaluation import ALL, Scores, comparisons, metric_name, table
 from learning.evaluation.evaluation_report import write_report
 from learning.evaluation.gate_statistics import check_gates, gate_outcomes
-from learning.evaluation.sampled_answers import Sample, best_of, sample_rows, weighted_scores
+from learning.evaluation.sampled_answers import AnswerSample, best_of, sample_rows, weighted_scores
 from learning.generation.replicas.engine_loading import engine_for, policy_for
 from learning.lookup import Bound, bind
 from learning.merge.weight_geometry import weight_lines
@@ -35,7 +35,7 @@ REPEAT = 1_000_003
 
 
 def run(stage: Evaluate, context: Context) -> Result:
-    """Sample every model on every problem, score, and report; flows acts on the gates."""
+    """AnswerSample every model on every problem, score, and report; flows acts on the gates."""
     set_determinism(context.seed, context.num_threads)
     names = list(stage.models) or ["model"]
     ports = {name: f"models.{name}" for name in stage.models} or {"model": "model"}
@@ -118,7 +118,7 @@ class Work:
         self.spend = context.spend
         self.shown: set[str] = set()
 
-    def evaluated(self, port: str, seed: int) -> tuple[list[list[Sample]], np.ndarray, dict[str, int]]:
+    def evaluated(self, port: str, seed: int) -> tuple[list[list[AnswerSample]], np.ndarray, dict[str, int]]:
         """Completions of one model, their scores (P, N), and with a program what it asked.
 
         All models draw the same random numbers from a seed.
@@ -132,7 +132,7 @@ class Work:
         finally:
             self.bills.tell()
 
-    def _sampled(self, port: str, seed: int) -> tuple[list[list[Sample]], dict[str, int]]:
+    def _sampled(self, port: str, seed: int) -> tuple[list[list[AnswerSample]], dict[str, int]]:
         """What a killed step had sampled is not sampled again."""
         stage, context, folder = self.stage, self.context, self.context.input(port)
         policy = policy_for(folder, context.device, context.actors)
@@ -161,12 +161,12 @@ class Work:
         self.context.progress(self.done + here, self.total)
 
 
-def texts_of(samples: list[list[Sample]]) -> np.ndarray:
+def texts_of(samples: list[list[AnswerSample]]) -> np.ndarray:
     """What was said, (P, N)."""
     return np.array([[one.text for one in group] for group in samples], dtype=object)
 
 
-def told_of_episodes(samples: list[list[Sample]]) -> dict[str, float]:
+def told_of_episodes(samples: list[list[AnswerSample]]) -> dict[str, float]:
     """Whole turns of the model per episode, and how many of them the environment could not carry out."""
     turns = [one.turns for group in samples for one in group]
     failed = sum(not turn.ok for of in turns for turn in of)
@@ -187,8 +187,8 @@ def weights(stage: Evaluate, context: Context, ports: dict[str, str]) -> list[Ro
 
 
 def selected(
-    selector: Sequence[Bound], problems: list[Row], groups: list[list[Sample]], desk: Desk, shown: set[str]
-) -> list[list[Sample]]:
+    selector: Sequence[Bound], problems: list[Row], groups: list[list[AnswerSample]], desk: Desk, shown: set[str]
+) -> list[list[AnswerSample]]:
     """Of every problem's samples the one that the selector likes best; all of them without a selector."""
     if not selector:
         return groups
@@ -201,7 +201,7 @@ def score(
     rewards: Sequence[Bound],
     weights: Sequence[Number],
     problems: list[Row],
-    samples: list[list[Sample]],
+    samples: list[list[AnswerSample]],
     desk: Desk,
     shown: set[str],
 ) -> np.ndarray:

@@ -20,7 +20,7 @@ from learning.models.policy import Policy, set_determinism
 from learning.rl.placed_rewards import placed
 from learning.samples.engine_protocol import EngineProtocol, Sampling
 from learning.samples.history import History
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from learning.sampling.sampler import Sampler, score
 from schemas.agent import Agent
 from schemas.errors import StepError
@@ -90,19 +90,19 @@ class Work:
         """Sample with the experiences so far, score, compare, and put down what came of it."""
         sampler = self.sampler(step)
         have = self.have(step, sampler)
-        asks = self.plan.ask(step, have)
+        requests = self.plan.ask(step, have)
         self.check_room(sampler, have["rows"])
         try:
-            trials = rollouts(sampler, asks, self.journal, self.spend)
-            score(self.rewards, [use.weight for use in self.stage.rewards], trials, have, shown=self.shown)
+            samples = rollouts(sampler, requests, self.journal, self.spend)
+            score(self.rewards, [use.weight for use in self.stage.rewards], samples, have, shown=self.shown)
             limits = {"min_margin": self.stage.min_margin, "most": self.stage.max_experiences}
             tokenizer, before = self.policy.tokenizer, self.experiences
-            self.experiences, groups = lessons(self.extractor, trials, before, have, tokenizer=tokenizer, **limits)
+            self.experiences, groups = lessons(self.extractor, samples, before, have, tokenizer=tokenizer, **limits)
         finally:
             self.bills.tell()
-        self.history.add(trials)
+        self.history.add(samples)
         self.groups += [{"round": step, **group} for group in groups]
-        self.points.append(point(trials, groups, len(self.experiences)))
+        self.points.append(point(samples, groups, len(self.experiences)))
         self.context.log(step, **self.points[-1])
         self.save(step, groups)
 
@@ -197,14 +197,14 @@ def taught_by(group: Row) -> Row:
     return told | {"problem": group["prompt"][-1]["content"], "best": best, "worst": worst}
 
 
-def point(trials: list[Trial], groups: list[Row], experiences: int) -> dict[str, float]:
+def point(samples: list[Sample], groups: list[Row], experiences: int) -> dict[str, float]:
     """A round in the curves."""
-    scored = [trial.reward for trial in trials if trial.reward is not None]
+    scored = [sample.reward for sample in samples if sample.reward is not None]
     return {
         **({"reward": sum(scored) / len(scored)} if scored else {}),
         "differing": sum(group["differs"] for group in groups) / max(len(groups), 1),
         "learnt": float(sum(len(group["learnt"]) for group in groups)),
         "experiences": float(experiences),
-        "unscorable": 1 - len(scored) / max(len(trials), 1),
-        "completion_length": sum(len(trial.completion_ids) for trial in trials) / max(len(trials), 1),
+        "unscorable": 1 - len(scored) / max(len(samples), 1),
+        "completion_length": sum(len(sample.completion_ids) for sample in samples) / max(len(samples), 1),
     }

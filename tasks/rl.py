@@ -2,7 +2,7 @@
 
 Everything that varies between algorithms is a function bound in `learning.algorithm.composition` (from rewards to the
 loss) or
-`learning.rl.collection` (from problems to trials); this file is the loop.
+`learning.rl.collection` (from problems to samples); this file is the loop.
 """
 
 import time
@@ -38,11 +38,11 @@ from learning.rl.learn import in_pieces, learn
 from learning.rl.metrics import describe
 from learning.rl.placed_rewards import placed
 from learning.rl.references import References
-from learning.rl.state import Loop, resume, save, step_back, sync
+from learning.rl.state import TrainingState, resume, save, step_back, sync
 from learning.rl.update import regulate
 from learning.rl.watchdogs import Watchdogs
 from learning.samples.engine_protocol import EngineProtocol, Sampling
-from learning.samples.sample import Ask, Trial
+from learning.samples.sample import Sample, SampleRequest
 from learning.sampling.sampler import Sampler
 from learning.sampling.trajectories import Trajectories, path_advantages
 from learning.streaming.stream import Stream
@@ -58,20 +58,20 @@ Row = dict[str, Any]
 def run(stage: Rl, context: Context) -> Result:
     """Train `stage.model` on `stage.prompts`; continues from the step's own checkpoints."""
     stage = stage.model_copy(update={"env": env_at(context.inputs.get("agent"), stage.env)})
-    loop, bills = prepare(stage, context), Bills(context, desk_of(context))
+    training, bills = prepare(stage, context), Bills(context, desk_of(context))
     try:
-        for step in range(resume(loop), stage.max_steps):
-            if loop.stopped is None:
-                iterate(loop, stage, context, step)
-                bills.tell(loop.group.main)
-            if loop.stopped is None and (step + 1) % stage.save_steps == 0 and step + 1 < stage.max_steps:
-                save(loop, step + 1)
-        return publish(loop, stage, context)
+        for step in range(resume(training), stage.max_steps):
+            if training.stopped is None:
+                iterate(training, stage, context, step)
+                bills.tell(training.group.main)
+            if training.stopped is None and (step + 1) % stage.save_steps == 0 and step + 1 < stage.max_steps:
+                save(training, step + 1)
+        return publish(training, stage, context)
     finally:
-        loop.close()
+        training.close()
 
 
-def prepare(stage: Rl, context: Context) -> Loop:
+def prepare(stage: Rl, context: Context) -> TrainingState:
     """Load the policy, its engine, the prompts and the functions that the recipe names."""
     set_determinism(context.seed, context.num_threads)
     keep_pages()
@@ -93,7 +93,7 @@ def prepare(stage: Rl, context: Context) -> Loop:
     acting = acting_policy(policy, group, apart)
     trained = Trained(policy.model, group)
     own_randomness(group, context.seed)
-    return Loop(
+    return TrainingState(
         policy=policy,
         trained=trained,
         acting=acting,
@@ -158,131 +158,141 @@ def checked(rows: Sequence[dict[str, Any]], policy: Policy, stage: Rl) -> Sequen
     return rows
 
 
-def iterate(loop: Loop, stage: Rl, context: Context, step: int) -> None:
+def iterate(training: TrainingState, stage: Rl, context: Context, step: int) -> None:
     """One iteration: sample, score, gate, update, tell the engine, look at the bands."""
     began = time.perf_counter()
-    have = supplied(loop, stage, context, step)
-    controls = regulate(loop.algorithm, step, have)
-    pieces = in_pieces(loop, stage, step, controls, have) if loop.collecting.needs("consume") else None
+    have = supplied(training, stage, context, step)
+    controls = regulate(training.algorithm, step, have)
+    pieces = in_pieces(training, stage, step, controls, have) if training.collecting.needs("consume") else None
     have |= {"consume": pieces.add} if pieces else {}
-    trials, trained, tokens = harvest(loop, sampler_of(loop, stage, context, step, controls), controls, have)
+    samples, trained, tokens = harvest(training, sampler_of(training, stage, context, step, controls), controls, have)
     sampled_at = time.perf_counter()
-    kept = [trial for trial in trials if trial.reward is not None]
+    kept = [sample for sample in samples if sample.reward is not None]
     advantages: dict[int, float] = {}
     points = {f"control/{name}": value for name, value in controls.items()}
     if trained.num_paths:
         mine = {**have, "rows": [kept[path].row for path in trained.paths["path"].tolist()]}
-        trained, more = learn(loop, stage, trained, step, controls, mine, pieces)
+        trained, more = learn(training, stage, trained, step, controls, mine, pieces)
         advantages, points = path_advantages(trained), points | more
-    sync(loop, step + 1)
-    places = {id(trial): place for place, trial in enumerate(kept)}
-    if loop.group.main:
-        loop.trajectories.add(step, trials, [advantages.get(places.get(id(trial), -1)) for trial in trials])
-    points |= describe(trials, trained, played=stage.env is not None) | held_out(loop, stage, context, step, controls)
-    points |= staleness(trials, step)
-    if isinstance(loop.engine, Stream):
-        points |= loop.engine.points()
-    loop.sampled += tokens
+    sync(training, step + 1)
+    places = {id(sample): place for place, sample in enumerate(kept)}
+    if training.group.main:
+        training.trajectories.add(step, samples, [advantages.get(places.get(id(sample), -1)) for sample in samples])
+    points |= describe(samples, trained, played=stage.env is not None) | held_out(
+        training, stage, context, step, controls
+    )
+    points |= staleness(samples, step)
+    if isinstance(training.engine, Stream):
+        points |= training.engine.points()
+    training.sampled += tokens
     context.spend(tokens)
     points |= {
-        "sampled_tokens": float(loop.sampled),
+        "sampled_tokens": float(training.sampled),
         "tokens_per_second": tokens / (time.perf_counter() - began),
         "generation_seconds": sampled_at - began,
-        "learning_rate": loop.optimizer.param_groups[0]["lr"],
+        "learning_rate": training.optimizer.param_groups[0]["lr"],
     }
-    points = loop.group.broadcast(points)
-    watch(loop, step, points)
-    if loop.stopped is None and stage.max_sampled_tokens and loop.sampled >= stage.max_sampled_tokens:
-        loop.stopped = f"{loop.sampled} tokens sampled at iteration {step + 1}"
-    remember(loop, stage, context, step, points, trials)
+    points = training.group.broadcast(points)
+    watch(training, step, points)
+    if training.stopped is None and stage.max_sampled_tokens and training.sampled >= stage.max_sampled_tokens:
+        training.stopped = f"{training.sampled} tokens sampled at iteration {step + 1}"
+    remember(training, stage, context, step, points, samples)
 
 
-def supplied(loop: Loop, stage: Rl, context: Context, step: int) -> dict[str, Any]:
+def supplied(training: TrainingState, stage: Rl, context: Context, step: int) -> dict[str, Any]:
     """What plans, rewards, follow-ups, sources and controllers may ask for by name."""
     n = stage.num_generations
     return {
-        "rows": loop.rows,
+        "rows": training.rows,
         "num_groups": stage.generation_batch_size // n,
         "n": n,
         "seed": context.seed,
         "step": step,
-        "states": loop.states,
-        "metrics": loop.curves.last,
+        "states": training.states,
+        "metrics": training.curves.last,
         "max_steps": stage.max_steps,
         "desk": desk_of(context, stage.max_tokens_total, stage.max_cost),
     }
 
 
-def sampler_of(loop: Loop, stage: Rl, context: Context, step: int, controls: dict[str, float]) -> Sampler:
+def sampler_of(training: TrainingState, stage: Rl, context: Context, step: int, controls: dict[str, float]) -> Sampler:
     """A sampler for one iteration; entropies are asked of the engine where some part asks for them."""
-    wanted = loop.algorithm.needs("entropy_behav_T")
-    process = processor_of(loop.collecting, step, controls, loop.curves.last)
+    wanted = training.algorithm.needs("entropy_behav_T")
+    process = processor_of(training.collecting, step, controls, training.curves.last)
     sampling = Sampling(stage.temperature, stage.max_completion_length, entropy=wanted, processor=process)
-    return Sampler(loop.engine, loop.acting, sampling, context.seed, step)
+    return Sampler(training.engine, training.acting, sampling, context.seed, step)
 
 
-def held_out(loop: Loop, stage: Rl, context: Context, step: int, controls: dict[str, float]) -> dict[str, float]:
+def held_out(
+    training: TrainingState, stage: Rl, context: Context, step: int, controls: dict[str, float]
+) -> dict[str, float]:
     """Reward on the held-out problems, looked at every `eval_steps` iterations, and how far training is above it."""
-    if not loop.held_out_rows or (step + 1) % stage.eval_steps:
+    if not training.held_out_rows or (step + 1) % stage.eval_steps:
         return {}
-    sampler = sampler_of(loop, stage, context, step, {}).at(Sampling(stage.temperature, stage.max_completion_length))
-    have = {**supplied(loop, stage, context, step), **services(sampler, loop.history), "states": {}}
+    sampler = sampler_of(training, stage, context, step, {}).at(
+        Sampling(stage.temperature, stage.max_completion_length)
+    )
+    have = {**supplied(training, stage, context, step), **services(sampler, training.history), "states": {}}
 
     def examine() -> list[float]:
-        trials = sampler.sample([Ask(row) for row in loop.held_out_rows])
-        score_all(loop.collecting, trials, controls, have)
-        return [t.reward for t in trials if t.reward is not None]
+        samples = sampler.sample([SampleRequest(row) for row in training.held_out_rows])
+        score_all(training.collecting, samples, controls, have)
+        return [t.reward for t in samples if t.reward is not None]
 
-    values = by_main(loop.group, loop.engine, None, examine)
+    values = by_main(training.group, training.engine, None, examine)
     return {"eval_reward": sum(values) / len(values)} if values else {}
 
 
-def watch(loop: Loop, step: int, points: dict[str, float]) -> None:
+def watch(training: TrainingState, step: int, points: dict[str, float]) -> None:
     """See whether a band was left, and do what its watch says."""
     if "eval_reward" in points and "reward" in points:
         points["reward_gap"] = points["reward"] - points["eval_reward"]
-    for tripped, said in loop.watchdogs.look(points):
+    for tripped, said in training.watchdogs.look(points):
         points[f"watch/{tripped.metric}"] = 1.0
         if tripped.action == "warn":
             continue
-        back = step_back(loop, step)
-        sync(loop, step + 1)
+        back = step_back(training, step)
+        sync(training, step + 1)
         if tripped.action == "stop":
-            loop.stopped = f"{said}; stopped at iteration {step + 1} with the weights of iteration {back}"
+            training.stopped = f"{said}; stopped at iteration {step + 1} with the weights of iteration {back}"
             return
-        loop.rate *= tripped.factor
-        loop.watchdogs.reset()
+        training.rate *= tripped.factor
+        training.watchdogs.reset()
         return
 
 
-def remember(loop: Loop, stage: Rl, context: Context, step: int, points: dict[str, float], trials: list[Trial]) -> None:
+def remember(
+    training: TrainingState, stage: Rl, context: Context, step: int, points: dict[str, float], samples: list[Sample]
+) -> None:
     """Add to the curves, keep samples of the first and the last iteration, tell progress."""
     if step == 0 or step + 1 == stage.max_steps:
-        firsts = {t.group: t for t in reversed(trials)}
-        loop.samples["first" if step == 0 else "last"] = [
+        firsts = {t.group: t for t in reversed(samples)}
+        training.samples["first" if step == 0 else "last"] = [
             {"prompt": t.row["prompt"], "completion": t.text, "reward": t.reward}
             for t in [firsts[group] for group in sorted(firsts)][:4]
         ]
-    loop.curves.add(step, points)
-    if loop.stopped is not None:
-        loop.curves.close(step)
+    training.curves.add(step, points)
+    if training.stopped is not None:
+        training.curves.close(step)
     told = {key: points[key] for key in ("reward", "tokens_per_second") if key in points}
     context.progress(step + 1, stage.max_steps, **told)
 
 
-def publish(loop: Loop, stage: Rl, context: Context) -> Result:
+def publish(training: TrainingState, stage: Rl, context: Context) -> Result:
     """Write the trained policy, the published networks beside it, and the trajectories; rank 0 writes."""
-    if not loop.group.main:
+    if not training.group.main:
         return Result()
-    for part in loop.beside.parts.values():
+    for part in training.beside.parts.values():
         if part.block.publish:
-            part.save(loop.policy, context.output(part.type))
-    save_trained(loop.acting, context.output("model"), adapted=stage.use_peft)
-    loop.trajectories.publish(context.output("trajectories"), loop.parts)
-    write_used(context.folder, loop.trajectories.used(loop.parts))
-    last = loop.curves.lines[-1]
+            part.save(training.policy, context.output(part.type))
+    save_trained(training.acting, context.output("model"), adapted=stage.use_peft)
+    training.trajectories.publish(context.output("trajectories"), training.parts)
+    write_used(context.folder, training.trajectories.used(training.parts))
+    last = training.curves.lines[-1]
     timed = ("step", "tokens_per_second", "generation_seconds", *TIMED)
     final = {key: value for key, value in last.items() if key not in timed}
-    told = {"stopped": loop.stopped} if loop.stopped else {}
-    final |= describe_forward(loop.trained.model)
-    return Result({"steps": int(last["step"]), "tokens": loop.sampled, **final}, {"samples": loop.samples, **told})
+    told = {"stopped": training.stopped} if training.stopped else {}
+    final |= describe_forward(training.trained.model)
+    return Result(
+        {"steps": int(last["step"]), "tokens": training.sampled, **final}, {"samples": training.samples, **told}
+    )

@@ -9,7 +9,7 @@ from learning.data.row_journal import RowJournal
 from learning.generation.services.row_streams import completions
 from learning.lookup import Bound
 from learning.samples.engine_protocol import Generation, Turn
-from learning.samples.sample import Ask, Trial, by_group
+from learning.samples.sample import Sample, SampleRequest, by_group
 from learning.sampling.sampler import Sampler
 from schemas.errors import StepError
 
@@ -18,29 +18,32 @@ MAX_LENGTH = 2_000
 
 
 def rollouts(
-    sampler: Sampler, asks: Sequence[Ask], journal: RowJournal, spend: Callable[[int], None] = lambda tokens: None
-) -> list[Trial]:
+    sampler: Sampler,
+    requests: Sequence[SampleRequest],
+    journal: RowJournal,
+    spend: Callable[[int], None] = lambda tokens: None,
+) -> list[Sample]:
     """Completions of everything asked for, in order; those of a group are on disk as soon as all have ended.
 
     What the journal knows is not sampled again; `spend` hears of the tokens of what is. Raises StepError for a prompt
     that leaves no room for a completion.
     """
-    requests = sampler.requests(asks)
-    names = [f"{sampler.step}.{place}" for place in range(len(asks))]
-    missing = ((i, request) for i, request in enumerate(requests) if names[i] not in journal)
+    engine_requests = sampler.engine_requests(requests)
+    names = [f"{sampler.step}.{place}" for place in range(len(requests))]
+    missing = ((i, one) for i, one in enumerate(engine_requests) if names[i] not in journal)
     under_way: dict[int, dict[int, Generation]] = {}
     for made in completions(sampler.engine, missing, sampler.sampling):
         for ticket, one in made:
             under_way.setdefault(ticket, {})[one.sample] = one
-            if len(under_way[ticket]) == requests[ticket].n:
+            if len(under_way[ticket]) == engine_requests[ticket].n:
                 of = under_way.pop(ticket)
                 journal.add({names[ticket]: [asdict(of[sample]) for sample in sorted(of)]})
                 spend(sum(one.sampled for one in of.values()))
-    trials: list[Trial] = []
-    for name, ask in zip(names, asks, strict=True):
-        group = sampler.new_group() if ask.group is None else ask.group
-        trials += [sampler.trial(ask, group, generation(values)) for values in journal[name]]
-    return trials
+    samples: list[Sample] = []
+    for name, request in zip(names, requests, strict=True):
+        group = sampler.new_group() if request.group is None else request.group
+        samples += [sampler.build_sample(request, group, generation(values)) for values in journal[name]]
+    return samples
 
 
 def generation(values: Mapping[str, Any]) -> Generation:
@@ -51,7 +54,7 @@ def generation(values: Mapping[str, Any]) -> Generation:
 
 def lessons(
     extractor: Bound,
-    trials: list[Trial],
+    samples: list[Sample],
     experiences: list[str],
     have: Mapping[str, Any],
     *,
@@ -65,7 +68,7 @@ def lessons(
     is a rollout that could not be scored. `most` experiences are kept, the latest. Raises StepError.
     """
     told = []
-    for place, group in enumerate(by_group(trials).values()):
+    for place, group in enumerate(by_group(samples).values()):
         ranked = ranking(tokenizer, group)
         differs = len(ranked) > 1 and ranked[0].score - ranked[-1].score > min_margin
         before = experiences
@@ -81,9 +84,9 @@ def lessons(
     return experiences, told
 
 
-def ranking(tokenizer: Any, group: list[Trial]) -> list[Rollout]:
+def ranking(tokenizer: Any, group: list[Sample]) -> list[Rollout]:
     """The rollouts of a group that could be scored, the best first, equals in the order of their sampling."""
-    scored = [(trial, trial.reward) for trial in group if trial.reward is not None]
+    scored = [(sample, sample.reward) for sample in group if sample.reward is not None]
     found = [rollout_of(tokenizer, t.completion_ids[t.given :], t.turns, float(score)) for t, score in scored]
     return sorted(found, key=lambda one: -one.score)
 

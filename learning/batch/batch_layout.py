@@ -1,4 +1,4 @@
-"""From trials to the batch that is trained on: a prompt is stored once per group.
+"""From samples to the batch that is trained on: a prompt is stored once per group.
 
 Shapes: M tokens of all segments, P paths.
 """
@@ -11,7 +11,7 @@ import torch
 
 from learning.batch.batch import Batch
 from learning.samples.engine_protocol import Generation
-from learning.samples.sample import SOURCES, Trial
+from learning.samples.sample import SOURCES, Sample
 
 
 class _Forest:
@@ -37,8 +37,8 @@ class _Forest:
         return len(self.segments) - 1
 
 
-def forest(trials: Sequence[Trial]) -> Batch:
-    """The trials as paths, in their order. The sampled stop token is part of a completion and trained on.
+def forest(samples: Sequence[Sample]) -> Batch:
+    """The samples as paths, in their order. The sampled stop token is part of a completion and trained on.
 
     Token columns beside those of `learning.batch.batch`: `external` bool (nobody's policy sampled it: probability 1),
     `version` (iteration that sampled it), `entropy_behav` (nats, 0 where the engine was not asked), `turn` (of its
@@ -47,39 +47,39 @@ def forest(trials: Sequence[Trial]) -> Batch:
     `family` (numbers of the row and of its family), `weight`, `turns` (how many of the model's the completion has).
     """
     made, roots = _Forest(), {}
-    for path, trial in enumerate(trials):
-        key = (trial.group, tuple(trial.prompt_ids))
+    for path, sample in enumerate(samples):
+        key = (sample.group, tuple(sample.prompt_ids))
         if key not in roots:
-            roots[key] = made.grow(trial.prompt_ids, -1, path)
-        parent, cut = roots[key], trial.given
+            roots[key] = made.grow(sample.prompt_ids, -1, path)
+        parent, cut = roots[key], sample.given
         if cut:
-            parent = made.grow(trial.completion_ids[:cut], parent, path)
-        made.leaves.append(made.grow(trial.completion_ids[cut:], parent, path, **_sampled(trial)))
-    return Batch(made.segments, made.parents, made.leaves, _token_columns(made.columns), _path_columns(trials))
+            parent = made.grow(sample.completion_ids[:cut], parent, path)
+        made.leaves.append(made.grow(sample.completion_ids[cut:], parent, path, **_sampled(sample)))
+    return Batch(made.segments, made.parents, made.leaves, _token_columns(made.columns), _path_columns(samples))
 
 
-def _sampled(trial: Trial) -> dict[str, list[Any]]:
+def _sampled(sample: Sample) -> dict[str, list[Any]]:
     """Token columns of what was sampled, or given by somebody outside to be learnt from."""
-    cut, size = trial.given, len(trial.completion_ids) - trial.given
-    outside, learn = trial.logprobs is None, trial.source != "greedy"
-    return _turns(trial, size) | {
-        "learn": [learn and own for own in trial.own] if trial.turns else [learn] * size,
-        "lp_behav": [0.0] * size if trial.logprobs is None else list(trial.logprobs[cut:]),
+    cut, size = sample.given, len(sample.completion_ids) - sample.given
+    outside, learn = sample.logprobs is None, sample.source != "greedy"
+    return _turns(sample, size) | {
+        "learn": [learn and own for own in sample.own] if sample.turns else [learn] * size,
+        "lp_behav": [0.0] * size if sample.logprobs is None else list(sample.logprobs[cut:]),
         "external": [outside] * size,
-        "version": list(trial.versions[cut:]),
-        "entropy_behav": list(trial.entropies[cut:]),
+        "version": list(sample.versions[cut:]),
+        "entropy_behav": list(sample.entropies[cut:]),
     }
 
 
-def _turns(trial: Trial, size: int) -> dict[str, list[Any]]:
+def _turns(sample: Sample, size: int) -> dict[str, list[Any]]:
     """Which turn each token is of, with the answer that followed it, what that took and what it earned."""
-    if not trial.turns:
+    if not sample.turns:
         return {}
-    turn = [i for i, of in enumerate(trial.turns) for _ in range(of.sampled + of.observed)]
+    turn = [i for i, of in enumerate(sample.turns) for _ in range(of.sampled + of.observed)]
     left = size - len(turn)
-    columns: dict[str, list[Any]] = {"turn": turn + [len(trial.turns)] * left}
+    columns: dict[str, list[Any]] = {"turn": turn + [len(sample.turns)] * left}
     for name, column in {"seconds": "seconds", "earned": "reward"}.items():
-        columns[name] = [getattr(trial.turns[i], column) for i in turn] + [0.0] * left
+        columns[name] = [getattr(sample.turns[i], column) for i in turn] + [0.0] * left
     return columns
 
 
@@ -100,25 +100,25 @@ def _token_columns(columns: dict[str, list[Any]]) -> dict[str, torch.Tensor]:
     }
 
 
-def _path_columns(trials: Sequence[Trial]) -> dict[str, torch.Tensor]:
-    ids = torch.arange(len(trials))
-    rows = {key: i for i, key in enumerate(dict.fromkeys(t.row.get("id") for t in trials))}
-    families = {key: i for i, key in enumerate(dict.fromkeys(t.row.get("family") for t in trials))}
+def _path_columns(samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
+    ids = torch.arange(len(samples))
+    rows = {key: i for i, key in enumerate(dict.fromkeys(t.row.get("id") for t in samples))}
+    families = {key: i for i, key in enumerate(dict.fromkeys(t.row.get("family") for t in samples))}
     columns = {
-        "group": torch.tensor([t.group for t in trials], dtype=torch.long),
-        "truncated": torch.tensor([t.finish != "stop" for t in trials], dtype=torch.bool),
-        "source": torch.tensor([SOURCES.index(t.source) for t in trials], dtype=torch.long),
-        "prompt": torch.tensor([rows[t.row.get("id")] for t in trials], dtype=torch.long),
-        "family": torch.tensor([families[t.row.get("family")] for t in trials], dtype=torch.long),
-        "weight": torch.tensor([t.weight for t in trials], dtype=torch.float64),
-        "turns": torch.tensor([t.num_turns for t in trials], dtype=torch.long),
+        "group": torch.tensor([t.group for t in samples], dtype=torch.long),
+        "truncated": torch.tensor([t.finish != "stop" for t in samples], dtype=torch.bool),
+        "source": torch.tensor([SOURCES.index(t.source) for t in samples], dtype=torch.long),
+        "prompt": torch.tensor([rows[t.row.get("id")] for t in samples], dtype=torch.long),
+        "family": torch.tensor([families[t.row.get("family")] for t in samples], dtype=torch.long),
+        "weight": torch.tensor([t.weight for t in samples], dtype=torch.float64),
+        "turns": torch.tensor([t.num_turns for t in samples], dtype=torch.long),
         "path": ids,
         "episode": ids.clone(),
     }
-    if all(t.scores for t in trials):
-        names = list(dict.fromkeys(name for t in trials for name in t.scores))
-        columns |= {f"score:{name}": _numbers([t.scores.get(name) for t in trials]) for name in names}
-        columns["reward"] = _numbers([t.reward for t in trials])
+    if all(t.scores for t in samples):
+        names = list(dict.fromkeys(name for t in samples for name in t.scores))
+        columns |= {f"score:{name}": _numbers([t.scores.get(name) for t in samples]) for name in names}
+        columns["reward"] = _numbers([t.reward for t in samples])
         columns["scorable"] = columns["reward"].isfinite()
     return columns
 
@@ -131,7 +131,7 @@ def single_turn(prompts: Sequence[list[int]], generations: Sequence[Sequence[Gen
     """Groups of completions, one group per prompt."""
     return forest(
         [
-            Trial({"id": str(group)}, group, "policy", list(prompt), list(g.token_ids), list(g.logprobs), g.finish, "")
+            Sample({"id": str(group)}, group, "policy", list(prompt), list(g.token_ids), list(g.logprobs), g.finish, "")
             for group, (prompt, completions) in enumerate(zip(prompts, generations, strict=True))
             for g in completions
         ]

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from learning.data.rows import read_rows
 from learning.samples.history import History
-from learning.samples.sample import Ask
+from learning.samples.sample import SampleRequest
 from learning.toy_tasks.cooperation import observed
 from schemas.errors import StepError
 from schemas.references import ChatRef
@@ -40,18 +40,23 @@ AtLeast1 = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-def uniform(rows: list[Row], num_groups: int, n: int, seed: int, step: int) -> list[Ask]:
+def uniform(rows: list[Row], num_groups: int, n: int, seed: int, step: int) -> list[SampleRequest]:
     """Epochs of shuffled problems laid end to end, `n` completions of each."""
-    return [Ask(rows[i], n) for i in prompts_of_step(len(rows), num_groups, seed, step)]
+    return [SampleRequest(rows[i], n) for i in prompts_of_step(len(rows), num_groups, seed, step)]
 
 
-def with_greedy(rows: list[Row], num_groups: int, n: int, seed: int, step: int) -> list[Ask]:
+def with_greedy(rows: list[Row], num_groups: int, n: int, seed: int, step: int) -> list[SampleRequest]:
     """As `uniform`, and one greedy completion in every group, which is not trained on (ReMax, Li et al. 2024).
 
     It is the baseline of `center` with `among: [greedy]`.
     """
-    asks = [Ask(rows[i], n, group=g) for g, i in enumerate(prompts_of_step(len(rows), num_groups, seed, step))]
-    return [*asks, *(Ask(ask.row, 1, "greedy", temperature=0.0, group=ask.group) for ask in asks)]
+    requests = [
+        SampleRequest(rows[i], n, group=g) for g, i in enumerate(prompts_of_step(len(rows), num_groups, seed, step))
+    ]
+    return [
+        *requests,
+        *(SampleRequest(request.row, 1, "greedy", temperature=0.0, group=request.group) for request in requests),
+    ]
 
 
 def adaptive_size(
@@ -63,7 +68,7 @@ def adaptive_size(
     seed: int,
     *,
     most: Annotated[float, Field(ge=1)] = 4.0,
-) -> list[Ask]:
+) -> list[SampleRequest]:
     """Ask for ⌈num_groups / keep rate⌉ groups, so that about `num_groups` of them differ in score (CodeV-R1 2025).
 
     The keep rate is that of the last iteration that asked: the share of its problems whose first reward was neither
@@ -74,7 +79,7 @@ def adaptive_size(
     size = min(math.ceil(num_groups / rate - 1e-9) if rate else math.inf, int(most * num_groups))
     start = state.get("asked", 0)
     state["asked"] = start + size
-    return [Ask(rows[i], n) for i in _walk(len(rows), start, size, seed)]
+    return [SampleRequest(rows[i], n) for i in _walk(len(rows), start, size, seed)]
 
 
 def _keep_rate(history: History, state: dict[str, Any]) -> float:
@@ -100,7 +105,7 @@ def by_difficulty(
     least: AtLeast1 = 2,
     easy: Annotated[float, Field(ge=0, lt=1)] = 0.6,
     spare_turns: Annotated[int, Field(ge=0)] | None = None,
-) -> list[Ask]:
+) -> list[SampleRequest]:
     """Fewer completions of what is solved often, and shorter episodes of what is known to be short (DART 2025).
 
     A problem gets `most` completions (null: `n`) while its pass rate, when last visited, is at most `easy`; above it
@@ -113,19 +118,19 @@ def by_difficulty(
     full = n if most is None else most
     if least > min(full, n):
         raise StepError(f"plan by_difficulty: least {least} is more than {min(full, n)} completions; lower it")
-    start, left, asks = state.get("asked", 0), num_groups * n, []
+    start, left, requests = state.get("asked", 0), num_groups * n, []
     for i in _walk(len(rows), start, math.ceil(left / least), seed):
         rates, longest = history.rates.get(rows[i]["id"]), history.turns.get(rows[i]["id"])
         above = max(0.0, rates[-1] - easy) / (1 - easy) if rates else 0.0
         count = round(full - min(above, 1.0) * (full - least)) if rates else n
         count = left if left - count < least else count  # the rest would make too small a group
         limited = {} if longest is None or spare_turns is None else {"max_turns": longest + spare_turns}
-        asks.append(Ask(rows[i] | limited, count))
+        requests.append(SampleRequest(rows[i] | limited, count))
         left -= count
         if not left:
             break
-    state["asked"] = start + len(asks)
-    return asks
+    state["asked"] = start + len(requests)
+    return requests
 
 
 def hard_focus(
@@ -138,7 +143,7 @@ def hard_focus(
     state: dict[str, Any],
     *,
     share: Number,
-) -> list[Ask]:
+) -> list[SampleRequest]:
     """Shuffled epochs over the hardest problems only, of which fewer and fewer stay (DRIVE 2025, Pre-GRPO).
 
     `share` of all problems are retained, best a schedule that falls: out of those retained so far, the ones with the
@@ -154,7 +159,7 @@ def hard_focus(
     start = state.get("taken", 0)
     state["taken"] = start + num_groups
     by_id = {row["id"]: row for row in rows}
-    return [Ask(by_id[kept[i]], n) for i in _walk(len(kept), start, num_groups, seed + state.get("since", 0))]
+    return [SampleRequest(by_id[kept[i]], n) for i in _walk(len(kept), start, num_groups, seed + state.get("since", 0))]
 
 
 def pools(
@@ -167,7 +172,7 @@ def pools(
     borders: list[float] = [0.25, 0.75],  # noqa: B006 — never written to
     shares: list[float] = [0.25, 0.5, 0.25],  # noqa: B006 — never written to
     unseen: Share = 0.5,
-) -> list[Ask]:
+) -> list[SampleRequest]:
     """Pools of problems by the pass rate of their last visit, and a share of the groups from each.
 
     `borders` part the pools from hard to easy, the lower one belongs to the harder pool; a problem not yet visited has
@@ -187,7 +192,7 @@ def pools(
         rest += pool[last - first :]
     short = num_groups - len(taken)
     taken += [rest[int(i)] for i in rng.choice(len(rest), size=min(short, len(rest)), replace=False)] if rest else []
-    return [Ask(row, n) for row in taken]
+    return [SampleRequest(row, n) for row in taken]
 
 
 def hot_cold(
@@ -202,19 +207,19 @@ def hot_cold(
     hot: Annotated[float, Field(gt=0)] = 1.5,
     cold: Annotated[float, Field(gt=0)] = 0.7,
     extra: AtLeast1 = 1,
-) -> list[Ask]:
+) -> list[SampleRequest]:
     """As `uniform`, and `extra` completions of every problem that push the entropy to `target` (AEPO 2025).
 
     They are sampled at the temperature `hot` (source `hot`) while the entropy of the last iteration is below `target`,
     at `cold` (source `cold`) while it is above; in groups of their own, so that no baseline is theirs. A component
     `reinforce` selects them. The first iteration has no such completions.
     """
-    asks = uniform(rows, num_groups, n, seed, step)
+    requests = uniform(rows, num_groups, n, seed, step)
     if "entropy" not in metrics or metrics["entropy"] == target:
-        return asks
+        return requests
     below = metrics["entropy"] < target
     source, temperature = ("hot", hot) if below else ("cold", cold)
-    return [*asks, *(Ask(ask.row, extra, source, temperature=temperature) for ask in asks)]
+    return [*requests, *(SampleRequest(request.row, extra, source, temperature=temperature) for request in requests)]
 
 
 def in_context(
@@ -228,7 +233,7 @@ def in_context(
     data: ChatRef,
     with_demos: AtLeast1 = 2,
     demos: AtLeast1 = 2,
-) -> list[Ask]:
+) -> list[SampleRequest]:
     """As `uniform`, but `with_demos` of the `n` completions see `demos` solved problems first (ICPO 2025).
 
     They are trained under the plain prompt, and their source is `in_context`. Solved problems are rows of `data` other
@@ -237,16 +242,16 @@ def in_context(
     if with_demos >= n:
         raise StepError(f"plan in_context: with_demos {with_demos} leaves no plain completion of num_generations {n}")
     solved = _solved(str(data))
-    asks = []
+    requests = []
     for group, i in enumerate(prompts_of_step(len(rows), num_groups, seed, step)):
         row = rows[i]
         others = [other for other in solved if other["id"] != row["id"]]
         if len(others) < demos:
             raise StepError(f"plan in_context: `data` holds {len(others)} other problems, `demos` is {demos}")
         chosen = [others[int(k)] for k in rng.choice(len(others), size=demos, replace=False)]
-        asks.append(Ask(row, n - with_demos, group=group))
-        asks.append(Ask(row, with_demos, "in_context", context=demonstrated(chosen, row), group=group))
-    return asks
+        requests.append(SampleRequest(row, n - with_demos, group=group))
+        requests.append(SampleRequest(row, with_demos, "in_context", context=demonstrated(chosen, row), group=group))
+    return requests
 
 
 def demonstrated(solved: Sequence[Row], row: Row) -> list[Row]:

@@ -1,6 +1,6 @@
-"""What is done about an iteration's trials once their scores are known: more sampling, other prompts, rejections.
+"""What is done about an iteration's samples once their scores are known: more sampling, other prompts, rejections.
 
-A follow-up is given all trials of the iteration so far and returns those to go on with, and what to sample in another
+A follow-up is given all samples of the iteration so far and returns those to go on with, and what to sample in another
 round; it is asked again after every round, until nobody asks for anything or the stage's `max_rounds` are over. What
 it leaves in place stays as it is. Its `state` is a part of the checkpoint.
 """
@@ -20,7 +20,7 @@ from learning.algorithm.token_masks.masks import Source
 from learning.collection.prompt_samplers import demonstrated
 from learning.data.rows import read_rows
 from learning.samples.judging import failed, judged, passed, spread
-from learning.samples.sample import Ask, Messages, Trial
+from learning.samples.sample import Messages, Sample, SampleRequest
 from learning.samples.sample import by_group as _by_group
 from learning.sampling.sampler import Sampler
 from learning.toy_tasks.tracing import trace_tasks
@@ -31,12 +31,12 @@ from schemas.schedules import Number
 __all__ = ["allocate", "hint", "refill", "reject", "retry_with_exemplars", "trace_tasks"]
 
 Row = dict[str, Any]
-Asked = tuple[list[Trial], list[Ask]]
+Asked = tuple[list[Sample], list[SampleRequest]]
 AtLeast1 = Annotated[int, Field(ge=1)]
 
 
 def refill(
-    trials: list[Trial],
+    samples: list[Sample],
     rows: list[Row],
     num_groups: int,
     n: int,
@@ -55,12 +55,12 @@ def refill(
     of problems not sampled in this iteration. At most `budget` · num_groups groups are sampled: with fewer that differ
     the iteration trains on those, or (`short: stop`) StepError is raised.
     """
-    groups = _by_group(trials)
+    groups = _by_group(samples)
     varied = [group for group, members in groups.items() if spread(members, component) > min]
     if len(varied) >= num_groups:
         surplus = set(varied[num_groups:])
-        return [t for t in trials if t.group not in surplus], []
-    known = {trial.row["id"] for trial in trials}
+        return [t for t in samples if t.group not in surplus], []
+    known = {sample.row["id"] for sample in samples}
     fresh = [row for row in rows if row["id"] not in known]
     wanted = (size or num_groups - len(varied), int(budget * num_groups) - len(groups), len(fresh))
     count = sorted(wanted)[0]
@@ -70,11 +70,11 @@ def refill(
             "groups; choose problems that are neither too easy nor too hard, raise `budget`, or set `short: train`"
         )
     chosen = rng.choice(len(fresh), size=count, replace=False) if count > 0 else []
-    return trials, [Ask(fresh[int(i)], n) for i in chosen]
+    return samples, [SampleRequest(fresh[int(i)], n) for i in chosen]
 
 
 def allocate(
-    trials: list[Trial],
+    samples: list[Sample],
     round: int,
     *,
     extra: AtLeast1,
@@ -90,9 +90,9 @@ def allocate(
     none.
     """
     if round >= rounds:
-        return trials, []
-    first = {t.group: t.row for t in reversed(trials) if t.source == "policy"}
-    scores = {group: judged(members, component) for group, members in _by_group(trials).items() if group in first}
+        return samples, []
+    first = {t.group: t.row for t in reversed(samples) if t.source == "policy"}
+    scores = {group: judged(members, component) for group, members in _by_group(samples).items() if group in first}
     deviations = {group: _deviation(values) for group, values in scores.items() if len(values) > 1}
     counts = {group: len(scores[group]) for group in deviations}
     given: Counter[int] = Counter()
@@ -107,7 +107,7 @@ def allocate(
         if best is None or gains[best] <= 0:
             break
         given[best] += 1
-    return trials, [Ask(first[group], count, group=group) for group, count in sorted(given.items())]
+    return samples, [SampleRequest(first[group], count, group=group) for group, count in sorted(given.items())]
 
 
 def half_width(deviation: float, size: int, confidence: float = 0.95) -> float:
@@ -121,7 +121,7 @@ def _deviation(values: list[float]) -> float:
 
 
 def retry_with_exemplars(
-    trials: list[Trial],
+    samples: list[Sample],
     sampler: Sampler,
     round: int,
     state: dict[str, Any],
@@ -144,11 +144,11 @@ def retry_with_exemplars(
         state["retried"] = []
     if "bank" not in state:
         state["bank"] = _chat(str(data))[-keep:] if data else []
-    for trial in trials if round == 0 else []:
-        if trial.source == "policy" and passed(trial, component, at_least):
-            state["bank"] = [*state["bank"], solved_row(trial)][-keep:]
-    asks = []
-    for group, members in _by_group(trials).items():
+    for sample in samples if round == 0 else []:
+        if sample.source == "policy" and passed(sample, component, at_least):
+            state["bank"] = [*state["bank"], solved_row(sample)][-keep:]
+    requests = []
+    for group, members in _by_group(samples).items():
         if group in state["retried"] or not failed(members, component, at_least):
             continue
         row = members[0].row
@@ -158,14 +158,14 @@ def retry_with_exemplars(
             chosen.pop()
         if chosen:
             state["retried"].append(group)
-            asks.append(Ask(row, extra, "in_context", context=demonstrated(chosen, row), group=group))
-    return trials, asks
+            requests.append(SampleRequest(row, extra, "in_context", context=demonstrated(chosen, row), group=group))
+    return samples, requests
 
 
-def solved_row(trial: Trial) -> Row:
-    """A trial as a row of chat, so far as demonstrations need it."""
-    kept = {name: trial.row[name] for name in ("id", "prompt", "family")}
-    return kept | {"completion": [{"role": "assistant", "content": trial.text}]}
+def solved_row(sample: Sample) -> Row:
+    """A sample as a row of chat, so far as demonstrations need it."""
+    kept = {name: sample.row[name] for name in ("id", "prompt", "family")}
+    return kept | {"completion": [{"role": "assistant", "content": sample.text}]}
 
 
 def _fits(messages: Messages, sampler: Sampler, more: int = 0) -> bool:
@@ -174,7 +174,7 @@ def _fits(messages: Messages, sampler: Sampler, more: int = 0) -> bool:
 
 
 def hint(
-    trials: list[Trial],
+    samples: list[Sample],
     n: int,
     sampler: Sampler,
     round: int,
@@ -199,25 +199,25 @@ def hint(
     """
     if round == 0:
         state["hints"] = {}
-    known, asks, dropped, guided = _solutions(str(data)), [], set(), step < guided_steps
+    known, requests, dropped, guided = _solutions(str(data)), [], set(), step < guided_steps
     shares = [guided_share] if guided else shares
-    for group, members in _by_group(trials).items():
+    for group, members in _by_group(samples).items():
         used, row = state["hints"].get(str(group), 0), members[0].row
         if used >= len(shares) or row["id"] not in known or not (guided or failed(members, component, at_least)):
             continue
         begin = _beginning(row, known[row["id"]], shares[used], sampler)
         how = {"begin": begin} if place == "completion" else {"prompt": _hinted(row, lead + _text(begin, sampler))}
-        ask = Ask(row, n, "hinted", group=group, **how)
-        if _fits(ask.prompt or row["prompt"], sampler, len(ask.begin)):
+        request = SampleRequest(row, n, "hinted", group=group, **how)
+        if _fits(request.prompt or row["prompt"], sampler, len(request.begin)):
             state["hints"][str(group)] = used + 1
             dropped.add(group)
-            asks.append(ask)
-    return [t for t in trials if t.group not in dropped], asks
+            requests.append(request)
+    return [t for t in samples if t.group not in dropped], requests
 
 
 def _beginning(row: Row, solution: str, share: float, sampler: Sampler) -> tuple[int, ...]:
     """The first ⌈share · L⌉ of the L tokens of a solution."""
-    ids = sampler.given(row, solution, source="expert", group=0).completion_ids[:-1]
+    ids = sampler.sample_from_text(row, solution, source="expert", group=0).completion_ids[:-1]
     return tuple(ids[: math.ceil(share * len(ids) - 1e-9)])
 
 
@@ -231,7 +231,7 @@ def _text(ids: Sequence[int], sampler: Sampler) -> str:
 
 
 def reject(
-    trials: list[Trial],
+    samples: list[Sample],
     *,
     sources: Annotated[list[Source], Field(min_length=1)] = ["in_context"],  # noqa: B006 — never written to
     component: str | None = None,
@@ -241,7 +241,7 @@ def reject(
 
     They leave their group: its mean and deviation are as without them.
     """
-    return [t for t in trials if t.source not in sources or passed(t, component, at_least)], []
+    return [t for t in samples if t.source not in sources or passed(t, component, at_least)], []
 
 
 @lru_cache(maxsize=4)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from learning.data.row_journal import RowJournal
-from learning.evaluation.sampled_answers import Sample, sample_rows
+from learning.evaluation.sampled_answers import AnswerSample, sample_rows
 from learning.lookup import Bound
 from learning.samples.engine_protocol import EngineProtocol, Sampling
 from schemas.errors import StepError
@@ -38,11 +38,11 @@ class Asking:
         self.spend(tokens)
 
 
-def run_program(program: Bound, asking: Asking, rows: list[dict[str, Any]], n: int) -> list[list[Sample]]:
+def run_program(program: Bound, asking: Asking, rows: list[dict[str, Any]], n: int) -> list[list[AnswerSample]]:
     """`n` answers of a program to every row. Raises StepError when it gives another number of texts."""
     repeated = [row | {"id": f"{row['id']}#{i}"} for row in rows for i in range(n)]
     texts = program(repeated, asking)
     if len(texts) != len(repeated):
         raise StepError(f"program {program.name}: {len(texts)} texts for {len(repeated)} problems")
-    samples = [Sample(text, "stop") for text in texts]
+    samples = [AnswerSample(text, "stop") for text in texts]
     return [samples[start : start + n] for start in range(0, len(samples), n)]

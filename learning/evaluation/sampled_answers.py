@@ -13,13 +13,13 @@ from learning.data.row_journal import RowJournal, row_key
 from learning.generation.services.row_streams import completions
 from learning.lookup import Bound
 from learning.samples.engine_protocol import EngineProtocol, Generation, Request, Sampling, Turn
-from learning.samples.sample import Trial, last_turn, transcript
+from learning.samples.sample import Sample, last_turn, transcript
 from learning.sampling.scoring import scores_of
 from schemas.schedules import Number, value_at
 
 
 @dataclass(frozen=True)
-class Sample:
+class AnswerSample:
     """One completion; `finish` is `length` where the limit cut it."""
 
     text: str
@@ -41,7 +41,7 @@ def sample_rows(
     sampling: Sampling,
     on_progress: Callable[[int, int], None],
     journal: RowJournal | None = None,
-) -> list[list[Sample]]:
+) -> list[list[AnswerSample]]:
     """`n` completions of every row; those of a row depend on the seed and the row's id, not on its neighbours.
 
     `on_progress` hears how many rows are done, and how many tokens were sampled since it was last asked. What `journal`
@@ -63,7 +63,7 @@ def sample_rows(
 
 def _sampled(
     engine: EngineProtocol, tokenizer: Any, rows: dict[str, dict[str, Any]], *, n: int, seed: int, sampling: Sampling
-) -> Iterator[tuple[dict[str, list[Sample]], int]]:
+) -> Iterator[tuple[dict[str, list[AnswerSample]], int]]:
     """Rows by name whose completions have all ended, with the tokens that were sampled for them."""
     names = list(rows)
     asked = (
@@ -80,21 +80,21 @@ def _sampled(
             yield done, sum(one.sampled for of in whole.values() for one in of.values())
 
 
-def _sample(tokenizer: Any, one: Generation) -> Sample:
+def _sample(tokenizer: Any, one: Generation) -> AnswerSample:
     text = decode(tokenizer, one.token_ids[last_turn(0, one.turns) :])
     if not one.turns:
-        return Sample(text, one.finish)
+        return AnswerSample(text, one.finish)
     whole = transcript(partial(decode, tokenizer), one.token_ids, one.turns)
-    return Sample(text, one.finish, tuple(one.turns), whole)
+    return AnswerSample(text, one.finish, tuple(one.turns), whole)
 
 
-def _written(one: Sample) -> list[Any]:
+def _written(one: AnswerSample) -> list[Any]:
     return [one.text, one.finish, *([[asdict(turn) for turn in one.turns], one.whole] if one.turns else [])]
 
 
-def _read(value: list[list[Any]]) -> list[Sample]:
+def _read(value: list[list[Any]]) -> list[AnswerSample]:
     return [
-        Sample(text, finish, *((tuple(Turn(**turn) for turn in more[0]), more[1]) if more else ()))
+        AnswerSample(text, finish, *((tuple(Turn(**turn) for turn in more[0]), more[1]) if more else ()))
         for text, finish, *more in value
     ]
 
@@ -110,7 +110,7 @@ def row_seed(seed: int, row: dict[str, Any]) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}\n{row['id']}".encode()).digest()[:8], "big") >> 1
 
 
-def best_of(groups: Sequence[Sequence[Sample]], scores: Sequence[float | None]) -> list[list[Sample]]:
+def best_of(groups: Sequence[Sequence[AnswerSample]], scores: Sequence[float | None]) -> list[list[AnswerSample]]:
     """Of every group the sample with the highest score, the first among equals; one without a score comes last."""
     left = iter(scores)
     of_groups = [[-math.inf if (s := next(left)) is None else s for _ in group] for group in groups]
@@ -123,7 +123,7 @@ def weighted_scores(
     rows: list[dict[str, Any]],
     texts: list[str],
     desk: Desk | None = None,
-    samples: Sequence[Sample] = (),
+    samples: Sequence[AnswerSample] = (),
     shown: set[str] | None = None,
 ) -> list[float | None]:
     """Weighted sum of the rewards of each completion, None where one of them could not score it.
@@ -136,8 +136,8 @@ def weighted_scores(
     have = {"rows": rows, "completions": texts, "groups": [places[row["id"]] for row in rows]}
     have |= {"sources": ["policy"] * len(rows), "step": 0, "seed": 0, "states": {}, "desk": desk}
     if any(one.turns for one in samples):
-        have["trials"] = [
-            Trial(row, group, "policy", [], [], None, one.finish, one.text, turns=list(one.turns))
+        have["samples"] = [
+            Sample(row, group, "policy", [], [], None, one.finish, one.text, turns=list(one.turns))
             for row, group, one in zip(rows, have["groups"], samples, strict=True)
         ]
     for bound, weight in zip(rewards, weights, strict=True):

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from learning.evaluation.sampled_answers import Sample
+from learning.evaluation.sampled_answers import AnswerSample
 
 Row = dict[str, Any]
-Ask = Callable[[Sequence[Row]], list[list[Sample]]]
+Ask = Callable[[Sequence[Row]], list[list[AnswerSample]]]
 Score = Callable[[list[Row], list[str]], list[float | None]]
 
 
@@ -124,7 +124,7 @@ class Node:
         return Node(row, self, made, self.depth + 1, self.separator, closed=not made["whole"])
 
 
-def _tried(rows: list[Row], found: list[Sample], score: Score) -> list[Row]:
+def _tried(rows: list[Row], found: list[AnswerSample], score: Score) -> list[Row]:
     scores = score(rows, [sample.text for sample in found])
     return [
         row | {"text": s.text, "whole": s.finish == "stop", "score": value}

@@ -1,6 +1,6 @@
 """Rewards for how long a completion is: in sampled tokens, or in characters of its text.
 
-A completion that the limit cut has the length at which it was cut. `formats.brevity` is the one that needs no trials,
+A completion that the limit cut has the length at which it was cut. `formats.brevity` is the one that needs no samples,
 `overlong` and `shorter` in the slot `shape` act on rewards that exist already.
 """
 
@@ -11,7 +11,7 @@ from pydantic import Field
 
 from learning.lookup import Inner
 from learning.rewards.composite import asked
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from schemas.errors import StepError
 from schemas.schedules import Number
 from schemas.use import RewardUse
@@ -19,13 +19,13 @@ from schemas.use import RewardUse
 Unit = Literal["tokens", "characters"]
 
 
-def length(trial: Trial, unit: str) -> int:
+def length(sample: Sample, unit: str) -> int:
     """How long a completion is: tokens that were sampled (the stop token is one), or characters."""
-    return len(trial.completion_ids) - trial.given if unit == "tokens" else len(trial.text)
+    return len(sample.completion_ids) - sample.given if unit == "tokens" else len(sample.text)
 
 
 def target(
-    trials: list[Trial],
+    samples: list[Sample],
     *,
     length_wanted: Annotated[int, Field(ge=0)],
     unit: Unit = "tokens",
@@ -33,11 +33,11 @@ def target(
     floor: float = -1.0,
 ) -> list[float | None]:
     """−per_unit · |length − wanted|, not below `floor` (LCPO-exact of L1, Aggarwal & Welleck 2025)."""
-    return [max(-per_unit * abs(length(trial, unit) - length_wanted), floor) for trial in trials]
+    return [max(-per_unit * abs(length(sample, unit) - length_wanted), floor) for sample in samples]
 
 
 def at_most(
-    trials: list[Trial],
+    samples: list[Sample],
     *,
     length_wanted: Annotated[int, Field(ge=0)],
     unit: Unit = "tokens",
@@ -45,11 +45,11 @@ def at_most(
     midpoint: float = 0.5,
 ) -> list[float | None]:
     """clip(per_unit · (wanted − length) + midpoint, 0, 1); a factor on correctness in LCPO-max of L1 (2025)."""
-    return [min(max(per_unit * (length_wanted - length(t, unit)) + midpoint, 0.0), 1.0) for t in trials]
+    return [min(max(per_unit * (length_wanted - length(t, unit)) + midpoint, 0.0), 1.0) for t in samples]
 
 
 def cosine(
-    trials: list[Trial],
+    samples: list[Sample],
     *,
     of: RewardUse,
     longest: Annotated[int, Field(ge=1)],
@@ -68,8 +68,8 @@ def cosine(
     """
     judge: Inner = of
     found: list[float | None] = []
-    for trial, score in zip(trials, asked(judge, range(len(trials))), strict=True):
-        size = length(trial, unit)
+    for sample, score in zip(samples, asked(judge, range(len(samples))), strict=True):
+        size = length(sample, unit)
         if score is None:
             found.append(None)
         elif size >= longest:
@@ -81,7 +81,7 @@ def cosine(
 
 
 def tiered(
-    trials: list[Trial],
+    samples: list[Sample],
     *,
     tiers: Annotated[dict[int, float], Field(min_length=1)],
     unit: Unit = "tokens",
@@ -92,4 +92,4 @@ def tiered(
     """
     if min(tiers) != 0:
         raise StepError(f"reward lengths.tiered: the first tier must start at 0, not at {min(tiers)}")
-    return [tiers[max(start for start in tiers if start <= length(t, unit))] for t in trials]
+    return [tiers[max(start for start in tiers if start <= length(t, unit))] for t in samples]

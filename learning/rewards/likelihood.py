@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from learning.data.chat import encode_text
 from learning.rewards.answers import final_answer
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from learning.sampling.sampler import Sampler
 from learning.sampling.verdicts import logprobs
 
@@ -19,7 +19,7 @@ Reduce = Literal["mean_probability", "probability", "mean", "sum"]
 
 def answer(
     rows: list[Row],
-    trials: list[Trial],
+    samples: list[Sample],
     sampler: Sampler,
     *,
     marker: str | None = None,
@@ -34,24 +34,24 @@ def answer(
     probability (VeriFree, Zhou et al. 2025), or the mean or sum of log-probabilities. `gain` subtracts the same without
     the completion.
     """
-    contexts = [_context(trial, sampler, marker, joiner) for trial in trials]
+    contexts = [_context(sample, sampler, marker, joiner) for sample in samples]
     targets = [None if row["answer"] is None else encode_text(sampler.policy.tokenizer, row["answer"]) for row in rows]
     places = [i for i, (c, t) in enumerate(zip(contexts, targets, strict=True)) if c is not None and t is not None]
-    pairs = [(trials[i].prompt_ids + (contexts[i] or []), targets[i] or []) for i in places]
+    pairs = [(samples[i].prompt_ids + (contexts[i] or []), targets[i] or []) for i in places]
     if gain:
         lead = encode_text(sampler.policy.tokenizer, marker + joiner) if marker else []
-        pairs += [(trials[i].prompt_ids + lead, targets[i] or []) for i in places]
+        pairs += [(samples[i].prompt_ids + lead, targets[i] or []) for i in places]
     scores = [None if lps is None else reduced(lps, reduce) for lps in logprobs(sampler, pairs)]
-    found: list[float | None] = [None] * len(trials)
+    found: list[float | None] = [None] * len(samples)
     for k, i in enumerate(places):
         plain = scores[len(places) + k] if gain else 0.0
         found[i] = None if scores[k] is None or plain is None else scores[k] - plain
     return found
 
 
-def confidence(trials: list[Trial]) -> list[float | None]:
+def confidence(samples: list[Sample]) -> list[float | None]:
     """Geometric mean of the probabilities at which a completion's tokens were sampled; None for an expert's."""
-    return [None if t.logprobs is None else reduced(t.logprobs[t.given :], "mean", exponential=True) for t in trials]
+    return [None if t.logprobs is None else reduced(t.logprobs[t.given :], "mean", exponential=True) for t in samples]
 
 
 def reduced(logprobs: list[float], how: str, *, exponential: bool = False) -> float | None:
@@ -64,13 +64,13 @@ def reduced(logprobs: list[float], how: str, *, exponential: bool = False) -> fl
     return math.exp(value) if exponential or how == "probability" else value
 
 
-def _context(trial: Trial, sampler: Sampler, marker: str | None, joiner: str) -> list[int] | None:
+def _context(sample: Sample, sampler: Sampler, marker: str | None, joiner: str) -> list[int] | None:
     """Token ids between the prompt and the answer."""
     if marker is None:
-        ids = trial.completion_ids
+        ids = sample.completion_ids
         ended = bool(ids) and ids[-1] in sampler.policy.stop_ids
         return ids[: len(ids) - ended] + encode_text(sampler.policy.tokenizer, joiner)
-    tail = final_answer(trial.text, marker)
+    tail = final_answer(sample.text, marker)
     if tail is None:
         return None
-    return encode_text(sampler.policy.tokenizer, trial.text[: len(trial.text) - len(tail)] + joiner)
+    return encode_text(sampler.policy.tokenizer, sample.text[: len(sample.text) - len(tail)] + joiner)

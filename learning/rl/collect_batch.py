@@ -6,25 +6,25 @@ from typing import Any
 from learning.batch.batch import Batch
 from learning.generation.replicas.shared_engine import by_main
 from learning.rl.collection import collect, gate
-from learning.rl.state import Loop
-from learning.samples.sample import Trial
+from learning.rl.state import TrainingState
+from learning.samples.sample import Sample
 from learning.sampling.sampler import Sampler
 
 
 def harvest(
-    loop: Loop, sampler: Sampler, controls: Mapping[str, float], have: Mapping[str, Any]
-) -> tuple[list[Trial], Batch, int]:
-    """The trials, the batch of those that the filter keeps, and how many tokens were sampled.
+    training: TrainingState, sampler: Sampler, controls: Mapping[str, float], have: Mapping[str, Any]
+) -> tuple[list[Sample], Batch, int]:
+    """The samples, the batch of those that the filter keeps, and how many tokens were sampled.
 
     Rank 0 plans, drives and scores, so that a reward is paid once, and all ranks sample; `have` is as for `collect`.
     """
 
-    def drive() -> tuple[list[Trial], Batch, int, dict[str, Any]]:
-        trials = collect(loop.collecting, sampler, loop.history, controls, have)
-        kept = [trial for trial in trials if trial.reward is not None]
-        batch = gate(loop.collecting.filter, kept, have["step"], controls, {**have, "history": loop.history})
-        return trials, batch, sampler.sampled, dict(loop.states)
+    def drive() -> tuple[list[Sample], Batch, int, dict[str, Any]]:
+        samples = collect(training.collecting, sampler, training.history, controls, have)
+        kept = [sample for sample in samples if sample.reward is not None]
+        batch = gate(training.collecting.filter, kept, have["step"], controls, {**have, "history": training.history})
+        return samples, batch, sampler.sampled, dict(training.states)
 
-    trials, batch, sampled, states = by_main(loop.group, loop.engine, sampler.sampling.processor, drive)
-    loop.states.update(states)
-    return trials, batch, sampled
+    samples, batch, sampled, states = by_main(training.group, training.engine, sampler.sampling.processor, drive)
+    training.states.update(states)
+    return samples, batch, sampled

@@ -1,4 +1,4 @@
-"""One iteration's trials: plan, drive, score, follow up until nothing more is asked for, add other sources, gate."""
+"""One iteration's samples: plan, drive, score, follow up until nothing more is asked for, add other sources, gate."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from learning.batch.loss_columns import Columns
 from learning.lookup import Bound, bind
 from learning.samples.engine_protocol import Processor
 from learning.samples.history import History
-from learning.samples.sample import Ask, Trial
+from learning.samples.sample import Sample, SampleRequest
 from learning.sampling.sampler import Sampler, names, score
 from schemas.schedules import Controlled, Number, settled
 from schemas.stages.rl import Rl
@@ -22,7 +22,7 @@ from schemas.stages.rl import Rl
 
 @dataclass(frozen=True)
 class Collecting:
-    """The slots of an rl stage from problems to the trials that are trained on, bound."""
+    """The slots of an rl stage from problems to the samples that are trained on, bound."""
 
     plan: Bound
     drive: Bound
@@ -93,9 +93,9 @@ def processor_of(
     calls = [(part.at(step), part.asks) for part in ready]
 
     def process(logits_BV: torch.Tensor, place_B: torch.Tensor) -> torch.Tensor:
-        for call, asks in calls:
+        for call, inputs in calls:
             have = {"logits_BV": logits_BV, "place_B": place_B}
-            logits_BV = call(*(have[name] for name in asks))
+            logits_BV = call(*(have[name] for name in inputs))
         return logits_BV
 
     return process if calls else None
@@ -103,38 +103,40 @@ def processor_of(
 
 def collect(
     parts: Collecting, sampler: Sampler, history: History, controls: Mapping[str, float], have: Mapping[str, Any]
-) -> list[Trial]:
+) -> list[Sample]:
     """Everything that an iteration sampled, scored, with what sources add.
 
     `have` is what plans, rewards and the rest may ask for: rows, num_groups, n, seed, step, states, metrics.
     """
     step = have["step"]
     have = {**have, **services(sampler, history)}
-    trials: list[Trial] = []
-    seen: list[Trial] = []
+    samples: list[Sample] = []
+    seen: list[Sample] = []
     plan, rate = partial(_planned, parts, controls, have), partial(_rated, parts, controls, have)
     # A drive that asks for the plan itself asks it ahead.
-    asks: list[Ask] = [] if "plan" in parts.drive.asks else plan(step)
+    requests: list[SampleRequest] = [] if "plan" in parts.drive.asks else plan(step)
     for number in range(parts.max_rounds):
         now = {**have, "round": number}
-        new = parts.drive.settled(controls).ask(step, {**now, "asks": asks, "plan": plan, "score": rate})
+        new = parts.drive.settled(controls).ask(step, {**now, "requests": requests, "plan": plan, "score": rate})
         score_all(parts, [t for t in new if not t.scores], controls, now)
-        trials += new
+        samples += new
         seen += new
-        asks = []
+        requests = []
         for part in parts.follow_ups:
-            trials, more = part.settled(controls).ask(step, {**now, "trials": trials})
-            asks += more
-        if not asks:
+            samples, more = part.settled(controls).ask(step, {**now, "samples": samples})
+            requests += more
+        if not requests:
             break
     history.add(seen)
     for part in parts.sources:
-        trials = part.settled(controls).ask(step, {**have, "trials": trials})
-    score_all(parts, [t for t in trials if not t.scores], controls, have)
-    return trials
+        samples = part.settled(controls).ask(step, {**have, "samples": samples})
+    score_all(parts, [t for t in samples if not t.scores], controls, have)
+    return samples
 
 
-def _planned(parts: Collecting, controls: Mapping[str, float], have: Mapping[str, Any], step: int) -> list[Ask]:
+def _planned(
+    parts: Collecting, controls: Mapping[str, float], have: Mapping[str, Any], step: int
+) -> list[SampleRequest]:
     """What the plan samples in an iteration, asked for now."""
     return parts.plan.settled(controls).ask(step, {**have, "step": step})
 
@@ -143,12 +145,12 @@ def _rated(
     parts: Collecting,
     controls: Mapping[str, float],
     have: Mapping[str, Any],
-    trials: list[Trial],
+    samples: list[Sample],
     step: int,
     place: int,
 ) -> None:
     """Score a group by itself; what its rewards draw is its own, whenever it comes."""
-    score_all(parts, trials, controls, {**have, "step": step, "round": place})
+    score_all(parts, samples, controls, {**have, "step": step, "round": place})
 
 
 def services(sampler: Sampler, history: History) -> dict[str, Any]:
@@ -157,20 +159,20 @@ def services(sampler: Sampler, history: History) -> dict[str, Any]:
     return {"sampler": sampler, "history": history, "policy": sampler.policy, "engine": engine, "stream": engine}
 
 
-def score_all(parts: Collecting, trials: list[Trial], controls: Mapping[str, float], have: Mapping[str, Any]) -> None:
-    """Score trials by the stage's rewards, with the numbers that controllers give."""
-    if trials:
+def score_all(parts: Collecting, samples: list[Sample], controls: Mapping[str, float], have: Mapping[str, Any]) -> None:
+    """Score samples by the stage's rewards, with the numbers that controllers give."""
+    if samples:
         rewards = [part.settled(controls) for part in parts.rewards]
-        score(rewards, [settled(w, controls) for w in parts.weights], trials, have, parts.read, parts.shown)
+        score(rewards, [settled(w, controls) for w in parts.weights], samples, have, parts.read, parts.shown)
 
 
 def gate(
-    part: Bound | None, trials: list[Trial], step: int, controls: Mapping[str, float], have: Mapping[str, Any]
+    part: Bound | None, samples: list[Sample], step: int, controls: Mapping[str, float], have: Mapping[str, Any]
 ) -> Batch:
-    """The batch that is trained on: the (scored) trials of groups that the filter keeps; paths are numbered as they."""
-    batch = forest(trials)
-    if part is None or not trials:
+    """Return the batch of the groups of scored samples that the filter keeps; paths are numbered like the samples."""
+    batch = forest(samples)
+    if part is None or not samples:
         return batch
-    columns = Columns(batch, **{**have, "rows": [t.row for t in trials]})
+    columns = Columns(batch, **{**have, "rows": [t.row for t in samples]})
     keep_P = part.settled(controls).ask(step, columns)
     return batch.take(torch.as_tensor(keep_P).nonzero()[:, 0].tolist())

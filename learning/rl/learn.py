@@ -11,15 +11,15 @@ from learning.batch.routing_replay import with_experts
 from learning.models.optimize import learning_rate_at
 from learning.rl.collection import gate
 from learning.rl.policy_loss import with_advantages, with_dropped, with_factors
-from learning.rl.state import Loop
+from learning.rl.state import TrainingState
 from learning.rl.streamed_update import Pieces
 from learning.rl.update import update, with_proximal
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from schemas.stages.rl import Rl
 
 
 def learn(
-    loop: Loop,
+    training: TrainingState,
     stage: Rl,
     batch: Batch,
     step: int,
@@ -31,34 +31,34 @@ def learn(
 
     `pieces`: the batch has been trained on group by group, and only the step is left.
     """
-    algorithm = loop.algorithm.settled(controls)
-    batch = pieces.whole(batch) if pieces else with_columns(loop, stage, algorithm, batch)
-    batch = credited(loop, algorithm, batch, step, controls, have)
-    for group in loop.optimizer.param_groups:
-        group["lr"] = learning_rate_at(stage, step, stage.max_steps) * loop.rate
+    algorithm = training.algorithm.settled(controls)
+    batch = pieces.whole(batch) if pieces else with_columns(training, stage, algorithm, batch)
+    batch = credited(training, algorithm, batch, step, controls, have)
+    for group in training.optimizer.param_groups:
+        group["lr"] = learning_rate_at(stage, step, stage.max_steps) * training.rate
     if pieces:
-        points = pieces.step(loop.optimizer, batch)
+        points = pieces.step(training.optimizer, batch)
     else:
-        more = {"beside": loop.beside, "controls": controls, "have": have}
-        points = update(algorithm, loop.trained, loop.optimizer, batch, stage, step, **more)
-    points |= loop.beside.points(batch)
-    loop.beside.refresh(step)
-    loop.references.refresh(loop.policy, step)
+        more = {"beside": training.beside, "controls": controls, "have": have}
+        points = update(algorithm, training.trained, training.optimizer, batch, stage, step, **more)
+    points |= training.beside.points(batch)
+    training.beside.refresh(step)
+    training.references.refresh(training.policy, step)
     return batch, points
 
 
-def with_columns(loop: Loop, stage: Rl, algorithm: Algorithm, batch: Batch) -> Batch:
+def with_columns(training: TrainingState, stage: Rl, algorithm: Algorithm, batch: Batch) -> Batch:
     """Add what models say of the tokens, and which of them weigh nothing."""
-    trained = loop.trained
+    trained = training.trained
     how = {"max_tokens": stage.max_tokens_per_micro_batch, "temperature": stage.temperature}
-    batch = loop.references.add_to(with_dropped(batch, stage.mask_truncated_completions), trained, **how)
+    batch = training.references.add_to(with_dropped(batch, stage.mask_truncated_completions), trained, **how)
     if stage.routing_replay:
         batch = with_experts(batch, trained.model, max_tokens=stage.max_tokens_per_micro_batch, each=trained.each)
-    return loop.beside.values(with_proximal(algorithm, batch, trained, stage))
+    return training.beside.values(with_proximal(algorithm, batch, trained, stage))
 
 
 def credited(
-    loop: Loop,
+    training: TrainingState,
     algorithm: Algorithm,
     batch: Batch,
     step: int,
@@ -66,33 +66,35 @@ def credited(
     have: Mapping[str, Any],
 ) -> Batch:
     """Add advantages, what networks beside the policy are to predict, and factors."""
-    known = {"states": loop.states, "rows": have["rows"]}
+    known = {"states": training.states, "rows": have["rows"]}
     batch = with_advantages(algorithm, batch, step, **known)
-    batch = loop.beside.with_targets(batch, step, controls, **known)
+    batch = training.beside.with_targets(batch, step, controls, **known)
     return with_factors(algorithm, batch, step, seed=have["seed"])
 
 
-def in_pieces(loop: Loop, stage: Rl, step: int, controls: Mapping[str, float], have: Mapping[str, Any]) -> Pieces:
+def in_pieces(
+    training: TrainingState, stage: Rl, step: int, controls: Mapping[str, float], have: Mapping[str, Any]
+) -> Pieces:
     """Somebody who trains on groups as they come."""
-    algorithm = loop.algorithm.settled(controls)
-    prepare = partial(_prepared, loop, stage, algorithm, step, controls, have)
-    return Pieces(algorithm, loop.trained, stage, step, prepare)
+    algorithm = training.algorithm.settled(controls)
+    prepare = partial(_prepared, training, stage, algorithm, step, controls, have)
+    return Pieces(algorithm, training.trained, stage, step, prepare)
 
 
 def _prepared(
-    loop: Loop,
+    training: TrainingState,
     stage: Rl,
     algorithm: Algorithm,
     step: int,
     controls: Mapping[str, float],
     have: Mapping[str, Any],
-    trials: list[Trial],
-) -> tuple[list[Trial], Batch]:
-    """Those of some trials that the filter keeps, and their batch."""
-    batch = gate(loop.collecting.filter, trials, step, controls, {**have, "history": loop.history})
-    kept = [trials[path] for path in batch.paths["path"].tolist()]
+    samples: list[Sample],
+) -> tuple[list[Sample], Batch]:
+    """Those of some samples that the filter keeps, and their batch."""
+    batch = gate(training.collecting.filter, samples, step, controls, {**have, "history": training.history})
+    kept = [samples[path] for path in batch.paths["path"].tolist()]
     batch = forest(kept)
     if not kept:
         return kept, batch
-    mine = {**have, "rows": [trial.row for trial in kept]}
-    return kept, credited(loop, algorithm, with_columns(loop, stage, algorithm, batch), step, controls, mine)
+    mine = {**have, "rows": [sample.row for sample in kept]}
+    return kept, credited(training, algorithm, with_columns(training, stage, algorithm, batch), step, controls, mine)

@@ -1,7 +1,7 @@
 """Rewards in workers of the role `reward`: the functions of a recipe, asked over there.
 
 A reward goes there when everything it asks for is plain data. One that asks for problems and completions alone scores
-each completion for itself: the completions are shared among the workers. One that sees more (`groups`, `trials`) is
+each completion for itself: the completions are shared among the workers. One that sees more (`groups`, `samples`) is
 asked in one piece. What asks for the policy, a sampler or a memory stays in the step's process.
 """
 
@@ -16,7 +16,7 @@ from learning.parallel.actors import Actors
 from learning.parallel.pool import Pool
 from learning.sampling.scoring import Answered, answered
 
-PLAIN = frozenset({"rows", "completions", "groups", "sources", "trials", "step", "rng"})
+PLAIN = frozenset({"rows", "completions", "groups", "sources", "samples", "step", "rng"})
 """What can be sent; `rng` is made over there from the seed."""
 EACH = frozenset({"rows", "completions"})
 ALWAYS = ("step", "seed", "round")

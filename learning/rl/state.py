@@ -36,7 +36,7 @@ PLAIN = ("states", "samples", "parts", "rate", "stopped", "sampled")
 
 
 @dataclass
-class Loop:
+class TrainingState:
     """Everything stateful of a stage."""
 
     policy: Policy
@@ -80,82 +80,85 @@ class Loop:
         return parts | ({"engine": self.engine} if hasattr(self.engine, "to_json") else {})
 
     def close(self) -> None:
-        """End what goes on beside the loop."""
+        """End what goes on beside the training loop."""
         if hasattr(self.engine, "close"):
             self.engine.close()
 
 
-def save(loop: Loop, step: int) -> None:
+def save(training: TrainingState, step: int) -> None:
     """Leave a checkpoint from which a killed step continues; it is also the one to step back to while all is well."""
-    loop.parts.append((step, loop.trajectories.put_aside(step) if loop.group.main else ""))
-    if loop.watchdogs.is_good:
-        save_good(loop, step)
-    rng_tensors, rng_rest = random_states(loop.group)
-    plain = {name: getattr(loop, name) for name in PLAIN}
-    told = {name: part.to_json() for name, part in loop.memories.items()}
-    tensors, rest = _trained(loop)
-    tensors |= rng_tensors | prefixed("references", loop.references.tensors())
+    training.parts.append((step, training.trajectories.put_aside(step) if training.group.main else ""))
+    if training.watchdogs.is_good:
+        save_good(training, step)
+    rng_tensors, rng_rest = random_states(training.group)
+    plain = {name: getattr(training, name) for name in PLAIN}
+    told = {name: part.to_json() for name, part in training.memories.items()}
+    tensors, rest = _trained(training)
+    tensors |= rng_tensors | prefixed("references", training.references.tensors())
     rest |= {**rng_rest, "plain": plain, "memories": told}
-    save_checkpoint(loop.checkpoints, step, tensors, rest, loop.group)
+    save_checkpoint(training.checkpoints, step, tensors, rest, training.group)
 
 
-def resume(loop: Loop) -> int:
+def resume(training: TrainingState) -> int:
     """The iteration to start at: 0, or that of the latest checkpoint, with everything put back."""
-    like = like_trained(trained_weights(loop.policy.model), loop.optimizer)
+    like = like_trained(trained_weights(training.policy.model), training.optimizer)
     found = load_latest(
-        loop.checkpoints, like=like, group=loop.group,
-        refuse=lambda state: loop.trajectories.damaged(state["plain"]["parts"]),
+        training.checkpoints, like=like, group=training.group,
+        refuse=lambda state: training.trajectories.damaged(state["plain"]["parts"]),
     )  # fmt: skip
     if found is None:
-        save_good(loop, 0)
+        save_good(training, 0)
         return 0
     step, tensors, state = found
-    _put_back(loop, tensors, state)
-    loop.references.load(below("references", tensors))
-    put_random_states_back(tensors, state, loop.group)
+    _put_back(training, tensors, state)
+    training.references.load(below("references", tensors))
+    put_random_states_back(tensors, state, training.group)
     for name in PLAIN:
-        setattr(loop, name, state["plain"][name])
-    for name, part in loop.memories.items():
+        setattr(training, name, state["plain"][name])
+    for name, part in training.memories.items():
         part.load(state["memories"][name])
-    sync(loop, step)
+    sync(training, step)
     return step
 
 
-def sync(loop: Loop, version: int) -> None:
+def sync(training: TrainingState, version: int) -> None:
     """Tell who samples that the weights have changed; every rank takes part."""
-    if loop.acting is not loop.policy:
-        loop.trained.copy_to(loop.acting.model)
-    loop.engine.sync(version)
+    if training.acting is not training.policy:
+        training.trained.copy_to(training.acting.model)
+    training.engine.sync(version)
 
 
-def save_good(loop: Loop, step: int) -> None:
+def save_good(training: TrainingState, step: int) -> None:
     """Keep the weights as ones to step back to, where some watch may ask for that."""
-    if any(watch.action != "warn" for watch in loop.watchdogs.watches):
-        tensors, rest = _trained(loop)
-        save_checkpoint(loop.checkpoints / "good", step, tensors, rest, loop.group)
+    if any(watch.action != "warn" for watch in training.watchdogs.watches):
+        tensors, rest = _trained(training)
+        save_checkpoint(training.checkpoints / "good", step, tensors, rest, training.group)
 
 
-def step_back(loop: Loop, step: int) -> int:
+def step_back(training: TrainingState, step: int) -> int:
     """Put back the weights and moments of the last good checkpoint up to `step`; returns the iteration they are of.
 
     A killed run may have left one that lies ahead of where it was taken up.
     """
-    like = like_trained(trained_weights(loop.policy.model), loop.optimizer)
-    found = load_latest(loop.checkpoints / "good", upto=step, like=like, group=loop.group)
+    like = like_trained(trained_weights(training.policy.model), training.optimizer)
+    found = load_latest(training.checkpoints / "good", upto=step, like=like, group=training.group)
     if found is None:
         raise StepError("watch: no good checkpoint to step back to is left; delete the checkpoints and run again")
-    _put_back(loop, found[1], found[2])
+    _put_back(training, found[1], found[2])
     return found[0]
 
 
-def _trained(loop: Loop) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def _trained(training: TrainingState) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Weights and moments of everything that is trained."""
-    moments, rest = optimizer_state(loop.optimizer)
-    tensors = prefixed("model", trained_weights(loop.policy.model)) | prefixed("optimizer", moments)
-    return tensors | prefixed("beside", loop.beside.tensors()), {"optimizer": rest, "beside": loop.beside.state()}
+    moments, rest = optimizer_state(training.optimizer)
+    tensors = prefixed("model", trained_weights(training.policy.model)) | prefixed("optimizer", moments)
+    return tensors | prefixed("beside", training.beside.tensors()), {
+        "optimizer": rest,
+        "beside": training.beside.state(),
+    }
 
 
-def _put_back(loop: Loop, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
-    load_weights(trained_weights(loop.policy.model), below("model", tensors))
-    load_optimizer_state(loop.optimizer, below("optimizer", tensors), state["optimizer"])
-    loop.beside.load(below("beside", tensors), state["beside"])
+def _put_back(training: TrainingState, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
+    load_weights(trained_weights(training.policy.model), below("model", tensors))
+    load_optimizer_state(training.optimizer, below("optimizer", tensors), state["optimizer"])
+    training.beside.load(below("beside", tensors), state["beside"])

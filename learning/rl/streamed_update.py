@@ -25,7 +25,7 @@ from learning.models.optimize import clip_gradients
 from learning.models.sharded_model import Trained
 from learning.rl.policy_loss import micro_loss, with_weights
 from learning.rl.update import Sums
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from learning.sampling.sampler import names
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
@@ -38,7 +38,7 @@ AGREES = 1e-9
 class Piece:
     """A group, or neighbours, that came together: what is trained on, with its columns and its weights alone."""
 
-    trials: list[Trial]
+    samples: list[Sample]
     batch: Batch
     share: float
     """How much it counts beside the first piece."""
@@ -47,7 +47,7 @@ class Piece:
 class Pieces:
     """The pieces of one iteration; their gradients lie in the model until `step`.
 
-    `prepare` makes the batch of some trials, those that the filter keeps, with columns, advantages and factors.
+    `prepare` makes the batch of some samples, those that the filter keeps, with columns, advantages and factors.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Pieces:
         trained: Trained,
         stage: Rl,
         step: int,
-        prepare: Callable[[list[Trial]], tuple[list[Trial], Batch]],
+        prepare: Callable[[list[Sample]], tuple[list[Sample], Batch]],
     ) -> None:
         self.algorithm, self.trained, self.stage, self.now, self.prepare = algorithm, trained, stage, step, prepare
         self.pieces: list[Piece] = []
@@ -64,9 +64,9 @@ class Pieces:
         for parameter in trained.model.parameters():
             parameter.grad = None
 
-    def add(self, trials: list[Trial]) -> None:
+    def add(self, samples: list[Sample]) -> None:
         """Add the gradient of groups whose completions have all ended and are scored."""
-        kept, batch = self.prepare([trial for trial in trials if trial.reward is not None])
+        kept, batch = self.prepare([sample for sample in samples if sample.reward is not None])
         if not batch.num_paths:
             return
         alone = self._weighted(batch)
@@ -89,8 +89,8 @@ class Pieces:
 
         Raises StepError when the filter keeps other groups of the whole than of its pieces.
         """
-        pieces = sorted(self.pieces, key=lambda piece: piece.trials[0].group)
-        if batch.num_paths != sum(len(piece.trials) for piece in pieces):
+        pieces = sorted(self.pieces, key=lambda piece: piece.samples[0].group)
+        if batch.num_paths != sum(len(piece.samples) for piece in pieces):
             raise StepError(
                 "filter: it keeps other groups of the batch than of single groups; with a drive that trains on groups "
                 "as they come it must judge each by itself"
@@ -104,7 +104,7 @@ class Pieces:
         """
         if not self.pieces:
             return {}
-        pieces = sorted(self.pieces, key=lambda piece: piece.trials[0].group)
+        pieces = sorted(self.pieces, key=lambda piece: piece.samples[0].group)
         whole = self._weighted(batch)
         for column in ("advantage", *(("factor",) if self.algorithm.correct else ())):
             self._agree(column, torch.cat([p.batch.sampled(column) for p in pieces]), whole.sampled(column))
@@ -124,12 +124,12 @@ class Pieces:
     def _weights(self) -> list[str]:
         return ["w", *(f"w.{i}" for i in range(len(self.algorithm.components)))]
 
-    def _share(self, kept: list[Trial], alone: Batch) -> float:
+    def _share(self, kept: list[Sample], alone: Batch) -> float:
         """How much a piece counts beside the first: by its weights together with those of the last one."""
         last = next((piece for piece in reversed(self.pieces) if self._mass(piece.batch)), None)
         if last is None or not self._mass(alone):
             return 1.0
-        both = self._weighted(joined(forest([*last.trials, *kept]), [last.batch, alone]))
+        both = self._weighted(joined(forest([*last.samples, *kept]), [last.batch, alone]))
         before = len(last.batch.sampled_T)
         name = next(name for name in self._weights if bool((last.batch.sampled(name) != 0).any()))
         both_T = both.sampled(name)

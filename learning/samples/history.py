@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from learning.samples.sample import Trial, by_group
+from learning.samples.sample import Sample, by_group
 
 
 class History:
@@ -16,9 +16,9 @@ class History:
         self.rates: dict[str, list[float]] = {}
         self.turns: dict[str, int] = {}
 
-    def add(self, trials: Iterable[Trial]) -> None:
-        """Add the policy's own trials of an iteration; those not ended, or that could not be scored, say nothing."""
-        own = [t for t in trials if t.source == "policy" and t.finish != "suspended"]
+    def add(self, samples: Iterable[Sample]) -> None:
+        """Add the policy's own samples of an iteration; those not ended, or that could not be scored, say nothing."""
+        own = [t for t in samples if t.source == "policy" and t.finish != "suspended"]
         for group in by_group(own).values():
             key = group[0].row["id"]
             scored = [(s, t) for t in group if (s := next(iter(t.scores.values()), None)) is not None]

@@ -2,39 +2,39 @@
 
 from collections.abc import Iterable
 
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from schemas.errors import StepError
 
 
-def judged(trials: Iterable[Trial], component: str | None = None) -> list[float]:
-    """Raw scores of trials by one reward (null: the stage's first); those that could not be scored are left out.
+def judged(samples: Iterable[Sample], component: str | None = None) -> list[float]:
+    """Raw scores of samples by one reward (null: the stage's first); those that could not be scored are left out.
 
     Raises StepError for a reward that the stage does not have.
     """
     found = []
-    for trial in trials:
-        name = component or next(iter(trial.scores), None)
-        if name is not None and name not in trial.scores:
-            raise StepError(f"no reward {name!r} in this stage; it has: {', '.join(trial.scores)}")
-        if name is not None and (score := trial.scores[name]) is not None:
+    for sample in samples:
+        name = component or next(iter(sample.scores), None)
+        if name is not None and name not in sample.scores:
+            raise StepError(f"no reward {name!r} in this stage; it has: {', '.join(sample.scores)}")
+        if name is not None and (score := sample.scores[name]) is not None:
             found.append(score)
     return found
 
 
-def failed(trials: Iterable[Trial], component: str | None = None, at_least: float = 1.0) -> bool:
-    """Whether every trial that could be scored is below `at_least`; False where none could be."""
-    scores = judged(trials, component)
+def failed(samples: Iterable[Sample], component: str | None = None, at_least: float = 1.0) -> bool:
+    """Whether every sample that could be scored is below `at_least`; False where none could be."""
+    scores = judged(samples, component)
     return bool(scores) and max(scores) < at_least
 
 
-def passed(trial: Trial, component: str | None = None, at_least: float = 1.0) -> bool:
-    """Whether a trial's score is at least `at_least`."""
-    return any(score >= at_least for score in judged([trial], component))
+def passed(sample: Sample, component: str | None = None, at_least: float = 1.0) -> bool:
+    """Whether a sample's score is at least `at_least`."""
+    return any(score >= at_least for score in judged([sample], component))
 
 
-def spread(trials: Iterable[Trial], component: str | None = None) -> float:
+def spread(samples: Iterable[Sample], component: str | None = None) -> float:
     """Population deviation of the scores, exactly 0 where they are equal."""
-    scores = judged(trials, component)
+    scores = judged(samples, component)
     if not scores or min(scores) == max(scores):
         return 0.0
     mean = sum(scores) / len(scores)

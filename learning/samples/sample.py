@@ -1,7 +1,7 @@
-"""What an iteration samples: asks go in, trials come out.
+"""What an iteration samples: asks go in, samples come out.
 
 Plans, drives, follow-ups and sources work on lists of these; `learning.batch.batch_layout` lays out as a batch the
-trials that
+samples that
 are trained on.
 """
 
@@ -16,11 +16,11 @@ SOURCES = (
     "policy", "greedy", "expert", "replay", "hinted", "in_context", "teacher", "hot", "cold", "auxiliary", "reset",
     "peer",
 )  # fmt: skip
-"""Where a trial comes from; its place here is the code in the column `source`."""
+"""Where a sample comes from; its place here is the code in the column `source`."""
 
 
 @dataclass(frozen=True)
-class Ask:
+class SampleRequest:
     """What a plan or a follow-up wants sampled: `n` completions of one problem."""
 
     row: dict[str, Any]
@@ -40,7 +40,7 @@ class Ask:
 
 
 @dataclass
-class Trial:
+class Sample:
     """One completion, with what is known of it."""
 
     row: dict[str, Any]
@@ -91,8 +91,8 @@ class Trial:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Trial":
-        """What `to_json` gave, as a trial again."""
+    def from_json(cls, values: dict[str, Any]) -> "Sample":
+        """What `to_json` gave, as a sample again."""
         return cls(**{**values, "turns": [Turn(**turn) for turn in values.get("turns", ())]})
 
 
@@ -105,11 +105,11 @@ def last_turn(given: int, turns: Sequence[Turn]) -> int:
     return places[-1]
 
 
-def by_group(trials: list[Trial]) -> dict[int, list[Trial]]:
-    """The trials of each group, groups in the order of their first trial."""
-    groups: dict[int, list[Trial]] = {}
-    for trial in trials:
-        groups.setdefault(trial.group, []).append(trial)
+def by_group(samples: list[Sample]) -> dict[int, list[Sample]]:
+    """The samples of each group, groups in the order of their first sample."""
+    groups: dict[int, list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.group, []).append(sample)
     return groups
 
 

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from learning.sampling.pending_samples import Pending
 
 
 @dataclass(eq=False)
-class Group:
+class GroupInFlight:
     """The completions of one problem, returned when all of them have ended and are scored."""
 
     plan: int
@@ -18,7 +18,7 @@ class Group:
     members: list[Pending]
     sent: bool = False
     """Whether what has not ended is in flight."""
-    trials: list[Trial] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
     """Of its completions, once all have ended."""
     judged: int | None = None
     """How many groups had been scored before it; None: it has not been."""
@@ -35,13 +35,13 @@ class Group:
 
     def to_json(self) -> dict[str, Any]:
         """As plain values; scores that are being waited for are asked for again."""
-        trials = [trial.to_json() for trial in self.trials] if self.judged is not None else []
+        samples = [sample.to_json() for sample in self.samples] if self.judged is not None else []
         place = {"plan": self.plan, "place": self.place, "judged": self.judged}
-        return {**place, "members": [one.to_json() for one in self.members], "trials": trials}
+        return {**place, "members": [one.to_json() for one in self.members], "samples": samples}
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Group":
+    def from_json(cls, values: dict[str, Any]) -> "GroupInFlight":
         """What `to_json` gave; nothing of it is in flight."""
         members = [Pending.from_json(one) for one in values["members"]]
-        trials = [Trial.from_json(one) for one in values["trials"]]
-        return cls(values["plan"], values["place"], members, trials=trials, judged=values["judged"])
+        samples = [Sample.from_json(one) for one in values["samples"]]
+        return cls(values["plan"], values["place"], members, samples=samples, judged=values["judged"])

@@ -5,7 +5,7 @@ from itertools import chain
 from typing import Any, Literal
 
 from learning.samples.engine_protocol import Generation, Request, Turn
-from learning.samples.sample import Ask, Trial
+from learning.samples.sample import Sample, SampleRequest
 from learning.sampling.sampler import Sampler
 
 
@@ -13,7 +13,7 @@ from learning.sampling.sampler import Sampler
 class Pending:
     """One completion: where its numbers come from, what of it exists."""
 
-    ask: Ask
+    request: SampleRequest
     group: str
     """Those that were begun together have the same."""
     prompt_ids: list[int]
@@ -41,20 +41,20 @@ class Pending:
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
         values = asdict(self)
-        return {**values, "ask": {**values["ask"], "begin": list(self.ask.begin)}}
+        return {**values, "request": {**values["request"], "begin": list(self.request.begin)}}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Pending":
         """What `to_json` gave."""
-        ask = Ask(**{**values["ask"], "begin": tuple(values["ask"]["begin"])})
+        request = SampleRequest(**{**values["request"], "begin": tuple(values["request"]["begin"])})
         own = {key: list(value) if isinstance(value, list) else value for key, value in values.items()}
-        return cls(**{**own, "ask": ask, "turns": [Turn(**turn) for turn in values.get("turns", ())]})
+        return cls(**{**own, "request": request, "turns": [Turn(**turn) for turn in values.get("turns", ())]})
 
-    def request(self) -> Request:
+    def engine_request(self) -> Request:
         """What the engine is told to go on."""
         begun = (*self.given, *self.ids)
-        told = {"row": self.ask.row, "turns": tuple(self.turns), "opening": len(self.ask.begin)}
-        return Request(self.prompt_ids, 1, self.seed, self.first, begun, self.ask.temperature, **told)
+        told = {"row": self.request.row, "turns": tuple(self.turns), "opening": len(self.request.begin)}
+        return Request(self.prompt_ids, 1, self.seed, self.first, begun, self.request.temperature, **told)
 
     def extend(self, made: Generation, version: int) -> None:
         """Add what was sampled, under `version` where the engine does not say which weights sampled what."""
@@ -68,24 +68,26 @@ class Pending:
         self.calls += 1
 
 
-def start(asks: list[Ask], sampler: Sampler, *, running: int = 0, room: int | None = None) -> list[Pending]:
+def start(
+    requests: list[SampleRequest], sampler: Sampler, *, running: int = 0, room: int | None = None
+) -> list[Pending]:
     """Completions of the asks, group by group, while fewer than `room` run (None: of all asks)."""
-    together: dict[str, list[tuple[Ask, Request]]] = {}
-    for place, (ask, request) in enumerate(zip(asks, sampler.requests(asks), strict=True)):
-        key = f"{sampler.step}:{place}" if ask.group is None else f"{sampler.step}:given:{ask.group}"
-        together.setdefault(key, []).append((ask, request))
+    together: dict[str, list[tuple[SampleRequest, Request]]] = {}
+    for place, (request, engine_request) in enumerate(zip(requests, sampler.engine_requests(requests), strict=True)):
+        key = f"{sampler.step}:{place}" if request.group is None else f"{sampler.step}:given:{request.group}"
+        together.setdefault(key, []).append((request, engine_request))
     made: list[Pending] = []
     for key, members in together.items():
         if room is not None and running + len(made) >= room:
             break
-        made += [Pending(ask, key, r.prompt_ids, r.seed, i) for ask, r in members for i in range(ask.n)]
+        made += [Pending(request, key, r.prompt_ids, r.seed, i) for request, r in members for i in range(request.n)]
     return made
 
 
 def begin(one: Pending, ids: list[int], *, source: str) -> None:
     """Make a completion that has no token yet begin with some."""
     one.given = list(ids)
-    one.ask = replace(one.ask, source=source)
+    one.request = replace(one.request, source=source)
 
 
 def advance(pool: list[Pending], sampler: Sampler, **limits: int) -> list[Pending]:
@@ -106,7 +108,7 @@ def together(running: list[Pending]) -> list[tuple[Request, list[Pending]]]:
     """
     found: list[tuple[Request, list[Pending]]] = []
     for one in running:
-        request, (last, members) = one.request(), found[-1] if found else (None, [])
+        request, (last, members) = one.engine_request(), found[-1] if found else (None, [])
         if last is not None and not request.begun and replace(last, n=1, first=last.first + last.n) == request:
             found[-1] = (replace(last, n=last.n + 1), [*members, one])
         else:
@@ -114,12 +116,12 @@ def together(running: list[Pending]) -> list[tuple[Request, list[Pending]]]:
     return found
 
 
-def ended_groups(pool: list[Pending], sampler: Sampler) -> tuple[list[Trial], list[Pending]]:
-    """Trials of the groups whose completions have all ended, in order, and what is left."""
+def ended_groups(pool: list[Pending], sampler: Sampler) -> tuple[list[Sample], list[Pending]]:
+    """Samples of the groups whose completions have all ended, in order, and what is left."""
     open_ = {one.group for one in pool if one.finish == "suspended"}
     ended = [one for one in pool if one.group not in open_]
     ids = group_ids(ended, sampler)
-    return [trial_of(one, ids[one.group], sampler) for one in ended], [one for one in pool if one.group in open_]
+    return [build_sample(one, ids[one.group], sampler) for one in ended], [one for one in pool if one.group in open_]
 
 
 def group_ids(some: list[Pending], sampler: Sampler) -> dict[str, int]:
@@ -135,11 +137,13 @@ def group_ids(some: list[Pending], sampler: Sampler) -> dict[str, int]:
     return ids
 
 
-def trial_of(one: Pending, group: int, sampler: Sampler) -> Trial:
-    """The completion as a trial."""
-    ask = replace(one.ask, begin=(*one.ask.begin, *one.given))
+def build_sample(one: Pending, group: int, sampler: Sampler) -> Sample:
+    """The completion as a sample."""
+    request = replace(one.request, begin=(*one.request.begin, *one.given))
     # Its first turn is told without what was given, which is nobody's sample.
     turns = [replace(t, sampled=t.sampled - len(one.given)) if i == 0 else t for i, t in enumerate(one.turns)]
-    trial = sampler.trial(ask, group, Generation(one.ids, one.logprobs, one.finish, one.entropies, turns=turns))
-    trial.versions[trial.given :] = one.versions
-    return trial
+    sample = sampler.build_sample(
+        request, group, Generation(one.ids, one.logprobs, one.finish, one.entropies, turns=turns)
+    )
+    sample.versions[sample.given :] = one.versions
+    return sample

@@ -1,4 +1,4 @@
-"""How trials come about: prompts in, completions out, each with a random stream of its own, then their scores.
+"""How samples come about: prompts in, completions out, each with a random stream of its own, then their scores.
 
 Everything random is a function of the stage's seed and the iteration, so that a continued run needs no state for it.
 """
@@ -15,7 +15,7 @@ from learning.generation.services.rescoring import likelihoods
 from learning.lookup import Bound
 from learning.models.policy import Policy
 from learning.samples.engine_protocol import EngineProtocol, Generation, Request, Sampling
-from learning.samples.sample import Ask, Messages, Trial, last_turn
+from learning.samples.sample import Messages, Sample, SampleRequest, last_turn
 from learning.sampling.scoring import scores_of
 from schemas.errors import StepError
 from schemas.schedules import Number, value_at
@@ -38,7 +38,7 @@ class Sampler:
     groups: int = 0
     """Group ids given out so far."""
     sampled: int = 0
-    """Tokens sampled so far, of completions that have not ended or become no trial as well."""
+    """Tokens sampled so far, of completions that have not ended or become no sample as well."""
     _count: int = field(default=0, repr=False)
     _encoded: dict[str, list[int]] = field(default_factory=dict, repr=False)
 
@@ -54,42 +54,46 @@ class Sampler:
             self._encoded[key] = encode_prompt(self.policy.tokenizer, messages)
         return list(self._encoded[key])
 
-    def sample(self, asks: Sequence[Ask]) -> list[Trial]:
+    def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         """Completions of everything asked for, in order."""
-        generations = self.engine.generate(self.requests(asks), self.sampling)
+        generations = self.engine.generate(self.engine_requests(requests), self.sampling)
         self.sampled += sum(g.sampled for of in generations for g in of)
-        placed = [(ask, self.new_group() if ask.group is None else ask.group) for ask in asks]
-        return [self.trial(ask, group, g) for (ask, group), of in zip(placed, generations, strict=True) for g in of]
+        placed = [(request, self.new_group() if request.group is None else request.group) for request in requests]
+        return [
+            self.build_sample(request, group, g)
+            for (request, group), of in zip(placed, generations, strict=True)
+            for g in of
+        ]
 
-    def requests(self, asks: Sequence[Ask]) -> list[Request]:
+    def engine_requests(self, requests: Sequence[SampleRequest]) -> list[Request]:
         """What the engine is told; raises StepError for a prompt that leaves no room for a completion."""
-        return [self._request(ask) for ask in asks]
+        return [self._engine_request(request) for request in requests]
 
-    def _request(self, ask: Ask) -> Request:
-        ids = self.encode(ask.context or ask.prompt or ask.row["prompt"])
-        longest = len(ids) + len(ask.begin) + self.sampling.max_new_tokens
+    def _engine_request(self, request: SampleRequest) -> Request:
+        ids = self.encode(request.context or request.prompt or request.row["prompt"])
+        longest = len(ids) + len(request.begin) + self.sampling.max_new_tokens
         if longest > self.policy.max_length:
             raise StepError(
-                f"prompt {ask.row.get('id')}: {len(ids)} tokens and max_completion_length "
+                f"prompt {request.row.get('id')}: {len(ids)} tokens and max_completion_length "
                 f"{self.sampling.max_new_tokens} make more than the model's {self.policy.max_length}; drop long "
                 "prompts in a curate stage or lower that length"
             )
-        if ask.group is not None:
-            self.groups = max(self.groups, ask.group + 1)
+        if request.group is not None:
+            self.groups = max(self.groups, request.group + 1)
         self._count += 1
         seed = stream(self.seed, self.step, self._count - 1)
         # What a completion begins with is a part of the prompt to the engine: it is nobody's sample.
-        how = {"temperature": ask.temperature, "row": ask.row, "opening": len(ask.begin)}
-        return Request([*ids, *ask.begin], ask.n, seed, **how)
+        how = {"temperature": request.temperature, "row": request.row, "opening": len(request.begin)}
+        return Request([*ids, *request.begin], request.n, seed, **how)
 
-    def trial(self, ask: Ask, group: int, generation: Generation) -> Trial:
-        """A generation of an ask as a trial."""
-        trained = self.encode(ask.prompt or ask.row["prompt"])
-        cut, ids = len(ask.begin), [*ask.begin, *generation.token_ids]
-        return Trial(
-            ask.row,
+    def build_sample(self, request: SampleRequest, group: int, generation: Generation) -> Sample:
+        """Return the sample of a generation that a request asked for."""
+        trained = self.encode(request.prompt or request.row["prompt"])
+        cut, ids = len(request.begin), [*request.begin, *generation.token_ids]
+        return Sample(
+            request.row,
             group,
-            ask.source,
+            request.source,
             trained,
             ids,
             [0.0] * cut + list(generation.logprobs),
@@ -98,17 +102,17 @@ class Sampler:
             given=cut,
             entropies=[0.0] * cut + list(generation.entropies) if generation.entropies else [],
             versions=[self.step] * len(ids),
-            context_ids=self.encode(ask.context) if ask.context else None,
+            context_ids=self.encode(request.context) if request.context else None,
             turns=list(generation.turns),
         )
 
-    def given(
+    def sample_from_text(
         self, row: dict[str, Any], text: str, *, source: str, group: int, prompt: Messages | None = None
-    ) -> Trial:
-        """A completion from outside (an expert, a teacher) as a trial."""
+    ) -> Sample:
+        """A completion from outside (an expert, a teacher) as a sample."""
         ids = encode_completion(self.policy.tokenizer, [{"role": "assistant", "content": text}])
         trained = self.encode(prompt or row["prompt"])
-        return Trial(row, group, source, trained, ids, None, "stop", text, versions=[self.step] * len(ids))
+        return Sample(row, group, source, trained, ids, None, "stop", text, versions=[self.step] * len(ids))
 
     def likelihoods(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[list[float]]:
         """Log-probabilities of the second of each pair of token ids after the first, under the current policy."""
@@ -122,40 +126,40 @@ class Sampler:
 def score(
     rewards: Sequence[Bound],
     weights: Sequence[Number],
-    trials: list[Trial],
+    samples: list[Sample],
     have: Mapping[str, Any],
     read: Collection[str] = (),
     shown: set[str] | None = None,
 ) -> None:
-    """Fill `scores` (raw; None: unscorable) and `reward` (weighted sum) of trials.
+    """Fill `scores` (raw; None: unscorable) and `reward` (weighted sum) of samples.
 
-    A reward whose weight is 0 makes no trial unscorable, unless another part reads its raw scores: those in `read`.
-    `have` is what rewards may ask for beside the trials, and the iteration as `step`; `shown` and what happens when a
+    A reward whose weight is 0 makes no sample unscorable, unless another part reads its raw scores: those in `read`.
+    `have` is what rewards may ask for beside the samples, and the iteration as `step`; `shown` and what happens when a
     reward raises are as in `scores_of`. What is suspended is shown to no reward: it has earned 0 so far.
     """
     step, shown = have["step"], set() if shown is None else shown
-    ended = [trial for trial in trials if trial.finish != "suspended"]
+    ended = [sample for sample in samples if sample.finish != "suspended"]
     for name, bound in zip(names(rewards), rewards, strict=True):
         scores = scores_of(bound, step, {**have, **scoring(ended)}, shown) if ended else []
-        for trial in trials:
-            trial.scores[name] = 0.0
-        for trial, value in zip(ended, scores, strict=True):
-            trial.scores[name] = value
+        for sample in samples:
+            sample.scores[name] = 0.0
+        for sample, value in zip(ended, scores, strict=True):
+            sample.scores[name] = value
     factors = [value_at(weight, step) for weight in weights]
-    for trial in trials:
-        terms = list(zip(factors, trial.scores.items(), strict=True))
+    for sample in samples:
+        terms = list(zip(factors, sample.scores.items(), strict=True))
         unknown = any(s is None and (w != 0 or name in read) for w, (name, s) in terms)
-        trial.reward = None if unknown else sum(w * s for w, (_, s) in terms if s is not None)
+        sample.reward = None if unknown else sum(w * s for w, (_, s) in terms if s is not None)
 
 
-def scoring(trials: Sequence[Trial]) -> dict[str, Any]:
+def scoring(samples: Sequence[Sample]) -> dict[str, Any]:
     """What every reward may ask for of the completions it scores."""
     return {
-        "rows": [t.row for t in trials],
-        "completions": [t.text for t in trials],
-        "groups": [t.group for t in trials],
-        "sources": [t.source for t in trials],
-        "trials": list(trials),
+        "rows": [t.row for t in samples],
+        "completions": [t.text for t in samples],
+        "groups": [t.group for t in samples],
+        "sources": [t.source for t in samples],
+        "samples": list(samples),
     }
 
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from learning.lookup import Bound, asked_of
 from schemas.errors import PosttrainError, StepError
 
-PER_COMPLETION = ("rows", "completions", "groups", "sources", "trials")
+PER_COMPLETION = ("rows", "completions", "groups", "sources", "samples")
 """What the loop gives with one entry for each completion."""
 SAID, SHOWN, TRACE = 300, 80, 4_000
 """Characters of an exception, of a completion and of a traceback that are shown."""

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from learning.batch.batch import Batch
 from learning.data.rows_used import Used, summed
 from learning.data.shards import ShardWriter, scan
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from schemas.errors import StepError
 from schemas.sealed import NotSealed, file_digest, read_sealed, write_sealed
 
@@ -73,17 +73,17 @@ class Trajectories:
         self.tally: dict[str, tuple[int, int]] = {}
         """Of each prompt since the last checkpoint: completions sampled, and those with an advantage."""
 
-    def add(self, step: int, trials: Sequence[Trial], advantages: Sequence[float | None]) -> None:
-        """Add the trials of a step; the advantage of each, None where it was not trained on."""
-        kept = {g for g in {t.group for t in trials} if self._keeps(step, g)}
+    def add(self, step: int, samples: Sequence[Sample], advantages: Sequence[float | None]) -> None:
+        """Add the samples of a step; the advantage of each, None where it was not trained on."""
+        kept = {g for g in {t.group for t in samples} if self._keeps(step, g)}
         seen: dict[int, int] = {}
-        for trial, advantage in zip(trials, advantages, strict=True):
-            sample = seen[trial.group] = seen.get(trial.group, -1) + 1
-            sampled, trained = self.tally.get(trial.row["id"], (0, 0))
-            self.tally[trial.row["id"]] = (sampled + 1, trained + bool(advantage))
-            if trial.group in kept:
-                place = {"step": step, "group": trial.group, "sample": sample}
-                self.waiting.append({**place, **self._row(trial, advantage)})
+        for sample, advantage in zip(samples, advantages, strict=True):
+            number = seen[sample.group] = seen.get(sample.group, -1) + 1
+            sampled, trained = self.tally.get(sample.row["id"], (0, 0))
+            self.tally[sample.row["id"]] = (sampled + 1, trained + bool(advantage))
+            if sample.group in kept:
+                place = {"step": step, "group": sample.group, "sample": number}
+                self.waiting.append({**place, **self._row(sample, advantage)})
 
     def put_aside(self, step: int) -> str:
         """Write the waiting rows beside the checkpoint of `step`, before it is written; returns their digest."""
@@ -136,18 +136,18 @@ class Trajectories:
                 writer.write(batch)
             writer.write(pa.Table.from_pylist(self.waiting, schema=self.schema))
 
-    def _row(self, trial: Trial, advantage: float | None) -> dict[str, Any]:
-        row = _row(trial, advantage)
+    def _row(self, sample: Sample, advantage: float | None) -> dict[str, Any]:
+        row = _row(sample, advantage)
         if self.decode is None:
             return row
-        turns, at = [], trial.given
-        for turn in trial.turns:
+        turns, at = [], sample.given
+        for turn in sample.turns:
             said, seen = at + turn.sampled, at + turn.sampled + turn.observed
             texts = {"text": (at, said), "observation": (said, seen)}
-            own = {name: self.decode(trial.completion_ids[a:b]) for name, (a, b) in texts.items()}
+            own = {name: self.decode(sample.completion_ids[a:b]) for name, (a, b) in texts.items()}
             turns.append({**asdict(turn), **own, "seconds": None if turn.measured else turn.seconds})
             at = seen
-        return {**row, "completion": self.decode(trial.completion_ids), "turns": turns}
+        return {**row, "completion": self.decode(sample.completion_ids), "turns": turns}
 
     def _part(self, step: int) -> Path:
         return self.folder / f"rows-{step:08d}.parquet"
@@ -169,26 +169,26 @@ def path_advantages(trained: Batch) -> dict[int, float]:
     return dict(zip(trained.paths["path"].tolist(), means.tolist(), strict=True))
 
 
-def status(trial: Trial) -> str:
+def status(sample: Sample) -> str:
     """`done`, `truncated` (hit the length limit), `suspended` or `unscorable` (a reward could not judge it)."""
-    if trial.reward is None:
+    if sample.reward is None:
         return "unscorable"
-    return {"stop": "done", "length": "truncated", "suspended": "suspended"}[trial.finish]
+    return {"stop": "done", "length": "truncated", "suspended": "suspended"}[sample.finish]
 
 
-def _row(trial: Trial, advantage: float | None) -> dict[str, Any]:
-    cut = trial.given
+def _row(sample: Sample, advantage: float | None) -> dict[str, Any]:
+    cut = sample.given
     return {
-        "prompt_id": trial.row["id"],
-        "family": trial.row["family"],
-        "source": trial.source,
-        "version": min(trial.versions, default=None),
-        "completion": trial.text,
-        "token_ids": trial.completion_ids[cut:],
-        "logprobs": None if trial.logprobs is None else trial.logprobs[cut:],
-        "scores": list(trial.scores.items()),
-        "reward": trial.reward,
+        "prompt_id": sample.row["id"],
+        "family": sample.row["family"],
+        "source": sample.source,
+        "version": min(sample.versions, default=None),
+        "completion": sample.text,
+        "token_ids": sample.completion_ids[cut:],
+        "logprobs": None if sample.logprobs is None else sample.logprobs[cut:],
+        "scores": list(sample.scores.items()),
+        "reward": sample.reward,
         "advantage": advantage,
-        "status": status(trial),
+        "status": status(sample),
         "trained": advantage is not None,
     }

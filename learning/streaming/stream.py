@@ -12,17 +12,17 @@ from functools import partial
 from typing import Any
 
 from learning.samples.engine_protocol import Generation, Request
-from learning.samples.sample import Ask, Trial
-from learning.sampling.groups_in_flight import Group
-from learning.sampling.pending_samples import Pending, start, together, trial_of
+from learning.samples.sample import Sample, SampleRequest
+from learning.sampling.groups_in_flight import GroupInFlight
+from learning.sampling.pending_samples import Pending, build_sample, start, together
 from learning.sampling.sampler import Sampler
 from learning.streaming.stream_metrics import Told
 from learning.streaming.stream_source import Source
 from learning.streaming.token_flow import Flow
 
-Score = Callable[[list[Trial], int, int], None]
+Score = Callable[[list[Sample], int, int], None]
 """(completions, iteration of the plan, place of the group in it): fills in their scores."""
-Consume = Callable[[list[Trial]], None]
+Consume = Callable[[list[Sample]], None]
 """Takes the completions of a group, while others are under way."""
 
 
@@ -31,7 +31,7 @@ class Stream(Flow):
 
     def __init__(self, source: Source) -> None:
         super().__init__(source)
-        self.groups: list[Group] = []
+        self.groups: list[GroupInFlight] = []
         self.planned = 0
         """Iterations whose plan has been asked."""
         self.sizes: dict[int, int] = {}
@@ -46,13 +46,13 @@ class Stream(Flow):
         self.sampler, self.score, self.interrupt = sampler, score, interrupt
         self.go(steps_per_update)
 
-    def ask(self, plan: int, asks: list[Ask]) -> None:
+    def ask(self, plan: int, requests: list[SampleRequest]) -> None:
         """Put groups under way for an iteration; `launch` sends them off."""
         with self.changed:
             members: dict[str, list[Pending]] = {}
-            for one in start(asks, self._sampler_of(plan)):
+            for one in start(requests, self._sampler_of(plan)):
                 members.setdefault(one.group, []).append(one)
-            self.groups += [Group(plan, place, of) for place, of in enumerate(members.values())]
+            self.groups += [GroupInFlight(plan, place, of) for place, of in enumerate(members.values())]
             self.sizes[plan], self.planned = len(members), plan + 1
 
     def launch(self) -> None:
@@ -73,7 +73,7 @@ class Stream(Flow):
             if requests:
                 self.source.submit(requests, self.sampler.sampling)
 
-    def take(self, step: int, due: int) -> list[Trial]:
+    def take(self, step: int, due: int) -> list[Sample]:
         """Completions to train on in an iteration, of as many groups as its plan asked for, in the order of asking.
 
         Groups asked for up to iteration `due` are waited for; of the others those come that were scored first.
@@ -94,7 +94,7 @@ class Stream(Flow):
             self.told.took(time.perf_counter() - began, chosen, self.groups)
             return self._handed_out(chosen)
 
-    def each(self, step: int, consume: Consume, *, in_order: bool) -> list[Trial]:
+    def each(self, step: int, consume: Consume, *, in_order: bool) -> list[Sample]:
         """Hand out every group as soon as it is scored, or in the order of asking; returns all completions."""
         left, waited, overlapped = list(self.groups), 0.0, 0
         while left:
@@ -105,7 +105,7 @@ class Stream(Flow):
                 first = min((g for g in left if g.judged is not None), key=lambda g: 0 if in_order else g.judged)
                 overlapped += any(group.judged is None for group in left)
             left.remove(first)
-            consume(first.trials)
+            consume(first.samples)
         with self.changed:
             self.sizes.pop(step)
             self.told.took(waited, self.groups, self.groups, overlapped / max(len(self.groups), 1))
@@ -130,46 +130,46 @@ class Stream(Flow):
 
     def load(self, values: dict[str, Any]) -> None:
         """Put back what `to_json` gave."""
-        self.groups = [Group.from_json(one) for one in values["groups"]]
+        self.groups = [GroupInFlight.from_json(one) for one in values["groups"]]
         self.planned, self.sizes = values["planned"], {int(plan): size for plan, size in values["sizes"].items()}
         self.judged = 1 + max((group.judged for group in self.groups if group.judged is not None), default=-1)
         self.told.load(values["told"])
 
-    def _handed_out(self, chosen: Sequence[Group]) -> list[Trial]:
+    def _handed_out(self, chosen: Sequence[GroupInFlight]) -> list[Sample]:
         """The completions of groups, with ids of this iteration; they are the trainer's now."""
         assert self.sampler is not None
         gone = {id(group) for group in chosen}
         self.groups = [group for group in self.groups if id(group) not in gone]
         for group in chosen:
             number = self.sampler.new_group()
-            for trial in group.trials:
-                trial.group = number
+            for sample in group.samples:
+                sample.group = number
         # Their tokens count now: when they were sampled is a matter of real time.
         self.sampler.sampled += sum(one.sampled for group in chosen for one in group.members)
-        return [trial for group in chosen for trial in group.trials]
+        return [sample for group in chosen for sample in group.samples]
 
     def _sampler_of(self, plan: int) -> Sampler:
         """A sampler with the random streams of an iteration."""
         assert self.sampler is not None
         return Sampler(self, self.sampler.policy, self.sampler.sampling, self.sampler.seed, plan)
 
-    def _landed(self, group: Group, one: Pending, made: Generation) -> None:
+    def _landed(self, group: GroupInFlight, one: Pending, made: Generation) -> None:
         one.extend(made, self.version)
         if group.ended:
             self._judge(group)
 
-    def _judge(self, group: Group) -> None:
+    def _judge(self, group: GroupInFlight) -> None:
         """Have a group scored: now, or by a thread that may wait long."""
         assert self.score is not None
         sampler = self._sampler_of(group.plan)
-        group.trials = [trial_of(one, group.place, sampler) for one in group.members]
+        group.samples = [build_sample(one, group.place, sampler) for one in group.members]
         if self.judges is None:
-            self.score(group.trials, *group.order)
+            self.score(group.samples, *group.order)
             self._scored(group)
             return
-        self.judges.submit(self.score, group.trials, *group.order).add_done_callback(partial(self._heard, group))
+        self.judges.submit(self.score, group.samples, *group.order).add_done_callback(partial(self._heard, group))
 
-    def _heard(self, group: Group, answer: Future) -> None:
+    def _heard(self, group: GroupInFlight, answer: Future) -> None:
         if answer.cancelled():
             return
         with self.changed:
@@ -179,6 +179,6 @@ class Stream(Flow):
                 self._scored(group)
             self.changed.notify_all()
 
-    def _scored(self, group: Group) -> None:
+    def _scored(self, group: GroupInFlight) -> None:
         group.judged, self.judged = self.judged, self.judged + 1
         self.told.ended(group)

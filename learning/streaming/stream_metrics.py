@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from learning.samples.sample import Trial
-from learning.sampling.groups_in_flight import Group
+from learning.samples.sample import Sample
+from learning.sampling.groups_in_flight import GroupInFlight
 
 TIMED = (
     "trainer_wait_seconds", "generator_idle_share", "generator_seconds", "groups_ready", "groups_under_way",
@@ -29,12 +29,14 @@ class Told:
     overlapped: float = 0.0
     seen: dict[str, float] = field(default_factory=dict)
 
-    def ended(self, group: Group) -> None:
+    def ended(self, group: GroupInFlight) -> None:
         """A group has been scored."""
         self.completions += len(group.members)
         self.tokens += sum(len(one.ids) for one in group.members)
 
-    def took(self, seconds: float, chosen: Sequence[Group], of: Sequence[Group], overlapped: float = 0.0) -> None:
+    def took(
+        self, seconds: float, chosen: Sequence[GroupInFlight], of: Sequence[GroupInFlight], overlapped: float = 0.0
+    ) -> None:
         """The trainer took some of the groups under way, after it had waited; a share of them before the last came."""
         self.trained_completions += sum(len(group.members) for group in chosen)
         self.trained_tokens += sum(len(one.ids) for group in chosen for one in group.members)
@@ -69,9 +71,9 @@ class Told:
             setattr(self, one.name, values[one.name])
 
 
-def staleness(trials: Sequence[Trial], step: int) -> dict[str, float]:
+def staleness(samples: Sequence[Sample], step: int) -> dict[str, float]:
     """How many iterations older than the trained weights those are that sampled the tokens; none where none is."""
-    own = [t for t in trials if t.logprobs is not None]
+    own = [t for t in samples if t.logprobs is not None]
     ages = [step - v for t in own for v, mine in zip(t.versions[t.given :], t.own, strict=False) if mine]
     if not any(ages):
         return {}

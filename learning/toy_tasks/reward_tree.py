@@ -16,7 +16,7 @@ from learning.data.rows import read_rows, write_rows
 from learning.generation.engines.torch import Engine
 from learning.models.policy import load_policy, set_determinism
 from learning.samples.engine_protocol import Sampling
-from learning.samples.sample import Ask
+from learning.samples.sample import SampleRequest
 from learning.sampling.sampler import Sampler
 from learning.toy_tasks.circuits import pass_rate, problem
 from schemas.errors import StepError
@@ -116,9 +116,9 @@ def _sampling(context: Any, n: int, temperature: float, longest: int) -> Try:
     sampler = Sampler(Engine(policy), policy, Sampling(temperature, longest), context.seed, 0)
 
     def attempt(tasks: Sequence[tuple[dict[str, Any], str | None]]) -> list[list[Attempt]]:
-        asks = [Ask(row, n, prompt=None if shown is None else _again(row, shown)) for row, shown in tasks]
-        trials = iter(sampler.sample(asks))
-        made = [[next(trials) for _ in range(n)] for _ in tasks]
+        requests = [SampleRequest(row, n, prompt=None if shown is None else _again(row, shown)) for row, shown in tasks]
+        samples = iter(sampler.sample(requests))
+        made = [[next(samples) for _ in range(n)] for _ in tasks]
         return [[Attempt(t.text, pass_rate(t.row, t.text)) for t in of] for of in made]
 
     return attempt

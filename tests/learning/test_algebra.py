@@ -15,7 +15,7 @@ from learning.models.packed import packed_logprobs
 from learning.rl.collection import bind_collecting
 from learning.rl.references import statistics_of
 from learning.samples.engine_protocol import Generation
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from learning.sampling.sampler import names, score
 from schemas.errors import StepError
 from schemas.schedules import Linear
@@ -145,10 +145,10 @@ def test_a_reward_of_no_weight_makes_nothing_unscorable_unless_it_is_read():
     known, unknown = Bound("known", lambda completions: [1.0], {}), Bound("unknown", lambda completions: [None], {})
 
     def rewarded(weight, read=(), step=0):
-        trial = Trial({"id": "q"}, 0, "policy", [1], [1], [0.0], "stop", "a")
-        score([known, unknown], [1.0, weight], [trial], {"step": step}, read)
-        assert trial.scores == {"known": 1.0, "unknown": None}
-        return trial.reward
+        sample = Sample({"id": "q"}, 0, "policy", [1], [1], [0.0], "stop", "a")
+        score([known, unknown], [1.0, weight], [sample], {"step": step}, read)
+        assert sample.scores == {"known": 1.0, "unknown": None}
+        return sample.reward
 
     fades = Linear.model_validate({"linear": {"from": 1.0, "to": 0.0, "steps": 2}})
     assert [rewarded(0.0), rewarded(0.5), rewarded(0.0, ["unknown"])] == [1.0, None, None]
@@ -171,12 +171,12 @@ def test_what_other_parts_read_is_found_in_the_recipe():
 
 def test_rewards_of_the_same_name_are_numbered_and_raw_scores_kept():
     flat = Bound("x.y", lambda completions: [float(len(t)) for t in completions], {})
-    trials = [Trial({"id": "q"}, 0, "policy", [1], [1], [0.0], "stop", text) for text in ("a", "bb")]
+    samples = [Sample({"id": "q"}, 0, "policy", [1], [1], [0.0], "stop", text) for text in ("a", "bb")]
     rising = Linear.model_validate({"linear": {"from": 0, "to": 2, "steps": 2}})
-    score([flat, flat], [1.0, rising], trials, {"step": 1})
+    score([flat, flat], [1.0, rising], samples, {"step": 1})
     assert names([flat, flat, flat]) == ["x.y", "x.y#2", "x.y#3"]
-    assert [t.scores["x.y#2"] for t in trials] == [1.0, 2.0]
-    assert [t.reward for t in trials] == [2.0, 4.0]
-    assert forest(trials).paths["reward"].tolist() == [2.0, 4.0]
+    assert [t.scores["x.y#2"] for t in samples] == [1.0, 2.0]
+    assert [t.reward for t in samples] == [2.0, 4.0]
+    assert forest(samples).paths["reward"].tolist() == [2.0, 4.0]
     with pytest.raises(StepError, match="1 scores for 2 completions"):
-        score([Bound("bad", lambda rows: [0.0], {})], [1.0], trials, {"step": 0})
+        score([Bound("bad", lambda rows: [0.0], {})], [1.0], samples, {"step": 0})

@@ -6,7 +6,7 @@ import pytest
 from learning.curation.row_filters import unanswered
 from learning.lookup import bind
 from learning.rewards import collective
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from learning.sampling.sampler import Sampler, score
 from learning.teachers.basic import first_step, reader
 from learning.toy_tasks.atlas import (
@@ -145,8 +145,8 @@ def test_who_leads_earns_the_mean_of_those_who_follow(answering, tiny_policy, mo
     partner = answering(lambda prompt, number: "5" if "= 7;" in prompt and number < 3 else "6")
     monkeypatch.setattr(collective, "guest", lambda folder: partner)
     use = RewardUse(use="collective.led", of="answers.exact", partner="p", calls=4, max_completion_length=4)
-    trials = [Trial(sums(), 0, "policy", [1], [5], [-1.0], "stop", text) for text in ("3 + 4 = 7", "3 + 4 = 8")]
-    score([bind(use, "rewards.0", {"rewards.0.partner": "p"})], [1.0], trials, {"step": 0, "seed": 0, "states": {}})
-    assert [t.reward for t in trials] == [0.75, 0.0]
+    samples = [Sample(sums(), 0, "policy", [1], [5], [-1.0], "stop", text) for text in ("3 + 4 = 7", "3 + 4 = 8")]
+    score([bind(use, "rewards.0", {"rewards.0.partner": "p"})], [1.0], samples, {"step": 0, "seed": 0, "states": {}})
+    assert [t.reward for t in samples] == [0.75, 0.0]
     assert [(r.n, r.first) for r in partner.engine.requests] == [(4, 0)] * 2
     assert isinstance(partner, Sampler)

@@ -18,8 +18,8 @@ from learning.models.packed import choose_forward
 from learning.rewards.environment import earned
 from learning.rl.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
 from learning.samples.engine_protocol import Sampling, Turn
-from learning.samples.sample import Ask, Trial
-from learning.sampling.pending_samples import Pending, advance, begin, start, trial_of
+from learning.samples.sample import Sample, SampleRequest
+from learning.sampling.pending_samples import Pending, advance, begin, build_sample, start
 from learning.sampling.sampler import Sampler
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
@@ -56,60 +56,60 @@ def sampler(policy, *, process=short, most=40, **how):
 
 
 def rated(policy, n=6, **how):
-    trials = sampler(policy, **how).sample([Ask(ROW, n), Ask({**ROW, "id": "s"}, n)])
-    for trial, value in zip(trials, earned(trials), strict=True):
-        trial.scores, trial.reward = {"environment.earned": value}, value
-    return trials
+    samples = sampler(policy, **how).sample([SampleRequest(ROW, n), SampleRequest({**ROW, "id": "s"}, n)])
+    for sample, value in zip(samples, earned(samples), strict=True):
+        sample.scores, sample.reward = {"environment.earned": value}, value
+    return samples
 
 
-def test_a_trial_tells_its_turns_and_its_last_text(tiny_policy):
+def test_a_sample_tells_its_turns_and_its_last_text(tiny_policy):
     several = 0
-    for trial in rated(tiny_policy):
-        ids, turns = trial.completion_ids, trial.turns
-        assert trial.versions == [2] * len(ids)
-        assert len(trial.own) == len(trial.logprobs) == len(ids)
-        assert trial.own.count(False) == sum(turn.observed for turn in turns)
-        last = max([0, *(i + 1 for i, own in enumerate(trial.own) if not own)])
-        assert trial.text == decode(tiny_policy.tokenizer, ids[last:])
-        assert trial.num_turns == len(turns) + (last < len(ids) and bool(not turns or turns[-1].observed))
-        assert Trial.from_json(trial.to_json()) == trial
+    for sample in rated(tiny_policy):
+        ids, turns = sample.completion_ids, sample.turns
+        assert sample.versions == [2] * len(ids)
+        assert len(sample.own) == len(sample.logprobs) == len(ids)
+        assert sample.own.count(False) == sum(turn.observed for turn in turns)
+        last = max([0, *(i + 1 for i, own in enumerate(sample.own) if not own)])
+        assert sample.text == decode(tiny_policy.tokenizer, ids[last:])
+        assert sample.num_turns == len(turns) + (last < len(ids) and bool(not turns or turns[-1].observed))
+        assert Sample.from_json(sample.to_json()) == sample
         several += len(turns) > 1
     assert several > 6
 
 
 def test_columns_of_turns_and_their_seconds(tiny_policy):
-    trials = rated(tiny_policy)
-    batch = forest(trials)
+    samples = rated(tiny_policy)
+    batch = forest(samples)
     have = Columns(batch)
-    assert have["turns_P"].tolist() == [trial.num_turns for trial in trials]
-    for path, trial in enumerate(trials):
+    assert have["turns_P"].tolist() == [sample.num_turns for sample in samples]
+    for path, sample in enumerate(samples):
         mine_T = have["path_T"] == path
-        want = [i for i, turn in enumerate(trial.turns) for _ in range(turn.sampled)]
-        want += [len(trial.turns)] * (sum(trial.own) - len(want))
+        want = [i for i, turn in enumerate(sample.turns) for _ in range(turn.sampled)]
+        want += [len(sample.turns)] * (sum(sample.own) - len(want))
         assert have["turn_T"][mine_T].tolist() == want
-        assert have["seconds_T"][mine_T].tolist() == [0.5 * (i + 1) * (i < len(trial.turns)) for i in want]
-        assert have["length_T"][mine_T].tolist() == [sum(trial.own)] * len(want)
+        assert have["seconds_T"][mine_T].tolist() == [0.5 * (i + 1) * (i < len(sample.turns)) for i in want]
+        assert have["length_T"][mine_T].tolist() == [sum(sample.own)] * len(want)
 
 
-def batch_of(trials, algorithm):
-    batch = with_dropped(forest(trials), False)
+def batch_of(samples, algorithm):
+    batch = with_dropped(forest(samples), False)
     return with_weights(algorithm, with_advantages(algorithm, batch, 0, states={}, rows=[]), 0, 40)
 
 
 def test_the_loss_is_the_formula_over_sampled_tokens_and_observed_ones_get_no_gradient(
     tiny_policy,
 ):
-    trials = rated(tiny_policy, process=None, most=60)
-    assert any(turn.observed for trial in trials for turn in trial.turns)
+    samples = rated(tiny_policy, process=None, most=60)
+    assert any(turn.observed for sample in samples for turn in sample.turns)
     # Samples of slightly older weights, so that ratios are not 1.
-    for trial in trials:
-        pairs = enumerate(zip(trial.logprobs, trial.own, strict=True))
-        trial.logprobs = [lp - (0.1 * (i % 4) - 0.1 if own else 0.0) for i, (lp, own) in pairs]
+    for sample in samples:
+        pairs = enumerate(zip(sample.logprobs, sample.own, strict=True))
+        sample.logprobs = [lp - (0.1 * (i % 4) - 0.1 if own else 0.0) for i, (lp, own) in pairs]
     slots = {"advantage": ["center", "scale"], "ratio": "token", "surrogate": "clipped", "weigh": "sequence_mean"}
     base = {"kind": "rl", "model": "m", "prompts": "p", "rewards": ["environment.earned"], "max_steps": 1}
     algorithm = bind_algorithm(Rl.model_validate({**base, **slots, "env": "guess"}), {})
     model, kept = tiny_policy.model.double(), []
-    batch = batch_of(trials, algorithm)
+    batch = batch_of(samples, algorithm)
     batch = batch.with_tokens(lp_prox=batch.sampled("lp_behav"))
 
     def keep(_, given, out):
@@ -127,24 +127,24 @@ def test_the_loss_is_the_formula_over_sampled_tokens_and_observed_ones_get_no_gr
     learnt = set(source_M[learn_M].tolist())
     silent = sorted(set(range(len(learn_M))) - learnt)
     grad_MC = kept[0].grad[0]
-    assert len(silent) > sum(trial.own.count(False) for trial in trials) > 10
+    assert len(silent) > sum(sample.own.count(False) for sample in samples) > 10
     assert not grad_MC[silent].any()
     assert float(grad_MC[sorted(learnt)].abs().max()) > 1e-5
     # The formula, one conversation at a time.
     model.zero_grad()
     total, groups = 0.0, {}
-    for trial in trials:
-        groups.setdefault(trial.group, []).append(trial.reward)
-    for trial in trials:
-        of = torch.tensor(groups[trial.group], dtype=torch.float64)
-        advantage = (trial.reward - of.mean()) / (of.std() + 1e-4)
-        ids = torch.tensor([[*trial.prompt_ids, *trial.completion_ids]])
-        logp = (model(ids).logits[0, len(trial.prompt_ids) - 1 : -1] / TEMPERATURE).log_softmax(-1)
-        lp = logp.gather(1, torch.tensor(trial.completion_ids)[:, None])[:, 0]
-        ratio = (lp - torch.tensor(trial.logprobs, dtype=torch.float64)).exp()
+    for sample in samples:
+        groups.setdefault(sample.group, []).append(sample.reward)
+    for sample in samples:
+        of = torch.tensor(groups[sample.group], dtype=torch.float64)
+        advantage = (sample.reward - of.mean()) / (of.std() + 1e-4)
+        ids = torch.tensor([[*sample.prompt_ids, *sample.completion_ids]])
+        logp = (model(ids).logits[0, len(sample.prompt_ids) - 1 : -1] / TEMPERATURE).log_softmax(-1)
+        lp = logp.gather(1, torch.tensor(sample.completion_ids)[:, None])[:, 0]
+        ratio = (lp - torch.tensor(sample.logprobs, dtype=torch.float64)).exp()
         of_token = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
-        own = torch.tensor(trial.own)
-        total = total + of_token[own].mean() / len(trials)
+        own = torch.tensor(sample.own)
+        total = total + of_token[own].mean() / len(samples)
     assert float(loss.detach()) == pytest.approx(float(total.detach()), rel=1e-9)
     total.backward()
     for got, parameter in zip(ours, model.parameters(), strict=True):
@@ -163,24 +163,24 @@ def test_a_beginning_that_was_given_belongs_to_the_first_turn_and_is_not_trained
     given = tiny_policy.tokenizer.encode("q", add_special_tokens=False)
     one = sampler(tiny_policy)
     one.engine.environment = Hearing()
-    pool = start([Ask(ROW, 3)], one)
+    pool = start([SampleRequest(ROW, 3)], one)
     for member in pool:
         begin(member, given, source="reset")
     while any(member.finish == "suspended" for member in pool):
         advance(pool, one, window=6)
         pool = [Pending.from_json(member.to_json()) for member in pool]
-    trials = [trial_of(member, 0, one) for member in pool]
-    trials += sampler_of(one).sample([Ask(ROW, 3, begin=tuple(given))])
-    assert all(text.startswith("q") for text in heard if text in {t.text for t in trials if t.num_turns == 1})
-    for trial in trials:
-        assert trial.completion_ids[0] == given[0]
-        assert trial.given == 1
-        assert sum(t.sampled + t.observed for t in trial.turns) <= len(trial.completion_ids) - 1
-        places = [1 + sum(t.sampled + t.observed for t in trial.turns[:i]) for i in range(len(trial.turns))]
-        ends = [at + turn.sampled - 1 for at, turn in zip(places, trial.turns, strict=True)]
-        assert all(trial.completion_ids[end] == tiny_policy.tokenizer.eos_token_id for end in ends)
-    batch = forest(trials)
-    assert int(batch.tokens["learn"].sum()) == sum(sum(trial.own) for trial in trials)
+    samples = [build_sample(member, 0, one) for member in pool]
+    samples += sampler_of(one).sample([SampleRequest(ROW, 3, begin=tuple(given))])
+    assert all(text.startswith("q") for text in heard if text in {t.text for t in samples if t.num_turns == 1})
+    for sample in samples:
+        assert sample.completion_ids[0] == given[0]
+        assert sample.given == 1
+        assert sum(t.sampled + t.observed for t in sample.turns) <= len(sample.completion_ids) - 1
+        places = [1 + sum(t.sampled + t.observed for t in sample.turns[:i]) for i in range(len(sample.turns))]
+        ends = [at + turn.sampled - 1 for at, turn in zip(places, sample.turns, strict=True)]
+        assert all(sample.completion_ids[end] == tiny_policy.tokenizer.eos_token_id for end in ends)
+    batch = forest(samples)
+    assert int(batch.tokens["learn"].sum()) == sum(sum(sample.own) for sample in samples)
     assert any(text.startswith("q") for text in heard)
 
 
@@ -238,5 +238,5 @@ def test_guess_says_higher_and_lower_until_it_is_found():
 
 
 def test_what_a_turn_earned_is_summed():
-    trial = Trial(ROW, 0, "policy", [], [], [], "stop", "", turns=[Turn(2, 3, 0.5), Turn(1, 0, 0.25)])
-    assert earned([trial, replace(trial, turns=[])]) == [0.75, 0.0]
+    sample = Sample(ROW, 0, "policy", [], [], [], "stop", "", turns=[Turn(2, 3, 0.5), Turn(1, 0, 0.25)])
+    assert earned([sample, replace(sample, turns=[])]) == [0.75, 0.0]

@@ -114,8 +114,8 @@ def test_states_of_programs_are_their_answers():
 
 def test_follow_ups_name_trace_tasks():
     bound = bind(FollowUpUse(use="trace_tasks"), "follow_up.0")
-    trials, asks = bound.function([], 0, np.random.default_rng(0))
-    assert (trials, asks) == ([], [])
+    samples, requests = bound.function([], 0, np.random.default_rng(0))
+    assert (samples, requests) == ([], [])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from learning.rewards.answers import exact
 from learning.rl.collection import Collecting, collect, gate
 from learning.rl.policy_loss import with_dropped
 from learning.samples.history import History
-from learning.samples.sample import Trial, by_group
+from learning.samples.sample import Sample, by_group
 from schemas.errors import StepError
 from schemas.use import DriveUse, FollowUpUse, GroupFilterUse, PlanUse
 
@@ -25,19 +25,27 @@ def row(name, answer="1"):
 ROWS = [row(name) for name in "abcdefghijklmnop"]
 
 
-def trial(name, group, score, **more):
+def sample(name, group, score, **more):
     filled = {"scores": {"exact": score}, "reward": score, "versions": [0], **more}
-    return Trial(row(name), group, "policy", [1, 2], [7], [-0.5], "stop", "x", **filled)
+    return Sample(row(name), group, "policy", [1, 2], [7], [-0.5], "stop", "x", **filled)
 
 
-def follow(use, trials, *, sampler=None, states=None, inputs=None, number=0, rows=ROWS, num_groups=4, n=2, step=0):
+def follow(use, samples, *, sampler=None, states=None, inputs=None, number=0, rows=ROWS, num_groups=4, n=2, step=0):
     bound = bind(FollowUpUse.model_validate(use), "follow_up.0", inputs)
-    have = {"trials": trials, "rows": rows, "num_groups": num_groups, "n": n, "round": number, "seed": 3, "step": step}
+    have = {
+        "samples": samples,
+        "rows": rows,
+        "num_groups": num_groups,
+        "n": n,
+        "round": number,
+        "seed": 3,
+        "step": step,
+    }
     return bound.ask(step, {**have, "sampler": sampler, "states": {} if states is None else states})
 
 
 def parts(follow_ups, *, plan="uniform", keep=None, inputs=None, max_rounds=8):
-    """The slots of a stage up to the trials that are trained on; right is what is equal to the row's answer."""
+    """The slots of a stage up to the samples that are trained on; right is what is equal to the row's answer."""
     uses = [FollowUpUse.model_validate(use) for use in follow_ups]
     return Collecting(
         plan=bind(PlanUse.model_validate(plan), "plan", inputs),
@@ -67,27 +75,27 @@ def test_refill_samples_other_problems_until_enough_groups_vary(answering):
     made = parts(["refill"], keep="reward_variance")
     for step in range(4):
         sampler = answering(varied, step=step)
-        trials = run(made, sampler)
-        groups = by_group(trials)
+        samples = run(made, sampler)
+        groups = by_group(samples)
         assert len({members[0].row["id"] for members in groups.values()}) == len(groups)
-        trained = gate(made.filter, trials, step, {}, {})
+        trained = gate(made.filter, samples, step, {}, {})
         assert len(set(trained.paths["group"].tolist())) == 4
-        kept = [trials[i].row["id"] for i in trained.paths["path"].tolist()]
+        kept = [samples[i].row["id"] for i in trained.paths["path"].tolist()]
         assert set(kept) <= set("abcdefgh")
 
 
 def test_refill_drops_what_is_too_much_and_the_history_knows_it_all_the_same(answering):
     history, sampler = History(), answering(varied)
-    trials = run(parts([{"use": "refill", "size": 9, "budget": 9}]), sampler, history=history)
-    differ = [len({t.scores["exact"] for t in members}) > 1 for members in by_group(trials).values()]
+    samples = run(parts([{"use": "refill", "size": 9, "budget": 9}]), sampler, history=history)
+    differ = [len({t.scores["exact"] for t in members}) > 1 for members in by_group(samples).values()]
     assert sum(differ) == 4
     assert len(history.rates) == sum(r.n for r in sampler.engine.requests) / 2 > len(differ)
 
 
 @pytest.mark.parametrize(("budget", "groups"), [(1.0, 4), (2.0, 8), (3.5, 14)])
 def test_refill_ends_with_its_budget(answering, budget, groups):
-    trials = run(parts([{"use": "refill", "budget": budget}]), answering(lambda *_: "0"))
-    assert len(by_group(trials)) == groups
+    samples = run(parts([{"use": "refill", "budget": budget}]), answering(lambda *_: "0"))
+    assert len(by_group(samples)) == groups
     with pytest.raises(StepError, match=f"0 of 4 groups have scores that differ, after {groups} groups"):
         run(parts([{"use": "refill", "budget": budget, "short": "stop"}]), answering(lambda *_: "0"))
 
@@ -102,20 +110,20 @@ def test_trap_05_refill_judges_by_the_named_raw_score():
     def two(right, length):
         return {"scores": {"exact": right, "length": length}, "reward": right + length}
 
-    trials = [trial("a", 0, 0.0, **two(0.0, i / 10)) for i in range(2)]
-    assert len(follow("refill", trials, num_groups=1)[1]) == 1
-    assert follow({"use": "refill", "component": "length"}, trials, num_groups=1)[1] == []
+    samples = [sample("a", 0, 0.0, **two(0.0, i / 10)) for i in range(2)]
+    assert len(follow("refill", samples, num_groups=1)[1]) == 1
+    assert follow({"use": "refill", "component": "length"}, samples, num_groups=1)[1] == []
     with pytest.raises(StepError, match="no reward 'lenght'"):
-        follow({"use": "refill", "component": "lenght"}, trials)
+        follow({"use": "refill", "component": "lenght"}, samples)
 
 
 def test_trap_06_only_reject_moves_a_baseline():
-    own, shown = [trial("a", 0, float(i)) for i in (0, 1, 1)], [trial("a", 0, 0.0), trial("a", 0, 1.0)]
+    own, shown = [sample("a", 0, float(i)) for i in (0, 1, 1)], [sample("a", 0, 0.0), sample("a", 0, 1.0)]
     for one in shown:
         one.source = "in_context"
-    kept, asks = follow("reject", [*own, *shown])
+    kept, requests = follow("reject", [*own, *shown])
     assert kept == [*own, shown[1]]
-    assert asks == []
+    assert requests == []
     assert follow({"use": "reject", "sources": ["hinted"]}, [*own, *shown])[0] == [*own, *shown]
     shown[1].scores["exact"] = None
     assert follow("reject", [*own, *shown])[0] == own
@@ -130,10 +138,10 @@ def test_trap_23_what_refill_drops_does_not_depend_on_length(answering):
         sampler = answering(
             lambda p, i: ("1" if i == 0 and p in "abcdefgh" else "0") + 9 * " " * (p in long), step=step
         )
-        trials = run(made, sampler)
+        samples = run(made, sampler)
         sampled.update(p in long for p in sampler.engine.prompts if p in "abcdefgh")
-        batch = gate(made.filter, trials, step, {}, {})
-        trained.update(trials[i].row["id"] in long for i in batch.paths["path"].tolist())
+        batch = gate(made.filter, samples, step, {}, {})
+        trained.update(samples[i].row["id"] in long for i in batch.paths["path"].tolist())
     assert trained.total() == 200 * 4 * 2
     assert sampled.total() > 200 * 4
     assert trained[True] / trained.total() == pytest.approx(sampled[True] / sampled.total(), abs=0.03)
@@ -146,21 +154,21 @@ def test_half_width_is_students():
         assert half_width(stats.tstd(values), n) == pytest.approx((high - low) / 2, rel=1e-12)
 
 
-def asked(asks):
-    return {ask.group: ask.n for ask in asks}
+def asked(requests):
+    return {request.group: request.n for request in requests}
 
 
 def test_more_completions_go_where_they_tell_most():
     sure, open_ = [1.0] * 4, [1.0, 0.0, 1.0, 0.0]
-    trials = [trial("ab"[g], g, s) for g, scores in enumerate((sure, open_)) for s in scores]
-    assert asked(follow({"use": "allocate", "extra": 3}, trials)[1]) == {1: 3}
-    assert follow({"use": "allocate", "extra": 3}, trials, number=1)[1] == []
-    assert asked(follow({"use": "allocate", "extra": 3, "rounds": 2}, trials, number=1)[1]) == {1: 3}
+    samples = [sample("ab"[g], g, s) for g, scores in enumerate((sure, open_)) for s in scores]
+    assert asked(follow({"use": "allocate", "extra": 3}, samples)[1]) == {1: 3}
+    assert follow({"use": "allocate", "extra": 3}, samples, number=1)[1] == []
+    assert asked(follow({"use": "allocate", "extra": 3, "rounds": 2}, samples, number=1)[1]) == {1: 3}
     # A large bonus evens out what was visited; two equal groups share.
-    assert asked(follow({"use": "allocate", "extra": 4, "bonus": 100.0}, trials)[1]) == {0: 2, 1: 2}
-    twins = [trial("ab"[g], g, s) for g in range(2) for s in open_]
+    assert asked(follow({"use": "allocate", "extra": 4, "bonus": 100.0}, samples)[1]) == {0: 2, 1: 2}
+    twins = [sample("ab"[g], g, s) for g in range(2) for s in open_]
     assert asked(follow({"use": "allocate", "extra": 4}, twins)[1]) == {0: 2, 1: 2}
-    assert follow({"use": "allocate", "extra": 4}, trials[:4])[1] == []
+    assert follow({"use": "allocate", "extra": 4}, samples[:4])[1] == []
 
 
 def test_allocated_completions_join_their_group(answering):
@@ -179,14 +187,14 @@ def test_only_groups_without_a_success_are_retried_once_with_solved_problems_in_
         prompts.append(prompt)
         return "1" if prompt in ("a", "b") else "0"
 
-    trials = run(made, answering(write), states=states, rows=ROWS[:4], num_groups=4)
-    retried = [t for t in trials if t.source == "in_context"]
+    samples = run(made, answering(write), states=states, rows=ROWS[:4], num_groups=4)
+    retried = [t for t in samples if t.source == "in_context"]
     assert {t.row["id"] for t in retried} == {"c", "d"}
     assert Counter(t.group for t in retried) == {t.group: 3 for t in retried}
-    assert len(trials) == 8 + 6
+    assert len(samples) == 8 + 6
     shown = [p for p in prompts if len(p) > 1]
     assert all(p[:2] in ("a1", "b1") and p[2:] in ("c", "d") for p in shown)
-    assert all(t.prompt_ids == next(o for o in trials if o.group == t.group).prompt_ids for t in retried)
+    assert all(t.prompt_ids == next(o for o in samples if o.group == t.group).prompt_ids for t in retried)
     states = json.loads(json.dumps(states))
     assert {one["id"] for one in states["follow_up.0"]["bank"]} == {"a", "b"}
 
@@ -194,14 +202,14 @@ def test_only_groups_without_a_success_are_retried_once_with_solved_problems_in_
 def test_a_retry_needs_something_solved_that_has_room(answering, tmp_path):
     use = {"use": "retry_with_exemplars", "demos": 4}
     sampler = answering(lambda *_: "0")
-    assert follow(use, [trial("a", 0, 0.0)], sampler=sampler)[1] == []
+    assert follow(use, [sample("a", 0, 0.0)], sampler=sampler)[1] == []
     chat = [row(c * 30) | {"completion": [{"role": "assistant", "content": "1"}]} for c in "vwxyz"]
     write_rows(tmp_path, "chat", chat)
     inputs = {"follow_up.0.data": tmp_path}
-    (ask,) = follow(use | {"data": "d"}, [trial("a", 0, 0.0)], sampler=sampler, inputs=inputs)[1]
+    (request,) = follow(use | {"data": "d"}, [sample("a", 0, 0.0)], sampler=sampler, inputs=inputs)[1]
     # 128 tokens: the prompt has 4, a completion 16, a demonstration 30 + 1 and the four ends of two turns.
-    assert len(ask.context) == 2 * 3 + 1
-    assert len(sampler.encode(ask.context)) == 4 + 3 * 35
+    assert len(request.context) == 2 * 3 + 1
+    assert len(sampler.encode(request.context)) == 4 + 3 * 35
 
 
 @pytest.fixture
@@ -219,11 +227,11 @@ def test_hints_grow_until_a_completion_is_right(answering, solutions, place):
     made = parts([{"use": "hint", "data": "d", "place": place, "lead": "|"}], inputs=solutions)
     sampler = answering(write)
     rows = [row(name, "1" if place == "prompt" else "abcde1") for name in "abcd"]
-    trials = run(made, sampler, rows=rows, num_groups=4)
-    groups = by_group(trials)
+    samples = run(made, sampler, rows=rows, num_groups=4)
+    groups = by_group(samples)
     hinted = [g for g in groups.values() if g[0].source == "hinted"]
     assert sorted(g[0].row["id"] for g in hinted) == ["a", "b", "c"]
-    assert len(trials) == 4 * 2
+    assert len(samples) == 4 * 2
     # ⌈0.25·10⌉ and ⌈0.5·10⌉ of ten tokens; the third share is not needed.
     told = Counter(sampler.engine.prompts)
     lead = "|" if place == "prompt" else ""
@@ -235,29 +243,29 @@ def test_hints_grow_until_a_completion_is_right(answering, solutions, place):
 
 
 def test_a_group_with_one_right_completion_is_returned_unchanged(answering, solutions):
-    trials = [trial("a", 0, 0.0), trial("a", 0, 1.0), trial("z", 1, 0.0)]
-    before = [json.dumps(t.to_json()) for t in trials]
+    samples = [sample("a", 0, 0.0), sample("a", 0, 1.0), sample("z", 1, 0.0)]
+    before = [json.dumps(t.to_json()) for t in samples]
     use = {"use": "hint", "data": "d"}
-    kept, asks = follow(use, trials, sampler=answering(lambda *_: ""), inputs=solutions)
+    kept, requests = follow(use, samples, sampler=answering(lambda *_: ""), inputs=solutions)
     assert [json.dumps(t.to_json()) for t in kept] == before
-    assert asks == []
+    assert requests == []
 
 
 def test_hints_end_with_their_shares_and_with_the_models_room(answering, solutions):
     made = parts([{"use": "hint", "data": "d", "shares": [0.1, 0.2]}], inputs=solutions)
     sampler = answering(lambda *_: "0")
-    trials = run(made, sampler, rows=ROWS[:3], num_groups=3)
+    samples = run(made, sampler, rows=ROWS[:3], num_groups=3)
     assert len(sampler.engine.requests) == 3 * 3
-    assert {t.source for t in trials} == {"hinted"}
+    assert {t.source for t in samples} == {"hinted"}
     use = {"use": "hint", "data": "d", "lead": "-" * 110}
-    kept, asks = follow(use, [trial("a", 0, 0.0)], sampler=sampler, inputs=solutions)
-    assert (len(kept), asks) == (1, [])
+    kept, requests = follow(use, [sample("a", 0, 0.0)], sampler=sampler, inputs=solutions)
+    assert (len(kept), requests) == (1, [])
 
 
 def test_follow_ups_are_a_function_of_seed_step_and_round():
-    trials = [trial("a", 0, 0.0)]
+    samples = [sample("a", 0, 0.0)]
     names = [
-        [ask.row["id"] for ask in follow("refill", trials, step=step, number=number)[1]]
+        [request.row["id"] for request in follow("refill", samples, step=step, number=number)[1]]
         for step, number in ((0, 0), (0, 0), (1, 0), (0, 1))
     ]
     assert names[0] == names[1]

@@ -14,7 +14,7 @@ from learning.batch.batch_layout import forest
 from learning.batch.loss_columns import Columns
 from learning.lookup import bind
 from learning.rl.policy_loss import with_dropped
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from schemas.errors import StepError
 from schemas.use import AdvantageUse
 
@@ -32,14 +32,14 @@ PLACES = [
 
 def made():
     """Three groups, two of the same problem, with a greedy completion and an expert's."""
-    trials = [
-        Trial(
+    samples = [
+        Sample(
             {"id": row, "family": family}, group, source, [1, group], [7] * n,
             None if source == "expert" else [-1.0] * n, "stop", "x", versions=[0] * n, scores={"r": r}, reward=r,
         )
         for group, row, family, source, n, r in PLACES
     ]  # fmt: skip
-    return forest(trials)
+    return forest(samples)
 
 
 def ask(name, batch=None, column=None, states=None, step=0, **options):

@@ -12,7 +12,7 @@ from learning.models.sharded_model import Trained
 from learning.rl.policy_loss import with_advantages, with_dropped, with_factors
 from learning.rl.streamed_update import Pieces
 from learning.rl.update import update, with_proximal
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
 
@@ -27,19 +27,19 @@ def groups_of():
     """Ragged groups: one without variance, one with a completion that could not be scored, some cut by the limit."""
     draw = torch.Generator().manual_seed(0)
 
-    def trial(group, length, reward):
+    def sample(group, length, reward):
         ids = torch.randint(6, 90, (length,), generator=draw).tolist()
         logprobs = (-4.6 + 0.3 * torch.randn(length, generator=draw)).tolist()
         finish = "length" if length == 12 else "stop"
         row, made = (
             {"id": str(group), "family": "f"},
-            Trial({}, group, "policy", [5, 6 + group], ids, logprobs, finish, ""),
+            Sample({}, group, "policy", [5, 6 + group], ids, logprobs, finish, ""),
         )
         made.row, made.versions, made.scores, made.reward = row, [0] * length, {"y": reward}, reward
         return made
 
     return [
-        [trial(g, n, r) for n, r in zip(ns, rs, strict=True)]
+        [sample(g, n, r) for n, r in zip(ns, rs, strict=True)]
         for g, (ns, rs) in enumerate(zip(LENGTHS, REWARDS, strict=True))
     ]
 
@@ -47,7 +47,7 @@ def groups_of():
 class Case:
     """A stage's algorithm on a copy of the tiny policy, with plain gradient descent."""
 
-    def __init__(self, policy, keep=lambda trials: trials, **more):
+    def __init__(self, policy, keep=lambda samples: samples, **more):
         self.stage = Rl.model_validate({**BASE, **GRPO, **more})
         self.algorithm, self.keep = bind_algorithm(self.stage, {}), keep
         self.model = copy.deepcopy(policy.model)
@@ -62,8 +62,8 @@ class Case:
         batch = with_advantages(self.algorithm, batch, 0, states={}, rows=[])
         return with_factors(self.algorithm, batch, 0, seed=1)
 
-    def prepare(self, trials):
-        kept = self.keep(trials)
+    def prepare(self, samples):
+        kept = self.keep(samples)
         batch = forest(kept)
         return kept, (self.credited(self.columns(batch)) if kept else batch)
 
@@ -135,18 +135,18 @@ def test_the_same_order_gives_the_same_bits(tiny_policy):
 
 
 def test_a_filter_that_judges_groups_leaves_out_the_same(tiny_policy):
-    def varied(trials):
+    def varied(samples):
         by = {}
-        for t in trials:
+        for t in samples:
             by.setdefault(t.group, []).append(t)
-        return [t for t in trials if len({x.reward for x in by[t.group]}) > 1]
+        return [t for t in samples if len({x.reward for x in by[t.group]}) > 1]
 
     want = Case(tiny_policy, keep=varied).at_once()[1]
     torch.testing.assert_close(Case(tiny_policy, keep=varied).in_pieces((3, 2, 1, 0))[1], want, atol=1e-6, rtol=0)
 
 
 def test_a_filter_that_compares_groups_is_refused(tiny_policy):
-    case = Case(tiny_policy, keep=lambda trials: trials[:4])
+    case = Case(tiny_policy, keep=lambda samples: samples[:4])
     with pytest.raises(StepError, match="keeps other groups of the batch"):
         case.in_pieces((0, 1, 2, 3))
 
@@ -170,7 +170,7 @@ def test_what_compares_groups_is_refused_before_anything_has_changed(tiny_policy
 
 
 def test_a_batch_of_which_nothing_is_kept_makes_no_step(tiny_policy):
-    case = Case(tiny_policy, keep=lambda trials: [])
+    case = Case(tiny_policy, keep=lambda samples: [])
     pieces = Pieces(case.algorithm, case.trained, case.stage, 0, case.prepare)
     pieces.add(groups_of()[0])
     assert pieces.step(case.optimizer, forest([])) == {}

@@ -14,7 +14,7 @@ from learning.parallel.pool import TRIES, Pool
 from learning.rl.placed_rewards import Placed, placed
 from learning.rl.references import References
 from learning.samples.engine_protocol import Generation
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from learning.sampling.sampler import score
 from schemas.errors import StepError
 from schemas.schedules import Number
@@ -61,15 +61,15 @@ def failing(rows, completions):
     raise StepError("no ear for poetry")
 
 
-def trials():
+def samples():
     return [
-        Trial(row, int(row["id"]), "policy", [5], [6], [-1.0], "stop", text)
+        Sample(row, int(row["id"]), "policy", [5], [6], [-1.0], "stop", text)
         for row, text in zip(ROWS, TEXTS, strict=True)
     ]
 
 
 def scores(rewards, made=None):
-    made = made or trials()
+    made = made or samples()
     score(rewards, [1.0] * len(rewards), made, {"step": 2, "seed": 3, "states": {}, "round": 0})
     return [(t.scores, t.reward) for t in made]
 

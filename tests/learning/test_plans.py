@@ -9,7 +9,7 @@ from learning.data.rows import write_rows
 from learning.lookup import bind
 from learning.samples.engine_protocol import Turn
 from learning.samples.history import History
-from learning.samples.sample import Ask, Trial, by_group
+from learning.samples.sample import Sample, SampleRequest, by_group
 from schemas.errors import StepError
 from schemas.use import PlanUse
 
@@ -34,8 +34,8 @@ def asked(use, inputs=None, *, step=0, rows=ROWS, num_groups=4, n=2, **have):
     return bound.ask(step, {**base, "history": History(), **have})
 
 
-def ids(asks):
-    return [ask.row["id"] for ask in asks]
+def ids(requests):
+    return [request.row["id"] for request in requests]
 
 
 def test_uniform_visits_every_problem_equally_often():
@@ -44,12 +44,12 @@ def test_uniform_visits_every_problem_equally_often():
 
 
 def test_one_greedy_completion_joins_every_group(answering):
-    asks = asked("with_greedy", step=3)
+    requests = asked("with_greedy", step=3)
     sampler = answering(lambda prompt, number: prompt)
-    groups = by_group(sampler.sample(asks))
+    groups = by_group(sampler.sample(requests))
     assert [[t.source for t in members] for members in groups.values()] == [["policy", "policy", "greedy"]] * 4
     assert all(len({t.row["id"] for t in members}) == 1 for members in groups.values())
-    assert ids(asks[:4]) == ids(asked("uniform", step=3))
+    assert ids(requests[:4]) == ids(asked("uniform", step=3))
     temperatures = [request.temperature for request in sampler.engine.requests]
     assert temperatures == [None] * 4 + [0.0] * 4
     assert sampler.new_group() == 4
@@ -62,8 +62,8 @@ def visited(keep, times=4):
 
 @pytest.mark.parametrize(("rate", "size"), [(0.5, 16), (0.8, 10), (1.0, 8), (0.0, 32)])
 def test_the_next_size_follows_the_keep_rate(rate, size):
-    asks = asked("adaptive_size", num_groups=8, history=visited(rate, 10))
-    assert len(asks) == size
+    requests = asked("adaptive_size", num_groups=8, history=visited(rate, 10))
+    assert len(requests) == size
     assert math.ceil(8 / rate) == size if rate else size == 4 * 8
 
 
@@ -133,10 +133,10 @@ def test_problems_not_yet_visited_are_in_the_pool_of_their_rate():
 @pytest.mark.parametrize(("entropy", "source", "temperature"), [(0.3, "hot", 2.0), (0.7, "cold", 0.5)])
 def test_entropy_says_which_way_the_extra_completions_push(entropy, source, temperature):
     use = {"use": "hot_cold", "target": 0.5, "hot": 2.0, "cold": 0.5, "extra": 3}
-    asks = asked(use, metrics={"entropy": entropy})
-    assert asks[:4] == asked("uniform")
-    assert {(a.n, a.source, a.temperature, a.group) for a in asks[4:]} == {(3, source, temperature, None)}
-    assert ids(asks[4:]) == ids(asks[:4])
+    requests = asked(use, metrics={"entropy": entropy})
+    assert requests[:4] == asked("uniform")
+    assert {(a.n, a.source, a.temperature, a.group) for a in requests[4:]} == {(3, source, temperature, None)}
+    assert ids(requests[4:]) == ids(requests[:4])
     assert asked(use) == asked("uniform")
 
 
@@ -144,16 +144,16 @@ def test_part_of_a_group_sees_demonstrations_and_none_of_it_is_trained_on(tmp_pa
     chat = [row(name) | {"completion": [{"role": "assistant", "content": name.upper()}]} for name in "abcd"]
     write_rows(tmp_path, "chat", chat)
     use = {"use": "in_context", "data": "solved", "with_demos": 1, "demos": 2}
-    asks = asked(use, {"plan.data": tmp_path}, n=4)
-    trials = answering(lambda prompt, number: "x").sample(asks)
-    for members in by_group(trials).values():
+    requests = asked(use, {"plan.data": tmp_path}, n=4)
+    samples = answering(lambda prompt, number: "x").sample(requests)
+    for members in by_group(samples).values():
         *plain, shown = members
         assert [t.source for t in members] == ["policy"] * 3 + ["in_context"]
         assert {tuple(t.prompt_ids) for t in members} == {tuple(plain[0].prompt_ids)}
         assert shown.context_ids[-len(shown.prompt_ids) :] == shown.prompt_ids
         assert len(shown.context_ids) == len(shown.prompt_ids) + 2 * 6
-    contexts = [ask.context for ask in asks if ask.context]
-    assert all(ask.row["prompt"][0] not in ask.context[:-1] for ask in asks if ask.context)
+    contexts = [request.context for request in requests if request.context]
+    assert all(request.row["prompt"][0] not in request.context[:-1] for request in requests if request.context)
     assert all([m["content"] for m in c[1:4:2]] == [m["content"].upper() for m in c[0:4:2]] for c in contexts)
     with pytest.raises(StepError, match="leaves no plain completion"):
         asked(use | {"with_demos": 4}, {"plan.data": tmp_path}, n=4)
@@ -164,27 +164,27 @@ def test_a_plan_is_a_function_of_seed_step_and_history():
     assert asked(pools) == asked(pools)
     assert any(asked(pools, step=step) != asked(pools) for step in range(1, 4))
     assert prompts_of_step(7, 3, 5, 2) == prompts_of_step(7, 9, 5, 0)[6:]
-    assert isinstance(asked("uniform")[0], Ask)
+    assert isinstance(asked("uniform")[0], SampleRequest)
     assert np.array_equal(sorted(prompts_of_step(5, 5, 1, 0)), range(5))
 
 
 DIFFICULT = {"use": "by_difficulty", "least": 2, "easy": 0.6}
 
 
-def given(asks):
+def given(requests):
     found = Counter()
-    for ask in asks:
-        found[ask.row["id"]] += ask.n
+    for request in requests:
+        found[request.row["id"]] += request.n
     return dict(found)
 
 
 def test_what_is_solved_often_gets_fewer_completions_and_what_they_leave_goes_to_others():
     rates = history(a=0.0, b=0.5, c=0.6, d=0.7, e=0.8, f=0.9, g=1.0)  # h has not been visited
-    asks = asked({**DIFFICULT, "most": 10}, num_groups=6, n=8, history=rates)
-    assert sum(ask.n for ask in asks) == 6 * 8
-    assert len(asks) > 6
+    requests = asked({**DIFFICULT, "most": 10}, num_groups=6, n=8, history=rates)
+    assert sum(request.n for request in requests) == 6 * 8
+    assert len(requests) > 6
     of = {"a": 10, "b": 10, "c": 10, "d": 8, "e": 6, "f": 4, "g": 2, "h": 8}
-    assert all(ask.n == of[ask.row["id"]] for ask in asks[:-1])
+    assert all(request.n == of[request.row["id"]] for request in requests[:-1])
     # Nobody known: `uniform`.
     plain = asked(DIFFICULT, num_groups=6, n=8, history=history())
     assert [(a.row["id"], a.n) for a in plain] == [(a.row["id"], a.n) for a in asked("uniform", num_groups=6, n=8)]
@@ -194,10 +194,10 @@ def test_iterations_walk_on_through_shuffled_epochs_and_no_group_is_too_small_to
     states, seen = {}, []
     for step in range(12):
         rates = history(**{key: [1.0, 0.5 + 0.06 * step] for key in "abcd"})
-        asks = asked(DIFFICULT, step=step, states=states, history=rates, num_groups=3, n=5)
-        assert sum(ask.n for ask in asks) == 15
-        assert min(ask.n for ask in asks) >= 2
-        seen += ids(asks)
+        requests = asked(DIFFICULT, step=step, states=states, history=rates, num_groups=3, n=5)
+        assert sum(request.n for request in requests) == 15
+        assert min(request.n for request in requests) >= 2
+        seen += ids(requests)
     visits = Counter(seen)
     assert visits.keys() == set("abcdefgh")
     assert max(visits.values()) - min(visits.values()) <= 1
@@ -206,9 +206,12 @@ def test_iterations_walk_on_through_shuffled_epochs_and_no_group_is_too_small_to
 def test_an_episode_may_be_a_little_longer_than_the_longest_success_and_a_hard_one_as_long_as_any():
     known = history(a=0.5, b=0.0)
     known.turns = {"a": 4}
-    asks = asked({**DIFFICULT, "spare_turns": 2}, num_groups=8, n=4, history=known)
-    assert {ask.row["id"]: ask.row.get("max_turns") for ask in asks} == {"a": 6, **dict.fromkeys("bcdefgh")}
-    assert all("max_turns" not in ask.row for ask in asked(DIFFICULT, num_groups=8, n=4, history=known))
+    requests = asked({**DIFFICULT, "spare_turns": 2}, num_groups=8, n=4, history=known)
+    assert {request.row["id"]: request.row.get("max_turns") for request in requests} == {
+        "a": 6,
+        **dict.fromkeys("bcdefgh"),
+    }
+    assert all("max_turns" not in request.row for request in asked(DIFFICULT, num_groups=8, n=4, history=known))
 
 
 def test_more_at_least_than_at_most_is_refused():
@@ -230,4 +233,4 @@ def played(name, score, turns):
     ended = [Turn(1)] * turns
     ids = [0] * turns
     more = {"scores": {"environment.earned": score}, "turns": ended}
-    return Trial(row(name), ord(name), "policy", [1], ids, [0.0] * turns, "stop", "", **more)
+    return Sample(row(name), ord(name), "policy", [1], ids, [0.0] * turns, "stop", "", **more)

@@ -10,7 +10,7 @@ from learning.data.chat import encode_completion
 from learning.data.row_journal import RowJournal
 from learning.lookup import Bound, bind
 from learning.samples.engine_protocol import Turn
-from learning.samples.sample import Ask, Trial
+from learning.samples.sample import Sample, SampleRequest
 from schemas.agent import Agent
 from schemas.agent_slots import ExtractorUse
 from schemas.errors import StepError
@@ -21,18 +21,18 @@ def row(name, text="4-2"):
 
 
 def test_a_group_that_the_journal_knows_is_not_sampled_again(answering, tmp_path):
-    asks = [Ask(row("a", "a"), 3), Ask(row("b", "b"), 2)]
+    requests = [SampleRequest(row("a", "a"), 3), SampleRequest(row("b", "b"), 2)]
     with RowJournal(tmp_path / "whole.jsonl") as journal:
         first = answering(lambda prompt, number: f"{prompt[-1]}{number}", step=4)
         spent = []
-        want = rollouts(first, asks, journal, spent.append)
-        assert [trial.text for trial in want] == ["a0", "a1", "a2", "b0", "b1"]
-        assert spent == [sum(len(trial.completion_ids) for trial in of) for of in (want[:3], want[3:])]
+        want = rollouts(first, requests, journal, spent.append)
+        assert [sample.text for sample in want] == ["a0", "a1", "a2", "b0", "b1"]
+        assert spent == [sum(len(sample.completion_ids) for sample in of) for of in (want[:3], want[3:])]
         kept = journal["4.1"]
     with RowJournal(tmp_path / "part.jsonl") as journal:
         journal.add({"4.1": kept, "3.0": kept})
         again = answering(lambda prompt, number: f"{prompt[-1]}{number}", step=4)
-        assert rollouts(again, asks, journal) == want
+        assert rollouts(again, requests, journal) == want
         assert [request.n for request in again.engine.requests] == [3]
         # Its stream is that of its place, not of its order among those that are left.
         assert again.engine.requests == first.engine.requests[:1]
@@ -78,9 +78,9 @@ def test_a_lesson_takes_the_place_of_one_about_the_same():
         first_difference(row("a"), ranked, [], template="{beste}")
 
 
-def trials(scores, name="a", group=0):
+def samples(scores, name="a", group=0):
     return [
-        Trial(row(name), group, "policy", [1], [6 + i, 1], [0.0, 0.0], "stop", "", reward=score)
+        Sample(row(name), group, "policy", [1], [6 + i, 1], [0.0, 0.0], "stop", "", reward=score)
         for i, score in enumerate(scores)
     ]
 
@@ -93,7 +93,7 @@ def test_groups_with_equal_rewards_are_not_even_shown(tiny_policy):
         return [*experiences, f"of {row['id']}", " two\nlines "]
 
     scores = {"equal": [1.0, 1.0], "differs": [0.0, None, 1.0, 0.5], "alone": [1.0, None], "near": [0.5, 0.25]}
-    some = [trial for group, (name, of) in enumerate(scores.items()) for trial in trials(of, name, group)]
+    some = [sample for group, (name, of) in enumerate(scores.items()) for sample in samples(of, name, group)]
     how = {"tokenizer": tiny_policy.tokenizer, "min_margin": 0.25, "most": 2}
     found, told = lessons(Bound("note", note, {}), some, ["old"], {"step": 0}, **how)
     # Best first, what has no score left out; a margin is to be exceeded; the latest two stay, on one line each.
@@ -106,7 +106,7 @@ def test_groups_with_equal_rewards_are_not_even_shown(tiny_policy):
 
 
 def test_equals_stay_in_the_order_of_their_sampling(tiny_policy):
-    ranked = ranking(tiny_policy.tokenizer, trials([0.0, 1.0, 0.0, 1.0]))
+    ranked = ranking(tiny_policy.tokenizer, samples([0.0, 1.0, 0.0, 1.0]))
     texts = [tiny_policy.tokenizer.decode([6 + i]) for i in (1, 3, 0, 2)]
     assert [one.said[0] for one in ranked] == texts
 
@@ -118,7 +118,7 @@ def test_an_extractors_rng_is_its_own_at_every_group_and_step():
         drawn.append(int(rng.integers(2**40)))
         return experiences
 
-    some, use = [*trials([0, 1]), *trials([0, 1], "b", 1)], Bound("draw", draw, {})
+    some, use = [*samples([0, 1]), *samples([0, 1], "b", 1)], Bound("draw", draw, {})
     for step in (0, 0, 1):
         lessons(use, some, [], {"step": step, "seed": 7}, tokenizer=Nothing(), min_margin=0, most=1)
     assert drawn[:2] == drawn[2:4]

@@ -7,7 +7,7 @@ from learning.algorithm.reward_shaping import source_bonus
 from learning.algorithm.token_masks.masks import sources
 from learning.batch.batch_layout import forest
 from learning.rl.policy_loss import columns_of, with_advantages, with_dropped, with_weights
-from learning.samples.sample import SOURCES, Trial
+from learning.samples.sample import SOURCES, Sample
 from schemas.errors import StepError
 
 DOUBLE = {"dtype": torch.float64}
@@ -18,18 +18,18 @@ REWARDS = ((0.7, 0.1, 0.4), (0.0, 1.0, 0.25))
 def test_remax_is_reinforce_with_the_greedy_reward_as_baseline(golden):
     """Advantage, loss and gradient against a direct formula."""
     generator = torch.Generator().manual_seed(4)
-    trials, lps = [], []
+    samples, lps = [], []
     for group, (lengths, rewards) in enumerate(zip(LENGTHS, REWARDS, strict=True)):
         for i, (size, reward) in enumerate(zip(lengths, rewards, strict=True)):
             lps.append(-torch.rand(size, generator=generator, **DOUBLE))
             source = "greedy" if i == 2 else "policy"
             filled = {"scores": {"r": reward}, "reward": reward}
             row = {"id": str(group)}
-            trials.append(Trial(row, group, source, [1], [7] * size, lps[-1].tolist(), "stop", "", **filled))
-    behav = [lp for lp, t in zip(lps, trials, strict=True) if t.source == "policy"]
+            samples.append(Sample(row, group, source, [1], [7] * size, lps[-1].tolist(), "stop", "", **filled))
+    behav = [lp for lp, t in zip(lps, samples, strict=True) if t.source == "policy"]
     ref = [lp - 0.3 * torch.rand(len(lp), generator=generator, **DOUBLE) for lp in behav]
     how = bind_algorithm(golden.stage("remax"), {})
-    made = with_dropped(forest(trials), False).with_tokens(lp_ref=torch.cat(ref))
+    made = with_dropped(forest(samples), False).with_tokens(lp_ref=torch.cat(ref))
     made = with_weights(how, with_advantages(how, made, 0), 0, 9)
     lp = torch.cat(behav).requires_grad_()
     columns = columns_of(made, {"lp": lp, "entropy": torch.zeros_like(lp)})

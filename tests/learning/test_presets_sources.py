@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from learning.lookup import bind
-from learning.samples.sample import SOURCES, Trial
+from learning.samples.sample import SOURCES, Sample
 from schemas.use import SurrogateUse
 
 EXPERT = [3, 7, 11, 15]
@@ -70,10 +70,10 @@ def test_preset_chord_keeps_two_denominators(golden, mixed):
     golden.agrees("chord", adv, loss, batch=mixed)
 
 
-def trial(name, group, score):
+def sample(name, group, score):
     row = {"id": name, "prompt": [], "answer": "1", "family": "f", "metadata": "{}"}
     scores = {"exact": score}
-    return Trial(row, group, "policy", [1], [7], [-0.5], "stop", "x", versions=[0], scores=scores, reward=score)
+    return Sample(row, group, "policy", [1], [7], [-0.5], "stop", "x", versions=[0], scores=scores, reward=score)
 
 
 def test_preset_rlep_adds_stored_successes_to_every_group(golden):
@@ -89,8 +89,8 @@ def test_preset_rlep_adds_stored_successes_to_every_group(golden):
     source, states = bind(golden.stage("rlep").source[0], "source.0"), {}
 
     def visit(group, *scores):
-        made = [trial("q", group, score) for score in scores]
-        return source.ask(0, {"trials": made, "states": states, "seed": 1})
+        made = [sample("q", group, score) for score in scores]
+        return source.ask(0, {"samples": made, "states": states, "seed": 1})
 
     assert [t.source for t in visit(0, 1.0, 1.0, 0.0)] == ["policy"] * 3
     later = visit(5, 0.0, 1.0, 0.0)
@@ -102,16 +102,16 @@ def test_preset_rlep_adds_stored_successes_to_every_group(golden):
 def test_preset_dapo_samples_other_problems_for_groups_without_variance(golden):
     stage = golden.stage("dapo")
     refill = bind(stage.follow_up[0], "follow_up.0")
-    rows = [trial(name, 0, 0.0).row for name in "abcdefgh"]
-    trials = [trial(name, g, s) for g, name in enumerate("abc") for s in ((0.0, 1.0) if name == "b" else (1.0, 1.0))]
+    rows = [sample(name, 0, 0.0).row for name in "abcdefgh"]
+    samples = [sample(name, g, s) for g, name in enumerate("abc") for s in ((0.0, 1.0) if name == "b" else (1.0, 1.0))]
     have = {"rows": rows, "num_groups": 3, "n": 2, "seed": 1, "states": {}, "round": 0}
-    kept, asks = refill.ask(0, {**have, "trials": trials})
-    assert kept == trials
-    assert len(asks) == 2
-    assert all(ask.n == 2 and ask.row["id"] not in "abc" for ask in asks)
-    new = [trial(ask.row["id"], 3 + i, s) for i, ask in enumerate(asks) for s in (0.0, 1.0)]
-    kept, asks = refill.ask(0, {**have, "trials": trials + new, "round": 1})
-    assert asks == []
+    kept, requests = refill.ask(0, {**have, "samples": samples})
+    assert kept == samples
+    assert len(requests) == 2
+    assert all(request.n == 2 and request.row["id"] not in "abc" for request in requests)
+    new = [sample(request.row["id"], 3 + i, s) for i, request in enumerate(requests) for s in (0.0, 1.0)]
+    kept, requests = refill.ask(0, {**have, "samples": samples + new, "round": 1})
+    assert requests == []
     keep_P = bind(stage.filter, "filter").ask(
         0,
         {

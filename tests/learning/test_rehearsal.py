@@ -28,9 +28,9 @@ def test_rows_are_drawn_without_repetition_and_anew(tiny_policy, folder):
     assert [t.group for t in first] == [5, 6, 7, 8]
     assert sorted(t.row["id"] for t in drawn(1, 50)) == [str(i) for i in range(9)]
     tokenizer = tiny_policy.tokenizer
-    for trial in first:
-        assert (trial.source, trial.logprobs, trial.finish, trial.versions) == ("auxiliary", None, "stop", [3] * 3)
-        assert trial.completion_ids == [*tokenizer.encode("ok", add_special_tokens=False), tokenizer.eos_token_id]
+    for sample in first:
+        assert (sample.source, sample.logprobs, sample.finish, sample.versions) == ("auxiliary", None, "stop", [3] * 3)
+        assert sample.completion_ids == [*tokenizer.encode("ok", add_special_tokens=False), tokenizer.eos_token_id]
 
 
 def test_nothing_to_rehearse_is_said(tiny_policy, tmp_path):

@@ -13,7 +13,7 @@ from learning.lookup import bind
 from learning.models.packed import pack, packed_logprobs
 from learning.rewards import consensus, judges, likelihood, pairwise
 from learning.samples.engine_protocol import Generation, Sampling
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from learning.sampling.sampler import Sampler, scoring
 from learning.sampling.verdicts import guest, logprobs, replies, word_logprobs
 from schemas.errors import StepError
@@ -57,11 +57,11 @@ def negative(completions):
 
 
 def ask(name, completions, groups=None, **options):
-    trials = [
-        Trial(ROW, g, "policy", [1], [1], [0.0], "stop", t)
+    samples = [
+        Sample(ROW, g, "policy", [1], [1], [0.0], "stop", t)
         for t, g in zip(completions, groups or [0] * len(completions), strict=True)
     ]
-    return bind(RewardUse.model_validate({"use": name, **options})).ask(0, scoring(trials))
+    return bind(RewardUse.model_validate({"use": name, **options})).ask(0, scoring(samples))
 
 
 def test_the_majority_is_right_by_groups_and_in_normal_form():
@@ -112,32 +112,32 @@ def test_likelihood_of_the_answer_after_the_completion(sampler):
     prompt = sampler.encode(ROW["prompt"])
     encode = policy.tokenizer.encode
     eos = policy.tokenizer.eos_token_id
-    trial = Trial(ROW, 0, "policy", prompt, [*encode("so"), eos], [-1.0] * 3, "stop", "so")
-    marked = Trial(ROW, 0, "policy", prompt, [*encode("so # 77"), eos], [-1.0] * 8, "stop", "so # 77")
+    sample = Sample(ROW, 0, "policy", prompt, [*encode("so"), eos], [-1.0] * 3, "stop", "so")
+    marked = Sample(ROW, 0, "policy", prompt, [*encode("so # 77"), eos], [-1.0] * 8, "stop", "so # 77")
     lp = logprob_of(policy, prompt + encode("so "), encode("3"))[0]
     plain = logprob_of(policy, prompt, encode("3"))[0]
-    assert likelihood.answer([ROW], [trial], sampler, reduce="sum") == pytest.approx([lp], abs=1e-5)
-    assert likelihood.answer([ROW], [trial], sampler) == pytest.approx([math.exp(lp)], rel=1e-4)
-    got = likelihood.answer([ROW], [trial], sampler, reduce="sum", gain=True)
+    assert likelihood.answer([ROW], [sample], sampler, reduce="sum") == pytest.approx([lp], abs=1e-5)
+    assert likelihood.answer([ROW], [sample], sampler) == pytest.approx([math.exp(lp)], rel=1e-4)
+    got = likelihood.answer([ROW], [sample], sampler, reduce="sum", gain=True)
     assert got == pytest.approx([lp - plain], abs=1e-5)
     lp = logprob_of(policy, prompt + encode("so # "), encode("3"))[0]
     assert likelihood.answer([ROW], [marked], sampler, marker="#", reduce="mean") == pytest.approx([lp], abs=1e-5)
     two = {**ROW, "answer": "31"}
     lps = logprob_of(policy, prompt + encode("so "), encode("31"))
-    got = [likelihood.answer([two], [trial], sampler, reduce=r)[0] for r in ("sum", "mean", "probability")]
+    got = [likelihood.answer([two], [sample], sampler, reduce=r)[0] for r in ("sum", "mean", "probability")]
     assert got == pytest.approx([sum(lps), sum(lps) / 2, math.exp(sum(lps))], rel=1e-4)
 
 
 def test_what_has_no_likelihood_cannot_be_scored(sampler):
     prompt = sampler.encode(ROW["prompt"])
-    trial = Trial(ROW, 0, "policy", prompt, sampler.policy.tokenizer.encode("so"), [-1.0] * 2, "stop", "so")
+    sample = Sample(ROW, 0, "policy", prompt, sampler.policy.tokenizer.encode("so"), [-1.0] * 2, "stop", "so")
     rows = [{**ROW, "answer": None}, {**ROW, "answer": "7" * 200}, ROW]
-    got = likelihood.answer(rows, [trial] * 3, sampler)
+    got = likelihood.answer(rows, [sample] * 3, sampler)
     assert got[:2] == [None, None]
     assert got[2] > 0
-    assert likelihood.answer([ROW], [trial], sampler, marker="#") == [None]
-    expert = Trial(ROW, 0, "expert", prompt, [5], None, "stop", "so")
-    assert likelihood.confidence([trial, expert]) == [math.exp(-1.0), None]
+    assert likelihood.answer([ROW], [sample], sampler, marker="#") == [None]
+    expert = Sample(ROW, 0, "expert", prompt, [5], None, "stop", "so")
+    assert likelihood.confidence([sample, expert]) == [math.exp(-1.0), None]
 
 
 def test_likelihoods_do_not_depend_on_how_they_are_packed(sampler, monkeypatch):

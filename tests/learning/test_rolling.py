@@ -15,7 +15,7 @@ from learning.generation.weights.protocol import Receipt
 from learning.models.policy import Policy
 from learning.parallel.actors import Threads
 from learning.samples.engine_protocol import Request, Sampling
-from learning.samples.sample import Ask
+from learning.samples.sample import SampleRequest
 from learning.sampling.sampler import Sampler
 from learning.streaming.stream import Stream
 from schemas.errors import StepError
@@ -251,12 +251,12 @@ STEPS = 5
 
 
 def plan_of(step):
-    return [Ask(row, 2) for row in ROWS]
+    return [SampleRequest(row, 2) for row in ROWS]
 
 
-def rated(trials, step, place):
-    for trial in trials:
-        trial.scores["length"] = trial.reward = float(len(trial.completion_ids))
+def rated(samples, step, place):
+    for sample in samples:
+        sample.scores["length"] = sample.reward = float(len(sample.completion_ids))
 
 
 def moved(policy, step):
@@ -272,11 +272,11 @@ def own(policy):
     return Policy(copy.deepcopy(policy.model), policy.tokenizer, policy.max_length)
 
 
-def told_by(policy, trial):
+def told_by(policy, sample):
     with torch.no_grad():
-        ids = torch.tensor([[*trial.prompt_ids, *trial.completion_ids]])
-        logits = policy.model(ids).logits[0, len(trial.prompt_ids) - 1 : -1].float() / 2.0
-    return logits.log_softmax(-1).gather(1, torch.tensor(trial.completion_ids)[:, None])[:, 0].tolist()
+        ids = torch.tensor([[*sample.prompt_ids, *sample.completion_ids]])
+        logits = policy.model(ids).logits[0, len(sample.prompt_ids) - 1 : -1].float() / 2.0
+    return logits.log_softmax(-1).gather(1, torch.tensor(sample.completion_ids)[:, None])[:, 0].tolist()
 
 
 def test_tokens_are_of_the_version_they_say_and_never_older_than_the_bound(tiny_policy, tiny_policy_folder, tmp_path):
@@ -289,7 +289,7 @@ def test_tokens_are_of_the_version_they_say_and_never_older_than_the_bound(tiny_
         for step in range(STEPS):
             sampler = Sampler(stream, tiny_policy, Sampling(2.0, TOKENS), 5, step)
             found = streamed([], sampler, stream, plan_of, rated, step, 0, STEPS, max_staleness=2, sync="each")
-            ages = [step - version for trial in found for version in trial.versions]
+            ages = [step - version for sample in found for version in sample.versions]
             assert min(ages) >= 0
             assert max(ages) <= 2
             # One iteration of the two is the workers': no plan but the next has been asked.
@@ -300,12 +300,12 @@ def test_tokens_are_of_the_version_they_say_and_never_older_than_the_bound(tiny_
             assert stream.points().keys() >= {"trainer_wait_seconds", "generator_idle_share"}
     finally:
         stream.close()
-    assert sorted(trial.row["id"] for trial in seen) == sorted([row["id"] for row in ROWS] * 2 * STEPS)
-    for trial in seen:
-        assert trial.versions == sorted(trial.versions)
-        of = [told_by(policy, trial) for policy in policies]
-        want = [of[version][place] for place, version in enumerate(trial.versions)]
-        assert trial.logprobs == pytest.approx(want, abs=2e-5)
+    assert sorted(sample.row["id"] for sample in seen) == sorted([row["id"] for row in ROWS] * 2 * STEPS)
+    for sample in seen:
+        assert sample.versions == sorted(sample.versions)
+        of = [told_by(policy, sample) for policy in policies]
+        want = [of[version][place] for place, version in enumerate(sample.versions)]
+        assert sample.logprobs == pytest.approx(want, abs=2e-5)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from learning.evaluation.sampled_answers import weighted_scores
 from learning.lookup import bind
 from learning.rl.metrics import describe
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from learning.sampling.sampler import score
 from schemas.errors import StepError
 from schemas.use import RewardUse
@@ -77,16 +77,16 @@ def bound(name, **options):
     return bind(RewardUse.model_validate({"use": f"{__name__}:{name}", **options}), "rewards.0")
 
 
-def trials(texts):
+def samples(texts):
     rows = [{"id": str(i // 2), "prompt": [{"role": "user", "content": "?"}]} for i in range(len(texts))]
     return [
-        Trial(row, int(row["id"]), "policy", [5], [6], [-1.0], "stop", text)
+        Sample(row, int(row["id"]), "policy", [5], [6], [-1.0], "stop", text)
         for row, text in zip(rows, texts, strict=True)
     ]
 
 
 def scored(name, texts, states=None, shown=None):
-    made = trials(texts)
+    made = samples(texts)
     have = {"step": 0, "seed": 3, "states": {} if states is None else states}
     score([bound(name)], [1.0], made, have, shown=shown)
     return made

@@ -16,7 +16,7 @@ from learning.lookup import bind
 from learning.models.packed import pack, packed_logprobs
 from learning.rewards.environment import earned
 from learning.samples.engine_protocol import Turn
-from learning.samples.sample import Trial, by_group
+from learning.samples.sample import Sample, by_group
 from learning.sampling.trajectories import EPISODES, Trajectories
 from schemas.errors import StepError
 from schemas.use import SourceUse
@@ -27,14 +27,16 @@ def row(name, answer=None):
     return {"id": name, "prompt": said, "answer": answer or name, "family": "f", "metadata": "{}"}
 
 
-def trial(name, group, score, *, source="policy", text="x", step=0, **more):
+def sample(name, group, score, *, source="policy", text="x", step=0, **more):
     filled = {"versions": [step], "scores": {"exact": score}, "reward": score, **more}
-    return Trial(row(name), group, source, [1, 2], [7], [-0.5], "stop", text, **filled)
+    return Sample(row(name), group, source, [1, 2], [7], [-0.5], "stop", text, **filled)
 
 
-def added(use, trials, states, *, step=0, sampler=None, inputs=None, seed=0):
+def added(use, samples, states, *, step=0, sampler=None, inputs=None, seed=0):
     bound = bind(SourceUse.model_validate(use), "source.0", inputs)
-    return bound.ask(step, {"trials": trials, "step": step, "sampler": sampler, "states": states, "seed": seed, "n": 2})
+    return bound.ask(
+        step, {"samples": samples, "step": step, "sampler": sampler, "states": states, "seed": seed, "n": 2}
+    )
 
 
 def chat(folder, **texts):
@@ -52,7 +54,7 @@ def test_replay_gives_back_the_last_policies_first_in_first_out(answering):
     for step in range(6):
         sampler = answering(lambda *_: "", step=step)
         sampler.groups = 2
-        fresh = [trial("ab"[g], g, float(i), step=step) for g in range(2) for i in range(2)]
+        fresh = [sample("ab"[g], g, float(i), step=step) for g in range(2) for i in range(2)]
         got = added({"use": "replay", "policies": 3}, fresh, states, step=step, sampler=sampler)
         old = got[4:]
         assert got[:4] == fresh
@@ -69,13 +71,13 @@ def test_replay_gives_back_the_last_policies_first_in_first_out(answering):
 def test_replay_draws_as_many_groups_as_it_is_told_and_stores_only_what_was_sampled(answering):
     use = {"use": "replay", "groups": 3}
     states = {}
-    first = [trial("a", g, 1.0) for g in range(5)]
+    first = [sample("a", g, 1.0) for g in range(5)]
     others = [
-        trial("a", 5, 1.0, source="greedy"),
-        trial("a", 6, None, reward=None),
-        trial("a", 7, 1.0),
+        sample("a", 5, 1.0, source="greedy"),
+        sample("a", 6, None, reward=None),
+        sample("a", 7, 1.0),
     ]
-    expert = Trial(row("a"), 0, "expert", [1], [2], None, "stop", "", scores={"exact": 1.0}, reward=1.0)
+    expert = Sample(row("a"), 0, "expert", [1], [2], None, "stop", "", scores={"exact": 1.0}, reward=1.0)
     for one in others[2:]:
         one.finish = "suspended"
     assert added(use, [*first, *others, expert], states, sampler=answering(lambda *_: "")) == [*first, *others, expert]
@@ -86,9 +88,13 @@ def test_replay_draws_as_many_groups_as_it_is_told_and_stores_only_what_was_samp
 
 def test_a_stored_success_joins_a_group_that_failed_throughout_and_no_other():
     states = {}
-    before = [trial("a", 0, 1.0, text="solved"), trial("a", 0, 0.0), trial("b", 1, 0.0)]
+    before = [sample("a", 0, 1.0, text="solved"), sample("a", 0, 0.0), sample("b", 1, 0.0)]
     assert added("successes", before, states) == before
-    now = [trial("a", 0, 0.0, step=1) for _ in range(4)] + [trial("a", 1, 1.0), trial("a", 1, 0.0), trial("b", 2, 0.0)]
+    now = [sample("a", 0, 0.0, step=1) for _ in range(4)] + [
+        sample("a", 1, 1.0),
+        sample("a", 1, 0.0),
+        sample("b", 2, 0.0),
+    ]
     got = by_group(added("successes", now, json.loads(json.dumps(states)), step=1))
     assert [t.source for t in got[0]] == ["policy"] * 3 + ["replay"]
     assert (got[0][-1].text, got[0][-1].group, got[0][-1].versions) == ("solved", 0, [0])
@@ -98,9 +104,9 @@ def test_a_stored_success_joins_a_group_that_failed_throughout_and_no_other():
 
 def test_successes_may_join_every_group_beside_its_own():
     states = {}
-    added("successes", [trial("a", 0, 1.0, text=str(i)) for i in range(5)], states)
+    added("successes", [sample("a", 0, 1.0, text=str(i)) for i in range(5)], states)
     use = {"use": "successes", "when": "always", "per_group": 2, "replaced": False, "keep": 3}
-    got = added(use, [trial("a", 0, 1.0), trial("a", 0, 0.0)], states)
+    got = added(use, [sample("a", 0, 1.0), sample("a", 0, 0.0)], states)
     assert [t.source for t in got] == ["policy"] * 2 + ["replay"] * 2
     assert len({t.text for t in got[2:]}) == 2
     assert len(states["source.0"]["successes"]["a"]) == 3
@@ -108,9 +114,9 @@ def test_successes_may_join_every_group_beside_its_own():
 
 def test_an_expert_takes_the_place_of_one_completion(tmp_path, answering):
     inputs = chat(tmp_path, a=["known"], b=["one", "two", "three"])
-    trials = [trial("ab"[g], g, float(i)) for g in range(2) for i in range(3)] + [trial("c", 2, 0.0)]
+    samples = [sample("ab"[g], g, float(i)) for g in range(2) for i in range(3)] + [sample("c", 2, 0.0)]
     sampler = answering(lambda *_: "")
-    got = by_group(added({"use": "expert", "data": "d", "per_group": 2}, trials, {}, sampler=sampler, inputs=inputs))
+    got = by_group(added({"use": "expert", "data": "d", "per_group": 2}, samples, {}, sampler=sampler, inputs=inputs))
     assert [[t.source for t in members] for members in got.values()] == [
         ["policy", "policy", "expert"],
         ["policy", "expert", "expert"],
@@ -122,7 +128,7 @@ def test_an_expert_takes_the_place_of_one_completion(tmp_path, answering):
     batch = forest(got[0])
     assert batch.sampled("external").tolist() == [False, False] + [True] * len("known.")
     failed_only = {"use": "expert", "data": "d", "when": "failed"}
-    mixed = [trial("a", 0, 0.0), trial("a", 0, 1.0), trial("b", 1, 0.0), trial("b", 1, 0.0)]
+    mixed = [sample("a", 0, 0.0), sample("a", 0, 1.0), sample("b", 1, 0.0), sample("b", 1, 0.0)]
     got = added(failed_only, mixed, {}, sampler=sampler, inputs=inputs)
     assert [(t.group, t.source) for t in got] == [(0, "policy"), (0, "policy"), (1, "policy"), (1, "expert")]
 
@@ -131,9 +137,9 @@ def test_an_expert_of_other_problems_or_beyond_the_model_is_said(tmp_path, answe
     sampler = answering(lambda *_: "")
     inputs = chat(tmp_path, z=["known"], a=["y" * 200])
     with pytest.raises(StepError, match="no completion for any of these problems"):
-        added({"use": "expert", "data": "d"}, [trial("b", 0, 0.0)], {}, sampler=sampler, inputs=inputs)
+        added({"use": "expert", "data": "d"}, [sample("b", 0, 0.0)], {}, sampler=sampler, inputs=inputs)
     with pytest.raises(StepError, match="problem a and its completion have 205 tokens"):
-        added({"use": "expert", "data": "d"}, [trial("a", 0, 0.0)], {}, sampler=sampler, inputs=inputs)
+        added({"use": "expert", "data": "d"}, [sample("a", 0, 0.0)], {}, sampler=sampler, inputs=inputs)
 
 
 def likelihood(policy, sampler, name, lead, answer):
@@ -153,11 +159,11 @@ def test_teachers_are_picked_by_how_likely_they_make_the_answer(tmp_path, answer
         folders[-1].mkdir()
         chat(folders[-1], q=[f"{lead}42", f"{lead}43"])
     sampler = answering(lambda *_: "")
-    trials = [trial("q", 0, 0.0) for _ in range(8)] + [trial("q", 1, float(i == 3)) for i in range(8)]
-    for one in trials:
+    samples = [sample("q", 0, 0.0) for _ in range(8)] + [sample("q", 1, float(i == 3)) for i in range(8)]
+    for one in samples:
         one.row = row("q", "42")
-    got = by_group(teachers(trials, sampler, data=folders, per_group=2))
-    assert got[1] == trials[8:]
+    got = by_group(teachers(samples, sampler, data=folders, per_group=2))
+    assert got[1] == samples[8:]
     assert [t.source for t in got[0]] == ["policy"] * 6 + ["teacher"] * 2
     scores = {lead: likelihood(tiny_policy, sampler, "q", lead, "42") for lead in leads}
     best = sorted(scores, key=scores.get, reverse=True)[:2]
@@ -169,7 +175,7 @@ def test_what_a_source_draws_is_a_function_of_seed_and_step(tmp_path, answering)
     sampler = answering(lambda *_: "")
     use = {"use": "expert", "data": "d"}
     texts = [
-        added(use, [trial("a", 0, 0.0)], {}, step=step, seed=seed, sampler=sampler, inputs=inputs)[-1].text
+        added(use, [sample("a", 0, 0.0)], {}, step=step, seed=seed, sampler=sampler, inputs=inputs)[-1].text
         for step, seed in ((0, 0), (0, 0), (1, 0), (0, 1))
     ]
     assert texts[0] == texts[1]
@@ -182,7 +188,7 @@ class Pool:
     def __init__(self, folder, sampler):
         self.folder, self.sampler = folder, sampler
         self.file = Trajectories(folder, 1.0, 0, partial(decode, sampler.policy.tokenizer))
-        self.trials = []
+        self.samples = []
 
     def add(self, name, group, score, **more):
         tokenizer = self.sampler.policy.tokenizer
@@ -191,13 +197,13 @@ class Pool:
         ids = [*said, *seen, *said]
         turns = [Turn(len(said), len(seen), 0.0, 0.5), Turn(len(said), 0, score, 0.5)]
         lps = [-0.5] * len(said) + [0.0] * len(seen) + [-0.25] * len(said)
-        made = Trial(row(name), group, "policy", [1, 2], ids, lps, "stop", name, turns=turns, versions=[3] * len(ids))
+        made = Sample(row(name), group, "policy", [1, 2], ids, lps, "stop", name, turns=turns, versions=[3] * len(ids))
         made.scores, made.reward = {"environment.earned": score}, score
-        self.trials.append(replace(made, **more))
+        self.samples.append(replace(made, **more))
         return made
 
     def written(self):
-        self.file.add(3, self.trials, [None] * len(self.trials))
+        self.file.add(3, self.samples, [None] * len(self.samples))
         self.file.publish(self.folder, [])
         return {"source.0.data": self.folder}
 
@@ -211,9 +217,9 @@ def test_a_pool_gives_a_group_that_failed_throughout_one_success_and_a_mixed_one
     pool.add("c", 2, 1.0, source="replay")
     pool.add("c", 2, 1.0, finish="length")
     use, inputs = {"use": "collected", "data": "before.trajectories"}, pool.written()
-    failed = [trial("a", 0, 0.0) for _ in range(4)]
-    mixed = [trial("b", 1, score) for score in (0.0, 1.0, 0.0)]
-    nowhere = [trial("c", 2, 0.0)]
+    failed = [sample("a", 0, 0.0) for _ in range(4)]
+    mixed = [sample("b", 1, score) for score in (0.0, 1.0, 0.0)]
+    nowhere = [sample("c", 2, 0.0)]
     got = by_group(added(use, [*failed, *mixed, *nowhere], {}, sampler=sampler, inputs=inputs))
     assert got[0][:3] == failed[:3]
     (one,) = got[0][3:]
@@ -235,10 +241,10 @@ def test_own_successes_come_before_those_of_the_pool(tmp_path, answering):
     parts = [bind(SourceUse.model_validate(use), f"source.{i}", inputs) for i, use in enumerate(uses)]
     states, found = {}, []
     for score in (1.0, 0.0):
-        trials = [trial("a", 0, score), trial("a", 0, 0.0), trial("b", 1, 0.0), trial("b", 1, 0.0)]
+        samples = [sample("a", 0, score), sample("a", 0, 0.0), sample("b", 1, 0.0), sample("b", 1, 0.0)]
         for part in parts:
-            trials = part.ask(0, {"trials": trials, "states": states, "seed": 0, "sampler": sampler})
-        found.append([[t.completion_ids for t in of if t.source == "replay"] for of in by_group(trials).values()])
+            samples = part.ask(0, {"samples": samples, "states": states, "seed": 0, "sampler": sampler})
+        found.append([[t.completion_ids for t in of if t.source == "replay"] for of in by_group(samples).values()])
         states = json.loads(json.dumps(states))
     assert found == [[[], [stored["b"]]], [[[7]], [stored["b"]]]]
     # Its own are a part of its checkpoints; the pool is not.
@@ -256,6 +262,6 @@ def test_a_pool_of_another_tokenizer_or_without_the_score_is_refused(tmp_path, a
     pq.write_table(table, tmp_path / "trajectories.parquet")
     use = {"use": "collected", "data": "before.trajectories"}
     with pytest.raises(StepError, match="another tokenizer's"):
-        added(use, [trial("a", 0, 0.0)], {}, sampler=sampler, inputs=inputs)
+        added(use, [sample("a", 0, 0.0)], {}, sampler=sampler, inputs=inputs)
     with pytest.raises(StepError, match=r"no score 'exact'; it has: environment\.earned"):
-        added({**use, "component": "exact"}, [trial("a", 0, 0.0)], {}, sampler=sampler, inputs=inputs)
+        added({**use, "component": "exact"}, [sample("a", 0, 0.0)], {}, sampler=sampler, inputs=inputs)

@@ -14,7 +14,7 @@ from learning.generation.engines.torch import Engine
 from learning.generation.services.local_rollouts import LocalRollouts
 from learning.models.policy import Policy
 from learning.samples.engine_protocol import Request, Sampling
-from learning.samples.sample import Ask
+from learning.samples.sample import SampleRequest
 from learning.sampling.sampler import Sampler
 from learning.streaming.stream import Stream
 from schemas.errors import StepError
@@ -28,7 +28,7 @@ GROUPS, N, STEPS, TOKENS = 4, 2, 7, 12
 
 
 def plan_of(step):
-    return [Ask(ROWS[(step * GROUPS + place) % len(ROWS)], N) for place in range(GROUPS)]
+    return [SampleRequest(ROWS[(step * GROUPS + place) % len(ROWS)], N) for place in range(GROUPS)]
 
 
 @dataclass
@@ -43,20 +43,20 @@ class Trainer:
     tokens: int = TOKENS
     seen: list = field(default_factory=list)
 
-    def rate(self, trials, step, place):
+    def rate(self, samples, step, place):
         if self.score is not None:
-            self.score(trials, step, place)
-        for trial in trials:
-            trial.scores["length"] = trial.reward = float(len(trial.completion_ids))
+            self.score(samples, step, place)
+        for sample in samples:
+            sample.scores["length"] = sample.reward = float(len(sample.completion_ids))
 
     def iterate(self, step, steps=STEPS):
         sampling = Sampling(2.0, self.tokens, processor=None)
         sampler = Sampler(self.stream, self.policy, sampling, 5, step)
-        trials = self.drive([], sampler, self.stream, plan_of, self.rate, step, 0, steps, **self.options)
-        self.seen.append(trials)
+        samples = self.drive([], sampler, self.stream, plan_of, self.rate, step, 0, steps, **self.options)
+        self.seen.append(samples)
         change(self.policy, step)
         self.stream.sync(step + 1)
-        return trials
+        return samples
 
 
 def change(policy, step):
@@ -85,15 +85,15 @@ def train(tiny_policy):
         stream.close()
 
 
-def known(trials):
-    return [(t.row["id"], t.group, t.completion_ids, t.logprobs, t.versions, t.finish, t.reward) for t in trials]
+def known(samples):
+    return [(t.row["id"], t.group, t.completion_ids, t.logprobs, t.versions, t.finish, t.reward) for t in samples]
 
 
-def full_lp(policy, trial):
+def full_lp(policy, sample):
     with torch.no_grad():
-        ids = [*trial.prompt_ids, *trial.completion_ids]
-        logits = policy.model(torch.tensor([ids])).logits[0, len(trial.prompt_ids) - 1 : -1].float() / 2.0
-    return logits.log_softmax(-1).gather(1, torch.tensor(trial.completion_ids)[:, None])[:, 0].tolist()
+        ids = [*sample.prompt_ids, *sample.completion_ids]
+        logits = policy.model(torch.tensor([ids])).logits[0, len(sample.prompt_ids) - 1 : -1].float() / 2.0
+    return logits.log_softmax(-1).gather(1, torch.tensor(sample.completion_ids)[:, None])[:, 0].tolist()
 
 
 @pytest.mark.parametrize(
@@ -112,20 +112,22 @@ def test_nothing_is_too_old_and_every_group_is_trained_on_once(train, options):
     trainer = train(**options)
     submitted = []
     for step in range(STEPS):
-        trials = trainer.iterate(step)
+        samples = trainer.iterate(step)
         submitted.append(trainer.stream.planned)
-        ages = [step - version for t in trials for version in t.versions]
+        ages = [step - version for t in samples for version in t.versions]
         assert min(ages) >= 0
         assert max(ages) <= options["max_staleness"]
-        assert len(trials) == GROUPS * N
+        assert len(samples) == GROUPS * N
         # Groups are whole, and numbered as the loop numbers them.
-        assert Counter(t.group for t in trials) == dict.fromkeys(range(GROUPS), N)
-        assert all(t.reward == len(t.completion_ids) for t in trials)
+        assert Counter(t.group for t in samples) == dict.fromkeys(range(GROUPS), N)
+        assert all(t.reward == len(t.completion_ids) for t in samples)
     # Admission: at version v the plans of v + ahead + 1 iterations have been asked, never one more.
     ahead = options.get("ahead", options["max_staleness"])
     assert submitted == [min(step + ahead + 1, STEPS) for step in range(STEPS)]
-    problems = Counter(t.row["id"] for trials in trainer.seen for t in trials)
-    assert problems == Counter(ask.row["id"] for step in range(STEPS) for ask in plan_of(step) for _ in range(N))
+    problems = Counter(t.row["id"] for samples in trainer.seen for t in samples)
+    assert problems == Counter(
+        request.row["id"] for step in range(STEPS) for request in plan_of(step) for _ in range(N)
+    )
     assert trainer.stream.groups == []
 
 
@@ -150,13 +152,13 @@ def test_an_interrupted_completion_tells_which_weights_sampled_each_token(train,
         trainer.iterate(step)
         policies.append(own(trainer.policy))
     mixed = 0
-    for trials in trainer.seen:
-        for trial in trials:
-            assert trial.versions == sorted(trial.versions)
-            mixed += len(set(trial.versions)) > 1
-            of = [full_lp(policy, trial) for policy in policies]
-            want = [of[version][place] for place, version in enumerate(trial.versions)]
-            assert trial.logprobs == pytest.approx(want, abs=2e-5)
+    for samples in trainer.seen:
+        for sample in samples:
+            assert sample.versions == sorted(sample.versions)
+            mixed += len(set(sample.versions)) > 1
+            of = [full_lp(policy, sample) for policy in policies]
+            want = [of[version][place] for place, version in enumerate(sample.versions)]
+            assert sample.logprobs == pytest.approx(want, abs=2e-5)
     assert mixed > 5
 
 
@@ -164,10 +166,10 @@ def test_an_interrupted_completion_tells_which_weights_sampled_each_token(train,
 def test_without_interruption_a_completion_is_of_one_version(train, drive):
     trainer = train(drive, **({"max_staleness": 2, "interrupt": False} if drive is streamed else {}))
     for step in range(STEPS):
-        trials = trainer.iterate(step)
-        assert all(len(set(t.versions)) == 1 for t in trials)
+        samples = trainer.iterate(step)
+        assert all(len(set(t.versions)) == 1 for t in samples)
         if drive is one_step_off:
-            assert {v for t in trials for v in t.versions} == {max(step - 1, 0)}
+            assert {v for t in samples for v in t.versions} == {max(step - 1, 0)}
 
 
 RUNS = [
@@ -200,7 +202,7 @@ def test_trap_24_a_killed_run_goes_on_to_the_same_bits(train, drive, options):
     again.stream.sync(4)
     for step in range(4, STEPS):
         again.iterate(step)
-    assert [known(trials) for trials in again.seen] == [known(trials) for trials in whole.seen]
+    assert [known(samples) for samples in again.seen] == [known(samples) for samples in whole.seen]
 
 
 def test_in_real_time_a_killed_run_loses_nothing(train):
@@ -218,14 +220,14 @@ def test_in_real_time_a_killed_run_loses_nothing(train):
     again.stream.load(kept)
     again.stream.sync(3)
     for step in range(3, STEPS):
-        for trial in again.iterate(step):
-            assert max(step - version for version in trial.versions) <= 3
-    trained = [t for trials in (*trainer.seen[:3], *again.seen) for t in trials]
+        for sample in again.iterate(step):
+            assert max(step - version for version in sample.versions) <= 3
+    trained = [t for samples in (*trainer.seen[:3], *again.seen) for t in samples]
     assert Counter(t.row["id"] for t in trained) == Counter(
-        ask.row["id"] for step in range(STEPS) for ask in plan_of(step) for _ in range(N)
+        request.row["id"] for step in range(STEPS) for request in plan_of(step) for _ in range(N)
     )
     # What existed when the checkpoint was written has been kept, token by token.
-    finals = [t.completion_ids for trials in again.seen for t in trials]
+    finals = [t.completion_ids for samples in again.seen for t in samples]
     assert all(any(final[: len(ids)] == ids for final in finals) for ids in tokens.values())
 
 
@@ -234,8 +236,8 @@ def test_trap_23_what_is_slow_is_trained_on_as_much_as_what_is_fast(train, optio
     """Long answers are scored late: only after two short groups more have been, as far as there are any."""
     short, sampled = threading.Semaphore(0), Counter()
 
-    def score(trials, step, place):
-        lengths = [len(t.completion_ids) for t in trials]
+    def score(samples, step, place):
+        lengths = [len(t.completion_ids) for t in samples]
         sampled.update(lengths)
         if sum(lengths) > N * TOKENS * 0.8:
             for _ in range(2):
@@ -246,10 +248,10 @@ def test_trap_23_what_is_slow_is_trained_on_as_much_as_what_is_fast(train, optio
     trainer = train(score=score, **options)
     for step in range(STEPS):
         trainer.iterate(step)
-    of_step = [Counter(t.row["id"] for t in trials) for trials in trainer.seen]
-    asked_for = [Counter(ask.row["id"] for ask in plan_of(step) for _ in range(N)) for step in range(STEPS)]
+    of_step = [Counter(t.row["id"] for t in samples) for samples in trainer.seen]
+    asked_for = [Counter(request.row["id"] for request in plan_of(step) for _ in range(N)) for step in range(STEPS)]
     assert sum(of_step, Counter()) == sum(asked_for, Counter())
-    lengths = [len(t.completion_ids) for trials in trainer.seen for t in trials]
+    lengths = [len(t.completion_ids) for samples in trainer.seen for t in samples]
     assert Counter(lengths) == sampled
     assert len(set(lengths)) > 2
     told = trainer.stream.points()
@@ -263,7 +265,7 @@ def test_slack_lets_what_is_ready_go_before_what_is_slow(train):
     """Fewer iterations ahead than may be stale: a group that is late does not hold the trainer up."""
     gate = threading.Event()
 
-    def score(trials, step, place):
+    def score(samples, step, place):
         if (step, place) == (0, 0):
             gate.wait(60)
 
@@ -276,7 +278,7 @@ def test_slack_lets_what_is_ready_go_before_what_is_slow(train):
     for step in range(2, STEPS):
         trainer.iterate(step)
     assert trainer.stream.groups == []
-    at = next(step for step, trials in enumerate(trainer.seen) for t in trials if t.row["id"] == "0")
+    at = next(step for step, samples in enumerate(trainer.seen) for t in samples if t.row["id"] == "0")
     assert 1 <= at <= 3
 
 
@@ -285,7 +287,7 @@ def test_rewards_are_waited_for_while_others_decode(train):
     later = threading.Event()
     order = []
 
-    def score(trials, step, place):
+    def score(samples, step, place):
         if step == 1:
             later.set()
         elif (step, place) == (0, 0):
@@ -298,7 +300,7 @@ def test_rewards_are_waited_for_while_others_decode(train):
 
 
 def test_what_goes_wrong_beside_the_trainer_ends_the_iteration(train):
-    def score(trials, step, place):
+    def score(samples, step, place):
         if step == 1:
             raise ZeroDivisionError("no reward")
 

@@ -12,7 +12,7 @@ from learning.generation.engines.torch import Engine
 from learning.models.packed import pack, packed_logprobs
 from learning.models.policy import Policy
 from learning.samples.engine_protocol import Generation, Request, Sampling
-from learning.samples.sample import Ask
+from learning.samples.sample import SampleRequest
 from learning.sampling.sampler import Sampler
 
 ADVERSARIAL = ["", " ", "a<eos>b", "<assistant>", "  two  spaces ", "ends with <eos>", "<user><eos><assistant>", "\n\n"]
@@ -42,12 +42,12 @@ def test_trap_15_tokens_are_never_made_again(tiny_policy):
     assert tokenizer.encode("ab", add_special_tokens=False) == [6]
     policy = Policy(tiny_policy.model, tokenizer, 64)
     sampler = Sampler(Scripted(), policy, Sampling(1.0, 8), seed=0, step=0)
-    trials = sampler.sample([Ask({"id": "q", "prompt": [{"role": "user", "content": "ab"}]}, n=2)])
-    assert [t.text for t in trials] == ["ab", "ab"]
-    assert [t.completion_ids for t in trials] == [[4, 5, 1]] * 2
-    batch = forest(trials)
+    samples = sampler.sample([SampleRequest({"id": "q", "prompt": [{"role": "user", "content": "ab"}]}, n=2)])
+    assert [t.text for t in samples] == ["ab", "ab"]
+    assert [t.completion_ids for t in samples] == [[4, 5, 1]] * 2
+    batch = forest(samples)
     path = [token for segment in (0, batch.leaves[1]) for token in batch.segments[segment]]
-    assert path == [*trials[1].prompt_ids, 4, 5, 1]
+    assert path == [*samples[1].prompt_ids, 4, 5, 1]
     assert batch.sampled("lp_behav").tolist() == [-1.0, -2.0, -3.0] * 2
 
 

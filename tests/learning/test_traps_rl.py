@@ -22,7 +22,7 @@ from learning.models.packed import pack, packed_logprobs
 from learning.rl.collection import gate
 from learning.rl.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
 from learning.samples.engine_protocol import Generation
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from learning.sampling.sampler import score, stream
 
 VOCABULARY = 29
@@ -162,10 +162,10 @@ def test_trap_05_the_filter_sees_raw_scores_only():
     right = Bound("exact", lambda completions: [0.0, 0.0, 0.0, 1.0, 0.0], {})
     brevity = Bound("brevity", lambda completions: [0.1 * len(t) for t in completions], {})
     places = zip((0, 0, 0, 1, 1), ("a", "aa", "aaa", "a", "a"), strict=True)
-    trials = [Trial({"id": str(g)}, g, "policy", [1], [1], [0.0], "stop", text) for g, text in places]
-    score([right, brevity], [1.0, 1.0], trials, {"step": 0})
-    assert [t.reward for t in trials] == pytest.approx([0.1, 0.2, 0.3, 1.1, 0.1])
-    batch = gate(Bound("reward_variance", filters.reward_variance, {}), trials, 0, {}, {})
+    samples = [Sample({"id": str(g)}, g, "policy", [1], [1], [0.0], "stop", text) for g, text in places]
+    score([right, brevity], [1.0, 1.0], samples, {"step": 0})
+    assert [t.reward for t in samples] == pytest.approx([0.1, 0.2, 0.3, 1.1, 0.1])
+    batch = gate(Bound("reward_variance", filters.reward_variance, {}), samples, 0, {}, {})
     assert batch.paths["path"].tolist() == [3, 4]
 
 

@@ -6,11 +6,11 @@ from learning.algorithm.advantages.turns import by_turn
 from learning.batch.batch_layout import forest
 from learning.batch.columns import lift, of_rewards
 from learning.samples.engine_protocol import Turn
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 
 
 def episode(turns, size, given=0):
-    made = Trial({"id": "a"}, 0, "policy", [7, 8], list(range(size)), [-1.0] * size, "length", "", given=given)
+    made = Sample({"id": "a"}, 0, "policy", [7, 8], list(range(size)), [-1.0] * size, "length", "", given=given)
     made.versions, made.turns, made.scores = [0] * size, turns, {"environment.earned": 9.0}
     made.reward = 9.0
     return made

@@ -15,7 +15,7 @@ from learning.rl.streamed_update import Pieces
 from learning.rl.update import update, with_proximal
 from learning.samples.engine_protocol import Sampling
 from learning.samples.history import History
-from learning.samples.sample import Ask
+from learning.samples.sample import SampleRequest
 from learning.sampling.sampler import Sampler
 from learning.streaming.stream import Stream
 from schemas.use import PlanUse
@@ -23,12 +23,12 @@ from schemas.use import PlanUse
 
 def in_turn(rows, num_groups, n, step):
     """The problems in their order, greedily, so that a scripted policy says what its script says."""
-    return [Ask(rows[(step * num_groups + i) % len(rows)], n, temperature=0.0) for i in range(num_groups)]
+    return [SampleRequest(rows[(step * num_groups + i) % len(rows)], n, temperature=0.0) for i in range(num_groups)]
 
 
 def by_chance(rows, num_groups, n, step):
     """The problems in their order, sampled as the stage samples."""
-    return [Ask(rows[(step * num_groups + i) % len(rows)], n) for i in range(num_groups)]
+    return [SampleRequest(rows[(step * num_groups + i) % len(rows)], n) for i in range(num_groups)]
 
 
 def letters(text):
@@ -40,7 +40,7 @@ def letters(text):
 
 
 class Loop:
-    """Iterations of a stage: `train` is called with the trials of each in the place of an update."""
+    """Iterations of a stage: `train` is called with the samples of each in the place of an update."""
 
     def __init__(self, stage, policy, rows, *, num_groups, n=1, plan=in_turn, max_steps=20, tokens=64, **more):
         """`more` may be `rewards`, a `source` of completions, and options of the drive."""
@@ -54,15 +54,15 @@ class Loop:
         self.have = {"rows": rows, "num_groups": num_groups, "n": n, "seed": 0, "states": {}, "metrics": {}}
         self.have["max_steps"], self.step = max_steps, 0
 
-    def iterate(self, train=lambda trials: None, consume=None):
-        """The trials of an iteration, after which the weights that `train` leaves are those that sample."""
+    def iterate(self, train=lambda samples: None, consume=None):
+        """The samples of an iteration, after which the weights that `train` leaves are those that sample."""
         sampler = Sampler(self.stream, self.policy, Sampling(1.0, self.tokens), 0, self.step)
         have = {**self.have, "step": self.step, "consume": consume}
-        trials = collect(self.parts, sampler, History(), {}, have)
-        train(trials)
+        samples = collect(self.parts, sampler, History(), {}, have)
+        train(samples)
         self.step += 1
         self.stream.sync(self.step)
-        return trials
+        return samples
 
     @property
     def clock(self):
@@ -81,26 +81,26 @@ class Update:
         self.reference = References(self.stage, self.algorithm, policy, {})
         self.pieces = Pieces(self.algorithm, self.trained, self.stage, step, self.prepared)
 
-    def columns(self, trials):
+    def columns(self, samples):
         how = {"max_tokens": self.stage.max_tokens_per_micro_batch, "temperature": self.stage.temperature}
-        batch = self.reference.add_to(with_dropped(forest(trials), False), self.trained, **how)
+        batch = self.reference.add_to(with_dropped(forest(samples), False), self.trained, **how)
         return with_proximal(self.algorithm, batch, self.trained, self.stage)
 
     def credited(self, batch):
         return with_factors(self.algorithm, with_advantages(self.algorithm, batch, self.now), self.now, seed=0)
 
-    def prepared(self, trials):
-        return trials, self.credited(self.columns(trials))
+    def prepared(self, samples):
+        return samples, self.credited(self.columns(samples))
 
-    def at_once(self, trials):
-        """The gradient of a batch that has waited for all of its trials."""
-        batch = self.prepared(trials)[1]
+    def at_once(self, samples):
+        """The gradient of a batch that has waited for all of its samples."""
+        batch = self.prepared(samples)[1]
         update(self.algorithm, self.trained, self.optimizer, batch, self.stage, self.now)
         return self.moved()
 
-    def finish(self, trials):
+    def finish(self, samples):
         """The gradient of what has been added to `pieces`."""
-        self.pieces.step(self.optimizer, self.credited(self.pieces.whole(forest(trials))))
+        self.pieces.step(self.optimizer, self.credited(self.pieces.whole(forest(samples))))
         return self.moved()
 
     def moved(self):

@@ -14,7 +14,7 @@ from learning.batch.batch_layout import forest
 from learning.rl.collection import bind_collecting
 from learning.rl.policy_loss import columns_of, with_advantages, with_dropped, with_weights
 from learning.samples.history import History
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "aepo-arbitrary.yaml"
@@ -27,20 +27,20 @@ def stage(name="trained"):
     return load_recipe(RECIPE, profile="tiny").stages[name]
 
 
-def trial(action, reward, source, group):
+def sample(action, reward, source, group):
     lp = [float(LOGITS.log_softmax(-1)[action])]
     filled = {"scores": {"r": reward}, "reward": reward, "versions": [0]}
-    return Trial({"id": "q", "family": "f"}, group, source, [1], [action], lp, "stop", "", **filled)
+    return Sample({"id": "q", "family": "f"}, group, source, [1], [action], lp, "stop", "", **filled)
 
 
-def extra_gradient(trials, z):
+def extra_gradient(samples, z):
     """Gradient of minus the recipe's extra term, over its coefficient, by the logits of a bandit."""
     how = bind_algorithm(stage(), {})
-    made = with_dropped(forest(trials), False)
+    made = with_dropped(forest(samples), False)
     made = with_weights(how, with_advantages(how, made, 0), 0, 4)
     (term,) = how.components
-    actions = [t.completion_ids[0] for t in trials]
-    columns = columns_of(made, {"lp": z.log_softmax(-1)[actions], "entropy": torch.zeros(len(trials), **DOUBLE)})
+    actions = [t.completion_ids[0] for t in samples]
+    columns = columns_of(made, {"lp": z.log_softmax(-1)[actions], "entropy": torch.zeros(len(samples), **DOUBLE)})
     loss = (term.function.ask(0, columns) * columns["w.0_T"]).sum()
     return -torch.autograd.grad(loss, z)[0] / term.coef, made
 
@@ -51,7 +51,7 @@ def test_the_expected_extra_gradient_of_a_bandit(temperature, want):
     sampled = (LOGITS / temperature).softmax(-1)
     z = LOGITS.clone().requires_grad_()
     # Its log-probability is that of the policy itself, at temperature 1, whatever sampled the token.
-    grads = [extra_gradient([trial(action, 1.0, source, 0)], z)[0] for action in range(2)]
+    grads = [extra_gradient([sample(action, 1.0, source, 0)], z)[0] for action in range(2)]
     mean = sum(p * g for p, g in zip(sampled, grads, strict=True))
     torch.testing.assert_close(mean, sampled - LOGITS.softmax(-1), atol=1e-12, rtol=0)
     assert mean.tolist() == pytest.approx(want, abs=5e-4)
@@ -62,16 +62,16 @@ def test_the_entropy_says_which_temperature(entropy, source, temperature):
     plan = bind_collecting(stage(), {}).plan
     assert plan.options["target"] == 0.5
     have = {"rows": [{"id": "a"}, {"id": "b"}], "num_groups": 2, "n": 8, "seed": 0, "step": 3, "states": {}}
-    asks = plan.ask(3, {**have, "history": History(), "metrics": {"entropy": entropy}})
-    assert [(a.source, a.temperature) for a in asks] == [("policy", None)] * 2 + [(source, temperature)] * 2
+    requests = plan.ask(3, {**have, "history": History(), "metrics": {"entropy": entropy}})
+    assert [(a.source, a.temperature) for a in requests] == [("policy", None)] * 2 + [(source, temperature)] * 2
 
 
 def test_wrong_completions_add_exactly_nothing_unlike_an_entropy_bonus():
     z = LOGITS.clone().requires_grad_()
-    wrong, _ = extra_gradient([trial(0, 0.0, "hot", 0), trial(1, -1.0, "hot", 1)], z)
+    wrong, _ = extra_gradient([sample(0, 0.0, "hot", 0), sample(1, -1.0, "hot", 1)], z)
     assert wrong.tolist() == [0.0, 0.0]
-    both, _ = extra_gradient([trial(1, 1.0, "hot", 0), trial(0, 0.0, "hot", 1)], z)
-    right, _ = extra_gradient([trial(1, 1.0, "hot", 0)], z)
+    both, _ = extra_gradient([sample(1, 1.0, "hot", 0), sample(0, 0.0, "hot", 1)], z)
+    right, _ = extra_gradient([sample(1, 1.0, "hot", 0)], z)
     torch.testing.assert_close(both, right / 2)
     bonus = bind_algorithm(stage("bonus"), {}).components[0]
     entropy = torch.distributions.Categorical(logits=z).entropy()
@@ -81,11 +81,16 @@ def test_wrong_completions_add_exactly_nothing_unlike_an_entropy_bonus():
 
 def test_the_terms_do_not_mix():
     """Hot completions have no part in GRPO's loss, own ones none in the extra term, nor in each other's weights."""
-    trials = [trial(0, 1.0, "policy", 0), trial(1, 0.0, "policy", 0), trial(1, 1.0, "hot", 1), trial(0, 0.0, "hot", 1)]
-    gradient, made = extra_gradient(trials, LOGITS.clone().requires_grad_())
+    samples = [
+        sample(0, 1.0, "policy", 0),
+        sample(1, 0.0, "policy", 0),
+        sample(1, 1.0, "hot", 1),
+        sample(0, 0.0, "hot", 1),
+    ]
+    gradient, made = extra_gradient(samples, LOGITS.clone().requires_grad_())
     assert made.sampled("w").tolist() == [0.5, 0.5, 0.0, 0.0]
     coef = stage().components[0].coef
     assert made.sampled("w.0").tolist() == pytest.approx([0.0, 0.0, coef / 2, coef / 2])
-    alone, _ = extra_gradient(trials[2:], LOGITS.clone().requires_grad_())
+    alone, _ = extra_gradient(samples[2:], LOGITS.clone().requires_grad_())
     torch.testing.assert_close(gradient, alone)
     assert made.sampled("advantage")[:2].tolist() == pytest.approx([1 / 2**0.5, -1 / 2**0.5], abs=1e-3)

@@ -17,7 +17,7 @@ from learning.batch.batch_layout import forest
 from learning.data.rows import write_rows
 from learning.rl.collection import bind_collecting
 from learning.rl.policy_loss import columns_of, micro_loss, with_advantages, with_dropped, with_weights
-from learning.samples.sample import Trial, by_group
+from learning.samples.sample import Sample, by_group
 from learning.teachers.basic import told_sum, worked_sum
 from schemas.recipe import load_recipe
 
@@ -55,7 +55,7 @@ def inputs(tmp_path):
 
 def own(rewards, which, group):
     return [
-        Trial(ROWS[which], group, "policy", [7 + which], [9], [-0.5], "stop", "", scores={"r": r}, reward=r)
+        Sample(ROWS[which], group, "policy", [7 + which], [9], [-0.5], "stop", "", scores={"r": r}, reward=r)
         for r in rewards
     ]
 
@@ -63,14 +63,14 @@ def own(rewards, which, group):
 @pytest.fixture
 def mixed(inputs, answering):
     """A group that is all wrong and one with a right answer, after the recipe's source."""
-    trials = [*own([0.0] * 8, 0, 0), *own([0.0] * 7 + [1.0], 1, 1)]
+    samples = [*own([0.0] * 8, 0, 0), *own([0.0] * 7 + [1.0], 1, 1)]
     source = bind_collecting(stage(), inputs).sources[0]
     sampler = answering(lambda *_: "")
-    made = source.ask(0, {"trials": trials, "sampler": sampler})
-    for trial in made:
-        if not trial.scores:
-            trial.scores, trial.reward = {"r": 1.0}, 1.0
-    return trials, by_group(made), sampler
+    made = source.ask(0, {"samples": samples, "sampler": sampler})
+    for sample in made:
+        if not sample.scores:
+            sample.scores, sample.reward = {"r": 1.0}, 1.0
+    return samples, by_group(made), sampler
 
 
 def test_the_three_teachers_write_in_three_styles():
@@ -82,9 +82,9 @@ def test_the_three_teachers_write_in_three_styles():
 
 
 def test_only_the_group_that_is_all_wrong_gets_two_teachers(mixed):
-    trials, groups, _ = mixed
+    samples, groups, _ = mixed
     assert [t.source for t in groups[0]] == ["policy"] * 6 + ["teacher"] * 2
-    assert groups[1] == trials[8:]
+    assert groups[1] == samples[8:]
 
 
 def test_the_chosen_make_the_right_answer_likeliest(mixed, tiny_policy):
@@ -102,9 +102,9 @@ def test_the_chosen_make_the_right_answer_likeliest(mixed, tiny_policy):
     assert [t.text for t in groups[0][6:]] == best
 
 
-def gradient(name, trials, policy):
+def gradient(name, samples, policy):
     how = bind_algorithm(stage(name), {f"source.0.data.{i}": Path("nowhere") for i in range(3)})
-    made = with_weights(how, with_advantages(how, with_dropped(forest(trials), False), 0), 0, 64)
+    made = with_weights(how, with_advantages(how, with_dropped(forest(samples), False), 0), 0, 64)
     loss, _ = micro_loss(how, policy.model, made, step=0, temperature=1.0)
     policy.model.zero_grad(set_to_none=True)
     loss.backward()
@@ -112,14 +112,14 @@ def gradient(name, trials, policy):
 
 
 def test_teachers_give_the_group_a_gradient(mixed, tiny_policy):
-    trials, groups, _ = mixed
-    assert gradient("baseline", trials[:8], tiny_policy) == 0.0
+    samples, groups, _ = mixed
+    assert gradient("baseline", samples[:8], tiny_policy) == 0.0
     assert gradient("trained", groups[0], tiny_policy) > 1.0
 
 
 @pytest.mark.parametrize(("p", "weight"), [(0.1, 0.5), (0.9, 0.9), (0.01, 1 / 11)])
 def test_a_teachers_token_weighs_p_over_p_and_a_tenth(p, weight):
-    teacher = Trial(ROWS[0], 0, "teacher", [1], [5], None, "stop", "", scores={"r": 1.0}, reward=1.0)
+    teacher = Sample(ROWS[0], 0, "teacher", [1], [5], None, "stop", "", scores={"r": 1.0}, reward=1.0)
     how = bind_algorithm(stage(), {f"source.0.data.{i}": Path("nowhere") for i in range(3)})
     # An own token beside it, with a ratio of 1.5: clipped at 1.2.
     made = with_dropped(forest([teacher, *own([1.0], 0, 0)]), False).with_tokens(advantage=torch.tensor([1.0, 1.0]))

@@ -15,7 +15,7 @@ from learning.generation.engines.torch import Engine
 from learning.rl.collection import bind_collecting, gate
 from learning.rl.policy_loss import with_advantages, with_dropped
 from learning.samples.engine_protocol import Sampling
-from learning.samples.sample import Ask
+from learning.samples.sample import SampleRequest
 from learning.sampling.sampler import Sampler
 from schemas.recipe import load_recipe
 
@@ -43,30 +43,32 @@ class Phases:
         self.drive = bind_collecting(STAGES[name].model_copy(update={"drive": use}), {}).drive
         self.engine, self.policy, self.states, self.step = Counting(policy), policy, {}, -1
 
-    def __call__(self, asks):
+    def __call__(self, requests):
         self.step += 1
         self.policy.model.calls = 0
         sampler = Sampler(self.engine, self.policy, Sampling(1.0, 64), 0, self.step)
-        trials = self.drive.ask(self.step, {"asks": asks, "sampler": sampler, "step": self.step, "states": self.states})
+        samples = self.drive.ask(
+            self.step, {"requests": requests, "sampler": sampler, "step": self.step, "states": self.states}
+        )
         self.states = json.loads(json.dumps(self.states))
-        return trials
+        return samples
 
     @property
     def pool(self):
-        return {one["ask"]["row"]["id"]: one for one in self.states["drive"]["pool"]}
+        return {one["request"]["row"]["id"]: one for one in self.states["drive"]["pool"]}
 
 
 def ask(letter, group=None):
     row = {"id": letter, "prompt": [{"role": "user", "content": letter}], "answer": letter, "family": "f"}
-    return Ask(row, temperature=0.0, group=group)
+    return SampleRequest(row, temperature=0.0, group=group)
 
 
 def test_the_phase_stops_with_the_fourth_and_the_next_goes_on_where_it_stopped(scripted):
     policy = scripted(LENGTHS | {"g": 3})
     phases = Phases(policy)
-    trials = phases([ask(letter) for letter in LENGTHS])
+    samples = phases([ask(letter) for letter in LENGTHS])
     assert policy.model.calls == 5
-    assert [(t.row["id"], len(t.completion_ids), t.finish) for t in trials] == [
+    assert [(t.row["id"], len(t.completion_ids), t.finish) for t in samples] == [
         ("a", 2, "stop"),
         ("b", 3, "stop"),
         ("c", 4, "stop"),
@@ -79,18 +81,18 @@ def test_the_phase_stops_with_the_fourth_and_the_next_goes_on_where_it_stopped(s
     ended = {}
     while not {"e", "f"} <= ended.keys():
         # Six again: the two that are left, and four new ones.
-        for trial in phases([ask("g") for _ in range(6)]):
-            trials.append(trial)
-            ended[trial.row["id"]] = trial
+        for sample in phases([ask("g") for _ in range(6)]):
+            samples.append(sample)
+            ended[sample.row["id"]] = sample
         assert all(one["ids"][:5] == kept[key]["ids"] for key, one in phases.pool.items() if key in kept)
     for letter in "ef":
-        trial = ended[letter]
-        assert len(trial.completion_ids) == LENGTHS[letter]
-        assert trial.versions[:6] == [0] * 5 + [1]
-        assert trial.versions == sorted(trial.versions)
-        assert trial.logprobs[:5] == kept[letter]["logprobs"]
-        assert min(trial.logprobs[5:]) > max(trial.logprobs[:5])  # those of a surer policy
-    whole = sum(len(t.completion_ids) for t in trials)
+        sample = ended[letter]
+        assert len(sample.completion_ids) == LENGTHS[letter]
+        assert sample.versions[:6] == [0] * 5 + [1]
+        assert sample.versions == sorted(sample.versions)
+        assert sample.logprobs[:5] == kept[letter]["logprobs"]
+        assert min(sample.logprobs[5:]) > max(sample.logprobs[:5])  # those of a surer policy
+    whole = sum(len(t.completion_ids) for t in samples)
     assert phases.engine.tokens == whole + sum(len(one["ids"]) for one in phases.pool.values())
 
 
@@ -98,24 +100,24 @@ def test_with_the_baselines_drive_everybody_waits_for_the_longest(scripted):
     policy = scripted(LENGTHS)
     drive = bind_collecting(STAGES["baseline"], {}).drive
     sampler = Sampler(Counting(policy), policy, Sampling(1.0, 64), 0, 0)
-    trials = drive.ask(0, {"asks": [ask(letter) for letter in LENGTHS], "sampler": sampler})
+    samples = drive.ask(0, {"requests": [ask(letter) for letter in LENGTHS], "sampler": sampler})
     assert policy.model.calls == 60
-    assert len(trials) == 6
+    assert len(samples) == 6
 
 
 @pytest.mark.parametrize("name", ["grpo", "dapo", "gspo"])
 def test_a_group_is_trained_on_when_all_its_members_have_ended(scripted, name):
     phases = Phases(scripted(LENGTHS | {"g": 1}), name)
     groups = {0: "ae", 1: "bc", 2: "df"}
-    asks = [ask(letter, group) for group, letters in groups.items() for letter in letters]
-    trials = phases(asks)
-    assert [t.row["id"] for t in trials] == ["b", "c"]
+    requests = [ask(letter, group) for group, letters in groups.items() for letter in letters]
+    samples = phases(requests)
+    assert [t.row["id"] for t in samples] == ["b", "c"]
     assert sorted(phases.pool) == ["a", "d", "e", "f"]  # ended members wait for the others
     came = {}
     for _ in range(60):
         found = phases([ask("g") for _ in range(6)])
-        for trial in found:
-            came.setdefault(trial.row["id"], (phases.step, trial.group))
+        for sample in found:
+            came.setdefault(sample.row["id"], (phases.step, sample.group))
         if not {"a", "d", "e", "f"} & phases.pool.keys():
             break
     assert came["a"] == came["e"]
@@ -129,14 +131,14 @@ def test_old_tokens_keep_their_place_in_the_ratio_of_every_algorithm(scripted, n
     phases = Phases(policy, name)
     phases([ask(letter, 0 if letter in "ef" else None) for letter in "abcdef"])
     policy.model.sharpness = 4.0
-    trials = []
-    while len(trials) < 2:
-        trials += [t for t in phases([ask(letter) for letter in "abcdab"]) if t.row["id"] in "ef"]
-    for trial, reward in zip(trials, (1.0, 0.0), strict=True):
-        trial.scores, trial.reward = {"answers.exact": reward}, reward
+    samples = []
+    while len(samples) < 2:
+        samples += [t for t in phases([ask(letter) for letter in "abcdab"]) if t.row["id"] in "ef"]
+    for sample, reward in zip(samples, (1.0, 0.0), strict=True):
+        sample.scores, sample.reward = {"answers.exact": reward}, reward
     algorithm = bind_algorithm(STAGES[name], {})
     filter_ = bind_collecting(STAGES[name], {}).filter
-    batch = gate(filter_, trials, phases.step, {}, {"step": phases.step, "rows": [t.row for t in trials]})
+    batch = gate(filter_, samples, phases.step, {}, {"step": phases.step, "rows": [t.row for t in samples]})
     batch = with_advantages(algorithm, with_dropped(batch, False), phases.step)
     assert batch.num_paths == 2
     first = batch.sampled("advantage")[batch.path_T == 0]
@@ -144,9 +146,9 @@ def test_old_tokens_keep_their_place_in_the_ratio_of_every_algorithm(scripted, n
     assert float(first[0]) > 0
     lp = torch.linspace(-2.0, -1.0, 18, dtype=torch.float64)
     have = {"lp_T": lp, "lp_behav_T": batch.sampled("lp_behav"), "path_T": batch.path_T}
-    token = lp - torch.tensor([*trials[0].logprobs, *trials[1].logprobs], dtype=torch.float64)
+    token = lp - torch.tensor([*samples[0].logprobs, *samples[1].logprobs], dtype=torch.float64)
     sequence = token.reshape(2, 9).mean(1).repeat_interleave(9)
     got = algorithm.ratio.ask(phases.step, have)
     torch.testing.assert_close(got, sequence if name == "gspo" else token, atol=1e-12, rtol=0)
-    assert torch.equal(forest(trials).sampled("version")[:9], torch.tensor(trials[0].versions))
-    assert len(set(trials[0].versions)) > 1
+    assert torch.equal(forest(samples).sampled("version")[:9], torch.tensor(samples[0].versions))
+    assert len(set(samples[0].versions)) > 1

@@ -89,7 +89,7 @@ def test_an_interrupted_sample_keeps_its_tokens_and_knows_both_versions(scripted
         max_steps=4,
     )
 
-    def train(trials):
+    def train(samples):
         policy.model.sharpness = 2.0 + run.step + 1
 
     found = [t for _ in range(4) for t in run.iterate(train)]

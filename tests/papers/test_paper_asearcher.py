@@ -21,7 +21,7 @@ from learning.generation.services.local_rollouts import LocalRollouts
 from learning.lookup import bind
 from learning.models.policy import Policy
 from learning.samples.engine_protocol import Generation, Sampling
-from learning.samples.sample import Ask
+from learning.samples.sample import SampleRequest
 from learning.sampling.sampler import Sampler
 from learning.toy_tasks.atlas import atlas, found, hops, needed, texts_of
 from schemas.recipe import load_recipe
@@ -180,7 +180,7 @@ def alone(policy, rows):
     """What a synchronous drive makes of problems in the recipe's environment, and when on its clock."""
     episodes = episodes_of(Dictated(policy), policy)
     sampler = Sampler(episodes, policy, Sampling(1.0, TOKENS), 0, 0)
-    return whole([Ask(row) for row in rows], sampler), episodes.clock.now
+    return whole([SampleRequest(row) for row in rows], sampler), episodes.clock.now
 
 
 def streamed(policy, loop, **how):
@@ -203,9 +203,9 @@ def test_updates_go_on_while_the_long_trajectory_does(policy, loop):
     run = streamed(policy, loop, max_steps=8)
     clock, long, updates, ages = run.source.engine.clock, None, [], []
     for step in range(5):
-        trials = run.iterate(lambda trials: updates.append(clock.now))
-        ages += [step - version for t in trials for version in t.versions]
-        long = long or next((t for t in trials if t.row is ROWS[0]), None)
+        samples = run.iterate(lambda samples: updates.append(clock.now))
+        ages += [step - version for t in samples for version in t.versions]
+        long = long or next((t for t in samples if t.row is ROWS[0]), None)
     assert sum(now < end for now in updates) >= 3
     assert max(ages) <= STAGES["trained"].drive.options["max_staleness"] == 4
     assert min(ages) == 0
@@ -227,11 +227,11 @@ def test_updates_go_on_while_the_long_trajectory_does(policy, loop):
 
 def test_the_synchronous_baseline_makes_none(policy):
     """The batch is there, and the first update may begin, when the longest has ended."""
-    trials, now = alone(policy, ROWS)
+    samples, now = alone(policy, ROWS)
     _, end = alone(policy, ROWS[:1])
     assert now == end > 10
-    assert sorted(len(t.turns) for t in trials) == [4] * 15 + [40]
-    assert {version for t in trials for version in t.versions} == {0}
+    assert sorted(len(t.turns) for t in samples) == [4] * 15 + [40]
+    assert {version for t in samples for version in t.versions} == {0}
 
 
 @pytest.mark.parametrize("bound", [0, 1, 4])

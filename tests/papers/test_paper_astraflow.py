@@ -178,7 +178,7 @@ def test_a_rollout_worker_dies_and_every_task_is_done_once(tiny_policy, tiny_pol
 
 
 def served(name, answering, facts, corpus, monkeypatch, steps=4):
-    """Batches of a stage's searcher: whose trials, and which groups the filter keeps."""
+    """Batches of a stage's searcher: whose samples, and which groups the filter keeps."""
     from learning.rewards import collective
 
     partner = answering(lambda prompt, number: next((r["answer"] for r in facts if f" {r['answer']};" in prompt), "x"))
@@ -194,9 +194,9 @@ def served(name, answering, facts, corpus, monkeypatch, steps=4):
     for step in range(steps):
         sampler = answering(write, step=step, max_new_tokens=12)
         have = {"rows": facts, "num_groups": 8, "n": 8, "seed": 0, "step": step, "states": states, "metrics": {}}
-        trials = collect(parts, sampler, history, {}, have)
-        batch = gate(parts.filter, trials, step, {}, {**have, "history": history})
-        found.append((trials, batch))
+        samples = collect(parts, sampler, history, {}, have)
+        batch = gate(parts.filter, samples, step, {}, {**have, "history": history})
+        found.append((samples, batch))
     return found
 
 
@@ -206,19 +206,19 @@ def test_replay_is_an_entry_of_a_list(answering, facts, corpus, monkeypatch):
     assert differ <= {"source", "model", "rewards", "seed"}
     assert (len(with_it.source), without.source) == (1, [])
     share = []
-    for trials, _ in served("rounds-1-searcher", answering, facts, corpus, monkeypatch):
-        counts = Counter(t.source for t in trials)
+    for samples, _ in served("rounds-1-searcher", answering, facts, corpus, monkeypatch):
+        counts = Counter(t.source for t in samples)
         share.append(counts["replay"] / sum(counts.values()))
     assert share == [0.0] + [pytest.approx(2 / 10)] * 3
-    for trials, _ in served("fresh", answering, facts, corpus, monkeypatch):
-        assert {t.source for t in trials} == {"policy"}
+    for samples, _ in served("fresh", answering, facts, corpus, monkeypatch):
+        assert {t.source for t in samples} == {"policy"}
 
 
 def test_the_filter_is_one_too(answering, facts, corpus, monkeypatch):
-    (trials, batch), *_ = served("fresh", answering, facts, corpus, monkeypatch)
+    (samples, batch), *_ = served("fresh", answering, facts, corpus, monkeypatch)
     rewards = {}
-    for trial in trials:
-        rewards.setdefault(trial.group, set()).add(trial.reward)
+    for sample in samples:
+        rewards.setdefault(sample.group, set()).add(sample.reward)
     varied = {group for group, values in rewards.items() if len(values) > 1}
     assert 0 < len(varied) < len(rewards)
     assert set(batch.paths["group"].tolist()) == varied

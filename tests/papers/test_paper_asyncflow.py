@@ -86,7 +86,7 @@ def test_the_trainer_gets_rows_whose_columns_are_both_written_each_once(scripted
     with first.changed:
         assert first.changed.wait_for(lambda: scored(first) == 3 and all(g.ended for g in first.groups), 60)
         unscored = [group for group in first.groups if group.judged is None]
-        assert [group.members[0].ask.row["id"] for group in unscored] == ["0a"]
+        assert [group.members[0].request.row["id"] for group in unscored] == ["0a"]
     assert waiting.is_alive()
     GATE.set()
     waiting.join(60)
@@ -115,8 +115,8 @@ def test_with_threshold_0_gradients_are_the_synchronous_ones(tiny_policy, loop):
         found = [strict.iterate(), sync.iterate()]
         assert [t.completion_ids for t in found[0]] == [t.completion_ids for t in found[1]]
         ours, theirs = (
-            Update(STAGES[name], tiny_policy, step).at_once(trials)
-            for name, trials in zip(("strict", "synchronous"), found, strict=True)
+            Update(STAGES[name], tiny_policy, step).at_once(samples)
+            for name, samples in zip(("strict", "synchronous"), found, strict=True)
         )
         equal(ours, theirs)
         with torch.no_grad():

@@ -31,7 +31,7 @@ def stage(name="trained"):
 
 
 def sampled(answering, write, name="trained"):
-    """The trials of one iteration of the recipe's stage over four problems."""
+    """The samples of one iteration of the recipe's stage over four problems."""
     sampler = answering(write, max_new_tokens=32)
     have = {"rows": ROWS, "num_groups": 4, "n": 4, "seed": 1, "step": 0, "states": {}, "metrics": {}}
     return collect(bind_collecting(stage(name), {}), sampler, History(), {}, have), sampler
@@ -57,9 +57,9 @@ def write(prompt, number):
 
 
 def test_auxiliary_problems_are_this_iterations_own_programs_failed_ones_too(answering):
-    trials, _ = sampled(answering, write)
-    code = [t for t in trials if t.source == "policy"]
-    extra = {t.row["id"]: t.row for t in trials if t.source == "auxiliary"}
+    samples, _ = sampled(answering, write)
+    code = [t for t in samples if t.source == "policy"]
+    extra = {t.row["id"]: t.row for t in samples if t.source == "auxiliary"}
     assert 1 < len(extra) <= 8
     written = {(t.text, t.row["id"]) for t in code}
     kept = [json.loads(row["metadata"]) for row in extra.values()]
@@ -71,9 +71,9 @@ def test_auxiliary_problems_are_this_iterations_own_programs_failed_ones_too(ans
         assert states([row], [row["answer"]]) == [1.0]
 
 
-def gradient(trials, policy, name="trained"):
+def gradient(samples, policy, name="trained"):
     how = bind_algorithm(stage(name), {})
-    made = with_weights(how, with_advantages(how, with_dropped(forest(trials), False), 0), 0, 32)
+    made = with_weights(how, with_advantages(how, with_dropped(forest(samples), False), 0), 0, 32)
     loss, _ = micro_loss(how, policy.model, made, step=0, temperature=1.0)
     policy.model.zero_grad(set_to_none=True)
     loss.backward()
@@ -97,7 +97,7 @@ def test_code_rewards_that_are_all_equal_train_nothing_and_the_joint_loss_does(a
 
 
 def test_each_kind_of_problem_has_its_own_reward(answering):
-    trials, sampler = sampled(answering, lambda p, i: "z=0" if "|" in p else (ROWS[0]["answer"] if i else "x=0"))
-    right = {t.row["id"] for t in trials if t.reward == 1.0}
+    samples, sampler = sampled(answering, lambda p, i: "z=0" if "|" in p else (ROWS[0]["answer"] if i else "x=0"))
+    right = {t.row["id"] for t in samples if t.reward == 1.0}
     assert right == {ROWS[0]["id"]}
-    assert sum("|" in prompt for prompt in sampler.engine.prompts) == len({t.group for t in trials}) - 4
+    assert sum("|" in prompt for prompt in sampler.engine.prompts) == len({t.group for t in samples}) - 4

@@ -79,9 +79,9 @@ def iterate(name, answering):
         generate = sampler.engine.generate
         sampler.engine.generate = lambda r, s, c=calls, g=generate: c.append(len(r)) or g(r, s)
         have = {"rows": rows(), "num_groups": GROUPS, "n": 8, "seed": 1, "step": step, "states": states, "metrics": {}}
-        trials = collect(parts, sampler, history, {}, have)
-        trained = gate(parts.filter, trials, step, {}, {})
-        kept = by_group([trials[i] for i in trained.paths["path"].tolist()])
+        samples = collect(parts, sampler, history, {}, have)
+        trained = gate(parts.filter, samples, step, {}, {})
+        kept = by_group([samples[i] for i in trained.paths["path"].tolist()])
         assert len(kept) == GROUPS
         assert all(len({t.reward for t in members}) == 2 for members in kept.values())
         rounds.append(len(calls))

@@ -13,7 +13,7 @@ from learning.problems.second_opinions import second_opinions, shown_to
 from learning.rewards import collective
 from learning.rl.collection import bind_collecting
 from learning.samples.engine_protocol import Generation, Sampling
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from learning.sampling.sampler import Sampler, score
 from learning.toy_tasks import cooperation
 from lineage.layout import Layout
@@ -67,13 +67,13 @@ def parts_of(recipe, stage, **inputs):
     return bind_collecting(found.model_copy(update={"rewards": [reward]}), inputs)
 
 
-def rewarded(parts, trials):
-    score(parts.rewards, parts.weights, trials, {"step": 0, "seed": 0, "states": {}})
-    return [t.reward for t in trials]
+def rewarded(parts, samples):
+    score(parts.rewards, parts.weights, samples, {"step": 0, "seed": 0, "states": {}})
+    return [t.reward for t in samples]
 
 
-def trial(text, of=None, group=0):
-    return Trial(of or row(), group, "policy", [1], [5], [-1.0], "stop", text)
+def sample(text, of=None, group=0):
+    return Sample(of or row(), group, "policy", [1], [5], [-1.0], "stop", text)
 
 
 def asks_of(parts, rows, n=2):
@@ -82,19 +82,19 @@ def asks_of(parts, rows, n=2):
 
 def test_both_earn_the_sum_of_both_task_rewards(recipe, partner):
     first = parts_of(recipe, "rounds-1-pioneer", **{PIONEER: "B"})
-    assert rewarded(first, [trial("a")]) == [pytest.approx(0.9, abs=1e-15)]
+    assert rewarded(first, [sample("a")]) == [pytest.approx(0.9, abs=1e-15)]
     second = parts_of(recipe, "rounds-1-observer", **{OBSERVER: "A"})
     partner.reply = lambda prompt: "a"
     (ask,) = asks_of(second, [row()])
-    assert rewarded(second, [trial("b", ask.row)]) == [pytest.approx(0.9, abs=1e-15)]
+    assert rewarded(second, [sample("b", ask.row)]) == [pytest.approx(0.9, abs=1e-15)]
 
 
 def test_what_one_of_them_cannot_be_scored_for_neither_can(recipe, partner):
     first = parts_of(recipe, "rounds-1-pioneer", **{PIONEER: "B"})
-    assert rewarded(first, [trial("x"), trial("a", group=1)]) == [None, pytest.approx(0.9)]
+    assert rewarded(first, [sample("x"), sample("a", group=1)]) == [None, pytest.approx(0.9)]
     partner.reply = lambda prompt: "x"
-    assert rewarded(first, [trial("a")]) == [None]
-    long = trial("a", row(question="1 + " * 60))
+    assert rewarded(first, [sample("a")]) == [None]
+    long = sample("a", row(question="1 + " * 60))
     assert rewarded(first, [long]) == [None]
 
 
@@ -111,14 +111,14 @@ def test_the_observer_is_shown_the_pioneers_answer_and_the_pioneer_nothing(recip
     assert {ask.row["prompt"][0]["content"] for ask in plain} == {"1 + 2 =", "4 + 5 ="}
     # For its reward the observer is asked with the pioneer's very completion.
     partner.prompts, partner.reply = [], lambda prompt: "b"
-    rewarded(parts_of(recipe, "rounds-1-pioneer", **{PIONEER: "B"}), [trial("a", rows[0]), trial("b", rows[1], 1)])
+    rewarded(parts_of(recipe, "rounds-1-pioneer", **{PIONEER: "B"}), [sample("a", rows[0]), sample("b", rows[1], 1)])
     assert [p.count("; ") for p in partner.prompts] == [1, 1]
     assert ["1 + 2 = a;" in partner.prompts[0], "4 + 5 = b;" in partner.prompts[1]] == [True, True]
 
 
 def test_an_observer_needs_its_plan(recipe):
     with pytest.raises(StepError, match=r"needs `plan: \{use: observed"):
-        rewarded(parts_of(recipe, "rounds-1-observer", **{OBSERVER: "A"}), [trial("b")])
+        rewarded(parts_of(recipe, "rounds-1-observer", **{OBSERVER: "A"}), [sample("b")])
     with pytest.raises(StepError, match=r"shows no \{shown\}"):
         shown_to(row(), "a", "{prompt}")
 

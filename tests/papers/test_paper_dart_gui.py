@@ -27,7 +27,7 @@ from learning.problems.generators import forms
 from learning.rewards.environment import earned
 from learning.samples.engine_protocol import Generation, Request, Sampling
 from learning.samples.history import History
-from learning.samples.sample import Ask, by_group
+from learning.samples.sample import SampleRequest, by_group
 from learning.sampling.sampler import Sampler
 from learning.sampling.trajectories import Trajectories
 from learning.toy_tasks.forms import Form
@@ -257,12 +257,12 @@ def test_the_stage_trains_on_whole_episodes_of_bounded_age_from_four_environment
     loop = Loop(stage, policy, ROWS, num_groups=4, n=2, source=episodes, plan=by_chance, tokens=220, max_steps=6)
     try:
         for step in range(6):
-            trials = loop.iterate()
-            ages = {step - version for trial in trials for version in trial.versions}
+            samples = loop.iterate()
+            ages = {step - version for sample in samples for version in sample.versions}
             assert min(ages) >= 0
             assert max(ages) <= STAGE.drive.options["max_staleness"]
-            assert [trial.reward for trial in trials] == [1.0] * 8
-            assert all(trial.num_turns == int(trial.row["family"][-1]) for trial in trials)
+            assert [sample.reward for sample in samples] == [1.0] * 8
+            assert all(sample.num_turns == int(sample.row["family"][-1]) for sample in samples)
     finally:
         loop.stream.close()
     assert len(seen) <= STAGE.env.workers == 4
@@ -278,17 +278,17 @@ def test_a_group_in_which_all_failed_gets_one_success_of_the_pool_and_a_mixed_on
     pool.add(0, [*good[:1], *bad[1:]], [None] * len(ROWS))
     pool.publish(tmp_path, [])
     parts = [bind(use, f"source.{i}", {"source.1.data": tmp_path}) for i, use in enumerate(STAGE.source)]
-    trials = [replace(bad[0], group=0) for _ in range(4)]
-    trials += [replace(one, group=1) for one in (good[1], bad[1], bad[1])]
-    trials += [replace(bad[2], group=2) for _ in range(2)]
+    samples = [replace(bad[0], group=0) for _ in range(4)]
+    samples += [replace(one, group=1) for one in (good[1], bad[1], bad[1])]
+    samples += [replace(bad[2], group=2) for _ in range(2)]
     sampler = sampler_of(tiny_policy)
     for part in parts:
-        trials = part.ask(0, {"trials": trials, "states": {}, "seed": 0, "sampler": sampler})
-    groups = by_group(trials)
-    assert [[trial.source for trial in members] for members in groups.values()] == [
+        samples = part.ask(0, {"samples": samples, "states": {}, "seed": 0, "sampler": sampler})
+    groups = by_group(samples)
+    assert [[sample.source for sample in members] for members in groups.values()] == [
         ["policy"] * 3 + ["replay"], ["policy"] * 3, ["policy"] * 2,
     ]  # fmt: skip
-    (added,) = (trial for trial in groups[0] if trial.source == "replay")
+    (added,) = (sample for sample in groups[0] if sample.source == "replay")
     assert earned([added]) == [1.0]
     learnt = decode(tokenizer, torch.tensor(added.completion_ids)[torch.tensor(added.own)].tolist())
     goal = Form(ROWS[0]).goal
@@ -304,14 +304,14 @@ def test_hard_problems_get_more_rollouts_and_longer_episodes_from_the_same_budge
     history.turns = {row["id"]: int(row["family"][-1]) for row in easy}
     n = STAGE.num_generations
     have = {"rows": ROWS, "num_groups": 4, "n": n, "seed": 0, "states": {}, "history": history}
-    asks = [ask for step in range(6) for ask in plan.ask(step, {**have, "step": step})]
-    assert sum(ask.n for ask in asks) == 6 * 4 * n
-    of = {row["id"]: [ask for ask in asks if ask.row["id"] == row["id"]] for row in ROWS}
-    assert {min(ask.n for ask in of[row["id"]]) for row in easy} == {STAGE.plan.options["least"]}
-    assert {max(ask.n for ask in of[row["id"]]) for row in hard} == {n}
+    requests = [request for step in range(6) for request in plan.ask(step, {**have, "step": step})]
+    assert sum(request.n for request in requests) == 6 * 4 * n
+    of = {row["id"]: [request for request in requests if request.row["id"] == row["id"]] for row in ROWS}
+    assert {min(request.n for request in of[row["id"]]) for row in easy} == {STAGE.plan.options["least"]}
+    assert {max(request.n for request in of[row["id"]]) for row in hard} == {n}
     spare = STAGE.plan.options["spare_turns"]
-    assert all(ask.row["max_turns"] == int(row["family"][-1]) + spare for row in easy for ask in of[row["id"]])
-    assert all("max_turns" not in ask.row for row in hard for ask in of[row["id"]])
+    assert all(request.row["max_turns"] == int(row["family"][-1]) + spare for row in easy for request in of[row["id"]])
+    assert all("max_turns" not in request.row for row in hard for request in of[row["id"]])
 
 
 def test_episodes_that_go_on_by_themselves_keep_the_environments_busy(tiny_policy):
@@ -323,9 +323,9 @@ def test_episodes_that_go_on_by_themselves_keep_the_environments_busy(tiny_polic
     spent = {}
     for order in ("each", "together"):
         clock = Virtual(latency, decode_s=0.1, workers=STAGE.env.workers)
-        trials = played(tiny_policy, Clerk(tiny_policy.tokenizer), clock=clock, order=order)
-        assert earned(trials) == [1.0] * len(ROWS)
-        seconds = sum(turn.seconds for trial in trials for turn in trial.turns)
+        samples = played(tiny_policy, Clerk(tiny_policy.tokenizer), clock=clock, order=order)
+        assert earned(samples) == [1.0] * len(ROWS)
+        seconds = sum(turn.seconds for sample in samples for turn in sample.turns)
         spent[order] = (clock.now, seconds)
     assert spent["each"][1] == spent["together"][1]
     assert spent["each"][0] < 0.9 * spent["together"][0]
@@ -339,7 +339,7 @@ def played(policy, engine, **how):
     """The episodes of the rows, by an engine."""
     episodes = Episodes(engine, Environment(), tokenizer=policy.tokenizer, max_turns=STAGE.env.max_turns, **how)
     sampler = sampler_of(policy, episodes)
-    found = sampler.sample([Ask(row) for row in ROWS])
-    for trial, score in zip(found, earned(found), strict=True):
-        trial.scores, trial.reward = {"environment.earned": score}, score
+    found = sampler.sample([SampleRequest(row) for row in ROWS])
+    for sample, score in zip(found, earned(found), strict=True):
+        sample.scores, sample.reward = {"environment.earned": score}, score
     return found

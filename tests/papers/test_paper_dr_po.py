@@ -22,7 +22,7 @@ from learning.rewards.summaries import topical
 from learning.rl.collection import bind_collecting
 from learning.rl.policy_loss import with_dropped, with_weights
 from learning.samples.engine_protocol import Sampling
-from learning.samples.sample import Ask
+from learning.samples.sample import SampleRequest
 from learning.sampling.sampler import Sampler, score
 from learning.teachers.basic import summed_up
 from learning.toy_tasks.posts import posts
@@ -60,7 +60,13 @@ def rollouts(tiny_policy, pairs):
             STAGES[stage].model_copy(update={"drive": use}), {"drive.data": pairs, "rewards.0.model": pairs}
         )
         sampler = Sampler(Engine(tiny_policy), tiny_policy, Sampling(1.0, tokens), 5, 3)
-        have = {"asks": [Ask(row, n) for row in ROWS], "sampler": sampler, "step": 3, "seed": 5, "states": {}}
+        have = {
+            "requests": [SampleRequest(row, n) for row in ROWS],
+            "sampler": sampler,
+            "step": 3,
+            "seed": 5,
+            "states": {},
+        }
         return bound, bound.drive.ask(3, have)
 
     return make
@@ -68,15 +74,15 @@ def rollouts(tiny_policy, pairs):
 
 def test_every_rollout_begins_with_a_strict_prefix_of_the_chosen_answer(rollouts, tiny_policy):
     cuts = {row["id"]: Counter() for row in ROWS}
-    for trial in rollouts(1.0, 250)[1]:
-        answer = ANSWERS[ROWS.index(trial.row)]
+    for sample in rollouts(1.0, 250)[1]:
+        answer = ANSWERS[ROWS.index(sample.row)]
         ids = encode_completion(tiny_policy.tokenizer, says(answer))[:-1]
-        assert trial.source == "reset"
-        assert 0 < trial.given < len(ids)
-        assert trial.completion_ids[: trial.given] == ids[: trial.given]
-        assert not "nobody".startswith(trial.text[: trial.given])
-        assert len(trial.completion_ids) <= 28
-        cuts[trial.row["id"]][trial.given] += 1
+        assert sample.source == "reset"
+        assert 0 < sample.given < len(ids)
+        assert sample.completion_ids[: sample.given] == ids[: sample.given]
+        assert not "nobody".startswith(sample.text[: sample.given])
+        assert len(sample.completion_ids) <= 28
+        cuts[sample.row["id"]][sample.given] += 1
     for row, answer in zip(ROWS, ANSWERS, strict=True):
         assert sorted(cuts[row["id"]]) == list(range(1, len(answer)))
         assert cuts[row["id"]].total() == 250
@@ -86,15 +92,15 @@ def test_every_rollout_begins_with_a_strict_prefix_of_the_chosen_answer(rollouts
 def test_what_is_given_carries_neither_loss_nor_kl(rollouts):
     algorithm = bind_algorithm(STAGES["trained"], {})
     assert [term.function.name for term in algorithm.components] == ["kl"]
-    trials = rollouts(1.0, 4)[1]
-    batch = with_dropped(forest(trials), False)
+    samples = rollouts(1.0, 4)[1]
+    batch = with_dropped(forest(samples), False)
     batch = with_weights(algorithm, batch.with_tokens(advantage=torch.ones(len(batch.sampled_T))), 0, 28)
     ids = batch.packed.input_ids_M
-    for path, trial in enumerate(trials):
+    for path, sample in enumerate(samples):
         mine = (batch.tokens["owner"] == path) & (batch.tokens["w"] > 0)
         assert torch.equal(mine, (batch.tokens["owner"] == path) & (batch.tokens["w.0"] > 0))
-        assert ids[mine].tolist() == trial.completion_ids[trial.given :]
-    assert (batch.tokens["w"] > 0).sum() == sum(len(t.completion_ids) - t.given for t in trials)
+        assert ids[mine].tolist() == sample.completion_ids[sample.given :]
+    assert (batch.tokens["w"] > 0).sum() == sum(len(t.completion_ids) - t.given for t in samples)
 
 
 def test_the_reward_model_judges_the_prefix_and_what_follows(rollouts, tiny_policy, monkeypatch):
@@ -106,11 +112,11 @@ def test_the_reward_model_judges_the_prefix_and_what_follows(rollouts, tiny_poli
 
     judge = SimpleNamespace(policy=tiny_policy, rewards=rewards, scale=SimpleNamespace(mean=0.0, std=1.0))
     monkeypatch.setattr(models, "loaded", lambda folder: judge)
-    parts, trials = rollouts(1.0, 3)
-    score(parts.rewards, parts.weights, trials, {"step": 0})
-    assert seen == [t.text for t in trials]
-    assert all(t.text.startswith(ANSWERS[ROWS.index(t.row)][: t.given]) for t in trials)
-    assert [t.reward for t in trials] == [float(i) for i in range(12)]
+    parts, samples = rollouts(1.0, 3)
+    score(parts.rewards, parts.weights, samples, {"step": 0})
+    assert seen == [t.text for t in samples]
+    assert all(t.text.startswith(ANSWERS[ROWS.index(t.row)][: t.given]) for t in samples)
+    assert [t.reward for t in samples] == [float(i) for i in range(12)]
 
 
 def test_without_resets_the_batch_is_that_of_ppo(rollouts):
@@ -118,12 +124,12 @@ def test_without_resets_the_batch_is_that_of_ppo(rollouts):
 
 
 def test_half_of_the_rollouts_are_reset(rollouts):
-    trials = rollouts(None, 250, tokens=6)[1]
-    resets = sum(t.source == "reset" for t in trials)
+    samples = rollouts(None, 250, tokens=6)[1]
+    resets = sum(t.source == "reset" for t in samples)
     assert STAGES["trained"].drive.options["mix"] == 0.5
     assert 450 <= resets <= 550
     plain = {(t.group, tuple(t.completion_ids)) for t in rollouts(None, 250, tokens=6, stage="baseline")[1]}
-    assert all((t.group, tuple(t.completion_ids)) in plain for t in trials if t.source == "policy")
+    assert all((t.group, tuple(t.completion_ids)) in plain for t in samples if t.source == "policy")
 
 
 def test_problems_are_those_with_pairs(pairs, tmp_path):

@@ -18,7 +18,7 @@ from learning.lookup import bind
 from learning.rewards import attention
 from learning.rl.collection import bind_collecting
 from learning.rl.policy_loss import with_advantages, with_dropped
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from learning.sampling.sampler import score
 from learning.toy_tasks.guided_search import guided_priors, guided_search, search, trusted
 from learning.toy_tasks.records import NAMES, drawn, fitted, records, salient, scaled
@@ -43,10 +43,10 @@ def row(expert, name="q", answer="high"):
     }  # fmt: skip
 
 
-def trial(policy, of, text="#### high", group=0):
+def sample(policy, of, text="#### high", group=0):
     ids = [*policy.tokenizer.encode(text), policy.tokenizer.eos_token_id]
     prompt = encode_prompt(policy.tokenizer, of["prompt"])
-    return Trial(of, group, "policy", prompt, ids, [-1.0] * len(ids), "stop", text)
+    return Sample(of, group, "policy", prompt, ids, [-1.0] * len(ids), "stop", text)
 
 
 def test_overlap_of_the_top_features():
@@ -56,11 +56,11 @@ def test_overlap_of_the_top_features():
 
 def test_looking_where_the_expert_looks_earns_more(monkeypatch, tiny_policy):
     toward, away = {"a": 0.4, "b": 0.4, "c": 0.1, "d": 0.1}, {"a": 0.1, "b": 0.1, "c": 0.4, "d": 0.4}
-    monkeypatch.setattr(attention, "feature_masses", lambda policy, trials, places: [toward, away])
+    monkeypatch.setattr(attention, "feature_masses", lambda policy, samples, places: [toward, away])
     rows = [row((0.5, 0.3, 0.1, 0.1))] * 2
-    trials = [trial(tiny_policy, rows[0])] * 2
-    assert attention.alignment(rows, trials, tiny_policy, k=2) == [pytest.approx(0.8), pytest.approx(0.2)]
-    assert attention.alignment(rows, trials, tiny_policy, k=2, measure="jaccard") == [1.0, 0.0]
+    samples = [sample(tiny_policy, rows[0])] * 2
+    assert attention.alignment(rows, samples, tiny_policy, k=2) == [pytest.approx(0.8), pytest.approx(0.2)]
+    assert attention.alignment(rows, samples, tiny_policy, k=2, measure="jaccard") == [1.0, 0.0]
 
 
 def direct_masses(policy, made):
@@ -84,57 +84,57 @@ def direct_masses(policy, made):
 
 def test_attention_is_read_over_the_tokens_of_each_feature(tiny_policy):
     of = row((0.5, 0.3, 0.1, 0.1))
-    trials = [trial(tiny_policy, of), trial(tiny_policy, of, "a 3, b 7 #### low")]
-    places = [attention.places_of(tiny_policy, t, of, SPANS) for t in trials]
-    assert [tiny_policy.tokenizer.decode([trials[0].prompt_ids[p] for p in places[0][n]]) for n in "abcd"] == [
+    samples = [sample(tiny_policy, of), sample(tiny_policy, of, "a 3, b 7 #### low")]
+    places = [attention.places_of(tiny_policy, t, of, SPANS) for t in samples]
+    assert [tiny_policy.tokenizer.decode([samples[0].prompt_ids[p] for p in places[0][n]]) for n in "abcd"] == [
         "a:12", "b:34", "c:56", "d:78",
     ]  # fmt: skip
     differentiable = []
     hook = tiny_policy.model.register_forward_hook(lambda _, __, out: differentiable.append(out.logits.requires_grad))
-    got = attention.feature_masses(tiny_policy, trials, places)
+    got = attention.feature_masses(tiny_policy, samples, places)
     hook.remove()
     assert differentiable == [False]
-    for found, made in zip(got, trials, strict=True):
+    for found, made in zip(got, samples, strict=True):
         assert found == pytest.approx(direct_masses(tiny_policy, made), abs=1e-6)
     assert tiny_policy.model.config._attn_implementation == "sdpa"
-    one = attention.alignment([of], trials[:1], tiny_policy)
+    one = attention.alignment([of], samples[:1], tiny_policy)
     assert one == [pytest.approx(got[0]["a"] + got[0]["b"], abs=1e-6)]
 
 
 def test_forwards_may_be_cut_without_a_difference(tiny_policy, monkeypatch):
     of = row((0.5, 0.3, 0.1, 0.1))
-    trials = [trial(tiny_policy, of, text) for text in ("x", "#### high", "a 3, b 7 #### low")]
-    whole = attention.alignment([of] * 3, trials, tiny_policy)
+    samples = [sample(tiny_policy, of, text) for text in ("x", "#### high", "a 3, b 7 #### low")]
+    whole = attention.alignment([of] * 3, samples, tiny_policy)
     monkeypatch.setattr(attention, "SCORES", 1)
-    assert attention.alignment([of] * 3, trials, tiny_policy) == pytest.approx(whole, abs=1e-6)
+    assert attention.alignment([of] * 3, samples, tiny_policy) == pytest.approx(whole, abs=1e-6)
 
 
 def test_rows_without_an_expert_cannot_be_scored(tiny_policy):
     of = row((0.5, 0.3, 0.1, 0.1))
     bare = {**of, "metadata": None}
     strange = {**of, "metadata": json.dumps({"spans": {"a": "z:99"}, "expert": {"a": 1.0}})}
-    other = trial(tiny_policy, {**of, "prompt": [{"role": "user", "content": "else"}]})
-    trials = [trial(tiny_policy, of)] * 3 + [other]
-    found = attention.alignment([of, bare, strange, of], trials, tiny_policy)
+    other = sample(tiny_policy, {**of, "prompt": [{"role": "user", "content": "else"}]})
+    samples = [sample(tiny_policy, of)] * 3 + [other]
+    found = attention.alignment([of, bare, strange, of], samples, tiny_policy)
     assert found[1:] == [None, None, None]
     assert 0 < found[0] < 1
 
 
 def advantages(stage, policy, rewards=None):
     of = [row((0.5, 0.3, 0.1, 0.1), "q", answer) for answer in ("high", "high", "low")]
-    trials = [trial(policy, r, text) for r, text in zip(of, ("#### high", "a 3 #### high", "#### high"), strict=True)]
+    samples = [sample(policy, r, text) for r, text in zip(of, ("#### high", "a 3 #### high", "#### high"), strict=True)]
     parts = bind_collecting(stage, {})
     have = {"step": 0, "seed": 0, "states": {}, "policy": policy}
-    score(parts.rewards[:rewards], parts.weights[:rewards], trials, have)
-    batch = with_dropped(forest(trials), False)
-    return with_advantages(bind_algorithm(stage, {}), batch, 0).sampled("advantage"), trials
+    score(parts.rewards[:rewards], parts.weights[:rewards], samples, have)
+    batch = with_dropped(forest(samples), False)
+    return with_advantages(bind_algorithm(stage, {}), batch, 0).sampled("advantage"), samples
 
 
 def test_alignment_tells_equal_predictions_apart_and_weight_0_is_plain_grpo(stages, tiny_policy):
-    guided, trials = advantages(stages["trained"], tiny_policy)
-    assert trials[0].scores["answers.exact"] == trials[1].scores["answers.exact"] == 1.0
-    assert trials[0].reward != trials[1].reward
-    for t in trials:
+    guided, samples = advantages(stages["trained"], tiny_policy)
+    assert samples[0].scores["answers.exact"] == samples[1].scores["answers.exact"] == 1.0
+    assert samples[0].reward != samples[1].reward
+    for t in samples:
         assert t.reward == pytest.approx(t.scores["answers.exact"] + 0.5 * t.scores["attention.alignment"])
     plain, _ = advantages(stages["plain"], tiny_policy)
     alone, _ = advantages(stages["plain"], tiny_policy, rewards=1)

@@ -16,7 +16,7 @@ from learning.rewards.answers import final_answer
 from learning.rl.collection import bind_collecting
 from learning.rl.policy_loss import with_advantages, with_dropped
 from learning.samples.engine_protocol import Generation, Sampling
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from learning.sampling.sampler import Sampler, score
 from learning.toy_tasks.sums import chain, flawed_sum, planted, step_chains, sum_of
 from schemas.errors import StepError
@@ -78,15 +78,15 @@ def critic(tiny_policy, tiny_policy_folder, monkeypatch):
     return tiny_policy_folder, judge.engine
 
 
-def trials(*groups):
+def samples(*groups):
     row = {"id": "s", "prompt": [{"role": "user", "content": "3 + 5 - 2 ="}], "answer": "6", "family": "chain_sum"}
     return [
-        Trial(row, g, "policy", [1, g], [5], [-1.0], "stop", text) for g, texts in enumerate(groups) for text in texts
+        Sample(row, g, "policy", [1, g], [5], [-1.0], "stop", text) for g, texts in enumerate(groups) for text in texts
     ]
 
 
 def rewarded(stage, inputs, *groups):
-    made = trials(*groups)
+    made = samples(*groups)
     parts = bind_collecting(stage, inputs)
     score(parts.rewards, parts.weights, made, {"step": 0, "seed": 0, "states": {}})
     return made

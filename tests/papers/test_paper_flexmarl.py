@@ -111,17 +111,17 @@ def test_the_first_micro_batch_begins_before_the_last_rollout_ends_and_all_are_o
             go_on.wait(60)
         return turn()
 
-    def consume(trials):
-        log.append((trials[0].row["id"][1], int(run.source.service.told["ended"])))
+    def consume(samples):
+        log.append((samples[0].row["id"][1], int(run.source.service.told["ended"])))
         go_on.set()
 
     run.source.service.turn = held
-    first = run.iterate(lambda trials: setattr(run.policy.model, "sharpness", 3.0), consume=consume)
+    first = run.iterate(lambda samples: setattr(run.policy.model, "sharpness", 3.0), consume=consume)
     assert log[0] == ("a", 1)
     assert [letter for letter, _ in log] == list("abcd")
-    second = run.iterate(consume=lambda trials: None)
-    for version, trials in enumerate((first, second)):
-        assert {v for t in trials for v in t.versions} == {version}
+    second = run.iterate(consume=lambda samples: None)
+    for version, samples in enumerate((first, second)):
+        assert {v for t in samples for v in t.versions} == {version}
 
 
 ELSEWHERE = """

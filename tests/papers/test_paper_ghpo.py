@@ -16,7 +16,7 @@ from learning.data.rows import write_rows
 from learning.rl.collection import bind_collecting, collect
 from learning.rl.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
 from learning.samples.history import History
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "ghpo.yaml"
@@ -42,15 +42,15 @@ def inputs(tmp_path):
 
 
 def sampled(name, inputs, sampler, step=9):
-    """The trials of one iteration of the recipe's stage with one problem."""
+    """The samples of one iteration of the recipe's stage with one problem."""
     have = {"rows": [row()], "num_groups": 1, "n": 4, "seed": 1, "step": step, "states": {}, "metrics": {}}
     return collect(bind_collecting(stage(name), inputs), sampler, History(), {}, have)
 
 
-def gradient(name, trials, policy):
+def gradient(name, samples, policy):
     """Norm of the gradient of the recipe's loss, and the batch."""
     how = bind_algorithm(stage(name), {})
-    made = with_advantages(how, with_dropped(forest(trials), False), 0)
+    made = with_advantages(how, with_dropped(forest(samples), False), 0)
     made = with_weights(how, made, 0, stage(name).max_completion_length)
     loss, _ = micro_loss(how, policy.model, made, step=0, temperature=1.0)
     policy.model.zero_grad(set_to_none=True)
@@ -68,17 +68,17 @@ def test_grpo_learns_nothing_where_ghpo_has_a_gradient(answering, inputs, tiny_p
     plain = sampled("baseline", inputs, answering(needs(0.25), max_new_tokens=56))
     assert gradient("baseline", plain, tiny_policy)[0] == 0.0
     sampler = answering(needs(0.25), max_new_tokens=56)
-    trials = sampled("trained", inputs, sampler)
+    samples = sampled("trained", inputs, sampler)
     assert sampler.engine.prompts == ["1 + 2 + 3 + 4 =", "1 + 2 + 3 + 4 =\n" + SOLUTION[: math.ceil(0.25 * LENGTH)]]
-    assert [t.source for t in trials] == ["hinted"] * 4
-    assert gradient("trained", trials, tiny_policy)[0] > 1e-4
+    assert [t.source for t in samples] == ["hinted"] * 4
+    assert gradient("trained", samples, tiny_policy)[0] > 1e-4
 
 
 def test_the_hint_carries_no_loss(answering, inputs, tiny_policy):
-    trials = sampled("trained", inputs, answering(needs(0.25), max_new_tokens=56))
-    _, made = gradient("trained", trials, tiny_policy)
+    samples = sampled("trained", inputs, answering(needs(0.25), max_new_tokens=56))
+    _, made = gradient("trained", samples, tiny_policy)
     ids = made.packed.input_ids_M[made.sampled_T].tolist()
-    assert ids == [token for t in trials for token in t.completion_ids]
+    assert ids == [token for t in samples for token in t.completion_ids]
     assert len(made.sampled("w")) == sum(len("#### 10.") if i == 0 else len("#### 9.") for i in range(4))
 
 
@@ -89,31 +89,31 @@ def test_what_is_still_all_wrong_gets_the_next_share(answering, inputs):
     assert [len(hint) for hint in hints] == [0, math.ceil(0.25 * LENGTH), math.ceil(0.5 * LENGTH)]
     assert all(SOLUTION.startswith(hint) for hint in hints)
     sampler = answering(needs(1.1), max_new_tokens=56)
-    trials = sampled("trained", inputs, sampler)
+    samples = sampled("trained", inputs, sampler)
     assert len(sampler.engine.requests) == 4
-    assert len(trials) == 4
+    assert len(samples) == 4
 
 
 def test_a_group_with_one_right_answer_is_returned_byte_for_byte(answering, inputs):
     follow = bind_collecting(stage(), inputs).follow_ups[0]
-    trials = [
-        Trial(row(), 0, "policy", [1], [7], [-1.0], "stop", str(i), scores={"r": float(i == 2)}, reward=float(i == 2))
+    samples = [
+        Sample(row(), 0, "policy", [1], [7], [-1.0], "stop", str(i), scores={"r": float(i == 2)}, reward=float(i == 2))
         for i in range(4)
     ]
-    before = [json.dumps(t.to_json()).encode() for t in trials]
-    have = {"trials": trials, "n": 4, "sampler": answering(needs(0)), "round": 0, "states": {}, "step": 9}
-    kept, asks = follow.ask(9, have)
+    before = [json.dumps(t.to_json()).encode() for t in samples]
+    have = {"samples": samples, "n": 4, "sampler": answering(needs(0)), "round": 0, "states": {}, "step": 9}
+    kept, requests = follow.ask(9, have)
     assert [json.dumps(t.to_json()).encode() for t in kept] == before
-    assert asks == []
+    assert requests == []
 
 
 def test_in_the_first_iterations_everything_is_guided(answering, inputs):
     for step, guided in ((0, True), (1, True), (2, False)):
         sampler = answering(needs(0), max_new_tokens=56)
-        trials = sampled("trained", inputs, sampler, step=step)
+        samples = sampled("trained", inputs, sampler, step=step)
         hints = [prompt.partition("\n")[2] for prompt in sampler.engine.prompts]
         assert hints == ["", SOLUTION[: math.ceil(0.5 * LENGTH)]][: 2 if guided else 1]
-        assert {t.source for t in trials} == {"hinted" if guided else "policy"}
+        assert {t.source for t in samples} == {"hinted" if guided else "policy"}
     # What is still all wrong in a guided iteration gets no further hint.
     sampler = answering(needs(1.1), max_new_tokens=56)
     sampled("trained", inputs, sampler, step=0)

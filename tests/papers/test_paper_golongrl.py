@@ -15,7 +15,7 @@ from learning.algorithm.composition import bind_algorithm
 from learning.batch.batch_layout import forest
 from learning.batch.columns import of_rewards
 from learning.rl.policy_loss import with_advantages, with_dropped
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "golongrl.yaml"
@@ -28,14 +28,14 @@ def algorithm(stage="trained"):
 
 def batch(*groups):
     """Groups of (family, rewards), one token each."""
-    trials = [
-        Trial(
+    samples = [
+        Sample(
             {"id": f"p{g}", "family": family}, g, "policy", [1, g], [5], [-1.0], "stop", "", scores={"r": r}, reward=r
         )
         for g, (family, rewards) in enumerate(groups)
         for r in rewards
     ]
-    return with_dropped(forest(trials), False)
+    return with_dropped(forest(samples), False)
 
 
 def operated(made, **options):

@@ -18,7 +18,7 @@ from learning.batch.batch_layout import forest
 from learning.data.rows import write_rows
 from learning.rl.collection import bind_collecting
 from learning.rl.policy_loss import columns_of, with_advantages, with_dropped
-from learning.samples.sample import Trial, by_group
+from learning.samples.sample import Sample, by_group
 from learning.toy_tasks.hidden_operations import operations
 from schemas.recipe import load_recipe
 
@@ -36,9 +36,9 @@ def algorithm(name="trained"):
     return bind_algorithm(stage(name), {})
 
 
-def trial(score, source="policy", logprob=-1.0, step=0):
+def sample(score, source="policy", logprob=-1.0, step=0):
     filled = {"scores": {"answers.exact": score}, "reward": score}
-    return Trial({"id": "q", "family": "f"}, 0, source, [1, 2], [7], [logprob], "stop", "", **filled)
+    return Sample({"id": "q", "family": "f"}, 0, source, [1, 2], [7], [logprob], "stop", "", **filled)
 
 
 @pytest.fixture
@@ -54,20 +54,20 @@ def group(answering, tmp_path):
 
 
 def test_six_plain_and_two_demonstrated_completions_are_trained_for_the_same_prompt(group):
-    trials, sampler = group
-    assert [t.source for t in trials] == ["policy"] * 6 + ["in_context"] * 2
-    assert len(by_group(trials)) == 1
+    samples, sampler = group
+    assert [t.source for t in samples] == ["policy"] * 6 + ["in_context"] * 2
+    assert len(by_group(samples)) == 1
     plain, shown = sampler.engine.prompts[0], sampler.engine.prompts[1]
     assert shown.endswith(plain)
     assert len(shown) > 2 * len(plain)
-    batch = forest(trials)
+    batch = forest(samples)
     held = [segment for segment, parent in zip(batch.segments, batch.parents, strict=True) if parent == -1]
-    assert held == [sampler.encode(trials[0].row["prompt"])]
+    assert held == [sampler.encode(samples[0].row["prompt"])]
 
 
-def columns(trials, lp):
-    made = with_dropped(forest(trials), False)
-    made = made.with_tokens(advantage=torch.ones(len(trials), **DOUBLE))
+def columns(samples, lp):
+    made = with_dropped(forest(samples), False)
+    made = made.with_tokens(advantage=torch.ones(len(samples), **DOUBLE))
     leaf = torch.tensor(lp, **DOUBLE).requires_grad_()
     found = columns_of(made, {"lp": leaf, "entropy": torch.zeros(len(lp), **DOUBLE)})
     found["log_ratio_T"] = algorithm().ratio.ask(0, found)
@@ -75,44 +75,44 @@ def columns(trials, lp):
 
 
 def test_the_ratio_is_plain_over_demonstrated():
-    found, _ = columns([trial(1.0, logprob=-1.0), trial(1.0, "in_context", logprob=-1.5)], [-1.0, -1.0])
+    found, _ = columns([sample(1.0, logprob=-1.0), sample(1.0, "in_context", logprob=-1.5)], [-1.0, -1.0])
     assert found["log_ratio_T"].exp().tolist() == pytest.approx([1.0, math.exp(0.5)], abs=1e-15)
     assert math.exp(0.5) == pytest.approx(1.649, abs=5e-4)
 
 
 def test_demonstrated_tokens_have_the_shaped_ratio_and_a_gradient_where_own_ones_are_clipped():
     rho = math.exp(0.5)
-    trials = [trial(1.0, logprob=-1.5), trial(1.0, "in_context", logprob=-1.5)]
-    found, leaf = columns(trials, [-1.0, -1.0])
+    samples = [sample(1.0, logprob=-1.5), sample(1.0, "in_context", logprob=-1.5)]
+    found, leaf = columns(samples, [-1.0, -1.0])
     loss = algorithm().surrogate.ask(0, found)
     assert (-loss).tolist() == pytest.approx([1.2, rho / (rho + 0.1)], abs=1e-12)
     (grad,) = torch.autograd.grad(loss.sum(), leaf)
     assert (-grad).tolist() == pytest.approx([0.0, 0.1 * rho / (rho + 0.1) ** 2], abs=1e-12)
 
 
-def advantages(trials):
+def advantages(samples):
     how = algorithm("baseline")
-    return with_advantages(how, with_dropped(forest(trials), False), 0).sampled("advantage").tolist()
+    return with_advantages(how, with_dropped(forest(samples), False), 0).sampled("advantage").tolist()
 
 
 def test_a_demonstrated_completion_below_the_threshold_leaves_the_group():
-    own = [trial(1.0), trial(0.0), trial(0.0)]
-    wrong, right = trial(0.0, "in_context"), trial(1.0, "in_context")
+    own = [sample(1.0), sample(0.0), sample(0.0)]
+    wrong, right = sample(0.0, "in_context"), sample(1.0, "in_context")
     reject = bind_collecting(stage(), {"plan.data": Path("nowhere")}).follow_ups[0]
-    kept, asks = reject.ask(0, {"trials": [*own, wrong, right]})
+    kept, requests = reject.ask(0, {"samples": [*own, wrong, right]})
     assert kept == [*own, right]
-    assert asks == []
-    alone, _ = reject.ask(0, {"trials": [*own, wrong]})
+    assert requests == []
+    alone, _ = reject.ask(0, {"samples": [*own, wrong]})
     assert advantages(alone) == advantages(own)
     assert advantages([*own, wrong]) != advantages(own)[:3]
 
 
 def bonus(step):
     """What the recipe's shaping adds to right and wrong, plain and demonstrated completions."""
-    trials = [trial(1.0), trial(0.0), trial(1.0, "in_context"), trial(0.0, "in_context")]
-    made = with_advantages(algorithm(), with_dropped(forest(trials), False), step)
+    samples = [sample(1.0), sample(0.0), sample(1.0, "in_context"), sample(0.0, "in_context")]
+    made = with_advantages(algorithm(), with_dropped(forest(samples), False), step)
     shaped = made.paths["reward"]
-    return [a - t.reward for a, t in zip(shaped.tolist(), trials, strict=True)]
+    return [a - t.reward for a, t in zip(shaped.tolist(), samples, strict=True)]
 
 
 def test_the_bonus_is_full_at_first_and_exactly_nothing_at_the_end():

@@ -55,16 +55,18 @@ def test_samples_of_a_step_carry_the_version_before(scripted, loop):
     policy = scripted(dict(zip("abcdefgh", (2, 9, 3, 20, 2, 5, 17, 4), strict=True)))
     run = loop(STAGES["trained"], policy, letters("abcdefgh"), num_groups=4, max_steps=5)
 
-    def train(trials):
+    def train(samples):
         policy.model.sharpness = 3.0 + run.step
 
     for step in range(5):
-        trials = run.iterate(train)
-        assert {v for t in trials for v in t.versions} == {max(step - 1, 0)}
-        assert len(trials) == 4
+        samples = run.iterate(train)
+        assert {v for t in samples for v in t.versions} == {max(step - 1, 0)}
+        assert len(samples) == 4
         sharpness = 2.0 + max(step - 1, 0)
         want = sharpness - math.log(math.exp(sharpness) + policy.model.size - 1)
-        assert [lp for t in trials for lp in t.logprobs] == pytest.approx([want] * sum(len(t.logprobs) for t in trials))
+        assert [lp for t in samples for lp in t.logprobs] == pytest.approx(
+            [want] * sum(len(t.logprobs) for t in samples)
+        )
 
 
 def test_the_generator_works_while_the_trainer_does(scripted, loop):
@@ -73,14 +75,14 @@ def test_the_generator_works_while_the_trainer_does(scripted, loop):
     run = loop(STAGES["trained"], policy, letters("abcdefgh"), num_groups=4, max_steps=3)
     log = []
 
-    def train(trials):
+    def train(samples):
         log.append(("update begins", run.step))
         wait_for(lambda: run.source.service.told["ended"] >= 8)
         log.append((f"{int(run.source.service.told['ended'])} have ended", run.step))
         log.append(("update ends", run.step))
 
-    trials = run.iterate(train)
-    assert {t.row["id"][1] for t in trials} == set("abcd")
+    samples = run.iterate(train)
+    assert {t.row["id"][1] for t in samples} == set("abcd")
     # The next batch, three times as long, was sampled to its end inside this update.
     assert log == [("update begins", 0), ("8 have ended", 0), ("update ends", 0)]
     assert {t.row["id"][1] for t in run.iterate()} == set("efgh")
@@ -100,7 +102,7 @@ def test_after_the_hand_over_the_generators_weights_are_the_trainers(tiny_policy
     run = loop(STAGES["trained"], tiny_policy, letters("abcd"), num_groups=2, max_steps=4, tokens=6)
     before = digest(tiny_policy)
     for _ in range(3):
-        run.iterate(lambda trials: change(tiny_policy))
+        run.iterate(lambda samples: change(tiny_policy))
         assert digest(run.source.copy) == digest(tiny_policy) != before
 
 

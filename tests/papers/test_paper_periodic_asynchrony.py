@@ -49,17 +49,17 @@ def test_the_first_group_is_trained_on_before_the_last_one_has_ended(scripted, l
             go_on.wait(60)
         return turn()
 
-    def consume(trials):
-        log.append((trials[0].row["id"][1], int(run.source.service.told["ended"])))
+    def consume(samples):
+        log.append((samples[0].row["id"][1], int(run.source.service.told["ended"])))
         go_on.set()
 
     run.source.service.turn = held
-    trials = run.iterate(consume=consume)
+    samples = run.iterate(consume=consume)
     assert log[0] == ("a", 1)
     seen = [letter for letter, _ in log]
     assert sorted(seen) == ["a", "b", "c", "d"]
     assert name == "arrived" or seen == sorted(seen)
-    assert len(trials) == 4
+    assert len(samples) == 4
 
 
 def test_every_sample_of_an_iteration_is_of_its_version(tiny_policy, loop):
@@ -67,13 +67,13 @@ def test_every_sample_of_an_iteration_is_of_its_version(tiny_policy, loop):
     for step in range(4):
         before = tiny_policy.model.state_dict()["lm_head.weight"].clone()
 
-        def train(trials):
+        def train(samples):
             with torch.no_grad():
                 for parameter in tiny_policy.model.parameters():
                     parameter.mul_(1.02)
 
-        trials = run.iterate(train, consume=lambda trials: None)
-        assert {v for t in trials for v in t.versions} == {step}
+        samples = run.iterate(train, consume=lambda samples: None)
+        assert {v for t in samples for v in t.versions} == {step}
         assert not torch.equal(before, tiny_policy.model.state_dict()["lm_head.weight"])
         assert torch.equal(run.source.copy.model.lm_head.weight, tiny_policy.model.lm_head.weight)
 
@@ -82,29 +82,29 @@ def test_every_sample_of_an_iteration_is_of_its_version(tiny_policy, loop):
 def test_the_gradient_is_the_synchronous_one(tiny_policy, loop, name):
     run = loop(name, tiny_policy, letters("abcdef"), num_groups=6, n=3, tokens=48, plan=by_chance)
     ours = Update(STAGES[name], tiny_policy)
-    trials = run.iterate(consume=ours.pieces.add)
-    assert len({len(t.completion_ids) for t in trials}) > 3
-    equal(ours.finish(trials), Update(STAGES["synchronous"], tiny_policy).at_once(trials))
+    samples = run.iterate(consume=ours.pieces.add)
+    assert len({len(t.completion_ids) for t in samples}) > 3
+    equal(ours.finish(samples), Update(STAGES["synchronous"], tiny_policy).at_once(samples))
 
 
 def test_whatever_the_order_of_arrival(tiny_policy, loop):
     run = loop("arrived", tiny_policy, letters("abcd"), num_groups=4, n=3, tokens=8, plan=by_chance)
     groups = []
-    trials = run.iterate(consume=groups.append)
-    want = Update(STAGES["synchronous"], tiny_policy).at_once(trials)
+    samples = run.iterate(consume=groups.append)
+    want = Update(STAGES["synchronous"], tiny_policy).at_once(samples)
     for order in itertools.islice(itertools.permutations(range(4)), 0, None, 5):
         ours = Update(STAGES["arrived"], tiny_policy)
         for i in order:
             ours.pieces.add(groups[i])
-        equal(ours.finish(trials), want)
+        equal(ours.finish(samples), want)
 
 
 def test_a_shared_prompt_is_computed_once_and_gives_the_same_log_probs(tiny_policy, loop):
     rows = [letters("a")[0] | {"prompt": [{"role": "user", "content": "one and one and one and one"}]}]
     run = loop("synchronous", tiny_policy, rows, num_groups=1, n=6, tokens=12, plan=by_chance)
-    trials = run.iterate()
-    prompt, sizes = trials[0].prompt_ids, [len(t.completion_ids) for t in trials]
-    batch, seen = forest(trials), []
+    samples = run.iterate()
+    prompt, sizes = samples[0].prompt_ids, [len(t.completion_ids) for t in samples]
+    batch, seen = forest(samples), []
     choose_forward(tiny_policy.model)  # the check has forward passes of its own
     hook = tiny_policy.model.base_model.embed_tokens.register_forward_hook(
         lambda _, ids, out: seen.append(ids[0].numel())
@@ -113,9 +113,9 @@ def test_a_shared_prompt_is_computed_once_and_gives_the_same_log_probs(tiny_poli
     assert seen == [len(prompt) + sum(sizes)]
     hook.remove()
     apart = []
-    for trial in trials:
-        ids = torch.tensor([[*trial.prompt_ids, *trial.completion_ids]])
+    for sample in samples:
+        ids = torch.tensor([[*sample.prompt_ids, *sample.completion_ids]])
         lp = tiny_policy.model(ids).logits[0].log_softmax(-1)[len(prompt) - 1 : -1]
-        apart.append(lp.gather(1, torch.tensor(trial.completion_ids)[:, None])[:, 0])
+        apart.append(lp.gather(1, torch.tensor(sample.completion_ids)[:, None])[:, 0])
     torch.testing.assert_close(together, torch.cat(apart), atol=1e-5, rtol=0)
     assert len(prompt) + sum(sizes) < 6 * len(prompt) + sum(sizes)

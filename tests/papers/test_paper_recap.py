@@ -18,7 +18,7 @@ from learning.rl.collection import bind_collecting
 from learning.rl.policy_loss import with_advantages, with_dropped, with_weights
 from learning.rl.references import References
 from learning.rl.update import regulate
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from learning.sampling.sampler import Sampler
 from schemas.recipe import load_recipe
 from schemas.schedules import settled
@@ -103,14 +103,14 @@ def test_replay_is_about_old_answers_and_nothing_else(tiny_policy, tmp_path):
     ]
     write_rows(tmp_path, "chat", rows)
     sampler = Sampler(None, tiny_policy, None, 0, 0, groups=1)
-    own = [Trial({"id": "new"}, 0, "policy", [5, 6], [7] * n, [-1.0] * n, "stop", "", reward=float(n)) for n in (2, 3)]
+    own = [Sample({"id": "new"}, 0, "policy", [5, 6], [7] * n, [-1.0] * n, "stop", "", reward=float(n)) for n in (2, 3)]
     rehearse = bind(STAGES["trained"].source[0], "source.0", {"source.0.data": tmp_path})
-    mixed = rehearse.ask(0, {"trials": own, "sampler": sampler, "rng": np.random.default_rng(1)})
+    mixed = rehearse.ask(0, {"samples": own, "sampler": sampler, "rng": np.random.default_rng(1)})
     assert mixed[:2] == own
     assert len(mixed) == 2 + 32 == 2 + len({t.row["id"] for t in mixed[2:]})
     assert {t.source for t in mixed[2:]} == {"auxiliary"}
-    for trial in mixed:
-        trial.scores, trial.reward = {"r": 1.0}, trial.reward or 1.0
+    for sample in mixed:
+        sample.scores, sample.reward = {"r": 1.0}, sample.reward or 1.0
     algorithm = bind_algorithm(STAGES["trained"], INPUTS).settled({"accuracy": 1.0, "format": 1.0, "replay": 0.5})
     batch = with_advantages(algorithm, with_dropped(forest(mixed), False), 0)
     batch = with_weights(algorithm, batch, 0, 8)

@@ -14,7 +14,7 @@ import pytest
 
 from learning.data.chat import encode_prompt
 from learning.data.rows import read_rows, write_rows
-from learning.evaluation.sampled_answers import Sample, best_of
+from learning.evaluation.sampled_answers import AnswerSample, best_of
 from learning.lookup import bind
 from learning.problems.demonstrations import human_over_sampled
 from learning.rewards.dialogue import contradicts
@@ -107,21 +107,24 @@ def test_a_rollout_is_one_sentence_after_a_context_and_asks_nobody_else(tiny_pol
     rows, engine = donations(size=6, split="train"), Recorder(tiny_policy.tokenizer)
     sampler = Sampler(engine, tiny_policy, Sampling(1.0, 28), 0, 0)
     have = {"rows": rows, "num_groups": 3, "n": 2, "seed": 0, "step": 0, "states": {}, "metrics": {}}
-    trials = collect(bind_collecting(STAGES["refined"], {}), sampler, History(), {}, have)
+    samples = collect(bind_collecting(STAGES["refined"], {}), sampler, History(), {}, have)
     contexts = [encode_prompt(tiny_policy.tokenizer, row["prompt"]) for row in rows]
     assert len(engine.asked) == 3
     assert all(request.prompt_ids in contexts for request in engine.asked)
-    assert len(trials) == 6
-    for trial in trials:
-        assert trial.prompt_ids == encode_prompt(tiny_policy.tokenizer, trial.row["prompt"])
-        assert trial.completion_ids == engine.ids
-        assert trial.given == 0
-        assert trial.text.count(".") == 1
-        assert trial.row["prompt"][-1]["role"] == "user"
+    assert len(samples) == 6
+    for sample in samples:
+        assert sample.prompt_ids == encode_prompt(tiny_policy.tokenizer, sample.row["prompt"])
+        assert sample.completion_ids == engine.ids
+        assert sample.given == 0
+        assert sample.text.count(".") == 1
+        assert sample.row["prompt"][-1]["role"] == "user"
 
 
 def test_the_selector_takes_the_best_candidate():
-    candidates = [[Sample(text, "stop") for text in ("a", "b", "c")], [Sample("d", "stop"), Sample("e", "length")]]
+    candidates = [
+        [AnswerSample(text, "stop") for text in ("a", "b", "c")],
+        [AnswerSample("d", "stop"), AnswerSample("e", "length")],
+    ]
     assert best_of(candidates, [0.2, 0.7, 0.4, None, -3.0]) == [[candidates[0][1]], [candidates[1][1]]]
     assert best_of(candidates[:1], [0.5, 0.5, 0.5]) == [[candidates[0][0]]]
     assert STAGES["best_of_four"].selector.options["model"] == "selector"

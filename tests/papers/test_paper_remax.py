@@ -13,7 +13,7 @@ from learning.algorithm.composition import bind_algorithm
 from learning.batch.batch_layout import forest
 from learning.rl.collection import bind_collecting
 from learning.rl.policy_loss import columns_of, with_advantages, with_dropped, with_weights
-from learning.samples.sample import Trial, by_group
+from learning.samples.sample import Sample, by_group
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "remax.yaml"
@@ -33,16 +33,16 @@ def algorithm(name="trained", preset=None):
     return bind_algorithm(stage(name), INPUTS)
 
 
-def trial(reward, tokens=(7, 8), source="policy", group=0, logprobs=None):
+def sample(reward, tokens=(7, 8), source="policy", group=0, logprobs=None):
     lps = logprobs or [-1.0] * len(tokens)
     row = {"id": str(group), "family": "f"}
     scores = {"scores": {"r": reward}, "reward": reward}
-    return Trial(row, group, source, [1, 2], list(tokens), lps, "stop", "", **scores)
+    return Sample(row, group, source, [1, 2], list(tokens), lps, "stop", "", **scores)
 
 
-def ready(trials, how=None, lp_ref=None):
+def ready(samples, how=None, lp_ref=None):
     """The batch with advantages and weights; the reference is where the policy is, unless it is told otherwise."""
-    made = with_dropped(forest(trials), False)
+    made = with_dropped(forest(samples), False)
     ref_T = made.sampled("lp_behav") if lp_ref is None else torch.tensor(lp_ref, **DOUBLE)
     made = made.with_tokens(lp_ref=ref_T)
     how = how or algorithm()
@@ -50,25 +50,25 @@ def ready(trials, how=None, lp_ref=None):
 
 
 def test_every_tokens_weight_is_the_difference_of_the_rewards():
-    made = ready([trial(0.7, (7, 8, 9)), trial(0.4, (7, 9), "greedy")])
+    made = ready([sample(0.7, (7, 8, 9)), sample(0.4, (7, 9), "greedy")])
     assert made.sampled("advantage").tolist() == pytest.approx([0.3] * 3, abs=1e-15)
     assert made.sampled("w").tolist() == [1.0] * 3
 
 
 def test_a_sample_that_earns_what_the_greedy_answer_earns_gives_exactly_nothing():
-    made = ready([trial(0.1 + 0.2), trial(0.1 + 0.2, source="greedy")])
+    made = ready([sample(0.1 + 0.2), sample(0.1 + 0.2, source="greedy")])
     assert made.sampled("advantage").tolist() == [0.0, 0.0]
 
 
 def test_a_group_of_one_is_enough_where_grpo_has_no_signal():
     assert stage().num_generations == 1
-    alone = [trial(0.7), trial(0.4, source="greedy")]
+    alone = [sample(0.7), sample(0.4, source="greedy")]
     assert ready(alone).sampled("advantage").tolist() == pytest.approx([0.3, 0.3])
     assert ready(alone[:1], algorithm(preset="baseline")).sampled("advantage").tolist() == [0.0, 0.0]
 
 
 def test_the_kl_penalty_is_in_the_reward_of_the_sample_alone():
-    made = ready([trial(0.7, (7, 8, 9)), trial(0.4, (7, 9), "greedy")], lp_ref=[-1.5, -1.0, -0.5 - 1.0])
+    made = ready([sample(0.7, (7, 8, 9)), sample(0.4, (7, 9), "greedy")], lp_ref=[-1.5, -1.0, -0.5 - 1.0])
     assert made.sampled("advantage").tolist() == pytest.approx([0.7 - 0.05 * (0.5 + 0 + 0.5) - 0.4] * 3, abs=1e-12)
 
 
@@ -76,8 +76,8 @@ def test_the_plan_samples_one_and_a_greedy_one(answering):
     plan = bind_collecting(stage(), INPUTS).plan
     rows = [{"id": c, "prompt": [{"role": "user", "content": c}], "family": "f"} for c in "abc"]
     sampler = answering(lambda prompt, number: prompt)
-    trials = sampler.sample(plan.ask(0, {"rows": rows, "num_groups": 3, "n": 1, "seed": 1, "step": 0}))
-    assert [[t.source for t in members] for members in by_group(trials).values()] == [["policy", "greedy"]] * 3
+    samples = sampler.sample(plan.ask(0, {"rows": rows, "num_groups": 3, "n": 1, "seed": 1, "step": 0}))
+    assert [[t.source for t in members] for members in by_group(samples).values()] == [["policy", "greedy"]] * 3
     assert [r.temperature for r in sampler.engine.requests] == [None] * 3 + [0.0] * 3
 
 
@@ -88,11 +88,11 @@ REWARDS = [1.0, 0.6, 0.5]
 def of_action(action, name):
     """Gradient of minus the recipe's loss by the logits of a bandit, when `action` was sampled."""
     greedy = int(LOGITS.argmax())
-    trials = [trial(REWARDS[action], (action,), logprobs=[float(LOGITS.log_softmax(-1)[action])])]
+    samples = [sample(REWARDS[action], (action,), logprobs=[float(LOGITS.log_softmax(-1)[action])])]
     if name == "trained":
-        trials.append(trial(REWARDS[greedy], (greedy,), "greedy"))
+        samples.append(sample(REWARDS[greedy], (greedy,), "greedy"))
     how = algorithm(name)
-    made = ready(trials, how)
+    made = ready(samples, how)
     z = LOGITS.clone().requires_grad_()
     columns = columns_of(made, {"lp": z.log_softmax(-1)[[action]], "entropy": torch.zeros(1, **DOUBLE)})
     columns["log_ratio_T"] = how.ratio.ask(0, columns)

@@ -20,7 +20,7 @@ from learning.models.sharded_model import Trained
 from learning.rl.policy_loss import with_advantages, with_dropped
 from learning.rl.references import References
 from learning.rl.update import update
-from learning.samples.sample import SOURCES, Trial
+from learning.samples.sample import SOURCES, Sample
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "remix.yaml"
@@ -51,28 +51,28 @@ def test_the_penalty_is_a_convex_mix():
     assert term.function.ask(0, have).item() == pytest.approx(0.25 * k3[0] + 0.75 * k3[1], abs=1e-12)
 
 
-def trial(group, logprob, step, source="policy"):
+def sample(group, logprob, step, source="policy"):
     row = {"id": f"p{group}", "family": "f"}
-    return Trial(
+    return Sample(
         row, group, source, [1, group], [5], [logprob], "stop", "", versions=[step], scores={"r": 1.0}, reward=1.0
     )
 
 
 def sources(steps):
-    """The trials of each iteration after the recipe's source, one group of one sampled in each."""
+    """The samples of each iteration after the recipe's source, one group of one sampled in each."""
     part, state, found = bind(recipe().stages["mixed"].source[0]), {}, []
     for step in range(steps):
         groups = iter(range(1, 100))
         sampler = SimpleNamespace(new_group=lambda groups=groups: next(groups))
-        trials = [trial(0, float(log(0.2 + 0.01 * step)), step)]
-        found.append(part.function(trials, step, sampler, state, np.random.default_rng(step), **part.options))
+        samples = [sample(0, float(log(0.2 + 0.01 * step)), step)]
+        found.append(part.function(samples, step, sampler, state, np.random.default_rng(step), **part.options))
     return found
 
 
 def test_a_stored_token_keeps_the_policy_that_sampled_it():
     assert bind(recipe().stages["mixed"].source[0]).function is replay
     stored = [t for t in sources(2)[1] if t.source == "replay"]
-    made = forest([trial(0, float(log(0.25)), 1), *stored])
+    made = forest([sample(0, float(log(0.25)), 1), *stored])
     lp = log(0.3).expand(2)
     have = {"lp_T": lp, "lp_behav_T": made.sampled("lp_behav")}
     ratio = algorithm().ratio.ask(0, have).exp()
@@ -82,7 +82,7 @@ def test_a_stored_token_keeps_the_policy_that_sampled_it():
 
 
 def test_the_buffer_holds_the_last_three_policies():
-    shares = [[t.versions[0] for t in trials if t.source == "replay"] for trials in sources(6)]
+    shares = [[t.versions[0] for t in samples if t.source == "replay"] for samples in sources(6)]
     assert shares == [[], [0], [0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4]]
     assert SOURCES.index("replay") == forest(sources(2)[1]).paths["source"][1]
 
@@ -100,7 +100,7 @@ def test_after_the_switch_data_are_on_policy_and_updates_fall_to_one():
 def test_a_batch_is_updated_on_so_often(tiny_policy, name, updates):
     stage = recipe().stages[name].model_copy(update={"components": []})
     how = bind_algorithm(stage, {})
-    batch = with_advantages(how, with_dropped(forest([trial(0, -1.0, 0), trial(1, -1.0, 0)]), False), 0)
+    batch = with_advantages(how, with_dropped(forest([sample(0, -1.0, 0), sample(1, -1.0, 0)]), False), 0)
     optimizer = Counting(tiny_policy.model.parameters(), lr=0.0)
     update(how, Trained(tiny_policy.model), optimizer, batch, stage, 0)
     assert optimizer.count == updates

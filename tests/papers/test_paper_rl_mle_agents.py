@@ -19,7 +19,7 @@ from learning.environments.protocol import Outcome
 from learning.generation.services.local_rollouts import LocalRollouts
 from learning.rl.policy_loss import micro_loss, with_weights
 from learning.samples.engine_protocol import Turn
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from learning.sandbox.run import available
 from learning.toy_tasks.fits import fits, points, score_of
 from lineage.layout import Layout
@@ -51,26 +51,26 @@ def action(policy, place, seconds):
     """A completion of one turn that earned 1; all alike but for the time that they took."""
     ids = [*policy.tokenizer("ab", add_special_tokens=False).input_ids, policy.tokenizer.eos_token_id]
     prompt = policy.tokenizer("b", add_special_tokens=False).input_ids
-    made = Trial({"id": str(place)}, place, "policy", prompt, ids, [-4.5] * len(ids), "stop", "ab")
+    made = Sample({"id": str(place)}, place, "policy", prompt, ids, [-4.5] * len(ids), "stop", "ab")
     made.versions, made.turns = [0] * len(ids), [Turn(len(ids), reward=1.0, seconds=seconds)]
     made.scores, made.reward = {"environment.earned": 1.0}, 1.0
     return made
 
 
-def masses(stage, policy, trials):
-    """Of each trial, the derivatives of the stage's loss by the log-probabilities of its tokens, added up."""
+def masses(stage, policy, samples):
+    """Of each sample, the derivatives of the stage's loss by the log-probabilities of its tokens, added up."""
     step = Update(stage, policy)
-    batch = step.prepared(trials)[1]
+    batch = step.prepared(samples)[1]
     batch = with_weights(step.algorithm, batch, 0, stage.max_completion_length)
     _, columns = micro_loss(step.algorithm, step.trained.model, batch, step=0, temperature=1.0)
-    mass_P = torch.zeros(len(trials), dtype=torch.float64)
+    mass_P = torch.zeros(len(samples), dtype=torch.float64)
     return mass_P.index_add(0, batch.path_T, columns["policy_grad_T"].abs().double()).tolist()
 
 
 @pytest.mark.parametrize(("name", "ratio"), [("timed", 1), ("untimed", 10)])
 def test_the_gradient_of_a_batch_has_the_masses_of_the_formula(tiny_policy, name, ratio):
-    trials = [action(tiny_policy, i, 1.0) for i in range(10)] + [action(tiny_policy, 10, 10.0)]
-    mass = masses(STAGES[name], tiny_policy, trials)
+    samples = [action(tiny_policy, i, 1.0) for i in range(10)] + [action(tiny_policy, 10, 10.0)]
+    mass = masses(STAGES[name], tiny_policy, samples)
     assert mass[10] > 0.01
     assert sum(mass[:10]) == pytest.approx(ratio * mass[10], rel=1e-5)
 
@@ -80,10 +80,10 @@ def test_the_weights_move_as_the_masses_say(tiny_policy, name):
     """The update itself: of a batch of both, what the quick ones do to every weight, and what the slow one does."""
     moved = []
     for kept in (range(10), [10]):
-        trials = [action(tiny_policy, i, 10.0 if i == 10 else 1.0) for i in range(11)]
+        samples = [action(tiny_policy, i, 10.0 if i == 10 else 1.0) for i in range(11)]
         for i in set(range(11)) - set(kept):
-            trials[i].turns = [Turn(3, reward=0.0, seconds=trials[i].turns[0].seconds)]
-        moved.append(Update(STAGES[name], tiny_policy).at_once(trials))
+            samples[i].turns = [Turn(3, reward=0.0, seconds=samples[i].turns[0].seconds)]
+        moved.append(Update(STAGES[name], tiny_policy).at_once(samples))
     quick, slow = moved
     ratio = 1 if name == "timed" else 10
     assert max(float(g.abs().max()) for g in slow.values()) > 1e-3
@@ -118,10 +118,10 @@ def test_the_asynchronous_drive_hands_out_quick_actions_first_and_durations_even
     one = loop(stage, policy, letters("a" * 11), num_groups=1, source=source, max_steps=11, **told)
     taken, masses_by = [], {"timed": {1.0: 0.0, 10.0: 0.0}, "untimed": {1.0: 0.0, 10.0: 0.0}}
     for _ in range(11):
-        (trial,) = one.iterate()
-        taken.append((trial.turns[0].seconds, trial.versions[0]))
+        (sample,) = one.iterate()
+        taken.append((sample.turns[0].seconds, sample.versions[0]))
         for name, by in masses_by.items():
-            by[trial.turns[0].seconds] += masses(STAGES[name], tiny_policy, [trial])[0]
+            by[sample.turns[0].seconds] += masses(STAGES[name], tiny_policy, [sample])[0]
     took = [seconds for seconds, _ in taken]
     assert took[:9] == [1.0] * 9, "before the slow one, which was asked for first"
     assert sorted(took[9:]) == [1.0, 10.0], "both end after 10 units"

@@ -12,7 +12,7 @@ import torch
 from learning.algorithm.composition import bind_algorithm
 from learning.batch.batch_layout import forest
 from learning.rl.policy_loss import with_advantages, with_dropped, with_weights
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "rl-plus.yaml"
@@ -75,8 +75,10 @@ def test_own_tokens_keep_the_value_and_gradient_of_grpo():
 
 def test_advantages_are_of_the_group_with_the_expert_in_it():
     row = {"id": "p", "family": "countdown"}
-    own = [Trial(row, 0, "policy", [1], [5, 6], [-1.0, -1.0], "stop", "", scores={"r": 0.0}, reward=0.0) for _ in "abc"]
-    expert = Trial(row, 0, "expert", [1], [7], None, "stop", "", scores={"r": 1.0}, reward=1.0)
+    own = [
+        Sample(row, 0, "policy", [1], [5, 6], [-1.0, -1.0], "stop", "", scores={"r": 0.0}, reward=0.0) for _ in "abc"
+    ]
+    expert = Sample(row, 0, "expert", [1], [7], None, "stop", "", scores={"r": 1.0}, reward=1.0)
     made = with_dropped(forest([*own, expert]), False)
     made = with_weights(algorithm(), with_advantages(algorithm(), made, 0), 0, 32)
     assert made.sampled("external").tolist() == [False] * 6 + [True]

@@ -17,7 +17,7 @@ from learning.rewards.consensus import collective, elected, majority
 from learning.rl.collection import bind_collecting
 from learning.rl.policy_loss import with_advantages, with_dropped
 from learning.samples.engine_protocol import Generation, Sampling
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from learning.sampling.sampler import Sampler, score
 from learning.solvers import crowd_vote
 from schemas.recipe import load_recipe
@@ -51,11 +51,11 @@ def rewards_of(recipe, tiny_policy, monkeypatch):
         models = [Sampler(Says(tiny_policy.tokenizer, text), tiny_policy, Sampling(1.0, 6), 0, 0) for text in others]
         monkeypatch.setattr(consensus, "guest", dict(zip(PORTS, models, strict=True)).get)
         row = {"id": "q", "prompt": [{"role": "user", "content": "1 + 2 ="}], "answer": gold, "family": "chain_sum"}
-        trials = [Trial(row, 0, "policy", [1], [5 + i], [-1.0], "stop", c) for i, c in enumerate(mine)]
+        samples = [Sample(row, 0, "policy", [1], [5 + i], [-1.0], "stop", c) for i, c in enumerate(mine)]
         parts = bind_collecting(recipe.stages[stage], {port: port for port in PORTS})
         own = Sampler(None, tiny_policy, Sampling(1.0, 6), 0, 0)
-        score(parts.rewards, parts.weights, trials, {"step": 0, "seed": 0, "states": {}, "sampler": own})
-        return trials
+        score(parts.rewards, parts.weights, samples, {"step": 0, "seed": 0, "states": {}, "sampler": own})
+        return samples
 
     return of
 
@@ -75,9 +75,9 @@ def test_every_model_is_rewarded_for_agreeing(rewards_of):
     assert [t.reward for t in rewards_of(THIRD, FIRST, SECOND)] == [0.0] * 4
 
 
-def columns(stage, trials):
+def columns(stage, samples):
     algorithm = bind_algorithm(stage, {})
-    batch = with_advantages(algorithm, with_dropped(forest(trials), False), 0)
+    batch = with_advantages(algorithm, with_dropped(forest(samples), False), 0)
     return {**batch.tokens, **batch.paths, "ids": batch.packed.input_ids_M}
 
 

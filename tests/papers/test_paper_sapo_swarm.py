@@ -20,7 +20,7 @@ from learning.models.packed import pack, packed_logprobs
 from learning.rl.collection import bind_collecting, collect, gate
 from learning.rl.policy_loss import with_advantages, with_dropped, with_weights
 from learning.samples.history import History
-from learning.samples.sample import Trial, by_group
+from learning.samples.sample import Sample, by_group
 from learning.sampling.trajectories import Trajectories
 from lineage.layout import Layout
 from schemas.errors import StepError
@@ -45,13 +45,13 @@ def peer(folder, words, right=3, n=8):
     for step, word in enumerate(words):
         row = next(row for row in ROWS if row["id"] == word)
         texts = [word[::-1] if i < right else "zz" for i in range(n)]
-        trials = [
-            Trial(row, 0, "policy", [9], [999, 998], [float("nan")] * 2, "stop", text, scores={"theirs": -5.0})
+        samples = [
+            Sample(row, 0, "policy", [9], [999, 998], [float("nan")] * 2, "stop", text, scores={"theirs": -5.0})
             for text in texts
         ]
-        for trial in trials:
-            trial.reward = -5.0
-        kept.add(step, trials, [77.0] * n)
+        for sample in samples:
+            sample.reward = -5.0
+        kept.add(step, samples, [77.0] * n)
     folder.mkdir(parents=True, exist_ok=True)
     kept.publish(folder, [])
     return folder
@@ -76,16 +76,16 @@ def prompt_word(prompt):
     return next(word for word in WORDS if word in prompt)
 
 
-def sources_of(trials):
-    return [{t.source for t in members} for members in by_group(trials).values()]
+def sources_of(samples):
+    return [{t.source for t in members} for members in by_group(samples).values()]
 
 
 def test_an_update_holds_four_own_and_four_foreign_groups(answering, tmp_path):
     peers = [peer(tmp_path / "b", WORDS[:6]), peer(tmp_path / "c", WORDS[6:12])]
     for seed in range(3):
-        trials, _, _ = iteration(answering, "rounds-1-wide", peers, half, seed)
-        groups = by_group(trials)
-        assert sources_of(trials) == [{"policy"}] * 4 + [{"peer"}] * 4
+        samples, _, _ = iteration(answering, "rounds-1-wide", peers, half, seed)
+        groups = by_group(samples)
+        assert sources_of(samples) == [{"policy"}] * 4 + [{"peer"}] * 4
         assert {len(members) for members in groups.values()} == {8}
         assert len({(m[0].source, m[0].row["id"]) for m in groups.values()}) == 8
     few, _, _ = iteration(answering, "leaning-1-wide", peers, half)
@@ -93,19 +93,19 @@ def test_an_update_holds_four_own_and_four_foreign_groups(answering, tmp_path):
 
 
 def test_rewards_tokens_and_log_probs_are_the_receivers(answering, tmp_path, tiny_policy):
-    trials, sampler, _ = iteration(answering, "rounds-1-wide", [peer(tmp_path / "b", WORDS[:8])] * 2, half)
-    foreign = [t for t in trials if t.source == "peer"]
+    samples, sampler, _ = iteration(answering, "rounds-1-wide", [peer(tmp_path / "b", WORDS[:8])] * 2, half)
+    foreign = [t for t in samples if t.source == "peer"]
     assert len(foreign) == 32
-    for trial in foreign:
-        assert trial.scores == {"answers.exact": float(trial.text == trial.row["answer"])}
-        assert trial.reward == trial.scores["answers.exact"]
-        ids = encode_completion(tiny_policy.tokenizer, [{"role": "assistant", "content": trial.text}])
-        assert trial.completion_ids == ids
-        assert trial.prompt_ids == sampler.encode(trial.row["prompt"])
-    for trial in foreign[:4]:
-        packed = pack([trial.prompt_ids, trial.completion_ids], [-1, 0])
-        want = packed_logprobs(tiny_policy.model, packed)[0][len(trial.prompt_ids) :]
-        torch.testing.assert_close(torch.tensor(trial.logprobs), want.detach(), atol=1e-5, rtol=0)
+    for sample in foreign:
+        assert sample.scores == {"answers.exact": float(sample.text == sample.row["answer"])}
+        assert sample.reward == sample.scores["answers.exact"]
+        ids = encode_completion(tiny_policy.tokenizer, [{"role": "assistant", "content": sample.text}])
+        assert sample.completion_ids == ids
+        assert sample.prompt_ids == sampler.encode(sample.row["prompt"])
+    for sample in foreign[:4]:
+        packed = pack([sample.prompt_ids, sample.completion_ids], [-1, 0])
+        want = packed_logprobs(tiny_policy.model, packed)[0][len(sample.prompt_ids) :]
+        torch.testing.assert_close(torch.tensor(sample.logprobs), want.detach(), atol=1e-5, rtol=0)
     batch = forest(foreign)
     assert not batch.sampled("external").any()  # a ratio to the receiver's own weights, which is 1 before the update
     assert bool((batch.sampled("lp_behav") < 0).all())
@@ -131,18 +131,18 @@ def test_a_group_that_earns_the_same_throughout_never_enters(answering, tmp_path
     def write(prompt, number):
         return half(prompt, number) if prompt_word(prompt)[0] in "abc" else "xx"
 
-    trials, _, _ = iteration(answering, "rounds-1-wide", [dull, mixed], write)
-    foreign = {t.row["id"] for t in trials if t.source == "peer"}
+    samples, _, _ = iteration(answering, "rounds-1-wide", [dull, mixed], write)
+    foreign = {t.row["id"] for t in samples if t.source == "peer"}
     assert foreign == set(WORDS[10:13])  # three informative ones are all there are
-    assert all(t.row["id"][0] in "abc" for t in trials if t.source == "policy")
-    for members in by_group(trials).values():
+    assert all(t.row["id"][0] in "abc" for t in samples if t.source == "policy")
+    for members in by_group(samples).values():
         assert len({t.reward for t in members}) == 2
 
 
-def trained(name, trials, have):
+def trained(name, samples, have):
     """The batch with advantages and weights, by the algorithm of a stage."""
     how = bind_algorithm(stage(name), {})
-    batch = with_dropped(gate(None, trials, 0, {}, have), False)
+    batch = with_dropped(gate(None, samples, 0, {}, have), False)
     return with_weights(how, with_advantages(how, batch, 0), 0, 8)
 
 
@@ -185,8 +185,8 @@ def test_a_dead_node_holds_up_nobody(answering, tmp_path):
     dead = tmp_path / "dead"
     dead.mkdir()
     living = peer(tmp_path / "c", WORDS[:8])
-    trials, _, _ = iteration(answering, "rounds-1-wide", [dead, living], half)
-    assert [s.pop() for s in sources_of(trials)] == ["policy"] * 4 + ["peer"] * 4
+    samples, _, _ = iteration(answering, "rounds-1-wide", [dead, living], half)
+    assert [s.pop() for s in sources_of(samples)] == ["policy"] * 4 + ["peer"] * 4
     nobody, _, _ = iteration(answering, "rounds-1-wide", [dead, dead], half)
     assert sources_of(nobody) == [{"policy"}] * 4
 

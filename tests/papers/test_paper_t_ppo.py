@@ -16,7 +16,7 @@ from learning.rl.collection import bind_collecting
 from learning.rl.critic import Critic
 from learning.rl.policy_loss import with_advantages, with_dropped, with_weights
 from learning.samples.engine_protocol import Generation, Sampling
-from learning.samples.sample import Ask
+from learning.samples.sample import SampleRequest
 from learning.sampling.sampler import Sampler
 from schemas.recipe import load_recipe
 
@@ -53,51 +53,51 @@ def test_a_cut_is_not_taken_for_an_end():
 
 @pytest.fixture
 def rollouts(tiny_policy):
-    """Trials of six iterations of the recipe's drive, with a window of 4 and the tiny policy's own engine."""
+    """Samples of six iterations of the recipe's drive, with a window of 4 and the tiny policy's own engine."""
     drive = bind_collecting(STAGE.model_copy(update={"drive": STAGE.drive.model_copy(update={"window": 4})}), {}).drive
     engine, states, found = make_engine(STAGE.engine, tiny_policy), {}, []
     for step in range(6):
         sampler = Sampler(engine, tiny_policy, Sampling(1.0, 64), 3, step)
         row = {"id": str(step), "prompt": [{"role": "user", "content": "ab"}], "family": "f"}
-        have = {"asks": [Ask(row, 4)], "sampler": sampler, "step": step, "states": states}
+        have = {"requests": [SampleRequest(row, 4)], "sampler": sampler, "step": step, "states": states}
         found.append(drive.ask(step, have))
     return found
 
 
-def scored(trials):
-    """The trials as a batch; what is suspended has earned nothing."""
-    return forest([replace(t, scores={"r": 0.0}, reward=float(t.finish == "stop")) for t in trials])
+def scored(samples):
+    """The samples as a batch; what is suspended has earned nothing."""
+    return forest([replace(t, scores={"r": 0.0}, reward=float(t.finish == "stop")) for t in samples])
 
 
 def test_the_rollout_goes_on_from_the_same_tokens(rollouts):
     open_before: list = []
-    for trials in rollouts:
-        taken_up = trials[: len(open_before)]
+    for samples in rollouts:
+        taken_up = samples[: len(open_before)]
         for old, new in zip(open_before, taken_up, strict=True):
             assert new.row == old.row
             assert new.completion_ids[: len(old.completion_ids)] == old.completion_ids
             assert new.logprobs[: len(old.logprobs)] == old.logprobs
             assert 0 < len(new.completion_ids) - len(old.completion_ids) <= 4
-        open_before = [t for t in trials if t.finish == "suspended"]
-    assert any(len(t.completion_ids) == 16 for trials in rollouts for t in trials)
+        open_before = [t for t in samples if t.finish == "suspended"]
+    assert any(len(t.completion_ids) == 16 for samples in rollouts for t in samples)
 
 
 def test_every_token_enters_the_policys_loss_exactly_once(rollouts):
     algorithm, trained = bind_algorithm(STAGE, {}), 0
-    for step, trials in enumerate(rollouts):
-        batch = with_weights(algorithm, with_dropped(scored(trials), False), step, 64)
+    for step, samples in enumerate(rollouts):
+        batch = with_weights(algorithm, with_dropped(scored(samples), False), step, 64)
         new_T = batch.sampled("version") == step
         assert torch.equal(batch.sampled("w") > 0, new_T)
         assert bool((new_T[batch.path_T == 0].diff() != -1).all())  # the new tokens are the last ones
         trained += int(new_T.sum())
-    closed = [t for trials in rollouts for t in trials if t.finish != "suspended"]
+    closed = [t for samples in rollouts for t in samples if t.finish != "suspended"]
     still_open = [t for t in rollouts[-1] if t.finish == "suspended"]
     assert trained == sum(len(t.completion_ids) for t in [*closed, *still_open]) > 50
 
 
 def test_an_open_completion_trains_no_critic(rollouts, tiny_policy):
     judge = Critic(STAGE.critic, tiny_policy, STAGE, {}, 0)
-    open_only = next(batch for trials in rollouts if (batch := [t for t in trials if t.finish != "stop"]))
+    open_only = next(batch for samples in rollouts if (batch := [t for t in samples if t.finish != "stop"]))
     ready = with_advantages(bind_algorithm(STAGE, {}), judge.values(scored(open_only)), 0)
     before = [p.clone() for p in judge.network.parameters()]
     judge.learn(ready, 0)

@@ -15,7 +15,7 @@ from learning.problems.unlabelled import unlabelled
 from learning.rl.collection import bind_collecting, gate
 from learning.rl.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
 from learning.samples.history import History
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from learning.sampling.sampler import score
 from schemas.recipe import load_recipe
 
@@ -33,10 +33,10 @@ def row(name, answer=None):
     return {"id": name, "prompt": prompt, "answer": answer, "family": "chain_sum", "metadata": "{}"}
 
 
-def trials_of(*groups):
+def samples_of(*groups):
     """Groups of (row, texts): two tokens for each completion."""
     return [
-        Trial(r, g, "policy", [7, 8 + g], [9 + g, 10 + i], [-3.0, -2.0], "stop", text)
+        Sample(r, g, "policy", [7, 8 + g], [9 + g, 10 + i], [-3.0, -2.0], "stop", text)
         for g, (r, texts) in enumerate(groups)
         for i, text in enumerate(texts)
     ]
@@ -48,11 +48,11 @@ def visited(**rates):
     return history
 
 
-def kept(stage, trials, history, states=None):
+def kept(stage, samples, history, states=None):
     parts = bind_collecting(stage, {})
     have = {"history": history, "states": {} if states is None else states, "seed": 0}
-    score(parts.rewards, parts.weights, trials, {"step": 0, "seed": 0, "states": {}})
-    return gate(parts.filter, trials, 0, {}, have)
+    score(parts.rewards, parts.weights, samples, {"step": 0, "seed": 0, "states": {}})
+    return gate(parts.filter, samples, 0, {}, have)
 
 
 def test_histories_of_one_course_are_alike():
@@ -69,9 +69,9 @@ def test_histories_of_one_course_are_alike():
 def test_labelled_are_kept_alike_are_kept_and_others_dropped(stages):
     groups = [(row("known", "3"), "34"), (row("alike"), "56"), (row("falling"), "78")]
     history = visited(known=RISING, alike=ALIKE, falling=FALLING)
-    batch = kept(stages["trained"], trials_of(*groups), history)
+    batch = kept(stages["trained"], samples_of(*groups), history)
     assert batch.paths["group"].tolist() == [0, 0, 1, 1]
-    assert kept(stages["vote"], trials_of(*groups), history).num_paths == 6
+    assert kept(stages["vote"], samples_of(*groups), history).num_paths == 6
 
 
 def test_kept_are_the_top_share_and_all_above_the_threshold(stages):
@@ -79,9 +79,9 @@ def test_kept_are_the_top_share_and_all_above_the_threshold(stages):
     groups = [(row("known", "3"), "34"), *((row(name), "56") for name in names)]
     # All twenty are nearly as the rising history, then nearly its reverse: the top tenth of those is two.
     rates = {name: [0.0, 0.5 + 0.001 * i, 1.0] for i, name in enumerate(names)}
-    assert kept(stages["trained"], trials_of(*groups), visited(known=RISING, **rates)).num_paths == 42
+    assert kept(stages["trained"], samples_of(*groups), visited(known=RISING, **rates)).num_paths == 42
     rates = {name: [1.0, 0.5 - 0.001 * i, 0.0] for i, name in enumerate(names)}
-    batch = kept(stages["trained"], trials_of(*groups), visited(known=RISING, **rates))
+    batch = kept(stages["trained"], samples_of(*groups), visited(known=RISING, **rates))
     similar = sorted(range(20), key=lambda i: -mean_cosine(rates[f"u{i}"], [RISING]))
     assert batch.paths["group"].unique().tolist() == [0, *sorted(i + 1 for i in similar[:2])]
 
@@ -89,7 +89,7 @@ def test_kept_are_the_top_share_and_all_above_the_threshold(stages):
 def test_the_first_visits_of_an_unlabelled_problem_are_left_out(stages):
     groups = [(row("known", "3"), "34"), (row("new"), "56")]
     trained = [
-        kept(stages["trained"], trials_of(*groups), visited(known=RISING, new=ALIKE[:n]))
+        kept(stages["trained"], samples_of(*groups), visited(known=RISING, new=ALIKE[:n]))
         .paths["group"]
         .unique()
         .tolist()
@@ -100,19 +100,19 @@ def test_the_first_visits_of_an_unlabelled_problem_are_left_out(stages):
 
 def test_labelled_problems_of_earlier_iterations_are_remembered(stages):
     history, states = visited(known=RISING, alike=ALIKE, falling=FALLING), {}
-    kept(stages["trained"], trials_of((row("known", "3"), "34")), history, states)
-    batch = kept(stages["trained"], trials_of((row("alike"), "56"), (row("falling"), "78")), history, states)
+    kept(stages["trained"], samples_of((row("known", "3"), "34")), history, states)
+    batch = kept(stages["trained"], samples_of((row("alike"), "56"), (row("falling"), "78")), history, states)
     assert batch.paths["group"].tolist() == [0, 0]
     assert states["filter"] == {"labelled": ["known"]}
 
 
 def test_answers_count_where_there_are_some_and_votes_elsewhere(stages):
-    trials = trials_of((row("known", "3"), ["3", "4", "4"]), (row("alike"), ["5", "6", "6"]))
+    samples = samples_of((row("known", "3"), ["3", "4", "4"]), (row("alike"), ["5", "6", "6"]))
     parts = bind_collecting(stages["trained"], {})
-    score(parts.rewards, parts.weights, trials, {"step": 0, "seed": 0, "states": {}})
-    assert [t.reward for t in trials] == [1.0, 0.0, 0.0, 0.0, 1.0, 1.0]
+    score(parts.rewards, parts.weights, samples, {"step": 0, "seed": 0, "states": {}})
+    assert [t.reward for t in samples] == [1.0, 0.0, 0.0, 0.0, 1.0, 1.0]
     history = History()
-    history.add(trials)
+    history.add(samples)
     assert history.rates == {"known": [1 / 3], "alike": [2 / 3]}
 
 
@@ -128,9 +128,9 @@ def gradient(stage, policy, batch):
 def test_what_is_dropped_contributes_nothing(stages, tiny_policy):
     groups = [(row("known", "3"), "344"), (row("alike"), "566"), (row("falling"), "788")]
     history = visited(known=RISING, alike=ALIKE, falling=FALLING)
-    got = gradient(stages["trained"], tiny_policy, kept(stages["trained"], trials_of(*groups), history))
-    without = gradient(stages["trained"], tiny_policy, kept(stages["trained"], trials_of(*groups[:2]), history))
-    voted = gradient(stages["vote"], tiny_policy, kept(stages["vote"], trials_of(*groups), history))
+    got = gradient(stages["trained"], tiny_policy, kept(stages["trained"], samples_of(*groups), history))
+    without = gradient(stages["trained"], tiny_policy, kept(stages["trained"], samples_of(*groups[:2]), history))
+    voted = gradient(stages["vote"], tiny_policy, kept(stages["vote"], samples_of(*groups), history))
     assert torch.equal(got, without)
     assert float((got - voted).norm() / got.norm()) > 0.1
 

@@ -15,7 +15,7 @@ from learning.generation.engines.torch import Engine
 from learning.rl.collection import bind_collecting
 from learning.rl.policy_loss import with_advantages, with_dropped, with_weights
 from learning.samples.engine_protocol import Generation, Sampling
-from learning.samples.sample import Ask, Trial
+from learning.samples.sample import Sample, SampleRequest
 from learning.sampling.sampler import Sampler
 from schemas.recipe import load_recipe
 
@@ -51,7 +51,7 @@ def ratios(name, lp, step=2):
     """The recipe's ratios of a completion whose three first tokens are of version 1 and the others of version 2."""
     behav, prox = [-1.0, -2.0, -0.5, -0.7, -1.1], [-1.3, -1.6, -0.6, -0.7, -1.1]
     row = {"id": "x", "family": "f"}
-    made = forest([Trial(row, 0, "policy", [1], [5] * 5, behav, "stop", "", versions=[1, 1, 1, 2, 2])])
+    made = forest([Sample(row, 0, "policy", [1], [5] * 5, behav, "stop", "", versions=[1, 1, 1, 2, 2])])
     have = {"lp_T": torch.tensor(lp or prox, **DOUBLE), "lp_prox_T": torch.tensor(prox, **DOUBLE)}
     have |= {"lp_behav_T": made.sampled("lp_behav"), "version_T": made.sampled("version"), "step": step}
     return bind_algorithm(STAGES[name], {}).ratio.ask(step, have).exp().tolist()
@@ -80,16 +80,16 @@ def test_a_completion_of_40_tokens_is_trained_on_in_the_third_iteration(scripted
         policy.model.calls = 0
         sampler = Sampler(Engine(policy), policy, Sampling(1.0, 96), 0, step)
         rows = [{"id": f"{x}{step}", "prompt": [{"role": "user", "content": x}], "family": "f"} for x in "abc"]
-        asks = [Ask(row, 2, temperature=0.0) for row in rows]
-        trials = drive.ask(step, {"asks": asks, "sampler": sampler, "step": step, "states": states})
+        requests = [SampleRequest(row, 2, temperature=0.0) for row in rows]
+        samples = drive.ask(step, {"requests": requests, "sampler": sampler, "step": step, "states": states})
         states = json.loads(json.dumps(states))
         calls.append(policy.model.calls)
-        for trial in trials:
-            first_at.setdefault(trial.row["id"], []).append(step)
-            trial.scores, trial.reward = {"r": 1.0}, float(len(trial.completion_ids))
-        if trials:
-            batch = with_advantages(algorithm, with_dropped(forest(trials), False), step)
-            assert len(batch.sampled_T) == sum(len(t.completion_ids) for t in trials)
+        for sample in samples:
+            first_at.setdefault(sample.row["id"], []).append(step)
+            sample.scores, sample.reward = {"r": 1.0}, float(len(sample.completion_ids))
+        if samples:
+            batch = with_advantages(algorithm, with_dropped(forest(samples), False), step)
+            assert len(batch.sampled_T) == sum(len(t.completion_ids) for t in samples)
     assert first_at["b0"] == [0, 0]
     assert first_at["a0"] == [2, 2]
     # Four segments are all there is: what would have 80 tokens ends at 64.
@@ -103,8 +103,8 @@ def test_the_longest_is_cut_as_one_at_the_length_limit(scripted):
     row = {"id": "c", "prompt": [{"role": "user", "content": "c"}], "family": "f"}
     for step in range(4):
         sampler = Sampler(Engine(policy), policy, Sampling(1.0, 96), 0, step)
-        asks = [Ask(row, 1, temperature=0.0)] if step == 0 else []
-        trials = drive.ask(step, {"asks": asks, "sampler": sampler, "step": step, "states": states})
-    assert [(len(t.completion_ids), t.finish) for t in trials] == [(64, "length")]
-    assert trials[0].versions == [0] * 16 + [1] * 16 + [2] * 16 + [3] * 16
-    assert forest(trials).paths["truncated"].tolist() == [True]
+        requests = [SampleRequest(row, 1, temperature=0.0)] if step == 0 else []
+        samples = drive.ask(step, {"requests": requests, "sampler": sampler, "step": step, "states": states})
+    assert [(len(t.completion_ids), t.finish) for t in samples] == [(64, "length")]
+    assert samples[0].versions == [0] * 16 + [1] * 16 + [2] * 16 + [3] * 16
+    assert forest(samples).paths["truncated"].tolist() == [True]

@@ -15,7 +15,7 @@ from learning.lookup import bind
 from learning.rewards.answers import exact
 from learning.rewards.ranking import kendall, rises
 from learning.samples.engine_protocol import Sampling
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from learning.sampling.sampler import Sampler, scoring
 from learning.toy_tasks.rankings import ratings, rising, worth
 from lineage.layout import Layout
@@ -47,10 +47,10 @@ BATCH = [
 
 
 def scores(stage, policy, inputs=None, batch=BATCH):
-    trials = [Trial(r, g, "policy", [1], [1], [0.0], "stop", text) for g, (r, text) in enumerate(batch)]
+    samples = [Sample(r, g, "policy", [1], [1], [0.0], "stop", text) for g, (r, text) in enumerate(batch)]
     sampler = Sampler(Engine(policy), policy, Sampling(), 0, 0)
     bound = bind(stage.rewards[0], "rewards.0", inputs or {})
-    return bound.ask(0, {**scoring(trials), "sampler": sampler, "seed": 0, "states": {}})
+    return bound.ask(0, {**scoring(samples), "sampler": sampler, "seed": 0, "states": {}})
 
 
 def test_tau_of_scores_against_the_labelled_order():

@@ -31,7 +31,7 @@ from learning.models.packed import choose_forward
 from learning.problems.generators import almanac
 from learning.rl.policy_loss import micro_loss, with_weights
 from learning.samples.engine_protocol import Sampling
-from learning.samples.sample import Ask
+from learning.samples.sample import SampleRequest
 from learning.sampling.sampler import Sampler
 from learning.sandbox.run import available
 from lineage.layout import Layout
@@ -108,16 +108,16 @@ def played(stage, policy, rows, *, order=None, clock=None, turns=(*CALLS, "1"), 
     else:
         episodes = Episodes(Engine(policy), environment_of(env, {}), tokenizer=policy.tokenizer, clock=clock, **how)
     sampling = Sampling(1.0, 112, processor=dictated(policy.tokenizer, turns, replies))
-    trials = Sampler(episodes, policy, sampling, seed=3, step=step).sample([Ask(row, n) for row in rows])
+    samples = Sampler(episodes, policy, sampling, seed=3, step=step).sample([SampleRequest(row, n) for row in rows])
     episodes.close()
-    return trials
+    return samples
 
 
 def makespan(stage, policy, latencies, order):
     clock = Virtual(lambda outcome: float(outcome.observation or 0))
-    trials = played(stage, policy, rows_of(latencies), order=order, clock=clock)
-    assert [[turn.seconds for turn in t.turns] for t in trials] == [[*map(float, of), 0.0] for of in latencies]
-    return clock.now, [(t.completion_ids, t.logprobs) for t in trials]
+    samples = played(stage, policy, rows_of(latencies), order=order, clock=clock)
+    assert [[turn.seconds for turn in t.turns] for t in samples] == [[*map(float, of), 0.0] for of in latencies]
+    return clock.now, [(t.completion_ids, t.logprobs) for t in samples]
 
 
 def test_trajectories_take_4_units_by_themselves_and_6_as_synchronised_batches(stage, tiny_policy):
@@ -148,46 +148,46 @@ def test_in_threads_too_one_that_is_slow_holds_up_nobody(tiny_policy, order, sec
     rows = [{**row, "id": name} for row, name in zip(rows_of([[], []]), ("fast", "slow"), strict=True)]
     stage = found.model_copy(update={"env": found.env.model_copy(update=env)})
     fast, slow = played(stage, tiny_policy, rows, turns=["blocks: 0", "blocks: 1", "1"], replies=("-", "-"))
-    assert [turn.ok for trial in (fast, slow) for turn in trial.turns] == [True] * 6
+    assert [turn.ok for sample in (fast, slow) for turn in sample.turns] == [True] * 6
     assert decode(tiny_policy.tokenizer, slow.completion_ids) == f"blocks: 0{passed}blocks: 1-1"
 
 
 @pytest.fixture
-def trials(stage, tiny_policy):
+def samples(stage, tiny_policy):
     """Two groups of three episodes with two tool turns each, rewards that differ, and the stage."""
     found = stage()
     made = played(found, tiny_policy, rows_of([[1, 2], [3, 4]]), n=3)
-    for place, trial in enumerate(made):
-        trial.reward = float(place % 3 == 0)
-        trial.scores = {"answers.exact": trial.reward}
+    for place, sample in enumerate(made):
+        sample.reward = float(place % 3 == 0)
+        sample.scores = {"answers.exact": sample.reward}
     return found, undictated(tiny_policy, made)
 
 
-def undictated(policy, trials):
+def undictated(policy, samples):
     """As if the policy had sampled them by itself: where a ratio is clipped, nothing would have a gradient."""
-    how_likely = likelihoods(policy.model, [(t.prompt_ids, t.completion_ids) for t in trials], 1.0)
-    for trial, logprobs in zip(trials, how_likely, strict=True):
-        trial.logprobs = [lp if own else 0.0 for lp, own in zip(logprobs, trial.own, strict=True)]
-    return trials
+    how_likely = likelihoods(policy.model, [(t.prompt_ids, t.completion_ids) for t in samples], 1.0)
+    for sample, logprobs in zip(samples, how_likely, strict=True):
+        sample.logprobs = [lp if own else 0.0 for lp, own in zip(logprobs, sample.own, strict=True)]
+    return samples
 
 
-def places_of(trials):
+def places_of(samples):
     """Of every token of a batch with these paths, whether it was observed, and whether it is of a prompt."""
     observed, prompt, seen = [], [], set()
-    for trial in trials:
-        size = 0 if trial.group in seen else len(trial.prompt_ids)
-        seen.add(trial.group)
+    for sample in samples:
+        size = 0 if sample.group in seen else len(sample.prompt_ids)
+        seen.add(sample.group)
         observed += [False] * size
-        prompt += [True] * size + [False] * len(trial.completion_ids)
-        for turn in trial.turns:
+        prompt += [True] * size + [False] * len(sample.completion_ids)
+        for turn in sample.turns:
             observed += [False] * turn.sampled + [True] * turn.observed
     return torch.tensor(observed), torch.tensor(prompt)
 
 
-def loss_of(stage, policy, trials, change=lambda batch: batch):
+def loss_of(stage, policy, samples, change=lambda batch: batch):
     """The recipe's loss, the parameters' gradients, the gradient at each token's last hidden state, and the batch."""
     made = Update(stage, policy)
-    batch = change(made.prepared(trials)[1])
+    batch = change(made.prepared(samples)[1])
     batch = with_weights(made.algorithm, batch, 0, stage.max_completion_length)
     model, seen = made.trained.model, []
     choose_forward(model)  # the check has forward passes of its own
@@ -203,12 +203,12 @@ def loss_of(stage, policy, trials, change=lambda batch: batch):
     return loss.detach(), [p.grad for p in model.parameters()], seen[0].grad[0], batch
 
 
-def test_what_a_tool_said_weighs_nothing_and_has_no_gradient(trials, tiny_policy):
+def test_what_a_tool_said_weighs_nothing_and_has_no_gradient(samples, tiny_policy):
     """A token's gradient is that at the hidden state which predicts it: not 0 where it was sampled, 0 elsewhere.
 
     The first tokens of siblings have one such state in common, where equal tokens cancel out: those are left aside.
     """
-    stage, made = trials
+    stage, made = samples
     observed_M, prompt_M = places_of(made)
     assert int(observed_M.sum()) == sum(turn.observed for t in made for turn in t.turns) >= 6 * 2 * 4
     loss, grads, hidden_MC, batch = loss_of(stage, tiny_policy, made)
@@ -231,11 +231,11 @@ def test_what_a_tool_said_weighs_nothing_and_has_no_gradient(trials, tiny_policy
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(grads, other[1], strict=True))
 
 
-def test_without_the_mask_there_would_be_one(trials, tiny_policy):
+def test_without_the_mask_there_would_be_one(samples, tiny_policy):
     """The same batch as one that takes every token after the prompt for the policy's: what the mask keeps out."""
-    stage, made = trials
+    stage, made = samples
     observed_M, _ = places_of(made)
-    blind = undictated(tiny_policy, [replace(trial, turns=[]) for trial in made])
+    blind = undictated(tiny_policy, [replace(sample, turns=[]) for sample in made])
     _, _, hidden_MC, batch = loss_of(stage, tiny_policy, blind)
     assert float(hidden_MC.abs().sum(1)[batch.packed.source_M][observed_M].min()) > 0.0
 
@@ -243,16 +243,16 @@ def test_without_the_mask_there_would_be_one(trials, tiny_policy):
 def test_a_tool_that_only_the_recipe_names_is_called(stage, tiny_policy):
     """By its dotted path, with its options; in the same engine and environment, without it, the name is unknown."""
     found = stage(unit=2)
-    (trial,) = played(found, tiny_policy, rows_of([[3, 4]]))
-    said = decode(tiny_policy.tokenizer, trial.completion_ids)
+    (sample,) = played(found, tiny_policy, rows_of([[3, 4]]))
+    said = decode(tiny_policy.tokenizer, sample.completion_ids)
     assert said == "waits: 06waits: 181"
-    assert [turn.ok for turn in trial.turns] == [True, True, True]
-    assert trial.text == "1"
+    assert [turn.ok for turn in sample.turns] == [True, True, True]
+    assert sample.text == "1"
     shipped = load_recipe(RECIPE, profile="tiny").stages["trained"]
     unknown = "no tool waits; there are calculator, sea..."
-    (trial,) = played(shipped, tiny_policy, rows_of([[3, 4]]), replies=(unknown, unknown))
-    assert [turn.ok for turn in trial.turns] == [False, False, True]
-    assert unknown in decode(tiny_policy.tokenizer, trial.completion_ids)
+    (sample,) = played(shipped, tiny_policy, rows_of([[3, 4]]), replies=(unknown, unknown))
+    assert [turn.ok for turn in sample.turns] == [False, False, True]
+    assert unknown in decode(tiny_policy.tokenizer, sample.completion_ids)
 
 
 def test_a_steps_key_knows_the_code_of_a_tool_of_ones_own(stage, tmp_path):
@@ -281,9 +281,9 @@ def test_a_lesson_is_the_beginning_of_an_episode_token_by_token(wide_policy):
     for of in problems.values():
         turns = [teacher(row, rng) for row in of]
         replies = [row["prompt"][-1]["content"] for row in of[1:]]
-        (trial,) = played(shipped["trained"], wide_policy, [of[0]], turns=turns, replies=replies)
-        assert (trial.text, trial.finish) == (of[0]["answer"], "stop")
-        ids = [*trial.prompt_ids, *trial.completion_ids]
+        (sample,) = played(shipped["trained"], wide_policy, [of[0]], turns=turns, replies=replies)
+        assert (sample.text, sample.finish) == (of[0]["answer"], "stop")
+        ids = [*sample.prompt_ids, *sample.completion_ids]
         for row, said in zip(of, turns, strict=True):
             lesson = encode_prompt(tokenizer, row["prompt"])
             lesson += encode_completion(tokenizer, [{"role": "assistant", "content": said}])
@@ -299,6 +299,6 @@ def test_the_sum_of_digits_is_found_by_a_program_in_the_sandbox(wide_policy):
     stage = load_recipe(RECIPE, profile="tiny").stages["trained"].model_copy(update={"env": env})
     (row,) = almanac(size=1, split="test", kinds=["digits"])
     turns = json.loads(row["metadata"])["script"]
-    (trial,) = played(stage, wide_policy, [row], turns=turns, replies=(row["answer"],))
-    assert (trial.text, [turn.ok for turn in trial.turns]) == (row["answer"], [True, True])
-    assert row["answer"] in decode(wide_policy.tokenizer, trial.completion_ids).partition(turns[0])[2]
+    (sample,) = played(stage, wide_policy, [row], turns=turns, replies=(row["answer"],))
+    assert (sample.text, [turn.ok for turn in sample.turns]) == (row["answer"], [True, True])
+    assert row["answer"] in decode(wide_policy.tokenizer, sample.completion_ids).partition(turns[0])[2]

@@ -19,7 +19,7 @@ from learning.lookup import bind
 from learning.rl.collection import bind_collecting, collect
 from learning.rl.policy_loss import with_advantages, with_dropped
 from learning.samples.history import History
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "xrpo.yaml"
@@ -35,9 +35,9 @@ def row(name):
     return {"id": name, "prompt": said, "answer": "1", "family": "chain_sum", "metadata": "{}"}
 
 
-def trial(name, group, score, lps=(-1.0,)):
+def sample(name, group, score, lps=(-1.0,)):
     filled = {"scores": {"r": score}, "reward": score}
-    return Trial(row(name), group, "policy", [1], [7] * len(lps), list(lps), "stop", "", **filled)
+    return Sample(row(name), group, "policy", [1], [7] * len(lps), list(lps), "stop", "", **filled)
 
 
 def test_half_widths_of_the_interval():
@@ -52,9 +52,9 @@ def asked(bonus):
     use = stage().follow_up[0]
     part = bind(use.model_copy(update={"bonus": bonus}), "follow_up.0")
     scores = ([1.0, 0.0, 1.0, 0.0], [1.0] * 4)
-    trials = [trial("ab"[g], g, s) for g, some in enumerate(scores) for s in some]
-    _, asks = part.ask(0, {"trials": trials, "round": 0})
-    return {ask.group: ask.n for ask in asks}
+    samples = [sample("ab"[g], g, s) for g, some in enumerate(scores) for s in some]
+    _, requests = part.ask(0, {"samples": samples, "round": 0})
+    return {request.group: request.n for request in requests}
 
 
 def test_without_the_bonus_all_goes_to_the_uncertain_problem():
@@ -74,13 +74,13 @@ def test_only_a_problem_without_success_is_retried_and_sees_a_solved_one(answeri
     sampler, history = answering(write), History()
     rows = [row(name) for name in "abc"]
     have = {"rows": rows, "num_groups": 3, "n": 4, "seed": 1, "step": 0, "states": {}, "metrics": {}}
-    trials = collect(bind_collecting(stage(), {}), sampler, history, {}, have)
-    retried = [t for t in trials if t.source == "in_context"]
+    samples = collect(bind_collecting(stage(), {}), sampler, history, {}, have)
+    retried = [t for t in samples if t.source == "in_context"]
     assert [t.row["id"] for t in retried] == ["c", "c"]
     (shown,) = {p for p in sampler.engine.prompts if len(p) > 1}
     assert shown in ("a1b1c", "b1a1c")
     assert [decode(sampler.policy.tokenizer, t.context_ids) for t in retried] == [shown] * 2
-    (plain,) = {tuple(t.prompt_ids) for t in trials if t.row["id"] == "c"}
+    (plain,) = {tuple(t.prompt_ids) for t in samples if t.row["id"] == "c"}
     assert all(t.context_ids != list(plain) for t in retried)
     # What the demonstrations did is not the policy's own pass rate.
     assert history.rates["c"] == [0.0]
@@ -88,8 +88,13 @@ def test_only_a_problem_without_success_is_retried_and_sees_a_solved_one(answeri
 
 def advantages(name):
     """Right answers with mean log-probabilities −2 and −0.5, and two wrong ones."""
-    trials = [trial("a", 0, 1.0, (-2.0, -2.0)), trial("a", 0, 1.0, (-0.5,)), trial("a", 0, 0.0), trial("a", 0, 0.0)]
-    made = with_advantages(bind_algorithm(stage(name), {}), with_dropped(forest(trials), False), 0)
+    samples = [
+        sample("a", 0, 1.0, (-2.0, -2.0)),
+        sample("a", 0, 1.0, (-0.5,)),
+        sample("a", 0, 0.0),
+        sample("a", 0, 0.0),
+    ]
+    made = with_advantages(bind_algorithm(stage(name), {}), with_dropped(forest(samples), False), 0)
     values = made.sampled("advantage").tolist()
     assert values[0] == values[1]
     return values[1:]

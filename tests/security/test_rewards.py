@@ -34,7 +34,7 @@ from learning.problems.generators import (
 )
 from learning.rewards import collective, consensus, duels, judges, models, pairwise, steps, stories
 from learning.samples.engine_protocol import Sampling
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from learning.sampling.sampler import Sampler, scoring
 from learning.toy_tasks.dialogues import donations
 from schemas.signatures import signatures
@@ -180,14 +180,14 @@ def bound(name, options):
     return bind(use, "rewards.0", {f"rewards.0.{port}": path for port, path in inputs.items()})
 
 
-def trials_of(policy, rows, texts, *, ids):
+def samples_of(policy, rows, texts, *, ids):
     """Groups of two; with `ids` the tokens of a text are its first ones, else few."""
     found = []
     for i, text in enumerate(texts):
         row = rows[i % len(rows)]
         prompt = encode_prompt(policy.tokenizer, row["prompt"])
         tokens = encode_completion(policy.tokenizer, [{"role": "assistant", "content": text[:40] if ids else "a"}])
-        found.append(Trial(row, i // 2, "policy", prompt, tokens, [-1.0] * len(tokens), "stop", text))
+        found.append(Sample(row, i // 2, "policy", prompt, tokens, [-1.0] * len(tokens), "stop", text))
     return found
 
 
@@ -218,7 +218,7 @@ EXECUTED = Executed()
 
 def asked(reward, around, rows, texts, *, ids=True):
     """The scores, and the seconds that they took."""
-    have = {**around, **scoring(trials_of(around["policy"], rows, texts, ids=ids))}
+    have = {**around, **scoring(samples_of(around["policy"], rows, texts, ids=ids))}
     began = time.process_time()
     EXECUTED.found, EXECUTED.on = [], True
     try:

@@ -240,8 +240,8 @@ def test_mistakes_and_traces_of_whatever_is_written(texts):
     for text in texts[::3]:
         assert mistaken(text, rng) != ""
     row = {"id": "q", "metadata": json.dumps({"tests": [[{"a": 1, "b": 2}, 3]]})}
-    trials = [SimpleNamespace(row=row, source="policy", text=text) for text in texts]
-    assert len(trace_tasks(trials, 0, rng)[1]) <= 8
+    samples = [SimpleNamespace(row=row, source="policy", text=text) for text in texts]
+    assert len(trace_tasks(samples, 0, rng)[1]) <= 8
 
 
 def test_a_kept_answer_is_read_back(texts):

@@ -25,9 +25,9 @@ CURATED = {
 }
 
 
-def lucky(trials):
+def lucky(samples):
     """1 for an episode whose tokens add up to a multiple of 3: a success that hangs on what was sampled."""
-    return [float(sum(trial.completion_ids) % 3 == 0) for trial in trials]
+    return [float(sum(sample.completion_ids) % 3 == 0) for sample in samples]
 
 
 @pytest.fixture

@@ -108,9 +108,9 @@ def tokens_of_calls(monkeypatch):
     return counts
 
 
-def halved(trials):
+def halved(samples):
     """A follow-up: the second half is not trained on."""
-    return trials[: len(trials) // 2], []
+    return samples[: len(samples) // 2], []
 
 
 @pytest.mark.parametrize("parts", [*DRIVES.values(), {"follow_up": [f"{HERE}:halved"]}], ids=[*DRIVES, "halved"])

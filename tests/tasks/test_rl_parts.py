@@ -5,7 +5,7 @@ import torch
 
 from learning.data.rows import write_rows
 from learning.models.policy import load_policy
-from learning.samples.sample import Ask
+from learning.samples.sample import SampleRequest
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
 from tasks.rl import run
@@ -45,23 +45,23 @@ def rising(completions, step):
     return [-float(step) - 0.01 * len(text) for text in completions]
 
 
-def again(trials, round, state):
+def again(samples, round, state):
     """The first group is dropped and asked for once more in the first round; every call is counted."""
     state["calls"] = state.get("calls", 0) + 1
     if round:
-        return trials, []
-    first = trials[0].group
-    dropped = [t for t in trials if t.group == first]
-    return [t for t in trials if t.group != first], [Ask(dropped[0].row, n=len(dropped), source="hinted")]
+        return samples, []
+    first = samples[0].group
+    dropped = [t for t in samples if t.group == first]
+    return [t for t in samples if t.group != first], [SampleRequest(dropped[0].row, n=len(dropped), source="hinted")]
 
 
-def stored(trials, state, step):
-    """The first trial of the iteration before joins its group's successor as a replay."""
-    old, state["kept"] = state.get("kept"), trials[0].to_json()
+def stored(samples, state, step):
+    """The first sample of the iteration before joins its group's successor as a replay."""
+    old, state["kept"] = state.get("kept"), samples[0].to_json()
     if old is None:
-        return trials
-    replayed = type(trials[0]).from_json({**old, "group": trials[0].group, "source": "replay"})
-    return [*trials, replayed]
+        return samples
+    replayed = type(samples[0]).from_json({**old, "group": samples[0].group, "source": "replay"})
+    return [*samples, replayed]
 
 
 def anchored(lp_T, lp_ref_T, lp_prev_T):

@@ -1,6 +1,6 @@
 """Completions that are trained on without being sampled now: those of past policies, stored successes, an expert's.
 
-A source is given the trials of an iteration, with their scores, and returns those to train on. Stored trials keep the
+A source is given the samples of an iteration, with their scores, and returns those to train on. Stored samples keep the
 log-probabilities and the versions they were sampled with; what an expert wrote has none (`external_T`). What a source
 remembers is in its `state`, a part of the checkpoint.
 """
@@ -20,7 +20,7 @@ from learning.collection.extra_samples.success_pool import pooled, successes_of
 from learning.data.chat import encode_text
 from learning.data.rows import read_rows
 from learning.samples.judging import failed, passed
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from learning.samples.sample import by_group as _by_group
 from learning.sampling.sampler import Sampler
 from learning.sampling.verdicts import logprobs
@@ -35,7 +35,7 @@ UNSTORED = ("greedy", "replay")
 
 
 def replay(
-    trials: list[Trial],
+    samples: list[Sample],
     step: int,
     sampler: Sampler,
     state: dict[str, Any],
@@ -43,7 +43,7 @@ def replay(
     *,
     policies: AtLeast1 = 3,
     groups: AtLeast1 | None = None,
-) -> list[Trial]:
+) -> list[Sample]:
     """Add groups of the last `policies` iterations, first in first out (ReMix, Liang et al. 2025, and others).
 
     `groups` of them are drawn without replacement in every iteration (null: all that are stored); they are groups of
@@ -56,15 +56,15 @@ def replay(
     added = []
     for i in chosen:
         group = sampler.new_group()
-        added += [restored(values, group) for values in stored[i]["trials"]]
-    own = [t for t in trials if t.logprobs is not None and t.reward is not None and t.source not in UNSTORED]
+        added += [restored(values, group) for values in stored[i]["samples"]]
+    own = [t for t in samples if t.logprobs is not None and t.reward is not None and t.source not in UNSTORED]
     for of_group in _by_group([t for t in own if t.finish != "suspended"]).values():
-        stored.append({"step": step, "trials": [t.to_json() for t in of_group]})
-    return [*trials, *added]
+        stored.append({"step": step, "samples": [t.to_json() for t in of_group]})
+    return [*samples, *added]
 
 
 def successes(
-    trials: list[Trial],
+    samples: list[Sample],
     state: dict[str, Any],
     rng: np.random.Generator,
     *,
@@ -74,7 +74,7 @@ def successes(
     keep: AtLeast1 = 8,
     component: str | None = None,
     at_least: float = 1.0,
-) -> list[Trial]:
+) -> list[Sample]:
     """Stored successes of the same problem join a group: one that failed throughout, or (`always`) every one.
 
     `failed` is experience replay of ARPO for GUI agents (Lu et al. 2025), `always` that of RLEP (Zhang et al. 2025).
@@ -82,21 +82,21 @@ def successes(
     score of `component` (null: the first reward) of at least `at_least`.
     """
     stored: dict[str, list[dict[str, Any]]] = state.setdefault("successes", {})
-    added: dict[int, list[Trial]] = {}
-    for group, members in _by_group(trials).items():
+    added: dict[int, list[Sample]] = {}
+    for group, members in _by_group(samples).items():
         known = stored.get(members[0].row["id"], [])
         if known and (when == "always" or failed(members, component, at_least)):
             chosen = rng.choice(len(known), size=min(per_group, len(known)), replace=False)
             added[group] = [restored(known[int(i)], group) for i in chosen]
-    for trial in trials:
-        if trial.source == "policy" and trial.finish != "suspended" and passed(trial, component, at_least):
-            key = trial.row["id"]
-            stored[key] = [*stored.get(key, []), trial.to_json()][-keep:]
-    return joined(trials, added, replaced)
+    for sample in samples:
+        if sample.source == "policy" and sample.finish != "suspended" and passed(sample, component, at_least):
+            key = sample.row["id"]
+            stored[key] = [*stored.get(key, []), sample.to_json()][-keep:]
+    return joined(samples, added, replaced)
 
 
 def collected(
-    trials: list[Trial],
+    samples: list[Sample],
     sampler: Sampler,
     rng: np.random.Generator,
     *,
@@ -106,7 +106,7 @@ def collected(
     replaced: bool = True,
     component: str | None = None,
     at_least: float = 1.0,
-) -> list[Trial]:
+) -> list[Sample]:
     """Successes of the same problem that another stage has sampled join a group that failed throughout (or `always`).
 
     The pool of successes of DART (Li et al. 2025): `data` are trajectories of a stage before this one; a success is a
@@ -115,18 +115,18 @@ def collected(
     helps where the stage has none of its own yet. Otherwise as `expert`; a problem without any stays as it is.
     """
     known = successes_of(str(data), component, at_least)
-    added: dict[int, list[Trial]] = {}
-    for group, members in _by_group(trials).items():
+    added: dict[int, list[Sample]] = {}
+    for group, members in _by_group(samples).items():
         row = members[0].row
         lines = known.get(row["id"], [])
         if lines and (when == "always" or failed(members, component, at_least)):
             chosen = rng.choice(len(lines), size=min(per_group, len(lines)), replace=False)
             added[group] = [pooled(lines[int(i)], row, group, sampler) for i in chosen]
-    return joined(trials, added, replaced)
+    return joined(samples, added, replaced)
 
 
 def expert(
-    trials: list[Trial],
+    samples: list[Sample],
     sampler: Sampler,
     rng: np.random.Generator,
     *,
@@ -136,7 +136,7 @@ def expert(
     replaced: bool = True,
     component: str | None = None,
     at_least: float = 1.0,
-) -> list[Trial]:
+) -> list[Sample]:
     """An expert's completions of the same problem join every group, or (`failed`) those that failed throughout.
 
     With `replaced` as many own completions leave the group: seven own and one of the expert's (LUFFY, Yan et al. 2025).
@@ -144,21 +144,21 @@ def expert(
     whose problem has none stays as it is. Raises StepError when no problem of the iteration has one.
     """
     known = completions_of(str(data))
-    groups = _by_group(trials)
+    groups = _by_group(samples)
     if groups and not any(members[0].row["id"] in known for members in groups.values()):
         raise StepError("source expert: `data` holds no completion for any of these problems; are the ids the same?")
-    added: dict[int, list[Trial]] = {}
+    added: dict[int, list[Sample]] = {}
     for group, members in groups.items():
         row = members[0].row
         texts = known.get(row["id"], [])
         if texts and (when == "always" or failed(members, component, at_least)):
             chosen = rng.choice(len(texts), size=min(per_group, len(texts)), replace=False)
             added[group] = [given(row, texts[int(i)], sampler, source="expert", group=group) for i in chosen]
-    return joined(trials, added, replaced)
+    return joined(samples, added, replaced)
 
 
 def teachers(
-    trials: list[Trial],
+    samples: list[Sample],
     sampler: Sampler,
     *,
     data: Annotated[list[ChatRef], Field(min_length=1)],
@@ -167,15 +167,15 @@ def teachers(
     reduce: Literal["mean", "sum"] = "mean",
     component: str | None = None,
     at_least: float = 1.0,
-) -> list[Trial]:
+) -> list[Sample]:
     """Several teachers' answers replace own ones of a group that failed throughout (AMPO, Yuan et al. 2025).
 
     Chosen are the `per_group` whose reasoning, up to the last `marker`, makes the row's answer likeliest under the
     policy as it is: `reduce` of the log-probabilities of its tokens. An answer that does not lead to the row's (what
     follows the marker differs) is not taken. Every other group stays as it is.
     """
-    added: dict[int, list[Trial]] = {}
-    for group, members in _by_group(trials).items():
+    added: dict[int, list[Sample]] = {}
+    for group, members in _by_group(samples).items():
         row = members[0].row
         if row["answer"] is None or not failed(members, component, at_least):
             continue
@@ -183,7 +183,7 @@ def teachers(
         texts = [text for text in texts if text.rpartition(marker)[2].strip() == row["answer"].strip() != text]
         ranked = _by_comprehension(row, texts, marker, reduce, sampler)[:per_group]
         added[group] = [given(row, text, sampler, source="teacher", group=group) for text in ranked]
-    return joined(trials, added, replaced=True)
+    return joined(samples, added, replaced=True)
 
 
 def _by_comprehension(row: dict[str, Any], texts: list[str], marker: str, reduce: str, sampler: Sampler) -> list[str]:
@@ -195,33 +195,33 @@ def _by_comprehension(row: dict[str, Any], texts: list[str], marker: str, reduce
     return [texts[i] for i in sorted(scores, key=lambda i: (-scores[i], i))]
 
 
-def given(row: dict[str, Any], text: str, sampler: Sampler, *, source: str, group: int) -> Trial:
-    """Somebody's completion as a trial; raises StepError for one that the model has no room for."""
-    trial = sampler.given(row, text, source=source, group=group)
-    size = len(trial.prompt_ids) + len(trial.completion_ids)
+def given(row: dict[str, Any], text: str, sampler: Sampler, *, source: str, group: int) -> Sample:
+    """Somebody's completion as a sample; raises StepError for one that the model has no room for."""
+    sample = sampler.sample_from_text(row, text, source=source, group=group)
+    size = len(sample.prompt_ids) + len(sample.completion_ids)
     if size > sampler.policy.max_length:
         raise StepError(
             f"source {source}: problem {row['id']} and its completion have {size} tokens, but the model holds "
             f"{sampler.policy.max_length}; drop long rows in a curate stage"
         )
-    return trial
+    return sample
 
 
-def restored(values: dict[str, Any], group: int) -> Trial:
-    """A stored trial in a group of this iteration."""
-    return replace(Trial.from_json(values), group=group, source="replay")
+def restored(values: dict[str, Any], group: int) -> Sample:
+    """A stored sample in a group of this iteration."""
+    return replace(Sample.from_json(values), group=group, source="replay")
 
 
-def joined(trials: Sequence[Trial], added: dict[int, list[Trial]], replaced: bool) -> list[Trial]:
-    """The trials and those added to their groups; with `replaced` the last own ones of a group make room."""
+def joined(samples: Sequence[Sample], added: dict[int, list[Sample]], replaced: bool) -> list[Sample]:
+    """The samples and those added to their groups; with `replaced` the last own ones of a group make room."""
     leaving = {group: len(new) if replaced else 0 for group, new in added.items()}
     kept = []
-    for trial in reversed(trials):
-        if trial.source == "policy" and leaving.get(trial.group, 0) > 0:
-            leaving[trial.group] -= 1
+    for sample in reversed(samples):
+        if sample.source == "policy" and leaving.get(sample.group, 0) > 0:
+            leaving[sample.group] -= 1
         else:
-            kept.append(trial)
-    return [*reversed(kept), *(trial for new in added.values() for trial in new)]
+            kept.append(sample)
+    return [*reversed(kept), *(sample for new in added.values() for sample in new)]
 
 
 @lru_cache(maxsize=8)

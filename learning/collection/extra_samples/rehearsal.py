@@ -8,20 +8,20 @@ import numpy as np
 from pydantic import Field
 
 from learning.data.rows import read_rows
-from learning.samples.sample import Trial
+from learning.samples.sample import Sample
 from learning.sampling.sampler import Sampler
 from schemas.errors import StepError
 from schemas.references import ChatRef
 
 
 def rehearse(
-    trials: list[Trial],
+    samples: list[Sample],
     sampler: Sampler,
     rng: np.random.Generator,
     *,
     data: ChatRef,
     size: Annotated[int, Field(ge=1)] = 16,
-) -> list[Trial]:
+) -> list[Sample]:
     """Add `size` completions of a chat artifact, drawn anew in every iteration, each in a group of its own.
 
     Their source is `auxiliary` and nobody's policy sampled them: a component such as `ce`, told by `select`, is about
@@ -31,12 +31,12 @@ def rehearse(
     if not rows:
         raise StepError("source rehearse: no rows to rehearse; look at what the stage before it dropped")
     chosen = rng.choice(len(rows), size=min(size, len(rows)), replace=False)
-    return [*trials, *(_trial(rows[int(i)], sampler) for i in chosen)]
+    return [*samples, *(_sample(rows[int(i)], sampler) for i in chosen)]
 
 
-def _trial(row: dict[str, Any], sampler: Sampler) -> Trial:
+def _sample(row: dict[str, Any], sampler: Sampler) -> Sample:
     text = row["completion"][-1]["content"]
-    return sampler.given(row, text, source="auxiliary", group=sampler.new_group())
+    return sampler.sample_from_text(row, text, source="auxiliary", group=sampler.new_group())
 
 
 @lru_cache(maxsize=4)

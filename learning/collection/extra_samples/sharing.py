@@ -12,7 +12,7 @@ from pydantic import Field
 from learning.data.chat import encode_completion
 from learning.data.shards import find_shards, scan
 from learning.lookup import Inner
-from learning.samples.sample import Trial, by_group
+from learning.samples.sample import Sample, by_group
 from learning.sampling.sampler import Sampler, scoring
 from learning.sampling.trajectories import SCHEMA
 from schemas.errors import StepError
@@ -27,7 +27,7 @@ Texts = tuple[str, tuple[str, ...]]
 
 
 def shared(
-    trials: list[Trial],
+    samples: list[Sample],
     rows: list[dict[str, Any]],
     sampler: Sampler,
     rng: np.random.Generator,
@@ -36,7 +36,7 @@ def shared(
     score: RewardUse,
     own: Annotated[int, Field(ge=1)] | None = 4,
     external: Annotated[int, Field(ge=0)] = 4,
-) -> list[Trial]:
+) -> list[Sample]:
     """`own` groups of this iteration and `external` ones that peers have shared (SAPO, Amico et al. 2025, section 3).
 
     A peer's completion is its text: the receiver's tokenizer gives the tokens, its weights now the behaviour's
@@ -46,7 +46,7 @@ def shared(
     for, are left out. Raises StepError where peers have shared, but no problem of this stage.
     """
     judge: Inner = score
-    groups = by_group(trials)
+    groups = by_group(samples)
     kept = list(groups)
     if own is not None:
         kept = drawn([g for g, members in groups.items() if telling([t.reward for t in members])], own, rng)
@@ -54,14 +54,14 @@ def shared(
     pool = [texts for folder in others for texts in groups_of(str(folder)) if texts[0] in known]
     if external and pool == [] and any(groups_of(str(folder)) for folder in others):
         raise StepError("source shared: the peers' problems are not among this stage's prompts; share one set of ids")
-    found: list[Trial] = []
+    found: list[Sample] = []
     for place in rng.permutation(len(pool)) if external else []:
         members = received(known, pool[int(place)], sampler)
         if len(members) > 1 and telling(judge(**scoring(members))):
             found += members
         if len(by_group(found)) == external:
             break
-    return [*(trial for g in kept for trial in groups[g]), *weighed(found, sampler)]
+    return [*(sample for g in kept for sample in groups[g]), *weighed(found, sampler)]
 
 
 def groups_of(folder: str) -> list[Texts]:
@@ -80,25 +80,25 @@ def _groups_of(folder: str) -> list[Texts]:
     return [(prompt, tuple(texts)) for (_, _, prompt), texts in found.items()]
 
 
-def received(known: Mapping[str, dict[str, Any]], texts: Texts, sampler: Sampler) -> list[Trial]:
-    """A peer's group as trials of this model, without log-probabilities yet; what it has no room for is left out."""
+def received(known: Mapping[str, dict[str, Any]], texts: Texts, sampler: Sampler) -> list[Sample]:
+    """A peer's group as samples of this model, without log-probabilities yet; what it has no room for is left out."""
     row, group = known[texts[0]], sampler.new_group()
     prompt = sampler.encode(row["prompt"])
     found = []
     for text in texts[1]:
         ids = encode_completion(sampler.policy.tokenizer, [{"role": "assistant", "content": text}])
         if len(prompt) + len(ids) <= sampler.policy.max_length:
-            found.append(Trial(row, group, "peer", prompt, ids, None, "stop", text))
+            found.append(Sample(row, group, "peer", prompt, ids, None, "stop", text))
     return found
 
 
-def weighed(trials: list[Trial], sampler: Sampler) -> list[Trial]:
-    """Trials with the log-probabilities that this model's weights give their tokens; no version sampled them here."""
-    for members in by_group(trials).values():
-        pairs = [(trial.prompt_ids, trial.completion_ids) for trial in members]
-        for trial, values in zip(members, sampler.likelihoods(pairs), strict=True):
-            trial.logprobs = values
-    return trials
+def weighed(samples: list[Sample], sampler: Sampler) -> list[Sample]:
+    """Samples with the log-probabilities that this model's weights give their tokens; no version sampled them here."""
+    for members in by_group(samples).values():
+        pairs = [(sample.prompt_ids, sample.completion_ids) for sample in members]
+        for sample, values in zip(members, sampler.likelihoods(pairs), strict=True):
+            sample.logprobs = values
+    return samples
 
 
 def telling(scores: Sequence[float | None]) -> bool:

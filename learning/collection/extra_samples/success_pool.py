@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from learning.data.chat import decode
 from learning.data.shards import find_shards, scan
 from learning.samples.engine_protocol import Generation, Turn
-from learning.samples.sample import Ask, Trial
+from learning.samples.sample import Sample, SampleRequest
 from learning.sampling.sampler import Sampler
 from learning.sampling.trajectories import EPISODES, SCHEMA
 from schemas.errors import StepError
@@ -47,7 +47,7 @@ def _score(line: dict[str, Any], component: str | None) -> float:
     return -float("inf") if scores[name] is None else scores[name]
 
 
-def pooled(line: dict[str, Any], row: dict[str, Any], group: int, sampler: Sampler) -> Trial:
+def pooled(line: dict[str, Any], row: dict[str, Any], group: int, sampler: Sampler) -> Sample:
     """A success of the pool in a group of this iteration; the stage's own rewards score it.
 
     It is taken to be as old as the stage: version 0. Its entropies are not known. Raises StepError where the tokens
@@ -60,5 +60,7 @@ def pooled(line: dict[str, Any], row: dict[str, Any], group: int, sampler: Sampl
     ids, whole = line["token_ids"], line["completion"]
     if decode(sampler.policy.tokenizer, ids) != whole:
         raise StepError(f"source collected: tokens of {row['id']} in `data` are another tokenizer's than the policy's")
-    made = sampler.trial(Ask(row, source="replay"), group, Generation(ids, line["logprobs"], "stop", turns=turns))
+    made = sampler.build_sample(
+        SampleRequest(row, source="replay"), group, Generation(ids, line["logprobs"], "stop", turns=turns)
+    )
     return replace(made, versions=[0] * len(ids))

@@ -1,4 +1,4 @@
-"""How asks become trials: all at once, in windows, more than needed, from the middle of a good answer.
+"""How asks become samples: all at once, in windows, more than needed, from the middle of a good answer.
 
 A drive with a memory keeps completions that have not ended in its state and goes on with them in later iterations, from
 the same tokens and the same random streams; tokens that exist keep their log-probabilities and the version that sampled
@@ -18,8 +18,8 @@ from pydantic import Field
 from learning.collection.rollouts.streaming import one_step_off, periodic, streamed
 from learning.data.chat import encode_completion
 from learning.data.rows import read_rows
-from learning.samples.sample import Ask, Trial
-from learning.sampling.pending_samples import Pending, advance, begin, ended_groups, group_ids, start, trial_of
+from learning.samples.sample import Sample, SampleRequest
+from learning.sampling.pending_samples import Pending, advance, begin, build_sample, ended_groups, group_ids, start
 from learning.sampling.sampler import Sampler
 from schemas.errors import StepError
 from schemas.references import PreferencePairsRef
@@ -29,13 +29,13 @@ __all__ = ["one_step_off", "overprovisioned", "periodic", "resets", "streamed", 
 AtLeast1 = Annotated[int, Field(ge=1)]
 
 
-def whole(asks: list[Ask], sampler: Sampler) -> list[Trial]:
+def whole(requests: list[SampleRequest], sampler: Sampler) -> list[Sample]:
     """Every completion from its first token to its last, in this iteration."""
-    return sampler.sample(asks)
+    return sampler.sample(requests)
 
 
 def windowed(
-    asks: list[Ask],
+    requests: list[SampleRequest],
     sampler: Sampler,
     state: dict[str, Any],
     step: int,
@@ -43,7 +43,7 @@ def windowed(
     window: AtLeast1,
     max_windows: AtLeast1 = 4,
     partial: Literal["wait", "all"] = "wait",
-) -> list[Trial]:
+) -> list[Sample]:
     """At most `window` new tokens of every completion per iteration; what has not ended goes on in the next.
 
     New groups are begun while fewer completions run than an iteration asks for. After `max_windows` a completion ends
@@ -54,31 +54,31 @@ def windowed(
     """
     pool = _resumed(state, step)
     if pool is None:
-        return whole(asks, sampler)
-    pool += start(asks, sampler, running=_running(pool), room=sum(ask.n for ask in asks))
+        return whole(requests, sampler)
+    pool += start(requests, sampler, running=_running(pool), room=sum(request.n for request in requests))
     moved = advance(pool, sampler, window=window)
     for one in pool:
         if one.finish == "suspended" and one.calls >= max_windows:
             one.finish = "length"
     if partial == "all":
         ids = group_ids(moved, sampler)
-        trials = [trial_of(one, ids[one.group], sampler) for one in moved]
+        samples = [build_sample(one, ids[one.group], sampler) for one in moved]
         pool = [one for one in pool if one.finish == "suspended"]
     else:
-        trials, pool = ended_groups(pool, sampler)
+        samples, pool = ended_groups(pool, sampler)
     state["pool"] = [one.to_json() for one in pool]
-    return trials
+    return samples
 
 
 def overprovisioned(
-    asks: list[Ask],
+    requests: list[SampleRequest],
     sampler: Sampler,
     state: dict[str, Any],
     step: int,
     *,
     target: AtLeast1,
     overprovision: Annotated[float, Field(ge=1)] = 1.5,
-) -> list[Trial]:
+) -> list[Sample]:
     """Run `overprovision` times as many completions as needed and stop as soon as `target` of them have ended (APRIL).
 
     The others are kept and go on in the next iteration (Zhou et al. 2025); new groups are begun while fewer than
@@ -87,39 +87,39 @@ def overprovisioned(
     launch = math.ceil(target * overprovision - 1e-9)
     pool = _resumed(state, step)
     if pool is None:
-        return whole(asks, sampler)
-    if (asked := sum(ask.n for ask in asks)) < launch:
+        return whole(requests, sampler)
+    if (asked := sum(request.n for request in requests)) < launch:
         raise StepError(
             f"drive overprovisioned: {target} × {overprovision} are {launch} completions at once, but an iteration "
             f"asks for {asked}: raise generation_batch_size or lower target"
         )
-    pool += start(asks, sampler, running=_running(pool), room=launch)
+    pool += start(requests, sampler, running=_running(pool), room=launch)
     advance(pool, sampler, target=target)
-    trials, pool = ended_groups(pool, sampler)
+    samples, pool = ended_groups(pool, sampler)
     state["pool"] = [one.to_json() for one in pool]
-    return trials
+    return samples
 
 
 def resets(
-    asks: list[Ask],
+    requests: list[SampleRequest],
     sampler: Sampler,
     rng: np.random.Generator,
     *,
     data: PreferencePairsRef,
     mix: Annotated[float, Field(ge=0, le=1)] = 0.5,
-) -> list[Trial]:
+) -> list[Sample]:
     """With probability `mix` a completion begins with a random strict prefix of a chosen answer to its prompt.
 
     (Dr. PO, Chang et al. 2024.) What is given carries no loss; the source of such a completion is `reset`. The others
     are what they would be without this drive. Raises StepError for a prompt that has no pair in `data`.
     """
-    pool = start(asks, sampler)
+    pool = start(requests, sampler)
     answers = chosen_answers(str(data))
     for one in pool:
-        if one.ask.source == "policy" and not one.ask.begin and rng.random() < mix:
-            key = prompt_key(one.ask.row)
+        if one.request.source == "policy" and not one.request.begin and rng.random() < mix:
+            key = prompt_key(one.request.row)
             if key not in answers:
-                raise StepError(f"drive resets: data has no pair for the prompt {one.ask.row.get('id')}")
+                raise StepError(f"drive resets: data has no pair for the prompt {one.request.row.get('id')}")
             answer = answers[key][int(rng.integers(len(answers[key])))]
             ids = encode_completion(sampler.policy.tokenizer, answer)[:-1]
             longest = min(len(ids), sampler.sampling.max_new_tokens)

@@ -12,18 +12,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from learning.samples.sample import Ask, Trial
+from learning.samples.sample import Sample, SampleRequest
 from learning.sampling.sampler import Sampler
 from learning.streaming.stream import Consume, Score, Stream
 from schemas.errors import StepError
 
 __all__ = ["one_step_off", "periodic", "streamed"]
 
-Plan = Callable[[int], list[Ask]]
+Plan = Callable[[int], list[SampleRequest]]
 
 
 def streamed(
-    asks: list[Ask],
+    requests: list[SampleRequest],
     sampler: Sampler,
     stream: Stream,
     plan: Plan,
@@ -37,7 +37,7 @@ def streamed(
     interrupt: bool = True,
     steps_per_update: Annotated[int, Field(ge=0)] | None = None,
     sync: Literal["all", "each"] = "all",
-) -> list[Trial]:
+) -> list[Sample]:
     """Fully asynchronous: generation, scoring and training go on at the same time (AReaL, Fu et al. 2025).
 
     No token is older than `max_staleness` iterations. `ahead` null asks so many ahead; fewer leave the trainer room to
@@ -51,7 +51,7 @@ def streamed(
     Raises StepError for more ahead than may be stale, and for `sync: each` with `interrupt: false`.
     """
     if round:
-        return sampler.sample(asks)
+        return sampler.sample(requests)
     if sync == "each" and not interrupt:
         raise StepError("drive streamed: `sync: each` changes the weights under what runs; leave `interrupt` at true")
     room = max_staleness - (sync == "each")
@@ -74,7 +74,7 @@ def _within(room: int, ahead: int | None, max_staleness: int) -> int:
 
 
 def one_step_off(
-    asks: list[Ask],
+    requests: list[SampleRequest],
     sampler: Sampler,
     stream: Stream,
     plan: Plan,
@@ -82,17 +82,17 @@ def one_step_off(
     step: int,
     round: int,
     max_steps: int,
-) -> list[Trial]:
+) -> list[Sample]:
     """The batch of the next iteration is generated while this one is trained on: all tokens are one iteration old.
 
     Those of the first iteration are fresh. Runs are equal to the bit.
     """
     how = {"max_staleness": 1, "interrupt": False}
-    return streamed(asks, sampler, stream, plan, score, step, round, max_steps, **how)
+    return streamed(requests, sampler, stream, plan, score, step, round, max_steps, **how)
 
 
 def periodic(
-    asks: list[Ask],
+    requests: list[SampleRequest],
     sampler: Sampler,
     stream: Stream,
     score: Score,
@@ -100,7 +100,7 @@ def periodic(
     step: int,
     *,
     order: Literal["asked", "arrived"] = "asked",
-) -> list[Trial]:
+) -> list[Sample]:
     """Generation and training overlap within an iteration, and samples are never stale (Periodic Asynchrony, 2025).
 
     All completions of an iteration are sampled by its weights; the gradient of a group is added as soon as it has been
@@ -109,6 +109,6 @@ def periodic(
     leaves the trainer nothing to wait for but rounds sums otherwise.
     """
     stream.open(sampler, score, interrupt=False, steps_per_update=None)
-    stream.ask(step, asks)
+    stream.ask(step, requests)
     stream.launch()
     return stream.each(step, consume, in_order=order == "asked")
