@@ -118,8 +118,10 @@ class Recipe:
         return self.steps[name].branch_of
 
     def code(self, name: str) -> tuple[tuple[str, str], ...]:
-        """Module and name of every function that a step's slots use, sorted."""
-        return tuple(sorted({(s.signature.module, s.signature.name) for s in self.steps[name].slots}))
+        """Return module and name of every function that a step's slots and optional parts use, sorted."""
+        info = self.steps[name]
+        optional = info.stage.optional_code.values()
+        return tuple(sorted({*((s.signature.module, s.signature.name) for s in info.slots), *optional}))
 
     def settings(self, name: str) -> dict[str, Any]:
         """The stage with all defaults filled in, also those of its slots; without what does not enter the key."""

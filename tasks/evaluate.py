@@ -20,8 +20,8 @@ from learning.generation.replicas.engine_loading import engine_for, policy_for
 from learning.lookup import Bound, bind
 from learning.merge.weight_geometry import weight_lines
 from learning.models.policy import load_policy, set_determinism, untied
-from learning.rl.placed_rewards import placed
 from learning.samples.engine_protocol import Sampling
+from learning.sampling.placed_rewards import place_rewards
 from schemas.errors import StepError
 from schemas.schedules import Number
 from schemas.stages.evaluate import Evaluate
@@ -113,7 +113,7 @@ class Work:
         self.bills = Bills(context, self.desk)
         rewards = [bind(use, f"rewards.{i}", context.inputs) for i, use in enumerate(stage.rewards)]
         selector = [bind(stage.selector, "selector", context.inputs)] if stage.selector is not None else []
-        found = placed([*rewards, *selector], context.actors)
+        found = place_rewards([*rewards, *selector], context.actors)
         self.rewards, self.selector = found[: len(rewards)], found[len(rewards) :]
         self.spend = context.spend
         self.shown: set[str] = set()

@@ -104,11 +104,11 @@ def sampled(stage: Synthesize, context: Context, problems: list[Row], tally: "Ta
     from learning.evaluation.sampled_answers import sample_rows, weighted_scores
     from learning.generation.replicas.engine_loading import engine_for, policy_for
     from learning.models.policy import set_determinism
-    from learning.rl.placed_rewards import placed
     from learning.samples.engine_protocol import Sampling
+    from learning.sampling.placed_rewards import place_rewards
 
     set_determinism(context.seed, context.num_threads)
-    rewards = placed(bound_rewards(stage, context), context.actors)
+    rewards = place_rewards(bound_rewards(stage, context), context.actors)
     policy = policy_for(context.input("model"), context.device, context.actors)
     desk = desk_of(context, stage.max_tokens_total, stage.max_cost)
     bills = Bills(context, desk)

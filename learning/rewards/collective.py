@@ -80,7 +80,7 @@ def observer(rows: list[Row], completions: list[str], *, of: RewardUse) -> list[
 def _scores(task: Inner, rows: list[Row], texts: list[str | None]) -> list[float | None]:
     """Task rewards of texts that are nobody's samples here; None where there is no text."""
     there = [i for i, text in enumerate(texts) if text is not None]
-    have = {k: task.have[k] for k in task.have if k not in ("samples", "sources", "groups")}
+    have = {k: task.supplies[k] for k in task.supplies if k not in ("samples", "sources", "groups")}
     other = Inner(task.bound, task.step, have | {"rows": rows, "completions": texts})
     found: list[float | None] = [None] * len(texts)
     for i, score in zip(there, asked(other, there), strict=True):

@@ -22,7 +22,7 @@ def asked(reward: Inner, places: Sequence[int]) -> list[float | None]:
     """Weight times score of a reward, for the completions at `places` only; StepError for another number of scores."""
     if not places:
         return []
-    cut = {name: [reward.have[name][i] for i in places] for name in PER_COMPLETION if name in reward.have}
+    cut = {name: [reward.supplies[name][i] for i in places] for name in PER_COMPLETION if name in reward.supplies}
     scores = reward(**cut)
     if len(scores) != len(places):
         raise StepError(f"reward {reward.bound.name}: {len(scores)} scores for {len(places)} completions")

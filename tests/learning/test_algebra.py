@@ -12,8 +12,8 @@ from learning.batch.batch_layout import forest, single_turn
 from learning.batch.split import mini_batches
 from learning.lookup import Bound, bind
 from learning.models.packed import packed_logprobs
-from learning.rl.collection import bind_collecting
 from learning.rl.references import statistics_of
+from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.engine_protocol import Generation
 from learning.samples.sample import Sample
 from learning.sampling.sampler import names, score
@@ -160,7 +160,7 @@ def test_what_other_parts_read_is_found_in_the_recipe():
         words = {"kind": "rl", "model": "m", "prompts": "p", "max_steps": 1, "ratio": "token", "weigh": "token_mean"}
         rewards = ["answers.exact", {"use": "formats.matches", "pattern": "x", "weight": 0.0}]
         words |= {"advantage": ["center"], "surrogate": "clipped", "rewards": rewards, **more}
-        return bind_collecting(Rl.model_validate(words), {}).read
+        return bind_sampling_slots(Rl.model_validate(words), {}).read
 
     assert read() == {"answers.exact"}
     both = {"answers.exact", "formats.matches"}

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from learning.algorithm.loss import with_dropped
 from learning.algorithm.token_masks.masks import fresh
 from learning.batch.batch_layout import forest
 from learning.collection.rollouts.rollouts import overprovisioned, resets, whole, windowed
 from learning.data.chat import encode_completion, encode_prompt
 from learning.data.rows import write_rows
 from learning.generation.engines.torch import Engine
-from learning.rl.policy_loss import with_dropped
 from learning.samples.engine_protocol import Sampling
 from learning.samples.sample import SampleRequest
 from learning.sampling.sampler import Sampler, score

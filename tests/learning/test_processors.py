@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from learning.generation.engines.torch import Engine
-from learning.rl.collection import bind_collecting, processor_of
+from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.engine_protocol import Request, Sampling
 from learning.sampling.logits_processors import adaptive_temperature
 from schemas.stages.rl import Rl
@@ -65,19 +65,19 @@ def stage(**more):
 def test_a_processor_waits_for_the_first_word_of_its_controllers():
     controls = {name: {"use": "log_entropy_quantile", "q": q} for name, q in (("a", 0.0), ("b", 0.8), ("c", 1.0))}
     use = {"use": "adaptive_temperature", "low": {"control": "a"}, "pivot": {"control": "b"}, "high": {"control": "c"}}
-    parts = bind_collecting(stage(process=[use], control=controls), {})
-    assert processor_of(parts, 0, {}, {}) is None
-    assert processor_of(parts, 1, {}, {"control/a": -2.0, "control/b": 0.0}) is None
+    parts = bind_sampling_slots(stage(process=[use], control=controls), {})
+    assert parts.logits_processor(0, {}, {}) is None
+    assert parts.logits_processor(1, {}, {"control/a": -2.0, "control/b": 0.0}) is None
     told = {"control/a": BOUNDS["low"], "control/b": BOUNDS["pivot"], "control/c": BOUNDS["high"], "reward": 1.0}
-    process = processor_of(parts, 1, {}, told)
+    process = parts.logits_processor(1, {}, told)
     logits = torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
     assert torch.equal(process(logits, torch.zeros(3).long()), adaptive_temperature(logits, **BOUNDS))
-    assert processor_of(bind_collecting(stage(), {}), 0, {}, {}) is None
+    assert bind_sampling_slots(stage(), {}).logits_processor(0, {}, {}) is None
 
 
 def test_processors_follow_each_other():
-    twice = bind_collecting(stage(process=[{"use": "adaptive_temperature", **BOUNDS}] * 2), {})
+    twice = bind_sampling_slots(stage(process=[{"use": "adaptive_temperature", **BOUNDS}] * 2), {})
     logits = torch.randn(3, 16, generator=torch.Generator().manual_seed(1))
     once = adaptive_temperature(logits, **BOUNDS)
     want = adaptive_temperature(once, **BOUNDS)
-    assert torch.equal(processor_of(twice, 0, {}, {})(logits, torch.zeros(3).long()), want)
+    assert torch.equal(twice.logits_processor(0, {}, {})(logits, torch.zeros(3).long()), want)

@@ -15,7 +15,7 @@ from learning.data.chat import encode_prompt
 from learning.data.tokenizers import characters
 from learning.lookup import bind
 from learning.problems.generators import list_functions
-from learning.rl.collection import bind_collecting
+from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.history import History
 from schemas.recipe import load_recipe
 
@@ -30,7 +30,7 @@ def stages(profile="tiny"):
 def visits(name, num_rows, steps, history=None):
     """What the plan of a stage samples in each iteration: problem, completions."""
     stage = stages()[name]
-    plan, states = bind_collecting(stage, {}).plan, {}
+    plan, states = bind_sampling_slots(stage, {}).plan, {}
     n = stage.num_generations
     have = {"num_groups": stage.generation_batch_size // n, "n": n, "seed": 5, "states": states, "history": history}
     rows = [{"id": f"p{i}"} for i in range(num_rows)]

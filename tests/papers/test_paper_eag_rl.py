@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import with_advantages, with_dropped
 from learning.batch.batch_layout import forest
 from learning.data.chat import encode_prompt
 from learning.lookup import bind
 from learning.rewards import attention
-from learning.rl.collection import bind_collecting
-from learning.rl.policy_loss import with_advantages, with_dropped
+from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.sample import Sample
 from learning.sampling.sampler import score
 from learning.toy_tasks.guided_search import guided_priors, guided_search, search, trusted
@@ -123,7 +123,7 @@ def test_rows_without_an_expert_cannot_be_scored(tiny_policy):
 def advantages(stage, policy, rewards=None):
     of = [row((0.5, 0.3, 0.1, 0.1), "q", answer) for answer in ("high", "high", "low")]
     samples = [sample(policy, r, text) for r, text in zip(of, ("#### high", "a 3 #### high", "#### high"), strict=True)]
-    parts = bind_collecting(stage, {})
+    parts = bind_sampling_slots(stage, {})
     have = {"step": 0, "seed": 0, "states": {}, "policy": policy}
     score(parts.rewards[:rewards], parts.weights[:rewards], samples, have)
     batch = with_dropped(forest(samples), False)

@@ -17,13 +17,13 @@ import torch
 
 from flows.compile import compile_recipe
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import micro_loss, with_advantages, with_dropped, with_weights
 from learning.batch.batch_layout import single_turn
 from learning.batch.split import micro_batches
 from learning.models.checkpoint import save_training
 from learning.models.optimize import make_optimizer
 from learning.models.policy import load_policy
 from learning.models.sharded_model import Trained
-from learning.rl.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
 from learning.rl.update import update
 from learning.samples.engine_protocol import Generation
 from lineage.layout import Layout

@@ -13,11 +13,11 @@ import torch
 
 from flows.launch import plan_recipe, run_plan
 from learning.algorithm.advantage_shaping import duration
+from learning.algorithm.loss import micro_loss, with_weights
 from learning.environments.making import in_environment
 from learning.environments.program import Environment, Mark, within
 from learning.environments.protocol import Outcome
 from learning.generation.services.local_rollouts import LocalRollouts
-from learning.rl.policy_loss import micro_loss, with_weights
 from learning.samples.engine_protocol import Turn
 from learning.samples.sample import Sample
 from learning.sandbox.run import available

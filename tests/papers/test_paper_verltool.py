@@ -19,6 +19,7 @@ import torch
 import yaml
 
 from flows.compile import compile_recipe
+from learning.algorithm.loss import micro_loss, with_weights
 from learning.data.chat import decode, encode_completion, encode_prompt, encode_reply
 from learning.environments.clock import Virtual
 from learning.environments.episodes import Episodes
@@ -29,7 +30,6 @@ from learning.generation.services.rescoring import likelihoods
 from learning.lookup import bind
 from learning.models.packed import choose_forward
 from learning.problems.generators import almanac
-from learning.rl.policy_loss import micro_loss, with_weights
 from learning.samples.engine_protocol import Sampling
 from learning.samples.sample import SampleRequest
 from learning.sampling.sampler import Sampler
