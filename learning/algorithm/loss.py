@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learning.algorithm.composition import Algorithm, Term
+from learning.algorithm.composition import Algorithm, LossTerm
 from learning.batch.batch import Batch
-from learning.batch.columns import Column, lift, of_rewards
+from learning.batch.columns import Column, broadcast_to_tokens, of_rewards
 from learning.batch.loss_columns import ColumnView
 from learning.batch.routing_replay import replayed
 from learning.lookup import Bound
@@ -38,21 +38,21 @@ def with_advantages(
     supplied: dict[str, Any] = {"step": step}
     supplied |= {} if states is None else {"states": states}
     supplied |= {} if rows is None else {"rows": rows}
-    for part in algorithm.shape:
+    for part in algorithm.reward_shaping:
         shaped_P = part.ask(step, ColumnView(batch, **supplied)).to(torch.float64)
         batch = replace(batch, paths={**batch.paths, "reward": shaped_P})
     pipelines = [(of_rewards(batch), algorithm.advantage, 1.0)] if algorithm.advantage else []
-    for branch in algorithm.branches:
-        pipelines.append((_start(branch.of, batch), branch.advantage, value_at(branch.coef, step)))
+    for stream in algorithm.advantage_streams:
+        pipelines.append((_start(stream.of, batch), stream.advantage, value_at(stream.coef, step)))
     total_T = torch.zeros(len(batch.sampled_T), dtype=torch.float64)
     for column, operations, coef in pipelines:
         for operation in operations:
             column = operation.ask(step, ColumnView(batch, **supplied), column, batch)
-        lifted = lift(column, batch)
+        lifted = broadcast_to_tokens(column, batch)
         total_T = total_T + coef * lifted.values_X
         if lifted.return_X is not None:
             batch = batch.replaced(**{"return": lifted.return_X})
-    for part in algorithm.modulate:
+    for part in algorithm.advantage_shaping:
         total_T = part.ask(step, ColumnView(batch, advantage_T=total_T, **supplied))
     return batch.with_tokens(advantage=total_T)
 
@@ -76,11 +76,11 @@ def with_dropped(batch: Batch, mask_truncated: bool) -> Batch:
 
 def with_factors(algorithm: Algorithm, batch: Batch, step: int, *, seed: int | None = None) -> Batch:
     """Add the token column `factor`, the product of the importance corrections, if the algorithm has any."""
-    if not algorithm.correct:
+    if not algorithm.importance_correction:
         return batch
     supplied = {"step": step} | ({} if seed is None else {"seed": seed})
     factor_T = torch.ones(len(batch.sampled_T), dtype=torch.float64)
-    for part in algorithm.correct:
+    for part in algorithm.importance_correction:
         factor_T = factor_T * part.ask(step, ColumnView(batch, **supplied)).detach().double()
     return batch.with_tokens(factor=factor_T)
 
@@ -93,11 +93,11 @@ def with_weights(algorithm: Algorithm, batch: Batch, step: int, max_completion_l
         seen = _selected(batch, select, step)
         return weigh.ask(step, {"batch": seen, "max_completion_length": max_completion_length}) * of_path_T
 
-    columns = {"w": weights(algorithm.weigh, algorithm.select)}
-    for i, term in enumerate(algorithm.components):
-        own = term.weigh is not None or term.select is not None
-        select = algorithm.select if term.select is None else term.select
-        own_T = weights(term.weigh or algorithm.weigh, select) if own else columns["w"]
+    columns = {"w": weights(algorithm.loss_aggregation, algorithm.token_mask)}
+    for i, term in enumerate(algorithm.loss_terms):
+        own = term.loss_aggregation is not None or term.token_mask is not None
+        select = algorithm.token_mask if term.token_mask is None else term.token_mask
+        own_T = weights(term.loss_aggregation or algorithm.loss_aggregation, select) if own else columns["w"]
         columns[f"w.{i}"] = own_T * value_at(term.coef, step)
     return batch.with_tokens(**columns)
 
@@ -137,10 +137,10 @@ def micro_loss(
     columns = view_columns(batch, {**at, **leaves})
     columns["step"] = step
     columns["log_ratio_T"] = algorithm.ratio.ask(step, columns)
-    factor_T = columns["factor_T"] if algorithm.correct else 1.0
-    policy = _weighted(algorithm.surrogate.ask(step, columns) * factor_T, columns["w_T"])
+    factor_T = columns["factor_T"] if algorithm.importance_correction else 1.0
+    policy = _weighted(algorithm.policy_loss.ask(step, columns) * factor_T, columns["w_T"])
     (policy_grad_T,) = torch.autograd.grad(policy, leaves["lp"], retain_graph=True)
-    parts = _terms(algorithm.components, columns, step)
+    parts = _terms(algorithm.loss_terms, columns, step)
     total = policy + sum(parts)
     grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     pairs = zip(leaves, grads, strict=True)
@@ -162,7 +162,7 @@ def view_columns(batch: Batch, statistics: Mapping[str, Tensor]) -> ColumnView:
     return columns
 
 
-def _terms(terms: Sequence[Term], columns: ColumnView, step: int) -> list[Tensor]:
+def _terms(terms: Sequence[LossTerm], columns: ColumnView, step: int) -> list[Tensor]:
     """Return Σ w·ℓ of every further term."""
     return [_weighted(t.function.ask(step, columns), columns[f"w.{i}_T"]) for i, t in enumerate(terms)]
 

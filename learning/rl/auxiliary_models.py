@@ -53,14 +53,14 @@ class AuxiliaryModel(TrainedNetwork):
         group: Group = ALONE,
     ) -> None:
         """Copy the body of `policy`, or load `model`. Raise StepError for what does not exist."""
-        port = f"auxiliaries.{name}"
+        port = f"auxiliary_models.{name}"
         super().__init__(name, port, block, policy, stage, inputs, seed, group)
-        self.follow = block.follow
+        self.target_network = block.target_network
         self.target = bind(block.target, f"{port}.target", inputs) if block.target else None
         if self.target is None:
             self.optimizer = None
         ahead = self.target is not None and any(word in self.target.asks for word in NEXT)
-        self.slow: Any = deepcopy(self.network).requires_grad_(False) if block.follow and ahead else None
+        self.slow: Any = deepcopy(self.network).requires_grad_(False) if block.target_network and ahead else None
 
     def add_targets(
         self,
@@ -102,9 +102,9 @@ class AuxiliaryModel(TrainedNetwork):
     @torch.no_grad()
     def refresh(self, step: int) -> None:
         """Move the slow copy towards the network, where that is due after iteration `step` (0-based)."""
-        if self.slow is not None and self.follow is not None and (step + 1) % self.follow.every == 0:
+        if self.slow is not None and self.target_network is not None and (step + 1) % self.target_network.sync_steps == 0:
             for old, new in zip(self.slow.parameters(), self.network.parameters(), strict=True):
-                old.lerp_(new.to(old.dtype), self.follow.mix)
+                old.lerp_(new.to(old.dtype), self.target_network.mixup_alpha)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return weights, moments and the slow copy, for a checkpoint."""
@@ -142,7 +142,7 @@ class Critic(TrainedNetwork):
     def update(self, mini: Batch, step: int, controls: Mapping[str, float] | None = None) -> None:
         """Make one optimiser step. Raise StepError when no operation of the advantage pipeline gave targets."""
         if self.aim not in mini.tokens:
-            raise StepError("critic: nothing says what it is to predict; add `gae` or `diff` to `advantage`")
+            raise StepError("critic: nothing says what it is to predict; add `gae` or `value_difference` to `advantage`")
         super().update(mini, step, controls)
 
     def _metric(self, name: str) -> str:
@@ -156,7 +156,7 @@ class AuxiliaryModels:
         self.networks: dict[str, TrainedNetwork] = {}
         if stage.critic is not None:
             self.networks["critic"] = Critic(stage.critic, policy, stage, inputs, seed, group)
-        for name, block in stage.auxiliaries.items():
+        for name, block in stage.auxiliary_models.items():
             self.networks[name] = AuxiliaryModel(name, block, policy, stage, inputs, seed, group)
 
     @property

@@ -54,7 +54,7 @@ def run_iteration(training: TrainingState, step: int) -> None:
     collected = collect_batch(training, context, controls)
     sampled_at = time.perf_counter()
 
-    batch, metrics = collected.batch, {f"control/{name}": value for name, value in controls.items()}
+    batch, metrics = collected.batch, {f"controller/{name}": value for name, value in controls.items()}
     if batch.num_paths:
         batch, update_metrics = learn_from_batch(training, collected, context, controls, updates)
         metrics |= update_metrics
@@ -92,7 +92,7 @@ def collect_batch(training: TrainingState, context: IterationContext, controls: 
     def collect() -> Collected:
         samples = collect_samples(training.slots, context, controls)
         scored = [sample for sample in samples if sample.reward is not None]
-        batch = keep_groups(training.slots.filter, scored, context.step, controls, context)
+        batch = keep_groups(training.slots.filter_groups, scored, context.step, controls, context)
         return Collected(samples, batch, sampler.sampled, dict(training.states))
 
     collected = by_main(training.group, training.engine, sampler.sampling.processor, collect)
@@ -105,7 +105,7 @@ def collect_samples(slots: SamplingSlots, context: IterationContext, controls: C
     step = context.step
 
     def request_samples(iteration: int) -> list[SampleRequest]:
-        return slots.plan.settled(controls).ask(iteration, replace(context, step=iteration))
+        return slots.prompt_sampler.settled(controls).ask(iteration, replace(context, step=iteration))
 
     def score_group(samples: list[Sample], iteration: int, place: int) -> None:
         slots.score(samples, controls, replace(context, step=iteration, round=place))
@@ -113,23 +113,23 @@ def collect_samples(slots: SamplingSlots, context: IterationContext, controls: C
     samples: list[Sample] = []
     sampled: list[Sample] = []
     # A rollout that requests samples of later iterations calls `request_samples` itself.
-    requests = [] if "request_samples" in slots.drive.asks else request_samples(step)
-    for number in range(slots.max_rounds):
+    requests = [] if "request_samples" in slots.rollout.asks else request_samples(step)
+    for number in range(slots.max_sampling_rounds):
         now = replace(context, round=number)
         rollout_context = replace(now, requests=requests, request_samples=request_samples, score=score_group)
-        new = slots.drive.settled(controls).ask(step, rollout_context)
+        new = slots.rollout.settled(controls).ask(step, rollout_context)
         slots.score([sample for sample in new if not sample.scores], controls, now)
         samples += new
         sampled += new
         requests = []
-        for resample in slots.follow_ups:
+        for resample in slots.resample:
             samples, more = resample.settled(controls).ask(step, replace(now, samples=samples))
             requests += more
         if not requests:
             break
     if context.history is not None:
         context.history.add(sampled)
-    for add_samples in slots.sources:
+    for add_samples in slots.extra_samples:
         samples = add_samples.settled(controls).ask(step, replace(context, samples=samples))
     slots.score([sample for sample in samples if not sample.scores], controls, context)
     return samples
@@ -222,7 +222,7 @@ def start_group_updates(training: TrainingState, context: IterationContext, cont
 
     def prepare(samples: list[Sample]) -> tuple[list[Sample], Batch]:
         supplies = replace(context, history=training.history)
-        filtered = keep_groups(training.slots.filter, samples, context.step, controls, supplies)
+        filtered = keep_groups(training.slots.filter_groups, samples, context.step, controls, supplies)
         kept = [samples[path] for path in filtered.paths["path"].tolist()]
         batch = forest(kept)
         if kept:

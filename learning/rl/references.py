@@ -46,13 +46,13 @@ class References:
         self.placed: set[str] = set()
         self.pool: Pool | None = None
         if actors is not None and actors.size("reference"):
-            self.placed = {name for name, spec in self.specs.items() if spec.every is None}
+            self.placed = {name for name, spec in self.specs.items() if spec.sync_steps is None}
             if group.main and self.placed:
                 self.pool = self._pool(actors, stage, policy, inputs)
         for name, spec in self.specs.items():
             if name in self.placed:
                 continue
-            if spec.model is None and spec.every is None and hasattr(policy.model, "disable_adapter"):
+            if spec.model is None and spec.sync_steps is None and hasattr(policy.model, "disable_adapter"):
                 continue  # this one is the policy without its adapters
             self.models[name] = deepcopy(policy.model) if spec.model is None else _load(inputs[_port(name)], policy)
             self.models[name].requires_grad_(False)
@@ -97,16 +97,16 @@ class References:
     def refresh(self, policy: Policy, step: int) -> None:
         """Move the references that are due after iteration `step` (0-based) towards the trained policy."""
         for name, spec in self.specs.items():
-            if spec.every is not None and (step + 1) % spec.every == 0:
+            if spec.sync_steps is not None and (step + 1) % spec.sync_steps == 0:
                 for old, new in zip(self.models[name].parameters(), policy.model.parameters(), strict=True):
-                    old.lerp_(whole(new).to(old.dtype), spec.mix)
+                    old.lerp_(whole(new).to(old.dtype), spec.mixup_alpha)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the weights of references that change, for a checkpoint."""
         return {
             f"{name}/{key}": parameter
             for name, spec in self.specs.items()
-            if spec.every is not None
+            if spec.sync_steps is not None
             for key, parameter in self.models[name].named_parameters()
         }
 

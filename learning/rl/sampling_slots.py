@@ -66,15 +66,15 @@ class Overlap(Protocol):
 class SamplingSlots:
     """The functions of the slots, bound to their options."""
 
-    plan: Bound
-    drive: Bound
-    process: tuple[Bound, ...]
+    prompt_sampler: Bound
+    rollout: Bound
+    logits_processors: tuple[Bound, ...]
     rewards: tuple[Bound | PlacedReward, ...]
     weights: tuple[Number, ...]
-    follow_ups: tuple[Bound, ...]
-    sources: tuple[Bound, ...]
-    filter: Bound | None
-    max_rounds: int
+    resample: tuple[Bound, ...]
+    extra_samples: tuple[Bound, ...]
+    filter_groups: Bound | None
+    max_sampling_rounds: int
     read: frozenset[str] = frozenset()
     """Rewards whose raw scores other parts read."""
     shown: set[str] = field(default_factory=set, compare=False)
@@ -82,13 +82,13 @@ class SamplingSlots:
 
     def needs(self, name: str) -> bool:
         """Return whether a function asks for a name."""
-        functions = (self.plan, self.drive, *self.rewards, *self.follow_ups, *self.sources)
-        return any(name in function.asks for function in (*functions, *((self.filter,) if self.filter else ())))
+        functions = (self.prompt_sampler, self.rollout, *self.rewards, *self.resample, *self.extra_samples)
+        return any(name in function.asks for function in (*functions, *((self.filter_groups,) if self.filter_groups else ())))
 
     @property
     def overlap(self) -> Overlap | None:
         """What the rollout brings to generate while the policy is trained; None for one that waits for its samples."""
-        return getattr(self.drive.function, "overlap", None)
+        return getattr(self.rollout.function, "overlap", None)
 
     def score(self, samples: list[Sample], controls: Mapping[str, float], context: IterationContext) -> None:
         """Fill in the scores and rewards of samples, with the numbers that controllers give."""
@@ -105,8 +105,8 @@ class SamplingSlots:
         Controllers that look at batches have not seen this one: their numbers of the last iteration count, as its
         metrics have them. A processor with an option whose controller has no number yet is left out.
         """
-        known = {key.removeprefix("control/"): value for key, value in metrics.items() if key.startswith("control/")}
-        settled_parts = [part.settled({**known, **controls}) for part in self.process]
+        known = {key.removeprefix("controller/"): value for key, value in metrics.items() if key.startswith("controller/")}
+        settled_parts = [part.settled({**known, **controls}) for part in self.logits_processors]
         ready = [p for p in settled_parts if not any(isinstance(value, Controlled) for value in p.options.values())]
         calls = [(part.at(step), part.asks) for part in ready]
 
@@ -135,15 +135,17 @@ def bind_sampling_slots(stage: Rl, inputs: Mapping[str, Path]) -> SamplingSlots:
     """Bind every slot. Raise StepError for an unknown name or option."""
     rewards = tuple(bind(use, f"rewards.{i}", inputs) for i, use in enumerate(stage.rewards))
     return SamplingSlots(
-        plan=bind(stage.plan, "plan", inputs),
-        drive=bind(stage.drive, "drive", inputs),
-        process=tuple(bind(use, f"process.{i}", inputs) for i, use in enumerate(stage.process)),
+        prompt_sampler=bind(stage.prompt_sampler, "prompt_sampler", inputs),
+        rollout=bind(stage.rollout, "rollout", inputs),
+        logits_processors=tuple(
+            bind(use, f"logits_processors.{i}", inputs) for i, use in enumerate(stage.logits_processors)
+        ),
         rewards=rewards,
         weights=tuple(use.weight for use in stage.rewards),
-        follow_ups=tuple(bind(use, f"follow_up.{i}", inputs) for i, use in enumerate(stage.follow_up)),
-        sources=tuple(bind(use, f"source.{i}", inputs) for i, use in enumerate(stage.source)),
-        filter=bind(stage.filter, "filter", inputs) if stage.filter else None,
-        max_rounds=stage.max_rounds,
+        resample=tuple(bind(use, f"resample.{i}", inputs) for i, use in enumerate(stage.resample)),
+        extra_samples=tuple(bind(use, f"extra_samples.{i}", inputs) for i, use in enumerate(stage.extra_samples)),
+        filter_groups=bind(stage.filter_groups, "filter_groups", inputs) if stage.filter_groups else None,
+        max_sampling_rounds=stage.max_sampling_rounds,
         read=frozenset(_rewards_read(stage, rewards)),
     )
 

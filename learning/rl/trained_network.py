@@ -56,7 +56,7 @@ class TrainedNetwork:
             self.reads, self.link = block.head, block.link
         self.loss = bind(block.loss, f"{port}.loss", inputs)
         self.combine = bind(block.combine, f"{port}.combine", inputs)
-        self.select = [bind(use, f"{port}.select.{i}", inputs) for i, use in enumerate(block.select)]
+        self.token_mask = [bind(use, f"{port}.token_mask.{i}", inputs) for i, use in enumerate(block.token_mask)]
         self.network: Any = make_network(block, self.reads, policy, inputs.get(f"{port}.model"), seed, name)
         # Every rank holds the full network, also where the policy is sharded.
         self.group = replace(group, strategy="ddp")
@@ -196,7 +196,7 @@ class TrainedNetwork:
     def _selected(self, batch: Batch, step: int) -> Tensor:
         """Return what trains it (X,); of completions those with a selected token."""
         keep_T = torch.ones(len(batch.sampled_T), dtype=torch.bool)
-        for bound in self.select:
+        for bound in self.token_mask:
             keep_T = keep_T & bound.ask(step, ColumnView(batch, step=step))
         if self.of_paths:
             count_P = torch.zeros(batch.num_paths, dtype=torch.long).index_add(0, batch.path_T, keep_T.long())

@@ -65,7 +65,7 @@ def current_statistics(batch: Batch, trained: Trained, stage: Rl, names: tuple[s
 def regulate(algorithm: Algorithm, step: int, supplies: Supplies) -> dict[str, float]:
     """Return the numbers of the controllers that read the last metrics; each may use those before it."""
     numbers: dict[str, float] = {}
-    for name, controller in algorithm.control.items():
+    for name, controller in algorithm.controllers.items():
         if not _reads_tokens(controller.asks):
             numbers[name] = controller.settled(numbers).ask(step, supplies)
     return numbers
@@ -75,7 +75,7 @@ def regulate_on_batch(
     algorithm: Algorithm, batch: Batch, trained: Trained, stage: Rl, step: int, supplies: Supplies
 ) -> dict[str, float]:
     """Return the numbers of the controllers that read the batch about to be trained on."""
-    reading = {name: part for name, part in algorithm.control.items() if _reads_tokens(part.asks)}
+    reading = {name: part for name, part in algorithm.controllers.items() if _reads_tokens(part.asks)}
     if not reading:
         return {}
     asked = {name for part in reading.values() for name in part.asks}
@@ -106,7 +106,7 @@ def update(
     `auxiliary_models` are trained on the same mini-batches, with the numbers `controls`; `context` is what controllers
     may ask for besides columns.
     """
-    sums, norms = LossSums(names([term.function for term in algorithm.components])), []
+    sums, norms = LossSums(names([term.function for term in algorithm.loss_terms])), []
     numbers: dict[str, float] = {}
     for i in range(stage.num_iterations):
         for j, mini in enumerate(mini_batches(batch, stage.num_mini_batches)):
@@ -129,6 +129,6 @@ def update(
     means = sums.over_ranks(trained.group).means("lp_ref" in batch.tokens)
     return {
         **means,
-        **{f"control/{name}": value for name, value in numbers.items()},
+        **{f"controller/{name}": value for name, value in numbers.items()},
         "grad_norm": sum(norms) / len(norms),
     }

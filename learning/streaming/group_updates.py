@@ -59,7 +59,7 @@ class GroupUpdates:
     ) -> None:
         self.algorithm, self.trained, self.stage, self.now, self.prepare = algorithm, trained, stage, step, prepare
         self.groups: list[TrainedGroup] = []
-        self.sums = LossSums(names([term.function for term in algorithm.components]))
+        self.sums = LossSums(names([term.function for term in algorithm.loss_terms]))
         for parameter in trained.model.parameters():
             parameter.grad = None
 
@@ -105,7 +105,7 @@ class GroupUpdates:
             return {}
         groups = self._in_order()
         weighted = self._weighted(batch)
-        for column in ("advantage", *(("factor",) if self.algorithm.correct else ())):
+        for column in ("advantage", *(("factor",) if self.algorithm.importance_correction else ())):
             self._agree(column, torch.cat([group.batch.sampled(column) for group in groups]), weighted.sampled(column))
         scale = self._scale(groups, weighted)
         for parameter in self.trained.model.parameters():
@@ -124,7 +124,7 @@ class GroupUpdates:
 
     @property
     def _weights(self) -> list[str]:
-        return ["w", *(f"w.{i}" for i in range(len(self.algorithm.components)))]
+        return ["w", *(f"w.{i}" for i in range(len(self.algorithm.loss_terms)))]
 
     def _share(self, kept: list[Sample], alone: Batch) -> float:
         """Return the weight of a group relative to the first: from its weights together with those of the last one."""
@@ -161,9 +161,9 @@ class GroupUpdates:
         largest = float(batch_T.abs().max().clamp(min=1e-300)) if len(batch_T) else 1.0
         if float((groups_T - batch_T).abs().max()) > AGREES * largest:
             raise StepError(
-                f"drive: the {what}s of the whole batch are not those of its groups, so that groups cannot be trained "
+                f"rollout: the {what}s of the whole batch are not those of its groups, so that groups cannot be trained "
                 "on as they come: let every part judge groups by themselves (`center: {by: group}`, a weighing that "
-                "compares no completions), or take a drive that waits for the batch: `drive: whole`"
+                "compares no completions), or take a rollout function that waits for the batch: `rollout: synchronous`"
             )
 
 
