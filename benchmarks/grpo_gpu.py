@@ -83,15 +83,26 @@ def run_ours(folder: Path, options: argparse.Namespace) -> list[float]:
 
     stage = Rl.model_validate(
         {
-            "kind": "rl", "model": "m", "prompts": "p", "rewards": ["grpo_gpu:even"], "learning_rate": LR,
-            "advantage": ["center", {"use": "scale", "epsilon": EPSILON}], "ratio": "token",
-            "surrogate": {"use": "clipped", "epsilon": 0.2}, "weigh": "token_mean", "max_steps": options.steps,
-            "generation_batch_size": options.prompts * GENERATIONS, "num_generations": GENERATIONS,
-            "max_completion_length": options.completion, "max_tokens_per_micro_batch": options.tokens,
-            "engine": {"use": "torch", "max_slots": options.prompts * GENERATIONS}, "log_trajectories": 0.0,
-            "dtype": str(dtype(options)).removeprefix("torch."), "save_steps": options.steps,
+            "kind": "rl",
+            "model": "m",
+            "prompts": "p",
+            "rewards": ["grpo_gpu:even"],
+            "learning_rate": LR,
+            "advantage": ["center", {"use": "scale", "epsilon": EPSILON}],
+            "ratio": "token",
+            "policy_loss": {"use": "clipped", "epsilon": 0.2},
+            "loss_aggregation": "token_mean",
+            "max_steps": options.steps,
+            "generation_batch_size": options.prompts * GENERATIONS,
+            "num_generations": GENERATIONS,
+            "max_completion_length": options.completion,
+            "max_tokens_per_micro_batch": options.tokens,
+            "engine": {"use": "torch", "max_slots": options.prompts * GENERATIONS},
+            "log_trajectories": 0.0,
+            "dtype": str(dtype(options)).removeprefix("torch."),
+            "save_steps": options.steps,
         }
-    )  # fmt: skip
+    )
     ends: list[float] = []
     with tempfile.TemporaryDirectory() as scratch:
         prompts = Path(scratch, "prompts")

@@ -61,8 +61,8 @@ def our_stage(work: dict[str, int], steps: int) -> Any:
     algorithm = {
         "advantage": ["center", {"use": "scale", "epsilon": EPSILON}],
         "ratio": "token",
-        "surrogate": {"use": "clipped", "epsilon": 0.2},
-        "weigh": "token_mean",
+        "policy_loss": {"use": "clipped", "epsilon": 0.2},
+        "loss_aggregation": "token_mean",
     }
     sizes = {
         "generation_batch_size": GROUPS * GENERATIONS,

@@ -28,8 +28,15 @@ LLAMA = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 256, "n
          "num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": True}  # fmt: skip
 BILLION = {"model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
            "num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": False}  # fmt: skip
-RL = {"advantage": ["center"], "ratio": "token", "surrogate": "clipped", "weigh": "token_mean",
-      "rewards": ["memory_predicted:length"], "process": ["memory_predicted:endless"], "max_steps": 2}  # fmt: skip
+RL = {
+    "advantage": ["center"],
+    "ratio": "token",
+    "policy_loss": "clipped",
+    "loss_aggregation": "token_mean",
+    "rewards": ["memory_predicted:length"],
+    "logits_processors": ["memory_predicted:endless"],
+    "max_steps": 2,
+}
 
 
 @dataclass(frozen=True)

@@ -12,29 +12,29 @@ from schemas.slots import Slot
 from schemas.stages.rl import Rl
 from schemas.tree import join
 from schemas.use import (
+    AdvantageShapingUse,
     AdvantageUse,
-    ControlUse,
-    CorrectUse,
-    DriveUse,
-    GroupFilterUse,
-    ModulateUse,
+    ControllerUse,
+    ExtraSamplesUse,
+    FilterGroupsUse,
+    ImportanceCorrectionUse,
+    RewardShapingUse,
     RewardUse,
-    SelectUse,
-    ShapeUse,
-    SourceUse,
+    RolloutUse,
+    TokenMaskUse,
 )
 
 ALONE = ("state", "policy", "engine", "sampler")
 """What one thread at a time may hold."""
 KEPT = ("state", "history", "rng")
 """What changes from one call to the next."""
-JUDGING = (GroupFilterUse, ShapeUse, AdvantageUse, ModulateUse, CorrectUse, SelectUse)
+JUDGING = (FilterGroupsUse, RewardShapingUse, AdvantageUse, AdvantageShapingUse, ImportanceCorrectionUse, TokenMaskUse)
 
 
 def asynchrony_problems(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     """Every contradiction about drives that work beside the trainer."""
     for drive in info.slots:
-        if not isinstance(drive.use, DriveUse) or "stream" not in drive.signature.supplied:
+        if not isinstance(drive.use, RolloutUse) or "stream" not in drive.signature.supplied:
             continue
         yield from _rewards(info, drive)
         yield from _ahead(info, drive)
@@ -49,7 +49,7 @@ def _rewards(info: StepInfo, drive: Slot) -> Iterator[Problem]:
         if isinstance(slot.use, RewardUse) and held:
             said = f"`{slot.use.use}` asks for `{held[0]}`, and `{drive.use.use}` has several groups scored at once"
             yield info.problem(
-                slot.path, said, "take a reward that depends on the completions alone, or `drive: whole`"
+                slot.path, said, "take a reward that depends on the completions alone, or `rollout: synchronous`"
             )
 
 
@@ -79,32 +79,32 @@ def _pieces(info: StepInfo, stage: Rl, drive: Slot) -> Iterator[Problem]:
     for key, value in once.items():
         if value != 1:
             yield info.problem(key, f"{name}, with one optimiser step at its end", f"write `{key}: 1`")
-    beside = {"follow_up": stage.follow_up, "source": stage.source, "critic": stage.critic}
-    for key, value in {**beside, "auxiliaries": stage.auxiliaries}.items():
+    beside = {"resample": stage.resample, "extra_samples": stage.extra_samples, "critic": stage.critic}
+    for key, value in {**beside, "auxiliary_models": stage.auxiliary_models}.items():
         if value:
             yield info.problem(
-                key, f"{name}: `{key}` would come too late", f"leave out `{key}`, or take `drive: whole`"
+                key, f"{name}: `{key}` would come too late", f"leave out `{key}`, or take `rollout: synchronous`"
             )
     if stage.resources.train is not None and stage.resources.train.workers > 1:
         said = f"{name}, which one process does by itself"
-        yield info.problem("resources.train", said, "leave out `train`, or take `drive: streamed`")
+        yield info.problem("resources.train", said, "leave out `train`, or take `rollout: streamed`")
     for slot in info.slots:
-        if isinstance(slot.use, ControlUse) and any(asked.endswith("_T") for asked in slot.signature.supplied):
+        if isinstance(slot.use, ControllerUse) and any(asked.endswith("_T") for asked in slot.signature.supplied):
             said = f"{name}, and `{slot.use.use}` looks at all of it"
-            yield info.problem(slot.path, said, "take a controller that goes by the last iteration's points")
+            yield info.problem(slot.path, said, "take a controller that reads the last iteration's metrics")
         if not isinstance(slot.use, JUDGING):
             continue
         if "batch" in (slot.values.get("by"), slot.values.get("within")):
             said = f"{name}, and `{slot.use.use}` compares all of it"
-            yield info.problem(slot.path, said, "write `by: group`, or take `drive: whole`")
+            yield info.problem(slot.path, said, "write `by: group`, or take `rollout: synchronous`")
         if held := [asked for asked in KEPT if asked in slot.signature.supplied]:
             said = f"{name}, and `{slot.use.use}` asks for `{held[0]}`: it would see groups one by one, and then again"
-            yield info.problem(slot.path, said, "take a part that judges a group by itself, or `drive: whole`")
+            yield info.problem(slot.path, said, "take a part that judges a group by itself, or `rollout: synchronous`")
 
 
 def keeps_older(slot: Slot) -> bool:
     """Whether a drive or a source hands out samples of weights before the last update."""
     asked = slot.signature.supplied
-    if isinstance(slot.use, DriveUse) and "stream" in asked:
+    if isinstance(slot.use, RolloutUse) and "stream" in asked:
         return "consume" not in asked and slot.values.get("max_staleness") != 0
-    return isinstance(slot.use, DriveUse | SourceUse) and "state" in asked
+    return isinstance(slot.use, RolloutUse | ExtraSamplesUse) and "state" in asked

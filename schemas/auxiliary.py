@@ -7,11 +7,11 @@ from pydantic import Field, model_validator
 from schemas.base import Schema
 from schemas.references import NetworkRef
 from schemas.schedules import Number
-from schemas.use import FIXED, PATHS, SelectUse, Use
+from schemas.use import FIXED, PATHS, TokenMaskUse, Use
 
 NEXT = ("next_T", "next_mean_T")
 """What a slow copy says of the state after each token; for actions the best of them, and their mean."""
-FROZEN = ("learning_rate", "warmup_steps", "loss", "select", "follow")
+FROZEN = ("learning_rate", "warmup_steps", "loss", "token_mask", "target_network")
 """Keys that mean nothing where nothing is learnt."""
 
 
@@ -36,13 +36,13 @@ class TargetUse(Use):
     asks = FIXED | PATHS | {"reward_P", "scores_P", "rows", "state", "advantage_T", "return_T", "batch", *NEXT}
 
 
-class Follow(Schema):
+class TargetNetwork(Schema):
     """A slow copy of a network, which targets are computed with."""
 
-    every: int = Field(default=1, ge=1)
-    """Iterations between refreshes."""
-    mix: float = Field(default=0.05, gt=0, le=1)
-    """Share of the trained weights in a refresh; 1 is a copy."""
+    sync_steps: int = Field(default=1, ge=1)
+    """Iterations between updates from the trained network."""
+    mixup_alpha: float = Field(default=0.05, gt=0, le=1)
+    """Share of the trained weights in an update; 1 is a copy."""
 
 
 class Network(Schema):
@@ -60,7 +60,7 @@ class Network(Schema):
     """Values at a time, each trained on its own."""
     combine: CombineUse = CombineUse(use="mean")
     """The value that others see, from those of the heads."""
-    select: list[SelectUse] = []
+    token_mask: list[TokenMaskUse] = []
     """Which tokens train it; empty: all that were sampled."""
     publish: bool = False
     """Make it an output of the stage, named as its type: `value_model` or `process_reward_model`."""
@@ -82,7 +82,7 @@ class Auxiliary(Network):
     """What makes the column of a value; `logistic` gives probabilities, for the loss `logistic`."""
     target: TargetUse | None = None
     """What it is to predict; null: it learns nothing."""
-    follow: Follow | None = None
+    target_network: TargetNetwork | None = None
     """A slow copy for targets that look ahead; null: they take the values from before the iteration's update."""
 
     @model_validator(mode="after")

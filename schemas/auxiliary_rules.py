@@ -11,11 +11,11 @@ from schemas.slots import Slot
 from schemas.stages.rl import Rl
 from schemas.suggestions import suggest
 from schemas.tree import join
-from schemas.use import MOVING, ShapeUse
+from schemas.use import MOVING, RewardShapingUse
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
-TAKEN = frozenset(name.removesuffix("_T") for name in MOVING | ShapeUse.asks) | {
-    "return", "log_ratio", "w", "factor", "dropped", "learn", "owner", "next", "next_mean", "critic", "control",
+TAKEN = frozenset(name.removesuffix("_T") for name in MOVING | RewardShapingUse.asks) | {
+    "return", "log_ratio", "w", "factor", "dropped", "learn", "owner", "next", "next_mean", "critic", "controller",
     "watch", "loss", "rng", "rows", "batch", "scores", "reward",
 }  # fmt: skip
 """Words that mean something else in a batch or in the curves."""
@@ -30,7 +30,7 @@ def auxiliary_problems(info: StepInfo, stage: Rl) -> Iterator[Problem]:
 
 def _given(stage: Rl) -> dict[str, list[str]]:
     """Columns of sampled tokens that each auxiliary gives, without the `_T`."""
-    return {name: block.columns(name) for name, block in stage.auxiliaries.items()}
+    return {name: block.columns(name) for name, block in stage.auxiliary_models.items()}
 
 
 def _all(stage: Rl) -> list[str]:
@@ -38,13 +38,13 @@ def _all(stage: Rl) -> list[str]:
 
 
 def _names(info: StepInfo, stage: Rl) -> Iterator[Problem]:
-    for name in stage.auxiliaries:
+    for name in stage.auxiliary_models:
         stem = next((name.removesuffix(e) for e in ENDINGS if name.endswith(e)), None)
-        where = join("auxiliaries", name)
+        where = join("auxiliary_models", name)
         if not NAME.fullmatch(name) or name.startswith("lp_"):
             advice = "small letters, digits and `_`, not `lp_`, which belongs to references"
             yield info.problem(where, f"`{name}` cannot name a column", advice)
-        elif name in TAKEN or stem in stage.auxiliaries:
+        elif name in TAKEN or stem in stage.auxiliary_models:
             said = f"`{name}_T` is another column already"
             yield info.problem(where, said, f"call it something else, as `my_{name}`")
 
@@ -53,7 +53,7 @@ def _columns(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     """A function that asks for a column which neither the loop nor an auxiliary gives."""
     known = {f"{column}_{unit}" for column in _all(stage) for unit in "TP"}
     known |= {
-        f"{name}_end_{unit}" for name, block in stage.auxiliaries.items() if block.head == "state" for unit in "TP"
+        f"{name}_end_{unit}" for name, block in stage.auxiliary_models.items() if block.head == "state" for unit in "TP"
     }
     for slot in info.slots:
         kind = type(slot.use)
@@ -71,7 +71,9 @@ def _options(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     for slot in _asking(info):
         name = slot.values.get("of")
         if isinstance(name, str) and name not in _all(stage):
-            advice = suggest(name, _all(stage), "auxiliaries") if stage.auxiliaries else "add it to `auxiliaries`"
+            advice = (
+                suggest(name, _all(stage), "auxiliaries") if stage.auxiliary_models else "add it to `auxiliary_models`"
+            )
             yield info.problem(join(slot.path, "of"), f"no auxiliary `{name}` in this stage", advice)
 
 
@@ -81,8 +83,8 @@ def _asking(info: StepInfo) -> Iterator[Slot]:
 
 def _ahead(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     targets = {slot.path: slot for slot in info.slots if isinstance(slot.use, TargetUse)}
-    for name, block in stage.auxiliaries.items():
-        where = f"auxiliaries.{name}"
+    for name, block in stage.auxiliary_models.items():
+        where = f"auxiliary_models.{name}"
         slot = targets.get(f"{where}.target")
         if slot is None:
             continue
@@ -93,17 +95,19 @@ def _ahead(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         elif block.head == "state" and "next_mean_T" in ahead:
             said = f"`{slot.use.use}` takes the mean over actions, and `head: state` has none"
             yield info.problem(slot.path, said, "write `head: action`, or `target: temporal_difference`")
-        elif block.follow is not None and not ahead:
-            said = f"`follow` keeps a slow copy, and `{slot.use.use}` does not look ahead"
-            yield info.problem(join(where, "follow"), said, "leave it out, or write `target: temporal_difference`")
+        elif block.target_network is not None and not ahead:
+            said = f"`target_network` keeps a slow copy, and `{slot.use.use}` does not look ahead"
+            yield info.problem(
+                join(where, "target_network"), said, "leave it out, or write `target: temporal_difference`"
+            )
 
 
 def _unused(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     """An auxiliary that nothing reads and that is not published only costs time."""
-    read = {branch.of for branch in stage.branches}
+    read = {branch.of for branch in stage.advantage_streams}
     read |= {str(slot.values.get("of")) for slot in _asking(info)}
-    for name, block in stage.auxiliaries.items():
-        own = f"auxiliaries.{name}."
+    for name, block in stage.auxiliary_models.items():
+        own = f"auxiliary_models.{name}."
         asked = {n for slot in info.slots if not slot.path.startswith(own) for n in slot.signature.supplied}
         mine = {f"{column}_{unit}" for column in [*block.columns(name), f"{name}_end"] for unit in "TP"}
         whole = any("auxiliary_T" in s.signature.supplied and "of" not in s.signature.options for s in info.slots)
@@ -112,23 +116,23 @@ def _unused(info: StepInfo, stage: Rl) -> Iterator[Problem]:
             advice = (
                 "name it in a part, as `{use: potential, of: " + name + "}` in `advantage`, or write `publish: true`"
             )
-            yield info.problem(join("auxiliaries", name), said, advice)
+            yield info.problem(join("auxiliary_models", name), said, advice)
 
 
 def _outputs(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     types = ["value_model"] if stage.critic is not None and stage.critic.publish else []
-    for name, block in stage.auxiliaries.items():
+    for name, block in stage.auxiliary_models.items():
         if block.publish and block.type in types:
             said = f"two outputs of this stage would be called `{block.type}`"
             advice = "publish one of them here, and the other from a stage of its own"
-            yield info.problem(f"auxiliaries.{name}.publish", said, advice)
+            yield info.problem(f"auxiliary_models.{name}.publish", said, advice)
         types += [block.type] if block.publish else []
 
 
 def _start(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     """A log-ratio needs a language model, and a value model has none."""
-    for name, block in stage.auxiliaries.items():
-        for port in (p for p in info.ports if p.path == f"auxiliaries.{name}.model"):
+    for name, block in stage.auxiliary_models.items():
+        for port in (p for p in info.ports if p.path == f"auxiliary_models.{name}.model"):
             if block.head == "likelihood" and port.type in ("value_model", "reward_model"):
                 said = f"`head: likelihood` needs a language model, and `{port.text}` is a {port.type}"
                 yield info.problem(port.path, said, "give a policy, or a process reward model of the same head")

@@ -20,16 +20,16 @@ from schemas.tree import join
 from schemas.use import (
     MOVING,
     AdvantageUse,
-    ComponentUse,
-    CorrectUse,
-    DriveUse,
-    FollowUpUse,
-    GroupFilterUse,
-    PlanUse,
+    ExtraSamplesUse,
+    FilterGroupsUse,
+    ImportanceCorrectionUse,
+    LossTermUse,
+    PolicyLossUse,
+    PromptSamplerUse,
     RatioUse,
-    SelectUse,
-    SourceUse,
-    SurrogateUse,
+    ResampleUse,
+    RolloutUse,
+    TokenMaskUse,
     Use,
 )
 from schemas.validation import follow
@@ -54,7 +54,9 @@ def _asks(info: StepInfo, column: str, *kinds: type[Use]) -> bool:
 
 def _groups_are_plain(stage: Rl) -> bool:
     """Whether a group is `num_generations` samples of one problem and nothing else."""
-    return stage.plan == Rl.model_fields["plan"].default and not stage.source and not stage.follow_up
+    return stage.prompt_sampler == Rl.model_fields["prompt_sampler"].default and not (
+        stage.extra_samples or stage.resample
+    )
 
 
 def _of_preset(info: StepInfo, stage: Rl, where: str) -> bool:
@@ -64,10 +66,10 @@ def _of_preset(info: StepInfo, stage: Rl, where: str) -> bool:
 
 def _trusts_samples(info: StepInfo, ratio: tuple[str, ...]) -> bool:
     """Whether a plain policy gradient takes samples for the policy's own: nothing compares with any of the columns."""
-    if any(_asks(info, column, RatioUse) for column in ratio) or any(_slots(info, CorrectUse)):
+    if any(_asks(info, column, RatioUse) for column in ratio) or any(_slots(info, ImportanceCorrectionUse)):
         return False
     plain = {"log_ratio_T", "lp_T", "advantage_T"}
-    return all(plain.issuperset(slot.signature.supplied) for slot in _slots(info, SurrogateUse))
+    return all(plain.issuperset(slot.signature.supplied) for slot in _slots(info, PolicyLossUse))
 
 
 def _updates(stage: Rl) -> int:
@@ -92,7 +94,7 @@ def _more_than_sampled(info: StepInfo, stage: Rl) -> Iterator[Problem]:
 
 
 def _no_gradient(info: StepInfo, stage: Rl) -> Iterator[Problem]:
-    for slot in _slots(info, ComponentUse):
+    for slot in _slots(info, LossTermUse):
         if slot.values.get("estimator") == "k1" and not slot.values.get("importance"):
             said = "the gradient of the estimator k1 is 0 on average: as a term of the loss it does nothing"
             yield info.problem(join(slot.path, "estimator"), said, "use k2 or k3")
@@ -101,25 +103,27 @@ def _no_gradient(info: StepInfo, stage: Rl) -> Iterator[Problem]:
 def _twice(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     if not _asks(info, "lp_behav_T", RatioUse):
         return
-    for slot in _slots(info, CorrectUse):
-        if slot.values.get("weigh") is True:
+    for slot in _slots(info, ImportanceCorrectionUse):
+        if slot.values.get("reweight") is True:
             said = f"`{stage.ratio.use}` divides by the sampling policy, and `{slot.use.use}` does so once more"
-            advice = "write `ratio: decoupled`, or let it only mask: `weigh: false, outside: drop`"
+            advice = "write `ratio: decoupled`, or let it only mask: `reweight: false, outside: mask`"
             yield info.problem(slot.path, said, advice)
 
 
 def _external(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     told = ("external_T", "source_T")
-    if not _asks(info, "lp_behav_T", RatioUse) or any(_asks(info, t, RatioUse, SurrogateUse) for t in told):
+    if not _asks(info, "lp_behav_T", RatioUse) or any(_asks(info, t, RatioUse, PolicyLossUse) for t in told):
         return
-    if any(t in s.signature.supplied for s in _slots(info, SelectUse) if s.path.startswith("select.") for t in told):
+    if any(
+        t in s.signature.supplied for s in _slots(info, TokenMaskUse) if s.path.startswith("token_mask.") for t in told
+    ):
         return
-    for slot in _slots(info, SourceUse):
+    for slot in _slots(info, ExtraSamplesUse):
         if any(p.path.startswith(f"{slot.path}.") and "chat" in p.accepts for p in info.ports):
             said = f"`{slot.use.use}` adds what no policy sampled: `{stage.ratio.use}` has nothing to divide by"
             advice = (
-                "leave them to a component (`select: [own]` here, `select: [external]` there), or take a surrogate "
-                "that knows them: `shaped_external`"
+                "leave them to a loss term (`token_mask: [own]` here, `token_mask: [external]` there), or take a "
+                "policy loss that handles them: `shaped_external`"
             )
             yield info.problem(slot.path, said, advice)
 
@@ -127,14 +131,16 @@ def _external(info: StepInfo, stage: Rl) -> Iterator[Problem]:
 def _stale(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     if not _trusts_samples(info, ("lp_behav_T",)):
         return
-    for slot in _slots(info, DriveUse, SourceUse):
+    for slot in _slots(info, RolloutUse, ExtraSamplesUse):
         if keeps_older(slot):
             said = f"`{slot.use.use}` keeps samples of older weights, and `{stage.ratio.use}` takes them for own ones"
-            yield info.problem(slot.path, said, "write `ratio: token`, or add `correct:` to `ratio: decoupled`")
+            yield info.problem(
+                slot.path, said, "write `ratio: token`, or add `importance_correction:` to `ratio: decoupled`"
+            )
 
 
 def _open(info: StepInfo, stage: Rl) -> Iterator[Problem]:
-    for drive in _slots(info, DriveUse):
+    for drive in _slots(info, RolloutUse):
         for slot in _slots(info, AdvantageUse):
             if drive.values.get("partial") == "all" and "group" in (slot.values.get("by"), slot.values.get("within")):
                 said = f"open ends have earned nothing yet, and `{slot.use.use}` compares them within their group"
@@ -143,7 +149,7 @@ def _open(info: StepInfo, stage: Rl) -> Iterator[Problem]:
 
 
 def _greedy(info: StepInfo, stage: Rl) -> Iterator[Problem]:
-    for slot in _slots(info, PlanUse, DriveUse, FollowUpUse):
+    for slot in _slots(info, PromptSamplerUse, RolloutUse, ResampleUse):
         for name, value in slot.values.items():
             if "temperature" in name and isinstance(value, int | float) and value == 0:
                 said = "at temperature 0 nothing is sampled: such completions have no probability to learn from"
@@ -163,11 +169,11 @@ def _values(info: StepInfo, stage: Rl) -> Iterator[Problem]:
 
 def _rewards(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     names = numbered(stage.rewards)
-    beside = [column for name, block in stage.auxiliaries.items() for column in block.columns(name)]
-    said = [(f"branches.{i}.of", b.of) for i, b in enumerate(stage.branches) if b.of not in beside]
+    beside = [column for name, block in stage.auxiliary_models.items() for column in block.columns(name)]
+    said = [(f"advantage_streams.{i}.of", b.of) for i, b in enumerate(stage.advantage_streams) if b.of not in beside]
     said += [(join(s.path, "of"), s.values.get("of")) for s in _slots(info, TargetUse)]
-    said += [(join(s.path, "component"), s.values.get("component")) for s in _slots(info, GroupFilterUse, FollowUpUse)]
-    said += [(join(s.path, "component"), s.values.get("component")) for s in _slots(info, SourceUse)]
+    said += [(join(s.path, "reward"), s.values.get("reward")) for s in _slots(info, FilterGroupsUse, ResampleUse)]
+    said += [(join(s.path, "reward"), s.values.get("reward")) for s in _slots(info, ExtraSamplesUse)]
     for where, name in said:
         if isinstance(name, str) and name not in names:
             yield info.problem(where, f"no reward `{name}` in this stage", suggest(name, names, "rewards"))
@@ -175,8 +181,9 @@ def _rewards(info: StepInfo, stage: Rl) -> Iterator[Problem]:
 
 def _controls(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     for where, name in _controlled(info):
-        if name not in stage.control:
-            yield info.problem(where, f"no control `{name}` in this stage", suggest(name, stage.control, "controls"))
+        if name not in stage.controllers:
+            advice = suggest(name, stage.controllers, "controllers")
+            yield info.problem(where, f"no controller `{name}` in this stage", advice)
 
 
 def _references(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -185,14 +192,14 @@ def _references(info: StepInfo, stage: Rl) -> Iterator[Problem]:
             name = column.removeprefix("lp_").removesuffix("_T")
             if REFERENCE.fullmatch(column) and column not in MOVING and name not in stage.references:
                 said = f"`{slot.use.use}` asks for `{column}`, and `references` names no `{name}`"
-                advice = f"add `references: {{{name}: {{every: 1}}}}`; without `every` it stands still"
+                advice = f"add `references: {{{name}: {{sync_steps: 1}}}}`; without `sync_steps` it is never updated"
                 yield info.problem(slot.path, said, advice)
 
 
 def _biased(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     if _updates(stage) == 1:
         return
-    for slot in _slots(info, ComponentUse):
+    for slot in _slots(info, LossTermUse):
         if slot.values.get("estimator") in ("k2", "k3") and slot.values.get("importance") is False:
             said = "several updates per batch, and this estimate is not weighted by the ratio: it is biased"
             yield info.problem(slot.path, said, "write `importance: true`")
@@ -204,7 +211,7 @@ def _biased(info: StepInfo, stage: Rl) -> Iterator[Problem]:
 def _wide_clip(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     if not _asks(info, "path_T", RatioUse):
         return
-    for slot in _slots(info, SurrogateUse):
+    for slot in _slots(info, PolicyLossUse):
         epsilon, where = slot.values.get("epsilon"), join(slot.path, "epsilon")
         if isinstance(epsilon, float) and epsilon > 0.05 and not _of_preset(info, stage, where):
             said = f"epsilon {epsilon} with a ratio per sequence: such ratios stay near 1 and are never clipped"
@@ -213,10 +220,10 @@ def _wide_clip(info: StepInfo, stage: Rl) -> Iterator[Problem]:
 
 def _idle_clip(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     """A bound that the recipe itself sets, where nothing can reach it."""
-    fresh = _groups_are_plain(stage) and stage.drive == Rl.model_fields["drive"].default
+    fresh = _groups_are_plain(stage) and stage.rollout == Rl.model_fields["rollout"].default
     if _updates(stage) > 1 or not fresh:
         return
-    for slot in _slots(info, SurrogateUse):
+    for slot in _slots(info, PolicyLossUse):
         said_there, where = slot.use.options.get("epsilon"), join(slot.path, "epsilon")
         usual = slot.signature.options["epsilon"].default if "epsilon" in slot.signature.options else None
         if isinstance(said_there, float) and said_there != usual and not _of_preset(info, stage, where):
@@ -231,21 +238,21 @@ def _unasked(info: StepInfo, stage: Rl) -> Iterator[Problem]:
             said = f"no part of the loss asks for `lp_{name}_T`: this reference is never used"
             yield info.problem(join("references", name), said, "leave it out, or name a function that compares with it")
     used = {name for _, name in _controlled(info)}
-    for name in stage.control:
+    for name in stage.controllers:
         if name not in used:
-            said = f"nothing is set by the control `{name}`"
-            yield info.problem(join("control", name), said, f"write `{{control: {name}}}` where a number stands")
+            said = f"no number refers to the controller `{name}`"
+            yield info.problem(join("controllers", name), said, f"write `{{controller: {name}}}` where a number stands")
 
 
 def _controlled(info: StepInfo) -> Iterator[tuple[str, str]]:
-    """Every place where a controller's word is taken, and the controller's name."""
+    """Yield every place that refers to a controller, and the controller's name."""
     return _walk(info.dump(), "")
 
 
 def _walk(value: Any, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
-        if set(value) == {"control"} and isinstance(value["control"], str):
-            yield path, value["control"]
+        if set(value) == {"controller"} and isinstance(value["controller"], str):
+            yield path, value["controller"]
         else:
             for key, child in value.items():
                 yield from _walk(child, join(path, str(key)))

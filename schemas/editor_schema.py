@@ -18,7 +18,7 @@ from schemas.stages.union import KINDS, Stage
 from schemas.use import Use
 
 Json = dict[str, Any]
-PRESET_SLOTS = ["advantage", "ratio", "surrogate", "weigh"]
+PRESET_SLOTS = ["advantage", "ratio", "policy_loss", "loss_aggregation"]
 _TEXT = {"type": "string", "pattern": r"\$\{[^{}]+\}"}
 _IMPORT_PATH = {
     "type": "string",

@@ -10,8 +10,8 @@ class MetricUse(Use):
     asks = frozenset({"correct_PN", "score_PN", "first_PN", "text_PN"})
 
 
-class ProgramUse(Use):
-    """What an evaluation does with a model beside asking it once; nothing is trained."""
+class SolverUse(Use):
+    """Answers the problems of an evaluation with several calls of the model; nothing is trained."""
 
     home = "learning.solvers.solvers"
     takes = ("rows", "ask")

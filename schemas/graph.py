@@ -135,7 +135,7 @@ def _with_preset_advice(found: list[Problem], node: Node) -> list[Problem]:
     """An rl stage without an algorithm lacks several slots: say once how to fill them all."""
     if node.get("kind") is None or node.value["kind"].value != "rl" or node.get("algorithm") is not None:
         return found
-    slots = ("`advantage`", "`ratio`", "`surrogate`", "`weigh`")
+    slots = ("`advantage`", "`ratio`", "`policy_loss`", "`loss_aggregation`")
     advice = f"fill all slots at once: `algorithm: grpo` ({', '.join(preset_names())})"
     return [replace(p, advice=advice) if p.message.startswith(slots) and "missing" in p.message else p for p in found]
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from schemas.asynchrony_rules import keeps_older
 from schemas.errors import Problem
 from schemas.graph import StepInfo
+from schemas.renamed import now_called, renamed_metric
 from schemas.stages.rl import Rl
 from schemas.suggestions import suggest
 from schemas.tree import join, problem
-from schemas.use import ControlUse, DriveUse, Use
+from schemas.use import ControllerUse, RolloutUse, Use
 from schemas.validation import follow
 
 ALWAYS = (
@@ -31,16 +32,16 @@ OPTION = re.compile(r"metric|objective|best")
 def points_of(info: StepInfo, stage: Rl) -> list[str]:
     """Names of all points that an iteration of a stage can have."""
     found = [*ALWAYS, *(f"reward/{name}" for name in numbered(stage.rewards))]
-    found += [f"loss/{name}" for name in numbered(stage.components)]
-    found += [f"control/{name}" for name in stage.control]
-    found += [f"{name}/{what}" for name, one in stage.auxiliaries.items() if one.target for what in OF_NETWORK]
+    found += [f"loss/{name}" for name in numbered(stage.loss_terms)]
+    found += [f"controller/{name}" for name in stage.controllers]
+    found += [f"{name}/{what}" for name, one in stage.auxiliary_models.items() if one.target for what in OF_NETWORK]
     if stage.critic is not None:
         found += OF_CRITIC
     if stage.eval_prompts is not None:
         found += ["eval_reward", "reward_gap"]
     if any(keeps_older(slot) for slot in info.slots):
         found += OF_AGE
-    if any("stream" in slot.signature.supplied for slot in info.slots if isinstance(slot.use, DriveUse)):
+    if any("stream" in slot.signature.supplied for slot in info.slots if isinstance(slot.use, RolloutUse)):
         found += OF_STREAM
     if any("lp_ref_T" in slot.signature.supplied for slot in info.slots):
         found.append("kl")
@@ -61,7 +62,7 @@ def point_problems(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     known = points_of(info, stage)
     said = [(f"watch.{i}.metric", watch.metric) for i, watch in enumerate(stage.watch)]
     for slot in (
-        slot for slot in info.slots if isinstance(slot.use, ControlUse) and "metrics" in slot.signature.supplied
+        slot for slot in info.slots if isinstance(slot.use, ControllerUse) and "metrics" in slot.signature.supplied
     ):
         for option, value in slot.values.items():
             if OPTION.fullmatch(option):
@@ -69,9 +70,9 @@ def point_problems(info: StepInfo, stage: Rl) -> Iterator[Problem]:
                 said += [(join(slot.path, option), str(name)) for name in names]
     for where, name in said:
         if name not in known:
-            advice = suggest(name, known, "points")
+            message, advice = f"no iteration has a metric `{name}`", suggest(name, known, "metrics")
             if name == "kl":
-                advice = "nothing compares with a reference here: add `{use: kl, coef: 0.0}` to `components`"
-            yield problem(
-                follow(info.node, where).mark, join(info.path, where), f"no iteration has a point `{name}`", advice
-            )
+                advice = "nothing compares with a reference here: add `{use: kl, coef: 0.0}` to `loss_terms`"
+            elif (new := renamed_metric(name, known)) is not None:
+                message, advice = now_called(name, new), f"write `{new}` in its place"
+            yield problem(follow(info.node, where).mark, join(info.path, where), message, advice)

@@ -43,9 +43,9 @@ that ran, where a gate branches.
 ## Functions
 
 Where a key takes a function, write its name, or a map of `use:` and the function's options:
-`surrogate: {use: clipped, epsilon: 0.1}`. Code of your own is `package.module:function`, found beside the recipe or in
-the current folder. A number that may change while training is a constant, `{linear: {from: 0.2, to: 0.0, steps: 100}}`,
-`{cosine: {...}}` or `{piecewise: {0: 1.0, 50: 0.5}}`.
+`policy_loss: {use: clipped, epsilon: 0.1}`. Code of your own is `package.module:function`, found beside the recipe or
+in the current folder. A number that may change while training is a constant, `{linear: {from: 0.2, to: 0.0, steps:
+100}}`, `{cosine: {...}}` or `{piecewise: {0: 1.0, 50: 0.5}}`.
 
 ## Servers
 

@@ -2,7 +2,7 @@
 
 Wherever an option is a `Number`, a recipe may write a constant or one schedule:
 `{linear: {from: 0.2, to: 0.0, steps: 100}}`, `{cosine: {...}}` or `{piecewise: {0: 1.0, 50: 0.5}}`; in an rl stage also
-`{control: name}`, the number that the controller of that name gives.
+`{controller: name}`, the number that the controller of that name computes.
 """
 
 import math
@@ -64,9 +64,9 @@ class Piecewise(Schema):
 
 
 class Controlled(Schema):
-    """What a controller of the stage's `control:` gives."""
+    """The number that a controller of the stage computes."""
 
-    control: str = Field(min_length=1)
+    controller: str = Field(min_length=1)
 
 
 Number = float | Linear | Cosine | Piecewise | Controlled
@@ -74,13 +74,15 @@ SCHEDULES = (Linear, Cosine, Piecewise)
 
 
 def value_at(number: Number, step: int) -> float:
-    """The value of a constant or schedule at a step (0-based); raises StepError for an unknown controller's."""
+    """The value of a constant or schedule at a step (0-based); raises StepError for an unknown controller."""
     if isinstance(number, Controlled):
-        raise StepError(f"no control `{number.control}` in this stage; name it in the `control:` of an rl stage")
+        raise StepError(
+            f"no controller `{number.controller}` in this stage; add it to the `controllers` of an rl stage"
+        )
     return number if isinstance(number, int | float) else number.at(step)
 
 
 def settled(value: Any, controls: Mapping[str, float]) -> Any:
-    """A number with the controller's word in place of its name; anything else as it is."""
-    known = isinstance(value, Controlled) and value.control in controls
-    return controls[value.control] if known else value
+    """Return the controller's number for a reference to one of `controls`; any other value unchanged."""
+    known = isinstance(value, Controlled) and value.controller in controls
+    return controls[value.controller] if known else value

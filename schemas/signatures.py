@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, create_model
 from schemas.annotations import Unknown, literal, type_of
 from schemas.modules import Function, Module, ModuleError, is_package, load, locate, members
 from schemas.nearest import nearest
+from schemas.renamed import now_called, renamed_function
 from schemas.suggestions import LONGEST, suggest
 from schemas.use import Use
 
@@ -91,14 +92,24 @@ def signature(slot: type[Use], name: str, folders: tuple[Path, ...] = ()) -> Sig
             said = f"`{name}` asks for {', '.join(strange)}, which this slot does not supply"
             raise SignatureError(said, _near(slot, name) if house else suggest(strange[0], sorted(slot.asks), "names"))
         return _without(found, slot.withheld) if slot.withheld else found
-    except ModuleError as error:
+    except (ModuleError, KeyError) as error:
+        if house and (new := renamed_function(name, names(slot))) is not None:
+            raise SignatureError(now_called(name, new), f"write `{new}` in its place") from None
+        raise _unknown(slot, name, module, function, folders, error) from None
+
+
+def _unknown(
+    slot: type[Use], name: str, module: str, function: str, folders: tuple[Path, ...], error: ModuleError | KeyError
+) -> SignatureError:
+    """Return the error for a name that leads to no function, with the nearest name as advice."""
+    house = ":" not in name
+    if isinstance(error, ModuleError):
         advice = _near(slot, name) if house else f"the folders searched: {_searched(folders)}"
         said = f"no {_noun(slot)} `{name}`" if house and locate(module) is None else str(error)
-        raise SignatureError(said, advice) from None
-    except KeyError:
-        advice = _near(slot, name) if house else suggest(function, public_functions(module, folders), "functions there")
-        said = f"no {_noun(slot)} `{name}`" if house else f"module `{module}` has no function `{function}`"
-        raise SignatureError(said, advice) from None
+        return SignatureError(said, advice)
+    advice = _near(slot, name) if house else suggest(function, public_functions(module, folders), "functions there")
+    said = f"no {_noun(slot)} `{name}`" if house else f"module `{module}` has no function `{function}`"
+    return SignatureError(said, advice)
 
 
 @lru_cache(maxsize=1024)

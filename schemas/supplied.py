@@ -1,18 +1,37 @@
-"""What the RL loop can supply by name, for the slots of `schemas.use`."""
+"""Names that the RL loop can supply to the functions of its slots (`schemas.use`)."""
 
 SAMPLES = frozenset({"samples", "rows", "n", "step", "rng", "state", "history", "sampler"})
 SCORING = SAMPLES - {"n"} | {"completions", "groups", "sources", "policy", "engine", "desk"}
 PATHS = frozenset({"length_P", "group_P", "truncated_P", "source_P", "turns_P"})
 FIXED = frozenset(
-    f"{name}_T"
-    for name in (
-        "lp_behav", "lp_prox", "lp_ref", "lp_mean_prox", "entropy_behav", "entropy_prox", "reward", "path", "place",
-        "length", "group", "source", "external", "version", "truncated", "broken", "value", "collision_prox",
-        "turn", "seconds", "earned",
-    )
-) | {"step", "auxiliary_T"}  # fmt: skip
+    {
+        "lp_behav_T",
+        "lp_prox_T",
+        "lp_ref_T",
+        "lp_mean_prox_T",
+        "entropy_behav_T",
+        "entropy_prox_T",
+        "reward_T",
+        "path_T",
+        "place_T",
+        "length_T",
+        "group_T",
+        "source_T",
+        "external_T",
+        "version_T",
+        "truncated_T",
+        "broken_T",
+        "value_T",
+        "collision_prox_T",
+        "turn_T",
+        "seconds_T",
+        "earned_T",
+        "auxiliary_T",
+        "step",
+    }
+)
 """Columns of sampled tokens that do not change while a batch is trained on."""
 MOVING = FIXED | {"lp_T", "entropy_T", "lp_mean_T", "collision_T", "advantage_T"}
-"""… and those of the weights that are being trained."""
+"""FIXED, and the columns of the weights that are being trained."""
 PAIR_COLUMNS = ("", "_ref", "_prev", "_tokens", "_score")
-"""What is known of each side of a preference pair: log-probabilities of three policies, length, what a judge said."""
+"""Columns of each side of a preference pair: log-probabilities of three policies, length, score."""

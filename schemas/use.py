@@ -4,7 +4,7 @@
 `use` are that
 function's parameters after its `*`. A bare word `center` is the same as `{use: center}`. `pkg.module:function`
 names code of the user's own. What is before the `*` is supplied by the loop, in some slots by place (`takes`), in most
-by name (`asks`): nothing is computed that no function asks for. Options are checked against the signature by
+by name (`requests`): nothing is computed that no function asks for. Options are checked against the signature by
 `schemas.signatures`.
 """
 
@@ -27,7 +27,7 @@ class Use(Schema):
     member: ClassVar[str | None] = None
     """Where set, names are modules of the home, and this is the class in each whose constructor takes the options."""
     takes: ClassVar[tuple[str, ...] | None] = None
-    """What is before the star, in this order; None: the function asks by name for any of `asks`."""
+    """What is before the star, in this order; None: the function asks by name for any of `requests`."""
     withheld: ClassVar[frozenset[str]] = frozenset()
     """Options that the stage fills in itself, from other keys."""
     asks: ClassVar[frozenset[str]] = frozenset()
@@ -76,7 +76,7 @@ class RewardUse(Use):
     home = "learning.rewards"
     asks = SCORING
     weight: Number = 1.0
-    """Factor in the sum; a schedule is allowed."""
+    """Factor in the sum; a number schedule is allowed."""
 
 
 class RowFilterUse(Use):
@@ -86,51 +86,63 @@ class RowFilterUse(Use):
     takes = ("row",)
 
 
-class PlanUse(Use):
-    """Says what an iteration samples: which problems, how often, how."""
+class PromptSamplerUse(Use):
+    """Chooses what an iteration samples: which problems, how many completions of each, with which settings."""
 
     home = "learning.collection.prompt_samplers"
     asks = frozenset({"rows", "num_groups", "n", "seed", "step", "rng", "state", "history", "metrics"})
 
 
-class DriveUse(Use):
-    """Turns what is asked for into completions."""
+class RolloutUse(Use):
+    """Turns sample requests into completions."""
 
     home = "learning.collection.rollouts.rollouts"
-    asks = frozenset({"requests", "sampler", "rng", "state", "step", "round", "max_steps"}) | {
-        "stream", "plan", "score", "consume",
-    }  # fmt: skip
+    asks = frozenset(
+        {
+            "requests",
+            "sampler",
+            "rng",
+            "state",
+            "step",
+            "round",
+            "max_steps",
+            "stream",
+            "request_samples",
+            "score",
+            "consume",
+        }
+    )
 
 
-class ProcessUse(Use):
-    """Changes the distribution that tokens are sampled from, before their log-probabilities are noted."""
+class LogitsProcessorUse(Use):
+    """Changes the distribution that tokens are sampled from, before their log-probabilities are recorded."""
 
     home = "learning.sampling.logits_processors"
     asks = frozenset({"logits_BV", "place_B"})
 
 
-class FollowUpUse(Use):
-    """Looks at what was sampled and scored; drops some of it, and says what to sample further."""
+class ResampleUse(Use):
+    """Drops some of the scored completions, and requests further ones."""
 
     home = "learning.collection.resampling"
     asks = SAMPLES | {"num_groups", "round", "seed"}
 
 
-class SourceUse(Use):
-    """Adds completions that were not sampled now: stored, an expert's, those of past policies."""
+class ExtraSamplesUse(Use):
+    """Adds completions that were not sampled in this iteration: stored ones, an expert's, those of past policies."""
 
     home = "learning.collection.extra_samples.extra_samples"
     asks = SAMPLES
 
 
-class GroupFilterUse(Use):
-    """Gate of the RL loop: says which sampled groups are trained on, from raw scores."""
+class FilterGroupsUse(Use):
+    """Selects the sampled groups that are trained on, by their raw scores."""
 
     home = "learning.collection.group_filters"
     asks = PATHS | {"scores_P", "group_P", "truncated_P", "source_P", "rows", "history", "state", "step", "rng"}
 
 
-class ShapeUse(Use):
+class RewardShapingUse(Use):
     """Changes the rewards before they become advantages."""
 
     home = "learning.algorithm.reward_shaping"
@@ -145,15 +157,15 @@ class AdvantageUse(Use):
     asks = FIXED | {"rows", "state", "scores_P"}
 
 
-class ModulateUse(Use):
+class AdvantageShapingUse(Use):
     """Changes the advantages of tokens."""
 
     home = "learning.algorithm.advantage_shaping"
     asks = FIXED | {"advantage_T", "batch"}
 
 
-class SelectUse(Use):
-    """Says which tokens a term of the loss is about."""
+class TokenMaskUse(Use):
+    """Selects the tokens that a term of the loss covers."""
 
     home = "learning.algorithm.token_masks.masks"
     asks = FIXED | {"advantage_T", "batch"}
@@ -166,42 +178,42 @@ class RatioUse(Use):
     asks = MOVING
 
 
-class CorrectUse(Use):
-    """A factor ≥ 0 on the surrogate of every token, for samples of another policy; it does not touch denominators."""
+class ImportanceCorrectionUse(Use):
+    """A factor ≥ 0 on every token's policy loss, for samples of another policy; it does not touch denominators."""
 
     home = "learning.algorithm.importance_correction"
     asks = FIXED | {"advantage_T", "batch", "rng"}
 
 
-class SurrogateUse(Use):
+class PolicyLossUse(Use):
     """Per-token policy-gradient loss from log-ratio and advantage."""
 
     home = "learning.algorithm.policy_losses.policy_gradient"
     asks = MOVING | {"log_ratio_T"}
 
 
-class WeighUse(Use):
+class LossAggregationUse(Use):
     """Weight of every token in the loss, once per optimiser step over the global batch."""
 
     home = "learning.algorithm.loss_aggregation.aggregation"
     asks = frozenset({"batch", "max_completion_length"})
 
 
-class ComponentUse(Use):
+class LossTermUse(Use):
     """A further term of the loss with its own mask and denominator."""
 
     home = "learning.algorithm.loss_terms"
     asks = MOVING | {"log_ratio_T"}
     coef: Number
-    """Factor of the term; a schedule is allowed."""
-    weigh: WeighUse | None = None
+    """Factor of the term; a number schedule is allowed."""
+    loss_aggregation: LossAggregationUse | None = None
     """Weights of the term's tokens; null takes the stage's."""
-    select: list[SelectUse] | None = None
-    """Which tokens the term is about; null takes the stage's."""
+    token_mask: list[TokenMaskUse] | None = None
+    """Which tokens the term covers; null takes the stage's."""
 
 
-class ControlUse(Use):
-    """Gives a number anew, from the points of the last iteration or from the batch that is to be trained on."""
+class ControllerUse(Use):
+    """Computes a number from the last iteration's metrics, or from the batch that is about to be trained on."""
 
     home = "learning.algorithm.controllers"
     asks = MOVING | {"metrics", "state"}
@@ -230,7 +242,7 @@ class EnvUse(Use):
     """An episode goes on when its own answer is there, or all wait for the slowest of the turn."""
     steps_per_answer: int | None = Field(default=8, ge=0)
     """With `each`: decode steps from a turn's end to its answer, which is waited for where it is late, so that runs are
-    equal to the bit; null: as soon as it is there."""
+    bit-identical; null: as soon as it is there."""
     decode_seconds: float | None = Field(default=None, gt=0)
     """Makes the environment's own clock the one that counts: a decode step takes so long on it, an answer the seconds
     that it tells, and nothing waits in fact; null: there is no such clock."""
@@ -254,13 +266,13 @@ class PairLossUse(Use):
     """Loss of preference pairs; the weighted sum over the list is trained on."""
 
     home = "learning.preference.pair_losses"
-    asks = frozenset(
+    asks = frozenset({"kl", "state", "step"}) | {
         f"{name}_{shape}"
         for name in ("margin", *(f"{side}{of}" for side in ("chosen", "rejected") for of in PAIR_COLUMNS))
         for shape in "PB"
-    ) | {"kl", "state", "step"}  # fmt: skip
+    }
     weight: Number = 1.0
-    """Factor in the sum; a schedule is allowed."""
+    """Factor in the sum; a number schedule is allowed."""
 
 
 class SearchUse(Use):

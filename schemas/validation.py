@@ -10,6 +10,7 @@ from pydantic_core import ErrorDetails
 from schemas.advice import canonical
 from schemas.errors import Problem
 from schemas.limits import MAX_PROBLEMS
+from schemas.renamed import now_called, renamed_key, renamed_value
 from schemas.suggestions import suggest
 from schemas.tree import Node, index_of, join, problem
 
@@ -37,11 +38,20 @@ def problems_of(
         else:
             known = _known(kind, details["loc"]) + (list(beside) if len(details["loc"]) == 1 else [])
             found.append(_problem(details, at, join(path, *keys), rest, known))
+    found = _without_consequences(found)
     for where, branches in unions.items():
         found += _of_union(branches, roots[where], where)
     if (more := error.error_count() - _LOOKED_AT) > 0:
         found = [*found[:MAX_PROBLEMS], problem(node.where, path, f"and {more} more errors here")]
     return found
+
+
+def _without_consequences(problems: list[Problem]) -> list[Problem]:
+    """Return the problems without the missing keys that stand there under their old names."""
+    old = {
+        (p.path.rpartition(".")[0], p.message.rpartition(" is now ")[2]) for p in problems if " is now " in p.message
+    }
+    return [p for p in problems if (p.path, p.message.removesuffix(" is missing")) not in old]
 
 
 def limited(problems: list[Problem]) -> list[Problem]:
@@ -130,6 +140,8 @@ def _of_union(branches: list[tuple[ErrorDetails, tuple[str, ...]]], root: Node, 
         words = [rest[-1] for details, rest in branches if details["type"] == _MISSING]
         word = unknown[0][0][-1]
         at = unknown[0][1] or root
+        if (new := renamed_key(word, words)) is not None:
+            return [problem(at.where, join(path, word), now_called(word, new), f"write `{new}` in its place")]
         return [problem(at.where, join(path, word), f"unknown key `{word}`", suggest(word, words, "keys here"))]
     forms = list(dict.fromkeys(_form(details) for details, _ in branches))
     return [problem(root.mark, path, f"should be {' or '.join(forms)}{_shown(root)}", "")]
@@ -154,6 +166,8 @@ def _problem(details: ErrorDetails, at: Node, path: str, rest: tuple[str, ...], 
         )
     if kind == _UNKNOWN:
         word = path.rpartition(".")[2]
+        if (new := renamed_key(word, known)) is not None:
+            return problem(at.where, path, now_called(word, new), f"write `{new}:` in its place")
         ours = canonical(word, known)
         advice = f"here it is called `{ours}`" if ours else suggest(word, known, "keys here")
         return problem(at.where, path, f"unknown key `{word}`", advice)
@@ -164,6 +178,8 @@ def _problem(details: ErrorDetails, at: Node, path: str, rest: tuple[str, ...], 
     if kind == "literal_error":
         expected = str(details.get("ctx", {}).get("expected", ""))
         words = re.findall(r"'([^']*)'", expected) or [expected]
+        if (new := renamed_value(at.value, words)) is not None:
+            return problem(at.mark, path, now_called(str(at.value), new), f"write `{new}` in its place")
         return problem(at.mark, path, f"{_value(at)} is not one of the words", suggest(str(at.value), words, "words"))
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return problem(at.mark, path, f"a map of keys is wanted{_shown(at)}", "write `key: value` below it")

@@ -22,10 +22,10 @@ class Watch(Schema):
     """Largest value allowed."""
     patience: int = Field(default=1, ge=1)
     """Iterations in a row outside the band before anything happens."""
-    action: Literal["stop", "step_back", "warn"] = "stop"
-    """`stop` ends the stage with the last good weights; `step_back` goes on from them with a lower learning rate."""
-    factor: float = Field(default=0.5, gt=0, lt=1)
-    """What `step_back` multiplies the learning rate by."""
+    action: Literal["stop", "roll_back", "warn"] = "stop"
+    """`stop` ends the stage with the last good weights; `roll_back` goes on from them with a lower learning rate."""
+    learning_rate_factor: float = Field(default=0.5, gt=0, lt=1)
+    """What `roll_back` multiplies the learning rate by."""
 
     @model_validator(mode="after")
     def some_bound(self) -> Self:

@@ -62,7 +62,7 @@ def run(stage: Evaluate, context: Context) -> Result:
         "table": table(stage, measured, context.seed),
         "comparisons": comparisons(stage, measured, context.seed),
     }
-    if stage.program:
+    if stage.solver:
         results["calls"] = calls
     if stage.env or stage.agent or stage.agents:
         results["episodes"] = {name: told_of_episodes(groups) for name, groups in samples.items()}
@@ -146,9 +146,9 @@ class Work:
         ):
             self.spend = spending(context, engine)
             sampling = Sampling(stage.temperature, stage.max_completion_length)
-            if stage.program:
+            if stage.solver:
                 asking = Asking(engine, policy.tokenizer, sampling, seed, spend=self.spend, journal=journal)
-                program = bind(stage.program, "program", context.inputs)
+                program = bind(stage.solver, "solver", context.inputs)
                 found = run_program(program, asking, problems, stage.num_generations)
                 context.progress(self.done + len(self.problems), self.total)
                 return found, {"calls": asking.calls, "longest_call": asking.longest}

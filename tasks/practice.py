@@ -78,10 +78,12 @@ class Work:
     def __post_init__(self) -> None:
         stage, context, inputs = self.stage, self.context, self.context.inputs
         self.experiences = list(self.agent.experiences)
-        self.plan, self.extractor = bind(stage.plan, "plan", inputs), bind(stage.extractor, "extractor", inputs)
-        self.rewards = place_rewards(
-            [bind(u, f"rewards.{i}", inputs) for i, u in enumerate(stage.rewards)], context.actors
+        self.plan, self.extractor = (
+            bind(stage.prompt_sampler, "prompt_sampler", inputs),
+            bind(stage.extractor, "extractor", inputs),
         )
+        rewards = [bind(use, f"rewards.{i}", inputs) for i, use in enumerate(stage.rewards)]
+        self.rewards = place_rewards(rewards, context.actors)
         self.rows = read_rows(context.input("prompts"), "prompts")
         if not self.rows:
             raise StepError("practice: no problems; look at what the stage before it dropped")

@@ -110,7 +110,9 @@ def refuse_incomplete(stage: Rl, algorithm: Algorithm, slots: SamplingSlots, gro
     if stage.critic is None and algorithm.needs("value_T"):
         raise StepError("a part of the algorithm asks for `value_T`: give the stage a `critic:`")
     if group.size > 1 and slots.needs("consume"):
-        raise StepError("rollout: one that trains on groups as they come has one trainer; leave `train` out of resources")
+        raise StepError(
+            "rollout: one that trains on groups as they end needs one trainer; leave `train` out of resources"
+        )
 
 
 def make_auxiliary_models(stage: Rl, policy: Policy, context: Context, group: Group) -> AuxiliaryNetworks | None:

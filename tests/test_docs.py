@@ -98,9 +98,9 @@ def test_a_reward_made_of_rewards_validates_and_scores(lab):
 def test_an_algorithm_is_a_file(lab):
     slots = block("algorithm")
     recipe = load_recipe(changed(lab, lambda stages: stages["rl_2"].update(slots)))
-    assert recipe.settings("rl_2")["surrogate"]["epsilon_high"] == 0.28
+    assert recipe.settings("rl_2")["policy_loss"]["epsilon_high"] == 0.28
     weigh = {"use": "constant", "length": 64, "by": "episode", "count_dropped": False}
-    assert recipe.settings("rl_2")["weigh"] == weigh
+    assert recipe.settings("rl_2")["loss_aggregation"] == weigh
     # Two completions of a group, of two tokens and one, whose ratios are inside, on and beyond the bounds.
     ratios = [1.2, 1.3, 0.5]
     terms = [-1.2 * 0.5, -1.28 * 0.5, 0.8 * 0.5]
@@ -117,7 +117,7 @@ def test_an_algorithm_is_one_function_and_a_file(lab, tiny_policy_folder):
         assert loss_of(slots, ratios, step) == pytest.approx(sum(terms) / 3, abs=1e-15)
     # While sampling and training agree its gradient is the clipped one's: the first step is the same.
     tempered = after_one_iteration(lab, "tempered", tiny_policy_folder, slots)
-    clipped = after_one_iteration(lab, "clipped", tiny_policy_folder, slots | {"surrogate": "clipped"})
+    clipped = after_one_iteration(lab, "clipped", tiny_policy_folder, slots | {"policy_loss": "clipped"})
     before = load_file(tiny_policy_folder / "model.safetensors")
     for name, weight in tempered.items():
         torch.testing.assert_close(weight, clipped[name], rtol=0, atol=1e-6)
@@ -137,7 +137,7 @@ def loss_of(slots: dict, ratios: list[float], step: int = 0) -> float:
     batch = with_dropped(made.with_paths(reward=torch.tensor([1.0, 0.0], dtype=torch.float64)), False)
     batch = with_weights(algorithm, with_advantages(algorithm, batch, step), step, 64)
     have = {"log_ratio_T": torch.tensor(ratios, dtype=torch.float64).log(), "advantage_T": batch.sampled("advantage")}
-    return float((batch.sampled("w") * algorithm.surrogate.ask(step, have)).sum())
+    return float((batch.sampled("w") * algorithm.policy_loss.ask(step, have)).sum())
 
 
 def after_one_iteration(lab: Path, name: str, policy: Path, slots: dict) -> dict[str, torch.Tensor]:
@@ -167,7 +167,7 @@ def test_the_table_of_slots_is_what_the_slots_ask_for():
     table = re.findall(r"^\| `(\w+)` \| `learning/(\S+?)(?:\.py|/<family>\.py)` \| (.*?) \|", PAGE, re.MULTILINE)
     slots = dict(slots_of(Rl))
     shown = {key for key, _, _ in table}
-    assert shown == set(slots) - {"process", "engine"}
+    assert shown == set(slots) - {"logits_processors", "engine"}
     for key, home, asked in table:
         assert slots[key].home == f"learning.{home}".replace("/", ".")
         known = slots[key].asks | set(slots[key].takes or ())

@@ -201,7 +201,7 @@ def _references(job: Job) -> list[Known]:
             continue  # a module of the user's own that is not here
     found = []
     for name, port in {"ref": "reference", **{n: f"references.{n}.model" for n in stage.references}}.items():
-        moves = name in stage.references and stage.references[name].every is not None
+        moves = name in stage.references and stage.references[name].sync_steps is not None
         itself = port not in job.models and stage.use_peft and not moves
         if f"lp_{name}_T" in asked and not itself:
             found.append(job.model(port if port in job.models else "model"))
@@ -211,10 +211,10 @@ def _references(job: Job) -> list[Known]:
 def _networks(job: Job, known: Known) -> int:
     """Critic and auxiliaries: weights, gradients and moments of each, which learn one after the other."""
     blocks = [job.settings["critic"]] if job.settings.get("critic") else []
-    blocks += list(job.settings.get("auxiliaries", {}).values())
+    blocks += list(job.settings.get("auxiliary_models", {}).values())
     learnt = [block for block in blocks if block.get("target") is not None or "head" not in block]
     body = known.shape.body_parameters * job.size
-    copies = sum(1 for block in blocks if block.get("follow") or block.get("head") == "likelihood")
+    copies = sum(1 for block in blocks if block.get("target_network") or block.get("head") == "likelihood")
     return body * (4 * len(learnt) + len(blocks) - len(learnt) + copies)
 
 

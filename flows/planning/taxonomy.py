@@ -85,9 +85,9 @@ def _training(step: Step) -> Iterator[Leaf]:
 
 def _beside(step: Step) -> Iterator[Leaf]:
     """What is done with models that stay as they are, beside asking them."""
-    if step.kind == "evaluate" and step.settings["program"]:
+    if step.kind == "evaluate" and step.settings["solver"]:
         yield "branch", "parameter-free"
-        yield "parameter-free", "retrieval" if any(i.port.startswith("program.") for i in step.inputs) else "program"
+        yield "parameter-free", "retrieval" if any(i.port.startswith("solver.") for i in step.inputs) else "program"
     if step.kind == "practice":
         yield from (("branch", "parameter-free"), ("parameter-free", "experience"))
 

@@ -15,18 +15,18 @@ from schemas.use import Use
 
 
 @dataclass(frozen=True)
-class Term:
-    """A component of the loss; `weigh` and `select` None: those of the surrogate."""
+class LossTerm:
+    """A further term of the loss; `loss_aggregation` and `token_mask` None: those of the policy loss."""
 
     function: Bound
     coef: Number
-    weigh: Bound | None = None
-    select: tuple[Bound, ...] | None = None
+    loss_aggregation: Bound | None = None
+    token_mask: tuple[Bound, ...] | None = None
 
 
 @dataclass(frozen=True)
-class Branch:
-    """A further stream of reward with a pipeline of its own."""
+class AdvantageStream:
+    """A further advantage pipeline over one reward."""
 
     of: str
     coef: Number
@@ -39,37 +39,41 @@ class Algorithm:
 
     advantage: tuple[Bound, ...]
     ratio: Bound
-    surrogate: Bound
-    weigh: Bound
-    components: tuple[Term, ...] = ()
-    branches: tuple[Branch, ...] = ()
-    shape: tuple[Bound, ...] = ()
-    modulate: tuple[Bound, ...] = ()
-    correct: tuple[Bound, ...] = ()
-    select: tuple[Bound, ...] = ()
-    control: Mapping[str, Bound] = field(default_factory=dict)
-    beside: tuple[Bound, ...] = ()
-    """Functions of the critic and the auxiliaries, for what they ask for."""
+    policy_loss: Bound
+    loss_aggregation: Bound
+    loss_terms: tuple[LossTerm, ...] = ()
+    advantage_streams: tuple[AdvantageStream, ...] = ()
+    reward_shaping: tuple[Bound, ...] = ()
+    advantage_shaping: tuple[Bound, ...] = ()
+    importance_correction: tuple[Bound, ...] = ()
+    token_mask: tuple[Bound, ...] = ()
+    controllers: Mapping[str, Bound] = field(default_factory=dict)
+    auxiliary_models: tuple[Bound, ...] = ()
+    """Functions of the critic and the auxiliary models: their columns are computed too."""
 
     def needs(self, column: str) -> bool:
-        """Whether any part asks for a column."""
+        """Return whether any part asks for a column."""
         return any(column in part.asks for part in self.parts())
 
     def asked(self) -> set[str]:
-        """Everything that some part asks for."""
+        """Return every name that some part asks for."""
         return {name for part in self.parts() for name in part.asks}
 
     def parts(self) -> Iterator[Bound]:
-        """Every bound function."""
-        yield from (self.ratio, self.surrogate, self.weigh, *self.advantage)
-        yield from (*self.shape, *self.modulate, *self.correct, *self.select, *self.control.values(), *self.beside)
-        for branch in self.branches:
-            yield from branch.advantage
-        for term in self.components:
-            yield from (term.function, *((term.weigh,) if term.weigh else ()), *(term.select or ()))
+        """Yield every bound function."""
+        yield from (self.ratio, self.policy_loss, self.loss_aggregation, *self.advantage)
+        for name in LISTS:
+            yield from getattr(self, name)
+        yield from (*self.controllers.values(), *self.auxiliary_models)
+        for stream in self.advantage_streams:
+            yield from stream.advantage
+        for term in self.loss_terms:
+            yield term.function
+            yield from (term.loss_aggregation,) if term.loss_aggregation else ()
+            yield from term.token_mask or ()
 
     def settled(self, controls: Mapping[str, float]) -> "Algorithm":
-        """The same with the numbers that controllers give."""
+        """Return the same algorithm with the numbers that controllers give."""
         if not controls:
             return self
 
@@ -81,54 +85,65 @@ class Algorithm:
                 term,
                 function=term.function.settled(controls),
                 coef=settled(term.coef, controls),
-                weigh=term.weigh.settled(controls) if term.weigh else None,
-                select=None if term.select is None else each(term.select),
+                loss_aggregation=term.loss_aggregation.settled(controls) if term.loss_aggregation else None,
+                token_mask=None if term.token_mask is None else each(term.token_mask),
             )
-            for term in self.components
+            for term in self.loss_terms
         ]
-        branches = [replace(b, coef=settled(b.coef, controls), advantage=each(b.advantage)) for b in self.branches]
-        one = {name: getattr(self, name).settled(controls) for name in ("ratio", "surrogate", "weigh")}
-        many = {name: each(getattr(self, name)) for name in ("advantage", "shape", "modulate", "correct", "select")}
-        return replace(self, **one, **many, components=tuple(terms), branches=tuple(branches))
+        streams = [
+            replace(stream, coef=settled(stream.coef, controls), advantage=each(stream.advantage))
+            for stream in self.advantage_streams
+        ]
+        return replace(
+            self,
+            **{name: getattr(self, name).settled(controls) for name in ("ratio", "policy_loss", "loss_aggregation")},
+            **{name: each(getattr(self, name)) for name in ("advantage", *LISTS)},
+            loss_terms=tuple(terms),
+            advantage_streams=tuple(streams),
+        )
+
+
+LISTS = ("reward_shaping", "advantage_shaping", "importance_correction", "token_mask")
+"""Slots beside `advantage` that hold functions in order."""
 
 
 def bind_algorithm(stage: Rl, inputs: Mapping[str, Path]) -> Algorithm:
-    """Bind every slot of the stage; raises StepError for an unknown name or option."""
+    """Bind every slot of the stage. Raise StepError for an unknown name or option."""
 
     def many(slot: str, uses: Sequence[Use]) -> tuple[Bound, ...]:
         return tuple(bind(use, f"{slot}.{i}", inputs) for i, use in enumerate(uses))
 
     terms = [
-        Term(
-            bind(use, f"components.{i}", inputs),
+        LossTerm(
+            bind(use, f"loss_terms.{i}", inputs),
             use.coef,
-            bind(use.weigh, f"components.{i}.weigh", inputs) if use.weigh else None,
-            None if use.select is None else many(f"components.{i}.select", use.select),
+            bind(use.loss_aggregation, f"loss_terms.{i}.loss_aggregation", inputs) if use.loss_aggregation else None,
+            None if use.token_mask is None else many(f"loss_terms.{i}.token_mask", use.token_mask),
         )
-        for i, use in enumerate(stage.components)
+        for i, use in enumerate(stage.loss_terms)
     ]
-    branches = [
-        Branch(branch.of, branch.coef, many(f"branches.{i}.advantage", branch.advantage))
-        for i, branch in enumerate(stage.branches)
+    streams = [
+        AdvantageStream(stream.of, stream.coef, many(f"advantage_streams.{i}.advantage", stream.advantage))
+        for i, stream in enumerate(stage.advantage_streams)
     ]
     return Algorithm(
         ratio=bind(stage.ratio, "ratio", inputs),
-        surrogate=bind(stage.surrogate, "surrogate", inputs),
-        weigh=bind(stage.weigh, "weigh", inputs),
-        components=tuple(terms),
-        branches=tuple(branches),
-        control={name: bind(use, f"control.{name}", inputs) for name, use in stage.control.items()},
-        beside=tuple(_beside(stage, inputs)),
-        **{name: many(name, getattr(stage, name)) for name in ("advantage", "shape", "modulate", "correct", "select")},
+        policy_loss=bind(stage.policy_loss, "policy_loss", inputs),
+        loss_aggregation=bind(stage.loss_aggregation, "loss_aggregation", inputs),
+        loss_terms=tuple(terms),
+        advantage_streams=tuple(streams),
+        controllers={name: bind(use, f"controllers.{name}", inputs) for name, use in stage.controllers.items()},
+        auxiliary_models=tuple(_of_auxiliary_models(stage, inputs)),
+        **{name: many(name, getattr(stage, name)) for name in ("advantage", *LISTS)},
     )
 
 
-def _beside(stage: Rl, inputs: Mapping[str, Path]) -> Iterator[Bound]:
-    """Selections and targets of the networks beside the policy."""
+def _of_auxiliary_models(stage: Rl, inputs: Mapping[str, Path]) -> Iterator[Bound]:
+    """Yield the token masks and targets of the critic and the auxiliary models."""
     blocks = {"critic": stage.critic} if stage.critic else {}
-    blocks |= {f"auxiliaries.{name}": block for name, block in stage.auxiliaries.items()}
+    blocks |= {f"auxiliary_models.{name}": block for name, block in stage.auxiliary_models.items()}
     for port, block in blocks.items():
-        yield from (bind(use, f"{port}.select.{i}", inputs) for i, use in enumerate(block.select))
-    for name, block in stage.auxiliaries.items():
+        yield from (bind(use, f"{port}.token_mask.{i}", inputs) for i, use in enumerate(block.token_mask))
+    for name, block in stage.auxiliary_models.items():
         if block.target is not None:
-            yield bind(block.target, f"auxiliaries.{name}.target", inputs)
+            yield bind(block.target, f"auxiliary_models.{name}.target", inputs)

@@ -73,7 +73,7 @@ def pid(
     the number further out of its range. Raises StepError when `low` is above `high`.
     """
     if low > high:
-        raise StepError(f"control pid: low {low} is above high {high}")
+        raise StepError(f"controller pid: low {low} is above high {high}")
     if metric in metrics:
         point, before = metrics[metric], state.get("point")
         state["point"] = point
@@ -160,7 +160,7 @@ def recap(
     Raises StepError for an objective that is not in `best`.
     """
     if objective not in best:
-        raise StepError(f"control recap: no objective {objective!r} in best: {', '.join(best)}")
+        raise StepError(f"controller recap: no objective {objective!r} in best: {', '.join(best)}")
     if all(name in metrics for name in best):
         seen = state.setdefault("losses", {name: [] for name in best})
         for name, goal in best.items():
@@ -213,7 +213,7 @@ def bapo(
     give both. Raises StepError for a range that falls.
     """
     if low[0] > low[1] or high[0] > high[1]:
-        raise StepError(f"control bapo: the ranges must rise, not low {low} and high {high}")
+        raise StepError(f"controller bapo: the ranges must rise, not low {low} and high {high}")
     ratio_T = (lp_T.double() - lp_behav_T.double()).clamp(-LIMIT, LIMIT).exp()
     steps = {"low": (low_step, low), "high": (high_step, high)}
     bounds = {"low": low[0], "high": high[0]}

@@ -2,8 +2,8 @@
 
 c = π_prox/π_behav compares the policy before this iteration's update with the one that sampled: stale weights, another
 engine's arithmetic. With `ratio: decoupled` exactly one 1/π_behav is in the loss, that of c; with a ratio to the
-behaviour only masks make sense (`weigh: false`, and those without that option). A factor of 0 takes the gradient away;
-the token still counts in the denominator. What an expert wrote, and what has no log-probability, has c = 1.
+behaviour only masks make sense (`reweight: false`, and those without that option). A factor of 0 takes the gradient
+away; the token still counts in the denominator. What an expert wrote, and what has no log-probability, has c = 1.
 
 Shapes: T sampled tokens; `path_T` is the path of each. Nothing here carries a gradient.
 """
@@ -19,8 +19,15 @@ from learning.batch.path_sums import any_of_path, mean_of_path, sum_of_path
 from schemas.schedules import Number
 
 __all__ = [
-    "covariance_drop", "off_policy", "probability_gap", "second_moment", "sequence", "token", "variation", "veto",
-]  # fmt: skip
+    "covariance_drop",
+    "off_policy",
+    "probability_gap",
+    "second_moment",
+    "sequence",
+    "token",
+    "variation",
+    "veto",
+]
 
 LIMIT = 20.0
 
@@ -33,14 +40,14 @@ def token(
     *,
     low: Number = 0.0,
     high: Number = 2.0,
-    outside: Literal["cap", "drop"] = "cap",
-    weigh: bool = True,
+    outside: Literal["truncate", "mask"] = "truncate",
+    reweight: bool = True,
 ) -> Tensor:
     """c of the token, capped at the bounds (TIS, Yao et al. 2025), or 0 outside them (IcePop, Ling Team 2025).
 
-    `weigh: false` leaves 1 in the place of c, and 0 where it is dropped.
+    `reweight: false` leaves 1 in place of c, and 0 where it is masked.
     """
-    return _bounded(_gap(lp_prox_T, lp_behav_T, external_T, broken_T), low, high, outside, weigh)
+    return _bounded(_gap(lp_prox_T, lp_behav_T, external_T, broken_T), low, high, outside, reweight)
 
 
 def sequence(
@@ -53,8 +60,8 @@ def sequence(
     mean: Literal["product", "geometric"] = "product",
     low: Number = 0.0,
     high: Number = 2.0,
-    outside: Literal["cap", "drop"] = "cap",
-    weigh: bool = True,
+    outside: Literal["truncate", "mask"] = "truncate",
+    reweight: bool = True,
 ) -> Tensor:
     """c of the whole completion, the product over its tokens or their geometric mean, capped or dropped by the bounds.
 
@@ -62,7 +69,7 @@ def sequence(
     """
     gap_T = _gap(lp_prox_T, lp_behav_T, external_T, broken_T)
     of_path = sum_of_path if mean == "product" else mean_of_path
-    return _bounded(of_path(gap_T, path_T), low, high, outside, weigh)
+    return _bounded(of_path(gap_T, path_T), low, high, outside, reweight)
 
 
 def off_policy(
@@ -135,9 +142,9 @@ def _gap(lp_prox_T: Tensor, lp_behav_T: Tensor, external_T: Tensor, broken_T: Te
     return (lp_prox_T - lp_behav_T).masked_fill(external_T.bool() | broken_T.bool(), 0.0).clamp(-LIMIT, LIMIT)
 
 
-def _bounded(log_T: Tensor, low: float, high: float, outside: str, weigh: bool) -> Tensor:
+def _bounded(log_T: Tensor, low: float, high: float, outside: str, reweight: bool) -> Tensor:
     ratio_T = log_T.clamp(-LIMIT, LIMIT).exp()
-    factor_T = ratio_T.clamp(low, high) if weigh else torch.ones_like(ratio_T)
-    if outside == "cap":
+    factor_T = ratio_T.clamp(low, high) if reweight else torch.ones_like(ratio_T)
+    if outside == "truncate":
         return factor_T
     return factor_T.where((ratio_T >= low) & (ratio_T <= high), torch.zeros_like(factor_T))

@@ -2,7 +2,7 @@
 
 What a term asks for by the names of its parameters is what the loop computes: `lp_ref_T` costs a forward pass of the
 reference policy, `entropy_T` a pass over the logits. Which tokens a term is about (an expert's, those of good
-completions) is the matter of its `select`.
+completions) is the matter of its `token_mask`.
 Shapes: T sampled tokens.
 """
 
@@ -73,17 +73,17 @@ def entropy_band(entropy_T: Tensor, *, low: Number, high: Number) -> Tensor:
 def reinforce(lp_T: Tensor, reward_T: Tensor) -> Tensor:
     """−r·log p of completions with a reward above 0, without a baseline; others give exactly 0 (AEPO 2025).
 
-    With `select` of completions sampled at another temperature it raises or lowers the entropy of the policy.
+    With a `token_mask` of completions sampled at another temperature it raises or lowers the entropy of the policy.
     """
     return -reward_T.clamp(min=0) * lp_T
 
 
-def ce(lp_T: Tensor) -> Tensor:
-    """Cross-entropy: minus the log-probability of the token; with `select`, of an expert's or of good completions."""
+def cross_entropy(lp_T: Tensor) -> Tensor:
+    """Cross-entropy: minus the log-probability; with a `token_mask`, of an expert's or of good completions."""
     return -lp_T
 
 
-def ce_uncertain(lp_T: Tensor) -> Tensor:
+def cross_entropy_uncertain(lp_T: Tensor) -> Tensor:
     """Cross-entropy weighted by p(1 − p), no gradient through the weight (CHORD-φ, Zhang et al. 2025).
 
     What the policy says already, and what is far from it, both count little.

@@ -32,7 +32,7 @@ def overlong(
     Raises StepError when `cache` is longer than `max_length`.
     """
     if cache > max_length:
-        raise StepError(f"shape overlong: cache ({cache}) exceeds max_length ({max_length}); lower it")
+        raise StepError(f"reward_shaping overlong: cache ({cache}) exceeds max_length ({max_length}); lower it")
     over_P = (length_P.to(reward_P.dtype) - (max_length - cache)) / cache
     return reward_P - weight * over_P.clamp(0, 1)
 
@@ -99,7 +99,7 @@ def from_tokens(
     weight: Number = 1.0,
 ) -> Tensor:
     """Add weight · a statistic of the auxiliary `of` over the completion's sampled tokens (0 where there is none)."""
-    value_T = _named(auxiliary_T, of, "shape from_tokens").to(reward_P.dtype)
+    value_T = _named(auxiliary_T, of, "reward_shaping from_tokens").to(reward_P.dtype)
     zeros_P = torch.zeros_like(reward_P)
     if stat == "last":
         last_T = place(path_T)[1] == 0
@@ -132,16 +132,16 @@ def shorter(
     group_P: Tensor,
     length_P: Tensor,
     *,
-    correct: str | None = None,
+    reward: str | None = None,
     at_least: float = 1.0,
     weight: Number = 1.0,
 ) -> Tensor:
     """Short beside the rest of the group earns up to weight/2, long costs as much (Kimi k1.5 2025, section 2.3.3).
 
-    With λ = ½ − (length − shortest)/(longest − shortest): right completions earn λ, wrong ones min(0, λ). `correct`
+    With λ = ½ − (length − shortest)/(longest − shortest): right completions earn λ, wrong ones min(0, λ). `reward`
     names the raw score that says so; null takes the first. A group of one length earns 0.
     """
-    right_P = _score(scores_P, correct or next(iter(scores_P)), "shorter") >= at_least
+    right_P = _score(scores_P, reward or next(iter(scores_P)), "shorter") >= at_least
     share_P = torch.zeros_like(reward_P)
     for group in group_P.unique():
         mine_P = group_P == group
@@ -152,10 +152,10 @@ def shorter(
 
 
 def efficient(
-    reward_P: Tensor, scores_P: Mapping[str, Tensor], length_P: Tensor, *, alpha: Number, correct: str | None = None
+    reward_P: Tensor, scores_P: Mapping[str, Tensor], length_P: Tensor, *, alpha: Number, reward: str | None = None
 ) -> Tensor:
     """Right completions lose α·σ((length − mean)/std), of the right ones of the iteration (Arora & Zanette 2025)."""
-    right_P = _score(scores_P, correct or next(iter(scores_P)), "efficient") >= 1
+    right_P = _score(scores_P, reward or next(iter(scores_P)), "efficient") >= 1
     length_P = length_P.to(reward_P.dtype)
     those = length_P[right_P]
     if len(those) < 2 or those.min() == those.max():
@@ -189,5 +189,5 @@ def entropy_share(
 
 def _score(scores_P: Mapping[str, Tensor], name: str, asker: str) -> Tensor:
     if name not in scores_P:
-        raise StepError(f"shape {asker}: no reward {name!r} in this stage; it has: {', '.join(scores_P)}")
+        raise StepError(f"reward_shaping {asker}: no reward {name!r} in this stage; it has: {', '.join(scores_P)}")
     return scores_P[name]

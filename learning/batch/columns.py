@@ -30,7 +30,7 @@ def of_rewards(batch: Batch) -> Column:
     return Column(reward_P, reward_P, torch.arange(batch.num_paths), "path")
 
 
-def lift(
+def broadcast_to_tokens(
     column: Column, batch: Batch, *, at: Literal["all", "last"] = "all", tree: Literal["mean", "max", "owner"] = "mean"
 ) -> Column:
     """From paths to sampled tokens: every token of the path, or only its last one (0 elsewhere).

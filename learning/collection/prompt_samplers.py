@@ -72,8 +72,8 @@ def adaptive_size(
     """Ask for ⌈num_groups / keep rate⌉ groups, so that about `num_groups` of them differ in score (CodeV-R1 2025).
 
     The keep rate is that of the last iteration that asked: the share of its problems whose first reward was neither
-    always 0 nor always 1. At most `most` times `num_groups` are asked for. Goes with `follow_up: [refill]`, which drops
-    what is too much and asks for what is missing, and `filter: reward_variance`.
+    always 0 nor always 1. At most `most` times `num_groups` are asked for. Goes with `resample: [dynamic_sampling]`,
+    which drops what is too much and asks for what is missing, and `filter_groups: reward_variance`.
     """
     rate = _keep_rate(history, state)
     size = min(math.ceil(num_groups / rate - 1e-9) if rate else math.inf, int(most * num_groups))
@@ -117,7 +117,9 @@ def by_difficulty(
     """
     full = n if most is None else most
     if least > min(full, n):
-        raise StepError(f"plan by_difficulty: least {least} is more than {min(full, n)} completions; lower it")
+        raise StepError(
+            f"prompt_sampler by_difficulty: least {least} is more than {min(full, n)} completions; lower it"
+        )
     start, left, requests = state.get("asked", 0), num_groups * n, []
     for i in _walk(len(rows), start, math.ceil(left / least), seed):
         rates, longest = history.rates.get(rows[i]["id"]), history.turns.get(rows[i]["id"])
@@ -179,7 +181,9 @@ def pools(
     the rate `unseen`. What a pool lacks the others give. Raises StepError unless `shares` are one more than `borders`.
     """
     if len(shares) != len(borders) + 1 or sum(shares) <= 0:
-        raise StepError(f"plan pools: {len(borders)} borders part {len(borders) + 1} pools; give as many `shares`")
+        raise StepError(
+            f"prompt_sampler pools: {len(borders)} borders part {len(borders) + 1} pools; give as many `shares`"
+        )
     members: list[list[Row]] = [[] for _ in shares]
     for i in rng.permutation(len(rows)):
         row = rows[int(i)]
@@ -240,14 +244,16 @@ def in_context(
     than the problem itself. Raises StepError when a group would have none or no plain completion, or `data` too few.
     """
     if with_demos >= n:
-        raise StepError(f"plan in_context: with_demos {with_demos} leaves no plain completion of num_generations {n}")
+        raise StepError(
+            f"prompt_sampler in_context: with_demos {with_demos} leaves no plain completion of num_generations {n}"
+        )
     solved = _solved(str(data))
     requests = []
     for group, i in enumerate(prompts_of_step(len(rows), num_groups, seed, step)):
         row = rows[i]
         others = [other for other in solved if other["id"] != row["id"]]
         if len(others) < demos:
-            raise StepError(f"plan in_context: `data` holds {len(others)} other problems, `demos` is {demos}")
+            raise StepError(f"prompt_sampler in_context: `data` holds {len(others)} other problems, `demos` is {demos}")
         chosen = [others[int(k)] for k in rng.choice(len(others), size=demos, replace=False)]
         requests.append(SampleRequest(row, n - with_demos, group=group))
         requests.append(SampleRequest(row, with_demos, "in_context", context=demonstrated(chosen, row), group=group))

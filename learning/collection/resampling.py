@@ -1,8 +1,8 @@
-"""What is done about an iteration's samples once their scores are known: more sampling, other prompts, rejections.
+"""Slot `resample`: more sampling, other prompts and rejections, once the scores of an iteration's samples are known.
 
-A follow-up is given all samples of the iteration so far and returns those to go on with, and what to sample in another
-round; it is asked again after every round, until nobody asks for anything or the stage's `max_rounds` are over. What
-it leaves in place stays as it is. Its `state` is a part of the checkpoint.
+A function is given all samples of the iteration so far and returns those to go on with, and what to sample in another
+round. It is called after every round, until no function requests more or the stage's `max_sampling_rounds` are over.
+Its `state` is a part of the checkpoint.
 """
 
 import math
@@ -28,21 +28,21 @@ from schemas.errors import StepError
 from schemas.references import ChatRef
 from schemas.schedules import Number
 
-__all__ = ["allocate", "hint", "refill", "reject", "retry_with_exemplars", "trace_tasks"]
+__all__ = ["allocate", "dynamic_sampling", "hint", "reject", "retry_with_exemplars", "trace_tasks"]
 
 Row = dict[str, Any]
 Asked = tuple[list[Sample], list[SampleRequest]]
 AtLeast1 = Annotated[int, Field(ge=1)]
 
 
-def refill(
+def dynamic_sampling(
     samples: list[Sample],
     rows: list[Row],
     num_groups: int,
     n: int,
     rng: np.random.Generator,
     *,
-    component: str | None = None,
+    reward: str | None = None,
     min: Annotated[float, Field(ge=0)] = 0.0,
     budget: Annotated[float, Field(ge=1)] = 4.0,
     size: AtLeast1 | None = None,
@@ -50,13 +50,13 @@ def refill(
 ) -> Asked:
     """Sample other problems until `num_groups` groups have scores that differ (dynamic sampling of DAPO, eq. 11).
 
-    Goes with `filter: reward_variance` (same `component` and `min`), which keeps the others out of the loss; groups
+    Goes with `filter_groups: reward_variance` (same `reward` and `min`), which keeps the others out of the loss; groups
     above `num_groups` are dropped, last asked for first. A round asks for `size` groups (null: as many as are missing)
     of problems not sampled in this iteration. At most `budget` · num_groups groups are sampled: with fewer that differ
     the iteration trains on those, or (`short: stop`) StepError is raised.
     """
     groups = _by_group(samples)
-    varied = [group for group, members in groups.items() if spread(members, component) > min]
+    varied = [group for group, members in groups.items() if spread(members, reward) > min]
     if len(varied) >= num_groups:
         surplus = set(varied[num_groups:])
         return [t for t in samples if t.group not in surplus], []
@@ -66,7 +66,8 @@ def refill(
     count = sorted(wanted)[0]
     if count < 1 and short == "stop":
         raise StepError(
-            f"follow_up refill: {len(varied)} of {num_groups} groups have scores that differ, after {len(groups)} "
+            f"resample dynamic_sampling: {len(varied)} of {num_groups} groups have scores that differ, after "
+            f"{len(groups)} "
             "groups; choose problems that are neither too easy nor too hard, raise `budget`, or set `short: train`"
         )
     chosen = rng.choice(len(fresh), size=count, replace=False) if count > 0 else []
@@ -81,7 +82,7 @@ def allocate(
     rounds: AtLeast1 = 1,
     bonus: Number = 0.0,
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95,
-    component: str | None = None,
+    reward: str | None = None,
 ) -> Asked:
     """In each of `rounds` rounds `extra` more completions go where they reduce uncertainty most (XRPO 2025).
 
@@ -92,7 +93,7 @@ def allocate(
     if round >= rounds:
         return samples, []
     first = {t.group: t.row for t in reversed(samples) if t.source == "policy"}
-    scores = {group: judged(members, component) for group, members in _by_group(samples).items() if group in first}
+    scores = {group: judged(members, reward) for group, members in _by_group(samples).items() if group in first}
     deviations = {group: _deviation(values) for group, values in scores.items() if len(values) > 1}
     counts = {group: len(scores[group]) for group in deviations}
     given: Counter[int] = Counter()
@@ -131,7 +132,7 @@ def retry_with_exemplars(
     demos: AtLeast1 = 2,
     keep: AtLeast1 = 64,
     data: ChatRef | None = None,
-    component: str | None = None,
+    reward: str | None = None,
     at_least: float = 1.0,
 ) -> Asked:
     """Groups that failed throughout get `extra` completions which see solved problems first, once (after XRPO).
@@ -145,11 +146,11 @@ def retry_with_exemplars(
     if "bank" not in state:
         state["bank"] = _chat(str(data))[-keep:] if data else []
     for sample in samples if round == 0 else []:
-        if sample.source == "policy" and passed(sample, component, at_least):
+        if sample.source == "policy" and passed(sample, reward, at_least):
             state["bank"] = [*state["bank"], solved_row(sample)][-keep:]
     requests = []
     for group, members in _by_group(samples).items():
-        if group in state["retried"] or not failed(members, component, at_least):
+        if group in state["retried"] or not failed(members, reward, at_least):
             continue
         row = members[0].row
         known = [one for one in state["bank"] if one["family"] == row["family"] and one["id"] != row["id"]]
@@ -187,7 +188,7 @@ def hint(
     guided_share: Annotated[float, Field(gt=0, le=1)] = 0.5,
     lead: str = "\n",
     place: Literal["prompt", "completion"] = "prompt",
-    component: str | None = None,
+    reward: str | None = None,
     at_least: float = 1.0,
 ) -> Asked:
     """A group that failed throughout is sampled anew with the beginning of the solution (GHPO, Liu et al. 2025).
@@ -203,7 +204,7 @@ def hint(
     shares = [guided_share] if guided else shares
     for group, members in _by_group(samples).items():
         used, row = state["hints"].get(str(group), 0), members[0].row
-        if used >= len(shares) or row["id"] not in known or not (guided or failed(members, component, at_least)):
+        if used >= len(shares) or row["id"] not in known or not (guided or failed(members, reward, at_least)):
             continue
         begin = _beginning(row, known[row["id"]], shares[used], sampler)
         how = {"begin": begin} if place == "completion" else {"prompt": _hinted(row, lead + _text(begin, sampler))}
@@ -234,14 +235,14 @@ def reject(
     samples: list[Sample],
     *,
     sources: Annotated[list[Source], Field(min_length=1)] = ["in_context"],  # noqa: B006 — never written to
-    component: str | None = None,
+    reward: str | None = None,
     at_least: float = 1.0,
 ) -> Asked:
     """Drop completions of the named sources that score below `at_least`, or that could not be scored (ICPO 2025).
 
     They leave their group: its mean and deviation are as without them.
     """
-    return [t for t in samples if t.source not in sources or passed(t, component, at_least)], []
+    return [t for t in samples if t.source not in sources or passed(t, reward, at_least)], []
 
 
 @lru_cache(maxsize=4)

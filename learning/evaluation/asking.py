@@ -43,6 +43,6 @@ def run_program(program: Bound, asking: Asking, rows: list[dict[str, Any]], n: i
     repeated = [row | {"id": f"{row['id']}#{i}"} for row in rows for i in range(n)]
     texts = program(repeated, asking)
     if len(texts) != len(repeated):
-        raise StepError(f"program {program.name}: {len(texts)} texts for {len(repeated)} problems")
+        raise StepError(f"solver {program.name}: {len(texts)} texts for {len(repeated)} problems")
     samples = [AnswerSample(text, "stop") for text in texts]
     return [samples[start : start + n] for start in range(0, len(samples), n)]

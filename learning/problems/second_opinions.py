@@ -31,7 +31,7 @@ def shown_to(row: Row, text: str, template: str) -> Row:
 def looked_up(texts: list[str], data: Path | str | None) -> list[str]:
     """For each query the document of a chat artifact that looks most like it, and what it says; without one the query.
 
-    Similarity is that of `program: retrieve`, by runs of three characters.
+    Similarity is that of `solver: retrieve`, by runs of three characters.
     """
     if data is None:
         return texts

@@ -31,7 +31,10 @@ def pioneer(
     temperature: Annotated[float, Field(ge=0)] = 1.0,
     max_completion_length: Annotated[int, Field(ge=1)] = 64,
 ) -> list[float | None]:
-    """The task reward `of` of the completion, and of what a partner answers who is shown it (see `plan: observed`)."""
+    """The task reward `of` of the completion, and of the answer of a partner that is shown it.
+
+    The partner's prompts come from `prompt_sampler: observed`.
+    """
     task: Inner = of
     seen = [shown_to(row, text, template) for row, text in zip(rows, completions, strict=True)]
     sampling = Sampling(temperature, max_completion_length)
@@ -73,7 +76,9 @@ def observer(rows: list[Row], completions: list[str], *, of: RewardUse) -> list[
     """The task reward `of` of the completion, and of the answer that was shown; raises StepError where none was."""
     task: Inner = of
     if any("shown" not in row for row in rows):
-        raise StepError("reward collective.observer: nothing was shown; the stage needs `plan: {use: observed, ...}`")
+        raise StepError(
+            "reward collective.observer: nothing was shown; the stage needs `prompt_sampler: {use: observed, ...}`"
+        )
     return _sums(asked(task, range(len(rows))), _scores(task, rows, [row["shown"] for row in rows]))
 
 

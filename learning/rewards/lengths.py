@@ -1,7 +1,7 @@
 """Rewards for how long a completion is: in sampled tokens, or in characters of its text.
 
 A completion that the limit cut has the length at which it was cut. `formats.brevity` is the one that needs no samples,
-`overlong` and `shorter` in the slot `shape` act on rewards that exist already.
+`overlong` and `shorter` in the slot `reward_shaping` act on rewards that exist already.
 """
 
 import math

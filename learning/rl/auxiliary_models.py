@@ -102,7 +102,11 @@ class AuxiliaryModel(TrainedNetwork):
     @torch.no_grad()
     def refresh(self, step: int) -> None:
         """Move the slow copy towards the network, where that is due after iteration `step` (0-based)."""
-        if self.slow is not None and self.target_network is not None and (step + 1) % self.target_network.sync_steps == 0:
+        if (
+            self.slow is not None
+            and self.target_network is not None
+            and (step + 1) % self.target_network.sync_steps == 0
+        ):
             for old, new in zip(self.slow.parameters(), self.network.parameters(), strict=True):
                 old.lerp_(new.to(old.dtype), self.target_network.mixup_alpha)
 
@@ -142,7 +146,9 @@ class Critic(TrainedNetwork):
     def update(self, mini: Batch, step: int, controls: Mapping[str, float] | None = None) -> None:
         """Make one optimiser step. Raise StepError when no operation of the advantage pipeline gave targets."""
         if self.aim not in mini.tokens:
-            raise StepError("critic: nothing says what it is to predict; add `gae` or `value_difference` to `advantage`")
+            raise StepError(
+                "critic: nothing says what it is to predict; add `gae` or `value_difference` to `advantage`"
+            )
         super().update(mini, step, controls)
 
     def _metric(self, name: str) -> str:

@@ -83,7 +83,9 @@ class SamplingSlots:
     def needs(self, name: str) -> bool:
         """Return whether a function asks for a name."""
         functions = (self.prompt_sampler, self.rollout, *self.rewards, *self.resample, *self.extra_samples)
-        return any(name in function.asks for function in (*functions, *((self.filter_groups,) if self.filter_groups else ())))
+        return any(
+            name in function.asks for function in (*functions, *((self.filter_groups,) if self.filter_groups else ()))
+        )
 
     @property
     def overlap(self) -> Overlap | None:
@@ -105,7 +107,9 @@ class SamplingSlots:
         Controllers that look at batches have not seen this one: their numbers of the last iteration count, as its
         metrics have them. A processor with an option whose controller has no number yet is left out.
         """
-        known = {key.removeprefix("controller/"): value for key, value in metrics.items() if key.startswith("controller/")}
+        known = {
+            key.removeprefix("controller/"): value for key, value in metrics.items() if key.startswith("controller/")
+        }
         settled_parts = [part.settled({**known, **controls}) for part in self.logits_processors]
         ready = [p for p in settled_parts if not any(isinstance(value, Controlled) for value in p.options.values())]
         calls = [(part.at(step), part.asks) for part in ready]

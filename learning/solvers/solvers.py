@@ -53,7 +53,7 @@ def lambda_rlm(
     for row in rows:
         question, bar, body = row["prompt"][-1]["content"].partition(border)
         if not bar:
-            raise StepError(f"program lambda_rlm: the prompt of {row['id']} has no {border!r} after its question")
+            raise StepError(f"solver lambda_rlm: the prompt of {row['id']} has no {border!r} after its question")
         trees.append(taken_apart(body, plan(len(body), window, cost_input, cost_compose), separator))
         for i, piece in enumerate(leaves(trees[-1])):
             prompt = [*row["prompt"][:-1], {"role": "user", "content": f"{question}{border}{piece}"}]
@@ -75,7 +75,7 @@ def _pattern(keep: str) -> Pattern:
     try:
         return Pattern(keep, re.DOTALL)
     except re.error as error:
-        raise StepError(f"program lambda_rlm: keep {keep!r}: {error}") from error
+        raise StepError(f"solver lambda_rlm: keep {keep!r}: {error}") from error
 
 
 def _kept(pattern: Pattern, text: str) -> bool:

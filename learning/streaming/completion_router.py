@@ -128,7 +128,9 @@ class CompletionRouter:
         Where running completions may not be interrupted, these are generated after them.
         """
         if sampling.target is not None or sampling.window is not None:
-            raise StepError("stream: a rollout that samples ahead cannot go with parts that cut completions into windows")
+            raise StepError(
+                "stream: a rollout that samples ahead cannot go with parts that cut completions into windows"
+            )
         if self._router is None and self.steps_per_update is None:
             self.start(None)
         if not self.interrupt:

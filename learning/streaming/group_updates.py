@@ -161,8 +161,8 @@ class GroupUpdates:
         largest = float(batch_T.abs().max().clamp(min=1e-300)) if len(batch_T) else 1.0
         if float((groups_T - batch_T).abs().max()) > AGREES * largest:
             raise StepError(
-                f"rollout: the {what}s of the whole batch are not those of its groups, so that groups cannot be trained "
-                "on as they come: let every part judge groups by themselves (`center: {by: group}`, a weighing that "
+                f"rollout: the {what}s of the batch are not those of its groups, so groups cannot be trained on as "
+                "they end: let every part judge groups by themselves (`center: {by: group}`, a weighing that "
                 "compares no completions), or take a rollout function that waits for the batch: `rollout: synchronous`"
             )
 

@@ -15,13 +15,13 @@ from learning.samples.sample import SampleRequest
 from learning.sampling.verdicts import guest, replies
 from schemas.errors import StepError
 from schemas.references import ChatRef, PolicyRef
-from schemas.use import PlanUse
+from schemas.use import PromptSamplerUse
 
 
 def observed(
     rng: np.random.Generator,
     *,
-    of: PlanUse,
+    of: PromptSamplerUse,
     partner: PolicyRef,
     data: ChatRef | None = None,
     template: str = TEMPLATE,
@@ -38,7 +38,7 @@ def observed(
     sampling = Sampling(temperature, max_completion_length)
     said = replies(guest(partner), [request.row["prompt"] for request in requests], n=1, sampling=sampling, rng=rng)
     if any(texts is None for texts in said):
-        raise StepError("plan observed: a problem leaves the partner no room; lower max_completion_length")
+        raise StepError("prompt_sampler observed: a problem leaves the partner no room; lower max_completion_length")
     shown = looked_up([texts[0] for texts in said], data)
     return [
         replace(request, row=shown_to(request.row, text, template) | {"shown": text})

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from schemas.endpoint import Capped
-from schemas.evaluation_slots import MetricUse, ProgramUse, WeightDiffUse
+from schemas.evaluation_slots import MetricUse, SolverUse, WeightDiffUse
 from schemas.gates import Gate
 from schemas.references import AgentRef, PolicyRef, PromptsRef
 from schemas.stages.base import BaseStage
@@ -35,7 +35,7 @@ class Evaluate(Capped, BaseStage):
     """Best of n: of a problem's samples only the one that this scores highest is the model's answer; null: all are."""
     metrics: list[MetricUse] = Field(default=[MetricUse(use="accuracy")], min_length=1)
     """Numbers of the table."""
-    program: ProgramUse | None = None
+    solver: SolverUse | None = None
     """How a model is asked: in parts, with examples; null gives it the problem as it is."""
     weight_diff: list[WeightDiffUse] = []
     """How far the weights of each model are from those of the first, tensor by tensor."""

@@ -9,7 +9,7 @@ from schemas.agent_slots import ExtractorUse
 from schemas.endpoint import Capped
 from schemas.references import AgentRef, PolicyRef, PromptsRef
 from schemas.stages.base import BaseStage
-from schemas.use import EngineUse, PlanUse, RewardUse
+from schemas.use import EngineUse, PromptSamplerUse, RewardUse
 
 
 class Practice(Capped, BaseStage):
@@ -30,7 +30,7 @@ class Practice(Capped, BaseStage):
     """Agent whose experiences grow; null: one without environment, tools and experiences."""
     rewards: list[RewardUse] = Field(default=[RewardUse(use="answers.exact")], min_length=1)
     """Score of a rollout; the weighted sum over the list."""
-    plan: PlanUse = PlanUse(use="uniform")
+    prompt_sampler: PromptSamplerUse = PromptSamplerUse(use="uniform")
     """Which problems a round samples."""
     extractor: ExtractorUse = ExtractorUse(use="first_difference")
     """What becomes of the experiences where the rollouts of a group differ in score."""

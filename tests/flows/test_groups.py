@@ -57,8 +57,8 @@ RL = """
     rewards: ["lab:short"]
     advantage: [center]
     ratio: token
-    surrogate: clipped
-    weigh: sequence_mean
+    policy_loss: clipped
+    loss_aggregation: sequence_mean
     generation_batch_size: 8
     num_generations: 4
     max_completion_length: 6

@@ -187,7 +187,7 @@ stages:
     prompts: asked
     rewards: [answers.exact]
     algorithm: grpo
-    components: [{use: kl, coef: 0.1}]
+    loss_terms: [{use: kl, coef: 0.1}]
     max_steps: 1
     max_completion_length: 32
     RESOURCES

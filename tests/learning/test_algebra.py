@@ -20,7 +20,7 @@ from learning.sampling.sampler import names, score
 from schemas.errors import StepError
 from schemas.schedules import Linear
 from schemas.stages.rl import Rl
-from schemas.use import SurrogateUse
+from schemas.use import PolicyLossUse
 
 
 def batch(lengths=((2, 3, 1, 4, 2), (1, 1)), rewards=(0.0, 1.0, 0.25, 3.0, 1.0, 2.0, 5.0)):
@@ -62,7 +62,7 @@ def test_order_of_operations_is_the_lists():
 
 def test_returns_are_discounted_by_sampled_token():
     made = batch()
-    got = advantages.togo(advantages.of_rewards(made), made, gamma=0.5).values_X
+    got = advantages.reward_to_go(advantages.of_rewards(made), made, gamma=0.5).values_X
     lengths = (2, 3, 1, 4, 2, 1, 1)
     pairs = zip(made.paths["reward"].tolist(), lengths, strict=True)
     want = [reward * 0.5 ** (n - 1 - t) for reward, n in pairs for t in range(n)]
@@ -96,7 +96,7 @@ def test_clipped_gradient_weight_is_the_closed_form(sign):
 
 
 def test_an_option_may_be_a_schedule():
-    use = SurrogateUse.model_validate({"use": "clipped", "epsilon": {"linear": {"from": 0.4, "to": 0.0, "steps": 4}}})
+    use = PolicyLossUse.model_validate({"use": "clipped", "epsilon": {"linear": {"from": 0.4, "to": 0.0, "steps": 4}}})
     have = {"log_ratio_T": torch.tensor([1.0]), "advantage_T": torch.tensor([1.0])}
     losses = [float(bind(use).ask(step, have)[0]) for step in (0, 1, 4, 9)]
     assert losses == pytest.approx([-1.4, -1.3, -1.0, -1.0])
@@ -110,7 +110,7 @@ def test_a_part_that_asks_for_what_nobody_has_is_told_so():
 def test_only_what_is_asked_for_is_needed():
     plain = Algorithm((), Bound("r", ratios.token, {}), Bound("s", surrogates.clipped, {}), Bound("w", len, {}), ())
     assert not plain.needs("lp_ref_T")
-    anchored = dataclasses.replace(plain, surrogate=Bound("s", lambda lp_T, lp_ref_T: lp_T, {}))
+    anchored = dataclasses.replace(plain, policy_loss=Bound("s", lambda lp_T, lp_ref_T: lp_T, {}))
     assert anchored.needs("lp_ref_T")
 
 
@@ -157,16 +157,23 @@ def test_a_reward_of_no_weight_makes_nothing_unscorable_unless_it_is_read():
 
 def test_what_other_parts_read_is_found_in_the_recipe():
     def read(**more):
-        words = {"kind": "rl", "model": "m", "prompts": "p", "max_steps": 1, "ratio": "token", "weigh": "token_mean"}
+        words = {
+            "kind": "rl",
+            "model": "m",
+            "prompts": "p",
+            "max_steps": 1,
+            "ratio": "token",
+            "loss_aggregation": "token_mean",
+        }
         rewards = ["answers.exact", {"use": "formats.matches", "pattern": "x", "weight": 0.0}]
-        words |= {"advantage": ["center"], "surrogate": "clipped", "rewards": rewards, **more}
+        words |= {"advantage": ["center"], "policy_loss": "clipped", "rewards": rewards, **more}
         return bind_sampling_slots(Rl.model_validate(words), {}).read
 
     assert read() == {"answers.exact"}
     both = {"answers.exact", "formats.matches"}
-    assert read(branches=[{"of": "formats.matches", "advantage": ["center"]}]) == both
-    assert read(shape=[{"use": "tiered", "tiers": {"formats.matches": 0.0}}]) == both
-    assert read(shape=[{"use": "bonus", "of": "formats.matches"}]) == both
+    assert read(advantage_streams=[{"of": "formats.matches", "advantage": ["center"]}]) == both
+    assert read(reward_shaping=[{"use": "tiered", "tiers": {"formats.matches": 0.0}}]) == both
+    assert read(reward_shaping=[{"use": "bonus", "of": "formats.matches"}]) == both
 
 
 def test_rewards_of_the_same_name_are_numbered_and_raw_scores_kept():

@@ -42,7 +42,12 @@ def exact(tiny_policy):
 
 def auxiliary(policy, head, *, budget=4096, seed=0, inputs=None, **block):
     stage = {"kind": "rl", "model": "m", "prompts": "p", "rewards": ["x.y"], "max_steps": 1, "advantage": ["center"]}
-    parts = {"ratio": "token", "surrogate": "clipped", "weigh": "token_mean", "max_tokens_per_micro_batch": budget}
+    parts = {
+        "ratio": "token",
+        "policy_loss": "clipped",
+        "loss_aggregation": "token_mean",
+        "max_tokens_per_micro_batch": budget,
+    }
     block = {"head": head, "target": TARGETS[head], "loss": LOSSES[head], "learning_rate": 1e-2, **block}
     stage = Rl.model_validate({**stage, **parts, "max_grad_norm": None})
     return scramble(AuxiliaryModel("aux", Block(**block), policy, stage, inputs or {}, seed))
@@ -189,12 +194,14 @@ def test_the_policy_is_nobodys_but_its_own(tiny_policy, head):
 @pytest.mark.parametrize("head", HEADS)
 def test_what_is_not_selected_or_unknown_adds_nothing(tiny_policy, head):
     want = gradient(tiny_policy, head, batch().take([0, 2]))
-    torch.testing.assert_close(gradient(tiny_policy, head, batch(), select=["finished"]), want, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(
+        gradient(tiny_policy, head, batch(), token_mask=["finished"]), want, atol=1e-6, rtol=1e-4
+    )
     unknown = batch()
     unknown.paths["reward"][[1, 3]] = torch.nan
     if head != "action":  # whose targets on the way look at the next state, not at the reward
         torch.testing.assert_close(gradient(tiny_policy, head, unknown), want, atol=1e-6, rtol=1e-4)
-    one = auxiliary(tiny_policy, head, select=["finished"])
+    one = auxiliary(tiny_policy, head, token_mask=["finished"])
     made = ready(one, batch(["length"] * 4))
     one.update(made, 0)
     assert "aux/loss" not in one.metrics(made)
@@ -202,7 +209,7 @@ def test_what_is_not_selected_or_unknown_adds_nothing(tiny_policy, head):
 
 def test_a_slow_copy_follows_and_says_what_is_ahead(exact):
     target = {"use": "temporal_difference", "gamma": 0.9}
-    one = auxiliary(exact, "state", target=target, follow={"every": 2, "mix": 0.25})
+    one = auxiliary(exact, "state", target=target, target_network={"sync_steps": 2, "mixup_alpha": 0.25})
     old = [p.clone() for p in one.slow.parameters()]
     made = ready(one, batch())
     with torch.no_grad():
@@ -218,7 +225,7 @@ def test_a_slow_copy_follows_and_says_what_is_ahead(exact):
 
 @pytest.mark.parametrize("head", HEADS)
 def test_trap_24_a_continued_one_is_bit_identical(tiny_policy, tmp_path, head):
-    more = {"follow": {"mix": 0.5}} if head == "action" else {}
+    more = {"target_network": {"mixup_alpha": 0.5}} if head == "action" else {}
     whole, broken, again = (auxiliary(tiny_policy, head, **more) for _ in range(3))
     scramble(again, seed=5)
     for step in range(4):
@@ -245,7 +252,7 @@ def test_what_is_published_says_the_same_when_it_is_loaded(tiny_policy, tmp_path
     files = [p for p in sorted((tmp_path / "made").rglob("*")) if p.is_file()]
     assert all(p.read_bytes() == (tmp_path / "again" / p.relative_to(tmp_path / "made")).read_bytes() for p in files)
     assert not [p for p in files if p.suffix in (".bin", ".pt", ".pkl")]
-    inputs = {"auxiliaries.aux.model": tmp_path / "made"}
+    inputs = {"auxiliary_models.aux.model": tmp_path / "made"}
     more = {"heads": 2} if head == "state" else {}
     read = Block(head=head, model="made", **more)
     stage = one.stage
@@ -263,13 +270,17 @@ def test_where_the_weights_may_start(tiny_policy, tmp_path):
     judge = make_reward_model(tiny_policy, None)
     torch.nn.init.normal_(judge.policy.model.score.weight)
     judge.save(tmp_path / "judge")
-    one = auxiliary(tiny_policy, "token", inputs={"auxiliaries.aux.model": tmp_path / "judge"}, model="judge")
-    fresh = AuxiliaryModel("aux", one.block, tiny_policy, one.stage, {"auxiliaries.aux.model": tmp_path / "judge"}, 0)
+    one = auxiliary(tiny_policy, "token", inputs={"auxiliary_models.aux.model": tmp_path / "judge"}, model="judge")
+    fresh = AuxiliaryModel(
+        "aux", one.block, tiny_policy, one.stage, {"auxiliary_models.aux.model": tmp_path / "judge"}, 0
+    )
     got = ColumnView(fresh.add_values(batch()))["aux_T"][[3, 4, 6, 11]]
     want = judge.rewards(PROMPTS, COMPLETIONS).detach().double()
     torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
     save_policy(tiny_policy, tmp_path / "plain")
-    own = AuxiliaryModel("aux", one.block, tiny_policy, one.stage, {"auxiliaries.aux.model": tmp_path / "plain"}, 0)
+    own = AuxiliaryModel(
+        "aux", one.block, tiny_policy, one.stage, {"auxiliary_models.aux.model": tmp_path / "plain"}, 0
+    )
     assert ColumnView(own.add_values(batch()))["aux_T"].tolist() == [0.0] * 12
     auxiliary(tiny_policy, "state", heads=2).save(tiny_policy, tmp_path / "two")
     with pytest.raises(StepError, match="2 value"):
@@ -278,12 +289,12 @@ def test_where_the_weights_may_start(tiny_policy, tmp_path):
             Block(head="state", model="x"),
             tiny_policy,
             one.stage,
-            {"auxiliaries.aux.model": tmp_path / "two"},
+            {"auxiliary_models.aux.model": tmp_path / "two"},
             0,
         )
     block = Block(head="likelihood", model="x")
     with pytest.raises(StepError, match="head: state"):
-        AuxiliaryModel("aux", block, tiny_policy, one.stage, {"auxiliaries.aux.model": tmp_path / "two"}, 0)
+        AuxiliaryModel("aux", block, tiny_policy, one.stage, {"auxiliary_models.aux.model": tmp_path / "two"}, 0)
     with pytest.raises(StepError, match=r"auxiliary.json is missing"):
         load_network(tmp_path / "plain")
     assert load_policy(tmp_path / "plain").max_length == 128

@@ -14,7 +14,7 @@ from learning.batch.loss_columns import ColumnView
 from learning.lookup import bind
 from schemas.signatures import names, signature
 from schemas.stages.rl import Rl
-from schemas.use import ComponentUse, CorrectUse, RatioUse, SurrogateUse
+from schemas.use import ImportanceCorrectionUse, LossTermUse, PolicyLossUse, RatioUse
 
 GAP = [[0.1, -0.2, 0.0], [1.0, 1.5], [-3.0, 0.5, 0.2, -0.1]]
 """log(π_prox/π_behav) of three completions."""
@@ -35,7 +35,7 @@ def factor(name, *, external=(), broken=(), **options):
         "external_T": torch.isin(flags, torch.tensor(external, dtype=torch.long)),
         "broken_T": torch.isin(flags, torch.tensor(broken, dtype=torch.long)),
     }
-    return bind(CorrectUse.model_validate({"use": name, **options})).ask(0, have).tolist()
+    return bind(ImportanceCorrectionUse.model_validate({"use": name, **options})).ask(0, have).tolist()
 
 
 def spread(values):
@@ -45,8 +45,8 @@ def spread(values):
 def test_token_caps_or_drops_and_may_leave_1():
     assert factor("token", high=2.0) == pytest.approx([min(r, 2.0) for r in RATIO])
     dropped = [r if 0.5 <= r <= 3.0 else 0.0 for r in RATIO]
-    assert factor("token", low=0.5, high=3.0, outside="drop") == pytest.approx(dropped)
-    assert factor("token", low=0.5, high=3.0, outside="drop", weigh=False) == [float(d > 0) for d in dropped]
+    assert factor("token", low=0.5, high=3.0, outside="mask") == pytest.approx(dropped)
+    assert factor("token", low=0.5, high=3.0, outside="mask", reweight=False) == [float(d > 0) for d in dropped]
 
 
 def test_sequence_takes_the_product_or_the_geometric_mean():
@@ -55,7 +55,7 @@ def test_sequence_takes_the_product_or_the_geometric_mean():
     mean = [math.exp(sum(path) / len(path)) for path in GAP]
     inside = [m if 0.9 <= m <= 1.1 else 0.0 for m in mean]
     assert [bool(i) for i in inside] == [True, False, False]
-    got = factor("sequence", mean="geometric", low=0.9, high=1.1, outside="drop")
+    got = factor("sequence", mean="geometric", low=0.9, high=1.1, outside="mask")
     assert got == pytest.approx(spread(inside))
 
 
@@ -91,7 +91,12 @@ def test_what_nobody_of_ours_sampled_has_no_mismatch():
 
 
 def stage(**more):
-    slots = {"advantage": ["center", "scale"], "ratio": "token", "surrogate": "clipped", "weigh": "token_mean"}
+    slots = {
+        "advantage": ["center", "scale"],
+        "ratio": "token",
+        "policy_loss": "clipped",
+        "loss_aggregation": "token_mean",
+    }
     base = {"kind": "rl", "model": "m", "prompts": "p", "rewards": ["x.y"], "max_steps": 1}
     return Rl.model_validate({**base, **slots, **more})
 
@@ -106,8 +111,8 @@ def gradient(golden, lp, behav=None, **more):
     made = with_weights(algorithm, with_factors(algorithm, made, 0), 0, 9)
     have = view_columns(made, {"lp": lp})
     have["log_ratio_T"] = algorithm.ratio.ask(0, have)
-    factor = have["factor_T"] if algorithm.correct else 1.0
-    loss = (algorithm.surrogate.ask(0, have) * factor * have["w_T"]).sum()
+    factor = have["factor_T"] if algorithm.importance_correction else 1.0
+    loss = (algorithm.policy_loss.ask(0, have) * factor * have["w_T"]).sum()
     return torch.autograd.grad(loss, lp)[0]
 
 
@@ -116,8 +121,8 @@ UNBOUNDED = {"use": "token", "high": 1e9}
 
 def test_trap_10_bypass_and_decoupled_have_the_same_gradient_at_the_first_step(golden):
     lp = golden.columns["prox"]
-    bypass = gradient(golden, lp, surrogate="weighted")
-    decoupled = gradient(golden, lp, ratio="decoupled", correct=[UNBOUNDED])
+    bypass = gradient(golden, lp, policy_loss="weighted")
+    decoupled = gradient(golden, lp, ratio="decoupled", importance_correction=[UNBOUNDED])
     torch.testing.assert_close(bypass, decoupled, atol=1e-12, rtol=0)
     # Clipped around the proximal policy nothing is clipped yet; clipped around the sampling one a good part is.
     assert int((decoupled == 0).sum()) < int((gradient(golden, lp) == 0).sum())
@@ -126,9 +131,9 @@ def test_trap_10_bypass_and_decoupled_have_the_same_gradient_at_the_first_step(g
 @pytest.mark.parametrize(
     "how",
     [
-        {"surrogate": "weighted"},
-        {"ratio": "decoupled", "correct": [UNBOUNDED]},
-        {"ratio": "decoupled", "surrogate": "weighted", "correct": [UNBOUNDED]},
+        {"policy_loss": "weighted"},
+        {"ratio": "decoupled", "importance_correction": [UNBOUNDED]},
+        {"ratio": "decoupled", "policy_loss": "weighted", "importance_correction": [UNBOUNDED]},
     ],
 )
 def test_trap_10_exactly_one_behaviour_denominator(golden, how):
@@ -138,7 +143,7 @@ def test_trap_10_exactly_one_behaviour_denominator(golden, how):
 
 
 def test_trap_10_the_factor_is_of_the_proximal_weights_not_of_the_current(golden):
-    algorithm = bind_algorithm(stage(ratio="decoupled", correct=[UNBOUNDED]), {})
+    algorithm = bind_algorithm(stage(ratio="decoupled", importance_correction=[UNBOUNDED]), {})
     made = with_factors(algorithm, golden.batch, 0)
     want = (golden.columns["prox"] - golden.columns["behav"]).exp()
     torch.testing.assert_close(made.sampled("factor"), want, atol=1e-12, rtol=0)
@@ -156,12 +161,12 @@ def known(slot):
     return [n for n in names(slot) if n in REQUIRED or not any(o.required for o in signature(slot, n).options.values())]
 
 
-PAIRS = list(itertools.product(known(RatioUse), known(SurrogateUse)))
+PAIRS = list(itertools.product(known(RatioUse), known(PolicyLossUse)))
 
 
 @pytest.mark.parametrize(("ratio", "surrogate"), PAIRS)
 def test_trap_09_lost_log_probabilities_and_gaps_of_100_nats_stay_finite(golden, ratio, surrogate):
-    algorithm = bind_algorithm(stage(ratio=ratio, surrogate={"use": surrogate, **REQUIRED.get(surrogate, {})}), {})
+    algorithm = bind_algorithm(stage(ratio=ratio, policy_loss={"use": surrogate, **REQUIRED.get(surrogate, {})}), {})
     behav, prox = golden.columns["behav"].clone(), golden.columns["prox"].clone()
     broken = torch.zeros(len(behav), dtype=torch.bool)
     behav[0] = prox[1] = behav[20] = -100.0
@@ -173,14 +178,14 @@ def test_trap_09_lost_log_probabilities_and_gaps_of_100_nats_stay_finite(golden,
     have = view_columns(made, {"lp": lp, "lp_mean": lp - 3, "entropy": golden.columns["entropy"]})
     have["step"] = 0
     have["log_ratio_T"] = algorithm.ratio.ask(0, have)
-    loss_T = algorithm.surrogate.ask(0, have)
+    loss_T = algorithm.policy_loss.ask(0, have)
     loss = (loss_T.where(have["w_T"] != 0, torch.zeros_like(loss_T)) * have["w_T"]).sum()
     (grad,) = torch.autograd.grad(loss, lp)
     assert math.isfinite(float(loss.detach()))
     assert bool(grad.isfinite().all())
 
 
-@pytest.mark.parametrize("name", known(CorrectUse))
+@pytest.mark.parametrize("name", known(ImportanceCorrectionUse))
 def test_trap_09_no_correction_is_infinite(golden, name):
     behav, prox = golden.columns["behav"].clone(), golden.columns["prox"].clone()
     behav[0] = prox[1] = -math.inf
@@ -190,15 +195,15 @@ def test_trap_09_no_correction_is_infinite(golden, name):
     made = golden.batch.replaced(lp_behav=behav, lp_prox=prox, broken=broken).with_tokens(
         advantage=golden.columns["value"]
     )
-    got = bind(CorrectUse.model_validate(name)).ask(0, ColumnView(made, step=0, seed=1))
+    got = bind(ImportanceCorrectionUse.model_validate(name)).ask(0, ColumnView(made, step=0, seed=1))
     assert bool(got.isfinite().all())
     assert bool((got >= 0).all())
 
 
-@pytest.mark.parametrize("name", known(ComponentUse))
+@pytest.mark.parametrize("name", known(LossTermUse))
 def test_trap_12_terms_lie_on_sampled_tokens_only(golden, name):
     """Whatever stands at tokens that the policy did not sample, no term of the loss sees it."""
-    term = bind(ComponentUse.model_validate({"use": name, "coef": 1.0, **REQUIRED.get(name, {})}))
+    term = bind(LossTermUse.model_validate({"use": name, "coef": 1.0, **REQUIRED.get(name, {})}))
     made = golden.batch.with_tokens(
         advantage=golden.columns["value"],
         lp_base=golden.columns["ref"] - 0.1,

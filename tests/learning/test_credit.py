@@ -100,7 +100,7 @@ def test_targets_survive_what_comes_after():
 
 def test_diff_is_what_a_token_adds():
     made = batch([3, 2], [0.2, 0.5, 0.4, 0.1, 0.7], [1.0, 0.0], ["stop", "length"], [9.0, 0.3])
-    column = advantages.diff(of_rewards(made), made, made.sampled("value"))
+    column = advantages.value_difference(of_rewards(made), made, made.sampled("value"))
     same(column.values_X, [0.3, -0.1, 0.6, 0.6, -0.4])
     same(column.return_X, [1.0, 1.0, 1.0, 0.3, 0.3])
     same(column.values_X[:3].sum(), 1.0 - 0.2)
@@ -129,7 +129,7 @@ def test_trap_13_observations_take_no_time_and_lose_no_value():
         column = advantages.gae(of_rewards(made), made, made.sampled("value"), gamma=0.9, lam=0.8)
         same(column.values_X, want)
         same(column.return_X, [a + v for a, v in zip(want, values, strict=True)])
-        same(advantages.diff(of_rewards(made), made, made.sampled("value")).values_X, [0.3, -0.2, 0.3, 0.5])
+        same(advantages.value_difference(of_rewards(made), made, made.sampled("value")).values_X, [0.3, -0.2, 0.3, 0.5])
 
 
 def test_trap_14_a_cut_path_is_not_an_end():

@@ -27,7 +27,12 @@ REWARDS = [1.0, 0.0, 0.5, 0.0]
 
 def critic(policy, seed=0, budget=4096, **block):
     stage = {"kind": "rl", "model": "m", "prompts": "p", "rewards": ["x.y"], "max_steps": 1, "advantage": ["gae"]}
-    parts = {"ratio": "token", "surrogate": "clipped", "weigh": "token_mean", "max_tokens_per_micro_batch": budget}
+    parts = {
+        "ratio": "token",
+        "policy_loss": "clipped",
+        "loss_aggregation": "token_mean",
+        "max_tokens_per_micro_batch": budget,
+    }
     return Critic(Block(**block), policy, Rl.model_validate({**stage, **parts}), {}, seed)
 
 
@@ -127,11 +132,11 @@ def test_trap_01_the_update_does_not_depend_on_the_micro_batches(tiny_policy):
 
 def test_what_is_not_selected_adds_nothing(tiny_policy):
     """Truncated paths train nothing, and do not count: as if they had not been there."""
-    got = gradient(tiny_policy, batch(), select=["finished"])
+    got = gradient(tiny_policy, batch(), token_mask=["finished"])
     want = gradient(tiny_policy, batch().take([0, 2]))
     torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-5)
     assert float((gradient(tiny_policy, batch()) - want).abs().max()) > 1e-3
-    judge = critic(tiny_policy, select=["finished"])
+    judge = critic(tiny_policy, token_mask=["finished"])
     made = ready(judge, batch(["length"] * 4))
     judge.update(made, 0)
     assert "value_loss" not in judge.metrics(made)
@@ -176,7 +181,7 @@ def test_the_rate_is_its_own_and_may_be_a_schedule(tiny_policy):
         judge.update(made, step)
         assert judge.optimizer.param_groups[0]["lr"] == pytest.approx(rate)
     assert [judge.is_warming_up(step) for step in (0, 1, 2, 3)] == [True, True, False, False]
-    judge.block = Block(learning_rate={"control": "rate"})
+    judge.block = Block(learning_rate={"controller": "rate"})
     judge.update(made, 0, {"rate": 0.3})
     assert judge.optimizer.param_groups[0]["lr"] == pytest.approx(0.3)
 
@@ -213,7 +218,7 @@ def test_what_is_missing_is_said(tiny_policy):
     with pytest.raises(StepError, match="asks for value_T"):
         Bound("gae", advantages.gae, {}).ask(0, ColumnView(made), of_rewards(made), made)
     judge = critic(tiny_policy)
-    with pytest.raises(StepError, match="add `gae` or `diff`"):
+    with pytest.raises(StepError, match="add `gae` or `value_difference`"):
         judge.update(judge.add_values(made), 0)
     rootless = single_turn([[]], [[Generation([1, 2], [-1.0, -1.0], "stop")]])
     with pytest.raises(StepError, match="give every problem a prompt"):

@@ -9,7 +9,7 @@ import torch
 from learning.algorithm.loss import with_dropped
 from learning.algorithm.token_masks.masks import fresh
 from learning.batch.batch_layout import forest
-from learning.collection.rollouts.rollouts import overprovisioned, resets, whole, windowed
+from learning.collection.rollouts.rollouts import overprovisioned, resets, synchronous, windowed
 from learning.data.chat import encode_completion, encode_prompt
 from learning.data.rows import write_rows
 from learning.generation.engines.torch import Engine
@@ -53,7 +53,7 @@ def by_problem(samples):
 
 def test_windows_give_the_completions_that_no_break_would_have_given(tiny_policy):
     requests = [SampleRequest(row, 3) for row in ROWS]
-    want = by_problem(whole(requests, sampler_at(tiny_policy, 0, eager=2.5)))
+    want = by_problem(synchronous(requests, sampler_at(tiny_policy, 0, eager=2.5)))
     state, found, first_at = {}, {}, {}
     for step in range(5):
         # Later iterations ask for nothing new.
@@ -121,7 +121,7 @@ def test_new_groups_take_the_places_of_ended_ones(tiny_policy):
 
 def test_every_sampled_token_is_fresh_once(tiny_policy):
     state, requests = {}, [SampleRequest(row, 2) for row in ROWS]
-    want = by_problem(whole(requests, sampler_at(tiny_policy, 0, eager=2.5)))
+    want = by_problem(synchronous(requests, sampler_at(tiny_policy, 0, eager=2.5)))
     seen, fresh_ones = {}, {}
     for step in range(4):
         sampler = sampler_at(tiny_policy, step, eager=2.5)
@@ -198,7 +198,7 @@ def test_overprovisioning_needs_enough_to_run(tiny_policy):
 
 def test_what_is_not_needed_goes_on_in_the_next_iteration(tiny_policy):
     requests = [SampleRequest(row, 2) for row in ROWS]
-    want = whole(requests, sampler_at(tiny_policy, 0, eager=2.5))
+    want = synchronous(requests, sampler_at(tiny_policy, 0, eager=2.5))
     state, found = {}, []
     for step in range(6):
         new = requests if step == 0 else [SampleRequest(ROWS[0], 8)] * 2
@@ -268,7 +268,7 @@ def test_resets_begin_with_strict_prefixes_of_chosen_answers(tiny_policy, pairs)
 
 def test_without_resets_nothing_changes(tiny_policy, pairs):
     requests = [SampleRequest(row, 4) for row in ROWS]
-    want = whole(requests, sampler_at(tiny_policy, 0))
+    want = synchronous(requests, sampler_at(tiny_policy, 0))
     assert resets(requests, sampler_at(tiny_policy, 0), np.random.default_rng(0), data=pairs[0], mix=0.0) == want
     some = resets(requests, sampler_at(tiny_policy, 0), np.random.default_rng(0), data=pairs[0], mix=0.5)
     plain_ones = [(a, b) for a, b in zip(some, want, strict=True) if a.source == "policy"]

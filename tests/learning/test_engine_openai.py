@@ -90,7 +90,7 @@ def test_what_a_server_cannot_do_is_refused_by_name(desk, tiny_policy):
     plain = [Request([5], 1, 0)]
     for requests, sampling, what in (
         ([Request([5], 1, 0, begun=(3,))], Sampling(), "completions that were begun"),
-        (plain, Sampling(processor=lambda logits, place: logits), "`process`"),
+        (plain, Sampling(processor=lambda logits, place: logits), "`logits_processors`"),
         (plain, Sampling(entropy=True), "entropies"),
         (plain, Sampling(stop=((1,),)), "stops inside a completion"),
         (plain, Sampling(window=3), "suspending"),

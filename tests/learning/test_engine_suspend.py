@@ -201,7 +201,7 @@ def test_pick_mixes_greedy_and_drawn_rows():
 @pytest.mark.parametrize("name", ["top_p", "top_k", "min_p", "min_new_tokens"])
 def test_trap_08_a_recipe_cannot_cut_a_support_that_the_trainer_does_not_know(name):
     stage = {"kind": "rl", "model": "m", "prompts": "p", "rewards": ["answers.exact"], "max_steps": 1}
-    parts = {"advantage": ["center"], "ratio": "token", "surrogate": "clipped", "weigh": "token_mean"}
+    parts = {"advantage": ["center"], "ratio": "token", "policy_loss": "clipped", "loss_aggregation": "token_mean"}
     assert Rl.model_validate({**stage, **parts}).temperature == 1.0
     with pytest.raises(ValidationError, match=name):
         Rl.model_validate({**stage, **parts, name: 1})

@@ -105,7 +105,12 @@ def test_the_loss_is_the_formula_over_sampled_tokens_and_observed_ones_get_no_gr
     for sample in samples:
         pairs = enumerate(zip(sample.logprobs, sample.own, strict=True))
         sample.logprobs = [lp - (0.1 * (i % 4) - 0.1 if own else 0.0) for i, (lp, own) in pairs]
-    slots = {"advantage": ["center", "scale"], "ratio": "token", "surrogate": "clipped", "weigh": "sequence_mean"}
+    slots = {
+        "advantage": ["center", "scale"],
+        "ratio": "token",
+        "policy_loss": "clipped",
+        "loss_aggregation": "sequence_mean",
+    }
     base = {"kind": "rl", "model": "m", "prompts": "p", "rewards": ["environment.earned"], "max_steps": 1}
     algorithm = bind_algorithm(Rl.model_validate({**base, **slots, "env": "guess"}), {})
     model, kept = tiny_policy.model.double(), []

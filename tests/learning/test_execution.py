@@ -9,7 +9,7 @@ from learning.problems.generators import list_functions, program_states, straigh
 from learning.rewards.execution import passed, states
 from learning.toy_tasks.execution import LARGEST, LONGEST_LIST, ProgramError, evaluate, execute
 from schemas.errors import StepError
-from schemas.use import FollowUpUse
+from schemas.use import ResampleUse
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_states_of_programs_are_their_answers():
 
 
 def test_follow_ups_name_trace_tasks():
-    bound = bind(FollowUpUse(use="trace_tasks"), "follow_up.0")
+    bound = bind(ResampleUse(use="trace_tasks"), "resample.0")
     samples, requests = bound.function([], 0, np.random.default_rng(0))
     assert (samples, requests) == ([], [])
 

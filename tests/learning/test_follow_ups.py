@@ -16,7 +16,7 @@ from learning.samples.history import History
 from learning.samples.sample import Sample, by_group
 from learning.sampling.iteration_context import IterationContext
 from schemas.errors import StepError
-from schemas.use import DriveUse, FollowUpUse, GroupFilterUse, PlanUse
+from schemas.use import FilterGroupsUse, PromptSamplerUse, ResampleUse, RolloutUse
 
 
 def row(name, answer="1"):
@@ -33,7 +33,7 @@ def sample(name, group, score, **more):
 
 
 def follow(use, samples, *, sampler=None, states=None, inputs=None, number=0, rows=ROWS, num_groups=4, n=2, step=0):
-    bound = bind(FollowUpUse.model_validate(use), "follow_up.0", inputs)
+    bound = bind(ResampleUse.model_validate(use), "resample.0", inputs)
     have = {
         "samples": samples,
         "rows": rows,
@@ -48,17 +48,17 @@ def follow(use, samples, *, sampler=None, states=None, inputs=None, number=0, ro
 
 def parts(follow_ups, *, plan="uniform", keep=None, inputs=None, max_rounds=8):
     """The slots of a stage up to the samples that are trained on; right is what is equal to the row's answer."""
-    uses = [FollowUpUse.model_validate(use) for use in follow_ups]
+    uses = [ResampleUse.model_validate(use) for use in follow_ups]
     return SamplingSlots(
-        plan=bind(PlanUse.model_validate(plan), "plan", inputs),
-        drive=bind(DriveUse(use="whole"), "drive"),
-        process=(),
+        prompt_sampler=bind(PromptSamplerUse.model_validate(plan), "prompt_sampler", inputs),
+        rollout=bind(RolloutUse(use="synchronous"), "rollout"),
+        logits_processors=(),
         rewards=(Bound("exact", exact, {}, "rewards.0"),),
         weights=(1.0,),
-        follow_ups=tuple(bind(use, f"follow_up.{i}", inputs) for i, use in enumerate(uses)),
-        sources=(),
-        filter=bind(GroupFilterUse.model_validate(keep), "filter") if keep else None,
-        max_rounds=max_rounds,
+        resample=tuple(bind(use, f"resample.{i}", inputs) for i, use in enumerate(uses)),
+        extra_samples=(),
+        filter_groups=bind(FilterGroupsUse.model_validate(keep), "filter_groups") if keep else None,
+        max_sampling_rounds=max_rounds,
     )
 
 
@@ -74,13 +74,13 @@ def varied(prompt, number):
 
 
 def test_refill_samples_other_problems_until_enough_groups_vary(answering):
-    made = parts(["refill"], keep="reward_variance")
+    made = parts(["dynamic_sampling"], keep="reward_variance")
     for step in range(4):
         sampler = answering(varied, step=step)
         samples = run(made, sampler)
         groups = by_group(samples)
         assert len({members[0].row["id"] for members in groups.values()}) == len(groups)
-        trained = keep_groups(made.filter, samples, step, {}, {})
+        trained = keep_groups(made.filter_groups, samples, step, {}, {})
         assert len(set(trained.paths["group"].tolist())) == 4
         kept = [samples[i].row["id"] for i in trained.paths["path"].tolist()]
         assert set(kept) <= set("abcdefgh")
@@ -88,7 +88,7 @@ def test_refill_samples_other_problems_until_enough_groups_vary(answering):
 
 def test_refill_drops_what_is_too_much_and_the_history_knows_it_all_the_same(answering):
     history, sampler = History(), answering(varied)
-    samples = run(parts([{"use": "refill", "size": 9, "budget": 9}]), sampler, history=history)
+    samples = run(parts([{"use": "dynamic_sampling", "size": 9, "budget": 9}]), sampler, history=history)
     differ = [len({t.scores["exact"] for t in members}) > 1 for members in by_group(samples).values()]
     assert sum(differ) == 4
     assert len(history.rates) == sum(r.n for r in sampler.engine.requests) / 2 > len(differ)
@@ -96,14 +96,14 @@ def test_refill_drops_what_is_too_much_and_the_history_knows_it_all_the_same(ans
 
 @pytest.mark.parametrize(("budget", "groups"), [(1.0, 4), (2.0, 8), (3.5, 14)])
 def test_refill_ends_with_its_budget(answering, budget, groups):
-    samples = run(parts([{"use": "refill", "budget": budget}]), answering(lambda *_: "0"))
+    samples = run(parts([{"use": "dynamic_sampling", "budget": budget}]), answering(lambda *_: "0"))
     assert len(by_group(samples)) == groups
     with pytest.raises(StepError, match=f"0 of 4 groups have scores that differ, after {groups} groups"):
-        run(parts([{"use": "refill", "budget": budget, "short": "stop"}]), answering(lambda *_: "0"))
+        run(parts([{"use": "dynamic_sampling", "budget": budget, "short": "stop"}]), answering(lambda *_: "0"))
 
 
 def test_refill_ends_when_there_is_no_other_problem_and_with_the_stages_rounds(answering):
-    use = {"use": "refill", "budget": 100, "size": 1}
+    use = {"use": "dynamic_sampling", "budget": 100, "size": 1}
     assert len(by_group(run(parts([use]), answering(lambda *_: "0"), rows=ROWS[:7]))) == 7
     assert len(by_group(run(parts([use], max_rounds=3), answering(lambda *_: "0")))) == 6
 
@@ -113,10 +113,10 @@ def test_trap_05_refill_judges_by_the_named_raw_score():
         return {"scores": {"exact": right, "length": length}, "reward": right + length}
 
     samples = [sample("a", 0, 0.0, **two(0.0, i / 10)) for i in range(2)]
-    assert len(follow("refill", samples, num_groups=1)[1]) == 1
-    assert follow({"use": "refill", "component": "length"}, samples, num_groups=1)[1] == []
+    assert len(follow("dynamic_sampling", samples, num_groups=1)[1]) == 1
+    assert follow({"use": "dynamic_sampling", "reward": "length"}, samples, num_groups=1)[1] == []
     with pytest.raises(StepError, match="no reward 'lenght'"):
-        follow({"use": "refill", "component": "lenght"}, samples)
+        follow({"use": "dynamic_sampling", "reward": "lenght"}, samples)
 
 
 def test_trap_06_only_reject_moves_a_baseline():
@@ -133,7 +133,7 @@ def test_trap_06_only_reject_moves_a_baseline():
 
 def test_trap_23_what_refill_drops_does_not_depend_on_length(answering):
     """Half of the problems have long answers; surplus groups are dropped by their place, not by what they are."""
-    made = parts([{"use": "refill", "size": 8, "budget": 9}], keep="reward_variance")
+    made = parts([{"use": "dynamic_sampling", "size": 8, "budget": 9}], keep="reward_variance")
     long = set("acegikmo")
     sampled, trained = Counter(), Counter()
     for step in range(200):
@@ -142,7 +142,7 @@ def test_trap_23_what_refill_drops_does_not_depend_on_length(answering):
         )
         samples = run(made, sampler)
         sampled.update(p in long for p in sampler.engine.prompts if p in "abcdefgh")
-        batch = keep_groups(made.filter, samples, step, {}, {})
+        batch = keep_groups(made.filter_groups, samples, step, {}, {})
         trained.update(samples[i].row["id"] in long for i in batch.paths["path"].tolist())
     assert trained.total() == 200 * 4 * 2
     assert sampled.total() > 200 * 4
@@ -198,7 +198,7 @@ def test_only_groups_without_a_success_are_retried_once_with_solved_problems_in_
     assert all(p[:2] in ("a1", "b1") and p[2:] in ("c", "d") for p in shown)
     assert all(t.prompt_ids == next(o for o in samples if o.group == t.group).prompt_ids for t in retried)
     states = json.loads(json.dumps(states))
-    assert {one["id"] for one in states["follow_up.0"]["bank"]} == {"a", "b"}
+    assert {one["id"] for one in states["resample.0"]["bank"]} == {"a", "b"}
 
 
 def test_a_retry_needs_something_solved_that_has_room(answering, tmp_path):
@@ -207,7 +207,7 @@ def test_a_retry_needs_something_solved_that_has_room(answering, tmp_path):
     assert follow(use, [sample("a", 0, 0.0)], sampler=sampler)[1] == []
     chat = [row(c * 30) | {"completion": [{"role": "assistant", "content": "1"}]} for c in "vwxyz"]
     write_rows(tmp_path, "chat", chat)
-    inputs = {"follow_up.0.data": tmp_path}
+    inputs = {"resample.0.data": tmp_path}
     (request,) = follow(use | {"data": "d"}, [sample("a", 0, 0.0)], sampler=sampler, inputs=inputs)[1]
     # 128 tokens: the prompt has 4, a completion 16, a demonstration 30 + 1 and the four ends of two turns.
     assert len(request.context) == 2 * 3 + 1
@@ -218,7 +218,7 @@ def test_a_retry_needs_something_solved_that_has_room(answering, tmp_path):
 def solutions(tmp_path):
     chat = [row(name) | {"completion": [{"role": "assistant", "content": "abcdefghij"}]} for name in "abc"]
     write_rows(tmp_path, "chat", chat)
-    return {"follow_up.0.data": tmp_path}
+    return {"resample.0.data": tmp_path}
 
 
 @pytest.mark.parametrize("place", ["prompt", "completion"])
@@ -267,7 +267,7 @@ def test_hints_end_with_their_shares_and_with_the_models_room(answering, solutio
 def test_follow_ups_are_a_function_of_seed_step_and_round():
     samples = [sample("a", 0, 0.0)]
     names = [
-        [request.row["id"] for request in follow("refill", samples, step=step, number=number)[1]]
+        [ask.row["id"] for ask in follow("dynamic_sampling", samples, step=step, number=number)[1]]
         for step, number in ((0, 0), (0, 0), (1, 0), (0, 1))
     ]
     assert names[0] == names[1]

@@ -88,6 +88,6 @@ def test_ranks_share_requests_whole_or_sample_by_sample():
 
 def test_a_replayed_route_is_not_computed_again():
     words = {"kind": "rl", "model": "m", "prompts": "p", "rewards": ["answers.exact"], "max_steps": 1}
-    words |= {"advantage": ["center"], "ratio": "token", "surrogate": "clipped", "weigh": "sequence_mean"}
-    with pytest.raises(ValueError, match="blocks route anew"):
+    words |= {"advantage": ["center"], "ratio": "token", "policy_loss": "clipped", "loss_aggregation": "sequence_mean"}
+    with pytest.raises(ValueError, match="recomputes blocks"):
         Rl.model_validate({**words, "routing_replay": True, "gradient_checkpointing": True})

@@ -91,19 +91,19 @@ def test_statistics_of_a_key():
 
 def test_running_baselines_are_those_of_earlier_iterations():
     states = {}
-    first = values("running", by="family", decay=0.75, states=states)
+    first = values("running_baseline", by="family", decay=0.75, states=states)
     means = {"sum": 4.5 / 4, "maze": 5.0}
     assert first == pytest.approx([r - means[family] for _, _, family, *_, r in PLACES])
     later = made()
     column = advantages.Column(torch.ones(7).double(), torch.ones(7).double(), torch.arange(7), "path")
-    assert ask("running", later, column, states, decay=0.75).values_X.tolist() == pytest.approx(
+    assert ask("running_baseline", later, column, states, decay=0.75).values_X.tolist() == pytest.approx(
         [1 - means[family] for _, _, family, *_ in PLACES]
     )
     assert states == json.loads(json.dumps(states))
     assert states["advantage.0"] == pytest.approx({word: 0.75 * mean + 0.25 for word, mean in means.items()})
-    tokens = ask("lift")
-    with pytest.raises(StepError, match="before lift"):
-        ask("running", column=tokens)
+    tokens = ask("broadcast_to_tokens")
+    with pytest.raises(StepError, match="before broadcast_to_tokens"):
+        ask("running_baseline", column=tokens)
 
 
 def test_maps_change_every_value_by_itself():
@@ -141,14 +141,18 @@ def test_shared_tokens_get_the_mean_the_maximum_or_the_owners():
     batch = tree()
     stem = {"mean": 3.0, "max": 6.0, "owner": 1.0}
     for how, shared in stem.items():
-        assert values("lift", batch, tree=how) == [shared] * 3 + [1.0, 1.0, 2.0]
+        assert values("broadcast_to_tokens", batch, tree=how) == [shared] * 3 + [1.0, 1.0, 2.0]
 
 
 def test_shared_tokens_do_not_depend_on_the_order_of_paths():
     batch = tree()
     turned = batch.take([2, 0, 1])
-    want = dict(zip(batch.packed.input_ids_M[batch.sampled_T].tolist(), values("lift", batch), strict=True))
-    got = dict(zip(turned.packed.input_ids_M[turned.sampled_T].tolist(), values("lift", turned), strict=True))
+    want = dict(
+        zip(batch.packed.input_ids_M[batch.sampled_T].tolist(), values("broadcast_to_tokens", batch), strict=True)
+    )
+    got = dict(
+        zip(turned.packed.input_ids_M[turned.sampled_T].tolist(), values("broadcast_to_tokens", turned), strict=True)
+    )
     assert got == want
 
 

@@ -17,7 +17,7 @@ from schemas.errors import StepError
 from schemas.stages.rl import Rl
 
 BASE = {"kind": "rl", "model": "m", "prompts": "p", "rewards": ["x.y"], "max_steps": 1, "max_completion_length": 12}
-GRPO = {"advantage": ["center", "scale"], "ratio": "token", "surrogate": "clipped", "weigh": "token_mean"}
+GRPO = {"advantage": ["center", "scale"], "ratio": "token", "policy_loss": "clipped", "loss_aggregation": "token_mean"}
 ENTROPY = [{"use": "entropy", "coef": -0.01}]
 LENGTHS = [[3, 7, 1], [12, 2, 6], [4, 12, 4], [5, 1, 2]]
 REWARDS = [[1.0, 0.0, 1.0], [0.0, 0.0, 1.0], [0.5, 0.5, 0.5], [2.0, None, 0.0]]
@@ -101,7 +101,12 @@ WEIGHINGS = [
 @pytest.mark.parametrize("weigh", WEIGHINGS, ids=str)
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_gradient_is_that_of_the_whole_batch_in_any_order_of_arrival(tiny_policy, weigh, masked):
-    more = {"weigh": weigh, "mask_truncated_completions": masked, "components": ENTROPY, "max_grad_norm": 1e9}
+    more = {
+        "loss_aggregation": weigh,
+        "mask_truncated_completions": masked,
+        "loss_terms": ENTROPY,
+        "max_grad_norm": 1e9,
+    }
     told, want = Case(tiny_policy, **more).at_once()
     assert float(want.abs().max()) > 1e-3
     for order in list(permutations(range(4)))[::5]:
@@ -115,8 +120,8 @@ def test_the_gradient_is_that_of_the_whole_batch_in_any_order_of_arrival(tiny_po
 @pytest.mark.parametrize(
     "more",
     [
-        {"ratio": "decoupled", "correct": [{"use": "token", "high": 1.1}]},
-        {"weigh": "sequence_mean", "select": [{"use": "positive"}]},
+        {"ratio": "decoupled", "importance_correction": [{"use": "token", "high": 1.1}]},
+        {"loss_aggregation": "sequence_mean", "token_mask": [{"use": "positive"}]},
         {"max_tokens_per_micro_batch": 8},
         {"ratio": "sequence", "max_grad_norm": 0.01},
     ],
@@ -155,15 +160,15 @@ def test_a_filter_that_compares_groups_is_refused(tiny_policy):
     ("more", "what"),
     [
         ({"advantage": ["center", {"use": "scale", "by": "batch"}]}, "advantages"),
-        ({"weigh": {"use": "sample_balanced", "by": "max"}}, "weights"),
-        ({"components": [{"use": "entropy", "coef": 0.1, "weigh": "sequence_mean"}]}, "weights"),
-        ({"ratio": "decoupled", "correct": [{"use": "second_moment", "limit": 0.08}]}, "factors"),
+        ({"loss_aggregation": {"use": "sample_balanced", "by": "max"}}, "weights"),
+        ({"loss_terms": [{"use": "entropy", "coef": 0.1, "loss_aggregation": "sequence_mean"}]}, "weights"),
+        ({"ratio": "decoupled", "importance_correction": [{"use": "second_moment", "limit": 0.08}]}, "factors"),
     ],
     ids=str,
 )
 def test_what_compares_groups_is_refused_before_anything_has_changed(tiny_policy, more, what):
     case = Case(tiny_policy, **more)
-    with pytest.raises(StepError, match=f"the {what} of the whole batch are not those of its groups"):
+    with pytest.raises(StepError, match=f"the {what} of the batch are not those of its groups"):
         case.in_pieces((0, 1, 2, 3))
     for mine, start in zip(case.model.parameters(), tiny_policy.model.parameters(), strict=True):
         assert torch.equal(mine, start)

@@ -210,7 +210,7 @@ def test_references_in_workers_have_the_same_bits(tiny_policy, tiny_policy_folde
             parameter.mul_(0.8)
     save_policy(tiny_policy, tmp_path / "other")
     inputs = {"model": tmp_path / "other", "references.old.model": tiny_policy_folder}
-    stage = Stage(old={"model": "m"}, ema={"every": 1, "mix": 0.5})
+    stage = Stage(old={"model": "m"}, ema={"sync_steps": 1, "mixup_alpha": 0.5})
     groups = [[Generation(list(range(5, 5 + n)), [-1.0] * n, "stop") for n in ns] for ns in ((3, 7), (2, 9), (4, 4))]
     batch = single_turn([[9, 8, 7], [4], [30, 31]], groups)
     actors = Threads({"reference": 2})

@@ -11,7 +11,7 @@ from learning.samples.engine_protocol import Turn
 from learning.samples.history import History
 from learning.samples.sample import Sample, SampleRequest, by_group
 from schemas.errors import StepError
-from schemas.use import PlanUse
+from schemas.use import PromptSamplerUse
 
 
 def row(name, prompt=None):
@@ -29,7 +29,7 @@ def history(**rates):
 
 
 def asked(use, inputs=None, *, step=0, rows=ROWS, num_groups=4, n=2, **have):
-    bound = bind(PlanUse.model_validate(use), "plan", inputs)
+    bound = bind(PromptSamplerUse.model_validate(use), "prompt_sampler", inputs)
     base = {"rows": rows, "num_groups": num_groups, "n": n, "seed": 5, "step": step, "states": {}, "metrics": {}}
     return bound.ask(step, {**base, "history": History(), **have})
 
@@ -144,7 +144,7 @@ def test_part_of_a_group_sees_demonstrations_and_none_of_it_is_trained_on(tmp_pa
     chat = [row(name) | {"completion": [{"role": "assistant", "content": name.upper()}]} for name in "abcd"]
     write_rows(tmp_path, "chat", chat)
     use = {"use": "in_context", "data": "solved", "with_demos": 1, "demos": 2}
-    requests = asked(use, {"plan.data": tmp_path}, n=4)
+    requests = asked(use, {"prompt_sampler.data": tmp_path}, n=4)
     samples = answering(lambda prompt, number: "x").sample(requests)
     for members in by_group(samples).values():
         *plain, shown = members
@@ -156,7 +156,7 @@ def test_part_of_a_group_sees_demonstrations_and_none_of_it_is_trained_on(tmp_pa
     assert all(request.row["prompt"][0] not in request.context[:-1] for request in requests if request.context)
     assert all([m["content"] for m in c[1:4:2]] == [m["content"].upper() for m in c[0:4:2]] for c in contexts)
     with pytest.raises(StepError, match="leaves no plain completion"):
-        asked(use | {"with_demos": 4}, {"plan.data": tmp_path}, n=4)
+        asked(use | {"with_demos": 4}, {"prompt_sampler.data": tmp_path}, n=4)
 
 
 def test_a_plan_is_a_function_of_seed_step_and_history():

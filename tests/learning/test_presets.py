@@ -52,8 +52,8 @@ def ours(name):
     have = {"lp_T": lp, "lp_behav_T": behav, "lp_ref_T": ref, "path_T": made.path_T}
     have["advantage_T"] = made.sampled("advantage")
     have["log_ratio_T"] = algorithm.ratio.ask(0, have)
-    loss = (algorithm.surrogate.ask(0, have) * made.sampled("w")).sum()
-    for i, term in enumerate(algorithm.components):
+    loss = (algorithm.policy_loss.ask(0, have) * made.sampled("w")).sum()
+    for i, term in enumerate(algorithm.loss_terms):
         loss = loss + (term.function.ask(0, have) * made.sampled(f"w.{i}")).sum()
     return have["advantage_T"], loss, torch.autograd.grad(loss, lp)[0]
 

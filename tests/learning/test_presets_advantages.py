@@ -117,7 +117,7 @@ def test_preset_gdpo_normalises_every_reward_by_itself(golden):
     ops = [{"use": "center"}, {"use": "scale"}]
     branches = [{"of": "exact", "advantage": ops}, {"of": "format", "coef": 0.5, "advantage": ops}]
     one = golden.ours("gdpo", advantage=[{"use": "decoupled", "weights": {"exact": 1.0, "format": 0.5}}])
-    two = golden.ours("gdpo", advantage=[], branches=branches)
+    two = golden.ours("gdpo", advantage=[], advantage_streams=branches)
     torch.testing.assert_close(one[0].sampled("advantage"), two[0].sampled("advantage"), atol=1e-12, rtol=0)
 
 

@@ -15,5 +15,5 @@ def test_preset_async_grpo_is_decoupled_and_truncated(golden, high):
     ):
         ratio, weight = (lp - prox).exp(), (prox - behav).exp().clamp(max=high).detach()
         terms.append(-weight * torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage))
-    more = {} if high == 2.0 else {"correct": [{"use": "token", "high": high}]}
+    more = {} if high == 2.0 else {"importance_correction": [{"use": "token", "high": high}]}
     golden.agrees("async_grpo", advantages, torch.cat(terms).mean(), **more)

@@ -60,7 +60,7 @@ def test_rover(golden):
     made = with_weights(algorithm, with_advantages(algorithm, made, 0, states={}, rows=[]), 0, golden.max_length)
     lp = golden.columns["lp"]
     have = view_columns(made, {"lp": lp, "lp_mean": mean})
-    loss = (algorithm.surrogate.ask(0, have) * have["w_T"]).sum()
+    loss = (algorithm.policy_loss.ask(0, have) * have["w_T"]).sum()
     want = torch.zeros((), dtype=torch.float64)
     values = (mean - mean_prox).split(golden.counts)
     for a, now, prox, value in zip(centred(golden), golden.of("lp"), golden.of("prox"), values, strict=True):

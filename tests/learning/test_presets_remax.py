@@ -34,7 +34,7 @@ def test_remax_is_reinforce_with_the_greedy_reward_as_baseline(golden):
     lp = torch.cat(behav).requires_grad_()
     columns = view_columns(made, {"lp": lp, "entropy": torch.zeros_like(lp)})
     columns["log_ratio_T"] = how.ratio.ask(0, columns)
-    got = (how.surrogate.ask(0, columns) * columns["w_T"]).sum()
+    got = (how.policy_loss.ask(0, columns) * columns["w_T"]).sum()
     sampled = [(g, i) for g in range(2) for i in range(2)]
     want, parts = torch.zeros((), **DOUBLE), lp.split([len(b) for b in behav])
     for (g, i), part, mine, other in zip(sampled, parts, behav, ref, strict=True):

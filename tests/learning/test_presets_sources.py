@@ -8,7 +8,7 @@ import torch
 
 from learning.lookup import bind
 from learning.samples.sample import SOURCES, Sample
-from schemas.use import SurrogateUse
+from schemas.use import PolicyLossUse
 
 EXPERT = [3, 7, 11, 15]
 """The last path of every group."""
@@ -40,7 +40,7 @@ def test_preset_luffy_shapes_the_experts_probability(golden, mixed):
 
 def test_luffys_shaping_lifts_what_the_policy_hardly_knows():
     lp = torch.tensor([0.01, 0.9], dtype=torch.float64).log().requires_grad_()
-    surrogate = bind(SurrogateUse.model_validate({"use": "shaped_external", "gamma": 0.1}))
+    surrogate = bind(PolicyLossUse.model_validate({"use": "shaped_external", "gamma": 0.1}))
     (plain,) = torch.autograd.grad(-lp.exp().sum(), lp)
     one, external = torch.ones(2).double(), torch.tensor([True, True])
     shaped = surrogate.ask(0, {"log_ratio_T": lp, "advantage_T": one, "external_T": external}).sum()
@@ -86,7 +86,7 @@ def test_preset_rlep_adds_stored_successes_to_every_group(golden):
         rho = (lp - behav).exp()
         loss = loss - torch.minimum(rho * a, rho.clamp(0.8, 1.28) * a).sum() / sum(golden.counts)
     golden.agrees("rlep", adv, loss)
-    source, states = bind(golden.stage("rlep").source[0], "source.0"), {}
+    source, states = bind(golden.stage("rlep").extra_samples[0], "extra_samples.0"), {}
 
     def visit(group, *scores):
         made = [sample("q", group, score) for score in scores]
@@ -101,7 +101,7 @@ def test_preset_rlep_adds_stored_successes_to_every_group(golden):
 
 def test_preset_dapo_samples_other_problems_for_groups_without_variance(golden):
     stage = golden.stage("dapo")
-    refill = bind(stage.follow_up[0], "follow_up.0")
+    refill = bind(stage.resample[0], "resample.0")
     rows = [sample(name, 0, 0.0).row for name in "abcdefgh"]
     samples = [sample(name, g, s) for g, name in enumerate("abc") for s in ((0.0, 1.0) if name == "b" else (1.0, 1.0))]
     have = {"rows": rows, "num_groups": 3, "n": 2, "seed": 1, "states": {}, "round": 0}
@@ -112,7 +112,7 @@ def test_preset_dapo_samples_other_problems_for_groups_without_variance(golden):
     new = [sample(request.row["id"], 3 + i, s) for i, request in enumerate(requests) for s in (0.0, 1.0)]
     kept, requests = refill.ask(0, {**have, "samples": samples + new, "round": 1})
     assert requests == []
-    keep_P = bind(stage.filter, "filter").ask(
+    keep_P = bind(stage.filter_groups, "filter_groups").ask(
         0,
         {
             "scores_P": {"exact": torch.tensor([t.reward for t in kept])},

@@ -49,7 +49,7 @@ def test_preset_cispo_weighs_the_logarithm(golden):
     loss = 0.0
     for a, (lp, behav) in zip(adv, paths(golden, "lp", "behav"), strict=True):
         loss = loss - ((lp - behav).detach().exp().clamp(0.8, 1.2) * a * lp).sum() / total(golden)
-    golden.agrees("cispo", adv, loss, surrogate={"use": "cispo", "epsilon": 0.2, "epsilon_high": 0.2})
+    golden.agrees("cispo", adv, loss, policy_loss={"use": "cispo", "epsilon": 0.2, "epsilon_high": 0.2})
 
 
 def test_preset_sapo_soft_adaptive_gates_softly(golden):
@@ -106,7 +106,7 @@ def test_preset_dppo_masks_by_probability(golden, of):
         loss = loss - torch.where(far & away, rho.detach(), rho).sum() * a / total(golden)
     assert masked > 0
     limit = 0.15 if of == "tv" else 0.02
-    golden.agrees("dppo", adv, loss, surrogate={"use": "divergence", "of": of, "limit": limit})
+    golden.agrees("dppo", adv, loss, policy_loss={"use": "divergence", "of": of, "limit": limit})
 
 
 def test_preset_vespo_weighs_by_the_sequence(golden):
@@ -163,13 +163,13 @@ def test_preset_clip_cov_spares_a_drawn_share(golden):
     prox = golden.columns["prox"]
     cov = (prox - prox.mean()) * (a_T - a_T.mean())
     options = {"use": "covariance_drop", "share": 0.05, "low": 0.0, "high": 5.0}
-    made = golden.ours("clip_cov", correct=[options])[0]
+    made = golden.ours("clip_cov", importance_correction=[options])[0]
     factor = made.sampled("factor")
     dropped = (factor == 0).nonzero()[:, 0]
     assert len(dropped) == math.floor(0.05 * total(golden))
     assert bool(((cov[dropped] > 0.0) & (cov[dropped] < 5.0)).all())
     t = clip((golden.columns["lp"] - golden.columns["behav"]).exp(), a_T, 0.2, 0.2)
-    golden.agrees("clip_cov", adv, (t * factor).sum() / total(golden), correct=[options])
+    golden.agrees("clip_cov", adv, (t * factor).sum() / total(golden), importance_correction=[options])
     assert float(golden.ours("clip_cov")[0].sampled("factor").sum()) == total(golden) - 1
 
 
@@ -180,9 +180,9 @@ def test_preset_kl_cov_holds_the_highest_covariances(golden):
     cov = ((prox - prox.mean()) * (a_T - a_T.mean())).tolist()
     held = sorted(range(len(cov)), key=lambda i: -cov[i])[: math.floor(share * len(cov))]
     loss = -((lp - behav).exp() * a_T).sum() + sum((lp[i] - behav[i]).abs() for i in held)
-    term = golden.stage("kl_cov").components[0].model_dump()
-    term["select"] = [{"use": "high_covariance", "share": share}]
-    golden.agrees("kl_cov", adv, loss / total(golden), components=[term])
+    term = golden.stage("kl_cov").loss_terms[0].model_dump()
+    term["token_mask"] = [{"use": "high_covariance", "share": share}]
+    golden.agrees("kl_cov", adv, loss / total(golden), loss_terms=[term])
 
 
 def test_preset_ttrl_is_grpo_without_a_reference(golden):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from learning.algorithm.advantages.normalisation import potential, rivals, stepwise, togo
+from learning.algorithm.advantages.normalisation import potential, reward_to_go, rivals, stepwise
 from learning.algorithm.auxiliary_targets import (
     mean_action,
     monte_carlo,
@@ -53,8 +53,8 @@ def test_a_potential_telescopes_and_leaves_totals_of_a_problem_in_their_order(ba
     # Before the first token every completion of a problem is in the same state.
     phi[4], phi[7] = phi[0], phi[5]
     have = {"phi": phi}
-    plain = togo(Column(REWARDS, REWARDS, torch.arange(4), "path"), batch, gamma=gamma)
-    shaped = togo(potential(of_rewards(batch), batch, have, of="phi", gamma=gamma), batch, gamma=gamma)
+    plain = reward_to_go(Column(REWARDS, REWARDS, torch.arange(4), "path"), batch, gamma=gamma)
+    shaped = reward_to_go(potential(of_rewards(batch), batch, have, of="phi", gamma=gamma), batch, gamma=gamma)
     # The return from each token on is lower by the potential of its own state: a function of the state alone.
     torch.testing.assert_close(shaped.values_X, plain.values_X - phi, atol=1e-12, rtol=0)
     first = torch.tensor([0, 4, 5, 7])
@@ -83,7 +83,7 @@ def test_rivals_are_the_means_of_the_others(batch):
     alone = batch.take([0, 2])
     one = Column(values[[0, 1, 2, 3, 5, 6]], values[[0, 1, 2, 3, 5, 6]], alone.path_T, "token")
     assert rivals(one, alone).values_X.tolist() == [0.0] * 6
-    with pytest.raises(StepError, match="before togo"):
+    with pytest.raises(StepError, match="before reward_to_go"):
         rivals(of_rewards(batch), batch)
 
 
@@ -91,8 +91,8 @@ def test_process_and_outcome_make_the_advantage_of_prime(batch):
     """A_t = Σ_{s≥t} (r_s − mean of the others' means) + R − mean of the others' R (PRIME, eq. 5, γ = 1)."""
     words = {
         "advantage": [{"use": "center", "stat": "loo"}],
-        "branches": [{"of": "phi", "advantage": ["rivals", "togo"]}],
-        "auxiliaries": {"phi": {"head": "likelihood", "target": "outcome", "loss": "logistic"}},
+        "advantage_streams": [{"of": "phi", "advantage": ["rivals", "reward_to_go"]}],
+        "auxiliary_models": {"phi": {"head": "likelihood", "target": "outcome", "loss": "logistic"}},
     }
     made = with_advantages(bind_algorithm(stage(**words), {}), batch, 0)
     phi, others = lists(batch.sampled("aux:phi")), [1, 0, 3, 2]
@@ -124,14 +124,14 @@ def test_preset_prime_is_its_paper(golden):
 
 def test_steps_are_added_and_a_baseline_taken_off(batch):
     phi = batch.sampled("aux:phi")
-    made = togo(stepwise(of_rewards(batch), batch, {"phi": phi}, of="phi", weight=0.5), batch)
+    made = reward_to_go(stepwise(of_rewards(batch), batch, {"phi": phi}, of="phi", weight=0.5), batch)
     want = [
         sum(0.5 * v for v in part[t:]) + float(r)
         for part, r in zip(lists(phi), REWARDS, strict=True)
         for t in range(len(part))
     ]
     torch.testing.assert_close(made.values_X, torch.tensor(want, dtype=torch.float64), atol=1e-12, rtol=0)
-    less = stepwise(togo(of_rewards(batch), batch), batch, {"phi": phi}, of="phi", weight=-1.0)
+    less = stepwise(reward_to_go(of_rewards(batch), batch), batch, {"phi": phi}, of="phi", weight=-1.0)
     torch.testing.assert_close(less.values_X, REWARDS[batch.path_T] - phi, atol=1e-12, rtol=0)
     with pytest.raises(StepError, match="no auxiliary 'psi' in this stage; it has: phi"):
         stepwise(of_rewards(batch), batch, {"phi": phi}, of="psi")
@@ -180,7 +180,9 @@ def test_targets_written_out(batch):
 
 def stage(**more):
     base = {"kind": "rl", "model": "m", "prompts": "p", "rewards": ["x.y"], "max_steps": 1, "advantage": ["center"]}
-    return Rl.model_validate({**base, "ratio": "token", "surrogate": "clipped", "weigh": "token_mean", **more})
+    return Rl.model_validate(
+        {**base, "ratio": "token", "policy_loss": "clipped", "loss_aggregation": "token_mean", **more}
+    )
 
 
 @pytest.mark.parametrize("head", ["token", "likelihood"])

@@ -58,17 +58,27 @@ def test_the_engine_reports_what_it_sampled_from(tiny_policy):
 
 def stage(**more):
     ports = {"kind": "rl", "model": "m", "prompts": "p", "rewards": ["answers.exact"], "max_steps": 1}
-    parts = {"advantage": ["center"], "ratio": "token", "surrogate": "clipped", "weigh": "token_mean"}
+    parts = {"advantage": ["center"], "ratio": "token", "policy_loss": "clipped", "loss_aggregation": "token_mean"}
     return Rl.model_validate({**ports, **parts, **more})
 
 
 def test_a_processor_waits_for_the_first_word_of_its_controllers():
     controls = {name: {"use": "log_entropy_quantile", "q": q} for name, q in (("a", 0.0), ("b", 0.8), ("c", 1.0))}
-    use = {"use": "adaptive_temperature", "low": {"control": "a"}, "pivot": {"control": "b"}, "high": {"control": "c"}}
-    parts = bind_sampling_slots(stage(process=[use], control=controls), {})
+    use = {
+        "use": "adaptive_temperature",
+        "low": {"controller": "a"},
+        "pivot": {"controller": "b"},
+        "high": {"controller": "c"},
+    }
+    parts = bind_sampling_slots(stage(logits_processors=[use], controllers=controls), {})
     assert parts.logits_processor(0, {}, {}) is None
-    assert parts.logits_processor(1, {}, {"control/a": -2.0, "control/b": 0.0}) is None
-    told = {"control/a": BOUNDS["low"], "control/b": BOUNDS["pivot"], "control/c": BOUNDS["high"], "reward": 1.0}
+    assert parts.logits_processor(1, {}, {"controller/a": -2.0, "controller/b": 0.0}) is None
+    told = {
+        "controller/a": BOUNDS["low"],
+        "controller/b": BOUNDS["pivot"],
+        "controller/c": BOUNDS["high"],
+        "reward": 1.0,
+    }
     process = parts.logits_processor(1, {}, told)
     logits = torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
     assert torch.equal(process(logits, torch.zeros(3).long()), adaptive_temperature(logits, **BOUNDS))
@@ -76,7 +86,7 @@ def test_a_processor_waits_for_the_first_word_of_its_controllers():
 
 
 def test_processors_follow_each_other():
-    twice = bind_sampling_slots(stage(process=[{"use": "adaptive_temperature", **BOUNDS}] * 2), {})
+    twice = bind_sampling_slots(stage(logits_processors=[{"use": "adaptive_temperature", **BOUNDS}] * 2), {})
     logits = torch.randn(3, 16, generator=torch.Generator().manual_seed(1))
     once = adaptive_temperature(logits, **BOUNDS)
     want = adaptive_temperature(once, **BOUNDS)

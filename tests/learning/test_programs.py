@@ -10,7 +10,7 @@ from learning.solvers.combinators import concat, cross, filtered, mapped, reduce
 from learning.solvers.recursion import Plan, leaves, plan, put_together, taken_apart
 from learning.solvers.solvers import lambda_rlm
 from schemas.errors import StepError
-from schemas.evaluation_slots import ProgramUse
+from schemas.evaluation_slots import SolverUse
 
 
 def row(text, name="r"):
@@ -85,7 +85,7 @@ def test_retrieved_examples_come_before_the_problem_nearest_last(tmp_path):
     texts = {"3 + 4 =": "7", "30 + 41 =": "71", "dog": "god", "dogs": "sgod"}
     said = [row(t, t) | {"completion": [{"role": "assistant", "content": a}]} for t, a in texts.items()]
     write_rows(tmp_path, "chat", said)
-    retrieve = bind(ProgramUse(use="retrieve", data="x"), "program", {"program.data": tmp_path})
+    retrieve = bind(SolverUse(use="retrieve", data="x"), "solver", {"solver.data": tmp_path})
     asked = []
     retrieve([row("dogs", "p"), row("30 + 4 =", "q")], lambda rows: asked.extend(rows) or ["", ""])
     assert [m["content"] for m in asked[0]["prompt"]][2:] == ["dog", "god", "dogs"]

@@ -26,7 +26,7 @@ def first(model):
 
 
 def test_a_reference_is_fixed_copied_or_averaged_when_it_is_due(tiny_policy):
-    specs = stage(prev={"every": 2}, mean={"every": 1, "mix": 0.25}, idle={"every": 1})
+    specs = stage(prev={"sync_steps": 2}, mean={"sync_steps": 1, "mixup_alpha": 0.25}, idle={"sync_steps": 1})
     references = References(specs, asking("ref", "prev", "mean"), tiny_policy, {"unused": Path()})
     assert set(references.models) == {"ref", "prev", "mean"}  # nobody asks for `idle`
     start = first(tiny_policy.model)

@@ -19,7 +19,7 @@ from learning.samples.engine_protocol import Turn
 from learning.samples.sample import Sample, by_group
 from learning.sampling.trajectories import EPISODES, Trajectories
 from schemas.errors import StepError
-from schemas.use import SourceUse
+from schemas.use import ExtraSamplesUse
 
 
 def row(name, answer=None):
@@ -33,7 +33,7 @@ def sample(name, group, score, *, source="policy", text="x", step=0, **more):
 
 
 def added(use, samples, states, *, step=0, sampler=None, inputs=None, seed=0):
-    bound = bind(SourceUse.model_validate(use), "source.0", inputs)
+    bound = bind(ExtraSamplesUse.model_validate(use), "extra_samples.0", inputs)
     return bound.ask(
         step, {"samples": samples, "step": step, "sampler": sampler, "states": states, "seed": seed, "n": 2}
     )
@@ -46,7 +46,7 @@ def chat(folder, **texts):
         for text in several
     ]
     write_rows(folder, "chat", rows)
-    return {"source.0.data": folder}
+    return {"extra_samples.0.data": folder}
 
 
 def test_replay_gives_back_the_last_policies_first_in_first_out(answering):
@@ -81,7 +81,7 @@ def test_replay_draws_as_many_groups_as_it_is_told_and_stores_only_what_was_samp
     for one in others[2:]:
         one.finish = "suspended"
     assert added(use, [*first, *others, expert], states, sampler=answering(lambda *_: "")) == [*first, *others, expert]
-    assert len(states["source.0"]["groups"]) == 5
+    assert len(states["extra_samples.0"]["groups"]) == 5
     got = added(use, first, states, step=1, sampler=answering(lambda *_: "", step=1))
     assert [t.source for t in got] == ["policy"] * 5 + ["replay"] * 3
 
@@ -109,7 +109,7 @@ def test_successes_may_join_every_group_beside_its_own():
     got = added(use, [sample("a", 0, 1.0), sample("a", 0, 0.0)], states)
     assert [t.source for t in got] == ["policy"] * 2 + ["replay"] * 2
     assert len({t.text for t in got[2:]}) == 2
-    assert len(states["source.0"]["successes"]["a"]) == 3
+    assert len(states["extra_samples.0"]["successes"]["a"]) == 3
 
 
 def test_an_expert_takes_the_place_of_one_completion(tmp_path, answering):
@@ -205,7 +205,7 @@ class Pool:
     def written(self):
         self.file.add(3, self.samples, [None] * len(self.samples))
         self.file.publish(self.folder, [])
-        return {"source.0.data": self.folder}
+        return {"extra_samples.0.data": self.folder}
 
 
 def test_a_pool_gives_a_group_that_failed_throughout_one_success_and_a_mixed_one_none(tmp_path, answering):
@@ -236,9 +236,9 @@ def test_own_successes_come_before_those_of_the_pool(tmp_path, answering):
     sampler = answering(lambda *_: "")
     pool = Pool(tmp_path, sampler)
     stored = {name: pool.add(name, group, 1.0).completion_ids for group, name in enumerate("ab")}
-    inputs = {"source.1.data": pool.written()["source.0.data"]}
+    inputs = {"extra_samples.1.data": pool.written()["extra_samples.0.data"]}
     uses = ["successes", {"use": "collected", "data": "before.trajectories"}]
-    parts = [bind(SourceUse.model_validate(use), f"source.{i}", inputs) for i, use in enumerate(uses)]
+    parts = [bind(ExtraSamplesUse.model_validate(use), f"extra_samples.{i}", inputs) for i, use in enumerate(uses)]
     states, found = {}, []
     for score in (1.0, 0.0):
         samples = [sample("a", 0, score), sample("a", 0, 0.0), sample("b", 1, 0.0), sample("b", 1, 0.0)]
@@ -248,8 +248,8 @@ def test_own_successes_come_before_those_of_the_pool(tmp_path, answering):
         states = json.loads(json.dumps(states))
     assert found == [[[], [stored["b"]]], [[[7]], [stored["b"]]]]
     # Its own are a part of its checkpoints; the pool is not.
-    assert states["source.0"]["successes"].keys() == {"a"}
-    assert states.get("source.1", {}) == {}
+    assert states["extra_samples.0"]["successes"].keys() == {"a"}
+    assert states.get("extra_samples.1", {}) == {}
 
 
 def test_a_pool_of_another_tokenizer_or_without_the_score_is_refused(tmp_path, answering):
@@ -264,4 +264,4 @@ def test_a_pool_of_another_tokenizer_or_without_the_score_is_refused(tmp_path, a
     with pytest.raises(StepError, match="another tokenizer's"):
         added(use, [sample("a", 0, 0.0)], {}, sampler=sampler, inputs=inputs)
     with pytest.raises(StepError, match=r"no score 'exact'; it has: environment\.earned"):
-        added({**use, "component": "exact"}, [sample("a", 0, 0.0)], {}, sampler=sampler, inputs=inputs)
+        added({**use, "reward": "exact"}, [sample("a", 0, 0.0)], {}, sampler=sampler, inputs=inputs)

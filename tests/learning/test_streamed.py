@@ -37,7 +37,7 @@ class Trainer:
 
     policy: Policy
     stream: Stream
-    drive: object
+    rollout: object
     options: dict = field(default_factory=dict)
     score: object = None
     tokens: int = TOKENS
@@ -52,7 +52,7 @@ class Trainer:
     def iterate(self, step, steps=STEPS):
         sampling = Sampling(2.0, self.tokens, processor=None)
         sampler = Sampler(self.stream, self.policy, sampling, 5, step)
-        samples = self.drive([], sampler, self.stream, plan_of, self.rate, step, 0, steps, **self.options)
+        samples = self.rollout([], sampler, self.stream, plan_of, self.rate, step, 0, steps, **self.options)
         self.seen.append(samples)
         change(self.policy, step)
         self.stream.sync(step + 1)

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from learning.algorithm.advantages import normalisation as advantages
-from learning.algorithm.composition import Algorithm, Term
+from learning.algorithm.composition import Algorithm, LossTerm
 from learning.algorithm.loss import micro_loss, with_advantages, with_dropped, with_weights
 from learning.algorithm.loss_aggregation import aggregation as weighing
 from learning.algorithm.loss_terms import kl
@@ -39,7 +39,7 @@ def model():
 
 
 def algorithm(ratio=token, weigh=weighing.token_mean, coef=0.3, **surrogate):
-    term = Term(Bound("entropy", lambda entropy_T: -entropy_T, {}), coef, None)
+    term = LossTerm(Bound("entropy", lambda entropy_T: -entropy_T, {}), coef, None)
     ops = (Bound("center", advantages.center, {}), Bound("scale", advantages.scale, {}))
     bound = (Bound("ratio", ratio, {}), Bound("clipped", clipped, surrogate), Bound("weigh", weigh, {}))
     return Algorithm(ops, *bound, (term,))
@@ -252,7 +252,7 @@ def test_trap_13_returns_cross_observations():
     want = [0.5 ** (6 - i) for i in range(7)]
     for observed in (0, 1, 5):
         batch = chain(observed)
-        column = advantages.togo(advantages.of_rewards(batch), batch, gamma=0.5)
+        column = advantages.reward_to_go(advantages.of_rewards(batch), batch, gamma=0.5)
         torch.testing.assert_close(column.values_X, torch.tensor(want).double(), atol=1e-15, rtol=0)
 
 

@@ -4,7 +4,7 @@ import torch
 
 from learning.algorithm.advantages.turns import by_turn
 from learning.batch.batch_layout import forest
-from learning.batch.columns import lift, of_rewards
+from learning.batch.columns import broadcast_to_tokens, of_rewards
 from learning.samples.engine_protocol import Turn
 from learning.samples.sample import Sample
 
@@ -28,4 +28,4 @@ def test_every_token_has_what_its_own_turn_earned_and_observed_ones_have_no_plac
     assert (column.unit, column.values_X.dtype) == ("token", torch.float64)
     assert column.values_X.tolist() == earned_T.tolist()
     assert column.raw_X.tolist() == [9.0] * 7
-    assert lift(column, batch) is column
+    assert broadcast_to_tokens(column, batch) is column

@@ -20,7 +20,7 @@ from learning.sampling.iteration_context import IterationContext
 from learning.sampling.sampler import Sampler
 from learning.streaming.group_updates import GroupUpdates
 from learning.streaming.stream import Stream
-from schemas.use import PlanUse
+from schemas.use import PromptSamplerUse
 
 
 def in_turn(rows, num_groups, n, step):
@@ -45,11 +45,11 @@ class Loop:
     """Iterations of a stage: `train` is called with the samples of each in the place of an update."""
 
     def __init__(self, stage, policy, rows, *, num_groups, n=1, plan=in_turn, max_steps=20, tokens=64, **more):
-        """`more` may be `rewards`, a `source` of completions, and options of the drive."""
+        """`more` may be `rewards`, a `source` of completions, and options of the rollout function."""
         rewards, source = more.pop("rewards", stage.rewards), more.pop("source", None)
-        named = PlanUse(use=f"{__name__}:{plan.__name__}")
-        use = stage.drive.model_copy(update=more)
-        self.stage = stage.model_copy(update={"drive": use, "plan": named, "rewards": rewards})
+        named = PromptSamplerUse(use=f"{__name__}:{plan.__name__}")
+        use = stage.rollout.model_copy(update=more)
+        self.stage = stage.model_copy(update={"rollout": use, "prompt_sampler": named, "rewards": rewards})
         self.parts, self.policy, self.tokens = bind_sampling_slots(self.stage, {}), policy, tokens
         self.source = LocalRollouts(stage.engine, policy) if source is None else source
         self.stream = Stream(self.source)

@@ -38,7 +38,7 @@ def extra_gradient(samples, z):
     how = bind_algorithm(stage(), {})
     made = with_dropped(forest(samples), False)
     made = with_weights(how, with_advantages(how, made, 0), 0, 4)
-    (term,) = how.components
+    (term,) = how.loss_terms
     actions = [t.completion_ids[0] for t in samples]
     columns = view_columns(made, {"lp": z.log_softmax(-1)[actions], "entropy": torch.zeros(len(samples), **DOUBLE)})
     loss = (term.function.ask(0, columns) * columns["w.0_T"]).sum()
@@ -59,7 +59,7 @@ def test_the_expected_extra_gradient_of_a_bandit(temperature, want):
 
 @pytest.mark.parametrize(("entropy", "source", "temperature"), [(0.3, "hot", 2.0), (0.7, "cold", 0.5)])
 def test_the_entropy_says_which_temperature(entropy, source, temperature):
-    plan = bind_sampling_slots(stage(), {}).plan
+    plan = bind_sampling_slots(stage(), {}).prompt_sampler
     assert plan.options["target"] == 0.5
     have = {"rows": [{"id": "a"}, {"id": "b"}], "num_groups": 2, "n": 8, "seed": 0, "step": 3, "states": {}}
     requests = plan.ask(3, {**have, "history": History(), "metrics": {"entropy": entropy}})
@@ -73,7 +73,7 @@ def test_wrong_completions_add_exactly_nothing_unlike_an_entropy_bonus():
     both, _ = extra_gradient([sample(1, 1.0, "hot", 0), sample(0, 0.0, "hot", 1)], z)
     right, _ = extra_gradient([sample(1, 1.0, "hot", 0)], z)
     torch.testing.assert_close(both, right / 2)
-    bonus = bind_algorithm(stage("bonus"), {}).components[0]
+    bonus = bind_algorithm(stage("bonus"), {}).loss_terms[0]
     entropy = torch.distributions.Categorical(logits=z).entropy()
     (grad,) = torch.autograd.grad(-bonus.function.ask(0, {"entropy_T": entropy[None]}).sum(), z)
     assert float(grad.abs().sum()) > 0.1
@@ -89,7 +89,7 @@ def test_the_terms_do_not_mix():
     ]
     gradient, made = extra_gradient(samples, LOGITS.clone().requires_grad_())
     assert made.sampled("w").tolist() == [0.5, 0.5, 0.0, 0.0]
-    coef = stage().components[0].coef
+    coef = stage().loss_terms[0].coef
     assert made.sampled("w.0").tolist() == pytest.approx([0.0, 0.0, coef / 2, coef / 2])
     alone, _ = extra_gradient(samples[2:], LOGITS.clone().requires_grad_())
     torch.testing.assert_close(gradient, alone)

@@ -49,7 +49,7 @@ def inputs(tmp_path):
         folder.mkdir()
         rows = [r | {"completion": [{"role": "assistant", "content": teacher(r, RNG)}]} for r in ROWS]
         write_rows(folder, "chat", rows)
-        found[f"source.0.data.{i}"] = folder
+        found[f"extra_samples.0.data.{i}"] = folder
     return found
 
 
@@ -64,7 +64,7 @@ def own(rewards, which, group):
 def mixed(inputs, answering):
     """A group that is all wrong and one with a right answer, after the recipe's source."""
     samples = [*own([0.0] * 8, 0, 0), *own([0.0] * 7 + [1.0], 1, 1)]
-    source = bind_sampling_slots(stage(), inputs).sources[0]
+    source = bind_sampling_slots(stage(), inputs).extra_samples[0]
     sampler = answering(lambda *_: "")
     made = source.ask(0, {"samples": samples, "sampler": sampler})
     for sample in made:
@@ -103,7 +103,7 @@ def test_the_chosen_make_the_right_answer_likeliest(mixed, tiny_policy):
 
 
 def gradient(name, samples, policy):
-    how = bind_algorithm(stage(name), {f"source.0.data.{i}": Path("nowhere") for i in range(3)})
+    how = bind_algorithm(stage(name), {f"extra_samples.0.data.{i}": Path("nowhere") for i in range(3)})
     made = with_weights(how, with_advantages(how, with_dropped(forest(samples), False), 0), 0, 64)
     loss, _ = micro_loss(how, policy.model, made, step=0, temperature=1.0)
     policy.model.zero_grad(set_to_none=True)
@@ -120,13 +120,13 @@ def test_teachers_give_the_group_a_gradient(mixed, tiny_policy):
 @pytest.mark.parametrize(("p", "weight"), [(0.1, 0.5), (0.9, 0.9), (0.01, 1 / 11)])
 def test_a_teachers_token_weighs_p_over_p_and_a_tenth(p, weight):
     teacher = Sample(ROWS[0], 0, "teacher", [1], [5], None, "stop", "", scores={"r": 1.0}, reward=1.0)
-    how = bind_algorithm(stage(), {f"source.0.data.{i}": Path("nowhere") for i in range(3)})
+    how = bind_algorithm(stage(), {f"extra_samples.0.data.{i}": Path("nowhere") for i in range(3)})
     # An own token beside it, with a ratio of 1.5: clipped at 1.2.
     made = with_dropped(forest([teacher, *own([1.0], 0, 0)]), False).with_tokens(advantage=torch.tensor([1.0, 1.0]))
     lp = torch.tensor([p, 1.5 * float(torch.tensor(-0.5).double().exp())], **DOUBLE).log().requires_grad_()
     columns = view_columns(made, {"lp": lp, "entropy": torch.zeros(2, **DOUBLE)})
     columns["log_ratio_T"] = how.ratio.ask(0, columns)
-    loss = how.surrogate.ask(0, columns)
+    loss = how.policy_loss.ask(0, columns)
     assert -loss[0].item() == pytest.approx(weight, abs=1e-12)
     assert -loss[1].item() == pytest.approx(1.2, abs=1e-12)
     (grad,) = torch.autograd.grad(loss.sum(), lp)

@@ -36,18 +36,18 @@ class Counting(Engine):
 
 
 class Phases:
-    """The recipe's drive with a target of 4, called iteration by iteration; its memory passes through JSON."""
+    """The recipe's rollout function with a target of 4, iteration by iteration; its memory passes through JSON."""
 
     def __init__(self, policy, name="grpo"):
-        use = STAGES[name].drive.model_copy(update={"target": 4})
-        self.drive = bind_sampling_slots(STAGES[name].model_copy(update={"drive": use}), {}).drive
+        use = STAGES[name].rollout.model_copy(update={"target": 4})
+        self.rollout = bind_sampling_slots(STAGES[name].model_copy(update={"rollout": use}), {}).rollout
         self.engine, self.policy, self.states, self.step = Counting(policy), policy, {}, -1
 
     def __call__(self, requests):
         self.step += 1
         self.policy.model.calls = 0
         sampler = Sampler(self.engine, self.policy, Sampling(1.0, 64), 0, self.step)
-        samples = self.drive.ask(
+        samples = self.rollout.ask(
             self.step, {"requests": requests, "sampler": sampler, "step": self.step, "states": self.states}
         )
         self.states = json.loads(json.dumps(self.states))
@@ -55,7 +55,7 @@ class Phases:
 
     @property
     def pool(self):
-        return {one["request"]["row"]["id"]: one for one in self.states["drive"]["pool"]}
+        return {one["request"]["row"]["id"]: one for one in self.states["rollout"]["pool"]}
 
 
 def ask(letter, group=None):
@@ -98,7 +98,7 @@ def test_the_phase_stops_with_the_fourth_and_the_next_goes_on_where_it_stopped(s
 
 def test_with_the_baselines_drive_everybody_waits_for_the_longest(scripted):
     policy = scripted(LENGTHS)
-    drive = bind_sampling_slots(STAGES["baseline"], {}).drive
+    drive = bind_sampling_slots(STAGES["baseline"], {}).rollout
     sampler = Sampler(Counting(policy), policy, Sampling(1.0, 64), 0, 0)
     samples = drive.ask(0, {"requests": [ask(letter) for letter in LENGTHS], "sampler": sampler})
     assert policy.model.calls == 60
@@ -137,7 +137,7 @@ def test_old_tokens_keep_their_place_in_the_ratio_of_every_algorithm(scripted, n
     for sample, reward in zip(samples, (1.0, 0.0), strict=True):
         sample.scores, sample.reward = {"answers.exact": reward}, reward
     algorithm = bind_algorithm(STAGES[name], {})
-    filter_ = bind_sampling_slots(STAGES[name], {}).filter
+    filter_ = bind_sampling_slots(STAGES[name], {}).filter_groups
     batch = keep_groups(filter_, samples, phases.step, {}, {"step": phases.step, "rows": [t.row for t in samples]})
     batch = with_advantages(algorithm, with_dropped(batch, False), phases.step)
     assert batch.num_paths == 2

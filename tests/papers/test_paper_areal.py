@@ -32,8 +32,8 @@ def gradient_weight(name, behav, prox, pi, advantage):
     columns = view_columns(made, {"lp": lp_T})
     columns["lp_T"] = lp_T
     columns["log_ratio_T"] = algorithm.ratio.ask(0, columns)
-    loss_T = algorithm.surrogate.ask(0, columns)
-    if algorithm.correct:
+    loss_T = algorithm.policy_loss.ask(0, columns)
+    if algorithm.importance_correction:
         loss_T = loss_T * columns["factor_T"]
     return -float(torch.autograd.grad(loss_T.sum(), lp_T)[0])
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from learning.collection.rollouts.rollouts import whole
+from learning.collection.rollouts.rollouts import synchronous
 from learning.data.chat import decode, encode_completion, encode_prompt, encode_reply
 from learning.environments.lookup_environment import environment_of
 from learning.environments.making import in_environment
@@ -180,11 +180,11 @@ def alone(policy, rows):
     """What a synchronous drive makes of problems in the recipe's environment, and when on its clock."""
     episodes = episodes_of(Dictated(policy), policy)
     sampler = Sampler(episodes, policy, Sampling(1.0, TOKENS), 0, 0)
-    return whole([SampleRequest(row) for row in rows], sampler), episodes.clock.now
+    return synchronous([SampleRequest(row) for row in rows], sampler), episodes.clock.now
 
 
 def streamed(policy, loop, **how):
-    """The recipe's stage with its drive, environment and clock."""
+    """The recipe's stage with its rollout function, environment and clock."""
     source = LocalRollouts(EngineUse(use=f"{__name__}:Dictated"), policy, lambda engine: episodes_of(engine, policy))
     return loop(STAGES["trained"], policy, ROWS, num_groups=16, tokens=TOKENS, source=source, **how)
 
@@ -207,7 +207,7 @@ def test_updates_go_on_while_the_long_trajectory_does(policy, loop):
         ages += [step - version for t in samples for version in t.versions]
         long = long or next((t for t in samples if t.row is ROWS[0]), None)
     assert sum(now < end for now in updates) >= 3
-    assert max(ages) <= STAGES["trained"].drive.options["max_staleness"] == 4
+    assert max(ages) <= STAGES["trained"].rollout.options["max_staleness"] == 4
     assert min(ages) == 0
     # A version for each of its tokens, of several updates; what a search said has that of the call.
     assert [turn.ok for turn in long.turns] == [True] * 40

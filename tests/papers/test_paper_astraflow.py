@@ -64,10 +64,10 @@ def test_a_good_query_finds_the_document_that_has_the_answer(facts, corpus):
 
 def loop_of(name, where, seed, folders):
     """The recipe's stage in small, ready to go on where its checkpoints say."""
-    small = {"generation_batch_size": 4, "num_generations": 2, "max_steps": 4, "filter": None}
+    small = {"generation_batch_size": 4, "num_generations": 2, "max_steps": 4, "filter_groups": None}
     stage = STAGES[name].model_copy(update=small)
-    partner = "rewards.0.partner" if "searcher" in name else "plan.partner"
-    data = "rewards.0.data" if "searcher" in name else "plan.data"
+    partner = "rewards.0.partner" if "searcher" in name else "prompt_sampler.partner"
+    data = "rewards.0.data" if "searcher" in name else "prompt_sampler.data"
     inputs = {"model": folders["policy"], partner: folders["policy"]}
     inputs |= {"prompts": folders["facts"], data: folders["corpus"]}
     where.mkdir(exist_ok=True)
@@ -197,7 +197,7 @@ def served(name, answering, facts, corpus, monkeypatch, steps=4):
         sampler = answering(write, step=step, max_new_tokens=12)
         have = {"rows": facts, "num_groups": 8, "n": 8, "seed": 0, "step": step, "states": states, "metrics": {}}
         samples = collect_samples(parts, IterationContext(**have, sampler=sampler, history=history), {})
-        batch = keep_groups(parts.filter, samples, step, {}, {**have, "history": history})
+        batch = keep_groups(parts.filter_groups, samples, step, {}, {**have, "history": history})
         found.append((samples, batch))
     return found
 
@@ -205,8 +205,8 @@ def served(name, answering, facts, corpus, monkeypatch, steps=4):
 def test_replay_is_an_entry_of_a_list(answering, facts, corpus, monkeypatch):
     with_it, without = STAGES["rounds-1-searcher"], STAGES["fresh"]
     differ = {name for name in type(with_it).model_fields if getattr(with_it, name) != getattr(without, name)}
-    assert differ <= {"source", "model", "rewards", "seed"}
-    assert (len(with_it.source), without.source) == (1, [])
+    assert differ <= {"extra_samples", "model", "rewards", "seed"}
+    assert (len(with_it.extra_samples), without.extra_samples) == (1, [])
     share = []
     for samples, _ in served("rounds-1-searcher", answering, facts, corpus, monkeypatch):
         counts = Counter(t.source for t in samples)

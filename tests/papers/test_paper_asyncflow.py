@@ -98,7 +98,7 @@ def test_the_trainer_gets_rows_whose_columns_are_both_written_each_once(scripted
 
 @pytest.mark.parametrize(("name", "threshold"), [("trained", 1), ("strict", 0)])
 def test_the_trainer_is_ahead_by_the_threshold_and_no_more(scripted, loop, name, threshold):
-    assert STAGES[name].drive.options["max_staleness"] == threshold
+    assert STAGES[name].rollout.options["max_staleness"] == threshold
     run = loop(name, scripted(LENGTHS), letters("abcdefgh"), num_groups=4, max_steps=6)
     lags = [step - version for step in range(6) for t in run.iterate() for version in t.versions]
     assert max(lags) == threshold

@@ -26,12 +26,12 @@ def columns(ratios, advantages):
 def algorithm(**options):
     """The recipe's algorithm, its controls with some options exchanged."""
     stage = load_recipe(RECIPE, profile="tiny").stages["trained"]
-    control = {name: use.model_copy(update=options) for name, use in stage.control.items()}
-    return bind_algorithm(stage.model_copy(update={"control": control}), {})
+    control = {name: use.model_copy(update=options) for name, use in stage.controllers.items()}
+    return bind_algorithm(stage.model_copy(update={"controllers": control}), {})
 
 
 def bounds(have, **options):
-    return {name: part.ask(0, have) for name, part in algorithm(**options).control.items()}
+    return {name: part.ask(0, have) for name, part in algorithm(**options).controllers.items()}
 
 
 def test_the_first_bound_with_the_share_is_taken():
@@ -71,7 +71,7 @@ def test_the_bounds_reach_the_loss():
     numbers = bounds(have, low=[0.6, 0.6])
     settled = algorithm().settled(numbers)
     log_ratio = (have["lp_T"] - have["lp_behav_T"]).requires_grad_()
-    loss = settled.surrogate.ask(0, {"log_ratio_T": log_ratio, "advantage_T": have["advantage_T"]})
+    loss = settled.policy_loss.ask(0, {"log_ratio_T": log_ratio, "advantage_T": have["advantage_T"]})
     (got,) = torch.autograd.grad(loss.sum(), log_ratio)
     fixed = clipped(log_ratio, have["advantage_T"], epsilon=0.2)
     (without,) = torch.autograd.grad(fixed.sum(), log_ratio)

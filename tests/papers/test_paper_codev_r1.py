@@ -58,7 +58,7 @@ def visited(rate):
 
 @pytest.mark.parametrize(("rate", "size"), [(0.5, 16), (0.8, 10)])
 def test_the_next_generation_follows_the_keep_rate(rate, size):
-    plan = bind_sampling_slots(stage(), {}).plan
+    plan = bind_sampling_slots(stage(), {}).prompt_sampler
     have = {"rows": [{"id": str(i)} for i in range(99)], "num_groups": GROUPS, "n": 8, "seed": 1, "states": {}}
     assert len(plan.ask(0, {**have, "history": visited(rate)})) == size == math.ceil(GROUPS / rate)
 
@@ -82,7 +82,7 @@ def iterate(name, answering):
         sampler.engine.generate = lambda r, s, c=calls, g=generate: c.append(len(r)) or g(r, s)
         have = {"rows": rows(), "num_groups": GROUPS, "n": 8, "seed": 1, "step": step, "states": states, "metrics": {}}
         samples = collect_samples(parts, IterationContext(**have, sampler=sampler, history=history), {})
-        trained = keep_groups(parts.filter, samples, step, {}, {})
+        trained = keep_groups(parts.filter_groups, samples, step, {}, {})
         kept = by_group([samples[i] for i in trained.paths["path"].tolist()])
         assert len(kept) == GROUPS
         assert all(len({t.reward for t in members}) == 2 for members in kept.values())
@@ -100,6 +100,6 @@ def test_the_clip_lets_a_rising_right_token_through():
     how = bind_algorithm(stage(), {})
     for ratio, through in ((1.25, True), (1.3, False)):
         log_ratio = torch.tensor([ratio], dtype=torch.float64).log().requires_grad_()
-        loss = how.surrogate.ask(0, {"log_ratio_T": log_ratio, "advantage_T": torch.ones(1, dtype=torch.float64)})
+        loss = how.policy_loss.ask(0, {"log_ratio_T": log_ratio, "advantage_T": torch.ones(1, dtype=torch.float64)})
         (grad,) = torch.autograd.grad(loss.sum(), log_ratio)
         assert (grad.item() != 0) is through

@@ -22,7 +22,7 @@ from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "cory.yaml"
 HERE = __name__
-PIONEER, OBSERVER = "rewards.0.partner", "plan.partner"
+PIONEER, OBSERVER = "rewards.0.partner", "prompt_sampler.partner"
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,9 @@ def sample(text, of=None, group=0):
 
 
 def asks_of(parts, rows, n=2):
-    return parts.plan.ask(0, {"rows": rows, "num_groups": len(rows), "n": n, "seed": 0, "step": 0, "states": {}})
+    return parts.prompt_sampler.ask(
+        0, {"rows": rows, "num_groups": len(rows), "n": n, "seed": 0, "step": 0, "states": {}}
+    )
 
 
 def test_both_earn_the_sum_of_both_task_rewards(recipe, partner):
@@ -117,7 +119,7 @@ def test_the_observer_is_shown_the_pioneers_answer_and_the_pioneer_nothing(recip
 
 
 def test_an_observer_needs_its_plan(recipe):
-    with pytest.raises(StepError, match=r"needs `plan: \{use: observed"):
+    with pytest.raises(StepError, match=r"needs `prompt_sampler: \{use: observed"):
         rewarded(parts_of(recipe, "rounds-1-observer", **{OBSERVER: "A"}), [sample("b")])
     with pytest.raises(StepError, match=r"shows no \{shown\}"):
         shown_to(row(), "a", "{prompt}")

@@ -184,7 +184,7 @@ def versions(generation):
 
 def test_the_surest_of_five_steps_is_masked_and_nothing_else():
     """Step entropies 0.1, 0.5, 0.2, 0.9, 0.4 at the recipe's share."""
-    (select,) = (bind(use, "select.0") for use in STAGE.select)
+    (select,) = (bind(use, "token_mask.0") for use in STAGE.token_mask)
     entropy_T = torch.tensor([0.05, 0.15, 0.5, 0.1, 0.3, 0.9, 0.4, 0.4, 0.4], dtype=torch.float64)
     turn_T = torch.tensor([0, 0, 1, 2, 2, 3, 4, 4, 4])
     path_T = torch.zeros_like(turn_T)
@@ -195,7 +195,7 @@ def test_the_surest_of_five_steps_is_masked_and_nothing_else():
 
 
 def test_importance_weights_are_truncated_at_two():
-    (correct,) = (bind(use, "correct.0") for use in STAGE.correct)
+    (correct,) = (bind(use, "importance_correction.0") for use in STAGE.importance_correction)
     behav_T = torch.tensor([-2.0, -1.0, -1.0], dtype=torch.float64)
     nothing_T = torch.zeros(3, dtype=torch.bool)
     prox_T = behav_T + torch.tensor([3.0, 0.5, 2.0], dtype=torch.float64).log()
@@ -207,7 +207,7 @@ def test_a_worker_completes_at_its_version_while_the_other_loads_the_next(tiny_p
     made, episodes = rollout
     made.going.clear()
     episodes.submit(asked(tiny_policy, ROWS), Sampling(1.0, 220))
-    episodes.sync(1, each=STAGE.drive.options["sync"] == "each")
+    episodes.sync(1, each=STAGE.rollout.options["sync"] == "each")
     made.told(0)
     made.going.set()
     assert made.loading.wait(PATIENCE)
@@ -253,14 +253,14 @@ def test_the_stage_trains_on_whole_episodes_of_bounded_age_from_four_environment
 
     episodes.environment = Watched()
     policy = replace(tiny_policy, max_length=512)
-    stage = STAGE.model_copy(update={"source": []})
+    stage = STAGE.model_copy(update={"extra_samples": []})
     loop = Loop(stage, policy, ROWS, num_groups=4, n=2, source=episodes, plan=by_chance, tokens=220, max_steps=6)
     try:
         for step in range(6):
             samples = loop.iterate()
             ages = {step - version for sample in samples for version in sample.versions}
             assert min(ages) >= 0
-            assert max(ages) <= STAGE.drive.options["max_staleness"]
+            assert max(ages) <= STAGE.rollout.options["max_staleness"]
             assert [sample.reward for sample in samples] == [1.0] * 8
             assert all(sample.num_turns == int(sample.row["family"][-1]) for sample in samples)
     finally:
@@ -277,7 +277,9 @@ def test_a_group_in_which_all_failed_gets_one_success_of_the_pool_and_a_mixed_on
     pool = Trajectories(tmp_path, 1.0, 0, partial(decode, tokenizer))
     pool.add(0, [*good[:1], *bad[1:]], [None] * len(ROWS))
     pool.publish(tmp_path, [])
-    parts = [bind(use, f"source.{i}", {"source.1.data": tmp_path}) for i, use in enumerate(STAGE.source)]
+    parts = [
+        bind(use, f"extra_samples.{i}", {"extra_samples.1.data": tmp_path}) for i, use in enumerate(STAGE.extra_samples)
+    ]
     samples = [replace(bad[0], group=0) for _ in range(4)]
     samples += [replace(one, group=1) for one in (good[1], bad[1], bad[1])]
     samples += [replace(bad[2], group=2) for _ in range(2)]
@@ -298,7 +300,7 @@ def test_a_group_in_which_all_failed_gets_one_success_of_the_pool_and_a_mixed_on
 
 
 def test_hard_problems_get_more_rollouts_and_longer_episodes_from_the_same_budget():
-    plan, history = bind(STAGE.plan, "plan"), History()
+    plan, history = bind(STAGE.prompt_sampler, "prompt_sampler"), History()
     easy, hard = ROWS[:6], ROWS[6:]
     history.rates = {row["id"]: [1.0] for row in easy} | {row["id"]: [0.0] for row in hard}
     history.turns = {row["id"]: int(row["family"][-1]) for row in easy}
@@ -307,9 +309,9 @@ def test_hard_problems_get_more_rollouts_and_longer_episodes_from_the_same_budge
     requests = [request for step in range(6) for request in plan.ask(step, {**have, "step": step})]
     assert sum(request.n for request in requests) == 6 * 4 * n
     of = {row["id"]: [request for request in requests if request.row["id"] == row["id"]] for row in ROWS}
-    assert {min(request.n for request in of[row["id"]]) for row in easy} == {STAGE.plan.options["least"]}
+    assert {min(request.n for request in of[row["id"]]) for row in easy} == {STAGE.prompt_sampler.options["least"]}
     assert {max(request.n for request in of[row["id"]]) for row in hard} == {n}
-    spare = STAGE.plan.options["spare_turns"]
+    spare = STAGE.prompt_sampler.options["spare_turns"]
     assert all(request.row["max_turns"] == int(row["family"][-1]) + spare for row in easy for request in of[row["id"]])
     assert all("max_turns" not in request.row for row in hard for request in of[row["id"]])
 

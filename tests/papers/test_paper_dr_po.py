@@ -51,13 +51,13 @@ def pairs(tmp_path):
 
 @pytest.fixture
 def rollouts(tiny_policy, pairs):
-    """What the recipe's drive makes of 4 × n asks at some mix."""
+    """What the recipe's rollout function makes of 4 × n asks at some mix."""
 
     def make(mix, n, tokens=28, stage="trained"):
-        drive = STAGES[stage].drive
+        drive = STAGES[stage].rollout
         use = drive if mix is None else drive.model_copy(update={"mix": mix})
         bound = bind_sampling_slots(
-            STAGES[stage].model_copy(update={"drive": use}), {"drive.data": pairs, "rewards.0.model": pairs}
+            STAGES[stage].model_copy(update={"rollout": use}), {"rollout.data": pairs, "rewards.0.model": pairs}
         )
         sampler = Sampler(Engine(tiny_policy), tiny_policy, Sampling(1.0, tokens), 5, 3)
         have = {
@@ -67,7 +67,7 @@ def rollouts(tiny_policy, pairs):
             "seed": 5,
             "states": {},
         }
-        return bound, bound.drive.ask(3, have)
+        return bound, bound.rollout.ask(3, have)
 
     return make
 
@@ -91,7 +91,7 @@ def test_every_rollout_begins_with_a_strict_prefix_of_the_chosen_answer(rollouts
 
 def test_what_is_given_carries_neither_loss_nor_kl(rollouts):
     algorithm = bind_algorithm(STAGES["trained"], {})
-    assert [term.function.name for term in algorithm.components] == ["kl"]
+    assert [term.function.name for term in algorithm.loss_terms] == ["kl"]
     samples = rollouts(1.0, 4)[1]
     batch = with_dropped(forest(samples), False)
     batch = with_weights(algorithm, batch.with_tokens(advantage=torch.ones(len(batch.sampled_T))), 0, 28)
@@ -126,7 +126,7 @@ def test_without_resets_the_batch_is_that_of_ppo(rollouts):
 def test_half_of_the_rollouts_are_reset(rollouts):
     samples = rollouts(None, 250, tokens=6)[1]
     resets = sum(t.source == "reset" for t in samples)
-    assert STAGES["trained"].drive.options["mix"] == 0.5
+    assert STAGES["trained"].rollout.options["mix"] == 0.5
     assert 450 <= resets <= 550
     plain = {(t.group, tuple(t.completion_ids)) for t in rollouts(None, 250, tokens=6, stage="baseline")[1]}
     assert all((t.group, tuple(t.completion_ids)) in plain for t in samples if t.source == "policy")

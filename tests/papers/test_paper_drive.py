@@ -30,7 +30,7 @@ def stages(profile="tiny"):
 def visits(name, num_rows, steps, history=None):
     """What the plan of a stage samples in each iteration: problem, completions."""
     stage = stages()[name]
-    plan, states = bind_sampling_slots(stage, {}).plan, {}
+    plan, states = bind_sampling_slots(stage, {}).prompt_sampler, {}
     n = stage.num_generations
     have = {"num_groups": stage.generation_batch_size // n, "n": n, "seed": 5, "states": states, "history": history}
     rows = [{"id": f"p{i}"} for i in range(num_rows)]
@@ -72,16 +72,16 @@ def test_the_sizes_of_groups_are_the_papers_in_the_full_profile():
 @pytest.mark.parametrize(("risen", "left"), [("c", "d"), ("d", "c")])
 def test_hard_focus_retains_the_most_difficult(risen, left):
     shares = (0.5, 0.25)
-    use = stages()["pre_grpo"].plan.model_copy(update={"share": {"piecewise": dict(enumerate(shares))}})
-    plan, states, history = bind(use, "plan"), {}, History()
+    use = stages()["pre_grpo"].prompt_sampler.model_copy(update={"share": {"piecewise": dict(enumerate(shares))}})
+    plan, states, history = bind(use, "prompt_sampler"), {}, History()
     history.rates = {"a": [1.0], "b": [0.5], "c": [0.25], "d": [0.0]}
     rows = [{"id": name} for name in "abcd"]
     have = {"rows": rows, "num_groups": 4, "n": 16, "seed": 1, "states": states, "history": history}
     assert Counter(a.row["id"] for a in plan.ask(0, {**have, "step": 0})) == {"c": 2, "d": 2}
-    assert states["plan"]["kept"] == ["c", "d"]
+    assert states["prompt_sampler"]["kept"] == ["c", "d"]
     history.rates[risen].append(0.9)
     assert [a.row["id"] for a in plan.ask(1, {**have, "step": 1})] == [left] * 4
-    assert states["plan"]["kept"] == [left]
+    assert states["prompt_sampler"]["kept"] == [left]
 
 
 def test_the_contest_is_later_and_unseen():

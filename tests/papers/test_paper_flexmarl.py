@@ -193,7 +193,7 @@ def test_a_round_gives_each_agent_its_turn_beside_the_other_as_it_was(tmp_path):
     assert reads("rounds-2-planner", "model") == key["rounds-1-planner"]
     assert reads("rounds-2-planner", "rewards.0.partner") == key["rounds-1-solver"]
     assert reads("rounds-2-solver", "model") == key["rounds-1-solver"]
-    assert reads("rounds-2-solver", "plan.partner") == key["rounds-1-planner"]
+    assert reads("rounds-2-solver", "prompt_sampler.partner") == key["rounds-1-planner"]
     planner, solver = (stages()[name] for name in AGENTS)
     assert solver.generation_batch_size == 4 * planner.generation_batch_size
     assert planner.rewards[0].options["calls"] == 4

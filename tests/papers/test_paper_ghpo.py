@@ -40,7 +40,7 @@ def row(name="q"):
 def inputs(tmp_path):
     completion = [{"role": "assistant", "content": SOLUTION}]
     write_rows(tmp_path, "chat", [row() | {"completion": completion}])
-    return {"follow_up.0.data": tmp_path}
+    return {"resample.0.data": tmp_path}
 
 
 def sampled(name, inputs, sampler, step=9):
@@ -99,7 +99,7 @@ def test_what_is_still_all_wrong_gets_the_next_share(answering, inputs):
 
 
 def test_a_group_with_one_right_answer_is_returned_byte_for_byte(answering, inputs):
-    follow = bind_sampling_slots(stage(), inputs).follow_ups[0]
+    follow = bind_sampling_slots(stage(), inputs).resample[0]
     samples = [
         Sample(row(), 0, "policy", [1], [7], [-1.0], "stop", str(i), scores={"r": float(i == 2)}, reward=float(i == 2))
         for i in range(4)

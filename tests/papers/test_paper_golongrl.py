@@ -93,5 +93,5 @@ def test_order_of_rows_does_not_matter_and_tokens_come_too_late():
     order = [5, 2, 0, 6, 3, 1, 4]
     torch.testing.assert_close(operated(made.take(order)), operated(made)[order], atol=1e-15, rtol=0)
     operation = algorithm().advantage[0].at(0)
-    with pytest.raises(ValueError, match="before lift"):
+    with pytest.raises(ValueError, match="before broadcast_to_tokens"):
         operation(replace(of_rewards(made), unit="token"), made)

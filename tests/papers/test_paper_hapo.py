@@ -30,7 +30,7 @@ def algorithm():
 
 def surrogate():
     """The recipe's surrogate where log-entropies of −2, 0 and 2 score −1, 0 and 1."""
-    return algorithm().surrogate.settled({"lowest": -2.0, "pivot": 0.0, "highest": 2.0})
+    return algorithm().policy_loss.settled({"lowest": -2.0, "pivot": 0.0, "highest": 2.0})
 
 
 def gradient(ratio, h, advantage):
@@ -68,7 +68,7 @@ def test_redistribution_is_inside_the_band_for_certain_tokens_and_outside_for_un
 
 
 def test_switches_of_the_recipe_turn_each_part_off():
-    plain = algorithm().surrogate
+    plain = algorithm().policy_loss
     options = {**plain.options, "low": -2.0, "pivot": 0.0, "high": 2.0, "epsilon": 0.2, "epsilon_high": 0.28}
     off = {**options, "adaptive_clip": False, "redistribute": False, "delta": None}
     log_ratio = torch.linspace(-0.5, 0.5, 11, **DOUBLE)
@@ -90,9 +90,9 @@ def test_the_average_of_a_group_is_over_its_tokens():
     made = with_advantages(algorithm(), batch([1, 3]), 0).sampled("advantage")
     assert made.tolist() == pytest.approx([math.sqrt(3), *[-1 / math.sqrt(3)] * 3], abs=1e-4)
     assert made.sum().item() == pytest.approx(0.0, abs=1e-12)
-    # GRPO is the same without `lift`, the average over completions.
+    # GRPO is the same without `broadcast_to_tokens`, the average over completions.
     stage = load_recipe(RECIPE, profile="tiny").stages["trained"]
-    assert [use.use for use in stage.advantage] == ["lift", "center", "scale"]
+    assert [use.use for use in stage.advantage] == ["broadcast_to_tokens", "center", "scale"]
     plain = bind_algorithm(stage.model_copy(update={"advantage": stage.advantage[1:]}), {})
     grpo = with_advantages(plain, batch([1, 3]), 0).sampled("advantage")
     assert grpo.tolist() == pytest.approx([1.0, -1.0, -1.0, -1.0], abs=1e-5)
@@ -101,7 +101,7 @@ def test_the_average_of_a_group_is_over_its_tokens():
 
 def test_temperature_follows_the_entropy():
     stage = load_recipe(RECIPE, profile="tiny").stages["trained"]
-    (process,) = bind_sampling_slots(stage, {}).process
+    (process,) = bind_sampling_slots(stage, {}).logits_processors
     even, sharp = torch.zeros(1, 8, **DOUBLE), torch.tensor([[9.0, *[0.0] * 7]], **DOUBLE)
     for logits, share in ((even + torch.arange(8) / 100, 0.5), (sharp, -0.5)):
         entropy = math.log(float(-(logits.softmax(-1) * logits.log_softmax(-1)).sum()))
@@ -115,7 +115,7 @@ def test_temperature_follows_the_entropy():
 
 def test_scores_of_entropy_span_the_batch_around_a_quantile():
     entropy = torch.tensor([0.01, 0.1, 0.2, 0.5, 1.5], **DOUBLE)
-    control = algorithm().control
+    control = algorithm().controllers
     found = {name: part.ask(0, ColumnView(batch([1, 3]), entropy_behav_T=entropy)) for name, part in control.items()}
     assert found == pytest.approx({"lowest": math.log(0.01), "pivot": math.log(0.5), "highest": math.log(1.5)})
     h = entropy_score(entropy, found["lowest"], found["pivot"], found["highest"])

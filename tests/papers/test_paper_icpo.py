@@ -47,7 +47,7 @@ def group(answering, tmp_path):
     rows = operations(size=20, seed=1, split="train", meaning="smaller")
     solved = [row | {"completion": [{"role": "assistant", "content": row["answer"]}]} for row in rows]
     write_rows(tmp_path, "chat", solved)
-    plan = bind_sampling_slots(stage(), {"plan.data": tmp_path}).plan
+    plan = bind_sampling_slots(stage(), {"prompt_sampler.data": tmp_path}).prompt_sampler
     have = {"rows": rows, "num_groups": 1, "n": 8, "seed": 1, "step": 0}
     sampler = answering(lambda prompt, number: "1", logprob=-1.5, max_new_tokens=4)
     return sampler.sample(plan.ask(0, have)), sampler
@@ -84,7 +84,7 @@ def test_demonstrated_tokens_have_the_shaped_ratio_and_a_gradient_where_own_ones
     rho = math.exp(0.5)
     samples = [sample(1.0, logprob=-1.5), sample(1.0, "in_context", logprob=-1.5)]
     found, leaf = columns(samples, [-1.0, -1.0])
-    loss = algorithm().surrogate.ask(0, found)
+    loss = algorithm().policy_loss.ask(0, found)
     assert (-loss).tolist() == pytest.approx([1.2, rho / (rho + 0.1)], abs=1e-12)
     (grad,) = torch.autograd.grad(loss.sum(), leaf)
     assert (-grad).tolist() == pytest.approx([0.0, 0.1 * rho / (rho + 0.1) ** 2], abs=1e-12)
@@ -98,7 +98,7 @@ def advantages(samples):
 def test_a_demonstrated_completion_below_the_threshold_leaves_the_group():
     own = [sample(1.0), sample(0.0), sample(0.0)]
     wrong, right = sample(0.0, "in_context"), sample(1.0, "in_context")
-    reject = bind_sampling_slots(stage(), {"plan.data": Path("nowhere")}).follow_ups[0]
+    reject = bind_sampling_slots(stage(), {"prompt_sampler.data": Path("nowhere")}).resample[0]
     kept, requests = reject.ask(0, {"samples": [*own, wrong, right]})
     assert kept == [*own, right]
     assert requests == []

@@ -37,7 +37,7 @@ class Leaf:
 
 
 def test_the_plan_is_the_closed_form(stages):
-    options = stages["recursive"].program.options
+    options = stages["recursive"].solver.options
     assert (options["window"], options["cost_input"], options["cost_compose"]) == (WINDOW, 1, 100)
     # k* = ⌈√(1600·1/100)⌉ = 4 and d = ⌈log₄(1600/200)⌉ = ⌈1.5⌉ = 2
     assert plan(1600, WINDOW, 1, 100) == Plan(pieces=4, depth=2, window=WINDOW)
@@ -46,13 +46,13 @@ def test_the_plan_is_the_closed_form(stages):
 
 def test_sixteen_bounded_calls_give_the_true_count_and_one_call_does_not(stages):
     problems = bind(stages["recursive"].tasks[0])()
-    program, leaf = bind(stages["recursive"].program), Leaf()
+    program, leaf = bind(stages["recursive"].solver), Leaf()
     assert {len(row["prompt"][0]["content"].partition("|")[2]) for row in problems} == {1600}
     assert exact(problems, program(problems, leaf)) == [1.0] * len(problems)
     assert len(leaf.bodies) == 16 * len(problems)
     assert max(map(len, leaf.bodies)) <= WINDOW
     # The direct call of the recipe's other stage: the same problems, the same model.
-    assert stages["direct"].program is None
+    assert stages["direct"].solver is None
     assert stages["direct"].tasks == stages["recursive"].tasks
     counted = [row for row in problems if row["prompt"][0]["content"].partition("|")[2][WINDOW:].count("key,")]
     assert len(counted) > 20
@@ -61,7 +61,7 @@ def test_sixteen_bounded_calls_give_the_true_count_and_one_call_does_not(stages)
 
 def test_it_ends_whatever_the_text_and_whatever_the_model_says(stages):
     rng = random.Random(4)
-    program = bind(stages["recursive"].program)
+    program = bind(stages["recursive"].solver)
     for _ in range(200):
         text = "".join(rng.choice("key,") for _ in range(rng.randint(0, 5000)))
         how = plan(len(text), WINDOW, 1, 100)

@@ -41,7 +41,7 @@ def test_the_batch_gives_the_deviation():
 
 def test_the_mean_is_over_tokens():
     stages = load_recipe(RECIPE, profile="tiny").stages
-    by_mean = {s.weigh.use: s for name, s in stages.items() if name.startswith("ablation")}
+    by_mean = {s.loss_aggregation.use: s for name, s in stages.items() if name.startswith("ablation")}
     losses = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
     for stage, want in ((stages["trained"], 0.25), (by_mean["token_mean"], 0.25), (by_mean["sequence_mean"], 0.5)):
         algorithm = bind_algorithm(stage, {})
@@ -58,7 +58,12 @@ def test_every_combination_of_tricks_is_a_run(profile, size, tmp_path):
     assert sorted(step.name for step in runs) == sorted(stages)
     assert len({step.key for step in runs}) == size
     found = {
-        (s.advantage[1].options["by"], s.weigh.use, s.surrogate.options["epsilon_high"], s.mask_truncated_completions)
+        (
+            s.advantage[1].options["by"],
+            s.loss_aggregation.use,
+            s.policy_loss.options["epsilon_high"],
+            s.mask_truncated_completions,
+        )
         for s in stages.values()
     }
     assert len(stages) == len(found) == size

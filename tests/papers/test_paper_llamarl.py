@@ -38,7 +38,7 @@ def gradient_weights(name, advantage):
     columns = view_columns(made, {"lp": lp_T})
     columns["lp_T"] = lp_T
     columns["log_ratio_T"] = algorithm.ratio.ask(0, columns)
-    return (-torch.autograd.grad(algorithm.surrogate.ask(0, columns).sum(), lp_T)[0]).tolist()
+    return (-torch.autograd.grad(algorithm.policy_loss.ask(0, columns).sum(), lp_T)[0]).tolist()
 
 
 def test_the_ratio_is_bounded_from_above_alone():

@@ -35,7 +35,7 @@ ASKED = (
     "  c: {kind: evaluate, model: MODEL, tasks: [{use: reasoning_gym, family: chain_sum, split: test, size: 5}]MORE}\n"
 )
 PRACTISED = "  practised: {kind: practice, model: base, prompts: asked}\n"
-RETRIEVAL = ", program: {use: retrieve, data: rl}"
+RETRIEVAL = ", solver: {use: retrieve, data: rl}"
 
 
 def leaves(tmp_path, *stages, **words):

@@ -25,17 +25,17 @@ from schemas.schedules import settled
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "recap.yaml"
 STAGES = load_recipe(RECIPE, profile="tiny").stages
-POINTS = ("reward/answers.exact", "reward/formats.matches", "loss/ce")
+POINTS = ("reward/answers.exact", "reward/formats.matches", "loss/cross_entropy")
 NAMES = dict(zip(("accuracy", "format", "replay"), POINTS, strict=True))
-INPUTS = {"source.0.data": Path("nowhere")}
+INPUTS = {"extra_samples.0.data": Path("nowhere")}
 
 
 def controls(keep):
     """The recipe's controls over some of its objectives."""
     stage = STAGES["trained"]
-    best = {NAMES[name]: stage.control[name].options["best"][NAMES[name]] for name in keep}
-    mine = {name: stage.control[name].model_copy(update={"best": best}) for name in keep}
-    return bind_algorithm(stage.model_copy(update={"control": mine}), INPUTS)
+    best = {NAMES[name]: stage.controllers[name].options["best"][NAMES[name]] for name in keep}
+    mine = {name: stage.controllers[name].model_copy(update={"best": best}) for name in keep}
+    return bind_algorithm(stage.model_copy(update={"controllers": mine}), INPUTS)
 
 
 def weights(losses, scale=None):
@@ -81,8 +81,8 @@ def test_a_saturating_format_moves_the_weights_and_fixed_ones_stay():
     found = weights(falling)[-1]
     assert found["accuracy"] > 1 > found["format"]
     assert [use.weight for use in STAGES["fixed"].rewards] == [1.0, 1.0]
-    assert not STAGES["fixed"].control
-    assert STAGES["fixed"].components[0].coef == 1.0
+    assert not STAGES["fixed"].controllers
+    assert STAGES["fixed"].loss_terms[0].coef == 1.0
     parts = bind_sampling_slots(STAGES["trained"], INPUTS)
     assert [settled(w, found | {"replay": 1.0}) for w in parts.weights] == [found["accuracy"], found["format"]]
 
@@ -104,7 +104,7 @@ def test_replay_is_about_old_answers_and_nothing_else(tiny_policy, tmp_path):
     write_rows(tmp_path, "chat", rows)
     sampler = Sampler(None, tiny_policy, None, 0, 0, groups=1)
     own = [Sample({"id": "new"}, 0, "policy", [5, 6], [7] * n, [-1.0] * n, "stop", "", reward=float(n)) for n in (2, 3)]
-    rehearse = bind(STAGES["trained"].source[0], "source.0", {"source.0.data": tmp_path})
+    rehearse = bind(STAGES["trained"].extra_samples[0], "extra_samples.0", {"extra_samples.0.data": tmp_path})
     mixed = rehearse.ask(0, {"samples": own, "sampler": sampler, "rng": np.random.default_rng(1)})
     assert mixed[:2] == own
     assert len(mixed) == 2 + 32 == 2 + len({t.row["id"] for t in mixed[2:]})

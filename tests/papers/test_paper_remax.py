@@ -73,7 +73,7 @@ def test_the_kl_penalty_is_in_the_reward_of_the_sample_alone():
 
 
 def test_the_plan_samples_one_and_a_greedy_one(answering):
-    plan = bind_sampling_slots(stage(), INPUTS).plan
+    plan = bind_sampling_slots(stage(), INPUTS).prompt_sampler
     rows = [{"id": c, "prompt": [{"role": "user", "content": c}], "family": "f"} for c in "abc"]
     sampler = answering(lambda prompt, number: prompt)
     samples = sampler.sample(plan.ask(0, {"rows": rows, "num_groups": 3, "n": 1, "seed": 1, "step": 0}))
@@ -96,7 +96,7 @@ def of_action(action, name):
     z = LOGITS.clone().requires_grad_()
     columns = view_columns(made, {"lp": z.log_softmax(-1)[[action]], "entropy": torch.zeros(1, **DOUBLE)})
     columns["log_ratio_T"] = how.ratio.ask(0, columns)
-    loss = (how.surrogate.ask(0, columns) * columns["w_T"]).sum()
+    loss = (how.policy_loss.ask(0, columns) * columns["w_T"]).sum()
     return -torch.autograd.grad(loss, z)[0]
 
 

@@ -41,7 +41,7 @@ def log(probability):
 
 
 def test_the_penalty_is_a_convex_mix():
-    term = algorithm().components[0]
+    term = algorithm().loss_terms[0]
     lp = log(0.5)
     have = {"lp_T": lp, "lp_base_T": lp - 0.4, "lp_previous_T": lp - 0.2}
     mixed = term.function.function(**have, **{**term.function.options, "estimator": "k1"})
@@ -60,7 +60,7 @@ def sample(group, logprob, step, source="policy"):
 
 def sources(steps):
     """The samples of each iteration after the recipe's source, one group of one sampled in each."""
-    part, state, found = bind(recipe().stages["mixed"].source[0]), {}, []
+    part, state, found = bind(recipe().stages["mixed"].extra_samples[0]), {}, []
     for step in range(steps):
         groups = iter(range(1, 100))
         sampler = SimpleNamespace(new_group=lambda groups=groups: next(groups))
@@ -70,7 +70,7 @@ def sources(steps):
 
 
 def test_a_stored_token_keeps_the_policy_that_sampled_it():
-    assert bind(recipe().stages["mixed"].source[0]).function is replay
+    assert bind(recipe().stages["mixed"].extra_samples[0]).function is replay
     stored = [t for t in sources(2)[1] if t.source == "replay"]
     made = forest([sample(0, float(log(0.25)), 1), *stored])
     lp = log(0.3).expand(2)
@@ -89,8 +89,8 @@ def test_the_buffer_holds_the_last_three_policies():
 
 def test_after_the_switch_data_are_on_policy_and_updates_fall_to_one():
     mixed, reincarnated = (recipe().stages[name] for name in ("mixed", "reincarnated"))
-    assert (len(mixed.source), mixed.num_iterations) == (1, 2)
-    assert (len(reincarnated.source), reincarnated.num_iterations) == (0, 1)
+    assert (len(mixed.extra_samples), mixed.num_iterations) == (1, 2)
+    assert (len(reincarnated.extra_samples), reincarnated.num_iterations) == (0, 1)
     ports = {port.path: list(port.steps) for port in recipe().ports("reincarnated")}
     assert ports["model"] == ["mixed"]
     assert not [path for path in ports if path.startswith("references")]  # the base is what the stage starts from
@@ -98,7 +98,7 @@ def test_after_the_switch_data_are_on_policy_and_updates_fall_to_one():
 
 @pytest.mark.parametrize(("name", "updates"), [("mixed", 2), ("reincarnated", 1)])
 def test_a_batch_is_updated_on_so_often(tiny_policy, name, updates):
-    stage = recipe().stages[name].model_copy(update={"components": []})
+    stage = recipe().stages[name].model_copy(update={"loss_terms": []})
     how = bind_algorithm(stage, {})
     batch = with_advantages(how, with_dropped(forest([sample(0, -1.0, 0), sample(1, -1.0, 0)]), False), 0)
     optimizer = Counting(tiny_policy.model.parameters(), lr=0.0)

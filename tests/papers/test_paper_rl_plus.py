@@ -36,7 +36,7 @@ def objective(old, now, external, advantage=1.0, behav=None, stage="trained"):
         "advantage_T": torch.tensor([advantage], **DOUBLE),
     }
     have["log_ratio_T"] = how.ratio.ask(0, have)
-    loss = how.surrogate.ask(0, have).sum()
+    loss = how.policy_loss.ask(0, have).sum()
     return -loss.item(), -torch.autograd.grad(loss, lp)[0].item(), have["log_ratio_T"].exp().item()
 
 

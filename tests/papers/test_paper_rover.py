@@ -26,7 +26,7 @@ def algorithm():
 
 
 def surrogate():
-    return algorithm().surrogate
+    return algorithm().policy_loss
 
 
 def columns(q, value, advantage, path=None, place=None):
@@ -48,9 +48,9 @@ def test_the_reward_is_centred_and_there_is_no_critic_and_no_kl():
     made = with_dropped(made.with_paths(reward=torch.tensor([1.0, 1.0, 0.0, 0.0], **DOUBLE)), False)
     found = with_advantages(algorithm(), made, 0).sampled("advantage")
     assert found.tolist() == [0.5] * 4 + [-0.5] * 4  # not ±1: no deviation
-    assert not algorithm().components
+    assert not algorithm().loss_terms
     stage = load_recipe(RECIPE, profile="tiny").stages["trained"]
-    assert (stage.critic, stage.surrogate.options) == (None, {"rho": 1.0})
+    assert (stage.critic, stage.policy_loss.options) == (None, {"rho": 1.0})
 
 
 def test_target_is_the_centred_reward_plus_the_uniform_mean_of_the_next_q():

@@ -78,7 +78,7 @@ def test_the_threshold_stays_in_its_band_and_follows_the_reward(series):
 def test_the_threshold_moves_the_penalty_and_the_penalty_the_loss():
     rising = run([{"reward": 0.1 * i, "kl": 0.5, "entropy": 1.0} for i in range(60)])
     assert rising[-1]["penalty"] < rising[0]["penalty"]
-    term = bind_algorithm(stage(), {}).settled(rising[0]).components[0]
+    term = bind_algorithm(stage(), {}).settled(rising[0]).loss_terms[0]
     assert term.coef == rising[0]["penalty"] > 0
-    constant = bind_algorithm(stage("symmetric"), {}).components[0]
+    constant = bind_algorithm(stage("symmetric"), {}).loss_terms[0]
     assert constant.coef == 0.05

@@ -62,7 +62,7 @@ def peer(folder, words, right=3, n=8):
 def iteration(answering, name, peers, write, seed=0):
     """What an iteration of the recipe's stage trains on: its own 16 groups of 8, and what `peers` have shared."""
     found = stage(name)
-    ports = {f"source.0.others.{i}": folder for i, folder in enumerate(peers)}
+    ports = {f"extra_samples.0.others.{i}": folder for i, folder in enumerate(peers)}
     parts = bind_sampling_slots(found, ports)
     sampler = answering(write, max_new_tokens=8)
     have = {"rows": ROWS, "num_groups": 16, "n": 8, "seed": seed, "step": 0, "states": {}, "metrics": {}}
@@ -196,7 +196,7 @@ def test_a_dead_node_holds_up_nobody(answering, tmp_path):
 def test_strangers_problems_are_refused(answering, tmp_path, monkeypatch):
     living = peer(tmp_path / "c", WORDS[:3])
     source = stage("rounds-1-wide")
-    parts = bind_sampling_slots(source, {f"source.0.others.{i}": living for i in range(2)})
+    parts = bind_sampling_slots(source, {f"extra_samples.0.others.{i}": living for i in range(2)})
     have = {"rows": ROWS[4:], "num_groups": 2, "n": 2, "seed": 0, "step": 0, "states": {}, "metrics": {}}
     with pytest.raises(StepError, match="not among this stage's prompts"):
         collect_samples(parts, IterationContext(**have, sampler=answering(half), history=History()), {})
@@ -217,6 +217,6 @@ def test_every_node_reads_what_both_others_sampled_in_the_round_before(tmp_path)
         for number, before in ((1, "first_{}"), (2, "rounds-1-{}")):
             inputs = plan.step(f"rounds-{number}-{node}").identity["inputs"]
             assert inputs["model"]["key"] == key[before.format(node)]
-            read = [inputs[f"source.0.others.{i}"] for i in range(2)]
+            read = [inputs[f"extra_samples.0.others.{i}"] for i in range(2)]
             assert [one["key"] for one in read] == [key[before.format(other)] for other in others]
             assert {one["output"] for one in read} == {"trajectories"}

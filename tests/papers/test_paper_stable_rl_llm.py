@@ -45,7 +45,7 @@ def coefficient(behav, old, now, advantage, lengths=(1,)):
         "advantage_T": made.sampled("advantage"),
     }
     have["log_ratio_T"] = algorithm().ratio.ask(0, have)
-    loss = (algorithm().surrogate.ask(0, have) * made.sampled("factor") * made.sampled("w")).sum()
+    loss = (algorithm().policy_loss.ask(0, have) * made.sampled("factor") * made.sampled("w")).sum()
     return -torch.autograd.grad(loss, lp)[0]
 
 

@@ -53,10 +53,10 @@ def test_a_cut_is_not_taken_for_an_end():
 
 @pytest.fixture
 def rollouts(tiny_policy):
-    """Samples of six iterations of the recipe's drive, with a window of 4 and the tiny policy's own engine."""
+    """Samples of six iterations of the recipe's rollout function, with a window of 4 and the tiny policy's engine."""
     drive = bind_sampling_slots(
-        STAGE.model_copy(update={"drive": STAGE.drive.model_copy(update={"window": 4})}), {}
-    ).drive
+        STAGE.model_copy(update={"rollout": STAGE.rollout.model_copy(update={"window": 4})}), {}
+    ).rollout
     engine, states, found = make_engine(STAGE.engine, tiny_policy), {}, []
     for step in range(6):
         sampler = Sampler(engine, tiny_policy, Sampling(1.0, 64), 3, step)

@@ -52,7 +52,7 @@ def kept(stage, samples, history, states=None):
     parts = bind_sampling_slots(stage, {})
     have = {"history": history, "states": {} if states is None else states, "seed": 0}
     score(parts.rewards, parts.weights, samples, {"step": 0, "seed": 0, "states": {}})
-    return keep_groups(parts.filter, samples, 0, {}, have)
+    return keep_groups(parts.filter_groups, samples, 0, {}, have)
 
 
 def test_histories_of_one_course_are_alike():
@@ -103,7 +103,7 @@ def test_labelled_problems_of_earlier_iterations_are_remembered(stages):
     kept(stages["trained"], samples_of((row("known", "3"), "34")), history, states)
     batch = kept(stages["trained"], samples_of((row("alike"), "56"), (row("falling"), "78")), history, states)
     assert batch.paths["group"].tolist() == [0, 0]
-    assert states["filter"] == {"labelled": ["known"]}
+    assert states["filter_groups"] == {"labelled": ["known"]}
 
 
 def test_answers_count_where_there_are_some_and_votes_elsewhere(stages):
@@ -117,7 +117,7 @@ def test_answers_count_where_there_are_some_and_votes_elsewhere(stages):
 
 
 def gradient(stage, policy, batch):
-    algorithm = bind_algorithm(stage.model_copy(update={"components": []}), {})
+    algorithm = bind_algorithm(stage.model_copy(update={"loss_terms": []}), {})
     batch = with_weights(algorithm, with_advantages(algorithm, with_dropped(batch, False), 0), 0, 8)
     policy.model.zero_grad(set_to_none=True)
     loss, _ = micro_loss(algorithm, policy.model, batch, step=0, temperature=1.0)

@@ -74,7 +74,7 @@ def test_after_an_update_each_divides_by_its_own():
 
 def test_a_completion_of_40_tokens_is_trained_on_in_the_third_iteration(scripted):
     policy = scripted({"a": 40, "b": 10, "c": 80})
-    drive, states = bind_sampling_slots(STAGES["trained"], {}).drive, {}
+    drive, states = bind_sampling_slots(STAGES["trained"], {}).rollout, {}
     algorithm, first_at, calls = bind_algorithm(STAGES["trained"], {}), {}, []
     for step in range(5):
         policy.model.calls = 0
@@ -99,7 +99,7 @@ def test_a_completion_of_40_tokens_is_trained_on_in_the_third_iteration(scripted
 
 def test_the_longest_is_cut_as_one_at_the_length_limit(scripted):
     policy = scripted({"c": 80})
-    drive, states = bind_sampling_slots(STAGES["trained"], {}).drive, {}
+    drive, states = bind_sampling_slots(STAGES["trained"], {}).rollout, {}
     row = {"id": "c", "prompt": [{"role": "user", "content": "c"}], "family": "f"}
     for step in range(4):
         sampler = Sampler(Engine(policy), policy, Sampling(1.0, 96), 0, step)

@@ -213,7 +213,7 @@ def test_what_a_tool_said_weighs_nothing_and_has_no_gradient(samples, tiny_polic
     assert int(observed_M.sum()) == sum(turn.observed for t in made for turn in t.turns) >= 6 * 2 * 4
     loss, grads, hidden_MC, batch = loss_of(stage, tiny_policy, made)
     assert batch.tokens["learn"].sum() == sum(turn.sampled for t in made for turn in t.turns)
-    for name in ("w", *(f"w.{i}" for i in range(len(stage.components)))):
+    for name in ("w", *(f"w.{i}" for i in range(len(stage.loss_terms)))):
         assert bool((batch.tokens[name][batch.tokens["learn"]] != 0).all())
         assert float(batch.tokens[name][observed_M].abs().sum()) == 0.0
     source_M = batch.packed.source_M

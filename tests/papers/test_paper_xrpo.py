@@ -51,8 +51,8 @@ def test_half_widths_of_the_interval():
 
 def asked(bonus):
     """How many completions the recipe's allocation gives a group of [1, 0, 1, 0] and one of [1, 1, 1, 1]."""
-    use = stage().follow_up[0]
-    part = bind(use.model_copy(update={"bonus": bonus}), "follow_up.0")
+    use = stage().resample[0]
+    part = bind(use.model_copy(update={"bonus": bonus}), "resample.0")
     scores = ([1.0, 0.0, 1.0, 0.0], [1.0] * 4)
     samples = [sample("ab"[g], g, s) for g, some in enumerate(scores) for s in some]
     _, requests = part.ask(0, {"samples": samples, "round": 0})
@@ -64,7 +64,7 @@ def test_without_the_bonus_all_goes_to_the_uncertain_problem():
 
 
 def test_the_bonus_leaves_something_for_what_was_seldom_looked_at():
-    found = asked(stage().follow_up[0].options["bonus"])
+    found = asked(stage().resample[0].options["bonus"])
     assert found[0] > found[1] > 0
     assert sum(found.values()) == 32
 

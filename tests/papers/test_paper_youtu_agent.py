@@ -144,5 +144,5 @@ def test_practice_training_and_evaluation_act_as_one_agent(tmp_path):
         "report": {"agent": ("clerk",), "agents.practised": ("practised",)},
     }
     # Samplers go on while the trainer learns, at most an update behind.
-    assert STAGES["trained"].drive.use == "streamed"
-    assert STAGES["trained"].drive.options["max_staleness"] == 1
+    assert STAGES["trained"].rollout.use == "streamed"
+    assert STAGES["trained"].rollout.options["max_staleness"] == 1

@@ -49,91 +49,133 @@ def load(tmp_path):
 
 REFUSED = {
     "no target and no model": (
-        {"auxiliaries": {"progress": {"head": "state"}}, "advantage": POTENTIAL},
-        "auxiliaries.progress", "nothing says what it is to predict", "",
+        {"auxiliary_models": {"progress": {"head": "state"}}, "advantage": POTENTIAL},
+        "auxiliary_models.progress",
+        "nothing says what it is to predict",
+        "",
     ),
     "a loss without a target": (
-        {"auxiliaries": {"progress": {"model": "base", "loss": "huber"}}, "advantage": POTENTIAL},
-        "auxiliaries.progress", "`loss` without a `target`", "",
+        {"auxiliary_models": {"progress": {"model": "base", "loss": "huber"}}, "advantage": POTENTIAL},
+        "auxiliary_models.progress",
+        "`loss` without a `target`",
+        "",
     ),
     "a slow copy of what is not learnt": (
-        {"auxiliaries": {"progress": {"model": "base", "follow": {"mix": 0.1}}}, "advantage": POTENTIAL},
-        "auxiliaries.progress", "`follow` without a `target`", "",
+        {
+            "auxiliary_models": {"progress": {"model": "base", "target_network": {"mixup_alpha": 0.1}}},
+            "advantage": POTENTIAL,
+        },
+        "auxiliary_models.progress",
+        "`target_network` without a `target`",
+        "",
     ),
     "published as it came": (
-        {"auxiliaries": {"progress": {"model": "base", "publish": True}}},
-        "auxiliaries.progress", "published as it came", "",
+        {"auxiliary_models": {"progress": {"model": "base", "publish": True}}},
+        "auxiliary_models.progress",
+        "published as it came",
+        "",
     ),
     "several heads of actions": (
-        {"auxiliaries": {"q": {"head": "action", "heads": 2, "target": "temporal_difference"}}},
-        "auxiliaries.q", "which has one value", "",
+        {"auxiliary_models": {"q": {"head": "action", "heads": 2, "target": "temporal_difference"}}},
+        "auxiliary_models.q",
+        "which has one value",
+        "",
     ),
     "a scale without a likelihood": (
-        {"auxiliaries": {"progress": {**PROGRESS, "beta": 0.1}}, "advantage": POTENTIAL},
-        "auxiliaries.progress", "belongs to `head: likelihood`", "",
+        {"auxiliary_models": {"progress": {**PROGRESS, "beta": 0.1}}, "advantage": POTENTIAL},
+        "auxiliary_models.progress",
+        "belongs to `head: likelihood`",
+        "",
     ),
     "nobody reads it": (
-        {"auxiliaries": {"progress": PROGRESS}},
-        "auxiliaries.progress", "nothing reads `progress_T`", "publish: true",
+        {"auxiliary_models": {"progress": PROGRESS}},
+        "auxiliary_models.progress",
+        "nothing reads `progress_T`",
+        "publish: true",
     ),
     "another column already": (
-        {"auxiliaries": {"advantage": {**PROGRESS, "publish": True}}},
-        "auxiliaries.advantage", "another column already", "my_advantage",
+        {"auxiliary_models": {"advantage": {**PROGRESS, "publish": True}}},
+        "auxiliary_models.advantage",
+        "another column already",
+        "my_advantage",
     ),
     "no column": (
-        {"auxiliaries": {"lp_x": {**PROGRESS, "publish": True}}},
-        "auxiliaries.lp_x", "cannot name a column", "references",
+        {"auxiliary_models": {"lp_x": {**PROGRESS, "publish": True}}},
+        "auxiliary_models.lp_x",
+        "cannot name a column",
+        "references",
     ),
     "a misspelt auxiliary": (
         {
-            "auxiliaries": {"progress": {**PROGRESS, "publish": True}},
+            "auxiliary_models": {"progress": {**PROGRESS, "publish": True}},
             "advantage": [{"use": "potential", "of": "progres"}],
         },
-        "advantage.0.of", "no auxiliary `progres`", "`progress`",
+        "advantage.0.of",
+        "no auxiliary `progres`",
+        "`progress`",
     ),
     "no auxiliaries at all": (
         {"advantage": POTENTIAL},
-        "advantage.0.of", "no auxiliary `progress`", "auxiliaries",
+        "advantage.0.of",
+        "no auxiliary `progress`",
+        "auxiliary_models",
     ),
     "a misspelt column of one's own function": (
-        {"auxiliaries": {"progress": {**PROGRESS, "publish": True}}, "advantage": ["mine:wrong"]},
-        "advantage.0", "asks for `progres_T`", "`progress_T`",
+        {"auxiliary_models": {"progress": {**PROGRESS, "publish": True}}, "advantage": ["mine:wrong"]},
+        "advantage.0",
+        "asks for `progres_T`",
+        "`progress_T`",
     ),
     "a target of no reward": (
-        {"auxiliaries": {"p": {"target": {"use": "outcome", "of": "answers.exakt"}, "publish": True}}},
-        "auxiliaries.p.target.of", "no reward `answers.exakt`", "`answers.exact`",
+        {"auxiliary_models": {"p": {"target": {"use": "outcome", "of": "answers.exakt"}, "publish": True}}},
+        "auxiliary_models.p.target.of",
+        "no reward `answers.exakt`",
+        "`answers.exact`",
     ),
     "a branch of nothing": (
-        {"branches": [{"of": "progress", "advantage": ["togo"]}]},
-        "branches.0.of", "no reward `progress`", "answers.exact",
+        {"advantage_streams": [{"of": "progress", "advantage": ["reward_to_go"]}]},
+        "advantage_streams.0.of",
+        "no reward `progress`",
+        "answers.exact",
     ),
     "looking ahead from a completion": (
         {
-            "auxiliaries": {"p": {"head": "path", "target": "temporal_difference"}},
-            "shape": [{"use": "from_tokens", "of": "p"}],
+            "auxiliary_models": {"p": {"head": "path", "target": "temporal_difference"}},
+            "reward_shaping": [{"use": "from_tokens", "of": "p"}],
         },
-        "auxiliaries.p.target", "looks at the state after a token", "head: state",
+        "auxiliary_models.p.target",
+        "looks at the state after a token",
+        "head: state",
     ),
     "the mean over no actions": (
-        {"auxiliaries": {"p": {"target": "mean_action", "publish": True}}},
-        "auxiliaries.p.target", "takes the mean over actions", "head: action",
+        {"auxiliary_models": {"p": {"target": "mean_action", "publish": True}}},
+        "auxiliary_models.p.target",
+        "takes the mean over actions",
+        "head: action",
     ),
     "a slow copy for nothing": (
-        {"auxiliaries": {"p": {"target": "progress", "follow": {}, "publish": True}}},
-        "auxiliaries.p.follow", "does not look ahead", "temporal_difference",
+        {"auxiliary_models": {"p": {"target": "progress", "target_network": {}, "publish": True}}},
+        "auxiliary_models.p.target_network",
+        "does not look ahead",
+        "temporal_difference",
     ),
     "two value models": (
         {
-            "algorithm": "ppo", "critic": {"publish": True},
-            "auxiliaries": {"p": {"target": "progress", "publish": True}},
+            "algorithm": "ppo",
+            "critic": {"publish": True},
+            "auxiliary_models": {"p": {"target": "progress", "publish": True}},
         },
-        "auxiliaries.p.publish", "two outputs", "a stage of its own",
+        "auxiliary_models.p.publish",
+        "two outputs",
+        "a stage of its own",
     ),
     "a judge that publishes actions": (
-        {"auxiliaries": {"q": {"head": "action", "target": "temporal_difference", "publish": True}}},
-        "auxiliaries.q", "cannot be published", "",
+        {"auxiliary_models": {"q": {"head": "action", "target": "temporal_difference", "publish": True}}},
+        "auxiliary_models.q",
+        "cannot be published",
+        "",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -151,22 +193,22 @@ def test_what_cannot_be_meant_is_refused_at_its_place(load, name):
 
 READ = {
     "by an option": {"advantage": POTENTIAL},
-    "as a branch": {"branches": [{"of": "progress", "advantage": ["togo"]}]},
+    "as a branch": {"advantage_streams": [{"of": "progress", "advantage": ["reward_to_go"]}]},
     "by a function's own words": {"advantage": ["center", "mine:shaped"]},
     "by another auxiliary's target": {
-        "auxiliaries": {"progress": PROGRESS, "far": {"target": "mine:copied", "publish": True}},
+        "auxiliary_models": {"progress": PROGRESS, "far": {"target": "mine:copied", "publish": True}},
     },
 }
 
 
 @pytest.mark.parametrize("how", READ)
 def test_one_that_is_read_somewhere_may_stay(load, how):
-    assert load(**{"auxiliaries": {"progress": PROGRESS}, **READ[how]}).warnings == ()
+    assert load(**{"auxiliary_models": {"progress": PROGRESS}, **READ[how]}).warnings == ()
 
 
 def test_what_is_published_is_an_output_of_its_type(load):
     block = {"head": "likelihood", "target": {"use": "outcome", "of": "answers.exact"}, "loss": "logistic"}
-    both = {"auxiliaries": {"credit": {**block, "publish": True}}, "algorithm": "ppo", "critic": {"publish": True}}
+    both = {"auxiliary_models": {"credit": {**block, "publish": True}}, "algorithm": "ppo", "critic": {"publish": True}}
     found = load(**both).outputs("rl")
     assert found["value_model"] == "value_model"
     assert found["process_reward_model"] == "process_reward_model"

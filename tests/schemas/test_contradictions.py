@@ -43,135 +43,202 @@ def use(name, **options):
 REFUSED = {
     "one completion in a group": (
         {**GRPO, "num_generations": 1},
-        "advantage.0", "every advantage 0", "num_generations",
+        "advantage.0",
+        "every advantage 0",
+        "num_generations",
     ),
     "others of one": (
         {**GRPO, "num_generations": 1, "advantage": [use("center", by="family", within="group", stat="loo")]},
-        "advantage.0", "every advantage 0", "by: batch",
+        "advantage.0",
+        "every advantage 0",
+        "by: batch",
     ),
     "more handed in than sampled": (
         {"algorithm": "pass_at_k", "num_generations": 2, "advantage": [use("pass_at_k", k=3)]},
-        "advantage.0.k", "k is 3, but a group has 2", "lower k",
+        "advantage.0.k",
+        "k is 3, but a group has 2",
+        "lower k",
     ),
     "two behaviour denominators": (
-        {**GRPO, "correct": [use("token", high=2.0)]},
-        "correct.0", "`token` divides by the sampling policy, and `token` does so once more", "ratio: decoupled",
+        {**GRPO, "importance_correction": [use("token", high=2.0)]},
+        "importance_correction.0",
+        "`token` divides by the sampling policy, and `token` does so once more",
+        "ratio: decoupled",
     ),
     "k1 in the loss": (
-        {**GRPO, "components": [use("kl", estimator="k1", coef=0.1)]},
-        "components.0.estimator", "0 on average", "k2 or k3",
+        {**GRPO, "loss_terms": [use("kl", estimator="k1", coef=0.1)]},
+        "loss_terms.0.estimator",
+        "0 on average",
+        "k2 or k3",
     ),
     "k1 to two references": (
         {
-            **GRPO, "components": [use("kl_convex", estimator="k1", coef=0.1)],
-            "references": {"base": {}, "previous": {"every": 2}},
+            **GRPO,
+            "loss_terms": [use("kl_convex", estimator="k1", coef=0.1)],
+            "references": {"base": {}, "previous": {"sync_steps": 2}},
         },
-        "components.0.estimator", "0 on average", "k2 or k3",
+        "loss_terms.0.estimator",
+        "0 on average",
+        "k2 or k3",
     ),
     "an expert under a ratio": (
-        {**GRPO, "source": [use("expert", data="traces")]},
-        "source.0", "adds what no policy sampled", "select: [own]",
+        {**GRPO, "extra_samples": [use("expert", data="traces")]},
+        "extra_samples.0",
+        "adds what no policy sampled",
+        "token_mask: [own]",
     ),
     "old samples as own ones": (
-        {"algorithm": "rloo", "source": [use("replay")]},
-        "source.0", "`replay` keeps samples of older weights, and `none`", "ratio: token",
+        {"algorithm": "rloo", "extra_samples": [use("replay")]},
+        "extra_samples.0",
+        "`replay` keeps samples of older weights, and `none`",
+        "ratio: token",
     ),
     "old samples and nothing between": (
-        {**GRPO, "ratio": "decoupled", "drive": use("windowed", window=4, max_windows=2)},
-        "drive", "`windowed` keeps samples of older weights, and `decoupled`", "add `correct:`",
+        {**GRPO, "ratio": "decoupled", "rollout": use("windowed", window=4, max_windows=2)},
+        "rollout",
+        "`windowed` keeps samples of older weights, and `decoupled`",
+        "add `importance_correction:`",
     ),
     "open ends in a group": (
-        {**GRPO, "drive": use("windowed", window=4, partial="all")},
-        "drive.partial", "open ends have earned nothing yet, and `center`", "partial: wait",
+        {**GRPO, "rollout": use("windowed", window=4, partial="all")},
+        "rollout.partial",
+        "open ends have earned nothing yet, and `center`",
+        "partial: wait",
     ),
     "values without a critic": (
         {**GRPO, "advantage": [use("gae")]},
-        "advantage.0", "needs a critic's values", "critic:",
+        "advantage.0",
+        "needs a critic's values",
+        "critic:",
     ),
     "a critic without a target": (
         {**GRPO, "critic": {"learning_rate": 1e-3}},
-        "critic", "what to predict", "`gae`",
+        "critic",
+        "what to predict",
+        "`gae`",
     ),
     "a branch of no reward": (
-        {**GRPO, "branches": [{"of": "formats.match", "advantage": [use("center")]}]},
-        "branches.0.of", "no reward `formats.match`", "did you mean `formats.matches`?",
+        {**GRPO, "advantage_streams": [{"of": "formats.match", "advantage": [use("center")]}]},
+        "advantage_streams.0.of",
+        "no reward `formats.match`",
+        "did you mean `formats.matches`?",
     ),
     "a filter by no reward": (
-        {**GRPO, "filter": use("reward_variance", component="answers.exactly")},
-        "filter.component", "no reward `answers.exactly`", "did you mean `answers.exact`?",
+        {**GRPO, "filter_groups": use("reward_variance", reward="answers.exactly")},
+        "filter_groups.reward",
+        "no reward `answers.exactly`",
+        "did you mean `answers.exact`?",
     ),
     "a number of no controller": (
         {
-            **GRPO, "surrogate": use("clipped", epsilon_high={"control": "uper"}),
-            "control": {"upper": use("pid", metric="kl")},
+            **GRPO,
+            "policy_loss": use("clipped", epsilon_high={"controller": "uper"}),
+            "controllers": {"upper": use("pid", metric="kl")},
         },
-        "surrogate.epsilon_high", "no control `uper`", "did you mean `upper`?",
+        "policy_loss.epsilon_high",
+        "no controller `uper`",
+        "did you mean `upper`?",
     ),
     "a controller of a misspelt point": (
-        {**GRPO, "control": {"beta": use("pid", metric="entrpy")}, "temperature": 1.0},
-        "control.beta.metric", "no iteration has a point `entrpy`", "`entropy`",
+        {**GRPO, "controllers": {"beta": use("pid", metric="entrpy")}, "temperature": 1.0},
+        "controllers.beta.metric",
+        "no iteration has a metric `entrpy`",
+        "`entropy`",
     ),
     "objectives that are not measured": (
-        {**GRPO, "control": {"a": use("recap", objective="reward/answers.exakt", best={"reward/answers.exakt": 1.0})}},
-        "control.a.best", "no iteration has a point `reward/answers.exakt`", "reward/answers.exact",
+        {
+            **GRPO,
+            "controllers": {"a": use("recap", objective="reward/answers.exakt", best={"reward/answers.exakt": 1.0})},
+        },
+        "controllers.a.best",
+        "no iteration has a metric `reward/answers.exakt`",
+        "reward/answers.exact",
     ),
     "a divergence from nobody": (
-        {**GRPO, "components": [], "control": {"beta": use("adaptive_kl", target=0.1)}},
-        "control.beta.metric", "no iteration has a point `kl`", "components",
+        {**GRPO, "loss_terms": [], "controllers": {"beta": use("adaptive_kl", target=0.1)}},
+        "controllers.beta.metric",
+        "no iteration has a metric `kl`",
+        "loss_terms",
     ),
     "a watch of a misspelt point": (
         {**GRPO, "watch": [{"metric": "rewards", "min": 0.0}]},
-        "watch.0.metric", "no iteration has a point `rewards`", "`reward`",
+        "watch.0.metric",
+        "no iteration has a metric `rewards`",
+        "`reward`",
     ),
     "samples asked ahead as own ones": (
-        {"algorithm": "rloo", "drive": "streamed"},
-        "drive", "`streamed` keeps samples of older weights, and `none`", "ratio: token",
+        {"algorithm": "rloo", "rollout": "streamed"},
+        "rollout",
+        "`streamed` keeps samples of older weights, and `none`",
+        "ratio: token",
     ),
     "samples asked one step ahead and nothing between": (
-        {**GRPO, "ratio": "decoupled", "drive": "one_step_off"},
-        "drive", "`one_step_off` keeps samples of older weights, and `decoupled`", "add `correct:`",
+        {**GRPO, "ratio": "decoupled", "rollout": "one_step_off"},
+        "rollout",
+        "`one_step_off` keeps samples of older weights, and `decoupled`",
+        "add `importance_correction:`",
     ),
     "more ahead than may be stale": (
-        {**ASYNC, "drive": use("streamed", max_staleness=1, ahead=2)},
-        "drive.ahead", "older than max_staleness, 1", "lower `ahead`",
+        {**ASYNC, "rollout": use("streamed", max_staleness=1, ahead=2)},
+        "rollout.ahead",
+        "older than max_staleness, 1",
+        "lower `ahead`",
     ),
     "workers that lag where nothing may": (
-        {**ASYNC, "drive": use("streamed", max_staleness=0, sync="each")},
-        "drive.sync", "older than max_staleness, 0, by workers that are one version behind", "raise `max_staleness`",
+        {**ASYNC, "rollout": use("streamed", max_staleness=0, sync="each")},
+        "rollout.sync",
+        "older than max_staleness, 0, by workers that are one version behind",
+        "raise `max_staleness`",
     ),
     "no room for the lag of workers": (
-        {**ASYNC, "drive": use("streamed", max_staleness=2, ahead=2, sync="each")},
-        "drive.ahead", "by workers that are one version behind", "lower `ahead`",
+        {**ASYNC, "rollout": use("streamed", max_staleness=2, ahead=2, sync="each")},
+        "rollout.ahead",
+        "by workers that are one version behind",
+        "lower `ahead`",
     ),
     "new weights under what runs, and not": (
-        {**ASYNC, "drive": use("streamed", max_staleness=2, sync="each", interrupt=False)},
-        "drive.sync", "`interrupt: false` says that nothing may", "leave out one of the two",
+        {**ASYNC, "rollout": use("streamed", max_staleness=2, sync="each", interrupt=False)},
+        "rollout.sync",
+        "`interrupt: false` says that nothing may",
+        "leave out one of the two",
     ),
     "steps counted where nobody can": (
-        {**ASYNC, "drive": use("streamed", steps_per_update=4), "resources": {"rollout": {"workers": 1}}},
-        "drive.steps_per_update", "`resources.rollout` has processes of its own", "leave out one",
+        {**ASYNC, "rollout": use("streamed", steps_per_update=4), "resources": {"rollout": {"workers": 1}}},
+        "rollout.steps_per_update",
+        "`resources.rollout` has processes of its own",
+        "leave out one",
     ),
     "two steps of a batch that is not complete": (
-        {**ASYNC, "drive": "periodic", "num_mini_batches": 2},
-        "num_mini_batches", "`periodic` trains on groups before the batch is complete", "num_mini_batches: 1",
+        {**ASYNC, "rollout": "periodic", "num_mini_batches": 2},
+        "num_mini_batches",
+        "`periodic` trains on groups before the batch is complete",
+        "num_mini_batches: 1",
     ),
     "a whole batch compared in pieces": (
-        {**ASYNC, "drive": "periodic", "advantage": ["center", use("scale", by="batch")]},
-        "advantage.1", "`scale` compares all of it", "by: group",
+        {**ASYNC, "rollout": "periodic", "advantage": ["center", use("scale", by="batch")]},
+        "advantage.1",
+        "`scale` compares all of it",
+        "by: group",
     ),
     "more asked for than is waited for": (
-        {**ASYNC, "drive": "periodic", "follow_up": [use("refill")]},
-        "follow_up", "`follow_up` would come too late", "drive: whole",
+        {**ASYNC, "rollout": "periodic", "resample": [use("dynamic_sampling")]},
+        "resample",
+        "`resample` would come too late",
+        "rollout: synchronous",
     ),
     "a group of trainers and pieces": (
-        {**ASYNC, "drive": "periodic", "resources": {"train": {"workers": 2}}},
-        "resources.train", "which one process does by itself", "drive: streamed",
+        {**ASYNC, "rollout": "periodic", "resources": {"train": {"workers": 2}}},
+        "resources.train",
+        "which one process does by itself",
+        "rollout: streamed",
     ),
     "a reference of no name": (
-        {**GRPO, "components": [use("kl_convex", coef=0.1)], "references": {"base": {}}},
-        "components.0", "`references` names no `previous`", "previous: {every: 1}",
+        {**GRPO, "loss_terms": [use("kl_convex", coef=0.1)], "references": {"base": {}}},
+        "loss_terms.0",
+        "`references` names no `previous`",
+        "previous: {sync_steps: 1}",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", REFUSED)
@@ -189,10 +256,10 @@ def test_a_contradiction_is_refused_at_its_place_with_advice(load, what):
 
 def test_a_reward_that_computes_with_the_policy_is_refused_beside_its_training(load, tmp_path):
     with pytest.raises(RecipeError):
-        load(**GRPO, drive="streamd")
+        load(**GRPO, rollout="streamd")
     text = (tmp_path / "tried.yaml").read_text().replace("{use: formats.matches, pattern: x}", "likelihood.answer")
-    for drive, refused in (("whole", False), ("streamed", True), ("periodic", True)):
-        (tmp_path / "tried.yaml").write_text(text.replace("streamd", drive))
+    for rollout, refused in (("synchronous", False), ("streamed", True), ("periodic", True)):
+        (tmp_path / "tried.yaml").write_text(text.replace("streamd", rollout))
         if not refused:
             load_recipe(tmp_path / "tried.yaml")
             continue
@@ -201,7 +268,7 @@ def test_a_reward_that_computes_with_the_policy_is_refused_beside_its_training(l
         (found,) = caught.value.problems
         assert found.path == "stages.rl.rewards.1"
         assert "asks for `sampler`" in found.message
-        assert "`drive: whole`" in found.advice
+        assert "`rollout: synchronous`" in found.advice
 
 
 MENTIONED = {
@@ -210,12 +277,12 @@ MENTIONED = {
         {"algorithm": "rloo", "num_mini_batches": 2},
         "takes all samples for the policy's own",
     ),
-    "a wide clip of sequences": ({"algorithm": "gspo", "surrogate": use("clipped", epsilon=0.1)}, "never clipped"),
-    "a clip that nothing reaches": ({**GRPO, "surrogate": use("clipped", epsilon=0.1)}, "nothing is clipped"),
-    "a reference that nobody asks for": ({**GRPO, "references": {"old": {"every": 3}}}, "`lp_old_T`"),
+    "a wide clip of sequences": ({"algorithm": "gspo", "policy_loss": use("clipped", epsilon=0.1)}, "never clipped"),
+    "a clip that nothing reaches": ({**GRPO, "policy_loss": use("clipped", epsilon=0.1)}, "nothing is clipped"),
+    "a reference that nobody asks for": ({**GRPO, "references": {"old": {"sync_steps": 3}}}, "`lp_old_T`"),
     "a controller of nothing": (
-        {**GRPO, "control": {"beta": use("pid", metric="kl")}},
-        "nothing is set by the control `beta`",
+        {**GRPO, "controllers": {"beta": use("pid", metric="kl")}},
+        "no number refers to the controller `beta`",
     ),
 }
 
@@ -227,24 +294,39 @@ def test_what_is_odd_is_mentioned(load, what):
 
 
 ALLOWED = {
-    "a mask beside a ratio": {**GRPO, "correct": [use("token", high=2.0, outside="drop", weigh=False)]},
-    "a weight beside a decoupled ratio": {**GRPO, "ratio": "decoupled", "correct": [use("token", high=2.0)]},
-    "a single sample beside a greedy one": {
-        **GRPO, "num_generations": 1, "plan": "with_greedy", "advantage": [use("center", among=["greedy"])],
+    "a mask beside a ratio": {
+        **GRPO,
+        "importance_correction": [use("token", high=2.0, outside="mask", reweight=False)],
     },
-    "an expert whom the surrogate knows": {"algorithm": "luffy", "source": [use("expert", data="traces")]},
-    "an expert whom a component imitates": {"algorithm": "chord", "source": [use("expert", data="traces")]},
-    "old samples under their own ratio": {**GRPO, "source": [use("replay")]},
-    "samples asked ahead under their own ratio": {**GRPO, "drive": use("streamed", max_staleness=4)},
-    "samples asked ahead and corrected": {**ASYNC, "drive": "one_step_off"},
-    "pieces of samples that are never old": {"algorithm": "rloo", "drive": "periodic"},
-    "nothing that may be old": {"algorithm": "rloo", "drive": use("streamed", max_staleness=0)},
+    "a weight beside a decoupled ratio": {
+        **GRPO,
+        "ratio": "decoupled",
+        "importance_correction": [use("token", high=2.0)],
+    },
+    "a single sample beside a greedy one": {
+        **GRPO,
+        "num_generations": 1,
+        "prompt_sampler": "with_greedy",
+        "advantage": [use("center", among=["greedy"])],
+    },
+    "an expert whom the surrogate knows": {"algorithm": "luffy", "extra_samples": [use("expert", data="traces")]},
+    "an expert whom a component imitates": {"algorithm": "chord", "extra_samples": [use("expert", data="traces")]},
+    "old samples under their own ratio": {**GRPO, "extra_samples": [use("replay")]},
+    "samples asked ahead under their own ratio": {**GRPO, "rollout": use("streamed", max_staleness=4)},
+    "samples asked ahead and corrected": {**ASYNC, "rollout": "one_step_off"},
+    "pieces of samples that are never old": {"algorithm": "rloo", "rollout": "periodic"},
+    "nothing that may be old": {"algorithm": "rloo", "rollout": use("streamed", max_staleness=0)},
     "a watch on ages": {
-        **ASYNC, "drive": "streamed", "watch": [{"metric": "staleness_max", "max": 1.0}],
+        **ASYNC,
+        "rollout": "streamed",
+        "watch": [{"metric": "staleness_max", "max": 1.0}],
     },
     "a critic with gae": {"algorithm": "ppo"},
-    "a branch of the second reward": {**GRPO, "branches": [{"of": "formats.matches", "advantage": [use("center")]}]},
-}  # fmt: skip
+    "a branch of the second reward": {
+        **GRPO,
+        "advantage_streams": [{"of": "formats.matches", "advantage": [use("center")]}],
+    },
+}
 
 
 @pytest.mark.parametrize("what", ALLOWED)

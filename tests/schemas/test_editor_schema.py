@@ -42,7 +42,7 @@ def test_options_of_functions_are_described():
     schema = editor_schema()["$defs"]
     by_name = {
         f["properties"]["use"]["const"]: f
-        for f in schema["SurrogateUse"]["anyOf"]
+        for f in schema["PolicyLossUse"]["anyOf"]
         if "const" in f.get("properties", {}).get("use", {})
     }
     clipped = by_name["clipped"]

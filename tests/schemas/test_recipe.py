@@ -33,11 +33,11 @@ def test_the_pipeline_is_ordered_typed_and_filled_in():
     assert recipe.after("refine") == ("judge",)
     settings = recipe.settings("explore")
     assert settings["learning_rate"] == 1e-4
-    assert settings["surrogate"] == {"use": "clipped", "epsilon": 0.2, "epsilon_high": None, "delta": None}
+    assert settings["policy_loss"] == {"use": "clipped", "epsilon": 0.2, "epsilon_high": None, "delta": None}
     assert settings["rewards"][0] == {"use": "answers.exact", "weight": 1.0, "marker": None, "ignore_case": False}
-    assert settings["components"][0]["coef"] == 0.04
+    assert settings["loss_terms"][0]["coef"] == 0.04
     assert not {"description", "after", "resources", "retries", "timeout", "seed"} & set(settings)
-    assert recipe.settings("refine")["surrogate"]["epsilon"] == 0.1
+    assert recipe.settings("refine")["policy_loss"]["epsilon"] == 0.1
     assert recipe.seed("base") == 7
     assert json.loads(json.dumps(recipe.resolved)) == recipe.resolved
     assert ("learning.algorithm.policy_losses.policy_gradient", "clipped") in recipe.code("explore")

@@ -44,7 +44,7 @@ def load(tmp_path, text, *overrides):
         ("stages.s.temperature=101", "stages.s.temperature", "beyond all use"),
         ("stages.s.learning_rate=1e300", "stages.s.learning_rate", "beyond all use"),
         ("stages.s.resources={rollout: {workers: 1000000}}", "stages.s.resources.rollout.workers", "beyond all use"),
-        ("stages.s.drive={use: start, running: -1}", "stages.s.drive.running", "-1 is no count"),
+        ("stages.s.rollout={use: start, running: -1}", "stages.s.rollout.running", "-1 is no count"),
         (
             "stages.s.rewards=[{use: formats.matches, pattern: '(('}]",
             "stages.s.rewards.0.pattern",

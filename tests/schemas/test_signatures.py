@@ -3,7 +3,7 @@ from pydantic import ValidationError
 
 from schemas.references import RewardModelRef
 from schemas.signatures import SignatureError, names, options_model, signature
-from schemas.use import EngineUse, FunctionUse, RewardUse, SurrogateUse
+from schemas.use import EngineUse, FunctionUse, PolicyLossUse, RewardUse
 
 LAB = '''
 import torch  # never imported: this module is only read
@@ -76,7 +76,7 @@ def test_engines_are_classes_of_modules():
 @pytest.mark.parametrize("name", ["a:b:c", ":f", "m:", "..:f", "no_module_here:f", "clip", "_private"])
 def test_names_that_lead_nowhere_are_told(name):
     with pytest.raises(SignatureError):
-        signature(FunctionUse if ":" in name else SurrogateUse, name)
+        signature(FunctionUse if ":" in name else PolicyLossUse, name)
 
 
 def test_broken_python_is_told(tmp_path):

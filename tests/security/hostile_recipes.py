@@ -162,7 +162,7 @@ def _of_many_errors() -> Iterator[Hostile]:
             f"{count} wrong components",
             f"{HEAD}  e: {{kind: rl, model: base, prompts: problems, max_steps: 1, "
             f"rewards: [answers.exact], algorithm: grpo, "
-            f"components: [{', '.join(['{use: kl, coef: [a]}'] * count)}]}}\n",
+            f"loss_terms: [{', '.join(['{use: kl, coef: [a]}'] * count)}]}}\n",
         )
     long = [f"{'a' * 60}{i}" for i in range(900)]
     yield Hostile(
@@ -226,7 +226,7 @@ def _of_nonsense() -> Iterator[Hostile]:
         "max_steps: 1e9999",
         "learning_rate: 1e300",
         "num_generations: 9000000000000000000",
-        "drive: {use: start, running: -1}",
+        "rollout: {use: start, running: -1}",
         "rewards: [{use: formats.matches, pattern: '(('}]",
         "rewards: [{use: formats.matches, pattern: '[[a]'}, 7]",
         f"rewards: [{{use: formats.matches, pattern: '{'(' * 3000}'}}]",

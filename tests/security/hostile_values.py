@@ -50,7 +50,7 @@ stages:
     max_steps: 3
     temperature: 1.0
     rewards: [{use: formats.matches, pattern: 'a+', weight: {linear: {from: 0.1, to: 0, steps: 5}}}, answers.exact]
-    drive: {use: whole}
+    rollout: {use: synchronous}
     watch: [{metric: reward, min: 0.1, patience: 3}]
     critic: null
   rounds:
@@ -86,7 +86,7 @@ VALUES = {
     "32 bits": str(2**31),
     "tiny": "1e-320",
     "nul": r'"a\0b"',
-    "surrogate": r'"\ud800"',
+    "policy_loss": r'"\ud800"',
     "escape": r'"\e[31m\r"',
     "superscript": "².²",
     "arabic digits": "٣",
@@ -105,7 +105,7 @@ VALUES = {
     "long import": "m" * 300 + ":f",
     "dunder": "__import__('os').system('id'):f",
     "pattern": "((",
-    "control": "{control: x}",
+    "controllers": "{controller: x}",
     "schedule": "{piecewise: {0: 1e308, 99999999999999999999: 1}}",
     "deep": "[" * 60 + "]" * 60,
     "bar": "a | b | c",

@@ -245,8 +245,8 @@ def test_rl_records_what_was_sampled_and_what_had_an_advantage(context, reward, 
     stage = {
         "kind": "rl", "model": "m", "prompts": "p", "rewards": [f"{__name__}:{reward}"], "generation_batch_size": 8,
         "num_generations": 4, "max_completion_length": 6, "max_steps": 2, "save_steps": 1, "logging_steps": 1,
-        "learning_rate": 1e-3, "advantage": ["center"], "ratio": "token", "surrogate": "clipped",
-        "weigh": "token_mean", "log_trajectories": share,
+        "learning_rate": 1e-3, "advantage": ["center"], "ratio": "token", "policy_loss": "clipped",
+        "loss_aggregation": "token_mean", "log_trajectories": share,
     }  # fmt: skip
     task.run(Rl.model_validate(stage), here)
     found = record(here)

@@ -38,12 +38,24 @@ def context(tmp_path, name, **inputs):
 def test_rl_leaves_out_what_cannot_be_scored(tmp_path, prompts, tiny_policy_folder):
     stage = Rl.model_validate(
         {
-            "kind": "rl", "advantage": ["center"], "ratio": "token", "surrogate": "clipped", "weigh": "sequence_mean",
-            "model": "m", "prompts": "p", "rewards": ["answers.scored"],
-            "generation_batch_size": 16, "num_generations": 4, "max_completion_length": 8, "max_steps": 3,
-            "save_steps": 5, "logging_steps": 1, "learning_rate": 1e-3, "log_trajectories": 1.0,
+            "kind": "rl",
+            "advantage": ["center"],
+            "ratio": "token",
+            "policy_loss": "clipped",
+            "loss_aggregation": "sequence_mean",
+            "model": "m",
+            "prompts": "p",
+            "rewards": ["answers.scored"],
+            "generation_batch_size": 16,
+            "num_generations": 4,
+            "max_completion_length": 8,
+            "max_steps": 3,
+            "save_steps": 5,
+            "logging_steps": 1,
+            "learning_rate": 1e-3,
+            "log_trajectories": 1.0,
         }
-    )  # fmt: skip
+    )
     made_here = context(tmp_path, "rl", model=tiny_policy_folder, prompts=prompts)
     rl.run(stage, made_here)
     points = [json.loads(line) for line in (made_here.folder / "metrics.jsonl").read_text().splitlines()]

@@ -19,7 +19,7 @@ from tests import clerk
 
 RL = {
     "kind": "rl", "model": "m", "prompts": "p", "rewards": ["environment.earned"], "advantage": ["center"],
-    "ratio": "token", "surrogate": "clipped", "weigh": "token_mean", "generation_batch_size": 4,
+    "ratio": "token", "policy_loss": "clipped", "loss_aggregation": "token_mean", "generation_batch_size": 4,
     "num_generations": 2, "max_completion_length": 30, "max_steps": 2, "learning_rate": 1e-3, "save_steps": 1,
 }  # fmt: skip
 RECIPE = """

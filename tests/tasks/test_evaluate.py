@@ -118,7 +118,7 @@ def test_a_program_asks_in_parts_and_repeats_to_the_byte(tmp_path, tiny_policy_f
     tasks = [{"use": "needles", "split": "test", "size": 3, "shortest": 96, "longest": 96}]
     made = stage(
         tasks=tasks,
-        program={"use": "lambda_rlm", "window": 32, "combine": "joined"},
+        solver={"use": "lambda_rlm", "window": 32, "combine": "joined"},
         num_generations=2,
         temperature=1.0,
     )

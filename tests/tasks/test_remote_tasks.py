@@ -79,8 +79,8 @@ def test_an_evaluation_that_passes_its_cap_fails_and_keeps_what_was_paid(tmp_pat
 def training(address):
     judge = {"use": "judges.endpoint", "endpoint": endpoint(address), "template": "{completion}"}
     return Rl(
-        kind="rl", model="m", prompts="p", rewards=[judge], advantage=["center"], ratio="token", surrogate="clipped",
-        weigh="token_mean", generation_batch_size=8, num_generations=4, max_completion_length=4, max_steps=4,
+        kind="rl", model="m", prompts="p", rewards=[judge], advantage=["center"], ratio="token", policy_loss="clipped",
+        loss_aggregation="token_mean", generation_batch_size=8, num_generations=4, max_completion_length=4, max_steps=4,
         save_steps=2, learning_rate=1e-2,
     )  # fmt: skip
 

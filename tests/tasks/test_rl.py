@@ -14,9 +14,9 @@ from tasks.rl import run
 ALGORITHM = {
     "advantage": ["center", "scale"],
     "ratio": "token",
-    "surrogate": "clipped",
-    "weigh": "sequence_mean",
-    "components": [{"use": "kl", "coef": {"linear": {"from": 0.05, "to": 0.0, "steps": 6}}}],
+    "policy_loss": "clipped",
+    "loss_aggregation": "sequence_mean",
+    "loss_terms": [{"use": "kl", "coef": {"linear": {"from": 0.05, "to": 0.0, "steps": 6}}}],
 }
 
 
@@ -123,7 +123,7 @@ def test_trap_07_engine_and_trainer_agree_at_any_temperature(at, training):
 
 def test_trap_17_a_policy_rewarded_for_stopping_learns_to_stop(at, training):
     context = at("stop")
-    run(stage(max_steps=30, save_steps=100, max_completion_length=16, components=[]), context)
+    run(stage(max_steps=30, save_steps=100, max_completion_length=16, loss_terms=[]), context)
     points = training.curve(context)
     assert points[0]["completion_length"] > 6
     assert points[-1]["completion_length"] < 2
@@ -175,7 +175,7 @@ def test_unscorable_completions_are_counted_and_left_out(at, training):
 def test_nothing_to_learn_leaves_the_weights(at, inputs):
     context = at("nothing")
     rewards = [f"{__name__}:constant", {"use": f"{__name__}:short", "weight": 0.5}]
-    result = run(stage(rewards=rewards, filter="reward_variance", max_steps=2), context)
+    result = run(stage(rewards=rewards, filter_groups="reward_variance", max_steps=2), context)
     assert max(moved(inputs, context)) == 0.0
     assert result.metrics["trained"] == 0.0
     assert result.metrics[f"reward/{__name__}:constant"] == 1.0

@@ -21,8 +21,8 @@ def stage(**more):
     base = {
         "kind": "rl", "model": "m", "prompts": "p", "rewards": [f"{HERE}:early"], "generation_batch_size": 16,
         "num_generations": 4, "max_completion_length": 6, "max_steps": 4, "save_steps": 2, "logging_steps": 1,
-        "learning_rate": 3e-2, "advantage": ["center", "scale"], "ratio": "token", "surrogate": "clipped",
-        "weigh": "token_mean", "components": [{"use": "kl", "estimator": "k3", "coef": 0.01}],
+        "learning_rate": 3e-2, "advantage": ["center", "scale"], "ratio": "token", "policy_loss": "clipped",
+        "loss_aggregation": "token_mean", "loss_terms": [{"use": "kl", "estimator": "k3", "coef": 0.01}],
         "use_peft": True, "lora_r": 4,
     }  # fmt: skip
     return Rl.model_validate({**base, **more})
@@ -44,8 +44,8 @@ def inputs(tiny_policy_folder, tmp_path):
 
 
 def test_trap_24_adapters_resume_and_the_base_is_what_it_was(same_when_interrupted, inputs, tmp_path):
-    both = {"critic": {"learning_rate": 1e-2}, "advantage": ["gae"], "references": {"prev": {"every": 2}}}
-    words = {**both, "modulate": [f"{HERE}:nearer"]}
+    both = {"critic": {"learning_rate": 1e-2}, "advantage": ["gae"], "references": {"prev": {"sync_steps": 2}}}
+    words = {**both, "advantage_shaping": [f"{HERE}:nearer"]}
     points = same_when_interrupted(run, stage(**words), (1, 3))
     # Adapters start as nothing: the reference, the base without them, is the policy; and then it is not.
     assert points[0]["kl"] == pytest.approx(0.0, abs=1e-6)

@@ -34,9 +34,9 @@ def stage(**more):
         "learning_rate": 1e-2,
         "advantage": ["center", "scale"],
         "ratio": "decoupled",
-        "correct": [{"use": "token", "high": 5.0}],
-        "surrogate": "clipped",
-        "weigh": "token_mean",
+        "importance_correction": [{"use": "token", "high": 5.0}],
+        "policy_loss": "clipped",
+        "loss_aggregation": "token_mean",
     }
     return Rl.model_validate({**base, **more})
 
@@ -79,12 +79,12 @@ EXACT = {
 
 @pytest.mark.parametrize("name", EXACT)
 def test_trap_24_what_is_under_way_resumes_to_the_same_bits(same_when_interrupted, name):
-    points = same_when_interrupted(run, stage(drive=EXACT[name]), (1, 3, 5))
+    points = same_when_interrupted(run, stage(rollout=EXACT[name]), (1, 3, 5))
     assert len(points) == 6
 
 
 def test_in_real_time_a_killed_stage_trains_on_every_group_once(at, training):
-    asynchronous = stage(drive={"use": "streamed", "max_staleness": 3})
+    asynchronous = stage(rollout={"use": "streamed", "max_staleness": 3})
     with pytest.raises(training.Stopped):
         run(asynchronous, at("real", 0, training.stop_at(3)))
     last = at("real", 1)
@@ -100,23 +100,23 @@ def test_in_real_time_a_killed_stage_trains_on_every_group_once(at, training):
 def test_all_drives_sample_the_same_problems_with_the_same_numbers(at):
     """The first iteration's weights are those of all: its completions are the same, and so are all problems."""
     found = {}
-    for name, drive in {"whole": "whole", **EXACT}.items():
+    for name, drive in {"synchronous": "synchronous", **EXACT}.items():
         context = at(name)
-        run(stage(drive=drive, max_steps=3, learning_rate=1e-12), context)
+        run(stage(rollout=drive, max_steps=3, learning_rate=1e-12), context)
         found[name] = Counter((r["prompt_id"], tuple(r["token_ids"])) for r in rows_of(context))
-    assert all(counted == found["whole"] for counted in found.values())
+    assert all(counted == found["synchronous"] for counted in found.values())
 
 
 def test_periodic_asynchrony_trains_as_the_synchronous_loop_does(at):
     contexts = {}
     for name, drive in {
-        "sync": "whole",
+        "sync": "synchronous",
         "asked": "periodic",
         "arrived": {"use": "periodic", "order": "arrived"},
     }.items():
         contexts[name] = at(name)
         # The first step of Adam is ±rate whatever the size of a gradient: rounding would show; later ones average.
-        run(stage(drive=drive, max_steps=3, ratio="token", correct=[]), contexts[name])
+        run(stage(rollout=drive, max_steps=3, ratio="token", importance_correction=[]), contexts[name])
     rows = {name: rows_of(context) for name, context in contexts.items()}
     for name in ("asked", "arrived"):
         assert [r["token_ids"] for r in rows[name] if r["step"] == 0] == [
@@ -133,7 +133,7 @@ def test_periodic_asynchrony_trains_as_the_synchronous_loop_does(at):
 @pytest.mark.parametrize("name", EXACT)
 def test_curves_say_how_old_tokens_are_and_who_waited(at, training, name):
     context = at(name)
-    result = run(stage(drive=EXACT[name]), context)
+    result = run(stage(rollout=EXACT[name]), context)
     points = training.curve(context)
     assert set(TIMED).isdisjoint(result.metrics)
     ages = [p.get("staleness_max", 0.0) for p in points]
@@ -152,7 +152,7 @@ def test_curves_say_how_old_tokens_are_and_who_waited(at, training, name):
 
 def test_what_cannot_be_judged_is_unscorable_and_no_reward_of_zero(at):
     context = at("real")
-    run(stage(drive={"use": "streamed", "max_staleness": 2}), context)
+    run(stage(rollout={"use": "streamed", "max_staleness": 2}), context)
     rows = rows_of(context)
     unknown = [r for r in rows if "e" in r["completion"]]
     assert unknown
@@ -162,7 +162,7 @@ def test_what_cannot_be_judged_is_unscorable_and_no_reward_of_zero(at):
 
 def test_a_reward_that_breaks_ends_the_stage_with_its_own_words(at):
     with pytest.raises(StepError, match=r"nobody answers at 127\.0\.0\.1:9"):
-        run(stage(drive={"use": "streamed"}, rewards=[f"{HERE}:breaks"]), at("broken"))
+        run(stage(rollout={"use": "streamed"}, rewards=[f"{HERE}:breaks"]), at("broken"))
 
 
 @pytest.mark.parametrize("name", ["one_step_off", "real"])
@@ -170,10 +170,10 @@ def test_workers_of_the_role_rollout_sample_what_one_process_would(at, name):
     """Two services in threads of their own, given weights through files, the same requests and the same streams."""
     drive = {**EXACT, "real": {"use": "streamed", "max_staleness": 2}}[name]
     plain, apart = at("plain"), at("apart")
-    run(stage(drive=drive, max_steps=4), plain)
+    run(stage(rollout=drive, max_steps=4), plain)
     actors = Threads({"rollout": 2})
     try:
-        run(stage(drive=drive, max_steps=4), replace(apart, actors=actors))
+        run(stage(rollout=drive, max_steps=4), replace(apart, actors=actors))
     finally:
         actors.close()
     here, there = rows_of(plain), rows_of(apart)
@@ -188,7 +188,7 @@ def test_workers_of_the_role_rollout_sample_what_one_process_would(at, name):
 @pytest.mark.parametrize("drive", ["one_step_off", {"use": "streamed", "max_staleness": 3}], ids=str)
 def test_held_out_problems_are_looked_at_while_others_are_under_way(at, training, inputs, drive):
     inputs["eval_prompts"] = inputs["prompts"]
-    looking = stage(drive=drive, eval_prompts="p", eval_steps=2, max_steps=4)
+    looking = stage(rollout=drive, eval_prompts="p", eval_steps=2, max_steps=4)
     curves = []
     for name in ("one", "two"):
         context = at(name)

@@ -13,20 +13,24 @@ SPEC = importlib.util.spec_from_file_location("task_groups", Path(__file__).with
 groups = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(groups)
 
-DRIVES = {
+ROLLOUTS = {
     "one_step_off": {"use": "one_step_off"},
     "paced": {"use": "streamed", "max_staleness": 2, "steps_per_update": 3},
 }
 ALGORITHM = {
-    "advantage": ["center"], "ratio": "decoupled", "correct": [{"use": "token", "high": 2.0}], "critic": None,
-    "components": [], "num_mini_batches": 1,
-}  # fmt: skip
+    "advantage": ["center"],
+    "ratio": "decoupled",
+    "importance_correction": [{"use": "token", "high": 2.0}],
+    "critic": None,
+    "loss_terms": [],
+    "num_mini_batches": 1,
+}
 
 
 def job(folder, drive, name, strategy=None, **more):
     """A job of the helper's, with a drive that asks ahead."""
     made = groups.job(folder, "rl", f"{name}-{drive}", strategy, **more)
-    made["stage"] |= {**ALGORITHM, "drive": DRIVES[drive], "max_steps": 4}
+    made["stage"] |= {**ALGORITHM, "rollout": ROLLOUTS[drive], "max_steps": 4}
     made["after"] = made["after"] and f"{more['after']}-{drive}-rl"
     return made
 
@@ -36,10 +40,10 @@ def place(tmp_path_factory):
     """What one process made, and two ranks of both strategies; the second of them was also interrupted."""
     folder = tmp_path_factory.mktemp("ahead")
     groups.make_inputs(folder)
-    groups.start(folder, [job(folder, drive, "alone") for drive in DRIVES], "one", 1)
-    both = [job(folder, drive, strategy, strategy) for drive in DRIVES for strategy in ("ddp", "fsdp2")]
-    both += [job(folder, drive, "cut", "ddp", stop=3) for drive in DRIVES]
-    both += [job(folder, drive, "continued", "ddp", after="cut") for drive in DRIVES]
+    groups.start(folder, [job(folder, drive, "alone") for drive in ROLLOUTS], "one", 1)
+    both = [job(folder, drive, strategy, strategy) for drive in ROLLOUTS for strategy in ("ddp", "fsdp2")]
+    both += [job(folder, drive, "cut", "ddp", stop=3) for drive in ROLLOUTS]
+    both += [job(folder, drive, "continued", "ddp", after="cut") for drive in ROLLOUTS]
     groups.start(folder, both, "two", 2)
     return folder
 
@@ -54,7 +58,7 @@ def curve(place, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drive", DRIVES)
+@pytest.mark.parametrize("drive", ROLLOUTS)
 def test_two_ranks_train_on_what_one_process_asks_ahead(place, drive):
     alone = rows_of(place, f"alone-{drive}-rl")
     for strategy in ("ddp", "fsdp2"):
@@ -67,7 +71,7 @@ def test_two_ranks_train_on_what_one_process_asks_ahead(place, drive):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drive", DRIVES)
+@pytest.mark.parametrize("drive", ROLLOUTS)
 def test_a_group_that_is_interrupted_goes_on_to_the_same_bits(place, drive):
     whole, again = f"ddp-{drive}-rl", f"continued-{drive}-rl"
     files = [json.loads((place / name / "0" / "told.json").read_text())["files"] for name in (whole, again)]

@@ -31,8 +31,8 @@ def stage(**more):
         "learning_rate": 1e-2,
         "advantage": ["center"],
         "ratio": "token",
-        "surrogate": "clipped",
-        "weigh": "token_mean",
+        "policy_loss": "clipped",
+        "loss_aggregation": "token_mean",
     }
     return Rl.model_validate({**base, **more})
 
@@ -64,16 +64,16 @@ def inputs(tiny_policy_folder, tmp_path):
 
 FIVE = {
     "num_mini_batches": 2,
-    "auxiliaries": {
+    "auxiliary_models": {
         "progress": {"target": f"{HERE}:share", "heads": 2, "combine": "least", "learning_rate": 3e-3},
         "step": {"head": "token", "target": "outcome", "loss": "logistic", "link": "logistic", "warmup_steps": 1},
         "q": {
             "head": "action",
             "target": {"use": "temporal_difference", "gamma": 0.9},
             "loss": "huber",
-            "follow": {"every": 1, "mix": 0.3},
+            "target_network": {"sync_steps": 1, "mixup_alpha": 0.3},
         },
-        "whole": {"head": "path", "target": "outcome", "select": ["own"]},
+        "whole": {"head": "path", "target": "outcome", "token_mask": ["own"]},
         "credit": {
             "head": "likelihood",
             "target": "outcome",
@@ -82,24 +82,27 @@ FIVE = {
             "learning_rate": 1e-3,
         },
     },
-    "shape": [{"use": "from_tokens", "of": "whole", "stat": "mean", "weight": 0.1}],
+    "reward_shaping": [{"use": "from_tokens", "of": "whole", "stat": "mean", "weight": 0.1}],
     "advantage": [
         {"use": "center", "stat": "loo"},
         {"use": "potential", "of": "progress"},
         {"use": "stepwise", "of": "step", "weight": 0.1},
-        "togo",
+        "reward_to_go",
         {"use": "stepwise", "of": "q_mean", "weight": {"linear": {"from": -0.1, "to": 0.0, "steps": 4}}},
     ],
-    "branches": [{"of": "credit", "advantage": ["rivals", "togo"]}, {"of": "q", "coef": 0.1, "advantage": ["center"]}],
-    "components": [{"use": f"{HERE}:far", "coef": 0.01}],
+    "advantage_streams": [
+        {"of": "credit", "advantage": ["rivals", "reward_to_go"]},
+        {"of": "q", "coef": 0.1, "advantage": ["center"]},
+    ],
+    "loss_terms": [{"use": f"{HERE}:far", "coef": 0.01}],
 }
-FIVE["auxiliaries"]["judged"] = FIVE["auxiliaries"].pop("step")
+FIVE["auxiliary_models"]["judged"] = FIVE["auxiliary_models"].pop("step")
 FIVE["advantage"][2]["of"] = "judged"
 
 
 def test_trap_24_five_networks_with_a_slow_copy_resume_to_the_same_bits(same_when_interrupted):
     points = same_when_interrupted(run, stage(**FIVE), (1, 3))
-    for name in FIVE["auxiliaries"]:
+    for name in FIVE["auxiliary_models"]:
         assert all(p[f"{name}/loss"] >= 0 for p in points[1:])
     assert ["grad_norm" in p for p in points] == [False, True, True, True]  # one of them warms up
 
@@ -107,7 +110,10 @@ def test_trap_24_five_networks_with_a_slow_copy_resume_to_the_same_bits(same_whe
 def test_what_learns_from_outcomes_and_places_learns(at, training):
     context = at("longer")
     words = {"progress": {"target": f"{HERE}:share", "learning_rate": 1e-2}}
-    pieces = {"advantage": [{"use": "potential", "of": "progress"}, "togo", "center"], "auxiliaries": words}
+    pieces = {
+        "advantage": [{"use": "potential", "of": "progress"}, "reward_to_go", "center"],
+        "auxiliary_models": words,
+    }
     run(stage(**pieces, max_steps=12, learning_rate=1e-6), context)
     loss = [p["progress/loss"] for p in training.curve(context)]
     assert loss[-1] < loss[0] / 3
@@ -149,8 +155,8 @@ def test_a_process_reward_stage_is_read_by_the_next_one_and_scores_completions(a
     """PRIME's loop, then its process reward model as a frozen auxiliary and as a reward."""
     first = at("prime")
     credit = {"head": "likelihood", "beta": 0.5, "target": "outcome", "loss": "logistic", "learning_rate": 1e-2}
-    pieces = {"branches": [{"of": "credit", "advantage": ["rivals", "togo"]}]}
-    run(stage(**pieces, auxiliaries={"credit": {**credit, "publish": True}}, max_steps=8), first)
+    pieces = {"advantage_streams": [{"of": "credit", "advantage": ["rivals", "reward_to_go"]}]}
+    run(stage(**pieces, auxiliary_models={"credit": {**credit, "publish": True}}, max_steps=8), first)
     made = first.folder / "outputs" / "process_reward_model"
     assert fingerprint(made) == fingerprint(inputs["model"])
     loss = [p["credit/loss"] for p in training.curve(first)]
@@ -160,18 +166,18 @@ def test_a_process_reward_stage_is_read_by_the_next_one_and_scores_completions(a
     right, wrong = ["a..", "zb.", "..c", "d"], ["z..", "zz.", "..x", "u"]
     scores = [process(rows, texts, model=made, stat="sum") for texts in (right, wrong)]
     assert sum(scores[0]) > sum(scores[1])
-    inputs["auxiliaries.credit.model"] = made
+    inputs["auxiliary_models.credit.model"] = made
     inputs["rewards.1.model"] = made
     second = at("second")
     frozen = {"credit": {"head": "likelihood", "model": "x"}}
     rewards = [f"{HERE}:early", {"use": "models.process", "model": "x", "stat": "mean", "weight": 0.1}]
-    run(stage(**pieces, auxiliaries=frozen, rewards=rewards, max_steps=2), second)
+    run(stage(**pieces, auxiliary_models=frozen, rewards=rewards, max_steps=2), second)
     point = training.curve(second)[0]
     assert "credit/loss" not in point
     assert "reward/models.process" in point
 
 
 def test_a_model_of_another_kind_is_refused(at, inputs):
-    inputs["auxiliaries.credit.model"] = inputs["prompts"]
+    inputs["auxiliary_models.credit.model"] = inputs["prompts"]
     with pytest.raises(StepError, match="no model here"):
-        run(stage(auxiliaries={"credit": {"head": "token", "model": "x"}}), at("wrong"))
+        run(stage(auxiliary_models={"credit": {"head": "token", "model": "x"}}), at("wrong"))

@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -19,9 +20,9 @@ SPEC.loader.exec_module(world)
 Environment, short = world.Environment, world.short
 PROMPTS = ["ab", "abc", "b", "cab", "ba"]
 CURATED = {
-    "plan": {"use": "by_difficulty", "least": 2, "spare_turns": 0},
-    "source": ["successes"],
-    "select": [{"use": "high_entropy_turns", "keep": 0.6}],
+    "prompt_sampler": {"use": "by_difficulty", "least": 2, "spare_turns": 0},
+    "extra_samples": ["successes"],
+    "token_mask": [{"use": "high_entropy_turns", "keep": 0.6}],
 }
 
 
@@ -54,14 +55,14 @@ def stage(**more):
         "save_steps": 2,
         "logging_steps": 1,
         "learning_rate": 1e-2,
-        "process": [f"{__name__}:short"],
+        "logits_processors": [f"{__name__}:short"],
     }
     preset = {
         "advantage": ["center", {"use": "scale", "epsilon": 1e-4}],
         "ratio": "decoupled",
-        "correct": [{"use": "token", "high": 2.0}],
-        "surrogate": "clipped",
-        "weigh": "token_mean",
+        "importance_correction": [{"use": "token", "high": 2.0}],
+        "policy_loss": "clipped",
+        "loss_aggregation": "token_mean",
     }
     return Rl.model_validate({**base, **preset, **CURATED, **more})
 
@@ -72,12 +73,12 @@ def rows(context):
 
 def test_what_it_remembers_of_problems_is_in_its_checkpoints(same_when_interrupted):
     drive = {"use": "streamed", "max_staleness": 2, "steps_per_update": 5}
-    lines = same_when_interrupted(run, stage(drive=drive, max_steps=5), (3,))
+    lines = same_when_interrupted(run, stage(rollout=drive, max_steps=5), (3,))
     assert len(lines) == 5
 
 
 def test_plans_and_stored_successes_change_what_is_trained_on(at):
-    context = at("curated")
+    context = replace(at("curated"), seed=1)
     run(stage(), context)
     found = rows(context)
     sizes = Counter((row["step"], row["group"]) for row in found)
@@ -96,7 +97,7 @@ def test_plans_and_stored_successes_change_what_is_trained_on(at):
 def test_workers_that_take_weights_one_by_one_train_every_group_once_across_a_kill(inputs, tmp_path, training):
     drive = {"use": "streamed", "max_staleness": 2, "sync": "each"}
     # The killed try comes two iterations further than its checkpoint.
-    wanted = stage(drive=drive, plan="uniform", source=[], save_steps=3)
+    wanted = stage(rollout=drive, prompt_sampler="uniform", extra_samples=[], save_steps=3)
     checkpoints = tmp_path / "checkpoints"
     checkpoints.mkdir()
     for attempt, step in enumerate((5, None)):

@@ -30,8 +30,8 @@ def stage(**more):
         "learning_rate": 1e-2,
         "advantage": ["center", "scale"],
         "ratio": "token",
-        "surrogate": "clipped",
-        "weigh": "token_mean",
+        "policy_loss": "clipped",
+        "loss_aggregation": "token_mean",
     }
     return Rl.model_validate({**base, **more})
 
@@ -51,34 +51,34 @@ def inputs(tiny_policy_folder, tmp_path):
         folder.mkdir()
     write_rows(folders["prompts"], "prompts", rows)
     write_rows(folders["pairs"], "preference_pairs", [row | answers for row in rows])
-    return {"model": tiny_policy_folder, "prompts": folders["prompts"], "drive.data": folders["pairs"]}
+    return {"model": tiny_policy_folder, "prompts": folders["prompts"], "rollout.data": folders["pairs"]}
 
 
 def rows_of(context):
     return pq.read_table(context.folder / "outputs" / "trajectories" / "trajectories.parquet").to_pylist()
 
 
-DRIVES = {
-    "wait": {"drive": {"use": "windowed", "window": 3}},
+ROLLOUTS = {
+    "wait": {"rollout": {"use": "windowed", "window": 3}},
     "all": {
-        "drive": {"use": "windowed", "window": 3, "partial": "all"},
+        "rollout": {"use": "windowed", "window": 3, "partial": "all"},
         "advantage": [{"use": "gae", "lam": 0.9, "tail": "hold"}],
-        "critic": {"learning_rate": 1e-2, "select": ["finished"]},
-        "select": [{"use": "fresh", "max_age": 0}],
+        "critic": {"learning_rate": 1e-2, "token_mask": ["finished"]},
+        "token_mask": [{"use": "fresh", "max_age": 0}],
     },
-    "more": {"drive": {"use": "overprovisioned", "target": 8, "overprovision": 2.0}},
-    "resets": {"drive": {"use": "resets", "data": "d", "mix": 0.5}},
-    "process": {
-        "process": [
+    "more": {"rollout": {"use": "overprovisioned", "target": 8, "overprovision": 2.0}},
+    "resets": {"rollout": {"use": "resets", "data": "d", "mix": 0.5}},
+    "logits_processors": {
+        "logits_processors": [
             {
                 "use": "adaptive_temperature",
                 "tau": 0.5,
-                "low": {"control": "low"},
-                "pivot": {"control": "pivot"},
-                "high": {"control": "high"},
+                "low": {"controller": "low"},
+                "pivot": {"controller": "pivot"},
+                "high": {"controller": "high"},
             }
         ],
-        "control": {
+        "controllers": {
             "low": {"use": "log_entropy_quantile", "q": 0.0},
             "pivot": {"use": "log_entropy_quantile", "q": 0.5},
             "high": {"use": "log_entropy_quantile", "q": 1.0},
@@ -113,7 +113,7 @@ def halved(samples):
     return samples[: len(samples) // 2], []
 
 
-@pytest.mark.parametrize("parts", [*DRIVES.values(), {"follow_up": [f"{HERE}:halved"]}], ids=[*DRIVES, "halved"])
+@pytest.mark.parametrize("parts", [*ROLLOUTS.values(), {"resample": [f"{HERE}:halved"]}], ids=[*ROLLOUTS, "halved"])
 def test_every_token_counts_once_in_the_iteration_that_sampled_it(at, training, tokens_of_calls, parts):
     """Also of completions that have not ended, and of those that are dropped."""
     context = at("counted")
@@ -124,20 +124,20 @@ def test_every_token_counts_once_in_the_iteration_that_sampled_it(at, training, 
 
 
 def test_a_limit_of_tokens_ends_a_stage_before_any_completion_has(at, tokens_of_calls):
-    result = run(stage(drive={"use": "windowed", "window": 2}, max_sampled_tokens=70), at("limited"))
+    result = run(stage(rollout={"use": "windowed", "window": 2}, max_sampled_tokens=70), at("limited"))
     assert (len(tokens_of_calls), result.metrics["steps"]) == (3, 3)
     assert sum(tokens_of_calls[:2]) < 70 <= sum(tokens_of_calls) == result.metrics["tokens"]
 
 
-@pytest.mark.parametrize("name", DRIVES)
+@pytest.mark.parametrize("name", ROLLOUTS)
 def test_trap_24_what_is_suspended_resumes_to_the_same_bits(same_when_interrupted, name):
-    points = same_when_interrupted(run, stage(**DRIVES[name]), (1, 3, 5))
+    points = same_when_interrupted(run, stage(**ROLLOUTS[name]), (1, 3, 5))
     assert len(points) == 6
 
 
 def test_iterations_without_an_ended_group_train_nothing_and_lose_nothing(at):
     context = at("wait")
-    run(stage(drive={"use": "windowed", "window": 3}), context)
+    run(stage(rollout={"use": "windowed", "window": 3}), context)
     rows = rows_of(context)
     first = [r for r in rows if r["step"] == 0]
     late = [r for r in rows if r["step"] >= 2 and len(r["token_ids"]) == 8]
@@ -149,7 +149,7 @@ def test_iterations_without_an_ended_group_train_nothing_and_lose_nothing(at):
 
 def test_suspended_completions_are_told_apart_and_earn_nothing(at):
     context = at("all")
-    run(stage(**DRIVES["all"]), context)
+    run(stage(**ROLLOUTS["all"]), context)
     rows = rows_of(context)
     open_ = [r for r in rows if r["status"] == "suspended"]
     assert {len(r["token_ids"]) for r in open_} <= {3, 6}
@@ -160,7 +160,7 @@ def test_suspended_completions_are_told_apart_and_earn_nothing(at):
 
 def test_resets_are_a_source_of_their_own(at):
     context = at("resets")
-    run(stage(**DRIVES["resets"]), context)
+    run(stage(**ROLLOUTS["resets"]), context)
     rows = rows_of(context)
     sources = [r["source"] for r in rows]
     assert set(sources) == {"policy", "reset"}
@@ -173,7 +173,7 @@ def test_resets_are_a_source_of_their_own(at):
 
 def test_the_changed_distribution_is_the_one_that_is_noted(at):
     context = at("process")
-    run(stage(**DRIVES["process"], max_steps=3), context)
+    run(stage(**ROLLOUTS["logits_processors"], max_steps=3), context)
     plain = at("plain")
     run(stage(max_steps=3), plain)
     changed, same = rows_of(context), rows_of(plain)

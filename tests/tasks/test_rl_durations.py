@@ -48,13 +48,27 @@ def inputs(tiny_policy_folder, tmp_path):
 def stage(**more):
     env = {"use": f"{__name__}:Environment", "decode_seconds": more.pop("decode_seconds", 0.1), "workers": 64}
     base = {
-        "kind": "rl", "model": "m", "prompts": "p", "rewards": ["environment.earned"], "env": env,
-        "drive": {"use": "streamed", "max_staleness": 4, "ahead": 2, "steps_per_update": 5},
-        "advantage": ["by_turn"], "modulate": [{"use": "duration", "unit": 20}], "ratio": "decoupled",
-        "correct": ["token"], "surrogate": "clipped", "weigh": "token_mean", "process": [f"{__name__}:short"],
-        "generation_batch_size": 8, "num_generations": 1, "max_completion_length": 40, "max_steps": 6, "save_steps": 2,
-        "logging_steps": 1, "learning_rate": 1e-2,
-    }  # fmt: skip
+        "kind": "rl",
+        "model": "m",
+        "prompts": "p",
+        "rewards": ["environment.earned"],
+        "env": env,
+        "rollout": {"use": "streamed", "max_staleness": 4, "ahead": 2, "steps_per_update": 5},
+        "advantage": ["by_turn"],
+        "advantage_shaping": [{"use": "duration", "unit": 20}],
+        "ratio": "decoupled",
+        "importance_correction": ["token"],
+        "policy_loss": "clipped",
+        "loss_aggregation": "token_mean",
+        "logits_processors": [f"{__name__}:short"],
+        "generation_batch_size": 8,
+        "num_generations": 1,
+        "max_completion_length": 40,
+        "max_steps": 6,
+        "save_steps": 2,
+        "logging_steps": 1,
+        "learning_rate": 1e-2,
+    }
     return Rl.model_validate({**base, **more})
 
 
@@ -86,4 +100,4 @@ def test_what_is_quick_is_trained_on_first_and_what_is_slow_in_the_end_as_surely
 def test_a_drive_in_real_time_is_refused(at):
     drive = {"use": "streamed", "max_staleness": 1}
     with pytest.raises(StepError, match="decode_seconds counts decode steps"):
-        run(stage(drive=drive), at("real"))
+        run(stage(rollout=drive), at("real"))

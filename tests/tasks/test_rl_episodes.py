@@ -18,7 +18,12 @@ SPEC = importlib.util.spec_from_file_location("episode_world", Path(__file__).wi
 world = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(world)
 Environment, short = world.Environment, world.short
-ALGORITHM = {"advantage": ["center", "scale"], "ratio": "token", "surrogate": "clipped", "weigh": "sequence_mean"}
+ALGORITHM = {
+    "advantage": ["center", "scale"],
+    "ratio": "token",
+    "policy_loss": "clipped",
+    "loss_aggregation": "sequence_mean",
+}
 PROMPTS = ["ab", "abc", "b", "cab", "ba"]
 
 
@@ -46,25 +51,25 @@ def stage(**more):
         "save_steps": 2,
         "logging_steps": 1,
         "learning_rate": 1e-2,
-        "process": [f"{__name__}:short"],
+        "logits_processors": [f"{__name__}:short"],
     }
     return Rl.model_validate({**base, **ALGORITHM, **more})
 
 
-DRIVES = {
-    "whole": {},
+ROLLOUTS = {
+    "synchronous": {},
     "together": {"env": {"use": f"{__name__}:Environment", "max_turns": 4, "order": "together"}},
-    "windowed": {"drive": {"use": "windowed", "window": 7, "max_windows": 6}},
-    "overprovisioned": {"drive": {"use": "overprovisioned", "target": 8}},
-    "streamed": {"drive": {"use": "streamed", "max_staleness": 2, "steps_per_update": 5}},
-    "one_step_off": {"drive": "one_step_off"},
-    "periodic": {"drive": "periodic"},
+    "windowed": {"rollout": {"use": "windowed", "window": 7, "max_windows": 6}},
+    "overprovisioned": {"rollout": {"use": "overprovisioned", "target": 8}},
+    "streamed": {"rollout": {"use": "streamed", "max_staleness": 2, "steps_per_update": 5}},
+    "one_step_off": {"rollout": "one_step_off"},
+    "periodic": {"rollout": "periodic"},
 }
 
 
-@pytest.mark.parametrize("drive", DRIVES)
+@pytest.mark.parametrize("drive", ROLLOUTS)
 def test_a_stage_that_was_killed_in_the_middle_of_episodes_goes_on_to_the_same_bits(same_when_interrupted, drive):
-    lines = same_when_interrupted(run, stage(**DRIVES[drive]), (3, 5))
+    lines = same_when_interrupted(run, stage(**ROLLOUTS[drive]), (3, 5))
     assert any(line["turns"] > 1.2 for line in lines if "turns" in line)
     assert any(line["failed_turns"] > 0 for line in lines if "turns" in line)
 
@@ -73,7 +78,7 @@ def rows(context):
     return pq.read_table(context.folder / "outputs" / "trajectories" / "trajectories.parquet").to_pylist()
 
 
-@pytest.mark.parametrize("drive", ["whole", "streamed"])
+@pytest.mark.parametrize("drive", ["synchronous", "streamed"])
 def test_engines_in_workers_play_the_same_episodes(inputs, tmp_path, drive):
     found = {}
     for name, actors in (("here", None), ("apart", Threads({"rollout": 2}))):
@@ -81,7 +86,7 @@ def test_engines_in_workers_play_the_same_episodes(inputs, tmp_path, drive):
         folder.mkdir()
         checkpoints.mkdir()
         # Nothing is learnt, so that what is sampled does not hang on rounding or on real time.
-        more = {} if drive == "whole" else {"drive": {"use": "streamed", "max_staleness": 1}}
+        more = {} if drive == "synchronous" else {"rollout": {"use": "streamed", "max_staleness": 1}}
         context = Context(inputs, folder, checkpoints, seed=3, actors=actors)
         run(stage(learning_rate=1e-12, max_steps=3, **more), context)
         found[name] = sorted(

@@ -13,7 +13,7 @@ SPEC.loader.exec_module(groups)
 
 PLAYED = {
     "env": {"use": "episode_world:Environment", "max_turns": 4}, "rewards": ["environment.earned"],
-    "process": ["episode_world:short"], "max_completion_length": 30, "advantage": ["center"], "critic": None,
+    "logits_processors": ["episode_world:short"], "max_completion_length": 30, "advantage": ["center"], "critic": None,
     "num_mini_batches": 1, "max_steps": 3,
 }  # fmt: skip
 

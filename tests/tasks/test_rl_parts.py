@@ -29,8 +29,8 @@ def stage(**more):
         "learning_rate": 1e-2,
         "advantage": ["center", "scale"],
         "ratio": "token",
-        "surrogate": "clipped",
-        "weigh": "token_mean",
+        "policy_loss": "clipped",
+        "loss_aggregation": "token_mean",
     }
     return Rl.model_validate({**base, **more})
 
@@ -86,16 +86,16 @@ def inputs(tiny_policy_folder, tmp_path):
 
 
 EVERYTHING = {
-    "follow_up": [f"{HERE}:again"],
-    "source": [f"{HERE}:stored"],
-    "references": {"prev": {"every": 2, "mix": 0.5}},
-    "components": [{"use": f"{HERE}:anchored", "coef": {"control": "anchor"}}],
-    "control": {"anchor": f"{HERE}:by_visits"},
+    "resample": [f"{HERE}:again"],
+    "extra_samples": [f"{HERE}:stored"],
+    "references": {"prev": {"sync_steps": 2, "mixup_alpha": 0.5}},
+    "loss_terms": [{"use": f"{HERE}:anchored", "coef": {"controller": "anchor"}}],
+    "controllers": {"anchor": f"{HERE}:by_visits"},
     "critic": {"learning_rate": 1e-2, "warmup_steps": 1},
     "advantage": [{"use": "gae", "lam": 0.9}],
     "num_iterations": 2,
     "num_mini_batches": 2,
-    "watch": [{"metric": "reward", "min": -0.9, "patience": 2, "action": "step_back"}],
+    "watch": [{"metric": "reward", "min": -0.9, "patience": 2, "action": "roll_back"}],
     "eval_prompts": "p",
     "eval_steps": 2,
 }
@@ -108,7 +108,9 @@ def test_trap_24_memories_critics_references_and_controls_resume_to_the_same_bit
     assert ["eval_reward" in p for p in points] == [False, True] * 3
     changes = [
         b - a
-        for a, b in zip([p["control/anchor"] for p in points], [p["control/anchor"] for p in points][1:], strict=False)
+        for a, b in zip(
+            [p["controller/anchor"] for p in points], [p["controller/anchor"] for p in points][1:], strict=False
+        )
     ]
     assert all(change != 0 for change in changes)
 
@@ -125,7 +127,7 @@ def test_a_critic_alone_learns_while_it_warms_up(at, inputs):
 
 def test_values_without_a_critic_are_refused(at):
     with pytest.raises(StepError, match="critic"):
-        run(stage(modulate=[f"{HERE}:by_value"]), at("none"))
+        run(stage(advantage_shaping=[f"{HERE}:by_value"]), at("none"))
 
 
 def by_value(advantage_T, value_T):
@@ -147,7 +149,7 @@ def test_a_watch_stops_with_the_last_good_weights(at, inputs, training):
 
 def test_a_watch_steps_back_and_lowers_the_rate(at, training):
     context = at("back")
-    band = {"metric": "reward", "min": -2.5, "action": "step_back", "factor": 0.25}
+    band = {"metric": "reward", "min": -2.5, "action": "roll_back", "learning_rate_factor": 0.25}
     run(stage(rewards=[f"{HERE}:rising"], watch=[band], save_steps=1), context)
     points = training.curve(context)
     assert [p["learning_rate"] for p in points] == pytest.approx([1e-2] * 4 + [1e-2 / 4, 1e-2 / 16])
@@ -167,11 +169,11 @@ def test_a_watch_may_only_warn(at, training):
 
 def test_held_out_rewards_are_weighed_as_in_training(at, training):
     context = at("weighed")
-    rewards = [{"use": f"{HERE}:short", "weight": {"control": "factor"}}]
-    run(stage(rewards=rewards, control={"factor": f"{HERE}:by_visits"}, eval_prompts="p", eval_steps=3), context)
+    rewards = [{"use": f"{HERE}:short", "weight": {"controller": "factor"}}]
+    run(stage(rewards=rewards, controllers={"factor": f"{HERE}:by_visits"}, eval_prompts="p", eval_steps=3), context)
     for point in (p for p in training.curve(context) if "eval_reward" in p):
-        assert point["reward"] == pytest.approx(point["control/factor"] * point[f"reward/{HERE}:short"])
-        assert -1 <= point["eval_reward"] / point["control/factor"] <= 0
+        assert point["reward"] == pytest.approx(point["controller/factor"] * point[f"reward/{HERE}:short"])
+        assert -1 <= point["eval_reward"] / point["controller/factor"] <= 0
 
 
 def test_the_gap_between_training_and_held_out_reward_is_a_point(at, training):
@@ -186,20 +188,20 @@ def test_the_gap_between_training_and_held_out_reward_is_a_point(at, training):
 
 SHIPPED = {
     "num_iterations": 2,
-    "plan": {"use": "hard_focus", "share": {"linear": {"from": 1.0, "to": 0.4, "steps": 5}}},
-    "drive": {"use": "windowed", "window": 3},
-    "follow_up": ["refill"],
-    "source": [{"use": "replay", "policies": 2, "groups": 2}],
-    "components": [
-        {"use": "kl", "estimator": "k2", "coef": {"control": "beta"}},
-        {"use": "entropy", "coef": {"control": "bonus"}},
+    "prompt_sampler": {"use": "hard_focus", "share": {"linear": {"from": 1.0, "to": 0.4, "steps": 5}}},
+    "rollout": {"use": "windowed", "window": 3},
+    "resample": ["dynamic_sampling"],
+    "extra_samples": [{"use": "replay", "policies": 2, "groups": 2}],
+    "loss_terms": [
+        {"use": "kl", "estimator": "k2", "coef": {"controller": "beta"}},
+        {"use": "entropy", "coef": {"controller": "bonus"}},
     ],
-    "control": {
+    "controllers": {
         "beta": {"use": "adaptive_kl", "target": 0.01},
         "bonus": {"use": "entropy_target", "target": 6.0},
         "bound": {"use": "bapo", "give": "epsilon_high"},
     },
-    "surrogate": {"use": "clipped", "epsilon_high": {"control": "bound"}},
+    "policy_loss": {"use": "clipped", "epsilon_high": {"controller": "bound"}},
     "critic": {"learning_rate": 1e-2, "heads": 2, "combine": "soft_min"},
     "advantage": ["gae"],
 }
@@ -207,6 +209,6 @@ SHIPPED = {
 
 def test_trap_24_curricula_windows_refill_replay_and_controllers_resume_to_the_same_bits(same_when_interrupted):
     points = same_when_interrupted(run, stage(**SHIPPED), (1, 3, 5))
-    assert len({p["control/beta"] for p in points}) > 1
-    assert len({p["control/bonus"] for p in points}) > 1
+    assert len({p["controller/beta"] for p in points}) > 1
+    assert len({p["controller/bonus"] for p in points}) > 1
     assert len({p["completions"] for p in points}) > 1

@@ -40,7 +40,7 @@ def stage(name, **more):
         "num_mini_batches": 2,
     }
     if name in ("luffy", "chord", "rl_plus"):
-        more["source"] = [{"use": "expert", "data": "e"}]
+        more["extra_samples"] = [{"use": "expert", "data": "e"}]
     if "critic" in preset:
         more["critic"] = {**preset["critic"], "warmup_steps": 1}
     return Rl.model_validate({**base, **preset, **more})
@@ -56,7 +56,7 @@ def go(tiny_policy_folder, tmp_path):
     rest = {"answer": "a", "family": "letters", "metadata": "{}"}
     rows = [{"id": w, "prompt": [{"role": "user", "content": w}], **rest} for w in WORDS]
     inputs = {"model": tiny_policy_folder}
-    for kind, port in (("prompts", "prompts"), ("chat", "source.0.data")):
+    for kind, port in (("prompts", "prompts"), ("chat", "extra_samples.0.data")):
         inputs[port] = tmp_path / kind
         inputs[port].mkdir()
         text = [{"role": "assistant", "content": "aba"}]

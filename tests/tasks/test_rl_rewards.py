@@ -28,8 +28,8 @@ def stage(**more):
         "learning_rate": 1e-2,
         "advantage": ["center", "scale"],
         "ratio": "token",
-        "surrogate": "clipped",
-        "weigh": "token_mean",
+        "policy_loss": "clipped",
+        "loss_aggregation": "token_mean",
     }
     return Rl.model_validate({**base, **more})
 
@@ -66,7 +66,7 @@ ROUTED = {
 
 
 def test_rewards_that_ask_resume_to_the_same_bits(same_when_interrupted):
-    points = same_when_interrupted(run, stage(rewards=[ROUTED], filter="similar_history"), (1, 3))
+    points = same_when_interrupted(run, stage(rewards=[ROUTED], filter_groups="similar_history"), (1, 3))
     # Riddles have no reward: of an epoch (two iterations) a quarter says nothing, and is not taken for 0.
     unscorable = [p["unscorable"] for p in points]
     assert [a + b for a, b in zip(unscorable[::2], unscorable[1::2], strict=True)] == [0.5, 0.5]

@@ -28,8 +28,8 @@ def inputs(tiny_policy_folder, tmp_path):
     found = {"model": tiny_policy_folder}
     for name, artifact, more in (
         ("prompts", "prompts", {}),
-        ("follow_up.0.data", "chat", {"completion": [{"role": "assistant", "content": "oh"}]}),
-        ("source.0.data", "chat", {"completion": [{"role": "assistant", "content": "ah"}]}),
+        ("resample.0.data", "chat", {"completion": [{"role": "assistant", "content": "oh"}]}),
+        ("extra_samples.0.data", "chat", {"completion": [{"role": "assistant", "content": "ah"}]}),
     ):
         folder = tmp_path / name
         folder.mkdir()
@@ -41,7 +41,7 @@ def inputs(tiny_policy_folder, tmp_path):
 def stage(**more):
     base = {
         "kind": "rl", "model": "m", "prompts": "p", "rewards": [f"{HERE}:even"], "advantage": ["center"],
-        "ratio": "token", "surrogate": "clipped", "weigh": "token_mean", "components": [],
+        "ratio": "token", "policy_loss": "clipped", "loss_aggregation": "token_mean", "loss_terms": [],
         "generation_batch_size": 8, "num_generations": 2, "max_completion_length": 6, "max_steps": 6, "save_steps": 2,
         "logging_steps": 1, "learning_rate": 1e-2,
     }  # fmt: skip
@@ -49,24 +49,24 @@ def stage(**more):
 
 
 REFILLED = {
-    "plan": {"use": "adaptive_size", "most": 2},
-    "follow_up": [{"use": "refill", "budget": 3}],
-    "source": [{"use": "replay", "policies": 2, "groups": 2}],
-    "filter": "reward_variance",
+    "prompt_sampler": {"use": "adaptive_size", "most": 2},
+    "resample": [{"use": "dynamic_sampling", "budget": 3}],
+    "extra_samples": [{"use": "replay", "policies": 2, "groups": 2}],
+    "filter_groups": "reward_variance",
 }
 RETRIED = {
-    "plan": {"use": "hard_focus", "share": {"linear": {"from": 1.0, "to": 0.5, "steps": 4}}},
+    "prompt_sampler": {"use": "hard_focus", "share": {"linear": {"from": 1.0, "to": 0.5, "steps": 4}}},
     "rewards": [f"{HERE}:rare"],
-    "follow_up": [
+    "resample": [
         {"use": "retry_with_exemplars", "extra": 1, "demos": 1, "data": "solved"},
         {"use": "allocate", "extra": 3},
     ],
-    "source": [{"use": "expert", "data": "texts", "when": "failed"}, "successes"],
+    "extra_samples": [{"use": "expert", "data": "texts", "when": "failed"}, "successes"],
 }
 GUIDED = {
-    "plan": "with_greedy",
+    "prompt_sampler": "with_greedy",
     "rewards": [f"{HERE}:rare"],
-    "follow_up": [{"use": "hint", "data": "solved", "lead": "|"}],
+    "resample": [{"use": "hint", "data": "solved", "lead": "|"}],
     "advantage": [{"use": "center", "among": ["greedy"]}],
 }
 

@@ -38,8 +38,8 @@ STAGES = {
     "rl": {
         "model": "m", "prompts": "p", "rewards": ["group_ranks:short"], "generation_batch_size": 12,
         "num_generations": 4, "max_completion_length": 8, "advantage": [{"use": "gae", "lam": 0.95, "gamma": 1.0}],
-        "ratio": "token", "surrogate": "clipped", "weigh": "sequence_mean", "num_mini_batches": 2,
-        "max_tokens_per_micro_batch": 40, "components": [{"use": "kl", "coef": 0.05}],
+        "ratio": "token", "policy_loss": "clipped", "loss_aggregation": "sequence_mean", "num_mini_batches": 2,
+        "max_tokens_per_micro_batch": 40, "loss_terms": [{"use": "kl", "coef": 0.05}],
         "critic": {"learning_rate": 1e-3}, "log_trajectories": 1.0,
     },
 }  # fmt: skip
@@ -204,7 +204,7 @@ def test_more_and_fewer_ranks_continue_from_each_others_checkpoints(place, kind)
 
 def test_a_drive_that_trains_on_groups_as_they_come_is_refused_in_a_group(tmp_path):
     make_inputs(tmp_path)
-    words = {"kind": "rl", **STAGES["rl"], **TRAINING, "critic": None, "advantage": ["center"], "drive": "periodic"}
+    words = {"kind": "rl", **STAGES["rl"], **TRAINING, "critic": None, "advantage": ["center"], "rollout": "periodic"}
     inputs = {"model": tmp_path / "policy", "prompts": tmp_path / "prompts"}
     stage = Rl.model_validate({**words, "rewards": ["answers.exact"], "num_mini_batches": 1})
     with pytest.raises(StepError, match="has one trainer"):

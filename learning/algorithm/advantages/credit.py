@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from learning.batch.batch import Batch
-from learning.batch.columns import Column, following, lift, place
+from learning.batch.columns import Column, broadcast_to_tokens, following, place
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -39,7 +39,7 @@ def gae(
     of the state after it, `hold` the value before it (T-PPO's extended estimate, Fan et al. 2025), `terminal` nothing.
     After a path that ended by itself comes nothing.
     """
-    column = lift(column, batch, at="last")
+    column = broadcast_to_tokens(column, batch, at="last")
     value_T = value_T.double()
     next_T = _next_value(value_T, batch, tail)
     delta_T = column.values_X + gamma * next_T - value_T
@@ -52,13 +52,13 @@ def gae(
     return replace(column, values_X=_discounted(delta_T, batch, gamma * lam_P), return_X=return_T)
 
 
-def diff(column: Column, batch: Batch, value_T: Tensor) -> Column:
+def value_difference(column: Column, batch: Batch, value_T: Tensor) -> Column:
     """What a token adds to the value: V_{t+1} − V_t, the path's reward coming after its last token.
 
     A truncated path ends in the value of its last state instead. The critic is to predict the reward itself (Monte
     Carlo), or, where a path was cut, that value.
     """
-    column = lift(column, batch, at="last")
+    column = broadcast_to_tokens(column, batch, at="last")
     value_T = value_T.double()
     after_T = _next_value(value_T, batch, "bootstrap") + column.values_X
     end_T = after_T.where(place(batch.path_T)[1] == 0, torch.zeros_like(after_T))

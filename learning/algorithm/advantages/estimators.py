@@ -89,7 +89,7 @@ def decoupled(
     return replace(column, values_X=values_P)
 
 
-def running(
+def running_baseline(
     column: Column,
     batch: Batch,
     rows: list[dict[str, Any]],
@@ -103,7 +103,7 @@ def running(
     The average of a key starts as the mean of the values that it is first seen with, and takes in those of an iteration
     after it has been subtracted: a completion does not move its own baseline.
     """
-    _of_paths(column, "running")
+    _of_paths(column, "running_baseline")
     word_of = {"batch": lambda row: "", "prompt": lambda row: str(row["id"]), "family": lambda row: row["family"] or ""}
     words = [word_of[by](row) for row in rows]
     values_P = column.values_X.clone()
@@ -118,5 +118,7 @@ def running(
 
 def _of_paths(column: Column, name: str) -> Column:
     if column.unit != "path":
-        raise StepError(f"advantage {name}: works on one number per completion; put it before lift and togo")
+        raise StepError(
+            f"advantage {name}: works on one number per completion; put it before broadcast_to_tokens and reward_to_go"
+        )
     return column

@@ -32,7 +32,9 @@ def tmn_reweight(
     gives exactly 0. Raises ValueError for a column that is no longer one number per path.
     """
     if column.unit != "path":
-        raise ValueError("tmn_reweight works on one number per path; put it before lift and togo")
+        raise ValueError(
+            "tmn_reweight works on one number per path; put it before broadcast_to_tokens and reward_to_go"
+        )
     values_P = column.values_X
     index_P = batch.paths["group"].unique(return_inverse=True)[1]
     count_G, mean_G, variance_G = _moments(values_P, index_P)

@@ -1,8 +1,9 @@
 """From rewards to advantages: small operations on a column, applied in the order of the recipe's list.
 
 GRPO is `center(by: group)` then `scale(by: group)`; Dr.GRPO leaves out the second; RLOO centers on the mean of the
-others. The column starts as one reward per path; `lift` spreads it over the sampled tokens. Groups are found by id,
-never by position. A key with one member, or with equal values, gives exactly 0: rounding must not become a signal.
+others. The column starts as one reward per path; `broadcast_to_tokens` spreads it over the sampled tokens.
+Groups are found by id, never by position. A key with one member, or with equal values, gives exactly 0: rounding must
+not become a signal.
 
 An operation gets the column and the batch, and may ask for fixed columns of tokens by name, and for `state` and `rows`.
 Shapes: P paths, T sampled tokens, X entries of a column (P or T).
@@ -17,8 +18,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from learning.algorithm.advantages.credit import diff, gae
-from learning.algorithm.advantages.estimators import best_margin, compensate, decoupled, pass_at_k, running
+from learning.algorithm.advantages.credit import gae, value_difference
+from learning.algorithm.advantages.estimators import best_margin, compensate, decoupled, pass_at_k, running_baseline
 from learning.algorithm.advantages.maps import affine, power, sign, where
 from learning.algorithm.advantages.multitask import tmn_reweight
 from learning.algorithm.advantages.token_rewards import potential, rivals, stepwise
@@ -26,15 +27,38 @@ from learning.algorithm.advantages.tokenwise import entropy_share, path_consiste
 from learning.algorithm.advantages.turns import by_turn
 from learning.algorithm.token_masks.masks import Source
 from learning.batch.batch import Batch
-from learning.batch.columns import Column, lift, of_rewards, place
+from learning.batch.columns import Column, broadcast_to_tokens, of_rewards, place
 from learning.batch.keyed import Key, among_of, deviation, equal, index_of, median, per_key, sums
 from schemas.schedules import Number
 
 __all__ = [
-    "Column", "affine", "best_margin", "by_turn", "center", "clip", "compensate", "decoupled", "diff", "entropy_share",
-    "gae", "lift", "of_rewards", "pass_at_k", "path_consistency", "potential", "power", "rivals", "running", "scale",
-    "sign", "stepwise", "tmn_reweight", "togo", "token_baseline", "where",
-]  # fmt: skip
+    "Column",
+    "affine",
+    "best_margin",
+    "broadcast_to_tokens",
+    "by_turn",
+    "center",
+    "clip",
+    "compensate",
+    "decoupled",
+    "entropy_share",
+    "gae",
+    "of_rewards",
+    "pass_at_k",
+    "path_consistency",
+    "potential",
+    "power",
+    "reward_to_go",
+    "rivals",
+    "running_baseline",
+    "scale",
+    "sign",
+    "stepwise",
+    "tmn_reweight",
+    "token_baseline",
+    "value_difference",
+    "where",
+]
 
 
 def center(
@@ -102,9 +126,9 @@ def clip(column: Column, batch: Batch, *, low: Number = -5.0, high: Number = 5.0
     return replace(column, values_X=column.values_X.clamp(low, high))
 
 
-def togo(column: Column, batch: Batch, *, gamma: Annotated[float, Field(ge=0, le=1)] = 1.0) -> Column:
+def reward_to_go(column: Column, batch: Batch, *, gamma: Annotated[float, Field(ge=0, le=1)] = 1.0) -> Column:
     """Discounted sum of this and the later sampled tokens of the path; tokens of others in between take no time."""
-    column = lift(column, batch, at="last")
+    column = broadcast_to_tokens(column, batch, at="last")
     from_start_T, from_end_T = place(column.path_X)
     if not len(from_start_T):
         return column

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from learning.batch.batch import Batch
-from learning.batch.columns import Column, following, lift
+from learning.batch.columns import Column, broadcast_to_tokens, following
 from learning.batch.keyed import Key, index_of, per_key, sums
 from schemas.errors import StepError
 from schemas.schedules import Number
@@ -21,11 +21,12 @@ from schemas.schedules import Number
 def stepwise(
     column: Column, batch: Batch, auxiliary_T: Mapping[str, Tensor], *, of: str, weight: Number = 1.0
 ) -> Column:
-    """The completion's reward after its last token, and at each token `weight` · the auxiliary `of`: put `togo` behind.
+    """The completion's reward after its last token, and at each token `weight` · the auxiliary `of`.
 
-    What is added to is a number per completion, or one per token where an operation before this has made it so.
+    Put `reward_to_go` behind it. What is added to is a number per completion, or one per token where an operation
+    before this has made it so.
     """
-    column = lift(column, batch, at="last")
+    column = broadcast_to_tokens(column, batch, at="last")
     return replace(column, values_X=column.values_X + weight * named(auxiliary_T, of, "advantage stepwise"))
 
 
@@ -43,7 +44,7 @@ def potential(
     Φ is 0 after the last token, also of a completion that was cut (Grześ 2017): along a completion Σ γ^t of what is
     added is −Φ of the prompt, the same for all completions of a problem, so that the best policy stays the best.
     """
-    column = lift(column, batch, at="last")
+    column = broadcast_to_tokens(column, batch, at="last")
     phi_T = weight * named(auxiliary_T, of, "advantage potential")
     next_T = following(phi_T, torch.zeros_like(phi_T), batch.path_T)
     return replace(column, values_X=column.values_X + gamma * next_T - phi_T)
@@ -55,7 +56,10 @@ def rivals(column: Column, batch: Batch, *, by: Key = "group") -> Column:
     A completion that is alone in its key keeps nothing: it becomes 0.
     """
     if column.unit != "token":
-        raise StepError("advantage rivals: works on tokens; put it before togo, in a branch over an auxiliary")
+        raise StepError(
+            "advantage rivals: works on tokens; put it before reward_to_go, in an advantage stream over an "
+            "auxiliary model"
+        )
     path_T, index_P = batch.path_T, index_of(batch, torch.arange(batch.num_paths), by)
     size_P = path_T.bincount(minlength=batch.num_paths)
     total_P = column.values_X.new_zeros(batch.num_paths).index_add(0, path_T, column.values_X)

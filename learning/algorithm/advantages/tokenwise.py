@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from learning.batch.batch import Batch
-from learning.batch.columns import Column, lift, place
+from learning.batch.columns import Column, broadcast_to_tokens, place
 from learning.batch.keyed import sums
 from learning.batch.path_sums import sum_of_later
 
@@ -30,7 +30,7 @@ def entropy_share(
     A token at place t of a completion whose reward r is above `above` gets reward · r + share · d_t · H_t / Σ H_t: the
     sum is over the d_t right completions of the group that reach this place. All others get reward · r.
     """
-    column = lift(column, batch)
+    column = broadcast_to_tokens(column, batch)
     path_T = batch.path_T
     right_T = column.raw_X > above
     place_T = place(path_T)[0]
@@ -56,9 +56,10 @@ def token_baseline(
     """Subtract, place by place, the group's mean weighted by the energy of its gradients so far (Li et al. 2026).
 
     The optimal token baseline B_t = Σ G_t·W_t / (Σ W_t + ε) over the group's paths that reach place t, with
-    W_t = Σ_{j ≤ t} (1 − 2π_j + Σ_v π_v²), the squared norm of the gradient of log π by the logits. Put it after `togo`.
+    W_t = Σ_{j ≤ t} (1 − 2π_j + Σ_v π_v²), the squared norm of the gradient of log π by the logits. Put it
+    after `reward_to_go`.
     """
-    column = lift(column, batch)
+    column = broadcast_to_tokens(column, batch)
     path_T = batch.path_T
     place_T = place(path_T)[0]
     if not len(place_T):
@@ -84,10 +85,10 @@ def path_consistency(
 ) -> Column:
     """Rewards to go less the value: what β·Σ log(π/π_ref) is to explain (OREO, Wang et al. 2024, eq. 8-9).
 
-    The critic is to predict R_t − β·Σ_{j ≥ t} log(π_j/π_ref,j), π before the update. Put this after `togo`;
+    The critic is to predict R_t − β·Σ_{j ≥ t} log(π_j/π_ref,j), π before the update. Put this after `reward_to_go`;
     the surrogate `path_consistent` has the same β.
     """
-    column = lift(column, batch)
+    column = broadcast_to_tokens(column, batch)
     gap_T = (lp_prox_T - lp_ref_T).to(column.values_X.dtype)
     target_T = column.values_X - beta * (sum_of_later(gap_T, batch.path_T) + gap_T)
     return replace(column, values_X=column.values_X - value_T.to(gap_T.dtype), return_X=target_T)

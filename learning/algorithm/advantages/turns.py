@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from learning.batch.batch import Batch
-from learning.batch.columns import Column, lift
+from learning.batch.columns import Column, broadcast_to_tokens
 
 
 def by_turn(column: Column, batch: Batch, earned_T: Tensor) -> Column:
@@ -16,4 +16,4 @@ def by_turn(column: Column, batch: Batch, earned_T: Tensor) -> Column:
 
     A turn that has not ended has earned nothing. What follows in the list works on tokens.
     """
-    return replace(lift(column, batch), values_X=earned_T.double())
+    return replace(broadcast_to_tokens(column, batch), values_X=earned_T.double())

@@ -13,7 +13,7 @@ def mirror(log_ratio_T: Tensor, advantage_T: Tensor, length_T: Tensor, *, tau: N
     """−A·S + τ/2·S², S the log-ratio of the completion, spread over its tokens (Kimi k1.5 2025, eq. 3).
 
     Policy mirror descent: with A = r − mean it regresses τ·S on A. Give it `ratio: sequence_product` and
-    `weigh: {use: constant, length: 1}`.
+    `loss_aggregation: {use: constant, length: 1}`.
     """
     return (-advantage_T * log_ratio_T + tau / 2 * log_ratio_T.square()) / length_T
 

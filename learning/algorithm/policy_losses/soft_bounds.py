@@ -58,7 +58,8 @@ def geometric(
 ) -> Tensor:
     """−A·(Π ρ_t)^{1/|y|}, log ρ_t at most ε_high where A > 0, at least −ε where A < 0 (GMPO, Zhao et al. 2025, eq. 4).
 
-    The bounds are of the log-ratio: 0.4 means (e^−0.4, e^0.4). Give it `ratio: token` and `weigh: sequence_mean`.
+    The bounds are of the log-ratio: 0.4 means (e^−0.4, e^0.4). Give it `ratio: token` and `loss_aggregation:
+    sequence_mean`.
     """
     high = epsilon if epsilon_high is None else epsilon_high
     held_T = torch.where(advantage_T > 0, log_ratio_T.clamp(max=high), log_ratio_T.clamp(min=-epsilon))

@@ -49,7 +49,8 @@ def sequence_arithmetic(lp_T: Tensor, lp_behav_T: Tensor, path_T: Tensor) -> Ten
 def decoupled(lp_T: Tensor, lp_prox_T: Tensor) -> Tensor:
     """To the policy as it was before this iteration's update (decoupled PPO, Hilton et al. 2022; AReaL 2025).
 
-    What the sampling policy differs from that one is the matter of `correct`; with neither, samples count as own.
+    What the sampling policy differs from that one is the matter of `importance_correction`; with neither, samples count
+    as own.
     """
     return lp_T - lp_prox_T
 

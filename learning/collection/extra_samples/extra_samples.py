@@ -72,24 +72,24 @@ def successes(
     per_group: AtLeast1 = 1,
     replaced: bool = True,
     keep: AtLeast1 = 8,
-    component: str | None = None,
+    reward: str | None = None,
     at_least: float = 1.0,
 ) -> list[Sample]:
     """Stored successes of the same problem join a group: one that failed throughout, or (`always`) every one.
 
     `failed` is experience replay of ARPO for GUI agents (Lu et al. 2025), `always` that of RLEP (Zhang et al. 2025).
     With `replaced` as many of the group's own completions leave it. The last `keep` successes of a problem are kept: a
-    score of `component` (null: the first reward) of at least `at_least`.
+    score of `reward` (null: the first reward) of at least `at_least`.
     """
     stored: dict[str, list[dict[str, Any]]] = state.setdefault("successes", {})
     added: dict[int, list[Sample]] = {}
     for group, members in _by_group(samples).items():
         known = stored.get(members[0].row["id"], [])
-        if known and (when == "always" or failed(members, component, at_least)):
+        if known and (when == "always" or failed(members, reward, at_least)):
             chosen = rng.choice(len(known), size=min(per_group, len(known)), replace=False)
             added[group] = [restored(known[int(i)], group) for i in chosen]
     for sample in samples:
-        if sample.source == "policy" and sample.finish != "suspended" and passed(sample, component, at_least):
+        if sample.source == "policy" and sample.finish != "suspended" and passed(sample, reward, at_least):
             key = sample.row["id"]
             stored[key] = [*stored.get(key, []), sample.to_json()][-keep:]
     return joined(samples, added, replaced)
@@ -104,7 +104,7 @@ def collected(
     when: When = "failed",
     per_group: AtLeast1 = 1,
     replaced: bool = True,
-    component: str | None = None,
+    reward: str | None = None,
     at_least: float = 1.0,
 ) -> list[Sample]:
     """Successes of the same problem that another stage has sampled join a group that failed throughout (or `always`).
@@ -114,12 +114,12 @@ def collected(
     log-probabilities and the turns of an episode, and is scored by this stage's own rewards. Behind `successes` it
     helps where the stage has none of its own yet. Otherwise as `expert`; a problem without any stays as it is.
     """
-    known = successes_of(str(data), component, at_least)
+    known = successes_of(str(data), reward, at_least)
     added: dict[int, list[Sample]] = {}
     for group, members in _by_group(samples).items():
         row = members[0].row
         lines = known.get(row["id"], [])
-        if lines and (when == "always" or failed(members, component, at_least)):
+        if lines and (when == "always" or failed(members, reward, at_least)):
             chosen = rng.choice(len(lines), size=min(per_group, len(lines)), replace=False)
             added[group] = [pooled(lines[int(i)], row, group, sampler) for i in chosen]
     return joined(samples, added, replaced)
@@ -134,7 +134,7 @@ def expert(
     when: When = "always",
     per_group: AtLeast1 = 1,
     replaced: bool = True,
-    component: str | None = None,
+    reward: str | None = None,
     at_least: float = 1.0,
 ) -> list[Sample]:
     """An expert's completions of the same problem join every group, or (`failed`) those that failed throughout.
@@ -146,12 +146,14 @@ def expert(
     known = completions_of(str(data))
     groups = _by_group(samples)
     if groups and not any(members[0].row["id"] in known for members in groups.values()):
-        raise StepError("source expert: `data` holds no completion for any of these problems; are the ids the same?")
+        raise StepError(
+            "extra_samples expert: `data` holds no completion for any of these problems; are the ids the same?"
+        )
     added: dict[int, list[Sample]] = {}
     for group, members in groups.items():
         row = members[0].row
         texts = known.get(row["id"], [])
-        if texts and (when == "always" or failed(members, component, at_least)):
+        if texts and (when == "always" or failed(members, reward, at_least)):
             chosen = rng.choice(len(texts), size=min(per_group, len(texts)), replace=False)
             added[group] = [given(row, texts[int(i)], sampler, source="expert", group=group) for i in chosen]
     return joined(samples, added, replaced)
@@ -165,7 +167,7 @@ def teachers(
     per_group: AtLeast1 = 2,
     marker: Annotated[str, Field(min_length=1)] = "####",
     reduce: Literal["mean", "sum"] = "mean",
-    component: str | None = None,
+    reward: str | None = None,
     at_least: float = 1.0,
 ) -> list[Sample]:
     """Several teachers' answers replace own ones of a group that failed throughout (AMPO, Yuan et al. 2025).
@@ -177,7 +179,7 @@ def teachers(
     added: dict[int, list[Sample]] = {}
     for group, members in _by_group(samples).items():
         row = members[0].row
-        if row["answer"] is None or not failed(members, component, at_least):
+        if row["answer"] is None or not failed(members, reward, at_least):
             continue
         texts = [text for one in data for text in completions_of(str(one)).get(row["id"], [])]
         texts = [text for text in texts if text.rpartition(marker)[2].strip() == row["answer"].strip() != text]
@@ -201,7 +203,7 @@ def given(row: dict[str, Any], text: str, sampler: Sampler, *, source: str, grou
     size = len(sample.prompt_ids) + len(sample.completion_ids)
     if size > sampler.policy.max_length:
         raise StepError(
-            f"source {source}: problem {row['id']} and its completion have {size} tokens, but the model holds "
+            f"extra_samples {source}: problem {row['id']} and its completion have {size} tokens, but the model holds "
             f"{sampler.policy.max_length}; drop long rows in a curate stage"
         )
     return sample

@@ -24,12 +24,13 @@ def rehearse(
 ) -> list[Sample]:
     """Add `size` completions of a chat artifact, drawn anew in every iteration, each in a group of its own.
 
-    Their source is `auxiliary` and nobody's policy sampled them: a component such as `ce`, told by `select`, is about
-    them; the stage's own `select: [own]` keeps them out of the surrogate. Raises StepError when there are no rows.
+    Their source is `auxiliary` and no policy sampled them: a loss term such as `cross_entropy` with a `token_mask`
+    covers them; the stage's own `token_mask: [own]` keeps them out of the policy loss. Raises StepError when there are
+    no rows.
     """
     rows = _rows(str(data))
     if not rows:
-        raise StepError("source rehearse: no rows to rehearse; look at what the stage before it dropped")
+        raise StepError("extra_samples rehearse: no rows to rehearse; look at what the stage before it dropped")
     chosen = rng.choice(len(rows), size=min(size, len(rows)), replace=False)
     return [*samples, *(_sample(rows[int(i)], sampler) for i in chosen)]
 

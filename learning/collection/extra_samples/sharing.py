@@ -53,7 +53,9 @@ def shared(
     known = {row["id"]: row for row in rows}
     pool = [texts for folder in others for texts in groups_of(str(folder)) if texts[0] in known]
     if external and pool == [] and any(groups_of(str(folder)) for folder in others):
-        raise StepError("source shared: the peers' problems are not among this stage's prompts; share one set of ids")
+        raise StepError(
+            "extra_samples shared: the peers' problems are not among this stage's prompts; share one set of ids"
+        )
     found: list[Sample] = []
     for place in rng.permutation(len(pool)) if external else []:
         members = received(known, pool[int(place)], sampler)

@@ -21,10 +21,10 @@ READ = ("prompt_id", "source", "completion", "token_ids", "logprobs", "scores", 
 
 
 @lru_cache(maxsize=8)
-def successes_of(folder: str, component: str | None, at_least: float) -> dict[str, list[dict[str, Any]]]:
+def successes_of(folder: str, reward: str | None, at_least: float) -> dict[str, list[dict[str, Any]]]:
     """Completions of a trajectories artifact that a policy sampled, ended, and scored `at_least`, by their problem.
 
-    `component` names the score (null: the first). Kept: an artifact never changes. Raises StepError for a score that no
+    `reward` names the score (null: the first). Kept: an artifact never changes. Raises StepError for a score that no
     trajectory has.
     """
     shards = find_shards(Path(folder), STEM)
@@ -34,16 +34,16 @@ def successes_of(folder: str, component: str | None, at_least: float) -> dict[st
     found: dict[str, list[dict[str, Any]]] = {}
     for batch in scan(shards, wanted, STEM):
         for line in batch.to_pylist():
-            if line["source"] == "policy" and line["status"] == "done" and _score(line, component) >= at_least:
+            if line["source"] == "policy" and line["status"] == "done" and _score(line, reward) >= at_least:
                 found.setdefault(line["prompt_id"], []).append(line)
     return found
 
 
-def _score(line: dict[str, Any], component: str | None) -> float:
+def _score(line: dict[str, Any], reward: str | None) -> float:
     scores = dict(line["scores"])
-    name = component or next(iter(scores), None)
+    name = reward or next(iter(scores), None)
     if name is None or name not in scores:
-        raise StepError(f"source collected: `data` has no score {name!r}; it has: {', '.join(scores) or 'none'}")
+        raise StepError(f"extra_samples collected: `data` has no score {name!r}; it has: {', '.join(scores) or 'none'}")
     return -float("inf") if scores[name] is None else scores[name]
 
 
@@ -59,7 +59,9 @@ def pooled(line: dict[str, Any], row: dict[str, Any], group: int, sampler: Sampl
     ]
     ids, whole = line["token_ids"], line["completion"]
     if decode(sampler.policy.tokenizer, ids) != whole:
-        raise StepError(f"source collected: tokens of {row['id']} in `data` are another tokenizer's than the policy's")
+        raise StepError(
+            f"extra_samples collected: tokens of {row['id']} in `data` are another tokenizer's than the policy's"
+        )
     made = sampler.build_sample(
         SampleRequest(row, source="replay"), group, Generation(ids, line["logprobs"], "stop", turns=turns)
     )

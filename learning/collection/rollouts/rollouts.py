@@ -24,12 +24,12 @@ from learning.sampling.sampler import Sampler
 from schemas.errors import StepError
 from schemas.references import PreferencePairsRef
 
-__all__ = ["one_step_off", "overprovisioned", "periodic", "resets", "streamed", "whole", "windowed"]
+__all__ = ["one_step_off", "overprovisioned", "periodic", "resets", "streamed", "synchronous", "windowed"]
 
 AtLeast1 = Annotated[int, Field(ge=1)]
 
 
-def whole(requests: list[SampleRequest], sampler: Sampler) -> list[Sample]:
+def synchronous(requests: list[SampleRequest], sampler: Sampler) -> list[Sample]:
     """Every completion from its first token to its last, in this iteration."""
     return sampler.sample(requests)
 
@@ -54,7 +54,7 @@ def windowed(
     """
     pool = _resumed(state, step)
     if pool is None:
-        return whole(requests, sampler)
+        return synchronous(requests, sampler)
     pool += start(requests, sampler, running=_running(pool), room=sum(request.n for request in requests))
     moved = advance(pool, sampler, window=window)
     for one in pool:
@@ -87,10 +87,10 @@ def overprovisioned(
     launch = math.ceil(target * overprovision - 1e-9)
     pool = _resumed(state, step)
     if pool is None:
-        return whole(requests, sampler)
+        return synchronous(requests, sampler)
     if (asked := sum(request.n for request in requests)) < launch:
         raise StepError(
-            f"drive overprovisioned: {target} × {overprovision} are {launch} completions at once, but an iteration "
+            f"rollout overprovisioned: {target} × {overprovision} are {launch} completions at once, but an iteration "
             f"asks for {asked}: raise generation_batch_size or lower target"
         )
     pool += start(requests, sampler, running=_running(pool), room=launch)
@@ -119,7 +119,7 @@ def resets(
         if one.request.source == "policy" and not one.request.begin and rng.random() < mix:
             key = prompt_key(one.request.row)
             if key not in answers:
-                raise StepError(f"drive resets: data has no pair for the prompt {one.request.row.get('id')}")
+                raise StepError(f"rollout resets: data has no pair for the prompt {one.request.row.get('id')}")
             answer = answers[key][int(rng.integers(len(answers[key])))]
             ids = encode_completion(sampler.policy.tokenizer, answer)[:-1]
             longest = min(len(ids), sampler.sampling.max_new_tokens)

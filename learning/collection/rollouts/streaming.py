@@ -53,7 +53,7 @@ def streamed(
     if round:
         return sampler.sample(requests)
     if sync == "each" and not interrupt:
-        raise StepError("drive streamed: `sync: each` changes the weights under what runs; leave `interrupt` at true")
+        raise StepError("rollout streamed: `sync: each` changes the weights under what runs; leave `interrupt` at true")
     room = max_staleness - (sync == "each")
     ahead = _within(room, ahead, max_staleness)
     stream.rolling = sync == "each"
@@ -69,7 +69,7 @@ def _within(room: int, ahead: int | None, max_staleness: int) -> int:
     ahead = max(room, 0) if ahead is None else ahead
     if ahead > room:
         less = ", of which workers under `sync: each` may be one behind" if room < max_staleness else ""
-        raise StepError(f"drive streamed: {ahead} iterations ahead are more than max_staleness {max_staleness}{less}")
+        raise StepError(f"rollout streamed: {ahead} iterations ahead are more than max_staleness {max_staleness}{less}")
     return ahead
 
 

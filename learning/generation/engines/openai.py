@@ -81,7 +81,7 @@ def check(requests: list[Request], sampling: Sampling) -> None:
     """Raise StepError for what cannot be asked of a server."""
     unable = {
         "completions that were begun": any(request.begun for request in requests),
-        "`process`": sampling.processor is not None,
+        "`logits_processors`": sampling.processor is not None,
         "entropies": sampling.entropy,
         "stops inside a completion": bool(sampling.stop),
         "suspending": sampling.target is not None or sampling.window is not None,

@@ -182,7 +182,9 @@ class Engine:
         """Raise StepError for a request that cannot be sampled."""
         check_room(request, sampling, engine="vllm", length=self.max_length, longer="raise `max_model_len`")
         if sampling.processor is not None and self.parallel > 1:
-            raise StepError("engine vllm: `process` needs tensor_parallel_size 1; several workers share no function")
+            raise StepError(
+                "engine vllm: `logits_processors` need tensor_parallel_size 1; several workers share no function"
+            )
 
     def sleep(self) -> None:
         """Give GPU memory back: keys and values are dropped, the weights too; `wake` brings them again."""

@@ -27,7 +27,7 @@ class LocalRollouts:
         if not isinstance(engine, FlyingEngine):
             raise StepError(
                 f"engine {use.use}: cannot go on while the policy is trained (it has no `flight`); "
-                "take `engine: torch` or `vllm`, or a drive that samples in one go: `drive: whole`"
+                "take `engine: torch` or `vllm`, or a rollout function that samples all at once: `rollout: synchronous`"
             )
         self.engine: Any = engine if around is None else around(engine)
         self.service = RolloutService(self.engine, self._take, self.copy)
