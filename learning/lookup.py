@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol, get_type_hints
+from typing import TYPE_CHECKING, Any, Protocol, get_type_hints
 from zlib import crc32
 
 import numpy as np
@@ -19,7 +19,7 @@ from pydantic import ConfigDict, ValidationError, create_model
 from schemas.errors import StepError
 from schemas.references import Reference
 from schemas.schedules import SCHEDULES, Controlled, Number, settled, value_at
-from schemas.use import Use
+from schemas.use import RewardUse, Use
 
 
 class Supplies(Protocol):
@@ -52,11 +52,6 @@ class Overlay:
 
     def __iter__(self) -> Iterator[str]:
         yield from dict.fromkeys((*self.more, *self.base))
-
-
-def supplied_with(base: Supplies, **more: Any) -> Overlay:
-    """Return `base` with some names added or replaced."""
-    return Overlay(base, more)
 
 
 @dataclass(frozen=True)
@@ -134,6 +129,13 @@ class Inner:
     def __call__(self, **replaced: Any) -> Any:
         """Call with what it asks for by name, some of it replaced. Raise StepError for a name that is not supplied."""
         return self.bound.ask(self.step, Overlay(self.supplies, replaced))
+
+
+if TYPE_CHECKING:
+    RewardFunction = Inner
+else:
+    RewardFunction = RewardUse
+"""An option of a slot's function: a recipe names a reward, and the function gets it bound, to be called."""
 
 
 def asked_of(bound: Bound) -> frozenset[str]:

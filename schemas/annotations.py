@@ -11,10 +11,12 @@ from schemas.modules import Module, ModuleError, load
 _WORDS: dict[str, Any] = {
     "int": int, "float": float, "bool": bool, "str": str, "None": None, "object": Any, "Any": Any,
     "list": list, "dict": dict, "tuple": tuple, "List": list, "Dict": dict, "Tuple": tuple,
-    "Sequence": list, "Mapping": dict, "Number": schedules.Number, "Endpoint": endpoint.EndpointOption,
+    "Sequence": list, "Mapping": dict, "Number": schedules.Number, "ScheduledFloat": schedules.Number,
+    "Endpoint": endpoint.EndpointOption,
 }  # fmt: skip
 _WORDS |= {n: v for n, v in vars(references).items() if isinstance(v, type) and issubclass(v, references.Reference)}
 _WORDS |= {n: v for n, v in vars(use).items() if isinstance(v, type) and issubclass(v, use.Use)}
+_WORDS["RewardFunction"] = use.RewardUse
 _WORDS |= {n: getattr(schedules, n) for n in ("Linear", "Cosine", "Piecewise", "Ramp")}
 _BOUNDS = {"ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern", "description"}
 MAX_HOPS = 8

@@ -7,7 +7,7 @@ Wherever an option is a `Number`, a recipe may write a constant or one schedule:
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, field_validator
 
@@ -70,6 +70,11 @@ class Controlled(Schema):
 
 
 Number = float | Linear | Cosine | Piecewise | Controlled
+if TYPE_CHECKING:
+    ScheduledFloat = float
+else:
+    ScheduledFloat = Number
+"""An option of a slot's function: a recipe may give a number schedule, and the function gets its value at the step."""
 SCHEDULES = (Linear, Cosine, Piecewise)
 
 

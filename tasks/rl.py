@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from learning.algorithm.composition import Algorithm, bind_algorithm
 from learning.data.chat import decode, encode_prompt
@@ -32,7 +33,7 @@ from learning.rl.monitoring import TIMED, Curves, Watchdogs
 from learning.rl.references import References
 from learning.rl.sampling_slots import SamplingSlots, bind_sampling_slots
 from learning.rl.state import AuxiliaryNetworks, TrainingState, resume, save
-from learning.samples.engine_protocol import EngineProtocol, FlyingEngine
+from learning.samples.engine_protocol import EngineProtocol
 from learning.samples.sample import Row
 from learning.sampling.placed_rewards import place_rewards
 from learning.sampling.trajectories import Trajectories
@@ -74,7 +75,7 @@ def prepare(stage: Rl, context: Context) -> TrainingState:
     if stage.use_peft:
         from learning.models.adapters import attach  # peft takes seconds to import, and few stages need it
 
-        policy.model = attach(policy.model, stage)
+        policy.model = attach(policy.model, stage)  # pyright: ignore[reportAttributeAccessIssue]  # peft forwards calls
     slots = replace(slots, rewards=place_rewards(slots.rewards, context.actors if group.main else None))
     references = References(stage, algorithm, policy, context.inputs, context.actors, group)
     apart = slots.overlap is not None or samples_elsewhere(context)
@@ -144,7 +145,7 @@ def start_engine(slots: SamplingSlots, stage: Rl, context: Context, acting: Poli
     return engine if slots.overlap is None else slots.overlap.stream_remote(engine)
 
 
-def environment_wrapper(stage: Rl, context: Context, acting: Policy) -> Callable[[FlyingEngine], FlyingEngine]:
+def environment_wrapper(stage: Rl, context: Context, acting: Policy) -> Callable[[Any], Any]:
     """Return what makes an engine's completions episodes in the stage's environment, if it has one."""
     in_environment = load_optional(stage, "environment")
     if in_environment is None or stage.env is None:

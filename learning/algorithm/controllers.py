@@ -16,7 +16,7 @@ from torch import Tensor
 
 from learning.algorithm.heterogeneous import log_entropy_quantile
 from schemas.errors import StepError
-from schemas.schedules import Number
+from schemas.schedules import ScheduledFloat
 
 __all__ = [
     "adaptive_kl",
@@ -123,7 +123,7 @@ def entropy_gated(
     metrics: dict,
     state: dict,
     *,
-    threshold: Number = 0.3,
+    threshold: ScheduledFloat = 0.3,
     coef: From0 = 0.1,
     floor: Above0 = 2.0,
     least: From0 = 0.5,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from learning.algorithm.token_masks.covariance import covariance_drop
 from learning.batch.path_sums import any_of_path, mean_of_path, sum_of_path
-from schemas.schedules import Number
+from schemas.schedules import ScheduledFloat
 
 __all__ = [
     "covariance_drop",
@@ -38,8 +38,8 @@ def token(
     external_T: Tensor,
     broken_T: Tensor,
     *,
-    low: Number = 0.0,
-    high: Number = 2.0,
+    low: ScheduledFloat = 0.0,
+    high: ScheduledFloat = 2.0,
     outside: Literal["truncate", "mask"] = "truncate",
     reweight: bool = True,
 ) -> Tensor:
@@ -58,8 +58,8 @@ def sequence(
     path_T: Tensor,
     *,
     mean: Literal["product", "geometric"] = "product",
-    low: Number = 0.0,
-    high: Number = 2.0,
+    low: ScheduledFloat = 0.0,
+    high: ScheduledFloat = 2.0,
     outside: Literal["truncate", "mask"] = "truncate",
     reweight: bool = True,
 ) -> Tensor:
@@ -80,7 +80,7 @@ def off_policy(
     path_T: Tensor,
     advantage_T: Tensor,
     *,
-    limit: Number = 0.1,
+    limit: ScheduledFloat = 0.1,
 ) -> Tensor:
     """Bad completions that the policy has left are dropped: A < 0 and mean of log(π_behav/π_prox) above `limit`.
 
@@ -91,7 +91,7 @@ def off_policy(
 
 
 def second_moment(
-    lp_prox_T: Tensor, lp_behav_T: Tensor, external_T: Tensor, broken_T: Tensor, *, limit: Number = 0.04
+    lp_prox_T: Tensor, lp_behav_T: Tensor, external_T: Tensor, broken_T: Tensor, *, limit: ScheduledFloat = 0.04
 ) -> Tensor:
     """Drop the largest (log c)² until the mean of the rest is at most `limit` (M2PO, Zheng et al. 2025, alg. 1).
 
@@ -104,7 +104,7 @@ def second_moment(
 
 
 def probability_gap(
-    lp_prox_T: Tensor, lp_behav_T: Tensor, external_T: Tensor, broken_T: Tensor, *, limit: Number = 0.2
+    lp_prox_T: Tensor, lp_behav_T: Tensor, external_T: Tensor, broken_T: Tensor, *, limit: ScheduledFloat = 0.2
 ) -> Tensor:
     """Drop tokens whose probability differs by more than `limit`: |π_prox − π_behav|, a bound of the total variation.
 
@@ -115,7 +115,13 @@ def probability_gap(
 
 
 def variation(
-    lp_prox_T: Tensor, lp_behav_T: Tensor, external_T: Tensor, broken_T: Tensor, path_T: Tensor, *, limit: Number = 0.1
+    lp_prox_T: Tensor,
+    lp_behav_T: Tensor,
+    external_T: Tensor,
+    broken_T: Tensor,
+    path_T: Tensor,
+    *,
+    limit: ScheduledFloat = 0.1,
 ) -> Tensor:
     """Drop completions with a mean of |c − 1|/2 above `limit`: an estimate of the total variation of the policies."""
     gap_T = _gap(lp_prox_T, lp_behav_T, external_T, broken_T)

@@ -18,7 +18,7 @@ from learning.batch.loss_columns import ColumnView
 from learning.batch.routing_replay import replayed
 from learning.lookup import Bound
 from learning.models.packed import STATISTICS, packed_statistics
-from learning.samples.sample import Row
+from learning.samples.sample import Row, States
 from schemas.schedules import value_at
 
 
@@ -27,7 +27,7 @@ def with_advantages(
     batch: Batch,
     step: int,
     *,
-    states: dict[str, Any] | None = None,
+    states: States | None = None,
     rows: Sequence[Row] | None = None,
 ) -> Batch:
     """Add the token column `advantage`.
@@ -35,7 +35,7 @@ def with_advantages(
     Pipelines of operations over the shaped reward and over further scores are added up, then shaped. `states` is the
     memory of slot functions, `rows` the problem of every path; without them functions cannot ask for them.
     """
-    supplied: dict[str, Any] = {"step": step}
+    supplied: dict[str, object] = {"step": step}
     supplied |= {} if states is None else {"states": states}
     supplied |= {} if rows is None else {"rows": rows}
     for part in algorithm.reward_shaping:
@@ -78,7 +78,8 @@ def with_factors(algorithm: Algorithm, batch: Batch, step: int, *, seed: int | N
     """Add the token column `factor`, the product of the importance corrections, if the algorithm has any."""
     if not algorithm.importance_correction:
         return batch
-    supplied = {"step": step} | ({} if seed is None else {"seed": seed})
+    supplied: dict[str, object] = {"step": step}
+    supplied |= {} if seed is None else {"seed": seed}
     factor_T = torch.ones(len(batch.sampled_T), dtype=torch.float64)
     for part in algorithm.importance_correction:
         factor_T = factor_T * part.ask(step, ColumnView(batch, **supplied)).detach().double()

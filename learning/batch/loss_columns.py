@@ -20,7 +20,7 @@ AUXILIARY = "aux:"
 class ColumnView(Mapping[str, Any]):
     """The columns of a batch, and `more`; numbers come in the precision and on the device of `like`."""
 
-    def __init__(self, batch: Batch, like: Tensor | None = None, **more: Any) -> None:
+    def __init__(self, batch: Batch, like: Tensor | None = None, /, **more: Any) -> None:
         self.batch, self.like = batch, like
         self.known: dict[str, Any] = {"batch": batch, **more}
 

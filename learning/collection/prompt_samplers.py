@@ -19,7 +19,7 @@ from learning.samples.sample import SampleRequest
 from learning.toy_tasks.cooperation import observed
 from schemas.errors import StepError
 from schemas.references import ChatRef
-from schemas.schedules import Number
+from schemas.schedules import ScheduledFloat
 
 __all__ = [
     "adaptive_size",
@@ -76,7 +76,8 @@ def adaptive_size(
     which drops what is too much and asks for what is missing, and `filter_groups: reward_variance`.
     """
     rate = _keep_rate(history, state)
-    size = min(math.ceil(num_groups / rate - 1e-9) if rate else math.inf, int(most * num_groups))
+    limit = int(most * num_groups)
+    size = min(math.ceil(num_groups / rate - 1e-9), limit) if rate else limit
     start = state.get("asked", 0)
     state["asked"] = start + size
     return [SampleRequest(rows[i], n) for i in _walk(len(rows), start, size, seed)]
@@ -144,7 +145,7 @@ def hard_focus(
     history: History,
     state: dict[str, Any],
     *,
-    share: Number,
+    share: ScheduledFloat,
 ) -> list[SampleRequest]:
     """Shuffled epochs over the hardest problems only, of which fewer and fewer stay (DRIVE 2025, Pre-GRPO).
 

@@ -26,7 +26,7 @@ from learning.sampling.sampler import Sampler
 from learning.toy_tasks.tracing import trace_tasks
 from schemas.errors import StepError
 from schemas.references import ChatRef
-from schemas.schedules import Number
+from schemas.schedules import ScheduledFloat
 
 __all__ = ["allocate", "dynamic_sampling", "hint", "reject", "retry_with_exemplars", "trace_tasks"]
 
@@ -80,7 +80,7 @@ def allocate(
     *,
     extra: AtLeast1,
     rounds: AtLeast1 = 1,
-    bonus: Number = 0.0,
+    bonus: ScheduledFloat = 0.0,
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95,
     reward: str | None = None,
 ) -> Asked:
@@ -207,8 +207,11 @@ def hint(
         if used >= len(shares) or row["id"] not in known or not (guided or failed(members, reward, at_least)):
             continue
         begin = _beginning(row, known[row["id"]], shares[used], sampler)
-        how = {"begin": begin} if place == "completion" else {"prompt": _hinted(row, lead + _text(begin, sampler))}
-        request = SampleRequest(row, n, "hinted", group=group, **how)
+        if place == "completion":
+            request = SampleRequest(row, n, "hinted", group=group, begin=begin)
+        else:
+            prompt = _hinted(row, lead + _text(begin, sampler))
+            request = SampleRequest(row, n, "hinted", group=group, prompt=prompt)
         if _fits(request.prompt or row["prompt"], sampler, len(request.begin)):
             state["hints"][str(group)] = used + 1
             dropped.add(group)
@@ -228,7 +231,7 @@ def _hinted(row: Row, hint: str) -> Messages:
 
 
 def _text(ids: Sequence[int], sampler: Sampler) -> str:
-    return sampler.policy.tokenizer.decode(list(ids), skip_special_tokens=True)
+    return str(sampler.policy.tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
 def reject(

@@ -6,15 +6,14 @@ Every function here is a fair judge: P(a, b) + P(b, a) = 1. A preference need no
 import math
 from typing import Any
 
-from learning.lookup import Inner
+from learning.lookup import Inner, RewardFunction
 from learning.rewards.answers import exact
 from schemas.errors import StepError
-from schemas.use import RewardUse
 
 Row = dict[str, Any]
 
 
-def better(row: Row, first: str, second: str, *, of: RewardUse, scale: float | None = None) -> float:
+def better(row: Row, first: str, second: str, *, of: RewardFunction, scale: float | None = None) -> float:
     """The one with the higher reward; with `scale` by Bradley-Terry, σ((a − b)/scale). What has no reward draws."""
     judge: Inner = of
     a, b = judge(rows=[row, row], completions=[first, second], groups=[0, 0], sources=["policy", "policy"])

@@ -8,14 +8,13 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from learning.lookup import Inner
+from learning.lookup import Inner, RewardFunction
 from learning.problems.second_opinions import TEMPLATE, looked_up, shown_to
 from learning.rewards.composite import asked
 from learning.samples.engine_protocol import Sampling
 from learning.sampling.verdicts import guest, replies
 from schemas.errors import StepError
 from schemas.references import ChatRef, PolicyRef
-from schemas.use import RewardUse
 
 Row = dict[str, Any]
 
@@ -25,7 +24,7 @@ def pioneer(
     completions: list[str],
     rng: np.random.Generator,
     *,
-    of: RewardUse,
+    of: RewardFunction,
     partner: PolicyRef,
     template: str = TEMPLATE,
     temperature: Annotated[float, Field(ge=0)] = 1.0,
@@ -48,7 +47,7 @@ def led(
     completions: list[str],
     rng: np.random.Generator,
     *,
-    of: RewardUse,
+    of: RewardFunction,
     partner: PolicyRef,
     calls: Annotated[int, Field(ge=1)] = 1,
     data: ChatRef | None = None,
@@ -72,7 +71,7 @@ def led(
     return [sum(scores) / len(scores) if scores else None for scores in found]
 
 
-def observer(rows: list[Row], completions: list[str], *, of: RewardUse) -> list[float | None]:
+def observer(rows: list[Row], completions: list[str], *, of: RewardFunction) -> list[float | None]:
     """The task reward `of` of the completion, and of the answer that was shown; raises StepError where none was."""
     task: Inner = of
     if any("shown" not in row for row in rows):

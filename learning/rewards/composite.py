@@ -10,10 +10,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from learning.lookup import Inner
+from learning.lookup import Inner, RewardFunction
 from learning.sampling.scoring import PER_COMPLETION
 from schemas.errors import StepError
-from schemas.use import RewardUse
 
 Row = dict[str, Any]
 
@@ -30,7 +29,7 @@ def asked(reward: Inner, places: Sequence[int]) -> list[float | None]:
 
 
 def gated(
-    completions: list[str], *, of: RewardUse, by: RewardUse, at_least: float = 1.0, otherwise: float = 0.0
+    completions: list[str], *, of: RewardFunction, by: RewardFunction, at_least: float = 1.0, otherwise: float = 0.0
 ) -> list[float | None]:
     """The reward `of` where the reward `by` is at least `at_least`, else `otherwise`; `of` sees only the former."""
     gate = asked(by, range(len(completions)))
@@ -44,7 +43,7 @@ def gated(
 def tiered(
     completions: list[str],
     *,
-    of: Annotated[list[RewardUse], Field(min_length=1)],
+    of: Annotated[list[RewardFunction], Field(min_length=1)],
     scores: Annotated[list[float], Field(min_length=2)],
     at_least: float = 1.0,
 ) -> list[float | None]:
@@ -66,7 +65,7 @@ def tiered(
     return found
 
 
-def first(completions: list[str], *, of: Annotated[list[RewardUse], Field(min_length=1)]) -> list[float | None]:
+def first(completions: list[str], *, of: Annotated[list[RewardFunction], Field(min_length=1)]) -> list[float | None]:
     """The score of the first reward that can say something; one after it is asked only about what is left."""
     found: list[float | None] = [None] * len(completions)
     for reward in of:
@@ -76,7 +75,7 @@ def first(completions: list[str], *, of: Annotated[list[RewardUse], Field(min_le
     return found
 
 
-def weighted(completions: list[str], *, of: Annotated[list[RewardUse], Field(min_length=1)]) -> list[float | None]:
+def weighted(completions: list[str], *, of: Annotated[list[RewardFunction], Field(min_length=1)]) -> list[float | None]:
     """Sum of rewards, each with its `weight`; for use inside another reward. One of weight 0 is not asked."""
     found: list[float | None] = [0.0] * len(completions)
     for reward in of:
@@ -91,8 +90,8 @@ def weighted(completions: list[str], *, of: Annotated[list[RewardUse], Field(min
 def routed(
     rows: list[Row],
     *,
-    families: Annotated[dict[str, RewardUse], Field(min_length=1)],
-    otherwise: RewardUse | None = None,
+    families: Annotated[dict[str, RewardFunction], Field(min_length=1)],
+    otherwise: RewardFunction | None = None,
 ) -> list[float | None]:
     """For each kind of problem, by the family of its row, a reward of its own.
 

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from learning.data.question_templates import question
-from learning.lookup import Inner
+from learning.lookup import Inner, RewardFunction
 from learning.rewards.composite import asked
 from learning.rewards.judges import expected
 from learning.samples.engine_protocol import Sampling
@@ -20,7 +20,7 @@ from learning.sampling.sampler import Sampler
 from learning.sampling.verdicts import guest, replies, word_logprobs
 from schemas.errors import StepError
 from schemas.references import PolicyRef
-from schemas.use import EngineUse, RewardUse
+from schemas.use import EngineUse
 
 Row = dict[str, Any]
 TEMPLATE = "Problem: {prompt}\nAnswer 1: {first}\nAnswer 2: {second}\nThe better answer is number"
@@ -30,7 +30,7 @@ def win_rate(
     completions: list[str],
     groups: list[int],
     *,
-    of: RewardUse,
+    of: RewardFunction,
     scale: Annotated[float, Field(gt=0)] | None = None,
 ) -> list[float | None]:
     """Mean win over the rest of the group, where the reward `of` says who wins: the higher score, or by Bradley-Terry.

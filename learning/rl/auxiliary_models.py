@@ -31,7 +31,7 @@ from learning.models.checkpoint import below, load_weights, prefixed
 from learning.models.policy import Policy
 from learning.parallel.group import ALONE, Group
 from learning.rl.trained_network import TrainedNetwork
-from learning.samples.sample import Row
+from learning.samples.sample import JsonObject, Row, States
 from schemas.auxiliary import NEXT
 from schemas.auxiliary import Auxiliary as AuxiliaryBlock
 from schemas.critic import Critic as CriticBlock
@@ -67,13 +67,13 @@ class AuxiliaryModel(TrainedNetwork):
         batch: Batch,
         step: int,
         controls: Mapping[str, float] | None = None,
-        states: dict[str, Any] | None = None,
+        states: States | None = None,
         rows: Sequence[Row] | None = None,
     ) -> Batch:
         """Add what it is to predict: `target:<name>`; `states` and `rows` are as for `with_advantages`."""
         if self.target is None:
             return batch
-        supplied: dict[str, Any] = {"step": step}
+        supplied: dict[str, object] = {"step": step}
         supplied |= {} if states is None else {"states": states}
         supplied |= {} if rows is None else {"rows": rows}
         columns = ColumnView(batch, **supplied)
@@ -176,7 +176,7 @@ class AuxiliaryModels:
         return batch
 
     def add_targets(
-        self, batch: Batch, step: int, controls: Mapping[str, float], states: dict[str, Any], rows: Sequence[Row]
+        self, batch: Batch, step: int, controls: Mapping[str, float], states: States, rows: Sequence[Row]
     ) -> Batch:
         """Add what each is to predict, once the advantages are there."""
         for model in self._models:
@@ -211,7 +211,7 @@ class AuxiliaryModels:
         """Return weights, moments and copies, for a checkpoint."""
         return {k: t for name, network in self.networks.items() for k, t in prefixed(name, network.tensors()).items()}
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Return what belongs to a checkpoint besides tensors, as JSON."""
         return {name: network.state() for name, network in self.networks.items()}
 

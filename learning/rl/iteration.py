@@ -16,8 +16,8 @@ from learning.rl.sampling_slots import GroupUpdates, SamplingSlots, keep_groups
 from learning.rl.state import TrainingState, iteration_context, roll_back, sync_weights
 from learning.rl.update import regulate, update, with_proximal
 from learning.samples.engine_protocol import Sampling
-from learning.samples.sample import Sample, SampleRequest
-from learning.sampling.iteration_context import IterationContext, States
+from learning.samples.sample import Sample, SampleRequest, States
+from learning.sampling.iteration_context import IterationContext
 from learning.sampling.sampler import Sampler
 from learning.sampling.trajectories import path_advantages
 
@@ -283,7 +283,7 @@ def check_watches(training: TrainingState, step: int, metrics: Metrics) -> None:
         if watch.action == "stop":
             training.stopped = f"{message}; stopped at iteration {step + 1} with the weights of iteration {good}"
         else:
-            training.rate *= watch.factor
+            training.rate *= watch.learning_rate_factor
             training.watchdogs.reset()
         return
 

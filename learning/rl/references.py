@@ -70,8 +70,9 @@ class References:
             elif name in self.models:
                 lp_T = logprobs(self.models[name], trained.group.each)
             else:
-                with trained.model.disable_adapter():
-                    lp_T = logprobs(trained.model, trained.each)
+                adapted: Any = trained.model
+                with adapted.disable_adapter():
+                    lp_T = logprobs(adapted, trained.each)
             columns[f"lp_{name}"] = lp_T
         return batch.with_tokens(**columns)
 

@@ -31,8 +31,8 @@ from learning.rl.references import References
 from learning.rl.sampling_slots import SamplingSlots
 from learning.samples.engine_protocol import EngineProtocol
 from learning.samples.history import History
-from learning.samples.sample import Messages, Row
-from learning.sampling.iteration_context import IterationContext, States
+from learning.samples.sample import Messages, Row, States
+from learning.sampling.iteration_context import IterationContext
 from learning.sampling.trajectories import Parts, Trajectories
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
@@ -40,7 +40,7 @@ from schemas.stages.rl import Rl
 PLAIN = ("states", "examples", "parts", "rate", "stopped", "sampled")
 """Fields that a checkpoint holds as JSON as they are."""
 Json = Any
-"""A plain value, as a part of a checkpoint's JSON."""
+"""A plain value in a checkpoint's JSON."""
 
 
 class Example(TypedDict):
@@ -159,17 +159,14 @@ class TrainingState:
     def saved_parts(self) -> dict[str, Saved]:
         """Parts that return their own state for a checkpoint."""
         parts: dict[str, Saved] = {"history": self.history, "curves": self.curves, "watchdogs": self.watchdogs}
-        return parts | ({"engine": self.engine} if _has_state(self.engine) else {})
+        engine: Any = self.engine
+        return parts | {"engine": engine} if hasattr(engine, "to_json") else parts
 
     def close(self) -> None:
         """Stop threads and workers of the engine."""
         close = getattr(self.engine, "close", None)
         if close is not None:
             close()
-
-
-def _has_state(engine: Any) -> bool:
-    return hasattr(engine, "to_json")
 
 
 def iteration_context(training: TrainingState, step: int) -> IterationContext:

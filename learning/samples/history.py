@@ -1,9 +1,8 @@
 """What a stage has seen of every problem so far; part of its checkpoints."""
 
 from collections.abc import Iterable
-from typing import Any
 
-from learning.samples.sample import Sample, by_group
+from learning.samples.sample import JsonObject, Sample, by_group
 
 
 class History:
@@ -27,11 +26,11 @@ class History:
             if solved := [t.num_turns for s, t in scored if s >= 1]:
                 self.turns[key] = max(self.turns.get(key, 0), *solved)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """As plain values."""
         return {"rates": self.rates, "turns": self.turns}
 
-    def load(self, values: dict[str, Any]) -> None:
+    def load(self, values: JsonObject) -> None:
         """Put back what `to_json` gave."""
         self.rates = {key: list(rates) for key, rates in values["rates"].items()}
         self.turns = dict(values["turns"])

@@ -13,6 +13,10 @@ from learning.samples.engine_protocol import Turn
 Row = dict[str, Any]
 """A row of a prompts table, or one that a slot's function made up."""
 Messages = list[Row]
+States = dict[str, Row]
+"""Memory of slot functions, by the path of the slot; plain values, because checkpoints hold it as JSON."""
+JsonObject = dict[str, Any]
+"""The state of a part, as it stands in a checkpoint."""
 SOURCES = (
     "policy",
     "greedy",
@@ -95,12 +99,12 @@ class Sample:
         complete = sum(turn.sampled + turn.observed for turn in self.turns)
         return len(self.turns) + (not self.turns or complete < len(self.completion_ids) - self.given)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return it as plain values."""
         return asdict(self)
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Sample":
+    def from_json(cls, values: JsonObject) -> "Sample":
         """Return the sample that `to_json` gave."""
         return cls(**{**values, "turns": [Turn(**turn) for turn in values.get("turns", ())]})
 

@@ -1,9 +1,8 @@
 """A group of completions that was requested and is not trained on yet."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
-from learning.samples.sample import Sample
+from learning.samples.sample import JsonObject, Sample
 from learning.sampling.pending_samples import Pending
 
 
@@ -33,14 +32,14 @@ class GroupInFlight:
         """Order in which groups were requested."""
         return self.iteration, self.place
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return it as plain values; a group whose scores are pending is scored again."""
         samples = [sample.to_json() for sample in self.samples] if self.scored is not None else []
         place = {"iteration": self.iteration, "place": self.place, "scored": self.scored}
         return {**place, "members": [one.to_json() for one in self.members], "samples": samples}
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "GroupInFlight":
+    def from_json(cls, values: JsonObject) -> "GroupInFlight":
         """Return what `to_json` wrote; none of it is in flight."""
         members = [Pending.from_json(one) for one in values["members"]]
         samples = [Sample.from_json(one) for one in values["samples"]]

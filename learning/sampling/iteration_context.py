@@ -8,11 +8,9 @@ from learning.api.spending import Desk
 from learning.models.policy import Policy
 from learning.samples.engine_protocol import EngineProtocol
 from learning.samples.history import History
-from learning.samples.sample import Row, Sample, SampleRequest
+from learning.samples.sample import Row, Sample, SampleRequest, States
 from learning.sampling.sampler import Sampler
 
-States = dict[str, dict[str, Any]]
-"""Memory of slot functions, by the path of the slot; plain values, because checkpoints hold it as JSON."""
 RequestSamples = Callable[[int], list[SampleRequest]]
 """Returns what an iteration is to sample."""
 ScoreGroup = Callable[[list[Sample], int, int], None]

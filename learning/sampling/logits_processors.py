@@ -12,11 +12,16 @@ from torch import Tensor
 
 from learning.algorithm.heterogeneous import entropy_score
 from learning.generation.engines.token_sampling import entropy_of
-from schemas.schedules import Number
+from schemas.schedules import ScheduledFloat
 
 
 def adaptive_temperature(
-    logits_BV: Tensor, *, low: Number, pivot: Number, high: Number, tau: Annotated[float, Field(gt=-1, lt=1)] = 0.05
+    logits_BV: Tensor,
+    *,
+    low: ScheduledFloat,
+    pivot: ScheduledFloat,
+    high: ScheduledFloat,
+    tau: Annotated[float, Field(gt=-1, lt=1)] = 0.05,
 ) -> Tensor:
     """Temperature times 1 + τ·h, h the score of the distribution's entropy (HAPO, Liu et al. 2025).
 

@@ -2,10 +2,10 @@
 
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
-from typing import Any, Literal
+from typing import Literal
 
 from learning.samples.engine_protocol import Generation, Request, Turn
-from learning.samples.sample import Sample, SampleRequest
+from learning.samples.sample import JsonObject, Sample, SampleRequest
 from learning.sampling.sampler import Sampler
 
 
@@ -38,13 +38,13 @@ class Pending:
         """Tokens that the model sampled."""
         return len(self.ids) - sum(turn.observed for turn in self.turns)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """As plain values."""
         values = asdict(self)
         return {**values, "request": {**values["request"], "begin": list(self.request.begin)}}
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Pending":
+    def from_json(cls, values: JsonObject) -> "Pending":
         """What `to_json` gave."""
         request = SampleRequest(**{**values["request"], "begin": tuple(values["request"]["begin"])})
         own = {key: list(value) if isinstance(value, list) else value for key, value in values.items()}

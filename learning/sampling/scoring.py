@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypedDict
 
 from learning.lookup import Bound, Overlay, Supplies, asked_of
-from learning.samples.sample import Row, Sample
+from learning.samples.sample import Row, Sample, States
 from schemas.errors import PosttrainError, StepError
 
 PER_COMPLETION = ("rows", "completions", "groups", "sources", "samples")
@@ -121,7 +121,7 @@ class _Memory:
 
     def __init__(self, bound: Bound, supplies: Supplies) -> None:
         keeps = "state" in asked_of(bound) and "states" in supplies
-        self.states: dict[str, Any] = supplies["states"] if keeps else {}
+        self.states: States = supplies["states"] if keeps else {}
         self.slot = bound.slot
         self.kept = {name: deepcopy(self.states[name]) for name in self._names()}
 

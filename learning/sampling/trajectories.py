@@ -6,7 +6,6 @@ Rows wait in memory and are put aside with every checkpoint: a continued run wri
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +14,7 @@ import pyarrow.parquet as pq
 from learning.batch.batch import Batch
 from learning.data.rows_used import Used, summed
 from learning.data.shards import ShardWriter, scan
-from learning.samples.sample import Sample
+from learning.samples.sample import Row, Sample
 from schemas.errors import StepError
 from schemas.sealed import NotSealed, file_digest, read_sealed, write_sealed
 
@@ -69,7 +68,7 @@ class Trajectories:
     def __init__(self, folder: Path, share: float, seed: int, decode: Callable[[list[int]], str] | None = None):
         self.folder, self.share, self.seed, self.decode = folder, share, seed, decode
         self.schema = SCHEMA if decode is None else EPISODES
-        self.waiting: list[dict[str, Any]] = []
+        self.waiting: list[Row] = []
         self.tally: dict[str, tuple[int, int]] = {}
         """Of each prompt since the last checkpoint: completions sampled, and those with an advantage."""
 
@@ -136,7 +135,7 @@ class Trajectories:
                 writer.write(batch)
             writer.write(pa.Table.from_pylist(self.waiting, schema=self.schema))
 
-    def _row(self, sample: Sample, advantage: float | None) -> dict[str, Any]:
+    def _row(self, sample: Sample, advantage: float | None) -> Row:
         row = _row(sample, advantage)
         if self.decode is None:
             return row
@@ -176,7 +175,7 @@ def status(sample: Sample) -> str:
     return {"stop": "done", "length": "truncated", "suspended": "suspended"}[sample.finish]
 
 
-def _row(sample: Sample, advantage: float | None) -> dict[str, Any]:
+def _row(sample: Sample, advantage: float | None) -> Row:
     cut = sample.given
     return {
         "prompt_id": sample.row["id"],

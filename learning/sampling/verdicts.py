@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from learning.generation.replicas.engine_loading import make_engine
 from learning.models.packed import pack, packed_logprobs
 from learning.models.policy import load_policy
 from learning.samples.engine_protocol import Request, Sampling
+from learning.samples.sample import Messages
 from learning.sampling.sampler import Sampler
 from schemas.use import EngineUse
 
@@ -41,7 +41,7 @@ def _guest(folder: str, engine: str) -> Sampler:
 
 
 def replies(
-    judge: Sampler, questions: Sequence[list[dict[str, Any]]], *, n: int, sampling: Sampling, rng: np.random.Generator
+    judge: Sampler, questions: Sequence[Messages], *, n: int, sampling: Sampling, rng: np.random.Generator
 ) -> list[list[str] | None]:
     """`n` replies to every question; None where the question leaves no room for one."""
     seed = int(rng.integers(2**62))
@@ -56,9 +56,7 @@ def replies(
 
 
 @torch.no_grad()
-def word_logprobs(
-    judge: Sampler, questions: Sequence[list[dict[str, Any]]], words: Sequence[str]
-) -> list[list[float] | None]:
+def word_logprobs(judge: Sampler, questions: Sequence[Messages], words: Sequence[str]) -> list[list[float] | None]:
     """Log-probability that a reply is each of `words`, at temperature 1; None where question and word have no room."""
     tokenizer = judge.policy.tokenizer
     answers = [encode_completion(tokenizer, [{"role": "assistant", "content": word}]) for word in words]

@@ -9,10 +9,9 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
 
 from learning.samples.engine_protocol import Generation, Request
-from learning.samples.sample import Sample, SampleRequest
+from learning.samples.sample import JsonObject, Sample, SampleRequest
 from learning.sampling.groups_in_flight import GroupInFlight
 from learning.sampling.iteration_context import ScoreGroup, TrainOnGroup
 from learning.sampling.pending_samples import Pending, build_sample, start, together
@@ -112,7 +111,7 @@ class Stream(CompletionRouter):
         with self.changed:
             return self.counts.read(self.source.stats())
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the state as plain values; what is in flight is suspended, and goes on with the next `launch`."""
         if not self.interrupt:
             self.drain()
@@ -124,7 +123,7 @@ class Stream(CompletionRouter):
             sizes = {str(iteration): size for iteration, size in self.sizes.items()}
             return {"groups": groups, "requested": self.requested, "sizes": sizes, "counts": self.counts.to_json()}
 
-    def load(self, values: dict[str, Any]) -> None:
+    def load(self, values: JsonObject) -> None:
         """Restore what `to_json` returned."""
         self.groups = [GroupInFlight.from_json(one) for one in values["groups"]]
         self.requested = values["requested"]

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
 
+from learning.samples.sample import JsonObject
 from learning.sampling.groups_in_flight import GroupInFlight
 
 
@@ -61,11 +61,11 @@ class StreamMetrics:
             "trained_length": self.trained_tokens / max(self.trained_completions, 1),
         }
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the sums as plain values."""
         return {**asdict(self), "seen": {}}
 
-    def load(self, values: dict[str, Any]) -> None:
+    def load(self, values: JsonObject) -> None:
         """Restore what `to_json` returned."""
         for one in fields(self):
             setattr(self, one.name, values[one.name])

@@ -29,7 +29,7 @@ from learning.algorithm.token_masks.masks import Source
 from learning.batch.batch import Batch
 from learning.batch.columns import Column, broadcast_to_tokens, of_rewards, place
 from learning.batch.keyed import Key, among_of, deviation, equal, index_of, median, per_key, sums
-from schemas.schedules import Number
+from schemas.schedules import ScheduledFloat
 
 __all__ = [
     "Column",
@@ -121,7 +121,7 @@ def scale(
     return replace(column, values_X=(column.values_X / spread_X).masked_fill(useless_X, 0.0))
 
 
-def clip(column: Column, batch: Batch, *, low: Number = -5.0, high: Number = 5.0) -> Column:
+def clip(column: Column, batch: Batch, *, low: ScheduledFloat = -5.0, high: ScheduledFloat = 5.0) -> Column:
     """Keep values between two bounds."""
     return replace(column, values_X=column.values_X.clamp(low, high))
 

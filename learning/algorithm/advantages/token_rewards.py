@@ -15,11 +15,11 @@ from learning.batch.batch import Batch
 from learning.batch.columns import Column, broadcast_to_tokens, following
 from learning.batch.keyed import Key, index_of, per_key, sums
 from schemas.errors import StepError
-from schemas.schedules import Number
+from schemas.schedules import ScheduledFloat
 
 
 def stepwise(
-    column: Column, batch: Batch, auxiliary_T: Mapping[str, Tensor], *, of: str, weight: Number = 1.0
+    column: Column, batch: Batch, auxiliary_T: Mapping[str, Tensor], *, of: str, weight: ScheduledFloat = 1.0
 ) -> Column:
     """The completion's reward after its last token, and at each token `weight` · the auxiliary `of`.
 
@@ -37,7 +37,7 @@ def potential(
     *,
     of: str,
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0,
-    weight: Number = 1.0,
+    weight: ScheduledFloat = 1.0,
 ) -> Column:
     """Add γ·Φ(s') − Φ(s) at every token, Φ the auxiliary `of` times `weight` (Ng, Harada & Russell 1999).
 

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from schemas.schedules import Number
+from schemas.schedules import ScheduledFloat
 
 LIMIT = 20.0
 
@@ -32,9 +32,9 @@ def exploratory(
     lp_T: Tensor,
     external_T: Tensor,
     *,
-    gamma: Number = 0.5,
-    epsilon: Number = 0.2,
-    epsilon_high: Number | None = None,
+    gamma: ScheduledFloat = 0.5,
+    epsilon: ScheduledFloat = 0.2,
+    epsilon_high: ScheduledFloat | None = None,
 ) -> Tensor:
     """−ρA(1 − π)^γ without bounds at an expert's tokens, PPO's clipped surrogate at own ones (RL-PLUS).
 

@@ -20,7 +20,7 @@ from learning.algorithm.policy_losses.soft_bounds import (
     variational,
 )
 from learning.algorithm.policy_losses.valuation import rover
-from schemas.schedules import Number
+from schemas.schedules import ScheduledFloat
 
 __all__ = [
     "cispo", "clipped", "divergence", "exploratory", "geometric", "heterogeneous", "mirror", "path_consistent",
@@ -34,9 +34,9 @@ def clipped(
     log_ratio_T: Tensor,
     advantage_T: Tensor,
     *,
-    epsilon: Number = 0.2,
-    epsilon_high: Number | None = None,
-    delta: Number | None = None,
+    epsilon: ScheduledFloat = 0.2,
+    epsilon_high: ScheduledFloat | None = None,
+    delta: ScheduledFloat | None = None,
 ) -> Tensor:
     """Clipped surrogate: −min(ρA, clip(ρ, 1−ε, 1+ε_high)·A) (PPO, Schulman et al. 2017, eq. 7).
 

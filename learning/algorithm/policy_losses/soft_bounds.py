@@ -13,7 +13,7 @@ from torch import Tensor
 
 from learning.algorithm.token_masks.masks import Source, sources
 from learning.batch.path_sums import mean_of_path, sum_of_path
-from schemas.schedules import Number
+from schemas.schedules import ScheduledFloat
 
 LIMIT = 20.0
 SMALLEST = math.log(1e-8)
@@ -24,8 +24,8 @@ def cispo(
     advantage_T: Tensor,
     lp_T: Tensor,
     *,
-    epsilon: Number | None = None,
-    epsilon_high: Number = 4.0,
+    epsilon: ScheduledFloat | None = None,
+    epsilon_high: ScheduledFloat = 4.0,
 ) -> Tensor:
     """Clipped weights on REINFORCE: W = clip(ρ, 1−ε, 1+ε_high), no token loses its gradient (MiniMax-M1 2025, eq. 4).
 
@@ -37,7 +37,7 @@ def cispo(
 
 
 def soft_adaptive(
-    log_ratio_T: Tensor, advantage_T: Tensor, *, tau_positive: Number = 1.0, tau_negative: Number = 1.05
+    log_ratio_T: Tensor, advantage_T: Tensor, *, tau_positive: ScheduledFloat = 1.0, tau_negative: ScheduledFloat = 1.05
 ) -> Tensor:
     """Soft gate −(4/τ)·σ(τ(ρ − 1))·A: W = ρ·sech²(τ(ρ − 1)/2) (SAPO, Gao et al. 2025, eq. 5-6).
 
@@ -53,8 +53,8 @@ def geometric(
     advantage_T: Tensor,
     path_T: Tensor,
     *,
-    epsilon: Number = 0.4,
-    epsilon_high: Number | None = None,
+    epsilon: ScheduledFloat = 0.4,
+    epsilon_high: ScheduledFloat | None = None,
 ) -> Tensor:
     """−A·(Π ρ_t)^{1/|y|}, log ρ_t at most ε_high where A > 0, at least −ε where A < 0 (GMPO, Zhao et al. 2025, eq. 4).
 
@@ -66,7 +66,7 @@ def geometric(
     return -advantage_T * mean_of_path(held_T, path_T).clamp(-LIMIT, LIMIT).exp()
 
 
-def tapered(log_ratio_T: Tensor, advantage_T: Tensor, lp_T: Tensor, *, high: Number = 1.0) -> Tensor:
+def tapered(log_ratio_T: Tensor, advantage_T: Tensor, lp_T: Tensor, *, high: ScheduledFloat = 1.0) -> Tensor:
     """W = 1 where A ≥ 0, min(ρ, high) where A < 0 (TOPR, Le Roux et al. 2025, section 3).
 
     Good completions are learnt from whoever wrote them, bad ones only as far as the policy still writes them. Give it
@@ -82,10 +82,10 @@ def variational(
     lp_T: Tensor,
     path_T: Tensor,
     *,
-    k_positive: Number = 2.0,
-    lambda_positive: Number = 3.0,
-    k_negative: Number = 3.0,
-    lambda_negative: Number = 2.0,
+    k_positive: ScheduledFloat = 2.0,
+    lambda_positive: ScheduledFloat = 3.0,
+    k_negative: ScheduledFloat = 3.0,
+    lambda_negative: ScheduledFloat = 2.0,
 ) -> Tensor:
     """W = w^k·e^{λ(1 − w)} of the path's ratio w = Π ρ_t, 1 at w = 1 (VESPO, Shen et al. 2026).
 
@@ -105,7 +105,7 @@ def divergence(
     lp_behav_T: Tensor,
     *,
     of: Literal["tv", "kl"] = "tv",
-    limit: Number = 0.15,
+    limit: ScheduledFloat = 0.15,
 ) -> Tensor:
     """−ρA, without gradient where the step leads away and is far already: D > limit (DPPO, Qi et al. 2026).
 
@@ -127,9 +127,9 @@ def shaped_external(
     advantage_T: Tensor,
     external_T: Tensor,
     *,
-    gamma: Number = 0.1,
-    epsilon: Number = 0.2,
-    epsilon_high: Number | None = None,
+    gamma: ScheduledFloat = 0.1,
+    epsilon: ScheduledFloat = 0.2,
+    epsilon_high: ScheduledFloat | None = None,
 ) -> Tensor:
     """−A·ρ/(ρ + γ) at an expert's tokens, PPO's clipped surrogate at own ones (LUFFY, Yan et al. 2025, eq. 6).
 
@@ -147,9 +147,9 @@ def shaped_sources(
     source_T: Tensor,
     *,
     of: Annotated[list[Source], Field(min_length=1)],
-    gamma: Number = 0.1,
-    epsilon: Number = 0.2,
-    epsilon_high: Number | None = None,
+    gamma: ScheduledFloat = 0.1,
+    epsilon: ScheduledFloat = 0.2,
+    epsilon_high: ScheduledFloat | None = None,
 ) -> Tensor:
     """−A·ρ/(ρ + γ) at tokens of the named sources, PPO's clipped surrogate at all others (ICPO 2025, after LUFFY).
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from learning.algorithm.policy_losses.hybrid import multiple_importance
 from learning.batch.path_sums import mean_of_path, sum_of_path
-from schemas.schedules import Number
+from schemas.schedules import ScheduledFloat
 
 __all__ = [
     "decoupled", "mixture", "multiple_importance", "none", "pseudo_on_policy", "sequence", "sequence_arithmetic",
@@ -63,7 +63,7 @@ def pseudo_on_policy(lp_T: Tensor, lp_behav_T: Tensor, lp_prox_T: Tensor, versio
     return lp_T - lp_behav_T.where(version_T >= step, lp_prox_T)
 
 
-def mixture(lp_T: Tensor, lp_behav_T: Tensor, lp_prox_T: Tensor, *, share: Number = 0.5) -> Tensor:
+def mixture(lp_T: Tensor, lp_behav_T: Tensor, lp_prox_T: Tensor, *, share: ScheduledFloat = 0.5) -> Tensor:
     """To a mixture: log π − log(share · π_prox + (1 − share) · π_behav), the balance heuristic (Veach & Guibas 1995).
 
     For batches with stored samples beside own ones: before the update the ratio is at most 1/share.

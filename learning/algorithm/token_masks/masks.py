@@ -13,7 +13,7 @@ from torch import Tensor
 
 from learning.algorithm.token_masks.covariance import high_covariance
 from learning.samples.sample import SOURCES
-from schemas.schedules import Number
+from schemas.schedules import ScheduledFloat
 
 __all__ = [
     "Source", "early", "external", "finished", "fresh", "high_covariance", "high_entropy", "high_entropy_turns",
@@ -51,7 +51,7 @@ def negative(advantage_T: Tensor) -> Tensor:
     return advantage_T < 0
 
 
-def rewarded(reward_T: Tensor, *, above: Number = 0.0) -> Tensor:
+def rewarded(reward_T: Tensor, *, above: ScheduledFloat = 0.0) -> Tensor:
     """Tokens of completions whose reward is above a bound: the good ones, whatever the rest of their group."""
     return reward_T > above
 
