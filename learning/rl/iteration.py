@@ -12,7 +12,7 @@ from learning.generation.replicas.shared_engine import by_main
 from learning.lookup import load_optional
 from learning.models.optimize import learning_rate_at
 from learning.rl.monitoring import Metrics, describe_samples, describe_staleness
-from learning.rl.sampling_slots import GroupUpdates, SamplingSlots, keep_groups
+from learning.rl.sampling_slots import SamplingSlots, UpdatesByGroup, keep_groups
 from learning.rl.state import TrainingState, iteration_context, roll_back, sync_weights
 from learning.rl.update import regulate, update, with_proximal
 from learning.samples.engine_protocol import Sampling
@@ -155,7 +155,7 @@ def learn_from_batch(
     collected: Collected,
     context: IterationContext,
     controls: Controls,
-    updates: GroupUpdates | None,
+    updates: UpdatesByGroup | None,
 ) -> tuple[Batch, Metrics]:
     """Add columns and advantages to the batch and update the policy; return the batch and metrics.
 
@@ -213,7 +213,9 @@ def add_advantages(
     return with_factors(algorithm, batch, step, seed=context.seed)
 
 
-def start_group_updates(training: TrainingState, context: IterationContext, controls: Controls) -> GroupUpdates | None:
+def start_group_updates(
+    training: TrainingState, context: IterationContext, controls: Controls
+) -> UpdatesByGroup | None:
     """Return what trains on groups as they end, for a rollout that hands them over; None for any other."""
     overlap = training.slots.overlap
     if overlap is None or not training.slots.needs("consume"):

@@ -23,7 +23,7 @@ from schemas.schedules import Controlled, Number, settled
 from schemas.stages.rl import Rl
 
 
-class GroupUpdates(Protocol):
+class UpdatesByGroup(Protocol):
     """Trains on groups as they end, with one optimiser step at the end of the iteration."""
 
     def add(self, samples: list[Sample]) -> None:
@@ -57,7 +57,7 @@ class Overlap(Protocol):
         stage: Rl,
         step: int,
         prepare: Callable[[list[Sample]], tuple[list[Sample], Batch]],
-    ) -> GroupUpdates:
+    ) -> UpdatesByGroup:
         """Return what trains on groups as they end."""
         ...
 

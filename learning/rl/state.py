@@ -43,7 +43,7 @@ Json = Any
 """A plain value in a checkpoint's JSON."""
 
 
-class Example(TypedDict):
+class ReportExample(TypedDict):
     """A completion that the report shows."""
 
     prompt: Messages
@@ -140,7 +140,7 @@ class TrainingState:
     history: History = field(default_factory=History)
     states: States = field(default_factory=dict)
     """Memory of slot functions, by slot."""
-    examples: dict[str, list[Example]] = field(default_factory=dict)
+    examples: dict[str, list[ReportExample]] = field(default_factory=dict)
     """Completions of the first and the last iteration, for the report."""
     parts: Parts = field(default_factory=list)
     sampled: int = 0
@@ -194,7 +194,7 @@ def sync_weights(training: TrainingState, version: int) -> None:
 
 def save(training: TrainingState, step: int) -> None:
     """Write a checkpoint from which a killed step continues; a good one also serves for rollbacks."""
-    training.parts.append((step, training.trajectories.put_aside(step) if training.group.main else ""))
+    training.parts.append((step, training.trajectories.write_part(step) if training.group.main else ""))
     if training.watchdogs.is_good:
         save_good(training, step)
     rng_tensors, rng_state = random_states(training.group)

@@ -1,7 +1,7 @@
 """Changes to the distribution that tokens are sampled from; the log-probabilities that are kept are of the changed one.
 
-Every row of a batch is changed for itself alone, or what runs beside a completion would matter to it. A processor may
-ask for the place of the token in its completion as `place_B`.
+A processor changes every row of a batch independently of the others, so that a completion does not depend on which
+others run. A processor may ask for the place of the token in its completion as `place_B`.
 Shapes: B sequences being sampled, V vocabulary.
 """
 
