@@ -68,5 +68,5 @@ def test_entropy_band_pushes_back_from_outside_only():
 def test_cross_entropies():
     lp = torch.tensor([0.5, 0.9, 0.01], dtype=torch.float64).log().requires_grad_()
     assert torch.autograd.grad(components.cross_entropy(lp).sum(), lp)[0].tolist() == [-1.0, -1.0, -1.0]
-    uncertain = torch.autograd.grad(components.ce_uncertain(lp).sum(), lp)[0]
+    uncertain = torch.autograd.grad(components.cross_entropy_uncertain(lp).sum(), lp)[0]
     assert uncertain.tolist() == pytest.approx([-0.25, -0.09, -0.0099], abs=1e-15)

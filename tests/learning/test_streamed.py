@@ -74,11 +74,11 @@ def own(policy):
 def train(tiny_policy):
     made = []
 
-    def make(drive=streamed, score=None, tokens=TOKENS, max_slots=64, **options):
+    def make(rollout=streamed, score=None, tokens=TOKENS, max_slots=64, **options):
         policy = own(tiny_policy)
         stream = Stream(LocalRollouts(EngineUse(use="torch", max_slots=max_slots), policy))
         made.append(stream)
-        return Trainer(policy, stream, drive, options, score, tokens)
+        return Trainer(policy, stream, rollout, options, score, tokens)
 
     yield make
     for stream in made:
@@ -162,13 +162,13 @@ def test_an_interrupted_completion_tells_which_weights_sampled_each_token(train,
     assert mixed > 5
 
 
-@pytest.mark.parametrize("drive", [one_step_off, streamed])
-def test_without_interruption_a_completion_is_of_one_version(train, drive):
-    trainer = train(drive, **({"max_staleness": 2, "interrupt": False} if drive is streamed else {}))
+@pytest.mark.parametrize("rollout", [one_step_off, streamed])
+def test_without_interruption_a_completion_is_of_one_version(train, rollout):
+    trainer = train(rollout, **({"max_staleness": 2, "interrupt": False} if rollout is streamed else {}))
     for step in range(STEPS):
         samples = trainer.iterate(step)
         assert all(len(set(t.versions)) == 1 for t in samples)
-        if drive is one_step_off:
+        if rollout is one_step_off:
             assert {v for t in samples for v in t.versions} == {max(step - 1, 0)}
 
 
@@ -180,11 +180,11 @@ RUNS = [
 ]
 
 
-@pytest.mark.parametrize(("drive", "options"), RUNS)
-def test_trap_24_a_killed_run_goes_on_to_the_same_bits(train, drive, options):
+@pytest.mark.parametrize(("rollout", "options"), RUNS)
+def test_trap_24_a_killed_run_goes_on_to_the_same_bits(train, rollout, options):
     """Both write a checkpoint after iterations 1 and 3; one of them is then killed and taken up again."""
-    whole = train(drive, max_slots=6, **options)
-    broken = train(drive, max_slots=6, **options)
+    whole = train(rollout, max_slots=6, **options)
+    broken = train(rollout, max_slots=6, **options)
     for step in range(STEPS):
         whole.iterate(step)
         if step in (1, 3):
@@ -195,7 +195,7 @@ def test_trap_24_a_killed_run_goes_on_to_the_same_bits(train, drive, options):
         if step in (1, 3):
             kept = json.loads(json.dumps(broken.stream.to_json()))
             weights = copy.deepcopy(broken.policy.model.state_dict())
-    again = train(drive, max_slots=6, **options)
+    again = train(rollout, max_slots=6, **options)
     again.seen = broken.seen[:4]
     again.policy.model.load_state_dict(weights)
     again.stream.load(kept)

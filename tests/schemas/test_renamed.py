@@ -9,7 +9,8 @@ from schemas.renamed import FUNCTIONS, KEYS, METRICS, VALUES
 BASE = """name: old
 stages:
   base: {kind: init}
-  problems: {kind: synthesize, emit: prompts, problems: [{use: reasoning_gym, family: chain_sum, size: 9, split: train}]}
+  problems:
+    {kind: synthesize, emit: prompts, problems: [{use: reasoning_gym, family: chain_sum, size: 9, split: train}]}
   traces: {kind: synthesize, prompts: problems, teacher: answer}
 """
 RL = """  rl:
