@@ -183,8 +183,8 @@ def our_gradient(folder: Path) -> list[Any]:
     from transformers import AutoModelForCausalLM
 
     from learning.algorithm.composition import bind_algorithm
+    from learning.algorithm.loss import micro_loss, with_dropped, with_weights
     from learning.batch.batch_layout import single_turn
-    from learning.rl.policy_loss import micro_loss, with_dropped, with_weights
 
     prompts, groups, advantage_P = ragged()
     algorithm = bind_algorithm(our_stage(WORKLOADS["short"], 1), {})

@@ -76,20 +76,21 @@ class Completion:
 
 @dataclass(eq=False)
 class Group:
-    """As `learning.sampling.groups_in_flight.Group`, with completions that are lengths."""
+    """As `learning.sampling.groups_in_flight.GroupInFlight`, with completions that are lengths."""
 
-    plan: int
+    iteration: int
     place: int
     members: list[Completion] = field(default_factory=list)
     sent: bool = False
-    trials: list[Completion] = field(default_factory=list)
-    judged: int | None = None
-    scored: int = 0
+    samples: list[Completion] = field(default_factory=list)
+    scored: int | None = None
+    num_scored: int = 0
+    """Completions that have been scored."""
 
     @property
     def order(self) -> tuple[int, int]:
         """That of being asked for."""
-        return self.plan, self.place
+        return self.iteration, self.place
 
     @property
     def tokens(self) -> int:

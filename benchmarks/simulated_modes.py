@@ -115,7 +115,7 @@ def synchronous(cluster: Cluster, costs: Costs, work: Work, iterations: int, see
 
     def one(step: int) -> list[Completion]:
         loop.stream.open(None, None, interrupt=False, steps_per_update=None)
-        loop.stream.ask(step, [])
+        loop.stream.request(step, [])
         loop.stream.launch()
         completions = loop.stream.take(step, step)
         loop.clock.sleep(costs.swap)
@@ -160,7 +160,7 @@ def partial_rollouts(
         nonlocal asked, left
         stream = loop.stream
         while sum(one.finish == "suspended" for group in stream.groups for one in group.members) < launch:
-            stream.ask(asked, [])
+            stream.request(asked, [])
             asked += 1
         new = [group for group in stream.groups if not group.sent]
         for group in new:
@@ -170,8 +170,8 @@ def partial_rollouts(
         loop.clock.until(lambda: loop.pool.count - before >= target)
         left = loop.pool.suspend()
         ready = [g for g in stream.groups if all(m.finish != "suspended" for m in g.members)]
-        loop.clock.until(lambda: all(group.judged is not None for group in ready))
-        completions = stream._handed_out(ready)
+        loop.clock.until(lambda: all(group.scored is not None for group in ready))
+        completions = stream._hand_out(ready)
         loop.clock.sleep(costs.swap)
         loop.compute(completions)
         loop.clock.sleep(costs.swap)

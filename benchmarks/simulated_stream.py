@@ -20,8 +20,8 @@ class SimulatedStream(Stream):
 
     def __init__(self, pool: Pool, seed: int):
         self.pool, self.clock, self.rng = pool, pool.clock, np.random.default_rng(seed)
-        self.groups, self.planned, self.sizes, self.judged = [], 0, {}, 0
-        self.changed, self.interrupt, self.told = threading.RLock(), True, self
+        self.groups, self.requested, self.sizes, self.num_scored = [], 0, {}, 0
+        self.changed, self.interrupt, self.counts = threading.RLock(), True, self
         self.waited = self._began = 0.0
         self._least = self._given = 0
         pool.heard = self.heard
@@ -30,17 +30,17 @@ class SimulatedStream(Stream):
         """Say how it goes in this iteration."""
         self.interrupt, self._began = interrupt, self.clock.now
 
-    def ask(self, plan: int, requests: Any) -> None:
+    def request(self, iteration: int, requests: Any) -> None:
         """Draw the groups of an iteration."""
         work = self.pool.work
         count = work.groups * work.size
         lengths = work.lengths(self.rng, count)
         drawn = zip(lengths, work.latencies(self.rng, count) * work.slower(lengths), strict=True)
         for place in range(work.groups):
-            group = Group(plan, place)
+            group = Group(iteration, place)
             group.members = [Completion(group, int(n), float(s)) for n, s in islice(drawn, work.size)]
             self.groups.append(group)
-        self.sizes[plan], self.planned = work.groups, plan + 1
+        self.sizes[iteration], self.requested = work.groups, iteration + 1
 
     def launch(self) -> None:
         """Send off what has not been sent."""
@@ -54,9 +54,9 @@ class SimulatedStream(Stream):
         self.clock.after(one.latency, lambda: self._landed(one.group))
 
     def _landed(self, group: Group) -> None:
-        group.scored += 1
-        if group.scored == len(group.members):
-            group.samples, group.judged, self.judged = group.members, self.judged, self.judged + 1
+        group.num_scored += 1
+        if group.num_scored == len(group.members):
+            group.samples, group.scored, self.num_scored = group.members, self.num_scored, self.num_scored + 1
             self.clock.news += 1
 
     def take(self, step: int, due: int) -> list[Any]:
@@ -66,15 +66,15 @@ class SimulatedStream(Stream):
         self._least = 0
         return found
 
-    def until(self, condition: Callable[[], bool]) -> None:
+    def wait_until(self, condition: Callable[[], bool]) -> None:
         """Let virtual time pass."""
-        self.clock.until(lambda: self.judged - self._given >= self._least and condition())
+        self.clock.until(lambda: self.num_scored - self._given >= self._least and condition())
 
-    def took(self, *told: Any) -> None:
+    def count_taken(self, *told: Any) -> None:
         """The trainer had to wait since the iteration began."""
         self.waited += self.clock.now - self._began
 
-    def _handed_out(self, chosen: Sequence[Any]) -> list[Any]:
+    def _hand_out(self, chosen: Sequence[Any]) -> list[Any]:
         gone = {id(group) for group in chosen}
         self.groups = [group for group in self.groups if id(group) not in gone]
         self._given += len(chosen)

@@ -1,28 +1,58 @@
 """From a name in a recipe to the function it names: the name is the address, there is no registry.
 
-`schemas.signatures` checks the same from the source text, before anything is imported; here it is bound for real.
-An option may itself name a function (`of: {use: answers.exact}`): it is bound too, and handed over as an `Inner`.
+`schemas.signatures` checks the same from the source text, without importing anything; this module imports and binds.
+An option may itself name a function (`of: {use: answers.exact}`): it is bound too, and passed as an `Inner`.
 """
 
 import importlib
 import inspect
-from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, Protocol, get_type_hints
 from zlib import crc32
 
 import numpy as np
 from pydantic import ConfigDict, ValidationError, create_model
 
-from schemas.addresses import AddressError, address
 from schemas.errors import StepError
 from schemas.number_schedules import SCHEDULES, Controlled, Number, settle, value_at
 from schemas.package import import_path
 from schemas.references import Reference
-from schemas.use import Use
+from schemas.use import RewardUse, Use
+
+
+class Supplies(Protocol):
+    """What the loop can supply to a slot's function by the names of its parameters; a mapping is one."""
+
+    def __contains__(self, name: object, /) -> bool:
+        """Return whether the name can be supplied."""
+        ...
+
+    def __getitem__(self, name: str, /) -> Any:
+        """Return what the name stands for. Raise KeyError."""
+        ...
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield every name."""
+        ...
+
+
+class Overlay:
+    """Supplies with some names added or replaced."""
+
+    def __init__(self, base: Supplies, more: Mapping[str, Any]) -> None:
+        self.base, self.more = base, more
+
+    def __contains__(self, name: object, /) -> bool:
+        return name in self.more or name in self.base
+
+    def __getitem__(self, name: str, /) -> Any:
+        return self.more[name] if name in self.more else self.base[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from dict.fromkeys((*self.more, *self.base))
 
 
 @dataclass(frozen=True)
@@ -39,43 +69,44 @@ class Bound:
 
     @cached_property
     def asks(self) -> list[str]:
-        """Names of the parameters before the star: what is to be supplied."""
+        """Names of the parameters before the star: what the loop supplies."""
         parameters = inspect.signature(self.function).parameters.values()
         return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
-    def at(self, step: int, have: Mapping[str, Any] | None = None) -> Callable[..., Any]:
-        """The function with the options as they are at a step (0-based); those that are functions get `have`."""
+    def at(self, step: int, supplies: Supplies | None = None) -> Callable[..., Any]:
+        """Return the function with its options at a step (0-based); functions among them are asked with `supplies`."""
 
-        def now(value: Any) -> Any:
+        def current(value: Any) -> Any:
             if isinstance(value, (*SCHEDULES, Controlled)):
                 return value_at(value, step)
-            return Inner(value, step, have or {}) if isinstance(value, Bound) else value
+            return Inner(value, step, {} if supplies is None else supplies) if isinstance(value, Bound) else value
 
-        return partial(self.function, **{k: _each(v, now) for k, v in self.options.items()})
+        return partial(self.function, **{name: _each(value, current) for name, value in self.options.items()})
 
-    def ask(self, step: int, have: Mapping[str, Any], *placed: Any) -> Any:
-        """Call with `placed` by place and the rest by name, as asked for; raises StepError for what is not there."""
-        return self.at(step, have)(*placed, *(self._given(name, step, have) for name in self.asks[len(placed) :]))
+    def ask(self, step: int, supplies: Supplies, *placed: Any) -> Any:
+        """Call with `placed` by place and the rest by name. Raise StepError for a name that cannot be supplied."""
+        named = (self._supplied(name, step, supplies) for name in self.asks[len(placed) :])
+        return self.at(step, supplies)(*placed, *named)
 
-    def _given(self, name: str, step: int, have: Mapping[str, Any]) -> Any:
-        """`state` is this slot's own of `states`, `rng` this slot's and step's own of `seed`; all else is as it is."""
-        if name == "state" and "states" in have:
-            return have["states"].setdefault(self.slot, {})
-        if name == "rng" and "seed" in have:
-            places = [have["seed"], step, have.get("round", 0), crc32(self.slot.encode())]
-            return np.random.default_rng(places)
-        if name not in have:
-            there = ", ".join(sorted(have))
-            raise StepError(f"use: {self.name}: asks for {name}; here there is {there}")
-        return have[name]
+    def _supplied(self, name: str, step: int, supplies: Supplies) -> Any:
+        """Return what a parameter asks for: `state` is this slot's own, `rng` the stream of this slot and step."""
+        if name == "state" and "states" in supplies:
+            return supplies["states"].setdefault(self.slot, {})
+        if name == "rng" and "seed" in supplies:
+            number = supplies["round"] if "round" in supplies else 0  # noqa: SIM401 — supplies need not have `get`
+            return np.random.default_rng([supplies["seed"], step, number, crc32(self.slot.encode())])
+        if name not in supplies:
+            available = ", ".join(sorted(supplies))
+            raise StepError(f"use: {self.name}: asks for {name}; here there is {available}")
+        return supplies[name]
 
     def settled(self, controls: Mapping[str, float]) -> "Bound":
-        """The same with the numbers that controllers give."""
+        """Return the same with the numbers that controllers give."""
 
-        def now(value: Any) -> Any:
+        def current(value: Any) -> Any:
             return value.settled(controls) if isinstance(value, Bound) else settle(value, controls)
 
-        options = {k: _each(v, now) for k, v in self.options.items()}
+        options = {name: _each(value, current) for name, value in self.options.items()}
         return replace(self, options=options, weight=settle(self.weight, controls))
 
     def __call__(self, *supplied: Any) -> Any:
@@ -85,24 +116,31 @@ class Bound:
 
 @dataclass(frozen=True)
 class Inner:
-    """A function that an option of another one names, with what the loop gave that one."""
+    """A function that an option of another one names, with what the loop supplied to that one."""
 
     bound: Bound
     step: int
-    have: Mapping[str, Any]
+    supplies: Supplies
 
     @property
     def weight(self) -> float:
-        """Factor that the recipe gives it, now."""
+        """Factor that the recipe gives it, at this step."""
         return value_at(self.bound.weight, self.step)
 
-    def __call__(self, **instead: Any) -> Any:
-        """Call with what it asks for by name, some of it replaced; raises StepError for what is not there."""
-        return self.bound.ask(self.step, ChainMap(instead, self.have))  # type: ignore[arg-type]
+    def __call__(self, **replaced: Any) -> Any:
+        """Call with what it asks for by name, some of it replaced. Raise StepError for a name that is not supplied."""
+        return self.bound.ask(self.step, Overlay(self.supplies, replaced))
+
+
+if TYPE_CHECKING:
+    RewardFunction = Inner
+else:
+    RewardFunction = RewardUse
+"""An option of a slot's function: a recipe names a reward, and the function gets it bound, to be called."""
 
 
 def asked_of(bound: Bound) -> frozenset[str]:
-    """What a function asks for, and what the functions that its options name ask for."""
+    """Return what a function asks for, and what the functions that its options name ask for."""
     return frozenset(bound.asks).union(*(asked_of(inner) for inner in _inner(bound.options.values())))
 
 
@@ -115,27 +153,47 @@ def _inner(values: Iterable[Any]) -> Iterator[Bound]:
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:
-    """`change` applied to a value, or to every entry of one that is a list or a map."""
+    """Return `change` of a value, or of every entry of one that is a list or a map."""
     if isinstance(value, dict):
         return {key: _each(item, change) for key, item in value.items()}
     return [_each(item, change) for item in value] if isinstance(value, list) else change(value)
 
 
 def find(use: Use) -> Callable[..., Any]:
-    """Return the function or class that `use` names. Raise StepError when there is none."""
+    """Return the function that `use` names. Raise StepError when there is none."""
+    if ":" in use.use:
+        module, _, name = use.use.partition(":")
+    else:
+        family, _, name = use.use.rpartition(".")
+        module = f"{use.home}.{family}" if family else str(use.home)
     try:
-        module, name = address(type(use), use.use)
-        found = getattr(importlib.import_module(import_path(module)), name, None)
-    except (AddressError, ModuleNotFoundError) as error:
-        missing = f"no module {error.name!r}" if isinstance(error, ModuleNotFoundError) else str(error)
-        raise StepError(f"use: {use.use}: {missing}") from error
-    if not callable(found):
+        function = getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        raise StepError(f"use: {use.use}: no module {error.name!r}") from error
+    if not callable(function):
         raise StepError(f"use: {use.use}: {module} has no function {name!r}")
-    return found
+    return function
+
+
+class HasOptionalCode(Protocol):
+    """A stage with parts that only some stages use."""
+
+    @property
+    def optional_code(self) -> Mapping[str, tuple[str, str]]:
+        """Module and name of each part that this stage uses."""
+        ...
+
+
+def load_optional(stage: HasOptionalCode, part: str) -> Callable[..., Any] | None:
+    """Return an optional part of a stage; None if the stage does not use it."""
+    if part not in stage.optional_code:
+        return None
+    module, name = stage.optional_code[part]
+    return getattr(importlib.import_module(import_path(module)), name)
 
 
 def options_of(function: Callable[..., Any], given: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """`given` validated against the parameters after the star of `function`, defaults filled in."""
+    """Return `given`, validated against the parameters after the star of `function`, with defaults filled in."""
     hints = get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {
         p.name: (hints.get(p.name, Any), ... if p.default is inspect.Parameter.empty else p.default)
@@ -160,13 +218,13 @@ def bind(use: Use, port: str = "", inputs: Mapping[str, Path] | None = None) -> 
 def bound_options(
     function: Callable[..., Any], use: Use, port: str, inputs: Mapping[str, Path] | None = None
 ) -> dict[str, Any]:
-    """The options of what `use` names, validated, with folders for references and bound functions for those named."""
+    """Return the validated options of what `use` names: folders for references, bound functions for names."""
     options = options_of(function, use.options, use.use)
     return {name: _resolved(value, f"{port}.{name}", inputs or {}) for name, value in options.items()}
 
 
 def _resolved(value: Any, path: str, inputs: Mapping[str, Path]) -> Any:
-    """An option with folders for references and bound functions for those it names; engines are made by their user."""
+    """Return an option with folders for references and bound functions for names; engines stay descriptions."""
     if isinstance(value, Reference):
         return inputs[path]
     if isinstance(value, Use):

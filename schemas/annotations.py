@@ -25,11 +25,12 @@ _TYPES: dict[str, object] = {
     "Sequence": list,
     "Mapping": dict,
     "Number": number_schedules.Number,
-    "ScheduledNumber": number_schedules.Number,
+    "ScheduledFloat": number_schedules.Number,
     "Endpoint": endpoint.EndpointOption,
 }
 _TYPES |= {n: v for n, v in vars(references).items() if isinstance(v, type) and issubclass(v, references.Reference)}
 _TYPES |= {n: v for n, v in vars(use).items() if isinstance(v, type) and issubclass(v, use.Use)}
+_TYPES["RewardFunction"] = use.RewardUse
 _TYPES |= {n: getattr(number_schedules, n) for n in ("Linear", "Cosine", "Piecewise", "Ramp")}
 _BOUNDS = {"ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern", "description"}
 MAX_HOPS = 8

@@ -71,9 +71,9 @@ class Controlled(Schema):
 
 Number = float | Linear | Cosine | Piecewise | Controlled
 if TYPE_CHECKING:
-    ScheduledNumber = float
+    ScheduledFloat = float
 else:
-    ScheduledNumber = Number
+    ScheduledFloat = Number
 """An option of a slot's function: a recipe may write a schedule, and the function receives the step's number."""
 SCHEDULES = (Linear, Cosine, Piecewise)
 

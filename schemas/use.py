@@ -101,7 +101,19 @@ class RolloutUse(Use):
 
     home = ("learning.collection.rollouts",)
     asks = frozenset(
-        {"requests", "sampler", "rng", "state", "step", "round", "max_steps", "stream", "plan", "score", "consume"}
+        {
+            "requests",
+            "sampler",
+            "rng",
+            "state",
+            "step",
+            "round",
+            "max_steps",
+            "stream",
+            "request_samples",
+            "score",
+            "consume",
+        }
     )
 
 

@@ -14,13 +14,13 @@ from learning.evaluation.asking import Asking, run_solver
 from learning.evaluation.evaluation import ALL, Scores, make_comparisons, make_metric_name, make_table
 from learning.evaluation.evaluation_report import write_report
 from learning.evaluation.gate_statistics import check_gates, judge_gates
-from learning.evaluation.sampled_answers import Sample, compute_weighted_scores, sample_rows, select_best
+from learning.evaluation.sampled_answers import AnswerSample, compute_weighted_scores, sample_rows, select_best
 from learning.generation.replicas.engine_loading import load_sampling_policy, open_engine
 from learning.lookup import Bound, bind
 from learning.merge.weight_geometry import measure_weights
 from learning.models.policy import get_untied_weights, load_policy, set_determinism
-from learning.rl.placed_rewards import placed
 from learning.samples.engine_protocol import Sampling
+from learning.sampling.placed_rewards import place_rewards
 from schemas.errors import StepError
 from schemas.number_schedules import Number
 from schemas.stages.evaluate import Evaluate
@@ -33,7 +33,7 @@ REPEAT = 1_000_003
 
 
 def run(stage: Evaluate, context: Context) -> Result:
-    """Sample every model on every problem, score, and report; flows acts on the gates."""
+    """AnswerSample every model on every problem, score, and report; flows acts on the gates."""
     set_determinism(context.seed, context.num_threads)
     names = list(stage.models) or ["model"]
     ports = {name: f"models.{name}" for name in stage.models} or {"model": "model"}
@@ -113,12 +113,12 @@ class Work:
         self.bills = Bills(context, self.desk)
         rewards = [bind(use, f"rewards.{i}", context.inputs) for i, use in enumerate(stage.rewards)]
         selector = [bind(stage.selector, "selector", context.inputs)] if stage.selector is not None else []
-        found = placed([*rewards, *selector], context.actors)
+        found = place_rewards([*rewards, *selector], context.actors)
         self.rewards, self.selector = found[: len(rewards)], found[len(rewards) :]
         self.spend = context.spend
         self.shown: set[str] = set()
 
-    def evaluated(self, port: str, seed: int) -> tuple[list[list[Sample]], np.ndarray, dict[str, int]]:
+    def evaluated(self, port: str, seed: int) -> tuple[list[list[AnswerSample]], np.ndarray, dict[str, int]]:
         """Return completions of one model, their scores (P, N), and with a program what it asked.
 
         All models draw the same random numbers from a seed.
@@ -132,8 +132,8 @@ class Work:
         finally:
             self.bills.tell()
 
-    def _sampled(self, port: str, seed: int) -> tuple[list[list[Sample]], dict[str, int]]:
-        """Sample one row each; what a killed step had sampled is not sampled again."""
+    def _sampled(self, port: str, seed: int) -> tuple[list[list[AnswerSample]], dict[str, int]]:
+        """AnswerSample one row each; what a killed step had sampled is not sampled again."""
         stage, context, folder = self.stage, self.context, self.context.input(port)
         policy = load_sampling_policy(folder, context.device, context.actors)
         agent = context.inputs.get(f"agents.{port.partition('.')[2]}", context.inputs.get("agent"))
@@ -161,12 +161,12 @@ class Work:
         self.context.progress(self.done + here, self.total)
 
 
-def collect_texts(samples: list[list[Sample]]) -> np.ndarray:
+def collect_texts(samples: list[list[AnswerSample]]) -> np.ndarray:
     """Return the texts of the samples (P, N)."""
     return np.array([[one.text for one in group] for group in samples], dtype=object)
 
 
-def summarise_episodes(samples: list[list[Sample]]) -> dict[str, float]:
+def summarise_episodes(samples: list[list[AnswerSample]]) -> dict[str, float]:
     """Return whole turns of the model per episode, and how many of them the environment could not carry out."""
     turns = [one.turns for group in samples for one in group]
     failed = sum(not turn.ok for of in turns for turn in of)
@@ -189,8 +189,12 @@ def compare_weights(stage: Evaluate, context: Context, ports: dict[str, str]) ->
 
 
 def select_samples(
-    selector: Sequence[Bound], problems: list[Row], groups: list[list[Sample]], desk: SpendingAccount, shown: set[str]
-) -> list[list[Sample]]:
+    selector: Sequence[Bound],
+    problems: list[Row],
+    groups: list[list[AnswerSample]],
+    desk: SpendingAccount,
+    shown: set[str],
+) -> list[list[AnswerSample]]:
     """Return of every problem's samples the one that the selector likes best; all of them without a selector."""
     if not selector:
         return groups
@@ -205,7 +209,7 @@ def score_samples(
     rewards: Sequence[Bound],
     weights: Sequence[Number],
     problems: list[Row],
-    samples: list[list[Sample]],
+    samples: list[list[AnswerSample]],
     desk: SpendingAccount,
     shown: set[str],
 ) -> np.ndarray:
@@ -239,7 +243,7 @@ def flatten_metrics(results: Row, scores: dict[str, np.ndarray], last: str) -> d
 
 
 def make_sample_rows(
-    problems: list[Row], samples: dict[str, list[list[Sample]]], scores: dict[str, np.ndarray]
+    problems: list[Row], samples: dict[str, list[list[AnswerSample]]], scores: dict[str, np.ndarray]
 ) -> list[Row]:
     """Return every sample of every model, one row each."""
     return [
@@ -261,7 +265,7 @@ def make_sample_rows(
 
 
 def select_examples(
-    problems: list[Row], samples: dict[str, list[list[Sample]]], scores: dict[str, np.ndarray]
+    problems: list[Row], samples: dict[str, list[list[AnswerSample]]], scores: dict[str, np.ndarray]
 ) -> list[Row]:
     """Return a few problems with the first completion of each model."""
     picked: list[Row] = []

@@ -17,10 +17,10 @@ from learning.environments.making import open_environment
 from learning.generation.replicas.engine_loading import load_sampling_policy, open_engine
 from learning.lookup import bind
 from learning.models.policy import Policy, set_determinism
-from learning.rl.placed_rewards import placed
 from learning.samples.engine_protocol import EngineProtocol, Sampling
 from learning.samples.history import History
 from learning.samples.sample import Sample
+from learning.sampling.placed_rewards import place_rewards
 from learning.sampling.sampler import Sampler, score
 from schemas.agent import Agent
 from schemas.errors import StepError
@@ -81,7 +81,8 @@ class Work:
             bind(stage.prompt_sampler, "prompt_sampler", inputs),
             bind(stage.extractor, "extractor", inputs),
         )
-        self.rewards = placed([bind(u, f"rewards.{i}", inputs) for i, u in enumerate(stage.rewards)], context.actors)
+        rewards = [bind(use, f"rewards.{i}", inputs) for i, use in enumerate(stage.rewards)]
+        self.rewards = place_rewards(rewards, context.actors)
         self.rows = read_rows(context.input("prompts"), "prompts")
         if not self.rows:
             raise StepError("practice: no problems; look at what the stage before it dropped")

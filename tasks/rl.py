@@ -1,26 +1,24 @@
 """kind: rl — sample groups of completions, score them, follow the policy gradient.
 
-Everything that varies between algorithms is a function bound in `learning.algorithm.composition` (from rewards to the
-loss) or
-`learning.rl.collection` (from problems to samples); this file is the loop.
+Everything that varies between algorithms is a function of a slot, bound in `learning.rl.sampling_slots` (from problems
+to samples) or `learning.algorithm.composition` (from rewards to the loss). One iteration is in `learning.rl.iteration`;
+this file sets up the stage, repeats iterations and publishes the result.
 """
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from learning.agents.acting import load_env, load_rows
 from learning.algorithm.composition import Algorithm, bind_algorithm
 from learning.data.chat import decode, encode_prompt
-from learning.data.rows import Row, read_rows
+from learning.data.rows import read_rows
 from learning.data.rows_used import write_rows_used
 from learning.data.stored_rows import open_rows
-from learning.environments.making import wrap_in_environment
 from learning.generation.replicas.engine_loading import make_engine
-from learning.generation.replicas.shared_engine import by_main, make_rank_engine, select_sampling_policy
-from learning.generation.services.local_rollouts import LocalRollouts
+from learning.generation.replicas.shared_engine import make_rank_engine, select_sampling_policy
+from learning.lookup import load_optional
 from learning.models.forwards import apply_compute_options
 from learning.models.memory import keep_pages
 from learning.models.optimize import make_optimizer
@@ -29,23 +27,15 @@ from learning.models.policy import Policy, load_policy, save_trained, set_determ
 from learning.models.sharded_model import Trained
 from learning.parallel.group import ALONE, Group
 from learning.parallel.random_states import seed_rank
-from learning.rl.auxiliaries import Auxiliaries
-from learning.rl.collect_batch import harvest
-from learning.rl.collection import Collecting, bind_collecting, processor_of, score_all, services
-from learning.rl.curves import Curves
-from learning.rl.learn import in_pieces, learn
-from learning.rl.metrics import describe
-from learning.rl.placed_rewards import placed
+from learning.rl.iteration import run_iteration
+from learning.rl.monitoring import TIMED, Curves, Watchdogs
 from learning.rl.references import References
-from learning.rl.state import Loop, resume, save, step_back, sync
-from learning.rl.update import regulate
-from learning.rl.watchdogs import Watchdogs
-from learning.samples.engine_protocol import EngineProtocol, Sampling
-from learning.samples.sample import Sample, SampleRequest
-from learning.sampling.sampler import Sampler
-from learning.sampling.trajectories import Trajectories, path_advantages
-from learning.streaming.stream import Stream
-from learning.streaming.stream_metrics import TIMED, staleness
+from learning.rl.sampling_slots import SamplingSlots, bind_sampling_slots
+from learning.rl.state import AuxiliaryNetworks, TrainingState, resume, save
+from learning.samples.engine_protocol import EngineProtocol
+from learning.samples.sample import Row
+from learning.sampling.placed_rewards import place_rewards
+from learning.sampling.trajectories import Trajectories
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
 from tasks.context import Context, Result
@@ -53,100 +43,134 @@ from tasks.remote import Bills, make_desk
 
 
 def run(stage: Rl, context: Context) -> Result:
-    """Train `stage.model` on `stage.prompts`; continues from the step's own checkpoints."""
-    stage = stage.model_copy(update={"env": load_env(context.inputs.get("agent"), stage.env)})
-    loop, bills = prepare(stage, context), Bills(context, make_desk(context))
+    """Train `stage.model` on `stage.prompts`; continue from the step's own checkpoints."""
+    if (environment_of_agent := load_optional(stage, "agent_environment")) is not None:
+        stage = stage.model_copy(update={"env": environment_of_agent(context.input("agent"), stage.env)})
+    training, bills = prepare(stage, context), Bills(context, make_desk(context))
     try:
-        for step in range(resume(loop), stage.max_steps):
-            if loop.stopped is None:
-                iterate(loop, stage, context, step)
-                bills.tell(loop.group.main)
-            if loop.stopped is None and (step + 1) % stage.save_steps == 0 and step + 1 < stage.max_steps:
-                save(loop, step + 1)
-        return publish(loop, stage, context)
+        for step in range(resume(training), stage.max_steps):
+            if training.stopped is None:
+                run_iteration(training, step)
+                bills.tell(training.group.main)
+            if training.stopped is None and (step + 1) % stage.save_steps == 0 and step + 1 < stage.max_steps:
+                save(training, step + 1)
+        return publish(training, context)
     finally:
-        loop.close()
+        training.close()
 
 
-def prepare(stage: Rl, context: Context) -> Loop:
-    """Load the policy, its engine, the prompts and the functions that the recipe names."""
+def prepare(stage: Rl, context: Context) -> TrainingState:
+    """Load the policy, its engine, the problems and the functions that the recipe names."""
     set_determinism(context.seed, context.num_threads)
     keep_pages()
     group = context.group or ALONE
     policy = load_policy(context.input("model"), device=context.device, dtype=stage.dtype)
     apply_compute_options(policy.model, stage)
-    algorithm, collecting = bind_algorithm(stage, context.inputs), bind_collecting(stage, context.inputs)
-    refuse_incomplete(stage, algorithm, collecting, group)
-    rows, held_out = problems(stage, context, policy)
-    # Networks beside the policy copy its body as it is without adapters.
-    beside = Auxiliaries(stage, policy, context.inputs, context.seed, group)
+    algorithm, slots = bind_algorithm(stage, context.inputs), bind_sampling_slots(stage, context.inputs)
+    refuse_incomplete(stage, algorithm, slots, group)
+    rows, held_out = load_problems(stage, context, policy)
+    # Auxiliary models copy the body of the policy as it is without adapters.
+    auxiliary_models = make_auxiliary_models(stage, policy, context, group)
     if stage.use_peft:
-        from learning.models.adapters import attach_adapters  # peft takes long to import, and few need it
+        from learning.models.adapters import attach_adapters  # peft takes seconds to import, and few stages need it
 
-        policy.model = attach_adapters(policy.model, stage)
-    collecting = replace(collecting, rewards=placed(collecting.rewards, context.actors if group.main else None))
+        policy.model = attach_adapters(policy.model, stage)  # pyright: ignore[reportAttributeAccessIssue]  # peft forwards calls
+    slots = replace(slots, rewards=place_rewards(slots.rewards, context.actors if group.main else None))
     references = References(stage, algorithm, policy, context.inputs, context.actors, group)
-    apart = collecting.needs("stream") or (context.actors is not None and context.actors.size("rollout") > 0)
+    apart = slots.overlap is not None or samples_elsewhere(context)
     acting = select_sampling_policy(policy, group, apart)
     trained = Trained(policy.model, group)
     seed_rank(group, context.seed)
-    return Loop(
+    return TrainingState(
+        stage=stage,
+        seed=context.seed,
         policy=policy,
         trained=trained,
         acting=acting,
         optimizer=make_optimizer(policy.model, stage),
-        engine=make_rank_engine(group, apart, lambda: sampling(collecting, stage, context, acting)),
+        engine=make_rank_engine(group, apart, lambda: start_engine(slots, stage, context, acting)),
         algorithm=algorithm,
-        collecting=collecting,
+        slots=slots,
         references=references,
-        beside=beside,
+        auxiliary_models=auxiliary_models,
         rows=rows,
         held_out_rows=held_out,
-        trajectories=trajectories(stage, context, policy),
+        trajectories=make_trajectories(stage, context, policy),
         curves=Curves(context.log, stage.logging_steps, stage.max_steps),
         watchdogs=Watchdogs(stage.watch),
         checkpoints=context.checkpoints,
+        desk=make_desk(context, stage.max_tokens_total, stage.max_cost),
+        spend=context.spend,
+        report_progress=context.progress,
     )
 
 
-def trajectories(stage: Rl, context: Context, policy: Policy) -> Trajectories:
-    """What will have been sampled; with the texts of turns, where completions are episodes."""
+def refuse_incomplete(stage: Rl, algorithm: Algorithm, slots: SamplingSlots, group: Group) -> None:
+    """Raise StepError for parts that ask for what this stage, or this many trainers, do not have."""
+    if stage.critic is None and algorithm.needs("value_T"):
+        raise StepError("a part of the algorithm asks for `value_T`: give the stage a `critic:`")
+    if group.size > 1 and slots.needs("consume"):
+        raise StepError(
+            "rollout: one that trains on groups as they end needs one trainer; leave `train` out of resources"
+        )
+
+
+def make_auxiliary_models(stage: Rl, policy: Policy, context: Context, group: Group) -> AuxiliaryNetworks | None:
+    """Return the critic and the auxiliary models of the stage; None if it has neither."""
+    make = load_optional(stage, "auxiliary_models")
+    return None if make is None else make(stage, policy, context.inputs, context.seed, group)
+
+
+def samples_elsewhere(context: Context) -> bool:
+    """Return whether workers of their own sample."""
+    return context.actors is not None and context.actors.size("rollout") > 0
+
+
+def start_engine(slots: SamplingSlots, stage: Rl, context: Context, acting: Policy) -> EngineProtocol:
+    """Return the engine; a stream, for a rollout that generates while the policy is trained."""
+    wrap = environment_wrapper(stage, context, acting)
+    if slots.overlap is not None and not samples_elsewhere(context):
+        return slots.overlap.stream_local(stage, acting, wrap)
+    engine = wrap(
+        make_engine(
+            stage.engine,
+            acting,
+            context.actors,
+            folder=context.input("model"),
+            scratch=context.checkpoints / "weights",
+            training=stage,
+        )
+    )
+    return engine if slots.overlap is None else slots.overlap.stream_remote(engine)
+
+
+def environment_wrapper(stage: Rl, context: Context, acting: Policy) -> Callable[[Any], Any]:
+    """Return what makes an engine's completions episodes in the stage's environment, if it has one."""
+    in_environment = load_optional(stage, "environment")
+    if in_environment is None or stage.env is None:
+        return lambda engine: engine
+    return partial(in_environment, use=stage.env, tokenizer=acting.tokenizer, inputs=context.inputs)
+
+
+def make_trajectories(stage: Rl, context: Context, policy: Policy) -> Trajectories:
+    """Return the table of what is sampled; with the texts of turns, where completions are episodes."""
     read = partial(decode, policy.tokenizer) if stage.env else None
     return Trajectories(context.checkpoints / "trajectories", stage.log_trajectories, context.seed, read)
 
 
-def refuse_incomplete(stage: Rl, algorithm: Algorithm, collecting: Collecting, group: Group) -> None:
-    """Raises StepError for parts that ask for what this stage, or this many trainers, do not have."""
-    if stage.critic is None and algorithm.needs("value_T"):
-        raise StepError("a part of the algorithm asks for `value_T`: give the stage a `critic:`")
-    if group.size > 1 and collecting.needs("consume"):
-        raise StepError(
-            "rollout: a function that trains on groups as they arrive needs a single trainer; leave `train` out "
-            "of resources"
-        )
-
-
-def sampling(collecting: Collecting, stage: Rl, context: Context, acting: Policy) -> EngineProtocol:
-    """What samples; with a drive that asks ahead, something that goes on beside the trainer."""
-    apart = context.actors is not None and context.actors.size("rollout") > 0
-    around = partial(wrap_in_environment, use=stage.env, tokenizer=acting.tokenizer, inputs=context.inputs)
-    if collecting.needs("stream") and not apart:
-        return Stream(LocalRollouts(stage.engine, acting, around))
-    places = {"folder": context.input("model"), "scratch": context.checkpoints / "weights", "training": stage}
-    engine = around(make_engine(stage.engine, acting, context.actors, **places))
-    return Stream(engine) if collecting.needs("stream") else engine
-
-
-def problems(stage: Rl, context: Context, policy: Policy) -> tuple[Sequence[Row], Sequence[Row]]:
-    """The problems and the held-out ones, as the model is shown them. Raises StepError as `checked` does."""
-    agent = context.inputs.get("agent")
+def load_problems(stage: Rl, context: Context, policy: Policy) -> tuple[Sequence[Row], Sequence[Row]]:
+    """Return the problems and the held-out ones, as the model is shown them. Raise StepError as `check_problems`."""
     rows = open_rows(context.input("prompts"), "prompts", context.checkpoints / "prompts")
     held_out = read_rows(context.input("eval_prompts"), "prompts") if stage.eval_prompts else []
-    return checked(load_rows(agent, rows), policy, stage), load_rows(agent, held_out)
+    if (rows_of_agent := load_optional(stage, "agent_rows")) is not None:
+        agent: Path = context.input("agent")
+        rows, held_out = rows_of_agent(agent, rows), rows_of_agent(agent, held_out)
+    check_problems(rows, policy, stage)
+    return rows, held_out
 
 
-def checked(rows: Sequence[dict[str, Any]], policy: Policy, stage: Rl) -> Sequence[dict[str, Any]]:
-    """The problems; raises StepError when there is none or one leaves no room for a completion."""
+def check_problems(rows: Sequence[Row], policy: Policy, stage: Rl) -> None:
+    """Raise StepError when there is no problem, or one leaves no room for a completion."""
     if not rows:
         raise StepError("prompts: no rows to sample completions for; look at what the stage before it dropped")
     longest = max(len(encode_prompt(policy.tokenizer, row["prompt"])) for row in rows)
@@ -155,136 +179,20 @@ def checked(rows: Sequence[dict[str, Any]], policy: Policy, stage: Rl) -> Sequen
             f"prompts: the longest has {longest} tokens and max_completion_length is {stage.max_completion_length}, "
             f"but the model holds {policy.max_length}; drop long prompts in a curate stage or lower that length"
         )
-    return rows
 
 
-def iterate(loop: Loop, stage: Rl, context: Context, step: int) -> None:
-    """One iteration: sample, score, gate, update, tell the engine, look at the bands."""
-    began = time.perf_counter()
-    have = supplied(loop, stage, context, step)
-    controls = regulate(loop.algorithm, step, have)
-    pieces = in_pieces(loop, stage, step, controls, have) if loop.collecting.needs("consume") else None
-    have |= {"consume": pieces.add} if pieces else {}
-    samples, trained, tokens = harvest(loop, sampler_of(loop, stage, context, step, controls), controls, have)
-    sampled_at = time.perf_counter()
-    kept = [sample for sample in samples if sample.reward is not None]
-    advantages: dict[int, float] = {}
-    points = {f"controller/{name}": value for name, value in controls.items()}
-    if trained.num_paths:
-        mine = {**have, "rows": [kept[path].row for path in trained.paths["path"].tolist()]}
-        trained, more = learn(loop, stage, trained, step, controls, mine, pieces)
-        advantages, points = path_advantages(trained), points | more
-    sync(loop, step + 1)
-    places = {id(sample): place for place, sample in enumerate(kept)}
-    if loop.group.main:
-        loop.trajectories.add(step, samples, [advantages.get(places.get(id(sample), -1)) for sample in samples])
-    points |= describe(samples, trained, played=stage.env is not None) | held_out(loop, stage, context, step, controls)
-    points |= staleness(samples, step)
-    if isinstance(loop.engine, Stream):
-        points |= loop.engine.points()
-    loop.sampled += tokens
-    context.spend(tokens)
-    points |= {
-        "sampled_tokens": float(loop.sampled),
-        "tokens_per_second": tokens / (time.perf_counter() - began),
-        "generation_seconds": sampled_at - began,
-        "learning_rate": loop.optimizer.param_groups[0]["lr"],
-    }
-    points = loop.group.broadcast(points)
-    watch(loop, step, points)
-    if loop.stopped is None and stage.max_sampled_tokens and loop.sampled >= stage.max_sampled_tokens:
-        loop.stopped = f"{loop.sampled} tokens sampled at iteration {step + 1}"
-    remember(loop, stage, context, step, points, samples)
-
-
-def supplied(loop: Loop, stage: Rl, context: Context, step: int) -> dict[str, Any]:
-    """What plans, rewards, follow-ups, sources and controllers may ask for by name."""
-    n = stage.num_generations
-    return {
-        "rows": loop.rows,
-        "num_groups": stage.generation_batch_size // n,
-        "n": n,
-        "seed": context.seed,
-        "step": step,
-        "states": loop.states,
-        "metrics": loop.curves.last,
-        "max_steps": stage.max_steps,
-        "desk": make_desk(context, stage.max_tokens_total, stage.max_cost),
-    }
-
-
-def sampler_of(loop: Loop, stage: Rl, context: Context, step: int, controls: dict[str, float]) -> Sampler:
-    """A sampler for one iteration; entropies are asked of the engine where some part asks for them."""
-    wanted = loop.algorithm.needs("entropy_behav_T")
-    process = processor_of(loop.collecting, step, controls, loop.curves.last)
-    sampling = Sampling(stage.temperature, stage.max_completion_length, entropy=wanted, processor=process)
-    return Sampler(loop.engine, loop.acting, sampling, context.seed, step)
-
-
-def held_out(loop: Loop, stage: Rl, context: Context, step: int, controls: dict[str, float]) -> dict[str, float]:
-    """Reward on the held-out problems, looked at every `eval_steps` iterations, and how far training is above it."""
-    if not loop.held_out_rows or (step + 1) % stage.eval_steps:
-        return {}
-    sampler = sampler_of(loop, stage, context, step, {}).at(Sampling(stage.temperature, stage.max_completion_length))
-    have = {**supplied(loop, stage, context, step), **services(sampler, loop.history), "states": {}}
-
-    def examine() -> list[float]:
-        samples = sampler.sample([SampleRequest(row) for row in loop.held_out_rows])
-        score_all(loop.collecting, samples, controls, have)
-        return [t.reward for t in samples if t.reward is not None]
-
-    values = by_main(loop.group, loop.engine, None, examine)
-    return {"eval_reward": sum(values) / len(values)} if values else {}
-
-
-def watch(loop: Loop, step: int, points: dict[str, float]) -> None:
-    """See whether a band was left, and do what its watch says."""
-    if "eval_reward" in points and "reward" in points:
-        points["reward_gap"] = points["reward"] - points["eval_reward"]
-    for tripped, said in loop.watchdogs.look(points):
-        points[f"watch/{tripped.metric}"] = 1.0
-        if tripped.action == "warn":
-            continue
-        back = step_back(loop, step)
-        sync(loop, step + 1)
-        if tripped.action == "stop":
-            loop.stopped = f"{said}; stopped at iteration {step + 1} with the weights of iteration {back}"
-            return
-        loop.rate *= tripped.learning_rate_factor
-        loop.watchdogs.reset()
-        return
-
-
-def remember(
-    loop: Loop, stage: Rl, context: Context, step: int, points: dict[str, float], samples: list[Sample]
-) -> None:
-    """Add to the curves, keep samples of the first and the last iteration, tell progress."""
-    if step == 0 or step + 1 == stage.max_steps:
-        firsts = {t.group: t for t in reversed(samples)}
-        loop.samples["first" if step == 0 else "last"] = [
-            {"prompt": t.row["prompt"], "completion": t.text, "reward": t.reward}
-            for t in [firsts[group] for group in sorted(firsts)][:4]
-        ]
-    loop.curves.add(step, points)
-    if loop.stopped is not None:
-        loop.curves.close(step)
-    told = {key: points[key] for key in ("reward", "tokens_per_second") if key in points}
-    context.progress(step + 1, stage.max_steps, **told)
-
-
-def publish(loop: Loop, stage: Rl, context: Context) -> Result:
-    """Write the trained policy, the published networks beside it, and the trajectories; rank 0 writes."""
-    if not loop.group.main:
+def publish(training: TrainingState, context: Context) -> Result:
+    """Write the trained policy, the published auxiliary models and the trajectories; rank 0 writes."""
+    if not training.group.main:
         return Result()
-    for part in loop.beside.parts.values():
-        if part.block.publish:
-            part.save(loop.policy, context.output(part.type))
-    save_trained(loop.acting, context.output("model"), adapted=stage.use_peft)
-    loop.trajectories.publish(context.output("trajectories"), loop.parts)
-    write_rows_used(context.folder, loop.trajectories.used(loop.parts))
-    last = loop.curves.lines[-1]
+    if training.auxiliary_models is not None:
+        training.auxiliary_models.publish(training.policy, context.output)
+    save_trained(training.acting, context.output("model"), adapted=training.stage.use_peft)
+    training.trajectories.publish(context.output("trajectories"), training.parts)
+    write_rows_used(context.folder, training.trajectories.used(training.parts))
+    last = training.curves.lines[-1]
     timed = ("step", "tokens_per_second", "generation_seconds", *TIMED)
     final = {key: value for key, value in last.items() if key not in timed}
-    told = {"stopped": loop.stopped} if loop.stopped else {}
-    final |= describe_forward(loop.trained.model)
-    return Result({"steps": int(last["step"]), "tokens": loop.sampled, **final}, {"samples": loop.samples, **told})
+    final |= describe_forward(training.trained.model)
+    details = {"samples": training.examples} | ({"stopped": training.stopped} if training.stopped else {})
+    return Result({"steps": int(last["step"]), "tokens": training.sampled, **final}, details)

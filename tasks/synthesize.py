@@ -13,6 +13,7 @@ import pyarrow as pa
 from learning.data.questions import Inquiry
 from learning.data.rows import SCHEMAS, Row, open_row_writer, read_rows, scan_rows
 from learning.lookup import Bound, bind
+from learning.sampling.placed_rewards import place_rewards
 from schemas.errors import StepError
 from schemas.stages.synthesize import Synthesize
 from schemas.use import TeacherUse
@@ -104,11 +105,10 @@ def sample_model(stage: Synthesize, context: Context, problems: list[Row], tally
     from learning.evaluation.sampled_answers import compute_weighted_scores, sample_rows
     from learning.generation.replicas.engine_loading import load_sampling_policy, open_engine
     from learning.models.policy import set_determinism
-    from learning.rl.placed_rewards import placed
     from learning.samples.engine_protocol import Sampling
 
     set_determinism(context.seed, context.num_threads)
-    rewards = placed(bind_rewards(stage, context), context.actors)
+    rewards = place_rewards(bind_rewards(stage, context), context.actors)
     policy = load_sampling_policy(context.input("model"), context.device, context.actors)
     desk = make_desk(context, stage.max_tokens_total, stage.max_cost)
     bills = Bills(context, desk)

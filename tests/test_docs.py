@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import with_advantages, with_dropped, with_weights
 from learning.batch.batch_layout import single_turn
 from learning.data.rows import write_rows
-from learning.rl.policy_loss import with_advantages, with_dropped, with_weights
 from learning.samples.engine_protocol import Generation
 from schemas.modules import modules_of
 from schemas.recipe.load import load_recipe

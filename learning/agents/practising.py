@@ -28,14 +28,14 @@ def sample_rollouts(
     What the journal knows is not sampled again; `spend` hears of the tokens of what is. Raises StepError for a prompt
     that leaves no room for a completion.
     """
-    requests = sampler.engine_requests(requests)
+    engine_requests = sampler.engine_requests(requests)
     names = [f"{sampler.step}.{place}" for place in range(len(requests))]
-    missing = ((i, request) for i, request in enumerate(requests) if names[i] not in journal)
+    missing = ((i, request) for i, request in enumerate(engine_requests) if names[i] not in journal)
     under_way: dict[int, dict[int, Generation]] = {}
     for made in stream_completions(sampler.engine, missing, sampler.sampling):
         for ticket, one in made:
             under_way.setdefault(ticket, {})[one.sample] = one
-            if len(under_way[ticket]) == requests[ticket].n:
+            if len(under_way[ticket]) == engine_requests[ticket].n:
                 of = under_way.pop(ticket)
                 journal.add({names[ticket]: [asdict(of[sample]) for sample in sorted(of)]})
                 spend(sum(one.sampled for one in of.values()))

@@ -14,22 +14,22 @@ from torch import Tensor
 from learning.algorithm.token_masks.masks import Source
 from learning.algorithm.token_masks.masks import sources as _of_sources
 from learning.batch.keyed import sum_by_index
-from schemas.number_schedules import Number
+from schemas.number_schedules import ScheduledFloat
 
 
-def by_sign(advantage_T: Tensor, *, positive: Number = 1.0, negative: Number = 1.0) -> Tensor:
+def by_sign(advantage_T: Tensor, *, positive: ScheduledFloat = 1.0, negative: ScheduledFloat = 1.0) -> Tensor:
     """Multiply advantages above 0 by one factor, those below by another (weighted reinforcement, Zhu et al. 2025)."""
     return torch.where(advantage_T > 0, advantage_T * positive, advantage_T * negative)
 
 
 def by_source(
-    advantage_T: Tensor, source_T: Tensor, *, of: Annotated[list[Source], Field(min_length=1)], factor: Number
+    advantage_T: Tensor, source_T: Tensor, *, of: Annotated[list[Source], Field(min_length=1)], factor: ScheduledFloat
 ) -> Tensor:
     """Multiply the advantages of completions from the named sources by a factor."""
     return advantage_T.where(~_of_sources(source_T, keep=of), advantage_T * factor)
 
 
-def focal(advantage_T: Tensor, lp_prox_T: Tensor, *, gamma: Number = 1.0) -> Tensor:
+def focal(advantage_T: Tensor, lp_prox_T: Tensor, *, gamma: ScheduledFloat = 1.0) -> Tensor:
     """A·(1 − p)^γ: likely tokens count less (after focal loss, Lin et al. 2017); p is before the update."""
     return advantage_T * (1 - lp_prox_T.exp()).clamp(min=0) ** gamma
 
@@ -38,7 +38,7 @@ def entropy_bonus(
     advantage_T: Tensor,
     entropy_behav_T: Tensor,
     *,
-    alpha: Number = 0.4,
+    alpha: ScheduledFloat = 0.4,
     kappa: Annotated[float, Field(gt=1)] = 2.0,
 ) -> Tensor:
     """A + min(α·H, |A|/κ): uncertain tokens gain, and no advantage changes its sign (Cheng et al. 2025)."""
@@ -52,7 +52,7 @@ def novelty(
     group_T: Tensor,
     reward_T: Tensor,
     *,
-    weight: Number = 0.1,
+    weight: ScheduledFloat = 0.1,
     kappa: Annotated[float, Field(ge=0)] = 1.0,
     above: float = 0.0,
 ) -> Tensor:

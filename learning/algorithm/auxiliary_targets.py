@@ -13,7 +13,7 @@ from torch import Tensor
 
 from learning.batch.columns import locate_in_path
 from schemas.errors import StepError
-from schemas.number_schedules import Number
+from schemas.number_schedules import ScheduledFloat
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -83,7 +83,7 @@ def remaining(path_T: Tensor, truncated_T: Tensor, *, unit: Annotated[float, Fie
     return left_T.where(~truncated_T.bool(), torch.nan)
 
 
-def advantages(advantage_T: Tensor, *, scale: Number = 1.0) -> Tensor:
+def advantages(advantage_T: Tensor, *, scale: ScheduledFloat = 1.0) -> Tensor:
     """The policy's advantages, times `scale`."""
     return scale * advantage_T.double()
 

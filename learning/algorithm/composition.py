@@ -1,6 +1,6 @@
 """An RL algorithm: functions named in a recipe, bound to their options, each asking for its columns by name.
 
-The names of a function's parameters before its `*` are what it needs; the loop computes what somebody asks for and
+The names of a function's parameters before its `*` are what it needs; the loop computes what a part asks for and
 nothing else. A new surrogate that takes `lp_ref_T` makes the reference policy run; no other edit.
 """
 
@@ -104,7 +104,7 @@ class Algorithm:
 
 
 LISTS = ("reward_shaping", "advantage_shaping", "importance_correction", "token_mask")
-"""Slots beside `advantage` that hold functions in order."""
+"""Slots besides `advantage` that hold functions in order."""
 
 
 def bind_algorithm(stage: Rl, inputs: Mapping[str, Path]) -> Algorithm:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from learning.algorithm.token_statistics import ENTROPY_FLOOR
 from schemas.errors import StepError
-from schemas.number_schedules import Number
+from schemas.number_schedules import ScheduledFloat
 
 Above0 = Annotated[float, Field(gt=0)]
 From0 = Annotated[float, Field(ge=0)]
@@ -114,7 +114,7 @@ def entropy_gated(
     metrics: dict,
     state: dict,
     *,
-    threshold: Number = 0.3,
+    threshold: ScheduledFloat = 0.3,
     coef: From0 = 0.1,
     floor: Above0 = 2.0,
     least: From0 = 0.5,

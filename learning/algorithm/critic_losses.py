@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from schemas.number_schedules import Number
+from schemas.number_schedules import ScheduledFloat
 
 
-def squared(value_T: Tensor, value_old_T: Tensor, return_T: Tensor, *, clip: Number | None = None) -> Tensor:
+def squared(value_T: Tensor, value_old_T: Tensor, return_T: Tensor, *, clip: ScheduledFloat | None = None) -> Tensor:
     """Squared error ½(V − R)²; with `clip` the larger of it and that of V clipped to V_old ± clip (PPO's code)."""
     loss_T = (value_T - return_T).square() / 2
     if clip is None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from learning.algorithm import token_statistics
 from learning.batch.columns import any_of_path, mean_of_path, sum_of_path
-from schemas.number_schedules import Number
+from schemas.number_schedules import ScheduledFloat
 
 LIMIT = 20.0
 
@@ -30,8 +30,8 @@ def token(
     external_T: Tensor,
     broken_T: Tensor,
     *,
-    low: Number = 0.0,
-    high: Number = 2.0,
+    low: ScheduledFloat = 0.0,
+    high: ScheduledFloat = 2.0,
     outside: Literal["truncate", "mask"] = "truncate",
     reweight: bool = True,
 ) -> Tensor:
@@ -50,8 +50,8 @@ def sequence(
     path_T: Tensor,
     *,
     mean: Literal["product", "geometric"] = "product",
-    low: Number = 0.0,
-    high: Number = 2.0,
+    low: ScheduledFloat = 0.0,
+    high: ScheduledFloat = 2.0,
     outside: Literal["truncate", "mask"] = "truncate",
     reweight: bool = True,
 ) -> Tensor:
@@ -72,7 +72,7 @@ def off_policy(
     path_T: Tensor,
     advantage_T: Tensor,
     *,
-    limit: Number = 0.1,
+    limit: ScheduledFloat = 0.1,
 ) -> Tensor:
     """Off-policy sequence mask: drop if A < 0 and mean log(π_behav/π_prox) > `limit` (DeepSeek-V3.2, 2025, eq. 9)."""
     gap_T = _compute_log_ratio(lp_prox_T, lp_behav_T, external_T, broken_T)
@@ -80,7 +80,7 @@ def off_policy(
 
 
 def second_moment(
-    lp_prox_T: Tensor, lp_behav_T: Tensor, external_T: Tensor, broken_T: Tensor, *, limit: Number = 0.04
+    lp_prox_T: Tensor, lp_behav_T: Tensor, external_T: Tensor, broken_T: Tensor, *, limit: ScheduledFloat = 0.04
 ) -> Tensor:
     """Drop the tokens of largest (log π_prox/π_behav)² until the mean is ≤ `limit` (M2PO, Zheng et al. 2025, alg. 1).
 
@@ -94,7 +94,7 @@ def second_moment(
 
 
 def probability_gap(
-    lp_prox_T: Tensor, lp_behav_T: Tensor, external_T: Tensor, broken_T: Tensor, *, limit: Number = 0.2
+    lp_prox_T: Tensor, lp_behav_T: Tensor, external_T: Tensor, broken_T: Tensor, *, limit: ScheduledFloat = 0.2
 ) -> Tensor:
     """Drop tokens with |π_prox − π_behav| above `limit`: a bound on the total variation.
 
@@ -105,7 +105,13 @@ def probability_gap(
 
 
 def variation(
-    lp_prox_T: Tensor, lp_behav_T: Tensor, external_T: Tensor, broken_T: Tensor, path_T: Tensor, *, limit: Number = 0.1
+    lp_prox_T: Tensor,
+    lp_behav_T: Tensor,
+    external_T: Tensor,
+    broken_T: Tensor,
+    path_T: Tensor,
+    *,
+    limit: ScheduledFloat = 0.1,
 ) -> Tensor:
     """Drop completions with a mean |π_prox/π_behav − 1|/2 above `limit`: an estimate of the total variation."""
     gap_T = _compute_log_ratio(lp_prox_T, lp_behav_T, external_T, broken_T)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from schemas.number_schedules import Number
+from schemas.number_schedules import ScheduledFloat
 
 LIMIT = 20.0
 Estimator = Literal["k1", "k2", "k3"]
@@ -39,7 +39,7 @@ def kl_convex(
     lp_base_T: Tensor,
     lp_previous_T: Tensor,
     *,
-    lam: Number = 0.25,
+    lam: ScheduledFloat = 0.25,
     estimator: Estimator = "k3",
 ) -> Tensor:
     """KL penalty to two references: λ·KL(policy ‖ base) + (1 − λ)·KL(policy ‖ previous) (ReMix, Liang et al. 2025).
@@ -65,7 +65,7 @@ def entropy(entropy_T: Tensor) -> Tensor:
     return -entropy_T
 
 
-def entropy_band(entropy_T: Tensor, *, low: Number, high: Number) -> Tensor:
+def entropy_band(entropy_T: Tensor, *, low: ScheduledFloat, high: ScheduledFloat) -> Tensor:
     """Penalty in nats for an entropy below `low` or above `high`; 0 inside the band."""
     return (low - entropy_T).clamp(min=0) + (entropy_T - high).clamp(min=0)
 

@@ -16,7 +16,7 @@ from learning.algorithm.token_masks.masks import Source
 from learning.algorithm.token_masks.masks import sources as _sources
 from learning.batch.columns import locate_in_path
 from schemas.errors import StepError
-from schemas.number_schedules import Number
+from schemas.number_schedules import ScheduledFloat
 
 
 def overlong(
@@ -25,7 +25,7 @@ def overlong(
     *,
     max_length: Annotated[int, Field(ge=1)],
     cache: Annotated[int, Field(ge=1)],
-    weight: Number = 1.0,
+    weight: ScheduledFloat = 1.0,
 ) -> Tensor:
     """Soft penalty for long completions: 0 up to max_length − cache, −weight at max_length (DAPO, eq. 13).
 
@@ -37,13 +37,13 @@ def overlong(
     return reward_P - weight * over_P.clamp(0, 1)
 
 
-def truncated(reward_P: Tensor, truncated_P: Tensor, *, reward: Number = 0.0) -> Tensor:
+def truncated(reward_P: Tensor, truncated_P: Tensor, *, reward: ScheduledFloat = 0.0) -> Tensor:
     """Give completions that hit the length limit a fixed reward, whatever their scores."""
     return torch.where(truncated_P, torch.full_like(reward_P, float(reward)), reward_P)
 
 
 def kl_in_reward(
-    reward_P: Tensor, lp_behav_T: Tensor, lp_ref_T: Tensor, path_T: Tensor, *, beta: Number = 0.05
+    reward_P: Tensor, lp_behav_T: Tensor, lp_ref_T: Tensor, path_T: Tensor, *, beta: ScheduledFloat = 0.05
 ) -> Tensor:
     """KL penalty in the reward: r − β·Σ (log p − log p_ref) over sampled tokens (RLOO, Ahmadian et al. 2024)."""
     gap_T = (lp_behav_T - lp_ref_T).to(reward_P.dtype)
@@ -57,7 +57,7 @@ def bonus(
     of: str,
     where: str | None = None,
     at_least: float = 1.0,
-    weight: Number = 1.0,
+    weight: ScheduledFloat = 1.0,
 ) -> Tensor:
     """Add weight · the raw score `of`, only where the score `where` is at least `at_least` (null: everywhere).
 
@@ -78,7 +78,7 @@ def source_bonus(
     of: Annotated[list[Source], Field(min_length=1)],
     where: str | None = None,
     at_least: float = 1.0,
-    weight: Number = 1.0,
+    weight: ScheduledFloat = 1.0,
 ) -> Tensor:
     """Add `weight` to right completions of the named sources (ICPO 2025).
 
@@ -97,7 +97,7 @@ def from_tokens(
     *,
     of: str,
     stat: Literal["min", "mean", "last", "sum"] = "min",
-    weight: Number = 1.0,
+    weight: ScheduledFloat = 1.0,
 ) -> Tensor:
     """Add weight · a statistic of the auxiliary model `of` over the completion's sampled tokens (0 without tokens)."""
     value_T = _get_auxiliary(auxiliary_T, of, "reward_shaping from_tokens").to(reward_P.dtype)
@@ -136,7 +136,7 @@ def shorter(
     *,
     reward: str | None = None,
     at_least: float = 1.0,
-    weight: Number = 1.0,
+    weight: ScheduledFloat = 1.0,
 ) -> Tensor:
     """Length reward: the shortest of a group gains weight/2, the longest loses as much (Kimi k1.5 2025, section 2.3.3).
 
@@ -154,7 +154,12 @@ def shorter(
 
 
 def efficient(
-    reward_P: Tensor, scores_P: Mapping[str, Tensor], length_P: Tensor, *, alpha: Number, reward: str | None = None
+    reward_P: Tensor,
+    scores_P: Mapping[str, Tensor],
+    length_P: Tensor,
+    *,
+    alpha: ScheduledFloat,
+    reward: str | None = None,
 ) -> Tensor:
     """Right completions lose α·σ((length − mean)/std) over the right ones of the iteration (Arora & Zanette 2025)."""
     right_P = _get_score(scores_P, reward or next(iter(scores_P)), "efficient") >= 1
@@ -172,7 +177,7 @@ def entropy_share(
     path_T: Tensor,
     group_P: Tensor,
     *,
-    share: Number = 0.1,
+    share: ScheduledFloat = 0.1,
     above: float = 0.0,
 ) -> Tensor:
     """Right completions gain share · d · H̄/Σ H̄ over the d right ones of their group (GRPO-S, Tan & Pan 2025).

@@ -1,7 +1,7 @@
-"""What functions of the loss ask for by name, looked up when it is asked for.
+"""A view of a batch's columns by the names under which functions of the loss ask for them.
 
 `<name>_T` is a token column of the batch at its sampled tokens, or a path column spread over them; `<name>_P` is a path
-column. Columns of auxiliaries are asked for by their names, or all together as the mapping `auxiliary_T`.
+column. ColumnView of auxiliary models are asked for by their names, or all together as the mapping `auxiliary_T`.
 Shapes: T sampled tokens, P paths.
 """
 
@@ -14,18 +14,19 @@ from learning.batch.batch import Batch
 from learning.batch.columns import locate_in_path
 
 AUXILIARY = "aux:"
-"""What the names of auxiliaries' columns begin with in a batch."""
+"""Prefix of the columns of auxiliary models in a batch."""
 
 
-class Columns(Mapping[str, Any]):
+class ColumnView(Mapping[str, Any]):
     """The columns of a batch, and `more`; numbers come in the precision and on the device of `like`."""
 
-    def __init__(self, batch: Batch, like: Tensor | None = None, **more: Any) -> None:
-        self.batch, self.like, self.known = batch, like, {"batch": batch, **more}
+    def __init__(self, batch: Batch, like: Tensor | None = None, /, **more: Any) -> None:
+        self.batch, self.like = batch, like
+        self.known: dict[str, Any] = {"batch": batch, **more}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.known:
-            self.known[name] = self._moved(self._made(name))
+            self.known[name] = self._convert(self._look_up(name))
         return self.known[name]
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -49,10 +50,10 @@ class Columns(Mapping[str, Any]):
         return len(list(iter(self)))
 
     def detach(self) -> None:
-        """Let go of the graph that the columns hang in."""
+        """Detach the columns from the graph that computed them."""
         self.known = {k: v.detach() if isinstance(v, Tensor) else v for k, v in self.known.items()}
 
-    def _made(self, name: str) -> Any:
+    def _look_up(self, name: str) -> Any:
         base, _, unit = name.rpartition("_")
         batch = self.batch
         if name == "scores_P":
@@ -73,16 +74,16 @@ class Columns(Mapping[str, Any]):
         if unit == "P" and base in batch.paths:
             return batch.paths[base]
         if unit in ("T", "P") and not base.startswith(AUXILIARY):
-            return self._made(f"{AUXILIARY}{name}")
+            return self._look_up(f"{AUXILIARY}{name}")
         raise KeyError(name)
 
-    def _moved(self, value: Any) -> Any:
+    def _convert(self, value: Any) -> Any:
         if self.like is None or not isinstance(value, Tensor):
             return value
         return value.to(self.like.device, self.like.dtype if value.is_floating_point() else value.dtype)
 
 
 def _auxiliaries(batch: Batch) -> list[str]:
-    """Names of auxiliaries' columns, without those of single heads."""
+    """Return the names of the columns of auxiliary models, without those of single heads."""
     named = (n.removeprefix(AUXILIARY) for n in (*batch.tokens, *batch.paths) if n.startswith(AUXILIARY))
     return [name for name in named if "." not in name]

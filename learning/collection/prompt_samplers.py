@@ -18,7 +18,7 @@ from learning.data.rows import Row, read_rows
 from learning.samples.history import History
 from learning.samples.sample import SampleRequest
 from schemas.errors import StepError
-from schemas.number_schedules import Number
+from schemas.number_schedules import ScheduledFloat
 from schemas.references import ChatRef
 
 AtLeast1 = Annotated[int, Field(ge=1)]
@@ -127,7 +127,7 @@ def hard_focus(
     history: History,
     state: dict[str, Any],
     *,
-    share: Number,
+    share: ScheduledFloat,
 ) -> list[SampleRequest]:
     """Sample only the hardest problems, in shuffled epochs over a shrinking set (DRIVE 2025, Pre-GRPO).
 

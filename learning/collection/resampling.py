@@ -24,7 +24,7 @@ from learning.samples.sample import Messages, Sample, SampleRequest
 from learning.samples.sample import by_group as _by_group
 from learning.sampling.sampler import Sampler
 from schemas.errors import StepError
-from schemas.number_schedules import Number
+from schemas.number_schedules import ScheduledFloat
 from schemas.references import ChatRef
 
 Asked = tuple[list[Sample], list[SampleRequest]]
@@ -75,7 +75,7 @@ def allocate(
     *,
     extra: AtLeast1,
     rounds: AtLeast1 = 1,
-    bonus: Number = 0.0,
+    bonus: ScheduledFloat = 0.0,
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95,
     reward: str | None = None,
 ) -> Asked:

@@ -6,7 +6,7 @@ from typing import Any
 
 from learning.data.row_journal import RowJournal
 from learning.data.rows import Row
-from learning.evaluation.sampled_answers import Sample, sample_rows
+from learning.evaluation.sampled_answers import AnswerSample, sample_rows
 from learning.lookup import Bound
 from learning.samples.engine_protocol import EngineProtocol, Sampling
 from schemas.errors import StepError
@@ -39,11 +39,11 @@ class Asking:
         self.spend(tokens)
 
 
-def run_solver(solver: Bound, asking: Asking, rows: list[Row], n: int) -> list[list[Sample]]:
+def run_solver(solver: Bound, asking: Asking, rows: list[Row], n: int) -> list[list[AnswerSample]]:
     """Return `n` answers of a solver to every row; raises StepError if it returns another number of texts."""
     repeated = [row | {"id": f"{row['id']}#{i}"} for row in rows for i in range(n)]
     texts = solver(repeated, asking)
     if len(texts) != len(repeated):
         raise StepError(f"solver {solver.name}: {len(texts)} texts for {len(repeated)} problems; return one for each")
-    samples = [Sample(text, "stop") for text in texts]
+    samples = [AnswerSample(text, "stop") for text in texts]
     return [samples[start : start + n] for start in range(0, len(samples), n)]

@@ -20,7 +20,7 @@ from schemas.number_schedules import Number, value_at
 
 
 @dataclass(frozen=True)
-class Sample:
+class AnswerSample:
     """One completion; `finish` is `length` where the limit cut it."""
 
     text: str
@@ -42,7 +42,7 @@ def sample_rows(
     sampling: Sampling,
     on_progress: Callable[[int, int], None],
     journal: RowJournal | None = None,
-) -> list[list[Sample]]:
+) -> list[list[AnswerSample]]:
     """Return `n` completions of every row; those of a row depend on the seed and the row's id, not on its neighbours.
 
     `on_progress` receives the number of finished rows, and of tokens sampled since its last call. What `journal`
@@ -64,7 +64,7 @@ def sample_rows(
 
 def _sampled(
     engine: EngineProtocol, tokenizer: Any, rows: dict[str, Row], *, n: int, seed: int, sampling: Sampling
-) -> Iterator[tuple[dict[str, list[Sample]], int]]:
+) -> Iterator[tuple[dict[str, list[AnswerSample]], int]]:
     """Yield rows by name whose completions have all ended, with the tokens that were sampled for them."""
     names = list(rows)
     asked = (
@@ -81,21 +81,23 @@ def _sampled(
             yield done, sum(one.sampled for of in whole.values() for one in of.values())
 
 
-def _sample(tokenizer: Any, one: Generation) -> Sample:
+def _sample(tokenizer: Any, one: Generation) -> AnswerSample:
     text = decode(tokenizer, one.token_ids[last_turn(0, one.turns) :])
     if not one.turns:
-        return Sample(text, one.finish)
+        return AnswerSample(text, one.finish)
     whole = transcript(partial(decode, tokenizer), one.token_ids, one.turns)
-    return Sample(text, one.finish, tuple(one.turns), whole)
+    return AnswerSample(text, one.finish, tuple(one.turns), whole)
 
 
-def _written(one: Sample) -> list[Any]:
+def _written(one: AnswerSample) -> list[Any]:
     return [one.text, one.finish, *([[asdict(turn) for turn in one.turns], one.whole] if one.turns else [])]
 
 
-def _read(value: list[list[Any]]) -> list[Sample]:
+def _read(value: list[list[Any]]) -> list[AnswerSample]:
     return [
-        Sample(text, finish, tuple(Turn(**turn) for turn in more[0]), more[1]) if more else Sample(text, finish)
+        AnswerSample(text, finish, tuple(Turn(**turn) for turn in more[0]), more[1])
+        if more
+        else AnswerSample(text, finish)
         for text, finish, *more in value
     ]
 
@@ -111,7 +113,7 @@ def make_row_seed(seed: int, row: Row) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}\n{row['id']}".encode()).digest()[:8], "big") >> 1
 
 
-def select_best(groups: Sequence[Sequence[Sample]], scores: Sequence[float | None]) -> list[list[Sample]]:
+def select_best(groups: Sequence[Sequence[AnswerSample]], scores: Sequence[float | None]) -> list[list[AnswerSample]]:
     """Return the sample of each group with the highest score, the first among equals; unscored ones come last."""
     left = iter(scores)
     of_groups = [[-math.inf if (s := next(left)) is None else s for _ in group] for group in groups]
@@ -124,7 +126,7 @@ def compute_weighted_scores(
     rows: list[Row],
     texts: list[str],
     desk: SpendingAccount | None = None,
-    samples: Sequence[Sample] = (),
+    samples: Sequence[AnswerSample] = (),
     shown: set[str] | None = None,
 ) -> list[float | None]:
     """Return weighted sum of the rewards of each completion, None where one of them could not score it.

@@ -13,13 +13,13 @@ from typing import Annotated
 from pydantic import Field
 
 from learning.data.rows import Row
-from learning.evaluation.sampled_answers import Sample
+from learning.evaluation.sampled_answers import AnswerSample
 
-SampleRequest = Callable[[Sequence[Row]], list[list[Sample]]]
+Ask = Callable[[Sequence[Row]], list[list[AnswerSample]]]
 Score = Callable[[list[Row], list[str]], list[float | None]]
 
 
-def samples(problems: list[Row], request: SampleRequest, score: Score) -> list[Row]:
+def samples(problems: list[Row], ask: Ask, score: Score) -> list[Row]:
     """Every sample of a problem for itself."""
     groups = ask(problems)
     rows = [row for row, group in zip(problems, groups, strict=True) for _ in group]
@@ -28,7 +28,7 @@ def samples(problems: list[Row], request: SampleRequest, score: Score) -> list[R
 
 def mcts(
     problems: list[Row],
-    request: SampleRequest,
+    ask: Ask,
     score: Score,
     *,
     steps: Annotated[int, Field(ge=1)],
@@ -124,7 +124,7 @@ class Node:
         return Node(row, self, made, self.depth + 1, self.separator, closed=not made["whole"])
 
 
-def _tried(rows: list[Row], found: list[Sample], score: Score) -> list[Row]:
+def _tried(rows: list[Row], found: list[AnswerSample], score: Score) -> list[Row]:
     scores = score(rows, [sample.text for sample in found])
     return [
         row | {"text": s.text, "whole": s.finish == "stop", "score": value}

@@ -7,13 +7,12 @@ import math
 from typing import cast
 
 from learning.data.rows import Row
-from learning.lookup import Inner
+from learning.lookup import Inner, RewardFunction
 from learning.rewards.answers import exact
 from schemas.errors import StepError
-from schemas.use import RewardUse
 
 
-def better(row: Row, first: str, second: str, *, of: RewardUse, scale: float | None = None) -> float:
+def better(row: Row, first: str, second: str, *, of: RewardFunction, scale: float | None = None) -> float:
     """The one with the higher reward; with `scale` by Bradley-Terry, σ((a − b)/scale). What has no reward draws."""
     judge = cast(Inner, of)  # what an option names arrives bound
     a, b = judge(rows=[row, row], completions=[first, second], groups=[0, 0], sources=["policy", "policy"])

@@ -6,7 +6,7 @@ shapes are as in `learning.preference.pair_losses`.
 
 from torch import Tensor
 
-from schemas.number_schedules import ScheduledNumber
+from schemas.number_schedules import ScheduledFloat
 
 
 def sppo(
@@ -17,7 +17,7 @@ def sppo(
     chosen_score_P: Tensor,
     rejected_score_P: Tensor,
     *,
-    eta: ScheduledNumber = 1000.0,
+    eta: ScheduledFloat = 1000.0,
 ) -> Tensor:
     """(log π/π_t − η·(P − ½))² of each completion, both added (Wu et al. 2024, SPPO, eq. 4.7).
 
@@ -28,7 +28,7 @@ def sppo(
 
 
 def sppo_hard(
-    chosen_P: Tensor, rejected_P: Tensor, chosen_prev_P: Tensor, rejected_prev_P: Tensor, *, eta: ScheduledNumber = 10.0
+    chosen_P: Tensor, rejected_P: Tensor, chosen_prev_P: Tensor, rejected_prev_P: Tensor, *, eta: ScheduledFloat = 10.0
 ) -> Tensor:
     """SPPO with win rates 1 and 0, where none were estimated; TRL's `sppo_hard` has β = 1/η."""
     return (chosen_P - chosen_prev_P - eta / 2).square() + (rejected_P - rejected_prev_P + eta / 2).square()
@@ -42,8 +42,8 @@ def inpo(
     chosen_prev_P: Tensor,
     rejected_prev_P: Tensor,
     *,
-    eta: ScheduledNumber,
-    tau: ScheduledNumber,
+    eta: ScheduledFloat,
+    tau: ScheduledFloat,
 ) -> Tensor:
     """(D − τ/η·D_ref − (η − τ)/η·D_prev − 1/(2η))² with D = log-prob of the chosen − that of the rejected.
 
@@ -64,8 +64,8 @@ def nash_md(
     chosen_score_P: Tensor,
     rejected_score_P: Tensor,
     *,
-    eta: ScheduledNumber,
-    tau: ScheduledNumber,
+    eta: ScheduledFloat,
+    tau: ScheduledFloat,
 ) -> Tensor:
     """(D − D_mix − (P_chosen − P_rejected)/η)²: a step of Nash-MD, fitted on pairs.
 
@@ -83,7 +83,7 @@ def rebel(
     rejected_prev_P: Tensor,
     margin_P: Tensor,
     *,
-    eta: ScheduledNumber = 1.0,
+    eta: ScheduledFloat = 1.0,
 ) -> Tensor:
     """((change of D since π_t)/η − margin)²: regression on differences of reward (Gao et al. 2024, REBEL)."""
     change_P = (chosen_P - chosen_prev_P) - (rejected_P - rejected_prev_P)

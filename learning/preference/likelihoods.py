@@ -6,7 +6,7 @@ What they ask for and the shapes are as in `learning.preference.pair_losses`.
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from schemas.number_schedules import ScheduledNumber
+from schemas.number_schedules import ScheduledFloat
 
 CERTAIN = -1e-7
 """Log-probability per token above which odds are taken to be those of this one: they are infinite at 0."""
@@ -26,8 +26,8 @@ def simpo(
     chosen_tokens_P: Tensor,
     rejected_tokens_P: Tensor,
     *,
-    beta: ScheduledNumber = 2.0,
-    gamma: ScheduledNumber = 1.0,
+    beta: ScheduledFloat = 2.0,
+    gamma: ScheduledFloat = 1.0,
 ) -> Tensor:
     """−log σ(β·(difference of mean log-probs) − γ) (Meng et al. 2024, SimPO, eq. 6)."""
     return -logsigmoid(beta * (chosen_P / chosen_tokens_P - rejected_P / rejected_tokens_P) - gamma)
@@ -38,8 +38,8 @@ def cpo(
     rejected_P: Tensor,
     chosen_tokens_P: Tensor,
     *,
-    beta: ScheduledNumber = 0.1,
-    alpha: ScheduledNumber = 1.0,
+    beta: ScheduledFloat = 0.1,
+    alpha: ScheduledFloat = 1.0,
 ) -> Tensor:
     """DPO with a uniform reference, and α times the mean cross-entropy of the chosen (Xu et al. 2024, CPO)."""
     return -logsigmoid(beta * (chosen_P - rejected_P)) - alpha * chosen_P / chosen_tokens_P
@@ -51,7 +51,7 @@ def orpo(
     chosen_tokens_P: Tensor,
     rejected_tokens_P: Tensor,
     *,
-    beta: ScheduledNumber = 0.1,
+    beta: ScheduledFloat = 0.1,
 ) -> Tensor:
     """Mean cross-entropy of the chosen, and β times −log σ of the log odds ratio (Hong et al. 2024, ORPO, eq. 6, 7).
 

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from schemas.number_schedules import ScheduledNumber
+from schemas.number_schedules import ScheduledFloat
 
 Flipped = Annotated[float, Field(ge=0, lt=0.5)]
 """Share of the pairs whose label is taken to be wrong."""
@@ -31,7 +31,7 @@ def dpo(
     chosen_ref_P: Tensor,
     rejected_ref_P: Tensor,
     *,
-    beta: ScheduledNumber = 0.1,
+    beta: ScheduledFloat = 0.1,
     label_smoothing: Flipped = 0.0,
     divergence: Divergence = "reverse_kl",
     alpha: float = 0.5,
@@ -54,7 +54,7 @@ def dpo_norm(
     chosen_tokens_P: Tensor,
     rejected_tokens_P: Tensor,
     *,
-    beta: ScheduledNumber = 5.0,
+    beta: ScheduledFloat = 5.0,
     label_smoothing: Flipped = 0.0,
 ) -> Tensor:
     """DPO on log-ratios per token, which length cannot buy (Lambert et al. 2024, Tülu 3); TRL's `sigmoid_norm`."""
@@ -68,8 +68,8 @@ def dpop(
     chosen_ref_P: Tensor,
     rejected_ref_P: Tensor,
     *,
-    beta: ScheduledNumber = 0.3,
-    penalty: ScheduledNumber = 50.0,
+    beta: ScheduledFloat = 0.3,
+    penalty: ScheduledFloat = 50.0,
 ) -> Tensor:
     """DPO that does not let the chosen fall below the reference (DPO-Positive, Pal et al. 2024)."""
     fallen = (chosen_ref_P - chosen_P).clamp(min=0)
@@ -83,8 +83,8 @@ def odpo(
     rejected_ref_P: Tensor,
     margin_P: Tensor,
     *,
-    beta: ScheduledNumber = 0.1,
-    alpha: ScheduledNumber = 1.0,
+    beta: ScheduledFloat = 0.1,
+    alpha: ScheduledFloat = 1.0,
     scaling: Literal["identity", "log"] = "log",
 ) -> Tensor:
     """DPO with an offset that grows with the pair's margin (ODPO, Amini et al. 2024)."""
@@ -98,7 +98,7 @@ def robust(
     chosen_ref_P: Tensor,
     rejected_ref_P: Tensor,
     *,
-    beta: ScheduledNumber = 0.1,
+    beta: ScheduledFloat = 0.1,
     label_smoothing: Flipped = 0.1,
 ) -> Tensor:
     """DPO, unbiased when a share `label_smoothing` of the labels is flipped (Chowdhury et al. 2024)."""
@@ -108,7 +108,7 @@ def robust(
 
 
 def hinge(
-    chosen_P: Tensor, rejected_P: Tensor, chosen_ref_P: Tensor, rejected_ref_P: Tensor, *, beta: ScheduledNumber = 0.1
+    chosen_P: Tensor, rejected_P: Tensor, chosen_ref_P: Tensor, rejected_ref_P: Tensor, *, beta: ScheduledFloat = 0.1
 ) -> Tensor:
     """max(0, 1 − β·h): SLiC's loss on DPO's log-ratios (Zhao et al. 2023; Liu et al. 2023, RSO)."""
     return (1 - beta * _gap(chosen_P, rejected_P, chosen_ref_P, rejected_ref_P)).clamp(min=0)
@@ -122,7 +122,7 @@ def ipo(
     chosen_tokens_P: Tensor,
     rejected_tokens_P: Tensor,
     *,
-    beta: ScheduledNumber = 0.1,
+    beta: ScheduledFloat = 0.1,
     per_token: bool = True,
 ) -> Tensor:
     """(h − 1/(2β))², regression instead of separation (Azar et al. 2023, eq. 17, where β is called τ).
@@ -141,7 +141,7 @@ def exo(
     chosen_ref_P: Tensor,
     rejected_ref_P: Tensor,
     *,
-    beta: ScheduledNumber = 0.1,
+    beta: ScheduledFloat = 0.1,
     label_smoothing: Annotated[float, Field(gt=0, lt=0.5)] = 1e-3,
 ) -> Tensor:
     """KL(policy's preference ‖ smoothed label), the reverse of DPO's (Ji et al. 2024, eq. 16); TRL's `exo_pair`."""
@@ -151,7 +151,7 @@ def exo(
 
 
 def nca(
-    chosen_P: Tensor, rejected_P: Tensor, chosen_ref_P: Tensor, rejected_ref_P: Tensor, *, beta: ScheduledNumber = 0.1
+    chosen_P: Tensor, rejected_P: Tensor, chosen_ref_P: Tensor, rejected_ref_P: Tensor, *, beta: ScheduledFloat = 0.1
 ) -> Tensor:
     """Noise contrastive alignment of a pair: each side on its own scale (Chen et al. 2024, NCA); TRL's `nca_pair`."""
     chosen, rejected = beta * (chosen_P - chosen_ref_P), beta * (rejected_P - rejected_ref_P)
@@ -159,14 +159,14 @@ def nca(
 
 
 def apo_zero(
-    chosen_P: Tensor, rejected_P: Tensor, chosen_ref_P: Tensor, rejected_ref_P: Tensor, *, beta: ScheduledNumber = 0.1
+    chosen_P: Tensor, rejected_P: Tensor, chosen_ref_P: Tensor, rejected_ref_P: Tensor, *, beta: ScheduledFloat = 0.1
 ) -> Tensor:
     """Chosen up, rejected down: for completions better than the policy's (D'Oosterlinck et al. 2024, eq. 7)."""
     return 1 - (beta * (chosen_P - chosen_ref_P)).sigmoid() + (beta * (rejected_P - rejected_ref_P)).sigmoid()
 
 
 def apo_down(
-    chosen_P: Tensor, rejected_P: Tensor, chosen_ref_P: Tensor, rejected_ref_P: Tensor, *, beta: ScheduledNumber = 0.1
+    chosen_P: Tensor, rejected_P: Tensor, chosen_ref_P: Tensor, rejected_ref_P: Tensor, *, beta: ScheduledFloat = 0.1
 ) -> Tensor:
     """Both down, the rejected more: for completions worse than the policy's (D'Oosterlinck et al. 2024, eq. 8)."""
     h = beta * _gap(chosen_P, rejected_P, chosen_ref_P, rejected_ref_P)
@@ -179,7 +179,7 @@ def discopop(
     chosen_ref_P: Tensor,
     rejected_ref_P: Tensor,
     *,
-    beta: ScheduledNumber = 0.05,
+    beta: ScheduledFloat = 0.05,
     tau: Annotated[float, Field(gt=0)] = 0.05,
 ) -> Tensor:
     """A blend of the logistic and the exponential loss, found by search (Lu et al. 2024, DiscoPOP, eq. 5)."""
@@ -195,9 +195,9 @@ def kto(
     rejected_ref_P: Tensor,
     kl: Tensor,
     *,
-    beta: ScheduledNumber = 0.1,
-    desirable_weight: ScheduledNumber = 1.0,
-    undesirable_weight: ScheduledNumber = 1.0,
+    beta: ScheduledFloat = 0.1,
+    desirable_weight: ScheduledFloat = 1.0,
+    undesirable_weight: ScheduledFloat = 1.0,
 ) -> Tensor:
     """Utilities of single completions against a baseline, mean of both sides (Ethayarajh et al. 2024, KTO).
 
@@ -215,7 +215,7 @@ def bco(
     rejected_ref_B: Tensor,
     state: dict[str, Any],
     *,
-    beta: ScheduledNumber = 0.1,
+    beta: ScheduledFloat = 0.1,
 ) -> Tensor:
     """Binary classifier of good and bad, rewards shifted by their mean so far (Jung et al. 2024, BCO)."""
     chosen, rejected = beta * (chosen_B - chosen_ref_B), beta * (rejected_B - rejected_ref_B)
@@ -232,7 +232,7 @@ def aot(
     chosen_ref_B: Tensor,
     rejected_ref_B: Tensor,
     *,
-    beta: ScheduledNumber = 0.1,
+    beta: ScheduledFloat = 0.1,
     label_smoothing: Flipped = 0.0,
 ) -> Tensor:
     """The policy's gaps dominate the reference's quantile by quantile (Melnyk et al. 2024, AOT, paired)."""
@@ -246,7 +246,7 @@ def aot_unpaired(
     chosen_ref_B: Tensor,
     rejected_ref_B: Tensor,
     *,
-    beta: ScheduledNumber = 0.1,
+    beta: ScheduledFloat = 0.1,
     label_smoothing: Flipped = 0.0,
 ) -> Tensor:
     """Rewards of the chosen dominate those of the rejected quantile by quantile, whatever pair they are of (AOT)."""

@@ -9,14 +9,13 @@ import numpy as np
 from pydantic import Field
 
 from learning.data.rows import Row
-from learning.lookup import Inner
+from learning.lookup import Inner, RewardFunction
 from learning.problems.second_opinions import TEMPLATE, look_up_documents, show_answer
 from learning.rewards.composite import score_selected
 from learning.samples.engine_protocol import Sampling
 from learning.sampling.verdicts import guest, replies
 from schemas.errors import StepError
 from schemas.references import ChatRef, PolicyRef
-from schemas.use import RewardUse
 
 
 def pioneer(
@@ -24,7 +23,7 @@ def pioneer(
     completions: list[str],
     rng: np.random.Generator,
     *,
-    of: RewardUse,
+    of: RewardFunction,
     partner: PolicyRef,
     template: str = TEMPLATE,
     temperature: Annotated[float, Field(ge=0)] = 1.0,
@@ -47,7 +46,7 @@ def led(
     completions: list[str],
     rng: np.random.Generator,
     *,
-    of: RewardUse,
+    of: RewardFunction,
     partner: PolicyRef,
     calls: Annotated[int, Field(ge=1)] = 1,
     data: ChatRef | None = None,
@@ -74,7 +73,7 @@ def led(
     return [sum(scores) / len(scores) if scores else None for scores in scores_of]
 
 
-def observer(rows: list[Row], completions: list[str], *, of: RewardUse) -> list[float | None]:
+def observer(rows: list[Row], completions: list[str], *, of: RewardFunction) -> list[float | None]:
     """Task reward `of` of the completion plus that of the answer that its prompt shows (CORY, Ma et al. 2024).
 
     Raise StepError if the prompt shows no answer.
@@ -90,7 +89,7 @@ def observer(rows: list[Row], completions: list[str], *, of: RewardUse) -> list[
 def _score_texts(task: Inner, rows: list[Row], texts: list[str | None]) -> list[float | None]:
     """Return the task rewards of texts that are not samples of this stage; None without a text."""
     places = [i for i, text in enumerate(texts) if text is not None]
-    values = {k: task.have[k] for k in task.have if k not in ("samples", "sources", "groups")}
+    values = {k: task.supplies[k] for k in task.supplies if k not in ("samples", "sources", "groups")}
     reward = Inner(task.bound, task.step, values | {"rows": rows, "completions": texts})
     scores: list[float | None] = [None] * len(texts)
     for i, score in zip(places, score_selected(reward, places), strict=True):

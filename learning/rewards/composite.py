@@ -11,17 +11,16 @@ from typing import Annotated
 from pydantic import Field
 
 from learning.data.rows import Row
-from learning.lookup import Inner
+from learning.lookup import Inner, RewardFunction
 from learning.sampling.scoring import PER_COMPLETION
 from schemas.errors import StepError
-from schemas.use import RewardUse
 
 
 def score_selected(reward: Inner, places: Sequence[int]) -> list[float | None]:
     """Return weight times score of a reward for the completions at `places`; raise StepError if scores are missing."""
     if not places:
         return []
-    selected = {name: [reward.have[name][i] for i in places] for name in PER_COMPLETION if name in reward.have}
+    selected = {name: [reward.supplies[name][i] for i in places] for name in PER_COMPLETION if name in reward.supplies}
     scores = reward(**selected)
     if len(scores) != len(places):
         raise StepError(
@@ -31,7 +30,7 @@ def score_selected(reward: Inner, places: Sequence[int]) -> list[float | None]:
 
 
 def gated(
-    completions: list[str], *, of: RewardUse, by: RewardUse, at_least: float = 1.0, otherwise: float = 0.0
+    completions: list[str], *, of: RewardFunction, by: RewardFunction, at_least: float = 1.0, otherwise: float = 0.0
 ) -> list[float | None]:
     """The reward `of` where the reward `by` is at least `at_least`, else `otherwise`; `of` scores only the former."""
     conditions = score_selected(by, range(len(completions)))
@@ -45,7 +44,7 @@ def gated(
 def tiered(
     completions: list[str],
     *,
-    of: Annotated[list[RewardUse], Field(min_length=1)],
+    of: Annotated[list[RewardFunction], Field(min_length=1)],
     scores: Annotated[list[float], Field(min_length=2)],
     at_least: float = 1.0,
 ) -> list[float | None]:
@@ -67,7 +66,7 @@ def tiered(
     return results
 
 
-def first(completions: list[str], *, of: Annotated[list[RewardUse], Field(min_length=1)]) -> list[float | None]:
+def first(completions: list[str], *, of: Annotated[list[RewardFunction], Field(min_length=1)]) -> list[float | None]:
     """The first reward that can score the completion; later rewards score only the rest."""
     results: list[float | None] = [None] * len(completions)
     for reward in of:
@@ -77,7 +76,7 @@ def first(completions: list[str], *, of: Annotated[list[RewardUse], Field(min_le
     return results
 
 
-def weighted(completions: list[str], *, of: Annotated[list[RewardUse], Field(min_length=1)]) -> list[float | None]:
+def weighted(completions: list[str], *, of: Annotated[list[RewardFunction], Field(min_length=1)]) -> list[float | None]:
     """Weighted sum of rewards, for use inside another reward; one of weight 0 is not computed."""
     results: list[float | None] = [0.0] * len(completions)
     for reward in of:
@@ -91,8 +90,8 @@ def weighted(completions: list[str], *, of: Annotated[list[RewardUse], Field(min
 def routed(
     rows: list[Row],
     *,
-    families: Annotated[dict[str, RewardUse], Field(min_length=1)],
-    otherwise: RewardUse | None = None,
+    families: Annotated[dict[str, RewardFunction], Field(min_length=1)],
+    otherwise: RewardFunction | None = None,
 ) -> list[float | None]:
     """A different reward for each family of problems.
 

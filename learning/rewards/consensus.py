@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from learning.data.rows import Row
-from learning.lookup import Inner
+from learning.lookup import Inner, RewardFunction
 from learning.rewards.answers import extract_final_answer, normalise_answer
 from learning.rewards.composite import score_selected
 from learning.samples.engine_protocol import Sampling
@@ -20,7 +20,6 @@ from learning.sampling.sampler import Sampler
 from learning.sampling.verdicts import guest, replies
 from schemas.errors import StepError
 from schemas.references import PolicyRef
-from schemas.use import RewardUse
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -49,7 +48,7 @@ def weighted(
     completions: list[str],
     groups: list[int],
     *,
-    by: RewardUse,
+    by: RewardFunction,
     marker: str | None = None,
     ignore_case: bool = False,
     min_share: Share = 0.0,

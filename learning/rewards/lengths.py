@@ -9,12 +9,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from learning.lookup import Inner
+from learning.lookup import Inner, RewardFunction
 from learning.rewards.composite import score_selected
 from learning.samples.sample import Sample
 from schemas.errors import StepError
-from schemas.number_schedules import Number
-from schemas.use import RewardUse
+from schemas.number_schedules import ScheduledFloat
 
 Unit = Literal["tokens", "characters"]
 
@@ -51,14 +50,14 @@ def at_most(
 def cosine(
     samples: list[Sample],
     *,
-    of: RewardUse,
+    of: RewardFunction,
     longest: Annotated[int, Field(ge=1)],
     unit: Unit = "tokens",
-    right_short: Number = 2.0,
-    right_long: Number = 1.0,
-    wrong_short: Number = -10.0,
-    wrong_long: Number = 0.0,
-    exceeded: Number = -10.0,
+    right_short: ScheduledFloat = 2.0,
+    right_long: ScheduledFloat = 1.0,
+    wrong_short: ScheduledFloat = -10.0,
+    wrong_long: ScheduledFloat = 0.0,
+    exceeded: ScheduledFloat = -10.0,
     at_least: float = 1.0,
 ) -> list[float | None]:
     """Cosine length reward: half a cosine from length 0 to `longest` (Yeo et al. 2025, eq. 1).

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from learning.data.questions import make_question
 from learning.data.rows import Row
-from learning.lookup import Inner
+from learning.lookup import Inner, RewardFunction
 from learning.rewards.composite import score_selected
 from learning.rewards.judges import compute_expected
 from learning.samples.engine_protocol import Sampling
@@ -21,7 +21,7 @@ from learning.sampling.sampler import Sampler
 from learning.sampling.verdicts import guest, replies, word_logprobs
 from schemas.errors import StepError
 from schemas.references import PolicyRef
-from schemas.use import EngineUse, RewardUse
+from schemas.use import EngineUse
 
 TEMPLATE = "Problem: {prompt}\nAnswer 1: {first}\nAnswer 2: {second}\nThe better answer is number"
 
@@ -30,7 +30,7 @@ def win_rate(
     completions: list[str],
     groups: list[int],
     *,
-    of: RewardUse,
+    of: RewardFunction,
     scale: Annotated[float, Field(gt=0)] | None = None,
 ) -> list[float | None]:
     """Win rate against the rest of the group by another reward: the higher score wins, or by Bradley-Terry.

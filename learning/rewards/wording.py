@@ -6,5 +6,5 @@ from typing import Any
 def keywords(
     rows: list[dict[str, Any]], completions: list[str], *, words: list[str], per_character: float = 0.0
 ) -> list[float | None]:
-    """Number of `words` that occur in the completion, minus `per_character` times its length."""
+    """ScheduledFloat of `words` that occur in the completion, minus `per_character` times its length."""
     return [sum(word in text for word in words) - per_character * len(text) for text in completions]

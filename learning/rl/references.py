@@ -1,10 +1,11 @@
-"""Policies whose log-probabilities the loss compares with: fixed ones, and ones that follow the trained policy.
+"""Reference policies, whose log-probabilities the loss asks for: fixed ones, and ones that follow the policy.
 
 Shapes: T sampled tokens.
 """
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,18 @@ from learning.batch.batch import Batch
 from learning.batch.split import split_micro_batches
 from learning.batch.token_statistics import compute_token_statistics
 from learning.models.checkpoint import load_weights
+from learning.models.forwards import apply_compute_options
 from learning.models.policy import Policy, load_policy
 from learning.models.sharded_model import Trained
 from learning.parallel.actors import Actors
 from learning.parallel.group import ALONE, Each, Group, gather_shards
 from learning.parallel.pool import Pool
 from schemas.stages.rl import ReferenceSpec, Rl
+from schemas.training import Training
 
 
 class References:
-    """Reference policies by name; only those are loaded that some part of the algorithm asks for."""
+    """Reference policies by name; a policy is loaded only if some part of the algorithm asks for it."""
 
     def __init__(
         self,
@@ -36,7 +39,7 @@ class References:
         actors: Actors | None = None,
         group: Group = ALONE,
     ) -> None:
-        """Those that stay as they are live in workers where the role `reference` has any; rank 0 asks them."""
+        """Load them; those that never change live in the workers of the role `reference` if there are any."""
         specs = {"ref": ReferenceSpec(model=stage.reference), **stage.references}
         self.specs = {name: spec for name, spec in specs.items() if algorithm.needs(f"lp_{name}_T")}
         self.models: dict[str, Any] = {}
@@ -50,55 +53,57 @@ class References:
             if name in self.placed:
                 continue
             if spec.model is None and spec.sync_steps is None and hasattr(policy.model, "disable_adapter"):
-                continue  # the policy itself without its adapters
+                continue  # this one is the policy without its adapters
             self.models[name] = deepcopy(policy.model) if spec.model is None else _load(inputs[_port(name)], policy)
             self.models[name].requires_grad_(False)
 
     def add_to(self, batch: Batch, trained: Trained, *, max_tokens: int, temperature: float) -> Batch:
         """Add the token columns `lp_<name>`, at the sampling temperature."""
-        how = {"max_tokens": max_tokens, "temperature": temperature}
+
+        def logprobs(model: Any, each: Each) -> Tensor:
+            return statistics_of(batch, model, ("lp",), max_tokens=max_tokens, temperature=temperature, each=each)["lp"]
+
+        columns = {}
         for name in self.specs:
             if name in self.placed:
-                found = statistics_of(batch, None, ("lp",), **how, each=self._asked(name, trained.group, temperature))
+                lp_T = logprobs(None, self._remote_pass(name, trained.group, temperature))
             elif name in self.models:
-                found = statistics_of(batch, self.models[name], ("lp",), **how, each=trained.group.each)
+                lp_T = logprobs(self.models[name], trained.group.each)
             else:
-                with trained.model.disable_adapter():
-                    found = statistics_of(batch, trained.model, ("lp",), **how, each=trained.each)
-            batch = batch.with_tokens(**{f"lp_{name}": found["lp"]})
-        return batch
+                adapted: Any = trained.model
+                with adapted.disable_adapter():
+                    lp_T = logprobs(adapted, trained.each)
+            columns[f"lp_{name}"] = lp_T
+        return batch.with_tokens(**columns)
 
     def _pool(self, actors: Actors, stage: Rl, policy: Policy, inputs: Mapping[str, Path]) -> Pool:
-        from learning.rl.placed_references import Kept, ReferenceWorker
-
         dtype = str(policy.model.dtype).removeprefix("torch.")
-        kept = {}
+        sources = {}
         for name in sorted(self.placed):
             own = self.specs[name].model is None
             folder = inputs["model"] if own else inputs[_port(name)]
-            kept[name] = Kept(folder, dtype, stage if own else None)
-        return Pool(actors, "reference", ReferenceWorker, kept)
+            sources[name] = ReferenceSource(folder, dtype, stage if own else None)
+        return Pool(actors, "reference", ReferenceWorker, sources)
 
-    def _asked(self, name: str, group: Group, temperature: float) -> Each:
-        """Forward passes of a reference in the workers, told to every rank."""
+    def _remote_pass(self, name: str, group: Group, temperature: float) -> Each:
+        """Return what shares forward passes of a reference among the workers, with the results on every rank."""
 
         def each(micros: Sequence[Batch], _: Any) -> list[Any]:
-            asked = [(name, micro, temperature) for micro in micros]
-            return group.broadcast(self.pool.map("logprobs", asked) if self.pool is not None else None)
+            calls = [(name, micro, temperature) for micro in micros]
+            return group.broadcast(self.pool.map("logprobs", calls) if self.pool is not None else None)
 
         return each
 
     @torch.no_grad()
     def refresh(self, policy: Policy, step: int) -> None:
-        """Bring those that are due after iteration `step` (0-based) nearer to the trained policy."""
+        """Move the references that are due after iteration `step` (0-based) towards the trained policy."""
         for name, spec in self.specs.items():
             if spec.sync_steps is not None and (step + 1) % spec.sync_steps == 0:
-                theirs = self.models[name].parameters()
-                for old, new in zip(theirs, policy.model.parameters(), strict=True):
+                for old, new in zip(self.models[name].parameters(), policy.model.parameters(), strict=True):
                     old.lerp_(gather_shards(new).to(old.dtype), spec.mixup_alpha)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weights of those that change, for a checkpoint."""
+        """Return the weights of references that change, for a checkpoint."""
         return {
             f"{name}/{key}": parameter
             for name, spec in self.specs.items()
@@ -107,8 +112,36 @@ class References:
         }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put back what `tensors` gave; raises StepError for those of another model."""
+        """Restore what `tensors` returned. Raise StepError for those of another model."""
         load_weights(self.tensors(), tensors)
+
+
+@dataclass(frozen=True)
+class ReferenceSource:
+    """Where the weights of a reference policy are, and how its blocks compute (None: plainly)."""
+
+    folder: Path
+    dtype: str
+    training: Training | None
+
+
+class ReferenceWorker:
+    """What runs in a reference worker: every reference policy of the stage that does not change."""
+
+    def __init__(self, sources: Mapping[str, ReferenceSource]) -> None:
+        torch.use_deterministic_algorithms(True)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.models = {}
+        for name, source in sources.items():
+            self.models[name] = load_policy(source.folder, device=device, dtype=source.dtype).model.requires_grad_(
+                False
+            )
+            if source.training is not None:
+                apply_compute_options(self.models[name], source.training)
+
+    def logprobs(self, name: str, micro: Batch, temperature: float) -> dict[str, Tensor]:
+        """Return `lp` (T,) of the sampled tokens of a micro-batch."""
+        return compute_token_statistics(self.models[name], micro, ("lp",), temperature=temperature)
 
 
 def _port(name: str) -> str:
@@ -131,18 +164,18 @@ def statistics_of(
     replay: bool = False,
     each: Each = ALONE.each,
 ) -> dict[str, Tensor]:
-    """Statistics (T,) in float64 of a batch's sampled tokens under a model, without a gradient.
+    """Return statistics (T,) in float64 of a batch's sampled tokens under a model, without a gradient.
 
-    With `replay` a mixture of experts uses the experts that the batch has on record, if it has. `each` is how the ranks
-    of a group share the forward passes.
+    With `replay` a mixture of experts uses the experts that the batch has recorded, if any. `each` shares the forward
+    passes among the ranks of a group.
     """
 
     def forward(micro: Batch) -> dict[str, Tensor]:
         return compute_token_statistics(model, micro, names, temperature=temperature, replay=replay)
 
-    found = {name: torch.zeros(len(batch.tokens["learn"]), dtype=torch.float64) for name in names}
+    statistics = {name: torch.zeros(len(batch.tokens["learn"]), dtype=torch.float64) for name in names}
     micros = split_micro_batches(batch.with_tokens(place_in_whole=batch.sampled_T), max_tokens)
     for micro, columns in zip(micros, each(micros, forward), strict=True):
         for name, column_T in columns.items():
-            found[name][micro.sampled("place_in_whole")] = column_T
-    return {name: column_M[batch.sampled_T] for name, column_M in found.items()}
+            statistics[name][micro.sampled("place_in_whole")] = column_T
+    return {name: column_M[batch.sampled_T] for name, column_M in statistics.items()}

@@ -1,12 +1,16 @@
-"""What an RL loop holds while it runs, and how it is put aside and taken up again, to the same bits."""
+"""The state of an RL stage while it trains, and its checkpoints: a resumed run is bit-identical."""
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypedDict
 
 import torch
+from torch import Tensor
 
 from learning.algorithm.composition import Algorithm
+from learning.api.spending import SpendingAccount
+from learning.batch.batch import Batch
 from learning.models.checkpoint import (
     add_prefix,
     get_optimizer_state,
@@ -22,140 +26,242 @@ from learning.models.policy import Policy
 from learning.models.sharded_model import Trained
 from learning.parallel.group import Group
 from learning.parallel.random_states import collect_random_states, restore_random_states
-from learning.rl.auxiliaries import Auxiliaries
-from learning.rl.collection import Collecting
-from learning.rl.curves import Curves
+from learning.rl.monitoring import Curves, Watchdogs
 from learning.rl.references import References
-from learning.rl.watchdogs import Watchdogs
+from learning.rl.sampling_slots import SamplingSlots
 from learning.samples.engine_protocol import EngineProtocol
 from learning.samples.history import History
+from learning.samples.sample import Messages, Row, States
+from learning.sampling.iteration_context import IterationContext
 from learning.sampling.trajectories import Parts, Trajectories
 from schemas.errors import StepError
+from schemas.stages.rl import Rl
 
-PLAIN = ("states", "samples", "parts", "rate", "stopped", "sampled")
+PLAIN = ("states", "examples", "parts", "rate", "stopped", "sampled")
+"""Fields that a checkpoint holds as JSON as they are."""
+Json = Any
+"""A plain value in a checkpoint's JSON."""
+
+
+class ReportExample(TypedDict):
+    """A completion that the report shows."""
+
+    prompt: Messages
+    completion: str
+    reward: float | None
+
+
+class AuxiliaryNetworks(Protocol):
+    """The critic and the auxiliary models of a stage, trained next to its policy."""
+
+    def add_values(self, batch: Batch) -> Batch:
+        """Add their columns."""
+        ...
+
+    def add_targets(
+        self, batch: Batch, step: int, controls: Mapping[str, float], states: States, rows: Sequence[Row]
+    ) -> Batch:
+        """Add what they are to predict, once the advantages are there."""
+        ...
+
+    def is_warming_up(self, step: int) -> bool:
+        """Return whether the policy is not trained yet at this step."""
+        ...
+
+    def update(self, mini: Batch, step: int, controls: Mapping[str, float] | None = None) -> None:
+        """Make one optimiser step of each."""
+        ...
+
+    def refresh(self, step: int) -> None:
+        """Move slow copies, after an iteration."""
+        ...
+
+    def metrics(self, batch: Batch) -> dict[str, float]:
+        """Return metrics since the last call."""
+        ...
+
+    def publish(self, policy: Policy, output: Callable[[str], Path]) -> None:
+        """Write those that the stage publishes."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return weights, moments and copies."""
+        ...
+
+    def state(self) -> dict[str, Json]:
+        """Return what belongs to a checkpoint besides tensors."""
+        ...
+
+    def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Json]) -> None:
+        """Restore what `tensors` and `state` returned."""
+        ...
+
+
+class Saved(Protocol):
+    """A part that returns and restores its own state."""
+
+    def to_json(self) -> Json:
+        """Return its state as plain values."""
+        ...
+
+    def load(self, values: Json, /) -> None:
+        """Restore what `to_json` returned."""
+        ...
 
 
 @dataclass
-class Loop:
-    """Everything stateful of a stage."""
+class TrainingState:
+    """Everything that an RL stage keeps from iteration to iteration."""
 
+    stage: Rl
+    seed: int
     policy: Policy
     trained: Trained
-    """The policy in the hands of the group that trains it."""
+    """The policy's model and the group of processes that trains it."""
     acting: Policy
-    """The policy that samples: the same, or a whole copy where each rank holds a part of what is trained."""
+    """The policy that samples: the same, or a full copy where each rank holds a shard of the trained one."""
     optimizer: torch.optim.Optimizer
     engine: EngineProtocol
     algorithm: Algorithm
-    collecting: Collecting
+    slots: SamplingSlots
     references: References
-    beside: Auxiliaries
-    rows: list[dict[str, Any]]
-    held_out_rows: list[dict[str, Any]]
+    auxiliary_models: AuxiliaryNetworks | None
+    rows: Sequence[Row]
+    held_out_rows: Sequence[Row]
     trajectories: Trajectories
     curves: Curves
     watchdogs: Watchdogs
     checkpoints: Path
+    desk: SpendingAccount | None = None
+    """The account under which rewards ask servers."""
+    spend: Callable[[int], None] = lambda tokens: None
+    """Counts sampled tokens against the budget."""
+    report_progress: Callable[..., None] = lambda step, total, **metrics: None
     history: History = field(default_factory=History)
-    states: dict[str, Any] = field(default_factory=dict)
-    """Memory of the slots' functions, by slot."""
-    samples: dict[str, Any] = field(default_factory=dict)
+    states: States = field(default_factory=dict)
+    """Memory of slot functions, by slot."""
+    examples: dict[str, list[ReportExample]] = field(default_factory=dict)
+    """Completions of the first and the last iteration, for the report."""
     parts: Parts = field(default_factory=list)
     sampled: int = 0
     """Tokens sampled so far."""
     rate: float = 1.0
-    """Factor that steps back have left on the learning rate."""
+    """Factor on the learning rate that rollbacks leave."""
     stopped: str | None = None
     """Why the stage ended early."""
 
     @property
     def group(self) -> Group:
-        """Who trains."""
+        """The processes that train."""
         return self.trained.group
 
     @property
-    def memories(self) -> dict[str, Any]:
-        """Parts that say themselves what a checkpoint must hold."""
-        parts = {"history": self.history, "curves": self.curves, "watchdogs": self.watchdogs}
-        return parts | ({"engine": self.engine} if hasattr(self.engine, "to_json") else {})
+    def saved_parts(self) -> dict[str, Saved]:
+        """Parts that return their own state for a checkpoint."""
+        parts: dict[str, Saved] = {"history": self.history, "curves": self.curves, "watchdogs": self.watchdogs}
+        engine: Any = self.engine
+        return parts | {"engine": engine} if hasattr(engine, "to_json") else parts
 
     def close(self) -> None:
-        """End what goes on beside the loop."""
-        if hasattr(self.engine, "close"):
-            self.engine.close()
+        """Stop threads and workers of the engine."""
+        close = getattr(self.engine, "close", None)
+        if close is not None:
+            close()
 
 
-def save(loop: Loop, step: int) -> None:
-    """Leave a checkpoint from which a killed step continues; it is also the one to step back to while all is well."""
-    loop.parts.append((step, loop.trajectories.put_aside(step) if loop.group.main else ""))
-    if loop.watchdogs.is_good:
-        save_good(loop, step)
-    rng_tensors, rng_rest = collect_random_states(loop.group)
-    plain = {name: getattr(loop, name) for name in PLAIN}
-    told = {name: part.to_json() for name, part in loop.memories.items()}
-    tensors, rest = _trained(loop)
-    tensors |= rng_tensors | add_prefix("references", loop.references.tensors())
-    rest |= {**rng_rest, "plain": plain, "memories": told}
-    save_checkpoint(loop.checkpoints, step, tensors, rest, loop.group)
+def iteration_context(training: TrainingState, step: int) -> IterationContext:
+    """Return what the functions of the slots may ask for in an iteration."""
+    stage = training.stage
+    return IterationContext(
+        step=step,
+        seed=training.seed,
+        rows=training.rows,
+        num_groups=stage.generation_batch_size // stage.num_generations,
+        n=stage.num_generations,
+        states=training.states,
+        metrics=training.curves.last,
+        max_steps=stage.max_steps,
+        desk=training.desk,
+    )
 
 
-def resume(loop: Loop) -> int:
-    """The iteration to start at: 0, or that of the latest checkpoint, with everything put back."""
-    like = shard_like_trained(get_trained_weights(loop.policy.model), loop.optimizer)
-    found = load_latest(
-        loop.checkpoints, like=like, group=loop.group,
-        refuse=lambda state: loop.trajectories.damaged(state["plain"]["parts"]),
-    )  # fmt: skip
-    if found is None:
-        save_good(loop, 0)
+def sync_weights(training: TrainingState, version: int) -> None:
+    """Give the engine the new weights; every rank takes part."""
+    if training.acting is not training.policy:
+        training.trained.copy_to(training.acting.model)
+    training.engine.sync(version)
+
+
+def save(training: TrainingState, step: int) -> None:
+    """Write a checkpoint from which a killed step continues; a good one also serves for rollbacks."""
+    training.parts.append((step, training.trajectories.write_part(step) if training.group.main else ""))
+    if training.watchdogs.is_good:
+        save_good(training, step)
+    rng_tensors, rng_state = collect_random_states(training.group)
+    plain = {name: getattr(training, name) for name in PLAIN}
+    memories = {name: part.to_json() for name, part in training.saved_parts.items()}
+    tensors, state = _trained_state(training)
+    tensors |= rng_tensors | add_prefix("references", training.references.tensors())
+    state |= {**rng_state, "plain": plain, "memories": memories}
+    save_checkpoint(training.checkpoints, step, tensors, state, training.group)
+
+
+def resume(training: TrainingState) -> int:
+    """Return the iteration to start at: 0, or that of the latest checkpoint, whose state is restored."""
+    latest = load_latest(
+        training.checkpoints,
+        like=shard_like_trained(get_trained_weights(training.policy.model), training.optimizer),
+        group=training.group,
+        refuse=lambda state: training.trajectories.damaged(state["plain"]["parts"]),
+    )
+    if latest is None:
+        save_good(training, 0)
         return 0
-    step, tensors, state = found
-    _put_back(loop, tensors, state)
-    loop.references.load(strip_prefix("references", tensors))
-    restore_random_states(tensors, state, loop.group)
+    step, tensors, state = latest
+    _restore_trained(training, tensors, state)
+    training.references.load(strip_prefix("references", tensors))
+    restore_random_states(tensors, state, training.group)
     for name in PLAIN:
-        setattr(loop, name, state["plain"][name])
-    for name, part in loop.memories.items():
+        setattr(training, name, state["plain"][name])
+    for name, part in training.saved_parts.items():
         part.load(state["memories"][name])
-    sync(loop, step)
+    sync_weights(training, step)
     return step
 
 
-def sync(loop: Loop, version: int) -> None:
-    """Tell who samples that the weights have changed; every rank takes part."""
-    if loop.acting is not loop.policy:
-        loop.trained.copy_to(loop.acting.model)
-    loop.engine.sync(version)
+def save_good(training: TrainingState, step: int) -> None:
+    """Keep the weights for rollbacks, where some watch may ask for one."""
+    if any(watch.action != "warn" for watch in training.watchdogs.watches):
+        tensors, state = _trained_state(training)
+        save_checkpoint(training.checkpoints / "good", step, tensors, state, training.group)
 
 
-def save_good(loop: Loop, step: int) -> None:
-    """Keep the weights as ones to step back to, where some watch may ask for that."""
-    if any(watch.action != "warn" for watch in loop.watchdogs.watches):
-        tensors, rest = _trained(loop)
-        save_checkpoint(loop.checkpoints / "good", step, tensors, rest, loop.group)
+def roll_back(training: TrainingState, step: int) -> int:
+    """Restore weights and moments of the last good checkpoint up to `step`; return its iteration.
 
-
-def step_back(loop: Loop, step: int) -> int:
-    """Put back the weights and moments of the last good checkpoint up to `step`; returns the iteration they are of.
-
-    A killed run may have left one that lies ahead of where it was taken up.
+    A killed run may have left a checkpoint that lies ahead of the iteration from which it was resumed.
     """
-    like = shard_like_trained(get_trained_weights(loop.policy.model), loop.optimizer)
-    found = load_latest(loop.checkpoints / "good", upto=step, like=like, group=loop.group)
-    if found is None:
+    like = shard_like_trained(get_trained_weights(training.policy.model), training.optimizer)
+    good = load_latest(training.checkpoints / "good", upto=step, like=like, group=training.group)
+    if good is None:
         raise StepError("watch: no good checkpoint to step back to is left; delete the checkpoints and run again")
-    _put_back(loop, found[1], found[2])
-    return found[0]
+    back, tensors, state = good
+    _restore_trained(training, tensors, state)
+    return back
 
 
-def _trained(loop: Loop) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Weights and moments of everything that is trained."""
-    moments, rest = get_optimizer_state(loop.optimizer)
-    tensors = add_prefix("model", get_trained_weights(loop.policy.model)) | add_prefix("optimizer", moments)
-    return tensors | add_prefix("beside", loop.beside.tensors()), {"optimizer": rest, "beside": loop.beside.state()}
+def _trained_state(training: TrainingState) -> tuple[dict[str, Tensor], dict[str, Json]]:
+    """Return weights and moments of everything that is trained."""
+    moments, optimizer = get_optimizer_state(training.optimizer)
+    tensors = add_prefix("model", get_trained_weights(training.policy.model)) | add_prefix("optimizer", moments)
+    if training.auxiliary_models is None:
+        return tensors, {"optimizer": optimizer}
+    tensors |= add_prefix("auxiliary_models", training.auxiliary_models.tensors())
+    return tensors, {"optimizer": optimizer, "auxiliary_models": training.auxiliary_models.state()}
 
 
-def _put_back(loop: Loop, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
-    load_weights(get_trained_weights(loop.policy.model), strip_prefix("model", tensors))
-    load_optimizer_state(loop.optimizer, strip_prefix("optimizer", tensors), state["optimizer"])
-    loop.beside.load(strip_prefix("beside", tensors), state["beside"])
+def _restore_trained(training: TrainingState, tensors: dict[str, Tensor], state: Mapping[str, Json]) -> None:
+    load_weights(get_trained_weights(training.policy.model), strip_prefix("model", tensors))
+    load_optimizer_state(training.optimizer, strip_prefix("optimizer", tensors), state["optimizer"])
+    if training.auxiliary_models is not None:
+        training.auxiliary_models.load(strip_prefix("auxiliary_models", tensors), state["auxiliary_models"])

@@ -1,4 +1,4 @@
-"""What every engine speaks: requests of token ids in, generations of token ids out.
+"""The protocol of engines: requests of token ids in, generations of token ids out.
 
 An engine is one file in this package with one class `Engine`, made as `Engine(policy, **options)`.
 Shapes: B sequences at once, V vocabulary.
@@ -28,15 +28,15 @@ class Turn:
     """What the action took, on the environment's clock."""
     ok: bool = True
     measured: bool = False
-    """Whether the seconds are those that passed in fact: no two runs agree on them."""
+    """Whether the seconds are real time, on which no two runs agree."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """`n` completions of one prompt; sample i uses the random stream of (seed, first + i), whatever runs beside it.
+    """`n` completions of one prompt; sample i uses the random stream of (seed, first + i), whatever else runs.
 
-    Token k of a completion takes draw k of its stream, so that one continued from the tokens `begun` becomes what it
-    would have been without a break.
+    Token k of a completion takes draw k of its stream, so that a completion continued from the tokens `begun` is the
+    same as one without a break.
     """
 
     prompt_ids: list[int]
@@ -67,7 +67,7 @@ class Sampling:
     entropy: bool = False
     """Whether generations carry entropies."""
     stop: tuple[tuple[int, ...], ...] = ()
-    """Sequences of token ids that end a completion, beside the tokenizer's end token; they stay a part of it."""
+    """Sequences of token ids that end a completion, besides the tokenizer's end token; they stay a part of it."""
     processor: Processor | None = None
     """Changes the distribution that is sampled from; what is reported is of the changed one."""
     target: int | None = None
@@ -92,9 +92,9 @@ class Generation:
     """Spans (version, tokens) of `token_ids`, in order: which weights sampled how many; empty: those of the call."""
     turns: list[Turn] = field(default_factory=list)
     """Turns that ended in this call, in order, with an environment; their observations are among `token_ids`, with
-    log-probability and entropy 0, and are nobody's samples. What follows the last is a turn that has not ended."""
+    log-probability and entropy 0, because the model did not sample them. After the last comes an open turn."""
     sample: int = 0
-    """Random stream within its request: `first` for the first of the `n`, and so on; told by a flight alone."""
+    """Random stream within its request: `first` for the first of the `n`, and so on; set by a flight only."""
 
     @property
     def sampled(self) -> int:
@@ -110,16 +110,16 @@ class EngineProtocol(Protocol):
         ...
 
     def sync(self, version: int) -> None:
-        """The policy's weights have changed: forget everything cached from the old ones."""
+        """Drop everything cached from the old weights: the policy's weights have changed."""
         ...
 
 
 @runtime_checkable
 class Flight(Protocol):
-    """Generation in progress, step by step: requests may be added, suspended and taken up again while others run.
+    """Generation in progress, step by step: requests may be added, suspended and continued while others run.
 
     Between steps weights may be replaced (`engine.sync(version)`): what runs goes on under the new ones from the exact
-    token, with its cache computed anew, and tells which version sampled which token (`Generation.versions`).
+    token with a recomputed cache, and `Generation.versions` names the version that sampled each token.
     """
 
     @property

@@ -1,9 +1,8 @@
-"""What a stage has seen of every problem so far; part of its checkpoints."""
+"""Scores of every problem over the iterations of a stage; part of its checkpoints."""
 
 from collections.abc import Iterable
-from typing import Any
 
-from learning.samples.sample import Sample, by_group
+from learning.samples.sample import JsonObject, Sample, by_group
 
 
 class History:
@@ -17,7 +16,7 @@ class History:
         self.turns: dict[str, int] = {}
 
     def add(self, samples: Iterable[Sample]) -> None:
-        """Add the policy's own samples of an iteration; those not ended, or that could not be scored, say nothing."""
+        """Add the policy's own samples of an iteration, except those that have not ended or could not be scored."""
         own = [t for t in samples if t.source == "policy" and t.finish != "suspended"]
         for group in by_group(own).values():
             key = group[0].row["id"]
@@ -27,11 +26,11 @@ class History:
             if solved := [t.num_turns for s, t in scored if s >= 1]:
                 self.turns[key] = max(self.turns.get(key, 0), *solved)
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+    def to_json(self) -> JsonObject:
+        """Return it as plain values."""
         return {"rates": self.rates, "turns": self.turns}
 
-    def load(self, values: dict[str, Any]) -> None:
-        """Put back what `to_json` gave."""
+    def load(self, values: JsonObject) -> None:
+        """Restore what `to_json` returned."""
         self.rates = {key: list(rates) for key, rates in values["rates"].items()}
         self.turns = dict(values["turns"])

@@ -11,14 +11,14 @@ def judged(samples: Iterable[Sample], reward: str | None = None) -> list[float]:
 
     Raises StepError for a reward that the stage does not have.
     """
-    found = []
+    scores = []
     for sample in samples:
         name = reward or next(iter(sample.scores), None)
         if name is not None and name not in sample.scores:
             raise StepError(f"no reward {name!r} in this stage; it has: {', '.join(sample.scores)}")
         if name is not None and (score := sample.scores[name]) is not None:
-            found.append(score)
-    return found
+            scores.append(score)
+    return scores
 
 
 def failed(samples: Iterable[Sample], reward: str | None = None, at_least: float = 1.0) -> bool:

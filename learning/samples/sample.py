@@ -1,8 +1,7 @@
-"""What an iteration samples: asks go in, samples come out.
+"""Requests for samples and the samples themselves: plain records, before any tensor exists.
 
-Plans, drives, follow-ups and sources work on lists of these; `learning.batch.batch_layout` lays out as a batch the
-samples that
-are trained on.
+Prompt samplers, rollouts, resampling and extra samples work on lists of these; `learning.batch.batch_layout` lays out
+the samples that are trained on as a batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,20 +10,35 @@ from typing import Any, Literal
 
 from learning.samples.engine_protocol import Turn
 
-Messages = list[dict[str, Any]]
+Row = dict[str, Any]
+"""A row of a prompts table, or one that a slot's function made up."""
+Messages = list[Row]
+States = dict[str, Row]
+"""Memory of slot functions, by the path of the slot; plain values, because checkpoints hold it as JSON."""
+JsonObject = dict[str, Any]
+"""The state of a part, as it stands in a checkpoint."""
 SOURCES = (
-    "policy", "greedy", "expert", "replay", "hinted", "in_context", "teacher", "hot", "cold", "auxiliary", "reset",
+    "policy",
+    "greedy",
+    "expert",
+    "replay",
+    "hinted",
+    "in_context",
+    "teacher",
+    "hot",
+    "cold",
+    "auxiliary",
+    "reset",
     "peer",
-)  # fmt: skip
+)
 """Where a sample comes from; its place here is the code in the column `source`."""
 
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """What a plan or a follow-up wants sampled: `n` completions of one problem."""
+    """`n` completions of one problem to be sampled."""
 
-    row: dict[str, Any]
-    """A prompts row; a problem made up on the way is a made-up row."""
+    row: Row
     n: int = 1
     source: str = "policy"
     temperature: float | None = None
@@ -41,9 +55,9 @@ class SampleRequest:
 
 @dataclass
 class Sample:
-    """One completion, with what is known of it."""
+    """One completion with its scores."""
 
-    row: dict[str, Any]
+    row: Row
     group: int
     source: str
     prompt_ids: list[int]
@@ -72,32 +86,31 @@ class Sample:
 
     @property
     def own(self) -> list[bool]:
-        """Of every token after those given, whether it was sampled (or is an expert's), not observed."""
+        """Whether each token after the given ones was sampled (or is an expert's), not observed."""
         size = len(self.completion_ids) - self.given
         if not any(turn.observed for turn in self.turns):
             return [True] * size
-        of = [part for turn in self.turns for part in ([True] * turn.sampled, [False] * turn.observed)]
-        found = [one for part in of for one in part]
-        return found + [True] * (size - len(found))
+        own = [flag for turn in self.turns for flag in [True] * turn.sampled + [False] * turn.observed]
+        return own + [True] * (size - len(own))
 
     @property
     def num_turns(self) -> int:
-        """Of the model, with one that has not ended; 1 where nothing answers."""
-        whole = sum(turn.sampled + turn.observed for turn in self.turns)
-        return len(self.turns) + (not self.turns or whole < len(self.completion_ids) - self.given)
+        """Number of the model's turns, counting one that has not ended; 1 where nothing answers."""
+        complete = sum(turn.sampled + turn.observed for turn in self.turns)
+        return len(self.turns) + (not self.turns or complete < len(self.completion_ids) - self.given)
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+    def to_json(self) -> JsonObject:
+        """Return it as plain values."""
         return asdict(self)
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Sample":
-        """What `to_json` gave, as a sample again."""
+    def from_json(cls, values: JsonObject) -> "Sample":
+        """Return the sample that `to_json` gave."""
         return cls(**{**values, "turns": [Turn(**turn) for turn in values.get("turns", ())]})
 
 
 def last_turn(given: int, turns: Sequence[Turn]) -> int:
-    """Where the last of the model's turns begins in a completion whose first turn follows `given` tokens, with them."""
+    """Return where the model's last turn begins in a completion that starts with `given` tokens."""
     places = [0]
     for turn in turns:
         if turn.observed:
@@ -106,7 +119,7 @@ def last_turn(given: int, turns: Sequence[Turn]) -> int:
 
 
 def by_group(samples: list[Sample]) -> dict[int, list[Sample]]:
-    """The samples of each group, groups in the order of their first sample."""
+    """Return the samples of each group, groups in the order of their first sample."""
     groups: dict[int, list[Sample]] = {}
     for sample in samples:
         groups.setdefault(sample.group, []).append(sample)
@@ -114,11 +127,11 @@ def by_group(samples: list[Sample]) -> dict[int, list[Sample]]:
 
 
 def transcript(decode: Callable[[list[int]], str], ids: list[int], turns: Sequence[Turn]) -> str:
-    """An episode to read: a line for every turn of the model, and after an arrow what the environment said to it."""
+    """Return an episode as text: a line for every turn of the model, and the environment's answer after an arrow."""
     lines, at = [], 0
     for turn in turns:
-        said = at + turn.sampled
-        lines.append(decode(ids[at:said]))
-        at = said + turn.observed
-        lines += [f"→ {decode(ids[said:at])}"] if turn.observed else []
+        end = at + turn.sampled
+        lines.append(decode(ids[at:end]))
+        at = end + turn.observed
+        lines += [f"→ {decode(ids[end:at])}"] if turn.observed else []
     return "\n".join([*lines, decode(ids[at:])] if at < len(ids) else lines)

@@ -1,47 +1,46 @@
-"""A group of completions between being asked for and being trained on."""
+"""A group of completions that was requested and is not trained on yet."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
-from learning.samples.sample import Sample
+from learning.samples.sample import JsonObject, Sample
 from learning.sampling.pending_samples import Pending
 
 
 @dataclass(eq=False)
-class Group:
-    """The completions of one problem, returned when all of them have ended and are scored."""
+class GroupInFlight:
+    """The completions of one problem; the trainer takes them once all have ended and are scored."""
 
-    plan: int
-    """Iteration whose plan asked for it."""
+    iteration: int
+    """Iteration that requested it."""
     place: int
-    """Among the groups of that plan."""
+    """Place among the groups of that iteration."""
     members: list[Pending]
     sent: bool = False
-    """Whether what has not ended is in flight."""
+    """Whether its open completions were sent to the engine."""
     samples: list[Sample] = field(default_factory=list)
-    """Of its completions, once all have ended."""
-    judged: int | None = None
-    """How many groups had been scored before it; None: it has not been."""
+    """Samples of its completions, once all have ended."""
+    scored: int | None = None
+    """How many groups were scored before it; None: it is not scored yet."""
 
     @property
     def ended(self) -> bool:
-        """Whether all completions have."""
+        """Whether all completions have ended."""
         return all(one.finish != "suspended" for one in self.members)
 
     @property
     def order(self) -> tuple[int, int]:
-        """That of being asked for."""
-        return self.plan, self.place
+        """Order in which groups were requested."""
+        return self.iteration, self.place
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain values; scores that are being waited for are asked for again."""
-        samples = [sample.to_json() for sample in self.samples] if self.judged is not None else []
-        place = {"plan": self.plan, "place": self.place, "judged": self.judged}
+    def to_json(self) -> JsonObject:
+        """Return it as plain values; a group whose scores are pending is scored again."""
+        samples = [sample.to_json() for sample in self.samples] if self.scored is not None else []
+        place = {"iteration": self.iteration, "place": self.place, "scored": self.scored}
         return {**place, "members": [one.to_json() for one in self.members], "samples": samples}
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Group":
-        """What `to_json` gave; nothing of it is in flight."""
+    def from_json(cls, values: JsonObject) -> "GroupInFlight":
+        """Return what `to_json` wrote; none of it is in flight."""
         members = [Pending.from_json(one) for one in values["members"]]
         samples = [Sample.from_json(one) for one in values["samples"]]
-        return cls(values["plan"], values["place"], members, samples=samples, judged=values["judged"])
+        return cls(values["iteration"], values["place"], members, samples=samples, scored=values["scored"])

@@ -1,27 +1,27 @@
-"""Completions that may not have ended, as drives keep them from one iteration to the next."""
+"""Completions that may not have ended, as rollouts keep them from one iteration to the next."""
 
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
-from typing import Any, Literal
+from typing import Literal
 
 from learning.samples.engine_protocol import Generation, Request, Turn
-from learning.samples.sample import Sample, SampleRequest
+from learning.samples.sample import JsonObject, Sample, SampleRequest
 from learning.sampling.sampler import Sampler
 
 
 @dataclass
 class Pending:
-    """One completion: where its numbers come from, what of it exists."""
+    """One completion: its request, its random stream, and the tokens that exist so far."""
 
     request: SampleRequest
     group: str
-    """Those that were begun together have the same."""
+    """Key of its group: completions of one group have the same."""
     prompt_ids: list[int]
     """Sampled under."""
     seed: int
     first: int
     given: list[int] = field(default_factory=list)
-    """Tokens that the completion was made to begin with; they count in its length."""
+    """Tokens that the completion was given to begin with; they count in its length."""
     ids: list[int] = field(default_factory=list)
     """Sampled tokens."""
     logprobs: list[float] = field(default_factory=list)
@@ -31,33 +31,42 @@ class Pending:
     calls: int = 0
     """Calls of the engine so far."""
     turns: list[Turn] = field(default_factory=list)
-    """Whole turns of an episode; the first holds what was given."""
+    """Complete turns of an episode; the first includes given tokens."""
 
     @property
     def sampled(self) -> int:
-        """Tokens that the model sampled."""
+        """Number of tokens that the model sampled."""
         return len(self.ids) - sum(turn.observed for turn in self.turns)
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+    def to_json(self) -> JsonObject:
+        """Return it as plain values."""
         values = asdict(self)
         return {**values, "request": {**values["request"], "begin": list(self.request.begin)}}
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Pending":
-        """What `to_json` gave."""
+    def from_json(cls, values: JsonObject) -> "Pending":
+        """Return what `to_json` wrote."""
         request = SampleRequest(**{**values["request"], "begin": tuple(values["request"]["begin"])})
         own = {key: list(value) if isinstance(value, list) else value for key, value in values.items()}
         return cls(**{**own, "request": request, "turns": [Turn(**turn) for turn in values.get("turns", ())]})
 
-    def request(self) -> Request:
-        """What the engine is told to go on."""
+    def engine_request(self) -> Request:
+        """Return the engine's request for the rest of it."""
         begun = (*self.given, *self.ids)
-        told = {"row": self.request.row, "turns": tuple(self.turns), "opening": len(self.request.begin)}
-        return Request(self.prompt_ids, 1, self.seed, self.first, begun, self.request.temperature, **told)
+        return Request(
+            self.prompt_ids,
+            1,
+            self.seed,
+            self.first,
+            begun,
+            self.request.temperature,
+            row=self.request.row,
+            turns=tuple(self.turns),
+            opening=len(self.request.begin),
+        )
 
     def extend(self, made: Generation, version: int) -> None:
-        """Add what was sampled, under `version` where the engine does not say which weights sampled what."""
+        """Add what was sampled; `version` is used where the engine does not say which weights sampled which token."""
         self.ids += made.token_ids
         self.logprobs += made.logprobs
         self.entropies += made.entropies
@@ -71,11 +80,11 @@ class Pending:
 def start(
     requests: list[SampleRequest], sampler: Sampler, *, running: int = 0, room: int | None = None
 ) -> list[Pending]:
-    """Completions of the asks, group by group, while fewer than `room` run (None: of all asks)."""
+    """Return completions of the requests, group by group, while fewer than `room` run (None: of all requests)."""
     together: dict[str, list[tuple[SampleRequest, Request]]] = {}
-    for place, (request, request) in enumerate(zip(requests, sampler.engine_requests(requests), strict=True)):
-        key = f"{sampler.step}:{place}" if request.group is None else f"{sampler.step}:given:{ask.group}"
-        together.setdefault(key, []).append((request, request))
+    for place, (request, engine_request) in enumerate(zip(requests, sampler.engine_requests(requests), strict=True)):
+        key = f"{sampler.step}:{place}" if request.group is None else f"{sampler.step}:given:{request.group}"
+        together.setdefault(key, []).append((request, engine_request))
     made: list[Pending] = []
     for key, members in together.items():
         if room is not None and running + len(made) >= room:
@@ -85,13 +94,13 @@ def start(
 
 
 def begin(one: Pending, ids: list[int], *, source: str) -> None:
-    """Make a completion that has no token yet begin with some."""
+    """Give a completion without tokens some to begin with."""
     one.given = list(ids)
     one.request = replace(one.request, source=source)
 
 
 def advance(pool: list[Pending], sampler: Sampler, **limits: int) -> list[Pending]:
-    """Go on with what has not ended, within `limits` (`target`, `window` of a Sampling); returns those."""
+    """Continue what has not ended, within `limits` (`target`, `window` of a Sampling), and return it."""
     running = [one for one in pool if one.finish == "suspended"]
     requests = [request for request, _ in together(running)]
     generations = chain(*sampler.engine.generate(requests, replace(sampler.sampling, **limits)))
@@ -102,22 +111,22 @@ def advance(pool: list[Pending], sampler: Sampler, **limits: int) -> list[Pendin
 
 
 def together(running: list[Pending]) -> list[tuple[Request, list[Pending]]]:
-    """What the engine is told to go on with some, and whose completions each request gives, in order.
+    """Return the engine's requests for the rest of some completions, each with the completions that it continues.
 
-    Siblings at their beginning are one request: their prompt is computed once.
+    Siblings without tokens are one request, so that their prompt is computed once.
     """
-    found: list[tuple[Request, list[Pending]]] = []
+    merged: list[tuple[Request, list[Pending]]] = []
     for one in running:
-        request, (last, members) = one.engine_request(), found[-1] if found else (None, [])
+        request, (last, members) = one.engine_request(), merged[-1] if merged else (None, [])
         if last is not None and not request.begun and replace(last, n=1, first=last.first + last.n) == request:
-            found[-1] = (replace(last, n=last.n + 1), [*members, one])
+            merged[-1] = (replace(last, n=last.n + 1), [*members, one])
         else:
-            found.append((request, [one]))
-    return found
+            merged.append((request, [one]))
+    return merged
 
 
 def ended_groups(pool: list[Pending], sampler: Sampler) -> tuple[list[Sample], list[Pending]]:
-    """Samples of the groups whose completions have all ended, in order, and what is left."""
+    """Return the samples of the groups whose completions have all ended, in order, and the open completions."""
     open_ = {one.group for one in pool if one.finish == "suspended"}
     ended = [one for one in pool if one.group not in open_]
     ids = group_ids(ended, sampler)
@@ -125,22 +134,22 @@ def ended_groups(pool: list[Pending], sampler: Sampler) -> tuple[list[Sample], l
 
 
 def group_ids(some: list[Pending], sampler: Sampler) -> dict[str, int]:
-    """Ids for the groups of completions: those that were asked for in this iteration, new ones for the rest."""
+    """Return group ids: those that requests of this iteration name, new ones for the rest."""
     mark = f"{sampler.step}:given:"
     ids = {one.group: int(one.group.removeprefix(mark)) for one in some if one.group.startswith(mark)}
     taken = set(ids.values())
     for one in some:
         while one.group not in ids:
-            found = sampler.new_group()
-            if found not in taken:
-                ids[one.group] = found
+            fresh = sampler.new_group()
+            if fresh not in taken:
+                ids[one.group] = fresh
     return ids
 
 
 def build_sample(one: Pending, group: int, sampler: Sampler) -> Sample:
-    """The completion as a sample."""
+    """Return the sample of a completion."""
     request = replace(one.request, begin=(*one.request.begin, *one.given))
-    # Its first turn is told without what was given, which is nobody's sample.
+    # The sample's first turn leaves out given tokens, which the model did not sample.
     turns = [replace(t, sampled=t.sampled - len(one.given)) if i == 0 else t for i, t in enumerate(one.turns)]
     sample = sampler.build_sample(
         request, group, Generation(one.ids, one.logprobs, one.finish, one.entropies, turns=turns)

@@ -1,34 +1,33 @@
-"""How samples come about: prompts in, completions out, each with a random stream of its own, then their scores.
+"""Sample completions of prompts, each with its own random stream, and score them.
 
-Everything random is a function of the stage's seed and the iteration, so that a continued run needs no state for it.
+Random streams are functions of the stage's seed and the iteration, so that a resumed run needs no state for them.
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
 from learning.data.chat import decode, encode_completion, encode_prompt
 from learning.generation.services.rescoring import compute_likelihoods
-from learning.lookup import Bound
+from learning.lookup import Bound, Overlay, Supplies
 from learning.models.policy import Policy
 from learning.samples.engine_protocol import EngineProtocol, Generation, Request, Sampling
-from learning.samples.sample import Messages, Sample, SampleRequest, last_turn
-from learning.sampling.scoring import scores_of
+from learning.samples.sample import Messages, Row, Sample, SampleRequest, last_turn
+from learning.sampling.scoring import PlacedReward, ScoredSamples, scores_of
 from schemas.errors import StepError
 from schemas.number_schedules import Number, value_at
 
 
 def stream(seed: int, *places: int) -> int:
-    """A seed for a random stream: no two places share one."""
+    """Return the seed of a random stream; no two places share one."""
     return int(np.random.SeedSequence([seed, *places]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 @dataclass
 class Sampler:
-    """Samples for one iteration (`step`); the policy's weights stand still while it lives."""
+    """Samples for one iteration (`step`), during which the policy's weights do not change."""
 
     engine: EngineProtocol
     policy: Policy
@@ -38,25 +37,25 @@ class Sampler:
     groups: int = 0
     """Group ids given out so far."""
     sampled: int = 0
-    """Tokens sampled so far, of completions that have not ended or become no sample as well."""
+    """Tokens sampled so far, including those of completions that have not ended or were dropped."""
     _count: int = field(default=0, repr=False)
     _encoded: dict[str, list[int]] = field(default_factory=dict, repr=False)
 
     def new_group(self) -> int:
-        """An id that no group of this iteration has."""
+        """Return an id that no group of this iteration has."""
         self.groups += 1
         return self.groups - 1
 
     def encode(self, messages: Messages) -> list[int]:
-        """Token ids of a prompt; rendered once, however many completions it has."""
+        """Return the token ids of a prompt, which is rendered once for all its completions."""
         key = json.dumps(messages)
         if key not in self._encoded:
             self._encoded[key] = encode_prompt(self.policy.tokenizer, messages)
         return list(self._encoded[key])
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
-        """Completions of everything asked for, in order."""
-        generations = self.engine.generate(self.requests(requests), self.sampling)
+        """Return the samples of every request, in order."""
+        generations = self.engine.generate(self.engine_requests(requests), self.sampling)
         self.sampled += sum(g.sampled for of in generations for g in of)
         placed = [(request, self.new_group() if request.group is None else request.group) for request in requests]
         return [
@@ -65,16 +64,16 @@ class Sampler:
             for g in of
         ]
 
-    def requests(self, requests: Sequence[SampleRequest]) -> list[Request]:
-        """What the engine is told; raises StepError for a prompt that leaves no room for a completion."""
-        return [self._request(request) for request in requests]
+    def engine_requests(self, requests: Sequence[SampleRequest]) -> list[Request]:
+        """Return the engine's requests. Raise StepError for a prompt that leaves no room for a completion."""
+        return [self._engine_request(request) for request in requests]
 
-    def _request(self, request: SampleRequest) -> Request:
+    def _engine_request(self, request: SampleRequest) -> Request:
         ids = self.encode(request.context or request.prompt or request.row["prompt"])
         longest = len(ids) + len(request.begin) + self.sampling.max_new_tokens
         if longest > self.policy.max_length:
             raise StepError(
-                f"prompt {ask.row.get('id')}: {len(ids)} tokens and max_completion_length "
+                f"prompt {request.row.get('id')}: {len(ids)} tokens and max_completion_length "
                 f"{self.sampling.max_new_tokens} make more than the model's {self.policy.max_length}; drop long "
                 "prompts in a curate stage or lower that length"
             )
@@ -82,12 +81,18 @@ class Sampler:
             self.groups = max(self.groups, request.group + 1)
         self._count += 1
         seed = stream(self.seed, self.step, self._count - 1)
-        # What a completion begins with is a part of the prompt to the engine: it is nobody's sample.
-        how = {"temperature": request.temperature, "row": request.row, "opening": len(request.begin)}
-        return Request([*ids, *request.begin], request.n, seed, **how)
+        # To the engine, given tokens are a part of the prompt: it did not sample them.
+        return Request(
+            [*ids, *request.begin],
+            request.n,
+            seed,
+            temperature=request.temperature,
+            row=request.row,
+            opening=len(request.begin),
+        )
 
-    def sample(self, request: SampleRequest, group: int, generation: Generation) -> Sample:
-        """A generation of an ask as a sample."""
+    def build_sample(self, request: SampleRequest, group: int, generation: Generation) -> Sample:
+        """Return the sample of a generation that a request asked for."""
         trained = self.encode(request.prompt or request.row["prompt"])
         cut, ids = len(request.begin), [*request.begin, *generation.token_ids]
         return Sample(
@@ -106,41 +111,41 @@ class Sampler:
             turns=list(generation.turns),
         )
 
-    def given(
-        self, row: dict[str, Any], text: str, *, source: str, group: int, prompt: Messages | None = None
+    def sample_from_text(
+        self, row: Row, text: str, *, source: str, group: int, prompt: Messages | None = None
     ) -> Sample:
-        """A completion from outside (an expert, a teacher) as a sample."""
+        """Return a completion that the policy did not sample (an expert's, a teacher's) as a sample."""
         ids = encode_completion(self.policy.tokenizer, [{"role": "assistant", "content": text}])
         trained = self.encode(prompt or row["prompt"])
         return Sample(row, group, source, trained, ids, None, "stop", text, versions=[self.step] * len(ids))
 
     def likelihoods(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[list[float]]:
-        """Log-probabilities of the second of each pair of token ids after the first, under the current policy."""
+        """Return the log-probabilities of each pair's second token ids after its first, under the current policy."""
         return compute_likelihoods(self.policy.model, pairs, self.sampling.temperature)
 
     def at(self, sampling: Sampling) -> "Sampler":
-        """The same with another way to sample; group ids and streams go on separately."""
+        """Return the same with other sampling options; group ids and streams continue separately."""
         return replace(self, sampling=sampling)
 
 
 def score(
-    rewards: Sequence[Bound],
+    rewards: Sequence[Bound | PlacedReward],
     weights: Sequence[Number],
     samples: list[Sample],
-    have: Mapping[str, Any],
+    supplies: Supplies,
     read: Collection[str] = (),
     shown: set[str] | None = None,
 ) -> None:
-    """Fill `scores` (raw; None: unscorable) and `reward` (weighted sum) of samples.
+    """Fill in `scores` (raw; None: unscorable) and `reward` (their weighted sum) of samples.
 
-    A reward whose weight is 0 makes no sample unscorable, unless another part reads its raw scores: those in `read`.
-    `have` is what rewards may ask for beside the samples, and the iteration as `step`; `shown` and what happens when a
-    reward raises are as in `scores_of`. What is suspended is shown to no reward: it has earned 0 so far.
+    A reward of weight 0 makes no sample unscorable, unless another part reads its raw scores: those in `read`.
+    `supplies` holds the iteration as `step`, and what rewards ask for besides the samples. `shown` names the rewards
+    whose first failure was printed, as in `scores_of`. Suspended samples are not scored; their scores are 0.
     """
-    step, shown = have["step"], set() if shown is None else shown
+    step, shown = supplies["step"], set() if shown is None else shown
     ended = [sample for sample in samples if sample.finish != "suspended"]
-    for name, bound in zip(names(rewards), rewards, strict=True):
-        scores = scores_of(bound, step, {**have, **scoring(ended)}, shown) if ended else []
+    for name, reward in zip(names(rewards), rewards, strict=True):
+        scores = scores_of(reward, step, Overlay(supplies, scoring(ended)), shown) if ended else []
         for sample in samples:
             sample.scores[name] = 0.0
         for sample, value in zip(ended, scores, strict=True):
@@ -152,21 +157,21 @@ def score(
         sample.reward = None if unknown else sum(w * s for w, (_, s) in terms if s is not None)
 
 
-def scoring(samples: Sequence[Sample]) -> dict[str, Any]:
-    """What every reward may ask for of the completions it scores."""
+def scoring(samples: Sequence[Sample]) -> ScoredSamples:
+    """Return what every reward may ask for of the completions that it scores."""
     return {
-        "rows": [t.row for t in samples],
-        "completions": [t.text for t in samples],
-        "groups": [t.group for t in samples],
-        "sources": [t.source for t in samples],
+        "rows": [sample.row for sample in samples],
+        "completions": [sample.text for sample in samples],
+        "groups": [sample.group for sample in samples],
+        "sources": [sample.source for sample in samples],
         "samples": list(samples),
     }
 
 
-def names(rewards: Sequence[Bound]) -> list[str]:
-    """Name of each reward in scores and curves: its own, numbered from the second of the same name."""
-    found: list[str] = []
-    for bound in rewards:
-        seen = sum(n == bound.name or n.startswith(f"{bound.name}#") for n in found)
-        found.append(f"{bound.name}#{seen + 1}" if seen else bound.name)
-    return found
+def names(rewards: Sequence[Bound | PlacedReward]) -> list[str]:
+    """Return the name of each reward in scores and metrics: its own, numbered from the second of the same name."""
+    unique: list[str] = []
+    for reward in rewards:
+        seen = sum(n == reward.name or n.startswith(f"{reward.name}#") for n in unique)
+        unique.append(f"{reward.name}#{seen + 1}" if seen else reward.name)
+    return unique

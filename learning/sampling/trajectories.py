@@ -1,12 +1,11 @@
-"""What an RL stage sampled, as Parquet: one row per completion, trained on or not.
+"""Trajectories of an RL stage as Parquet: one row per completion, trained on or not.
 
-Rows wait in memory and are put aside with every checkpoint: a continued run writes the same file, byte for byte.
+Rows wait in memory and are written with every checkpoint: a resumed run writes the same file, byte for byte.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +14,12 @@ import pyarrow.parquet as pq
 from learning.batch.batch import Batch
 from learning.data.rows_used import Used, sum_tallies
 from learning.data.shards import ShardWriter, scan_shards
-from learning.samples.sample import Sample
+from learning.samples.sample import Row, Sample
 from schemas.errors import StepError
 from schemas.sealed import NotSealed, file_digest, read_sealed, write_sealed
 
 Parts = list[tuple[int, str]]
-"""Steps at which rows were written beside a checkpoint, each with the digest of the file."""
+"""Steps at which rows were written next to a checkpoint, each with the digest of the file."""
 FILE = "trajectories.parquet"
 """The name of a small table; a large one is several files."""
 SCHEMA = pa.schema(
@@ -69,7 +68,7 @@ class Trajectories:
     def __init__(self, folder: Path, share: float, seed: int, decode: Callable[[list[int]], str] | None = None):
         self.folder, self.share, self.seed, self.decode = folder, share, seed, decode
         self.schema = SCHEMA if decode is None else EPISODES
-        self.waiting: list[dict[str, Any]] = []
+        self.waiting: list[Row] = []
         self.tally: dict[str, tuple[int, int]] = {}
         """Of each prompt since the last checkpoint: completions sampled, and those with an advantage."""
 
@@ -78,15 +77,15 @@ class Trajectories:
         kept = {g for g in {t.group for t in samples} if self._keeps(step, g)}
         seen: dict[int, int] = {}
         for sample, advantage in zip(samples, advantages, strict=True):
-            sample = seen[sample.group] = seen.get(sample.group, -1) + 1
+            number = seen[sample.group] = seen.get(sample.group, -1) + 1
             sampled, trained = self.tally.get(sample.row["id"], (0, 0))
             self.tally[sample.row["id"]] = (sampled + 1, trained + bool(advantage))
             if sample.group in kept:
-                place = {"step": step, "group": sample.group, "sample": sample}
+                place = {"step": step, "group": sample.group, "sample": number}
                 self.waiting.append({**place, **self._row(sample, advantage)})
 
-    def put_aside(self, step: int) -> str:
-        """Write the waiting rows beside the checkpoint of `step`, before it is written; returns their digest."""
+    def write_part(self, step: int) -> str:
+        """Write the waiting rows next to the checkpoint of `step`, before it is written; return their digest."""
         self.folder.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.Table.from_pylist(self.waiting, schema=self.schema), self._part(step), compression="zstd")
         write_sealed(self._tally(step), self._label(step), self.tally)
@@ -96,7 +95,7 @@ class Trajectories:
     def used(self, parts: Parts) -> Iterator[Used]:
         """Return how often each prompt was sampled and trained on, whatever share of the trajectories is kept.
 
-        Raises StepError when the counts beside a checkpoint are not as they were written.
+        Raises StepError when the counts next to a checkpoint are not as they were written.
         """
         try:
             counts = [self._counts(step) for step, _ in parts]
@@ -105,7 +104,7 @@ class Trajectories:
         return sum_tallies([*counts, self.tally])
 
     def damaged(self, parts: Parts) -> str | None:
-        """What is wrong with the rows beside the checkpoints, in words; None when they are as they were written."""
+        """Return what is wrong with the rows next to the checkpoints; None when they are as they were written."""
         for step, written in parts:
             part = self._part(step)
             if part.is_symlink() or not part.is_file() or file_digest(part) != written:
@@ -117,7 +116,7 @@ class Trajectories:
         return None
 
     def _counts(self, step: int) -> dict[str, tuple[int, int]]:
-        """Return the counts beside a checkpoint. Raises NotSealed, and OSError where there are none."""
+        """Return the counts next to a checkpoint. Raises NotSealed, and OSError where there are none."""
         return read_sealed(self._tally(step), self._label(step))
 
     @staticmethod
@@ -125,7 +124,7 @@ class Trajectories:
         return f"rows used until {step}"
 
     def publish(self, output: Path, parts: Parts) -> None:
-        """Write the rows beside the checkpoints and the waiting ones as one table; equal rows give equal bytes.
+        """Write the rows next to the checkpoints and the waiting ones as one table; equal rows give equal bytes.
 
         Raises StepError when the former are not as they were written.
         """
@@ -136,17 +135,18 @@ class Trajectories:
                 writer.write(batch)
             writer.write(pa.Table.from_pylist(self.waiting, schema=self.schema))
 
-    def _row(self, sample: Sample, advantage: float | None) -> dict[str, Any]:
+    def _row(self, sample: Sample, advantage: float | None) -> Row:
         row = _row(sample, advantage)
         if self.decode is None:
             return row
         turns, at = [], sample.given
         for turn in sample.turns:
-            said, seen = at + turn.sampled, at + turn.sampled + turn.observed
-            texts = {"text": (at, said), "observation": (said, seen)}
+            end_of_text = at + turn.sampled
+            end = end_of_text + turn.observed
+            texts = {"text": (at, end_of_text), "observation": (end_of_text, end)}
             own = {name: self.decode(sample.completion_ids[a:b]) for name, (a, b) in texts.items()}
             turns.append({**asdict(turn), **own, "seconds": None if turn.measured else turn.seconds})
-            at = seen
+            at = end
         return {**row, "completion": self.decode(sample.completion_ids), "turns": turns}
 
     def _part(self, step: int) -> Path:
@@ -160,7 +160,7 @@ class Trajectories:
 
 
 def path_advantages(trained: Batch) -> dict[int, float]:
-    """Mean advantage over the tokens of each path, by the path's id."""
+    """Return the mean advantage over the tokens of each path, by the path's id."""
     if not trained.num_paths:
         return {}
     path_T, values_T = trained.path_T, trained.sampled("advantage")
@@ -176,7 +176,7 @@ def status(sample: Sample) -> str:
     return {"stop": "done", "length": "truncated", "suspended": "suspended"}[sample.finish]
 
 
-def _row(sample: Sample, advantage: float | None) -> dict[str, Any]:
+def _row(sample: Sample, advantage: float | None) -> Row:
     cut = sample.given
     return {
         "prompt_id": sample.row["id"],

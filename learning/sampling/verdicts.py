@@ -1,7 +1,7 @@
-"""What a language model says of completions when it is asked: a judge's words, or how likely each word would be.
+"""Replies of a language model as a judge, and log-probabilities of given replies.
 
-The judge is a `Sampler`, the stage's own (the policy as it is now) or a guest: a policy that another stage made. Equal
-questions get equal answers, and asking takes nothing from the random streams of the stage.
+The judge is a `Sampler`: the stage's own, with the current policy, or a guest, with a policy that another stage made.
+Equal questions get equal replies, and asking does not advance the random streams of the stage.
 """
 
 import hashlib
@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from learning.generation.replicas.engine_loading import make_engine
 from learning.models.packed import pack, packed_logprobs
 from learning.models.policy import load_policy
 from learning.samples.engine_protocol import Request, Sampling
+from learning.samples.sample import Messages
 from learning.sampling.sampler import Sampler
 from schemas.use import EngineUse
 
@@ -28,7 +28,7 @@ TOKENS = 16_384
 
 
 def guest(folder: Path | str, engine: EngineUse | None = None) -> Sampler:
-    """A policy that another stage made, ready to be asked; kept, because its artifact never changes."""
+    """Return a sampler of a policy that another stage made; it is cached, because its artifact never changes."""
     return _guest(str(folder), engine.model_dump_json() if engine else "")
 
 
@@ -41,9 +41,9 @@ def _guest(folder: str, engine: str) -> Sampler:
 
 
 def replies(
-    judge: Sampler, questions: Sequence[list[dict[str, Any]]], *, n: int, sampling: Sampling, rng: np.random.Generator
+    judge: Sampler, questions: Sequence[Messages], *, n: int, sampling: Sampling, rng: np.random.Generator
 ) -> list[list[str] | None]:
-    """`n` replies to every question; None where the question leaves no room for one."""
+    """Return `n` replies to every question; None where the question leaves no room for one."""
     seed = int(rng.integers(2**62))
     ids = [judge.encode(messages) for messages in questions]
     fits = [len(some) + sampling.max_new_tokens <= judge.policy.max_length for some in ids]
@@ -51,18 +51,16 @@ def replies(
     requests = [Request(list(some), n, _seed(seed, some)) for some in wanted]
     made = judge.engine.generate(requests, sampling) if requests else []
     texts = [[decode(judge.policy.tokenizer, g.token_ids) for g in group] for group in made]
-    found = dict(zip(wanted, texts, strict=True))
-    return [found[tuple(some)] if fit else None for some, fit in zip(ids, fits, strict=True)]
+    by_question = dict(zip(wanted, texts, strict=True))
+    return [by_question[tuple(some)] if fit else None for some, fit in zip(ids, fits, strict=True)]
 
 
 @torch.no_grad()
-def word_logprobs(
-    judge: Sampler, questions: Sequence[list[dict[str, Any]]], words: Sequence[str]
-) -> list[list[float] | None]:
-    """Log-probability that a reply is each of `words`, at temperature 1; None where question and word have no room."""
+def word_logprobs(judge: Sampler, questions: Sequence[Messages], words: Sequence[str]) -> list[list[float] | None]:
+    """Return log-probabilities of `words` as replies, at temperature 1; None where a question is too long."""
     tokenizer = judge.policy.tokenizer
     answers = [encode_completion(tokenizer, [{"role": "assistant", "content": word}]) for word in words]
-    found: list[list[float] | None] = [None] * len(questions)
+    results: list[list[float] | None] = [None] * len(questions)
     waiting: list[tuple[int, list[int]]] = []
     size, extra = 0, sum(len(ids) for ids in answers)
     for i, messages in enumerate(questions):
@@ -70,16 +68,16 @@ def word_logprobs(
         if len(ids) + max(len(some) for some in answers) > judge.policy.max_length:
             continue
         if size + len(ids) + extra > TOKENS:
-            _read(judge, waiting, answers, found)
+            _read(judge, waiting, answers, results)
             waiting, size = [], 0
         waiting.append((i, ids))
         size += len(ids) + extra
-    _read(judge, waiting, answers, found)
-    return found
+    _read(judge, waiting, answers, results)
+    return results
 
 
 def _read(
-    judge: Sampler, waiting: list[tuple[int, list[int]]], answers: list[list[int]], found: list[list[float] | None]
+    judge: Sampler, waiting: list[tuple[int, list[int]]], answers: list[list[int]], results: list[list[float] | None]
 ) -> None:
     if not waiting:
         return
@@ -90,13 +88,13 @@ def _read(
     lp_M, _ = packed_logprobs(judge.policy.model, packed)
     sums = [float(part.double().sum()) for part in lp_M.split([len(ids) for ids in segments])]
     for q, (place, _) in enumerate(waiting):
-        found[place] = sums[q * width + 1 : (q + 1) * width]
+        results[place] = sums[q * width + 1 : (q + 1) * width]
 
 
 def logprobs(judge: Sampler, pairs: Sequence[tuple[list[int], list[int]]]) -> list[list[float] | None]:
-    """Log-probabilities at temperature 1 of the second of each pair of token ids; None for a pair that is too long."""
+    """Return log-probabilities at temperature 1 of the second token ids of each pair; None where a pair is too long."""
     judge = judge.at(replace(judge.sampling, temperature=1.0))
-    found: list[list[float] | None] = [None] * len(pairs)
+    results: list[list[float] | None] = [None] * len(pairs)
     chunks: list[list[int]] = [[]]
     size = 0
     for i, (context, target) in enumerate(pairs):
@@ -110,8 +108,8 @@ def logprobs(judge: Sampler, pairs: Sequence[tuple[list[int], list[int]]]) -> li
         size += total
     for chunk in chunks:
         for i, values in zip(chunk, judge.likelihoods([pairs[i] for i in chunk]), strict=True):
-            found[i] = values
-    return found
+            results[i] = values
+    return results
 
 
 def _seed(seed: int, ids: Sequence[int]) -> int:

@@ -1,21 +1,14 @@
-"""What a stream tells of itself: how long the trainer waited, how old tokens are, whether short answers come first."""
+"""Metrics of a stream: how long the trainer waited, how busy generation was, whether short completions come first."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
 
-from learning.samples.sample import Sample
-from learning.sampling.groups_in_flight import Group
-
-TIMED = (
-    "trainer_wait_seconds", "generator_idle_share", "generator_seconds", "groups_ready", "groups_under_way",
-    "groups_overlapped", "sampled_length", "env_seconds",
-)  # fmt: skip
-"""Points that depend on how fast things are: no two runs agree on them."""
+from learning.samples.sample import JsonObject
+from learning.sampling.groups_in_flight import GroupInFlight
 
 
 @dataclass
-class Told:
+class StreamMetrics:
     """Sums so far; the seconds are those of the last iteration."""
 
     completions: int = 0
@@ -29,21 +22,30 @@ class Told:
     overlapped: float = 0.0
     seen: dict[str, float] = field(default_factory=dict)
 
-    def ended(self, group: Group) -> None:
-        """A group has been scored."""
+    def count_scored(self, group: GroupInFlight) -> None:
+        """Count a group that has been scored."""
         self.completions += len(group.members)
         self.tokens += sum(len(one.ids) for one in group.members)
 
-    def took(self, seconds: float, chosen: Sequence[Group], of: Sequence[Group], overlapped: float = 0.0) -> None:
-        """The trainer took some of the groups under way, after it had waited; a share of them before the last came."""
+    def count_taken(
+        self,
+        seconds: float,
+        chosen: Sequence[GroupInFlight],
+        in_flight: Sequence[GroupInFlight],
+        overlapped: float = 0.0,
+    ) -> None:
+        """Count the groups that the trainer took out of those in flight, after it had waited for some seconds.
+
+        `overlapped` is the share of them that came before the last one.
+        """
         self.trained_completions += sum(len(group.members) for group in chosen)
         self.trained_tokens += sum(len(one.ids) for group in chosen for one in group.members)
         self.wait_s, self.overlapped = seconds, overlapped
-        self.ready = sum(group.judged is not None for group in of) - len(chosen)
-        self.under_way = len(of) - len(chosen) - self.ready
+        self.ready = sum(group.scored is not None for group in in_flight) - len(chosen)
+        self.under_way = len(in_flight) - len(chosen) - self.ready
 
-    def points(self, stats: Sequence[dict[str, float]]) -> dict[str, float]:
-        """For the curves: of the last iteration, lengths since the beginning."""
+    def read(self, stats: Sequence[dict[str, float]]) -> dict[str, float]:
+        """Return metrics of the last iteration, and mean lengths since the beginning; `stats` are the services'."""
         spent = {name: sum(one[name] for one in stats) for name in ("busy_s", "idle_s")}
         more = {name: value - self.seen.get(name, 0.0) for name, value in spent.items()}
         self.seen = spent
@@ -59,24 +61,11 @@ class Told:
             "trained_length": self.trained_tokens / max(self.trained_completions, 1),
         }
 
-    def to_json(self) -> dict[str, Any]:
-        """The sums, as plain values."""
+    def to_json(self) -> JsonObject:
+        """Return the sums as plain values."""
         return {**asdict(self), "seen": {}}
 
-    def load(self, values: dict[str, Any]) -> None:
-        """Put back what `to_json` gave."""
+    def load(self, values: JsonObject) -> None:
+        """Restore what `to_json` returned."""
         for one in fields(self):
             setattr(self, one.name, values[one.name])
-
-
-def staleness(samples: Sequence[Sample], step: int) -> dict[str, float]:
-    """How many iterations older than the trained weights those are that sampled the tokens; none where none is."""
-    own = [t for t in samples if t.logprobs is not None]
-    ages = [step - v for t in own for v, mine in zip(t.versions[t.given :], t.own, strict=False) if mine]
-    if not any(ages):
-        return {}
-    return {
-        "staleness": sum(ages) / len(ages),
-        "staleness_max": float(max(ages)),
-        "older_tokens": sum(age > 0 for age in ages) / len(ages),
-    }

@@ -124,7 +124,8 @@ class Recipe:
         """Return module and name of every function that a step's slots use, sorted."""
         info = self.steps[name]
         merged = merge_functions(info.stage) if isinstance(info.stage, Merge) else ()
-        return tuple(sorted({*((s.signature.module, s.signature.name) for s in info.slots), *merged}))
+        optional = info.stage.optional_code.values()
+        return tuple(sorted({*((s.signature.module, s.signature.name) for s in info.slots), *merged, *optional}))
 
     def settings(self, name: str) -> JsonObject:
         """Return the stage with all defaults, also those of its slots; without what is not in the key."""

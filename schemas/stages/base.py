@@ -73,6 +73,14 @@ class BaseStage(Schema):
                 raise ValueError(f"resources: this kind has no role `{name}`; roles that it can place: {has}")
         return self
 
+    @property
+    def optional_code(self) -> dict[str, tuple[str, str]]:
+        """Return the module and the name of what each optional part that this stage uses runs.
+
+        A task loads an optional part from here only, so that the key of a step holds the code of the parts it uses.
+        """
+        return {}
+
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
         """Return named outputs and their types, the default first; `types` maps own ports to the types they receive."""
         raise NotImplementedError

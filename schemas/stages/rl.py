@@ -35,6 +35,15 @@ from schemas.use import (
     TokenMaskUse,
 )
 
+OPTIONAL_CODE = {
+    "agent_environment": ("learning.agents.acting", "env_at"),
+    "agent_rows": ("learning.agents.acting", "rows_at"),
+    "environment": ("learning.environments.making", "in_environment"),
+    "auxiliary_models": ("learning.rl.auxiliary_models", "AuxiliaryModels"),
+    "routing_replay": ("learning.batch.routing_replay", "with_experts"),
+}
+"""Parts that only some stages use; the key of a step holds the code of those that it uses."""
+
 
 class AdvantageStream(Schema):
     """A further advantage pipeline over one reward; its advantages are added to those of the stage."""
@@ -159,6 +168,18 @@ class Rl(Capped, Training, LoRA, BaseStage):
     """Iterations between evaluations on the held-out problems."""
     log_trajectories: float = Field(default=1.0, ge=0, le=1)
     """Share of the groups whose trajectories are kept as Parquet."""
+
+    @property
+    def optional_code(self) -> dict[str, tuple[str, str]]:
+        """Return the module and the name of what each optional part that this stage uses runs."""
+        uses = {
+            "agent_environment": self.agent is not None,
+            "agent_rows": self.agent is not None,
+            "environment": self.env is not None or self.agent is not None,
+            "auxiliary_models": self.critic is not None or bool(self.auxiliary_models),
+            "routing_replay": self.routing_replay,
+        }
+        return {part: code for part, code in OPTIONAL_CODE.items() if uses[part]}
 
     @model_validator(mode="after")
     def whole_groups(self) -> Self:

@@ -91,7 +91,7 @@ def test_the_losses_are_in_the_key_and_other_losses_are_not_in_the_code(layout):
     assert "learning.preference.pair_losses" in tune.code
     assert (
         not {
-            "learning.rl.policy_loss",
+            "learning.algorithm.loss",
             "learning.algorithm.policy_losses.policy_gradient",
             "learning.algorithm.advantages.normalisation",
         }

@@ -9,8 +9,8 @@ import torch
 import yaml
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import view_columns, with_advantages, with_dropped, with_factors, with_weights
 from learning.batch.batch_layout import single_turn
-from learning.rl.policy_loss import columns_of, with_advantages, with_dropped, with_factors, with_weights
 from learning.samples.engine_protocol import Generation
 from schemas.stages.rl import Rl
 
@@ -75,7 +75,7 @@ class Golden:
         made = with_dropped(self.batch if batch is None else batch, False)
         made = with_advantages(algorithm, made, 0, states={}, rows=[])
         made = with_weights(algorithm, with_factors(algorithm, made, 0, seed=5), 0, self.max_length)
-        have = columns_of(made, {"lp": self.columns["lp"], "entropy": self.columns["entropy"]})
+        have = view_columns(made, {"lp": self.columns["lp"], "entropy": self.columns["entropy"]})
         have["log_ratio_T"] = algorithm.ratio.ask(0, have)
         factor = have["factor_T"] if algorithm.importance_correction else 1.0
         loss = (algorithm.policy_loss.ask(0, have) * factor * have["w_T"]).sum()

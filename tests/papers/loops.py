@@ -5,18 +5,20 @@ import copy
 import torch
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import with_advantages, with_dropped, with_factors
 from learning.batch.batch_layout import forest
 from learning.generation.services.local_rollouts import LocalRollouts
 from learning.models.sharded_model import Trained
-from learning.rl.collection import bind_collecting, collect
-from learning.rl.policy_loss import with_advantages, with_dropped, with_factors
+from learning.rl.iteration import collect_samples
 from learning.rl.references import References
-from learning.rl.streamed_update import Pieces
+from learning.rl.sampling_slots import bind_sampling_slots
 from learning.rl.update import update, with_proximal
 from learning.samples.engine_protocol import Sampling
 from learning.samples.history import History
 from learning.samples.sample import SampleRequest
+from learning.sampling.iteration_context import IterationContext
 from learning.sampling.sampler import Sampler
+from learning.streaming.group_updates import GroupUpdates
 from learning.streaming.stream import Stream
 from schemas.use import PromptSamplerUse
 
@@ -48,7 +50,7 @@ class Loop:
         named = PromptSamplerUse(use=f"{__name__}:{plan.__name__}")
         use = stage.rollout.model_copy(update=more)
         self.stage = stage.model_copy(update={"rollout": use, "prompt_sampler": named, "rewards": rewards})
-        self.parts, self.policy, self.tokens = bind_collecting(self.stage, {}), policy, tokens
+        self.parts, self.policy, self.tokens = bind_sampling_slots(self.stage, {}), policy, tokens
         self.source = LocalRollouts(stage.engine, policy) if source is None else source
         self.stream = Stream(self.source)
         self.have = {"rows": rows, "num_groups": num_groups, "n": n, "seed": 0, "states": {}, "metrics": {}}
@@ -58,7 +60,7 @@ class Loop:
         """The samples of an iteration, after which the weights that `train` leaves are those that sample."""
         sampler = Sampler(self.stream, self.policy, Sampling(1.0, self.tokens), 0, self.step)
         have = {**self.have, "step": self.step, "consume": consume}
-        samples = collect(self.parts, sampler, History(), {}, have)
+        samples = collect_samples(self.parts, IterationContext(**have, sampler=sampler, history=History()), {})
         train(samples)
         self.step += 1
         self.stream.sync(self.step)
@@ -79,7 +81,7 @@ class Update:
         self.trained = Trained(copy.deepcopy(policy.model))
         self.optimizer = torch.optim.SGD(self.trained.model.parameters(), lr=1.0)
         self.reference = References(self.stage, self.algorithm, policy, {})
-        self.pieces = Pieces(self.algorithm, self.trained, self.stage, step, self.prepared)
+        self.pieces = GroupUpdates(self.algorithm, self.trained, self.stage, step, self.prepared)
 
     def columns(self, samples):
         how = {"max_tokens": self.stage.max_tokens_per_micro_batch, "temperature": self.stage.temperature}
@@ -100,7 +102,7 @@ class Update:
 
     def finish(self, samples):
         """The gradient of what has been added to `pieces`."""
-        self.pieces.step(self.optimizer, self.credited(self.pieces.whole(forest(samples))))
+        self.pieces.step(self.optimizer, self.credited(self.pieces.join(forest(samples))))
         return self.moved()
 
     def moved(self):

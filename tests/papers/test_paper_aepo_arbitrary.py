@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import view_columns, with_advantages, with_dropped, with_weights
 from learning.batch.batch_layout import forest
-from learning.rl.collection import bind_collecting
-from learning.rl.policy_loss import columns_of, with_advantages, with_dropped, with_weights
+from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.history import History
 from learning.samples.sample import Sample
 from schemas.recipe.load import load_recipe
@@ -40,7 +40,7 @@ def extra_gradient(samples, z):
     made = with_weights(how, with_advantages(how, made, 0), 0, 4)
     (term,) = how.loss_terms
     actions = [t.completion_ids[0] for t in samples]
-    columns = columns_of(made, {"lp": z.log_softmax(-1)[actions], "entropy": torch.zeros(len(samples), **DOUBLE)})
+    columns = view_columns(made, {"lp": z.log_softmax(-1)[actions], "entropy": torch.zeros(len(samples), **DOUBLE)})
     loss = (term.function.ask(0, columns) * columns["w.0_T"]).sum()
     return -torch.autograd.grad(loss, z)[0] / term.coef, made
 
@@ -59,7 +59,7 @@ def test_the_expected_extra_gradient_of_a_bandit(temperature, want):
 
 @pytest.mark.parametrize(("entropy", "source", "temperature"), [(0.3, "hot", 2.0), (0.7, "cold", 0.5)])
 def test_the_entropy_says_which_temperature(entropy, source, temperature):
-    plan = bind_collecting(stage(), {}).prompt_sampler
+    plan = bind_sampling_slots(stage(), {}).prompt_sampler
     assert plan.options["target"] == 0.5
     have = {"rows": [{"id": "a"}, {"id": "b"}], "num_groups": 2, "n": 8, "seed": 0, "step": 3, "states": {}}
     requests = plan.ask(3, {**have, "history": History(), "metrics": {"entropy": entropy}})

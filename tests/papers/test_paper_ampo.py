@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import micro_loss, view_columns, with_advantages, with_dropped, with_weights
 from learning.batch.batch_layout import forest
 from learning.data.rows import write_rows
-from learning.rl.collection import bind_collecting
-from learning.rl.policy_loss import columns_of, micro_loss, with_advantages, with_dropped, with_weights
+from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.sample import Sample, by_group
 from learning.teachers.basic import worked_sum
 from learning.toy_tasks.sums import told_sum
@@ -65,7 +65,7 @@ def own(rewards, which, group):
 def mixed(inputs, answering):
     """A group that is all wrong and one with a right answer, after the recipe's source."""
     samples = [*own([0.0] * 8, 0, 0), *own([0.0] * 7 + [1.0], 1, 1)]
-    source = bind_collecting(stage(), inputs).extra_samples[0]
+    source = bind_sampling_slots(stage(), inputs).extra_samples[0]
     sampler = answering(lambda *_: "")
     made = source.ask(0, {"samples": samples, "sampler": sampler})
     for sample in made:
@@ -125,7 +125,7 @@ def test_a_teachers_token_weighs_p_over_p_and_a_tenth(p, weight):
     # An own token beside it, with a ratio of 1.5: clipped at 1.2.
     made = with_dropped(forest([teacher, *own([1.0], 0, 0)]), False).with_tokens(advantage=torch.tensor([1.0, 1.0]))
     lp = torch.tensor([p, 1.5 * float(torch.tensor(-0.5).double().exp())], **DOUBLE).log().requires_grad_()
-    columns = columns_of(made, {"lp": lp, "entropy": torch.zeros(2, **DOUBLE)})
+    columns = view_columns(made, {"lp": lp, "entropy": torch.zeros(2, **DOUBLE)})
     columns["log_ratio_T"] = how.ratio.ask(0, columns)
     loss = how.policy_loss.ask(0, columns)
     assert -loss[0].item() == pytest.approx(weight, abs=1e-12)

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import with_advantages, with_dropped
 from learning.batch.batch_layout import forest
 from learning.generation.engines.torch import Engine
-from learning.rl.collection import bind_collecting, gate
-from learning.rl.policy_loss import with_advantages, with_dropped
+from learning.rl.sampling_slots import bind_sampling_slots, keep_groups
 from learning.samples.engine_protocol import Sampling
 from learning.samples.sample import SampleRequest
 from learning.sampling.sampler import Sampler
@@ -40,7 +40,7 @@ class Phases:
 
     def __init__(self, policy, name="grpo"):
         use = STAGES[name].rollout.model_copy(update={"target": 4})
-        self.rollout = bind_collecting(STAGES[name].model_copy(update={"rollout": use}), {}).rollout
+        self.rollout = bind_sampling_slots(STAGES[name].model_copy(update={"rollout": use}), {}).rollout
         self.engine, self.policy, self.states, self.step = Counting(policy), policy, {}, -1
 
     def __call__(self, requests):
@@ -98,7 +98,7 @@ def test_the_phase_stops_with_the_fourth_and_the_next_goes_on_where_it_stopped(s
 
 def test_with_the_baselines_drive_everybody_waits_for_the_longest(scripted):
     policy = scripted(LENGTHS)
-    drive = bind_collecting(STAGES["baseline"], {}).rollout
+    drive = bind_sampling_slots(STAGES["baseline"], {}).rollout
     sampler = Sampler(Counting(policy), policy, Sampling(1.0, 64), 0, 0)
     samples = drive.ask(0, {"requests": [ask(letter) for letter in LENGTHS], "sampler": sampler})
     assert policy.model.calls == 60
@@ -137,8 +137,8 @@ def test_old_tokens_keep_their_place_in_the_ratio_of_every_algorithm(scripted, n
     for sample, reward in zip(samples, (1.0, 0.0), strict=True):
         sample.scores, sample.reward = {"answers.exact": reward}, reward
     algorithm = bind_algorithm(STAGES[name], {})
-    filter_ = bind_collecting(STAGES[name], {}).filter_groups
-    batch = gate(filter_, samples, phases.step, {}, {"step": phases.step, "rows": [t.row for t in samples]})
+    filter_ = bind_sampling_slots(STAGES[name], {}).filter_groups
+    batch = keep_groups(filter_, samples, phases.step, {}, {"step": phases.step, "rows": [t.row for t in samples]})
     batch = with_advantages(algorithm, with_dropped(batch, False), phases.step)
     assert batch.num_paths == 2
     first = batch.sampled("advantage")[batch.path_T == 0]

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import view_columns, with_dropped, with_factors
 from learning.batch.batch_layout import single_turn
-from learning.rl.policy_loss import columns_of, with_dropped, with_factors
 from learning.samples.engine_protocol import Generation
 from schemas.recipe.load import load_recipe
 from tests.papers.loops import letters
@@ -29,7 +29,7 @@ def gradient_weight(name, behav, prox, pi, advantage):
     algorithm = bind_algorithm(STAGES[name], {})
     made = with_factors(algorithm, made, 0, seed=0)
     lp_T = torch.tensor([math.log(pi)], **DOUBLE, requires_grad=True)
-    columns = columns_of(made, {"lp": lp_T})
+    columns = view_columns(made, {"lp": lp_T})
     columns["lp_T"] = lp_T
     columns["log_ratio_T"] = algorithm.ratio.ask(0, columns)
     loss_T = algorithm.policy_loss.ask(0, columns)

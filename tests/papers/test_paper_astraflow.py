@@ -21,10 +21,12 @@ from learning.models.checksum import compute_checksum
 from learning.models.policy import load_policy
 from learning.parallel.actors import Threads
 from learning.problems.second_opinions import look_up_documents
-from learning.rl.collection import bind_collecting, collect, gate
+from learning.rl.iteration import collect_samples
+from learning.rl.sampling_slots import bind_sampling_slots, keep_groups
 from learning.rl.state import resume, save
 from learning.samples.engine_protocol import Request, Sampling
 from learning.samples.history import History
+from learning.sampling.iteration_context import IterationContext
 from learning.toy_tasks.atlas import look_up
 from lineage.layout import Layout
 from schemas.recipe.load import load_recipe
@@ -70,7 +72,7 @@ def loop_of(name, where, seed, folders):
     inputs |= {"prompts": folders["facts"], data: folders["corpus"]}
     where.mkdir(exist_ok=True)
     context = Context(inputs, where, where / "checkpoints", seed)
-    return rl.prepare(stage, context), stage, context
+    return rl.prepare(stage, context), context
 
 
 def digest(loop):
@@ -83,28 +85,28 @@ def test_a_paused_policy_stays_as_it_is_with_its_rows_while_the_other_goes_on(
     (tmp_path / "facts").mkdir()
     write_rows(tmp_path / "facts", "prompts", facts)
     folders = {"policy": tiny_policy_folder, "facts": tmp_path / "facts", "corpus": corpus}
-    answerer, stage, context = loop_of("rounds-1-answerer", tmp_path / "b", 1, folders)
+    answerer, _ = loop_of("rounds-1-answerer", tmp_path / "b", 1, folders)
     for step in range(resume(answerer), 2):
-        rl.iterate(answerer, stage, context, step)
+        rl.run_iteration(answerer, step)
     save(answerer, 2)
     paused = digest(answerer)
     rows = {path.name: path.read_bytes() for path in (tmp_path / "b" / "checkpoints" / "trajectories").iterdir()}
     answerer.close()
 
-    searcher, its, around = loop_of("rounds-1-searcher", tmp_path / "a", 2, folders)
+    searcher, _ = loop_of("rounds-1-searcher", tmp_path / "a", 2, folders)
     for step in range(resume(searcher), 3):
-        rl.iterate(searcher, its, around, step)
+        rl.run_iteration(searcher, step)
     assert searcher.sampled > 3 * 4
     searcher.close()
 
     kept = {path.name: path.read_bytes() for path in (tmp_path / "b" / "checkpoints" / "trajectories").iterdir()}
     assert kept == rows
-    again, stage, context = loop_of("rounds-1-answerer", tmp_path / "b", 1, folders)
+    again, context = loop_of("rounds-1-answerer", tmp_path / "b", 1, folders)
     assert resume(again) == 2
     assert digest(again) == paused
     for step in (2, 3):
-        rl.iterate(again, stage, context, step)
-    rl.publish(again, stage, context)
+        rl.run_iteration(again, step)
+    rl.publish(again, context)
     again.close()
     table = pq.read_table(next((tmp_path / "b" / "outputs" / "trajectories").glob("*.parquet"))).to_pylist()
     own = Counter(line["step"] for line in table if line["source"] == "policy")
@@ -183,7 +185,7 @@ def served(name, answering, facts, corpus, monkeypatch, steps=4):
 
     partner = answering(lambda prompt, number: next((r["answer"] for r in facts if f" {r['answer']};" in prompt), "x"))
     monkeypatch.setattr(collective, "guest", lambda folder: partner)
-    parts = bind_collecting(STAGES[name], {"rewards.0.partner": Path("b"), "rewards.0.data": corpus})
+    parts = bind_sampling_slots(STAGES[name], {"rewards.0.partner": Path("b"), "rewards.0.data": corpus})
     history, states, found = History(), {}, []
 
     def write(prompt, number):
@@ -194,8 +196,8 @@ def served(name, answering, facts, corpus, monkeypatch, steps=4):
     for step in range(steps):
         sampler = answering(write, step=step, max_new_tokens=12)
         have = {"rows": facts, "num_groups": 8, "n": 8, "seed": 0, "step": step, "states": states, "metrics": {}}
-        samples = collect(parts, sampler, history, {}, have)
-        batch = gate(parts.filter_groups, samples, step, {}, {**have, "history": history})
+        samples = collect_samples(parts, IterationContext(**have, sampler=sampler, history=history), {})
+        batch = keep_groups(parts.filter_groups, samples, step, {}, {**have, "history": history})
         found.append((samples, batch))
     return found
 

@@ -91,7 +91,7 @@ def test_the_trainer_gets_rows_whose_columns_are_both_written_each_once(scripted
     waiting.start()
     with first.changed:
         assert first.changed.wait_for(lambda: scored(first) == 3 and all(g.ended for g in first.groups), 60)
-        unscored = [group for group in first.groups if group.judged is None]
+        unscored = [group for group in first.groups if group.scored is None]
         assert [group.members[0].request.row["id"] for group in unscored] == ["0a"]
     assert waiting.is_alive()
     GATE.set()
@@ -133,7 +133,7 @@ def test_with_threshold_0_gradients_are_the_synchronous_ones(tiny_policy, loop):
 
 
 def scored(stream):
-    return sum(group.judged is not None for group in stream.groups)
+    return sum(group.scored is not None for group in stream.groups)
 
 
 class Plain(Engine):

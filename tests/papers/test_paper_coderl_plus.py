@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import micro_loss, with_advantages, with_dropped, with_weights
 from learning.batch.batch_layout import forest
 from learning.rewards.execution import states
-from learning.rl.collection import bind_collecting, collect
-from learning.rl.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
+from learning.rl.iteration import collect_samples
+from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.history import History
+from learning.sampling.iteration_context import IterationContext
 from learning.toy_tasks.coding import state_row, straight_programs
 from schemas.recipe.load import load_recipe
 
@@ -33,7 +35,9 @@ def sampled(answering, write, name="trained"):
     """The samples of one iteration of the recipe's stage over four problems."""
     sampler = answering(write, max_new_tokens=32)
     have = {"rows": ROWS, "num_groups": 4, "n": 4, "seed": 1, "step": 0, "states": {}, "metrics": {}}
-    return collect(bind_collecting(stage(name), {}), sampler, History(), {}, have), sampler
+    return collect_samples(
+        bind_sampling_slots(stage(name), {}), IterationContext(**have, sampler=sampler, history=History()), {}
+    ), sampler
 
 
 def test_the_target_is_every_variables_last_value():

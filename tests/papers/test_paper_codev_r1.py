@@ -15,9 +15,11 @@ import torch
 
 from learning.algorithm.composition import bind_algorithm
 from learning.lookup import find
-from learning.rl.collection import bind_collecting, collect, gate
+from learning.rl.iteration import collect_samples
+from learning.rl.sampling_slots import bind_sampling_slots, keep_groups
 from learning.samples.history import History
 from learning.samples.sample import by_group
+from learning.sampling.iteration_context import IterationContext
 from learning.toy_tasks.hardware import round_trip
 from schemas.recipe.load import load_recipe
 
@@ -56,7 +58,7 @@ def visited(rate):
 
 @pytest.mark.parametrize(("rate", "size"), [(0.5, 16), (0.8, 10)])
 def test_the_next_generation_follows_the_keep_rate(rate, size):
-    plan = bind_collecting(stage(), {}).prompt_sampler
+    plan = bind_sampling_slots(stage(), {}).prompt_sampler
     have = {"rows": [{"id": str(i)} for i in range(99)], "num_groups": GROUPS, "n": 8, "seed": 1, "states": {}}
     assert len(plan.ask(0, {**have, "history": visited(rate)})) == size == math.ceil(GROUPS / rate)
 
@@ -72,15 +74,15 @@ def rows():
 
 def iterate(name, answering):
     """Rounds of sampling in ten iterations of a stage; every update gets eight groups, all of which vary."""
-    parts, history, states, rounds = bind_collecting(stage(name), {}), History(), {}, []
+    parts, history, states, rounds = bind_sampling_slots(stage(name), {}), History(), {}, []
     for step in range(10):
         sampler = answering(lambda p, i: "b&a" if i < 4 and p.startswith("fair") else "a", step=step)
         calls = []
         generate = sampler.engine.generate
         sampler.engine.generate = lambda r, s, c=calls, g=generate: c.append(len(r)) or g(r, s)
         have = {"rows": rows(), "num_groups": GROUPS, "n": 8, "seed": 1, "step": step, "states": states, "metrics": {}}
-        samples = collect(parts, sampler, history, {}, have)
-        trained = gate(parts.filter_groups, samples, step, {}, {})
+        samples = collect_samples(parts, IterationContext(**have, sampler=sampler, history=history), {})
+        trained = keep_groups(parts.filter_groups, samples, step, {}, {})
         kept = by_group([samples[i] for i in trained.paths["path"].tolist()])
         assert len(kept) == GROUPS
         assert all(len({t.reward for t in members}) == 2 for members in kept.values())

@@ -11,7 +11,7 @@ import pytest
 from flows.planning.compile import compile_recipe
 from learning.problems.second_opinions import second_opinions, show_answer
 from learning.rewards import collective
-from learning.rl.collection import bind_collecting
+from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.engine_protocol import Generation, Sampling
 from learning.samples.sample import Sample
 from learning.sampling.sampler import Sampler, score
@@ -64,7 +64,7 @@ def parts_of(recipe, stage, **inputs):
     """The slots of a stage of the recipe, with a task reward of the test's own."""
     found = recipe.stages[stage]
     reward = found.rewards[0].model_copy(update={"of": f"{HERE}:task"})
-    return bind_collecting(found.model_copy(update={"rewards": [reward]}), inputs)
+    return bind_sampling_slots(found.model_copy(update={"rewards": [reward]}), inputs)
 
 
 def rewarded(parts, samples):
@@ -119,7 +119,7 @@ def test_the_observer_is_shown_the_pioneers_answer_and_the_pioneer_nothing(recip
 
 
 def test_an_observer_needs_its_plan(recipe):
-    with pytest.raises(StepError, match=r"set `prompt_sampler: \{use: observed"):
+    with pytest.raises(StepError, match=r"needs `prompt_sampler: \{use: observed"):
         rewarded(parts_of(recipe, "rounds-1-observer", **{OBSERVER: "A"}), [sample("b")])
     with pytest.raises(StepError, match=r"shows no \{shown\}"):
         show_answer(row(), "a", "{prompt}")

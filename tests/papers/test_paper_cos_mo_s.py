@@ -88,7 +88,7 @@ def test_two_leaves_under_one_root_back_up_their_mean():
 
 
 def test_the_search_of_the_recipe_pairs_siblings_of_high_and_low_value():
-    from learning.evaluation.sampled_answers import Sample
+    from learning.evaluation.sampled_answers import AnswerSample
 
     stage = stages()["rounds-1-tree"]
     search = bind(stage.search)
@@ -97,7 +97,7 @@ def test_the_search_of_the_recipe_pairs_siblings_of_high_and_low_value():
     worth = {"ann dies.": 0.1, "bob sleeps.": 0.5, "eve finds the map.": 0.9}
     tried = search(
         [problem],
-        lambda rows: [[Sample(text, "stop") for text in worth] for _ in rows],
+        lambda rows: [[AnswerSample(text, "stop") for text in worth] for _ in rows],
         lambda rows, texts: [worth[text] for text in texts],
     )
     pairs = make_pairs(stage, tried)

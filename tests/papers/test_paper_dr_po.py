@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import with_dropped, with_weights
 from learning.batch.batch_layout import forest
 from learning.data.chat import decode, encode_completion
 from learning.data.rows import read_rows, write_rows
@@ -19,8 +20,7 @@ from learning.generation.engines.torch import Engine
 from learning.problems.preference_problems import problems_of_pairs
 from learning.rewards import models
 from learning.rewards.summaries import topical
-from learning.rl.collection import bind_collecting
-from learning.rl.policy_loss import with_dropped, with_weights
+from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.engine_protocol import Sampling
 from learning.samples.sample import SampleRequest
 from learning.sampling.sampler import Sampler, score
@@ -55,7 +55,7 @@ def rollouts(tiny_policy, pairs):
     def make(mix, n, tokens=28, stage="trained"):
         drive = STAGES[stage].rollout
         use = drive if mix is None else drive.model_copy(update={"mix": mix})
-        bound = bind_collecting(
+        bound = bind_sampling_slots(
             STAGES[stage].model_copy(update={"rollout": use}), {"rollout.data": pairs, "rewards.0.model": pairs}
         )
         sampler = Sampler(Engine(tiny_policy), tiny_policy, Sampling(1.0, tokens), 5, 3)

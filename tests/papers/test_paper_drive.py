@@ -14,7 +14,7 @@ import pytest
 from learning.data.chat import encode_prompt
 from learning.data.tokenizers import characters
 from learning.lookup import bind
-from learning.rl.collection import bind_collecting
+from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.history import History
 from learning.toy_tasks.coding import list_functions
 from schemas.recipe.load import load_recipe
@@ -30,7 +30,7 @@ def stages(profile="tiny"):
 def visits(name, num_rows, steps, history=None):
     """What the plan of a stage samples in each iteration: problem, completions."""
     stage = stages()[name]
-    plan, states = bind_collecting(stage, {}).prompt_sampler, {}
+    plan, states = bind_sampling_slots(stage, {}).prompt_sampler, {}
     n = stage.num_generations
     have = {"num_groups": stage.generation_batch_size // n, "n": n, "seed": 5, "states": states, "history": history}
     rows = [{"id": f"p{i}"} for i in range(num_rows)]

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import with_advantages, with_dropped
 from learning.batch.batch_layout import forest
 from learning.data.chat import encode_prompt
 from learning.lookup import bind
 from learning.rewards import attention
-from learning.rl.collection import bind_collecting
-from learning.rl.policy_loss import with_advantages, with_dropped
+from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.sample import Sample
 from learning.sampling.sampler import score
 from learning.toy_tasks.guided_search import guided_priors, guided_search, search, trusted
@@ -90,11 +90,8 @@ def test_attention_is_read_over_the_tokens_of_each_feature(tiny_policy):
     samples = [sample(tiny_policy, of), sample(tiny_policy, of, "a 3, b 7 #### low")]
     places = [attention.find_feature_places(tiny_policy, t, of, SPANS) for t in samples]
     assert [tiny_policy.tokenizer.decode([samples[0].prompt_ids[p] for p in places[0][n]]) for n in "abcd"] == [
-        "a:12",
-        "b:34",
-        "c:56",
-        "d:78",
-    ]
+        "a:12", "b:34", "c:56", "d:78",
+    ]  # fmt: skip
     differentiable = []
     hook = tiny_policy.model.register_forward_hook(lambda _, __, out: differentiable.append(out.logits.requires_grad))
     got = attention.compute_feature_masses(tiny_policy, samples, places)
@@ -129,7 +126,7 @@ def test_rows_without_an_expert_cannot_be_scored(tiny_policy):
 def advantages(stage, policy, rewards=None):
     of = [row((0.5, 0.3, 0.1, 0.1), "q", answer) for answer in ("high", "high", "low")]
     samples = [sample(policy, r, text) for r, text in zip(of, ("#### high", "a 3 #### high", "#### high"), strict=True)]
-    parts = bind_collecting(stage, {})
+    parts = bind_sampling_slots(stage, {})
     have = {"step": 0, "seed": 0, "states": {}, "policy": policy}
     score(parts.rewards[:rewards], parts.weights[:rewards], samples, have)
     batch = with_dropped(forest(samples), False)

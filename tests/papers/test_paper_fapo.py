@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import with_advantages, with_dropped
 from learning.batch.batch_layout import forest
 from learning.rewards import steps
 from learning.rewards.answers import extract_final_answer
-from learning.rl.collection import bind_collecting
-from learning.rl.policy_loss import with_advantages, with_dropped
+from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.engine_protocol import Generation, Sampling
 from learning.samples.sample import Sample
 from learning.sampling.sampler import Sampler, score
@@ -37,7 +37,7 @@ def problem(answer, num_steps):
 
 
 def test_the_critic_earns_by_distance(stages):
-    reward = bind_collecting(stages["critic"], {}).rewards[0]
+    reward = bind_sampling_slots(stages["critic"], {}).rewards[0]
 
     def of(true, said, num_steps=8):
         return reward.ask(0, {"rows": [problem(true, num_steps)], "completions": [said]})[0]
@@ -87,7 +87,7 @@ def samples(*groups):
 
 def rewarded(stage, inputs, *groups):
     made = samples(*groups)
-    parts = bind_collecting(stage, inputs)
+    parts = bind_sampling_slots(stage, inputs)
     score(parts.rewards, parts.weights, made, {"step": 0, "seed": 0, "states": {}})
     return made
 

@@ -17,13 +17,13 @@ import torch
 
 from flows.planning.compile import compile_recipe
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import micro_loss, with_advantages, with_dropped, with_weights
 from learning.batch.batch_layout import single_turn
 from learning.batch.split import split_micro_batches
 from learning.models.checkpoint import save_training
 from learning.models.optimize import make_optimizer
 from learning.models.policy import load_policy
 from learning.models.sharded_model import Trained
-from learning.rl.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
 from learning.rl.update import update
 from learning.samples.engine_protocol import Generation
 from lineage.layout import Layout
@@ -115,7 +115,7 @@ def test_the_first_micro_batch_begins_before_the_last_rollout_ends_and_all_are_o
         return turn()
 
     def consume(samples):
-        log.append((samples[0].row["id"][1], int(run.source.service.counts["ended"])))
+        log.append((samples[0].row["id"][1], int(run.source.service.told["ended"])))
         go_on.set()
 
     run.source.service.turn = held

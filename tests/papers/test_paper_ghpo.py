@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import micro_loss, with_advantages, with_dropped, with_weights
 from learning.batch.batch_layout import forest
 from learning.data.rows import write_rows
-from learning.rl.collection import bind_collecting, collect
-from learning.rl.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
+from learning.rl.iteration import collect_samples
+from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.history import History
 from learning.samples.sample import Sample
+from learning.sampling.iteration_context import IterationContext
 from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "ghpo.yaml"
@@ -44,7 +46,9 @@ def inputs(tmp_path):
 def sampled(name, inputs, sampler, step=9):
     """The samples of one iteration of the recipe's stage with one problem."""
     have = {"rows": [row()], "num_groups": 1, "n": 4, "seed": 1, "step": step, "states": {}, "metrics": {}}
-    return collect(bind_collecting(stage(name), inputs), sampler, History(), {}, have)
+    return collect_samples(
+        bind_sampling_slots(stage(name), inputs), IterationContext(**have, sampler=sampler, history=History()), {}
+    )
 
 
 def gradient(name, samples, policy):
@@ -95,7 +99,7 @@ def test_what_is_still_all_wrong_gets_the_next_share(answering, inputs):
 
 
 def test_a_group_with_one_right_answer_is_returned_byte_for_byte(answering, inputs):
-    follow = bind_collecting(stage(), inputs).resample[0]
+    follow = bind_sampling_slots(stage(), inputs).resample[0]
     samples = [
         Sample(row(), 0, "policy", [1], [7], [-1.0], "stop", str(i), scores={"r": float(i == 2)}, reward=float(i == 2))
         for i in range(4)

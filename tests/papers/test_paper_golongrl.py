@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import with_advantages, with_dropped
 from learning.batch.batch_layout import forest
 from learning.batch.columns import of_rewards
-from learning.rl.policy_loss import with_advantages, with_dropped
 from learning.samples.sample import Sample
 from schemas.recipe.load import load_recipe
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import with_advantages, with_dropped
 from learning.algorithm.policy_losses.heterogeneous import compute_clip_bounds, redistribute_advantages
 from learning.algorithm.token_statistics import score_entropy
 from learning.batch.batch_layout import single_turn
-from learning.batch.loss_columns import Columns
-from learning.rl.collection import bind_collecting
-from learning.rl.policy_loss import with_advantages, with_dropped
+from learning.batch.loss_columns import ColumnView
+from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.engine_protocol import Generation
 from schemas.recipe.load import load_recipe
 
@@ -102,7 +102,7 @@ def test_the_average_of_a_group_is_over_its_tokens():
 
 def test_temperature_follows_the_entropy():
     stage = load_recipe(RECIPE, profile="tiny").stages["trained"]
-    (process,) = bind_collecting(stage, {}).logits_processors
+    (process,) = bind_sampling_slots(stage, {}).logits_processors
     even, sharp = torch.zeros(1, 8, **DOUBLE), torch.tensor([[9.0, *[0.0] * 7]], **DOUBLE)
     for logits, share in ((even + torch.arange(8) / 100, 0.5), (sharp, -0.5)):
         entropy = math.log(float(-(logits.softmax(-1) * logits.log_softmax(-1)).sum()))
@@ -117,7 +117,7 @@ def test_temperature_follows_the_entropy():
 def test_scores_of_entropy_span_the_batch_around_a_quantile():
     entropy = torch.tensor([0.01, 0.1, 0.2, 0.5, 1.5], **DOUBLE)
     control = algorithm().controllers
-    found = {name: part.ask(0, Columns(batch([1, 3]), entropy_behav_T=entropy)) for name, part in control.items()}
+    found = {name: part.ask(0, ColumnView(batch([1, 3]), entropy_behav_T=entropy)) for name, part in control.items()}
     assert found == pytest.approx({"lowest": math.log(0.01), "pivot": math.log(0.5), "highest": math.log(1.5)})
     h = score_entropy(entropy, found["lowest"], found["pivot"], found["highest"])
     assert h[[0, 3, 4]].tolist() == pytest.approx([-1, 0, 1])

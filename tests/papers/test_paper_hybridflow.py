@@ -22,7 +22,7 @@ from learning.models.reward_model import make_reward_model
 from learning.parallel.actors import Threads
 from learning.parallel.group import ALONE, Group, gather_shards
 from learning.parallel.pool import Pool
-from learning.rl.placed_rewards import Placed, Scorer
+from learning.sampling.placed_rewards import Placed, Scorer
 from lineage.layout import Layout
 from schemas.recipe.load import load_recipe
 from tasks import rl
@@ -59,7 +59,7 @@ def go(folder, out, group, actors=None):
     update.clip_gradients = noting
     try:
         loop = rl.prepare(found, made)
-        rl.iterate(loop, found, made, 0)
+        rl.run_iteration(loop, 0)
         trainer = {
             name: compute_checksum(gather_shards(p.detach())) for name, p in loop.policy.model.named_parameters()
         }

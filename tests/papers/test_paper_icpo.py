@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import view_columns, with_advantages, with_dropped
 from learning.batch.batch_layout import forest
 from learning.data.rows import write_rows
-from learning.rl.collection import bind_collecting
-from learning.rl.policy_loss import columns_of, with_advantages, with_dropped
+from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.sample import Sample, by_group
 from learning.toy_tasks.hidden_operations import operations
 from schemas.recipe.load import load_recipe
@@ -47,7 +47,7 @@ def group(answering, tmp_path):
     rows = operations(size=20, seed=1, split="train", meaning="smaller")
     solved = [row | {"completion": [{"role": "assistant", "content": row["answer"]}]} for row in rows]
     write_rows(tmp_path, "chat", solved)
-    plan = bind_collecting(stage(), {"prompt_sampler.data": tmp_path}).prompt_sampler
+    plan = bind_sampling_slots(stage(), {"prompt_sampler.data": tmp_path}).prompt_sampler
     have = {"rows": rows, "num_groups": 1, "n": 8, "seed": 1, "step": 0}
     sampler = answering(lambda prompt, number: "1", logprob=-1.5, max_new_tokens=4)
     return sampler.sample(plan.ask(0, have)), sampler
@@ -69,7 +69,7 @@ def columns(samples, lp):
     made = with_dropped(forest(samples), False)
     made = made.with_tokens(advantage=torch.ones(len(samples), **DOUBLE))
     leaf = torch.tensor(lp, **DOUBLE).requires_grad_()
-    found = columns_of(made, {"lp": leaf, "entropy": torch.zeros(len(lp), **DOUBLE)})
+    found = view_columns(made, {"lp": leaf, "entropy": torch.zeros(len(lp), **DOUBLE)})
     found["log_ratio_T"] = algorithm().ratio.ask(0, found)
     return found, leaf
 
@@ -98,7 +98,7 @@ def advantages(samples):
 def test_a_demonstrated_completion_below_the_threshold_leaves_the_group():
     own = [sample(1.0), sample(0.0), sample(0.0)]
     wrong, right = sample(0.0, "in_context"), sample(1.0, "in_context")
-    reject = bind_collecting(stage(), {"prompt_sampler.data": Path("nowhere")}).resample[0]
+    reject = bind_sampling_slots(stage(), {"prompt_sampler.data": Path("nowhere")}).resample[0]
     kept, requests = reject.ask(0, {"samples": [*own, wrong, right]})
     assert kept == [*own, right]
     assert requests == []

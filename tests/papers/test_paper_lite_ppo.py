@@ -11,8 +11,8 @@ import torch
 
 from flows.planning.compile import compile_recipe
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import with_advantages, with_dropped, with_weights
 from learning.batch.batch_layout import single_turn
-from learning.rl.policy_loss import with_advantages, with_dropped, with_weights
 from learning.samples.engine_protocol import Generation
 from lineage.layout import Layout
 from schemas.recipe.load import load_recipe

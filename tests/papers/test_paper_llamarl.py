@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import view_columns, with_dropped
 from learning.batch.batch_layout import single_turn
 from learning.generation.engines.torch import Engine
 from learning.generation.weights.local import Files, PolicyReceiver, read_weights
 from learning.generation.weights.protocol import collect_weights, make_receipt
 from learning.models.policy import load_policy
-from learning.rl.policy_loss import columns_of, with_dropped
 from learning.samples.engine_protocol import Generation
 from schemas.recipe.load import load_recipe
 from tests.papers.loops import letters
@@ -35,7 +35,7 @@ def gradient_weights(name, advantage):
     made = made.with_tokens(advantage=torch.full((3,), advantage, **DOUBLE))
     algorithm = bind_algorithm(STAGES[name], {})
     lp_T = torch.tensor([b + math.log(r) for b, r in zip(behav, RATIOS, strict=True)], **DOUBLE, requires_grad=True)
-    columns = columns_of(made, {"lp": lp_T})
+    columns = view_columns(made, {"lp": lp_T})
     columns["lp_T"] = lp_T
     columns["log_ratio_T"] = algorithm.ratio.ask(0, columns)
     return (-torch.autograd.grad(algorithm.policy_loss.ask(0, columns).sum(), lp_T)[0]).tolist()

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import with_advantages, with_dropped, with_weights
 from learning.batch.batch_layout import forest
 from learning.data.rows import write_rows
 from learning.lookup import bind
-from learning.rl.collection import bind_collecting
-from learning.rl.policy_loss import with_advantages, with_dropped, with_weights
 from learning.rl.references import References
+from learning.rl.sampling_slots import bind_sampling_slots
 from learning.rl.update import regulate
 from learning.samples.sample import Sample
 from learning.sampling.sampler import Sampler
@@ -83,7 +83,7 @@ def test_a_saturating_format_moves_the_weights_and_fixed_ones_stay():
     assert [use.weight for use in STAGES["fixed"].rewards] == [1.0, 1.0]
     assert not STAGES["fixed"].controllers
     assert STAGES["fixed"].loss_terms[0].coef == 1.0
-    parts = bind_collecting(STAGES["trained"], INPUTS)
+    parts = bind_sampling_slots(STAGES["trained"], INPUTS)
     assert [settle(w, found | {"replay": 1.0}) for w in parts.weights] == [found["accuracy"], found["format"]]
 
 

@@ -14,13 +14,15 @@ import pytest
 
 from learning.data.chat import encode_prompt
 from learning.data.rows import read_rows, write_rows
-from learning.evaluation.sampled_answers import Sample, select_best
+from learning.evaluation.sampled_answers import AnswerSample, select_best
 from learning.lookup import bind
 from learning.problems.demonstrations import human_over_sampled
 from learning.rewards.dialogue import contradicts
-from learning.rl.collection import bind_collecting, collect
+from learning.rl.iteration import collect_samples
+from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.engine_protocol import Generation, Sampling
 from learning.samples.history import History
+from learning.sampling.iteration_context import IterationContext
 from learning.sampling.sampler import Sampler
 from learning.toy_tasks.dialogues import donations, muddled
 from schemas.errors import StepError
@@ -107,7 +109,9 @@ def test_a_rollout_is_one_sentence_after_a_context_and_asks_nobody_else(tiny_pol
     rows, engine = donations(size=6, split="train"), Recorder(tiny_policy.tokenizer)
     sampler = Sampler(engine, tiny_policy, Sampling(1.0, 28), 0, 0)
     have = {"rows": rows, "num_groups": 3, "n": 2, "seed": 0, "step": 0, "states": {}, "metrics": {}}
-    samples = collect(bind_collecting(STAGES["refined"], {}), sampler, History(), {}, have)
+    samples = collect_samples(
+        bind_sampling_slots(STAGES["refined"], {}), IterationContext(**have, sampler=sampler, history=History()), {}
+    )
     contexts = [encode_prompt(tiny_policy.tokenizer, row["prompt"]) for row in rows]
     assert len(engine.asked) == 3
     assert all(request.prompt_ids in contexts for request in engine.asked)
@@ -121,7 +125,10 @@ def test_a_rollout_is_one_sentence_after_a_context_and_asks_nobody_else(tiny_pol
 
 
 def test_the_selector_takes_the_best_candidate():
-    candidates = [[Sample(text, "stop") for text in ("a", "b", "c")], [Sample("d", "stop"), Sample("e", "length")]]
+    candidates = [
+        [AnswerSample(text, "stop") for text in ("a", "b", "c")],
+        [AnswerSample("d", "stop"), AnswerSample("e", "length")],
+    ]
     assert select_best(candidates, [0.2, 0.7, 0.4, None, -3.0]) == [[candidates[0][1]], [candidates[1][1]]]
     assert select_best(candidates[:1], [0.5, 0.5, 0.5]) == [[candidates[0][0]]]
     assert STAGES["best_of_four"].selector.options["model"] == "selector"

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import view_columns, with_advantages, with_dropped, with_weights
 from learning.batch.batch_layout import forest
-from learning.rl.collection import bind_collecting
-from learning.rl.policy_loss import columns_of, with_advantages, with_dropped, with_weights
+from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.sample import Sample, by_group
 from schemas.recipe.load import load_recipe
 
@@ -73,7 +73,7 @@ def test_the_kl_penalty_is_in_the_reward_of_the_sample_alone():
 
 
 def test_the_plan_samples_one_and_a_greedy_one(answering):
-    plan = bind_collecting(stage(), INPUTS).prompt_sampler
+    plan = bind_sampling_slots(stage(), INPUTS).prompt_sampler
     rows = [{"id": c, "prompt": [{"role": "user", "content": c}], "family": "f"} for c in "abc"]
     sampler = answering(lambda prompt, number: prompt)
     samples = sampler.sample(plan.ask(0, {"rows": rows, "num_groups": 3, "n": 1, "seed": 1, "step": 0}))
@@ -94,7 +94,7 @@ def of_action(action, name):
     how = algorithm(name)
     made = ready(samples, how)
     z = LOGITS.clone().requires_grad_()
-    columns = columns_of(made, {"lp": z.log_softmax(-1)[[action]], "entropy": torch.zeros(1, **DOUBLE)})
+    columns = view_columns(made, {"lp": z.log_softmax(-1)[[action]], "entropy": torch.zeros(1, **DOUBLE)})
     columns["log_ratio_T"] = how.ratio.ask(0, columns)
     loss = (how.policy_loss.ask(0, columns) * columns["w_T"]).sum()
     return -torch.autograd.grad(loss, z)[0]

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import with_advantages, with_dropped
 from learning.batch.batch_layout import forest
 from learning.collection.extra_samples.extra_samples import replay
 from learning.lookup import bind
 from learning.models.sharded_model import Trained
-from learning.rl.policy_loss import with_advantages, with_dropped
 from learning.rl.references import References
 from learning.rl.update import update
 from learning.samples.sample import SOURCES, Sample

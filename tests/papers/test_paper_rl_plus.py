@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import with_advantages, with_dropped, with_weights
 from learning.batch.batch_layout import forest
-from learning.rl.policy_loss import with_advantages, with_dropped, with_weights
 from learning.samples.sample import Sample
 from schemas.recipe.load import load_recipe
 

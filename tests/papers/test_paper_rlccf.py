@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import with_advantages, with_dropped
 from learning.batch.batch_layout import forest
 from learning.data.rows import write_rows
 from learning.rewards import consensus
 from learning.rewards.consensus import count_weighted_votes, elect, majority
-from learning.rl.collection import bind_collecting
-from learning.rl.policy_loss import with_advantages, with_dropped
+from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.engine_protocol import Generation, Sampling
 from learning.samples.sample import Sample
 from learning.sampling.sampler import Sampler, score
@@ -52,7 +52,7 @@ def rewards_of(recipe, tiny_policy, monkeypatch):
         monkeypatch.setattr(consensus, "guest", dict(zip(PORTS, models, strict=True)).get)
         row = {"id": "q", "prompt": [{"role": "user", "content": "1 + 2 ="}], "answer": gold, "family": "chain_sum"}
         samples = [Sample(row, 0, "policy", [1], [5 + i], [-1.0], "stop", c) for i, c in enumerate(mine)]
-        parts = bind_collecting(recipe.stages[stage], {port: port for port in PORTS})
+        parts = bind_sampling_slots(recipe.stages[stage], {port: port for port in PORTS})
         own = Sampler(None, tiny_policy, Sampling(1.0, 6), 0, 0)
         score(parts.rewards, parts.weights, samples, {"step": 0, "seed": 0, "states": {}, "sampler": own})
         return samples

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import with_advantages, with_dropped
 from learning.algorithm.policy_losses.policy_gradient import clipped
 from learning.batch.batch_layout import single_turn
-from learning.rl.policy_loss import with_advantages, with_dropped
 from learning.samples.engine_protocol import Generation
 from schemas.recipe.load import load_recipe
 

@@ -13,14 +13,16 @@ import torch
 
 from flows.planning.compile import compile_recipe
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import with_advantages, with_dropped, with_weights
 from learning.batch.batch_layout import forest
 from learning.collection.extra_samples import sharing
 from learning.data.chat import encode_completion
 from learning.models.packed import pack, packed_logprobs
-from learning.rl.collection import bind_collecting, collect, gate
-from learning.rl.policy_loss import with_advantages, with_dropped, with_weights
+from learning.rl.iteration import collect_samples
+from learning.rl.sampling_slots import bind_sampling_slots, keep_groups
 from learning.samples.history import History
 from learning.samples.sample import Sample, by_group
+from learning.sampling.iteration_context import IterationContext
 from learning.sampling.trajectories import Trajectories
 from lineage.layout import Layout
 from schemas.errors import StepError
@@ -61,10 +63,10 @@ def iteration(answering, name, peers, write, seed=0):
     """What an iteration of the recipe's stage trains on: its own 16 groups of 8, and what `peers` have shared."""
     found = stage(name)
     ports = {f"extra_samples.0.others.{i}": folder for i, folder in enumerate(peers)}
-    parts = bind_collecting(found, ports)
+    parts = bind_sampling_slots(found, ports)
     sampler = answering(write, max_new_tokens=8)
     have = {"rows": ROWS, "num_groups": 16, "n": 8, "seed": seed, "step": 0, "states": {}, "metrics": {}}
-    return collect(parts, sampler, History(), {}, have), sampler, have
+    return collect_samples(parts, IterationContext(**have, sampler=sampler, history=History()), {}), sampler, have
 
 
 def half(prompt, number):
@@ -142,7 +144,7 @@ def test_a_group_that_earns_the_same_throughout_never_enters(answering, tmp_path
 def trained(name, samples, have):
     """The batch with advantages and weights, by the algorithm of a stage."""
     how = bind_algorithm(stage(name), {})
-    batch = with_dropped(gate(None, samples, 0, {}, have), False)
+    batch = with_dropped(keep_groups(None, samples, 0, {}, have), False)
     return with_weights(how, with_advantages(how, batch, 0), 0, 8)
 
 
@@ -194,10 +196,10 @@ def test_a_dead_node_holds_up_nobody(answering, tmp_path):
 def test_strangers_problems_are_refused(answering, tmp_path, monkeypatch):
     living = peer(tmp_path / "c", WORDS[:3])
     source = stage("rounds-1-wide")
-    parts = bind_collecting(source, {f"extra_samples.0.others.{i}": living for i in range(2)})
+    parts = bind_sampling_slots(source, {f"extra_samples.0.others.{i}": living for i in range(2)})
     have = {"rows": ROWS[4:], "num_groups": 2, "n": 2, "seed": 0, "step": 0, "states": {}, "metrics": {}}
     with pytest.raises(StepError, match="not among this stage's prompts"):
-        collect(parts, answering(half), History(), {}, have)
+        collect_samples(parts, IterationContext(**have, sampler=answering(half), history=History()), {})
 
 
 def test_a_drawn_group_is_what_a_killed_stage_draws_again(answering, tmp_path):

@@ -13,10 +13,10 @@ import torch
 from transformers import AutoModelForCausalLM, MixtralConfig
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import micro_loss, with_advantages, with_dropped, with_factors, with_weights
 from learning.batch.batch_layout import single_turn
 from learning.batch.routing_replay import add_expert_column, find_routers, record_routing, replay_routing
 from learning.models.packed import packed_statistics
-from learning.rl.policy_loss import micro_loss, with_advantages, with_dropped, with_factors, with_weights
 from learning.samples.engine_protocol import Generation
 from schemas.recipe.load import load_recipe
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import with_advantages, with_dropped, with_weights
 from learning.batch.batch_layout import forest, single_turn
 from learning.generation.replicas.engine_loading import make_engine
-from learning.rl.collection import bind_collecting
-from learning.rl.critic import Critic
-from learning.rl.policy_loss import with_advantages, with_dropped, with_weights
+from learning.rl.auxiliary_models import Critic
+from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.engine_protocol import Generation, Sampling
 from learning.samples.sample import SampleRequest
 from learning.sampling.sampler import Sampler
@@ -54,7 +54,7 @@ def test_a_cut_is_not_taken_for_an_end():
 @pytest.fixture
 def rollouts(tiny_policy):
     """Samples of six iterations of the recipe's rollout function, with a window of 4 and the tiny policy's engine."""
-    drive = bind_collecting(
+    drive = bind_sampling_slots(
         STAGE.model_copy(update={"rollout": STAGE.rollout.model_copy(update={"window": 4})}), {}
     ).rollout
     engine, states, found = make_engine(STAGE.engine, tiny_policy), {}, []
@@ -100,12 +100,12 @@ def test_every_token_enters_the_policys_loss_exactly_once(rollouts):
 def test_an_open_completion_trains_no_critic(rollouts, tiny_policy):
     judge = Critic(STAGE.critic, tiny_policy, STAGE, {}, 0)
     open_only = next(batch for samples in rollouts if (batch := [t for t in samples if t.finish != "stop"]))
-    ready = with_advantages(bind_algorithm(STAGE, {}), judge.values(scored(open_only)), 0)
+    ready = with_advantages(bind_algorithm(STAGE, {}), judge.add_values(scored(open_only)), 0)
     before = [p.clone() for p in judge.network.parameters()]
-    judge.learn(ready, 0)
+    judge.update(ready, 0)
     assert all(torch.equal(a, b) for a, b in zip(before, judge.network.parameters(), strict=True))
-    assert "value_loss" not in judge.points(ready)
+    assert "value_loss" not in judge.metrics(ready)
     ended = [replace(t, finish="stop") for t in open_only]
-    ready = with_advantages(bind_algorithm(STAGE, {}), judge.values(scored(ended)), 0)
-    judge.learn(ready, 0)
-    assert judge.points(ready)["value_loss"] == pytest.approx(0.5)
+    ready = with_advantages(bind_algorithm(STAGE, {}), judge.add_values(scored(ended)), 0)
+    judge.update(ready, 0)
+    assert judge.metrics(ready)["value_loss"] == pytest.approx(0.5)

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import micro_loss, with_advantages, with_dropped, with_weights
 from learning.collection.group_filters import compute_mean_cosine
 from learning.problems.unlabelled import unlabelled
-from learning.rl.collection import bind_collecting, gate
-from learning.rl.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
+from learning.rl.sampling_slots import bind_sampling_slots, keep_groups
 from learning.samples.history import History
 from learning.samples.sample import Sample
 from learning.sampling.sampler import score
@@ -49,10 +49,10 @@ def visited(**rates):
 
 
 def kept(stage, samples, history, states=None):
-    parts = bind_collecting(stage, {})
+    parts = bind_sampling_slots(stage, {})
     have = {"history": history, "states": {} if states is None else states, "seed": 0}
     score(parts.rewards, parts.weights, samples, {"step": 0, "seed": 0, "states": {}})
-    return gate(parts.filter_groups, samples, 0, {}, have)
+    return keep_groups(parts.filter_groups, samples, 0, {}, have)
 
 
 def test_histories_of_one_course_are_alike():
@@ -108,7 +108,7 @@ def test_labelled_problems_of_earlier_iterations_are_remembered(stages):
 
 def test_answers_count_where_there_are_some_and_votes_elsewhere(stages):
     samples = samples_of((row("known", "3"), ["3", "4", "4"]), (row("alike"), ["5", "6", "6"]))
-    parts = bind_collecting(stages["trained"], {})
+    parts = bind_sampling_slots(stages["trained"], {})
     score(parts.rewards, parts.weights, samples, {"step": 0, "seed": 0, "states": {}})
     assert [t.reward for t in samples] == [1.0, 0.0, 0.0, 0.0, 1.0, 1.0]
     history = History()

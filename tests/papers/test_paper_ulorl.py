@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import with_advantages, with_dropped, with_weights
 from learning.batch.batch_layout import forest, single_turn
 from learning.generation.engines.torch import Engine
-from learning.rl.collection import bind_collecting
-from learning.rl.policy_loss import with_advantages, with_dropped, with_weights
+from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.engine_protocol import Generation, Sampling
 from learning.samples.sample import Sample, SampleRequest
 from learning.sampling.sampler import Sampler
@@ -74,7 +74,7 @@ def test_after_an_update_each_divides_by_its_own():
 
 def test_a_completion_of_40_tokens_is_trained_on_in_the_third_iteration(scripted):
     policy = scripted({"a": 40, "b": 10, "c": 80})
-    drive, states = bind_collecting(STAGES["trained"], {}).rollout, {}
+    drive, states = bind_sampling_slots(STAGES["trained"], {}).rollout, {}
     algorithm, first_at, calls = bind_algorithm(STAGES["trained"], {}), {}, []
     for step in range(5):
         policy.model.calls = 0
@@ -99,7 +99,7 @@ def test_a_completion_of_40_tokens_is_trained_on_in_the_third_iteration(scripted
 
 def test_the_longest_is_cut_as_one_at_the_length_limit(scripted):
     policy = scripted({"c": 80})
-    drive, states = bind_collecting(STAGES["trained"], {}).rollout, {}
+    drive, states = bind_sampling_slots(STAGES["trained"], {}).rollout, {}
     row = {"id": "c", "prompt": [{"role": "user", "content": "c"}], "family": "f"}
     for step in range(4):
         sampler = Sampler(Engine(policy), policy, Sampling(1.0, 96), 0, step)

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import with_dropped, with_weights
 from learning.algorithm.loss_aggregation.sample_balance import balance
 from learning.batch.batch_layout import single_turn
 from learning.data.rows import read_rows, write_rows
 from learning.lookup import bind
-from learning.rl.policy_loss import with_dropped, with_weights
 from learning.samples.engine_protocol import Generation
 from learning.toy_tasks.circuits import circuits
 from learning.toy_tasks.reward_tree import Attempt, grow, pairs, rescored_pairs

@@ -19,6 +19,7 @@ import torch
 import yaml
 
 from flows.planning.compile import compile_recipe
+from learning.algorithm.loss import micro_loss, with_weights
 from learning.data.chat import decode, encode_completion, encode_prompt, encode_reply
 from learning.environments.clock import VirtualClock
 from learning.environments.episodes import Episodes
@@ -28,7 +29,6 @@ from learning.generation.engines.torch import Engine
 from learning.generation.services.rescoring import compute_likelihoods
 from learning.lookup import bind
 from learning.models.packed import choose_forward
-from learning.rl.policy_loss import micro_loss, with_weights
 from learning.samples.engine_protocol import Sampling
 from learning.samples.sample import SampleRequest
 from learning.sampling.sampler import Sampler

@@ -12,14 +12,16 @@ from pathlib import Path
 import pytest
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import with_advantages, with_dropped
 from learning.batch.batch_layout import forest
 from learning.collection.resampling import compute_half_width
 from learning.data.chat import decode
 from learning.lookup import bind
-from learning.rl.collection import bind_collecting, collect
-from learning.rl.policy_loss import with_advantages, with_dropped
+from learning.rl.iteration import collect_samples
+from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.history import History
 from learning.samples.sample import Sample
+from learning.sampling.iteration_context import IterationContext
 from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "xrpo.yaml"
@@ -74,7 +76,9 @@ def test_only_a_problem_without_success_is_retried_and_sees_a_solved_one(answeri
     sampler, history = answering(write), History()
     rows = [row(name) for name in "abc"]
     have = {"rows": rows, "num_groups": 3, "n": 4, "seed": 1, "step": 0, "states": {}, "metrics": {}}
-    samples = collect(bind_collecting(stage(), {}), sampler, history, {}, have)
+    samples = collect_samples(
+        bind_sampling_slots(stage(), {}), IterationContext(**have, sampler=sampler, history=history), {}
+    )
     retried = [t for t in samples if t.source == "in_context"]
     assert [t.row["id"] for t in retried] == ["c", "c"]
     (shown,) = {p for p in sampler.engine.prompts if len(p) > 1}

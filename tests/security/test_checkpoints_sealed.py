@@ -196,9 +196,9 @@ def test_a_journal_that_is_changed_while_it_is_used_fails_the_step(journal):
             rows["b"]
 
 
-def test_rows_put_aside_by_rl_are_compared_before_they_are_used(tmp_path):
+def test_rows_written_by_rl_are_compared_before_they_are_used(tmp_path):
     rows = Trajectories(tmp_path / "trajectories", 1.0, 0)
-    parts = [(step, rows.put_aside(step)) for step in (2, 4)]
+    parts = [(step, rows.write_part(step)) for step in (2, 4)]
     assert rows.damaged(parts) is None
     path = tmp_path / "trajectories/rows-00000004.parquet"
     write(path)

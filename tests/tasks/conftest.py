@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from learning.streaming.stream_metrics import TIMED as OF_STREAMS
+from learning.rl.monitoring import TIMED as OF_STREAMS
 from tasks.context import Context
 
 TIMED = {"time", "tokens_per_second", "generation_seconds", *OF_STREAMS}

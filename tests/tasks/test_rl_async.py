@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from learning.data.rows import write_rows
 from learning.parallel.actors import Threads
-from learning.streaming.stream_metrics import TIMED
+from learning.rl.monitoring import TIMED
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
 from tasks.rl import run

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from learning.streaming.stream_metrics import TIMED
+from learning.rl.monitoring import TIMED
 
 SPEC = importlib.util.spec_from_file_location("task_groups", Path(__file__).with_name("test_task_groups.py"))
 groups = importlib.util.module_from_spec(SPEC)

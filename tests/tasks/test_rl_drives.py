@@ -91,7 +91,7 @@ ROLLOUTS = {
 def tokens_of_calls(monkeypatch):
     """Tokens that the engine gave in each iteration, filled in while a stage runs."""
     counts = []
-    iterate = tasks.rl.iterate
+    iterate = tasks.rl.run_iteration
 
     class Counting(Engine):
         def generate(self, requests, sampling):
@@ -104,7 +104,7 @@ def tokens_of_calls(monkeypatch):
         iterate(*arguments)
 
     monkeypatch.setattr(tasks.rl, "make_engine", lambda use, policy, *_, **places: Counting(policy))
-    monkeypatch.setattr(tasks.rl, "iterate", counted)
+    monkeypatch.setattr(tasks.rl, "run_iteration", counted)
     return counts
 
 

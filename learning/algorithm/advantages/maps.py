@@ -13,10 +13,10 @@ from learning.algorithm.token_masks.masks import Source
 from learning.batch.batch import Batch
 from learning.batch.columns import Column
 from learning.batch.keyed import select_sources
-from schemas.number_schedules import Number
+from schemas.number_schedules import ScheduledFloat
 
 
-def affine(column: Column, batch: Batch, *, factor: Number = 1.0, offset: Number = 0.0) -> Column:
+def affine(column: Column, batch: Batch, *, factor: ScheduledFloat = 1.0, offset: ScheduledFloat = 0.0) -> Column:
     """factor · v + offset; with factor 0 and offset 1 every advantage is 1."""
     return replace(column, values_X=column.values_X * factor + offset)
 
@@ -35,8 +35,8 @@ def where(
     column: Column,
     batch: Batch,
     *,
-    above: Number | None = None,
-    below: Number | None = None,
+    above: ScheduledFloat | None = None,
+    below: ScheduledFloat | None = None,
     sources: list[Source] | None = None,
 ) -> Column:
     """Keep values above `above`, below `below` and of the named sources; all others become 0."""

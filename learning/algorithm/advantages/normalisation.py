@@ -31,7 +31,7 @@ from learning.batch.keyed import (
     select_sources,
     sum_per_key,
 )
-from schemas.number_schedules import Number
+from schemas.number_schedules import ScheduledFloat
 
 
 def center(
@@ -102,7 +102,7 @@ def scale(
     return replace(column, values_X=(column.values_X / spread_X).masked_fill(useless_X, 0.0))
 
 
-def clip(column: Column, batch: Batch, *, low: Number = -5.0, high: Number = 5.0) -> Column:
+def clip(column: Column, batch: Batch, *, low: ScheduledFloat = -5.0, high: ScheduledFloat = 5.0) -> Column:
     """Clip values to two bounds."""
     return replace(column, values_X=column.values_X.clamp(low, high))
 

@@ -15,11 +15,11 @@ from learning.batch.batch import Batch
 from learning.batch.columns import Column, broadcast_to_tokens, take_next_token
 from learning.batch.keyed import Key, apply_per_key, index_keys, sum_per_key
 from schemas.errors import StepError
-from schemas.number_schedules import Number
+from schemas.number_schedules import ScheduledFloat
 
 
 def stepwise(
-    column: Column, batch: Batch, auxiliary_T: Mapping[str, Tensor], *, of: str, weight: Number = 1.0
+    column: Column, batch: Batch, auxiliary_T: Mapping[str, Tensor], *, of: str, weight: ScheduledFloat = 1.0
 ) -> Column:
     """Add `weight` · the auxiliary model `of` at each token to the completion's reward, which counts at its last token.
 
@@ -36,7 +36,7 @@ def potential(
     *,
     of: str,
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0,
-    weight: Number = 1.0,
+    weight: ScheduledFloat = 1.0,
 ) -> Column:
     """Potential-based shaping: add γ·Φ(s') − Φ(s) at every token, Φ an auxiliary model (Ng, Harada & Russell 1999).
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from learning.algorithm.token_statistics import score_entropy
-from schemas.number_schedules import Number
+from schemas.number_schedules import ScheduledFloat
 
 LIMIT = 20.0
 
@@ -34,11 +34,11 @@ def heterogeneous(
     advantage_T: Tensor,
     entropy_behav_T: Tensor,
     *,
-    low: Number,
-    pivot: Number,
-    high: Number,
-    epsilon: Number = 0.2,
-    epsilon_high: Number = 0.28,
+    low: ScheduledFloat,
+    pivot: ScheduledFloat,
+    high: ScheduledFloat,
+    epsilon: ScheduledFloat = 0.2,
+    epsilon_high: ScheduledFloat = 0.28,
     adaptive_clip: bool = True,
     redistribute: bool = True,
     delta: Annotated[float, Field(gt=1)] | None = 10.0,

@@ -8,7 +8,7 @@ Shapes: T sampled tokens.
 import torch
 from torch import Tensor
 
-from schemas.number_schedules import Number
+from schemas.number_schedules import ScheduledFloat
 
 LIMIT = 20.0
 
@@ -19,9 +19,9 @@ def exploratory(
     lp_T: Tensor,
     external_T: Tensor,
     *,
-    gamma: Number = 0.5,
-    epsilon: Number = 0.2,
-    epsilon_high: Number | None = None,
+    gamma: ScheduledFloat = 0.5,
+    epsilon: ScheduledFloat = 0.2,
+    epsilon_high: ScheduledFloat | None = None,
 ) -> Tensor:
     """−ρA(1 − π)^γ, unclipped, at an expert's tokens; PPO's clipped loss at own ones (RL-PLUS, Dong et al. 2025).
 

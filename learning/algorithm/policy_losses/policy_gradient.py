@@ -6,7 +6,7 @@ Shapes: T sampled tokens.
 
 from torch import Tensor
 
-from schemas.number_schedules import Number
+from schemas.number_schedules import ScheduledFloat
 
 LIMIT = 20.0
 
@@ -15,9 +15,9 @@ def clipped(
     log_ratio_T: Tensor,
     advantage_T: Tensor,
     *,
-    epsilon: Number = 0.2,
-    epsilon_high: Number | None = None,
-    delta: Number | None = None,
+    epsilon: ScheduledFloat = 0.2,
+    epsilon_high: ScheduledFloat | None = None,
+    delta: ScheduledFloat | None = None,
 ) -> Tensor:
     """PPO's clipped loss: −min(ρA, clip(ρ, 1−ε, 1+ε_high)·A) (Schulman et al. 2017, eq. 7).
 

@@ -6,10 +6,10 @@ Shapes: T sampled tokens; `path_T` is the path of each.
 from torch import Tensor
 
 from learning.batch.columns import sum_of_later
-from schemas.number_schedules import Number
+from schemas.number_schedules import ScheduledFloat
 
 
-def mirror(log_ratio_T: Tensor, advantage_T: Tensor, length_T: Tensor, *, tau: Number = 1.0) -> Tensor:
+def mirror(log_ratio_T: Tensor, advantage_T: Tensor, length_T: Tensor, *, tau: ScheduledFloat = 1.0) -> Tensor:
     """Policy mirror descent: −A·S + τ/2·S², S the log-ratio of the completion (Kimi k1.5 2025, eq. 3).
 
     With A = r − mean it regresses τ·S on A; the loss is spread over the completion's tokens. Use it with
@@ -19,7 +19,7 @@ def mirror(log_ratio_T: Tensor, advantage_T: Tensor, length_T: Tensor, *, tau: N
 
 
 def path_consistent(
-    lp_T: Tensor, lp_ref_T: Tensor, advantage_T: Tensor, path_T: Tensor, *, beta: Number = 0.03
+    lp_T: Tensor, lp_ref_T: Tensor, advantage_T: Tensor, path_T: Tensor, *, beta: ScheduledFloat = 0.03
 ) -> Tensor:
     """Path consistency: (V_t − R_t + β·log(π_t/π_ref,t) + β·Σ_{j > t} sg[log(π_j/π_ref,j)])² (OREO, Wang et al. 2024).
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from learning.algorithm.token_masks.masks import Source, sources
 from learning.batch.columns import mean_of_path, sum_of_path
-from schemas.number_schedules import Number
+from schemas.number_schedules import ScheduledFloat
 
 LIMIT = 20.0
 SMALLEST = math.log(1e-8)
@@ -24,8 +24,8 @@ def cispo(
     advantage_T: Tensor,
     lp_T: Tensor,
     *,
-    epsilon: Number | None = None,
-    epsilon_high: Number = 4.0,
+    epsilon: ScheduledFloat | None = None,
+    epsilon_high: ScheduledFloat = 4.0,
 ) -> Tensor:
     """CISPO: REINFORCE weighted by the clipped ratio, clip(ρ, 1−ε, 1+ε_high) (MiniMax-M1 2025, eq. 4).
 
@@ -37,7 +37,7 @@ def cispo(
 
 
 def soft_adaptive(
-    log_ratio_T: Tensor, advantage_T: Tensor, *, tau_positive: Number = 1.0, tau_negative: Number = 1.05
+    log_ratio_T: Tensor, advantage_T: Tensor, *, tau_positive: ScheduledFloat = 1.0, tau_negative: ScheduledFloat = 1.05
 ) -> Tensor:
     """Sigmoid in place of clipping: −(4/τ)·σ(τ(ρ − 1))·A (SAPO, Gao et al. 2025, eq. 5-6).
 
@@ -53,8 +53,8 @@ def geometric(
     advantage_T: Tensor,
     path_T: Tensor,
     *,
-    epsilon: Number = 0.4,
-    epsilon_high: Number | None = None,
+    epsilon: ScheduledFloat = 0.4,
+    epsilon_high: ScheduledFloat | None = None,
 ) -> Tensor:
     """Geometric mean of the tokens' clipped ratios: −A·(Π ρ_t)^{1/|y|} (GMPO, Zhao et al. 2025, eq. 4).
 
@@ -66,7 +66,7 @@ def geometric(
     return -advantage_T * mean_of_path(held_T, path_T).clamp(-LIMIT, LIMIT).exp()
 
 
-def tapered(log_ratio_T: Tensor, advantage_T: Tensor, lp_T: Tensor, *, high: Number = 1.0) -> Tensor:
+def tapered(log_ratio_T: Tensor, advantage_T: Tensor, lp_T: Tensor, *, high: ScheduledFloat = 1.0) -> Tensor:
     """REINFORCE weighted by 1 where A ≥ 0 and by min(ρ, high) where A < 0 (TOPR, Le Roux et al. 2025, section 3).
 
     Good completions count fully whichever policy sampled them, bad ones only if the policy still samples them. Use with
@@ -82,10 +82,10 @@ def variational(
     lp_T: Tensor,
     path_T: Tensor,
     *,
-    k_positive: Number = 2.0,
-    lambda_positive: Number = 3.0,
-    k_negative: Number = 3.0,
-    lambda_negative: Number = 2.0,
+    k_positive: ScheduledFloat = 2.0,
+    lambda_positive: ScheduledFloat = 3.0,
+    k_negative: ScheduledFloat = 3.0,
+    lambda_negative: ScheduledFloat = 2.0,
 ) -> Tensor:
     """REINFORCE weighted by w^k·e^{λ(1 − w)}, w = Π ρ_t the ratio of the completion (VESPO, Shen et al. 2026).
 
@@ -106,7 +106,7 @@ def divergence(
     lp_behav_T: Tensor,
     *,
     of: Literal["tv", "kl"] = "tv",
-    limit: Number = 0.15,
+    limit: ScheduledFloat = 0.15,
 ) -> Tensor:
     """−ρA, without gradient where an update would increase a divergence above `limit` (DPPO, Qi et al. 2026).
 
@@ -129,9 +129,9 @@ def shaped_external(
     advantage_T: Tensor,
     external_T: Tensor,
     *,
-    gamma: Number = 0.1,
-    epsilon: Number = 0.2,
-    epsilon_high: Number | None = None,
+    gamma: ScheduledFloat = 0.1,
+    epsilon: ScheduledFloat = 0.2,
+    epsilon_high: ScheduledFloat | None = None,
 ) -> Tensor:
     """−A·ρ/(ρ + γ) at an expert's tokens, PPO's clipped loss at own ones (LUFFY, Yan et al. 2025, eq. 6).
 
@@ -149,9 +149,9 @@ def shaped_sources(
     source_T: Tensor,
     *,
     of: Annotated[list[Source], Field(min_length=1)],
-    gamma: Number = 0.1,
-    epsilon: Number = 0.2,
-    epsilon_high: Number | None = None,
+    gamma: ScheduledFloat = 0.1,
+    epsilon: ScheduledFloat = 0.2,
+    epsilon_high: ScheduledFloat | None = None,
 ) -> Tensor:
     """−A·ρ/(ρ + γ) at tokens of the named sources, PPO's clipped loss at all others (ICPO 2025, after LUFFY).
 

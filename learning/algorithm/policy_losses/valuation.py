@@ -8,7 +8,7 @@ Shapes: T sampled tokens.
 import torch
 from torch import Tensor
 
-from schemas.number_schedules import Number
+from schemas.number_schedules import ScheduledFloat
 
 
 def rover(
@@ -20,8 +20,8 @@ def rover(
     path_T: Tensor,
     place_T: Tensor,
     *,
-    rho: Number = 1.0,
-    next_weight: Number = 1.0,
+    rho: ScheduledFloat = 1.0,
+    next_weight: ScheduledFloat = 1.0,
 ) -> Tensor:
     """Squared error of Q against the centred reward plus the mean of Q at the next token (ROVER, He et al. 2025).
 

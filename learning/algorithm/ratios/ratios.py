@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from learning.batch.columns import mean_of_path, sum_of_path
-from schemas.number_schedules import Number
+from schemas.number_schedules import ScheduledFloat
 
 LIMIT = 20.0
 
@@ -60,7 +60,7 @@ def pseudo_on_policy(lp_T: Tensor, lp_behav_T: Tensor, lp_prox_T: Tensor, versio
     return lp_T - lp_behav_T.where(version_T >= step, lp_prox_T)
 
 
-def mixture(lp_T: Tensor, lp_behav_T: Tensor, lp_prox_T: Tensor, *, share: Number = 0.5) -> Tensor:
+def mixture(lp_T: Tensor, lp_behav_T: Tensor, lp_prox_T: Tensor, *, share: ScheduledFloat = 0.5) -> Tensor:
     """Ratio to the mixture share · π_prox + (1 − share) · π_behav: the balance heuristic (Veach & Guibas 1995).
 
     For batches that mix stored and own samples: before the update the ratio is at most 1/share.

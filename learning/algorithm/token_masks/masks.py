@@ -13,7 +13,7 @@ from torch import Tensor
 
 from learning.algorithm import token_statistics
 from learning.samples.sample import SOURCES
-from schemas.number_schedules import Number
+from schemas.number_schedules import ScheduledFloat
 
 Source = Literal[
     "policy",
@@ -56,7 +56,7 @@ def negative(advantage_T: Tensor) -> Tensor:
     return advantage_T < 0
 
 
-def rewarded(reward_T: Tensor, *, above: Number = 0.0) -> Tensor:
+def rewarded(reward_T: Tensor, *, above: ScheduledFloat = 0.0) -> Tensor:
     """Tokens of completions whose reward is above a bound, whatever the rewards of their group."""
     return reward_T > above
 

@@ -11,13 +11,12 @@ from pydantic import Field
 
 from learning.data.chat import encode_completion
 from learning.data.shards import find_shards, scan_shards
-from learning.lookup import Inner
+from learning.lookup import Inner, RewardFunction
 from learning.samples.sample import Sample, by_group
 from learning.sampling.sampler import Sampler, scoring
 from learning.sampling.trajectories import SCHEMA
 from schemas.errors import StepError
 from schemas.references import TrajectoriesRef
-from schemas.use import RewardUse
 
 STEM = "trajectories"
 READ = ("step", "group", "prompt_id", "source", "completion", "status")
@@ -33,7 +32,7 @@ def shared(
     rng: np.random.Generator,
     *,
     others: Annotated[list[TrajectoriesRef], Field(min_length=1)],
-    score: RewardUse,
+    score: RewardFunction,
     own: Annotated[int, Field(ge=1)] | None = 4,
     external: Annotated[int, Field(ge=0)] = 4,
 ) -> list[Sample]:

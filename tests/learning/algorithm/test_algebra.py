@@ -13,8 +13,8 @@ from learning.batch.batch_layout import forest, single_turn
 from learning.batch.split import split_mini_batches
 from learning.lookup import Bound, bind
 from learning.models.packed import packed_logprobs
-from learning.rl.collection import bind_collecting
 from learning.rl.references import statistics_of
+from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.engine_protocol import Generation
 from learning.samples.sample import Sample
 from learning.sampling.sampler import names, score
@@ -168,7 +168,7 @@ def test_what_other_parts_read_is_found_in_the_recipe():
         }
         rewards = ["answers.exact", {"use": "formats.matches", "pattern": "x", "weight": 0.0}]
         words |= {"advantage": ["center"], "policy_loss": "clipped", "rewards": rewards, **more}
-        return bind_collecting(Rl.model_validate(words), {}).read
+        return bind_sampling_slots(Rl.model_validate(words), {}).read
 
     assert read() == {"answers.exact"}
     both = {"answers.exact", "formats.matches"}

@@ -10,11 +10,11 @@ from learning.algorithm.critic_heads import least, mean, soft_min
 from learning.algorithm.critic_losses import huber, squared
 from learning.batch.batch_layout import single_turn
 from learning.batch.columns import of_rewards
-from learning.batch.loss_columns import Columns
+from learning.batch.loss_columns import ColumnView
 from learning.lookup import Bound
 from learning.models.checkpoint import load_latest, save_checkpoint
-from learning.rl.auxiliary import explained_variance
-from learning.rl.critic import Critic
+from learning.rl.auxiliary_models import Critic
+from learning.rl.trained_network import explained_variance
 from learning.samples.engine_protocol import Generation
 from schemas.critic import Critic as Block
 from schemas.errors import StepError
@@ -44,7 +44,7 @@ def batch(finishes=("stop", "length", "stop", "length")):
 
 def ready(judge, made=None, **options):
     """The batch with values and targets."""
-    made = judge.values(made or batch())
+    made = judge.add_values(made or batch())
     column = credit.gae(of_rewards(made), made, made.sampled("value"), lam=1.0, **options)
     return made.with_tokens(advantage=column.values_X, **{"return": column.return_X})
 
@@ -60,7 +60,7 @@ def scramble(judge, seed=1):
 @pytest.mark.parametrize("budget", [1, 9, 4096])
 def test_values_are_those_of_the_state_before_each_token(tiny_policy, budget):
     judge = scramble(critic(tiny_policy, budget=budget, heads=2))
-    made = judge.values(batch())
+    made = judge.add_values(batch())
     want, ends = [], []
     with torch.no_grad():
         for prompt, group in zip(PROMPTS, COMPLETIONS, strict=True):
@@ -76,8 +76,8 @@ def test_values_are_those_of_the_state_before_each_token(tiny_policy, budget):
 
 
 def test_one_head_starts_at_nothing_and_several_apart(tiny_policy):
-    assert critic(tiny_policy).values(batch()).sampled("value").tolist() == [0.0] * 12
-    one, two, other = (critic(tiny_policy, seed=s, heads=2).values(batch()) for s in (4, 4, 5))
+    assert critic(tiny_policy).add_values(batch()).sampled("value").tolist() == [0.0] * 12
+    one, two, other = (critic(tiny_policy, seed=s, heads=2).add_values(batch()) for s in (4, 4, 5))
     assert torch.equal(one.sampled("value.0"), two.sampled("value.0"))
     assert float((one.sampled("value.0") - one.sampled("value.1")).abs().min()) > 0
     assert not torch.equal(one.sampled("value.0"), other.sampled("value.0"))
@@ -87,7 +87,7 @@ def test_the_policy_is_not_the_critics(tiny_policy):
     before = [p.clone() for p in tiny_policy.model.parameters()]
     judge = critic(tiny_policy, learning_rate=0.1)
     for _ in range(3):
-        judge.learn(ready(judge), 0)
+        judge.update(ready(judge), 0)
     assert all(torch.equal(a, b) for a, b in zip(before, tiny_policy.model.parameters(), strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(before, judge.network.body.parameters(), strict=False))
 
@@ -95,20 +95,20 @@ def test_the_policy_is_not_the_critics(tiny_policy):
 def test_the_first_loss_is_half_the_mean_square_of_the_returns(tiny_policy):
     judge = critic(tiny_policy)
     made = ready(judge)
-    judge.learn(made, 0)
-    points = judge.points(made)
+    judge.update(made, 0)
+    points = judge.metrics(made)
     assert points["value_loss"] == pytest.approx((4 * 1.0 + 2 * 0.25) / 2 / 12, abs=1e-6)
     assert points["explained_variance"] == 0.0
     assert points["value"] == 0.0
-    assert "value_loss" not in judge.points(made)
+    assert "value_loss" not in judge.metrics(made)
 
 
 def test_it_learns_what_depends_on_the_prompt(tiny_policy):
     judge = critic(tiny_policy, learning_rate=3e-3)
     for _ in range(60):
         made = ready(judge, tail="terminal")
-        judge.learn(made, 0)
-    points = judge.points(made)
+        judge.update(made, 0)
+    points = judge.metrics(made)
     # What the first tokens of a group earn cannot be told from their common prompt: 0.625 of 2.417 squares.
     assert points["explained_variance"] == pytest.approx(1 - 0.625 / (4.5 - 25 / 12), abs=0.03)
     first, later = made.sampled("value")[0], made.sampled("value")[1:4]
@@ -119,7 +119,7 @@ def test_it_learns_what_depends_on_the_prompt(tiny_policy):
 def gradient(policy, made, **block):
     judge = scramble(critic(policy, **block))
     judge.stage = judge.stage.model_copy(update={"max_grad_norm": None})
-    judge.learn(ready(judge, made), 0)
+    judge.update(ready(judge, made), 0)
     return torch.cat([p.grad.flatten() for p in judge.network.parameters()])
 
 
@@ -138,8 +138,8 @@ def test_what_is_not_selected_adds_nothing(tiny_policy):
     assert float((gradient(tiny_policy, batch()) - want).abs().max()) > 1e-3
     judge = critic(tiny_policy, token_mask=["finished"])
     made = ready(judge, batch(["length"] * 4))
-    judge.learn(made, 0)
-    assert "value_loss" not in judge.points(made)
+    judge.update(made, 0)
+    assert "value_loss" not in judge.metrics(made)
 
 
 def test_gradient_is_that_of_the_formula(tiny_policy):
@@ -158,16 +158,16 @@ def test_gradient_is_that_of_the_formula(tiny_policy):
 def test_trap_24_a_continued_critic_is_bit_identical(tiny_policy, tmp_path):
     whole, broken = (critic(tiny_policy, heads=2, learning_rate=1e-2) for _ in range(2))
     for _ in range(5):
-        whole.learn(ready(whole), 0)
+        whole.update(ready(whole), 0)
     for _ in range(2):
-        broken.learn(ready(broken), 0)
+        broken.update(ready(broken), 0)
     save_checkpoint(tmp_path, 2, broken.tensors(), broken.state())
     _, tensors, state = load_latest(tmp_path)
     again = critic(tiny_policy, heads=2, seed=9)
     again.block = broken.block
     again.load(tensors, state)
     for _ in range(3):
-        again.learn(ready(again), 0)
+        again.update(ready(again), 0)
     for name, tensor in whole.tensors().items():
         assert torch.equal(tensor, again.tensors()[name]), name
     with pytest.raises(StepError, match="another model"):
@@ -178,11 +178,11 @@ def test_the_rate_is_its_own_and_may_be_a_schedule(tiny_policy):
     judge = critic(tiny_policy, learning_rate={"linear": {"from": 0.1, "to": 0.0, "steps": 10}}, warmup_steps=2)
     made = ready(judge)
     for step, rate in ((0, 0.1), (5, 0.05), (10, 0.0)):
-        judge.learn(made, step)
+        judge.update(made, step)
         assert judge.optimizer.param_groups[0]["lr"] == pytest.approx(rate)
-    assert [judge.warming(step) for step in (0, 1, 2, 3)] == [True, True, False, False]
+    assert [judge.is_warming_up(step) for step in (0, 1, 2, 3)] == [True, True, False, False]
     judge.block = Block(learning_rate={"controller": "rate"})
-    judge.learn(made, 0, {"rate": 0.3})
+    judge.update(made, 0, {"rate": 0.3})
     assert judge.optimizer.param_groups[0]["lr"] == pytest.approx(0.3)
 
 
@@ -216,10 +216,10 @@ def test_explained_variance():
 def test_what_is_missing_is_said(tiny_policy):
     made = batch()
     with pytest.raises(StepError, match="asks for value_T"):
-        Bound("gae", credit.gae, {}).ask(0, Columns(made), of_rewards(made), made)
+        Bound("gae", credit.gae, {}).ask(0, ColumnView(made), of_rewards(made), made)
     judge = critic(tiny_policy)
     with pytest.raises(StepError, match="add `gae` or `value_difference`"):
-        judge.learn(judge.values(made), 0)
+        judge.update(judge.add_values(made), 0)
     rootless = single_turn([[]], [[Generation([1, 2], [-1.0, -1.0], "stop")]])
     with pytest.raises(StepError, match="give every problem a prompt"):
-        judge.values(rootless)
+        judge.add_values(rootless)

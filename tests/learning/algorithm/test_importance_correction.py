@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import view_columns, with_advantages, with_dropped, with_factors, with_weights
 from learning.algorithm.ratios import ratios
 from learning.batch.batch import Batch
-from learning.batch.loss_columns import Columns
+from learning.batch.loss_columns import ColumnView
 from learning.lookup import bind
-from learning.rl.policy_loss import columns_of, with_advantages, with_dropped, with_factors, with_weights
 from schemas.signatures import names, signature
 from schemas.stages.rl import Rl
 from schemas.use import ImportanceCorrectionUse, LossTermUse, PolicyLossUse, RatioUse
@@ -109,7 +109,7 @@ def gradient(golden, lp, behav=None, **more):
     made = made if behav is None else made.replaced(lp_behav=behav)
     made = with_advantages(algorithm, with_dropped(made, False), 0)
     made = with_weights(algorithm, with_factors(algorithm, made, 0), 0, 9)
-    have = columns_of(made, {"lp": lp})
+    have = view_columns(made, {"lp": lp})
     have["log_ratio_T"] = algorithm.ratio.ask(0, have)
     factor = have["factor_T"] if algorithm.importance_correction else 1.0
     loss = (algorithm.policy_loss.ask(0, have) * factor * have["w_T"]).sum()
@@ -175,7 +175,7 @@ def test_trap_09_lost_log_probabilities_and_gaps_of_100_nats_stay_finite(golden,
     made = made.with_tokens(lp_mean_prox=prox - 3, entropy_prox=golden.columns["entropy"])
     made = with_weights(algorithm, with_advantages(algorithm, with_dropped(made, False), 0), 0, 9)
     lp = golden.columns["lp"]
-    have = columns_of(made, {"lp": lp, "lp_mean": lp - 3, "entropy": golden.columns["entropy"]})
+    have = view_columns(made, {"lp": lp, "lp_mean": lp - 3, "entropy": golden.columns["entropy"]})
     have["step"] = 0
     have["log_ratio_T"] = algorithm.ratio.ask(0, have)
     loss_T = algorithm.policy_loss.ask(0, have)
@@ -195,7 +195,7 @@ def test_trap_09_no_correction_is_infinite(golden, name):
     made = golden.batch.replaced(lp_behav=behav, lp_prox=prox, broken=broken).with_tokens(
         advantage=golden.columns["value"]
     )
-    got = bind(ImportanceCorrectionUse.model_validate(name)).ask(0, Columns(made, step=0, seed=1))
+    got = bind(ImportanceCorrectionUse.model_validate(name)).ask(0, ColumnView(made, step=0, seed=1))
     assert bool(got.isfinite().all())
     assert bool((got >= 0).all())
 
@@ -215,7 +215,7 @@ def test_trap_12_terms_lie_on_sampled_tokens_only(golden, name):
     noisy = Batch(made.segments, made.parents, made.leaves, loud, made.paths)
     found = []
     for batch in (made, noisy):
-        have = columns_of(batch, {"lp": golden.columns["lp"], "entropy": golden.columns["entropy"]})
+        have = view_columns(batch, {"lp": golden.columns["lp"], "entropy": golden.columns["entropy"]})
         have["log_ratio_T"] = ratios.token(have["lp_T"], have["lp_behav_T"])
         loss_T = term.ask(0, have)
         assert len(loss_T) == sum(golden.counts)

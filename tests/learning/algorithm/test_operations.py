@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from learning.algorithm.advantages import normalisation as advantages
+from learning.algorithm.loss import with_dropped
 from learning.algorithm.loss_aggregation import aggregation as weighing
 from learning.batch import columns
 from learning.batch.batch import Batch
 from learning.batch.batch_layout import forest
-from learning.batch.loss_columns import Columns
+from learning.batch.loss_columns import ColumnView
 from learning.lookup import bind
-from learning.rl.policy_loss import with_dropped
 from learning.samples.sample import Sample
 from schemas.errors import StepError
 from schemas.use import AdvantageUse
@@ -35,20 +35,11 @@ def made():
     """Three groups, two of the same problem, with a greedy completion and an expert's."""
     samples = [
         Sample(
-            {"id": row, "family": family},
-            group,
-            source,
-            [1, group],
-            [7] * n,
-            None if source == "expert" else [-1.0] * n,
-            "stop",
-            "x",
-            versions=[0] * n,
-            scores={"r": r},
-            reward=r,
+            {"id": row, "family": family}, group, source, [1, group], [7] * n,
+            None if source == "expert" else [-1.0] * n, "stop", "x", versions=[0] * n, scores={"r": r}, reward=r,
         )
         for group, row, family, source, n, r in PLACES
-    ]
+    ]  # fmt: skip
     return forest(samples)
 
 
@@ -57,7 +48,7 @@ def ask(name, batch=None, column=None, states=None, step=0, **options):
     column = column or columns.of_rewards(batch)
     bound = bind(AdvantageUse.model_validate({"use": name, **options}), "advantage.0")
     rows = [{"id": row, "family": family} for _, row, family, *_ in PLACES]
-    return bound.ask(step, Columns(batch, states={} if states is None else states, rows=rows), column, batch)
+    return bound.ask(step, ColumnView(batch, states={} if states is None else states, rows=rows), column, batch)
 
 
 def values(*args, **options):

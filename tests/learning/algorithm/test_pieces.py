@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import with_advantages, with_dropped, with_factors
 from learning.batch.batch_layout import forest
 from learning.models.sharded_model import Trained
-from learning.rl.policy_loss import with_advantages, with_dropped, with_factors
-from learning.rl.streamed_update import Pieces
 from learning.rl.update import update, with_proximal
 from learning.samples.sample import Sample
+from learning.streaming.group_updates import GroupUpdates
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
 
@@ -78,10 +78,10 @@ class Case:
 
     def in_pieces(self, order, size=1):
         groups = groups_of()
-        pieces = Pieces(self.algorithm, self.trained, self.stage, 0, self.prepare)
+        pieces = GroupUpdates(self.algorithm, self.trained, self.stage, 0, self.prepare)
         for start in range(0, len(order), size):
             pieces.add([t for g in sorted(order[start : start + size]) for t in groups[g]])
-        batch = self.credited(pieces.whole(self.whole()))
+        batch = self.credited(pieces.join(self.whole()))
         told = pieces.step(self.optimizer, batch)
         return told, self.gradient()
 
@@ -168,7 +168,7 @@ def test_a_filter_that_compares_groups_is_refused(tiny_policy):
 )
 def test_what_compares_groups_is_refused_before_anything_has_changed(tiny_policy, more, what):
     case = Case(tiny_policy, **more)
-    with pytest.raises(StepError, match=f"the {what} of the whole batch are not those of its groups"):
+    with pytest.raises(StepError, match=f"the {what} of the batch are not those of its groups"):
         case.in_pieces((0, 1, 2, 3))
     for mine, start in zip(case.model.parameters(), tiny_policy.model.parameters(), strict=True):
         assert torch.equal(mine, start)
@@ -176,6 +176,6 @@ def test_what_compares_groups_is_refused_before_anything_has_changed(tiny_policy
 
 def test_a_batch_of_which_nothing_is_kept_makes_no_step(tiny_policy):
     case = Case(tiny_policy, keep=lambda samples: [])
-    pieces = Pieces(case.algorithm, case.trained, case.stage, 0, case.prepare)
+    pieces = GroupUpdates(case.algorithm, case.trained, case.stage, 0, case.prepare)
     pieces.add(groups_of()[0])
     assert pieces.step(case.optimizer, forest([])) == {}

@@ -7,8 +7,8 @@ import torch
 import yaml
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import with_advantages, with_dropped, with_weights
 from learning.batch.batch_layout import single_turn
-from learning.rl.policy_loss import with_advantages, with_dropped, with_weights
 from learning.samples.engine_protocol import Generation
 from schemas.stages.rl import Rl
 

@@ -7,10 +7,10 @@ import torch
 import yaml
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import with_advantages, with_dropped, with_weights
 from learning.batch.batch_layout import single_turn
 from learning.lookup import bind
-from learning.rl.critic import Critic
-from learning.rl.policy_loss import with_advantages, with_dropped, with_weights
+from learning.rl.auxiliary_models import Critic
 from learning.samples.engine_protocol import Generation
 from schemas.stages.rl import Rl
 
@@ -112,5 +112,5 @@ def test_the_critics_loss_is_its_papers(name):
 
 def test_vapo_warms_its_critic_up(tiny_policy):
     warmed = Critic(stage("vapo").critic, tiny_policy, stage("vapo"), {}, 0)
-    assert [warmed.warming(step) for step in (0, 49, 50)] == [True, True, False]
-    assert not Critic(stage("ppo").critic, tiny_policy, stage("ppo"), {}, 0).warming(0)
+    assert [warmed.is_warming_up(step) for step in (0, 49, 50)] == [True, True, False]
+    assert not Critic(stage("ppo").critic, tiny_policy, stage("ppo"), {}, 0).is_warming_up(0)

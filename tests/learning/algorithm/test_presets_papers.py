@@ -3,7 +3,7 @@
 import torch
 
 from learning.algorithm.composition import bind_algorithm
-from learning.rl.policy_loss import columns_of, with_advantages, with_dropped, with_weights
+from learning.algorithm.loss import view_columns, with_advantages, with_dropped, with_weights
 
 
 def centred(golden):
@@ -59,7 +59,7 @@ def test_rover(golden):
     made = with_dropped(golden.batch.with_tokens(lp_mean_prox=mean_prox), False)
     made = with_weights(algorithm, with_advantages(algorithm, made, 0, states={}, rows=[]), 0, golden.max_length)
     lp = golden.columns["lp"]
-    have = columns_of(made, {"lp": lp, "lp_mean": mean})
+    have = view_columns(made, {"lp": lp, "lp_mean": mean})
     loss = (algorithm.policy_loss.ask(0, have) * have["w_T"]).sum()
     want = torch.zeros((), dtype=torch.float64)
     values = (mean - mean_prox).split(golden.counts)

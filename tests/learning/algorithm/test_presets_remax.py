@@ -2,11 +2,11 @@ import pytest
 import torch
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import view_columns, with_advantages, with_dropped, with_weights
 from learning.algorithm.policy_losses.soft_bounds import shaped_external, shaped_sources
 from learning.algorithm.reward_shaping import source_bonus
 from learning.algorithm.token_masks.masks import sources
 from learning.batch.batch_layout import forest
-from learning.rl.policy_loss import columns_of, with_advantages, with_dropped, with_weights
 from learning.samples.sample import SOURCES, Sample
 from schemas.errors import StepError
 
@@ -32,7 +32,7 @@ def test_remax_is_reinforce_with_the_greedy_reward_as_baseline(golden):
     made = with_dropped(forest(samples), False).with_tokens(lp_ref=torch.cat(ref))
     made = with_weights(how, with_advantages(how, made, 0), 0, 9)
     lp = torch.cat(behav).requires_grad_()
-    columns = columns_of(made, {"lp": lp, "entropy": torch.zeros_like(lp)})
+    columns = view_columns(made, {"lp": lp, "entropy": torch.zeros_like(lp)})
     columns["log_ratio_T"] = how.ratio.ask(0, columns)
     got = (how.policy_loss.ask(0, columns) * columns["w_T"]).sum()
     sampled = [(g, i) for g in range(2) for i in range(2)]

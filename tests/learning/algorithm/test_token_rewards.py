@@ -14,14 +14,14 @@ from learning.algorithm.auxiliary_targets import (
     temporal_difference,
 )
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import with_advantages
 from learning.algorithm.reward_shaping import from_tokens
 from learning.batch.batch_layout import single_turn
 from learning.batch.columns import Column, of_rewards
-from learning.batch.loss_columns import Columns
+from learning.batch.loss_columns import ColumnView
 from learning.data.chat import encode_prompt
 from learning.rewards.models import process
-from learning.rl.auxiliary import Auxiliary
-from learning.rl.policy_loss import with_advantages
+from learning.rl.auxiliary_models import AuxiliaryModel
 from learning.samples.engine_protocol import Generation
 from schemas.auxiliary import Auxiliary as Block
 from schemas.errors import StepError
@@ -139,7 +139,7 @@ def test_steps_are_added_and_a_baseline_taken_off(batch):
 
 
 def test_statistics_of_tokens_join_the_reward(batch):
-    phi, have = batch.sampled("aux:phi"), Columns(batch)["auxiliary_T"]
+    phi, have = batch.sampled("aux:phi"), ColumnView(batch)["auxiliary_T"]
     for stat, of in (("min", min), ("mean", lambda v: sum(v) / len(v)), ("last", lambda v: v[-1]), ("sum", sum)):
         made = from_tokens(REWARDS, have, batch.path_T, of="phi", stat=stat, weight=2.0)
         want = [float(r) + 2 * of(part) for r, part in zip(REWARDS, lists(phi), strict=True)]
@@ -189,7 +189,7 @@ def stage(**more):
 @pytest.mark.parametrize("head", ["token", "likelihood"])
 def test_a_published_one_is_a_reward(tiny_policy, tmp_path, head):
     block = Block(head=head, target="outcome", link="logistic" if head == "token" else "identity")
-    one = Auxiliary("p", block, tiny_policy, stage(), {}, 0)
+    one = AuxiliaryModel("p", block, tiny_policy, stage(), {}, 0)
     for parameter in [p for p in one.network.parameters() if p.requires_grad]:
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
     one.save(tiny_policy, tmp_path / "judge")
@@ -199,7 +199,7 @@ def test_a_published_one_is_a_reward(tiny_policy, tmp_path, head):
         [encode_prompt(tiny_policy.tokenizer, row["prompt"]) for row in rows[1:3]],
         [[generation(tiny_policy, text) for text in group] for group in (texts[:2], texts[2:3])],
     )
-    values = Columns(one.values(sampled))["p_T"].split([2, 4, 1])
+    values = ColumnView(one.add_values(sampled))["p_T"].split([2, 4, 1])
     for stat, of in (("min", min), ("mean", lambda v: sum(v) / len(v)), ("last", lambda v: v[-1]), ("sum", sum)):
         found = process(rows, texts, model=tmp_path / "judge", stat=stat)
         assert found[:3] == pytest.approx([of(v.tolist()) for v in values], abs=1e-6)

@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from learning.algorithm.advantages import normalisation as advantages
 from learning.algorithm.composition import Algorithm, LossTerm
+from learning.algorithm.loss import micro_loss, with_advantages, with_dropped, with_weights
 from learning.algorithm.loss_aggregation import aggregation as weighing
 from learning.algorithm.loss_terms import kl
 from learning.algorithm.policy_losses.policy_gradient import clipped
@@ -20,8 +21,7 @@ from learning.collection import group_filters as filters
 from learning.collection.prompt_samplers import choose_prompts
 from learning.lookup import Bound
 from learning.models.packed import pack, packed_logprobs
-from learning.rl.collection import gate
-from learning.rl.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
+from learning.rl.sampling_slots import keep_groups
 from learning.samples.engine_protocol import Generation
 from learning.samples.sample import Sample
 from learning.sampling.sampler import score, stream
@@ -166,7 +166,7 @@ def test_trap_05_the_filter_sees_raw_scores_only():
     samples = [Sample({"id": str(g)}, g, "policy", [1], [1], [0.0], "stop", text) for g, text in places]
     score([right, brevity], [1.0, 1.0], samples, {"step": 0})
     assert [t.reward for t in samples] == pytest.approx([0.1, 0.2, 0.3, 1.1, 0.1])
-    batch = gate(Bound("reward_variance", filters.reward_variance, {}), samples, 0, {}, {})
+    batch = keep_groups(Bound("reward_variance", filters.reward_variance, {}), samples, 0, {}, {})
     assert batch.paths["path"].tolist() == [3, 4]
 
 

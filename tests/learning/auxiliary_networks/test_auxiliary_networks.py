@@ -6,11 +6,11 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 from learning.auxiliary_networks.heads import load_network
 from learning.batch.batch_layout import single_turn
-from learning.batch.loss_columns import Columns
+from learning.batch.loss_columns import ColumnView
 from learning.models.checkpoint import load_latest, save_checkpoint
 from learning.models.policy import Policy, load_policy, save_policy
 from learning.models.reward_model import make_reward_model
-from learning.rl.auxiliary import Auxiliary
+from learning.rl.auxiliary_models import AuxiliaryModel
 from learning.samples.engine_protocol import Generation
 from schemas.auxiliary import Auxiliary as Block
 from schemas.errors import StepError
@@ -50,7 +50,7 @@ def auxiliary(policy, head, *, budget=4096, seed=0, inputs=None, **block):
     }
     block = {"head": head, "target": TARGETS[head], "loss": LOSSES[head], "learning_rate": 1e-2, **block}
     stage = Rl.model_validate({**stage, **parts, "max_grad_norm": None})
-    return scramble(Auxiliary("aux", Block(**block), policy, stage, inputs or {}, seed))
+    return scramble(AuxiliaryModel("aux", Block(**block), policy, stage, inputs or {}, seed))
 
 
 def scramble(one, seed=1):
@@ -73,7 +73,7 @@ def batch(finishes=("stop", "length", "stop", "length"), order=(0, 1, 2, 3)):
 
 
 def ready(one, made):
-    return one.with_targets(one.values(made), 0)
+    return one.add_targets(one.add_values(made), 0)
 
 
 def hidden(body, ids):
@@ -114,10 +114,10 @@ HEADS = list(TARGETS)
 @pytest.mark.parametrize("head", HEADS)
 def test_columns_are_those_of_plain_forward_passes(exact, head, budget):
     one = auxiliary(exact, head, budget=budget)
-    made = one.values(batch())
+    made = one.add_values(batch())
     with torch.no_grad():
         want = list(plain(one))
-    have = Columns(made)
+    have = ColumnView(made)
     for suffix in want[0][1]:
         got = have[f"aux{suffix}_P"] if suffix.startswith("_end") else have[f"aux{suffix}_T"]
         torch.testing.assert_close(got, torch.cat([columns[suffix] for _, columns in want]), atol=1e-12, rtol=0)
@@ -160,8 +160,8 @@ def test_loss_and_gradient_are_those_of_the_formula(exact, head):
     loss = formula(head, torch.cat([values for values, _ in columns]), target)
     parameters = [p for p in one.network.parameters() if p.requires_grad]
     want = torch.autograd.grad(loss, parameters, allow_unused=True)
-    one.learn(made, 0)
-    assert one.points(made)["aux/loss"] == pytest.approx(loss.item(), abs=1e-12)
+    one.update(made, 0)
+    assert one.metrics(made)["aux/loss"] == pytest.approx(loss.item(), abs=1e-12)
     for parameter, grad in zip(parameters, want, strict=True):
         mine = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         torch.testing.assert_close(mine, torch.zeros_like(mine) if grad is None else grad, atol=1e-12, rtol=0)
@@ -170,7 +170,7 @@ def test_loss_and_gradient_are_those_of_the_formula(exact, head):
 
 def gradient(policy, head, made, **how):
     one = auxiliary(policy, head, **how)
-    one.learn(ready(one, made), 0)
+    one.update(ready(one, made), 0)
     grads = [p.grad.flatten() for p in one.network.parameters() if p.requires_grad and p.grad is not None]
     return torch.cat(grads)
 
@@ -203,8 +203,8 @@ def test_what_is_not_selected_or_unknown_adds_nothing(tiny_policy, head):
         torch.testing.assert_close(gradient(tiny_policy, head, unknown), want, atol=1e-6, rtol=1e-4)
     one = auxiliary(tiny_policy, head, token_mask=["finished"])
     made = ready(one, batch(["length"] * 4))
-    one.learn(made, 0)
-    assert "aux/loss" not in one.points(made)
+    one.update(made, 0)
+    assert "aux/loss" not in one.metrics(made)
 
 
 def test_a_slow_copy_follows_and_says_what_is_ahead(exact):
@@ -229,14 +229,14 @@ def test_trap_24_a_continued_one_is_bit_identical(tiny_policy, tmp_path, head):
     whole, broken, again = (auxiliary(tiny_policy, head, **more) for _ in range(3))
     scramble(again, seed=5)
     for step in range(4):
-        whole.learn(ready(whole, batch()), step)
+        whole.update(ready(whole, batch()), step)
         whole.refresh(step)
         if step == 1:
             save_checkpoint(tmp_path, 2, {k: t.clone() for k, t in whole.tensors().items()}, whole.state())
     _, tensors, state = load_latest(tmp_path)
     again.load(tensors, state)
     for step in (2, 3):
-        again.learn(ready(again, batch()), step)
+        again.update(ready(again, batch()), step)
         again.refresh(step)
     assert whole.tensors().keys() == again.tensors().keys()
     for name, tensor in whole.tensors().items():
@@ -256,8 +256,8 @@ def test_what_is_published_says_the_same_when_it_is_loaded(tiny_policy, tmp_path
     more = {"heads": 2} if head == "state" else {}
     read = Block(head=head, model="made", **more)
     stage = one.stage
-    loaded = Auxiliary("aux", read, tiny_policy, stage, inputs, 9)
-    assert torch.equal(Columns(loaded.values(batch()))["aux_T"], Columns(one.values(batch()))["aux_T"])
+    loaded = AuxiliaryModel("aux", read, tiny_policy, stage, inputs, 9)
+    assert torch.equal(ColumnView(loaded.add_values(batch()))["aux_T"], ColumnView(one.add_values(batch()))["aux_T"])
     assert (loaded.optimizer, loaded.tensors(), loaded.state()) == (None, {}, [])
     _, dressed = load_network(tmp_path / "made")
     assert dressed.max_length == 128
@@ -271,16 +271,20 @@ def test_where_the_weights_may_start(tiny_policy, tmp_path):
     torch.nn.init.normal_(judge.policy.model.score.weight)
     judge.save(tmp_path / "judge")
     one = auxiliary(tiny_policy, "token", inputs={"auxiliary_models.aux.model": tmp_path / "judge"}, model="judge")
-    fresh = Auxiliary("aux", one.block, tiny_policy, one.stage, {"auxiliary_models.aux.model": tmp_path / "judge"}, 0)
-    got = Columns(fresh.values(batch()))["aux_T"][[3, 4, 6, 11]]
+    fresh = AuxiliaryModel(
+        "aux", one.block, tiny_policy, one.stage, {"auxiliary_models.aux.model": tmp_path / "judge"}, 0
+    )
+    got = ColumnView(fresh.add_values(batch()))["aux_T"][[3, 4, 6, 11]]
     want = judge.rewards(PROMPTS, COMPLETIONS).detach().double()
     torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
     save_policy(tiny_policy, tmp_path / "plain")
-    own = Auxiliary("aux", one.block, tiny_policy, one.stage, {"auxiliary_models.aux.model": tmp_path / "plain"}, 0)
-    assert Columns(own.values(batch()))["aux_T"].tolist() == [0.0] * 12
+    own = AuxiliaryModel(
+        "aux", one.block, tiny_policy, one.stage, {"auxiliary_models.aux.model": tmp_path / "plain"}, 0
+    )
+    assert ColumnView(own.add_values(batch()))["aux_T"].tolist() == [0.0] * 12
     auxiliary(tiny_policy, "state", heads=2).save(tiny_policy, tmp_path / "two")
     with pytest.raises(StepError, match="2 value"):
-        Auxiliary(
+        AuxiliaryModel(
             "aux",
             Block(head="state", model="x"),
             tiny_policy,
@@ -290,7 +294,7 @@ def test_where_the_weights_may_start(tiny_policy, tmp_path):
         )
     block = Block(head="likelihood", model="x")
     with pytest.raises(StepError, match="head: state"):
-        Auxiliary("aux", block, tiny_policy, one.stage, {"auxiliary_models.aux.model": tmp_path / "two"}, 0)
+        AuxiliaryModel("aux", block, tiny_policy, one.stage, {"auxiliary_models.aux.model": tmp_path / "two"}, 0)
     with pytest.raises(StepError, match=r"auxiliary.json is missing"):
         load_network(tmp_path / "plain")
     assert load_policy(tmp_path / "plain").max_length == 128

@@ -4,15 +4,17 @@ from collections import Counter
 import pytest
 from scipy import stats
 
+from learning.algorithm.loss import with_dropped
 from learning.batch.batch_layout import forest
 from learning.collection.resampling import compute_half_width
 from learning.data.rows import write_rows
 from learning.lookup import Bound, bind
 from learning.rewards.answers import exact
-from learning.rl.collection import Collecting, collect, gate
-from learning.rl.policy_loss import with_dropped
+from learning.rl.iteration import collect_samples
+from learning.rl.sampling_slots import SamplingSlots, keep_groups
 from learning.samples.history import History
 from learning.samples.sample import Sample, by_group
+from learning.sampling.iteration_context import IterationContext
 from schemas.errors import StepError
 from schemas.use import FilterGroupsUse, PromptSamplerUse, ResampleUse, RolloutUse
 
@@ -47,7 +49,7 @@ def follow(use, samples, *, sampler=None, states=None, inputs=None, number=0, ro
 def parts(follow_ups, *, plan="uniform", keep=None, inputs=None, max_rounds=8):
     """The slots of a stage up to the samples that are trained on; right is what is equal to the row's answer."""
     uses = [ResampleUse.model_validate(use) for use in follow_ups]
-    return Collecting(
+    return SamplingSlots(
         prompt_sampler=bind(PromptSamplerUse.model_validate(plan), "prompt_sampler", inputs),
         rollout=bind(RolloutUse(use="synchronous"), "rollout"),
         logits_processors=(),
@@ -63,7 +65,7 @@ def parts(follow_ups, *, plan="uniform", keep=None, inputs=None, max_rounds=8):
 def run(made, sampler, *, history=None, states=None, rows=ROWS, num_groups=4, n=2, metrics=None):
     have = {"rows": rows, "num_groups": num_groups, "n": n, "seed": 3, "step": sampler.step, "metrics": metrics or {}}
     have["states"] = {} if states is None else states
-    return collect(made, sampler, history or History(), {}, have)
+    return collect_samples(made, IterationContext(**have, sampler=sampler, history=history or History()), {})
 
 
 def varied(prompt, number):
@@ -78,7 +80,7 @@ def test_refill_samples_other_problems_until_enough_groups_vary(answering):
         samples = run(made, sampler)
         groups = by_group(samples)
         assert len({members[0].row["id"] for members in groups.values()}) == len(groups)
-        trained = gate(made.filter_groups, samples, step, {}, {})
+        trained = keep_groups(made.filter_groups, samples, step, {}, {})
         assert len(set(trained.paths["group"].tolist())) == 4
         kept = [samples[i].row["id"] for i in trained.paths["path"].tolist()]
         assert set(kept) <= set("abcdefgh")
@@ -140,7 +142,7 @@ def test_trap_23_what_refill_drops_does_not_depend_on_length(answering):
         )
         samples = run(made, sampler)
         sampled.update(p in long for p in sampler.engine.prompts if p in "abcdefgh")
-        batch = gate(made.filter_groups, samples, step, {}, {})
+        batch = keep_groups(made.filter_groups, samples, step, {}, {})
         trained.update(samples[i].row["id"] in long for i in batch.paths["path"].tolist())
     assert trained.total() == 200 * 4 * 2
     assert sampled.total() > 200 * 4
@@ -265,7 +267,7 @@ def test_hints_end_with_their_shares_and_with_the_models_room(answering, solutio
 def test_follow_ups_are_a_function_of_seed_step_and_round():
     samples = [sample("a", 0, 0.0)]
     names = [
-        [request.row["id"] for request in follow("dynamic_sampling", samples, step=step, number=number)[1]]
+        [ask.row["id"] for ask in follow("dynamic_sampling", samples, step=step, number=number)[1]]
         for step, number in ((0, 0), (0, 0), (1, 0), (0, 1))
     ]
     assert names[0] == names[1]

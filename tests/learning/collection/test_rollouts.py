@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from learning.algorithm.loss import with_dropped
 from learning.algorithm.token_masks.masks import fresh
 from learning.batch.batch_layout import forest
 from learning.collection.rollouts.rollouts import overprovisioned, resets, synchronous, windowed
 from learning.data.chat import encode_completion, encode_prompt
 from learning.data.rows import write_rows
 from learning.generation.engines.torch import Engine
-from learning.rl.policy_loss import with_dropped
 from learning.samples.engine_protocol import Sampling
 from learning.samples.sample import SampleRequest
 from learning.sampling.sampler import Sampler, score
@@ -192,7 +192,7 @@ def test_groups_asked_for_by_number_keep_it_and_others_stay_clear_of_it(tiny_pol
 
 
 def test_overprovisioning_needs_enough_to_run(tiny_policy):
-    with pytest.raises(StepError, match="6 completions at once, but an iteration requests 4"):
+    with pytest.raises(StepError, match="6 completions at once, but an iteration asks for 4"):
         overprovisioned([SampleRequest(ROWS[0], 4)], sampler_at(tiny_policy, 0), {}, 0, target=4)
 
 

@@ -262,7 +262,7 @@ def windows(policy, engine, requests, window, **how):
     whole, calls, tails = [[] for _ in pool], 0, 0
     while any(not made or made[-1].finish == "suspended" for made in whole):
         running = [i for i, made in enumerate(whole) if not made or made[-1].finish == "suspended"]
-        requests = [
+        continued = [
             replace(
                 pool[i],
                 begun=tuple(t for g in whole[i] for t in g.token_ids),
@@ -270,8 +270,8 @@ def windows(policy, engine, requests, window, **how):
             )
             for i in running
         ]
-        tails += sum(sum(t.sampled + t.observed for t in r.turns) < len(r.begun) for r in requests)
-        made = Episodes(engine, Echo(), tokenizer=policy.tokenizer, max_turns=4, **how).generate(requests, sampling)
+        tails += sum(sum(t.sampled + t.observed for t in r.turns) < len(r.begun) for r in continued)
+        made = Episodes(engine, Echo(), tokenizer=policy.tokenizer, max_turns=4, **how).generate(continued, sampling)
         for i, of in zip(running, made, strict=True):
             whole[i] += of
         calls += 1

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import micro_loss, with_advantages, with_dropped, with_weights
 from learning.batch.batch_layout import forest
-from learning.batch.loss_columns import Columns
+from learning.batch.loss_columns import ColumnView
 from learning.data.chat import decode, encode_prompt, encode_reply
 from learning.data.tokenizers import characters
 from learning.environments.episodes import Episodes
@@ -16,7 +17,6 @@ from learning.environments.protocol import Outcome
 from learning.generation.engines.torch import Engine
 from learning.models.packed import choose_forward
 from learning.rewards.environment import earned
-from learning.rl.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
 from learning.samples.engine_protocol import Sampling, Turn
 from learning.samples.sample import Sample, SampleRequest
 from learning.sampling.pending_samples import Pending, advance, begin, build_sample, start
@@ -80,7 +80,7 @@ def test_a_sample_tells_its_turns_and_its_last_text(tiny_policy):
 def test_columns_of_turns_and_their_seconds(tiny_policy):
     samples = rated(tiny_policy)
     batch = forest(samples)
-    have = Columns(batch)
+    have = ColumnView(batch)
     assert have["turns_P"].tolist() == [sample.num_turns for sample in samples]
     for path, sample in enumerate(samples):
         mine_T = have["path_T"] == path

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from learning.evaluation.sampled_answers import Sample
+from learning.evaluation.sampled_answers import AnswerSample
 from learning.evaluation.searches import Node, mcts, samples
 
 ROOT = {"id": "p", "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "start"}]}
@@ -47,7 +47,7 @@ def test_unscorable_equal_and_broken_off_parts_are_not_gone_on_from():
 
 def test_a_part_sees_its_whole_past_and_competes_with_those_of_the_same():
     def ask(rows):
-        return [[Sample(t, "stop") for t in "gb"] for _ in rows]
+        return [[AnswerSample(t, "stop") for t in "gb"] for _ in rows]
 
     asked = []
 
@@ -73,7 +73,7 @@ def test_the_search_ends_when_everything_has_been_seen():
 
     def ask(rows):
         calls.append(len(rows))
-        return [[Sample("x", "stop")] for _ in rows]
+        return [[AnswerSample("x", "stop")] for _ in rows]
 
     other = ROOT | {"id": "q"}
     mcts([ROOT, other], ask, lambda rows, texts: [1.0] * len(texts), steps=3, simulations=50)
@@ -83,7 +83,7 @@ def test_the_search_ends_when_everything_has_been_seen():
 def test_samples_stand_for_themselves():
     tried = samples(
         [ROOT, ROOT | {"id": "q"}],
-        lambda rows: [[Sample("a", "stop"), Sample("b", "length")] for _ in rows],
+        lambda rows: [[AnswerSample("a", "stop"), AnswerSample("b", "length")] for _ in rows],
         lambda rows, texts: [float(i) for i in range(len(texts))],
     )
     assert [(t["id"], t["text"], t["whole"], t["score"]) for t in tried] == [

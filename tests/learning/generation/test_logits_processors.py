@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from learning.generation.engines.torch import Engine
-from learning.rl.collection import bind_collecting, processor_of
+from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.engine_protocol import Request, Sampling
 from learning.sampling.logits_processors import adaptive_temperature
 from schemas.stages.rl import Rl
@@ -70,24 +70,24 @@ def test_a_processor_waits_for_the_first_word_of_its_controllers():
         "pivot": {"controller": "b"},
         "high": {"controller": "c"},
     }
-    parts = bind_collecting(stage(logits_processors=[use], controllers=controls), {})
-    assert processor_of(parts, 0, {}, {}) is None
-    assert processor_of(parts, 1, {}, {"controller/a": -2.0, "controller/b": 0.0}) is None
+    parts = bind_sampling_slots(stage(logits_processors=[use], controllers=controls), {})
+    assert parts.logits_processor(0, {}, {}) is None
+    assert parts.logits_processor(1, {}, {"controller/a": -2.0, "controller/b": 0.0}) is None
     told = {
         "controller/a": BOUNDS["low"],
         "controller/b": BOUNDS["pivot"],
         "controller/c": BOUNDS["high"],
         "reward": 1.0,
     }
-    process = processor_of(parts, 1, {}, told)
+    process = parts.logits_processor(1, {}, told)
     logits = torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
     assert torch.equal(process(logits, torch.zeros(3).long()), adaptive_temperature(logits, **BOUNDS))
-    assert processor_of(bind_collecting(stage(), {}), 0, {}, {}) is None
+    assert bind_sampling_slots(stage(), {}).logits_processor(0, {}, {}) is None
 
 
 def test_processors_follow_each_other():
-    twice = bind_collecting(stage(logits_processors=[{"use": "adaptive_temperature", **BOUNDS}] * 2), {})
+    twice = bind_sampling_slots(stage(logits_processors=[{"use": "adaptive_temperature", **BOUNDS}] * 2), {})
     logits = torch.randn(3, 16, generator=torch.Generator().manual_seed(1))
     once = adaptive_temperature(logits, **BOUNDS)
     want = adaptive_temperature(once, **BOUNDS)
-    assert torch.equal(processor_of(twice, 0, {}, {})(logits, torch.zeros(3).long()), want)
+    assert torch.equal(twice.logits_processor(0, {}, {})(logits, torch.zeros(3).long()), want)

@@ -293,11 +293,11 @@ def test_tokens_are_of_the_version_they_say_and_never_older_than_the_bound(tiny_
             assert min(ages) >= 0
             assert max(ages) <= 2
             # One iteration of the two is the workers': no plan but the next has been asked.
-            assert stream.planned == min(step + 2, STEPS)
+            assert stream.requested == min(step + 2, STEPS)
             seen += found
             policies.append(moved(tiny_policy, step))
             stream.sync(step + 1)
-            assert stream.points().keys() >= {"trainer_wait_seconds", "generator_idle_share"}
+            assert stream.metrics().keys() >= {"trainer_wait_seconds", "generator_idle_share"}
     finally:
         stream.close()
     assert sorted(sample.row["id"] for sample in seen) == sorted([row["id"] for row in ROWS] * 2 * STEPS)

@@ -113,7 +113,7 @@ def test_nothing_is_too_old_and_every_group_is_trained_on_once(train, options):
     submitted = []
     for step in range(STEPS):
         samples = trainer.iterate(step)
-        submitted.append(trainer.stream.planned)
+        submitted.append(trainer.stream.requested)
         ages = [step - version for t in samples for version in t.versions]
         assert min(ages) >= 0
         assert max(ages) <= options["max_staleness"]
@@ -211,7 +211,7 @@ def test_in_real_time_a_killed_run_loses_nothing(train):
         trainer.iterate(step)
     kept = json.loads(json.dumps(trainer.stream.to_json()))
     tokens = {
-        (group["plan"], group["place"], i): one["ids"]
+        (group["iteration"], group["place"], i): one["ids"]
         for group in kept["groups"]
         for i, one in enumerate(group["members"])
     }
@@ -254,7 +254,7 @@ def test_trap_23_what_is_slow_is_trained_on_as_much_as_what_is_fast(train, optio
     lengths = [len(t.completion_ids) for samples in trainer.seen for t in samples]
     assert Counter(lengths) == sampled
     assert len(set(lengths)) > 2
-    told = trainer.stream.points()
+    told = trainer.stream.metrics()
     assert told["trained_length"] == told["sampled_length"] == pytest.approx(sum(lengths) / len(lengths))
     if "ahead" not in options:
         # Every iteration trains on what was asked for it: nothing is put off either.
@@ -312,7 +312,7 @@ def test_what_goes_wrong_beside_the_trainer_ends_the_iteration(train):
 def test_the_loops_other_parts_are_served_beside_what_is_under_way(train):
     trainer = train(max_staleness=3, steps_per_update=2, max_slots=4)
     trainer.iterate(0)
-    under_way = len(trainer.stream.owed)
+    under_way = len(trainer.stream.callbacks)
     assert under_way
     asked_for = [Request([5, 6, 7], 3, 1)]
     want = Engine(trainer.policy).generate(asked_for, Sampling(0.7, 8))[0]

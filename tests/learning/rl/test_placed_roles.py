@@ -11,10 +11,10 @@ from learning.models.reward_model import make_reward_model
 from learning.models.sharded_model import Trained
 from learning.parallel.actors import Threads
 from learning.parallel.pool import TRIES, Pool
-from learning.rl.placed_rewards import Placed, placed
 from learning.rl.references import References
 from learning.samples.engine_protocol import Generation
 from learning.samples.sample import Sample
+from learning.sampling.placed_rewards import Placed, place_rewards
 from learning.sampling.sampler import score
 from schemas.errors import StepError
 from schemas.number_schedules import Number
@@ -80,10 +80,10 @@ def bound(*uses, **inputs):
 
 def test_a_reward_goes_where_its_role_has_workers():
     rewards = bound({"use": f"{__name__}:shout", "times": 2.0}, f"{__name__}:longest", f"{__name__}:remembering")
-    assert placed(rewards, None) == tuple(rewards)
-    assert placed(rewards, Threads({"rollout": 2})) == tuple(rewards)
+    assert place_rewards(rewards, None) == tuple(rewards)
+    assert place_rewards(rewards, Threads({"rollout": 2})) == tuple(rewards)
     actors = Threads({"reward": 2})
-    there = placed(rewards, actors)
+    there = place_rewards(rewards, actors)
     assert [isinstance(one, Placed) for one in there] == [True, True, False]
     assert [one.each for one in there[:2]] == [True, False]
     assert [one.name for one in there] == [one.name for one in rewards]
@@ -101,7 +101,7 @@ def test_a_reward_inside_another_decides_where_it_goes():
     inner = {"use": "composite.first", "of": [f"{__name__}:longest"]}
     held = {"use": "composite.first", "of": [f"{__name__}:remembering"]}
     actors = Threads({"reward": 1})
-    there = placed(bound(inner, held), actors)
+    there = place_rewards(bound(inner, held), actors)
     assert [isinstance(one, Placed) for one in there] == [True, False]
     assert not there[0].each
     actors.close()
@@ -111,14 +111,16 @@ def test_numbers_that_follow_the_step_are_those_of_the_step():
     times = {"linear": {"from": 1.0, "to": 5.0, "steps": 4}}
     rewards = bound({"use": f"{__name__}:shout", "times": times})
     actors = Threads({"reward": 2})
-    assert scores(placed(rewards, actors)) == scores(rewards)
+    assert scores(place_rewards(rewards, actors)) == scores(rewards)
     assert scores(rewards)[1][1] == 6.0
     actors.close()
 
 
 def test_what_a_reward_raises_over_there_costs_the_completion_alone_unless_it_is_all_of_them(capsys):
     actors = Threads({"reward": 2})
-    wrong, exits, fails = placed(bound(f"{__name__}:failing", f"{__name__}:exiting", f"{__name__}:broken"), actors)
+    wrong, exits, fails = place_rewards(
+        bound(f"{__name__}:failing", f"{__name__}:exiting", f"{__name__}:broken"), actors
+    )
     with pytest.raises(StepError, match=r"^no ear for poetry$"):
         scores([wrong])
     assert [one[1] for one in scores([exits])] == [1.0] * 5 + [None] + [1.0] * 3
@@ -177,7 +179,7 @@ def test_a_reward_model_says_the_same_in_workers(tiny_policy, tmp_path):
     judge.save(tmp_path / "judge")
     (learned,) = bound({"use": "models.learned", "model": "m"}, **{"rewards.0.model": tmp_path / "judge"})
     actors = Threads({"reward": 2})
-    (there,) = placed([learned], actors)
+    (there,) = place_rewards([learned], actors)
     assert there.each
     here, elsewhere = scores([learned]), scores([there])
     assert len({value for _, value in here}) == 9

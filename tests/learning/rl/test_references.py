@@ -16,7 +16,7 @@ def stage(**specs):
 
 
 def asking(*names):
-    requests = ", ".join(f"lp_{name}_T" for name in names)
+    asks = ", ".join(f"lp_{name}_T" for name in names)
     part = eval(f"lambda lp_T, {asks}: lp_T")
     return Algorithm((), Bound("r", part, {}), Bound("s", part, {}), Bound("w", len, {}))
 

@@ -6,7 +6,7 @@ import pytest
 
 from learning.evaluation.sampled_answers import compute_weighted_scores
 from learning.lookup import bind
-from learning.rl.metrics import describe
+from learning.rl.monitoring import describe_samples
 from learning.samples.sample import Sample
 from learning.sampling.sampler import score
 from schemas.errors import StepError
@@ -115,7 +115,7 @@ def test_unscorable_completions_are_counted_in_the_curve():
     made = scored("numbers", ["1", "x", "2", "y"])
     from learning.batch.batch_layout import forest
 
-    points = describe(made, forest([t for t in made if t.reward is not None]))
+    points = describe_samples(made, forest([t for t in made if t.reward is not None]))
     assert (points["unscorable"], points["reward"]) == (0.5, 1.5)
 
 
