@@ -16,7 +16,12 @@ from schemas.number_schedules import ScheduledFloat
 
 
 def adaptive_temperature(
-    logits_BV: Tensor, *, low: ScheduledFloat, pivot: ScheduledFloat, high: ScheduledFloat, tau: Annotated[float, Field(gt=-1, lt=1)] = 0.05
+    logits_BV: Tensor,
+    *,
+    low: ScheduledFloat,
+    pivot: ScheduledFloat,
+    high: ScheduledFloat,
+    tau: Annotated[float, Field(gt=-1, lt=1)] = 0.05,
 ) -> Tensor:
     """Temperature times 1 + τ·h, h the score of the distribution's entropy (HAPO, Liu et al. 2025).
 
