@@ -20,7 +20,7 @@ from schemas.errors import StepError
 from schemas.number_schedules import SCHEDULES, Controlled, Number, settle, value_at
 from schemas.package import import_path
 from schemas.references import Reference
-from schemas.use import RewardUse, Use
+from schemas.use import Use
 
 
 class Supplies(Protocol):
@@ -133,10 +133,11 @@ class Inner:
 
 
 if TYPE_CHECKING:
-    RewardFunction = Inner
+    DuelFunction = ProblemsFunction = PromptSamplerFunction = RewardFunction = TeacherFunction = Inner
+    ToolFunction = Bound
 else:
-    RewardFunction = RewardUse
-"""An option of a slot's function: a recipe names a reward, and the function gets it bound, to be called."""
+    pass
+"""Options of a slot's function: a recipe names a function of another slot, and this one gets it bound."""
 
 
 def asked_of(bound: Bound) -> frozenset[str]:

@@ -30,7 +30,10 @@ _TYPES: dict[str, object] = {
 }
 _TYPES |= {n: v for n, v in vars(references).items() if isinstance(v, type) and issubclass(v, references.Reference)}
 _TYPES |= {n: v for n, v in vars(use).items() if isinstance(v, type) and issubclass(v, use.Use)}
-_TYPES["RewardFunction"] = use.RewardUse
+_TYPES |= {
+    f"{slot}Function": vars(use)[f"{slot}Use"]
+    for slot in ("Duel", "Problems", "PromptSampler", "Reward", "Teacher", "Tool")
+}
 _TYPES |= {n: getattr(number_schedules, n) for n in ("Linear", "Cosine", "Piecewise", "Ramp")}
 _BOUNDS = {"ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern", "description"}
 MAX_HOPS = 8

@@ -21,6 +21,7 @@ from learning.merge.weight_geometry import measure_weights
 from learning.models.policy import get_untied_weights, load_policy, set_determinism
 from learning.samples.engine_protocol import Sampling
 from learning.sampling.placed_rewards import place_rewards
+from learning.sampling.scoring import PlacedReward
 from schemas.errors import StepError
 from schemas.number_schedules import Number
 from schemas.stages.evaluate import Evaluate
@@ -189,7 +190,7 @@ def compare_weights(stage: Evaluate, context: Context, ports: dict[str, str]) ->
 
 
 def select_samples(
-    selector: Sequence[Bound],
+    selector: Sequence[Bound | PlacedReward],
     problems: list[Row],
     groups: list[list[AnswerSample]],
     desk: SpendingAccount,
@@ -206,7 +207,7 @@ def select_samples(
 
 
 def score_samples(
-    rewards: Sequence[Bound],
+    rewards: Sequence[Bound | PlacedReward],
     weights: Sequence[Number],
     problems: list[Row],
     samples: list[list[AnswerSample]],

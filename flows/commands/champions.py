@@ -36,8 +36,9 @@ def rollback(
 ) -> None:
     """Take the latest promotion back: the champion before it is champion again."""
     from lineage.layout import Layout
+    from lineage.registry.rollback import roll_back
 
-    before, after = rollback(Layout.find(), name, to, why)
+    before, after = roll_back(Layout.find(), name, to, why)
     message = f"champion of {name}: version {before.version} → version {after.version} ({after.key[:12]})"
     console.print(message, highlight=False, markup=False, soft_wrap=True)
 

@@ -10,9 +10,8 @@ from pydantic import Field
 
 from learning.data.patterns import MatchTimeout, Pattern
 from learning.environments.protocol import Outcome
-from learning.lookup import Bound
+from learning.lookup import Bound, ToolFunction
 from schemas.errors import StepError
-from schemas.use import ToolUse
 
 Seconds = Annotated[float, Field(ge=0)]
 CALL = r"\s*([A-Za-z_]\w*):(.*)"
@@ -31,7 +30,7 @@ class Environment:
     def __init__(
         self,
         *,
-        tools: Annotated[list[ToolUse], Field(min_length=1)],
+        tools: Annotated[list[ToolFunction], Field(min_length=1)],
         longest: Annotated[int, Field(ge=1)] = 200,
         call: str = CALL,
         latency: dict[str, Seconds] = {},  # noqa: B006 (never changed; a recipe needs the default to be readable)

@@ -15,7 +15,7 @@ from learning.generation.services.row_streams import stream_completions
 from learning.lookup import Bound
 from learning.samples.engine_protocol import EngineProtocol, Generation, Request, Sampling, Turn
 from learning.samples.sample import Sample, last_turn, transcript
-from learning.sampling.scoring import scores_of
+from learning.sampling.scoring import PlacedReward, scores_of
 from schemas.number_schedules import Number, value_at
 
 
@@ -121,7 +121,7 @@ def select_best(groups: Sequence[Sequence[AnswerSample]], scores: Sequence[float
 
 
 def compute_weighted_scores(
-    rewards: Sequence[Bound],
+    rewards: Sequence[Bound | PlacedReward],
     weights: Sequence[Number],
     rows: list[Row],
     texts: list[str],

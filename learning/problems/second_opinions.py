@@ -11,11 +11,10 @@ from pydantic import Field
 from learning.data.questions import make_question
 from learning.data.rows import Row, read_rows
 from learning.data.text_edits import mistaken
-from learning.lookup import Inner
+from learning.lookup import Inner, ProblemsFunction, TeacherFunction
 from learning.tools.retrieval import Shelf
 from schemas.errors import StepError
 from schemas.references import ChatRef
-from schemas.use import ProblemsUse, TeacherUse
 
 TEMPLATE = "{prompt} {shown}; {prompt}"
 
@@ -45,10 +44,10 @@ def _shelf(folder: str) -> Shelf:
 
 def second_opinions(
     *,
-    of: ProblemsUse,
+    of: ProblemsFunction,
     seed: int = 0,
     error_rate: Annotated[float, Field(ge=0, le=1)] = 0.5,
-    by: TeacherUse | None = None,
+    by: TeacherFunction | None = None,
     data: ChatRef | None = None,
     template: str = TEMPLATE,
 ) -> list[Row]:

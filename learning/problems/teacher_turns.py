@@ -4,12 +4,12 @@ import numpy as np
 
 from learning.data.rows import Row
 from learning.environments.lookup_environment import build_environment
-from learning.lookup import Inner
+from learning.lookup import Inner, ProblemsFunction, TeacherFunction
 from schemas.errors import StepError
-from schemas.use import EnvUse, ProblemsUse, TeacherUse
+from schemas.use import EnvUse
 
 
-def turns(*, of: ProblemsUse, by: TeacherUse, env: EnvUse, seed: int = 0) -> list[Row]:
+def turns(*, of: ProblemsFunction, by: TeacherFunction, env: EnvUse, seed: int = 0) -> list[Row]:
     """Play episodes of another generator's problems with the teacher `by`, and return a problem for every turn.
 
     Turn k has the conversation before it as its prompt, and an id that ends with `.k`. The stage's teacher writes the

@@ -1,10 +1,9 @@
 """Problems without answers."""
 
-from typing import Any
+from learning.data.rows import Row
+from learning.lookup import ProblemsFunction
 
-from schemas.use import ProblemsUse
 
-
-def unlabelled(*, of: ProblemsUse) -> list[dict[str, Any]]:
+def unlabelled(*, of: ProblemsFunction) -> list[Row]:
     """Remove the answers, and the metadata that may reveal them, from the problems of another generator."""
     return [row | {"answer": None, "metadata": None} for row in of()]

@@ -6,14 +6,14 @@ import numpy as np
 from pydantic import Field
 
 from learning.data.rows import Row
-from learning.lookup import Inner
+from learning.lookup import DuelFunction, Inner
 from learning.samples.engine_protocol import Sampling
 from learning.sampling.verdicts import guest, replies
 from schemas.references import PolicyRef
-from schemas.use import DuelUse, EngineUse
+from schemas.use import EngineUse
 
 
-def win_rate(rows: list[Row], completions: list[str], groups: list[int], *, by: DuelUse) -> list[float | None]:
+def win_rate(rows: list[Row], completions: list[str], groups: list[int], *, by: DuelFunction) -> list[float | None]:
     """Estimate of P(completion beats the sampling policy): its mean over all duels of the group (SPPO, Wu et al. 2024).
 
     A completion draws against itself, so that the rates of a group average exactly ½ under a fair judge (section 4).
@@ -35,7 +35,7 @@ def against(
     completions: list[str],
     rng: np.random.Generator,
     *,
-    by: DuelUse,
+    by: DuelFunction,
     opponent: PolicyRef,
     engine: EngineUse | None = None,
     temperature: Annotated[float, Field(ge=0)] = 0.0,

@@ -9,19 +9,19 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
+from learning.lookup import PromptSamplerFunction
 from learning.problems.second_opinions import TEMPLATE, look_up_documents, show_answer
 from learning.samples.engine_protocol import Sampling
 from learning.samples.sample import SampleRequest
 from learning.sampling.verdicts import guest, replies
 from schemas.errors import StepError
 from schemas.references import ChatRef, PolicyRef
-from schemas.use import PromptSamplerUse
 
 
 def observed(
     rng: np.random.Generator,
     *,
-    of: PromptSamplerUse,
+    of: PromptSamplerFunction,
     partner: PolicyRef,
     data: ChatRef | None = None,
     template: str = TEMPLATE,
