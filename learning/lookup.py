@@ -16,6 +16,8 @@ from zlib import crc32
 import numpy as np
 from pydantic import ConfigDict, ValidationError, create_model
 
+from schemas import use as slots
+from schemas.addresses import AddressError, address
 from schemas.errors import StepError
 from schemas.number_schedules import SCHEDULES, Controlled, Number, settle, value_at
 from schemas.package import import_path
@@ -136,7 +138,8 @@ if TYPE_CHECKING:
     DuelFunction = ProblemsFunction = PromptSamplerFunction = RewardFunction = TeacherFunction = Inner
     ToolFunction = Bound
 else:
-    pass
+    DuelFunction, ProblemsFunction, PromptSamplerFunction = slots.DuelUse, slots.ProblemsUse, slots.PromptSamplerUse
+    RewardFunction, TeacherFunction, ToolFunction = slots.RewardUse, slots.TeacherUse, slots.ToolUse
 """Options of a slot's function: a recipe names a function of another slot, and this one gets it bound."""
 
 
@@ -161,28 +164,16 @@ def _each(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def find(use: Use) -> Callable[..., Any]:
-    """Return the function that `use` names. Raise StepError when there is none."""
-    if ":" in use.use:
-        module, _, name = use.use.partition(":")
-    else:
-        family, _, name = use.use.rpartition(".")
-        module = f"{use.home}.{family}" if family else str(use.home)
+    """Return the function or class that `use` names. Raise StepError when there is none."""
     try:
-        function = getattr(importlib.import_module(module), name, None)
-    except ModuleNotFoundError as error:
-        raise StepError(f"use: {use.use}: no module {error.name!r}") from error
+        module, name = address(type(use), use.use)
+        function = getattr(importlib.import_module(import_path(module)), name, None)
+    except (AddressError, ModuleNotFoundError) as error:
+        missing = f"no module {error.name!r}" if isinstance(error, ModuleNotFoundError) else str(error)
+        raise StepError(f"use: {use.use}: {missing}") from error
     if not callable(function):
         raise StepError(f"use: {use.use}: {module} has no function {name!r}")
     return function
-
-
-class HasOptionalCode(Protocol):
-    """A stage with parts that only some stages use."""
-
-    @property
-    def optional_code(self) -> Mapping[str, tuple[str, str]]:
-        """Module and name of each part that this stage uses."""
-        ...
 
 
 def load_optional(stage: HasOptionalCode, part: str) -> Callable[..., Any] | None:
