@@ -176,6 +176,15 @@ def find(use: Use) -> Callable[..., Any]:
     return function
 
 
+class HasOptionalCode(Protocol):
+    """A stage with parts that only some stages use."""
+
+    @property
+    def optional_code(self) -> Mapping[str, tuple[str, str]]:
+        """Return module and name of each part that this stage uses."""
+        ...
+
+
 def load_optional(stage: HasOptionalCode, part: str) -> Callable[..., Any] | None:
     """Return an optional part of a stage; None if the stage does not use it."""
     if part not in stage.optional_code:
