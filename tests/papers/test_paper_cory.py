@@ -119,7 +119,7 @@ def test_the_observer_is_shown_the_pioneers_answer_and_the_pioneer_nothing(recip
 
 
 def test_an_observer_needs_its_plan(recipe):
-    with pytest.raises(StepError, match=r"needs `prompt_sampler: \{use: observed"):
+    with pytest.raises(StepError, match=r"set `prompt_sampler: \{use: observed"):
         rewarded(parts_of(recipe, "rounds-1-observer", **{OBSERVER: "A"}), [sample("b")])
     with pytest.raises(StepError, match=r"shows no \{shown\}"):
         show_answer(row(), "a", "{prompt}")
