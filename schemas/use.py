@@ -75,7 +75,7 @@ class TeacherUse(Use):
 class RewardUse(Use):
     """Scores completions; the weighted sum over the list is the reward."""
 
-    home = ("learning.rewards",)
+    home = ("learning.rewards", "learning.toy_tasks.rewards")
     qualified = True
     asks = SCORING
     weight: Number = 1.0
@@ -234,7 +234,7 @@ class EngineUse(Use):
 class EnvUse(Use):
     """Answers the model's turns, so that a completion is an episode of several."""
 
-    home = ("learning.environments",)
+    home = ("learning.environments", "learning.toy_tasks.environments")
     takes = ()
     member = "Environment"
     max_turns: int = Field(default=8, ge=1)

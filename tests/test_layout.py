@@ -57,7 +57,7 @@ def test_modules_import_each_other_in_no_circle():
     TopologicalSorter({name: graph.find_modules_directly_imported_by(name) for name in graph.modules}).prepare()
 
 
-LAYERED = ("flows", "lineage")
+LAYERED = PACKAGES
 """Packages whose folders depend on each other in one direction only."""
 
 

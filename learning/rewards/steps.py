@@ -15,10 +15,12 @@ from learning.data.questions import make_question
 from learning.data.rows import Row
 from learning.samples.engine_protocol import Sampling
 from learning.sampling.verdicts import guest, replies
-from learning.toy_tasks.sums import CLEAN
 from schemas.errors import StepError
 from schemas.references import PolicyRef
 from schemas.use import EngineUse
+
+CLEAN = -1
+"""The place of the first mistake in a solution without mistakes."""
 
 DIGITS = 300
 """Limit for numbers that are parsed: Python's conversion is slow for long ones and refuses thousands of digits."""

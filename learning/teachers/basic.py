@@ -13,7 +13,6 @@ from pydantic import Field
 from learning.data.patterns import Pattern
 from learning.data.questions import Inquiry, make_question
 from learning.data.text_edits import mistaken
-from learning.toy_tasks.sums import sum_of
 from schemas.endpoint import Endpoint
 from schemas.errors import StepError
 
@@ -56,31 +55,3 @@ def styled(row: dict[str, Any], rng: np.random.Generator, *, styles: list[str], 
     """Write the answer in a random one of `styles`, templates with {answer}."""
     text = answer(row, rng, error_rate=error_rate)
     return styles[int(rng.integers(len(styles)))].replace("{answer}", text)
-
-
-def worked_sum(row: dict[str, Any], rng: np.random.Generator, *, marker: str = "####", error_rate: Rate = 0.0) -> str:
-    """Write the running totals of a sum, then the answer: `12 + 7 - 3 =` becomes `12 + 7 = 19, 19 - 3 = 16 #### 16`.
-
-    An error changes one total and is carried on. Raise StepError if the prompt does not end with a sum.
-    """
-    numbers, signs = sum_of(row)
-    slip = int(rng.integers(len(signs))) if rng.random() < error_rate else -1
-    total, steps = numbers[0], []
-    for i, (sign, number) in enumerate(zip(signs, numbers[1:], strict=True)):
-        result = total + number if sign == "+" else total - number
-        if i == slip:
-            result += int(rng.choice([-2, -1, 1, 2]))
-        steps.append(f"{total} {sign} {number} = {result}")
-        total = result
-    return f"{', '.join(steps)} {marker} {total}"
-
-
-def worked_spelling(
-    row: dict[str, Any], rng: np.random.Generator, *, marker: str = "####", error_rate: Rate = 0.0
-) -> str:
-    """Spell a word letter by letter, then backward, then write the answer: `sun` becomes `s-u-n, n-u-s #### nus`."""
-    word = row["prompt"][-1]["content"].rpartition(": ")[2].strip()
-    back = word[::-1]
-    if rng.random() < error_rate:
-        back = mistaken(back, rng)
-    return f"{'-'.join(word)}, {'-'.join(back)} {marker} {back}"

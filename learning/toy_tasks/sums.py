@@ -12,13 +12,12 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from learning.data.text_edits import mistaken
 from schemas.errors import StepError
 
 Rate = Annotated[float, Field(ge=0, le=1)]
 SPACE = 50
 """Draws for each problem wanted after which the space counts as exhausted."""
-CLEAN = -1
-"""What stands for no mistake."""
 
 
 def sum_of(row: dict[str, Any]) -> tuple[list[int], list[str]]:
@@ -127,10 +126,38 @@ def step_chains(
             rows[name] = {
                 "id": name,
                 "prompt": [{"role": "user", "content": text}],
-                "answer": str(min(mistakes, default=CLEAN)),
+                "answer": str(min(mistakes, default=-1)),
                 "family": "step_chains",
                 "metadata": json.dumps({"steps": steps, "mistakes": len(mistakes)}),
             }
         if len(rows) == size:
             return list(rows.values())
     raise StepError(f"step_chains: found {len(rows)} {split} problems of {size}; lower `size` or widen the steps")
+
+
+def worked_sum(row: dict[str, Any], rng: np.random.Generator, *, marker: str = "####", error_rate: Rate = 0.0) -> str:
+    """Write the running totals of a sum, then the answer: `12 + 7 - 3 =` becomes `12 + 7 = 19, 19 - 3 = 16 #### 16`.
+
+    An error changes one total and is carried on. Raise StepError if the prompt does not end with a sum.
+    """
+    numbers, signs = sum_of(row)
+    slip = int(rng.integers(len(signs))) if rng.random() < error_rate else -1
+    total, steps = numbers[0], []
+    for i, (sign, number) in enumerate(zip(signs, numbers[1:], strict=True)):
+        result = total + number if sign == "+" else total - number
+        if i == slip:
+            result += int(rng.choice([-2, -1, 1, 2]))
+        steps.append(f"{total} {sign} {number} = {result}")
+        total = result
+    return f"{', '.join(steps)} {marker} {total}"
+
+
+def worked_spelling(
+    row: dict[str, Any], rng: np.random.Generator, *, marker: str = "####", error_rate: Rate = 0.0
+) -> str:
+    """Spell a word letter by letter, then backward, then write the answer: `sun` becomes `s-u-n, n-u-s #### nus`."""
+    word = row["prompt"][-1]["content"].rpartition(": ")[2].strip()
+    back = word[::-1]
+    if rng.random() < error_rate:
+        back = mistaken(back, rng)
+    return f"{'-'.join(word)}, {'-'.join(back)} {marker} {back}"

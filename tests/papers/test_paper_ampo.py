@@ -18,8 +18,7 @@ from learning.batch.batch_layout import forest
 from learning.data.rows import write_rows
 from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.sample import Sample, by_group
-from learning.teachers.basic import worked_sum
-from learning.toy_tasks.sums import told_sum
+from learning.toy_tasks.sums import told_sum, worked_sum
 from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "ampo.yaml"

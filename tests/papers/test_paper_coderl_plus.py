@@ -14,12 +14,12 @@ import pytest
 from learning.algorithm.composition import bind_algorithm
 from learning.algorithm.loss import micro_loss, with_advantages, with_dropped, with_weights
 from learning.batch.batch_layout import forest
-from learning.rewards.execution import states
 from learning.rl.iteration import collect_samples
 from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.history import History
 from learning.sampling.iteration_context import IterationContext
 from learning.toy_tasks.coding import state_row, straight_programs
+from learning.toy_tasks.rewards.execution import states
 from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "coderl-plus.yaml"

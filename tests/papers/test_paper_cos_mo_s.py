@@ -15,7 +15,7 @@ from learning.lookup import bind
 from learning.preference.columns import list_bases
 from learning.preference.likelihoods import orpo
 from learning.preference.loss import bind_losses, collect_asked
-from learning.rewards.stories import compute_value, curiosity
+from learning.toy_tasks.rewards.stories import compute_value, curiosity
 from learning.toy_tasks.stories import incoherence
 from schemas.recipe.load import load_recipe
 from tasks.synthesize import make_pairs

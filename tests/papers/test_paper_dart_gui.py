@@ -17,7 +17,6 @@ from learning.batch.batch_layout import forest
 from learning.data.chat import decode, encode_prompt
 from learning.environments.clock import VirtualClock
 from learning.environments.episodes import Episodes
-from learning.environments.form import Environment
 from learning.generation.replicas.replicas import Replicas
 from learning.generation.services.rollout_service import RolloutService
 from learning.generation.weights.protocol import Receipt
@@ -29,6 +28,7 @@ from learning.samples.history import History
 from learning.samples.sample import SampleRequest, by_group
 from learning.sampling.sampler import Sampler
 from learning.sampling.trajectories import Trajectories
+from learning.toy_tasks.environments.form import Environment
 from learning.toy_tasks.forms import Form, forms
 from schemas.recipe.load import load_recipe
 from tests.papers.loops import Loop, by_chance

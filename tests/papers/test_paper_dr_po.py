@@ -19,12 +19,12 @@ from learning.data.rows import read_rows, write_rows
 from learning.generation.engines.torch import Engine
 from learning.problems.preference_problems import problems_of_pairs
 from learning.rewards import models
-from learning.rewards.summaries import topical
 from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.engine_protocol import Sampling
 from learning.samples.sample import SampleRequest
 from learning.sampling.sampler import Sampler, score
 from learning.toy_tasks.posts import posts, summed_up
+from learning.toy_tasks.rewards.summaries import topical
 from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "dr-po.yaml"

@@ -16,12 +16,12 @@ from flows.runs.launch import run_plan
 from learning.algorithm.advantage_shaping import duration
 from learning.algorithm.loss import micro_loss, with_weights
 from learning.environments.making import wrap_in_environment
-from learning.environments.program import Environment, Mark, limit_log
 from learning.environments.protocol import Outcome
 from learning.generation.services.local_rollouts import LocalRollouts
 from learning.samples.engine_protocol import Turn
 from learning.samples.sample import Sample
 from learning.sandbox.run import available
+from learning.toy_tasks.environments.program import Environment, Mark, limit_log
 from learning.toy_tasks.fits import fits, points, score_of
 from lineage.layout import Layout
 from schemas.recipe.load import load_recipe

@@ -13,11 +13,11 @@ from flows.planning.compile import compile_recipe
 from learning.generation.engines.torch import Engine
 from learning.lookup import bind
 from learning.rewards.answers import exact
-from learning.rewards.ranking import kendall, rises
 from learning.samples.engine_protocol import Sampling
 from learning.samples.sample import Sample
 from learning.sampling.sampler import Sampler, scoring
 from learning.toy_tasks.rankings import ratings, rising, worth
+from learning.toy_tasks.rewards.ranking import kendall, rises
 from lineage.layout import Layout
 from schemas.recipe.load import load_recipe
 

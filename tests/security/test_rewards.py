@@ -19,7 +19,7 @@ from learning.data.chat import encode_completion, encode_prompt
 from learning.generation.engines.torch import Engine
 from learning.lookup import bind
 from learning.models.reward_model import make_reward_model
-from learning.rewards import collective, consensus, duels, judges, models, pairwise, steps, stories
+from learning.rewards import collective, consensus, duels, judges, models, pairwise, steps
 from learning.samples.engine_protocol import Sampling
 from learning.samples.sample import Sample
 from learning.sampling.sampler import Sampler, scoring
@@ -32,6 +32,7 @@ from learning.toy_tasks.hardware import modules
 from learning.toy_tasks.posts import posts
 from learning.toy_tasks.rankings import rising
 from learning.toy_tasks.records import records
+from learning.toy_tasks.rewards import stories
 from learning.toy_tasks.sums import step_chains
 from schemas.signatures import signatures
 from schemas.use import RewardUse

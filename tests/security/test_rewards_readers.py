@@ -14,8 +14,6 @@ from learning.curation import row_filters as quality
 from learning.data.patterns import MatchTimeout, Pattern
 from learning.data.questions import Inquiry
 from learning.data.text_edits import mistaken
-from learning.environments.form import Environment as FormEnvironment
-from learning.environments.guess import Environment as GuessEnvironment
 from learning.environments.tools import Environment as ToolsEnvironment
 from learning.evaluation import metrics
 from learning.lookup import bind
@@ -24,6 +22,8 @@ from learning.tools import calls as tools
 from learning.tools.retrieval import Shelf
 from learning.tools.tables import count_copies, run_query
 from learning.toy_tasks import fits as fits_world
+from learning.toy_tasks.environments.form import Environment as FormEnvironment
+from learning.toy_tasks.environments.guess import Environment as GuessEnvironment
 from learning.toy_tasks.fits import fits
 from learning.toy_tasks.forms import forms
 from learning.toy_tasks.guesses import guesses

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from learning.agents.made import call_made_tool_
-from learning.environments.program import Environment
 from learning.sandbox.run import available
+from learning.toy_tasks.environments.program import Environment
 from learning.toy_tasks.fits import GIVEN, ROWS, fits, points, score, score_of
 from schemas.agent import MadeTool
 from schemas.errors import StepError

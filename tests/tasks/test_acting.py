@@ -132,7 +132,7 @@ def test_the_key_of_what_acts_holds_the_agents_settings_and_code(tmp_path):
         "learning.agents.made",
         "learning.sandbox.run",
     } <= set(one["clerk"].code)
-    assert "learning.environments.guess" in compiled(tmp_path, "guess", 1)["clerk"].code
+    assert "learning.toy_tasks.environments.guess" in compiled(tmp_path, "guess", 1)["clerk"].code
 
 
 @pytest.mark.parametrize(

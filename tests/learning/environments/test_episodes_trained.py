@@ -12,7 +12,6 @@ from learning.batch.loss_columns import ColumnView
 from learning.data.chat import decode, encode_prompt, encode_reply
 from learning.data.tokenizers import characters
 from learning.environments.episodes import Episodes
-from learning.environments.guess import Environment as Guess
 from learning.environments.protocol import Outcome
 from learning.generation.engines.torch import Engine
 from learning.models.packed import choose_forward
@@ -21,6 +20,7 @@ from learning.samples.engine_protocol import Sampling, Turn
 from learning.samples.sample import Sample, SampleRequest
 from learning.sampling.pending_samples import Pending, advance, begin, build_sample, start
 from learning.sampling.sampler import Sampler
+from learning.toy_tasks.environments.guess import Environment as Guess
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
 

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from learning.environments.form import Environment
 from learning.lookup import bind
+from learning.toy_tasks.environments.form import Environment
 from learning.toy_tasks.forms import CHOICES, Form, form_filler, forms
 from schemas.errors import StepError
 from schemas.use import ProblemsUse

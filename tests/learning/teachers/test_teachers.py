@@ -3,7 +3,8 @@ import pytest
 
 from learning.data.text_edits import mistaken
 from learning.rewards.answers import exact
-from learning.teachers.basic import answer, worked_spelling, worked_sum
+from learning.teachers.basic import answer
+from learning.toy_tasks.sums import worked_spelling, worked_sum
 from schemas.errors import StepError
 
 

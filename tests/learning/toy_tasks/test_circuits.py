@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from learning.rewards.testbench import passed
 from learning.toy_tasks.circuits import circuits, expressions, pass_rate, problem, simulate
+from learning.toy_tasks.rewards.testbench import passed
 from schemas.errors import StepError
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from learning.rewards.expressions import reaches
 from learning.toy_tasks.countdown import countdown, problem_of, solutions, worked_countdown
+from learning.toy_tasks.rewards.expressions import reaches
 from schemas.errors import StepError
 
 

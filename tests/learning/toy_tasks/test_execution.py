@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from learning.lookup import bind
-from learning.rewards.execution import passed, states
 from learning.toy_tasks.coding import list_functions, program_states, straight_programs
 from learning.toy_tasks.execution import LARGEST, LONGEST_LIST, ProgramError, evaluate, execute
+from learning.toy_tasks.rewards.execution import passed, states
 from schemas.errors import StepError
 from schemas.use import ResampleUse
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from learning.environments.guess import Environment
+from learning.toy_tasks.environments.guess import Environment
 from learning.toy_tasks.guesses import guesser, guesses
 from schemas.errors import StepError
 

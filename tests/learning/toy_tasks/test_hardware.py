@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from learning.rewards import hardware as rewards
 from learning.toy_tasks.hardware import described, equivalent, modules, outputs, regenerated, round_trip
 from learning.toy_tasks.hidden_operations import operations
+from learning.toy_tasks.rewards import hardware as rewards
 from schemas.errors import StepError
 
 

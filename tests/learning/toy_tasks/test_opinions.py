@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from learning.rewards.tone import kind
 from learning.toy_tasks.opinions import BAD, GOOD, opinion, opinions
+from learning.toy_tasks.rewards.tone import kind
 from schemas.errors import StepError
 
 

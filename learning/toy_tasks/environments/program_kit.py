@@ -1,6 +1,7 @@
 """What a program of the environment `program` imports as `kit`: it asks the environment, which does the work.
 
-The work is done outside of the program's process (`learning.environments.program_requests`), and so is the reckoning: a
+The work is done outside of the program's process (`learning.toy_tasks.environments.program_requests`), and so is the
+reckoning: a
 program that calls these functions by another name, replaces them or writes their messages itself has asked for the same
 work.
 """

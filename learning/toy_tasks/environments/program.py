@@ -12,8 +12,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from learning.environments import program_kit
-from learning.environments.program_requests import (
+from learning.environments.protocol import Outcome
+from learning.sandbox.run import available, run
+from learning.sandbox.watchdog import Ran
+from learning.toy_tasks.environments import program_kit
+from learning.toy_tasks.environments.program_requests import (
     DATA,
     MILESTONES,
     MODEL,
@@ -25,9 +28,6 @@ from learning.environments.program_requests import (
     ProgramRequests,
     parse_predictions,
 )
-from learning.environments.protocol import Outcome
-from learning.sandbox.run import available, run
-from learning.sandbox.watchdog import Ran
 from learning.toy_tasks.fits import GIVEN, Points, Row, expanded, points, score, shown
 from schemas.errors import StepError
 

@@ -1,0 +1,1 @@
+"""Rewards of toy tasks; a name is `module.function`."""
