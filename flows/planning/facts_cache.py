@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flows.planning import definitions
+from flows.planning import definitions, name_uses
 from flows.planning.definitions import Facts, read_facts
 from lineage.keys import derive_key
 from lineage.layout import Layout
@@ -99,5 +99,5 @@ def _seal(key: bytes, body: bytes) -> bytes:
 
 def _reader() -> str:
     """Return what tells this version of the reader from another: its text, and that of Python."""
-    texts = [Path(name).read_bytes() for name in (str(definitions.__file__), __file__)]
+    texts = [Path(name).read_bytes() for name in (str(definitions.__file__), str(name_uses.__file__), __file__)]
     return f"definitions {platform.python_version()} {hashlib.sha256(b''.join(texts)).hexdigest()}"

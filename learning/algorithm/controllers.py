@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import Tensor
 
-from learning.algorithm.token_statistics import ENTROPY_FLOOR
+from learning.batch.token_measures import ENTROPY_FLOOR
 from schemas.errors import StepError
 from schemas.number_schedules import ScheduledFloat
 

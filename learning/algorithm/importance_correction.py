@@ -17,7 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from learning.algorithm import token_statistics
+from learning.batch import token_measures
 from learning.batch.columns import any_of_path, mean_of_path, sum_of_path
 from schemas.number_schedules import ScheduledFloat
 
@@ -146,7 +146,7 @@ def covariance_drop(
 
     max(1, ⌊share·T⌋) tokens, drawn from those whose covariance is between `low` and `high`.
     """
-    covariance_T = token_statistics.compute_covariance(lp_prox_T, advantage_T)
+    covariance_T = token_measures.compute_covariance(lp_prox_T, advantage_T)
     candidates = ((covariance_T > low) & (covariance_T < high)).nonzero()[:, 0]
     factor_T = torch.ones_like(covariance_T)
     count = min(len(candidates), max(1, math.floor(share * len(covariance_T) + 1e-9)))

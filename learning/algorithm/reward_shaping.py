@@ -11,9 +11,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from learning.algorithm.advantages.token_rewards import get_auxiliary as _get_auxiliary
 from learning.algorithm.token_masks.masks import Source
 from learning.algorithm.token_masks.masks import sources as _sources
+from learning.batch.columns import get_auxiliary as _get_auxiliary
 from learning.batch.columns import locate_in_path
 from schemas.errors import StepError
 from schemas.number_schedules import ScheduledFloat

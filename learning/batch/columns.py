@@ -3,6 +3,7 @@
 Shapes: P paths, T sampled tokens, X entries of a column (P or T), H pairs of a segment and a path that holds it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from learning.batch.batch import Batch
+from schemas.errors import StepError
 
 
 @dataclass(frozen=True)
@@ -119,3 +121,10 @@ def sum_of_later(values_T: Tensor, path_T: Tensor) -> Tensor:
     padded_PL = values_T.new_zeros(int(index_T.max()) + 1, int(from_start_T.max()) + 1)
     padded_PL[index_T, from_end_T] = values_T
     return padded_PL.cumsum(1)[index_T, from_end_T] - values_T
+
+
+def get_auxiliary(auxiliary_T: Mapping[str, Tensor], of: str, asker: str) -> Tensor:
+    """Return the column of an auxiliary model; raise StepError if the stage has no such model."""
+    if of not in auxiliary_T:
+        raise StepError(f"{asker}: no auxiliary {of!r} in this stage; it has: {', '.join(auxiliary_T) or 'none'}")
+    return auxiliary_T[of].double()

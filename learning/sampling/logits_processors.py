@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
-from learning.algorithm.token_statistics import score_entropy
+from learning.batch.token_measures import score_entropy
 from learning.generation.engines.token_sampling import compute_entropy
 from schemas.number_schedules import ScheduledFloat
 

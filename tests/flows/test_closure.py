@@ -235,15 +235,20 @@ def test_imports_for_type_checkers_do_not_count():
     assert read_facts(hints, "hints").imports == ["typing:TYPE_CHECKING", "json:"]
 
 
-def test_house_code_loads_modules_of_a_computed_name_in_three_places():
-    """Slots, which are roots of the closure; the counts of a merge, likewise; reasoning-gym's own modules."""
+def test_house_code_loads_modules_of_a_computed_name_in_four_places():
+    """Slots, optional parts of a stage and the counts of a merge, all roots of the closure; reasoning-gym's modules."""
     places = set()
     for package in ("learning", "tasks", "schemas"):
         for file in (HOUSE / package).rglob("*.py"):
             for statement in read_facts(file.read_bytes(), str(file)).statements:
                 if statement.is_dynamic:
                     places.add((file.stem, *statement.names))
-    assert {names for _, *names in map(tuple, places) for names in names} == {"find", "totals_of", "replace_evaluators"}
+    assert {names for _, *names in map(tuple, places) for names in names} == {
+        "find",
+        "load_optional",
+        "sum_totals",
+        "replace_evaluators",
+    }
 
 
 def test_a_function_that_an_option_names_counts(lab):

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from learning.batch.batch import Batch
-from learning.batch.columns import Column, broadcast_to_tokens, take_next_token
+from learning.batch.columns import Column, broadcast_to_tokens, get_auxiliary, take_next_token
 from learning.batch.keyed import Key, apply_per_key, index_keys, sum_per_key
 from schemas.errors import StepError
 from schemas.number_schedules import ScheduledFloat
@@ -70,10 +70,3 @@ def rivals(column: Column, batch: Batch, *, by: Key = "group") -> Column:
     low_P, high_P = (apply_per_key(column.values_X, index_P[path_T], f) for f in (torch.min, torch.max))
     nothing_T = (others_P[path_T] == 0) | (low_P == high_P)
     return replace(column, values_X=(column.values_X - base_P[path_T]).masked_fill(nothing_T, 0.0))
-
-
-def get_auxiliary(auxiliary_T: Mapping[str, Tensor], of: str, asker: str) -> Tensor:
-    """Return the column of an auxiliary model; raise StepError if the stage has no such model."""
-    if of not in auxiliary_T:
-        raise StepError(f"{asker}: no auxiliary {of!r} in this stage; it has: {', '.join(auxiliary_T) or 'none'}")
-    return auxiliary_T[of].double()

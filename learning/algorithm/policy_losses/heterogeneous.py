@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from learning.algorithm.token_statistics import score_entropy
+from learning.batch.token_measures import score_entropy
 from schemas.number_schedules import ScheduledFloat
 
 LIMIT = 20.0

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from learning.algorithm import token_statistics
+from learning.batch import token_measures
 from learning.samples.sample import SOURCES
 from schemas.number_schedules import ScheduledFloat
 
@@ -125,7 +125,7 @@ def high_covariance(
     """
     if not len(lp_prox_T):
         return torch.zeros_like(lp_prox_T, dtype=torch.bool)
-    covariance_T = token_statistics.compute_covariance(lp_prox_T, advantage_T)
+    covariance_T = token_measures.compute_covariance(lp_prox_T, advantage_T)
     count = max(1, math.floor(share * len(covariance_T) + 1e-9))
     return covariance_T >= covariance_T.topk(count).values[-1]
 
