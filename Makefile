@@ -40,10 +40,11 @@ test-all: $(VENV)/.installed $(SCHEMA) $(if $(VLLM),$(VENV)/.$(VLLM))  ## with t
 	$(BIN)/python -m pytest -q -m 'not gpu and not vllm'
 	$(if $(VLLM),$(BIN)/python -m pytest -q -m 'not gpu' $(VLLM_TESTS),@echo 'VLLM= : the tests of engine vllm were left out')
 
-check: $(VENV)/.installed $(SCHEMA) ## format, lint, import contracts, recipes, generated docs
+check: $(VENV)/.installed $(SCHEMA) ## format, lint, types, import contracts, recipes, generated docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	$(BIN)/posttrain validate recipes/*.yaml recipes/bases/*.yaml recipes/papers/*.yaml
 	$(BIN)/posttrain schema --markdown | diff - docs/recipes.md
 	$(BIN)/python -m schemas.pages.papers_page | diff - docs/papers.md
