@@ -128,7 +128,11 @@ def _replicated(model: nn.Module, group: Group) -> nn.Module:
     return wrapped
 
 
-def _summed(_: None, bucket: Any) -> torch.futures.Future[Tensor]:
+# torch compares the annotation of the bucket with this class at run time.
+def _summed(
+    _: None,
+    bucket: distributed.GradBucket,  # pyright: ignore[reportAttributeAccessIssue]
+) -> torch.futures.Future[Tensor]:
     """Return the sum over the ranks; DistributedDataParallel itself would take the mean."""
     work: Any = distributed.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda done: done.value()[0])

@@ -36,11 +36,11 @@ from schemas.use import (
 )
 
 OPTIONAL_CODE = {
-    "agent_environment": ("learning.agents.acting", "env_at"),
-    "agent_rows": ("learning.agents.acting", "rows_at"),
-    "environment": ("learning.environments.making", "in_environment"),
+    "agent_environment": ("learning.agents.acting", "load_env"),
+    "agent_rows": ("learning.agents.acting", "load_rows"),
+    "environment": ("learning.environments.making", "wrap_in_environment"),
     "auxiliary_models": ("learning.rl.auxiliary_models", "AuxiliaryModels"),
-    "routing_replay": ("learning.batch.routing_replay", "with_experts"),
+    "routing_replay": ("learning.batch.routing_replay", "add_expert_column"),
 }
 """Parts that only some stages use; the key of a step holds the code of those that it uses."""
 

@@ -176,9 +176,9 @@ def test_one_module_of_the_users_own(lab):
         found = compare(lab.first, lab.run(), lab.layout)
     finally:
         lab.write("diff_lab_rules.py", RULES)
-    assert named(found) == NOTHING | {"code": [("diff_lab_rules.py", ("rows", "other"))]}
+    assert named(found) == NOTHING | {"code": [("diff_lab_rules.py", ("rows",))]}
     assert found.metrics == ()
-    assert set(found.steps.again) == {"rows", "clean", "tuned", "other"}
+    assert set(found.steps.again) == {"rows", "clean", "tuned"}
 
 
 def test_one_package(lab):

@@ -124,13 +124,13 @@ def test_names_comments_and_docstrings_are_not_in_the_key_but_code_is(lab):
     assert [s.key for s in lab(renamed).steps] == keys
     lab.file.write_text("# a comment\n" + LAB.replace("Write a number.", "Write one number."))
     assert [s.key for s in lab(TWO).steps] == keys
-    lab.file.write_text(LAB.replace("total = extra", "total = 1 + extra"))
+    lab.file.write_text(LAB.replace('print("writing", value)', 'print("wrote", value)'))
     assert all(s.key != k for s, k in zip(lab(TWO).steps, keys, strict=True))
 
 
 def test_code_is_named_when_it_changed(lab):
     go(lab(TWO), lab.layout)
-    lab.file.write_text(LAB.replace("total = extra", "total = 1 + extra"))
+    lab.file.write_text(LAB.replace('print("writing", value)', 'print("wrote", value)'))
     verdict, why = explain_plan(lab(TWO), lab.layout)["a"]
     assert (verdict, why) == ("MISS", f"code: {lab.file.name} changed")
 

@@ -1,5 +1,6 @@
 """What an iteration supplies by name, and the code that a stage brings for its optional parts."""
 
+import importlib
 from zlib import crc32
 
 import numpy as np
@@ -9,7 +10,7 @@ from learning.lookup import Bound, Overlay, load_optional
 from learning.rl.auxiliary_models import AuxiliaryModels
 from learning.sampling.iteration_context import IterationContext
 from schemas.errors import StepError
-from schemas.stages.rl import Rl
+from schemas.stages.rl import OPTIONAL_CODE, Rl
 
 STAGE = {
     "kind": "rl",
@@ -70,3 +71,8 @@ def test_a_stage_brings_the_code_of_the_parts_that_it_uses(more, parts):
     stage = Rl.model_validate(STAGE | more)
     assert set(stage.optional_code) == parts
     assert load_optional(stage, "auxiliary_models") is (AuxiliaryModels if "critic" in more else None)
+
+
+def test_every_optional_part_is_defined_where_the_stage_names_it():
+    for module, name in OPTIONAL_CODE.values():
+        assert callable(getattr(importlib.import_module(module), name))

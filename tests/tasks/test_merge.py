@@ -191,7 +191,7 @@ def cut(models, tmp_path):
         (cut, {}, "cut short"),
         (None, {"parameters": {"weigth": 1.0}}, "did you mean weight"),
         (None, {"parameters": {}}, "no weight for tensor"),
-        (None, {"merge_method": "lineer"}, "no function 'lineer'"),
+        (None, {"merge_method": "lineer"}, "no merge method `lineer`"),
         (None, {"merge_method": "ties"}, "base_model is missing"),
         (None, {"parameters": {"weight": []}}, "empty list"),
         (None, {"parameters": {"weight": 1.0, "normalize": "perhaps"}}, "normalize"),
