@@ -131,7 +131,7 @@ def _replicated(model: nn.Module, group: Group) -> nn.Module:
 # torch compares the annotation of the bucket with this class at run time.
 def _summed(
     _: None,
-    bucket: distributed.GradBucket,  # pyright: ignore[reportAttributeAccessIssue]
+    bucket: distributed.GradBucket,  # pyright: ignore[reportPrivateImportUsage]
 ) -> torch.futures.Future[Tensor]:
     """Return the sum over the ranks; DistributedDataParallel itself would take the mean."""
     work: Any = distributed.all_reduce(bucket.buffer(), async_op=True)
