@@ -279,13 +279,11 @@ def test_a_merge_is_keyed_by_its_method_and_by_what_counts_its_totals(tmp_path):
 
 def test_a_step_depends_on_no_toy_task_and_no_paper_that_it_does_not_name(tmp_path):
     plan = compile_recipe(load_recipe(HOUSE / "recipes/quickstart.yaml"), Layout(tmp_path))
-    gym = {f"learning.toy_tasks.{name}" for name in ("gym", "gym_grammar", "gym_parsers")}
+    losses = "learning.algorithm.policy_losses."
     for name in ("rl_1", "lessons"):
         code = set(plan.step(name).code)
-        assert {module for module in code if module.startswith("learning.toy_tasks.")} <= gym, name
-        assert {module for module in code if module.startswith("learning.methods.")} <= {"learning.methods.routing"}, (
-            name
-        )
+        assert not [module for module in code if module.startswith("learning.toy_tasks")], name
+        assert {module for module in code if module.startswith(losses)} <= {f"{losses}policy_gradient"}, name
 
 
 def test_facts_are_remembered_and_the_keys_are_the_same(tmp_path):

@@ -61,8 +61,8 @@ stages:
     num_bootstrap: 100
 """
 PLANTED = '''
-from learning.problems import reasoning_gym
-from learning.texts.rows import write_rows
+from learning.data.rows import write_rows
+from learning.problems.generators import reasoning_gym
 from tasks.context import Context
 
 
