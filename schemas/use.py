@@ -191,7 +191,7 @@ class ImportanceCorrectionUse(Use):
 class PolicyLossUse(Use):
     """Per-token policy-gradient loss from log-ratio and advantage."""
 
-    home = ("learning.algorithm.policy_losses", "learning.algorithm.heterogeneous")
+    home = ("learning.algorithm.policy_losses",)
     asks = MOVING | {"log_ratio_T"}
 
 

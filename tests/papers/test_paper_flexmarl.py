@@ -115,7 +115,7 @@ def test_the_first_micro_batch_begins_before_the_last_rollout_ends_and_all_are_o
         return turn()
 
     def consume(samples):
-        log.append((samples[0].row["id"][1], int(run.source.service.told["ended"])))
+        log.append((samples[0].row["id"][1], int(run.source.service.counts["ended"])))
         go_on.set()
 
     run.source.service.turn = held

@@ -50,7 +50,7 @@ def test_the_first_group_is_trained_on_before_the_last_one_has_ended(scripted, l
         return turn()
 
     def consume(samples):
-        log.append((samples[0].row["id"][1], int(run.source.service.told["ended"])))
+        log.append((samples[0].row["id"][1], int(run.source.service.counts["ended"])))
         go_on.set()
 
     run.source.service.turn = held
