@@ -185,7 +185,7 @@ def test_words_say_when_in_the_zone_of_the_recipe():
 
 
 def test_prefect_itself_computes_the_same_due_times_on_its_server():
-    from prefect.server.schemas.number_schedules import CronSchedule
+    from prefect.server.schemas.schedules import CronSchedule
 
     (made,) = make_prefect_schedules(recipe(cron="30 2 * * *", timezone="Europe/Berlin"))
     theirs = CronSchedule.model_validate(made.schedule.model_dump())

@@ -117,7 +117,7 @@ def test_no_problem_is_on_both_sides():
 
 def test_the_key_of_a_step_knows_the_rewards_inside_a_reward(tmp_path):
     plan = compile_recipe(load_recipe(RECIPE, profile="tiny"), Layout(tmp_path))
-    rewards = {f"learning.rewards.{family}" for family in ("answers", "ranking", "judges")}
+    rewards = {"learning.rewards.answers", "learning.rewards.judges", "learning.toy_tasks.rewards.ranking"}
     inner = rewards | {"learning.sampling.verdicts"}
     assert inner <= set(plan.step("trained").code)
     (judge,) = [i for i in plan.step("frozen").identity["inputs"].items() if i[0] == PORT]

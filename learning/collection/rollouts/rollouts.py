@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from learning.collection.rollouts.streaming import one_step_off, periodic, streamed
 from learning.data.chat import encode_completion
 from learning.data.rows import read_rows
 from learning.samples.sample import Sample, SampleRequest
@@ -23,8 +22,6 @@ from learning.sampling.pending_samples import Pending, advance, begin, build_sam
 from learning.sampling.sampler import Sampler
 from schemas.errors import StepError
 from schemas.references import PreferencePairsRef
-
-__all__ = ["one_step_off", "overprovisioned", "periodic", "resets", "streamed", "synchronous", "windowed"]
 
 AtLeast1 = Annotated[int, Field(ge=1)]
 

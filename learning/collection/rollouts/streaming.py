@@ -18,8 +18,6 @@ from learning.streaming.overlap import overlaps_training
 from learning.streaming.stream import Stream
 from schemas.errors import StepError
 
-__all__ = ["one_step_off", "periodic", "streamed"]
-
 
 @overlaps_training
 def streamed(
@@ -53,7 +51,7 @@ def streamed(
     if round:
         return sampler.sample(requests)
     if sync == "each" and not interrupt:
-        raise StepError("rollout streamed: `sync: each` changes the weights under what runs; leave `interrupt` at true")
+        raise StepError("rollout streamed: `sync: each` changes weights while completions run; set `interrupt: true`")
     room = max_staleness - (sync == "each")
     ahead = _within(room, ahead, max_staleness)
     stream.rolling = sync == "each"
@@ -68,8 +66,10 @@ def _within(room: int, ahead: int | None, max_staleness: int) -> int:
     """Return how many iterations are requested ahead; None: as many as allowed. Raise StepError for more."""
     ahead = max(room, 0) if ahead is None else ahead
     if ahead > room:
-        less = ", of which workers under `sync: each` may be one behind" if room < max_staleness else ""
-        raise StepError(f"rollout streamed: {ahead} iterations ahead are more than max_staleness {max_staleness}{less}")
+        reason = " minus 1, because `sync: each` lets workers be one version behind" if room < max_staleness else ""
+        raise StepError(
+            f"rollout streamed: ahead {ahead} is more than max_staleness {max_staleness}{reason}; lower ahead"
+        )
     return ahead
 
 

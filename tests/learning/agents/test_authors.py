@@ -65,7 +65,7 @@ def test_a_reply_that_is_no_draft_is_refused_and_the_next_one_taken(desk):
         (True, []),
         (True, []),
     ]
-    assert "Tools that there are: calculator: The value of an expression" in orders[0]
+    assert "Tools that there are: calculator: Evaluate an expression" in orders[0]
     assert "Refused so far: nothing" in orders[0]
     assert "Refused so far: draft: the reply holds no JSON object" in orders[1]
 

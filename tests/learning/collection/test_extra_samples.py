@@ -136,7 +136,7 @@ def test_an_expert_takes_the_place_of_one_completion(tmp_path, answering):
 def test_an_expert_of_other_problems_or_beyond_the_model_is_said(tmp_path, answering):
     sampler = answering(lambda *_: "")
     inputs = chat(tmp_path, z=["known"], a=["y" * 200])
-    with pytest.raises(StepError, match="no completion for any of these problems"):
+    with pytest.raises(StepError, match="has no completion for any problem of this iteration"):
         added({"use": "expert", "data": "d"}, [sample("b", 0, 0.0)], {}, sampler=sampler, inputs=inputs)
     with pytest.raises(StepError, match="problem a and its completion have 205 tokens"):
         added({"use": "expert", "data": "d"}, [sample("a", 0, 0.0)], {}, sampler=sampler, inputs=inputs)
@@ -261,7 +261,7 @@ def test_a_pool_of_another_tokenizer_or_without_the_score_is_refused(tmp_path, a
     table = pa.Table.from_pylist([{**line, "completion": "other"} for line in lines], schema=EPISODES)
     pq.write_table(table, tmp_path / "trajectories.parquet")
     use = {"use": "collected", "data": "before.trajectories"}
-    with pytest.raises(StepError, match="another tokenizer's"):
+    with pytest.raises(StepError, match="not of the policy's tokenizer"):
         added(use, [sample("a", 0, 0.0)], {}, sampler=sampler, inputs=inputs)
     with pytest.raises(StepError, match=r"no score 'exact'; it has: environment\.earned"):
         added({**use, "reward": "exact"}, [sample("a", 0, 0.0)], {}, sampler=sampler, inputs=inputs)

@@ -28,5 +28,5 @@ def test_its_form_is_a_call():
 
 
 def test_its_table_has_every_tool():
-    table = PAGE.partition("## The tools that are there")[2].partition("\n\nThe calculator")[0]
+    table = PAGE.partition("## Available tools")[2].partition("\n\nThe calculator")[0]
     assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == names(ToolUse)

@@ -118,5 +118,5 @@ def test_stories_hold_together_but_for_the_storytellers_errors():
 
 
 def test_a_part_beyond_the_last_is_refused(tmp_path):
-    with pytest.raises(StepError, match="number 4 of 3 parts"):
+    with pytest.raises(StepError, match="number 4 is above the 3 parts"):
         part(data=tmp_path, number=4, of=3)

@@ -106,7 +106,7 @@ def test_an_environment_of_lessons_takes_no_stages_output(tmp_path, monkeypatch)
     monkeypatch.syspath_prepend(str(tmp_path))
     env = {"use": "tools", "tools": [{"use": "reading:shelf", "data": "lessons"}]}
     use = {"use": "turns", "of": {"use": "almanac", "size": 1, "split": "train"}, "by": "scripted", "env": env}
-    with pytest.raises(StepError, match=r"env.tools.0.data' is a stage's output"):
+    with pytest.raises(StepError, match=r"env.tools.0.data' refers to a stage's output"):
         bind(ProblemsUse.model_validate(use))()
 
 

@@ -128,7 +128,7 @@ def test_lengths_are_of_sampled_tokens_or_of_characters():
     assert ask(samples, use="lengths.target", length_wanted=2, per_unit=0.25, unit="characters") == [-0.5, 0.0, -0.5]
     assert ask(samples, use="lengths.at_most", length_wanted=8, per_unit=0.1) == pytest.approx([0.5, 0.4, 1.0])
     assert ask(samples, use="lengths.tiered", tiers={0: 0.0, 8: -0.5, 9: -1.0}) == [-0.5, -1.0, 0.0]
-    with pytest.raises(StepError, match="first tier must start at 0"):
+    with pytest.raises(StepError, match="the lowest tier starts at 1"):
         ask(samples, use="lengths.tiered", tiers={1: 0.0})
 
 
