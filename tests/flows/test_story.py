@@ -168,7 +168,7 @@ LOSSES = "learning/algorithm/policy_losses"
     ("file", "old", "new"),
     [
         (f"{LOSSES}/policy_gradient.py", "    ratio_T =", "    # a remark\n    ratio_T ="),
-        (f"{LOSSES}/policy_gradient.py", "Clipped surrogate:", "The clipped surrogate:"),
+        (f"{LOSSES}/policy_gradient.py", "PPO's clipped loss:", "The clipped loss of PPO:"),
         (f"{LOSSES}/policy_gradient.py", "-advantage_T * lp_T", "-2 * advantage_T * lp_T"),  # of another loss
         (f"{LOSSES}/valuation.py", "roll(-1)", "roll(-2)"),  # another paper's
         ("learning/toy_tasks/mazes.py", "import", "import math\nimport"),  # a toy task that the recipe does not name
