@@ -48,7 +48,7 @@ class Budget(Schema):
     prices: Prices = Prices()
     """Prices of core-hours, GPU-hours and tokens; without any price, no cost in money is reported."""
     on_exceed: Literal["stop", "warn"] = "stop"
-    """`stop`: running steps end, keeping their checkpoints, and no further step starts; `warn`: only print a warning."""
+    """`stop`: running steps end, keeping their checkpoints, and no further step starts; `warn`: print a warning."""
 
     def lacks_prices(self, settings: Iterable[Any]) -> bool:
         """Return whether money is limited while neither `prices` nor any endpoint has a price."""
