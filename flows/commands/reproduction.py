@@ -33,8 +33,7 @@ def lock(
     profile: Profile = None,
     overrides: Overrides = [],  # noqa: B006
 ) -> None:
-    """Write a recipe's lock, which pins everything that its results depend on; `run --locked` and `plan --locked`
-    refuse any difference."""
+    """Write a recipe's lock, which pins what its results depend on, for `run --locked` and `plan --locked`."""
     from flows.planning.locking import lock_recipe
     from lineage.layout import Layout
 
