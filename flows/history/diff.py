@@ -173,7 +173,7 @@ def _compare_metrics(a: Side, b: Side, both: Iterable[str]) -> Iterator[MetricCh
         known = {
             *measured[0],
             *(line["metric"] for line in measured[0].values()),
-        }  # `accuracy` refers to the last model
+        }  # `accuracy`: the last model's
         for metric, one, other in list_changes(old.metrics, new.metrics):
             if metric not in known and _is_number(one, other):
                 yield MetricChange(name, metric, one, other)

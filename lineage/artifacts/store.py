@@ -121,7 +121,7 @@ class Store:
         return outputs
 
     def publish(self, folder: Path, manifest: Manifest) -> Manifest:
-        """Publish a folder as an artifact: cache, flush, seal and sign it, then rename it once; an equal artifact stays.
+        """Publish a folder as an artifact: cache, flush, seal, sign, then one rename; an equal artifact stays.
 
         A damaged artifact of the same key is moved aside, next to `folder`.
         """
