@@ -99,7 +99,7 @@ class Watcher:
 
     @contextlib.contextmanager
     def forgiving(self, who: str) -> Iterator[None]:
-        """Print an error once and go on: a server that is down is asked again, and a change is seen later."""
+        """Print an error once and continue: a server that is down is polled again, and a change is detected later."""
         try:
             yield
             self.printed.pop(who, None)

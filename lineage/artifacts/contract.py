@@ -9,7 +9,7 @@ from schemas.base import JsonObject
 from schemas.manifest import Contract
 
 UNBOUNDED = 2**31
-"""Lengths from here on mean "no limit", for which tokenizers write a huge number."""
+"""Maximum length in tokens of a model whose files state no limit."""
 
 
 def read_contract(folder: Path) -> Contract | None:

@@ -154,9 +154,7 @@ def _refresh(connection: sqlite3.Connection, layout: Layout) -> None:
     with transaction(connection):
         if connection.execute("pragma user_version").fetchone()[0] != VERSION:
             _create_tables(connection)
-        known = dict(
-            connection.execute("select name, stamp from artifacts")
-        )  # another process may have updated it meanwhile
+        known = dict(connection.execute("select name, stamp from artifacts"))  # another process may have updated it
         stale = [name for name, stamp in known.items() if stamps.get(name) != stamp]
         connection.executemany("delete from artifacts where name = ?", [(name,) for name in stale])
         for name, stamp in stamps.items():

@@ -101,7 +101,7 @@ def open_remote(layout: Layout, name: str | None) -> Iterator[Remote]:
     label = describe_remote(name)
     url = _remote_url(layout, name)
     layout.make_state()
-    # DVC caches what a remote holds; use that for this call only, as the remote may have been cleared since.
+    # DVC caches which files a remote holds; the cache is temporary here, as the remote may be cleared between calls.
     memory = tempfile.TemporaryDirectory(dir=layout.state, prefix="dvc-", ignore_cleanup_errors=True)
     config: JsonObject = {
         "core": {"analytics": False, "no_scm": not (layout.root / ".git").exists(), "site_cache_dir": memory.name},
