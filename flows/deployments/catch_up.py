@@ -29,9 +29,10 @@ WAITING = ("Scheduled", "Late", "AwaitingConcurrencySlot")
 GRACE = timedelta(minutes=1)
 """Longest delay of a run without downtime; at most half the time to the next due time."""
 FIRST_TURN, TURN = timedelta(seconds=15), timedelta(minutes=1)
-"""Until the first of those that wait tries again, and between one and the next.
+"""Delay until the first waiting flow run is tried again, and delay between consecutive ones.
 
-A worker tries ten seconds ahead: by then this run has ended; and it tries again, where it was in vain, before the next.
+A worker starts flow runs up to ten seconds early. The delays ensure that this run has ended by then, and that a failed
+attempt is repeated before the next flow run.
 """
 MAKES_WAY = 120.0
 """Seconds until a cancelled run must have ended."""

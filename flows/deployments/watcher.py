@@ -39,7 +39,7 @@ class Watcher:
         self.layout, self.say = layout, say
         self.watches: dict[UUID, Watch] = {}
         self.printed: dict[str, str] = {}
-        """What is wrong at the moment, by whom; said once."""
+        """Current errors by their source; each is printed once."""
 
     def refresh(self, client: SyncPrefectClient) -> None:
         """Read the deployments and what their recipes watch now; mark flow runs that died."""
