@@ -69,7 +69,7 @@ class Statement(NamedTuple):
     is_dynamic: bool = False
     """Whether its code may reach any module."""
     has_hooks: bool = False
-    """Whether a class in it may register its subclasses from other modules."""
+    """Whether a class in it has hooks, such as `__init_subclass__`, that run for subclasses in other modules."""
     binding: str | None = None
     """Imported module and name, for a name that an import binds."""
 

@@ -90,7 +90,7 @@ def _make_hash_infos(objects: Iterable[str]) -> set[Any]:
 def open_remote(layout: Layout, name: str | None) -> Iterator[Remote]:
     """Open a remote by its name in DVC's configuration (default: DVC's default), or by path or URL.
 
-    Raises PlanError when it cannot be used.
+    Raise PlanError if it cannot be used.
     """
     from dvc.exceptions import DvcException
     from dvc.repo import Repo

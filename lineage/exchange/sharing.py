@@ -46,7 +46,7 @@ class Moved:
 def push(layout: Layout, name: str | None, word: str | None) -> Moved:
     """Send the artifacts of a target with all that they were made from, or everything.
 
-    Raises UnknownTarget, PlanError, StepError.
+    Raise UnknownTarget, PlanError, StepError.
     """
     chosen = [Path(node.record["folder"]) for node in trace(layout, word).up] if word else _list_folders(layout)
     manifests = {folder: _require_manifest(folder) for folder in chosen}
@@ -69,7 +69,7 @@ def pull(layout: Layout, name: str | None, word: str | None, *, trust: bool) -> 
     """Fetch the artifacts of a target with all that they were made from, or everything.
 
     Every byte is compared with the manifest before an artifact appears. With `trust`, the keys that signed are trusted
-    here from now on. Raises UnknownTarget, PlanError, StepError.
+    here from now on. Raise UnknownTarget, PlanError, StepError.
     """
     desk = layout.state / "pull" / secrets.token_hex(4)
     try:

@@ -45,7 +45,7 @@ OUTSIDE = {"hub": "hf", "path": "file", "mlflow": "mlflow"}
 def make_lineage_events(layout: Layout, word: str, *, made_by: str | None = None) -> list[RunEvent]:
     """Return the events of a target and its ancestors, or only those of one run; oldest first.
 
-    Raises UnknownTarget.
+    Raise UnknownTarget.
     """
     set_producer(PRODUCER)
     scope = collect_scope(layout, word)
