@@ -53,7 +53,7 @@ for panel, verbs in PANELS.items():
 
 
 def main() -> None:
-    """Entry point: every error on purpose becomes its message and exit code, never a traceback."""
+    """Run the command line; an error of posttrain becomes a message and an exit code, never a traceback."""
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
     gc.set_threshold(700, 10, 100)  # full collections amid imports take a tenth of start-up, and find nothing
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -1,1 +1,1 @@
-"""What we remember: manifests, and their projections into DVC, MLflow and DuckDB."""
+"""Records of artifacts: manifests, and their projections into DVC, MLflow and DuckDB."""

@@ -1,6 +1,6 @@
 """PostgreSQL for the records of Prefect and MLflow: one database, a schema for each, addresses without passwords.
 
-A password is never kept: it comes from PGPASSWORD or ~/.pgpass, which both drivers read, or stands in
+A password is never stored: it comes from PGPASSWORD or ~/.pgpass, which both drivers read, or is part of
 POSTTRAIN_DATABASE.
 """
 
@@ -15,7 +15,7 @@ from schemas.errors import PlanError
 
 VARIABLE = "POSTTRAIN_DATABASE"
 FILE = "database"
-"""In the state folder: the address chosen last, without a password."""
+"""File in the state folder with the address chosen last, without a password."""
 SQLITE = "sqlite"
 SCHEMAS = ("prefect", "mlflow")
 SHAPE = "postgresql://USER@HOST:PORT/NAME"
@@ -31,12 +31,12 @@ def read_chosen_database(state: Path) -> str | None:
 
 
 def remember_database(state: Path, address: str) -> None:
-    """Record the choice for later commands in this checkout; `sqlite` goes back to the files."""
+    """Record the choice for later commands in this checkout; `sqlite` selects the files again."""
     write_text_atomically(state / FILE, (address if address == SQLITE else hide_password(address)) + "\n")
 
 
 def hide_password(address: str) -> str:
-    """Return an address that may be shown, without the password, also of the query."""
+    """Return an address without its password, including one in its query, for messages."""
     parts = urlsplit(address)
     query = urlencode([(k, v) for k, v in parse_qsl(parts.query) if k != "password"], safe="/,")
     user, at, host = parts.netloc.rpartition("@")
@@ -61,7 +61,7 @@ def prepare_database(address: str) -> None:
         raise PlanError(f"{hide_password(address)} is no database: give {SHAPE}, or `{SQLITE}`")
     connection = _connect(address)
     with contextlib.closing(connection), connection, connection.cursor() as cursor:
-        cursor.execute("select pg_advisory_xact_lock(7705)")  # two at once would both find a schema missing
+        cursor.execute("select pg_advisory_xact_lock(7705)")  # two processes at once would both find a schema missing
         cursor.execute("select schema_name from information_schema.schemata")
         existing = {name for (name,) in cursor.fetchall()}
         for name in SCHEMAS:

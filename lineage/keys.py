@@ -1,7 +1,7 @@
-"""Keys that sign what posttrain publishes (Ed25519), and whose signatures are trusted.
+"""Ed25519 keys: the signing key of the checkout, and the public keys that are trusted.
 
 .posttrain/keys/signing.pem   made at first use, readable by its owner only; POSTTRAIN_SIGNING_KEY names another file
-.posttrain/keys/signing.pub   its public half, to hand to others
+.posttrain/keys/signing.pub   its public half, to share with others
 .posttrain/keys/trusted/*.pub public keys of others
 """
 
@@ -32,7 +32,7 @@ from schemas.errors import PlanError
 
 VARIABLE = "POSTTRAIN_SIGNING_KEY"
 OTHERS = 0o077
-"""Bits of a mode that let others than the owner in."""
+"""Mode bits that give access to anyone but the owner."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def load_signer(layout: Layout) -> Signer:
 def derive_key(layout: Layout, purpose: str) -> bytes | None:
     """Return a secret for one purpose, derived from the signing key, or None without a signing key.
 
-    Raises PlanError when the file is no signing key, and OSError when it cannot be read.
+    Raise PlanError if the file holds no signing key, and OSError if it cannot be read.
     """
     given = os.environ.get(VARIABLE)
     path = Path(given) if given else layout.state / "keys" / "signing.pem"
@@ -69,7 +69,7 @@ def derive_key(layout: Layout, purpose: str) -> bytes | None:
 
 
 def load_trusted_keys(layout: Layout) -> dict[str, Ed25519PublicKey]:
-    """Return the trusted public keys by name: the own ones and those in `keys/trusted`. Raise PlanError."""
+    """Return the trusted public keys by name: the checkout's own and those in `keys/trusted`. Raise PlanError."""
     folder = layout.state / "keys"
     keys = [load_public_key(path) for path in sorted([*folder.glob("*.pub"), *folder.glob("trusted/*.pub")])]
     if (given := load_named_signer()) is not None:
@@ -78,7 +78,7 @@ def load_trusted_keys(layout: Layout) -> dict[str, Ed25519PublicKey]:
 
 
 def is_valid(key: Ed25519PublicKey, signature: bytes, message: bytes) -> bool:
-    """Return whether the signature of a message is this key's."""
+    """Return whether a signature of a message was made with this key."""
     try:
         key.verify(signature, message)
     except InvalidSignature:
@@ -162,13 +162,13 @@ def ensure_keys_folder(layout: Layout) -> Path:
     """Return the folder of keys, created if missing, which only its owner can enter; git ignores it."""
     folder = layout.make_state() / "keys"
     folder.mkdir(mode=0o700, exist_ok=True)
-    if stat.S_IMODE(folder.stat().st_mode) & OTHERS:  # made by something that did not know what will lie in it
+    if stat.S_IMODE(folder.stat().st_mode) & OTHERS:  # created by other code with wider permissions
         folder.chmod(0o700)
     return folder
 
 
 def _create_file(path: Path, content: bytes, mode: int) -> None:
-    """Create a file atomically, and never over another."""
+    """Create a file atomically, without replacing an existing one."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:

@@ -1,16 +1,16 @@
 """Paths in the state folder; nothing is written outside it.
 
 .posttrain/
-  .gitignore                  keeps everything here out of git; made before anything else
+  .gitignore                  keeps everything here out of git; created first
   artifacts/<kind>-<key16>/   manifest.json  seal.json  metrics.jsonl  step.log  rows_used.parquet  outputs/<name>/...
   work/<key>/                 lock  checkpoints/  tmp-<token>/ (an unpublished artifact)
   runs/<run>/                 plan.json  events.jsonl  report.html  prefect.json (which flow run of a deployment it is)
   mlflow.db  prefect/  ray/   homes of the servers
   up.json  up/  database      `posttrain up`: its addresses, its logs, the database chosen
-  cache/digests/              what files were hashed to, one record per folder; may be deleted at any time
+  cache/digests/              digests of files, one record per folder; may be deleted at any time
   cache/definitions           what source texts define and use; may be deleted at any time
-  remote/answers.sqlite       answers of remote models, by what was asked: none is paid for twice
-  promoted/  champions.lock   evaluations that have promoted a model; held while a champion moves
+  remote/answers.sqlite       answers of remote models by request, so that none is paid for twice
+  promoted/  champions.lock   evaluations that have promoted a model; locked while a champion moves
 """
 
 import os
@@ -52,7 +52,7 @@ class Layout:
     def make_state(self) -> Path:
         """Create the state folder, with the `.gitignore` that keeps it out of git, and return it.
 
-        Everything that may be the first to write into the state folder calls this before. Raises OSError.
+        Code that may be the first to write into the state folder calls this before. Raise OSError.
         """
         self.state.mkdir(parents=True, exist_ok=True)
         if not (self.state / ".gitignore").exists():
@@ -60,15 +60,15 @@ class Layout:
         return self.state
 
     def artifact(self, kind: str, key: str) -> Path:
-        """Return folder of a published artifact."""
+        """Return the folder of a published artifact."""
         return self.state / "artifacts" / f"{kind}-{key[:16]}"
 
     def work(self, key: str) -> Path:
-        """Return folder of an unfinished step: lock, checkpoints and unpublished files."""
+        """Return the folder of an unfinished step: lock, checkpoints and unpublished files."""
         return self.state / "work" / key
 
     def run(self, run: str) -> Path:
-        """Return folder of a run."""
+        """Return the folder of a run."""
         return self.state / "runs" / run
 
     @property
@@ -78,7 +78,7 @@ class Layout:
 
     @property
     def mlflow_uri(self) -> str:
-        """Tracking store: the PostgreSQL database that was chosen for this checkout, else a file of SQLite."""
+        """URI of MLflow's tracking store: the PostgreSQL database chosen for this checkout, else an SQLite file."""
         database = read_chosen_database(self.state)
         return mlflow_address(database) if database else f"sqlite:///{self.state / 'mlflow.db'}"
 

@@ -84,7 +84,7 @@ def _open_without_waiting(path: str, flags: int) -> int:
 def read_records(layout: Layout) -> list[Record]:
     """Return all manifests but damaged ones, oldest first.
 
-    Questions about some of them ask `lineage.catalogue.index`.
+    For queries about a few of them, use `lineage.catalogue.index`.
     """
     artifacts = layout.state / "artifacts"
     folders = [entry.path for entry in os.scandir(artifacts)] if artifacts.is_dir() else []
@@ -93,14 +93,14 @@ def read_records(layout: Layout) -> list[Record]:
 
 
 def slim_record(record: Record) -> Record:
-    """Return what queries over many artifacts need: of the identity the settings, of the details drops and gates."""
+    """Return the parts that queries over many artifacts need: of the details, for example, only drops and gates."""
     details = {name: record["details"][name] for name in ("dropped", "gates") if name in record["details"]}
     identity = {"settings": record["identity"].get("settings", {})}
     return cast(Record, {**record, "identity": identity, "details": details})
 
 
 def read_lines(path: Path) -> list[JsonObject]:
-    """Return the records of a file of JSON lines; empty if absent, without a last line that a kill truncated."""
+    """Return the records of a file of JSON lines, without a truncated last line; empty if there is no file."""
     if not path.is_file():
         return []
     lines = path.read_bytes().split(b"\n")

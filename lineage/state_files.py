@@ -46,7 +46,7 @@ def read_record_file(path: Path) -> bytes | None:
 
 
 def read_regular(path: Path, *, follow_links: bool = True, longest: int | None = None) -> bytes:
-    """Return the bytes of a regular file; never waits for a pipe or a device. Raises Unreadable."""
+    """Return the bytes of a regular file; never waits for a pipe or a device. Raise Unreadable."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow_links else os.O_NOFOLLOW)
     try:
         handle = os.open(path, flags)

@@ -1,6 +1,6 @@
-"""An agent: its environment, its toolkit and what it is shown, each apart, so that one is swapped without the others.
+"""An agent: environment, toolkit and context, kept separately so that each can be replaced without the others.
 
-A stage of kind `agent` writes it as an artifact, from which `practice`, `rl` and `evaluate` take the same settings.
+A stage of kind `agent` writes it as an artifact, from which `practice`, `rl` and `evaluate` read the same settings.
 """
 
 from typing import Annotated
@@ -15,20 +15,20 @@ MAX_TEXT = 20_000
 
 
 class AgentEnvUse(EnvUse):
-    """Answers an agent's turns; its tools are those of the agent's toolkit."""
+    """Answers an agent's turns; its tools come from the agent's toolkit."""
 
     withheld = frozenset({"tools"})
 
 
 class AuthorUse(Use):
-    """Writes tools and settings of an agent for a task."""
+    """Writes tools and context of an agent for a task."""
 
     home = ("learning.agents.authors",)
     asks = frozenset({"task", "toolkit", "refused", "attempt", "rng", "desk"})
 
 
 class ExtractorUse(Use):
-    """Says what there is to know after a group of rollouts whose scores differ: the list of experiences, anew."""
+    """Returns the new list of experiences after a group of rollouts whose scores differ."""
 
     home = ("learning.agents.extractors",)
     asks = frozenset({"row", "rollouts", "experiences", "rng", "step", "state", "desk", "sampler"})
@@ -38,71 +38,71 @@ class Case(Schema):
     """One unit test of a tool."""
 
     query: str
-    """What the tool is asked."""
+    """Input of the tool."""
     answer: str
-    """What it has to give, to the letter."""
+    """Expected output, compared exactly."""
 
 
 class MadeTool(Schema):
-    """A tool that somebody wrote: it runs in the sandbox and nowhere else, in its tests and when it is called later."""
+    """A tool given as code; its tests and all later calls run only in the sandbox."""
 
     name: str = Field(pattern=NAME)
-    """What it is called by."""
+    """Name by which the model calls the tool."""
     description: str = ""
-    """What it does, in a sentence."""
+    """What the tool does, in one sentence."""
     code: str = Field(min_length=1, max_length=MAX_TEXT)
-    """Python that defines a function of the tool's name: it takes the query, a text, and gives a text."""
+    """Python code with a function of the tool's name, which takes the query as a string and returns a string."""
     tests: list[Case] = Field(min_length=1)
-    """Its unit tests; all must pass."""
+    """Unit tests; all must pass."""
     seconds: float = Field(default=5.0, gt=0, le=60)
-    """What one call may take."""
+    """Time limit of one call in seconds."""
     memory_mb: int = Field(default=256, ge=64)
-    """What one call may hold."""
+    """Memory limit of one call in MB."""
 
 
 class AgentContext(Schema):
-    """What the model is shown beside the problem."""
+    """What the prompt holds in addition to the problem."""
 
     system: str = Field(default="", max_length=MAX_TEXT)
     """Text of the system message."""
     heading: str = ""
-    """Line above the experiences, where there are any."""
+    """Line above the experiences, if there are any."""
     experiences: int = Field(default=16, ge=0)
-    """How many experiences are shown at most, the latest; 0 shows none."""
+    """Most experiences in the prompt, the latest ones; 0: none."""
     observation_length: int | None = Field(default=None, ge=1)
-    """Characters of what the environment answers that are shown, from its beginning; null: all."""
+    """Most characters of an environment's answer that the model sees, from its beginning; null: all."""
 
 
 class Draft(Schema):
-    """What an author hands in: nothing of it is taken before it was checked."""
+    """Output of an author; each part is checked before it is used."""
 
     description: str = ""
-    """What the agent is for; empty: the task."""
+    """Purpose of the agent; empty: the text of the task."""
     tools: list[JsonObject] = []
-    """Tools as in `MadeTool`; each is checked for itself, so that one that is wrong takes no other with it."""
+    """Tools as in `MadeTool`; each is checked on its own, so that an invalid tool does not affect the others."""
     toolkit: list[str] | None = None
     """Names of the given tools that the agent keeps; null: all."""
     context: AgentContext = AgentContext()
-    """What the author says of it; keys that it leaves out stay as they are."""
+    """Context of the agent; keys that the author leaves out keep their values."""
 
 
 class Agent(Schema):
-    """A whole agent, as its artifact holds it."""
+    """A complete agent, as stored in its artifact."""
 
     description: str = ""
-    """What it is for."""
+    """Purpose of the agent."""
     environment: AgentEnvUse | None = None
-    """What answers its turns; null: nothing, a completion is the answer."""
+    """Environment that answers its turns; null: no environment, a completion is the final answer."""
     toolkit: list[ToolUse] = []
-    """Tools of ours, by name or import path; handed to an environment that takes `tools`."""
+    """Tools by name or import path, passed to an environment that takes `tools`."""
     made: list[MadeTool] = []
-    """Tools that somebody wrote for it."""
+    """Tools given as code."""
     context: AgentContext = AgentContext()
-    """What the model is shown beside the problem."""
+    """"What the prompt holds in addition to the problem."""
     experiences: list[Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]] = []
-    """What practice taught it, the oldest first."""
+    """Experiences gained by practice, oldest first."""
 
     @property
     def tool_names(self) -> list[str]:
-        """What its tools are called by: those of ours by the name of their function, in their order."""
+        """Names of its tools in order; a tool from `toolkit` has the name of its function."""
         return [use.use.replace(":", ".").rpartition(".")[2] for use in self.toolkit] + [one.name for one in self.made]

@@ -1,4 +1,4 @@
-"""Types of options from the text of their annotations, over a fixed list of words; nothing is imported or run."""
+"""Types of options, read from the text of annotations with a fixed list of names; no code is imported or run."""
 
 import ast
 from typing import Annotated, Any, Literal, Optional, Union
@@ -40,11 +40,11 @@ MAX_HOPS = 8
 
 
 class Unknown(Exception):
-    """A word of an annotation that the list does not hold."""
+    """A name in an annotation that is not in the list."""
 
 
 def type_of(annotation: ast.expr | None, module: Module) -> Any:
-    """Return the type an annotation means; Any where it cannot be told."""
+    """Return the type of an annotation, or Any if it cannot be determined."""
     if annotation is None:
         return Any
     try:
@@ -54,7 +54,7 @@ def type_of(annotation: ast.expr | None, module: Module) -> Any:
 
 
 def literal(expression: ast.expr, module: Module, hops: int = 0) -> Any:
-    """Return the value of a literal, or of a constant of the module. Raises Unknown."""
+    """Return the value of a literal, or of a constant of the module. Raise Unknown."""
     try:
         return ast.literal_eval(expression)
     except (ValueError, TypeError, SyntaxError):
@@ -116,7 +116,7 @@ def _make_field(node: ast.expr, module: Module) -> Any:
 
 
 def _find_definition(word: str, module: Module, hops: int) -> tuple[ast.expr, Module]:
-    """Return the expression that a module, or one it imports from, assigns to a word. Raises Unknown."""
+    """Return the expression that a module, or one it imports from, assigns to a name. Raise Unknown."""
     if hops > MAX_HOPS:
         raise Unknown(word)
     if word in module.values:

@@ -12,7 +12,7 @@ def atomic_file(file: Path, *, flush: bool = True) -> Iterator[Path]:
     """Return a path beside `file` to write to: it becomes `file` by one rename, unless the block ends with an error.
 
     Folders above it are made. `flush`: its content is on the disk before that; without, what a power cut leaves may be
-    a part of it. A process that is killed leaves a hidden file (`is_fragment`). Raises OSError.
+    a part of it. A process that is killed leaves a hidden file (`is_fragment`). Raise OSError.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     fresh = file.with_name(f".{file.name}.{secrets.token_hex(4)}.tmp")
@@ -27,7 +27,7 @@ def atomic_file(file: Path, *, flush: bool = True) -> Iterator[Path]:
 
 
 def write_text_atomically(file: Path, text: str) -> None:
-    """Write a file of text. Raises OSError."""
+    """Write a file of text. Raise OSError."""
     with atomic_file(file) as fresh:
         fresh.write_text(text)
 

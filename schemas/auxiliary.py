@@ -1,4 +1,4 @@
-"""Networks learnt beside the policy of an rl stage: what each predicts, from what, and which functions train it."""
+"""Networks trained together with the policy of an rl stage: heads, targets, and the functions that train them."""
 
 from typing import Literal, Self
 
@@ -11,9 +11,9 @@ from schemas.supplied import FIXED, PATHS
 from schemas.use import TokenMaskUse, Use
 
 NEXT = ("next_T", "next_mean_T")
-"""What a slow copy says of the state after each token; for actions the best of them, and their mean."""
+"""Columns from a target network: the value of the state after each token; for actions their best value and mean."""
 FROZEN = ("learning_rate", "warmup_steps", "loss", "token_mask", "target_network")
-"""Keys that mean nothing where nothing is learnt."""
+"""Keys without effect on a network that is not trained."""
 
 
 class CriticLossUse(Use):
@@ -24,71 +24,72 @@ class CriticLossUse(Use):
 
 
 class CombineUse(Use):
-    """Makes one value of those of several heads."""
+    """Combines the values of several heads into one."""
 
     home = ("learning.algorithm.critic_heads",)
     takes = ("value_TH",)
 
 
 class TargetUse(Use):
-    """What an auxiliary is to predict at every sampled token; NaN: this token says nothing."""
+    """Target of an auxiliary model at every sampled token; NaN: the token does not train it."""
 
     home = ("learning.algorithm.auxiliary_targets",)
     asks = FIXED | PATHS | {"reward_P", "scores_P", "rows", "state", "advantage_T", "return_T", "batch", *NEXT}
 
 
 class TargetNetwork(Schema):
-    """A slow copy of a network, which targets are computed with."""
+    """A slowly updated copy of a network, from which targets are computed."""
 
     sync_steps: int = Field(default=1, ge=1)
     """Iterations between updates from the trained network."""
     mixup_alpha: float = Field(default=0.05, gt=0, le=1)
-    """Share of the trained weights in an update; 1 is a copy."""
+    """Share of the trained weights in an update; 1 copies them."""
 
 
 class Network(Schema):
-    """What every network beside the policy has: a start, an optimiser and a rate of its own."""
+    """Keys of every network trained together with the policy; each has its own initial weights and optimiser."""
 
     model: NetworkRef | None = None
-    """Where its weights start: a published one with its head, or a policy or reward model; null: the policy's body."""
+    """Initial weights: a published network with its head, or a policy or reward model; null: the policy's body."""
     learning_rate: Number | None = None
-    """Rate of its AdamW, or a schedule of it; null: the stage's. Decay, moments, clipping: the stage's."""
+    """Learning rate of its AdamW, or a number schedule; null: the stage's. The stage sets decay, betas and clipping."""
     warmup_steps: int = Field(default=0, ge=0)
-    """First iterations in which the policy stands still, so that only networks beside it learn."""
+    """Number of first iterations in which the policy is not trained, only this and the other networks."""
     loss: CriticLossUse = CriticLossUse(use="squared")
     """Loss of its values."""
     heads: int = Field(default=1, ge=1)
-    """Values at a time, each trained on its own."""
+    """Number of heads, each with its own value, trained independently."""
     combine: CombineUse = CombineUse(use="mean")
-    """The value that others see, from those of the heads."""
+    """Combines the values of the heads into the one that other parts use."""
     token_mask: list[TokenMaskUse] = []
-    """Which tokens train it; empty: all that were sampled."""
+    """Selects the tokens that train it; empty: all sampled tokens."""
     publish: bool = False
-    """Make it an output of the stage, named as its type: `value_model` or `process_reward_model`."""
+    """Whether it is an output of the stage, named after its type: `value_model` or `process_reward_model`."""
 
 
 class Auxiliary(Network):
-    """A network beside the policy: its values at every token are the column `<name>_T`, which any part may ask for.
+    """A network trained together with the policy; its values at every token are the column `<name>_T`.
 
-    Without a `target` it is only read, and needs a `model`.
+    Without a `target` it is not trained, and needs a `model`.
     """
 
     head: Literal["state", "token", "action", "path", "likelihood"] = "state"
-    """What is valued: the state before a token (`<name>_end_P` after the last), the state that a token leads to, the
-    token in its state (also `<name>_max_T`, `<name>_mean_T` over the vocabulary), the completion, or, by
-    beta·(log p − log p of the start), each token, their sum being the completion's value."""
+    """What a value refers to. `state`: the state before a token (`<name>_end_P` after the last one); `token`: the state
+    after it; `action`: the token in its state (also `<name>_max_T`, `<name>_mean_T` over the vocabulary); `path`: the
+    completion; `likelihood`: each token by beta·(log p − log p of the initial weights), which add up to the
+    completion's value."""
     beta: float | None = Field(default=None, gt=0)
-    """Scale of the head `likelihood`; null: 0.05, or that of a `model` with this head."""
+    """Scale of the head `likelihood`; null: that of a `model` with this head, else 0.05."""
     link: Literal["identity", "logistic"] = "identity"
-    """What makes the column of a value; `logistic` gives probabilities, for the loss `logistic`."""
+    """Function from values to the column; `logistic` gives probabilities, for the loss `logistic`."""
     target: TargetUse | None = None
-    """What it is to predict; null: it learns nothing."""
+    """Target that it is trained to predict; null: it is not trained."""
     target_network: TargetNetwork | None = None
-    """A slow copy for targets that look ahead; null: they take the values from before the iteration's update."""
+    """Slow copy for targets that use later values; null: those targets use the values before the iteration's update."""
 
     @model_validator(mode="after")
     def trained_or_given(self) -> Self:
-        """What learns nothing must come from somewhere, and take no settings of learning."""
+        """Require `target` or `model`; without `target`, refuse `publish` and settings of training."""
         if self.target is None and self.model is None:
             raise ValueError("nothing says what it is to predict: give a `target`, or a `model` that is only read")
         told = [key for key in FROZEN if getattr(self, key) != type(self).model_fields[key].default]
@@ -100,7 +101,7 @@ class Auxiliary(Network):
 
     @model_validator(mode="after")
     def heads_where_they_mean_something(self) -> Self:
-        """One token's action value and a likelihood are single numbers."""
+        """Refuse `heads`, `publish`, `link` and `beta` with a `head` that does not support them."""
         if self.heads > 1 and self.head in ("action", "likelihood"):
             raise ValueError(f"`heads: {self.heads}` with `head: {self.head}`, which has one value; leave it out")
         if self.publish and self.head in ("action", "path"):
@@ -113,9 +114,9 @@ class Auxiliary(Network):
 
     @property
     def type(self) -> str:
-        """Type of what is published."""
+        """Artifact type under which it is published."""
         return "value_model" if self.head == "state" else "process_reward_model"
 
     def columns(self, name: str) -> list[str]:
-        """Names of its columns at sampled tokens, without the `_T`."""
+        """Return the names of its columns at sampled tokens, without the suffix `_T`."""
         return [name, f"{name}_max", f"{name}_mean"] if self.head == "action" else [name]

@@ -1,4 +1,4 @@
-"""`budget:` of a recipe: what one run may cost, in core- and GPU-seconds, tokens and money."""
+"""`budget:` of a recipe: limits of one run in core-seconds, GPU-seconds, tokens and money."""
 
 from collections.abc import Iterable
 from typing import Any, Literal
@@ -14,17 +14,17 @@ MONEY_NEEDS_PRICES = (
 
 
 class Prices(Schema):
-    """What things cost, in one currency of your own; what has no price costs nothing here, and is not guessed."""
+    """Prices in a currency of your choice; a resource without a price costs nothing."""
 
     core_hour: float | None = Field(default=None, ge=0)
-    """One core held for an hour."""
+    """Price of one core for an hour."""
     gpu_hour: float | None = Field(default=None, ge=0)
-    """One GPU held for an hour."""
+    """Price of one GPU for an hour."""
     million_tokens: float | None = Field(default=None, ge=0)
-    """A million tokens sampled or trained on, without those that a server charges for."""
+    """Price of a million tokens sampled or trained on, except those that a server charges for."""
 
     def money(self, core_seconds: float, gpu_seconds: float, tokens: int, paid: float = 0.0) -> float | None:
-        """Return the cost in money, together with what was `paid` to servers, or None without any price."""
+        """Return the cost, including the amount `paid` to servers, or None if nothing has a price."""
         parts = (
             (self.core_hour, core_seconds / 3600),
             (self.gpu_hour, gpu_seconds / 3600),
@@ -35,20 +35,20 @@ class Prices(Schema):
 
 
 class Budget(Schema):
-    """What one run may cost, its failed tries and its continuations included; nothing of it enters keys."""
+    """Limits of one run, including its failed attempts and resumed parts; not part of any key."""
 
     core_seconds: float | None = Field(default=None, gt=0)
-    """Wall time of the steps times the cores they hold."""
+    """Most core-seconds: wall time of the steps times the cores they hold."""
     gpu_seconds: float | None = Field(default=None, gt=0)
-    """Wall time of the steps times the GPUs they hold."""
+    """Most GPU-seconds: wall time of the steps times the GPUs they hold."""
     tokens: int | None = Field(default=None, gt=0)
-    """Tokens sampled or trained on."""
+    """Most tokens sampled or trained on."""
     money: float | None = Field(default=None, gt=0)
-    """By `prices`, and by those of `endpoints`."""
+    """Most cost, computed from `prices` and the prices of `endpoints`."""
     prices: Prices = Prices()
-    """What core-hours, GPU-hours and tokens cost; without any, nothing is said about money."""
+    """Prices of core-hours, GPU-hours and tokens; without any price, no cost in money is reported."""
     on_exceed: Literal["stop", "warn"] = "stop"
-    """`stop` ends the steps under way, which keep their checkpoints, and starts none; `warn` only says so."""
+    """`stop`: running steps end, keeping their checkpoints, and no further step starts; `warn`: print a warning."""
 
     def lacks_prices(self, settings: Iterable[Any]) -> bool:
         """Return whether money is limited while neither `prices` nor any endpoint has a price."""

@@ -1,10 +1,10 @@
-"""The block `critic:` of an rl stage: a value function learnt beside the policy, and which functions train it."""
+"""The block `critic:` of an rl stage: a value function that is trained together with the policy."""
 
 from schemas.auxiliary import Network
 
 
 class Critic(Network):
-    """A critic: the body of the starting policy with a value at every token, an optimiser and a rate of its own.
+    """A value function at every token, by default on the starting policy's body, with its own optimiser.
 
-    Its targets come from the operation of `advantage` that reads its values (`gae`, `value_difference`).
+    Its targets come from the operation in `advantage` that uses its values (`gae`, `value_difference`).
     """

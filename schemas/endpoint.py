@@ -1,4 +1,4 @@
-"""`endpoints:` of a recipe: servers that speak OpenAI's protocol, asked as teachers, judges or engines."""
+"""`endpoints:` of a recipe: servers with an OpenAI-compatible API, used as teachers, judges or engines."""
 
 from typing import Annotated, Any
 
@@ -9,72 +9,72 @@ from schemas.base import JsonObject, Schema
 
 
 class Price(Schema):
-    """What a server charges, in the currency of `budget: prices`."""
+    """Prices of a server, in the currency of `budget: prices`."""
 
     input_per_million: float = Field(default=0.0, ge=0)
-    """A million tokens of prompts."""
+    """Price of a million prompt tokens."""
     output_per_million: float = Field(default=0.0, ge=0)
-    """A million tokens of answers."""
+    """Price of a million completion tokens."""
 
     def cost(self, input_tokens: int, output_tokens: int) -> float:
-        """Return the cost of so many tokens."""
+        """Return the cost of a number of prompt and completion tokens."""
         return (self.input_per_million * input_tokens + self.output_per_million * output_tokens) / 1e6
 
 
 class Endpoint(Schema):
-    """A server with OpenAI's protocol and the model that is asked there.
+    """A server with an OpenAI-compatible API, and the model to use there.
 
-    `name`, `model`, `version`, `extra` and `omit` say what is asked: they enter keys and the cache of answers. All else
-    says how: a server may move, be throttled or change its prices, and nothing is asked anew.
+    `name`, `model`, `version`, `extra` and `omit` determine the answers: they enter the keys of steps and of the answer
+    cache. All other fields may change (address, rate limits, prices) without any request being repeated.
     """
 
     base_url: str = Field(pattern=r"^(https?://|\$\{env:)")
-    """Address up to and with `/v1`, or `${env:NAME}`."""
+    """Base address including `/v1`, or `${env:NAME}`."""
     model: str = Field(min_length=1)
     """Name of the model on the server."""
     api_key: str | None = Field(default=None, repr=False)
-    """`${env:NAME}`: the variable that holds the key; null for a server without keys."""
+    """`${env:NAME}`, the environment variable that holds the API key; null: the server needs no key."""
     name: str = ""
-    """Tells this server's answers from those of others; default: the word under `endpoints:`."""
+    """Identifies this server's answers in the cache; default: the endpoint's name under `endpoints:`."""
     version: str = ""
-    """State of the model behind its name; another text asks everything anew."""
+    """Version of the model behind its name; a new value invalidates cached answers."""
     extra: JsonObject = {}
-    """Added to every request, as `{top_p: 0.9}`."""
+    """Parameters added to every request, such as `{top_p: 0.9}`."""
     omit: list[str] = []
-    """Keys left out of requests because the server does not take them, as `[seed]`."""
+    """Parameters left out of requests because the server does not support them, such as `[seed]`."""
     price: Price | None = None
-    """What tokens cost; null: they count as tokens, and as money only by the `prices` of the budget."""
+    """Prices of tokens; null: tokens are counted, and cost money only by the `prices` of the budget."""
     max_concurrency: int = Field(default=16, ge=1, le=1024)
-    """Requests under way at once."""
+    """Most concurrent requests."""
     requests_per_minute: float | None = Field(default=None, gt=0)
-    """Requests are spaced so that no more are sent; null: no limit."""
+    """Rate limit in requests per minute; requests are delayed to stay below it; null: no limit."""
     tokens_per_minute: float | None = Field(default=None, gt=0)
-    """Likewise for tokens of prompts and answers; null: no limit."""
+    """Rate limit in prompt and completion tokens per minute; null: no limit."""
     timeout: float = Field(default=120.0, gt=0)
-    """Seconds after which one try is cut off, however far its answer has come."""
+    """Seconds after which an attempt is cancelled, even if part of its answer has arrived."""
     max_retries: int = Field(default=8, ge=0, le=100)
-    """Further tries after a failure that may pass: a lost connection, a cut-off or unreadable answer, 408, 409, 429 and
-    5xx."""
+    """Further attempts after a transient failure: a lost connection, a truncated or unreadable answer, status 408, 409,
+    429 or 5xx."""
     backoff: float = Field(default=1.0, ge=0)
-    """Seconds before the first further try, doubled for each one after it, with up to this much more at random; a
-    server's Retry-After is waited for as well."""
+    """Seconds before the first further attempt, doubled for each later one, plus a random time of 0 to `backoff`
+    seconds; a server's Retry-After is respected as well."""
     max_backoff: float = Field(default=60.0, ge=0)
-    """Longest wait between tries, in seconds; a longer Retry-After is kept to nevertheless."""
+    """Longest wait between attempts in seconds; a longer Retry-After is still respected."""
     max_failed: float = Field(default=0.0, ge=0, le=1)
-    """Share of requests that may fail for good before the step does; they are left out, and counted. Requests that the
-    server refuses for what they ask (400, 413, 422) are always left out and counted."""
+    """Share of requests that may fail permanently before the step fails; they are left out and counted. Requests whose
+    content the server refuses (400, 413, 422) are always left out and counted."""
 
     @field_validator("base_url")
     @classmethod
     def no_password(cls, value: str) -> str:
-        """An address is shown in plans and messages: it holds no password."""
+        """Refuse an address with a password, because plans and messages show it."""
         if "@" in value.partition("://")[2].partition("/")[0]:
             raise ValueError("an address with a password in it is shown in plans: write `${env:NAME}`, and set that")
         return value
 
 
 class _OrWord:
-    """Editors are told that a word may stand in the endpoint's place."""
+    """Adds the name of an endpoint, as an alternative to its keys, to the JSON Schema for editors."""
 
     def __get_pydantic_json_schema__(self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> dict:
         word = {"type": "string", "description": "a word under `endpoints:`"}
@@ -82,36 +82,36 @@ class _OrWord:
 
 
 EndpointOption = Annotated[Endpoint, _OrWord()]
-"""An option of a function that is an endpoint: in recipes a word under `endpoints:`, or a map of its keys."""
+"""Type of an endpoint option of a function: in recipes a name under `endpoints:`, or a map of its keys."""
 
 
 class Capped(Schema):
-    """Limits of a stage on what it makes models say."""
+    """Limits of a stage on tokens and cost of remote models."""
 
     max_tokens_total: int | None = Field(default=None, ge=1)
-    """Cap on the tokens of remote models, prompts and answers; null: none. `synthesize` ends with what it has by then,
-    and counts what a model of its own samples as well; other kinds fail, as a part of their result would be none."""
+    """Most prompt and completion tokens of remote models; null: no limit. At the limit, `synthesize`, which counts the
+    samples of a local model too, ends with the rows made so far; other kinds fail, as partial results are not valid."""
     max_cost: float | None = Field(default=None, gt=0)
-    """Likewise on money, by the `price` of the endpoint."""
+    """Most cost of remote models, by the `price` of their endpoints; null: no limit. Works as `max_tokens_total`."""
 
 
 FIELDS = frozenset(Endpoint.model_fields)
 IDENTITY = ("name", "model", "version", "extra", "omit")
 CAPS = frozenset(Capped.model_fields)
-"""Keys of a stage that end it: of synthesize with fewer rows, of others with an error, which is no result."""
+"""Limits of a stage. At a limit, synthesize ends with fewer rows, so its key holds them; other kinds just fail."""
 
 
 def strip_operation(settings: JsonObject) -> JsonObject:
-    """Return the settings of a stage without how its endpoints are reached and limited: the part in the key.
+    """Return the part of a stage's settings that is in its key: without the operational fields of its endpoints.
 
-    An endpoint among plain values is known by its keys, which are all there.
+    An endpoint among plain values is recognised by its set of keys.
     """
     caps = CAPS if settings.get("kind") != "synthesize" else frozenset()
     return {key: _strip_operation(value) for key, value in settings.items() if key not in caps}
 
 
 def find_endpoints(settings: Any) -> list[JsonObject]:
-    """Return every endpoint among the settings of a stage, as plain values."""
+    """Return every endpoint in the settings of a stage, as plain values."""
     if isinstance(settings, dict):
         itself = [settings] if settings.keys() == FIELDS else []
         return itself + [endpoint for value in settings.values() for endpoint in find_endpoints(value)]

@@ -1,16 +1,16 @@
-"""Everything posttrain raises on purpose.
+"""The errors that posttrain raises.
 
 PosttrainError
-├── RecipeError      the recipe cannot mean anything; carries every Problem, each with file:line:column (exit 3)
-├── PlanError        the recipe is fine, but cannot run here: resources, contract, foreign checkpoint (exit 3)
+├── RecipeError      the recipe is not valid; carries every Problem, each with file:line:column (exit 3)
+├── PlanError        the recipe is valid, but cannot run here: resources, contract, foreign checkpoint (exit 3)
 ├── StepError        a step failed; finished artifacts stay (exit 1)
-└── GateError        a gate said no; finished artifacts stay (exit 2)
+└── GateError        a gate failed; finished artifacts stay (exit 2)
 """
 
 from dataclasses import dataclass
 
 LONGEST = 2_000
-"""Characters of a message, an advice or a path in an error."""
+"""Most characters of a message, an advice or a path in an error."""
 
 
 class PosttrainError(Exception):
@@ -21,7 +21,7 @@ class PosttrainError(Exception):
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong with a recipe: where (1-based line and column), which key, what, and what to do."""
+    """One problem of a recipe: its position (1-based line and column), key, message and advice."""
 
     file: str
     line: int
@@ -65,7 +65,7 @@ class GateError(PosttrainError):
 
 
 def printable(text: str, longest: int = LONGEST) -> str:
-    """Return a text fit for a terminal: control characters as escapes, and cut where it is too long."""
+    """Return a text for the terminal, with control characters escaped and cut after `longest` characters."""
     if len(text) > longest:
         text = f"{text[:longest]}... ({len(text)} characters)"
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -1,7 +1,7 @@
-"""The docstrings under the fields of models, as their descriptions.
+"""Field descriptions of models, read from the docstrings under the fields.
 
-pydantic reads them when a class is made (`use_attribute_docstrings`), which parses every class again and takes a
-quarter of the time to check a recipe. Only pages and schemas show them, so that they are read there.
+pydantic would read them whenever a class is created (`use_attribute_docstrings`), which parses every class again and
+takes a quarter of the time to check a recipe. Only pages and schemas show them, so they are read only there.
 """
 
 import ast
@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 
 def document(models: Iterable[type[BaseModel]]) -> None:
-    """Give the fields of models, and of the models in them, their docstrings as descriptions."""
+    """Set the descriptions of the fields of models, and of models inside them, to their docstrings."""
     for model in models:
         _document(model)
 
@@ -34,12 +34,12 @@ def _document(model: type[BaseModel]) -> None:
 
 @cache
 def _docstrings(kind: type) -> dict[str, str]:
-    """Return the docstrings under the annotated names of a class's own body."""
+    """Return the docstrings under the annotated names in a class's own body."""
     if kind is BaseModel or not issubclass(kind, BaseModel):
         return {}
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
-    except (OSError, TypeError, SyntaxError):  # a model that was made by a function has no source
+    except (OSError, TypeError, SyntaxError):  # a model that was created by a function has no source
         return {}
     body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
     found: dict[str, str] = {}

@@ -1,6 +1,6 @@
-"""`gate:` of an evaluation: a condition on its results, and what happens where it does not hold.
+"""`gate:` of an evaluation: a condition on its results, and what happens if the condition does not hold.
 
-What a gate asks enters the key of its step; what happens then (`POLICY`) does not: changing it evaluates nothing again.
+The condition enters the key of the step. The keys in `POLICY` do not, so changing them does not repeat the evaluation.
 """
 
 from typing import Literal, Self
@@ -10,52 +10,53 @@ from pydantic import Field, model_validator
 from schemas.base import JsonObject, Schema
 
 POLICY = frozenset({"on_fail", "branch", "approve_within", "floating"})
-"""Keys of a gate that enter no key: what happens after the evaluation, and what a lock holds it to."""
+"""Keys of a gate that do not enter the step's key: what happens after the evaluation, and what a lock pins."""
 RELATIVES = ("parent", "base", "champion")
-"""Words of `against` that are found by what a model is, not by its name."""
+"""Values of `against` that refer to a model by its role instead of its name."""
 
 
 class Gate(Schema):
     """A condition on the results; with `against`, on the paired difference of two models on the same problems."""
 
     metric: str = "accuracy"
-    """A metric of this stage, over all problems or one family of them: `accuracy`, `accuracy.chain_sum`."""
+    """Metric of this stage, over all problems or over one family: `accuracy`, `accuracy.chain_sum`."""
     model: str | None = None
-    """Name in `models`; null is the last."""
+    """Model to test, by its name in `models`; null: the last one."""
     min: float | None = None
-    """Smallest value allowed."""
+    """Smallest allowed value of the metric."""
     max: float | None = None
-    """Largest value allowed."""
+    """Largest allowed value of the metric."""
     against: str | None = None
-    """A name in `models`, a stage that makes a model, or one of `parent` (what the model was trained from), `base`
-    (where its training began) and `champion` (what the alias in MLflow says)."""
+    """Model to compare with: a name in `models`, a stage that produces a model, `parent` (the model that it was trained
+    from), `base` (the first model of its training history) or `champion` (the model at the alias in MLflow)."""
     champion: str | None = None
-    """Registered model whose champion is meant; null: the one that the recipe promotes to."""
+    """Registered model whose champion to compare with; null: the one that the recipe promotes to."""
     floating: bool = False
-    """With `against: champion`: a locked recipe compares with the champion of the day. false: the lock pins the
-    champion that there was, and refuses another."""
+    """With `against: champion`: whether a locked recipe compares with the current champion. false: the lock pins the
+    champion at the time of locking, and any other champion is refused."""
     min_delta: float | None = None
-    """Must be proven: the lower bound of the difference reaches this. Negative: proven not to be worse by more."""
+    """Passes only if the lower bound of the difference reaches this; a negative value tests for non-inferiority."""
     max_regression: float | dict[str, float] | None = None
-    """Must not be refuted: fails when a larger regression is proven. A number for `metric`, or one per metric or
-    metric.family."""
+    """Fails only if a regression larger than this is proven. A number for `metric`, or a map with one number per metric
+    or metric.family."""
     test: Literal["paired_bootstrap", "mcnemar"] = "paired_bootstrap"
-    """How a difference is judged; `mcnemar` is exact, for right or wrong once per problem."""
+    """Test of a difference; `mcnemar` is exact, for one right or wrong answer per problem."""
     confidence: float | None = Field(default=None, gt=0, lt=1)
-    """Of the two-sided interval of whose ends the gate uses one: wrong in (1 − confidence) / 2; null: the stage's."""
+    """Level of the two-sided interval, of which the gate uses one end: its error rate is (1 − confidence) / 2;
+    null: the stage's `confidence`."""
     noise_repeats: int = Field(default=0, ge=0, le=100)
-    """Evaluate both models so often again with other sampling seeds; a difference as small as theirs counts as none."""
+    """Further evaluations of both models with other sampling seeds; a difference within their noise counts as none."""
     on_fail: Literal["stop", "branch", "approve", "warn"] = "stop"
-    """`stop`: what depends on the stage does not run, exit code 2. `branch`: the stages of `branch` run in its place.
-    `approve`: a person decides. `warn`: it is only said."""
+    """`stop`: stages that depend on this one do not run, and the exit code is 2. `branch`: the stages in `branch` run
+    instead. `approve`: a person decides. `warn`: the run continues with a warning."""
     branch: list[str] = []
-    """Stages that run only when this gate fails."""
+    """Stages that run only if this gate fails."""
     approve_within: float = Field(default=86400.0, gt=0)
-    """Seconds for which a run in Prefect waits for the person; then it ends, and can be approved and resumed."""
+    """Seconds for which a run in Prefect waits for a decision; after that it ends, and can be approved and resumed."""
 
     @model_validator(mode="after")
     def something_asked(self) -> Self:
-        """A gate without a bound is always open, and a bound on a difference wants something to compare with."""
+        """Require a bound, `against` for bounds on a difference, and no key without effect."""
         compares = self.min_delta is not None or self.max_regression is not None
         if self.min is None and self.max is None and not compares:
             raise ValueError("give at least one of `min`, `max`, `min_delta` and `max_regression` (with `against`)")
@@ -75,7 +76,7 @@ class Gate(Schema):
 
     @model_validator(mode="after")
     def outcome_fits(self) -> Self:
-        """Branches have stages; McNemar's test knows no margin."""
+        """Require stages for `on_fail: branch`, and a comparison without margins for McNemar's test."""
         if (self.on_fail == "branch") != bool(self.branch):
             raise ValueError("`on_fail: branch` and `branch: [stage, ...]` belong together")
         if self.test == "mcnemar" and self.against is None:
@@ -89,14 +90,14 @@ class Gate(Schema):
 
     @property
     def regressions(self) -> dict[str, float]:
-        """Metric or metric.family to its allowed regression."""
+        """Allowed regression by metric or metric.family."""
         if isinstance(self.max_regression, dict):
             return self.max_regression
         return {} if self.max_regression is None else {self.metric: self.max_regression}
 
 
 def strip_policy(settings: JsonObject) -> JsonObject:
-    """Return the settings of a stage without what its gates do when they fail: the part in the key."""
+    """Return the part of a stage's settings that is in its key: gates without the keys in `POLICY`."""
     gates = settings.get("gate")
     if not isinstance(gates, list):
         return settings
@@ -104,7 +105,7 @@ def strip_policy(settings: JsonObject) -> JsonObject:
 
 
 def split_metric(name: str, metrics: list[str]) -> tuple[str, str | None] | None:
-    """Return the metric and the family after it that a gate names, or None if it names no metric of the stage."""
+    """Return the metric and the family that a gate's name refers to, or None if it is no metric of the stage."""
     if name in metrics:
         return name, None
     fits = [m for m in metrics if name.startswith(f"{m}.")]

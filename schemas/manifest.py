@@ -1,4 +1,4 @@
-"""What a finished step leaves behind; its existence means the artifact is complete."""
+"""The manifest: the record of a finished step; it exists only if the artifact is complete."""
 
 from schemas.base import JsonObject, Schema
 from schemas.references import ArtifactType
@@ -14,7 +14,7 @@ class FileDigest(Schema):
     md5: str
     """As DVC computes it: the name of the object in DVC's cache."""
     sha256: str
-    """Against tampering."""
+    """sha256 of the content, for verification."""
 
 
 class Output(Schema):
@@ -31,7 +31,7 @@ class Output(Schema):
 
 
 class InputRecord(Schema):
-    """What one port received."""
+    """The input that one port received."""
 
     port: str
     """Dotted path of the field."""
@@ -50,16 +50,16 @@ class InputRecord(Schema):
 
 
 class Contract(Schema):
-    """What a model's successors must agree on: fingerprints (sha256 hex) and the maximum length in tokens."""
+    """What models of later stages must share: fingerprints (sha256 hex) and the maximum length in tokens."""
 
     tokenizer: str
-    """Of vocabulary, merges and normalisation."""
+    """Fingerprint of vocabulary, merges and normalisation."""
     chat_template: str
-    """Of the template's text."""
+    """Fingerprint of the template's text."""
     special_tokens: str
-    """Of the special tokens and their ids."""
+    """Fingerprint of the special tokens and their ids."""
     max_length: int
-    """Longest sequence the model was made for."""
+    """Maximum sequence length of the model in tokens."""
 
 
 class Manifest(Schema):
@@ -84,9 +84,9 @@ class Manifest(Schema):
     outputs: dict[str, Output]
     """Named outputs, the default first."""
     contract: Contract | None = None
-    """For steps that produce a model."""
+    """Contract of the model, for steps that produce one."""
     metrics: dict[str, float | int | bool | str | None] = {}
-    """Final numbers of the step; gates and `until` read these."""
+    """Final metrics of the step; gates and `until` read these."""
     details: JsonObject = {}
     """Structured results for reports: tables, dropped rows, gate outcomes."""
     commit: str | None = None
@@ -102,14 +102,14 @@ class Manifest(Schema):
     seconds: float
     """Wall time of the step."""
     cpu_seconds: float = 0.0
-    """Processor time of the step's process, and of those that train for it."""
+    """CPU seconds of the step's process and its training workers."""
     gpu_seconds: float = 0.0
-    """Wall time times GPUs held."""
+    """Wall time in seconds times the GPUs held."""
     tokens: int = 0
-    """Tokens that the step told it sampled or trained on."""
+    """Tokens sampled or trained on, as reported by the step."""
     paid: float = 0.0
-    """What servers charged, by the prices of their endpoints."""
+    """Cost of remote models, by the prices of their endpoints."""
     paid_tokens: int = 0
-    """Those of the tokens that servers charged for."""
+    """Number of those tokens that servers charged for."""
     peak_rss: int = 0
-    """Peak resident memory of the step's process, or of the largest that trains for it, bytes."""
+    """Peak resident memory in bytes, of the step's process or its largest training worker."""

@@ -13,9 +13,9 @@ from pathlib import Path
 from schemas.package import PACKAGES, ROOT, parse
 
 MAX_BYTES = 2_000_000
-"""Of one module of ours."""
+"""Largest size of a module of posttrain."""
 MAX_FOREIGN_BYTES = 500_000
-"""Of one other module, and of all other modules that one recipe names."""
+"""Largest size of any other module, and of all others together in one recipe."""
 DEFINITION = re.compile(r"^(?:async +)?(?:def|class) +(\w+)", re.MULTILINE)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -26,7 +26,7 @@ class ModuleError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Module:
-    """The top level of a module; equal texts are read once, so that identity is equality."""
+    """The top level of a module; equal texts are parsed once, so that identity is equality."""
 
     name: str
     file: Path
@@ -38,7 +38,7 @@ class Module:
 
 
 def locate(name: str, folders: tuple[Path, ...] = ()) -> Path | None:
-    """File of a dotted module: the house first, then `folders`, then Python's path; None when there is none."""
+    """Return the file of a module: from posttrain, else `folders`, else Python's path; None if there is none."""
     parts = name.split(".")
     if not all(p.isidentifier() for p in parts):
         return None
@@ -53,18 +53,18 @@ def locate(name: str, folders: tuple[Path, ...] = ()) -> Path | None:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a name that no file can have, or a folder that may not be read
+    except OSError:  # a name that is invalid for a file, or an unreadable folder
         return False
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """What one recipe has read so far: modules by name and folders, and the sizes of those that are not ours."""
+    """What was read for one recipe so far: modules by name and folders, and the sizes of those outside posttrain."""
 
     modules: dict[tuple[str, tuple[Path, ...]], Module] = field(default_factory=dict)
     foreign: dict[Path, int] = field(default_factory=dict)
     indexes: dict[str, list[tuple[str, frozenset[str]]]] = field(default_factory=dict)
-    """What the modules of a home define."""
+    """Names that the modules of a home define."""
 
 
 _READING: ContextVar[_Reading | None] = ContextVar("what the recipe that is loaded has read", default=None)
@@ -72,7 +72,7 @@ _READING: ContextVar[_Reading | None] = ContextVar("what the recipe that is load
 
 @contextmanager
 def bounded_reading() -> Iterator[None]:
-    """Within it each module is read once, and those that are not ours up to a limit for all of them together."""
+    """Read each module at most once inside, and limit the total size of those outside posttrain."""
     token = _READING.set(_Reading())
     try:
         yield
@@ -81,7 +81,7 @@ def bounded_reading() -> Iterator[None]:
 
 
 def load(name: str, folders: tuple[Path, ...] = ()) -> Module:
-    """Read a module. Raises ModuleError."""
+    """Return a module, read from its file. Raise ModuleError."""
     reading = _READING.get()
     if reading is None:
         return _read(name, folders, {})
@@ -102,7 +102,7 @@ def _read(name: str, folders: tuple[Path, ...], foreign: dict[Path, int]) -> Mod
 
 
 def _charge(name: str, file: Path, foreign: dict[Path, int]) -> None:
-    """Raises ModuleError for a module that is too large to read, or one that is too much beside the others."""
+    """Raise ModuleError if a module is too large, alone or together with the others."""
     size, is_ours = file.stat().st_size, name.partition(".")[0] in PACKAGES
     if size > (MAX_BYTES if is_ours else MAX_FOREIGN_BYTES):
         raise ModuleError(f"module `{name}` is too large to read ({file})")
@@ -134,7 +134,7 @@ def _parse(name: str, file: Path, text: str) -> Module:
 
 
 def modules_of(home: str) -> tuple[str, ...]:
-    """Return the public modules of a home in the house: itself, or those of a package and of the packages in it."""
+    """Return the public modules of a home in posttrain: the module itself, or all modules below a package."""
     base = ROOT.joinpath(*home.split("."))
     if not base.is_dir():
         return (home,) if base.with_suffix(".py").is_file() else ()
@@ -143,7 +143,7 @@ def modules_of(home: str) -> tuple[str, ...]:
 
 
 def defining(home: str, name: str) -> list[str]:
-    """Return the modules of a home that define a function or class of a name at their top level."""
+    """Return the modules of a home that define a function or class of that name at their top level."""
     reading = _READING.get()
     indexes = reading.indexes if reading is not None else {}
     if home not in indexes:

@@ -1,6 +1,6 @@
-"""A number that may change while a stage trains.
+"""Number schedules: numbers that may change while a stage trains.
 
-Wherever an option is a `Number`, a recipe may write a constant or one schedule:
+For an option of type `Number`, a recipe gives a constant or a schedule:
 `{linear: {from: 0.2, to: 0.0, steps: 100}}`, `{cosine: {...}}` or `{piecewise: {0: 1.0, 50: 0.5}}`; in an rl stage also
 `{controller: name}`, the number that the controller of that name computes.
 """
@@ -16,7 +16,7 @@ from schemas.errors import StepError
 
 
 class Ramp(Schema):
-    """From one value to another over a number of steps, constant afterwards."""
+    """A change from one value to another over a number of steps, constant afterwards."""
 
     from_: float = Field(alias="from")
     to: float
@@ -24,7 +24,7 @@ class Ramp(Schema):
 
 
 class Linear(Schema):
-    """A straight line."""
+    """Linear interpolation."""
 
     linear: Ramp
 
@@ -35,7 +35,7 @@ class Linear(Schema):
 
 
 class Cosine(Schema):
-    """Half a cosine wave."""
+    """Cosine interpolation (half a wave)."""
 
     cosine: Ramp
 
@@ -53,7 +53,7 @@ class Piecewise(Schema):
     @field_validator("piecewise")
     @classmethod
     def starts_at_0(cls, value: dict[int, float]) -> dict[int, float]:
-        """Every step must have a value."""
+        """Require a value for step 0."""
         if min(value) != 0:
             raise ValueError("the first step of a piecewise schedule must be 0")
         return value
@@ -79,7 +79,7 @@ SCHEDULES = (Linear, Cosine, Piecewise)
 
 
 def value_at(number: Number, step: int) -> float:
-    """Return the value of a constant or schedule at a step (0-based); raises StepError for an unknown controller's."""
+    """Return the value of a constant or schedule at a step (0-based); raise StepError for an unknown controller."""
     if isinstance(number, Controlled):
         raise StepError(
             f"no controller `{number.controller}` in this stage; add it to the `controllers` of an rl stage"
@@ -88,6 +88,6 @@ def value_at(number: Number, step: int) -> float:
 
 
 def settle(value: Any, controls: Mapping[str, float]) -> Any:
-    """Return a number with the controller's value in place of its name; any other value unchanged."""
+    """Return the controller's value for a reference to a known controller, and any other value unchanged."""
     known = isinstance(value, Controlled) and value.controller in controls
     return controls[value.controller] if known else value

@@ -1,4 +1,4 @@
-"""What will run: a recipe compiled into steps with keys."""
+"""The plan: a recipe compiled into steps with keys."""
 
 from schemas.base import JsonObject, Schema
 from schemas.budget import Budget
@@ -8,7 +8,7 @@ from schemas.schedule import Schedule
 
 
 class Input(Schema):
-    """What one port of a step receives."""
+    """The input of one port of a step."""
 
     port: str
     """Dotted path of the field: `model`, `models.base`, `rewards.1.model`."""
@@ -17,15 +17,15 @@ class Input(Schema):
     output: str | None = None
     """Named output of that step."""
     source: str | None = None
-    """The reference, when it comes from outside."""
+    """The reference, if it comes from outside."""
     digest: str | None = None
-    """Content digest of what comes from outside (for the hub: the commit)."""
+    """Content digest of an outside source (for the hub: the commit)."""
     type: ArtifactType
     """Artifact type."""
 
 
 class Until(Schema):
-    """The exit of a loop: a comparison on the metrics of a step of an earlier iteration."""
+    """The exit condition of a loop: a comparison on a metric of a step in an earlier iteration."""
 
     step: str
     """Step whose manifest holds the metric."""
@@ -76,20 +76,20 @@ class Step(Schema):
     identity: JsonObject
     """What the key is the hash of, kept so that two keys can be compared field by field."""
     resources: Resources = Resources()
-    """What the step needs of a node."""
+    """Resources that the step needs."""
     retries: int = 0
-    """Further tries after a failure."""
+    """Further attempts after a failure."""
     timeout: float | None = None
     """Seconds until the process is killed."""
 
     @property
     def is_conditional(self) -> bool:
-        """Whether it depends on results that the step runs at all: it is part of a loop, or a gate branches to it."""
+        """Whether the step may not run: it is part of a loop with a condition, or a gate branches to it."""
         return bool(self.unless or self.branch_of)
 
     @property
     def reads(self) -> str:
-        """What it reads, in words: stages, and references to the outside."""
+        """The steps and outside references that it reads, as text."""
         return ", ".join(dict.fromkeys(given.source or given.steps[0] for given in self.inputs))
 
     @property
@@ -100,7 +100,7 @@ class Step(Schema):
 
 
 class Promotion(Schema):
-    """What becomes champion after a run."""
+    """Which model becomes champion after a run."""
 
     name: str
     """Registered model whose alias moves."""
@@ -109,7 +109,7 @@ class Promotion(Schema):
     output: str
     """Named output of that step."""
     gates: tuple[str, ...]
-    """Evaluations whose gates it must pass, likewise."""
+    """Evaluations whose gates it must pass: one, or a loop's iterations, latest first."""
 
 
 class Plan(Schema):
@@ -122,17 +122,17 @@ class Plan(Schema):
     profile: str | None = None
     """Profile that was applied."""
     overrides: tuple[str, ...] = ()
-    """What `--set` changed, as `stages.x.y=v`."""
+    """Values changed with `--set`, as `stages.x.y=v`."""
     steps: tuple[Step, ...]
     """Topologically ordered."""
     resolved: JsonObject
-    """The recipe after extends, profile, vars, matrix and repeat, with all defaults."""
+    """The recipe after applying extends, profile, vars, matrix and repeat, with all defaults."""
     promotion: Promotion | None = None
-    """What becomes champion when its gates pass."""
+    """Which model becomes champion if its gates pass."""
     budget: Budget | None = None
-    """What a run may cost."""
+    """Limits on the cost of a run."""
     schedule: Schedule | None = None
-    """When it runs by itself once deployed."""
+    """When its deployment starts runs."""
 
     def step(self, name: str) -> Step:
         """Return the step of that name."""

@@ -1,7 +1,8 @@
 """How a stage names its inputs.
 
 `cold_start` is a stage of this recipe and `pairs.preference_pairs` one of its named outputs; `hub:org/name@revision`,
-`path:./dir` and `mlflow:name@champion` are the outside. Every port is a subclass that says which artifact types fit.
+`path:./dir` and `mlflow:name@champion` come from outside. Every type of port is a subclass that lists the artifact
+types it accepts.
 """
 
 from typing import Any, ClassVar, Literal, get_args
@@ -38,11 +39,11 @@ class Reference(str):
 
     accepts: ClassVar[tuple[str, ...]] = ARTIFACT_TYPES
     outside: ClassVar[str | None] = None
-    """What an outside source is taken for; None: the first type that fits."""
+    """Artifact type of an outside source; None: the first type in `accepts`."""
 
     @property
     def scheme(self) -> str | None:
-        """`hub`, `path` or `mlflow` for the outside, None for a stage of this recipe."""
+        """`hub`, `path` or `mlflow` for an outside source; None for a stage of this recipe."""
         head, colon, _ = self.partition(":")
         return head if colon else None
 
@@ -86,7 +87,7 @@ class ProcessRewardModelRef(Reference):
 
 
 class NetworkRef(Reference):
-    """What a network beside the policy starts from: one of its kind, or a model whose body is used."""
+    """Initial weights of a network that is trained with the policy: such a network, or a model whose body is used."""
 
     accepts = ("value_model", "process_reward_model", "reward_model", "policy", "adapter")
 
@@ -110,13 +111,13 @@ class PreferencePairsRef(Reference):
 
 
 class TrajectoriesRef(Reference):
-    """What an rl stage has sampled."""
+    """Samples of an rl stage, with their scores."""
 
     accepts = ("trajectories",)
 
 
 class AgentRef(Reference):
-    """An environment, a toolkit and what the model is shown, as one."""
+    """An agent: environment, toolkit and context."""
 
     accepts = ("agent",)
 

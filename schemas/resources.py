@@ -1,4 +1,4 @@
-"""`resources:` of a stage: cores, GPUs and memory of its own process and of its roles."""
+"""`resources:` of a stage: cores, GPUs and memory of its main process and of its roles."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -11,74 +11,74 @@ from schemas.base import Schema
 MEMORY = r"^\d+(\.\d+)?\s*(MB|GB|MiB|GiB)$"
 UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
 ROLES = ("train", "rollout", "reward", "reference")
-"""Parts of a step that may have processes of their own, in the order of their places."""
+"""Parts of a step that may run in their own processes, in the order in which Ray places them."""
 
 
 class Role(Schema):
-    """Processes of their own for one part of a step; what stands here is what each of them holds."""
+    """Separate worker processes for one part of a step; all amounts are per worker."""
 
     workers: int = Field(default=1, ge=1)
-    """How many processes."""
+    """Number of processes."""
     num_cpus: float = Field(default=1, ge=0)
-    """Logical cores of each; also its compute threads (at least one)."""
+    """Logical cores per worker; also its number of compute threads (at least one)."""
     num_gpus: float = Field(default=0, ge=0)
-    """GPUs of each."""
+    """GPUs per worker."""
     memory: str | None = Field(default=None, pattern=MEMORY)
-    """Memory that each reserves, as `2GiB`."""
+    """Memory to reserve per worker, such as `2GiB`; null: none."""
 
     @model_validator(mode="after")
     def something_held(self) -> Self:
-        """Ray has no place for a process that holds nothing."""
+        """Require some resource, without which Ray cannot place a process."""
         if not (self.num_cpus or self.num_gpus or self.memory):
             raise ValueError("num_cpus: 0 leaves nothing to hold; give at least a share of a core, as 0.5")
         return self
 
 
 class TrainRole(Role):
-    """A group that trains one model together: it makes the steps that one process would make."""
+    """A training group: it makes the same optimiser steps as a single process."""
 
     strategy: Literal["ddp", "fsdp2"] = "ddp"
-    """ddp: every worker holds the whole model; fsdp2: each a share of weights, gradients and optimiser."""
+    """`ddp`: every worker holds the whole model; `fsdp2`: weights, gradients and optimiser state are sharded."""
 
 
 class Resources(Schema):
-    """What one step needs of Ray nodes: its own process, and the roles that have processes of their own.
+    """What one step needs from Ray nodes, for its main process and for the roles that have their own workers.
 
-    A role that is left out is done by the step's own process (by the trainers, where there is `train`).
+    A role that is left out runs in the step's main process (or in the trainers, if `train` is given).
     """
 
     num_cpus: float = Field(default=1, ge=0)
-    """Logical cores; also the number of compute threads (at least one). With `train` it is 0 unless given."""
+    """Logical cores of the main process; also its number of compute threads (at least one). Default with `train`: 0."""
     num_gpus: float = Field(default=0, ge=0)
-    """GPUs."""
+    """GPUs of the main process."""
     memory: str | None = Field(default=None, pattern=MEMORY)
-    """Memory to reserve, as `2GiB`."""
+    """Memory to reserve for the main process, such as `2GiB`; null: none."""
     train: TrainRole | None = None
-    """Workers that train as one group."""
+    """Workers that train the model as one group."""
     rollout: Role | None = None
-    """Workers that each hold an engine and sample."""
+    """Workers that sample, each with its own engine."""
     reward: Role | None = None
-    """Workers that each score completions."""
+    """Workers that score completions."""
     reference: Role | None = None
-    """Workers that each hold the reference policy."""
+    """Workers that compute the reference's log-probabilities, each with a copy of it."""
 
     @model_validator(mode="before")
     @classmethod
     def waiting_is_free(cls, value: Any) -> Any:
-        """The step's own process only waits while a group trains."""
+        """Set `num_cpus` to 0 with `train`, as the main process only waits then."""
         if isinstance(value, Mapping) and value.get("train") is not None:
             return {"num_cpus": 0, **value}
         return value
 
     @model_validator(mode="after")
     def something_held(self) -> Self:
-        """A step that holds no core would never be waited for."""
+        """Refuse a step without cores, unless it has `train`."""
         if not self.num_cpus and self.train is None:
             raise ValueError("num_cpus: 0 is for a step whose work is done by `train`; give at least a share of a core")
         return self
 
     def roles(self) -> Iterator[tuple[str, Role]]:
-        """Yield the roles that have places of their own, with what each worker holds."""
+        """Yield the name and resources of every role that has its own workers."""
         for name in ROLES:
             if (role := getattr(self, name)) is not None:
                 yield name, role
@@ -95,6 +95,6 @@ class Resources(Schema):
 
 
 def parse_memory(memory: str | None) -> int:
-    """Return the bytes of `2GiB` and the like; 0 for none."""
+    """Return the number of bytes in a text such as `2GiB`; 0 for None."""
     match = re.fullmatch(r"([\d.]+)\s*(\w+)", memory or "")
     return int(float(match[1]) * UNITS[match[2]]) if match else 0

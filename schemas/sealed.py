@@ -52,7 +52,7 @@ def write_sealed(file: Path, label: str, value: Any) -> None:
 
 
 def read_sealed(file: Path, label: str) -> Any:
-    """Return the value in a file of `write_sealed`. Raises NotSealed, and OSError when there is no file."""
+    """Return the value in a file of `write_sealed`. Raise NotSealed, and OSError when there is no file."""
     seal, _, body = file.read_bytes().partition(b"\n")
     if not is_sealed(label, body, seal.decode(errors="replace")):
         raise NotSealed(f"{file.name} is not as it was written")

@@ -1,11 +1,10 @@
 """A slot: a place where a recipe names a function.
 
-`advantage: [{use: center, by: group}]` names `learning.algorithm.advantages.normalisation:center`; the keys beside
-`use` are that
-function's parameters after its `*`. A bare word `center` is the same as `{use: center}`. `pkg.module:function`
-names code of the user's own. What is before the `*` is supplied by the loop, in some slots by place (`takes`), in most
-by name (`requests`): nothing is computed that no function asks for. Options are checked against the signature by
-`schemas.signatures`.
+`advantage: [{use: center, by: group}]` names `learning.algorithm.advantages.normalisation:center`; the other keys
+are that function's parameters after its `*`. A plain `center` is the same as `{use: center}`. `pkg.module:function`
+names user-defined code. The loop supplies the parameters before the `*`, in some slots by position (`takes`), in most
+by name (`asks`); only columns that some function requests are computed. `schemas.signatures` checks options against
+the signature.
 """
 
 from typing import Any, ClassVar, Literal
@@ -18,23 +17,23 @@ from schemas.supplied import FIXED, MOVING, PAIR_COLUMNS, PATHS, SAMPLES, SCORIN
 
 
 class Use(Schema):
-    """A function named in a recipe; each slot is a subclass that says where its names live."""
+    """A function named in a recipe; each slot is a subclass that defines where its functions are found."""
 
     model_config = ConfigDict(extra="allow")
 
     home: ClassVar[tuple[str, ...]] = ()
-    """Modules and packages that define what can be named; without one: import paths only."""
+    """Modules and packages whose functions can be named; empty: only import paths are accepted."""
     qualified: ClassVar[bool] = False
-    """Whether a name is `module.function`; else it is that of a function, whichever module of the home defines it."""
+    """Whether a name is `module.function`; else it is the function's name alone, from any module of the home."""
     member: ClassVar[str | None] = None
-    """Where set, names are modules of the home, and this is the class in each whose constructor takes the options."""
+    """If set, names are modules of the home, and this is the class in each whose constructor takes the options."""
     takes: ClassVar[tuple[str, ...] | None] = None
-    """What is before the star, in this order; None: the function asks by name for any of `requests`."""
+    """Positional parameters before the `*`, in order; None: the function requests any of `asks` by name."""
     withheld: ClassVar[frozenset[str]] = frozenset()
-    """Options that the stage fills in itself, from other keys."""
+    """Options that the stage sets itself from other keys."""
     asks: ClassVar[frozenset[str]] = frozenset()
-    """What the loop can supply by name, after what it gives by place. Columns of named references (`lp_<name>_T`) are
-    added."""
+    """Names that the loop can supply, in addition to positional parameters. Columns of named references
+    (`lp_<name>_T`) are added."""
 
     use: str = Field(min_length=1)
     """Name of the function, or `package.module:function`."""
@@ -47,7 +46,7 @@ class Use(Schema):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the recipe sets beside the slot's own fields."""
+        """Options that the recipe sets, without the slot's own fields."""
         return dict(self.model_extra or {})
 
 
@@ -83,14 +82,14 @@ class RewardUse(Use):
 
 
 class RowFilterUse(Use):
-    """Says for each row whether to keep it."""
+    """Decides for each row whether to keep it."""
 
     home = ("learning.curation.row_filters",)
     takes = ("row",)
 
 
 class PromptSamplerUse(Use):
-    """Chooses what an iteration samples: which problems, how many completions of each, with which settings."""
+    """Chooses the prompts of an iteration, the number of completions of each, and their sampling settings."""
 
     home = ("learning.collection.prompt_samplers", "learning.toy_tasks.cooperation")
     asks = frozenset({"rows", "num_groups", "n", "seed", "step", "rng", "state", "history", "metrics"})
@@ -125,7 +124,7 @@ class LogitsProcessorUse(Use):
 
 
 class ResampleUse(Use):
-    """Drops some of the scored completions, and requests further ones."""
+    """Drops scored completions, and requests further ones."""
 
     home = ("learning.collection.resampling", "learning.toy_tasks.tracing")
     asks = SAMPLES | {"num_groups", "round", "seed"}
@@ -210,9 +209,9 @@ class LossTermUse(Use):
     coef: Number
     """Factor of the term; a number schedule is allowed."""
     loss_aggregation: LossAggregationUse | None = None
-    """Weights of the term's tokens; null takes the stage's."""
+    """Weights of the term's tokens; null: the stage's `loss_aggregation`."""
     token_mask: list[TokenMaskUse] | None = None
-    """Which tokens the term covers; null takes the stage's."""
+    """Selects the tokens of the term; null: the stage's `token_mask`."""
 
 
 class ControllerUse(Use):
@@ -238,21 +237,21 @@ class EnvUse(Use):
     takes = ()
     member = "Environment"
     max_turns: int = Field(default=8, ge=1)
-    """Turns of the model after which an episode ends as one that hit its limit; a plan may give a problem fewer."""
+    """Most turns of the model in an episode; it then ends as truncated. A sample request may set a lower limit."""
     workers: int = Field(default=8, ge=1)
-    """Steps of the environment that run at the same time."""
+    """Number of environment steps that run concurrently."""
     order: Literal["each", "together"] = "each"
-    """An episode goes on when its own answer is there, or all wait for the slowest of the turn."""
+    """`each`: an episode continues as soon as its own answer is there; `together`: all wait for the slowest answer."""
     steps_per_answer: int | None = Field(default=8, ge=0)
-    """With `each`: decode steps from a turn's end to its answer, which is waited for where it is late, so that runs are
-    bit-identical; null: as soon as it is there."""
+    """With `each`: fixed number of decode steps from the end of a turn to its answer; a late answer is waited for, so
+    that runs are bit-identical; null: the answer is used as soon as it is there."""
     decode_seconds: float | None = Field(default=None, gt=0)
-    """Makes the environment's own clock the one that counts: a decode step takes so long on it, an answer the seconds
-    that it tells, and nothing waits in fact; null: there is no such clock."""
+    """Simulated seconds per decode step: time is then simulated, an answer takes the seconds that the environment
+    reports, and nothing really waits; null: real time."""
 
 
 class ToolUse(Use):
-    """What a model may call in an environment."""
+    """A tool that a model may call in an environment."""
 
     home = ("learning.tools.calls",)
     takes = ("query",)
@@ -260,7 +259,7 @@ class ToolUse(Use):
 
 
 class MergeMethodUse(Use):
-    """Makes one tensor of the same tensor of several models."""
+    """Merges one tensor of several models."""
 
     home = ("learning.merge.methods",)
 
@@ -279,20 +278,20 @@ class PairLossUse(Use):
 
 
 class SearchUse(Use):
-    """How a model's samples of a problem come about."""
+    """Generates a model's samples of a problem."""
 
     home = ("learning.evaluation.searches",)
     takes = ("problems", "ask", "score")
 
 
 class DuelUse(Use):
-    """How likely the first of two completions is preferred to the second: a number from 0 to 1."""
+    """Probability from 0 to 1 that the first of two completions is preferred to the second."""
 
     home = ("learning.preference.duels",)
     takes = ("row", "first", "second")
 
 
 class FunctionUse(Use):
-    """Any function of the user's own, by import path."""
+    """Any user-defined function, by import path."""
 
     takes = ("context",)

@@ -1,4 +1,4 @@
-"""Promote a model that an evaluation has proven through its gate; otherwise say why not."""
+"""Promote a model that passed the gates of an evaluation; otherwise report the reason."""
 
 import re
 from collections.abc import Callable, Mapping

@@ -14,7 +14,7 @@ from schemas.suggestions import suggest
 
 
 def show_champions(layout: Layout, console: Console, as_json: bool) -> int:
-    """Print all champions and what MLflow says otherwise; return the exit code, 1 with an alarm.
+    """Print all champions and the differences in MLflow; return the exit code, 1 with an alarm.
 
     Raise PlanError if the audit log does not verify or MLflow does not answer.
     """
@@ -36,7 +36,7 @@ def show_champions(layout: Layout, console: Console, as_json: bool) -> int:
 
 
 def show_history(layout: Layout, name: str, console: Console, as_json: bool) -> int:
-    """Print every move of a champion, latest last, and what MLflow says otherwise; return the exit code.
+    """Print every move of a champion, latest last, and the differences in MLflow; return the exit code.
 
     Raise PlanError if there was none.
     """
@@ -70,7 +70,7 @@ def show_history(layout: Layout, name: str, console: Console, as_json: bool) -> 
 
 
 def _print_alarms(here: Standing, console: Console) -> None:
-    """Print what MLflow says otherwise, and what to do."""
+    """Print the differences between MLflow and the log, and how to correct them."""
     for line in here.alarms:
         console.print(Text.assemble(("ALARM ", "red"), line), soft_wrap=True, highlight=False)
     if here.alarms:

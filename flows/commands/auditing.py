@@ -1,4 +1,4 @@
-"""Ask what was made, from what, and whether it is still what it was."""
+"""Commands about lineage: ancestors and descendants, verification, exports, SQL."""
 
 import enum
 from pathlib import Path
@@ -10,7 +10,7 @@ from flows.commands.options import AsJson, console
 
 
 class ExportFormat(enum.StrEnum):
-    """What `export` writes: OpenLineage events, PROV-JSON, PROV-N, or CycloneDX."""
+    """Format of `export`: OpenLineage events, PROV-JSON, PROV-N, or CycloneDX."""
 
     openlineage = "openlineage"
     prov = "prov"
@@ -30,7 +30,7 @@ def lineage(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Where something comes from, up to the rows of data, and what it touched, down to every model."""
+    """Show the ancestors of a target, up to rows of data, and its descendants, down to every model."""
     from flows.history.audit import show_lineage, show_verification
     from lineage.layout import Layout
 
@@ -47,7 +47,7 @@ def export(
         bool, typer.Option("--send", help="With openlineage: give the events to the server of OPENLINEAGE_URL.")
     ] = False,
 ) -> None:
-    """Say where something comes from in the words of others: OpenLineage, W3C PROV, a CycloneDX bill of materials."""
+    """Export the lineage of a target as OpenLineage events, W3C PROV, or a CycloneDX bill of materials."""
     from flows.history.exporting import export_text, send_events
     from lineage.layout import Layout
 

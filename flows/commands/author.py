@@ -1,4 +1,4 @@
-"""Write recipes and see what they would do."""
+"""Commands to write recipes and inspect their plans."""
 
 import json
 import sys
@@ -30,7 +30,7 @@ def init(
         str, typer.Option(metavar="RECIPE", help="A shipped recipe to copy: quickstart, papers/remax, ...")
     ] = "starter",
 ) -> None:
-    """Write a recipe to start from, and beside it the schema with which editors complete and check it."""
+    """Write a starter recipe, and next to it the JSON Schema for completion and validation in editors."""
     from flows.commands.starter import write_recipe
 
     written = ", ".join(str(file) for file in write_recipe(path, like))
@@ -38,7 +38,7 @@ def init(
 
 
 def ls() -> None:
-    """List the recipes in `recipes/` here, or, where there is no such folder, the shipped ones."""
+    """List the recipes in `recipes/` of the current folder, or the shipped ones if there is no such folder."""
     from flows.commands.recipes import make_recipe_table
     from lineage.layout import Layout
     from schemas.package import ROOT
@@ -52,7 +52,7 @@ def validate(
     profile: Profile = None,
     overrides: Overrides = [],  # noqa: B006 — typer copies it
 ) -> None:
-    """Check recipes: keys, values, slots, references, ports. Every error has file:line:column."""
+    """Validate recipes: keys, values, slots, references, ports. Every error has file:line:column."""
     from schemas.recipe.load import load_recipe
 
     failures = []
@@ -83,7 +83,7 @@ def plan(
     gpu_memory: GpuMemory = None,
     prompt_length: PromptLength = None,
 ) -> None:
-    """Show what a run would do: HIT or MISS for every step, with the first thing that differs."""
+    """Show what a run would do: HIT or MISS for every step, with the first difference from an earlier run."""
     from flows.commands.recipes import describe_due_times
     from flows.planning.plan_table import make_plan_table
     from flows.planning.recipe_plan import plan_recipe
@@ -116,7 +116,7 @@ def why(
     profile: Profile = None,
     overrides: Overrides = [],  # noqa: B006
 ) -> None:
-    """Say why a step would run again, field by field, or which run it comes from."""
+    """Explain why a step would run again, field by field, or name the run that its artifact comes from."""
     from flows.planning.plan_table import explain_step
     from flows.planning.recipe_plan import plan_recipe
     from flows.runs.lookup import find_step

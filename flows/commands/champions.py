@@ -1,4 +1,4 @@
-"""Champions: promote through a gate, go back, see who is champion and why, serve one."""
+"""Commands about champions: promote a model that passed its gates, roll back, list, serve."""
 
 import enum
 from typing import Annotated
@@ -21,7 +21,7 @@ def promote(
     why: Annotated[str, typer.Option(help="With --approve-override: the reason, kept in the history.")] = "",
     who: Annotated[str | None, typer.Option(help="Who answers; default: POSTTRAIN_USER, or the user here.")] = None,
 ) -> None:
-    """Make a model champion that an earlier evaluation has proven; there is no way without one."""
+    """Make a model champion; an earlier evaluation whose gates it passed is required."""
     from flows.champions.promotion import promote_step
     from lineage.layout import Layout
 
@@ -34,7 +34,7 @@ def rollback(
     to: Annotated[int | None, typer.Option(min=1, help="A version that was champion; default: the one before.")] = None,
     why: Annotated[str, typer.Option(help="Kept in the history.")] = "",
 ) -> None:
-    """Take the latest promotion back: the champion before it is champion again."""
+    """Undo the latest promotion: the previous champion becomes champion again."""
     from lineage.layout import Layout
     from lineage.registry.rollback import roll_back
 
@@ -48,7 +48,7 @@ def champions(
     as_json: AsJson = False,
     restore: Annotated[bool, typer.Option("--restore", help="Write MLflow again as the audit log has it.")] = False,
 ) -> None:
-    """Show every champion, since when and by which gate, or the history of one; exit code 1 with an alarm."""
+    """Show every champion with time and gate of its promotion, or the history of one; exit code 1 on an alarm."""
     from flows.champions.tables import show_champions, show_history
     from lineage.layout import Layout
 
@@ -66,14 +66,14 @@ def champions(
 
 
 class EngineChoice(enum.StrEnum):
-    """What computes."""
+    """Inference engine."""
 
     torch = "torch"
     vllm = "vllm"
 
 
 class Precision(enum.StrEnum):
-    """Numbers of the weights."""
+    """Precision of the weights."""
 
     float32 = "float32"
     bfloat16 = "bfloat16"
@@ -102,7 +102,7 @@ def serve(
         typer.Option(metavar="NAME", help="Variable with the token clients must send; else POSTTRAIN_SERVE_TOKEN."),
     ] = None,
 ) -> None:
-    """Answer as the OpenAI API does, on 127.0.0.1, until Ctrl-C."""
+    """Serve a model with an OpenAI-compatible API on 127.0.0.1 until Ctrl-C."""
     from flows.serving.models import choose
     from flows.serving.rules import read_rules
     from lineage.layout import Layout

@@ -34,7 +34,7 @@ OPTIONAL = {
 
 
 def check_machine_parts() -> Iterator[tuple[bool, str]]:
-    """Yield pairs of (whether it is well, message)."""
+    """Yield the result of every check as (whether it passed, message)."""
     for name in REQUIRED:
         try:
             yield True, f"{name} {importlib.metadata.version(name)}"

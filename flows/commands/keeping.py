@@ -1,4 +1,4 @@
-"""Keep what is worth it: clear away the rest, and share artifacts through a DVC remote."""
+"""Commands about storage: remove unneeded artifacts, pin them, share them through a DVC remote."""
 
 from typing import Annotated
 
@@ -23,7 +23,7 @@ def gc(
     yes: Annotated[bool, typer.Option("--yes", help="Remove it; without, it is only said.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what could be removed and what the disk gets back; nothing promoted or pinned, and no ancestor of it."""
+    """List what can be removed and the disk space that it frees; keep promoted and pinned artifacts and ancestors."""
     if bool(keep) != bool(by):
         raise PlanError("--keep and --by go together: posttrain gc --keep 3 --by accuracy")
     from flows.history.garbage import Policy, collect_garbage
@@ -40,7 +40,7 @@ def pin(
     ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Keep it no longer than others.")] = False,
 ) -> None:
-    """Keep an artifact, and all it was made from, from being cleared away; without a target, list what is pinned."""
+    """Protect an artifact and its ancestors from `gc`; without a target, list the pinned artifacts."""
     from flows.history.garbage import pin_target
     from lineage.layout import Layout
 
@@ -58,7 +58,7 @@ def push(
     every: Every = False,
     remote: Remote = None,
 ) -> None:
-    """Send artifacts, with all they were made from, to a DVC remote: a folder, S3, or another store that DVC knows."""
+    """Send artifacts and their ancestors to a DVC remote: a folder, S3, or another storage that DVC supports."""
     from flows.history.exchange import push
     from lineage.layout import Layout
 
@@ -71,7 +71,7 @@ def pull(
     remote: Remote = None,
     trust: Annotated[bool, typer.Option("--trust", help="Trust the keys that signed what is fetched.")] = False,
 ) -> None:
-    """Fetch artifacts, with all they were made from, from a DVC remote: their steps are HIT from then on."""
+    """Fetch artifacts and their ancestors from a DVC remote; afterwards their steps are HIT."""
     from flows.history.exchange import pull
     from lineage.layout import Layout
 

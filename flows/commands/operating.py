@@ -1,4 +1,4 @@
-"""Keep the house."""
+"""Commands about services and deployments, and the check of this machine."""
 
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +19,7 @@ def up(
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Flow runs of deployments at a time.")] = 4,
 ) -> None:
-    """Keep Prefect's server, MLflow's, a worker for deployments and the watcher of changes running until Ctrl-C."""
+    """Run Prefect's server, MLflow's server, a worker for deployments and the watcher of changes until Ctrl-C."""
     from flows.servers.up import run_services
     from lineage.layout import Layout
 
@@ -38,7 +38,7 @@ def deploy(
         bool, typer.Option("--locked", help="Run only the version that recipe.lock pins, until deployed again.")
     ] = False,
 ) -> None:
-    """Give every recipe a deployment in Prefect, with a form to start it from the UI; again: bring it up to date."""
+    """Create or update the Prefect deployment of every recipe, with a form to start it from the UI."""
     from flows.deployments.deploy import deploy_recipes
     from lineage.layout import Layout
 
@@ -49,7 +49,7 @@ def deploy(
 
 
 def doctor() -> None:
-    """Say what this machine has and what is missing."""
+    """Check this machine, and list what is missing."""
     from flows.commands.doctor import report_machine
 
     raise typer.Exit(report_machine(console))

@@ -1,4 +1,4 @@
-"""Options and the terminal that several commands share."""
+"""Command-line options and the console that several commands share."""
 
 import enum
 import os
@@ -11,7 +11,7 @@ from rich.console import Console
 
 
 class Terminal(Console):
-    """A console whose reader may close the pipe: the run goes on without it."""
+    """A console whose pipe may be closed by its reader; the run continues without output."""
 
     def on_broken_pipe(self) -> None:
         """Print nothing more."""
@@ -19,7 +19,7 @@ class Terminal(Console):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-# Where the width of the output is unknown, tables are not squeezed into 80 columns.
+# If the width of the output is unknown, tables are not squeezed into 80 columns.
 console = Terminal(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140)
 
 

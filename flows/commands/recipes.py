@@ -1,4 +1,4 @@
-"""List recipes."""
+"""The table of `posttrain ls`."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def _read_schedule(path: Path) -> Schedule | None:
 
 
 def describe_due_times(schedule: Schedule | None) -> str | None:
-    """Return when a recipe runs on its own and what it waits for; None if it does not."""
+    """Return the due times of a recipe and the changes that it waits for, as text; None without a schedule."""
     if schedule is None:
         return None
     from flows.deployments.schedules import describe_schedule  # Prefect computes due times, and takes seconds to import

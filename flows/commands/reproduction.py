@@ -1,4 +1,4 @@
-"""Compare runs, and hold a recipe to what it was."""
+"""Commands to compare runs and to lock recipes."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ def diff(
     after: Annotated[str, typer.Argument(metavar="RUN_B", help="The other run; default: the latest.")] = "latest",
     as_json: AsJson = False,
 ) -> None:
-    """Say in what two runs differ: recipe, data, code, environment, metrics, artifacts and cost."""
+    """Show the differences between two runs: recipe, data, code, environment, metrics, artifacts and cost."""
     import json
 
     from flows.history.diff import compare
@@ -33,7 +33,7 @@ def lock(
     profile: Profile = None,
     overrides: Overrides = [],  # noqa: B006
 ) -> None:
-    """Write a recipe's lock: what its results depend on. `run --locked` and `plan --locked` hold it to that."""
+    """Write a recipe's lock, which pins what its results depend on, for `run --locked` and `plan --locked`."""
     from flows.planning.locking import lock_recipe
     from lineage.layout import Layout
 

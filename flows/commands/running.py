@@ -1,4 +1,4 @@
-"""Run recipes and look at runs."""
+"""Commands to run recipes and inspect runs."""
 
 from typing import Annotated
 
@@ -32,7 +32,7 @@ def run(
     ] = True,
     executor: Executor = ExecutorChoice.ray,
 ) -> None:
-    """Run a recipe. What is already there is not done again; Ctrl-C leaves a run that can be resumed."""
+    """Run a recipe. Steps whose artifacts exist are not run again; after Ctrl-C the run can be resumed."""
     from flows.planning.recipe_plan import plan_recipe
     from flows.runs import start as run_start
     from lineage.layout import Layout
@@ -57,7 +57,7 @@ def resume(
     ] = [],  # noqa: B006
     executor: Executor = ExecutorChoice.ray,
 ) -> None:
-    """Go on with a run that was interrupted or failed, exactly as it was planned, but for its budget."""
+    """Resume an interrupted or failed run with its original plan; only its budget may be changed."""
     from flows.runs.start import resume_run
     from lineage.layout import Layout
 
@@ -71,7 +71,7 @@ def approve(
     reason: Annotated[str, typer.Option(help="Why; kept with the lineage of what follows.")],
     name: Annotated[str | None, typer.Option(help="Who decides; default: POSTTRAIN_USER, or the user here.")] = None,
 ) -> None:
-    """Decide about a gate with `on_fail: approve`. A run that waits goes on by itself; resume one that ended."""
+    """Decide about a gate with `on_fail: approve`. A waiting run continues by itself; resume one that has ended."""
     from flows.execution.approval import decide_gates
     from flows.runs.lookup import find_run
     from lineage.layout import Layout
@@ -92,7 +92,7 @@ def logs(
     step: Annotated[str, typer.Argument(help="A step of the run.")],
     run: Annotated[str | None, typer.Option(help="A run; default: the latest.")] = None,
 ) -> None:
-    """Print what a step wrote."""
+    """Print the log of a step."""
     from flows.runs.lookup import read_step_log
     from lineage.layout import Layout
 
@@ -100,7 +100,7 @@ def logs(
 
 
 def report(run: Annotated[str | None, typer.Argument(help="A run; default: the latest.")] = None) -> None:
-    """Write the run's HTML report again and print its path."""
+    """Rewrite the HTML report of a run and print its path."""
     from flows.runs.lookup import rebuild_report
     from lineage.layout import Layout
 

@@ -1,4 +1,4 @@
-"""Recipes to start from: copies of the shipped ones, with the schema that editors check them against."""
+"""Starter recipes: copies of the shipped ones, with the JSON Schema for editors."""
 
 import json
 import re
@@ -24,7 +24,7 @@ def shipped_recipes() -> dict[str, Path]:
 def write_recipe(path: Path, like: str) -> list[Path]:
     """Copy the shipped recipe `like`, what it extends and the schema for editors; return the files written.
 
-    Raise PlanError if there is no such recipe, the file is there already, or it cannot be written.
+    Raise PlanError if there is no such recipe, the file exists already, or it cannot be written.
     """
     known = shipped_recipes()
     if like not in known:
@@ -38,7 +38,7 @@ def write_recipe(path: Path, like: str) -> list[Path]:
 
 
 def _write_copy(source: Path, path: Path) -> list[Path]:
-    """Write a recipe under its new name, and the recipes that it stands on where there are no files of their names."""
+    """Write a recipe under its new name, and the recipes that it extends unless files of their names exist."""
     name = path.stem.replace(" ", "_")
     text = re.sub(r"^name: .*$", f"name: {name}", source.read_text(encoding="utf-8"), count=1, flags=re.MULTILINE)
     text = MODELINE.sub(rf"\1{SCHEMA}", text)
@@ -55,7 +55,7 @@ def _write_copy(source: Path, path: Path) -> list[Path]:
 
 
 def _extended(source: Path) -> Iterator[Path]:
-    """Yield the recipe that a shipped one extends, then the one that this extends, and so on."""
+    """Yield the recipe that a shipped one extends, then the one which that extends, and so on."""
     while named := EXTENDS.search(source.read_text(encoding="utf-8")):
         source = (source.parent / named[1]).resolve()
         yield source
@@ -68,8 +68,8 @@ def _write_new(path: Path, text: str) -> Path:
 
 
 def _write_schema(folder: Path) -> Path:
-    """Write the schema of this version, over that of an earlier one."""
-    from schemas.pages.editor_schema import make_editor_schema  # a second, which `posttrain --help` must not take
+    """Write the JSON Schema of this version, replacing an older one."""
+    from schemas.pages.editor_schema import make_editor_schema  # a second of import, too slow for --help
 
     file = folder / SCHEMA
     file.write_text(json.dumps(make_editor_schema(), indent=2) + "\n", encoding="utf-8")

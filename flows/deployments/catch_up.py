@@ -27,11 +27,12 @@ MADE_UP = "made-up-for"
 """Tag of flow runs for due times that Prefect had not scheduled."""
 WAITING = ("Scheduled", "Late", "AwaitingConcurrencySlot")
 GRACE = timedelta(minutes=1)
-"""How late a run is tried at most when nothing was down; half the time to the next due time where that is shorter."""
+"""Longest delay of a run without downtime; at most half the time to the next due time."""
 FIRST_TURN, TURN = timedelta(seconds=15), timedelta(minutes=1)
-"""Until the first of those that wait tries again, and between one and the next.
+"""Delay until the first waiting flow run is tried again, and delay between consecutive ones.
 
-A worker tries ten seconds ahead: by then this run has ended; and it tries again, where it was in vain, before the next.
+A worker starts flow runs up to ten seconds early. The delays ensure that this run has ended by then, and that a failed
+attempt is repeated before the next flow run.
 """
 MAKES_WAY = 120.0
 """Seconds until a cancelled run must have ended."""
@@ -39,7 +40,7 @@ MAKES_WAY = 120.0
 
 @dataclass(frozen=True)
 class Occasion:
-    """A flow run that stands for a due time."""
+    """A flow run for a due time."""
 
     due: datetime
     """When it should have started."""
@@ -114,7 +115,7 @@ def _find_siblings(schedule: Schedule | None) -> Iterator["Siblings | None"]:
 
 
 def is_due(run: FlowRun) -> bool:
-    """Return whether a flow run stands for a due time."""
+    """Return whether a flow run is for a due time."""
     return bool(run.auto_scheduled) or MADE_UP in run.tags
 
 
@@ -127,7 +128,7 @@ class Siblings:
         self.come = [r for r in self._runs(expected_start_time={"before_": self.now}) if is_due(r)]
         """Latest flow runs whose due time has come."""
         self.reason: str | None = None
-        """Why the run from which they are seen must not do its work."""
+        """Reason why the run that has this view must not do its work."""
         if is_due(run) and run.run_count <= 1:
             self.reason = self.verdict(run)
 

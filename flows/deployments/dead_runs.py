@@ -16,7 +16,7 @@ from prefect.states import Cancelled, Crashed
 
 GOES_ON = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
 BEGINS = timedelta(minutes=3)
-"""Within this a worker has started a process for a flow run that it took."""
+"""Time within which a worker has started a process for a flow run that it took."""
 SAID = "its process is gone: killed, or the machine went down; Retry goes on with what is finished"
 
 

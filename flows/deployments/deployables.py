@@ -15,10 +15,10 @@ from schemas.recipe.load import Recipe, load_recipe
 from schemas.source.files import read_text
 
 TAG = "posttrain"
-"""Every deployment of ours has it."""
+"""Tag of every deployment of posttrain."""
 ENTRYPOINT = "flows/deployments/deployed.py:recipe_run"
 PULL = [{"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}]
-"""Where a worker finds the code: in this checkout."""
+"""Where a worker finds the code (in this checkout)."""
 LINK = re.compile(r"https?://[^\s,;)\]]+[^\s,;:.)\]]|\barXiv:\s?(\d{4}\.\d{4,5})\b|\b(docs/[\w./-]+\.md)\b")
 
 
@@ -28,11 +28,11 @@ class Deployable:
 
     recipe: Recipe
     file: str
-    """As the deployment's parameter: relative to the checkout, or absolute where it lies outside."""
+    """Path in the deployment's parameters: relative to the checkout, or absolute if it is outside."""
     description: str
     form: Schema
     held: HeldLock | None = None
-    """The lock that it is deployed with; None where it runs what the recipe says on the day."""
+    """The lock that it is deployed with; None: it runs the current version of the recipe."""
 
     @property
     def parameters(self) -> dict[str, str]:

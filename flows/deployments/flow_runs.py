@@ -9,7 +9,7 @@ from lineage.layout import Layout
 from schemas.atomic_write import write_text_atomically
 
 FILE = "prefect.json"
-"""In a run's folder: the flow run that shows it, its deployment and the parameters of its form."""
+"""File in a run's folder with the flow run that shows it, its deployment and the parameters of its form."""
 
 
 def find_run_of(layout: Layout, flow_run: str, name: str) -> str | None:
@@ -26,7 +26,7 @@ class FlowRunRecord(TypedDict, total=False):
     flow_run: str
     deployment: str
     parameters: Mapping[str, object]
-    """Values of its form."""
+    """Values of the deployment's form."""
 
 
 def write_flow_run(layout: Layout, run: str, record: FlowRunRecord) -> None:

@@ -39,7 +39,7 @@ class Watcher:
         self.layout, self.say = layout, say
         self.watches: dict[UUID, Watch] = {}
         self.printed: dict[str, str] = {}
-        """What is wrong at the moment, by whom; said once."""
+        """Current errors by their source; each is printed once."""
 
     def refresh(self, client: SyncPrefectClient) -> None:
         """Read the deployments and what their recipes watch now; mark flow runs that died."""
@@ -99,7 +99,7 @@ class Watcher:
 
     @contextlib.contextmanager
     def forgiving(self, who: str) -> Iterator[None]:
-        """Print an error once and go on: a server that is down is asked again, and a change is seen later."""
+        """Print an error once and continue: a server that is down is polled again, and a change is detected later."""
         try:
             yield
             self.printed.pop(who, None)

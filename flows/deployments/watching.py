@@ -11,7 +11,7 @@ from lineage.digests import digest_of
 from schemas.atomic_write import write_text_atomically
 
 Look = Callable[[str], str | None]
-"""From a source to what there is to see of it."""
+"""Returns the observable state of a source."""
 
 
 @dataclass(frozen=True)

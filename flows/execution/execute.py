@@ -87,7 +87,7 @@ class Execution:
         self.restored: RestoredFiles = {}
         """Files of artifacts that were restored before the run, by step."""
         self.ask_people: Callable[[Step, StepState], StepState] = lambda step, state: state
-        """Waits for approvals of a step's gates; by default the run goes on without what depends on the step."""
+        """Waits for approvals of a step's gates; by default the run continues without the steps that depend on it."""
         self.folders = tuple(dict.fromkeys((Path(plan.file).resolve().parent, Path.cwd(), layout.root)))
 
     def perform(self, step: Step, on_line: Callable[[str], None] = lambda line: None) -> StepState:

@@ -1,1 +1,1 @@
-"""What was made: queried, compared, exported, exchanged, cleared."""
+"""Queries, comparison, export, exchange and removal of runs and artifacts."""

@@ -1,4 +1,4 @@
-"""Questions about what was made: lineage, verification, SQL."""
+"""Print lineage, the results of verification, and the results of SQL queries."""
 
 import json
 from dataclasses import asdict, replace
@@ -12,7 +12,7 @@ from schemas.errors import PlanError
 
 
 def show_lineage(target: str | None, layout: Layout, console: Console, as_json: bool) -> int:
-    """Print where a target comes from and what it went into; raises PlanError without a target."""
+    """Print the ancestors and descendants of a target. Raise PlanError without a target."""
     from lineage.tracing.ancestry import render, trace
 
     if target is None:
@@ -33,14 +33,14 @@ def show_verification(
     all_signed: bool = False,
     rebuild: bool = False,
 ) -> int:
-    """Check everything again, print what differs, and note that in the audit log; 1 when something differs."""
+    """Verify a target, print the problems and record the result in the audit log; return 1 if there are problems."""
     from lineage.audit.log import append
     from lineage.verification.verify import verify
 
     verification = verify(layout, target, all_signed=all_signed, rebuild=rebuild)
     try:
         append(layout, "verified", target=target, artifacts=verification.artifacts, problems=len(verification.problems))
-    except (OSError, PlanError) as error:  # one may look at what one cannot write to, or not sign
+    except (OSError, PlanError) as error:  # a checkout that is read-only or has no signing key can still be verified
         why = getattr(error, "strerror", None) or str(error)
         note = f"{layout.state}: that this was checked could not be noted: {why}"
         verification = replace(verification, notes=(*verification.notes, note))
@@ -61,7 +61,7 @@ def show_verification(
 
 
 def _one_line(text: str) -> str:
-    """A line whatever names of files are in it: what does not print is escaped."""
+    """Return a text as one line, with unprintable characters escaped, such as those in names of files."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 

@@ -1,4 +1,4 @@
-"""Two runs side by side: recipe, data, code, environment, metrics, steps and cost; only what differs is named."""
+"""Differences between two runs: recipe, data, code, environment, metrics, steps and cost."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -27,25 +27,25 @@ class Side:
     states: dict[str, RecordedStep]
     """Step to its last event."""
     manifests: dict[str, Manifest]
-    """Step to its manifest, of finished steps whose artifacts are there."""
+    """Step to its manifest, for finished steps whose artifacts exist."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that differs: what it is (a dotted path, a package, a module) and what it was on either side."""
+    """One difference: the name of what differs (a dotted path, a package, a module) and its value in each run."""
 
     what: str
     before: Any
     after: Any
     steps: tuple[str, ...] = ()
-    """Steps it concerns, where it does not concern the run as a whole."""
+    """Affected steps; empty if the difference concerns the whole run."""
 
 
 @dataclass(frozen=True)
 class MetricChange:
-    """One number that differs; `interval` is that of the difference, from the intervals of both, where there are any.
+    """A metric that differs; `interval` is that of the difference, computed from both intervals if they exist.
 
-    `outside`: whether the interval of the difference leaves out 0; None without intervals.
+    `outside`: whether the interval of the difference excludes 0; None without intervals.
     """
 
     step: str
@@ -58,20 +58,20 @@ class MetricChange:
 
 @dataclass(frozen=True)
 class Steps:
-    """Steps by what became of them; `again` ran under another key and came to the same bytes."""
+    """Steps by outcome; those in `again` ran under another key and produced the same bytes."""
 
     same: tuple[str, ...] = ()
     again: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     unfinished: tuple[str, ...] = ()
-    """In both plans, but at least one run has no artifact of it."""
+    """Steps in both plans for which at least one run has no artifact."""
     only_before: tuple[str, ...] = ()
     only_after: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Everything in which two runs differ."""
+    """All differences between two runs."""
 
     before: str
     after: str
@@ -82,7 +82,7 @@ class Difference:
     metrics: tuple[MetricChange, ...] = ()
     steps: Steps = field(default_factory=Steps)
     cost: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Wall, processor and GPU seconds of the steps that each run did itself, and wall seconds of those it found."""
+    """Wall, CPU and GPU seconds of the steps that each run executed, and wall seconds of its cached steps."""
 
     @property
     def is_empty(self) -> bool:
@@ -91,12 +91,12 @@ class Difference:
         return not (self.recipe or self.data or self.code or self.environment or self.metrics or moved)
 
     def as_json(self) -> dict[str, object]:
-        """Plain data for `--json`."""
+        """Return plain data for `--json`."""
         return asdict(self)
 
 
 def compare(before: str, after: str, layout: Layout) -> Difference:
-    """What differs between two runs, by their names. Raises PlanError when there is no such run."""
+    """Return the differences between two runs, given by name. Raise PlanError if there is no such run."""
     a, b = read_side(before, layout), read_side(after, layout)
     both = [step.name for step in b.plan.steps if step.name in {s.name for s in a.plan.steps}]
     return Difference(
@@ -113,7 +113,7 @@ def compare(before: str, after: str, layout: Layout) -> Difference:
 
 
 def read_side(run: str, layout: Layout) -> Side:
-    """A run as it was recorded. Raises PlanError when there is no such run."""
+    """Return a recorded run. Raise PlanError if there is no such run."""
     plan, store = read_plan(layout, run), Store(layout)
     states = read_step_events(layout, run)
     manifests = {}
@@ -124,14 +124,14 @@ def read_side(run: str, layout: Layout) -> Side:
 
 
 def _compare_recipes(a: Side, b: Side) -> Iterator[Change]:
-    """What was asked for, with defaults filled in; the names of recipe, profile and head included."""
+    """Yield differences in the recipes with all defaults, including the names of recipe and profile and the head."""
     plans = [side.plan.model_dump(mode="json", exclude={"steps", "resolved", "file", "overrides"}) for side in (a, b)]
     for path, old, new in list_changes(plans[0] | a.plan.resolved, plans[1] | b.plan.resolved):
         yield Change(path, old, new)
 
 
 def _compare_code(a: Side, b: Side, both: Iterable[str]) -> Iterator[Change]:
-    """Modules that changed, each once, with the steps that use it."""
+    """Yield each changed module once, with the steps that use it."""
     users: dict[str, list[str]] = {}
     for name in both:
         for line in list_code_changes(a.plan.step(name).code, b.plan.step(name).code):
@@ -143,7 +143,7 @@ def _compare_code(a: Side, b: Side, both: Iterable[str]) -> Iterator[Change]:
 
 
 def _compare_environments(a: Side, b: Side, both: Iterable[str]) -> Iterator[Change]:
-    """What the artifacts were made with, of steps whose artifacts are not the same one."""
+    """Yield differences in the environments that produced the artifacts of steps with different artifacts."""
     users: dict[tuple[str, Any, Any], list[str]] = {}
     for name in both:
         old, new = a.manifests.get(name), b.manifests.get(name)
@@ -170,14 +170,17 @@ def _compare_metrics(a: Side, b: Side, both: Iterable[str]) -> Iterator[MetricCh
                 interval = compute_difference_interval(one, other)
                 outside = not interval[0] <= 0.0 <= interval[1]
                 yield MetricChange(name, line, one["value"], other["value"], interval, outside)
-        known = {*measured[0], *(line["metric"] for line in measured[0].values())}  # `accuracy`: of the last model
+        known = {
+            *measured[0],
+            *(line["metric"] for line in measured[0].values()),
+        }  # `accuracy`: the last model's
         for metric, one, other in list_changes(old.metrics, new.metrics):
             if metric not in known and _is_number(one, other):
                 yield MetricChange(name, metric, one, other)
 
 
 def _index_scores(manifest: Manifest) -> dict[str, ScoredRow]:
-    """Lines of an evaluation's table by the names that their values have among the metrics."""
+    """Return the rows of an evaluation's table by the names of their values among the metrics."""
     return {
         f"{line['metric']}.{line['model']}" + ("" if line["family"] == ALL else f".{line['family']}"): line
         for line in read_scores(manifest)
@@ -185,7 +188,7 @@ def _index_scores(manifest: Manifest) -> dict[str, ScoredRow]:
 
 
 def compute_difference_interval(one: ScoredRow, other: ScoredRow) -> tuple[float, float]:
-    """Interval of other − one from an interval of each, as if measured independently (Zou and Donner 2008, eq. 2)."""
+    """Return the interval of other − one, assuming independent measurements (Zou and Donner 2008, eq. 2)."""
     gain = other["value"] - one["value"]
     down = math.hypot(other["value"] - other["low"], one["high"] - one["value"])
     up = math.hypot(other["high"] - other["value"], one["value"] - one["low"])

@@ -1,4 +1,4 @@
-"""What differs in the data of two runs: sources from outside by their digests, tables row by row."""
+"""Differences in the data of two runs: outside sources by their digests, tables row by row."""
 
 import json
 from collections import Counter
@@ -13,12 +13,12 @@ from schemas.plan import Plan, Step
 
 TABLES = ("prompts", "chat", "preference_pairs", "trajectories")
 LARGEST = 500_000
-"""Rows of a table beyond which rows are counted and not compared."""
+"""Most rows of a table to compare row by row; rows of larger tables are only counted."""
 
 
 @dataclass(frozen=True)
 class DataChange:
-    """Data that differs: a source from outside (`port`), or a table that a step made (`output`)."""
+    """Data that differs: an outside source (`port`), or a table that a step produced (`output`)."""
 
     step: str
     port: str | None = None
@@ -26,19 +26,19 @@ class DataChange:
     source: tuple[str | None, str | None] | None = None
     digest: tuple[str | None, str | None] = (None, None)
     rows: tuple[int, int] | None = None
-    """Of tables: rows before and after."""
+    """For tables: number of rows before and after."""
     added: tuple[str, ...] | None = None
-    """Ids of rows that are new, one entry per row; None where rows are too many or have no ids."""
+    """Ids of new rows, one entry per row; None if there are too many rows or rows have no ids."""
     removed: tuple[str, ...] | None = None
-    """Ids of rows that are gone."""
+    """Ids of removed rows."""
     changed: tuple[str, ...] | None = None
-    """Ids of rows that say something else."""
+    """Ids of rows whose content changed."""
 
 
 def compare_data(
     before: Plan, after: Plan, old: dict[str, Manifest], new: dict[str, Manifest], store: Store
 ) -> Iterator[DataChange]:
-    """All data that differs between the steps that both plans have."""
+    """Yield the data that differs between the steps that both plans have."""
     names = {step.name for step in before.steps}
     for step in (step for step in after.steps if step.name in names):
         yield from _compare_sources(before.step(step.name), step)
@@ -89,7 +89,7 @@ def _add_rows(change: DataChange, before: Path, after: Path) -> DataChange:
 
 
 def _index_rows(rows: Sequence[Mapping[str, object]]) -> dict[str, list[str]]:
-    """What the rows of every id say, in an order of their own."""
+    """Return the contents of the rows of every id, sorted."""
     rows_by_id: dict[str, list[str]] = {}
     for row in rows:
         rows_by_id.setdefault(str(row["id"]), []).append(json.dumps(row, sort_keys=True, default=str))

@@ -1,4 +1,4 @@
-"""How a difference of two runs looks in the terminal."""
+"""Display of the differences between two runs in the terminal."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from flows.planning.difference import format_value
 from lineage.reports.report import format_duration
 
 SHOWN = 12
-"""Ids of rows per list; all of them are in `--json`."""
+"""Most row ids per list; `--json` has all of them."""
 BECAME = {
     "same": "the same artifact",
     "again": "ran again, same bytes",
@@ -24,7 +24,7 @@ BECAME = {
 
 
 def render(difference: Difference) -> Group:
-    """Everything that differs, a table per matter; one line when nothing does."""
+    """Return one table per kind of difference, or one line if there are none."""
     head = Text.assemble(("before ", "dim"), difference.before, ("  after ", "dim"), difference.after)
     if difference.is_empty:
         return Group(head, Text("nothing differs: recipe, data, code, environment, metrics and artifacts are the same"))

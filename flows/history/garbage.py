@@ -1,4 +1,4 @@
-"""`posttrain gc`: list what a checkout need not keep, and remove it on request; safe next to active runs."""
+"""`posttrain gc`: list what a checkout does not need, and remove it on request; safe during active runs."""
 
 import shutil
 from contextlib import nullcontext
@@ -34,25 +34,25 @@ class Policy:
     """What to keep besides promoted and pinned artifacts and their ancestors."""
 
     last: int
-    """What the latest runs used."""
+    """Number of latest runs whose artifacts stay."""
     keep: int = 0
-    """The best artifacts, with the runs that made them ..."""
+    """Number of best artifacts by the metric `by` that stay, with the runs that made them."""
     by: str = ""
-    """... by a metric."""
+    """Metric that ranks artifacts for `keep`."""
     champions: int | None = None
-    """How many models before each champion stay; None: all that `rollback` may go to."""
+    """Number of earlier models of each champion that stay; None: all possible targets of `rollback`."""
     given_up: tuple[str, ...] = ()
-    """Runs that will not be resumed; `all`: every one."""
+    """Runs that will not be resumed; `all`: every run."""
 
 
 @dataclass(frozen=True)
 class Clearance:
-    """What stays and why, and what can go."""
+    """Artifacts that stay, with reasons, and what can be removed."""
 
     kept: list[tuple[Record, str]]
     garbage: Garbage
     in_use: frozenset[Path]
-    """Work folders of steps that are being done right now; they stay."""
+    """Work folders of steps that are running; they stay."""
 
 
 def collect_garbage(layout: Layout, policy: Policy, console: Console, *, yes: bool, as_json: bool) -> None:
@@ -73,7 +73,7 @@ def collect_garbage(layout: Layout, policy: Policy, console: Console, *, yes: bo
 
 
 def find_garbage(layout: Layout, policy: Policy) -> Clearance:
-    """Return what stays under a policy and what can go. Raise PlanError."""
+    """Return what stays under a policy and what can be removed. Raise PlanError."""
     log = check_log(layout)
     if log.problems:
         what = f"{log.problems[0]}; see: posttrain lineage --verify"
@@ -99,7 +99,7 @@ def find_garbage(layout: Layout, policy: Policy) -> Clearance:
 
 
 def pin_target(layout: Layout, target: str | None, console: Console, *, remove: bool) -> None:
-    """Pin or unpin what a word names; without a word, list the pins. Raise UnknownTarget."""
+    """Pin or unpin a target; without a target, list the pins. Raise UnknownTarget."""
     if target is None:
         for key, pinned in read_pins(layout).items():
             console.print(Text(f"{key[:16]}  {pinned['word']}, since {pinned['since']}"))
@@ -117,7 +117,7 @@ def _is_used(work: Path) -> bool:
 
 
 def _remove_garbage(layout: Layout, clearance: Clearance, size: int, policy: Policy) -> None:
-    """Remove garbage; the audit log records it first, so that what is gone can always be explained."""
+    """Remove garbage, after an entry in the audit log that explains every removal."""
     garbage = clearance.garbage
     audit_log.append(
         layout,

@@ -48,7 +48,7 @@ class Closure:
         """Return module to the indexes of its statements that are reached. Raise PlanError."""
         seen = self._walk([node for module, name in roots for node in self._root(module, name)])
         if any(index >= 0 and self._facts[module].statements[index].has_hooks for module, index in seen):
-            # a class that learns of its subclasses: those of every module that is imported count
+            # a class with hooks for subclasses: those in every imported module count
             seen = self._walk([*seen, *((module, WHOLE) for module, index in seen if index == IMPORTED)])
         reached: dict[str, list[int]] = {}
         for module, index in sorted(seen):

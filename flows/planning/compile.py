@@ -24,7 +24,7 @@ from schemas.suggestions import suggest
 
 IDENTITY_FORMAT = 1
 FRESH = "fresh"
-"""In the identity of a step that is done again: {"run": which time, "of": the key that it has otherwise}."""
+"""Field in the identity of a step that is run again: {"run": number of the repetition, "of": its original key}."""
 
 
 def compile_recipe(recipe: Recipe, layout: Layout) -> Plan:

@@ -26,7 +26,7 @@ CARRIERS = frozenset({*MODEL_TYPES, "trajectories"})
 
 @dataclass(frozen=True)
 class KnownContract:
-    """What is known of a model's contract: its fingerprints if it exists, else the tokenizer settings behind them."""
+    """A model's contract as far as it is known: its fingerprints if the model exists, else its tokenizer settings."""
 
     contract: Contract | None = None
     tokenizer: dict[str, Any] | None = None

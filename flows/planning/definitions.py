@@ -1,8 +1,8 @@
-"""What the text of a module defines at its top level, and what every definition names: facts of the text alone.
+"""The definitions at the top level of a module and the names that each of them uses, from the source text alone.
 
-A statement is a function, a class, an assignment or one name that an import binds. `always` marks a statement that has
-an effect when the module is imported, so that it counts as soon as the module is. Names that a function binds itself
-are left out; what a name stands for is resolved by `flows.planning.closure`, which knows the other modules.
+A statement is a function, a class, an assignment or one name that an import binds. `always` marks a statement with an
+effect during import, which counts as soon as its module is used. Names that a function binds itself are left out;
+`flows.planning.closure`, which knows the other modules, resolves the remaining names.
 """
 
 import ast
@@ -42,7 +42,7 @@ PURE_MODULES = _words(
     "hashlib itertools keyword math operator pathlib pydantic pydantic_core re statistics string struct textwrap "
     "threading types typing typing_extensions unicodedata zoneinfo"
 )
-"""Packages whose functions and decorators change nothing but what they return."""
+"""Packages whose functions and decorators have no side effects."""
 PURE_TORCH = _words("compile device inference_mode no_grad tensor")
 PURE_METHODS = _words(
     "absolute copy count decode difference encode endswith format fromkeys get index intersection items join joinpath "
@@ -52,26 +52,26 @@ PURE_METHODS = _words(
 
 
 class Statement(NamedTuple):
-    """One statement of the top level of a module; uses are texts of `Use`."""
+    """One statement at the top level of a module; uses are given as texts of `Use`."""
 
     names: Sequence[str]
-    """What it binds."""
+    """Names that it binds."""
     digest: str
-    """sha256 over its syntax without docstrings."""
+    """sha256 of its syntax tree without docstrings."""
     uses: Sequence[str] = ()
     imports: Sequence[str] = ()
-    """Modules that its code imports late: they run, whether or not a name of theirs is used."""
+    """Modules that its code imports late; they are executed even if none of their names is used."""
     literals: Sequence[str] = ()
-    """Modules (`python -m module`, `import_module("module")`) and functions (`module:function`) named by a text."""
+    """Modules (`python -m module`, `import_module("module")`) and functions (`module:function`) named in strings."""
     always: bool = False
     is_opaque: bool = False
-    """Its code may reach any name of its module."""
+    """Whether its code may reach any name of its module."""
     is_dynamic: bool = False
-    """Its code may reach any module."""
+    """Whether its code may reach any module."""
     has_hooks: bool = False
-    """A class in it may learn of its subclasses, wherever they are."""
+    """Whether a class in it has hooks, such as `__init_subclass__`, that run for subclasses in other modules."""
     binding: str | None = None
-    """What it imports, for the binding of an import."""
+    """Imported module and name, for a name that an import binds."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,13 @@ class Facts:
 
     statements: tuple[Statement, ...]
     imports: Sequence[str]
-    """What is imported when the module is."""
+    """Modules that are imported with the module."""
     stars: Sequence[str]
     """Modules of `from module import *`."""
 
     @cached_property
     def by_name(self) -> dict[str, list[int]]:
-        """Statements that bind a name, as indexes."""
+        """Indexes of the statements that bind each name."""
         indexes: dict[str, list[int]] = {}
         for index, statement in enumerate(self.statements):
             for name in statement.names:
@@ -105,7 +105,7 @@ class Facts:
 
 
 def read_facts(source: bytes, name: str) -> Facts:
-    """Read the facts of a source text; `name` is that of messages. Raises PlanError for what is no Python."""
+    """Read the facts of a source text; `name` is for messages. Raise PlanError if it is not valid Python."""
     try:
         tree = parse(source)
     except (SyntaxError, ValueError, RecursionError) as error:

@@ -7,7 +7,7 @@ ABSENT = "nothing"
 
 
 class Definitions(Protocol):
-    """What is known of the definitions behind digests of modules."""
+    """Digests of the definitions behind the digests of modules."""
 
     def changed(self, before: str, now: str) -> list[str]:
         """Return the names of the definitions in which two digests differ."""

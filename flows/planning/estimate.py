@@ -1,4 +1,4 @@
-"""Estimate the cost of a plan from the nearest earlier artifacts; what has no like is unknown."""
+"""Estimate the cost of a plan from the most similar earlier artifacts; steps without any have unknown cost."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ SIMILAR = 3
 
 @dataclass(frozen=True)
 class Estimate:
-    """The expected cost of a step; for a HIT, what it cost when it was made, and so what is saved."""
+    """The expected cost of a step; for a HIT, the original cost, which is saved."""
 
     cost: Cost | None
-    """None: nothing like it ran before."""
+    """Estimated cost; None: no similar step ran before."""
     basis: str
-    """Which run says so, and in how many settings it differed."""
+    """Run that the estimate comes from, and the number of settings in which it differed."""
     is_hit: bool
 
 
 class Forecast:
-    """What a run will do and cost, as it stands before the first step; computed once."""
+    """The steps and cost of a run, computed once before its first step."""
 
     def __init__(self, plan: Plan, layout: Layout) -> None:
         self.plan, self.layout = plan, layout

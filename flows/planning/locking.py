@@ -27,11 +27,11 @@ VERSION = 2
 HEAD = "# What `posttrain run --locked {name}` holds this recipe to; written by `posttrain lock`.\n"
 SECTIONS = ("sources", "models", "steps", "code", "packages")
 SHORT = 16
-"""Characters of digests and commits in messages."""
+"""Number of characters of digests and commits in messages."""
 EMBEDDED = "torch"
-"""The engine that is this code itself."""
+"""The engine whose code is part of posttrain."""
 OWN = ("model", "models")
-"""Ports of the models that a stage is about; models at other ports judge, teach or guide."""
+"""Ports of the models that a stage trains or evaluates; models at other ports judge, teach or guide."""
 
 
 class LockedStep(TypedDict):

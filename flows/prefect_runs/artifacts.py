@@ -137,7 +137,7 @@ class ProgressBars:
             self.nameless[step] = task_run
 
     def report(self, event: Event) -> None:
-        """Pass an event on, and keep what it says of a step's progress."""
+        """Pass an event on, and keep the progress of a step from it."""
         self.inner.report(event)
         with self.lock:
             if event["type"] == "progress":

@@ -1,1 +1,1 @@
-"""Runs of a plan: start one, go on with one, look at one."""
+"""Runs of a plan: start, resume, inspect."""

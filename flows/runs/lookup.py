@@ -1,4 +1,4 @@
-"""Look at runs: find one, show the state of its steps, their logs, its report."""
+"""Find a run, and show the state of its steps, their logs and its report."""
 
 import re
 from pathlib import Path
@@ -87,7 +87,7 @@ def read_step_log(step: str, run: str | None, layout: Layout) -> str:
 
 
 def rebuild_report(run: str | None, layout: Layout) -> Path:
-    """Write the report of a run again from its plan, its events and the manifests; return its path."""
+    """Rewrite the report of a run from its plan, its events and the manifests; return its path."""
     from lineage.reports.report import write_report
 
     name = find_run(run, layout)

@@ -16,9 +16,9 @@ from flows.processes.process_tree import die_with_parent
 from schemas.atomic_write import write_text_atomically
 
 LOOK = 0.2
-"""Seconds between looks for users."""
+"""Seconds between checks for processes that use the server."""
 PATIENCE = 5.0
-"""Seconds that the server has to end by itself."""
+"""Seconds in which the server must end after SIGTERM."""
 
 
 def run_host(folder: Path, port: int, command: list[str]) -> None:

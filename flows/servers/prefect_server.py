@@ -43,12 +43,12 @@ def make_prefect_environment(layout: Layout) -> dict[str, str]:
         "PREFECT_PROFILES_PATH": str(home / "profiles.toml"),
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_LOGGING_LEVEL": "INFO",  # what steps print goes to the server ...
+        "PREFECT_LOGGING_LEVEL": "INFO",  # the output of steps goes to the server ...
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # ... and not to the terminal, where a reporter prints
         "PREFECT_INTERNAL_LOGGING_LEVEL": "CRITICAL",  # long messages about each event that a dead server missed
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
         "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
-        # Kept in memory, the place of a run that died with the server would be taken for ever.
+        # If it were kept in memory, the slot of a run that died with the server would never be released.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
         "DO_NOT_TRACK": "1",
     }
@@ -56,7 +56,7 @@ def make_prefect_environment(layout: Layout) -> dict[str, str]:
 
 
 def make_server_environment(layout: Layout) -> dict[str, str]:
-    """Return where a server keeps its records; only for its own process, as an address may hold a password."""
+    """Return the settings of a server's database, only for its own process: an address may hold a password."""
     database = read_chosen_database(layout.state)
     if not database or "PREFECT_API_DATABASE_CONNECTION_URL" in os.environ:
         return {}
@@ -118,7 +118,7 @@ def _read_server(home: Path) -> ServerRecord:
 
 
 def _read_process(home: Path) -> str:
-    """Return which process the server is; another one after it died."""
+    """Return an identifier of the server's process, which differs after a restart."""
     return str(_read_server(home).get("pid", ""))
 
 
@@ -137,7 +137,7 @@ def is_answering(url: str) -> bool:
 
 
 def start_server(layout: Layout) -> subprocess.Popen[bytes] | None:
-    """Start a server unless there is one; it may not answer yet, and ends when no process uses it any more."""
+    """Start a server unless one runs; it may not answer yet, and ends when no process uses it any more."""
     home = layout.state / "prefect"
     with (home / "host.lock").open("ab") as lock:
         try:
@@ -185,7 +185,7 @@ def _wait_until_healthy(layout: Layout, stop: threading.Event) -> bool:
 
 
 def _is_hosted(home: Path) -> bool:
-    """Return whether a host lives: it holds the lock that it was handed."""
+    """Return whether a host is alive: it holds the lock that was passed to it."""
     with (home / "host.lock").open("ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -23,11 +23,11 @@ from schemas.package import import_path
 POOL = "posttrain"
 """The work pool of all deployments; its type is `process`: a flow run is a process of this machine."""
 POLL = "2"
-"""Seconds between looks of the worker for due runs."""
+"""Seconds between polls of the worker for due runs."""
 
 
 def make_prefect_service(layout: Layout, api: str) -> Service:
-    """Return Prefect's server, answering at `api`."""
+    """Return the service of Prefect's server, which answers at `api`."""
     port = api.removesuffix("/api").rpartition(":")[2]
     return Service(
         "prefect",
@@ -38,7 +38,7 @@ def make_prefect_service(layout: Layout, api: str) -> Service:
 
 
 def make_mlflow_service(layout: Layout, url: str) -> Service:
-    """Return MLflow's server on the store of runs; the address may hold a password, so it is no argument."""
+    """Return the service of MLflow's server; its store is no command-line argument, as it may hold a password."""
     port = url.rpartition(":")[2]
     more = {
         "MLFLOW_BACKEND_STORE_URI": os.environ.get("MLFLOW_TRACKING_URI") or layout.mlflow_uri,
@@ -56,7 +56,7 @@ def make_mlflow_service(layout: Layout, url: str) -> Service:
 
 
 def make_worker_service(layout: Layout, api: str, limit: int, needs: str) -> Service:
-    """Return a worker that runs due flow runs of the pool, `limit` at a time; it makes a missing pool."""
+    """Return a worker that executes due flow runs of the pool, `limit` at a time; it creates a missing pool."""
     name = f"posttrain-{socket.gethostname()}"
     return Service(
         "worker",
@@ -105,7 +105,7 @@ def _make_environment(layout: Layout, api: str) -> dict[str, str]:
 
 
 def _make_poll_check(api: str, name: str) -> Callable[[float], bool]:
-    """Return whether the worker has reported to the server since it was started, as a function."""
+    """Return a function that returns whether the worker has reported to the server since it was started."""
 
     def polls(since: float) -> bool:
         asked = urllib.request.Request(

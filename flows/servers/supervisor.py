@@ -15,20 +15,20 @@ from flows.processes.process_tree import WaitForStop, die_with_parent, reap_chil
 from schemas.errors import StepError
 
 LOOK = 0.2
-"""Seconds between looks at the services."""
+"""Seconds between checks of the services."""
 START_LIMIT = 180.0
 """Seconds until a service must answer for the first time; 10 to 20 are usual."""
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
-"""Seconds before a service that died is started again; each time twice as long, until it has lived for a while."""
+"""Seconds before a dead service is restarted: first and longest wait; doubled until the service is steady."""
 STEADY = 60.0
-"""Seconds after which a service that answers is forgiven its earlier ends."""
+"""Seconds of uptime after which a service that answers counts as steady, and its earlier deaths no longer count."""
 PATIENCE = 5.0
-"""Seconds that a service has to end by itself."""
+"""Seconds in which a service must end after SIGTERM."""
 JOB_PATIENCE = 20.0
-"""Seconds that the flow runs of a worker have to stop: they end their steps and leave what can be resumed."""
+"""Seconds in which the flow runs of a worker must stop: they end their steps and can be resumed later."""
 
 Say = Callable[[str, str], None]
-"""Tells the user (which service, what happened)."""
+"""Prints a message: (service, event)."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Service:
     command: Sequence[str]
     environment: dict[str, str]
     answers: Callable[[float], bool]
-    """Whether it does its work, given when it was started (seconds since the epoch)."""
+    """Health check; its argument is the start time of the service (seconds since the epoch)."""
     needs: str = ""
-    """A service that must answer before this one is started."""
+    """Name of a service that must answer before this one is started."""
     jobs: bool = False
-    """Its children are work of their own: they go on when it dies, and are asked to stop before it is."""
+    """Whether its children are jobs: they continue if it dies, and are stopped before it."""
 
 
 @dataclass
@@ -56,16 +56,16 @@ class RunningService:
     """Seconds since the epoch."""
     due: float = 0.0
     ends: int = 0
-    """How often it died since it was steady."""
+    """Number of deaths since it was last steady."""
     answered: bool = False
-    """Whether this process of it has answered."""
+    """Whether its current process has answered."""
     answered_ever: bool = False
     jobs: set[int] = field(default_factory=set)
-    """Living children of a service with jobs, also of a process of it that died."""
+    """Living jobs of the service, including those of an earlier process that died."""
 
 
 class Supervisor:
-    """Keeps services until it is stopped; calls `changed` whenever a process starts or ends."""
+    """Keeps services running until it is stopped; calls `changed` whenever a process starts or ends."""
 
     def __init__(self, services: Sequence[Service], folder: Path, say: Say, changed: Callable[[dict[str, int]], None]):
         self.kept = {service.name: RunningService(service) for service in services}
@@ -74,7 +74,7 @@ class Supervisor:
     def run(self, stopped: WaitForStop, ready: Callable[[], None]) -> None:
         """Keep the services until `stopped`; call `ready` once when all answer.
 
-        Raise StepError if a service dies or does not answer before it ever did.
+        Raise StepError if a service dies before it first answers, or does not answer in time.
         """
         is_ready = False
         try:
@@ -102,7 +102,7 @@ class Supervisor:
                 self._ask(kept)
 
     def pids(self) -> dict[str, int]:
-        """Return the process of each service."""
+        """Return the process id of each service."""
         return {name: kept.process.pid for name, kept in self.kept.items() if kept.process is not None}
 
     def log(self, name: str) -> Path:
@@ -147,7 +147,7 @@ class Supervisor:
         if not kept.answered_ever:
             raise StepError(f"{name} {how} before it answered; see {self.log(name)}")
         if not kept.service.jobs:
-            _signal_group(process, signal.SIGKILL)  # what it left would hold its port
+            _signal_group(process, signal.SIGKILL)  # its remaining processes would hold its port
         wait = min(FIRST_WAIT * 2**kept.ends, LONGEST_WAIT)
         alive = [pid for pid in kept.jobs if _is_process_alive(pid)]
         going_on = f"; {len(alive)} of its flow runs go on without it" if alive else ""
@@ -155,7 +155,7 @@ class Supervisor:
         kept.process, kept.due, kept.ends = None, time.time() + wait, kept.ends + 1
 
     def _end(self) -> None:
-        """End dependants first: a flow run reports its stop to a server that still lives."""
+        """End dependants first, so that a flow run can report its end to a server that is still running."""
         for kept in reversed(self.kept.values()):
             if kept.service.jobs:
                 self._stop_jobs(kept)

@@ -32,15 +32,15 @@ from schemas.errors import PlanError
 
 FILE, FOLDER, LOCK = "up.json", "up", "lock"
 KEPT_LOG = 5_000_000
-"""Bytes beyond which the log of an earlier `up` is moved away when the next begins."""
+"""Most bytes of a log; a larger log of an earlier `up` is renamed when the next one starts."""
 
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where the servers answer, and which of them existed before and are left alone."""
+    """Addresses of the servers, and which of them existed before and are not managed."""
 
     prefect: str
-    """The API."""
+    """Address of Prefect's API."""
     mlflow: str
     prefect_given: bool = False
     mlflow_given: bool = False

@@ -1,4 +1,4 @@
-"""The routes: models, chat completions, completions, health. Every error has the format of the OpenAI API."""
+"""HTTP routes: models, chat completions, completions, health. Every error has the format of the OpenAI API."""
 
 import asyncio
 import contextlib
@@ -24,16 +24,16 @@ from flows.serving.rules import Rules
 from flows.serving.worker import Piece
 
 SENT_AT_ONCE = 64 * 1024
-"""Characters of an answer given to the connection before it waits for the client to read."""
+"""Characters of a response written to the connection before it waits for the client to read them."""
 Reader = Callable[[Any, Any, int], CompletionRequest]
 Pieces = AsyncGenerator[tuple[int, Piece | None]]
 
 
 def make_app(current: Current, rules: Rules | None = None) -> FastAPI:
-    """Return the application over the model that is served at the moment."""
+    """Return the application, which answers with the model that is currently served."""
     app = FastAPI(title="posttrain serve", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     endpoint = Endpoint(current, rules or Rules())
-    # Starlette's stubs want handlers of any exception; each of these gets the one that it is added for.
+    # Starlette's type stubs require handlers that accept any exception; each of these gets only its own type.
     app.add_exception_handler(Refused, cast(Any, _answer_refused))
     app.add_exception_handler(HTTPException, cast(Any, _answer_unrouted))
     app.add_exception_handler(Exception, _answer_broken)
@@ -129,7 +129,7 @@ async def _stream_events(answer: Answer, pieces: Pieces) -> AsyncIterator[str]:
             async for index, piece in pieces:
                 if piece is not None:
                     yield _format_event(answer.chunk(index, piece))
-    except Exception as error:  # the status was sent long ago: the error is an event
+    except Exception as error:  # the status is already sent, so the error becomes an event
         message = f"{TIMED_OUT} its limit" if isinstance(error, TimeoutError) else str(error)
         yield _format_event({"error": error_body(message, "server_error")})
         return

@@ -1,4 +1,4 @@
-"""Parse requests of the OpenAI API; everything that is not supported is refused by name."""
+"""Parse requests of the OpenAI API; an unsupported parameter is refused with its name."""
 
 import re
 import secrets
@@ -15,14 +15,14 @@ from schemas.errors import StepError
 
 LARGEST_SEED = 2**63
 MOST_CHOICES = 128
-"""Completions of a request: prompts times n."""
+"""Most completions of a request: prompts times n."""
 MOST_MESSAGES = 1024
 MOST_TOKENS = 2**20
-"""Tokens that the completions of a request may have together."""
+"""Most tokens in all completions of a request together."""
 MOST_LOGPROBS = 2**17
-"""Log-probabilities that the completions of a request may have together."""
+"""Most log-probabilities in all completions of a request together."""
 CHARACTERS_PER_TOKEN = 32
-"""A prompt of more characters than this for each token of the model is refused before it is split into tokens."""
+"""A prompt with more characters than this times the model's maximum length is refused before tokenisation."""
 MOST_STOPS, LONGEST_STOP = 4, 256
 ROLE = re.compile(r"[a-z_]{1,32}")
 WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
@@ -33,7 +33,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "service_tier": (),
     "prompt_cache_key": (),
 }
-"""Parameters that say something to a provider and nothing to a model: any value."""
+"""Parameters that are accepted and ignored, as they concern only a provider; an empty tuple allows any value."""
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
@@ -48,7 +48,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "parallel_tool_calls": (True, False),
 }
-"""Parameters that this endpoint does not have, with the values that ask for nothing."""
+"""Unsupported parameters, with the values that have no effect and are accepted."""
 
 
 class StreamOptions(BaseModel):
@@ -59,7 +59,7 @@ class StreamOptions(BaseModel):
 
 
 class Body(BaseModel):
-    """What both endpoints take."""
+    """Parameters common to both endpoints."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     model: str
@@ -108,7 +108,7 @@ class CompletionRequest:
     stops: tuple[str, ...]
     stream: bool
     with_usage: bool
-    """Whether a stream ends with the counts."""
+    """Whether a stream ends with the token counts."""
 
 
 def read_chat(body: Any, tokenizer: Any, max_length: int) -> CompletionRequest:
@@ -189,7 +189,7 @@ def _check_message(message: dict[str, Any], index: int) -> dict[str, str]:
     role = message.get("role")
     if not isinstance(role, str) or not isinstance(content, str):
         raise Refused(f"{where}: a role and a content of text are wanted", "messages")
-    if not ROLE.fullmatch(role):  # a template writes it as it is, special tokens included
+    if not ROLE.fullmatch(role):  # templates insert the role unescaped, even if it holds special tokens
         raise Refused(f"{where}: a role is a word of small letters", "messages")
     if more := [k for k, v in message.items() if k not in ("role", "content", "name") and v not in (None, [])]:
         raise Refused(f"{where}.{quoted(more[0])} is not supported here", "messages", "unsupported_parameter")
@@ -231,7 +231,7 @@ def _check_choices(read: Body, prompts: int) -> None:
 
 
 def _check_characters(count: int, max_length: int, param: str) -> None:
-    """Raise Refused for a prompt that cannot be short enough, before it costs anything."""
+    """Raise Refused for a prompt that is certainly too long, before it is tokenised."""
     if count > CHARACTERS_PER_TOKEN * max_length:
         message = (
             f"the model holds {max_length} tokens; {param} of {count} characters, more than {CHARACTERS_PER_TOKEN} "
@@ -241,7 +241,7 @@ def _check_characters(count: int, max_length: int, param: str) -> None:
 
 
 def _check_answer(asks: list[PromptRequest], n: int, alternatives: int | None) -> None:
-    """Raise Refused for an answer that would not fit into memory."""
+    """Raise Refused if the response would not fit into memory."""
     tokens = n * sum(ask.max_tokens for ask in asks)
     if tokens > MOST_TOKENS:
         message = f"the completions may have {tokens} tokens together, more than {MOST_TOKENS}; lower n or max_tokens"

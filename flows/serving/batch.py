@@ -1,4 +1,4 @@
-"""The torch engine's slots for requests that arrive at any time: samples that run side by side, start and end."""
+"""Continuous batching in the torch engine: samples start and end at any time and run in one batch."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,7 @@ from learning.generation.engines.token_sampling import pick
 
 @dataclass(frozen=True)
 class PromptRequest:
-    """What all samples of one prompt have in common."""
+    """A prompt and the settings that all its samples share."""
 
     prompt_ids: tuple[int, ...]
     max_tokens: int
@@ -21,7 +21,7 @@ class PromptRequest:
     temperature: float
     top_p: float = 1.0
     alternatives: int | None = None
-    """How many of the likeliest tokens to return log-probabilities for, besides the sampled one; None: none at all."""
+    """Most likely tokens to report log-probabilities of, in addition to the sampled one; None: no log-probabilities."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class Sample:
 
     ask: PromptRequest
     number: int
-    """Which of the request's samples: its random stream."""
+    """Index of the sample in its request; selects its random stream."""
     owner: Any
-    """Whoever asked; a stranger to the batch."""
+    """State of the caller; not used by the batch."""
     count: int = 0
     last: int = 0
     over: bool = False
-    """Set from outside: leave it."""
+    """Set by the caller to end the sample."""
     stream: np.random.Generator = field(init=False)
 
     def __post_init__(self) -> None:

@@ -12,15 +12,15 @@ from flows.serving.refusals import Refused, quoted
 
 BASE_BYTES = 64 * 1024
 BYTES_PER_TOKEN = 192
-"""Of a body: 32 characters (`asked.CHARACTERS_PER_TOKEN`), each written as `\\uXXXX`."""
+"""Bytes of a body per token: 32 characters (`asked.CHARACTERS_PER_TOKEN`), each written as `\\uXXXX`."""
 BASE_ELEMENTS = 1024
 ELEMENTS_PER_TOKEN = 8
-"""Values in a body, so that a batch of prompts of token ids has room."""
+"""Most values in a body per token, enough for a batch of prompts given as token ids."""
 MOST_CONTAINERS = 4096
-"""Lists and objects in a body: what costs most to make."""
+"""Most lists and objects in a body; these cost the most to create."""
 TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 DEEPEST = 16
-"""Levels of lists and objects."""
+"""Most nested levels of lists and objects."""
 LARGEST_INTEGER = 2**64
 DIGITS = 20
 
@@ -61,14 +61,14 @@ def parse_json(body: bytes, max_length: int) -> Any:
         )
     except RecursionError as error:
         raise _refuse_too_deep() from error
-    except ValueError as error:  # also of text that is no UTF-8
+    except ValueError as error:  # also raised for text that is not UTF-8
         raise Refused(f"the body is no JSON: {error}") from error
     _check_values(value)
     return value
 
 
 def _check_counts(body: bytes, most: int) -> None:
-    """Raise Refused for JSON that would take long to parse, by the brackets and commas outside of its texts."""
+    """Raise Refused for JSON that would take long to parse, judged by brackets and commas outside of strings."""
     signs, at = bytearray(), 0
     for number, text in enumerate(TEXT.finditer(body)):
         if number > 2 * most:

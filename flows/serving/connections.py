@@ -11,20 +11,20 @@ from flows.serving.refusals import error_body
 from flows.serving.rules import Rules
 
 HEAD_BYTES = 32 * 1024
-"""Of a request line and its headers."""
+"""Most bytes of a request line with its headers."""
 EVENTS_AT_ONCE = 64
-"""Parts of requests (heads, chunks of bodies, ends) read from a connection before others have their turn."""
+"""HTTP events (heads, body chunks, ends) read from a connection before other connections get a turn."""
 GRACE = 5.0
-"""Seconds beyond a request's own time, in which the application answers that it is over."""
+"""Seconds after the time limit of a request in which the application can still send the timeout error."""
 
 
 class Paced(h11.Connection):
-    """A parser that asks for more data when its allowance is used up, though it may have some."""
+    """An HTTP parser that reports NEED_DATA when its allowance of events is used up."""
 
     allowance = EVENTS_AT_ONCE
 
     def next_event(self) -> Any:
-        """The next part of a request."""
+        """Return the next event of a request."""
         if self.allowance == 0:
             return h11.NEED_DATA
         self.allowance -= 1
@@ -32,7 +32,7 @@ class Paced(h11.Connection):
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection with limits."""
+    """uvicorn's connection with time limits."""
 
     def __init__(self, *args: Any, rules: Rules, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -45,11 +45,11 @@ class Connection(H11Protocol):
 
     @property
     def under_way(self) -> bool:
-        """Whether a request has come whose answer is not complete."""
+        """Whether a request has arrived whose response is not complete."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Begin to wait for a request."""
+        """Start the time limit for the first request; if there are too many connections, close the longest idle one."""
         super().connection_made(transport)
         self._note_phase()
         if len(self.connections) > self.rules.max_queue + self.rules.spare_connections:
@@ -57,14 +57,14 @@ class Connection(H11Protocol):
             min(idle, key=lambda connection: connection.since).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clocks."""
+        """Stop all timers."""
         for clock in (self.overdue, self.stalled):
             if clock is not None:
                 clock.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take what has come."""
+        """Parse received data."""
         self.conn.allowance = EVENTS_AT_ONCE
         super().data_received(data)
         self._note_phase()
@@ -78,24 +78,24 @@ class Connection(H11Protocol):
         self._give_way()
 
     def pause_writing(self) -> None:
-        """The client does not read as fast as it is answered."""
+        """Start the time limit for a client that reads too slowly."""
         super().pause_writing()
         if self.stalled is None:
             self.stalled = self.loop.call_later(self.rules.stall_seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The client has read."""
+        """Stop the time limit for a slow client, which has read."""
         super().resume_writing()
         if self.stalled is not None:
             self.stalled.cancel()
             self.stalled = None
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP."""
+        """Respond to data that is not valid HTTP."""
         self._refuse(400, msg)
 
     def _give_way(self) -> None:
-        """Read on when others have had their turn, where the allowance did not suffice."""
+        """Schedule further reading, after other connections had a turn, if the allowance was used up."""
         if self.conn.allowance == 0 and not self.transport.is_closing():
             self.transport.pause_reading()
             self.loop.call_soon(self._read_on)
@@ -111,7 +111,7 @@ class Connection(H11Protocol):
             self.transport.resume_reading()
 
     def _note_phase(self) -> None:
-        """Start the clock of the phase that the connection is in, where that has changed."""
+        """Start the timer of the connection's current phase if the phase has changed."""
         phase = (self.cycle, self.under_way)
         if phase == self.phase or self.transport.is_closing():
             return
@@ -131,7 +131,7 @@ class Connection(H11Protocol):
             self.transport.abort()
 
     def _refuse(self, status: int, message: str) -> None:
-        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # an answer has begun; there is no second one
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # a response has begun already
             self.transport.abort()
             return
         body = json.dumps({"error": error_body(message, "invalid_request_error")}).encode()

@@ -1,4 +1,4 @@
-"""What is served at the moment, and how it changes when the champion does."""
+"""The model that is currently served, and its replacement when the champion changes."""
 
 import threading
 import time
@@ -15,16 +15,16 @@ from lineage.registry.registered import ALIAS
 from schemas.errors import PlanError, PosttrainError, StepError
 
 LOOK = 5.0
-"""Seconds between looks at the alias."""
+"""Seconds between checks of the champion."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much at once."""
+    """Limits on the size of a batch."""
 
     max_slots: int
     max_length: int | None
-    """Tokens of prompt and completion; None: the model's, at most 4096."""
+    """Most tokens of prompt and completion; None: the model's maximum length, at most 4096."""
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,16 @@ class Served:
 
     @property
     def name(self) -> str:
-        """What clients call it."""
+        """Name that clients use for the model."""
         return self.chosen.name
 
     @property
     def fingerprint(self) -> str:
-        """Which weights answer: changes when they do."""
+        """Identifier of the weights; it changes whenever they change."""
         return f"posttrain-{self.chosen.digest[:12]}" if self.chosen.digest else "posttrain"
 
     def card(self) -> dict[str, object]:
-        """As /v1/models shows it."""
+        """Return the entry of the model in /v1/models."""
         return {
             "id": self.name,
             "object": "model",
@@ -59,19 +59,19 @@ class Served:
 
 
 class Current:
-    """The model that new requests get; those under way end with the one that they began with."""
+    """The model for new requests; requests in progress end with the model that they started with."""
 
     def __init__(self, served: Served):
         self.served = served
         self.ending = threading.Event()
 
     def follow(self, layout: Layout, limits: Limits, device: str, dtype: str, say: Callable[[str], None]) -> None:
-        """Watch the alias in a thread of its own, and change over when it moves."""
+        """Watch the champion in a separate thread, and switch to a new one."""
         watch = threading.Thread(target=self._watch, args=(layout, limits, device, dtype, say), daemon=True)
         watch.start()
 
     def close(self) -> None:
-        """Stop watching, and the engine when nothing is under way."""
+        """Stop watching, and stop the engine when no request is in progress."""
         self.ending.set()
         self.served.worker.close()
 
@@ -84,14 +84,14 @@ class Current:
                     before, self.served = self.served, load(new, limits, device, dtype)
                     before.worker.close()
                     say(f"now serving {new.said}")
-            except (PosttrainError, OSError, RuntimeError) as error:  # no MLflow, no memory: the old one goes on
+            except (PosttrainError, OSError, RuntimeError) as error:  # no MLflow, no memory: the old model stays
                 alarm = f"still serving {self.served.chosen.said}: {error}"
             if alarm not in (None, last):
                 say(str(alarm))
             last = alarm
 
     def _newer(self, layout: Layout) -> tuple[Chosen | None, str | None]:
-        """The champion of the audit log, where it is another than the one that is served, and an alarm, if any."""
+        """Return the champion by the audit log if it is not the served model, and an alarm, if any."""
         here = read_standing(layout, str(self.served.chosen.alias))
         if here.champion is None:
             raise PlanError(f"the audit log knows no champion of {here.name} any more; see: posttrain champions")
@@ -102,9 +102,9 @@ class Current:
 
 
 def load(chosen: Chosen, limits: Limits, device: str, dtype: str) -> Served:
-    """Load a model and start its engine. Raises StepError when it cannot be.
+    """Return a loaded model with a running engine.
 
-    That is: it does not load, its files changed meanwhile, or attention over slots is not exact for it.
+    Raise StepError if it does not load, its files changed meanwhile, or attention over slots is not exact for it.
     """
     policy = load_policy(chosen.folder, device=device, dtype=dtype)
     _own_weights(policy)
@@ -119,7 +119,7 @@ def load(chosen: Chosen, limits: Limits, device: str, dtype: str) -> Served:
 
 
 def _own_weights(policy: Policy) -> None:
-    """Copy weights that are the file's own pages in memory: who writes to the file later would change what answers."""
+    """Copy weights that are memory-mapped from their file: a later write to the file would change the served model."""
     for weight in policy.model.state_dict(keep_vars=True).values():
         if weight.device.type == "cpu":
             weight.data = weight.data.clone()

@@ -1,4 +1,4 @@
-"""What is checked of every request before any of its body is read: host, origin, token, type, length, queue."""
+"""Checks of every request before its body is read: host, origin, token, content type, length, queue."""
 
 import hmac
 
@@ -10,19 +10,19 @@ from flows.serving.rules import Rules
 
 MOST_HEADERS = 100
 OPEN_PATHS = ("/health",)
-"""Asked without a token: by what only wants to know whether the server lives."""
+"""Paths that need no token, for health checks."""
 RETRY_AFTER = 2
-"""Seconds after which a client that was turned away may try again."""
+"""Value of the Retry-After header, in seconds, for a client that was refused because the queue is full."""
 
 
 class Guard:
-    """An ASGI middleware that lets through what the rules allow, and at most `max_queue` completions at a time."""
+    """An ASGI middleware that passes requests that the rules allow, at most `max_queue` completions at a time."""
 
     def __init__(self, app: ASGIApp, rules: Rules):
         self.app, self.rules, self.under_way = app, rules, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer with why not."""
+        """Pass a request on, or respond with the reason for its refusal."""
         if scope["type"] == "websocket":
             await send({"type": "websocket.close"})
             return
@@ -52,7 +52,7 @@ class Guard:
 
 
 def check_request(scope: Scope, rules: Rules) -> None:
-    """Look at the head of a request. Raises Refused."""
+    """Raise Refused if the head of a request breaks a rule."""
     headers = Headers(scope=scope)
     if len(scope["headers"]) > MOST_HEADERS:
         raise Refused(f"{len(scope['headers'])} headers, more than {MOST_HEADERS}", status=431)
@@ -60,7 +60,7 @@ def check_request(scope: Scope, rules: Rules) -> None:
     if not rules.allows_host(host, scope["server"][1]):
         message = "the Host header names another server; ask 127.0.0.1 or localhost, or start this one with --host NAME"
         raise Refused(message, code="unknown_host", status=421)
-    # Browsers send Origin with what a page asks for; a page of elsewhere has no business here.
+    # Browsers send Origin with the requests of a page; pages of other origins are refused.
     origins = {origin.lower() for origin in headers.getlist("origin")}
     if origins - {f"http://{host.lower()}", f"https://{host.lower()}"}:
         raise Refused("requests of web pages from elsewhere are not answered", code="foreign_origin", status=403)

@@ -1,4 +1,4 @@
-"""Which model is meant: a champion, a step, a key, a folder, a source from outside."""
+"""Resolves the model to serve: a champion, a step, a key, a folder, an outside source."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,28 +22,28 @@ class Chosen:
     """A model that can be loaded."""
 
     name: str
-    """What clients call it."""
+    """Name that clients use for the model."""
     folder: Path
     digest: str
     """Content digest, or the hub's commit; empty for a folder."""
     said: str
-    """What it is, for people."""
+    """Description for messages."""
     alias: str | None = None
-    """Registered model whose champion it is."""
+    """Registered model of which it is the champion; None for other models."""
     alarms: tuple[str, ...] = ()
-    """What MLflow says of that registered model otherwise."""
+    """Differences between MLflow and the audit log about that registered model."""
     files: tuple[tuple[str, ...], ...] = ()
-    """How the files lay when their content was verified; empty where nothing says what it should be."""
+    """State of the files (`files_of`) when their content was verified; empty if it cannot be verified."""
 
 
 def files_of(folder: Path) -> tuple[tuple[str, ...], ...]:
-    """Path, inode, size and both times of every file: a file that is written again differs in one of them."""
+    """Return path, inode, size and both times of every file; a rewritten file differs in at least one."""
     stamps = ((path, path.stat()) for path in sorted(folder.rglob("*")))
     return tuple((str(p), f"{s.st_ino} {s.st_size} {s.st_mtime_ns} {s.st_ctime_ns}") for p, s in stamps)
 
 
 def choose(word: str, layout: Layout, name: str | None = None) -> Chosen:
-    """The model that a word means; `name` is what clients call it. Raises PlanError, UnknownTarget."""
+    """Return the model that a word refers to; `name` is its name for clients. Raise PlanError or UnknownTarget."""
     scheme, colon, rest = word.partition(":")
     folder = Path(word).expanduser()
     if colon and scheme == "mlflow":
@@ -59,7 +59,10 @@ def choose(word: str, layout: Layout, name: str | None = None) -> Chosen:
 
 
 def _registered(rest: str, layout: Layout) -> Chosen:
-    """A version of a registered model that the audit log promoted, by default the champion; MLflow is only compared."""
+    """Return a promoted version of a registered model by the audit log, by default the champion.
+
+    MLflow is only compared with the log.
+    """
     name, _, version = rest.partition("@")
     here = read_standing(layout, name)
     if version in ("", ALIAS):
@@ -74,7 +77,7 @@ def _registered(rest: str, layout: Layout) -> Chosen:
 
 
 def _promoted(layout: Layout, name: str, by: Move, asked: str, alarms: tuple[str, ...]) -> Chosen:
-    """The artifact that a move made champion, verified to the byte."""
+    """Return the artifact that a move made champion, with every byte verified."""
     store = Store(layout)
     manifest = store.with_key(by.key)
     if manifest is None:
@@ -88,7 +91,7 @@ def _promoted(layout: Layout, name: str, by: Move, asked: str, alarms: tuple[str
 
 
 def _made(word: str, layout: Layout) -> Chosen:
-    """A model that a step made."""
+    """Return a model that a step made."""
     manifest = find_artifact(layout, word)
     output = next((name for name, output in manifest.outputs.items() if output.type in POLICY_TYPES), None)
     if output is None:

@@ -1,4 +1,4 @@
-"""What the engine's thread says, brought to the event loop."""
+"""Passes pieces from the engine's thread to the event loop."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ from flows.serving.asked import CompletionRequest
 from flows.serving.worker import Piece, ServingJob, Worker
 
 LOOK = 1.0
-"""Seconds between looks whether the client is still there."""
+"""Seconds between checks whether the client is still connected."""
 TIMED_OUT = "the answer was not complete within"
 
 
@@ -25,7 +25,7 @@ async def stream_pieces(
     def receiver(first: int) -> Callable[[Piece | Exception], None]:
         def receive(piece: Piece | Exception) -> None:
             index = first + (piece.sample if isinstance(piece, Piece) else 0)
-            with contextlib.suppress(RuntimeError):  # the loop is closed
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(received.put_nowait, (index, piece))
 
         return receive

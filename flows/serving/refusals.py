@@ -1,13 +1,13 @@
-"""Errors in the shape of the OpenAI API."""
+"""Errors in the format of the OpenAI API."""
 
 from collections.abc import Mapping
 
 from fastapi.responses import JSONResponse
 
 LONGEST = 1000
-"""Characters of a message; what a client sent is quoted no further."""
+"""Most characters of a message, as it may quote what a client sent."""
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error", 504: "server_error"}
-"""Types by status; every other refusal is an `invalid_request_error`."""
+"""Error types by status; every other error is an `invalid_request_error`."""
 
 
 class Refused(Exception):
@@ -26,17 +26,17 @@ class Refused(Exception):
         self.param, self.code, self.status, self.headers = quoted(param), code, status, dict(headers or {})
 
     def response(self) -> JSONResponse:
-        """What the client gets."""
+        """Return the HTTP response."""
         kind = KINDS.get(self.status, "invalid_request_error")
         content = {"error": error_body(self.message, kind, self.param, self.code)}
         return JSONResponse(content, self.status, self.headers)
 
 
 def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, object]:
-    """The fields of an error."""
+    """Return the body of an error response."""
     return {"message": message, "type": kind, "param": param, "code": code}
 
 
 def quoted(text: str | None, longest: int = 100) -> str | None:
-    """A client's own word, cut where it is long."""
+    """Return a text from a client, cut after `longest` characters."""
     return text if text is None or len(text) <= longest else text[:longest] + "..."

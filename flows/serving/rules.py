@@ -1,4 +1,4 @@
-"""Who may ask an endpoint, how many at once, and for how long."""
+"""Access rules and limits of a served endpoint: hosts, token, queue, timeouts."""
 
 import math
 import os
@@ -13,27 +13,27 @@ LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 @dataclass(frozen=True)
 class Rules:
-    """Bounds of an endpoint that do not depend on its model."""
+    """Rules and limits that do not depend on the model."""
 
     hosts: frozenset[str] = frozenset()
-    """Further names that a Host header may have: `NAME` with any port, `NAME:PORT` with that one."""
+    """Further names that a Host header may have: `NAME` with any port, `NAME:PORT` with that port only."""
     token: str | None = None
-    """What an Authorization header must bear; None: anything."""
+    """Bearer token that the Authorization header must hold; None: no token is required."""
     max_queue: int = 128
-    """Requests for completions that are read, wait or are answered at the same time."""
+    """Most requests for completions that are read, waiting or answered at the same time."""
     timeout: float = 600.0
-    """Seconds from the head of a request to the end of its answer."""
+    """Seconds from the head of a request to the end of its response."""
     head_seconds: float = 10.0
-    """Seconds that a connection has to send the head of a request, and to send what is left of a refused one."""
+    """Seconds in which a client must send the head of a request, and the rest of a refused request."""
     body_seconds: float = 20.0
-    """Seconds that a client has to send a body."""
+    """Seconds in which a client must send a body."""
     stall_seconds: float = 30.0
-    """Seconds for which a client may leave its answer unread."""
+    """Seconds for which a client may stop reading its response."""
     spare_connections: int = 128
-    """Connections beyond `max_queue`; when there are more, the one that has been idle longest is closed."""
+    """Most connections beyond `max_queue`; if there are more, the one that has been idle longest is closed."""
 
     def allows_host(self, host: str, port: int) -> bool:
-        """Whether a Host header names this endpoint."""
+        """Return whether a Host header names this endpoint."""
         host = host.lower()
         if host in {f"{name}:{port}" for name in LOCAL_NAMES} or (port == 80 and host in LOCAL_NAMES):
             return True
@@ -47,7 +47,7 @@ def read_rules(
     timeout: float,
     environment: Mapping[str, str] = os.environ,
 ) -> Rules:
-    """Rules from the options of the command line. Raises PlanError for what is none."""
+    """Return the rules from options of the command line. Raise PlanError for an invalid option."""
     if not math.isfinite(timeout):
         raise PlanError(f"--timeout {timeout}: give seconds")
     for host in hosts:

@@ -23,11 +23,11 @@ from schemas.errors import PlanError
 
 HOST = "127.0.0.1"
 LAST = 30
-"""Seconds that answers under way have to end."""
+"""Seconds in which responses in progress may still end."""
 
 
 class Server(uvicorn.Server):
-    """Uvicorn's server that ends with exit code 0 when asked, and at once when asked twice."""
+    """Uvicorn's server, which ends with exit code 0 on a signal, and immediately on a second one."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]):
         super().__init__(config)
@@ -78,7 +78,7 @@ def serve(
     def ready() -> None:
         say(f"serving {chosen.said} as `{chosen.name}` at {address} ({device}, {dtype}); Ctrl-C ends it")
 
-    gc.freeze()  # else every collection goes through all modules and the model, and holds up whatever is asked
+    gc.freeze()  # else every collection traverses all modules and the model, which delays requests
     try:
         asyncio.run(Server(configuration(make_app(current, rules), rules), ready).serve([listening]))
     finally:
@@ -89,7 +89,7 @@ def serve(
 
 
 def configuration(app: Any, rules: Rules) -> uvicorn.Config:
-    """Return how uvicorn serves the application: limited connections, HTTP only, no forwarding headers."""
+    """Return uvicorn's configuration: limited connections, HTTP only, no forwarding headers."""
     return uvicorn.Config(
         app,
         # uvicorn calls this as it would call the class.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 HALF = "�"
-"""What a tokenizer shows of a character whose last bytes are missing."""
+"""Replacement character that a tokenizer returns for an incomplete character."""
 
 
 class DecodedText:

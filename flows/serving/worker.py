@@ -18,7 +18,7 @@ from learning.models.policy import Policy
 
 Finish = Literal["stop", "length"]
 LATE = 5.0
-"""Seconds for which a worker that is closed waits for requests that chose it just before."""
+"""Seconds for which a closed worker still accepts requests that were sent to it just before."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Piece:
     sample: int
     text: str
     tokens: tuple[Token, ...]
-    """Tokens whose text has begun and that were not sent yet."""
+    """Tokens not sent yet whose text is part of this piece or an earlier one."""
     made: int
     """Tokens computed so far, the end token included."""
     finish: Finish | None = None
@@ -87,7 +87,7 @@ class Worker:
             while self._listen():
                 try:
                     self._turn(self.batch)
-                except Exception as error:  # of the model or the device: all waiting requests fail with it
+                except Exception as error:  # an error of the model or the device fails all waiting requests
                     for job in {sample.owner.job for sample in self.batch.samples} | set(self.waiting):
                         job.on_piece(error)
                     self.waiting.clear()

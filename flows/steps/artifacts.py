@@ -1,4 +1,4 @@
-"""Damaged artifacts: restored from DVC's cache where it holds them, else made again; the audit log records both."""
+"""Damaged artifacts: restored from DVC's cache if it holds them, else produced again; the audit log records both."""
 
 import shutil
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from schemas.plan import Step
 RestoredFiles = dict[str, list[str]]
 """Names of steps, each with the files of its artifact that were put back."""
 MOST_DAMAGES = 20
-"""Damages of one artifact that an entry names."""
+"""Most damages of one artifact that an entry names."""
 
 
 def restore_damaged(steps: Iterable[Step], layout: Layout) -> RestoredFiles:

@@ -34,12 +34,12 @@ Answer = tuple[Any, str | None]
 
 @dataclass(frozen=True)
 class StepHome:
-    """What an actor knows of the step that it works for."""
+    """The data of an actor about its step."""
 
     group: ProcessGroup
     log: Path
     folders: tuple[Path, ...]
-    """Where modules of the user are looked for."""
+    """Folders in which the user's modules are searched."""
     secrets: frozenset[str]
 
 

@@ -58,7 +58,7 @@ LONGEST_WAIT = 86_400
 
 @dataclass(frozen=True)
 class RankJob:
-    """What every rank is given."""
+    """The arguments of every rank."""
 
     spec: StepSpec
     group: ProcessGroup
@@ -108,7 +108,7 @@ def run_group(spec: StepSpec, context: Context) -> tuple[Result, dict[str, float
 
 @dataclass(frozen=True)
 class RankReport:
-    """What rank 0 returns: the step's result, and what all ranks spent."""
+    """The result of rank 0: the step's result, and the cost of all ranks."""
 
     result: Result
     spent: dict[str, float]

@@ -41,11 +41,11 @@ QUIET = {
     "PYTHONHASHSEED": "0",
 }
 TRIES = 3
-"""How often a cluster of this machine is tried to be started."""
+"""Number of attempts to start a cluster on this machine."""
 PILLARS = ("gcs_server", "raylet")
-"""Processes of Ray without which nothing goes on."""
+"""Processes of Ray that no run can continue without."""
 LONGEST_TEMPORARY = 40
-"""Characters of Ray's folder: the path of a Unix socket in it must stay below 108."""
+"""Most characters of the path of Ray's folder: paths of Unix sockets in it must stay below 108."""
 NAMES = ("CPU", "GPU", "memory")
 LEAVING = 5.0
 """Seconds in which processes of an ended step go by themselves."""
@@ -177,7 +177,7 @@ class SubmittedStep:
             try:
                 self.verify_alive()
             except StepError:
-                self._end()  # it would go on without being watched
+                self._end()  # it would continue without supervision
                 raise
         return ended
 

@@ -1,4 +1,4 @@
-"""One step, in the process that does it: lock, look again, check, run the task, digest, publish."""
+"""One step, in its own process: lock, look for the artifact again, check inputs, run the task, digest, publish."""
 
 import contextlib
 import json

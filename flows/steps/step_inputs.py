@@ -1,4 +1,4 @@
-"""The inputs of a step: found and compared with the plan before it starts, and checked again when it has ended."""
+"""The inputs of a step: found and compared with the plan before it starts, and checked again after it has ended."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +20,9 @@ class ReceivedInput:
     record: InputRecord
     folder: Path
     seen: Scan
-    """Its files as they were when they were compared."""
+    """State of its files when they were compared."""
     digests: dict[str, str]
-    """sha256 of them by path."""
+    """sha256 of its files by path."""
     links: bool
     """Whether links to files count as files: in folders from outside."""
 

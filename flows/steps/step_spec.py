@@ -1,4 +1,4 @@
-"""What the process of a step is given, and what it reports while it works."""
+"""The specification that a step's process receives, and the reports that it sends."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,16 +27,16 @@ class StepSpec:
     """One attempt at a step, as it is sent to the process that runs it."""
 
     root: Path
-    """The checkout."""
+    """Root folder of the checkout."""
     run: str
     recipe: str
     folders: tuple[Path, ...]
-    """Where modules and sources of the user are looked for."""
+    """Folders in which the user's modules and sources are searched."""
     attempt: str
     """Distinguishes the progress files of attempts."""
     step: Step
     inputs: Mapping[str, MadeInput]
-    """Port to what another step made; inputs from outside are named by the step itself."""
+    """Port to the artifact of another step; outside inputs are named in the step."""
     own_process: bool = False
     """Whether the step has a process of its own, so that all output of the process is the step's."""
 

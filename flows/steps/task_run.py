@@ -28,7 +28,7 @@ from tasks.context import Context, Result
 
 
 class Spent(defaultdict[str, float]):
-    """What a step has spent: tokens (`spent`), money (`paid`) and the like, by name; what is absent is 0."""
+    """Amounts that a step has spent, by name: tokens (`spent`), money (`paid`) and others; a missing one is 0."""
 
     def __init__(self) -> None:
         super().__init__(float)

@@ -1,1 +1,1 @@
-"""Artifacts on the disk: the store, seals, signatures and what they were made with."""
+"""Artifacts on disk: the store, seals, signatures and provenance."""

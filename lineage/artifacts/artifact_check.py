@@ -12,7 +12,7 @@ from schemas.manifest import Manifest
 
 
 def check_artifact(layout: Layout, manifest: Manifest) -> None:
-    """Hash an artifact again, check its signature and compare it with the log; raise PlanError if it differs."""
+    """Rehash an artifact, check its signature and compare it with the log. Raise PlanError if it differs."""
     store = Store(layout)
     folder = store.folder(manifest)
     problems = store.verify(manifest)

@@ -1,6 +1,6 @@
-"""Completeness of an artifact: every file of it against manifest, seal and signature.
+"""Completeness of an artifact: compares all its files with manifest, seal and signature.
 
-The caller gives the digests of the files, computed now or remembered (`lineage.artifacts.digest_cache`).
+The caller provides the digests of the files, computed or cached (`lineage.artifacts.digest_cache`).
 """
 
 import hashlib
@@ -18,15 +18,15 @@ MANIFEST = "manifest.json"
 OUTPUTS = "outputs/"
 STRANGE, UNKNOWN = "not a regular file", "not in the manifest"
 NOT_OURS = frozenset({STRANGE, UNKNOWN})
-"""What is said of something that no step published."""
+"""Kinds of damage of a path that no step published."""
 
 
 @dataclass(frozen=True)
 class Damage:
-    """One file of an artifact that is not as it was published."""
+    """One file of an artifact that differs from its published state."""
 
     path: str
-    """In the artifact's folder, with slashes."""
+    """Path relative to the artifact's folder, with slashes."""
     what: str
 
     def __str__(self) -> str:
@@ -34,31 +34,31 @@ class Damage:
 
     @property
     def is_output(self) -> bool:
-        """Whether it is part of an output: only of those DVC's cache has another copy."""
+        """Whether it is part of an output; DVC's cache has copies of outputs only."""
         return self.path.startswith(OUTPUTS)
 
 
 @dataclass(frozen=True)
 class Condition:
-    """How an artifact was found: its manifest, where that is the sealed one, and everything that is damaged."""
+    """The state of an artifact: its manifest, if it is the sealed one, and all damages."""
 
     manifest: Manifest | None
     damages: tuple[Damage, ...]
 
     @property
     def is_whole(self) -> bool:
-        """Whether it may be used."""
+        """Whether it is undamaged and may be used."""
         return self.manifest is not None and not self.damages
 
     @property
     def text(self) -> str:
-        """The first damage and how many more there are."""
+        """The first damage, and the number of further ones."""
         more = f" and {len(self.damages) - 1} more" if len(self.damages) > 1 else ""
         return f"{self.damages[0]}{more}" if self.damages else "whole"
 
 
 def examine_files(folder: Path, digests: Mapping[str, str], strange: tuple[str, ...]) -> Condition:
-    """Compare an artifact's files, given as sha256 by path, and what is no file, with its manifest and seal."""
+    """Compare an artifact's files (sha256 by path) and other paths (`strange`) with its manifest and seal."""
     damages = [Damage(name, STRANGE) for name in strange]
     damages += [Damage(name, what) for name, what in compare_with_seal(folder, digests)]
     manifest = read_sealed_manifest(folder)
@@ -87,7 +87,7 @@ def _compare_outputs(
 
 
 def read_sealed_manifest(folder: Path) -> Manifest | None:
-    """Return the manifest of an artifact's folder; None when there is none or it is not the one that was sealed."""
+    """Return the manifest of an artifact's folder; None if there is none or it is not the sealed one."""
     content, seal = read_record_file(folder / MANIFEST), read_record_file(folder / SEAL)
     if content is None or seal is None:
         return None

@@ -1,4 +1,4 @@
-"""The contract between stages: fingerprints of what a model's successors must agree on, read from its files."""
+"""The contract between stages: fingerprints that models of later stages must share, read from a model's files."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ from schemas.base import JsonObject
 from schemas.manifest import Contract
 
 UNBOUNDED = 2**31
-"""Longest length that is believed; tokenizers write a huge number for "no limit"."""
+"""Maximum length in tokens of a model whose files state no limit."""
 
 
 def read_contract(folder: Path) -> Contract | None:
@@ -51,7 +51,7 @@ def _token_text(token: Any) -> Any:
 
 
 def _canonical(value: Any) -> Any:
-    """Return a tokenizer's parts in one form: merges are `"a b"` or `["a", "b"]`, defaults written or left out."""
+    """Return a tokenizer's parts in a canonical form, for both spellings of merges and for omitted defaults."""
     if isinstance(value, list):
         return [_canonical(item) for item in value]
     if not isinstance(value, dict):

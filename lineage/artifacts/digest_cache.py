@@ -1,10 +1,9 @@
 """Digests of the files in a folder, each file hashed once per change.
 
-A record in `.posttrain/cache/digests` holds what the files of one folder were hashed to, each with its device, inode,
-size, time of modification and time of change: the last cannot be set, so that a file that was written to is hashed
-again whatever its times were put back to. A record is authenticated with a key made from the signing key: one that
-was written by hand is ignored, and without a signing key every file is hashed. What this does not protect from stands
-in docs/audit.md.
+A record in `.posttrain/cache/digests` holds the digests of the files of one folder, each with its device, inode, size,
+mtime and ctime. The ctime cannot be set, so a file that was written to is hashed again even if its mtime was restored.
+A record is authenticated with a key derived from the signing key: a forged record is ignored, and without a signing
+key every file is hashed. docs/audit.md lists what this does not protect from.
 """
 
 import contextlib
@@ -27,16 +26,16 @@ from schemas.errors import PlanError
 
 PURPOSE = "digest cache 1"
 SETTLED = 2_000_000_000
-"""Nanoseconds since the last change of a file after which another change is certain to give it another time."""
+"""Nanoseconds after which a further change of a file is certain to change its ctime."""
 RECORDS = 4096
-"""Most records that are kept, one per folder; the oldest go."""
+"""Most records to keep, one per folder; the oldest are removed."""
 PARALLEL = 16 << 20
-"""Bytes from which files are hashed by several threads."""
+"""Smallest total size in bytes at which files are hashed by several threads."""
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """What the file system says of a file; no write to its bytes leaves all of this as it was."""
+    """Metadata of a file; every write to the file changes some of it."""
 
     device: int
     inode: int
@@ -46,20 +45,20 @@ class Stamp:
 
     @classmethod
     def of(cls, status: os.stat_result) -> "Stamp":
-        """Return the stamp in the answer of a stat call."""
+        """Return the stamp from the result of a stat call."""
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 @dataclass(frozen=True)
 class Scan:
-    """The files of a folder by their path in it, and the paths of what is neither a file nor a folder."""
+    """The files of a folder by relative path, and the paths that are neither a file nor a folder."""
 
     files: dict[str, Stamp]
     strange: tuple[str, ...]
 
 
 def scan_folder(folder: Path, *, links: bool = False) -> Scan:
-    """Return every file below a folder. With `links` a link to a file counts as that file, else as strange.
+    """Return every file below a folder. With `links`, a link to a file counts as that file, else as strange.
 
     Folders behind links are not entered.
     """
@@ -81,7 +80,7 @@ def scan_folder(folder: Path, *, links: bool = False) -> Scan:
 
 
 def _is_file(entry: os.DirEntry[str], links: bool) -> bool:
-    """Return whether an entry is a file; a link in a circle is none."""
+    """Return whether an entry is a file; False for a circular link."""
     try:
         return entry.is_file(follow_symlinks=links)
     except OSError:
@@ -89,15 +88,15 @@ def _is_file(entry: os.DirEntry[str], links: bool) -> bool:
 
 
 class DigestCache:
-    """sha256 of files, remembered in the state folder of a checkout."""
+    """Cache of the sha256 of files in the state folder of a checkout."""
 
     def __init__(self, layout: Layout):
         self.layout = layout
 
     def digests(self, folder: Path, files: Mapping[str, Stamp], *, links: bool = False) -> dict[str, str]:
-        """Return the sha256 by path of the files that `scan_folder` returned; only what has changed is read.
+        """Return the sha256 by path of the files that `scan_folder` returned; only changed files are read.
 
-        A file that is gone meanwhile, or cannot be read, has the digest "".
+        A file that has been removed meanwhile, or cannot be read, has the digest "".
         """
         key = self._key()
         known = self._read(folder, key) if key else {}
@@ -119,7 +118,7 @@ class DigestCache:
             return None
 
     def _file(self, folder: Path) -> Path:
-        """Return where the record of a folder lies; machines that share the checkout see other device numbers."""
+        """Return the path of a folder's record, specific to this machine: device numbers differ between machines."""
         name = hashlib.sha256(f"{platform.node()}\0{folder}".encode()).hexdigest()[:32]
         return self.layout.state / "cache" / "digests" / name
 
@@ -139,16 +138,16 @@ class DigestCache:
         rows = {name: [*astuple(stamp), digest] for name, (stamp, digest) in known.items()}
         body = json.dumps({"folder": str(folder), "files": rows}).encode()
         target = self._file(folder)
-        with contextlib.suppress(OSError):  # a cache that cannot be written costs time, nothing else
+        with contextlib.suppress(OSError):  # an unwritable cache only costs time
             with atomic_file(target, flush=False) as fresh:
                 fresh.write_bytes(_authenticate(key, body) + b"\n" + body)
             _remove_oldest(target.parent)
 
 
 def hash_file(path: Path, *, links: bool = False) -> tuple[str, Stamp | None]:
-    """Return the sha256 of a regular file, and its stamp if a later change cannot go unseen; else ("", None).
+    """Return the sha256 of a regular file, and its stamp if every later change will be detected; else ("", None).
 
-    A file whose stamp may be remembered is flushed first: from then on a write through a memory map changes it too.
+    A file whose stamp may be cached is flushed first; after that, a write through a memory map changes its ctime too.
     """
     before = time.time_ns()
     try:
@@ -188,7 +187,7 @@ def _authenticate(key: bytes, body: bytes) -> bytes:
 
 
 def _remove_oldest(folder: Path) -> None:
-    """Remove the oldest records where there are too many."""
+    """Remove the oldest records if there are too many."""
     with os.scandir(folder) as entries:
         records = list(entries)
     if len(records) <= RECORDS:

@@ -35,7 +35,7 @@ class Objects:
         target = self.path(name)
         if target.is_file() and target.stat().st_size == size and self.differs(name) is None:
             return
-        # What is damaged is found by its digest and put again: no need to wait for the disk.
+        # A damaged object is detected by its digest and written again, so there is no need to wait for the disk.
         with atomic_file(target, flush=False) as fresh:
             if isinstance(content, bytes):
                 fresh.write_bytes(content)
@@ -44,7 +44,7 @@ class Objects:
             fresh.chmod(0o444)
 
     def differs(self, name: str) -> str | None:
-        """Return how a cached object differs from what its name says, or None."""
+        """Return how the content of a cached object differs from its name, or None."""
         path = self.path(name)
         if not path.is_file():
             return "is missing"

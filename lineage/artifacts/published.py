@@ -1,6 +1,6 @@
-"""The entries of the audit log about an artifact: how it came here last, by a step or from a remote.
+"""The entries of the audit log about an artifact: whether it was last published by a step or fetched from a remote.
 
-Only lines that were added since the last look are read.
+Only lines that were added since the previous call are read.
 """
 
 import json
@@ -24,7 +24,7 @@ KEY = re.compile(rb'"key":"([0-9a-f]{64})"')
 
 @dataclass
 class Lines:
-    """Where in a log the lines about each key lie, as far as it was read."""
+    """Positions of the lines about each key in the part of a log that was read."""
 
     inode: int = 0
     end: int = 0
@@ -38,7 +38,7 @@ _lock = threading.Lock()
 def compare_with_log(layout: Layout, manifest: Manifest, folder: Path, keys: Keys) -> list[Damage]:
     """Return how an artifact differs from its entry in the audit log; empty if it has none.
 
-    What was fetched from a remote since it was published here is another's, and not compared.
+    An artifact that was fetched from a remote after its publication here is not compared.
     """
     entry = find_arrival(layout, manifest.key, keys)
     if entry is None or entry["action"] != "artifact published":
@@ -52,7 +52,7 @@ def compare_with_log(layout: Layout, manifest: Manifest, folder: Path, keys: Key
 
 
 def find_arrival(layout: Layout, key: str, keys: Keys) -> Entry | None:
-    """Return the latest entry, signed by one of `keys`, by which the artifact of a key came here."""
+    """Return the latest entry, signed by one of `keys`, about the publication or fetching of an artifact."""
     path = log_file(layout)
     with _lock:
         places = list(_read_new_lines(path).places.get(key, ()))
@@ -83,7 +83,7 @@ def _read_new_lines(path: Path) -> Lines:
 
 
 def _keys_in(line: bytes) -> list[str]:
-    """Return the keys of the artifacts that an entry brought."""
+    """Return the keys of the artifacts that an entry published or fetched."""
     if line.startswith(PUBLISHED):
         return [key.decode() for key in KEY.findall(line)]
     if line.startswith(PULLED):

@@ -20,7 +20,7 @@ from schemas.atomic_write import is_fragment
 from schemas.errors import PlanError
 
 QUIET = 3600.0
-"""Seconds for which a temporary file must not have been written to before it counts as left over."""
+"""Seconds without a write after which a temporary file counts as left over."""
 PASSED_OVER = frozenset({".git", ".dvc", ".posttrain", ".venv", "node_modules"})
 BLOCK = 512
 """Bytes of a block as `stat` counts them."""
@@ -28,19 +28,19 @@ BLOCK = 512
 
 @dataclass(frozen=True)
 class Garbage:
-    """What nothing needs any more."""
+    """Files that are no longer needed."""
 
     artifacts: tuple[Record, ...]
     objects: tuple[Path, ...]
     """Files of DVC's cache that only those artifacts named."""
     temporaries: tuple[Path, ...]
-    """What killed processes left in DVC's cache."""
+    """Temporary files that killed processes left in DVC's cache."""
     works: tuple[Path, ...]
-    """Folders of unfinished steps that no run goes on with."""
+    """Folders of unfinished steps that no run will continue."""
 
     @property
     def paths(self) -> list[Path]:
-        """Everything, as it lies on the disk."""
+        """All paths to remove."""
         folders = [Path(record["folder"]) for record in self.artifacts]
         return [*folders, *self.objects, *self.temporaries, *self.works]
 
@@ -72,7 +72,7 @@ def _find_tracked(layout: Layout) -> Iterator[str]:
 
 
 def _parse_record(file: Path) -> Any:
-    """Return the content of a record of DVC. Raise PlanError if it cannot be read: what it names must stay."""
+    """Return the content of a DVC record. Raise PlanError if it cannot be read, as its objects must stay."""
     try:
         return yaml.safe_load(file.read_bytes())
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
@@ -104,10 +104,10 @@ def find_temporaries(layout: Layout) -> list[Path]:
 
 
 def count_freed_bytes(paths: Iterable[Path]) -> int:
-    """Return the bytes that the disk gets back: blocks of files all of whose names go, and of folders.
+    """Return the bytes that are freed on disk: blocks of folders, and of files all of whose hard links are removed.
 
-    A file that another name keeps, such as a link below data/runs, frees nothing. Where the file system shares blocks
-    between copies (btrfs, XFS), it is the most that may come back.
+    A file with another hard link, such as one below data/runs, frees nothing. On file systems that share blocks between
+    copies (btrfs, XFS) the result is an upper bound.
     """
     links: dict[tuple[int, int], int] = {}
     total = 0
@@ -134,9 +134,9 @@ def _stat_all(paths: Iterable[Path]) -> Iterator[os.stat_result]:
 
 
 def remove_garbage(layout: Layout, garbage: Garbage) -> None:
-    """Remove garbage; an artifact is renamed first, so that none is ever half there. Work folders are not touched.
+    """Remove garbage; an artifact is renamed first, so that none is ever incomplete. Work folders are not touched.
 
-    Killed on the way, what is left is found and removed by the next.
+    After an interruption, the next call finds and removes the rest.
     """
     trash = layout.state / "trash"
     for record in garbage.artifacts:

@@ -1,7 +1,7 @@
-"""The seal of an artifact: digests of everything that its manifest does not vouch for, the manifest included.
+"""The seal of an artifact: digests of all files outside the outputs, including the manifest.
 
-The manifest names the files of the outputs; `seal.json` names all others (manifest, curves, log). Written just before
-publication, so that no byte of an artifact can change unseen.
+The manifest names the files of the outputs; `seal.json` names all others (manifest, curves, log). It is written just
+before publication, so that any later change of an artifact is detected.
 """
 
 import json
@@ -13,7 +13,7 @@ from lineage.state_files import read_record_file
 
 SEAL = "seal.json"
 BESIDE = frozenset({SEAL, "signature.json"})
-"""What vouches for the others; the signature signs the seal."""
+"""Files that the seal does not name: itself, and the signature, which signs the seal."""
 
 
 def write_seal(folder: Path) -> Path:
@@ -24,12 +24,12 @@ def write_seal(folder: Path) -> Path:
 
 
 def check_seal(folder: Path) -> list[str]:
-    """Return what differs from the seal, one line per file: `path: what`."""
+    """Return the differences from the seal, one line per file: `path: difference`."""
     return [f"{folder / name}: {what}" for name, what in compare_with_seal(folder, _hash_sealed_files(folder))]
 
 
 def compare_with_seal(folder: Path, digests: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return what differs from the seal as (path in the folder, what); `digests` are those of its files by path."""
+    """Return the differences from the seal as (path, difference); `digests` are the sha256 of the files by path."""
     content = read_record_file(folder / SEAL)
     if content is None:
         return [(SEAL, "missing")]

@@ -1,7 +1,7 @@
-"""The signature of an artifact: a DSSE envelope around an in-toto statement, in `signature.json` beside the seal.
+"""The signature of an artifact: a DSSE envelope around an in-toto statement, in `signature.json` next to the seal.
 
 The statement's subjects are the manifest and the seal, which name every other file of the artifact with its digest. It
-also holds the head of the audit log at that moment, so that a log cut off before it is found out.
+also holds the head of the audit log at that moment, so that a log truncated before that entry is detected.
 """
 
 import base64
@@ -33,7 +33,7 @@ class Subject(TypedDict):
 
 
 class Predicate(TypedDict):
-    """What a statement says of an artifact."""
+    """The predicate of a statement: facts about an artifact."""
 
     key: str
     kind: str

@@ -1,4 +1,4 @@
-"""The store of artifacts: content-addressed, published by one rename, kept in DVC's own cache layout as well."""
+"""The store of artifacts: content-addressed, published by one rename, and also kept in DVC's cache."""
 
 import secrets
 import shutil
@@ -30,11 +30,11 @@ from schemas.references import ArtifactType
 
 MOST_WHOLE = 4096
 _whole: dict[tuple[str, tuple[tuple[str, str], ...], tuple[str, ...], frozenset[str]], Manifest] = {}
-"""Manifests of artifacts that this process has found whole, by folder, digests of the files, and trusted keys."""
+"""Manifests of artifacts that this process found undamaged, by folder, digests of the files, and trusted keys."""
 
 
 class Store:
-    """Published artifacts of one checkout. A folder with a manifest is complete; there is nothing in between."""
+    """Published artifacts of one checkout; a folder with a manifest is always complete."""
 
     def __init__(self, layout: Layout):
         self.layout = layout
@@ -42,7 +42,7 @@ class Store:
         self.digests = DigestCache(layout)
 
     def find(self, kind: str, key: str) -> Manifest | None:
-        """Return the manifest of a published step whose files are all as they were published, else None."""
+        """Return the manifest of a published step if its artifact is undamaged, else None."""
         condition = self.examine(kind, key)
         return condition.manifest if condition.is_whole else None
 
@@ -102,11 +102,11 @@ class Store:
         yield from sorted((m for m in manifests if m), key=lambda m: (m.started, m.key))
 
     def folder(self, manifest: Manifest) -> Path:
-        """Return folder of an artifact."""
+        """Return the folder of an artifact."""
         return self.layout.artifact(manifest.kind, manifest.key)
 
     def output_folder(self, kind: str, key: str, name: str) -> Path:
-        """Return folder of a named output."""
+        """Return the folder of a named output."""
         return self.layout.artifact(kind, key) / "outputs" / name
 
     def describe(self, folder: Path, types: Mapping[str, ArtifactType]) -> dict[str, Output]:
@@ -121,7 +121,7 @@ class Store:
         return outputs
 
     def publish(self, folder: Path, manifest: Manifest) -> Manifest:
-        """Publish a folder as an artifact: cached, flushed, sealed and signed, then one rename; an equal artifact wins.
+        """Publish a folder as an artifact: cache, flush, seal, sign, then one rename; an equal artifact stays.
 
         A damaged artifact of the same key is moved aside, next to `folder`.
         """
@@ -149,7 +149,7 @@ class Store:
         return manifest
 
     def verify(self, manifest: Manifest) -> list[str]:
-        """Hash every file of an artifact and its cached objects again; return one line per difference."""
+        """Rehash every file of an artifact and its cached objects; return one line per difference."""
         folder = self.folder(manifest)
         condition = self._condition(folder, lambda seen: {name: hash_file(folder / name)[0] for name in seen.files})
         problems = [f"{folder / damage.path}: {damage.what}" for damage in condition.damages]
@@ -162,7 +162,7 @@ class Store:
         return problems
 
     def is_restorable(self, condition: Condition) -> bool:
-        """Return whether DVC's cache holds everything that is damaged; it holds outputs and nothing else."""
+        """Return whether DVC's cache, which holds outputs only, has everything that is damaged."""
         if (
             condition.manifest is None
             or not condition.damages
@@ -174,7 +174,7 @@ class Store:
     def restore(self, manifest: Manifest) -> list[str]:
         """Restore damaged or missing files of the outputs from DVC's cache; return their paths.
 
-        What is there and belongs to no output is removed. Raises StepError when the cached object is damaged too.
+        Other paths below the outputs are removed. Raise StepError if a cached object is damaged too.
         """
         folder, restored = self.folder(manifest), []
         condition = self._condition(folder, lambda seen: {name: hash_file(folder / name)[0] for name in seen.files})
@@ -196,7 +196,7 @@ class Store:
         return restored
 
     def _damaged(self, condition: Condition, manifest: Manifest) -> Iterator[tuple[Path, FileDigest]]:
-        """Yield the files of the outputs that must be written again: named ones, and those below what is no folder."""
+        """Yield the output files to restore: damaged ones, and those below a path that should be a folder."""
         named = {damage.path for damage in condition.damages}
         for name, output in manifest.outputs.items():
             for file in output.files:

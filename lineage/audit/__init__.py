@@ -1,1 +1,1 @@
-"""The audit log: entries, their chain of hashes, and what it says of runs, decisions and champions."""
+"""The audit log: entries, their hash chain, and the records of runs, decisions and champions in it."""

@@ -1,7 +1,7 @@
-"""Decisions of people about failed gates: who, when and why; one JSON line per decision, only ever added.
+"""Decisions of people about failed gates: who, when and why; one JSON line per decision, append-only.
 
-A decision is about a gate of one evaluation, so it lies under the key of that step: an equal evaluation does not ask
-again, and no key is made of decisions. The latest one counts.
+A decision is stored under the key of the evaluation whose gate it is about: an equal evaluation does not ask again. No
+key depends on decisions. The latest decision counts.
 """
 
 import json
@@ -18,7 +18,7 @@ Decision = Literal["approve", "reject"]
 
 
 class DecisionRecord(TypedDict):
-    """A decision as it is kept next to the log."""
+    """A decision as stored in addition to the audit log."""
 
     gate: int
     decision: Decision
@@ -39,7 +39,7 @@ def append_decision(
 ) -> DecisionRecord:
     """Record a decision about a gate (its index) of the evaluation with this key, in the audit log first.
 
-    `facts` are the step, the run, what the gate said and where the decision was made.
+    `facts` are the step, the run, the result of the gate and where the decision was made.
     """
     facts_of_decision = {"gate": gate, "decision": decision, "name": name, "reason": reason, **facts}
     entry = audit_log.append(layout, decision, key=key, **facts_of_decision)

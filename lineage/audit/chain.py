@@ -1,7 +1,7 @@
-"""The part of the audit log that proves itself: an unbroken chain of hashes with signed moves and a signed end.
+"""Verification of the audit log from its content alone: an unbroken hash chain with signed moves and a signed end.
 
-The signature of the last entry vouches for everything before it, for its hash stands for the whole chain. What else
-remembers the log is compared by `lineage.verification.audit_check`, which takes longer.
+The signature of the last entry covers everything before it, as its hash depends on the whole chain. The slower
+`lineage.verification.audit_check` also compares other records that refer to the log.
 """
 
 import json
@@ -18,29 +18,29 @@ from schemas.errors import PlanError
 MOVES = frozenset({"promote", "rollback", "restore"})
 """Actions of entries that move a champion."""
 KEPT = MOVES | {"move of another log", "approve", "reject", "run started", "deployed"}
-"""Actions whose entries other modules ask for; the others are only passed on the way."""
+"""Actions whose entries other modules use; entries of other actions are only hashed."""
 SIGNED = KEPT - {"run started"}
-"""Those whose signature is checked one by one, so that a key that is trusted no more counts for none of them."""
+"""Actions whose signatures are checked one by one, so that entries of a key that is no longer trusted are ignored."""
 
 
 @dataclass(frozen=True)
 class Chain:
-    """What the log proves."""
+    """The verified content of the log."""
 
     entries: tuple[Entry, ...]
     """Entries of the actions in `KEPT` before the first break, oldest first."""
     name: str | None
-    """Hash of the first entry, which no other log has; None while there is none."""
+    """Hash of the first entry, which identifies the log; None for an empty log."""
     hashes: frozenset[str]
     """Hashes of all entries before the first break."""
     problem: str | None
-    """Where and how the chain breaks; None for a whole one."""
+    """Where and how the chain is broken; None for an unbroken chain."""
 
 
 def read_chain(layout: Layout) -> Chain:
     """Return the log's chain, read again only if the file, its head or the trusted keys changed.
 
-    Raises PlanError for a key that is none.
+    Raise PlanError if the file of a key holds no key.
     """
     keys = load_trusted_keys(layout)
     log, head = log_file(layout), head_file(layout)
@@ -89,10 +89,10 @@ def _read_verified(
     hashes: list[str] = []
     last: Entry | None = None
     problem: str | None = None
-    head_anchor = _read_head_anchor(head)  # before the log: other processes may add entries in between
+    head_anchor = _read_head_anchor(head)  # read before the log, as other processes may append entries in between
     for number, line in enumerate(log.read_bytes().split(b"\n") if log.is_file() else (), 1):
         entry = parse_entry(line)
-        if entry is None:  # a write that was cut off, or bytes of others: the chain says whether an entry is missing
+        if entry is None:  # a truncated write or foreign bytes: the chain shows whether an entry is missing
             continue
         if problem := _find_break(entry, last, keys):
             problem = f"{log}:{number}: entry {entry['number']} ({entry['action']}) {problem}"
@@ -118,7 +118,7 @@ def _find_break(entry: Entry, last: Entry | None, keys: dict[str, Ed25519PublicK
 
 
 def _read_head_anchor(head: Path) -> tuple[int, str] | None:
-    """Return number and hash of the latest entry that the log's head file names."""
+    """Return the number and hash of the latest entry by the log's head file."""
     try:
         seen = json.loads(read_regular(head))
         return int(seen["number"]), str(seen["hash"])
@@ -127,7 +127,7 @@ def _read_head_anchor(head: Path) -> tuple[int, str] | None:
 
 
 def _compare_with_head(log: Path, head: Path, seen: tuple[int, str] | None, hashes: list[str]) -> str | None:
-    """Return which entry of the head file the log lacks, or None."""
+    """Return a message about the entry of the head file that the log lacks, or None."""
     number, digest = seen or (0, "")
     if number > len(hashes):
         return f"{log}: ends at entry {len(hashes)}, but {head} saw entry {number}"

@@ -1,4 +1,4 @@
-"""Compares the audit log with the artifacts and decisions on the disk."""
+"""Compares the audit log with the artifacts and decisions on disk."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,12 +19,12 @@ OF_RUNS = frozenset({"run started", "run ended", "report written"})
 
 @dataclass
 class AuditCheck:
-    """What reading the whole log returned."""
+    """The result of reading the whole log."""
 
     problems: list[str] = field(default_factory=list)
-    """One line per thing that is not as it was written: `path:line: what`."""
+    """One line per record that differs from what was written: `path:line: problem`."""
     notes: list[str] = field(default_factory=list)
-    """What is no tampering: writes that were cut off, artifacts that were removed by hand."""
+    """Findings that are no tampering: truncated writes, artifacts that were removed by hand."""
     hashes: dict[int, str] = field(default_factory=dict)
     """Hash of each entry by its number."""
     published: dict[str, Entry] = field(default_factory=dict)
@@ -32,16 +32,16 @@ class AuditCheck:
     removed: dict[str, int] = field(default_factory=dict)
     """Number of the latest entry that removed an artifact, by its key."""
     busy: set[str] = field(default_factory=set)
-    """Runs that began with a step to do: not everything was there already."""
+    """Runs that had at least one step to execute when they started."""
     runs: dict[str, dict[str, Entry]] = field(default_factory=dict)
     """The latest start, end and report of each run: {run: {action: entry}}."""
     decisions: dict[int, Entry] = field(default_factory=dict)
-    """What people decided about gates, by number."""
+    """Decisions about gates, by the number of their entry."""
     moves: list[Entry] = field(default_factory=list)
     """Entries that move a champion, oldest first."""
 
     def remember(self, entry: Entry, *, believed: bool = True) -> None:
-        """Add an entry in its place, and what it says only if it is `believed`."""
+        """Add the hash of an entry, and its content only if it is `believed`."""
         self.hashes[entry["number"]] = entry["hash"]
         facts, action = entry["facts"], entry["action"]
         if not believed:
@@ -62,7 +62,7 @@ class AuditCheck:
 
 
 def check_decisions(layout: Layout, audit: AuditCheck) -> Iterator[str]:
-    """Yield decisions on the disk that differ from the log, and decisions of the log that are missing."""
+    """Yield decisions on disk that differ from the log, and decisions of the log that are missing on disk."""
     decided: list[tuple[Path, JsonObject]] = []
     for path in sorted(layout.state.glob("approvals/*")):
         if path.suffix != ".jsonl":
@@ -77,7 +77,7 @@ def check_decisions(layout: Layout, audit: AuditCheck) -> Iterator[str]:
             yield f"{path}: {line.get('decision')} by {line.get('name')} is not what the audit log says"
     yield from _check_order(decided)
     recorded = {_entry_number(line) for _, line in decided}
-    for number, entry in audit.decisions.items():  # also after a kill between the entry and the record
+    for number, entry in audit.decisions.items():  # may also be caused by a kill between the entry and the record
         if number not in recorded:
             file = layout.state / "approvals" / f"{entry['facts'].get('key')}.jsonl"
             yield (
@@ -87,7 +87,7 @@ def check_decisions(layout: Layout, audit: AuditCheck) -> Iterator[str]:
 
 
 def _check_order(decided: list[tuple[Path, JsonObject]]) -> Iterator[str]:
-    """Yield files whose decisions about a gate are not in the order of the log: the last one counts."""
+    """Yield files whose decisions about a gate are not in the order of the log, as the last one counts."""
     orders: dict[Path, dict[str, list[int]]] = {}
     for path, line in decided:
         orders.setdefault(path, {}).setdefault(str(line.get("gate")), []).append(_entry_number(line))
@@ -97,7 +97,7 @@ def _check_order(decided: list[tuple[Path, JsonObject]]) -> Iterator[str]:
 
 
 def find_unexplained_losses(layout: Layout, audit: AuditCheck) -> Iterator[str]:
-    """Yield artifacts that the log knows, that are gone, and that no entry removed."""
+    """Yield artifacts that the log says were published, that are missing, and that no entry removed."""
     for key, entry in audit.published.items():
         folder = layout.artifact(str(entry["facts"].get("kind")), key)
         if audit.removed.get(key, 0) < entry["number"] and not is_folder(folder):

@@ -1,8 +1,8 @@
 """The audit log: who did what and when, one JSON line per entry in `.posttrain/audit.jsonl`, chained by hashes.
 
-An entry is {action, at, facts, number, previous, who, hash, signature}; `hash` is the sha256 of the six as canonical
-JSON, `previous` the hash of the entry before, and `signature` signs the hash. Lines are only ever added. What this
-proves and what not: docs/audit.md.
+An entry is {action, at, facts, number, previous, who, hash, signature}; `hash` is the sha256 of the first six
+as canonical JSON, `previous` the hash of the previous entry, and `signature` signs the hash. The file is append-only.
+docs/audit.md explains what this proves and what it does not prove.
 """
 
 import errno
@@ -25,7 +25,7 @@ from schemas.base import JsonObject
 
 
 class Anchor(TypedDict):
-    """What another record keeps of an entry: a log cut off before it is detected by that."""
+    """Number and hash of an entry, kept in other records so that a log truncated before it is detected."""
 
     number: int
     hash: str
@@ -52,18 +52,18 @@ class Entry(TypedDict):
 
 
 FIRST = "0" * 64
-"""What the first entry has for the hash of the one before."""
+"""Value of `previous` in the first entry."""
 BLOCK = 1 << 16
 UNHASHED = frozenset({"hash", "signature"})
 FIELDS = {"action": str, "at": str, "facts": dict, "number": int, "previous": str, "who": str, "hash": str}
-"""What an entry holds besides its signature, each of exactly that type."""
+"""Fields of an entry except its signature, each of exactly that type."""
 
 
 def append(layout: Layout, action: str, **facts: Any) -> Entry:
     """Add an entry, flush it to the disk and return it. Facts are JSON values, without host names and secrets.
 
-    Several processes may append at once. What a cut-off write left is kept, and an entry `repaired` says so.
-    Raises PlanError when there is no usable signing key.
+    Several processes may append at once. The rest of a truncated write is kept, and an entry `repaired` records it.
+    Raise PlanError if there is no usable signing key.
     """
     key = load_signer(layout)
     layout.make_state()
@@ -92,7 +92,7 @@ def head_file(layout: Layout) -> Path:
 
 
 def _write_head(layout: Layout, entry: Entry) -> None:
-    """Write the anchor of an entry, unless the file has one of an entry that the log lacks."""
+    """Write the anchor of an entry, unless the file has the anchor of an entry that the log lacks."""
     seen = read_head(layout)
     if (
         seen is None
@@ -155,7 +155,7 @@ def parse_entry(line: bytes) -> Entry | None:
 
 
 def hash_entry(entry: Mapping[str, object]) -> str:
-    """Return the hash that an entry should have; empty if it is no JSON and so was not written here."""
+    """Return the expected hash of an entry; empty if the entry cannot be encoded as JSON, so was not written here."""
     try:
         return hashlib.sha256(_encode_canonical({k: v for k, v in entry.items() if k not in UNHASHED})).hexdigest()
     except (ValueError, RecursionError):
@@ -163,7 +163,7 @@ def hash_entry(entry: Mapping[str, object]) -> str:
 
 
 def is_cut_off(rest: bytes) -> bool:
-    """Return whether the bytes after the last entry are what interrupted writes leave: beginnings of entries."""
+    """Return whether the bytes after the last entry are beginnings of entries, which interrupted writes leave."""
     start = b'{"action":"'
     return all(line[: len(start)] == start[: len(line)] and parse_entry(line) is None for line in rest.split(b"\n"))
 
@@ -193,7 +193,7 @@ def current_user() -> str:
 
 
 def _as_json(value: Any) -> Any:
-    """Return a value as JSON: other objects, and numbers that are not finite, as text."""
+    """Return a value as JSON, with other objects and non-finite numbers as text."""
     if isinstance(value, dict):
         return {str(k): _as_json(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -208,7 +208,7 @@ def _encode_canonical(value: Mapping[str, object]) -> bytes:
 
 
 def encode_entry(entry: Mapping[str, object]) -> str:
-    """Return an entry as its line in the log, without the line's end."""
+    """Return an entry as its line in the log, without a line break."""
     return _encode_canonical(entry).decode()
 
 
@@ -237,7 +237,7 @@ def _read_tail(handle: int) -> tuple[Entry | None, bytes]:
         text = os.pread(handle, start - begin, begin) + text
         start = begin
         lines = text.split(b"\n")
-        for at in range(len(lines) - 1, -1 if start == 0 else 0, -1):  # the first piece may be half a line
+        for at in range(len(lines) - 1, -1 if start == 0 else 0, -1):  # the first piece may be an incomplete line
             if entry := parse_entry(lines[at]):
                 return entry, b"\n".join(lines[at + 1 :])
     return None, text

@@ -1,8 +1,8 @@
 """Moves of champions in the signed audit log, of which MLflow's aliases and tags are a copy.
 
 A move is an entry `promote`, `rollback` or `restore` of the log. MLflow holds the whole entry as a tag of the version
-that the alias went to, so a move of another checkout is known by its signature, where that checkout's key is trusted.
-`after` chains the moves of one model across logs; moves of others that were seen are kept in the own log.
+that the alias moved to, so a move of another checkout is accepted by its signature if that checkout's key is trusted.
+`after` chains the moves of one model across logs; moves of other checkouts are copied to the own log when first seen.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -27,9 +27,9 @@ class Move:
     """Counts from 1 over all versions of the registered model."""
     action: Action
     version: int
-    """Where the alias went."""
+    """Version that the alias moved to."""
     before: int | None
-    """Where it was."""
+    """Version that the alias moved from; None for the first move."""
     key: str
     """Key of the step that made the model."""
     digest: str
@@ -40,15 +40,15 @@ class Move:
     """UTC, ISO 8601."""
     who: str
     evidence: JsonObject
-    """For a promotion the gate that passed: its step, key and run, and what it said."""
+    """For a promotion, the gate that passed: its step, key and run, and its result."""
     after: str | None
-    """Hash of the entry of the move before it, of whichever log; None for the first."""
+    """Hash of the entry of the previous move, in any log; None for the first move."""
     entry: Entry = field(repr=False, compare=False)
-    """The signed entry that says all this."""
+    """The signed entry that holds these values."""
 
     @property
     def artifact(self) -> tuple[str, str, str]:
-        """Key, digest and output of the model."""
+        """Key, digest and output name of the model."""
         return self.key, self.digest, self.output
 
     def plain(self) -> JsonObject:
@@ -58,9 +58,9 @@ class Move:
 
 
 def read_moves(layout: Layout) -> dict[str, list[Move]]:
-    """Return every move of every registered model that the log knows, oldest first.
+    """Return the moves of every registered model in the log, oldest first.
 
-    Raises PlanError when the log does not hold: then nothing may be served, promoted or removed on its word.
+    Raise PlanError if the log does not verify, as nothing may then be served, promoted or removed by it.
     """
     return collect_moves(read_unbroken_chain(layout), load_trusted_keys(layout))
 

@@ -10,25 +10,25 @@ from lineage.layout import Layout
 from lineage.state_files import Lines, Unreadable, is_folder, parse_json_lines, read_regular, sha256_of
 
 RECORDS = ("cost.json",)
-"""Files of a run besides its events that its end notes with their digests."""
+"""Files of a run, in addition to its events, whose digests are in the entry at its end."""
 PLAN, EVENTS, REPORT = "plan.json", "events.jsonl", "report.html"
 
 
 class FileState(TypedDict):
-    """What an entry of the log records of a file."""
+    """Size and digest of a file, as recorded in an entry of the log."""
 
     bytes: int
     sha256: str
 
 
 def describe_file(path: Path) -> FileState:
-    """Return what an entry of the log records of a file: its size and sha256."""
+    """Return the size and sha256 of a file, as an entry of the log records them."""
     content = path.read_bytes()
     return {"bytes": len(content), "sha256": sha256_of(content)}
 
 
 def describe_records(folder: Path) -> dict[str, FileState]:
-    """Return the same of each file of `RECORDS` that a run has written."""
+    """Return the size and sha256 of each file in `RECORDS` that a run has written."""
     return {name: describe_file(folder / name) for name in RECORDS if (folder / name).is_file()}
 
 
@@ -42,7 +42,7 @@ def check_run(layout: Layout, run: str, entries: dict[str, Entry]) -> tuple[list
     started, ended, reported = (entries.get(action) for action in ("run started", "run ended", "report written"))
     if started and (plan := started["facts"].get("plan")) is not None:
         problems += _compare_file(folder / PLAN, {"sha256": plan}, started, "the plan")
-    if ended and (started is None or started["number"] < ended["number"]):  # else it goes on, or was killed since
+    if ended and (started is None or started["number"] < ended["number"]):  # else it continues, or was killed since
         records = ended["facts"].get("records")
         for name, recorded in sorted(records.items()) if isinstance(records, dict) else ():
             problems += _compare_file(folder / str(name), recorded, ended, "the record")
@@ -67,7 +67,7 @@ def _compare_file(path: Path, recorded: Any, entry: Entry, what: str) -> Iterato
 def _check_events(path: Path, entries: dict[str, Entry]) -> tuple[list[str], list[str]]:
     """Return differences between the recorded events and the file, and lines that are no events.
 
-    Bytes that the log saw are as they were written: garbage there was left by a kill or a full disk.
+    If the bytes that the log recorded are unchanged, garbage among them comes from a kill or a full disk.
     """
     witnesses = [entry for action in ("run ended", "report written") if (entry := entries.get(action))]
     try:

@@ -1,8 +1,8 @@
 """An index over all manifests, so that a query over thousands of runs reads only what it needs.
 
-It is a cache and nothing else: SQLite in `.posttrain/index.db`, brought up to date before every question by one look
-at each manifest's time, size and inode. A file that is missing, damaged or of another version is made anew; where it
-cannot be written, or another process holds it, the same index is made in memory.
+It is only a cache: SQLite in `.posttrain/index.db`, updated before every query by the time, size and inode of each
+manifest. A file that is missing, damaged or of another version is rebuilt; if it cannot be written, or another process
+has locked it, the same index is built in memory.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ UNFIT = (
     sqlite3.InterfaceError,
     sqlite3.ProgrammingError,
 )
-"""What a manifest raises that does not have the shape of one, down to values that SQLite does not take."""
+"""Errors that an invalid manifest causes, including values that SQLite does not accept."""
 TABLES = {"rows.parquet": "rows", "dropped.parquet": "dropped"}
 SCHEMA = """
 create table artifacts(id integer primary key, name text unique, stamp text, key text, started text, kind text,
@@ -114,13 +114,13 @@ class Index:
 
 
 def query_index(layout: Layout, question: Callable[[Index], T]) -> T:
-    """Return the answer to a query over an up-to-date index; a damaged index is made again."""
+    """Return the answer to a query over an up-to-date index; a damaged index is rebuilt."""
     file = layout.state / FILE
     for place in (str(file), str(file)) if (layout.state / "artifacts").is_dir() else ():
         try:
             with open_index(layout, place) as index:
                 return question(index)
-        except sqlite3.OperationalError:  # held by another process, or not to be written
+        except sqlite3.OperationalError:  # locked by another process, or read-only
             break
         except sqlite3.DatabaseError:
             with contextlib.suppress(OSError):
@@ -154,7 +154,7 @@ def _refresh(connection: sqlite3.Connection, layout: Layout) -> None:
     with transaction(connection):
         if connection.execute("pragma user_version").fetchone()[0] != VERSION:
             _create_tables(connection)
-        known = dict(connection.execute("select name, stamp from artifacts"))  # another process may have been quicker
+        known = dict(connection.execute("select name, stamp from artifacts"))  # another process may have updated it
         stale = [name for name, stamp in known.items() if stamps.get(name) != stamp]
         connection.executemany("delete from artifacts where name = ?", [(name,) for name in stale])
         for name, stamp in stamps.items():
@@ -186,7 +186,7 @@ def _create_tables(connection: sqlite3.Connection) -> None:
 
 
 def _read_stamps(artifacts: Path) -> dict[str, str]:
-    """Return by the name of an artifact's folder what changes whenever its manifest does."""
+    """Return, by the name of an artifact's folder, a stamp that changes whenever its manifest does."""
     stamps = {}
     folders = os.scandir(artifacts) if artifacts.is_dir() else ()
     for entry in folders:
@@ -194,14 +194,14 @@ def _read_stamps(artifacts: Path) -> dict[str, str]:
             status = os.stat(f"{entry.path}/manifest.json")  # noqa: PTH116 — thousands of these, as in records
         except OSError:
             continue
-        if not stat.S_ISREG(status.st_mode):  # reading a pipe would wait for ever
+        if not stat.S_ISREG(status.st_mode):  # reading a pipe would block
             continue
         stamps[entry.name] = f"{status.st_mtime_ns} {status.st_size} {status.st_ino}"
     return stamps
 
 
 def _add_artifact(connection: sqlite3.Connection, name: str, stamp: str, record: Record | None) -> None:
-    """Add one artifact; a damaged manifest is noted, so that it is not read again, and is in no answer."""
+    """Add one artifact; a damaged manifest is recorded, so that it is not read again, but is in no result."""
     connection.execute("savepoint one")
     try:
         if record is None:
@@ -227,7 +227,7 @@ def _insert_artifact(connection: sqlite3.Connection, name: str, stamp: str, reco
 
 
 def list_output_digests(record: Record) -> Iterator[str]:
-    """Yield every digest by which an artifact's outputs and their files are known."""
+    """Yield every digest of an artifact's outputs and their files."""
     for output in record["outputs"].values():
         yield from (output["digest"], output["dvc"])
         for file in output["files"]:

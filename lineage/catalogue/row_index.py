@@ -1,7 +1,7 @@
-"""Index of rows: which tables hold a row, by the hashed ids of every table, kept by its content.
+"""Index of rows: which tables hold a row, by the hashed ids of every table, stored by the table's digest.
 
-A table is read once, whatever number of artifacts hold the same bytes. Its ids are kept as 16-byte hashes, so that a
-million rows take 16 MB; what curation dropped is kept as it stands, with reason and detail.
+A table is read once, even if several artifacts hold the same bytes. Its ids are stored as 16-byte hashes, so a million
+rows take 16 MB; rows that curation dropped are stored unhashed, with reason and detail.
 """
 
 import hashlib
@@ -12,9 +12,9 @@ from lineage.catalogue.index import Index, transaction
 from lineage.digests import digest_file
 
 WIDTH = 16
-"""Bytes of a hash: two ids of one checkout never share one."""
+"""Bytes of a hash, enough to make collisions within a checkout negligible."""
 BATCH = 500
-"""Tables that are read between two commits: a killed question begins where it was."""
+"""Tables that are read between two commits; after a kill, the next query continues from the last commit."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Places:
 
 
 def find_row(index: Index, row: str) -> Places:
-    """Return all places of a row id, oldest first; read the tables that were not read before."""
+    """Return all places of a row id, oldest first, after reading the tables that were not read before."""
     read_new_tables(index)
     wanted = _hash_id(row)
     candidates = index.rows("select sha256, hashes from row_ids where instr(hashes, ?) > 0", wanted)
@@ -42,7 +42,7 @@ def find_row(index: Index, row: str) -> Places:
 
 
 def read_new_tables(index: Index) -> int:
-    """Read the ids of every new table; return how many there were. A missing file is tried again later."""
+    """Read the ids of every new table; return their number. A missing file is tried again by later calls."""
     sql = """select min(name), path, sha256, what, size from tables join artifacts on artifacts.id = artifact
              where (sha256, what) not in (select sha256, what from row_ids) group by sha256, what"""
     new = index.rows(sql)
@@ -55,14 +55,14 @@ def read_new_tables(index: Index) -> int:
 
 def _read_table(index: Index, path: Path, sha256: str, what: str, size: int) -> None:
     import pyarrow as pa
-    import pyarrow.parquet as pq  # a question about anything but rows does not need it
+    import pyarrow.parquet as pq  ## only queries about rows need it
 
     if not path.is_file() or path.stat().st_size != size or digest_file(path, "").sha256 != sha256:
-        return  # what is kept under a digest must come from those bytes
+        return  # ids stored under a digest must come from those bytes
     try:
         names = [n for n in ("id", "reason", "detail") if n in pq.read_schema(path).names]
         table = pq.read_table(path, columns=names) if "id" in names else None
-    except pa.ArrowException:  # a function of one's own may call anything a table
+    except pa.ArrowException:  # a user's function may declare any file as a table
         table = None
     ids = map(str, table["id"].to_pylist()) if table is not None else ()
     hashes = b"".join(map(_hash_id, ids)) if what == "rows" else b""
@@ -77,7 +77,7 @@ def _hash_id(row: str) -> bytes:
 
 
 def _holds_hash(hashes: bytes, wanted: bytes) -> bool:
-    """Return whether the hash is at a place where a hash begins."""
+    """Return whether a hash is in a concatenation of hashes, at a multiple of its length."""
     at = hashes.find(wanted)
     while at >= 0 and at % WIDTH:
         at = hashes.find(wanted, at + 1)

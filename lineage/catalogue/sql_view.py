@@ -1,4 +1,4 @@
-"""One SQL view of everything that was made: DuckDB in memory over manifests, curves, events and tables of rows.
+"""One SQL view of all artifacts: DuckDB in memory over manifests, curves, events and tables of rows.
 
     steps         key, kind, step, recipe, run, seed, started, seconds, cpu_seconds, gpu_seconds, peak_rss, commit,
                   dirty, settings, folder
@@ -9,12 +9,12 @@
     curves        key, step, at_step, figure, value, time
     events        run, number, type, step, state, event
     rows          key, step, output, and the columns of prompts, chat and preference_pairs
-    dropped       key, step, output, and what curation left out, with reasons
-    trajectories  key, step, output, and what RL stages sampled
+    dropped       key, step, output, and the rows that curation dropped, with reasons
+    trajectories  key, step, output, and the samples of RL stages
     evaluations   key, step, output, and the samples of evaluations
 
-Only the tables a query names are made. A query can read these and nothing else: one statement, a SELECT, no
-other file, no network, bounded memory.
+Only the tables that a query names are built. A query can read only these: a single SELECT, no other files, no network,
+bounded memory.
 """
 
 import re
@@ -40,13 +40,13 @@ MEMORY_LIMIT = "1GB"
 
 
 class QueryError(PosttrainError):
-    """The SQL cannot be answered."""
+    """The SQL query is invalid or cannot be executed."""
 
     exit_code = 3
 
 
 def query(layout: Layout, sql: str) -> pa.Table:
-    """Return the result of one SELECT over the tables listed above; raise QueryError with what to do."""
+    """Return the result of one SELECT over the tables listed above; raise QueryError with advice."""
     with duckdb.connect(":memory:") as connection:
         try:
             _refuse_writes(connection, sql)

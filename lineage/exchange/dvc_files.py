@@ -1,8 +1,8 @@
 """dvc.yaml and dvc.lock of a recipe: one DVC stage per step.
 
-A stage depends on the folders of the steps above it and on its own part of the recipe: its entry under `stages`, the
-`vars` it names, the `defaults` of its kind and the recipe's seed. So `dvc repro` after a change in the recipe does
-what the changed value asks for. Changes of code are `posttrain plan`'s to find; DVC is told of none.
+A stage depends on the folders of its upstream steps and on its own part of the recipe: its entry under `stages`, the
+`vars` it names, the `defaults` of its kind and the recipe's seed. So `dvc repro` after a change in the recipe runs
+only the stages that the change affects. Only `posttrain plan` detects changes of code; DVC does not see them.
 """
 
 import json
@@ -87,7 +87,7 @@ def is_shown_by_dvc(layout: Layout, plan: Plan) -> bool:
         return False
     try:
         written = load_recipe(path).resolved
-    except RecipeError:  # edited while the run went on
+    except RecipeError:  # edited during the run
         return False
     return json.dumps(written, sort_keys=True, default=str) == json.dumps(plan.resolved, sort_keys=True, default=str)
 

@@ -1,4 +1,4 @@
-"""A DVC remote: outputs where DVC itself puts them, and manifests and seals below `posttrain/`.
+"""A DVC remote: outputs in DVC's own layout, and manifests and seals below `posttrain/`.
 
 REMOTE/files/md5/..                             objects; `dvc pull` and `dvc push` use the same
 REMOTE/posttrain/artifacts/<kind>-<key16>/      manifest, seal, signature, curves, log; the manifest comes last
@@ -90,18 +90,18 @@ def _make_hash_infos(objects: Iterable[str]) -> set[Any]:
 def open_remote(layout: Layout, name: str | None) -> Iterator[Remote]:
     """Open a remote by its name in DVC's configuration (default: DVC's default), or by path or URL.
 
-    Raises PlanError when it cannot be used.
+    Raise PlanError if it cannot be used.
     """
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
-    for logger in ("dvc", "dvc_data", "dvc_objects"):  # what goes wrong is told by exceptions
+    for logger in ("dvc", "dvc_data", "dvc_objects"):  # errors are reported by exceptions
         logging.getLogger(logger).setLevel(logging.CRITICAL + 1)
     (layout.root / ".dvc").mkdir(parents=True, exist_ok=True)
     label = describe_remote(name)
     url = _remote_url(layout, name)
     layout.make_state()
-    # DVC's memory of what a remote holds: for this once, as somebody may have cleared the remote since.
+    # DVC caches which files a remote holds; the cache is temporary here, as the remote may be cleared between calls.
     memory = tempfile.TemporaryDirectory(dir=layout.state, prefix="dvc-", ignore_cleanup_errors=True)
     config: JsonObject = {
         "core": {"analytics": False, "no_scm": not (layout.root / ".git").exists(), "site_cache_dir": memory.name},
@@ -115,7 +115,7 @@ def open_remote(layout: Layout, name: str | None) -> Iterator[Remote]:
         raise PlanError(f"{label} cannot be used as a DVC remote: {_hide_address(error, name)}") from error
     except PosttrainError:
         raise
-    except Exception as error:  # clients of clouds raise what they like
+    except Exception as error:  # cloud clients raise errors of any type
         raise PlanError(f"{label} cannot be used: {type(error).__name__}: {_hide_address(error, name)}") from error
 
 

@@ -29,16 +29,16 @@ ARTIFACTS, RUNS, KEYS = "artifacts", "runs", "keys"
 
 @dataclass(frozen=True)
 class Moved:
-    """What a transfer did."""
+    """The result of a transfer."""
 
     records: list[Record]
-    """Of the artifacts that were sent or fetched."""
+    """Records of the artifacts that were sent or fetched."""
     there: int
-    """Artifacts that were there already."""
+    """Number of artifacts that the destination had already."""
     objects: int
-    """Files of DVC's cache that were sent or fetched."""
+    """Number of files of DVC's cache that were sent or fetched."""
     strangers: tuple[str, ...] = ()
-    """Keys that signed what was fetched and are not trusted here."""
+    """Untrusted keys that signed fetched artifacts."""
     trusted: tuple[str, ...] = ()
     """Keys that are trusted from now on."""
 
@@ -46,14 +46,14 @@ class Moved:
 def push(layout: Layout, name: str | None, word: str | None) -> Moved:
     """Send the artifacts of a target with all that they were made from, or everything.
 
-    Raises UnknownTarget, PlanError, StepError.
+    Raise UnknownTarget, PlanError, StepError.
     """
     chosen = [Path(node.record["folder"]) for node in trace(layout, word).up] if word else _list_folders(layout)
     manifests = {folder: _require_manifest(folder) for folder in chosen}
     records = [record for folder in chosen if (record := read_record(folder))]
     with open_remote(layout, name) as place:
         new = {f: m for f, m in manifests.items() if not place.has(ARTIFACTS, f.name, MANIFEST)}
-        # Also of those that are there: somebody may have cleared the remote's files, and not what names them.
+        # Also for artifacts that the remote has: its files may have been removed while their manifests were kept.
         sent = place.send({name for record in records for name in list_object_names(record)})
         for folder in new:
             for file in _list_record_files(folder):
@@ -69,7 +69,7 @@ def pull(layout: Layout, name: str | None, word: str | None, *, trust: bool) -> 
     """Fetch the artifacts of a target with all that they were made from, or everything.
 
     Every byte is compared with the manifest before an artifact appears. With `trust`, the keys that signed are trusted
-    here from now on. Raises UnknownTarget, PlanError, StepError.
+    here from now on. Raise UnknownTarget, PlanError, StepError.
     """
     desk = layout.state / "pull" / secrets.token_hex(4)
     try:
@@ -140,7 +140,7 @@ def _publish(store: Store, folder: Path, manifest: Manifest) -> None:
     try:
         folder.rename(final)
     except OSError:
-        if store.find(manifest.kind, manifest.key) is None:  # else a run has made it meanwhile
+        if store.find(manifest.kind, manifest.key) is None:  # else a run has published it meanwhile
             raise
     flush_path(final.parent)
 
@@ -157,7 +157,7 @@ def _require_manifest(folder: Path) -> Manifest:
 
 
 def _list_record_files(folder: Path) -> list[str]:
-    """Return all files of an artifact except its outputs, the manifest last: where it is, the rest is."""
+    """Return all files of an artifact except its outputs, the manifest last: it marks a complete transfer."""
     files = (p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
     return sorted((f for f in files if not f.startswith("outputs/")), key=lambda f: (f == MANIFEST, f))
 
@@ -186,7 +186,7 @@ def _send_keys(place: Remote, layout: Layout, keys: Iterable[str]) -> None:
 def _trust_keys(place: Remote, layout: Layout, keys: Iterable[str]) -> tuple[str, ...]:
     """Trust keys from now on; return those that the remote holds.
 
-    Raises StepError when one of them is another key than its name says.
+    Raise StepError if the name of a key does not match its content.
     """
     trusted_now = []
     for key in sorted(keys):

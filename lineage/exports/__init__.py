@@ -1,1 +1,1 @@
-"""Lineage in the formats of others: CycloneDX, OpenLineage, W3C PROV."""
+"""Lineage in standard formats: CycloneDX, OpenLineage, W3C PROV."""

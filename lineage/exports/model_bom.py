@@ -134,7 +134,7 @@ def _make_package(name: str, version: str) -> Any:
 
 
 def _make_cards(layout: Layout, scope: Scope, by_key: dict[str, Record]) -> dict[str, JsonObject]:
-    """Return by bom-ref what the library's classes lack: the model card of a model, the contents of data."""
+    """Return, by bom-ref, fields that the library's classes lack: model cards of models, contents of data."""
     cards: dict[str, JsonObject] = {}
     for record in scope.records:
         evaluations = _find_evaluations(layout, record) if _model_outputs(record) else []

@@ -54,7 +54,7 @@ def make_data_entry(record: Record, output: str) -> JsonObject:
 
 
 def _find_data(record: Record, by_key: dict[str, Record]) -> list[str]:
-    """Return references of the data that went into a model, through all models before it, each once."""
+    """Return references to the data that a model and its ancestors were trained on, each once."""
     references, waiting, seen = [], [record], set()
     while waiting:
         for given in waiting.pop()["inputs"]:
@@ -79,7 +79,7 @@ def _read_config(record: Record, output: str) -> JsonObject:
 
 
 def _make_metrics(record: Record, evaluation: Record) -> list[JsonObject]:
-    """Return the lines of an evaluation's table that are about this model."""
+    """Return the rows of an evaluation's table about this model."""
     ports = [i["port"] for i in evaluation["inputs"] if i.get("key") == record["key"]]
     names = {port.rpartition(".")[2] for port in ports}
     metrics = []

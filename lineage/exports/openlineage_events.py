@@ -1,7 +1,7 @@
 """OpenLineage: every run and every step as a run of a job that reads and writes datasets.
 
-Built with the classes of the official client. Nothing in an event depends on when or where it is exported: the ids
-are made of the run's and the step's names, the times are the recorded ones.
+Built with the classes of the official client. Events do not depend on when or where they are exported: ids are derived
+from the names of runs and steps, and times are the recorded ones.
 """
 
 import os
@@ -39,13 +39,13 @@ from schemas.errors import PlanError
 PRODUCER = "urn:posttrain"
 NAMESPACE = "posttrain"
 OUTSIDE = {"hub": "hf", "path": "file", "mlflow": "mlflow"}
-"""Namespace of what comes from outside, by the scheme of its reference."""
+"""Namespace of an outside source, by the scheme of its reference."""
 
 
 def make_lineage_events(layout: Layout, word: str, *, made_by: str | None = None) -> list[RunEvent]:
-    """Return the events of a target and its ancestors, or of what one run made of them; oldest first.
+    """Return the events of a target and its ancestors, or only those of one run; oldest first.
 
-    Raises UnknownTarget.
+    Raise UnknownTarget.
     """
     set_producer(PRODUCER)
     scope = collect_scope(layout, word)
@@ -68,7 +68,7 @@ def encode_json_lines(events: list[RunEvent]) -> str:
 def send_events(events: list[RunEvent], url: str) -> int:
     """Send events to an OpenLineage server; return how many. Raise PlanError if it does not accept them.
 
-    OPENLINEAGE_API_KEY and OPENLINEAGE_ENDPOINT count as the official client has them.
+    OPENLINEAGE_API_KEY and OPENLINEAGE_ENDPOINT have the same meaning as in the official client.
     """
     endpoint = os.environ.get("OPENLINEAGE_ENDPOINT", "api/v1/lineage")
     config = {"url": url, "endpoint": endpoint, "retry": {"total": 2, "backoff_factor": 0.1}}
@@ -78,7 +78,7 @@ def send_events(events: list[RunEvent], url: str) -> int:
     try:
         for event in events:
             transport.emit(event)
-    except OSError as error:  # of requests; its text may hold the address with a password
+    except OSError as error:  # raised by requests; its text may hold the address with a password
         answer = getattr(error, "response", None)
         what = f"answered {answer.status_code}" if answer is not None else f"cannot be reached ({type(error).__name__})"
         raise PlanError(f"the OpenLineage server of OPENLINEAGE_URL {what}") from None
@@ -128,7 +128,7 @@ def _make_step_events(scope: Scope, by_key: dict[str, Record]) -> Iterator[RunEv
 
 
 def _make_unfinished_events(scope: Scope, by_key: dict[str, Record]) -> Iterator[RunEvent]:
-    """Yield a start and an end of each step that made nothing, with its planned inputs."""
+    """Yield a start and an end of each step without an artifact, with its planned inputs."""
     events = scope.events.get(scope.target.word, [])
     recipe = next((e["recipe"] for e in events if e["type"] == "run" and "recipe" in e), "")
     for event in scope.unfinished():
@@ -151,7 +151,7 @@ def _make_unfinished_events(scope: Scope, by_key: dict[str, Record]) -> Iterator
 
 
 def _make_planned_inputs(scope: Scope, step: str, by_key: dict[str, Record]) -> list[InputDataset]:
-    """Return the planned inputs of a step, as far as they were made."""
+    """Return the planned inputs of a step whose artifacts exist."""
     keys = {name: planned["key"] for name, planned in scope.planned.items()}
     inputs = []
     for given in scope.planned.get(step, {}).get("inputs", []):

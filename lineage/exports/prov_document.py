@@ -19,7 +19,7 @@ SOFTWARE = "pt:posttrain"
 def make_prov_document(layout: Layout, word: str) -> ProvDocument:
     """Return the PROV document of a target. Raise UnknownTarget.
 
-    Who started a run is known from the audit log; a run of before there was one has no person.
+    The audit log names the user who started a run; a run that is older than the log has no user.
     """
     scope = collect_scope(layout, word)
     document = ProvDocument()

@@ -23,9 +23,9 @@ class Scope:
     target: Target
     records: list[Record]
     events: dict[str, list[JsonObject]]
-    """Run to its events, oldest first; the run that was asked for is there also when it made nothing."""
+    """Run to its events, oldest first; includes the run that is the target even if it made nothing."""
     planned: dict[str, JsonObject]
-    """Steps of the plan of the run that was asked for, by name; empty for other targets."""
+    """Steps in the plan of the run that is the target, by name; empty for other targets."""
 
     @property
     def chosen(self) -> list[Record]:
@@ -61,7 +61,7 @@ def collect_scope(layout: Layout, word: str) -> Scope:
 
 
 def stable_id(*words: str) -> str:
-    """Return a UUID that is the same for the same words, everywhere."""
+    """Return a UUID that depends only on the words."""
     return str(uuid.uuid5(NAMESPACE, json.dumps(words)))
 
 

@@ -1,7 +1,8 @@
 """Champions: the signed moves of a registered model, and MLflow's alias `champion`, which follows them.
 
 A version of the registered model NAME is a reference to an artifact, by its tags `key`, `digest` and `output`. Every
-move is an entry of the audit log, which is the truth. MLflow has a copy: a tag of the version that the alias went to.
+move is an entry of the audit log, which is authoritative. MLflow has a copy: a tag of the version that the alias moved
+to.
 """
 
 from collections.abc import Iterator
@@ -49,7 +50,7 @@ class Champion:
     output: str
     """Named output of the step."""
     folder: Path | None
-    """The model's folder; None where the artifact is not in this checkout, or has another digest."""
+    """The model's folder; None if the artifact is not in this checkout, or has another digest."""
     since: str
     """UTC, ISO 8601."""
     by: Move
@@ -58,30 +59,30 @@ class Champion:
 
 @dataclass(frozen=True)
 class Standing:
-    """How things stand with a registered model."""
+    """The state of a registered model."""
 
     name: str
     champion: Champion | None
-    """What the known moves say; None while there is none."""
+    """Champion by the known moves; None without moves."""
     moves: list[Move]
-    """Of the log, and those that other checkouts signed, oldest first."""
+    """Moves of the log, and those that other checkouts signed, oldest first."""
     alarms: list[str]
-    """One line per thing that MLflow says otherwise."""
+    """One line per difference between MLflow and the known moves."""
     is_unfinished: bool
-    """Whether all that differs is a latest move that a kill cut off."""
+    """Whether the only difference is that a kill interrupted the latest move."""
     others: list[Move]
-    """Moves of other checkouts that the log does not hold yet."""
+    """Moves of other checkouts that are not in the log yet."""
     registered: Registered
 
 
 class Moved(PlanError):
-    """The champion is another than the one that a move was meant to replace."""
+    """The champion is no longer the one that a move was to replace."""
 
 
 def read_standing(layout: Layout, name: str) -> Standing:
     """Return champion, moves and alarms of a registered model.
 
-    Raises PlanError when the audit log does not hold or MLflow cannot be asked.
+    Raise PlanError if the audit log does not verify or MLflow does not answer.
     """
     if is_registry_empty(layout) and name not in read_moves(layout):
         return Standing(name, None, [], [], False, [], Registered(name, None, {}))
@@ -115,9 +116,9 @@ def read_history(layout: Layout, name: str) -> list[Move]:
 
 
 def check_registry(layout: Layout) -> list[str]:
-    """Return a line for each difference between MLflow's registry and what the log promoted.
+    """Return a line for each difference between MLflow's registry and the promotions in the log.
 
-    A log that does not hold is no matter of the registry: nothing is compared with it.
+    A log that does not verify is reported elsewhere; the registry is then not compared with it.
     """
     if read_chain(layout).problem:
         return []
@@ -139,11 +140,11 @@ def move_champion(
     action: Action = "promote",
     digest: str | None = None,
 ) -> Champion:
-    """Make the artifact of a key champion, unless it is; of two concurrent moves from `expected`, one wins.
+    """Make the artifact of a key champion unless it is; of two concurrent moves from `expected`, one succeeds.
 
-    `evidence` is kept with the move. Raises Moved when the champion is not `expected` any more, and PlanError when the
-    artifact is not here, is no model, does not verify or is not of `digest`, MLflow cannot be asked, or it differs from
-    the log: only `rollback` and `restore` go on then, and put it right.
+    `evidence` is stored with the move. Raise Moved if the champion is not `expected` any more. Raise PlanError if the
+    artifact is missing, is no model, does not verify or does not have `digest`, if MLflow does not answer, or if MLflow
+    differs from the log; in that last case `rollback` and `restore` proceed, and correct MLflow.
     """
     manifest, output = _verify_model(layout, key, output, digest)
     with lock_champions(layout) as mlflow:
@@ -165,8 +166,8 @@ def move_champion(
             audit_log.append(layout, OTHERS, model=name, entry=audit_log.encode_entry(other.entry))
         version = write_version(mlflow, standing.registered, standing.moves, manifest, output)
         repaired = {"alarms": standing.alarms} if standing.alarms else {}
-        # The log first: there is never a champion that it does not know. What a kill leaves between the log and MLflow
-        # is finished by the next move.
+        # The log first, so that it knows every champion. If a kill interrupts the update of MLflow, the next move
+        # completes it.
         audit_log.append(
             layout,
             action,
@@ -237,7 +238,7 @@ def _make_champion(layout: Layout, name: str, by: Move) -> Champion:
 def load_promoted_artifact(layout: Layout, by: Move) -> Manifest:
     """Return the artifact that a move made champion, every byte compared with the promoted one.
 
-    Raises PlanError when it is not in this checkout, or not what was promoted.
+    Raise PlanError if it is not in this checkout, or differs from the promoted one.
     """
     return _verify_model(layout, by.key, by.output, by.digest)[0]
 

@@ -11,7 +11,7 @@ from schemas.errors import PlanError
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-# An address that does not answer must be told within seconds, not minutes; read while mlflow is imported.
+# An address that does not answer must fail within seconds, not minutes; mlflow reads this during its import.
 SETTINGS = {"MLFLOW_LOGGING_LEVEL": "WARNING", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3"}
 
 
@@ -32,14 +32,14 @@ def open_client(layout: Layout) -> "MlflowClient":
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
 
-    for name in ("mlflow", "alembic"):  # after the import, which sets them
+    for name in ("mlflow", "alembic"):  # after the import, which sets their levels
         logging.getLogger(name).setLevel(logging.WARNING)
     file = layout.make_state() / "mlflow.db"
     if registry_uri(layout) == f"sqlite:///{file}" and os.path.lexists(file) and not file.is_file():
         raise PlanError(f"MLflow at {file} cannot be used: that is no regular file")  # MLflow would try for minutes
     try:
         return MlflowClient(tracking_uri(layout), registry_uri=registry_uri(layout))
-    except Exception as error:  # drivers of databases raise what they like, with the password in it
+    except Exception as error:  # database drivers raise errors of any type, whose text may hold the password
         raise PlanError(
             f"MLflow at {hide_credentials(registry_uri(layout))} cannot be used: {type(error).__name__}"
         ) from error

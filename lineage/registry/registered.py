@@ -1,6 +1,6 @@
-"""A registered model in MLflow, compared with the moves that the log knows.
+"""A registered model in MLflow, compared with the moves in the log.
 
-Everything read here may have been written by anyone who reaches MLflow's server: it is compared, never believed.
+Anyone with access to MLflow's server may have written the data read here, so it is only compared, never trusted.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,16 +35,16 @@ class Registered:
 
 @dataclass(frozen=True)
 class Compared:
-    """The moves of a registered model, and what MLflow says otherwise."""
+    """The moves of a registered model, and the differences in MLflow."""
 
     moves: list[Move]
-    """Those of the log, and those that other checkouts signed, oldest first."""
+    """Moves of the log, and those that other checkouts signed, oldest first."""
     others: list[Move]
-    """Those of them that this log does not hold yet."""
+    """Moves of other checkouts that are not in this log yet."""
     alarms: list[str]
-    """One line per thing in MLflow that no known move explains, or that is not as the moves left it."""
+    """One line per entry in MLflow that no known move explains, or that differs from the moves."""
     is_unfinished: bool
-    """Whether all that differs is the latest move itself, as a kill leaves it between the log and MLflow."""
+    """Whether the only difference is the latest move, which a kill interrupted between the log and MLflow."""
 
 
 def read_registered(mlflow: "MlflowClient", name: str) -> Registered:
@@ -85,12 +85,12 @@ def compare_registered(
 
 
 def printable(text: str) -> str:
-    """Return a line without control characters: names and tags may come from anyone."""
+    """Return a line without control characters, as names and tags are not trusted."""
     return "".join(c if c.isprintable() else "?" for c in text)[:500]
 
 
 def tag_name(move: Move) -> str:
-    """Name of the tag that holds a move."""
+    """Return the name of the tag that holds a move."""
     return f"{MOVE}{move.number:06d}"
 
 

@@ -12,8 +12,8 @@ from schemas.errors import PlanError
 def roll_back(layout: Layout, name: str, to: int | None = None, why: str = "") -> tuple[Champion, Champion]:
     """Move the champion back to the one before it, or to a version; return the old and the new one.
 
-    What MLflow says otherwise does not count, and is put right. Raises PlanError when there is no such champion, its
-    artifact is gone or not what was promoted, or the champion moves meanwhile.
+    Differences in MLflow are corrected. Raise PlanError if there is no such champion, its artifact is missing or not
+    the promoted one, or the champion moves meanwhile.
     """
     standing = read_standing(layout, name)
     current, moves = standing.champion, standing.moves
@@ -59,9 +59,9 @@ def find_previous(moves: list[Move], now: Move) -> Move | None:
 
 
 def restore_registry(layout: Layout, name: str) -> list[str]:
-    """Write MLflow again as the log says and record that; return the differences, empty if there were none.
+    """Restore MLflow from the log and record that; return the differences, empty if there were none.
 
-    Raises PlanError when the log does not hold, or the version of the champion is gone and its artifact is not here.
+    Raise PlanError if the log does not verify, or the champion's version and its artifact are both missing.
     """
     standing = read_standing(layout, name)
     if not standing.alarms:

@@ -30,7 +30,7 @@ def find_promoted(layout: Layout, earlier: int | None = None) -> Reasons:
     """Return what champions, rollbacks and aliases need, with the evaluations that proved them.
 
     The audit log says which these are, whatever became of MLflow's copy; `earlier` bounds how many models before each
-    champion stay (None: all), those first that `rollback` would go to. Raises PlanError when the log does not hold or
+    champion stay (None: all), those first that `rollback` would go to. Raise PlanError if the log does not hold or
     the registry cannot be asked: then nothing may be removed.
     """
     moves = read_moves(layout)

@@ -16,7 +16,7 @@ FILE = "keepsakes"
 def read_pins(layout: Layout) -> dict[str, dict[str, str]]:
     """Return by key the `word` that an artifact was pinned by, and `since` when (UTC, ISO 8601).
 
-    Raises PlanError when the file is none of pins any more: what it kept cannot be known.
+    Raise PlanError if the file is none of pins any more: what it kept cannot be known.
     """
     file = layout.state / f"{FILE}.json"
     try:

@@ -1,7 +1,7 @@
 """Checks of `path:` and `hub:` references before anything is opened or hashed.
 
-A folder of data may be large. What is refused is a folder that cannot be meant: the root, the home folder, one that
-holds this checkout, folders of the system, and folders with devices or pipes in them.
+A folder of data may be large. Folders that are certainly a mistake are refused: the root, the home folder, one that
+holds this checkout, system folders, and folders that contain devices or pipes.
 """
 
 import os

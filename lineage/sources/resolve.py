@@ -28,14 +28,14 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Source:
-    """A folder from outside and the digest that stands for it in keys."""
+    """An outside folder, and its digest as used in keys."""
 
     folder: Path
     digest: str
     step: str | None = None
     key: str | None = None
     output: str | None = None
-    """What made it, where a step of this checkout did: lineage goes on there."""
+    """The step of this checkout that produced it, if any; its lineage continues there."""
 
 
 def find_source(reference: str, layout: Layout, folders: Iterable[Path]) -> Source:
@@ -67,10 +67,10 @@ def digest_folder(folder: Path, layout: Layout) -> str:
 
 
 def check_source(reference: str, source: Source, layout: Layout) -> None:
-    """Raise PlanError if a file of the hub's cache is not what its name there says.
+    """Raise PlanError if the content of a file in the hub's cache does not match its name there.
 
-    That cache keeps files in `blobs/`, named by their sha256 or, small ones, by their git hash; a file that is kept in
-    another way cannot be checked. Folders and artifacts are checked where they are found (`find_source`).
+    That cache stores files in `blobs/`, named by their sha256 or, for small files, by their git hash; a file stored in
+    any other way cannot be checked. `find_source` checks folders and artifacts.
     """
     if not reference.startswith("hub:"):
         return
@@ -109,7 +109,7 @@ def _resolve_hub(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source
 
 @dataclass(frozen=True)
 class Registered:
-    """What a version of a registered model stands for."""
+    """The artifact or source behind a version of a registered model."""
 
     name: str
     version: int
@@ -119,17 +119,17 @@ class Registered:
     source: str | None = None
     """What MLflow has for the source of a version that was never champion: it is set once, and tags can be changed."""
     alarms: tuple[str, ...] = ()
-    """In what MLflow differs from the log, where the champion is meant."""
+    """For the champion: differences between MLflow and the log."""
 
 
 def resolve_registered_model(rest: str, layout: Layout) -> Registered:
     """Return the version that `name@alias` or `name@number` names (default: the champion). Raise PlanError.
 
-    A champion, and a version that was one, are what the log says. Other versions are read from MLflow; what uses them
-    compares them with the artifact that they name.
+    Present and earlier champions are resolved by the log. Other versions are read from MLflow; the caller compares them
+    with the artifact that they name.
     """
     from lineage.audit.moves import read_moves
-    from lineage.registry.champions import read_standing  # mlflow takes seconds to import, and few need it
+    from lineage.registry.champions import read_standing  # mlflow takes seconds to import
 
     name, _, version = rest.partition("@")
     promoted = read_moves(layout).get(name, [])
@@ -200,13 +200,13 @@ def _resolve_mlflow(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Sou
 
 
 CALLED = {"hub": "commit", "path": "digest", "mlflow": "digest"}
-"""What the digest of a source is, by its scheme."""
+"""Name of a source's digest, by its scheme."""
 
 
 def pin_source(reference: str, digest: str, layout: Layout, folders: tuple[Path, ...]) -> dict[str, str]:
     """Return the identity of a source: commit or content digest, DVC's md5 if tracked, its version in MLflow.
 
-    Raises PlanError when a registered model is gone.
+    Raise PlanError if a registered model does not exist any more.
     """
     scheme, _, rest = reference.partition(":")
     identity = {CALLED[scheme]: digest}

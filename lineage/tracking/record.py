@@ -1,8 +1,8 @@
 """Records runs in MLflow: a parent run per run, a child per step, datasets and models by reference.
 
-Everything is found again by its tags (`posttrain.run`, `posttrain.step`, `posttrain.key`), so a projection can be
-repeated: what is there stays, what a killed projection left half done is made anew. MLflow takes seconds to import
-and to open its store: call from a thread or process of its own.
+MLflow runs are found by their tags (`posttrain.run`, `posttrain.step`, `posttrain.key`), so a projection can be
+repeated: complete runs stay, and those that an interrupted projection left incomplete are created again. MLflow takes
+seconds to import and to open its store, so call this from a separate thread or process.
 """
 
 import fcntl
@@ -26,8 +26,8 @@ MARK = "mlflow.txt"
 def project_run(layout: Layout, run: str, plan: Plan, states: States) -> str | None:
     """Record a run in MLflow; return the id of its parent run there.
 
-    A run in which everything was there already must be quick: it returns None, and is told to MLflow together with
-    the next run that did something.
+    A run whose steps were all cached must be quick: None is returned, and it is recorded together with the next run
+    that executed a step.
     """
     if all(states.get(step.name, {}).get("state") == "cached" for step in plan.steps):
         return None

@@ -12,7 +12,7 @@ from schemas.errors import PlanError
 def read_keys(layout: Layout) -> tuple[dict[str, Ed25519PublicKey], list[str]]:
     """Return trusted public keys by name, and one line per file that holds none.
 
-    Raises PlanError where POSTTRAIN_SIGNING_KEY names no key.
+    Raise PlanError where POSTTRAIN_SIGNING_KEY names no key.
     """
     folder, keys, problems = layout.state / "keys", [], []
     for path in sorted([*folder.glob("*.pub"), *folder.glob("trusted/*.pub")]):

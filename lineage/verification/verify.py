@@ -28,20 +28,20 @@ from schemas.manifest import Manifest
 
 @dataclass(frozen=True)
 class Verification:
-    """What hashing everything again found."""
+    """The result of a verification."""
 
     artifacts: int
     files: int
     signed: int
-    """Artifacts with a signature that holds."""
+    """Number of artifacts with a valid signature."""
     entries: int
-    """Entries of the audit log."""
+    """Number of entries of the audit log."""
     problems: tuple[str, ...]
-    """What is not as it was."""
+    """Differences from the published state."""
     notes: tuple[str, ...]
-    """What cannot be said, or is worth a word."""
+    """Findings that are no problems, such as checks that were not possible."""
     rebuilt: tuple[str, ...] = ()
-    """What was written again from manifests and the audit log, because it was asked for."""
+    """Records that were rewritten from manifests and the audit log on request."""
 
 
 @dataclass
@@ -53,12 +53,11 @@ class _Count:
 
 
 def verify(layout: Layout, word: str | None = None, *, all_signed: bool = False, rebuild: bool = False) -> Verification:
-    """Hash every file of the target and its ancestors (default: of everything) and compare it with the seals.
+    """Hash every file of the target and its ancestors (default: all artifacts) and compare it with the seals.
 
-    The audit log, the champions and the index are always checked whole. An artifact without a signature is noted,
-    unless the log says that it had one, or `all_signed` asks for one. `rebuild` writes again what follows from
-    manifests and log: an index that differs, decisions that are missing. Raises UnknownTarget, and PlanError where the
-    named signing key is none.
+    The audit log, the champions and the index are always checked completely. A missing signature is a note; it is a
+    problem if the log records one or with `all_signed`. `rebuild` rewrites an index that differs from the manifests and
+    decisions that are missing. Raise UnknownTarget, and PlanError if the named signing key is invalid.
     """
     log, (keys, _) = check_audit(layout), read_keys(layout)
     problems = [*log.problems, *check_champions(layout, log, keys), *(wrong := check_index(layout))]
@@ -128,7 +127,7 @@ def _was_signed(log: AuditCheck, manifest: Manifest) -> bool:
 def _compare_with_log(log: AuditCheck, folder: Path, manifest: Manifest) -> list[str]:
     """Return digests that differ from those recorded at publication."""
     entry = log.published.get(manifest.key)
-    if entry is None or entry["facts"].get("run") not in (manifest.run, None):  # one that was pulled in its place
+    if entry is None or entry["facts"].get("run") not in (manifest.run, None):  # another one was pulled in its place
         return []
     if entry["facts"].get("digests") == {name: output.digest for name, output in manifest.outputs.items()}:
         return []
@@ -142,8 +141,8 @@ def _first_line(error: Exception) -> str:
 def check_champions(layout: Layout, audit: AuditCheck, keys: dict[str, Ed25519PublicKey]) -> list[str]:
     """Return a line for each missing artifact that a champion, now or before, needs.
 
-    Of earlier champions those count that no entry of the log removed; of the current ones all. What the log says is
-    believed entry by entry, also where others of its entries do not hold.
+    Earlier champions are skipped if an entry of the log removed them. Each entry of the log counts on its own, even if
+    other entries do not verify.
     """
     moves = collect_moves(Chain(tuple(audit.moves), None, frozenset(), None), keys)
     return [line for name in sorted(moves) for line in dict.fromkeys(_find_missing(layout, audit, name, moves[name]))]

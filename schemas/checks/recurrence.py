@@ -107,7 +107,7 @@ def _shift(moment: datetime) -> datetime:
 
 
 def _parse_moment(text: str) -> datetime:
-    """Return a date or a time of iCalendar. Raises ValueError."""
+    """Return a date or a time of iCalendar. Raise ValueError."""
     if not _MOMENT.fullmatch(text):
         raise ValueError(f"{text[:20]} is no time such as 20270104T060000")
     return datetime.strptime(text, "%Y%m%dT%H%M%S" if "T" in text else "%Y%m%d")

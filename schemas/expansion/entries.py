@@ -44,7 +44,7 @@ def check_name(name: str, node: Node, path: str) -> None:
 
 
 def count_variants(node: Node, path: str, scope: Scope) -> int:
-    """Return how many steps a stage stands for, without making them. Raises RecipeError."""
+    """Return how many steps a stage stands for, without making them. Raise RecipeError."""
     matrix = node.get("matrix")
     if matrix is None:
         return 1
@@ -53,14 +53,14 @@ def count_variants(node: Node, path: str, scope: Scope) -> int:
 
 
 def refuse_many(count: int, node: Node, path: str) -> None:
-    """Refuse more steps than a recipe may have. Raises RecipeError."""
+    """Refuse more steps than a recipe may have. Raise RecipeError."""
     if count > MAX_STEPS:
         advice = f"at most {MAX_STEPS} after matrix and repeat"
         raise make_error(node.where, path, f"{count} steps are too many", advice)
 
 
 def expand_matrix(name: str, node: Node, path: str, scope: Scope) -> list[Entry]:
-    """Return the stage itself, or one entry per combination of its matrix. Raises RecipeError."""
+    """Return the stage itself, or one entry per combination of its matrix. Raise RecipeError."""
     matrix = node.get("matrix")
     if matrix is None:
         return [Entry(name, path, substitute(node, scope, path), scope)]

@@ -33,7 +33,7 @@ class Unit:
 
 
 def expand(stages: Node, defaults: Node | None, scope: Scope) -> list[Unit]:
-    """Return all steps, in the order in which they are written. Raises RecipeError."""
+    """Return all steps, in the order in which they are written. Raise RecipeError."""
     if not stages.is_map or not stages.value:
         raise make_error(stages.where, "stages", "wants a map of stage names to stages", "as `base: {kind: init}`")
     parts: list[tuple[str, list[Entry] | Loop]] = []
@@ -112,7 +112,7 @@ class _Completion:
 
 
 def read_preset(algorithm: Node, path: str) -> Node:
-    """Return the slots of a named algorithm. Raises RecipeError."""
+    """Return the slots of a named algorithm. Raise RecipeError."""
     known = find_presets()
     if algorithm.value not in known:
         raise make_error(
@@ -184,7 +184,7 @@ def _expand_fan(key: str, child: Node, reference: Node | None, words: _Words) ->
 
 
 def check_defaults(defaults: Node | None) -> None:
-    """Refuse defaults that are for no kind. Raises RecipeError."""
+    """Refuse defaults that are for no kind. Raise RecipeError."""
     if defaults is None:
         return
     if not defaults.is_map:

@@ -79,7 +79,7 @@ class Loop:
 
 
 def parse_loop(name: str, node: Node, path: str, scope: Scope) -> Loop:
-    """Read and unroll a loop. Raises RecipeError."""
+    """Read and unroll a loop. Raise RecipeError."""
     for key, child in node.value.items():
         if key not in ("repeat", "description"):
             advice = "a stage with `repeat` holds its stages under `repeat.stages`"

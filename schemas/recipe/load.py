@@ -1,4 +1,4 @@
-"""Loads a recipe: reads, expands and checks it, and reports all problems at once."""
+"""Loads a recipe: reads, expands and validates it, and reports all problems at once."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,7 +32,7 @@ from schemas.steps.promotion import Promote, resolve_promotion
 from schemas.steps.step_info import Port, StepInfo, validate_step
 
 SAID = {"name", "description", "tags", "seed", "schedule", "promote", "budget", "endpoints"}
-"""Keys of the head in which `${vars.x}` may stand."""
+"""Keys of the head that may contain `${vars.x}`."""
 NOT_IN_KEY = {"description", "after", "resources", "retries", "timeout", "seed"}
 
 
@@ -40,29 +40,29 @@ class Head(Schema):
     """The keys of a recipe except its stages."""
 
     schema_version: Literal[1] = 1
-    """Version of the language."""
+    """Version of the recipe format."""
     name: str = Field(default="", pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]{0,99})?$")
-    """Name of the recipe in runs, MLflow and Prefect; default: the file's."""
+    """Name of the recipe in runs, MLflow and Prefect; default: the name of the file."""
     description: str = ""
-    """What it is for; said in plans and reports."""
+    """Purpose of the recipe, shown in plans and reports."""
     tags: list[str] = []
-    """Words to find it by."""
+    """Tags for searching."""
     seed: int = Field(default=0, ge=0, lt=2**31)
-    """Seed of every stage that has none of its own."""
+    """Seed of every stage that does not set its own."""
     vars: JsonObject = {}
-    """Values to use as `${vars.name}`."""
+    """Variables, used as `${vars.name}`."""
     defaults: dict[str, JsonObject] = {}
-    """Per kind, keys below those of every stage of the kind."""
+    """Default keys by kind; a stage of the kind may override them."""
     profiles: dict[str, JsonObject] = {}
     """Named overrides of this recipe: `--profile tiny`."""
     schedule: Schedule | None = None
-    """When the deployed recipe runs by itself."""
+    """When the recipe's deployment starts runs."""
     promote: Promote | None = None
     """Which model becomes champion after a run, and by which gate."""
     budget: Budget | None = None
-    """What one run may cost."""
+    """Limits on the cost of one run."""
     endpoints: dict[str, Endpoint] = {}
-    """Servers with OpenAI's protocol, by the words under which stages name them: `endpoint: teacher`."""
+    """OpenAI-compatible servers, by the names that stages use: `endpoint: teacher`."""
     stages: JsonObject = Field(min_length=1)
     """Name to stage; a stage has a `kind`, or it is a loop with `repeat`."""
 
@@ -77,9 +77,9 @@ class Recipe:
     steps: dict[str, StepInfo]
     warnings: tuple[Problem, ...] = ()
     folders: tuple[Path, ...] = field(default=(), compare=False)
-    """Where code of the user's own is looked for: the recipe's folder, then the current one."""
+    """Where user-defined code is searched: the recipe's folder, then the current one."""
     promotion: Promotion | None = None
-    """What becomes champion after a run."""
+    """Which model becomes champion after a run."""
 
     @property
     def name(self) -> str:
@@ -133,12 +133,12 @@ class Recipe:
 
     @property
     def resolved(self) -> JsonObject:
-        """The recipe after extends, profile, vars, matrix and repeat, with all defaults."""
+        """The recipe after applying extends, profile, vars, matrix and repeat, with all defaults."""
         head = self.head.model_dump(mode="json", include={"schema_version", "name", "description", "tags", "seed"})
         return {**head, "stages": {name: info.dump() for name, info in self.steps.items()}}
 
     def problem(self, name: str, port: str, message: str, advice: str = "") -> Problem:
-        """Return a problem at a key of a step, with its place in the file."""
+        """Return a problem at a key of a step, with its position in the file."""
         info = self.steps[name]
         mark = follow_path(info.node, port).where
         return Problem(mark.file, mark.line, mark.column, f"{info.path}.{port}".strip("."), message, advice)
@@ -151,9 +151,9 @@ def load_recipe(
     overrides: tuple[str, ...] | list[str] = (),
     home: Path | None = None,
 ) -> Recipe:
-    """Read, expand and check a recipe. Raises RecipeError with every problem found.
+    """Read, expand and validate a recipe. Raise RecipeError with every problem found.
 
-    `home` is the folder of the user's own code and data where the file is a copy that lies elsewhere.
+    `home` is the folder of the user's code and data if the file is a copy in another folder.
     """
     path = Path(path)
     try:
@@ -194,7 +194,7 @@ def _load_checked(path: Path, profile: str | None, overrides: tuple[str, ...], h
 
 
 def _make_scope(root: Node) -> Scope:
-    """Return the variables of a recipe, and what is left for all that they are put into."""
+    """Return the variables of a recipe, and the remaining allowance for the size of substituted values."""
     allowance = Allowance()
     return Scope({"vars": resolve_vars(root.get("vars"), allowance)}, allowance)
 

@@ -15,7 +15,7 @@ LISTED = 200
 
 
 def read_recipe(path: Path, profile: str | None = None, overrides: tuple[str, ...] = ()) -> Node:
-    """Return the tree of a recipe after extends, profile and overrides. Raises RecipeError."""
+    """Return the tree of a recipe after extends, profile and overrides. Raise RecipeError."""
     root = _Family().read(path, str(path), ())
     root = _apply_profile(root, profile)
     if len(overrides) > MAX_OVERRIDES:
@@ -116,7 +116,7 @@ def _check_profile(name: str, over: Node) -> None:
 
 
 def set_key(root: Node, text: str) -> Node:
-    """Set one key: `stages.sft.learning_rate=1e-4`; the value is YAML. Raises RecipeError."""
+    """Set one key: `stages.sft.learning_rate=1e-4`; the value is YAML. Raise RecipeError."""
     path, equals, value = text.partition("=")
     start = Mark(f"--set {printable(text, 200)}", 1, 1)
     keys = path.strip().split(".")

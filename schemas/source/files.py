@@ -10,7 +10,7 @@ from schemas.source.tree import Mark, make_error
 
 
 def read_bytes(path: Path, name: str) -> bytes:
-    """Return the content of a recipe's file; `name` is how errors call it. Raises RecipeError.
+    """Return the content of a recipe's file; `name` is how errors call it. Raise RecipeError.
 
     The file is opened without blocking and looked at once it is open: a pipe, a device or a file that is exchanged in
     between is refused and not waited for, and a file that grows while it is read ends at the limit.
@@ -46,7 +46,7 @@ def _read_up_to(handle: int, count: int) -> bytes:
 
 
 def read_text(path: Path, name: str) -> str:
-    """Return the content as text. Raises RecipeError with the place of the first byte that is not UTF-8."""
+    """Return the content as text. Raise RecipeError with the place of the first byte that is not UTF-8."""
     data = read_bytes(path, name)
     try:
         return data.decode("utf-8-sig")

@@ -28,13 +28,13 @@ _CORE = {f"tag:yaml.org,2002:{t}" for t in ("str", "int", "float", "bool", "null
 
 
 def read_source(path: Path, name: str | None = None) -> Node:
-    """Return the tree of a file; `name` is how errors call it. Raises RecipeError."""
+    """Return the tree of a file; `name` is how errors call it. Raise RecipeError."""
     file = name or str(path)
     return parse_text(read_text(path, file), file)
 
 
 def parse_text(text: str, file: str) -> Node:
-    """Return the tree of a text whose top level is a map. Raises RecipeError."""
+    """Return the tree of a text whose top level is a map. Raise RecipeError."""
     root = parse_value(text, Mark(file, 1, 1))
     if root.value is None:
         raise make_error(Mark(file, 1, 1), "", "the recipe is empty", "start with `name:` and `stages:`")
@@ -44,7 +44,7 @@ def parse_text(text: str, file: str) -> Node:
 
 
 def parse_value(text: str, start: Mark) -> Node:
-    """Return the tree of any single YAML document. Raises RecipeError."""
+    """Return the tree of any single YAML document. Raise RecipeError."""
     if odd := _UNPRINTABLE.search(text):
         raise make_error(
             find_mark(text, odd.start(), start),

@@ -8,11 +8,11 @@ from schemas.source.limits import MAX_DEPTH, MAX_ENTRIES, MAX_KEY, MAX_PROBLEMS
 from schemas.source.tree import Node, join_path, make_problem
 
 LARGEST = 2**63
-"""Whole numbers are below it: databases, Parquet and JSON readers hold no larger ones."""
+"""Bound of integers: databases, Parquet and JSON readers hold no larger ones."""
 
 
 def check_values(root: Node) -> None:
-    """Refuse a tree, after parents, profile and overrides came together. Raises RecipeError with every place."""
+    """Raise RecipeError with every invalid value of a tree, which has parents, profile and overrides applied."""
     problems: list[Problem] = []
     for one in _find_problems(root, "", 0):
         problems.append(one)

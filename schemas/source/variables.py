@@ -101,7 +101,7 @@ def _look_up(name: str, node: Node, scope: Scope, path: str) -> Node | None:
 
 
 def resolve_vars(declared: Node | None, allowance: Allowance) -> dict[str, Node]:
-    """Return the variables with references among themselves put in. Raises RecipeError."""
+    """Return the variables with references among themselves put in. Raise RecipeError."""
     if declared is None:
         return {}
     if not declared.is_map:

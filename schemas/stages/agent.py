@@ -1,4 +1,4 @@
-"""kind: agent — an environment, a toolkit and what the model is shown, as one artifact that later stages act with."""
+"""kind: agent — an environment, a toolkit and the context of the model, as one artifact that later stages use."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal, Self
@@ -12,31 +12,31 @@ from schemas.use import ToolUse
 
 
 class AgentStage(Capped, BaseStage):
-    """Write an agent down, or let an author generate it; every tool with code of its own passes its tests first."""
+    """Define an agent, or let an author generate it; a tool with its own code is accepted only if its tests pass."""
 
     report_section: ClassVar = ReportSection(detail="written", may_be_empty=False)
 
     kind: Literal["agent"]
     environment: AgentEnvUse | None = None
-    """What answers the model's turns; null: nothing, a completion is the answer."""
+    """Environment that answers the model's turns; null: no environment, a completion is the final answer."""
     toolkit: list[ToolUse] = []
-    """Tools for an environment that takes `tools`; one that takes none leaves them unused."""
+    """Tools for an environment that takes `tools`; an environment without that option does not use them."""
     made: list[MadeTool] = []
-    """Tools with their code and tests; they run in the sandbox and nowhere else."""
+    """Tools given as code with unit tests; they run only in the sandbox."""
     context: AgentContext = AgentContext()
-    """What the model is shown beside the problem."""
+    """What the prompt holds in addition to the problem."""
     experiences: list[str] = []
-    """What it knows already, the oldest first; `practice` adds to it."""
+    """Experiences that the agent starts with, oldest first; `practice` adds further ones."""
     task: str = ""
-    """What the agent is for: what an author is told."""
+    """Description of the agent's task, given to the author."""
     author: AuthorUse | None = None
-    """Who writes further tools and the context for the task; null: all is said here."""
+    """Function that writes further tools and the context for `task`; null: the agent is fully defined here."""
     max_attempts: int = Field(default=3, ge=1)
-    """How often the author is asked: again for what was refused, with the reasons."""
+    """Most calls of the author; each further call lists what was refused and why."""
 
     @model_validator(mode="after")
     def consistent(self) -> Self:
-        """Tools stand in the toolkit alone, and an author is told what for."""
+        """Require that only `toolkit` names tools, and that `task` and `author` are given together."""
         if self.environment is not None and "tools" in self.environment.options:
             raise ValueError("`environment` names no tools: they stand in `toolkit`, so that one is swapped alone")
         if self.environment is None and (self.toolkit or self.made or self.author):
@@ -49,5 +49,5 @@ class AgentStage(Capped, BaseStage):
         return self
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
-        """Return the agent, and what became of everything that was written for it."""
+        """Return the agent, and a report on every tool and context that was written for it."""
         return {"agent": "agent", "report": "directory"}

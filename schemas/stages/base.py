@@ -15,58 +15,58 @@ class ReportSection:
     """The section of a report about the steps of a kind, laid out by `lineage/reports/sections/<kind>.html.j2`."""
 
     detail: str
-    """Key of the manifest's details without which a step has no place in the section."""
+    """Key of the manifest's details that a step needs to be shown in the section."""
     may_be_empty: bool = True
-    """Whether a step is shown although that detail is empty."""
+    """Whether a step is shown even if that detail is empty."""
     is_result: bool = False
-    """Whether the section comes before the gates and the curves."""
+    """Whether the section is placed before the gates and the curves."""
 
 
 class BaseStage(Schema):
-    """Fields common to all kinds. None of them but `seed` enters the key of the step.
+    """Fields common to all kinds. Of these, only `seed` enters the key of the step.
 
-    The class variables are the traits of a kind: what other packages know of it, declared here and nowhere else.
+    The class variables are the traits of a kind: all that other packages know about it.
     """
 
     can: ClassVar[frozenset[str]] = frozenset()
-    """Roles of `resources` that the kind can give places of their own."""
+    """Roles of `resources` that can have their own processes in this kind."""
     fan_port: ClassVar[str | None] = None
-    """Port that takes several models: the bare word of a matrix there means all its variants."""
+    """Port that takes several models: the plain name of a matrix stage there means all its variants."""
     single_keys: ClassVar[frozenset[str]] = frozenset()
-    """Keys of lists that may be written as one entry, without brackets."""
+    """List keys that accept a single entry without brackets."""
     data_port: ClassVar[str | None] = None
     """Port of the table whose rows the kind trains on."""
     learning_approach: ClassVar[Literal["supervised", "reinforcement-learning"] | None] = None
-    """CycloneDX's word for how the kind learns."""
+    """Learning approach of the kind, as CycloneDX names it."""
     drops_rows: ClassVar[bool] = False
-    """Whether rows of the input may be missing from the output; `dropped` of the details counts them by reason."""
+    """Whether the output may lack rows of the input; `dropped` in the details counts them by reason."""
     shares_tokens: ClassVar[bool] = True
-    """Whether the models of a step work on each other's tokens, and so need the same tokenizer and template."""
+    """Whether the models of a step read the same tokens, so that they need the same tokenizer and chat template."""
     defines_model: ClassVar[bool] = False
-    """Whether `config`, `tokenizer` and `max_length` define the model that the kind makes; it receives none."""
+    """Whether the kind creates its model from `config`, `tokenizer` and `max_length` instead of receiving one."""
     scores_models: ClassVar[bool] = False
-    """Whether `table` of the details holds a number with its interval per model, metric and family."""
+    """Whether `table` in the details holds one number with its interval per model, metric and family."""
     counts_yield: ClassVar[bool] = False
-    """Whether `yield` of the details counts what became of every sample, family by family."""
+    """Whether `yield` in the details counts the outcome of every sample, per family."""
     report_section: ClassVar[ReportSection | None] = None
-    """What a run's report shows of the kind besides steps, curves and cost."""
+    """Section of the kind in a run's report, in addition to steps, curves and cost; None: no section."""
 
     description: str = ""
-    """Said in plans and reports."""
+    """Text shown in plans and reports."""
     after: list[str] = []
-    """Stages that must finish first although no data comes from them."""
+    """Stages that must finish first although this stage reads no data from them."""
     seed: int | None = Field(default=None, ge=0, lt=2**31)
     """Overrides the recipe's seed for this stage."""
     resources: Resources = Resources()
-    """What the step needs of Ray nodes."""
+    """Resources that the step needs from Ray nodes."""
     retries: int = Field(default=0, ge=0, le=10)
-    """How often to try again after a failure."""
+    """Number of further attempts after a failure."""
     timeout: float | None = Field(default=None, gt=0)
     """Seconds after which the step's process is killed."""
 
     @model_validator(mode="after")
     def roles_it_has(self) -> Self:
-        """Workers that nothing would be asked of are refused."""
+        """Refuse resources for roles that this kind does not have."""
         for name, _ in self.resources.roles():
             if name not in self.can:
                 has = ", ".join(sorted(self.can)) or "none"
@@ -75,9 +75,9 @@ class BaseStage(Schema):
 
     @property
     def optional_code(self) -> dict[str, tuple[str, str]]:
-        """Return the module and the name of what each optional part that this stage uses runs.
+        """Return, for each optional part that this stage uses, the module and name of its code.
 
-        A task loads an optional part from here only, so that the key of a step holds the code of the parts it uses.
+        A task loads optional parts only through this property, so that the step's key covers exactly the code it uses.
         """
         return {}
 

@@ -12,12 +12,12 @@ from schemas.use import ProblemsUse, RowFilterUse
 
 
 class FuzzyDedup(Schema):
-    """MinHash over character n-grams (Broder 1997): rows that are similar enough (Jaccard) count as one."""
+    """MinHash over character n-grams (Broder 1997): of rows with a high Jaccard similarity only one is kept."""
 
     threshold: float = Field(default=0.9, gt=0, le=1)
-    """Jaccard similarity from which two rows are near-duplicates."""
+    """Smallest Jaccard similarity at which two rows count as near-duplicates."""
     num_perm: int = Field(default=128, ge=16)
-    """Hash functions."""
+    """Number of hash functions."""
     ngram: int = Field(default=5, ge=1)
     """Characters per shingle."""
 
@@ -26,15 +26,15 @@ class Decontaminate(Schema):
     """Drop rows that share word n-grams with an evaluation problem."""
 
     ngram: int = Field(default=8, ge=1)
-    """Words per n-gram; a shorter problem is compared whole."""
+    """Words per n-gram; a problem with fewer words is compared as a whole."""
     max_overlap: float = Field(default=0.5, ge=0, le=1)
     """Largest share of an evaluation problem's n-grams that a kept row may contain."""
     max_dropped: float = Field(default=1.0, gt=0, le=1)
-    """Fail when a larger share of the rows would be dropped."""
+    """Largest share of rows that may be dropped; the step fails above it."""
     against: list[ProblemsUse] = []
-    """Evaluation problems. Every evaluation of the recipe is added when it is compiled."""
+    """Generators of evaluation problems. Compilation adds those of every evaluation in the recipe."""
     against_prompts: list[PromptsRef] = []
-    """Evaluation problems made by a stage; likewise completed."""
+    """Evaluation problems made by a stage. Compilation adds those of every evaluation in the recipe."""
 
 
 class Curate(BaseStage):
@@ -47,20 +47,20 @@ class Curate(BaseStage):
     data: RowsRef
     """Rows to curate; the output has the same type."""
     exact_dedup: bool = True
-    """Drop rows whose normalised text was seen before."""
+    """Drop rows whose normalised text is equal to that of an earlier row."""
     fuzzy_dedup: FuzzyDedup | None = None
-    """Drop near-duplicates; null is off."""
+    """Drop near-duplicates; null: keep them."""
     min_length: int = Field(default=1, ge=0)
-    """Characters of prompt and completion together."""
+    """Fewest characters of prompt and completion together."""
     max_length: int | None = Field(default=None, ge=1)
-    """Characters of prompt and completion together; null is off."""
+    """Most characters of prompt and completion together; null: no limit."""
     filters: list[RowFilterUse] = []
-    """Quality filters that need no language."""
+    """Quality filters, which do not depend on the language of the text."""
     decontaminate: Decontaminate | None = Decontaminate()
-    """On by default, against every evaluation of the recipe; null is off."""
+    """Decontamination; on by default, against every evaluation in the recipe; null: off."""
     limit: int | None = Field(default=None, ge=1)
-    """Keep at most this many rows, drawn with the seed."""
+    """Most rows to keep, drawn at random with the stage's seed; null: all."""
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
-        """Return the rows, typed as they came, and the report of what was dropped."""
+        """Return the rows, with the type of the input, and the report of dropped rows."""
         return {"data": types.get("data", "chat"), "report": "directory"}

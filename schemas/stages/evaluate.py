@@ -25,53 +25,53 @@ class Evaluate(Capped, BaseStage):
 
     kind: Literal["evaluate"]
     model: PolicyRef | None = None
-    """One model; or give `models`."""
+    """The model to evaluate; for several, give `models` instead."""
     models: dict[str, PolicyRef] = {}
-    """Models of one table, in order: name to reference."""
+    """Models to evaluate in one table, in this order: name to reference."""
     tasks: list[ProblemsUse] = []
     """Generators of held-out problems."""
     prompts: PromptsRef | None = None
-    """Held-out problems made by a stage, instead of or beside `tasks`."""
+    """Held-out problems made by a stage, instead of `tasks` or in addition to them."""
     rewards: list[RewardUse] = Field(default=[RewardUse(use="answers.exact")], min_length=1)
-    """Score of a completion; correct means the weighted sum reaches `threshold`."""
+    """Functions that score a completion; it is correct if their weighted sum reaches `threshold`."""
     threshold: float = 1.0
-    """Score from which a completion counts as correct."""
+    """Smallest score at which a completion counts as correct."""
     selector: RewardUse | None = None
-    """Best of n: of a problem's samples only the one that this scores highest is the model's answer; null: all are."""
+    """Best of n: only the sample that this function scores highest counts as the answer; null: all samples count."""
     metrics: list[MetricUse] = Field(default=[MetricUse(use="accuracy")], min_length=1)
-    """Numbers of the table."""
+    """Metrics in the table."""
     solver: SolverUse | None = None
-    """How a model is asked: in parts, with examples; null gives it the problem as it is."""
+    """How a model is prompted, such as in parts or with examples; null: with the problem alone."""
     weight_diff: list[WeightDiffUse] = []
-    """How far the weights of each model are from those of the first, tensor by tensor."""
+    """Distances between the weights of each model and those of the first, tensor by tensor."""
     num_generations: int = Field(default=1, ge=1)
     """Samples per problem."""
     temperature: float = Field(default=0.0, ge=0)
-    """0 is greedy."""
+    """Sampling temperature; 0: greedy decoding."""
     max_completion_length: int = Field(default=64, ge=1)
-    """Tokens per completion."""
+    """Most tokens per completion."""
     engine: EngineUse = EngineUse(use="torch")
-    """Turns prompts into tokens."""
+    """Engine that samples completions."""
     agent: AgentRef | None = None
-    """Agent as which every model acts: its environment, and its context before every problem; or give `env`."""
+    """Agent for all models: its environment answers their turns, its context precedes every problem; or give `env`."""
     agents: dict[str, AgentRef] = {}
-    """Agents of single models, by the names in `models` and `against`; the others act as `agent`."""
+    """Agents for single models, by their names in `models` and `against`; all other models use `agent`."""
     env: EnvUse | None = None
-    """Answers the model's turns, so that a sample is an episode of several; null: it is one turn."""
+    """Environment that answers the model's turns, so that a sample is an episode; null: a sample is a single turn."""
     limit: int | None = Field(default=None, ge=1)
-    """Problems per task."""
+    """Most problems per task; null: all."""
     confidence: float = Field(default=0.95, gt=0, lt=1)
-    """Level of all intervals."""
+    """Confidence level of all intervals."""
     num_bootstrap: int = Field(default=10000, ge=100)
-    """Resamples of the paired bootstrap."""
+    """Number of resamples in the paired bootstrap."""
     gate: list[Gate] = []
-    """Conditions on the results; one may be written without the list."""
+    """Conditions on the results; a single one needs no list."""
     against: dict[str, PolicyRef] = {}
-    """Models that gates compare with beside those of `models`: name to reference. Written by `gate: {against: ...}`."""
+    """Further models that gates compare with: name to reference. Filled from `gate: {against: ...}`."""
 
     @model_validator(mode="after")
     def consistent(self) -> Self:
-        """One form of the models, at least one set of problems, sampling where several samples are asked for."""
+        """Check that the keys for models, agents, problems, samples and weight differences agree with each other."""
         if (self.model is None) == (not self.models):
             raise ValueError("give exactly one of `model` and `models`")
         if self.env is not None and (self.agent is not None or self.agents):
@@ -90,5 +90,5 @@ class Evaluate(Capped, BaseStage):
         return self
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
-        """Return the report: table, comparisons, gates, every sample."""
+        """Return the report, with table, comparisons, gates and every sample."""
         return {"report": "eval_report"}

@@ -19,25 +19,26 @@ SMALL = {
     "head_dim": 24,
     "tie_word_embeddings": True,
 }
-"""What two cores train in minutes: the quickstart's model."""
+"""Configuration of the quickstart's model, which trains on two cores within minutes."""
 
 
 class Init(BaseStage):
-    """Make a policy from nothing: a tokenizer and a model with random weights."""
+    """Create a policy without pretrained weights: a tokenizer and a randomly initialised model."""
 
     defines_model: ClassVar = True
 
     kind: Literal["init"]
     config: JsonObject = Field(default=SMALL)
-    """A Hugging Face configuration: `model_type` and its arguments; vocabulary and special ids are the tokenizer's.
+    """Hugging Face configuration: `model_type` and its arguments; vocabulary size and special token ids are set from
+    the tokenizer.
 
-    Arguments that are left out have the values of Hugging Face, which are those of large models; without any
-    configuration the model is that of the quickstart.
+    Arguments that are left out have Hugging Face's defaults, which suit large models. The default of the whole
+    field is the quickstart's model.
     """
     tokenizer: TokenizerUse = TokenizerUse(use="characters")
     """Tokenizer and chat template."""
     max_length: int = Field(default=256, ge=8)
-    """Maximum length in tokens; part of the contract with later stages."""
+    """Maximum sequence length of the model in tokens; part of its contract with later stages."""
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
         """Return a policy."""

@@ -1,4 +1,4 @@
-"""kind: merge — a mergekit document, unchanged."""
+"""kind: merge — merging of models, in the format of a mergekit configuration."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal
@@ -14,29 +14,30 @@ class MergeInput(Schema):
     """One model of the merge."""
 
     model: PolicyRef
-    """A stage of this recipe, or a model from outside."""
+    """Model to merge: a stage of this recipe, or a model from outside."""
     parameters: JsonObject = {}
-    """Per model (`weight`, `density`, ...): a number, a gradient over the layers, or a list of {filter, value}."""
+    """Parameters of this model (`weight`, `density`, ...); a value is a number, a gradient over the layers, or a
+    list of {filter, value}."""
 
 
 class MergeSource(Schema):
     """One source of a slice."""
 
     model: PolicyRef
-    """Where the layers come from."""
+    """Model that the layers are taken from."""
     layer_range: tuple[int, int]
-    """First layer and the one after the last."""
+    """First layer and the layer after the last one (exclusive)."""
     parameters: JsonObject = {}
-    """As for a model."""
+    """Parameters of this source, as in `models`."""
 
 
 class MergeSlice(Schema):
-    """A run of output layers made from equally long runs of the sources."""
+    """A range of output layers, merged from ranges of the same length in the sources."""
 
     sources: list[MergeSource] = Field(min_length=1)
-    """One run per model."""
+    """One layer range per model."""
     parameters: JsonObject = {}
-    """For this slice."""
+    """Parameters of this slice."""
 
 
 class Merge(BaseStage):
@@ -48,19 +49,19 @@ class Merge(BaseStage):
     merge_method: str
     """Name of a function in `learning/merge/methods.py`: linear, slerp, ties, dare_ties, dare_linear, …"""
     models: list[MergeInput] = []
-    """Whole models; or give `slices`."""
+    """Models to merge as a whole; or give `slices`."""
     slices: list[MergeSlice] = []
-    """Layer ranges; or give `models`."""
+    """Layer ranges to merge; or give `models`."""
     base_model: PolicyRef | None = None
-    """Base of the methods that work on differences."""
+    """Base model of methods that merge differences from a base (task vectors)."""
     parameters: JsonObject = {}
-    """For all tensors."""
+    """Parameters of all tensors, unless a model or slice sets its own."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Precision of the arithmetic and the result; null keeps the first model's."""
+    """Precision of the computation and the result; null: that of the first model."""
     out_dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Precision of the result where it differs."""
+    """Precision of the result, if it differs from `dtype`."""
     tokenizer_source: Literal["base", "union"] | None = None
-    """Known from mergekit; here all models must have one tokenizer, so both mean the first model's."""
+    """Accepted as in mergekit; all models must have the same tokenizer here, so both values mean the first model's."""
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
         """Return the merged policy."""

@@ -1,4 +1,4 @@
-"""kind: practice — experiences from comparing rollouts; no weight changes."""
+"""kind: practice — text experiences gained by comparing rollouts; weights do not change."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal, Self
@@ -13,10 +13,10 @@ from schemas.use import EngineUse, PromptSamplerUse, RewardUse
 
 
 class Practice(Capped, BaseStage):
-    """Sample groups with the experiences so far in the prompt, score them, and write down what told good from bad.
+    """Sample groups with the experiences so far in the prompt, score them, and extract what separates good from bad.
 
-    Training-Free GRPO (Cai et al. 2025, arXiv:2510.08191): the group comparison of GRPO, with experiences in
-    the place of gradients.
+    Training-Free GRPO (Cai et al. 2025, arXiv:2510.08191): the group comparison of GRPO, with experiences instead
+    of gradients.
     """
 
     can: ClassVar = frozenset({"rollout", "reward"})
@@ -24,41 +24,41 @@ class Practice(Capped, BaseStage):
 
     kind: Literal["practice"]
     model: PolicyRef
-    """Model that practises; it stays as it is."""
+    """Model that samples the rollouts; its weights are not changed."""
     prompts: PromptsRef
     """Problems to practise on."""
     agent: AgentRef | None = None
-    """Agent whose experiences grow; null: one without environment, tools and experiences."""
+    """Agent whose experiences are extended; null: a new agent without environment, tools and experiences."""
     rewards: list[RewardUse] = Field(default=[RewardUse(use="answers.exact")], min_length=1)
-    """Score of a rollout; the weighted sum over the list."""
+    """Functions that score a rollout; the score is their weighted sum."""
     prompt_sampler: PromptSamplerUse = PromptSamplerUse(use="uniform")
-    """Which problems a round samples."""
+    """Chooses the problems of a round."""
     extractor: ExtractorUse = ExtractorUse(use="first_difference")
-    """What becomes of the experiences where the rollouts of a group differ in score."""
+    """Updates the experiences from a group whose rollouts differ in score."""
     min_margin: float = Field(default=0.0, ge=0)
-    """A group whose best and worst scores differ by no more than this adds nothing."""
+    """A group is used only if its best and worst scores differ by more than this."""
     max_experiences: int = Field(default=64, ge=1)
-    """How many are kept; beyond that the oldest go."""
+    """Most experiences to keep; the oldest are removed first."""
     max_steps: int = Field(default=3, ge=1)
-    """Rounds of sample, score, extract."""
+    """Number of rounds; each samples, scores and extracts."""
     generation_batch_size: int = Field(default=64, ge=1)
-    """Rollouts of a round."""
+    """Rollouts per round."""
     num_generations: int = Field(default=8, ge=2)
-    """Rollouts per problem: the group."""
+    """Rollouts per problem (the group size)."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature."""
     max_completion_length: int = Field(default=64, ge=1)
-    """Tokens per rollout, observed ones too."""
+    """Most tokens per rollout, including those of the environment's answers."""
     engine: EngineUse = EngineUse(use="torch")
-    """Turns prompts into tokens."""
+    """Engine that samples completions."""
 
     @model_validator(mode="after")
     def whole_groups(self) -> Self:
-        """Sampling is by whole groups."""
+        """Require that a round consists of complete groups."""
         if self.generation_batch_size % self.num_generations:
             raise ValueError("generation_batch_size must be a multiple of num_generations: groups are sampled whole")
         return self
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
-        """Return the agent with its experiences, and all rounds: rollouts, scores, what each group taught."""
+        """Return the agent with its experiences, and the record of all rounds (rollouts, scores, experiences)."""
         return {"agent": "agent", "rounds": "directory"}

@@ -1,4 +1,4 @@
-"""kind: python — a function of the user's own."""
+"""kind: python — a user-defined function."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal
@@ -21,9 +21,9 @@ class Python(BaseStage):
     function: FunctionUse
     """`use: package.module:function` and its options."""
     inputs: dict[str, AnyRef] = {}
-    """Name to reference."""
+    """Inputs of the function: name to reference."""
     produces: dict[str, ArtifactType] = Field(default={"result": "directory"}, min_length=1)
-    """Name to artifact type of each output, the default first."""
+    """Outputs of the function: name to artifact type, the default output first."""
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
         """Return the declared outputs."""

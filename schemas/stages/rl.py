@@ -42,33 +42,33 @@ OPTIONAL_CODE = {
     "auxiliary_models": ("learning.rl.auxiliary_models", "AuxiliaryModels"),
     "routing_replay": ("learning.batch.routing_replay", "add_expert_column"),
 }
-"""Parts that only some stages use; the key of a step holds the code of those that it uses."""
+"""Optional parts: name to module and function. The key of a step covers the code of the parts that it uses."""
 
 
 class AdvantageStream(Schema):
     """A further advantage pipeline over one reward; its advantages are added to those of the stage."""
 
     of: str = Field(min_length=1)
-    """Name of the reward, or of an auxiliary model whose values at the tokens are then the start."""
+    """Name of a reward, or of an auxiliary model, whose values at the tokens are then the input of the pipeline."""
     coef: Number = 1.0
-    """Factor of its advantages; a number schedule is allowed."""
+    """Factor of the stream's advantages; may be a number schedule."""
     advantage: list[AdvantageUse] = Field(min_length=1)
     """Operations from the raw scores to advantages, in order."""
 
 
 class ReferenceSpec(Schema):
-    """A policy whose log-probabilities parts of the loss may ask for."""
+    """A policy whose log-probabilities are available to the parts of the loss."""
 
     model: PolicyRef | None = None
-    """Null: the starting policy."""
+    """The policy; null: the starting policy."""
     sync_steps: int | None = Field(default=None, ge=1)
-    """Iterations between updates from the trained policy; null: never."""
+    """Iterations between updates from the trained policy; null: no updates."""
     mixup_alpha: float = Field(default=1.0, gt=0, le=1)
-    """Share of the trained policy's weights in an update; 1 is a copy."""
+    """Share of the trained policy's weights in an update; 1 copies them."""
 
 
 class Rl(Capped, Training, LoRA, BaseStage):
-    """Sample groups of completions, score them, and follow the policy gradient.
+    """Sample groups of completions, score them, and update the policy by the policy gradient.
 
     The algorithm is a composition of slots, from `prompt_sampler` to `controllers`; `algorithm: grpo` fills them from
     `recipes/algorithms/grpo.yaml`; a slot given here replaces the preset's.
@@ -80,98 +80,98 @@ class Rl(Capped, Training, LoRA, BaseStage):
 
     kind: Literal["rl"]
     model: PolicyRef
-    """Policy to start from; also the reference of KL terms unless `reference` is given."""
+    """Policy to train; its initial weights are also the reference of KL terms unless `reference` is given."""
     prompts: PromptsRef
-    """Problems to sample completions for."""
+    """Prompts to sample completions for."""
     algorithm: str | None = None
     """Name of the preset that filled the slots below."""
     prompt_sampler: PromptSamplerUse = PromptSamplerUse(use="uniform")
     """Chooses the prompts of an iteration, and how many completions each one gets."""
     rollout: RolloutUse = RolloutUse(use="synchronous")
-    """How completions are sampled: all at once, in windows, or beside the trainer."""
+    """How completions are sampled: all at once, in windows, or while training goes on."""
     logits_processors: list[LogitsProcessorUse] = []
     """Changes to the distribution that tokens are sampled from, in order; the loss does not see them."""
     rewards: list[RewardUse] = Field(min_length=1)
     """Verifiable and learned rewards; their weighted sum is the reward."""
     resample: list[ResampleUse] = []
-    """What is dropped, and what is sampled further, once scores are known."""
+    """Decides, after scoring, which completions are dropped and which are sampled in addition."""
     max_sampling_rounds: int = Field(default=8, ge=1)
-    """Rounds of sampling in an iteration, the first included; what `resample` asks for after them is not sampled."""
+    """Most sampling rounds per iteration, the first included; later requests of `resample` are ignored."""
     extra_samples: list[ExtraSamplesUse] = []
-    """Completions added from elsewhere: stored ones, or an expert's."""
+    """Sources of completions that are not sampled in this iteration: replay, or an expert."""
     filter_groups: FilterGroupsUse | None = None
-    """Which groups are trained on, judged by raw scores; null trains on all."""
+    """Selects the groups that are trained on, by their raw scores; null: all groups."""
     reward_shaping: list[RewardShapingUse] = []
     """Changes to the reward of every completion, in order."""
     advantage: list[AdvantageUse]
-    """Operations from rewards to advantages, in order; may be empty where `advantage_streams` is given."""
+    """Operations from rewards to advantages, in order; may be empty if `advantage_streams` is given."""
     advantage_streams: list[AdvantageStream] = []
-    """Further advantage pipelines, each over a single reward."""
+    """Further advantage pipelines, each over one reward; their advantages are added."""
     advantage_shaping: list[AdvantageShapingUse] = []
     """Changes to the advantages of tokens, in order."""
     ratio: RatioUse
     """Log-ratio of the trained policy to the sampling policy."""
     importance_correction: list[ImportanceCorrectionUse] = []
-    """Factors for samples of another policy than the one whose ratio is clipped."""
+    """Factors that correct for samples from a policy other than the one whose ratio is clipped."""
     token_mask: list[TokenMaskUse] = []
-    """Which tokens the policy loss covers: those that every entry keeps."""
+    """Selects the tokens of the policy loss: those that every entry keeps."""
     policy_loss: PolicyLossUse
-    """Per-token loss."""
+    """Policy loss of a token."""
     loss_aggregation: LossAggregationUse
-    """Weight of each token, over the global batch."""
+    """Sets the weight of each token over the global batch."""
     loss_terms: list[LossTermUse] = []
     """Further terms of the loss: KL, entropy, cross-entropy."""
     controllers: dict[str, ControllerUse] = {}
-    """Numbers that are adjusted during training; anywhere a number stands, write `{controller: name}`."""
+    """Numbers that are adjusted during training; a number option refers to one as `{controller: name}`."""
     critic: Critic | None = None
     """A value function trained with the policy, for `gae` and `value_difference`."""
     auxiliary_models: dict[str, Auxiliary] = {}
-    """Further networks trained with the policy: `progress` gives the column `progress_T`."""
+    """Further networks trained with the policy; the values of a network `progress` are the column `progress_T`."""
     reference: PolicyRef | None = None
-    """Reference policy of KL terms; null is the starting model."""
+    """Reference policy of KL terms; null: the starting model."""
     references: dict[str, ReferenceSpec] = {}
-    """Further references by name: `prev` gives the column `lp_prev_T`."""
+    """Further reference policies; the log-probabilities of a reference `prev` are the column `lp_prev_T`."""
     watch: list[Watch] = []
-    """Bounds that metrics of the curves must keep to."""
+    """Bounds on metrics, and what happens when a metric leaves them."""
     engine: EngineUse = EngineUse(use="torch")
-    """Turns prompts into tokens."""
+    """Engine that samples completions."""
     agent: AgentRef | None = None
-    """Agent whose environment answers the model's turns, and whose context every problem is shown in; or give `env`."""
+    """Agent whose environment answers the model's turns and whose context is part of every prompt; or give `env`."""
     env: EnvUse | None = None
-    """Answers the model's turns, so that a completion is an episode of several; null: it is one turn."""
+    """Environment that answers the model's turns, so that a completion is an episode; null: it is a single turn."""
     generation_batch_size: int = Field(default=64, ge=1)
     """Completions sampled per iteration."""
     num_generations: int = Field(default=8, ge=1)
-    """Completions per prompt: the group."""
+    """Completions per prompt (the group size)."""
     num_iterations: int = Field(default=1, ge=1)
     """Passes over each sampled batch."""
     num_mini_batches: int = Field(default=1, ge=1)
-    """Optimiser steps per pass; cut at group borders. Warm-up, schedules and save_steps count iterations, not these."""
+    """Optimiser steps per pass; mini-batches hold whole groups. Warm-up, schedules and save_steps count iterations."""
     max_tokens_per_micro_batch: int = Field(default=4096, ge=1)
-    """Token budget of one forward pass; the gradient does not depend on it."""
+    """Most tokens per forward pass; does not change the gradient."""
     max_completion_length: int = Field(default=64, ge=1)
-    """Tokens per completion."""
+    """Most tokens per completion."""
     temperature: float = Field(default=1.0, gt=0)
-    """Sampling temperature; training log-probabilities use the same."""
+    """Sampling temperature; training log-probabilities are computed at the same temperature."""
     routing_replay: bool = False
-    """For a mixture of experts: those chosen before an iteration's update are used throughout it (R2)."""
+    """For a mixture of experts: whether all passes of an iteration use the experts chosen before its update (R2)."""
     mask_truncated_completions: bool = False
-    """Leave completions that hit the length limit out of the loss, and out of its denominator unless
+    """Whether to exclude completions that hit the length limit from the loss, and from its denominator unless
     `loss_aggregation` counts them."""
     max_steps: int = Field(ge=1)
-    """Iterations of sample, score, update."""
+    """Number of iterations; each samples, scores and updates."""
     max_sampled_tokens: int | None = Field(default=None, ge=1)
-    """Ends the stage once so many tokens were sampled, which makes algorithms comparable; null: max_steps alone."""
+    """Sampled tokens after which the stage ends, to compare algorithms at equal cost; null: only max_steps ends it."""
     eval_prompts: PromptsRef | None = None
-    """Held-out problems, whose mean reward is the metric `eval_reward`; needed by a watch on `reward_gap`."""
+    """Held-out prompts; their mean reward is the metric `eval_reward`. Required by a watch on `reward_gap`."""
     eval_steps: int = Field(default=20, ge=1)
-    """Iterations between evaluations on the held-out problems."""
+    """Iterations between evaluations on `eval_prompts`."""
     log_trajectories: float = Field(default=1.0, ge=0, le=1)
-    """Share of the groups whose trajectories are kept as Parquet."""
+    """Share of the groups whose trajectories are stored as Parquet."""
 
     @property
     def optional_code(self) -> dict[str, tuple[str, str]]:
-        """Return the module and the name of what each optional part that this stage uses runs."""
+        """Return, for each optional part that this stage uses, the module and name of its code."""
         uses = {
             "agent_environment": self.agent is not None,
             "agent_rows": self.agent is not None,
@@ -199,7 +199,7 @@ class Rl(Capped, Training, LoRA, BaseStage):
 
     @model_validator(mode="after")
     def some_advantage(self) -> Self:
-        """Require a path from rewards to the loss."""
+        """Require `advantage` or `advantage_streams`; without both, rewards do not reach the loss."""
         if not self.advantage and not self.advantage_streams:
             raise ValueError(
                 "`advantage` is empty: name the operations from rewards to advantages, or give `advantage_streams`"
@@ -208,14 +208,14 @@ class Rl(Capped, Training, LoRA, BaseStage):
 
     @model_validator(mode="after")
     def no_dropout(self) -> Self:
-        """Require the training policy to equal the sampling policy."""
+        """Refuse LoRA dropout, which makes the training policy differ from the sampling policy."""
         if self.use_peft and self.lora_dropout:
             raise ValueError("lora_dropout: dropout makes training and sampling policies differ; leave it at 0")
         return self
 
     @model_validator(mode="after")
     def replayed_once(self) -> Self:
-        """Refuse routing replay with gradient checkpointing: a recomputed block chooses its experts again."""
+        """Refuse routing replay with gradient checkpointing, which recomputes the choice of experts."""
         if self.routing_replay and self.gradient_checkpointing:
             raise ValueError(
                 "routing_replay: gradient_checkpointing recomputes blocks, which choose their experts again; "
@@ -225,7 +225,7 @@ class Rl(Capped, Training, LoRA, BaseStage):
 
     @model_validator(mode="after")
     def watched_is_measured(self) -> Self:
-        """Require held-out problems for a watch on their metrics."""
+        """Require `eval_prompts` for a watch on metrics of held-out prompts."""
         if self.eval_prompts is None and any(w.metric.startswith(("eval_", "reward_gap")) for w in self.watch):
             raise ValueError("`watch` names a metric of held-out problems: give `eval_prompts`")
         return self

@@ -23,15 +23,15 @@ class Sft(Training, LoRA, BaseStage):
     data: ChatRef
     """Prompts with completions."""
     max_length: int | None = Field(default=None, ge=2)
-    """Tokens per row, at most what the model holds (null: that); longer rows are dropped and counted."""
+    """Most tokens per row, at most the model's maximum length (null: that); longer rows are dropped and counted."""
     packing: bool = False
-    """Put several rows into one sequence; rows never see each other."""
+    """Whether to pack several rows into one sequence; a row never attends to another one."""
     per_device_train_batch_size: int = Field(default=32, ge=1)
     """Rows (or packed sequences) per forward pass."""
     gradient_accumulation_steps: int = Field(default=1, ge=1)
-    """Forward passes per optimiser step; the gradient equals that of one large batch."""
+    """Forward passes per optimiser step; the gradient is that of one large batch."""
     num_train_epochs: float = Field(default=1.0, gt=0)
-    """Passes over the data when max_steps is -1."""
+    """Passes over the data if `max_steps` is -1."""
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
         """Return the trained model."""

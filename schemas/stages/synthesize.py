@@ -12,7 +12,7 @@ from schemas.use import EngineUse, ProblemsUse, RewardUse, SearchUse, TeacherUse
 
 
 class Synthesize(Capped, BaseStage):
-    """Write data: problems alone, with a teacher's completions, or with a model's own samples."""
+    """Create data: problems alone, with a teacher's completions, or with a model's own samples."""
 
     can: ClassVar = frozenset({"rollout", "reward"})
     counts_yield: ClassVar = True
@@ -24,36 +24,36 @@ class Synthesize(Capped, BaseStage):
     prompts: PromptsRef | None = None
     """Problems made by another stage."""
     emit: Literal["prompts", "chat", "preference_pairs"] = "chat"
-    """What to write. `preference_pairs` pairs the best with the worst of a model's samples; both scores are noted."""
+    """Type of the data. `preference_pairs` pairs the best with the worst of a model's samples, with both scores."""
     teacher: TeacherUse | None = None
-    """Teacher of `chat`: a program, or `endpoint`, a model behind a server, whose replies are sampled and rejected as
-    those of `model`."""
+    """Source of the completions of `chat`: a program, or `endpoint`, a model behind a server, whose replies pass the
+    same rejection as samples of `model`."""
     model: PolicyRef | None = None
-    """Model to sample from instead."""
+    """Model to sample from, instead of `teacher`."""
     engine: EngineUse = EngineUse(use="torch")
-    """Turns prompts into tokens."""
+    """Engine that samples completions."""
     num_generations: int = Field(default=4, ge=1)
     """Samples per problem."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature."""
     max_completion_length: int = Field(default=64, ge=1)
-    """Tokens per completion."""
+    """Most tokens per completion."""
     search: SearchUse = SearchUse(use="samples")
-    """How samples come about: each for itself, or by a search in which one builds on another."""
+    """How samples are generated: independently, or by a search in which samples build on each other."""
     rewards: list[RewardUse] = [RewardUse(use="answers.exact")]
-    """Score of a sample: what rejection and pairing go by."""
+    """Functions that score a sample; rejection and pairing use their weighted sum."""
     min_reward: float = 1.0
-    """Rejection: `chat` keeps samples with at least this reward."""
+    """Smallest reward of a sample that `chat` keeps."""
     min_margin: float = Field(default=0.5, gt=0)
-    """Pairing: `preference_pairs` keeps pairs whose rewards differ by at least this."""
+    """Smallest difference of rewards in a pair that `preference_pairs` keeps."""
     earlier: PreferencePairsRef | None = None
-    """Pairs that come before the new ones, as those of the rounds before."""
+    """Pairs to put before the new ones, such as those of previous rounds."""
     notes: dict[str, str | int | float] = {}
-    """Added to the metadata of every row that is made, as `{round: 2}`."""
+    """Added to the metadata of every new row, such as `{round: 2}`."""
 
     @model_validator(mode="after")
     def one_source(self) -> Self:
-        """Exactly one source of problems and, unless only prompts are asked for, one author."""
+        """Require one source of problems and, unless `emit` is `prompts`, one source of completions."""
         if bool(self.problems) == (self.prompts is not None):
             raise ValueError("give exactly one of `problems` (generators) and `prompts` (a stage's output)")
         if self.emit == "prompts" and (self.teacher or self.model):

@@ -40,5 +40,5 @@ KINDS: dict[str, type[BaseStage]] = {
 
 
 def traits_of(kind: str) -> type[BaseStage]:
-    """Return the class of a kind, whose class variables are its traits; for a kind of another version, the defaults."""
+    """Return the class of a kind, which holds its traits, or the base class for a kind that this version lacks."""
     return KINDS.get(kind, BaseStage)

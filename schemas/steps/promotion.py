@@ -47,7 +47,7 @@ def resolve_promotion(
 def _resolve_steps(
     key: str, text: str, node: Node, steps: Mapping[str, StepInfo]
 ) -> tuple[tuple[str, ...], str | None]:
-    """Return the steps that a word may mean, latest first, and the output behind it. Raises RecipeError."""
+    """Return the steps that a word may mean, latest first, and the output behind it. Raise RecipeError."""
     infos = list(steps.values())
     names = next((info.names for info in infos if "." not in info.origin), infos[0].names)
     mark, path = (node.get(key) or node).mark, f"promote.{key}"
