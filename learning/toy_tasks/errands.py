@@ -1,4 +1,4 @@
-"""Requests for small services and replies put together from stock phrases: a tiny world of helpful answers."""
+"""Requests for small services, and replies composed of stock phrases."""
 
 import hashlib
 from itertools import product
@@ -28,7 +28,7 @@ def errands(
 ) -> list[dict[str, Any]]:
     """Generate `size` distinct requests of some families, for the train or test split.
 
-    Raises StepError when the space holds too few.
+    Raise StepError if the space holds too few.
     """
     rows = [
         row
