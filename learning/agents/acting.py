@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from learning.agents.folder import read_agent
 from learning.agents.showing import ShownRows
+from learning.data.rows import Row
 from schemas.agent import Agent
 from schemas.use import EnvUse
 
@@ -29,6 +29,6 @@ def load_env(folder: Path | None, env: EnvUse | None) -> EnvUse | None:
     return env if folder is None else make_env(read_agent(folder), folder)
 
 
-def load_rows(folder: Path | None, rows: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+def load_rows(folder: Path | None, rows: Sequence[Row]) -> Sequence[Row]:
     """The problems as the model of the agent at a folder sees them; as they are without one. Raises StepError."""
     return rows if folder is None else ShownRows(rows, read_agent(folder))

@@ -16,6 +16,7 @@ from pydantic import Field
 from learning.agents.templates import find_needed
 from learning.api.spending import SpendingAccount
 from learning.data.questions import fill_template
+from learning.data.rows import Row
 from schemas.endpoint import Endpoint
 
 Rate = Annotated[float, Field(ge=0, le=1)]
@@ -30,7 +31,7 @@ Refused so far: {refused}"""
 def templates(
     task: str,
     toolkit: Mapping[str, str],
-    refused: list[dict[str, Any]],
+    refused: list[Row],
     attempt: int,
     rng: np.random.Generator,
     *,
@@ -64,7 +65,7 @@ def templates(
 def endpoint(
     task: str,
     toolkit: Mapping[str, str],
-    refused: list[dict[str, Any]],
+    refused: list[Row],
     attempt: int,
     desk: SpendingAccount,
     *,

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from learning.agents.made import list_failures
+from learning.data.rows import Row
 from learning.lookup import Bound, find
 from schemas.agent import Agent, Draft, MadeTool
 from schemas.errors import StepError
@@ -20,7 +21,7 @@ class Drafting:
     """An agent while it is written, and a line of the report for everything that was."""
 
     agent: Agent
-    lines: list[dict[str, Any]] = field(default_factory=list)
+    lines: list[Row] = field(default_factory=list)
 
     def written(self, author: Bound, task: str, attempts: int, have: Mapping[str, Any]) -> Agent:
         """Ask the author until nothing it wrote is refused, `attempts` times at most.

@@ -3,9 +3,9 @@
 import inspect
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from learning.agents.folder import list_inputs, read_agent
+from learning.data.rows import Row
 from learning.environments.protocol import EnvironmentProtocol, Episode, Outcome
 from learning.lookup import bound_options, find
 from schemas.agent import Agent
@@ -24,7 +24,7 @@ class Environment:
         self.inner = build_inner_environment(agent, list_inputs(Path(folder)))
         self.length = agent.context.observation_length
 
-    def begin(self, row: dict[str, Any], seed: int) -> Episode:
+    def begin(self, row: Row, seed: int) -> Episode:
         """An episode of a problem."""
         return TruncatedEpisode(self.inner.begin(row, seed), self.length)
 

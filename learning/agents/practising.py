@@ -6,6 +6,7 @@ from typing import Any
 
 from learning.agents.rollouts import Rollout, make_rollout
 from learning.data.row_journal import RowJournal
+from learning.data.rows import Row
 from learning.generation.services.row_streams import stream_completions
 from learning.lookup import Bound
 from learning.samples.engine_protocol import Generation, Turn
@@ -61,7 +62,7 @@ def extract_experiences(
     tokenizer: Any,
     min_margin: float,
     most: int,
-) -> tuple[list[str], list[dict[str, Any]]]:
+) -> tuple[list[str], list[Row]]:
     """The experiences after all groups, one group after the other, and what each group was and taught.
 
     A group whose scores differ by no more than `min_margin` teaches nothing and is not shown to the extractor; neither

@@ -110,7 +110,7 @@ class ReplyCounts:
                 tokens = {"input": reply.answer.input_tokens, "output": reply.answer.output_tokens}
                 took.update({"answered": 1, "cached": int(reply.cached), **tokens})
 
-    def table(self, problems: Mapping[str, int]) -> list[dict[str, Any]]:
+    def table(self, problems: Mapping[str, int]) -> list[Row]:
         """Return one line per family of problems and, if there are several, one of all, with the same columns."""
         names = sorted({name for ends in self.ends.values() for name in ends if ": " in name})
         lines = [self._line(f, problems[f], self.ends[f], self.took[f], names) for f in sorted(problems)]
@@ -123,7 +123,7 @@ class ReplyCounts:
         self, family: str, problems: int, ends: Counter[str], took: Counter[str], names: list[str]
     ) -> dict[str, Any]:
         tokens, price = (took["input"], took["output"]), self.endpoint.price
-        line: dict[str, Any] = {
+        line: Row = {
             "family": family,
             "problems": problems,
             "wanted": ends.total(),

@@ -13,6 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from learning.data.rows import Row
 from learning.samples.history import History
 from schemas.errors import StepError
 
@@ -44,7 +45,7 @@ def reward_variance(
 
 def similar_history(
     group_P: Tensor,
-    rows: list[dict[str, Any]],
+    rows: list[Row],
     history: History,
     state: dict[str, Any],
     *,

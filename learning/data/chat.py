@@ -3,15 +3,16 @@
 import re
 from datetime import date
 from functools import lru_cache
-from typing import Any, cast
+from typing import cast
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from learning.data.rows import Row
 from learning.data.text_edits import replace_half_characters
 from schemas.errors import StepError
 
-Messages = list[dict[str, Any]]
+Messages = list[Row]
 MARK = "\uf8ff"
 """Stands around the number of a piece of text while a template is filled in: a character of private use."""
 PLACE = "\uf8fe"

@@ -9,7 +9,9 @@ turns. Its steps may be slow; they run in threads, never two of one episode at a
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
+
+from learning.data.rows import Row
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Episode(Protocol):
 class EnvironmentProtocol(Protocol):
     """Begins episodes."""
 
-    def begin(self, row: dict[str, Any], seed: int) -> Episode:
+    def begin(self, row: Row, seed: int) -> Episode:
         """Return an episode of a problem; all of its randomness comes from `seed`.
 
         Raise StepError if the row lacks data that the environment needs.

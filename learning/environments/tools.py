@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from learning.data.patterns import MatchTimeout, Pattern
+from learning.data.rows import Row
 from learning.environments.protocol import Outcome
 from learning.lookup import Bound, ToolFunction
 from schemas.errors import StepError
@@ -57,7 +58,7 @@ class Environment:
             raise StepError(f"env tools: the pattern `call` {call!r} needs two groups, the tool's name and the query")
         self.longest, self.latency = longest, latency
 
-    def begin(self, row: dict[str, Any], seed: int) -> "Conversation":
+    def begin(self, row: Row, seed: int) -> "Conversation":
         """Return an episode of a problem."""
         return Conversation(self, row, seed)
 

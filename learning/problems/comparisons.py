@@ -1,10 +1,9 @@
 """Preference pairs as questions, to train a language model as a pairwise preference model."""
 
 from pathlib import Path
-from typing import Any
 
 from learning.data.questions import make_question
-from learning.data.rows import read_rows
+from learning.data.rows import Row, read_rows
 from schemas.references import PreferencePairsRef
 
 TEMPLATE = "Problem: {prompt}\nAnswer 1: {first}\nAnswer 2: {second}\nThe better answer is number"
@@ -13,7 +12,7 @@ TEMPLATE = "Problem: {prompt}\nAnswer 1: {first}\nAnswer 2: {second}\nThe better
 
 def comparisons(
     *, data: PreferencePairsRef, template: str = TEMPLATE, first: str = "1", second: str = "2"
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Turn every preference pair into two questions, one for each order of its completions, answered by the better one.
 
     A model trained on these can be the judge of the reward `pairwise.judged`, with the same template and words.

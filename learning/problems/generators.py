@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from learning.data.rows import Row
 from learning.reasoning_gym.families import BLOCK, dataset, families
 from schemas.errors import StepError
 
@@ -27,7 +28,7 @@ def reasoning_gym(
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
     style: Literal["full", "short"] = "full",
     config: dict[str, Any] = {},  # noqa: B006 (never changed; a recipe needs the default to be readable)
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Generate `size` distinct problems of a family of reasoning-gym, for the train or test split.
 
     A problem is held out if the hash of family and question is below `test_share`. `style: short` shows only the text
@@ -37,7 +38,7 @@ def reasoning_gym(
     if family not in families():
         near = difflib.get_close_matches(family, families(), 1)
         raise StepError(f"reasoning_gym: no family {family!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, Row] = {}
     seen: set[str] = set()
     stale = drawn = 0
     for entry, origin in draw_entries(family, seed, config):
@@ -90,7 +91,7 @@ def make_row(family: str, entry: dict[str, Any], origin: dict[str, Any], style: 
     }
 
 
-def add_row(rows: dict[str, dict[str, Any]], row: dict[str, Any]) -> None:
+def add_row(rows: dict[str, Row], row: Row) -> None:
     """Add a row under its id; raises StepError when another question already looks the same."""
     if row["id"] in rows:
         shown = row["prompt"][0]["content"]

@@ -2,8 +2,8 @@
 
 import re
 from decimal import Decimal
-from typing import Any
 
+from learning.data.rows import Row
 from learning.reasoning_gym import families as gym
 from learning.reasoning_gym import parsers as gym_parsers
 from learning.reasoning_gym import verifiers
@@ -12,7 +12,7 @@ NUMBER = re.compile(r"[+-]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?")
 
 
 def exact(
-    rows: list[dict[str, Any]], completions: list[str], *, marker: str | None = None, ignore_case: bool = False
+    rows: list[Row], completions: list[str], *, marker: str | None = None, ignore_case: bool = False
 ) -> list[float | None]:
     """Exact match: 1 if the answer equals the row's after normalisation, else 0; None for rows without an answer.
 
@@ -31,7 +31,7 @@ def exact(
     return scores
 
 
-def scored(rows: list[dict[str, Any]], completions: list[str], *, marker: str | None = None) -> list[float | None]:
+def scored(rows: list[Row], completions: list[str], *, marker: str | None = None) -> list[float | None]:
     """Score from 0 to 1 of reasoning-gym's verifier for the row's family; for problems with many right answers.
 
     Verifiers run in the sandbox, except those known to only compare the answer (`learning.reasoning_gym.parsers`). None
@@ -54,7 +54,7 @@ def scored(rows: list[dict[str, Any]], completions: list[str], *, marker: str | 
     return scores
 
 
-def score_in_process(row: dict[str, Any], text: str) -> float | None:
+def score_in_process(row: Row, text: str) -> float | None:
     """Return the score of a verifier that only compares, run in this process; None if it fails."""
     source, entry = gym.entry_of(row)
     try:

@@ -5,9 +5,11 @@ The speaker's earlier utterances are the assistant's messages of the prompt.
 
 import json
 import re
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
+
+from learning.data.rows import Row
 
 NEGATIONS = {"not", "never", "no", "none", "nothing"}
 FILLERS = {"yes", "sure", "well", "have", "has", "had", "do", "did", "does", "yet", "ever", "a", "the", "to"}
@@ -19,7 +21,7 @@ PAIRS = 200_000
 
 
 def repetition(
-    rows: list[dict[str, Any]],
+    rows: list[Row],
     completions: list[str],
     *,
     penalty: Penalty = 1.0,
@@ -35,7 +37,7 @@ def repetition(
     ]
 
 
-def inconsistency(rows: list[dict[str, Any]], completions: list[str], *, penalty: Penalty = 1.0) -> list[float | None]:
+def inconsistency(rows: list[Row], completions: list[str], *, penalty: Penalty = 1.0) -> list[float | None]:
     """−penalty if a sentence contradicts an earlier utterance of the speaker (`i donated`, `i never donated`), else 0.
 
     None if there are too many pairs of sentences to compare.
@@ -50,7 +52,7 @@ def inconsistency(rows: list[dict[str, Any]], completions: list[str], *, penalty
     return scores
 
 
-def relevance(rows: list[dict[str, Any]], completions: list[str], *, reward: Penalty = 1.0) -> list[float | None]:
+def relevance(rows: list[Row], completions: list[str], *, reward: Penalty = 1.0) -> list[float | None]:
     """`reward` if a word is in the row's `topic` (in its metadata), else 0; None for rows without one."""
     scores: list[float | None] = []
     for row, text in zip(rows, completions, strict=True):
@@ -59,7 +61,7 @@ def relevance(rows: list[dict[str, Any]], completions: list[str], *, reward: Pen
     return scores
 
 
-def read_own_utterances(row: dict[str, Any]) -> list[str]:
+def read_own_utterances(row: Row) -> list[str]:
     """Return the earlier utterances of the speaker."""
     return [message["content"] for message in row["prompt"] if message["role"] == "assistant"]
 

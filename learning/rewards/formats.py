@@ -1,15 +1,16 @@
 """Rewards for the format of a completion."""
 
 import re
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
 from learning.data.patterns import MatchTimeout, Pattern
+from learning.data.rows import Row
 from schemas.errors import StepError
 
 
-def matches(rows: list[dict[str, Any]], completions: list[str], *, pattern: str) -> list[float | None]:
+def matches(rows: list[Row], completions: list[str], *, pattern: str) -> list[float | None]:
     """1 if the entire completion matches the regular expression, else 0.
 
     None if matching exceeds the time limit (`learning.data.patterns`). Raise StepError for an invalid pattern.
@@ -29,7 +30,7 @@ def _score_match(pattern: Pattern, text: str) -> float | None:
 
 
 def brevity(
-    rows: list[dict[str, Any]],
+    rows: list[Row],
     completions: list[str],
     *,
     soft: Annotated[int, Field(ge=0)],

@@ -5,13 +5,14 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from learning.auxiliary_networks.heads import TokenJudge, load_token_judge
 from learning.batch.batch_layout import single_turn
 from learning.data.chat import encode_completion, encode_prompt
+from learning.data.rows import Row
 from learning.models.policy import Policy
 from learning.models.reward_model import RewardModel, load_reward_model
 from learning.samples.engine_protocol import Generation
@@ -22,7 +23,7 @@ TOKENS = 16_384
 
 
 def learned(
-    rows: list[dict[str, Any]],
+    rows: list[Row],
     completions: list[str],
     *,
     model: RewardModelRef,
@@ -45,7 +46,7 @@ def learned(
 
 
 def process(
-    rows: list[dict[str, Any]],
+    rows: list[Row],
     completions: list[str],
     *,
     model: ProcessRewardModelRef,
@@ -82,7 +83,7 @@ def load_process_reward_model(folder: str) -> TokenJudge:
 
 
 def _group_by_prompt(
-    policy: Policy, rows: list[dict[str, Any]], completions: list[str]
+    policy: Policy, rows: list[Row], completions: list[str]
 ) -> dict[tuple[int, ...], list[tuple[int, list[int]]]]:
     """Return completions with their indices, by prompt, without those longer than the model was trained for."""
     groups: dict[tuple[int, ...], list[tuple[int, list[int]]]] = defaultdict(list)

@@ -3,34 +3,34 @@
 import math
 import re
 from collections.abc import Callable
-from typing import Any
 
+from learning.data.rows import Row
 from schemas.errors import StepError
 
 INTERVAL = re.compile(r"\s*(\d{1,9})\s*-\s*(\d{1,9})\s*")
 
 
-def f1(rows: list[dict[str, Any]], completions: list[str]) -> list[float | None]:
+def f1(rows: list[Row], completions: list[str]) -> list[float | None]:
     """Harmonic mean of precision and recall of the set of words; None for rows without an answer."""
     return _score_each(rows, completions, _score_f1)
 
 
-def ndcg(rows: list[dict[str, Any]], completions: list[str]) -> list[float | None]:
+def ndcg(rows: list[Row], completions: list[str]) -> list[float | None]:
     """NDCG of the words in their order: of k right words the first has gain k, the last 1, a repetition 0."""
     return _score_each(rows, completions, _score_ndcg)
 
 
-def in_order(rows: list[dict[str, Any]], completions: list[str]) -> list[float | None]:
+def in_order(rows: list[Row], completions: list[str]) -> list[float | None]:
     """Share of the reference's pairs of words that are in the right order; missing words are in no pair."""
     return _score_each(rows, completions, _score_order)
 
 
-def iou(rows: list[dict[str, Any]], completions: list[str]) -> list[float | None]:
+def iou(rows: list[Row], completions: list[str]) -> list[float | None]:
     """Intersection over union of two intervals `first-last` of integers; 0 for a text that is not an interval."""
     return _score_each(rows, completions, _score_iou)
 
 
-def natural(rows: list[dict[str, Any]], completions: list[str]) -> list[float | None]:
+def natural(rows: list[Row], completions: list[str]) -> list[float | None]:
     """The metric of the row's family (`learning.toy_tasks.documents`); raise StepError for a family without one."""
     scores: list[float | None] = []
     for row, completion in zip(rows, completions, strict=True):
@@ -43,9 +43,7 @@ def natural(rows: list[dict[str, Any]], completions: list[str]) -> list[float | 
     return scores
 
 
-def _score_each(
-    rows: list[dict[str, Any]], completions: list[str], score: Callable[[str, str], float]
-) -> list[float | None]:
+def _score_each(rows: list[Row], completions: list[str], score: Callable[[str, str], float]) -> list[float | None]:
     pairs = zip(rows, completions, strict=True)
     return [None if row["answer"] is None else score(row["answer"], text) for row, text in pairs]
 

@@ -5,13 +5,14 @@ learning.
 """
 
 import re
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
 from learning.data.patterns import Pattern
 from learning.data.questions import Inquiry, make_question
+from learning.data.rows import Row
 from learning.data.text_edits import mistaken
 from schemas.endpoint import Endpoint
 from schemas.errors import StepError
@@ -19,7 +20,7 @@ from schemas.errors import StepError
 Rate = Annotated[float, Field(ge=0, le=1)]
 
 
-def answer(row: dict[str, Any], rng: np.random.Generator, *, marker: str = "", error_rate: Rate = 0.0) -> str:
+def answer(row: Row, rng: np.random.Generator, *, marker: str = "", error_rate: Rate = 0.0) -> str:
     """Write the answer alone, after `marker` if it is set."""
     if row["answer"] is None:
         raise StepError(f"teacher answer: row {row['id']} has no answer")
@@ -30,7 +31,7 @@ def answer(row: dict[str, Any], rng: np.random.Generator, *, marker: str = "", e
 
 
 def endpoint(
-    row: dict[str, Any],
+    row: Row,
     rng: np.random.Generator,
     *,
     endpoint: Endpoint,
@@ -51,7 +52,7 @@ def endpoint(
         raise StepError(f"teacher endpoint: invalid pattern {pattern!r}: {error}") from error
 
 
-def styled(row: dict[str, Any], rng: np.random.Generator, *, styles: list[str], error_rate: Rate = 0.0) -> str:
+def styled(row: Row, rng: np.random.Generator, *, styles: list[str], error_rate: Rate = 0.0) -> str:
     """Write the answer in a random one of `styles`, templates with {answer}."""
     text = answer(row, rng, error_rate=error_rate)
     return styles[int(rng.integers(len(styles)))].replace("{answer}", text)

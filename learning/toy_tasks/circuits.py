@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from learning.data.rows import Row
 from schemas.errors import StepError
 
 NAMES = "abc"
@@ -32,7 +33,7 @@ def circuits(
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
     inputs: Annotated[int, Field(ge=2, le=3)] = 3,
     attempts: Annotated[float, Field(ge=0, le=1)] = 0.0,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Generate boolean circuits for the train or test split, by truth table; `answer` is a short expression.
 
     A share of `attempts` shows a wrong expression. Raise StepError if the tables (16 for two inputs, 256 for three)
@@ -42,7 +43,7 @@ def circuits(
     shortest = expressions(inputs)
     tables = [t for t in sorted(shortest) if _held_out(t, inputs, test_share) == (split == "test")]
     texts = sorted(shortest.values())
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, Row] = {}
     for i in range(size * 20):
         if i % len(tables) == 0:
             rng.shuffle(tables)
@@ -69,7 +70,7 @@ def problem(table: int, inputs: int, attempt: str | None = None) -> dict[str, An
     }
 
 
-def pass_rate(row: dict[str, Any], text: str) -> float:
+def pass_rate(row: Row, text: str) -> float:
     """Return the share of the test vectors that an expression answers correctly; 0 if it is not an expression.
 
     Raise StepError if the row is not a circuit.

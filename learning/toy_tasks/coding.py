@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from learning.data.rows import Row
 from learning.toy_tasks.execution import evaluate, execute
 from schemas.errors import StepError
 
@@ -47,7 +48,7 @@ def list_functions(
     split: Split,
     test_share: TestShare = 0.2,
     level: Annotated[int, Field(ge=1, le=3)] = 1,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Generate `size` one-line functions of a list `x` in `level` steps, with four tests each (10, 90, 720 exist)."""
 
     def drawn(rng: np.random.Generator) -> tuple[str, str]:
@@ -71,7 +72,7 @@ def straight_programs(
     split: Split,
     test_share: TestShare = 0.2,
     lines: Annotated[int, Field(ge=1, le=4)] = 3,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Generate `size` programs of `lines` assignments that end with a value in `x`, with four test cases each."""
 
     def drawn(rng: np.random.Generator) -> tuple[str, str]:
@@ -91,7 +92,7 @@ def program_states(
     test_share: TestShare = 0.2,
     lines: Annotated[int, Field(ge=1, le=4)] = 3,
     inputs: Annotated[int, Field(ge=1, le=DIGITS**2)] = 1,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Ask for the final variables of `size` programs, on `inputs` inputs each: `y=a*2;x=y-b | a=3,b=1`."""
     rows = straight_programs(size=size, seed=seed, split=split, test_share=test_share, lines=lines)
     rng = np.random.default_rng([seed, 1])
@@ -135,10 +136,10 @@ def _problems(
     *,
     result: str | None,
     **options: int,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Return distinct problems of one split, by text, with tests; raise StepError if there are too few."""
     rng = np.random.default_rng([seed, *options.values()])
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, Row] = {}
     for _ in range(SPACE * size + 1000):
         text, code = drawn(rng)
         if text in rows or _held_out(f"{family}\n{text}", test_share) != (split == "test"):

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from learning.data.rows import Row
 from schemas.errors import StepError
 
 Step = tuple[int, str, int, int]
@@ -29,14 +30,14 @@ def countdown(
     numbers: Annotated[int, Field(ge=2, le=4)] = 3,
     largest: Annotated[int, Field(ge=2, le=20)] = 9,
     target: Annotated[int, Field(ge=1, le=200)] = 30,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Generate `size` solvable countdown problems for the train or test split; `answer` is one solution.
 
     `numbers` numbers up to `largest`, targets up to `target`. The split depends on the problem's numbers, regardless of
     order, and on its target. Raise StepError if the space holds too few.
     """
     rng = np.random.default_rng([seed, numbers, largest, target])
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, Row] = {}
     for _ in range(SPACE):
         drawn = [int(n) for n in rng.integers(1, largest + 1, numbers)]
         wanted = int(rng.integers(1, target + 1))
@@ -51,7 +52,7 @@ def countdown(
     raise StepError(f"countdown: found {len(rows)} {split} problems of {size}; widen `largest` or `target`")
 
 
-def worked_countdown(row: dict[str, Any], rng: np.random.Generator, *, marker: str = "#") -> str:
+def worked_countdown(row: Row, rng: np.random.Generator, *, marker: str = "#") -> str:
     """Write a random solution step by step, then as an expression: `7-4=3,3-2=1#7-4-2`.
 
     Raise StepError if the row is not a countdown problem.
@@ -64,7 +65,7 @@ def worked_countdown(row: dict[str, Any], rng: np.random.Generator, *, marker: s
     return ",".join(f"{a}{sign}{b}={c}" for a, sign, b, c in steps) + marker + text
 
 
-def problem_of(row: dict[str, Any]) -> tuple[list[int], int]:
+def problem_of(row: Row) -> tuple[list[int], int]:
     """Return numbers and target of a row; raise StepError if it is not a countdown problem."""
     try:
         kept = json.loads(row["metadata"] or "")

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from learning.data.rows import Row
 from schemas.errors import StepError
 
 FACTS = {"gave": ("i donated.", "i donated twice."), "never": ("i never donated.", "i have not donated.")}
@@ -35,14 +36,14 @@ def donations(
     seed: int = 0,
     split: Literal["train", "test"],
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Generate `size` distinct contexts of donation dialogues, for the train or test split.
 
     The metadata holds the asker's fact (`gave` or `never`) and the relevant words. Raise StepError if the space holds
     too few.
     """
     rng = np.random.default_rng(seed)
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, Row] = {}
     for _ in range(SPACE):
         row = _row(rng)
         if row["id"] not in rows and (int(row["id"], 16) < test_share * 2**64) == (split == "test"):
@@ -74,7 +75,7 @@ def _row(rng: np.random.Generator) -> dict[str, Any]:
     }
 
 
-def muddled(row: dict[str, Any], rng: np.random.Generator, *, rate: Annotated[float, Field(ge=0, le=1)] = 0.3) -> str:
+def muddled(row: Row, rng: np.random.Generator, *, rate: Annotated[float, Field(ge=0, le=1)] = 0.3) -> str:
     """Write the human's reply or, at `rate`, a repetition, a contradiction or an irrelevant sentence.
 
     Raise StepError if the row is not a donation dialogue.

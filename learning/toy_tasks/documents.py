@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from learning.data.rows import Row
 from schemas.errors import StepError
 
 Kind = Literal["lookup", "total", "ranking", "ordering", "extraction", "listing"]
@@ -32,7 +33,7 @@ def documents(
     entries: Annotated[int, Field(ge=4, le=2000)] = 24,
     largest: Annotated[int, Field(ge=9, le=10_000)] = 99,
     letters: Annotated[int, Field(ge=1, le=8)] = 3,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Generate `size` problems of one kind over documents of so many entries, for the train or test split.
 
     `letters` is the length of a name; with three, an entry takes about seven characters, 40 entries about 300. Raise
@@ -41,7 +42,7 @@ def documents(
     if entries > 26**letters:
         raise StepError(f"documents: no {entries} different names of {letters} letter(s); raise `letters`")
     rng = np.random.default_rng([seed, entries, largest, letters, *kind.encode()])
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, Row] = {}
     for _ in range(size * PATIENCE):
         made = _document(rng, entries, largest, letters)
         text = ", ".join(f"{name} {value}" for name, value in made)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from learning.data.rows import Row
 from schemas.errors import StepError
 
 ASKED = {
@@ -25,7 +26,7 @@ def errands(
     split: Literal["train", "test"],
     families: list[Literal["booking", "cooking", "repairs", "letters"]] = ["booking", "cooking", "repairs", "letters"],  # noqa: B006
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Generate `size` distinct requests of some families, for the train or test split.
 
     Raise StepError if the space holds too few.
@@ -49,7 +50,7 @@ def _row(family: str, text: str) -> dict[str, Any]:
 
 
 def stock_reply(
-    row: dict[str, Any],
+    row: Row,
     rng: np.random.Generator,
     *,
     phrases: list[str],

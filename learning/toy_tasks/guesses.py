@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from learning.data.rows import Row
 from schemas.errors import StepError
 
 GAMES = 1000
@@ -20,7 +21,7 @@ def guesses(
     seed: int = 0,
     span: Annotated[int, Field(ge=2, le=9)] = 3,
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Generate games `417 4-6` with one of `span` digits hidden, for the environment `guess`, split by game.
 
     Raise StepError if there are fewer than `size`.
@@ -33,7 +34,7 @@ def guesses(
 
 
 def guesser(
-    row: dict[str, Any],
+    row: Row,
     rng: np.random.Generator,
     *,
     listens: Annotated[float, Field(ge=0, le=1)] = 1.0,

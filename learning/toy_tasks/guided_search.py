@@ -8,11 +8,12 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
+from learning.data.rows import Row
 from learning.toy_tasks.records import LABELS, VISITS
 from schemas.errors import StepError
 
@@ -87,7 +88,7 @@ def guided_priors(expert: Mapping[str, float], left: Sequence[str], guidance: fl
 
 
 def guided_search(
-    row: dict[str, Any],
+    row: Row,
     rng: np.random.Generator,
     *,
     marker: str = "####",

@@ -10,11 +10,12 @@ import json
 import re
 from functools import lru_cache
 from itertools import product
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
+from learning.data.rows import Row
 from learning.toy_tasks.circuits import LONGEST, simulate
 from schemas.errors import StepError
 
@@ -32,13 +33,13 @@ def modules(
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
     registers: Rate = 0.25,
     operators: Annotated[int, Field(ge=1, le=4)] = 2,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Generate `size` descriptions of hardware modules for the train or test split; `answer` is the golden code.
 
     A share of `registers` are registers. Raise StepError if there are too few.
     """
     rng = np.random.default_rng([seed, operators])
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, Row] = {}
     for _ in range(200 * size + 1000):
         kind = "next" if rng.random() < registers else "out"
         code = _drawn(int(rng.integers(1, operators + 1)), rng)
@@ -64,7 +65,7 @@ def described(code: str, kind: str) -> str:
     return f"{kind} is " + re.sub(r"[&|^~]", lambda found: WORDS[found[0]], code)
 
 
-def regenerated(row: dict[str, Any], rng: np.random.Generator, *, error_rate: Rate = 0.3) -> str:
+def regenerated(row: Row, rng: np.random.Generator, *, error_rate: Rate = 0.3) -> str:
     """Write the code again from its description; at `error_rate` without the parentheses."""
     code = row["prompt"][-1]["content"].partition(" is ")[2]
     for sign, word in WORDS.items():
@@ -72,12 +73,12 @@ def regenerated(row: dict[str, Any], rng: np.random.Generator, *, error_rate: Ra
     return re.sub(r"[()]", "", code) if rng.random() < error_rate else code
 
 
-def round_trip(row: dict[str, Any]) -> bool:
+def round_trip(row: Row) -> bool:
     """Keep rows whose completion does what the golden code does (code → description → code, CodeV-R1 2025)."""
     return equivalent(row, row["completion"][-1]["content"])
 
 
-def equivalent(row: dict[str, Any], code: str) -> bool:
+def equivalent(row: Row, code: str) -> bool:
     """Return whether code passes the testbench of a row's golden code; raise StepError if the row is not a module."""
     try:
         kind = json.loads(row["metadata"] or "")["kind"]

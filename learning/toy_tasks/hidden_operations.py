@@ -6,11 +6,12 @@ Solved examples in context show the meaning; without them the model must have le
 import hashlib
 import json
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
+from learning.data.rows import Row
 from schemas.errors import StepError
 
 MEANINGS: dict[str, Callable[[int, int], int]] = {
@@ -30,14 +31,14 @@ def operations(
     meaning: Literal["larger", "smaller", "first", "second"] | None = None,
     shown: Annotated[int, Field(ge=0, le=8)] = 0,
     largest: Annotated[int, Field(ge=5, le=999)] = 9,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Generate `size` problems `a?b` of two different numbers, after `shown` solved ones as turns of a conversation.
 
     `meaning` is that of all problems; null draws one for each. The split depends on the two numbers of the question.
     Raise StepError if there are too few.
     """
     rng = np.random.default_rng([seed, shown, largest])
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, Row] = {}
     for _ in range(50 * size + 1000):
         name = meaning or list(MEANINGS)[int(rng.integers(len(MEANINGS)))]
         pairs = [[int(v) for v in rng.choice(largest + 1, size=2, replace=False)] for _ in range(shown + 1)]

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from learning.data.rows import Row
 from schemas.errors import StepError
 
 MOVES = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
@@ -30,13 +31,13 @@ def mazes(
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
     side: Annotated[int, Field(ge=2, le=5)] = 5,
     walls: Annotated[float, Field(ge=0, lt=1)] = 0.3,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Generate `size` solvable mazes, split by walls and goal, so that test mazes are unseen.
 
     `walls` is the probability that a cell is a wall. Raise StepError if the space holds too few.
     """
     rng = np.random.default_rng([seed, side])
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, Row] = {}
     for _ in range(200 * size):
         open_ = rng.random((side, side)) >= walls
         start, goal = (divmod(int(place), side) for place in rng.choice(side * side, 2, replace=False))
@@ -69,9 +70,7 @@ def search(maze: Maze) -> list[tuple[Cell, list[Cell]]]:
     return clauses
 
 
-def solved_maze(
-    row: dict[str, Any], rng: np.random.Generator, *, trace: Literal["bfs", "none"] = "bfs", marker: str = "#"
-) -> str:
+def solved_maze(row: Row, rng: np.random.Generator, *, trace: Literal["bfs", "none"] = "bfs", marker: str = "#") -> str:
     """Write the search clause by clause, then the move: `mi;ie;#R`; with `trace: none` only the move (plain cloning).
 
     Raise StepError if the row is not a maze.
@@ -82,7 +81,7 @@ def solved_maze(
     return f"{said if trace == 'bfs' else ''}{marker}{move_between(maze[2], clauses[-1][0])}"
 
 
-def maze_of(row: dict[str, Any]) -> Maze:
+def maze_of(row: Row) -> Maze:
     """Return the maze of a row; raise StepError if the row is not a maze."""
     if row["family"] != "mazes":
         raise StepError(f"teacher solved_maze: row {row['id']} is not a maze")

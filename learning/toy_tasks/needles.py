@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from learning.data.rows import Row
 from schemas.errors import StepError
 
 
@@ -23,7 +24,7 @@ def needles(
     longest: Annotated[int, Field(ge=4)] = 100,
     share: Annotated[float, Field(gt=0, le=1)] = 0.2,
     needle: str = "key",
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Generate `size` lists of `shortest` to `longest` characters; at most `share` of the words are the needle.
 
     Words have three letters, none of them in the needle, and a comma, so lengths are multiples of four. Raise StepError
@@ -31,7 +32,7 @@ def needles(
     """
     rng = np.random.default_rng([seed, split == "test", shortest, longest])
     letters = [c for c in string.ascii_lowercase if c not in needle]
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, Row] = {}
     for _ in range(20 * size):
         words = rng.choice(letters, (int(rng.integers(shortest // 4, longest // 4 + 1)), 3))
         items = ["".join(word) for word in words]
@@ -56,6 +57,6 @@ def _row(items: list[str], needle: str) -> dict[str, Any]:
     }
 
 
-def _held_out(row: dict[str, Any]) -> bool:
+def _held_out(row: Row) -> bool:
     """Return whether a list is in the test split: a fifth of all lists, by the hash of their text."""
     return int(row["id"], 16) % 5 == 0

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from learning.data.rows import Row
 from schemas.errors import StepError
 
 THINGS = (
@@ -51,7 +52,7 @@ def opinions(
     seed: int = 0,
     split: Literal["train", "test"],
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Generate `size` subjects of opinions (`film, end`) for the train or test split, without a right answer.
 
     Raise StepError if there are too few.
@@ -64,7 +65,7 @@ def opinions(
     return rows[:size]
 
 
-def opinion(row: dict[str, Any], rng: np.random.Generator, *, good: Annotated[float, Field(ge=0, le=1)] = 0.5) -> str:
+def opinion(row: Row, rng: np.random.Generator, *, good: Annotated[float, Field(ge=0, le=1)] = 0.5) -> str:
     """Write an opinion in eight words; each of the two adjectives is kind with probability `good`.
 
     Raise StepError if the row is not an opinion problem.
@@ -88,5 +89,5 @@ def _row(thing: str, part: str) -> dict[str, Any]:
     }
 
 
-def _held_out(row: dict[str, Any], test_share: float) -> bool:
+def _held_out(row: Row, test_share: float) -> bool:
     return int(row["id"], 16) < test_share * 2**64

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from learning.data.rows import Row
 from schemas.errors import StepError
 
 TOPICS = ("fox", "owl", "cook", "king", "robot", "child", "sailor", "doctor")
@@ -25,7 +26,7 @@ def posts(
     seed: int = 0,
     split: Literal["train", "test"],
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Generate `size` distinct posts, `the fox ran home. it rained. the fox sang. tl;dr`, for the train or test split.
 
     Raise StepError if there are too few.
@@ -53,7 +54,7 @@ def _row(topic: str, first: str, aside: str, last: str) -> dict[str, Any]:
     }
 
 
-def summed_up(row: dict[str, Any], rng: np.random.Generator, *, lost: Share = 0.5) -> str:
+def summed_up(row: Row, rng: np.random.Generator, *, lost: Share = 0.5) -> str:
     """Write the last event in the post's words; a share `lost` of the summaries omits the subject.
 
     Raise StepError if the row is not a post.
@@ -63,7 +64,7 @@ def summed_up(row: dict[str, Any], rng: np.random.Generator, *, lost: Share = 0.
     return f"{who} {about['last']}."
 
 
-def known(row: dict[str, Any]) -> dict[str, str]:
+def known(row: Row) -> dict[str, str]:
     """Return topic and last event of a post; raise StepError if the row is not a post."""
     about = json.loads(row["metadata"] or "{}")
     if "topic" not in about:

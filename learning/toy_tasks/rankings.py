@@ -7,11 +7,12 @@ import hashlib
 import json
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
+from learning.data.rows import Row
 from schemas.errors import StepError
 
 LENGTH = 10
@@ -32,7 +33,7 @@ def ratings(
     split: Literal["train", "test"],
     test_share: Share = 0.2,
     candidates: Annotated[int, Field(ge=1, le=9)] = 3,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Generate strings to rate: `rate 0123456789 9876543210=`; the answer is their values, `9 0`, all different.
 
     With one candidate the prompt has the form that `judges.own` can use. Raise StepError if the space is too small.
@@ -54,7 +55,7 @@ def rising(
     seed: int = 0,
     split: Literal["train", "test"],
     test_share: Share = 0.2,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Generate prompts for a rising string with a given beginning: `write 37=`; `answer` is one of the best."""
 
     def one(rng: np.random.Generator) -> tuple[str, str]:
@@ -84,10 +85,10 @@ def _distinct(
     seed: int,
     split: str,
     test_share: float,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Return `size` rows of one split, by question; raise StepError if there are too few."""
     rng = np.random.default_rng([seed, len(family)])
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, Row] = {}
     for _ in range(SPACE * size):
         question, answer = make(rng)
         name = hashlib.sha256(f"{family}\n{question}".encode()).hexdigest()[:16]

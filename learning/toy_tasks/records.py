@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from learning.data.rows import Row
 from schemas.errors import StepError
 
 NAMES = "abcdefgh"
@@ -32,7 +33,7 @@ def records(
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
     world: int = 0,
     shuffled: bool = False,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Generate `size` distinct health records with the question whether a risk is `high` or `low`, half of each.
 
     `a:1234 b:5678 … risk?` shows the visits of every measurement, with `shuffled` in random order (and as the family
@@ -42,7 +43,7 @@ def records(
     """
     rng = np.random.default_rng([seed, 1 + world])
     expert, family = fitted(world), "records_shuffled" if shuffled else "records"
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, Row] = {}
     for _ in range(50 * size):
         table_FV, label = drawn(rng, world)
         order = rng.permutation(len(NAMES)) if shuffled else np.arange(len(NAMES))

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from learning.data.rows import read_rows, write_rows
+from learning.data.rows import Row, read_rows, write_rows
 from learning.generation.engines.torch import Engine
 from learning.models.policy import load_policy, set_determinism
 from learning.samples.engine_protocol import Sampling
@@ -48,7 +48,7 @@ Try = Callable[[Sequence[tuple[dict[str, Any], str | None]]], list[list[Attempt]
 """A function from problems, each with a failed attempt or None, to attempts at each."""
 
 
-def grow(rows: Sequence[dict[str, Any]], attempt: Try, *, reflect_below: float, rounds: int) -> list[list[Attempt]]:
+def grow(rows: Sequence[Row], attempt: Try, *, reflect_below: float, rounds: int) -> list[list[Attempt]]:
     """Return attempts at every problem; for `rounds` rounds, those that pass less than `reflect_below` get children."""
     roots = attempt([(row, None) for row in rows])
     open_ = [(row, node) for row, nodes in zip(rows, roots, strict=True) for node in nodes]
@@ -124,12 +124,12 @@ def _sampling(context: Any, n: int, temperature: float, longest: int) -> Try:
     return attempt
 
 
-def _again(row: dict[str, Any], shown: str) -> list[dict[str, Any]]:
+def _again(row: Row, shown: str) -> list[Row]:
     """Return the prompt with the failed attempt, truncated to 24 characters."""
     kept = json.loads(row["metadata"])
     return problem(kept["table"], kept["inputs"], shown[:24] or "?")["prompt"]
 
 
-def _pair(row: dict[str, Any], better: Attempt, worse: Attempt) -> dict[str, Any]:
+def _pair(row: Row, better: Attempt, worse: Attempt) -> dict[str, Any]:
     chosen, rejected = ([{"role": "assistant", "content": node.text}] for node in (better, worse))
     return row | {"chosen": chosen, "rejected": rejected, "margin": better.score - worse.score}

@@ -7,11 +7,12 @@ person, if a thing is found that a person already has, or if a person loses a th
 import hashlib
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
+from learning.data.rows import Row
 from schemas.errors import StepError
 
 NAMES = ("ann", "bob", "eve", "tom")
@@ -29,13 +30,13 @@ def openings(
     split: Literal["train", "test"],
     most: Annotated[int, Field(ge=1)] = 3,
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Generate `size` distinct coherent stories of one to `most` sentences, for the train or test split.
 
     Raise StepError if the space holds too few.
     """
     rng = np.random.default_rng(seed)
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, Row] = {}
     for _ in range(SPACE):
         story: list[str] = []
         for _ in range(int(rng.integers(1, most + 1))):
@@ -51,7 +52,7 @@ def openings(
 
 
 def storyteller(
-    row: dict[str, Any],
+    row: Row,
     rng: np.random.Generator,
     *,
     error_rate: Annotated[float, Field(ge=0, le=1)] = 0.0,

@@ -8,11 +8,12 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
+from learning.data.rows import Row
 from learning.data.text_edits import mistaken
 from schemas.errors import StepError
 
@@ -21,7 +22,7 @@ SPACE = 50
 """Draws per requested problem after which the space counts as exhausted."""
 
 
-def sum_of(row: dict[str, Any]) -> tuple[list[int], list[str]]:
+def sum_of(row: Row) -> tuple[list[int], list[str]]:
     """Return numbers and signs of the sum at the end of the prompt; raise StepError if there is none."""
     text = row["prompt"][-1]["content"]
     found = re.search(r"(-?\d+)((?:\s*[+-]\s*\d+)+)\s*=?\s*$", text)
@@ -48,9 +49,7 @@ def planted(num_steps: int, number: int, rng: np.random.Generator) -> dict[int, 
     return {place: by if i == 0 else -by for i, place in enumerate(places)}
 
 
-def told_sum(
-    row: dict[str, Any], rng: np.random.Generator, *, style: Literal["totals", "words"], marker: str = "####"
-) -> str:
+def told_sum(row: Row, rng: np.random.Generator, *, style: Literal["totals", "words"], marker: str = "####") -> str:
     """Write a worked sum in another form: the running totals alone (`19, 16 #### 16`), or in words.
 
     In words `12 + 7 - 3 =` becomes `12 add 7 is 19, take 3 is 16 #### 16`. Raise StepError if the prompt does not end
@@ -66,7 +65,7 @@ def told_sum(
     return f"{said} {marker} {total}"
 
 
-def first_step(row: dict[str, Any], rng: np.random.Generator, *, error_rate: Rate = 0.0) -> str:
+def first_step(row: Row, rng: np.random.Generator, *, error_rate: Rate = 0.0) -> str:
     """Write only the first step of a sum, as a plan for another agent: `12 + 7 - 3 =` becomes `12 + 7 = 19`.
 
     At `error_rate` its result is off by one or two. Raise StepError if the prompt does not end with a sum.
@@ -78,7 +77,7 @@ def first_step(row: dict[str, Any], rng: np.random.Generator, *, error_rate: Rat
 
 
 def flawed_sum(
-    row: dict[str, Any],
+    row: Row,
     rng: np.random.Generator,
     *,
     marker: str = "####",
@@ -107,7 +106,7 @@ def step_chains(
     max_steps: Annotated[int, Field(ge=2)] = 8,
     question: str = "check ",
     marker: str = "####",
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Generate worked sums to check; the answer is the index (from 0) of the first wrong step, −1 without one.
 
     Half are correct, a quarter have one mistake, a quarter two that cancel. Raise StepError if the space is too small.
@@ -115,7 +114,7 @@ def step_chains(
     if max_steps < min_steps:
         raise StepError(f"step_chains: max_steps ({max_steps}) is less than min_steps ({min_steps})")
     rng = np.random.default_rng(seed)
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, Row] = {}
     for _ in range(SPACE * size):
         steps = int(rng.integers(min_steps, max_steps + 1))
         numbers = rng.integers(1, 10, size=steps + 1).tolist()
@@ -136,7 +135,7 @@ def step_chains(
     raise StepError(f"step_chains: found {len(rows)} {split} problems of {size}; lower `size` or widen the steps")
 
 
-def worked_sum(row: dict[str, Any], rng: np.random.Generator, *, marker: str = "####", error_rate: Rate = 0.0) -> str:
+def worked_sum(row: Row, rng: np.random.Generator, *, marker: str = "####", error_rate: Rate = 0.0) -> str:
     """Write the running totals of a sum, then the answer: `12 + 7 - 3 =` becomes `12 + 7 = 19, 19 - 3 = 16 #### 16`.
 
     An error changes one total and propagates. Raise StepError if the prompt does not end with a sum.
@@ -153,9 +152,7 @@ def worked_sum(row: dict[str, Any], rng: np.random.Generator, *, marker: str = "
     return f"{', '.join(steps)} {marker} {total}"
 
 
-def worked_spelling(
-    row: dict[str, Any], rng: np.random.Generator, *, marker: str = "####", error_rate: Rate = 0.0
-) -> str:
+def worked_spelling(row: Row, rng: np.random.Generator, *, marker: str = "####", error_rate: Rate = 0.0) -> str:
     """Spell a word letter by letter, then backward, then write the answer: `sun` becomes `s-u-n, n-u-s #### nus`."""
     word = row["prompt"][-1]["content"].rpartition(": ")[2].strip()
     back = word[::-1]

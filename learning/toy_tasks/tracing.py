@@ -1,11 +1,12 @@
 """Execution semantics as an additional task when training on code: CodeRL+ (2025)."""
 
 import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
+from learning.data.rows import Row
 from learning.samples.sample import Sample, SampleRequest
 from learning.toy_tasks.coding import state_row
 from learning.toy_tasks.execution import ProgramError
@@ -29,7 +30,7 @@ def trace_tasks(
     """
     if round:
         return samples, []
-    made: dict[str, dict[str, Any]] = {}
+    made: dict[str, Row] = {}
     for sample in samples:
         tests = json.loads(sample.row["metadata"] or "{}").get("tests") if sample.source == "policy" else None
         if tests:

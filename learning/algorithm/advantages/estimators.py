@@ -6,7 +6,7 @@ Shapes: P paths.
 from collections.abc import Mapping
 from dataclasses import replace
 from math import comb
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -15,6 +15,7 @@ from torch import Tensor
 from learning.batch.batch import Batch
 from learning.batch.columns import Column
 from learning.batch.keyed import Key, are_equal_per_key, index_keys, standardise_per_key
+from learning.data.rows import Row
 from schemas.errors import StepError
 
 
@@ -92,7 +93,7 @@ def decoupled(
 def running_baseline(
     column: Column,
     batch: Batch,
-    rows: list[dict[str, Any]],
+    rows: list[Row],
     state: dict[str, float],
     *,
     by: Literal["batch", "prompt", "family"] = "family",

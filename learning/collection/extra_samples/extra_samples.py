@@ -16,7 +16,7 @@ from pydantic import Field
 
 from learning.collection.extra_samples.success_pool import load_successes, restore_success
 from learning.data.chat import encode_text
-from learning.data.rows import read_rows
+from learning.data.rows import Row, read_rows
 from learning.samples.judging import failed, passed
 from learning.samples.sample import Sample
 from learning.samples.sample import by_group as _by_group
@@ -45,7 +45,7 @@ def replay(
     `groups` of them are drawn without replacement in every iteration (null: all that are stored); each becomes a new
     group. For more updates per batch use `num_iterations` and `num_mini_batches`.
     """
-    stored: list[dict[str, Any]] = state.setdefault("groups", [])
+    stored: list[Row] = state.setdefault("groups", [])
     stored[:] = [entry for entry in stored if entry["step"] >= step - policies]
     count = len(stored) if groups is None else min(groups, len(stored))
     chosen = sorted(rng.choice(len(stored), size=count, replace=False).tolist()) if count else []
@@ -77,7 +77,7 @@ def successes(
     2025). With `replaced` they replace as many of the group's own completions. The last `keep` successes of a problem
     are stored: completions with a score of `reward` (null: the first reward) of at least `at_least`.
     """
-    stored: dict[str, list[dict[str, Any]]] = state.setdefault("successes", {})
+    stored: dict[str, list[Row]] = state.setdefault("successes", {})
     added: dict[int, list[Sample]] = {}
     for group, members in _by_group(samples).items():
         candidates = stored.get(members[0].row["id"], [])
@@ -185,9 +185,7 @@ def teachers(
     return add_samples(samples, added, replaced=True)
 
 
-def _rank_by_comprehension(
-    row: dict[str, Any], texts: list[str], marker: str, reduce: str, sampler: Sampler
-) -> list[str]:
+def _rank_by_comprehension(row: Row, texts: list[str], marker: str, reduce: str, sampler: Sampler) -> list[str]:
     """Return the texts in order of the likelihood of the row's answer after their reasoning, without those too long."""
     prompt, target = sampler.encode(row["prompt"]), encode_text(sampler.policy.tokenizer, row["answer"].strip())
     leads = [text[: len(text) - len(text[text.rindex(marker) + len(marker) :].lstrip())] for text in texts]
@@ -198,7 +196,7 @@ def _rank_by_comprehension(
     return [texts[i] for i in sorted(scores, key=lambda i: (-scores[i], i))]
 
 
-def make_external(row: dict[str, Any], text: str, sampler: Sampler, *, source: str, group: int) -> Sample:
+def make_external(row: Row, text: str, sampler: Sampler, *, source: str, group: int) -> Sample:
     """Return a completion of another author as a sample; raise StepError if it exceeds the model's context."""
     sample = sampler.sample_from_text(row, text, source=source, group=group)
     size = len(sample.prompt_ids) + len(sample.completion_ids)

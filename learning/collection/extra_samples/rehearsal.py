@@ -2,12 +2,12 @@
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
-from learning.data.rows import read_rows
+from learning.data.rows import Row, read_rows
 from learning.samples.sample import Sample
 from learning.sampling.sampler import Sampler
 from schemas.errors import StepError
@@ -35,13 +35,13 @@ def rehearse(
     return [*samples, *(_make_sample(rows[int(i)], sampler) for i in chosen)]
 
 
-def _make_sample(row: dict[str, Any], sampler: Sampler) -> Sample:
+def _make_sample(row: Row, sampler: Sampler) -> Sample:
     text = row["completion"][-1]["content"]
     return sampler.sample_from_text(row, text, source="auxiliary", group=sampler.new_group())
 
 
 @lru_cache(maxsize=4)
-def _load_rows(folder: str) -> list[dict[str, Any]]:
+def _load_rows(folder: str) -> list[Row]:
     """Return the rows of a chat artifact."""
     # Artifacts never change, so the cache is never stale.
     return read_rows(Path(folder), "chat")

@@ -10,6 +10,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from learning.data.chat import encode_completion
+from learning.data.rows import Row
 from learning.data.shards import find_shards, scan_shards
 from learning.lookup import Inner, RewardFunction
 from learning.samples.sample import Sample, by_group
@@ -27,7 +28,7 @@ Texts = tuple[str, tuple[str, ...]]
 
 def shared(
     samples: list[Sample],
-    rows: list[dict[str, Any]],
+    rows: list[Row],
     sampler: Sampler,
     rng: np.random.Generator,
     *,

@@ -3,12 +3,12 @@
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from learning.data.chat import decode
+from learning.data.rows import Row
 from learning.data.shards import find_shards, scan_shards
 from learning.samples.engine_protocol import Generation, Turn
 from learning.samples.sample import Sample, SampleRequest
@@ -21,7 +21,7 @@ READ = ("prompt_id", "source", "completion", "token_ids", "logprobs", "scores", 
 
 
 @lru_cache(maxsize=8)
-def load_successes(folder: str, reward: str | None, at_least: float) -> dict[str, list[dict[str, Any]]]:
+def load_successes(folder: str, reward: str | None, at_least: float) -> dict[str, list[Row]]:
     """Return, by problem, the finished completions of a policy that scored `at_least` in a trajectories artifact.
 
     `reward` names the score (null: the first). Raise StepError if a trajectory has no such score.
@@ -31,7 +31,7 @@ def load_successes(folder: str, reward: str | None, at_least: float) -> dict[str
     played = "turns" in pq.ParquetFile(shards[0]).schema_arrow.names
     schema = EPISODES if played else SCHEMA
     read_schema = pa.schema([schema.field(name) for name in (*READ, *(("turns",) if played else ()))])
-    successes: dict[str, list[dict[str, Any]]] = {}
+    successes: dict[str, list[Row]] = {}
     for batch in scan_shards(shards, read_schema, STEM):
         for line in batch.to_pylist():
             if line["source"] == "policy" and line["status"] == "done" and _read_score(line, reward) >= at_least:
@@ -39,7 +39,7 @@ def load_successes(folder: str, reward: str | None, at_least: float) -> dict[str
     return successes
 
 
-def _read_score(line: dict[str, Any], reward: str | None) -> float:
+def _read_score(line: Row, reward: str | None) -> float:
     """Return a score of a trajectory, −inf if it could not be scored."""
     scores = dict(line["scores"])
     name = reward or next(iter(scores), None)
@@ -48,7 +48,7 @@ def _read_score(line: dict[str, Any], reward: str | None) -> float:
     return -float("inf") if scores[name] is None else scores[name]
 
 
-def restore_success(line: dict[str, Any], row: dict[str, Any], group: int, sampler: Sampler) -> Sample:
+def restore_success(line: Row, row: Row, group: int, sampler: Sampler) -> Sample:
     """Return a stored success as a sample in a group of this iteration, to be scored by the stage's rewards.
 
     Its version is 0, as if sampled at the start of the stage, and its entropies are unknown. Raise StepError if the

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from learning.data.chat import encode_completion
-from learning.data.rows import read_rows
+from learning.data.rows import Row, read_rows
 from learning.samples.sample import Sample, SampleRequest
 from learning.sampling.pending_samples import Pending, advance, begin, build_sample, ended_groups, group_ids, start
 from learning.sampling.sampler import Sampler
@@ -127,15 +127,15 @@ def resets(
 
 
 @lru_cache(maxsize=4)
-def chosen_answers(folder: str) -> dict[str, list[list[dict[str, Any]]]]:
+def chosen_answers(folder: str) -> dict[str, list[list[Row]]]:
     """The chosen answers of preference pairs, by prompt; kept: an artifact never changes."""
-    found: dict[str, list[list[dict[str, Any]]]] = {}
+    found: dict[str, list[list[Row]]] = {}
     for row in read_rows(Path(folder), "preference_pairs"):
         found.setdefault(prompt_key(row), []).append(row["chosen"])
     return found
 
 
-def prompt_key(row: dict[str, Any]) -> str:
+def prompt_key(row: Row) -> str:
     """A prompt's messages as text."""
     return json.dumps([[message["role"], message["content"]] for message in row["prompt"]])
 

@@ -95,8 +95,8 @@ class VllmFlight:
         self.open[number], self.host.open[one.name] = one, (weakref.ref(self), number)
 
     def _params(self, limit: int, told: dict[str, Any]) -> Any:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
+        from vllm import SamplingParams  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]  # an extra
+        from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]  # an extra
 
         return SamplingParams(
             max_tokens=limit,

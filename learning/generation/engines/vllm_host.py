@@ -107,8 +107,8 @@ class Host:
 
 
 def _start_vllm(folder: str, options: dict[str, Any]) -> Any:
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm.engine.arg_utils import EngineArgs  # pyright: ignore[reportMissingImports]  # an extra
+    from vllm.v1.engine.llm_engine import LLMEngine  # pyright: ignore[reportMissingImports]  # an extra
 
     from learning.generation.engines import vllm_worker
 
@@ -164,7 +164,7 @@ def _check(config: Any, on_gpu: bool) -> None:
     try:
         with preserve_process_state():
             import vllm  # noqa: F401 — a missing vllm has another error message than a missing dependency
-            from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+            from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend  # pyright: ignore[reportMissingImports]  # an extra
     except ModuleNotFoundError as error:
         raise StepError(f"engine vllm: {IN_VAIN if error.name == 'vllm' else error}") from error
     if on_gpu:

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
-from vllm.v1.sample.metadata import SamplingMetadata
-from vllm.v1.sample.sampler import Sampler
+from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality  # pyright: ignore[reportMissingImports]  # an extra
+from vllm.v1.sample.metadata import SamplingMetadata  # pyright: ignore[reportMissingImports]  # an extra
+from vllm.v1.sample.sampler import Sampler  # pyright: ignore[reportMissingImports]  # an extra
 
 from learning.generation.engines.token_sampling import pick
 from learning.samples.engine_protocol import Processor

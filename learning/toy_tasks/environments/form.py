@@ -1,7 +1,6 @@
 """Environment `form`: a graphical interface shown as text, a form to fill in by clicks (`learning.toy_tasks.forms`)."""
 
-from typing import Any
-
+from learning.data.rows import Row
 from learning.environments.protocol import Outcome
 from learning.toy_tasks.forms import Form
 
@@ -12,7 +11,7 @@ ODD = "?"
 class Environment:
     """Show the screen after every turn. Saving ends the episode; a correctly filled form has reward 1."""
 
-    def begin(self, row: dict[str, Any], seed: int) -> "Filling":
+    def begin(self, row: Row, seed: int) -> "Filling":
         """Return an episode of a form; nothing in it is random."""
         return Filling(Form(row))
 

@@ -1,7 +1,6 @@
 """Environment `guess`: the model guesses numbers and is told whether the hidden one is higher or lower."""
 
-from typing import Any
-
+from learning.data.rows import Row
 from learning.environments.protocol import Episode, Outcome
 from schemas.errors import StepError
 
@@ -21,7 +20,7 @@ class Environment:
     ) -> None:
         self.higher, self.lower, self.unclear, self.cost = higher, lower, unclear, cost
 
-    def begin(self, row: dict[str, Any], seed: int) -> Episode:
+    def begin(self, row: Row, seed: int) -> Episode:
         """Return an episode of a row; raise StepError if its answer is not an integer."""
         hidden = parse_number(str(row.get("answer")))
         if hidden is None:

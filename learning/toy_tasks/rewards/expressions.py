@@ -4,15 +4,15 @@ import ast
 import re
 from collections import Counter
 from fractions import Fraction
-from typing import Any
 
+from learning.data.rows import Row
 from learning.toy_tasks.countdown import problem_of
 
 FORM = re.compile(r"[-+*/()\d\s]{1,200}")
 """The characters of an expression."""
 
 
-def reaches(rows: list[dict[str, Any]], completions: list[str], *, marker: str = "#") -> list[float | None]:
+def reaches(rows: list[Row], completions: list[str], *, marker: str = "#") -> list[float | None]:
     """1 if the expression after the last marker (or the entire text) solves the row's countdown problem, else 0.
 
     Every number may be used once; operators are + − * / and parentheses. Raise StepError if a row is not a countdown.
@@ -20,7 +20,7 @@ def reaches(rows: list[dict[str, Any]], completions: list[str], *, marker: str =
     return [float(solves(row, text.rpartition(marker)[2])) for row, text in zip(rows, completions, strict=True)]
 
 
-def solves(row: dict[str, Any], text: str) -> bool:
+def solves(row: Row, text: str) -> bool:
     """Return whether the expression uses the row's numbers, each at most once, and equals its target."""
     numbers, target = problem_of(row)
     if not FORM.fullmatch(text):

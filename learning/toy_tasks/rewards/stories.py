@@ -1,18 +1,19 @@
 """Rewards for the next sentence of a story: of moderate surprise and consistent with the story."""
 
 import math
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
 from learning.data.chat import encode_completion
+from learning.data.rows import Row
 from learning.sampling.verdicts import guest, logprobs
 from learning.toy_tasks.stories import incoherence
 from schemas.references import PolicyRef
 
 
 def curiosity(
-    rows: list[dict[str, Any]],
+    rows: list[Row],
     completions: list[str],
     *,
     model: PolicyRef,

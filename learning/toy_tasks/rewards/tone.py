@@ -1,12 +1,12 @@
 """Rewards for the tone of a text, from lists of words."""
 
 import re
-from typing import Any
 
+from learning.data.rows import Row
 from learning.toy_tasks.opinions import BAD, GOOD
 
 
-def kind(rows: list[dict[str, Any]], completions: list[str]) -> list[float | None]:
+def kind(rows: list[Row], completions: list[str]) -> list[float | None]:
     """(Kind − unkind words) / (kind + unkind words), from −1 to 1; 0 without any."""
     return [_score_tone(re.findall("[a-z]+", text.lower())) for text in completions]
 
