@@ -35,7 +35,7 @@ def of_rewards(batch: Batch) -> Column:
 def broadcast_to_tokens(
     column: Column, batch: Batch, *, at: Literal["all", "last"] = "all", tree: Literal["mean", "max", "owner"] = "mean"
 ) -> Column:
-    """Return a path column broadcast to sampled tokens: every token of the path, or only its last one (0 elsewhere).
+    """Return a column of paths lifted to sampled tokens: every token of the path, or only its last one (0 elsewhere).
 
     A token shared by several paths gets the mean or the maximum of their values, or the value of its owner path.
     """

@@ -39,7 +39,7 @@ class Policy:
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Return the tokens that end a completion: the template's end of a turn, and those of the generation config."""
+        """Return the tokens that end a completion: the template's end of a turn, those of tokenizer and config."""
         named = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
         listed = named if isinstance(named, list) else [named]
         ids = (*find_turn_ends(self.tokenizer), *listed)
