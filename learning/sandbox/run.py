@@ -111,7 +111,7 @@ def left(folder: Path, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
 
 @contextmanager
 def working_folder() -> Iterator[Path]:
-    """Yield a folder that is deleted afterwards; a lock next to it tells the cleanup of later runs that it is used."""
+    """Yield a folder that is deleted afterwards; a lock next to it marks it as in use for later cleanups."""
     with ExitStack() as held:
         while (folder := locked_folder(held)) is None:
             continue
