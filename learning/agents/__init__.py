@@ -1,1 +1,1 @@
-"""Agents: their folder, tools that somebody wrote for them, and what practice makes of their rollouts."""
+"""Agents: their folder, generated tools, and experiences extracted from practice rollouts."""

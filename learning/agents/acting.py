@@ -1,4 +1,4 @@
-"""How a stage acts as an agent: its environment in the place of `env`, its problems as the agent's model sees them."""
+"""Inputs of a stage that runs an agent: the agent's environment in place of `env`, problems with its system text."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,11 +10,11 @@ from schemas.agent import Agent
 from schemas.use import EnvUse
 
 ENVIRONMENT = "learning.agents.environment:Environment"
-"""Made from an agent's folder; a step's key holds it by the agent's own."""
+"""Built from an agent's folder; a step's key covers it by the key of the agent."""
 
 
 def make_env(agent: Agent, folder: Path | None) -> EnvUse | None:
-    """What the `env` of a stage is for an agent at a folder; None where nothing answers its turns."""
+    """Return the `env` of a stage for the agent in a folder; None if the agent has no environment."""
     if agent.environment is None or folder is None:
         return None
     own = {name: getattr(agent.environment, name) for name in EnvUse.model_fields if name != "use"}
@@ -22,13 +22,13 @@ def make_env(agent: Agent, folder: Path | None) -> EnvUse | None:
 
 
 def load_env(folder: Path | None, env: EnvUse | None) -> EnvUse | None:
-    """What answers the turns of a stage: the agent at a folder, or without one the stage's own `env`.
+    """Return the environment of the agent in a folder, or without a folder the stage's own `env`.
 
-    Raises StepError where there is no agent.
+    Raise StepError if the folder holds no agent.
     """
     return env if folder is None else make_env(read_agent(folder), folder)
 
 
 def load_rows(folder: Path | None, rows: Sequence[Row]) -> Sequence[Row]:
-    """The problems as the model of the agent at a folder sees them; as they are without one. Raises StepError."""
+    """Return the problems with the agent's system text, unchanged without a folder; raise StepError as `load_env`."""
     return rows if folder is None else ShownRows(rows, read_agent(folder))

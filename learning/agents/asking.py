@@ -1,4 +1,4 @@
-"""A model behind an endpoint, asked for one text or one JSON object. Its client takes a second to import."""
+"""Requests to a model behind an endpoint for one text or one JSON object. Importing the client takes a second."""
 
 import json
 from typing import Any
@@ -9,15 +9,15 @@ from learning.api.spending import SpendingAccount
 from schemas.endpoint import Endpoint
 
 LONGEST, DEEPEST = 1_000_000, 50
-"""Characters of a JSON object that is read, and levels of it."""
+"""Limits of the characters of a JSON object, and of its nesting."""
 
 
 def ask_text(
     endpoint: Endpoint, desk: SpendingAccount, order: str, number: int, temperature: float, max_tokens: int
 ) -> str:
-    """The reply to a message, empty where there is none; `number` tells equal questions apart.
+    """Return the reply to a message, empty if there is none; `number` distinguishes equal questions.
 
-    Raises StepError as `learning.api.client.ask` does.
+    Raise StepError as `learning.api.client.ask` does.
     """
     question = make_chat_question(
         [{"role": "user", "content": order}], number, temperature=temperature, max_tokens=max_tokens
@@ -29,14 +29,14 @@ def ask_text(
 def ask_object(
     endpoint: Endpoint, desk: SpendingAccount, order: str, number: int, temperature: float, max_tokens: int
 ) -> dict[str, Any]:
-    """The JSON object in a reply, from its first to its last brace. Raises ValueError where there is none."""
+    """Return the JSON object in a reply, from its first to its last brace; raise ValueError if there is none."""
     return find_object(ask_text(endpoint, desk, order, number, temperature, max_tokens))
 
 
 def find_object(text: str) -> dict[str, Any]:
-    """The JSON object in a text, from its first to its last brace. Raises ValueError where there is none.
+    """Return the JSON object in a text, from its first to its last brace; raise ValueError if there is none.
 
-    One that is nested deeper than `DEEPEST` is none, nor one in more than `LONGEST` characters.
+    An object that is nested deeper than `DEEPEST` levels or has more than `LONGEST` characters is rejected as well.
     """
     start, end = text.find("{"), text.rfind("}")
     if end - start > LONGEST:

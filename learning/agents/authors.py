@@ -1,10 +1,10 @@
 """Slot author: a meta-agent that writes tools, prompts and settings of an agent for a task.
 
 An author returns a draft, plain values as in `schemas.agent.Draft`: `tools` with code and tests, `toolkit` (names of
-the given tools that the agent keeps; none: all), `context` (what the model is shown) and `description`. Nothing of it
-is taken before it has been checked: a draft against the schema, a tool by its tests in the sandbox. What is refused
-the author hears of in `refused` when it is asked again, with the reasons. (Youtu-Agent, Shi et al. 2025,
-arXiv:2512.24615: the modes Workflow and Meta-Agent of automated generation.)
+the given tools that the agent keeps; none: all), `context` (what the model is shown) and `description`. All of it is
+checked before use: a draft against the schema, a tool by its tests in the sandbox. The next call of the author receives
+what was rejected, with the reasons, in `refused`. (Youtu-Agent, Shi et al. 2025, arXiv:2512.24615: the modes Workflow
+and Meta-Agent of automated generation.)
 """
 
 from collections.abc import Mapping
@@ -40,9 +40,8 @@ def templates(
 ) -> dict[str, Any]:
     """Write tools from templates (`learning.agents.templates`) whose keywords the task has, wrong at `error_rate`.
 
-    `system` becomes the system message, with {task} and {tools} (a line for every tool) filled in. When asked
-    again, it
-    writes only the refused tools.
+    `system` becomes the system message, with {task} and {tools} (a line for every tool) filled in. Further attempts
+    write only the refused tools.
     """
     again = {entry["name"] for entry in refused}
     found = find_needed(task)

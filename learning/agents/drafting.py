@@ -1,4 +1,4 @@
-"""A draft that an author wrote, taken apart: what the schema and the sandbox let through, and what is refused why."""
+"""Check of an author's draft: the parts that pass the schema and the sandbox, and the reasons for the rejected ones."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,15 +18,15 @@ Refused = dict[str, Any]
 
 @dataclass
 class Drafting:
-    """An agent while it is written, and a line of the report for everything that was."""
+    """An agent under construction, and a line of the report for every checked part."""
 
     agent: Agent
     lines: list[Row] = field(default_factory=list)
 
     def written(self, author: Bound, task: str, attempts: int, have: Mapping[str, Any]) -> Agent:
-        """Ask the author until nothing it wrote is refused, `attempts` times at most.
+        """Ask the author for drafts until nothing is rejected, at most `attempts` times; return the agent.
 
-        Raises StepError where no draft was fit for the schema, or tools were written and none passed.
+        Raise StepError if no draft fits the schema, or if tools were written and none passed.
         """
         given, refused, found = self.agent, [], None
         for attempt in range(attempts):
@@ -45,7 +45,7 @@ class Drafting:
         return self._whole(given, found)
 
     def proven(self, tools: list[MadeTool]) -> None:
-        """Tools that stand in the recipe. Raises StepError for one that fails its tests."""
+        """Record tools given in the recipe; raise StepError if one fails its tests."""
         for tool in tools:
             if wrong := list_failures(tool):
                 raise StepError(f"made tool {tool.name} fails its tests: {'; '.join(wrong)}")
@@ -65,7 +65,7 @@ class Drafting:
         return draft, []
 
     def _tools(self, draft: Draft, attempt: int) -> list[Refused]:
-        """Take the tools of a draft that pass; those that do not."""
+        """Add the tools of a draft that pass to the agent; return the rejected ones."""
         refused = []
         for written in draft.tools:
             name = str(written.get("name", "?"))
@@ -83,7 +83,7 @@ class Drafting:
         return refused
 
     def _whole(self, given: Agent, draft: Draft) -> Agent:
-        """The agent with all that was taken, validated once more as a whole."""
+        """Return the agent with all accepted parts, validated as a whole."""
         kept = [
             use
             for use, name in zip(given.toolkit, given.tool_names, strict=False)
@@ -100,11 +100,11 @@ class Drafting:
 
 
 def describe_tool(use: Any) -> str:
-    """The first sentence that a tool of ours says of itself."""
+    """Return the first line of a built-in tool's docstring."""
     return (find(use).__doc__ or "").strip().partition("\n")[0]
 
 
 def list_errors(error: ValidationError) -> list[str]:
-    """What is wrong with values, key by key."""
+    """Return the validation errors, one line per key."""
     found = [(".".join(str(part) for part in one["loc"]), one["msg"]) for one in error.errors(include_url=False)]
     return [f"{where}: {what}" if where else what for where, what in found]

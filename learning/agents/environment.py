@@ -1,4 +1,4 @@
-"""The environment of an agent: the one it names, with the agent's tools, its answers shown as its context says."""
+"""The environment of an agent: the one that it names, with the agent's tools and truncated observations."""
 
 import inspect
 from dataclasses import dataclass, replace
@@ -13,11 +13,11 @@ from schemas.errors import StepError
 from schemas.use import EnvUse, ToolUse
 
 MADE = "learning.agents.made:call_made_tool_"
-"""How a tool that somebody wrote is called."""
+"""The function that calls a generated tool."""
 
 
 class Environment:
-    """What an agent's folder says."""
+    """The environment that an agent's folder describes."""
 
     def __init__(self, *, folder: str):
         agent = read_agent(Path(folder))
@@ -25,27 +25,27 @@ class Environment:
         self.length = agent.context.observation_length
 
     def begin(self, row: Row, seed: int) -> Episode:
-        """An episode of a problem."""
+        """Return an episode of a problem."""
         return TruncatedEpisode(self.inner.begin(row, seed), self.length)
 
 
 @dataclass
 class TruncatedEpisode:
-    """An episode whose observations are cut."""
+    """An episode with truncated observations."""
 
     episode: Episode
     length: int | None
 
     def step(self, action: str) -> Outcome:
-        """Carry out a turn."""
+        """Carry out a turn; return its outcome with the observation truncated."""
         found = self.episode.step(action)
         return found if self.length is None else replace(found, observation=found.observation[: self.length])
 
 
 def build_inner_environment(agent: Agent, inputs: dict[str, Path]) -> EnvironmentProtocol:
-    """The environment that an agent names, with its tools where it takes any. Raises StepError for what is not there.
+    """Return the environment that an agent names, with its tools; raise StepError if it does not exist.
 
-    One that takes no tools leaves the toolkit unused.
+    An environment without the option `tools` ignores the toolkit.
     """
     if agent.environment is None:
         raise StepError("the agent has no environment")

@@ -2,9 +2,8 @@
 
 An extractor receives the problem's `row`, the group's `rollouts` from best to worst, and the `experiences` so far, the
 oldest first; it returns the new list of experiences. It is called only for groups whose scores differ, one after the
-other, each with the result of the one before. It may ask the practising model (`sampler`) or a server
-(`desk`). (Training-Free GRPO, Cai et al. 2025, arXiv:2510.08191: the semantic advantage
-of a group.)
+other, each with the result of the one before. It may ask the practising model (`sampler`) or a server (`desk`).
+(Training-Free GRPO, Cai et al. 2025, arXiv:2510.08191: the semantic advantage of a group.)
 """
 
 import re
@@ -71,7 +70,7 @@ def first_difference(
 
 
 def _find_match(pattern: Pattern, text: str) -> str | None:
-    """The first match (its first group, if any); None where there is none in time."""
+    """Return the first match (its first group, if any); None if there is none within the time limit."""
     try:
         found = pattern.search(text)
     except MatchTimeout:
@@ -80,7 +79,7 @@ def _find_match(pattern: Pattern, text: str) -> str | None:
 
 
 def _fill_beginning(template: str, fields: dict[str, str]) -> str:
-    """What every lesson about the same begins with; empty where the template begins with what was done."""
+    """Return the common beginning of lessons about the same subject; empty if the template begins with an action."""
     return fill_template(re.split(r"\{best\}|\{worst\}", template, maxsplit=1)[0], fields)
 
 
@@ -127,7 +126,7 @@ def endpoint(
 
 
 def fill_order(order: str, row: Row, rollouts: Sequence[Rollout]) -> str:
-    """What a model is asked about a group."""
+    """Return the prompt for a model about a group."""
     best, worst = rollouts[0], rollouts[-1]
     problem = "\n".join(message["content"] for message in row["prompt"] if message["role"] != "system")
     fields = {"problem": problem, "best": format_transcript(best), "worst": format_transcript(worst)}
@@ -135,12 +134,12 @@ def fill_order(order: str, row: Row, rollouts: Sequence[Rollout]) -> str:
 
 
 def format_transcript(rollout: Rollout) -> str:
-    """A rollout as lines."""
+    """Return a rollout as lines of text."""
     steps = zip(rollout.said, rollout.heard, strict=True)
     return "\n".join(f"{said}\n=> {heard}" if heard else said for said, heard in steps)
 
 
 def add_experience(experiences: list[str], said: str) -> list[str]:
-    """The experiences with a further one, on one line; what is known already becomes the latest."""
+    """Return the experiences with a new one, on one line, at the end; a known one is moved to the end."""
     lesson = " ".join(said.split())
     return [*(known for known in experiences if known != lesson), lesson] if lesson else experiences

@@ -1,8 +1,8 @@
-"""An agent on disk: a file for each part, so that what changes with one of them is that file alone.
+"""An agent on disk: one file for each part, so that a change of a part changes only its file.
 
-agent.json        what it is for           context.json       what the model is shown
-environment.json  what answers its turns   experiences.json   what practice taught it
-toolkit.json      tools of ours            made.json          tools with their code and tests
+agent.json        its description          context.json       what the model is shown
+environment.json  its environment          experiences.json   experiences from practice
+toolkit.json      built-in tools           made.json          generated tools: code and tests
 inputs/<port>     artifacts that options of environment and tools name
 """
 
@@ -18,11 +18,11 @@ from schemas.errors import StepError
 
 PARTS = ("environment", "toolkit", "made", "context", "experiences")
 PORTS = ("environment.", "toolkit.")
-"""Where in a stage of kind `agent` references stand that its environment and tools read."""
+"""Prefixes of the ports of an `agent` stage whose artifacts its environment and tools read."""
 
 
 def write_agent(folder: Path, agent: Agent, inputs: Mapping[str, Path] = {}) -> None:
-    """Write an agent, with the artifacts that came in at its ports; equal agents give equal bytes."""
+    """Write an agent, with the artifacts of its ports; equal agents give equal bytes."""
     values = agent.model_dump(mode="json")
     for part in PARTS:
         _write(folder / f"{part}.json", values[part])
@@ -33,7 +33,7 @@ def write_agent(folder: Path, agent: Agent, inputs: Mapping[str, Path] = {}) -> 
 
 
 def read_agent(folder: Path) -> Agent:
-    """An agent as it was written. Raises StepError where something is missing or damaged."""
+    """Return the agent in a folder; raise StepError if a part is missing or damaged."""
     try:
         values = {part: json.loads((folder / f"{part}.json").read_text(encoding="utf-8")) for part in PARTS}
         return Agent.model_validate({**json.loads((folder / "agent.json").read_text(encoding="utf-8")), **values})
@@ -42,18 +42,18 @@ def read_agent(folder: Path) -> Agent:
 
 
 def load_agent(folder: Path | None) -> Agent:
-    """The agent that came in; without one, an agent that has nothing. Raises StepError as `read_agent` does."""
+    """Return the agent in a folder, without a folder an empty agent; raise StepError as `read_agent` does."""
     return Agent() if folder is None else read_agent(folder)
 
 
 def list_inputs(folder: Path) -> dict[str, Path]:
-    """The artifacts beside an agent, by port."""
+    """Return the artifacts stored with an agent, by port."""
     beside = folder / "inputs"
     return {path.name: path for path in sorted(beside.iterdir())} if beside.is_dir() else {}
 
 
 def write_practised(folder: Path, before: Path | None, agent: Agent) -> None:
-    """Write an agent that differs from the one at `before` in its experiences alone."""
+    """Write an agent that differs from the one at `before` only in its experiences."""
     if before is None:
         return write_agent(folder, agent)
     shutil.copytree(before, folder, dirs_exist_ok=True)

@@ -1,4 +1,4 @@
-"""Tools that a model or a person wrote: their code runs in the sandbox and nowhere else, in tests as in later calls."""
+"""Tools with code written by a model or a user: they run only in the sandbox, in tests and in later calls."""
 
 import json
 from functools import lru_cache
@@ -7,7 +7,7 @@ from learning.sandbox.run import run
 from schemas.agent import MadeTool
 
 LONGEST = 10_000
-"""Characters of an answer."""
+"""Limit of characters of an answer."""
 CALL = """
 import json, os, sys
 scope, query = {"__name__": "tool"}, sys.stdin.read()
@@ -15,13 +15,13 @@ with open("tool.py", encoding="utf-8") as file:
     exec(compile(file.read(), "tool.py", "exec"), scope)
 os.write(3, json.dumps({"answer": str(scope[NAME](query))[:LONGEST]}).encode())
 """
-"""What the sandbox runs around a tool. The answer is a message: what the tool prints, in whatever way, is none."""
+"""The program that calls a tool in the sandbox. The answer is a message, so that printed output is not an answer."""
 
 
 def call_made_tool_(query: str, *, tool: MadeTool) -> str:
-    """What the tool gives for a query. Raises ValueError with the last words of a call that failed.
+    """Return the tool's answer to a query; raise ValueError with the last line of the error if the call fails.
 
-    A tool is a function of its query: what was asked before is not run again.
+    A tool is a function of its query: results are cached.
     """
     return _run_tool(tool.name, tool.code, tool.seconds, tool.memory_mb, query)
 
@@ -40,9 +40,9 @@ def _run_tool(name: str, code: str, seconds: float, memory_mb: int, query: str) 
 
 
 def _parse_answer(said: list[bytes]) -> str:
-    """The one answer among a tool's messages, empty without any. Raises ValueError for what is none, and for several.
+    """Return the answer in a tool's messages, empty without any; raise ValueError for an invalid or a second message.
 
-    A tool that writes the message itself has said what its function might have returned; tests judge it all the same.
+    A tool that writes the message itself could as well return that text; its tests check it either way.
     """
     if not said:
         return ""
@@ -57,9 +57,9 @@ def _parse_answer(said: list[bytes]) -> str:
 
 
 def list_failures(tool: MadeTool) -> list[str]:
-    """What is wrong with a tool by its own unit tests, a sentence for each that fails; none: it passes.
+    """Return a sentence for each of a tool's own unit tests that fails; empty if it passes.
 
-    Answers are compared here, out of the reach of the code that gave them.
+    Answers are compared in this process, which the tool's code cannot influence.
     """
     found = []
     for case in tool.tests:

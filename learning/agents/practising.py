@@ -1,4 +1,4 @@
-"""A round of practice: groups of rollouts, their scores, and what an extractor makes of those that differ."""
+"""A round of practice: groups of rollouts, their scores, and experiences extracted from groups whose scores differ."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -15,7 +15,7 @@ from learning.sampling.sampler import Sampler
 from schemas.errors import StepError
 
 MAX_LENGTH = 2_000
-"""Characters of an experience."""
+"""Limit of characters of an experience."""
 
 
 def sample_rollouts(
@@ -24,10 +24,10 @@ def sample_rollouts(
     journal: RowJournal,
     spend: Callable[[int], None] = lambda tokens: None,
 ) -> list[Sample]:
-    """Completions of everything asked for, in order; those of a group are on disk as soon as all have ended.
+    """Return the completions of all requests, in order; those of a group are on disk as soon as all have ended.
 
-    What the journal knows is not sampled again; `spend` hears of the tokens of what is. Raises StepError for a prompt
-    that leaves no room for a completion.
+    Groups in the journal are not sampled again; `spend` is called with the number of sampled tokens. Raise StepError if
+    a prompt leaves no room for a completion.
     """
     engine_requests = sampler.engine_requests(requests)
     names = [f"{sampler.step}.{place}" for place in range(len(requests))]
@@ -48,7 +48,7 @@ def sample_rollouts(
 
 
 def parse_generation(values: Mapping[str, Any]) -> Generation:
-    """What was written down."""
+    """Return a generation from its plain values in the journal."""
     turns, versions = [Turn(**turn) for turn in values["turns"]], [tuple(span) for span in values["versions"]]
     return Generation(**{**values, "turns": turns, "versions": versions})
 
@@ -63,10 +63,10 @@ def extract_experiences(
     min_margin: float,
     most: int,
 ) -> tuple[list[str], list[Row]]:
-    """The experiences after all groups, one group after the other, and what each group was and taught.
+    """Return the experiences after all groups, processed one after the other, and a report line for each group.
 
-    A group whose scores differ by no more than `min_margin` teaches nothing and is not shown to the extractor; neither
-    is a rollout that could not be scored. `most` experiences are kept, the latest. Raises StepError.
+    A group whose scores differ by at most `min_margin` is not passed to the extractor; neither is a rollout without a
+    score. The latest `most` experiences are kept. Raise StepError if an extractor's result is invalid.
     """
     told = []
     for place, group in enumerate(by_group(samples).values()):
@@ -86,14 +86,14 @@ def extract_experiences(
 
 
 def rank_rollouts(tokenizer: Any, group: list[Sample]) -> list[Rollout]:
-    """The rollouts of a group that could be scored, the best first, equals in the order of their sampling."""
+    """Return the scored rollouts of a group, the best first, ties in the order of sampling."""
     scored = [(sample, sample.reward) for sample in group if sample.reward is not None]
     found = [make_rollout(tokenizer, t.completion_ids[t.given :], t.turns, float(score)) for t, score in scored]
     return sorted(found, key=lambda one: -one.score)
 
 
 def check_experiences(extractor: Bound, found: Any) -> list[str]:
-    """What an extractor gave, on one line each. Raises StepError where it is no list of texts."""
+    """Return an extractor's experiences, each on one line; raise StepError if the result is not a list of texts."""
     if not isinstance(found, Sequence) or isinstance(found, str) or any(not isinstance(one, str) for one in found):
         raise StepError(f"extractor {extractor.name}: it must return the list of experiences, each a text")
     lines = [" ".join(one.split())[:MAX_LENGTH] for one in found]

@@ -1,4 +1,4 @@
-"""What an extractor is shown of a rollout: what the model said turn by turn, what it heard, and the score."""
+"""A rollout as an extractor sees it: the model's turns, the observations, and the score."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,21 +9,21 @@ from learning.samples.engine_protocol import Turn
 
 @dataclass(frozen=True)
 class Rollout:
-    """One completion, taken apart into turns."""
+    """One completion, split into turns."""
 
     said: tuple[str, ...]
     """Texts of the model's turns, at least one."""
     heard: tuple[str, ...]
-    """What was observed after each of them; after the last one nothing."""
+    """The observation after each turn; empty after the last one."""
     score: float
 
     def told(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return the rollout as plain values."""
         return {"said": list(self.said), "heard": list(self.heard), "score": self.score}
 
 
 def make_rollout(tokenizer: Any, ids: list[int], turns: list[Turn], score: float) -> Rollout:
-    """A completion's tokens, of which `turns` tells the turns that ended; what follows them is a further one."""
+    """Return the rollout of a completion's tokens; tokens after the complete `turns` are a further turn."""
     said, heard, place = [], [], 0
     for turn in turns:
         said.append(decode(tokenizer, ids[place : place + turn.sampled]))

@@ -1,4 +1,4 @@
-"""What the model is shown beside a problem: the agent's system text, and its latest experiences under it."""
+"""The system message that an agent adds to a problem: its system text, followed by its latest experiences."""
 
 from collections.abc import Sequence
 from typing import overload
@@ -8,7 +8,7 @@ from schemas.agent import Agent
 
 
 def build_system_text(agent: Agent) -> str:
-    """The system message, empty where there is nothing to say: text, heading and a line for each experience."""
+    """Return the system message: text, heading and a line for each experience; empty if there are none of these."""
     most = agent.context.experiences
     known = [" ".join(one.split()) for one in agent.experiences[-most:]] if most else []
     heading = [agent.context.heading] if known and agent.context.heading else []
@@ -16,7 +16,7 @@ def build_system_text(agent: Agent) -> str:
 
 
 def add_system_message(row: Row, agent: Agent) -> Row:
-    """A prompts row as the agent's model sees it; a system message of its own comes after the agent's."""
+    """Return a row with the agent's system message; the row's own system message is appended to it."""
     text = build_system_text(agent)
     if not text:
         return row
@@ -27,7 +27,7 @@ def add_system_message(row: Row, agent: Agent) -> Row:
 
 
 class ShownRows(Sequence[Row]):
-    """Rows as the agent's model sees them, made when they are asked for."""
+    """Rows with the agent's system message, which is added on access."""
 
     def __init__(self, rows: Sequence[Row], agent: Agent):
         self.rows, self.agent = rows, agent

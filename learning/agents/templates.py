@@ -1,4 +1,4 @@
-"""Tools for texts, written down with their tests and with the slip that a careless author makes in each."""
+"""Templates of text tools, each with its tests and with a typical mistake of a careless author."""
 
 import re
 from dataclasses import dataclass
@@ -6,20 +6,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Template:
-    """A tool that can be written from memory."""
+    """A template of a tool."""
 
     name: str
     words: str
-    """What a task says that needs it: a pattern."""
+    """Pattern of the tasks that need the tool."""
     description: str
     body: str
-    """What the function returns."""
+    """The expression that the function returns."""
     slip: tuple[str, str]
-    """A part of the body, and what a careless author writes there."""
+    """A part of the body, and its incorrect replacement by a careless author."""
     tests: tuple[tuple[str, str], ...]
 
     def code(self, careless: bool) -> str:
-        """The tool's source."""
+        """Return the tool's source."""
         body = self.body.replace(*self.slip) if careless else self.body
         return f"def {self.name}(query):\n    return {body}\n"
 
@@ -85,5 +85,5 @@ TEMPLATES = (
 
 
 def find_needed(task: str) -> list[Template]:
-    """The tools that a task asks for by some word."""
+    """Return the templates whose pattern occurs in a task."""
     return [template for template in TEMPLATES if re.search(template.words, task, re.IGNORECASE)]

@@ -1,7 +1,7 @@
 """The record of the RL loop: a forest of segments with ragged token columns; a training sample is a root→leaf path.
 
-A prompt is stored once, whatever the number of its completions. Token ids are those the engine sampled, never tokenised
-again; log-probabilities are those of the sampling policy, stored AT the token. Columns are only ever added.
+A prompt is stored once for all its completions. Token ids are those that the engine sampled, never retokenised;
+log-probabilities are those of the sampling policy, stored AT the token. Columns are added, never changed in place.
 
 Shapes: M tokens of all segments, T of them sampled by the policy and trained on (`learn`), P paths.
 
@@ -33,22 +33,22 @@ class Batch:
 
     @property
     def num_paths(self) -> int:
-        """P."""
+        """Return P, the number of paths."""
         return len(self.leaves)
 
     @cached_property
     def packed(self) -> Packed:
-        """The token ids, laid out for one forward pass."""
+        """Return the token ids, laid out for one forward pass."""
         return pack(list(self.segments), list(self.parents))
 
     @cached_property
     def sampled_T(self) -> Tensor:
-        """Indices of the tokens that are trained on; those of one path are in its order."""
+        """Return the indices of the tokens that are trained on; those of one path are in its order."""
         return self.tokens["learn"].nonzero()[:, 0]
 
     @cached_property
     def path_T(self) -> Tensor:
-        """Path (0..P−1) that owns each sampled token."""
+        """Return the path (0..P−1) that owns each sampled token."""
         order = self.paths["path"].argsort()
         found = torch.searchsorted(self.paths["path"][order], self.tokens["owner"][self.sampled_T])
         return order[found]
@@ -58,25 +58,28 @@ class Batch:
         return self.tokens[column][self.sampled_T]
 
     def key(self, by: str) -> Tensor:
-        """Return ids (P,) by which statistics are taken; `batch` puts all paths together."""
+        """Return the ids (P,) that statistics are grouped by; `batch` groups all paths together."""
         return torch.zeros(self.num_paths, dtype=torch.long) if by == "batch" else self.paths[by]
 
     def with_paths(self, **columns: Tensor) -> "Batch":
-        """Add path columns; raises ValueError for one that exists."""
+        """Return the batch with further path columns; raise ValueError if one exists already."""
         return replace(self, paths=_added(self.paths, columns))
 
     def with_tokens(self, **columns: Tensor) -> "Batch":
-        """Add token columns, given at the sampled tokens (T,), 0 elsewhere; raises ValueError for one that exists."""
+        """Return the batch with further token columns, given at the sampled tokens (T,), 0 elsewhere.
+
+        Raise ValueError if one exists already.
+        """
         size = len(self.tokens["learn"])
         spread = {k: v.new_zeros(size).index_put((self.sampled_T,), v) for k, v in columns.items()}
         return replace(self, tokens=_added(self.tokens, spread))
 
     def replaced(self, **columns: Tensor) -> "Batch":
-        """Return token columns, given at the sampled tokens (T,), in the place of those of the same names."""
+        """Return the batch with token columns, given at the sampled tokens (T,), replacing those of the same names."""
         return replace(self, tokens={k: v for k, v in self.tokens.items() if k not in columns}).with_tokens(**columns)
 
     def take(self, chosen: Sequence[int]) -> "Batch":
-        """Return the chosen paths, in that order, with their segments; tokens of other paths become context."""
+        """Return the chosen paths, in that order, with their segments; tokens owned by other paths become context."""
         needed: set[int] = set()
         for segment in (self.leaves[p] for p in chosen):
             while segment >= 0 and segment not in needed:

@@ -1,4 +1,4 @@
-"""From samples to the batch that is trained on: a prompt is stored once per group.
+"""Conversion of samples to the batch that is trained on: a prompt is stored once per group.
 
 Shapes: M tokens of all segments, P paths.
 """
@@ -37,7 +37,7 @@ class _Forest:
         }
 
     def grow(self, ids: list[int], parent: int, owner: int, **columns: list[Any]) -> int:
-        """Add one segment; a column that is not given is 0. Returns its index."""
+        """Add one segment and return its index; a column that is not given is 0."""
         self.segments.append(list(ids))
         self.parents.append(parent)
         for name, column in self.columns.items():
@@ -48,11 +48,12 @@ class _Forest:
 def forest(samples: Sequence[Sample]) -> Batch:
     """Return the samples as the paths of a batch, in their order; the sampled stop token is trained on.
 
-    Token columns beside those of `learning.batch.batch`: `external` bool (nobody's policy sampled it: probability 1),
-    `version` (iteration that sampled it), `entropy_behav` (nats, 0 where the engine was not asked), `turn` (of its
-    episode, from 0), `seconds` (that the environment took for that turn) and `earned` (by that turn). Path columns:
-    `path`, `episode`, `group`, `truncated` (it did not end by itself), `source` (place in SOURCES), `prompt` and
-    `family` (numbers of the row and of its family), `weight`, `turns` (how many of the model's the completion has).
+    Token columns in addition to those of `learning.batch.batch`: `external` bool (not sampled by a policy: probability
+    1), `version` (iteration that sampled it), `entropy_behav` (nats, 0 if not requested from the engine), `turn` (of
+    its episode, from 0), `seconds` (duration of the environment's step for that turn) and `earned` (reward of that
+    turn). Path columns: `path`, `episode`, `group`, `truncated` (it did not end by itself), `source` (index in
+    SOURCES), `prompt` and `family` (numbers of the row and of its family), `weight`, `turns` (number of the model's
+    turns).
     """
     made, roots = _Forest(), {}
     for path, sample in enumerate(samples):
@@ -67,7 +68,7 @@ def forest(samples: Sequence[Sample]) -> Batch:
 
 
 def _sampled(sample: Sample) -> dict[str, list[Any]]:
-    """Return the token columns of a sampled completion, or of one from outside that is learnt from."""
+    """Return the token columns of a sampled completion, or of an external one that is trained on."""
     cut, size = sample.given, len(sample.completion_ids) - sample.given
     outside, learn = sample.logprobs is None, sample.source != "greedy"
     return _turns(sample, size) | {
@@ -136,7 +137,7 @@ def _numbers(values: list[float | None]) -> torch.Tensor:
 
 
 def single_turn(prompts: Sequence[list[int]], generations: Sequence[Sequence[Generation]]) -> Batch:
-    """Return groups of completions, one group per prompt."""
+    """Return a batch of completions, one group per prompt."""
     return forest(
         [
             Sample({"id": str(group)}, group, "policy", list(prompt), list(g.token_ids), list(g.logprobs), g.finish, "")

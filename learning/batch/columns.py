@@ -1,4 +1,4 @@
-"""Values at paths or at sampled tokens, as advantage operations pass them on.
+"""Values at paths or at sampled tokens, the inputs and outputs of advantage operations.
 
 Shapes: P paths, T sampled tokens, X entries of a column (P or T), H pairs of a segment and a path that holds it.
 """
@@ -16,14 +16,14 @@ from schemas.errors import StepError
 
 @dataclass(frozen=True)
 class Column:
-    """Values at paths or at sampled tokens, the rewards they came from, and the path of every entry."""
+    """Values at paths or at sampled tokens, the rewards that they derive from, and the path of every entry."""
 
     values_X: Tensor
     raw_X: Tensor
     path_X: Tensor
     unit: Literal["path", "token"]
     return_X: Tensor | None = None
-    """What a critic is to predict at every token (T,), where an operation says so."""
+    """Target of the critic at every token (T,), if an operation sets it."""
 
 
 def of_rewards(batch: Batch) -> Column:
@@ -37,7 +37,7 @@ def broadcast_to_tokens(
 ) -> Column:
     """Return a column of paths lifted to sampled tokens: every token of the path, or only its last one (0 elsewhere).
 
-    A token that several paths share gets the mean of their values, their maximum, or that of the path that owns it.
+    A token shared by several paths gets the mean or the maximum of their values, or the value of its owner path.
     """
     if column.unit == "token":
         return column
@@ -76,9 +76,9 @@ def locate_in_path(path_T: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def take_next_state(value_T: Tensor, end_P: Tensor, batch: Batch) -> Tensor:
-    """Return the value of the state after each sampled token (T,), which is that before the next one.
+    """Return the value of the state after each sampled token (T,), which is the state before the next token.
 
-    At the end of a path that was cut it is `end_P`, at that of one which ended by itself 0.
+    After the last token it is `end_P` for a truncated path, else 0.
     """
     path_T = batch.path_T
     cut_T = batch.paths["truncated"][path_T]
@@ -95,7 +95,7 @@ def take_next_token(value_T: Tensor, end_T: Tensor, path_T: Tensor) -> Tensor:
 
 
 def sum_of_path(values_T: Tensor, path_T: Tensor) -> Tensor:
-    """Sum over the path."""
+    """Return the sum over each path."""
     index_T = path_T.unique(return_inverse=True)[1]
     size = int(index_T.max()) + 1 if len(index_T) else 0
     zeros = torch.zeros(size, dtype=values_T.dtype, device=values_T.device)
@@ -113,7 +113,7 @@ def any_of_path(flags_T: Tensor, path_T: Tensor) -> Tensor:
 
 
 def sum_of_later(values_T: Tensor, path_T: Tensor) -> Tensor:
-    """Sum over the later tokens of the path."""
+    """Return the sum over the later tokens of the path."""
     index_T = path_T.unique(return_inverse=True)[1]
     from_start_T, from_end_T = locate_in_path(index_T)
     if not len(index_T):

@@ -22,7 +22,7 @@ def index_keys(batch: Batch, path_X: Tensor, by: str, within: str | None = None)
 
 
 def sum_by_index(values_X: Tensor, index_X: Tensor) -> Tensor:
-    """Sum of the values of each number (0..) of an index, once per number."""
+    """Return the sum of the values of each number (0..) of an index, once per number."""
     return torch.zeros(int(index_X.max()) + 1, dtype=values_X.dtype).index_add(0, index_X, values_X)
 
 
@@ -48,7 +48,7 @@ def apply_per_key(
 
 
 def sum_per_key(values_X: Tensor, index_X: Tensor, among_X: Tensor | None = None) -> Tensor:
-    """Sum over each key's entries (of those in `among_X`), at every entry of the key; 0 where there is none."""
+    """Return the sum over each key's entries (in `among_X`), at every entry of the key; 0 if it has none."""
     heard_X = values_X if among_X is None else values_X * among_X
     return apply_per_key(heard_X, index_X, torch.sum)
 
@@ -70,7 +70,7 @@ def compute_deviation(values: Tensor, correction: int = 1) -> Tensor:
 
 
 def standardise_per_key(values_X: Tensor, index_X: Tensor, epsilon: float) -> Tensor:
-    """Return mean 0 and deviation 1 in every key, exactly 0 where its entries are equal."""
+    """Return values with mean 0 and standard deviation 1 in every key, exactly 0 if its entries are equal."""
     centred_X = values_X - apply_per_key(values_X, index_X, torch.mean)
     scaled_X = centred_X / (apply_per_key(values_X, index_X, compute_deviation) + epsilon)
     return scaled_X.masked_fill(are_equal_per_key(values_X, index_X), 0.0)

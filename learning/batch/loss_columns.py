@@ -1,7 +1,7 @@
-"""A view of a batch's columns by the names under which functions of the loss ask for them.
+"""A view of a batch's columns by the parameter names of loss functions.
 
 `<name>_T` is a token column of the batch at its sampled tokens, or a path column spread over them; `<name>_P` is a path
-column. ColumnView of auxiliary models are asked for by their names, or all together as the mapping `auxiliary_T`.
+column. Columns of auxiliary models have the models' names; the mapping `auxiliary_T` holds all of them.
 Shapes: T sampled tokens, P paths.
 """
 

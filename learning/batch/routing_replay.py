@@ -1,8 +1,8 @@
-"""Routing replay for mixtures of experts: the experts that were chosen once are used again in the update.
+"""Routing replay for mixtures of experts: the update uses recorded choices of experts.
 
-Between sampling and training, and between two optimiser steps, a router may choose other experts for the same token:
-the policy changes by jumps, and ratios with it. With replay the choice is that of a record, while the weights of the
-chosen experts are still the router's own and carry its gradient (Zheng et al. 2025, arXiv:2512.01374, section 3.2).
+Between sampling and training, and between two optimiser steps, a router may choose other experts for the same token, so
+that the policy and its ratios change discontinuously. With replay, the choice of experts is recorded, while their
+weights are still computed by the router and carry its gradient (Zheng et al. 2025, arXiv:2512.01374, section 3.2).
 R2 records the trainer's choice before the update, R3 the rollout engine's.
 
 Shapes: M packed tokens, L layers with a router, K experts of a token, E experts.
@@ -25,9 +25,9 @@ from schemas.errors import StepError
 
 
 def find_routers(model: nn.Module) -> list[nn.Module]:
-    """Return the routers of a model in the order of its layers: those of Mixtral, Qwen-MoE and others built like them.
+    """Return the routers of a model in the order of its layers, for Mixtral, Qwen-MoE and similar architectures.
 
-    A router's output is (logits (M, E), weights (M, K), indices (M, K)). Raises StepError for a model without one.
+    A router's output is (logits (M, E), weights (M, K), indices (M, K)). Raise StepError if the model has no router.
     """
     found = [m for m in model.modules() if type(m).__name__.endswith("TopKRouter") and hasattr(m, "top_k")]
     if not found:
@@ -40,7 +40,7 @@ def find_routers(model: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def record_routing(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Within it, a forward pass leaves the indices (M, K) that each router chose, in the order of layers."""
+    """Yield a list to which forward passes append the indices (M, K) chosen by each router, in the order of layers."""
     choose_forward(unwrap(model))  # its own forward passes must not be recorded
     choices: list[Tensor] = []
     hooks = [r.register_forward_hook(lambda _, __, out: choices.append(out[2].detach())) for r in find_routers(model)]
@@ -53,9 +53,9 @@ def record_routing(model: nn.Module) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def replay_routing(model: nn.Module, experts_MLK: Tensor | None) -> Iterator[None]:
-    """Within it, a forward pass uses the experts of the record; None: the routers choose.
+    """Make forward passes use the recorded experts; None: the routers choose.
 
-    The forward pass raises StepError when the record is of another number of tokens or experts.
+    The forward pass raises StepError if the record has another number of tokens or experts.
     """
     hooks = []
     if experts_MLK is not None:
@@ -70,7 +70,7 @@ def replay_routing(model: nn.Module, experts_MLK: Tensor | None) -> Iterator[Non
 
 
 def _chosen(indices_MK: Tensor) -> Any:
-    """Return a hook that puts the record in the place of a router's choice."""
+    """Return a hook that replaces a router's choice by the record."""
 
     def hook(router: nn.Module, _: Any, out: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         logits_ME, weights_MK, own_MK = out
@@ -87,9 +87,9 @@ def _chosen(indices_MK: Tensor) -> Any:
 
 @torch.no_grad()
 def add_expert_column(batch: Batch, model: PreTrainedModel, *, max_tokens: int, each: Each = ALONE.each) -> Batch:
-    """Add the token column `experts` (M, L, K): what the routers choose now for every token, prompts included.
+    """Return the batch with the token column `experts` (M, L, K): the routers' current choices, prompts included.
 
-    `each` is how the ranks of a group share the forward passes.
+    `each` distributes the forward passes over the ranks of a group.
     """
     routers_of = find_routers(model)
 

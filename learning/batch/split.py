@@ -1,4 +1,4 @@
-"""How a batch is cut: into mini-batches at group borders (one optimiser step each), into micro-batches by tokens."""
+"""Splits of a batch: into mini-batches at group borders (one optimiser step each), into micro-batches by tokens."""
 
 from itertools import pairwise
 

@@ -1,13 +1,13 @@
-"""Statistics of single tokens that functions of several slots share.
+"""Statistics of single tokens, used by functions of several slots.
 
-Shapes: T sampled tokens, X entries of any column; nothing here carries a gradient.
+Shapes: T sampled tokens, X entries of any column; no result carries a gradient.
 """
 
 import torch
 from torch import Tensor
 
 ENTROPY_FLOOR = 1e-8
-"""Entropies below this many nats count as this, before their logarithm is taken."""
+"""Lower bound of entropies, in nats, before their logarithm is taken."""
 
 
 def score_entropy(entropy_X: Tensor, low: float, pivot: float, high: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""What one forward pass says of the sampled tokens of a micro-batch.
+"""Statistics of the sampled tokens of a micro-batch from one forward pass.
 
 Shapes: T sampled tokens, M packed tokens.
 """

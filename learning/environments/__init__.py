@@ -1,1 +1,1 @@
-"""Environments: what answers the turns of a model. One file each, with one class `Environment`; `env:` names it."""
+"""Environments, which answer the turns of a model. One file each, with one class `Environment`; `env:` names it."""

@@ -6,7 +6,7 @@ code a completion is one text with some tokens that were not sampled (`Generatio
 
 `Episodes` wraps an engine, or a source of completions of an asynchronous rollout, with the same interface. Random
 streams belong to requests, so that an episode does not depend on the order of answers. A suspended episode (by a window
-or a checkpoint) is begun again and replays its turns.
+or a checkpoint) is restarted and replays its turns.
 """
 
 import time

@@ -4,7 +4,7 @@ An environment is one file in this package with one class `Environment`, called 
 keyword-only parameters of its constructor are options of the recipe. It holds no state of an episode, so that one
 object serves many episodes at once.
 
-An episode depends only on its row, its seed and the turns so far: an interrupted one is begun again and given the same
+An episode depends only on its row, its seed and the turns so far: an interrupted one is restarted and receives the same
 turns. Its steps may be slow; they run in threads, never two of one episode at a time.
 """
 

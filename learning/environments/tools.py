@@ -18,7 +18,7 @@ Seconds = Annotated[float, Field(ge=0)]
 CALL = r"\s*([A-Za-z_]\w*):(.*)"
 """The name of a tool and a colon, then the query."""
 LONGEST_NAME = 80
-"""The most characters of an unknown tool's name in the reply."""
+"""Limit of characters of an unknown tool's name in the reply."""
 
 
 class Environment:

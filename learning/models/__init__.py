@@ -1,1 +1,1 @@
-"""Networks: how they are opened, computed, optimised and kept."""
+"""Networks: loading, forward passes, optimisation and checkpoints."""

@@ -1,4 +1,4 @@
-"""Low-rank adapters (Hu et al. 2021, arXiv 2106.09685) by peft: attached, folded into their base, written."""
+"""Low-rank adapters (Hu et al. 2021, arXiv 2106.09685) by peft: attaching, merging and saving."""
 
 import json
 import warnings
@@ -18,7 +18,7 @@ from schemas.training import LoRA
 
 
 def attach_adapters(model: PreTrainedModel, options: LoRA) -> PeftModel:
-    """Return the model with fresh adapters, which alone are trained; raises StepError for layers that do not exist."""
+    """Return the model with new adapters, its only trainable parameters; raise StepError if a layer does not exist."""
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=options.lora_r,
@@ -32,14 +32,14 @@ def attach_adapters(model: PreTrainedModel, options: LoRA) -> PeftModel:
             adapted = get_peft_model(model, config)
     except ValueError as error:
         raise StepError(f"lora_target_modules: {error}") from error
-    # Only the adapters' own dropout is active: the base stays as it is sampled from.
+    # Only the adapters' own dropout is active: the base computes as in sampling.
     for name, module in adapted.eval().named_modules():
         module.training = "lora_dropout" in name
     return adapted
 
 
 def fold_adapters(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """Return a base with the updates of the adapters in `folder` added to its weights."""
+    """Return the base model with the adapters in `folder` merged into its weights."""
     with _current_transformers():
         return PeftModel.from_pretrained(model, folder, torch_device="cpu").merge_and_unload()
 
@@ -54,16 +54,16 @@ def write_adapters(model: PeftModel, folder: Path) -> None:
 
 @contextmanager
 def _current_transformers() -> Iterator[None]:
-    """Keep quiet about a property that peft still reads and transformers has renamed."""
+    """Suppress the warning about a property that peft still reads and transformers has renamed."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
         yield
 
 
 def merge_weights(model: PeftModel) -> dict[str, Tensor]:
-    """Return weights of the base with the adapters' updates added, W + ΔW, by their names in the plain model.
+    """Return the merged weights, W + ΔW, by their names in the plain model.
 
-    They are new tensors: to merge and to unmerge in place would round the base differently each time.
+    They are new tensors, because merging and unmerging in place would accumulate rounding errors in the base.
     """
     updates = {
         f"{name.removeprefix('base_model.model.')}.weight": layer.get_delta_weight(adapter).detach()  # pyright: ignore[reportAttributeAccessIssue]  # of its subclasses

@@ -21,13 +21,13 @@ WHOLE = "tensors.safetensors"
 """File of a checkpoint that one process wrote."""
 STATE = "state.json"
 SEAL = "seal.json"
-"""Digest of every file of a checkpoint, written last; without it nothing of the folder is read."""
+"""Digests of all files of a checkpoint, written last; a folder without it is not read."""
 KEPT = 2
-"""How many checkpoints stay: the latest, and the one before in case the latest is damaged."""
+"""Number of checkpoints kept: the latest, and the one before in case the latest is damaged."""
 
 
 class CheckpointContent(TypedDict):
-    """What state.json holds."""
+    """The content of state.json."""
 
     step: int
     state: Any
@@ -36,9 +36,9 @@ class CheckpointContent(TypedDict):
 def save_checkpoint(
     folder: Path, step: int, tensors: Mapping[str, torch.Tensor], state: Any, group: Group = ALONE
 ) -> None:
-    """Write `folder/step-<step>`: afterwards it is either complete or absent.
+    """Write `folder/step-<step>` atomically: it is either complete or absent.
 
-    All ranks of a group call it: rank 0 writes what all hold, and where each holds a part, each writes its own.
+    All ranks of a group call it: rank 0 writes replicated tensors; each rank writes its own shards.
     """
     fresh = folder / f".writing-{group.broadcast(os.getpid())}"
     if group.main:
@@ -75,10 +75,10 @@ def load_latest(
     group: Group = ALONE,
     refuse: Callable[[Any], str | None] = lambda state: None,
 ) -> tuple[int, dict[str, torch.Tensor], Any] | None:
-    """Return step, tensors and state of the latest whole checkpoint (up to a step); damaged ones are skipped.
+    """Return step, tensors and state of the latest complete checkpoint (up to a step); damaged ones are skipped.
 
-    It may come from any number of processes. `like` says which of its tensors are wanted as shards, and `refuse` what
-    is wrong with that to which a state refers.
+    It may have been written by any number of processes. `like` selects the tensors that are loaded as shards; `refuse`
+    returns the problem, if any, with data that a state refers to.
     """
     latest = group.broadcast(_latest_whole(folder, upto, refuse) if group.main else None)
     if latest is None:
@@ -92,9 +92,9 @@ def load_latest(
 def _latest_whole(
     folder: Path, upto: int | None, refuse: Callable[[Any], str | None]
 ) -> tuple[Path, CheckpointContent] | None:
-    """Return the folder and the content of the latest checkpoint whose files are as they were written.
+    """Return the folder and the content of the latest checkpoint whose files are unchanged.
 
-    Others are renamed: they are never read, and do not count among those that are kept.
+    Unusable ones are renamed, so that they are never read and do not count among those that are kept.
     """
     refused = 0
     for candidate in sorted(folder.glob("step-*"), reverse=True):
@@ -124,7 +124,7 @@ def save_training(
     progress: Any,
     group: Group = ALONE,
 ) -> None:
-    """Write a checkpoint of a training loop: parameters, moments, random states, and what the loop has reported."""
+    """Write a checkpoint of a training loop: parameters, moments, random states, and the loop's progress."""
     moments, groups = get_optimizer_state(optimizer)
     rng_tensors, rng_rest = collect_random_states(group)
     tensors = add_prefix("model", parameters) | add_prefix("optimizer", moments) | rng_tensors
@@ -134,7 +134,10 @@ def save_training(
 def load_training(
     folder: Path, parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, group: Group = ALONE
 ) -> tuple[int, Any] | None:
-    """Restore the latest checkpoint of `save_training` and return its step and progress. Raises StepError."""
+    """Restore the latest checkpoint of `save_training` and return its step and progress; None if there is none.
+
+    Raise StepError if it is of another model or optimiser.
+    """
     checkpoint = load_latest(folder, like=shard_like_trained(parameters, optimizer), group=group)
     if checkpoint is None:
         return None
@@ -151,7 +154,7 @@ def get_trained_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def shard_like_trained(parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> Like:
-    """Return a checkpoint's tensors of a model and its optimiser, cut as these are."""
+    """Return a function from a checkpoint's tensor to the parameter that it is sharded like; None: whole."""
     trained = [p for g in optimizer.param_groups for p in g["params"]]
 
     def like(name: str, shape: tuple[int, ...]) -> torch.Tensor | None:
@@ -177,7 +180,7 @@ def strip_prefix(group: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, t
 
 
 def load_weights(parameters: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copy a checkpoint's tensors into parameters of the same names; raises StepError for other names or shapes."""
+    """Copy a checkpoint's tensors into parameters of the same names; raise StepError if names or shapes differ."""
     here = {name: tuple(p.shape) for name, p in parameters.items()}
     kept = {name: tuple(t.shape) for name, t in tensors.items()}
     if differ := sorted(name for name in here.keys() | kept.keys() if here.get(name) != kept.get(name)):
@@ -199,7 +202,7 @@ def get_optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, tor
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor], groups: list[Any]) -> None:
-    """Restore what `get_optimizer_state` returned; raises StepError if the parameters differ."""
+    """Restore what `get_optimizer_state` returned; raise StepError if the parameters differ."""
     shapes = {str(i): tuple(p.shape) for i, p in enumerate(p for g in optimizer.param_groups for p in g["params"])}
     state: dict[int, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
@@ -223,7 +226,7 @@ def _flush(file: Path) -> None:
 
 
 def seal_folder(folder: Path, name: str, digests: Mapping[str, str]) -> None:
-    """Seal a folder that will have a name, in the folder above; `digests` are those of its files."""
+    """Write the seal of a folder that will be renamed to `name`; `digests` are those of its files."""
     write_sealed(folder / SEAL, _label(folder.parent, name), dict(digests))
 
 

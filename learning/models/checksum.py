@@ -1,7 +1,7 @@
-"""A number that tells whether two tensors hold the same bits, computed where the tensor lies.
+"""Checksums that show whether two tensors are bit-identical, computed on the tensor's device.
 
-Whole-number sums modulo 2^64 do not depend on the order of addition, so a GPU and a CPU agree. It detects weights that
-are missing, mixed up or incomplete; it does not protect against forged weights.
+Integer sums modulo 2^64 do not depend on the order of addition, so a GPU and a CPU agree. They detect missing, swapped
+or incomplete weights; they do not protect against forged weights.
 
 Shapes: W words of 32 bits.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 CHUNK = 2**22
-"""Words that are widened to 64 bits at once."""
+"""Words that are converted to 64 bits at once."""
 
 
 class Checksum(NamedTuple):
@@ -23,7 +23,7 @@ class Checksum(NamedTuple):
     total: int
     """Sum of the words."""
     placed: int
-    """Sum of the words times an odd number that depends on their place."""
+    """Sum of the words times an odd number that depends on their position."""
 
     def __str__(self) -> str:
         shape = "×".join(map(str, self.shape)) or "scalar"

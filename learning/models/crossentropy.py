@@ -1,6 +1,7 @@
-"""Cross-entropy of completions, summed: the caller divides by the tokens of the whole optimiser batch.
+"""Summed cross-entropy of completions: the caller divides by the number of tokens of the whole optimiser batch.
 
-A mean per forward pass would weigh the tokens of short passes more. Shapes: M packed tokens, B rows, L longest row.
+A mean per forward pass would give the tokens of short passes more weight. Shapes: M packed tokens, B rows, L longest
+row.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,9 +18,9 @@ Loss = Callable[[Any, Sequence[Example]], Tensor]
 
 
 def compute_packed_loss(model: Any, examples: Sequence[Example]) -> Tensor:
-    """Sum of −log p over learned tokens, in one forward pass without padding; rows never see each other.
+    """Return the sum of −log p over learned tokens, from one forward pass without padding or attention between rows.
 
-    Raises StepError for an architecture whose attention cannot be confined to rows.
+    Raise StepError if the architecture's attention cannot be restricted to rows.
     """
     packed = pack([example.ids for example in examples], [-1] * len(examples))
     learn_M = torch.cat([torch.arange(len(e.ids)) >= max(e.num_given, 1) for e in examples])
@@ -28,7 +29,7 @@ def compute_packed_loss(model: Any, examples: Sequence[Example]) -> Tensor:
 
 
 def compute_padded_loss(model: Any, examples: Sequence[Example]) -> Tensor:
-    """Return the same with right padding, for architectures that are not attention alone."""
+    """Return the same sum from right-padded rows, for architectures with other layers than attention."""
     longest = max(len(example.ids) for example in examples)
     ids_BL = torch.tensor([e.ids + [0] * (longest - len(e.ids)) for e in examples], device=model.device)
     real_BL = torch.tensor([[1] * len(e.ids) + [0] * (longest - len(e.ids)) for e in examples], device=model.device)
@@ -42,7 +43,7 @@ def compute_padded_loss(model: Any, examples: Sequence[Example]) -> Tensor:
 
 
 def choose_loss(model: Any, *, packing: bool) -> Loss:
-    """Return the fastest exact loss for a model; raises StepError where `packing` is asked for and rows would mix."""
+    """Return the fastest exact loss for a model; raise StepError if `packing` is set and rows cannot be separated."""
     choice = choose_forward(unwrap(model))
     if choice.body == "forest":
         return compute_packed_loss

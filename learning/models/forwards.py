@@ -1,6 +1,6 @@
-"""How the blocks of a model compute: in bfloat16 over float32 weights, and without keeping what they can compute again.
+"""Compute options of a model's blocks: bfloat16 autocast over float32 weights, and gradient checkpointing.
 
-Both are put on modules, so that training, sampling and copies of the model agree; names of parameters stay.
+Both are set on modules, so that training, sampling and copies of the model agree; parameter names do not change.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from schemas.training import Training
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Switch a model to evaluation, and back."""
+    """Switch a model to evaluation mode, and back afterwards."""
     training = model.training
     model.eval()
     try:
@@ -28,7 +28,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def apply_compute_options(model: nn.Module, training: Training) -> None:
-    """Let a model compute as `bf16` and `gradient_checkpointing` say."""
+    """Apply the options `bf16` and `gradient_checkpointing` to a model."""
     wrapped: Any = model
     plain = wrapped.get_base_model() if hasattr(model, "get_base_model") else wrapped
     if training.bf16:
@@ -36,13 +36,13 @@ def apply_compute_options(model: nn.Module, training: Training) -> None:
             if module is not None:
                 module.forward = MethodType(_in_bfloat16, module)
     if training.gradient_checkpointing:
-        # The last block's backward pass comes first: to compute it again would save nothing.
+        # The last block's backward pass comes first: recomputing it would save no memory.
         for block in find_blocks(model)[:-1]:
             block.forward = MethodType(_computed_again, block)
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the blocks of a transformer, in order; empty where transformers does not mark them."""
+    """Return the blocks of a transformer, in order; empty if transformers does not mark them."""
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
@@ -53,7 +53,7 @@ def _in_bfloat16(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _computed_again(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Keep only the inputs (Chen et al. 2016, arXiv 1604.06174)."""
+    """Run a block and keep only its inputs; the backward pass recomputes it (Chen et al. 2016, arXiv 1604.06174)."""
     if not torch.is_grad_enabled():
         return type(self).forward(self, *args, **kwargs)
     how: dict[str, Any] = {"use_reentrant": False, "context_fn": _as_now(self)}
@@ -61,7 +61,7 @@ def _computed_again(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _as_now(block: nn.Module) -> Callable[[], tuple[AbstractContextManager, AbstractContextManager]]:
-    """Return contexts of both computations: the second, in the backward pass, with the attention of the first."""
+    """Return contexts of the forward pass and of its recomputation, which uses the same attention implementation."""
     config: Any = next(module.config for module in block.modules() if hasattr(module, "config"))
     name = config._attn_implementation
 

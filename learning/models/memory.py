@@ -1,19 +1,19 @@
-"""Memory that a process keeps for its next tensors instead of giving it back to the kernel between them."""
+"""Setting of glibc's allocator by which a process keeps freed memory for its next tensors."""
 
 import ctypes
 import sys
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-"""Names of glibc's mallopt."""
+"""Parameters of glibc's mallopt."""
 LARGEST = 32 << 20
-"""Bytes of the largest block that glibc can be set to take from its heap."""
+"""Bytes of the largest block that glibc can be configured to allocate from its heap."""
 
 
 def keep_pages() -> None:
-    """Let glibc take blocks of up to 32 MB from its heap, and keep the heap.
+    """Make glibc allocate blocks of up to 32 MB from its heap, and never shrink the heap.
 
-    By default it maps and unmaps memory for every tensor of some hundred kilobytes: the kernel then clears
-    pages all the time, which costs a fifth of a training step of a small model. Nothing happens without glibc.
+    By default it maps and unmaps memory for every tensor of some hundred kilobytes: the kernel then clears pages
+    all the time, which costs a fifth of a training step of a small model. Without glibc, this has no effect.
     """
     if not sys.platform.startswith("linux"):
         return

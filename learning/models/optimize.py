@@ -1,4 +1,4 @@
-"""AdamW as the training keys say: decay on matrices only, warm-up, schedule, clipping."""
+"""AdamW with the options of a recipe: weight decay on matrices only, warm-up, learning rate schedule, clipping."""
 
 import math
 
@@ -34,7 +34,7 @@ def learning_rate_at(training: Training, step: int, total_steps: int) -> float:
 def clip_gradients(model: nn.Module, max_norm: float | None) -> float:
     """Scale gradients down to `max_norm` and return their global norm before that.
 
-    Raises StepError if the norm is not finite: the step would ruin the weights.
+    Raise StepError if the norm is not finite: the step would destroy the weights.
     """
     parameters = [p for p in model.parameters() if p.grad is not None]
     limit = math.inf if max_norm is None else max_norm

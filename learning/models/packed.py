@@ -1,7 +1,7 @@
-"""One padding-free forward over a forest of segments: a shared prefix is stored, and computed, once.
+"""One padding-free forward pass over a forest of segments: a shared prefix is stored and computed once.
 
 A log-probability is that of token t given its path, stored AT t: the first token of a child is predicted by the last
-token of its parent, the first token of a root by nothing (0).
+token of its parent; the first token of a root has no prediction (0).
 
 Shapes: M packed tokens, S segments, S1 = S + 1 borders, B needed tokens, C width of the model, V vocabulary.
 """
@@ -23,11 +23,11 @@ from learning.models.segments import NAME, Layout, make_layout, measure_chains
 from schemas.errors import StepError
 
 UNFIT = (TypeError, AttributeError, LookupError, ValueError, RuntimeError)
-"""What an architecture raises that does not take our attention or cache."""
+"""Exceptions of architectures that do not support the segment attention or its arguments."""
 WORTH_LEAVING_OUT = 0.9
-"""Share of the tokens above which the last layer does all of them: picking some costs a little too."""
+"""Share of needed tokens above which the last layer computes all of them, since selecting some has a cost too."""
 LOGITS_PER_CHUNK = 1 << 24
-"""Largest number of logits alive at once; more are computed chunk by chunk, and again in the backward pass."""
+"""Largest number of logits in memory at once; more are computed in chunks and recomputed in the backward pass."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Packed:
 
     @cached_property
     def layout(self) -> Layout:
-        """How attention cuts the forest."""
+        """Return the division of the forest into attention blocks."""
         device = self.input_ids_M.device
         borders, parents = self.cu_seqlens_S1.tolist(), self.parent_S.tolist()
         return make_layout(borders, parents, by_row=device.type == "cpu").to(device)
 
     @cached_property
     def source_M(self) -> Tensor:
-        """Packed index of the token that predicts each token; −1 for the first of a root."""
+        """Return the packed index of the token that predicts each token; −1 for the first of a root."""
         starts, parents = self.cu_seqlens_S1.tolist(), self.parent_S.tolist()
         source_M = torch.arange(-1, starts[-1] - 1)
         for segment, parent in enumerate(parents):
@@ -66,7 +66,7 @@ class Packed:
 def pack(segments: list[list[int]], parents: list[int]) -> Packed:
     """Lay segments of token ids end to end; `parents[i]` < i is the index of a segment's parent, −1 for a root.
 
-    Raises ValueError when a parent does not come before its child.
+    Raise ValueError if a parent does not come before its child.
     """
     if len(segments) != len(parents) or any(not -1 <= parent < child for child, parent in enumerate(parents)):
         raise ValueError("every segment needs a parent that comes before it, or -1")
@@ -84,7 +84,7 @@ def pack(segments: list[list[int]], parents: list[int]) -> Packed:
 
 @contextmanager
 def _segment_attention(model: Any) -> Iterator[None]:
-    """Switch the model to attention over segments, and back."""
+    """Switch the model to attention over segments, and back afterwards."""
     before = model.config._attn_implementation
     model.config._attn_implementation = NAME
     try:
@@ -95,9 +95,9 @@ def _segment_attention(model: Any) -> Iterator[None]:
 
 @contextmanager
 def _last_block_at(model: Any, rows_B: Tensor | None, size: int) -> Iterator[None]:
-    """Let the last layer's feed-forward block work on some of `size` tokens only; the others are not read.
+    """Restrict the last layer's feed-forward block to rows_B of `size` tokens; the outputs of the others are not used.
 
-    A mixture of experts is left alone: its router counts tokens.
+    A mixture of experts is not restricted, because its router counts tokens.
     """
     layers = getattr(model.base_model, "layers", None)
     block = getattr(layers[-1], "mlp", None) if layers else None
@@ -118,8 +118,8 @@ def _last_block_at(model: Any, rows_B: Tensor | None, size: int) -> Iterator[Non
 def packed_hidden(model: Any, packed: Packed, rows_B: Tensor | None = None) -> Tensor:
     """Return the last hidden state of every token (M, C), each seeing only its own path.
 
-    With `rows_B` only these packed tokens need be right. `model` is a model of transformers, or peft's wrapping of one.
-    The forward is the one that `choose_forward` found to be exact for the model.
+    With `rows_B` only these packed tokens are guaranteed to be correct. `model` is a transformers model, or one wrapped
+    by peft. The forward pass is the one that `choose_forward` found to be exact for the model.
     """
     model = unwrap(model)
     if choose_forward(model).body == "forest":
@@ -128,14 +128,14 @@ def packed_hidden(model: Any, packed: Packed, rows_B: Tensor | None = None) -> T
 
 
 def unwrap(model: Any) -> Any:
-    """Return the model of transformers inside peft's wrapper."""
+    """Return the transformers model inside peft's wrapper."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def forest_hidden(model: Any, packed: Packed, rows_B: Tensor | None = None) -> Tensor:
-    """Return hidden states (M, C) from one forward over the forest, in which a shared prefix is computed once.
+    """Return hidden states (M, C) from one forward pass over the forest, in which a shared prefix is computed once.
 
-    Raises StepError where attention is more than causal softmax (windows, caps, sinks).
+    Raise StepError if attention is more than causal softmax (windows, caps, sinks).
     """
     with _segment_attention(model), _last_block_at(model, rows_B, len(packed.input_ids_M)):
         out = get_body(model)(
@@ -173,8 +173,8 @@ def packed_statistics(
     """Return statistics of every token given its path, of the distribution softmax(logits / temperature): (M,) each.
 
     `lp` the token's log-probability, `entropy` in nats, `lp_mean` the mean log-probability over the vocabulary,
-    `collision` the chance that two draws are equal, Σ p². Gradients flow through the `followed` ones only. Tokens
-    outside the boolean `needed_M` cost no logits and are 0.
+    `collision` the probability that two draws are equal, Σ p². Gradients flow only through the `followed` ones. Tokens
+    outside the boolean `needed_M` need no logits and are 0.
     """
     plain = unwrap(model)
     choice = choose_forward(plain)
@@ -210,7 +210,7 @@ def _score(
     followed: tuple[str, ...],
     watched: tuple[str, ...],
 ) -> tuple[Tensor, ...]:
-    """Return statistics (B,) of the distributions after each row, in float32 at least."""
+    """Return statistics (B,) of the distributions after each row, in at least float32."""
     logits_BV = head(rows_BC)
     logits_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32)) / temperature
     logp_BV = logits_BV.log_softmax(-1)
@@ -230,7 +230,7 @@ STATISTICS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Forward:
-    """Which forward is exact for a model, and why not the faster one."""
+    """The forward pass that is exact for a model, and the reason against the faster one."""
 
     body: Literal["forest", "padded"]
     head: Literal["shared", "own"]
@@ -242,11 +242,11 @@ _CHOSEN: WeakKeyDictionary[Any, Forward] = WeakKeyDictionary()
 
 
 def choose_forward(model: Any) -> Forward:
-    """Return the fastest forward that computes what the model's own forward computes; found once per model.
+    """Return the fastest forward pass that agrees with the model's own; determined once per model.
 
-    A few tokens go through both on the model's weights, so an architecture that nothing here knows is right as well.
-    `forest` is left where the config limits attention (windows, chunks), where it raises, where one path changes what
-    another computes, or where it differs from the model's own forward by more than rounding.
+    Both are compared on a few tokens with the model's weights, so that unknown architectures are handled correctly.
+    `forest` is rejected if the config limits attention (windows, chunks), if it raises, if one path changes the results
+    of another, or if it differs from the model's own forward pass by more than rounding.
     """
     if model not in _CHOSEN:
         _CHOSEN[model] = _examine(model)
@@ -254,14 +254,14 @@ def choose_forward(model: Any) -> Forward:
 
 
 def describe_forward(model: Any) -> dict[str, str]:
-    """Return a note for a step's metrics where a model took the padded forward; empty where it took the packed one."""
+    """Return a note for a step's metrics if a model uses the padded forward pass; empty if it uses the packed one."""
     choice = _CHOSEN.get(unwrap(model))
     return {"forward": f"padded ({choice.reason})"} if choice and choice.body == "padded" else {}
 
 
 @torch.no_grad()
 def _examine(model: Any) -> Forward:
-    """Compare the forwards on a prefix with two completions."""
+    """Compare the forward passes on a prefix with two completions; return the fastest exact one."""
     with evaluation_mode(model):
         size = model.get_input_embeddings().weight.shape[0]
         probe, other = (_probe(size, shift).to(model.device) for shift in (0, 1))
@@ -281,7 +281,7 @@ def _probe(vocabulary: int, shift: int) -> Packed:
 
 
 def _forest_differs(model: Any, probe: Packed, other: Packed, truth_MC: Tensor) -> str:
-    """Return why the forward over a forest is not the model's own; empty where it is."""
+    """Return why the forward pass over a forest differs from the model's own; empty if it does not."""
     try:
         found_MC, beside_MC = forest_hidden(model, probe), forest_hidden(model, other)
     except StepError as error:
@@ -294,7 +294,7 @@ def _forest_differs(model: Any, probe: Packed, other: Packed, truth_MC: Tensor) 
 
 
 def _head_of(model: Any, probe: Packed, hidden_MC: Tensor) -> Literal["shared", "own"]:
-    """Return whether logits are those of the output embeddings, scaled as the config says; classifiers have none."""
+    """Return `shared` if logits are those of the output embeddings with the config's scales, else `own`."""
     if model.get_output_embeddings() is None:
         return "shared"
     return "shared" if is_close(compute_logits(model, hidden_MC), padded_logits(model, probe)) else "own"
@@ -309,7 +309,7 @@ def is_close(values: Tensor, truth: Tensor) -> bool:
 
 
 FINE, COARSE = 2e-5, 5e-2
-"""Largest differences, relative to the largest value, that count as rounding: in float32, and with bfloat16."""
+"""Largest differences, relative to the largest value, that count as rounding: in float32 and in bfloat16."""
 
 
 def compute_logits(model: Any, rows_BC: Tensor) -> Tensor:

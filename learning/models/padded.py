@@ -1,6 +1,6 @@
-"""The forward of transformers itself over right-padded rows: exact for every causal architecture, without sharing.
+"""The model's own forward pass over right-padded rows: exact for every causal architecture, without prefix sharing.
 
-Every path from a root to a leaf of the forest becomes a row of its own, so a shared prefix is computed once per path.
+Every path from a root to a leaf of the forest becomes a separate row, so a shared prefix is computed once per path.
 
 Shapes: M packed tokens, B paths, L longest path, C width of the model, V vocabulary.
 """
@@ -30,13 +30,13 @@ def padded_logits(model: Any, packed: "Packed") -> Tensor:
 
 
 def get_body(model: Any) -> Any:
-    """Return what computes hidden states; a few architectures name it otherwise than `base_model` expects."""
+    """Return the module that computes hidden states; in a few architectures it is not `base_model`."""
     body = model.base_model
     return model.model if body is model and hasattr(model, "model") else body
 
 
 def lay_out_rows(packed: "Packed") -> tuple[Tensor, Tensor, Tensor]:
-    """Return ids (B, L) and mask (B, L) of all paths, and where each packed token is among their B·L places (M,)."""
+    """Return ids (B, L) and mask (B, L) of all paths, and each packed token's index among their B·L positions (M,)."""
     parents, borders = packed.parent_S.tolist(), packed.cu_seqlens_S1.tolist()
     spans = list(pairwise(borders))
     leaves = sorted(set(range(len(parents))) - set(parents))
@@ -51,7 +51,7 @@ def lay_out_rows(packed: "Packed") -> tuple[Tensor, Tensor, Tensor]:
     at_BL = torch.stack([torch.cat([path, path.new_full((longest - len(path),), -1)]) for path in paths])
     real_BL = at_BL >= 0
     place_M = torch.zeros(borders[-1], dtype=torch.long)
-    for row, path in reversed(list(enumerate(paths))):  # the first path that holds a token gives its numbers
+    for row, path in reversed(list(enumerate(paths))):  # a token's values come from the first path that holds it
         place_M[path] = row * longest + torch.arange(len(path))
     device = packed.input_ids_M.device
     ids_BL = packed.input_ids_M[at_BL.clamp(min=0).to(device)].masked_fill(~real_BL.to(device), 0)
@@ -59,9 +59,9 @@ def lay_out_rows(packed: "Packed") -> tuple[Tensor, Tensor, Tensor]:
 
 
 def describe_limited_attention(config: Any) -> str:
-    """Return how a config keeps tokens from seeing all that came before them; empty where it does not.
+    """Return how a config limits attention to earlier tokens; empty if it does not.
 
-    A window wider than any check is long would not show in numbers, so it is read here.
+    A numerical comparison would miss a window longer than its probe, so the config is read.
     """
     config = config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "attention"}

@@ -23,10 +23,10 @@ transformers_logging.disable_progress_bar()
 
 LARGEST_FILE = "5GB"
 LOCAL_ONLY: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-"""How folders are loaded: nothing is downloaded, and no code of a folder runs."""
+"""Loading options: nothing is downloaded, and no code of a folder is executed."""
 
 LOADING = threading.Lock()
-"""transformers changes settings of the whole process while it loads a model."""
+"""Held while a model is loaded, because transformers then changes process-wide settings."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Policy:
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Tokens that end a completion: the template's end of a turn, and all that tokenizer and settings name."""
+        """Return the tokens that end a completion: the template's end of a turn, those of tokenizer and config."""
         named = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
         listed = named if isinstance(named, list) else [named]
         ids = (*find_turn_ends(self.tokenizer), *listed)
@@ -47,9 +47,9 @@ class Policy:
 
 
 def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32") -> Policy:
-    """Load a model folder; an adapter folder (its base lies in `base/`) is folded into its base.
+    """Load a model folder; adapters of an adapter folder are merged into its base model in `base/`.
 
-    Only safetensors are read and no code of the folder is run. Raises StepError when the folder is no model.
+    Only safetensors are read and no code of the folder is executed. Raise StepError if the folder is not a model.
     """
     folder = Path(folder)
     adapter = (folder / "adapter_config.json").is_file()
@@ -83,9 +83,9 @@ def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32") ->
 
 
 def load_outline(folder: Path, *, dtype: str = "float32") -> Policy:
-    """Return the policy of a folder without its weights: only tokenizer and shape.
+    """Return the policy of a folder without its weights: only tokenizer and architecture.
 
-    Raises StepError when the folder is no model.
+    Raise StepError if the folder is not a model.
     """
     base = Path(folder) / "base" if (Path(folder) / "adapter_config.json").is_file() else Path(folder)
     try:
@@ -103,7 +103,7 @@ def _longest(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> int:
 
 
 def resolve_max_length(policy: Policy, max_length: int | None) -> int:
-    """Return tokens of the longest sequence to train on; raises StepError for more than the model holds."""
+    """Return the length in tokens of the longest training sequence; raise StepError if the model's limit is lower."""
     if max_length is not None and max_length > policy.max_length:
         raise StepError(f"max_length: {max_length} is more than the {policy.max_length} tokens that the model holds")
     return max_length or policy.max_length
@@ -112,8 +112,8 @@ def resolve_max_length(policy: Policy, max_length: int | None) -> int:
 def save_policy(policy: Policy, folder: Path) -> None:
     """Write config, weights (safetensors, tied ones once) and tokenizer; equal policies give equal bytes.
 
-    Weights have the names of published checkpoints, which vLLM and llama.cpp know, and not those that transformers
-    gives them in memory. More than `LARGEST_FILE` is split over several files with an index.
+    Weights have the names of published checkpoints, which vLLM and llama.cpp expect, not those that transformers uses
+    in memory. Weights larger than `LARGEST_FILE` are split over several files with an index.
     """
     policy.model.config.architectures = [type(policy.model).__name__]
     policy.model.config.dtype = policy.model.dtype
@@ -129,14 +129,14 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
 
 def get_untied_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return parameters and persistent buffers by name, each storage once: a tied head is left to its embedding."""
+    """Return parameters and persistent buffers by name, each storage once: a tied head is omitted."""
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
     state = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
     return {name: tensor.detach().contiguous().cpu() for name, tensor in sorted(state.items())}
 
 
 def _forget_paths(file: Path) -> None:
-    """Drop where a file was loaded from, which would make equal models unequal."""
+    """Remove source paths from a file, which would make the bytes of equal models differ."""
     if file.is_file():
         content = json.loads(file.read_text())
         for key in ("_name_or_path", "name_or_path", "local_files_only", "is_local"):
@@ -145,7 +145,7 @@ def _forget_paths(file: Path) -> None:
 
 
 def add_adapters(policy: Policy, options: LoRA) -> Policy:
-    """Return the policy with fresh adapters if `use_peft` is on, else the policy itself."""
+    """Return the policy with new adapters if `use_peft` is set, else the policy itself."""
     if not options.use_peft:
         return policy
     from learning.models.adapters import attach_adapters  # peft takes long to import, and few stages need it
@@ -154,9 +154,9 @@ def add_adapters(policy: Policy, options: LoRA) -> Policy:
 
 
 def save_trained(policy: Policy, folder: Path, *, adapted: bool) -> None:
-    """Write a policy; adapters with the base they belong to in `base/`, so that their folder stands alone.
+    """Write a policy; adapters are written with their base model in `base/`, so that the folder is self-contained.
 
-    The adapters are taken off it.
+    The adapters are removed from the policy's model.
     """
     if not adapted:
         save_policy(policy, folder)
@@ -170,7 +170,7 @@ def save_trained(policy: Policy, folder: Path, *, adapted: bool) -> None:
 
 
 def set_determinism(seed: int, num_threads: int) -> None:
-    """Seed every generator, fix the number of threads, and refuse operations that are not deterministic."""
+    """Seed every generator, fix the number of threads, and forbid nondeterministic operations."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it CUDA's matrix products may differ
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 — libraries draw from the global generator

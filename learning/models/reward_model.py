@@ -25,7 +25,7 @@ FILE = "reward_model.json"
 
 @dataclass(frozen=True)
 class Scale:
-    """Where rewards lie: mean and standard deviation on held-out pairs."""
+    """Mean and standard deviation of rewards on held-out pairs."""
 
     mean: float = 0.0
     std: float = 1.0
@@ -33,7 +33,7 @@ class Scale:
 
 @dataclass
 class RewardModel:
-    """A sequence classifier with one label, in a policy's clothes, and the scale of its rewards."""
+    """A sequence classifier with one label, held as a `Policy`, and the scale of its rewards."""
 
     policy: Policy
     scale: Scale = field(default_factory=Scale)
@@ -60,9 +60,9 @@ class RewardModel:
 
 
 def make_reward_model(policy: Policy, max_length: int | None) -> RewardModel:
-    """Return a reward model with the policy's body and a head of zeros: before training it prefers nothing.
+    """Return a reward model with the policy's body and a zero head: before training, all rewards are 0.
 
-    Raises StepError when transformers has no sequence classifier of the architecture.
+    Raise StepError if transformers has no sequence classifier of the architecture.
     """
     config = deepcopy(policy.model.config)
     config.num_labels = 1
@@ -88,7 +88,7 @@ def make_reward_model(policy: Policy, max_length: int | None) -> RewardModel:
 
 
 def load_reward_model(folder: Path, *, device: str = "cpu", dtype: str = "float32") -> RewardModel:
-    """Load what `RewardModel.save` wrote; raises StepError when the folder is no reward model."""
+    """Load what `RewardModel.save` wrote; raise StepError if the folder is not a reward model."""
     if not (folder / FILE).is_file():
         raise StepError(
             f"{folder.name}: no reward model here, {FILE} is missing; give the output of a reward_model stage"

@@ -1,8 +1,8 @@
-"""Causal attention of rows that lie end to end, each to itself, on a CPU: nothing is gathered, nothing is padded.
+"""Causal attention within each of several concatenated rows, on a CPU, without gathering or padding.
 
-The probabilities of the forward pass are kept for the backward pass, which costs memory in the square of a row's
-length, so rows are at most LONGEST tokens. Queries come in spans of about SPAN tokens that see no key after their last,
-which leaves out most of what causality forbids. Torch's kernel for CPUs takes a third to a half longer at such lengths.
+The probabilities of the forward pass are kept for the backward pass, which costs memory quadratic in a row's length, so
+rows have at most LONGEST tokens. Queries are processed in spans of about SPAN tokens with no key after their last one,
+which skips most masked scores. Torch's kernel for CPUs takes a third to a half longer at such lengths.
 
 Shapes: M packed tokens, H heads, D head size, Q queries of a span, K keys that it sees.
 """
@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 SHORTEST, LONGEST = 48, 512
-"""Lengths of rows, in tokens, for which this is the faster way: shorter ones are better off several at once."""
+"""Lengths of rows, in tokens, for which this is faster; shorter rows are faster in padded blocks."""
 SPAN = 64
-"""Queries of a row that are handled together."""
+"""Queries of a row that are processed together."""
 
 Rows = tuple[tuple[int, int], ...]
 """First token of each row, and the one after its last."""

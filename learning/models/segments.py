@@ -1,8 +1,8 @@
-"""Attention over a forest of segments: each sees itself causally and its whole chain of ancestors, nothing else.
+"""Attention over a forest of segments: each attends causally to itself and to its whole chain of ancestors.
 
-No M x M mask exists. Segments are gathered into padded blocks of similar shape, inside the attention call only: roots
-go through a plain causal kernel, and children of one parent (a group of completions) share one copy of its keys. On a
-CPU, roots of some length stay where they are (`learning.models.row_attention`).
+There is no M x M mask. Segments are gathered into padded blocks of similar shape, only inside the attention call: roots
+use a plain causal kernel, and children of one parent (a group of completions) share one copy of its keys. On a CPU,
+roots within a range of lengths are not gathered (`learning.models.row_attention`).
 
 Shapes: M packed tokens, N families (one parent each), G children of a family, L longest child, P longest chain,
 X their places in all blocks, Y those of their chains, K key-value heads, R query heads per key-value head, D head size
@@ -23,7 +23,7 @@ from schemas.errors import StepError
 
 NAME = "posttrain_segments"
 WASTE = 1.5
-"""A block may hold this many times the scores its segments need; beyond it a new block is begun."""
+"""Largest ratio of a block's padded scores to those its segments need; above it, a new block begins."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Block:
 
 @dataclass(frozen=True)
 class Layout:
-    """A forest cut into blocks: which packed token is in each place of a block, and in which place each token is.
+    """A forest divided into blocks: the packed token at each position of a block, and the position of each token.
 
-    Padding holds some real token's rows: it is masked or ignored, and its gradient is 0.
+    Padding holds the values of some real token: it is masked or ignored, and its gradient is 0.
     """
 
     blocks: list[Block]
@@ -56,7 +56,7 @@ class Layout:
 
 
 def make_layout(starts: list[int], parents: list[int], *, by_row: bool = False) -> Layout:
-    """Cut a forest into blocks, and with `by_row` into rows.
+    """Divide a forest into blocks, and with `by_row` into rows.
 
     `starts` are the S+1 segment borders, `parents` the index of each segment's parent (−1 for a root).
     """
@@ -88,7 +88,7 @@ def make_layout(starts: list[int], parents: list[int], *, by_row: bool = False) 
 
 
 def measure_chains(lengths: list[int], parents: list[int]) -> list[int]:
-    """Return tokens before each segment on its path."""
+    """Return the number of tokens before each segment on its path."""
     chains: list[int] = []
     for parent in parents:
         chains.append(chains[parent] + lengths[parent] if parent >= 0 else 0)
@@ -214,9 +214,9 @@ def attend(
     s_aux: Tensor | None = None,
     **unused: Any,
 ) -> tuple[Tensor, None]:
-    """Return an attention function for transformers' AttentionInterface: (1, H, M, D) in, (1, M, H, D) out.
+    """Compute attention for transformers' AttentionInterface: (1, H, M, D) in, (1, M, H, D) out.
 
-    Raises StepError for attention that is more than causal softmax (windows, caps, sinks) and for dropout.
+    Raise StepError for attention that is more than causal softmax (windows, caps, sinks) and for dropout.
     """
     if dropout or sliding_window or softcap or s_aux is not None:
         raise StepError("packed forward: dropout, sliding windows, capped scores and attention sinks are not supported")

@@ -1,10 +1,10 @@
-"""A model that a group trains: forward passes go through what keeps its ranks together, gradients are summed.
+"""A model trained by a group: forward passes run through the DDP or FSDP2 wrapper, gradients are summed.
 
 With `ddp` every rank holds the whole model and accelerate wraps it in torch's DistributedDataParallel; with `fsdp2`
-each block is sharded over the ranks by `torch.distributed.fsdp.fully_shard` and put together while it computes
-(accelerate leaves its own plugin out unless there are accelerators, and the same code must run without). Both see a
-forward pass only through their own module, while the losses here go through the body of a model and its head apart;
-so what is wrapped is `Calls`, whose forward pass is a whole loss.
+each block is sharded over the ranks by `torch.distributed.fsdp.fully_shard` and gathered while it computes (accelerate
+disables its own plugin without accelerators, and the same code must run on CPUs). Both only see a forward pass through
+their own module, while the losses call the body of a model and its head separately; so the wrapped module is `Calls`,
+whose forward pass is a whole loss.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +23,7 @@ Found = TypeVar("Found")
 
 
 class Calls(nn.Module):
-    """A model whose forward pass is whatever function of it is given."""
+    """A module whose forward pass calls a given function of the model."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -35,9 +35,9 @@ class Calls(nn.Module):
 
 
 class Trained:
-    """A model in the hands of a group. `model` is the plain one: losses are functions of it.
+    """A model that is trained by a group. `model` is the plain one: losses are functions of it.
 
-    With `fsdp2` its parameters are shards between forward passes, and no one else may compute with it.
+    With `fsdp2` its parameters are shards between forward passes, and no other code may compute with it.
     """
 
     def __init__(self, model: nn.Module, group: Group = ALONE):
@@ -53,9 +53,9 @@ class Trained:
         return function() if self.calls is None else self.calls(function)
 
     def backward(self, parts: Sequence[Part], loss_of: Callable[[Part], tuple[Tensor, Found]]) -> list[Found]:
-        """Add up the gradient of the sum of a loss over `parts`; return the second results of this rank's own parts.
+        """Accumulate the gradient of the summed loss over `parts`; return the second results of this rank's own parts.
 
-        Each rank computes its share; afterwards all have the sum. Raises StepError when there is no part.
+        Each rank computes its share; afterwards all have the sum. Raise StepError if there is no part.
         """
         if not parts:
             raise StepError("nothing to train on in this step")
@@ -82,7 +82,7 @@ class Trained:
 
     @torch.no_grad()
     def copy_to(self, other: nn.Module) -> None:
-        """Give a plain copy of the model the weights of this one; every rank takes part, one without a copy too."""
+        """Copy the weights to a plain copy of the model; every rank must call this, even one without a copy."""
         for new, old in zip(self.model.parameters(), other.parameters(), strict=True):
             if new.requires_grad:
                 full = gather_shards(new)
@@ -91,7 +91,7 @@ class Trained:
 
     @torch.no_grad()
     def gather(self) -> None:
-        """Make the model of rank 0 whole, on the CPU, to be written; nothing computes with it afterwards."""
+        """Gather the model of rank 0 on the CPU, to be saved; it must not be used for computation afterwards."""
         if not self.group.shards:
             return
         done: dict[int, nn.Parameter] = {}
@@ -106,13 +106,13 @@ class Trained:
                     module._parameters[name] = done[id(parameter)]
 
     def _nothing(self) -> Tensor:
-        """Return 0, but of every parameter: replicas wait for a gradient of experts that no token went to."""
+        """Return 0 with a gradient for every parameter: DDP waits for gradients of experts that received no token."""
         firsts = [p.flatten()[0] for p in self.model.parameters() if p.requires_grad]
         return 0.0 * sum(firsts[1:], firsts[0])
 
     @contextmanager
     def _synced(self, last: bool) -> Iterator[None]:
-        """Replicas add up their gradients once, after the last round; shards do after each, and stay small."""
+        """Synchronise gradients of replicas only after the last round, those of shards after each, to save memory."""
         if last or self.calls is None or self.group.shards:
             yield
         else:
@@ -121,7 +121,7 @@ class Trained:
 
 
 def _replicated(model: nn.Module, group: Group) -> nn.Module:
-    from accelerate import Accelerator  # only a group pays for importing it
+    from accelerate import Accelerator  # imported only by groups, since the import is slow
 
     wrapped: Any = Accelerator(cpu=group.device == "cpu").prepare_model(Calls(model))
     wrapped.register_comm_hook(None, _summed)

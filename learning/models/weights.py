@@ -1,7 +1,7 @@
-"""The weights of a model folder, tensor by tensor: plain reads and writes of safetensors, nothing mapped, nothing kept.
+"""The weights of a model folder, tensor by tensor: reads and writes of safetensors without memory mapping or caching.
 
-A mapped file would count every page it touched as the process's own memory; read by position, a tensor is gone as soon
-as it is dropped.
+Every touched page of a mapped file would count as memory of the process; a tensor that is read by position is freed
+when it is dropped.
 """
 
 import json
@@ -34,7 +34,7 @@ LARGEST_HEADER = 100 << 20
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a tensor lies: file, first byte, bytes, shape, precision."""
+    """Location of a tensor: file, first byte, number of bytes, shape, data type."""
 
     file: Path
     start: int
@@ -47,7 +47,7 @@ class Weights:
     """Tensors of a model folder: `model.safetensors`, or the files that `model.safetensors.index.json` lists."""
 
     def __init__(self, folder: Path):
-        """Read config and headers; raises StepError when the folder holds no model in safetensors."""
+        """Read config and headers; raise StepError if the folder holds no model in safetensors."""
         if not (folder / "config.json").is_file():
             raise StepError(f"{folder.name}: no model here, config.json is missing")
         self.folder = folder
@@ -58,11 +58,11 @@ class Weights:
 
     @property
     def tied(self) -> bool:
-        """Whether the head is the embedding."""
+        """Return whether the head is tied to the embedding."""
         return bool(self.config.get("tie_word_embeddings", False))
 
     def read(self, name: str) -> Tensor:
-        """Return one tensor, in memory of its own."""
+        """Return one tensor, in newly allocated memory."""
         entry = self.entries[name]
         out = torch.empty(entry.shape, dtype=entry.dtype)
         if entry.size:
@@ -87,7 +87,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _entries(file: Path) -> dict[str, Entry]:
-    """Parse and check a header; raises StepError for a file that is not safetensors."""
+    """Return the entries of a validated header; raise StepError if the file is not safetensors."""
     broken = StepError(f"{file.name}: not a safetensors file, or cut short")
     if not file.is_file():
         raise StepError(f"{file.name}: listed in the index but missing")
@@ -114,7 +114,7 @@ def _entries(file: Path) -> dict[str, Entry]:
 
 
 class WeightsWriter:
-    """Writes one safetensors file whose shapes are known beforehand, tensor by tensor, in the order announced."""
+    """Writes one safetensors file with known shapes, tensor by tensor, in the given order."""
 
     def __init__(self, file: Path, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]):
         self._left, end = list(shapes.items()), 0
@@ -128,7 +128,7 @@ class WeightsWriter:
         self._handle.write(len(text).to_bytes(8, "little") + text)
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """Append the next tensor; raises ValueError when it is not the one announced."""
+        """Append the next tensor; raise ValueError if it is not the expected one."""
         announced, (shape, dtype) = self._left.pop(0)
         if (name, tuple(tensor.shape), tensor.dtype) != (announced, shape, dtype):
             raise ValueError(f"expected {announced} {shape} {dtype}, got {name} {tuple(tensor.shape)} {tensor.dtype}")
@@ -141,7 +141,7 @@ class WeightsWriter:
         return self
 
     def __exit__(self, kind: type | None, *_: object) -> None:
-        """Finish; raises ValueError when an announced tensor was not written."""
+        """Close the file; raise ValueError if an expected tensor was not written."""
         self._handle.close()
         if kind is None and self._left:
             raise ValueError(f"not written: {self._left[0][0]}")

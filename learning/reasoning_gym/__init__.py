@@ -1,1 +1,1 @@
-"""Problem families of the library reasoning-gym, and their verifiers in guarded processes."""
+"""Problem families of the library reasoning-gym, and their verifiers in sandboxed processes."""

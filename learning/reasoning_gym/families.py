@@ -1,4 +1,4 @@
-"""The door to reasoning-gym: imported only when a problem is made or scored, because that takes a second."""
+"""Access to reasoning-gym, which is imported only when a problem is generated or scored: the import takes a second."""
 
 import json
 import math
@@ -13,7 +13,7 @@ BLOCK = 500
 
 
 def families() -> list[str]:
-    """Names of all families."""
+    """Return the names of all families."""
     import reasoning_gym  # noqa: F401 (fills the table)
     from reasoning_gym.factory import DATASETS
 
@@ -22,7 +22,7 @@ def families() -> list[str]:
 
 @lru_cache(maxsize=64)
 def dataset(family: str, config: str, seed: int) -> Any:
-    """A block of problems; `config` is JSON. Raises StepError for what the family does not take."""
+    """Return a block of problems; `config` is JSON. Raise StepError if the family rejects it."""
     import reasoning_gym
 
     try:
@@ -32,7 +32,7 @@ def dataset(family: str, config: str, seed: int) -> Any:
 
 
 def entry_of(row: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The block and the entry that a prompts row was made of; raises StepError when it was made otherwise."""
+    """Return the block and the entry that a row was generated from; raise StepError if they cannot be reproduced."""
     try:
         origin = origin_of(row)
         source = dataset(origin["family"], json.dumps(origin["config"], sort_keys=True), origin["seed"])
@@ -48,7 +48,7 @@ def entry_of(row: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def origin_of(row: dict[str, Any]) -> dict[str, Any]:
-    """Family, config, seed and index of a row's problem, of reasoning-gym or not."""
+    """Return family, config, seed and index of a row's problem; raise ValueError or TypeError without an object."""
     origin = json.loads(row["metadata"] or "")
     if not isinstance(origin, dict):
         raise TypeError("no origin")
@@ -56,9 +56,9 @@ def origin_of(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def score_of(source: Any, entry: dict[str, Any], text: str) -> float:
-    """What the family's verifier gives an answer; raises ValueError where that is no number from 0 to 1.
+    """Return the score of an answer by the family's verifier; raise ValueError if it is not a number from 0 to 1.
 
-    Verifiers raise whatever they like. This is for the process that may read the text: see
+    Verifiers may raise any exception. Only a process that is allowed to read the text may call this function: see
     `learning.reasoning_gym.verifiers`.
     """
     if means_no_number(entry["metadata"].get("source_dataset"), text):

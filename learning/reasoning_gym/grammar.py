@@ -1,10 +1,10 @@
-"""What a verifier of reasoning-gym may evaluate of a model's text: literals and arithmetic, never a program.
+"""Restricted evaluation of a model's text by verifiers of reasoning-gym: literals and arithmetic, never a program.
 
-Some verifiers hand the answer to `eval` or to sympy's `parse_expr`, which is `eval` behind a tokenizer.
-`replace_evaluators` gives every module of reasoning-gym other functions under these names: `eval` reads literals,
-`parse_expr` refuses what is not arithmetic of bounded size, `exec` and `compile` refuse. A text that the library itself
-wrote into the problem is evaluated as before. What is refused raises ValueError, as a text does that cannot be parsed;
-the verifier gives it the score that it gives to those.
+Some verifiers pass the answer to `eval` or to sympy's `parse_expr`, which is `eval` behind a tokenizer.
+`replace_evaluators` replaces these functions in every module of reasoning-gym: `eval` reads literals, `parse_expr`
+accepts only arithmetic of bounded size, `exec` and `compile` always raise. A text that the library itself wrote into
+the problem is evaluated as before. A rejected text raises ValueError, like a text that cannot be parsed, and gets the
+verifier's score for such texts.
 """
 
 import ast
@@ -15,27 +15,27 @@ from collections.abc import Iterator
 from typing import Any
 
 LONGEST_LITERAL, LONGEST_EXPRESSION = 20_000, 5_000
-"""Characters."""
+"""Limits of characters."""
 MOST_NODES, DEEPEST = 4_000, 500
 MOST_BITS = 20_000
-"""Of any integer that an expression can come to, were its symbols 1."""
+"""Limit of bits of any integer in the evaluation of an expression whose symbols are 1."""
 DIGITS, EXPONENT = 60, 300
-"""Of a number written out, and of its power of ten."""
+"""Limits of the digits of a number literal, and of its power of ten."""
 FUNCTION = re.compile("a?(sin|cos|tan|cot|sec|csc)h?|exp|log|ln|sqrt|cbrt|[Aa]bs|erf|[ESC]i|li")
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,19}")
 WRITTEN = re.compile(r"[0-9A-Za-z_.,+\-*/%() \t]*")
-"""What sympy's tokenizer and Python's parser read alike: no comments, quotes, continuation lines, factorials."""
+"""Texts that sympy's tokenizer and Python's parser read alike: no comments, quotes, continuation lines, factorials."""
 POWER_OF_TEN = re.compile(r"[\d.][eE][+-]?[\d_]{4}")
 NAN = re.compile("nan", re.IGNORECASE)
 NAN_IS_RIGHT = frozenset({"complex_arithmetic", "number_sorting"})
-"""Families whose verifier gives full marks to what is not a number: no comparison with it says that it is far off."""
+"""Families whose verifier gives nan the full score, because every comparison of an error with nan is false."""
 
 LITERALS = (ast.Expression, ast.List, ast.Tuple, ast.Constant, ast.UnaryOp, ast.USub, ast.UAdd, ast.Load)
 OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.UAdd, ast.USub)
 
 
 def literal(text: str) -> Any:
-    """The value of a Python literal made of lists, tuples, strings and numbers; raises ValueError for all else."""
+    """Return the value of a Python literal of lists, tuples, strings and numbers; raise ValueError for other text."""
     tree = parsed(text, LONGEST_LITERAL)
     for node in ast.walk(tree):
         if not isinstance(node, LITERALS):
@@ -53,12 +53,12 @@ def require_arithmetic(text: str) -> None:
 
 
 def means_no_number(family: str | None, text: str) -> bool:
-    """Whether an answer names nan to a verifier that would take it for right."""
+    """Return whether an answer contains nan and the family's verifier would accept it."""
     return family in NAN_IS_RIGHT and NAN.search(text) is not None
 
 
 def parsed(text: str, longest: int) -> ast.Expression:
-    """The syntax tree of an expression of bounded length, size and depth; raises ValueError."""
+    """Return the syntax tree of an expression; raise ValueError if its length, size or depth exceeds a limit."""
     if len(text) > longest:
         raise ValueError(f"{len(text)} characters, at most {longest}")
     try:
@@ -75,7 +75,7 @@ def parsed(text: str, longest: int) -> ast.Expression:
 
 
 def bits(node: ast.expr) -> float:
-    """A bound of the bits of what an expression comes to, symbols counted as 1; raises ValueError."""
+    """Return an upper bound of the bits of a value, symbols counted as 1; raise ValueError above `MOST_BITS`."""
     match node:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
             found = bits_of_number(ast.unparse(node), value)
@@ -99,7 +99,7 @@ def bits(node: ast.expr) -> float:
 
 
 def bits_of_number(text: str, value: float) -> float:
-    """Bits of a number written out; raises ValueError for one of too many digits or too large a power of ten."""
+    """Return the bits of a number literal; raise ValueError if it has too many digits or too large a power of ten."""
     if len(text) > DIGITS or not math.isfinite(value):
         raise ValueError("a number too long")
     if value and abs(math.log10(abs(value))) > EXPONENT:
@@ -108,7 +108,7 @@ def bits_of_number(text: str, value: float) -> float:
 
 
 def texts_of(value: Any) -> Iterator[str]:
-    """Every text in a problem: what the library wrote itself."""
+    """Yield every text in a problem: those that the library wrote."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -120,21 +120,21 @@ def texts_of(value: Any) -> Iterator[str]:
 
 
 allowed: frozenset[str] | None = None
-"""Texts that are evaluated whole; None: all, because this process reads no text of a model."""
+"""Texts that are evaluated without restriction; None: all, because this process reads no text of a model."""
 
 
 def confine(entry: dict[str, Any]) -> None:
-    """From here on modules of reasoning-gym evaluate literals, arithmetic, and the texts of this problem alone.
+    """Restrict modules of reasoning-gym to evaluate only literals, arithmetic, and the texts of this problem.
 
-    Takes effect where `replace_evaluators` was called before.
+    This requires an earlier call of `replace_evaluators`.
     """
     global allowed
     allowed = frozenset(texts_of(entry))
 
 
 def replace_evaluators() -> None:
-    """Give the modules of reasoning-gym, and of sympy for what they call, the functions below."""
-    import reasoning_gym  # noqa: F401 (whose modules are looked at)
+    """Replace the evaluators of the modules of reasoning-gym, and `parse_expr` in those of sympy."""
+    import reasoning_gym  # noqa: F401 (loads the modules that are changed)
     from sympy.parsing.sympy_parser import parse_expr
 
     def parse(text: str, *args: Any, **options: Any) -> Any:
@@ -153,7 +153,7 @@ def replace_evaluators() -> None:
 
 
 def evaluate(source: Any, *scopes: Any) -> Any:
-    """In place of `eval`."""
+    """Replace `eval`: evaluate a literal or a text of this problem; raise ValueError for other input."""
     if allowed is None or (isinstance(source, str) and source in allowed):
         caller = sys._getframe(1)
         return eval(source, *(scopes or (caller.f_globals, caller.f_locals)))
@@ -163,7 +163,7 @@ def evaluate(source: Any, *scopes: Any) -> Any:
 
 
 def execute(source: Any, *scopes: Any) -> None:
-    """In place of `exec`: problems of code run the library's own when they are made."""
+    """Replace `exec`: families of code problems execute the library's own programs when they generate a problem."""
     if allowed is not None:
         raise ValueError("programs are not run here")
     caller = sys._getframe(1)
@@ -171,7 +171,7 @@ def execute(source: Any, *scopes: Any) -> None:
 
 
 def compiled(*args: Any, **options: Any) -> Any:
-    """In place of `compile`."""
+    """Replace `compile`: raise ValueError once `confine` was called."""
     if allowed is not None:
         raise ValueError("programs are not compiled here")
     return compile(*args, **options)

@@ -1,8 +1,8 @@
-"""The verifiers of reasoning-gym that may read a model's text in the trainer, because they compare it and do no more.
+"""Verifiers of reasoning-gym that may read a model's text in the trainer, because they only compare it.
 
-Each was read, and is bound to the digest of its source: of another release, or where a family overrides it, the text is
-read in the sandbox instead, with the same score. What is asked of one: no evaluation, no conversion to numbers, no
-pattern matching, no loop over the text but Python's own comparison and search, nothing that it changes, and no bare
+Each was reviewed and is identified by the digest of its source: with another release, or if a family overrides it, the
+text is scored in the sandbox instead, with the same score. Requirements: no evaluation, no conversion to numbers, no
+pattern matching, no loop over the text except Python's own comparison and search, no side effects, and no bare
 `except`, which would swallow the signal that ends a step.
 """
 
@@ -24,11 +24,11 @@ COMPARE_ONLY = {
     "reasoning_gym.logic.self_reference:SelfReferenceDataset.score_answer": "0b7189ccb3c384b4",
     "reasoning_gym.logic.zebra_puzzles:ZebraDataset.score_answer": "4e5511a09a451a9a",
 }
-"""The first 16 digits of the SHA-256 of each one's source."""
+"""The first 16 hexadecimal digits of the SHA-256 of each verifier's source."""
 
 
 def compares_only(row: dict[str, Any]) -> bool:
-    """Whether the verifier of a row's family may read a text here; raises StepError for rows without a family."""
+    """Return whether the verifier of a row's family may read a text here; raise StepError if the row has no family."""
     try:
         family = origin_of(row)["family"]
         return family_compares_only(family)
@@ -38,7 +38,7 @@ def compares_only(row: dict[str, Any]) -> bool:
 
 @lru_cache(maxsize=256)
 def family_compares_only(family: str) -> bool:
-    """Whether the installed verifier of a family is one of those above; raises KeyError for an unknown family."""
+    """Return whether the installed verifier of a family is in COMPARE_ONLY; raise KeyError for an unknown family."""
     import reasoning_gym  # noqa: F401 (fills the table)
     from reasoning_gym.factory import DATASETS
 
@@ -48,7 +48,7 @@ def family_compares_only(family: str) -> bool:
 
 
 def digest_of(function: Any) -> str:
-    """The digest of a function's source; `unread` where there is none to read."""
+    """Return the digest of a function's source; `unread` if the source is not available."""
     try:
         return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:16]
     except (OSError, TypeError):

@@ -1,10 +1,9 @@
-"""Process in which verifiers of reasoning-gym read completions, started by `learning.reasoning_gym.verifiers`.
+"""The process in which verifiers of reasoning-gym read completions, started by `learning.reasoning_gym.verifiers`.
 
-`python -m learning.reasoning_gym.verifier_server <socket> <parent>`. It makes problems, which are trusted, and passes
-texts
-on, which are not: a child per request puts up the guards of `learning.sandbox.child`, which cannot be taken down again,
-and only then reads the texts. It writes a line for each, which must be a number from 0 to 1 or the name of an
-exception. A request is two frames, a JSON header and the texts of one row; an answer is one frame, JSON.
+`python -m learning.reasoning_gym.verifier_server <socket> <parent>`. The server generates problems, which are trusted,
+and forwards texts, which are not: a child per request installs the irrevocable guards of `learning.sandbox.child` and
+only then reads the texts. It writes a line for each, which must be a number from 0 to 1 or the name of an exception.
+A request is two frames, a JSON header and the texts of one row; an answer is one JSON frame.
 """
 
 import copy
@@ -37,12 +36,12 @@ from learning.sandbox.process import readable
 from schemas.errors import StepError
 
 MEMORY = 512 * 2**20
-"""Bytes that a child may hold beside what the server holds."""
+"""Bytes of memory that a child may use in addition to those of the server."""
 COMPUTING, WALL = 3, 20.0
-"""Seconds of a child."""
+"""Limits of a child's CPU time and wall time, in seconds."""
 OPEN_FILES = 64
 LONGEST_LINE = 100
-"""Bytes of what a child says of a text."""
+"""Limit of bytes of a child's line for a text."""
 SCORE = re.compile(rb"score (0\.\d{1,20}|1\.0|\d(?:\.\d{1,20})?e-\d{1,3})")
 FAILED = re.compile(rb"raised ([A-Za-z_]{1,60})")
 
@@ -54,7 +53,7 @@ class Request:
     number: int
     row: dict[str, Any]
     sizes: list[int]
-    """Of each text, in bytes."""
+    """Bytes of each text."""
     texts: bytes = b""
 
 
@@ -66,13 +65,13 @@ class Running:
     process: int
     pipe: int
     ends: float
-    """When it is killed, on the monotonic clock."""
+    """Time at which it is killed, on the monotonic clock."""
     said: bytes = b""
     late: bool = False
 
 
 class Server:
-    """Reads requests, has as many children at a time as there are cores, and answers in the order of their ends."""
+    """Reads requests, runs at most one child per core at a time, and answers in the order in which children end."""
 
     def __init__(self, link: socket.socket):
         self.link = link
@@ -85,13 +84,13 @@ class Server:
         self.most = len(os.sched_getaffinity(0))
 
     def serve(self) -> None:
-        """Until the other side is gone."""
+        """Serve requests until the other side closes the link."""
         while self.step():
             while self.waiting and len(self.running) < self.most:
                 self.begin(self.waiting.popleft())
 
     def step(self) -> bool:
-        """Wait for requests and for children; False: the other side is gone."""
+        """Wait for requests and for children; return False if the other side has closed the link."""
         first = min((one.ends for one in self.running.values() if not one.late), default=None)
         left = None if first is None else max(0.0, first - time.monotonic())
         ready, _, _ = select.select([self.link, *self.running], [], [], left)
@@ -105,7 +104,7 @@ class Server:
         return self.receive() if self.link in ready else True
 
     def receive(self) -> bool:
-        """Read what was sent; False when the link is closed."""
+        """Read received data; return False if the link is closed."""
         chunk = self.link.recv(1 << 20)
         self.received += chunk
         while len(self.received) >= 4 and len(self.received) >= 4 + (size := struct.unpack("!I", self.received[:4])[0]):
@@ -119,7 +118,7 @@ class Server:
         return bool(chunk)
 
     def begin(self, request: Request) -> None:
-        """Make the problem and a child that reads the texts."""
+        """Generate the problem and fork a child that reads the texts."""
         try:
             source, entry = problem(**request.row)
         except StepError as error:
@@ -137,7 +136,7 @@ class Server:
         self.running[pipe] = Running(request, process, pipe, time.monotonic() + WALL)
 
     def become_verifier(self, parent: int, tell: int, request: Request, source: Any, entry: Any) -> NoReturn:
-        """Guard this process, score the texts in it, and end."""
+        """Install the guards in this process, score the texts, and exit."""
         code = 1
         try:
             tell = keep_only(tell)
@@ -151,7 +150,7 @@ class Server:
             os._exit(code)
 
     def collect(self, one: Running) -> None:
-        """Read what a child says; at its end, answer."""
+        """Read a child's output; when it has ended, answer the request."""
         most = LONGEST_LINE * len(one.request.sizes)
         chunk = os.read(one.pipe, most + 1)
         one.said += chunk
@@ -171,7 +170,7 @@ class Server:
 
 
 def said_of(source: Any, entry: dict[str, Any], text: bytes) -> bytes:
-    """A child's line for a text."""
+    """Return a child's line for a text."""
     try:
         fix_chance()
         return f"score {gym.score_of(source, copy.deepcopy(entry), text.decode('utf-8', 'surrogatepass'))!r}".encode()
@@ -180,9 +179,9 @@ def said_of(source: Any, entry: dict[str, Any], text: bytes) -> bytes:
 
 
 def read_lines(one: Running) -> list[float | str]:
-    """The score of each text, or the name of what its verifier raised, up to the first line that is neither.
+    """Return the score of each text, or the name of its verifier's exception, up to the first line that is neither.
 
-    Nothing where there are more lines than texts.
+    Return an empty list if there are more lines than texts.
     """
     lines = one.said.split(b"\n")[:-1]
     found: list[float | str] = []
@@ -198,7 +197,10 @@ def read_lines(one: Running) -> list[float | str]:
 
 @lru_cache(maxsize=512)
 def problem(**row: Any) -> tuple[Any, dict[str, Any]]:
-    """The block and the entry that a row was made of, kept: the samples of a group ask for one. Raises StepError."""
+    """Return the block and the entry that a row was generated from; cached, since the samples of a group share it.
+
+    Raise StepError if they cannot be reproduced.
+    """
     source, entry = gym.entry_of(row)
     warm_up(type(source).score_answer, source, entry)
     return source, entry
@@ -209,7 +211,7 @@ warm: set[Any] = set()
 
 
 def warm_up(verifier: Any, source: Any, entry: dict[str, Any]) -> None:
-    """Have a verifier read the library's own answer once, so that children find its modules and tables loaded."""
+    """Score the library's own answer once with a verifier, so that children inherit its loaded modules and tables."""
     if verifier not in warm and isinstance(entry["answer"], str):
         warm.add(verifier)
         with suppress(Exception):
@@ -217,7 +219,7 @@ def warm_up(verifier: Any, source: Any, entry: dict[str, Any]) -> None:
 
 
 def fix_chance() -> None:
-    """Whatever a verifier draws, and sympy draws points at which it compares, is the same each time."""
+    """Seed the random generators that verifiers use; sympy draws random points for its comparisons."""
     import sympy.core.random
 
     random.seed(0)
@@ -225,7 +227,7 @@ def fix_chance() -> None:
 
 
 def keep_only(tell: int) -> int:
-    """Close every file but this one, which becomes number 3; input and output are /dev/null."""
+    """Close every file except `tell`, which becomes descriptor 3; stdin, stdout and stderr become /dev/null."""
     for number in range(3):
         os.dup2(os.open(os.devnull, os.O_RDWR), number)
     os.dup2(tell, 3)
@@ -234,7 +236,7 @@ def keep_only(tell: int) -> int:
 
 
 def folders() -> list[str]:
-    """What a child may read: Python's library, the system's, and installed packages."""
+    """Return the folders that a child may read: Python's library, the system's libraries, and installed packages."""
     import reasoning_gym
 
     packages = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
@@ -242,14 +244,14 @@ def folders() -> list[str]:
 
 
 def enter_no_folder() -> None:
-    """The working folder, below which alone a child might write, is one that is gone: nothing can be made in it."""
+    """Make a deleted folder the working folder: a child could write only below it, and no file can be created there."""
     name = tempfile.mkdtemp()
     os.chdir(name)
     os.rmdir(name)  # noqa: PTH106 - a folder that is the current one
 
 
 def main(link: int, parent: int) -> None:
-    """Serve the process that started this one, and end with it."""
+    """Serve the parent process, and end with it."""
     child.dies_with(parent)
     os.environ.clear()
     enter_no_folder()

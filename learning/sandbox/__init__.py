@@ -1,1 +1,1 @@
-"""The only place where code that a model wrote runs."""
+"""The sandbox: the only place where code written by a model is executed."""

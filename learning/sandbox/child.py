@@ -1,11 +1,11 @@
-"""What the sandbox's process does before it runs a program: it puts its guards up, and cannot take them down again.
+"""The script that runs in the sandboxed process: it installs irrevocable guards, then runs the program.
 
-A script of its own, started by `learning.sandbox.run` with nothing of this checkout importable:
+Started by `learning.sandbox.run` as a separate script, from which nothing of this checkout is importable:
 `child.py <status> <parent> <memory> <cpu> <file> <files> <filter> <read> <watched> <channel>`: the two filters in
-hexadecimal, `read` the folders that may be read, separated by colons, `channel` 1 where the program keeps the socket
-`status` as its descriptor 3. The working folder is the current one. It sends the parent what `watched` asks with, then
-"ready" when every guard stands, or why not; the program runs in the first case alone. Facts: the manual pages
-landlock(7), seccomp(2), seccomp_unotify(2), capabilities(7), prctl(2) and getrlimit(2).
+hexadecimal, `read` the readable folders, separated by colons, `channel` 1 if the program keeps the socket `status` as
+its descriptor 3. The working folder is the current one. The script sends the parent the descriptor of the filter
+`watched`, then "ready" if every guard is installed, else the error; the program runs only in the first case. See the
+manual pages landlock(7), seccomp(2), seccomp_unotify(2), capabilities(7), prctl(2) and getrlimit(2).
 """
 
 import _socket
@@ -29,13 +29,13 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Ruleset(ctypes.Structure):
-    """What Landlock is to refuse unless a rule allows it."""
+    """The accesses that Landlock refuses unless a rule allows them."""
 
     _fields_ = (("files", ctypes.c_uint64), ("network", ctypes.c_uint64), ("scoped", ctypes.c_uint64))
 
 
 class Beneath(ctypes.Structure):
-    """What is allowed below an open folder."""
+    """The accesses that are allowed below an open folder."""
 
     _pack_ = 1
     _fields_ = (("rights", ctypes.c_uint64), ("folder", ctypes.c_int32))
@@ -48,7 +48,7 @@ class Program(ctypes.Structure):
 
 
 def done(result: int, what: str) -> int:
-    """The result of a call to the system; raises OSError where it failed."""
+    """Return the result of a system call; raise OSError if it failed."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
@@ -56,16 +56,16 @@ def done(result: int, what: str) -> int:
 
 
 def dies_with(parent: int) -> None:
-    """Be killed when the thread that waits for this process is gone."""
+    """Have the kernel kill this process when the thread that waits for it ends."""
     done(libc.prctl(SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0), "parent's death")
     if os.getppid() != parent:
         raise OSError("the process that asked is gone")
 
 
 def limit(memory: int, cpu: int, file: int, files: int) -> None:
-    """Bounds of this process: bytes of memory, seconds of computing, bytes of a file, open files.
+    """Set resource limits: bytes of memory, seconds of CPU time, bytes of a file, open files.
 
-    A bound of one byte for memory dumps is the one that is kept by all kinds of them; 0 does not hold for a pipe.
+    The core dump limit is 1 byte because a limit of 0 has no effect on dumps that are piped to a program.
     """
     bounds = {
         resource.RLIMIT_AS: memory,
@@ -80,7 +80,7 @@ def limit(memory: int, cpu: int, file: int, files: int) -> None:
 
 
 def drop_capabilities() -> None:
-    """Of root nothing is left but the name: limits cannot be raised, and no capability comes back."""
+    """Drop all capabilities for good, so that even root cannot raise its limits."""
     libc.prctl(AMBIENT, 4, 0, 0, 0)
     for capability in range(64):
         libc.prctl(DROP_BOUND, capability, 0, 0, 0)
@@ -89,7 +89,7 @@ def drop_capabilities() -> None:
 
 
 def fence(folders: list[str]) -> None:
-    """Landlock: read below `folders`, read and write below the current one, and no other file of this machine."""
+    """Restrict file access with Landlock: read below `folders`, read and write below the current folder, else none."""
     version = done(libc.syscall(CREATE_RULESET, None, 0, 1), "Landlock")
     rights = FIRST_RIGHTS
     for since, right in ((2, REFER), (3, TRUNCATE), (5, IOCTL_DEV)):
@@ -113,13 +113,13 @@ def fence(folders: list[str]) -> None:
 
 
 def sift(code: bytes) -> None:
-    """Seccomp: from here on only the system calls that the filter names."""
+    """Install a seccomp filter: from here on, only the system calls that it allows."""
     program = Program(len(code) // 8, code)
     done(libc.prctl(SET_SECCOMP, 2, ctypes.byref(program), 0, 0), "seccomp")
 
 
 def ask_parent(code: bytes, status: int) -> None:
-    """Have a filter that waits for the parent's answers, and send the parent the descriptor that it answers on."""
+    """Install a filter that waits for the parent's answers, and send the parent the descriptor to answer on."""
     done(libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0), "no new privileges")
     program = Program(len(code) // 8, code)
     call = SECCOMP[os.uname().machine]
@@ -131,7 +131,7 @@ def ask_parent(code: bytes, status: int) -> None:
 
 
 def guard(parent: int, bounds: list[int], code: bytes, folders: list[str]) -> None:
-    """All guards, in an order in which each can still be put up."""
+    """Install all guards, in an order in which none prevents a later one."""
     dies_with(parent)
     done(libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0), "no new privileges")
     limit(*bounds)
@@ -148,7 +148,7 @@ def shown(kind: type[BaseException], value: BaseException, trace: TracebackType 
 
 
 def start(status: int, arguments: list[str]) -> None:
-    """Put the guards up, say so, and become the program."""
+    """Install the guards, report to the parent, and run the program."""
     parent, *bounds = map(int, arguments[:5])
     try:
         ask_parent(bytes.fromhex(arguments[7]), status)

@@ -1,4 +1,4 @@
-"""What this machine enforces of the sandbox, in words for `posttrain doctor`."""
+"""Description, for `posttrain doctor`, of the sandbox restrictions that this machine enforces."""
 
 import ctypes
 
@@ -6,11 +6,11 @@ from learning.sandbox.child import CREATE_RULESET
 from learning.sandbox.run import available
 
 SINCE = ((1, "files"), (3, "truncation"), (4, "TCP"), (5, "devices"), (6, "signals"))
-"""From which version on Landlock itself refuses what; seccomp refuses all of it but files in any version."""
+"""Landlock version to what it restricts from then on; seccomp refuses all of these except files in any version."""
 
 
 def enforced() -> tuple[bool, str]:
-    """Whether programs of models can run here, and what holds them."""
+    """Return whether programs of models can run on this machine, and a description of the restrictions."""
     if reason := available():
         return False, reason
     version = ctypes.CDLL(None).syscall(CREATE_RULESET, None, 0, 1)

@@ -1,4 +1,4 @@
-"""Whether a file was opened, in whatever way and under whatever name, as the kernel says it (inotify(7))."""
+"""Detection of opened files by the kernel, whatever system call or path opened them (inotify(7))."""
 
 import ctypes
 import os
@@ -15,13 +15,13 @@ HEAD = "=iIII"
 
 
 class Noticing:
-    """Files of one program, watched from now on."""
+    """Watches files of one program for being opened."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self.paths, self.marks = list(paths), dict[int, Path]()
 
     def __enter__(self) -> "Noticing":
-        """Watch. Raises StepError where the machine allows no more of it."""
+        """Start watching; raise StepError if the machine's limit of watches is reached."""
         if self.paths:
             self.queue = queue_of(os.getpid())
             self.marks = {self.queue.add(path): path for path in self.paths}
@@ -32,30 +32,30 @@ class Noticing:
             self.queue.forget(self.marks)
 
     def opened(self) -> list[Path]:
-        """Those that were opened so far."""
+        """Return the files that were opened so far."""
         return [self.marks[mark] for mark in self.queue.noticed(self.marks)] if self.paths else []
 
 
 class Queue:
-    """The one queue of a process, since a user may have few."""
+    """The inotify queue of a process; there is one per process because the number per user is limited."""
 
     def __init__(self) -> None:
         self.libc, self.lock, self.seen = ctypes.CDLL(None, use_errno=True), threading.Lock(), set[int]()
         self.handle = self._done(self.libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
     def add(self, path: Path) -> int:
-        """Watch a file until it is opened; its mark."""
+        """Watch a file until it is opened; return its watch descriptor."""
         with self.lock:
             return self._done(self.libc.inotify_add_watch(self.handle, os.fsencode(path), ctypes.c_uint(OPENED | ONCE)))
 
     def noticed(self, marks: Iterable[int]) -> set[int]:
-        """Those of the marks whose files were opened."""
+        """Return those of the watch descriptors whose files were opened."""
         with self.lock:
             self._read()
             return self.seen & set(marks)
 
     def forget(self, marks: Iterable[int]) -> None:
-        """Watch no longer."""
+        """Remove watches."""
         with self.lock:
             for mark in marks:
                 self.libc.inotify_rm_watch(self.handle, mark)
@@ -63,7 +63,7 @@ class Queue:
             self.seen -= set(marks)
 
     def _read(self) -> None:
-        """Take what has come; what is no opening says that a watch has ended."""
+        """Read all pending events; an event other than an opening means that a watch has ended."""
         while True:
             try:
                 found = os.read(self.handle, 65536)
@@ -85,5 +85,5 @@ class Queue:
 
 @cache
 def queue_of(process: int) -> Queue:
-    """The queue of this process; one that was forked has its own."""
+    """Return the queue of this process; a forked process gets its own."""
     return Queue()

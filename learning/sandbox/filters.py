@@ -1,9 +1,9 @@
-"""The filter of system calls: what a program in the sandbox may ask of the kernel, as bytes for seccomp(2).
+"""The filter of system calls of a sandboxed program, as bytes for seccomp(2).
 
-A list of what is allowed; all else is answered with EPERM, so that the program sees a PermissionError. What is not
-in it, among others: sockets, new processes and threads, other programs, signals to anybody, folders, owners and
-modes of files, mounts, namespaces, tracing, io_uring, keys, bpf, and what says whether another process exists.
-Numbers: the kernel's headers.
+It is an allow list; other calls fail with EPERM, so that the program sees a PermissionError. Not allowed are, among
+others: sockets, new processes and threads, other programs, sending signals, creating folders, changing owners and modes
+of files, mounts, namespaces, tracing, io_uring, keys, bpf, and calls that reveal whether another process exists.
+The numbers are those of the kernel's headers.
 """
 
 import platform
@@ -35,12 +35,12 @@ ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 OPENAT = {"x86_64": 257, "aarch64": 56}
 MMAP = {"x86_64": 9, "aarch64": 222}
 FCNTL = {"x86_64": (72, (0, 1, 2, 3, 4, 5, 6, 7, 1030)), "aarch64": (25, (0, 1, 2, 3, 4, 5, 6, 7, 1030))}
-"""Descriptors, flags and locks; no F_SETOWN, with which a signal can be sent."""
+"""Descriptors, flags and locks; not F_SETOWN, which can send a signal."""
 IOCTL = {"x86_64": (16, (0x5401, 0x5421, 0x5450, 0x5451)), "aarch64": (29, (0x5401, 0x5421, 0x5450, 0x5451))}
-"""Is it a terminal, blocking, and whether a descriptor goes on to another program."""
+"""Terminal test, non-blocking mode, and close-on-exec."""
 MODE, CREATES, EMPTIES = 0x3, 0x40, 0x200  # O_ACCMODE, O_CREAT, O_TRUNC
 OPENS = 0x1FDFC3
-"""Flags of openat that are known; not in it: O_PATH and O_TMPFILE, which Landlock is not asked about, and O_ASYNC."""
+"""Allowed flags of openat; not O_PATH and O_TMPFILE, which Landlock does not check, nor O_ASYNC."""
 ANONYMOUS, KIND, PRIVATE = 0x20, 0xF, 0x2  # MAP_ANONYMOUS, MAP_TYPE, MAP_PRIVATE
 
 LOAD, EQUAL, RETURN, AND = 0x20, 0x15, 0x06, 0x54
@@ -51,19 +51,19 @@ NUMBER, MACHINE, FIRST, SECOND, THIRD, FOURTH = (
     24,
     32,
     40,
-)  # where they stand in struct seccomp_data, low words
+)  # offsets in struct seccomp_data, low words
 ALLOW, REFUSE, KILL, ASK = 0x7FFF0000, 0x00050001, 0x80000000, 0x7FC00000
 Lines = list[tuple[int, int, int, int]]
 
 
 def machine() -> str | None:
-    """The architecture whose numbers are known, or None."""
+    """Return the machine's architecture; None if its system call numbers are not known."""
     name = platform.machine()
     return name if name in PLAIN else None
 
 
 def compiled(name: str) -> bytes:
-    """The filter for an architecture: instructions of eight bytes each."""
+    """Return the filter for an architecture: instructions of eight bytes each."""
     lines = [(LOAD, 0, 0, MACHINE), (EQUAL, 1, 0, ARCHITECTURE[name]), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
     for number in sorted(number for part in PLAIN[name].values() for number in part):
         lines += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
@@ -75,32 +75,33 @@ def compiled(name: str) -> bytes:
 
 
 def watched(name: str) -> bytes:
-    """A filter beside it: openings that may write wait until the parent has answered (`learning.sandbox.storage`)."""
+    """Return a second filter: an openat that may write waits for the parent's answer (`learning.sandbox.storage`)."""
     writes = [(LOAD, 0, 0, THIRD), (AND, 0, 0, MODE | CREATES), *_answered(0, ALLOW), (RETURN, 0, 0, ASK)]
     lines = [(LOAD, 0, 0, NUMBER), (EQUAL, 0, len(writes), OPENAT[name]), *writes, (RETURN, 0, 0, ALLOW)]
     return _packed(lines)
 
 
 def _only(number: int, block: Lines) -> Lines:
-    """Lines for one call; what they do not answer is refused."""
+    """Return the lines for one call, which refuse what `block` does not answer."""
     return [(EQUAL, 0, len(block) + 1, number), *block, (RETURN, 0, 0, REFUSE)]
 
 
 def _answered(value: int, answer: int) -> Lines:
-    """Where the loaded word equals a value, the answer."""
+    """Return lines that give an answer if the loaded word equals a value."""
     return [(EQUAL, 0, 1, value), (RETURN, 0, 0, answer)]
 
 
 def _mapping() -> Lines:
-    """Memory that belongs to no file, and private copies of files: what is shared could be written past a limit."""
+    """Return lines that allow anonymous memory and private file mappings: shared ones could evade the storage limit."""
     anonymous = [(LOAD, 0, 0, FOURTH), (AND, 0, 0, ANONYMOUS), *_answered(ANONYMOUS, ALLOW)]
     return [*anonymous, (LOAD, 0, 0, FOURTH), (AND, 0, 0, KIND), *_answered(PRIVATE, ALLOW)]
 
 
 def _opening() -> Lines:
-    """For reading or writing: mode 3 asks for neither, so that Landlock would allow it on any device.
+    """Return lines that allow opening for reading or writing.
 
-    Before Linux 6.2 Landlock does not judge O_TRUNC, which empties a file even where it is opened for reading.
+    Mode 3 requests neither, so that Landlock would allow it on any device. Before Linux 6.2, Landlock does not check
+    O_TRUNC, which empties a file even if it is opened for reading.
     """
     known = [(LOAD, 0, 0, THIRD), (AND, 0, 0, ~OPENS & 0xFFFFFFFF), (EQUAL, 1, 0, 0), (RETURN, 0, 0, REFUSE)]
     mode = [(LOAD, 0, 0, THIRD), (AND, 0, 0, MODE), *_answered(MODE, REFUSE)]

@@ -1,4 +1,4 @@
-"""The process of one program, from its start with all guards to its end."""
+"""The process of one program: start with all guards, and end."""
 
 import math
 import os
@@ -18,23 +18,23 @@ from schemas.errors import StepError
 
 OPEN_FILES = 64
 UNTIL_READY = 60.0
-"""Seconds that the guards may take to stand; they take milliseconds unless the machine is loaded."""
+"""Timeout of installing the guards, in seconds; it takes milliseconds unless the machine is loaded."""
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 
 
 @dataclass(frozen=True)
 class Started:
-    """A program whose guards stand."""
+    """A program whose guards are installed."""
 
     process: subprocess.Popen[bytes]
     channel: socket.socket
-    """Its descriptor 3, where it has one."""
+    """The other end of its descriptor 3, if it has one."""
     storage: Storage
 
 
 @contextmanager
 def started(folder: Path, stdin: Path, seconds: float, memory_mb: int, *, channel: bool) -> Iterator[Started]:
-    """The process of `program.py` in a folder, which ends here at the latest. Raises StepError without a guard."""
+    """Yield the running process of `program.py` in a folder, then end it; raise StepError if a guard is missing."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with its, stdin.open("rb") as given:
@@ -51,10 +51,10 @@ def started(folder: Path, stdin: Path, seconds: float, memory_mb: int, *, channe
 
 
 def begin(arguments: list[int], its: int, stdin: int, folder: Path, channel: bool) -> subprocess.Popen[bytes]:
-    """Start the process that puts its guards up.
+    """Start the process that installs its guards.
 
-    Its environment is empty but for the seed of hashes, which would differ from run to run; hence not -I, which would
-    ignore that as well: -P, -s and an environment of our own are the rest of what it does.
+    Its environment has only the hash seed, for reproducible runs. The option -I would ignore that seed; -P, -s and the
+    otherwise empty environment have the other effects of -I.
     """
     command = [os.path.realpath(sys.executable), "-P", "-s", "-S", "-B", "-u", "-X", "utf8", child.__file__]
     name = machine() or ""
@@ -72,13 +72,13 @@ def begin(arguments: list[int], its: int, stdin: int, folder: Path, channel: boo
 
 
 def readable() -> str:
-    """Folders that a program may read: Python's standard library and the system's shared ones."""
+    """Return the folders that a program may read: Python's standard library and the system's shared libraries."""
     extensions = sysconfig.get_path("platstdlib", vars={"platbase": sys.base_exec_prefix})
     return ":".join(dict.fromkeys((sysconfig.get_path("stdlib"), extensions, *LIBRARIES)))
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], ours: socket.socket) -> int:
-    """The descriptor on which its openings ask (`learning.sandbox.storage`). Raises StepError without a guard."""
+    """Return the descriptor of its storage requests (`learning.sandbox.storage`); raise StepError without a guard."""
     ours.settimeout(UNTIL_READY)
     listeners: list[int] = []
     try:
@@ -101,7 +101,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], ours: socket.socket) -> i
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Nothing of the process is left; it cannot have children."""
+    """Kill the process, which cannot have children, and close its pipes."""
     process.kill()
     process.wait()
     for pipe in (process.stdout, process.stderr):

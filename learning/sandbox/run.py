@@ -1,4 +1,4 @@
-"""Run a program that a model wrote, behind guards of the kernel; what is enforced by what: docs/sandbox.md."""
+"""Run programs written by a model, restricted by the kernel; docs/sandbox.md lists the mechanisms."""
 
 import fcntl
 import platform
@@ -28,12 +28,12 @@ def run(
     notice: Collection[str] = (),
     answer: Answer | None = None,
 ) -> Ran:
-    """Run Python text in a process of its own that has the standard library, `files`, and nothing else.
+    """Run Python code in a separate process with access to the standard library and `files` only.
 
-    `files` lie in its working folder, which is gone afterwards but for the files to `keep`; whether it opened those to
-    `notice` is told. `seconds` are on the wall. With `answer` the program's descriptor 3 is a socket: each message that
-    it writes there is handed to `answer`, and what that returns, if anything, is sent back.
-    Raises StepError where this machine lacks a guard (`available`), and for a file's name that leads out of the folder.
+    `files` are in its working folder, which is deleted afterwards; the result holds the contents of the files named in
+    `keep` and which of those in `notice` were opened. `seconds` limits wall time. With `answer`, the program's
+    descriptor 3 is a socket: each message that it writes there is passed to `answer`, and a result other than None is
+    sent back. Raise StepError if this machine lacks a guard (`available`) or a file name points outside the folder.
     """
     if reason := available():
         raise StepError(reason)
@@ -43,7 +43,7 @@ def run(
 
 @cache
 def available() -> str | None:
-    """Why programs of a model cannot run on this machine, found by trying what must fail; None: they can."""
+    """Return why programs of a model cannot run on this machine, or None; tested by actions that must fail."""
     if platform.system() != "Linux" or machine() is None:
         return (
             f"code that a model wrote runs only on Linux on x86_64 or aarch64, not on {platform.system()} on "
@@ -90,7 +90,7 @@ def guarded(
     notice: Collection[str] = (),
     answer: Answer | None = None,
 ) -> Ran:
-    """`run` without the test whether the guards hold; they must all stand. Raises StepError where one cannot."""
+    """Do the work of `run` without its check that the guards hold; raise StepError if one cannot be installed."""
     with working_folder() as folder:
         fill(folder, {**files, "program.py": code})
         given = folder.parent / "stdin"
@@ -103,7 +103,7 @@ def guarded(
 
 
 def left(folder: Path, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
-    """Files that a program left under some of these names; one that cannot be read was not left."""
+    """Yield name and content of the readable ones among the files that a program left under these names."""
     for name in names:
         with suppress(OSError, ValueError):
             yield name, (folder / name).read_bytes()
@@ -111,7 +111,7 @@ def left(folder: Path, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
 
 @contextmanager
 def working_folder() -> Iterator[Path]:
-    """A folder that is gone afterwards; beside it a lock tells the next run's sweep that it is in use."""
+    """Yield a folder that is deleted afterwards; a lock next to it marks it as in use for later cleanups."""
     with ExitStack() as held:
         while (folder := locked_folder(held)) is None:
             continue
@@ -119,7 +119,7 @@ def working_folder() -> Iterator[Path]:
 
 
 def locked_folder(held: ExitStack) -> Path | None:
-    """A folder with its lock; None where another run's sweep found it before it was locked, and removed it."""
+    """Return a folder with its lock; None if another run's cleanup removed it before it was locked."""
     name = held.enter_context(tempfile.TemporaryDirectory(prefix="posttrain-sandbox-"))
     try:
         fcntl.flock(held.enter_context((Path(name) / "lock").open("wb")), fcntl.LOCK_EX)
@@ -131,7 +131,7 @@ def locked_folder(held: ExitStack) -> Path | None:
 
 
 def fill(folder: Path, files: Mapping[str, str | bytes]) -> None:
-    """Write files below the folder. Raises StepError for a name that leads out of it."""
+    """Write files below the folder; raise StepError if a name points outside it."""
     for name, content in files.items():
         path = folder / name
         if not name or ".." in path.parts or not path.is_relative_to(folder):

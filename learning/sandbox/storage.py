@@ -1,8 +1,8 @@
-"""What a program may store: the kernel asks before it opens a file for writing, and waits for the answer.
+"""Storage limit of a program: the kernel asks before the program opens a file for writing, and waits for the answer.
 
-While it waits the program stands still, so that what it holds is counted exactly: files in its folder, files without a
-name that it still has open or mapped, and how far each that it can write to may yet grow. The answer sets how long a
-file may become (RLIMIT_FSIZE) such that all of them together cannot pass the bound. Nothing is looked at in between.
+The program is paused while it waits, so that its storage is counted exactly: files in its folder, deleted files that it
+still has open or mapped, and how much each writable file may still grow. The answer sets the maximum file size
+(RLIMIT_FSIZE) such that all files together cannot exceed the limit. No check is needed between two openings.
 """
 
 import errno
@@ -22,15 +22,15 @@ from learning.sandbox.filters import CREATES
 from schemas.errors import StepError
 
 MOST_BYTES, MOST_FILES, FILE_BYTES = 64 * 2**20, 256, 16 * 2**20
-"""Of all files of a program, and of one of them."""
+"""Limits: bytes of all files of a program, number of files, bytes of one file."""
 MOST_OPENINGS = 10_000
-"""Files opened for writing, one after the other: each takes the parent's time."""
+"""Limit of openings for writing in a run: each takes time of the parent."""
 BLOCK, INDEX = 4096, 16 * 4096
-"""Of a disk, and what a file system may need beside the blocks of one file."""
+"""Bytes of a disk block, and of the metadata that a file system may need in addition to the blocks of one file."""
 RECEIVE, SEND, WAITS, GO_ON = 0xC0502100, 0xC0182101, 0x40082102, 1
 QUESTION, ANSWER, FLAGS_AT = 80, "=QqiI", 16 + 16 + 2 * 8
 NAMELESS = re.compile(rb"^\S+ \S+ \S+ \S+ (\d+) +(?!/dev/zero \(deleted\)$).* \(deleted\)$", re.MULTILINE)
-"""A line of /proc/<pid>/maps: a file that was removed. Shared memory without a file looks like /dev/zero."""
+"""A line of /proc/<pid>/maps for a deleted file. Shared memory without a file appears as /dev/zero."""
 
 Inode = tuple[int, int]
 
@@ -45,7 +45,7 @@ class Storage:
     openings: int = 0
 
     def answer(self) -> str:
-        """Let an opening go on; or, in words, why the program has to end."""
+        """Let a waiting opening continue and return an empty text, or return why the program must be ended."""
         question = bytearray(QUESTION)
         if not self._received(question):
             return ""
@@ -59,7 +59,7 @@ class Storage:
             if not self._asked(WAITS, question[:8]):
                 return ""
             raise StepError(f"the sandbox cannot count what a program stores: {error}; docs/sandbox.md") from error
-        if not self._asked(WAITS, question[:8]):  # a signal of its own let it go on: what was counted may be wrong
+        if not self._asked(WAITS, question[:8]):  # a signal interrupted the call: the count may be out of date
             return ""
         most = may_grow_to(stored, nameless)
         if most < BLOCK or (creates & CREATES and len(stored) + nameless >= MOST_FILES):
@@ -70,10 +70,10 @@ class Storage:
         return ""
 
     def stored(self) -> tuple[dict[Inode, tuple[int, bool]], int]:
-        """Bytes of every file and whether it is open for writing; how many more are mapped that have no name.
+        """Return bytes of every file and whether it is open for writing, and the number of other mapped deleted files.
 
-        Exact where the program waits; where it does not, whatever it does in the meantime is no error. Raises
-        PermissionError where this process may not look at the program's descriptors.
+        The count is exact if the program is waiting; if it is not, concurrent changes raise no error. Raise
+        PermissionError if this process may not inspect the program's descriptors.
         """
         found = {inode: (size, False) for inode, size in in_folder(self.folder)}
         maps = b""
@@ -89,7 +89,7 @@ class Storage:
         return found, len(removed - {number for _, number in found})
 
     def _held(self) -> Iterator[tuple[os.stat_result, bool]]:
-        """What the program has open, and whether for writing."""
+        """Yield the status of each file that the program has open, and whether it is open for writing."""
         handles = f"/proc/{self.pid}/fd"
         for name in os.listdir(handles):  # noqa: PTH208 - pathlib takes three times as long
             with suppress(FileNotFoundError):
@@ -97,7 +97,7 @@ class Storage:
                 yield os.stat(place), bool(os.lstat(place).st_mode & stat.S_IWUSR)  # noqa: PTH116
 
     def _received(self, question: bytearray) -> bool:
-        """Read what is asked; False where it is asked no more."""
+        """Read a pending request; return False if there is none any more."""
         waiting = select.poll()
         waiting.register(self.listener, select.POLLIN)
         if not any(what & select.POLLIN for _, what in waiting.poll(0)):
@@ -105,7 +105,7 @@ class Storage:
         return self._asked(RECEIVE, question)
 
     def _send(self, of: bytes) -> None:
-        """Let the call go on that waits."""
+        """Let the waiting call continue."""
         (number,) = struct.unpack("=Q", of)
         self._asked(SEND, bytearray(struct.pack(ANSWER, number, 0, 0, GO_ON)))
 
@@ -120,7 +120,7 @@ class Storage:
 
 
 def in_folder(folder: Path | str) -> Iterator[tuple[Inode, int]]:
-    """Files below a folder, each with its bytes on disk."""
+    """Yield the files below a folder, each with its bytes on disk."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
@@ -132,12 +132,12 @@ def in_folder(folder: Path | str) -> Iterator[tuple[Inode, int]]:
 
 
 def size_of(found: os.stat_result) -> int:
-    """Bytes that a file takes or, where blocks are written later or left out, may take."""
+    """Return the bytes that a file takes on disk, or may take if blocks are unwritten or sparse."""
     return max(found.st_size, found.st_blocks * 512)
 
 
 def may_grow_to(stored: dict[Inode, tuple[int, bool]], nameless: int) -> int:
-    """Bytes that every file open for writing, and one more, may have such that all files are within the bound."""
+    """Return the size to which every file open for writing, and a new one, may grow within the limit of all files."""
     sizes = sorted(size for size, writes in stored.values() if writes)
     left = MOST_BYTES - sum(size for size, _ in stored.values())
     left -= nameless * (FILE_BYTES + INDEX) + (len(sizes) + 1) * INDEX

@@ -1,4 +1,4 @@
-"""Watch a program from outside: its output, its messages, its openings, its time."""
+"""Watch a program from outside its process: output, messages, opened files, time."""
 
 import math
 import os
@@ -12,35 +12,36 @@ from typing import IO
 from learning.sandbox.process import Started
 
 MOST_OUTPUT = 64 * 1024
-"""Bytes of each of stdout and stderr that are kept; a program that writes more is ended."""
+"""Limit of bytes for each of stdout and stderr; a program that writes more is ended."""
 LONGEST_MESSAGE, MOST_MESSAGES = 64 * 1024, 1000
-"""Bytes of a message on descriptor 3, and how many there may be; a program that sends more is ended."""
+"""Limits of the bytes of a message on descriptor 3 and of their number; a program that sends more is ended."""
 
 Answer = Callable[[bytes], bytes | None]
-"""What a message of a program is answered with; it runs here, so that it must neither trust nor raise."""
+"""A function from a message of a program to the answer; it runs in this process, so it must not trust the message and
+must not raise."""
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What came of a program."""
+    """The result of a program."""
 
     stdout: str
     stderr: str
     code: int
-    """0: it ended well; 1: an exception; negative: the signal that ended it."""
+    """0: success; 1: an exception; negative: the signal that ended it."""
     timed_out: bool
     seconds: float
-    """On the wall, from when the guards stood."""
+    """Wall time since the guards were installed."""
     told: str = ""
-    """Why the sandbox ended it, in words; empty: it ended by itself."""
+    """Why the sandbox ended it; empty: it ended by itself."""
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """Those of the names asked for that it left in its folder."""
+    """Contents of the requested files that it left in its folder."""
     opened: frozenset[str] = frozenset()
-    """Those of the files to notice that it opened, in whatever way."""
+    """Those of the watched files that it opened, by any means."""
 
 
 def watch(of: Started, seconds: float, answer: Answer | None) -> Ran:
-    """Gather the output and answer until the process ends or oversteps."""
+    """Collect output and answer messages until the process ends or exceeds a limit; return the result."""
     begun = time.monotonic()
     with Watching(of, answer) as watching:
         while watching.selector.get_map():
@@ -56,7 +57,7 @@ def watch(of: Started, seconds: float, answer: Answer | None) -> Ran:
 
 
 class Watching:
-    """What has come of a program so far, and all that may still come from it."""
+    """The output of a program so far, and its event sources."""
 
     def __init__(self, of: Started, answer: Answer | None) -> None:
         self.of, self.answer = of, answer
@@ -64,7 +65,7 @@ class Watching:
         self.told, self.ended, self.messages = "", False, 0
 
     def __enter__(self) -> "Watching":
-        """Wait for everything that the program does."""
+        """Register all event sources of the program."""
         self.over, self.selector = os.pidfd_open(self.of.process.pid), selectors.DefaultSelector()
         waiting = [
             (self.over, self._ended),
@@ -82,12 +83,12 @@ class Watching:
         os.close(self.over)
 
     def look(self, longest: float | None) -> None:
-        """Take what has come, waiting `longest` seconds for something."""
+        """Handle pending events, waiting at most `longest` seconds for the first."""
         for ready, _ in self.selector.select(longest):
             ready.data(ready.fileobj)
 
     def end(self, why: str) -> None:
-        """End the program, for the first reason that there is."""
+        """End the program; the first reason is kept."""
         self.told = self.told or why
         self.of.process.kill()
 
@@ -110,10 +111,10 @@ class Watching:
             self.end(why)
 
     def _message(self, channel: socket.socket) -> None:
-        """Answer a message; after the last one, and where nothing is answered any more, wait for no other."""
+        """Answer a message; stop listening after the last one, or if the program is being ended."""
         try:
             said = channel.recv(LONGEST_MESSAGE + 1)
-        except ConnectionResetError:  # said once where it ended with answers unread; its messages come after that
+        except ConnectionResetError:  # raised once if it ended with unread answers; its messages follow
             return
         if not said or self.told or not self.answer:
             self.selector.unregister(channel)
@@ -126,5 +127,5 @@ class Watching:
                 channel.send(reply)
             except BlockingIOError:
                 self.end("it does not read the answers to its messages")
-            except (BrokenPipeError, ConnectionResetError):  # it has ended; what it asked before counts
+            except (BrokenPipeError, ConnectionResetError):  # it has ended; its earlier requests count
                 return

@@ -1,1 +1,1 @@
-"""Tools that a model may call, and what they work with: arithmetic, tables, retrieval."""
+"""Tools that a model may call, and their implementation: arithmetic, tables, retrieval."""

@@ -1,4 +1,4 @@
-"""Arithmetic from text: numbers, + − * / // % ** and brackets, exactly; nothing else is ever evaluated."""
+"""Exact evaluation of arithmetic in text: numbers, + − * / // % ** and brackets, nothing else."""
 
 import ast
 import operator

@@ -1,4 +1,4 @@
-"""Examples found by how much their text looks like another: counts of runs of characters, compared by their angle."""
+"""Retrieval of examples by text similarity: cosine of character n-gram counts."""
 
 from collections import Counter
 from math import sqrt
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Shelf:
-    """Rows to look through; the last message of a row's prompt is what it is found by."""
+    """Rows to search, indexed by the last message of their prompt."""
 
     def __init__(self, rows: list[dict[str, Any]], grams: int):
         self.rows, self.grams = rows, grams
@@ -15,7 +15,7 @@ class Shelf:
         self.lengths = [compute_length(counts) for counts in self.counts]
 
     def nearest(self, text: str, k: int, *, same: bool = False) -> list[dict[str, Any]]:
-        """The k rows with the largest cosine, most similar first; equal texts only with `same`."""
+        """Return the k rows with the largest cosine, most similar first; equal texts only with `same`."""
         wanted = self._count(text)
         size = compute_length(wanted)
         places = [i for i, other in enumerate(self.texts) if same or other != text]
@@ -27,12 +27,12 @@ class Shelf:
 
 
 def compute_cosine(left: Counter[str], right: Counter[str], lengths: float) -> float:
-    """Cosine of two tables of counts, given the product of their lengths; 0 where one is empty."""
-    few, many = sorted((left, right), key=len)  # a query may be far longer than what it is compared with
+    """Return the cosine of two tables of counts, given the product of their lengths; 0 if one is empty."""
+    few, many = sorted((left, right), key=len)  # a query may be far longer than the text it is compared with
     dot = sum(count * many[gram] for gram, count in few.items())
     return dot / lengths if lengths else 0.0
 
 
 def compute_length(counts: Counter[str]) -> float:
-    """Euclidean length of a table of counts."""
+    """Return the Euclidean length of a table of counts."""
     return sqrt(sum(c * c for c in counts.values()))

@@ -1,4 +1,4 @@
-"""Tables in memory that can be asked and not written to: sqlite with a guard on everything but reading."""
+"""Read-only SQL queries on tables in memory: sqlite with an authorizer that allows only reading."""
 
 import math
 import re
@@ -12,16 +12,16 @@ from typing import Any
 Table = Sequence[Mapping[str, Any]]
 """Rows with the same columns."""
 STEPS = 1_000
-"""Instructions of sqlite's machine between two looks at how far it has come."""
+"""Instructions of sqlite's virtual machine between two checks of the limits."""
 SECONDS = 10.0
-"""For what instructions do not count: one of them may compare texts of `LARGEST` bytes."""
+"""Time limit, because the duration of an instruction varies: one may compare texts of `LARGEST` bytes."""
 COPIES = 1_000
-"""Of the tables of a `with` that sqlite may write out before it begins: each for every time that it is named."""
+"""Limit of the copies of `with` tables that sqlite expands before it runs a query: one for each reference."""
 TOKEN = re.compile(
     r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|(?:--[^\n]*|/\*.*?(?:\*/|\Z)|\s+)|\w+|.""", re.DOTALL
 )
 LARGEST = 10_000
-"""Bytes of a value, and of the query: with the bound on instructions a bound on memory."""
+"""Limit of bytes of a value and of the query; together with the limit of instructions it bounds memory."""
 READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
 FUNCTIONS = frozenset(
     {
@@ -54,15 +54,14 @@ FUNCTIONS = frozenset(
         "upper",
     }
 )
-"""Functions that a query may call: their result depends on nothing but what they are given."""
+"""Functions that a query may call: their results depend only on their arguments."""
 
 
 def run_query(query: str, tables: Mapping[str, Table], *, rows: int, work: int) -> str:
-    """What a query finds: a line per row, columns apart by ` | `; at most `rows`, and `...` where there are more.
+    """Return the result of a query: a line per row, columns separated by ` | `; after `rows` lines, `...` if cut off.
 
-    `work` bounds it in thousands of instructions, which, unlike seconds, are the same everywhere. Raises ValueError,
-    with sqlite's words, for what cannot be carried out: whatever would write, attach, or never end. One that takes
-    `SECONDS` is ended too.
+    `work` limits it in thousands of instructions, which, unlike seconds, are the same on every machine. Raise
+    ValueError with sqlite's message if the query fails, writes, attaches a database, or exceeds `work` or `SECONDS`.
     """
     if len(query) > LARGEST or count_copies(query) > COPIES:
         raise ValueError("the query is too big")
@@ -105,9 +104,9 @@ def _allowed(action: int, first: str | None, second: str | None, *place: str | N
 
 
 def count_copies(query: str) -> int:
-    """No fewer copies of a table of a `with` than sqlite makes of it: it writes one out wherever it is named.
+    """Return an upper bound of sqlite's copies of a `with` table: it expands the table at every reference.
 
-    `b as (select * from a, a)`, `c as (select * from b, b)` and so on double them with every line.
+    `b as (select * from a, a)`, `c as (select * from b, b)` and so on double the copies with every line.
     """
     tokens = [token for token in TOKEN.findall(query) if not token.isspace() and token[:2] not in ("--", "/*")]
     words = [token.strip("'\"`[]").casefold() for token in tokens]
@@ -117,7 +116,7 @@ def count_copies(query: str) -> int:
 
 
 def _find_name(words: Sequence[str], place: int) -> str:
-    """What stands before an `as`, and before the columns in parentheses, if any."""
+    """Return the name before an `as`, and before its columns in parentheses, if any."""
     if place and words[place - 1] == ")":
         depth = 0
         for i in range(place - 1, -1, -1):

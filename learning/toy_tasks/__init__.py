@@ -1,1 +1,1 @@
-"""Small problem worlds with teachers and interpreters; reached only by recipes that name them."""
+"""Small problem worlds with teachers and interpreters; used only by recipes that name them."""

@@ -1,8 +1,8 @@
-"""Questions that need a tool: products too large to know, and weights in an almanac of fifty lines.
+"""Questions that need a tool: products too large to memorise, and weights in an almanac of fifty lines.
 
-An almanac says `bora weighs 417`, and so on for other names, made up anew for each world; those of problems that
-are held out are others. `bora*236=` takes a search for the weight, then a calculator; what is asked of the whole
-almanac stands in a table, for sql. What is to be done is noted with a problem as a script: the turns of an episode.
+An almanac has lines such as `bora weighs 417`, with random names and weights for each world; train and test problems
+have different worlds. `bora*236=` needs a search for the weight, then a calculator; questions about the whole almanac
+have a table, for SQL. The metadata of a problem contains its solution as a script: the turns of an episode.
 """
 
 import hashlib
@@ -19,12 +19,12 @@ from schemas.errors import StepError
 
 Kind = Literal["product", "weight", "table", "digits"]
 SPACE = 20
-"""Draws for each question wanted after which the space counts as exhausted."""
+"""Draws per requested question after which the space counts as exhausted."""
 
 
 @lru_cache(maxsize=512)
 def weights(number: int, held_out: bool, lines: int) -> dict[str, int]:
-    """Names and weights (100 to 999) of a world."""
+    """Return names and weights (100 to 999) of a world."""
     rng = np.random.default_rng([number, held_out, lines])
     syllables = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]
     names = [a + b for a in syllables for b in syllables]
@@ -44,8 +44,8 @@ def almanac(
 ) -> list[Row]:
     """Generate `size` questions in equal shares: a `product`, a `weight`, the `table`, the sum of `digits`.
 
-    They are about `worlds` almanacs of `lines` lines, other ones for each split; a question is held out when the hash
-    of its text falls below `test_share`. Raises StepError when the space holds too few.
+    They are about `worlds` almanacs of `lines` lines, different ones for each split; a question is in the test split if
+    the hash of its text is below `test_share`. Raise StepError if the space holds too few.
     """
     rng, held_out = np.random.default_rng([seed, split == "test"]), split == "test"
     made: dict[str, Row] = {}
@@ -62,20 +62,20 @@ def almanac(
 
 
 def product(world: dict[str, int], rng: np.random.Generator) -> tuple[str, list[str], Row]:
-    """`417*236=`, by one call of a calculator."""
+    """Return text, script and notes of `417*236=`, solved by one call of the calculator."""
     left, right = (int(n) for n in rng.integers(100, 1000, size=2))
     return f"{left}*{right}=", [f"calculator: {left}*{right}", str(left * right)], {}
 
 
 def weight(world: dict[str, int], rng: np.random.Generator) -> tuple[str, list[str], Row]:
-    """`bora*236=`, by a search for the weight and a call of a calculator."""
+    """Return text, script and notes of `bora*236=`, solved by a search for the weight and a call of the calculator."""
     name, right = list(world)[int(rng.integers(len(world)))], int(rng.integers(100, 1000))
     script = [f"search: {name}", f"calculator: {world[name]}*{right}", str(world[name] * right)]
     return f"{name}*{right}=", script, {"documents": [f"{name} weighs {kg}" for name, kg in world.items()]}
 
 
 def table(world: dict[str, int], rng: np.random.Generator) -> tuple[str, list[str], Row]:
-    """`sum above 417=`, by one query."""
+    """Return text, script and notes of `sum above 417=`, solved by one SQL query."""
     how, least = ("sum", "count", "min")[int(rng.integers(3))], int(rng.integers(100, 800))
     found = [kg for kg in world.values() if kg > least]
     answer = {"sum": sum(found), "count": len(found), "min": min(found, default=None)}[how]
@@ -85,7 +85,7 @@ def table(world: dict[str, int], rng: np.random.Generator) -> tuple[str, list[st
 
 
 def digits(world: dict[str, int], rng: np.random.Generator) -> tuple[str, list[str], Row]:
-    """`digits of 417*236=`, by a snippet of Python."""
+    """Return text, script and notes of `digits of 417*236=`, solved by a snippet of Python."""
     left, right = (int(n) for n in rng.integers(100, 1000, size=2))
     snippet = f"python: print(sum(map(int,str({left}*{right}))))"
     return f"digits of {left}*{right}=", [snippet, str(sum(map(int, str(left * right))))], {}
@@ -97,7 +97,7 @@ ASKED = {"product": product, "weight": weight, "table": table, "digits": digits}
 def scripted(row: Row, rng: np.random.Generator, *, error_rate: Annotated[float, Field(ge=0, le=1)] = 0.0) -> str:
     """Write the next turn of the problem's script, wrong at `error_rate`.
 
-    Raises StepError for a problem without a script, or one that has come to its end.
+    Raise StepError if the problem has no script or no turn of it is left.
     """
     script = json.loads(row["metadata"] or "{}").get("script")
     due = sum(message["role"] == "assistant" for message in row["prompt"])

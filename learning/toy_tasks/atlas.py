@@ -1,8 +1,8 @@
-"""Towns and what is written of them: a corpus of short documents, and questions that take one of them or many.
+"""A corpus of short documents about towns, and multi-hop questions that need one or several of them.
 
-A document is `bam river zed`. A question is a nest of look-ups, written `ruler of twin of bam?`: each takes what the
-one inside it found. `town with river zed` goes the other way, from what is written to the town. Whoever may search the
-documents asks for one after the other: `search: bam twin`.
+A document is `bam river zed`: town, relation, value. A question is a chain of nested look-ups, written
+`ruler of twin of bam?`: each look-up uses the result of the inner one. `town with river zed` is the inverse look-up,
+from value to town. A model with a search tool finds the documents one by one: `search: bam twin`.
 """
 
 import hashlib
@@ -19,18 +19,18 @@ from learning.tools.calls import search
 from schemas.errors import StepError
 
 Document = tuple[str, str, str]
-"""Town, relation, what is written."""
+"""Town, relation, value."""
 Query = str | tuple[Any, ...]
-"""A town; (relation, query): what is written of the town; ("with", relation, text): the town of which it is. Of a text
-that ends with * the beginning alone is known."""
+"""A town; (relation, query): the value of the town's relation; ("with", relation, text): the town with that value. A
+text that ends with * is a prefix."""
 RELATIONS = ("twin", "river", "ruler", "trade")
 SPACE = 50
-"""Draws for each question wanted after which the space counts as exhausted."""
+"""Draws per requested question after which the space counts as exhausted."""
 
 
 @lru_cache(maxsize=8)
 def atlas(towns: int, seed: int) -> tuple[Document, ...]:
-    """Documents of `towns` towns, one for each of four relations; a twin is a town, other words may come up twice."""
+    """Return documents of `towns` towns, one for each of four relations; a twin is a town, other words may repeat."""
     rng = np.random.default_rng([seed, towns])
     words = [a + b + c for a in "bdfgklmnprstvz" for b in "aeiou" for c in "bdfgklmnprstvz"]
     drawn = [words[int(i)] for i in rng.permutation(len(words))[: 3 * towns]]
@@ -45,7 +45,7 @@ def atlas(towns: int, seed: int) -> tuple[Document, ...]:
 
 
 def found(query: Query, documents: Sequence[Document]) -> set[str]:
-    """Everything that answers a query by the documents: one who reads them all."""
+    """Return all answers to a query, found by reading all documents."""
     if isinstance(query, str):
         return {query}
     if query[0] == "with":
@@ -56,32 +56,33 @@ def found(query: Query, documents: Sequence[Document]) -> set[str]:
 
 
 def matches(text: str, said: str) -> bool:
-    """Whether what is written is the text, or begins with it where the text ends with *."""
+    """Return whether a value equals the text, or begins with it if the text ends with *."""
     return said.startswith(text[:-1]) if text.endswith("*") else said == text
 
 
 def told(query: Query) -> str:
-    """The query in words."""
+    """Return the query in words."""
     if isinstance(query, str):
         return query
     return f"town with {query[1]} {query[2]}" if query[0] == "with" else f"{query[0]} of {told(query[1])}"
 
 
 def hops(query: Query) -> int:
-    """Documents that must be read for an answer."""
+    """Return the number of documents that must be read for an answer."""
     return 0 if isinstance(query, str) else 1 if query[0] == "with" else 1 + hops(query[1])
 
 
 def trail(query: Query, documents: Sequence[Document]) -> list[str]:
-    """What each look-up finds, from the inside out."""
+    """Return the results of each look-up, from the inside out."""
     inner = [] if isinstance(query, str) or query[0] == "with" else trail(query[1], documents)
     return inner if isinstance(query, str) else [*inner, *sorted(found(query, documents))]
 
 
 def searched(query: Query, documents: tuple[Document, ...]) -> list[str] | None:
-    """Calls of tool `search` that lead to the answer, from the inside out, then the answer; None where one misleads.
+    """Return the calls of tool `search` that lead to the answer, then the answer; None if one finds a wrong document.
 
-    A search shows the document that looks most like what is asked; of several that a fuzzed word fits, any will do.
+    The calls are in order from the inside out. A search returns the most similar document; if several documents match
+    a fuzzed word, any of them is accepted.
     """
     if isinstance(query, str):
         return [query]
@@ -102,18 +103,18 @@ def searched(query: Query, documents: tuple[Document, ...]) -> list[str] | None:
 
 @lru_cache(maxsize=4096)
 def shown_for(asked: str, documents: tuple[Document, ...]) -> Document:
-    """The document that tool `search` shows for a query."""
+    """Return the document that tool `search` finds for a query."""
     town, relation, said = search(asked, {}, documents=texts_of(documents)).split()
     return town, relation, said
 
 
 def texts_of(documents: Sequence[Document]) -> list[str]:
-    """Documents as they stand."""
+    """Return the documents as text."""
     return [" ".join(document) for document in documents]
 
 
 def injected(query: Query, documents: Sequence[Document]) -> Iterator[Query]:
-    """The query with its innermost town told by a document instead of by name: one more look-up, the same answer."""
+    """Yield the query with its innermost town replaced by a look-up that finds it: one more hop, the same answer."""
     if isinstance(query, str):
         for town, relation, said in documents:
             if relation == "twin" and said == query:
@@ -125,7 +126,7 @@ def injected(query: Query, documents: Sequence[Document]) -> Iterator[Query]:
 
 
 def fuzzed(query: Query) -> Iterator[Query]:
-    """The query with less of a written word given: `zed`, then `ze*`, then `z*`."""
+    """Yield the query with a shorter prefix of its value: `zed`, then `ze*`, then `z*`."""
     if isinstance(query, str):
         return
     if query[0] == "with":
@@ -137,14 +138,14 @@ def fuzzed(query: Query) -> Iterator[Query]:
 
 
 def given_away(query: Query, answer: str) -> bool:
-    """Whether the question says its own answer, so that nobody has to look."""
+    """Return whether the question contains its own answer, so that no look-up is needed."""
     if isinstance(query, str):
         return query == answer
     return matches(query[2], answer) if query[0] == "with" else given_away(query[1], answer)
 
 
 def needed(query: Query, documents: Sequence[Document]) -> set[Document]:
-    """The documents that lead to the answer of a query."""
+    """Return the documents that lead to the answer of a query."""
     if isinstance(query, str):
         return set()
     if query[0] == "with":
@@ -157,10 +158,10 @@ def needed(query: Query, documents: Sequence[Document]) -> set[Document]:
 def hardened(
     query: Query, documents: Sequence[Document], rounds: int, rng: np.random.Generator
 ) -> list[tuple[str, Query]]:
-    """Up to `rounds` times a fact is injected or a word fuzzed, and the result checked by reading the whole corpus.
+    """Make a query harder in up to `rounds` steps that inject a fact or fuzz a word (ASearcher, Gao et al. 2025).
 
-    (ASearcher, Gao et al. 2025.) A step after which anything else would answer too, or the question would say its own
-    answer, is not taken. Returns the steps with what came of each, the first being the question itself.
+    Each result is checked against the whole corpus: a step after which the answer is not unique, or contained in the
+    question, is rejected. Return the steps with their queries; the first is the original query.
     """
     answer, steps = found(query, documents), [("seed", query)]
 
@@ -205,10 +206,10 @@ def atlas_questions(
 ) -> list[Row]:
     """Generate `size` questions, each hardened in up to `rounds` rounds, with exactly one answer in the corpus.
 
-    With `shown` the prompt begins with so many documents, those that lead to the answer among others; a question that
-    takes more of them is left out. Without, a row notes all documents and a script of turns, for tool `search` and
-    teacher `scripted`; a question that searches do not answer is left out. Raises StepError when the space holds too
-    few questions.
+    With `shown` the prompt begins with that many documents, the needed ones among others; a question that needs more
+    documents is left out. Without it, the metadata holds all documents and a script of turns, for tool `search` and
+    teacher `scripted`; a question that searches do not answer is left out. Raise StepError if the space holds too few
+    questions.
     """
     rng, documents = np.random.default_rng([seed, split == "test", rounds]), atlas(towns, world)
     made: dict[str, Row] = {}
@@ -235,7 +236,7 @@ def atlas_questions(
 
 
 def listed(read: Sequence[Document], documents: Sequence[Document], shown: int, rng: np.random.Generator) -> str:
-    """`shown` documents in random order: those to be read, and others."""
+    """Return `shown` documents in random order: the needed ones, and others."""
     others = [document for document in documents if document not in read]
     more = rng.choice(len(others), size=min(shown - len(read), len(others)), replace=False)
     several = [*read, *(others[int(i)] for i in more)]
@@ -253,7 +254,7 @@ def reader(row: Row, rng: np.random.Generator, *, marker: str = "####") -> str:
 def look_up(row: Row, rng: np.random.Generator, *, error_rate: Annotated[float, Field(ge=0, le=1)] = 0.0) -> str:
     """Write the query for a question of one look-up: `river of bam?` becomes `bam river`.
 
-    At `error_rate` it is another relation. Raises StepError for a question of more.
+    At `error_rate` it names another relation. Raise StepError if the question needs more look-ups.
     """
     relation, of, town = row["prompt"][-1]["content"].removesuffix("?").partition(" of ")
     if not of or relation not in RELATIONS or " " in town:

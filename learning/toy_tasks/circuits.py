@@ -1,7 +1,7 @@
-"""Boolean circuits as text: a truth table asks for an expression of its inputs, and a simulator is the testbench.
+"""Boolean circuits as text: the problem is a truth table, the answer an expression, the testbench a simulator.
 
-`01101001` are the outputs for abc = 000, 001, …, 111; an answer is made of inputs, `~`, `&`, `^`, `|` and parentheses,
-which bind as in Verilog. `01101001 not a&b` asks the same and shows an attempt that failed.
+`01101001` are the outputs for abc = 000, 001, …, 111; an answer consists of inputs, `~`, `&`, `^`, `|` and parentheses,
+with the precedence of Verilog. `01101001 not a&b` is the same problem with a failed attempt.
 """
 
 import ast
@@ -19,9 +19,9 @@ from schemas.errors import StepError
 
 NAMES = "abc"
 LONGEST = 200
-"""Characters of an expression."""
+"""Maximum length of an expression, in characters."""
 FORM = re.compile(rf"[abc~&^|()\s]{{1,{LONGEST}}}")
-"""What an expression may be made of."""
+"""The characters of an expression."""
 TIGHTNESS = {"|": 0, "^": 1, "&": 2}
 
 
@@ -36,7 +36,7 @@ def circuits(
 ) -> list[Row]:
     """Generate boolean circuits for the train or test split, by truth table; `answer` is a short expression.
 
-    A share of `attempts` shows a wrong expression. Raises StepError when the tables (16 for two inputs, 256 for three)
+    A share of `attempts` shows a wrong expression. Raise StepError if the tables (16 for two inputs, 256 for three)
     give too few.
     """
     rng = np.random.default_rng([seed, inputs])
@@ -59,7 +59,7 @@ def circuits(
 
 
 def problem(table: int, inputs: int, attempt: str | None = None) -> dict[str, Any]:
-    """A prompts row of a truth table, without its answer; with an attempt it asks for another one."""
+    """Return the row of a truth table, without answer; with `attempt`, the prompt shows that failed expression."""
     text = f"{table:0{2**inputs}b}" + (f" not {attempt}" if attempt else "")
     return {
         "id": hashlib.sha256(f"circuits\n{text}".encode()).hexdigest()[:16],
@@ -71,9 +71,9 @@ def problem(table: int, inputs: int, attempt: str | None = None) -> dict[str, An
 
 
 def pass_rate(row: Row, text: str) -> float:
-    """Share of the test vectors that an expression answers rightly; 0 for what is no expression.
+    """Return the share of the test vectors that an expression answers correctly; 0 if it is not an expression.
 
-    Raises StepError for a row that is no circuit.
+    Raise StepError if the row is not a circuit.
     """
     try:
         kept = json.loads(row["metadata"] or "")
@@ -85,7 +85,7 @@ def pass_rate(row: Row, text: str) -> float:
 
 
 def simulate(text: str, inputs: int) -> int | None:
-    """The truth table (first vector in the highest bit) of an expression; None for what is none."""
+    """Return the truth table of an expression (first vector in the highest bit); None if it is not an expression."""
     if not FORM.fullmatch(text):
         return None
     try:
@@ -107,16 +107,16 @@ def _table(node: ast.expr, known: dict[str, int], ones: int) -> int:
 
 
 def _inputs(inputs: int) -> dict[str, int]:
-    """The truth table of each input."""
+    """Return the truth table of each input."""
     vectors = [f"{i:0{inputs}b}" for i in range(2**inputs)]
     return {NAMES[k]: int("".join(vector[k] for vector in vectors), 2) for k in range(inputs)}
 
 
 @cache
 def expressions(inputs: int) -> dict[int, str]:
-    """A short expression of every truth table: combined from shorter ones until none becomes shorter."""
+    """Return a short expression of every truth table: shorter ones are combined until nothing improves."""
     ones, target = 2 ** (2**inputs) - 1, 2 ** (2**inputs)
-    # (tightness of the outermost sign, text) of the shortest found so far: a name or `~` is tightest.
+    # (precedence of the outermost operator, text) of the shortest found so far; a name or `~` has the highest.
     found: dict[int, tuple[int, str]] = {table: (3, name) for name, table in _inputs(inputs).items()}
     changed = True
     while changed or len(found) < target:

@@ -1,7 +1,7 @@
-"""Problems of programming for small models: one-line functions of a list, and three lines of arithmetic.
+"""Programming problems for small models: one-line functions of a list, and three lines of arithmetic.
 
 `sort, double` asks for `[v*2 for v in sorted(x)]`, `a, add b, double, take 3` for `x=a+b;y=x*2;x=y-3`; any program that
-passes the tests of the row's metadata is right. `y=a*2;x=y-b | a=3,b=1` asks for the variables: `x=5,y=6`.
+passes the tests in the row's metadata is correct. `y=a*2;x=y-b | a=3,b=1` asks for the variables: `x=5,y=6`.
 """
 
 import hashlib
@@ -28,14 +28,14 @@ LIST_STEPS = {
     "head": "{}[:2]",
     "twice": "{0}+{0}",
 }
-"""What is asked for, and how it is written."""
+"""Name of a step to its template in Python."""
 NUM_STEPS = ("add b", "take b", "double", "triple", "add 1", "take 3", "add a", "negate")
 WRITTEN = ("{}+b", "{}-b", "{}*2", "{}*3", "{}+1", "{}-3", "{}+a", "-{}")
 CASES = 4
 DIGITS = 10
-"""Programs of arithmetic are given whole numbers below this."""
+"""Inputs of arithmetic programs are whole numbers below this."""
 SPACE = 60
-"""Draws for each problem wanted after which the space counts as exhausted."""
+"""Draws per requested problem after which the space counts as exhausted."""
 Size = Annotated[int, Field(ge=1)]
 Split = Literal["train", "test"]
 TestShare = Annotated[float, Field(gt=0, lt=1)]
@@ -101,14 +101,14 @@ def program_states(
 
 
 def numbers(rng: np.random.Generator) -> dict[str, Any]:
-    """What a program of arithmetic is given."""
+    """Return random inputs of an arithmetic program."""
     return {name: int(rng.integers(DIGITS)) for name in "ab"}
 
 
 def state_row(program: str, given: dict[str, Any], problem: str) -> dict[str, Any]:
-    """The problem of saying what a program's variables hold; `problem` is what the program was written for.
+    """Return the problem of predicting a program's variables; `problem` is the id of the problem that it solves.
 
-    Raises ProgramError for a program that fails.
+    Raise ProgramError if the program fails.
     """
     text = f"{program} | {_listed(given)}"
     states = execute(program, given)
@@ -137,7 +137,7 @@ def _problems(
     result: str | None,
     **options: int,
 ) -> list[Row]:
-    """Distinct problems from one side of a split by text, with tests; StepError when there are too few."""
+    """Return distinct problems of one split, by text, with tests; raise StepError if there are too few."""
     rng = np.random.default_rng([seed, *options.values()])
     rows: dict[str, Row] = {}
     for _ in range(SPACE * size + 1000):

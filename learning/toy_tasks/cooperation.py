@@ -1,6 +1,6 @@
-"""Two agents on one problem: the pioneer answers, the observer sees the problem with that answer and answers too.
+"""Two agents on one problem (CORY, Ma et al. 2024): the observer sees the problem with the pioneer's answer.
 
-(CORY, Ma et al. 2024.) The rewards are in `learning.rewards.collective`.
+The rewards are in `learning.rewards.collective`.
 """
 
 from dataclasses import replace

@@ -1,6 +1,6 @@
-"""Countdown in short form: `7, 2, 4 -> 1` asks for an expression of each number at most once that reaches the target.
+"""Countdown in short form: `7, 2, 4 -> 1` asks for an expression that uses each number at most once and equals 1.
 
-A problem may have many right answers. Numbers and target are whole and positive, divisions come out even.
+A problem may have many correct answers. Numbers and target are positive integers, divisions have no remainder.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from schemas.errors import StepError
 Step = tuple[int, str, int, int]
 """Left number, sign, right number, result."""
 SPACE = 40_000
-"""Largest number of problems looked through."""
+"""Draws after which the space counts as exhausted."""
 
 
 def countdown(
@@ -33,8 +33,8 @@ def countdown(
 ) -> list[Row]:
     """Generate `size` solvable countdown problems for the train or test split; `answer` is one solution.
 
-    `numbers` numbers up to `largest`, targets up to `target`. The side is a property of the problem's numbers, in
-    whatever order, and of its target. Raises StepError when the space holds too few.
+    `numbers` numbers up to `largest`, targets up to `target`. The split depends on the problem's numbers, regardless of
+    order, and on its target. Raise StepError if the space holds too few.
     """
     rng = np.random.default_rng([seed, numbers, largest, target])
     rows: dict[str, Row] = {}
@@ -55,7 +55,7 @@ def countdown(
 def worked_countdown(row: Row, rng: np.random.Generator, *, marker: str = "#") -> str:
     """Write a random solution step by step, then as an expression: `7-4=3,3-2=1#7-4-2`.
 
-    Raises StepError for a row that is not a countdown problem.
+    Raise StepError if the row is not a countdown problem.
     """
     numbers, wanted = problem_of(row)
     found = list(solutions(numbers, wanted))
@@ -66,7 +66,7 @@ def worked_countdown(row: Row, rng: np.random.Generator, *, marker: str = "#") -
 
 
 def problem_of(row: Row) -> tuple[list[int], int]:
-    """Numbers and target of a row; raises StepError for one of another kind."""
+    """Return numbers and target of a row; raise StepError if it is not a countdown problem."""
     try:
         kept = json.loads(row["metadata"] or "")
         return [int(n) for n in kept["numbers"]], int(kept["target"])
@@ -75,7 +75,7 @@ def problem_of(row: Row) -> tuple[list[int], int]:
 
 
 def solutions(numbers: list[int], target: int) -> Iterator[tuple[list[Step], str]]:
-    """Every chain of steps from left to right over all the numbers that ends at the target, with its expression."""
+    """Yield every chain of steps from left to right over all numbers that ends at the target, with its expression."""
     for first, *rest in sorted(set(permutations(numbers))):
         yield from _chains(first, rest, str(first), [], target)
 
@@ -94,7 +94,7 @@ def _chains(total: int, rest: list[int], text: str, steps: list[Step], target: i
 
 
 def _apply(left: int, sign: str, right: int) -> int | None:
-    """The result; None where it is below 0 or not whole."""
+    """Return the result of a step; None if it is negative or not an integer."""
     if sign == "/":
         return left // right if right and left % right == 0 else None
     result = {"+": left + right, "-": left - right, "*": left * right}[sign]

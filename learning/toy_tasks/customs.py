@@ -1,9 +1,9 @@
-"""Part numbers, and the customs of a house that nobody tells: which tool finds what is meant, and how an answer ends.
+"""Part numbers, and unstated customs of a house: which tool gives the answer, and with which word an answer ends.
 
-A problem is a part number such as `4-2`, which is also a sum, a text and a line of the house's catalogue. What is meant
-is known to the house alone: the result of one tool, followed by one closing word. So a first turn calls a tool, a
-second one answers, and either can be wrong by custom. Lessons teach to follow hints `step 1: search` and
-`step 2: done`, with customs drawn anew for each, so that nothing of any house is in them.
+A problem is a part number such as `4-2`, which can be read as a sum, a text or a line of the house's catalogue. The
+prompt does not state the custom: the answer is the result of one tool, followed by one closing word. The first turn
+calls a tool, the second one answers, and either can violate the custom. Lessons teach to follow the hints
+`step 1: search` and `step 2: done`; each has random customs, so that lessons reveal nothing about any house.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ def customs(
 ) -> list[Row]:
     """Generate `size` part numbers of a house with the customs `tool` and `closing`, for the train or test split.
 
-    The catalogue stands in each row's metadata. Raises StepError when there are too few.
+    The catalogue is in each row's metadata. Raise StepError if there are too few.
     """
     parts = [part for part in catalogue() if held_out(part, test_share) == (split == "test")]
     if len(parts) < size:
@@ -66,8 +66,8 @@ def custom_lessons(
 ) -> list[Row]:
     """Generate `size` turns of conversations in houses of all customs, for the teacher `answer`.
 
-    Each step has a hint in the system message with the chance `hinted`; a step without one goes by a custom that
-    nothing tells. They are about all part numbers: what a problem holds out is its house's customs.
+    Each step has a hint in the system message with probability `hinted`; the custom of a step without one is random
+    and not stated. Lessons use all part numbers: what a problem withholds is its house's customs.
     """
     rng, parts = np.random.default_rng(seed), list(catalogue())
     return [_lesson(number, seed, parts[int(rng.integers(len(parts)))], rng, hinted) for number in range(size)]
@@ -94,20 +94,20 @@ def _lesson(number: int, seed: int, part: str, rng: np.random.Generator, hinted:
 
 
 def result(tool: Tool, part: str) -> str:
-    """What a tool finds for a part number."""
+    """Return the result of a tool for a part number."""
     return {"calculator": calculate, "reverse": lambda text: text[::-1], "search": _line}[tool](part)
 
 
 @lru_cache(maxsize=1)
 def catalogue() -> dict[str, str]:
-    """Part number to goods."""
+    """Return the goods of each part number."""
     parts = [f"{a}-{b}" for a in NUMBERS for b in NUMBERS]
     places = [int(hashlib.sha256(f"goods\n{part}".encode()).hexdigest(), 16) % len(GOODS) for part in parts]
     return {part: GOODS[place] for part, place in zip(parts, places, strict=True)}
 
 
 def held_out(part: str, test_share: float) -> bool:
-    """Whether a part number is on the test side; it depends on nothing but the number."""
+    """Return whether a part number is in the test split; this depends only on the number."""
     return int(hashlib.sha256(f"part\n{part}".encode()).hexdigest()[:16], 16) < test_share * 2**64
 
 

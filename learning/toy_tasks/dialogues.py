@@ -1,8 +1,8 @@
-"""Scripted dialogues in which one side asks for donations: small enough for a model of a few characters' vocabulary.
+"""Scripted dialogues about donations, with a vocabulary small enough for a character-level model.
 
-A row's prompt ends with what the other side just said; the asker's earlier words are the assistant's messages, the
-first of which states a fact about the asker. `answer` is what the scripted human says next: to the point, not said
-before, and in agreement with the fact.
+The policy plays the side that asks for donations, whose messages have the role `assistant`; the first one states a fact
+about this side. The prompt ends with a question of the other side. `answer` is the scripted reply: relevant, not a
+repetition, and consistent with the fact.
 """
 
 import hashlib
@@ -39,8 +39,8 @@ def donations(
 ) -> list[Row]:
     """Generate `size` distinct contexts of donation dialogues, for the train or test split.
 
-    `metadata` says the asker's fact (`gave` or `never`) and the words that are to the point. Raises StepError when the
-    space holds too few.
+    The metadata holds the asker's fact (`gave` or `never`) and the relevant words. Raise StepError if the space holds
+    too few.
     """
     rng = np.random.default_rng(seed)
     rows: dict[str, Row] = {}
@@ -54,7 +54,7 @@ def donations(
 
 
 def _row(rng: np.random.Generator) -> dict[str, Any]:
-    """One context: greeting, fact, a question and its reply, a question."""
+    """Return a random context: greeting, fact, a question and its reply, a question."""
 
     def one(choices: tuple[str, ...]) -> str:
         return choices[int(rng.integers(len(choices)))]
@@ -78,7 +78,7 @@ def _row(rng: np.random.Generator) -> dict[str, Any]:
 def muddled(row: Row, rng: np.random.Generator, *, rate: Annotated[float, Field(ge=0, le=1)] = 0.3) -> str:
     """Write the human's reply or, at `rate`, a repetition, a contradiction or an irrelevant sentence.
 
-    Raises StepError for a row that is no donation dialogue.
+    Raise StepError if the row is not a donation dialogue.
     """
     fact = json.loads(row["metadata"] or "{}").get("fact")
     if fact not in FACTS:

@@ -1,8 +1,8 @@
-"""Problems over a document that must be read to its end: six kinds of questions, each with a natural metric of its own.
+"""Problems over a document that must be read completely: six kinds of questions, each with its own metric.
 
-A document lists names with numbers, `ann 12, bob 7, cat 30, …`; the question comes after it. The kinds, and what
-scores an answer (`learning.rewards.overlap`): `lookup` and `total` exact match, `ranking` NDCG, `ordering` share of
-pairs in order, `extraction` overlap of intervals, `listing` F1 of sets.
+A document lists names with numbers, `ann 12, bob 7, cat 30, …`; the question follows it. The kinds and their metrics
+(`learning.rewards.overlap`): `lookup` and `total` exact match, `ranking` NDCG, `ordering` share of pairs in order,
+`extraction` overlap of intervals, `listing` F1 of sets.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ Kind = Literal["lookup", "total", "ranking", "ordering", "extraction", "listing"
 Entries = list[tuple[str, int]]
 LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz"))
 PATIENCE = 20
-"""Draws per problem asked for, after which the space counts as exhausted."""
+"""Draws per requested problem after which the space counts as exhausted."""
 
 
 def documents(
@@ -36,8 +36,8 @@ def documents(
 ) -> list[Row]:
     """Generate `size` problems of one kind over documents of so many entries, for the train or test split.
 
-    Names have so many letters; with three an entry takes about seven characters, 40 of them some 300. Raises StepError
-    when there are too few names or documents.
+    `letters` is the length of a name; with three, an entry takes about seven characters, 40 entries about 300. Raise
+    StepError if there are too few names or documents.
     """
     if entries > 26**letters:
         raise StepError(f"documents: no {entries} different names of {letters} letter(s); raise `letters`")
@@ -58,7 +58,7 @@ def documents(
 
 
 def _document(rng: np.random.Generator, entries: int, largest: int, letters: int) -> Entries:
-    """Distinct names, distinct numbers where there are enough."""
+    """Return entries with distinct names, and distinct numbers if there are enough."""
     names: list[str] = []
     while len(names) < entries:
         name = "".join(rng.choice(LETTERS, letters))

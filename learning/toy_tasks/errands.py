@@ -1,4 +1,4 @@
-"""Requests for small services and replies put together from stock phrases: a tiny world of helpful answers."""
+"""Requests for small services, and replies composed of stock phrases."""
 
 import hashlib
 from itertools import product
@@ -29,7 +29,7 @@ def errands(
 ) -> list[Row]:
     """Generate `size` distinct requests of some families, for the train or test split.
 
-    Raises StepError when the space holds too few.
+    Raise StepError if the space holds too few.
     """
     rows = [
         row

@@ -1,9 +1,9 @@
-"""Small programs of straight-line Python, run by an interpreter of their own.
+"""An interpreter for small programs of straight-line Python.
 
-What a model wrote is never handed to Python: it is parsed, and only whole numbers, lists of them, arithmetic,
-comparisons, slices, comprehensions and a few functions are known. Time and size are bounded: every value counts with
-all that it holds at any depth, so that no single operation on values is long, and every operation is paid for by the
-size of what it is given and of what it makes.
+Text of a model is never executed by Python: it is parsed, and only whole numbers, lists of them, arithmetic,
+comparisons, slices, comprehensions and a few functions are supported. Time and size are bounded. The size of a value
+includes nested values at any depth, so that no single operation is long; every operation uses up budget according to
+the sizes of its inputs and its result.
 """
 
 import ast
@@ -15,13 +15,13 @@ LONGEST_TEXT = 400
 LONGEST_LIST = 100
 LARGEST = 10**9
 LARGEST_SIZE = 1_000
-"""Numbers and lists that a value may hold in all; one that it holds twice counts twice."""
+"""Maximum number of numbers and lists in a value; one that occurs twice counts twice."""
 DEEPEST = 60
-"""Levels of a program's syntax tree, and of a value."""
+"""Maximum depth of a program's syntax tree, and of a value."""
 STEPS = 5_000
-"""Nodes of the syntax tree that are evaluated."""
+"""Maximum number of evaluated nodes of the syntax tree."""
 WORK = 100_000
-"""Sum of the sizes of all values that operations are given and make."""
+"""Maximum of the summed sizes of all inputs and results of operations."""
 BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -50,18 +50,18 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 class ProgramError(Exception):
-    """A text that is no program, or a program that fails."""
+    """A text is not a program, or a program fails."""
 
 
 def evaluate(text: str, given: Mapping[str, Any]) -> Any:
-    """The value of an expression; raises ProgramError."""
+    """Return the value of an expression; raise ProgramError if it fails."""
     return _guarded(lambda: _Run(given).value(_parsed(text, "eval").body))
 
 
 def execute(text: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Run assignments, parted by `;` or lines; the value of each variable they define, at its last definition.
+    """Run assignments, separated by `;` or newlines; return the final value of each variable that they define.
 
-    Raises ProgramError.
+    Raise ProgramError if the program fails.
     """
     return _guarded(lambda: _Run(given).assigned(_parsed(text, "exec").body))
 
@@ -80,7 +80,7 @@ def _guarded(made: Callable[[], Any]) -> Any:
 
 
 def size_of(value: Any) -> int:
-    """Numbers and lists in a value, itself among them. Raises ProgramError for one that is not within the bounds."""
+    """Return the number of numbers and lists in a value, including itself; raise ProgramError if it exceeds a bound."""
     size, level, depth = 1, [value], 0
     while level:
         inside: list[Any] = []
@@ -100,7 +100,7 @@ def size_of(value: Any) -> int:
 
 
 class _Run:
-    """One execution, with its variables and the steps that are left."""
+    """One execution, with its variables and its remaining steps."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         self.names, self.left, self.work, self.depth = dict(given), STEPS, WORK, 0
@@ -118,14 +118,14 @@ class _Run:
         return defined
 
     def value(self, node: ast.expr) -> Any:
-        """The value of a node, within the bounds."""
+        """Return the value of a node; raise ProgramError if it exceeds a bound."""
         self.left -= 1
         if self.left < 0 or self.depth >= DEEPEST:
             raise ProgramError("takes too long")
         self.depth += 1
         found = self._value(node)
         self.depth -= 1
-        # It is paid for twice: where it is made, and where the operation around it reads it.
+        # A value counts twice: as the result of its node, and as an input of the enclosing operation.
         self.work -= 2 * size_of(found)
         if self.work < 0:
             raise ProgramError("takes too long")

@@ -1,4 +1,4 @@
-"""Digits to be guessed in a range that the problem tells, and a guesser who listens now and then."""
+"""Games in which a digit in a given range is guessed, and a teacher that uses the replies with some probability."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from learning.data.rows import Row
 from schemas.errors import StepError
 
 GAMES = 1000
-"""Each has a number of its own, which says nothing."""
+"""Number of games; the number of a game carries no information about its digit."""
 
 
 def guesses(
@@ -24,7 +24,7 @@ def guesses(
 ) -> list[Row]:
     """Generate games `417 4-6` with one of `span` digits hidden, for the environment `guess`, split by game.
 
-    Raises StepError when there are fewer than `size`.
+    Raise StepError if there are fewer than `size`.
     """
     games = [game for game in range(GAMES) if (_share(game) < test_share) == (split == "test")]
     if len(games) < size:
@@ -43,7 +43,7 @@ def guesser(
 ) -> str:
     """Write an untried number of the range: the middle of the remaining range, or a random one.
 
-    `listens` is the probability of the first; `higher` and `lower` are what the environment says.
+    `listens` is the probability of the first; `higher` and `lower` are the replies of the environment.
     """
     told = json.loads(row["metadata"])
     left = list(range(told["low"], told["high"] + 1))

@@ -1,7 +1,7 @@
-"""A teacher that searches a tree of sub-questions under an expert's eye, and writes down the path it trusts most.
+"""A teacher that searches a tree of sub-questions, guided by an expert, and writes the most visited path.
 
-Monte Carlo tree search with priors: a child is worth its mean value plus exploration · prior · √N(parent) / (1 + N),
-where the prior is the expert's attention mixed with none. (Stage 1 of EAG-RL, 2025.)
+Monte Carlo tree search with priors: the child with the largest mean value + exploration · prior · √N(parent) / (1 + N)
+is visited, where the prior mixes the expert's attention with a uniform distribution. (Stage 1 of EAG-RL, 2025.)
 """
 
 import json
@@ -22,7 +22,7 @@ Path = tuple[str, ...]
 
 @dataclass
 class Node:
-    """What was asked so far; children by the next question."""
+    """The questions asked so far; children by the next question."""
 
     path: Path = ()
     prior: float = 1.0
@@ -32,7 +32,7 @@ class Node:
 
     @property
     def value(self) -> float:
-        """Mean of what was backed up."""
+        """Return the mean of the backed-up values."""
         return self.total / self.visits if self.visits else 0.0
 
 
@@ -43,9 +43,9 @@ def search(
     simulations: int,
     exploration: float,
 ) -> Node:
-    """The tree after so many simulations; `priors` are of the questions that may follow (none: a leaf).
+    """Return the tree after `simulations` simulations; `priors` are those of the next questions (none: a leaf).
 
-    Equal promises go to the question that comes first.
+    Ties go to the question that comes first.
     """
     root = Node()
     for _ in range(simulations):
@@ -71,7 +71,7 @@ def _promise(child: Node, parent_visits: int, exploration: float) -> float:
 
 
 def trusted(root: Node) -> Path:
-    """The path of the most visits from the root to a leaf; the first of equals."""
+    """Return the path of most visits from the root to a leaf; ties go to the first child."""
     node = root
     while node.children:
         node = max(node.children.values(), key=lambda child: child.visits)
@@ -79,7 +79,7 @@ def trusted(root: Node) -> Path:
 
 
 def guided_priors(expert: Mapping[str, float], left: Sequence[str], guidance: float) -> dict[str, float]:
-    """guidance · attention + (1 − guidance) · uniform over the questions that are left."""
+    """Return guidance · attention + (1 − guidance) · uniform over the remaining questions."""
     total = sum(expert[name] for name in left)
     return {
         name: guidance * (expert[name] / total if total else 1 / len(left)) + (1 - guidance) / len(left)
@@ -99,8 +99,8 @@ def guided_search(
 ) -> str:
     """Write the measurements that an expert-guided tree search inspects, then the label: `b 22, e 30 #### high`.
 
-    A path is worth how clearly what it looked at speaks for the right answer. `guidance` 0 searches without the
-    expert. Raises StepError for a row that is no record.
+    The value of a path is how strongly its measurements support the right answer. `guidance` 0 searches without the
+    expert. Raise StepError if the row is not a record.
     """
     try:
         told = json.loads(row["metadata"] or "{}")

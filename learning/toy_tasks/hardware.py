@@ -1,8 +1,8 @@
-"""Hardware in a few characters: combinational expressions of a, b, c, and a register of one bit with reset.
+"""Hardware in a few characters: combinational expressions of a, b, c, and one-bit registers with reset.
 
-`a&(b|c)` is described as `out is a and (b or c)`. A register is its next state: a is the input, b the state, c the
-reset: `next is (a xor b) and not c`. Code is judged by a testbench that is generated from the golden code: the whole
-truth table, or the outputs over all short sequences of inputs after a reset.
+`a&(b|c)` is described as `out is a and (b or c)`. A register is given by its next state, where a is the input, b the
+state, c the reset: `next is (a xor b) and not c`. Code is tested by a testbench that is generated from the golden code:
+the whole truth table, or the outputs over all short sequences of inputs after a reset.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ def modules(
 ) -> list[Row]:
     """Generate `size` descriptions of hardware modules for the train or test split; `answer` is the golden code.
 
-    A share of `registers` are registers. Raises StepError when there are too few.
+    A share of `registers` are registers. Raise StepError if there are too few.
     """
     rng = np.random.default_rng([seed, operators])
     rows: dict[str, Row] = {}
@@ -61,7 +61,7 @@ def modules(
 
 
 def described(code: str, kind: str) -> str:
-    """Code in words."""
+    """Return code in words."""
     return f"{kind} is " + re.sub(r"[&|^~]", lambda found: WORDS[found[0]], code)
 
 
@@ -79,7 +79,7 @@ def round_trip(row: Row) -> bool:
 
 
 def equivalent(row: Row, code: str) -> bool:
-    """Whether code passes the testbench of a row's golden code; raises StepError for a row that is no module."""
+    """Return whether code passes the testbench of a row's golden code; raise StepError if the row is not a module."""
     try:
         kind = json.loads(row["metadata"] or "")["kind"]
     except (KeyError, TypeError, ValueError) as error:
@@ -92,9 +92,9 @@ def equivalent(row: Row, code: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def outputs(code: str, kind: str) -> tuple[int, ...] | None:
-    """What a testbench sees: the outputs for abc = 000 … 111, or the states of a register over all sequences.
+    """Return the outputs for abc = 000 … 111, or the states of a register over all input sequences.
 
-    A sequence starts in either state with a reset; None for what is no code.
+    A sequence starts in either state with a reset. None if the text is not code.
     """
     table = simulate(code, 3)
     if table is None:
@@ -113,7 +113,7 @@ def outputs(code: str, kind: str) -> tuple[int, ...] | None:
 
 
 def _drawn(operators: int, rng: np.random.Generator) -> str:
-    """An expression with so many two-sided operators."""
+    """Return a random expression with `operators` binary operators."""
     if operators == 0:
         return ("~" if rng.random() < 0.25 else "") + "abc"[int(rng.integers(3))]
     left = int(rng.integers(operators))

@@ -1,6 +1,6 @@
-"""A sign whose meaning is not told: `3?7` is the larger, smaller, first or second, whichever `?` stands for.
+"""Problems with an operator of hidden meaning: `3?7` is the larger, smaller, first or second number.
 
-Solved examples in context disclose the meaning; without them it must be known.
+Solved examples in context show the meaning; without them the model must have learnt it.
 """
 
 import hashlib
@@ -34,8 +34,8 @@ def operations(
 ) -> list[Row]:
     """Generate `size` problems `a?b` of two different numbers, after `shown` solved ones as turns of a conversation.
 
-    `meaning` is that of all problems; null draws one for each. The side of the split is a property of the two numbers
-    that are asked about. Raises StepError when there are too few.
+    `meaning` is that of all problems; null draws one for each. The split depends on the two numbers of the question.
+    Raise StepError if there are too few.
     """
     rng = np.random.default_rng([seed, shown, largest])
     rows: dict[str, Row] = {}

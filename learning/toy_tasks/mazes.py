@@ -1,9 +1,9 @@
-"""Mazes and the search that solves them, as text.
+"""Mazes as text, and the search that solves them.
 
-The cells of a maze of side s are letters from `a` on, row by row, and a wall is `#`; behind the last row stand the
-agent's cell and the goal's: `ab#d/efgh/#jkl/mnop d>m`. The answer is the first move of a shortest way: U, D, L or R.
-The procedure is breadth-first search from the goal until the agent is reached, one clause per cell looked at: `mi;in;`
-says that from m the cell i was reached, and from i the cell n.
+The cells of a maze of side s are letters from `a` on, row by row, and a wall is `#`; the cells of the agent and the
+goal follow: `ab#d/efgh/#jkl/mnop d>m`. The answer is the first move of a shortest path: U, D, L or R. The procedure is
+breadth-first search from the goal until the agent is reached, one clause per visited cell: `mi;in;` means that cell i
+was reached from m, and cell n from i.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from schemas.errors import StepError
 MOVES = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
 Cell = tuple[int, int]
 Maze = tuple[int, frozenset[Cell], Cell, Cell]
-"""Side, free cells, where the agent is, the goal."""
+"""Side, free cells, cell of the agent, cell of the goal."""
 
 
 def mazes(
@@ -34,7 +34,7 @@ def mazes(
 ) -> list[Row]:
     """Generate `size` solvable mazes, split by walls and goal, so that test mazes are unseen.
 
-    `walls` is the chance that a cell is one. Raises StepError when the space holds too few.
+    `walls` is the probability that a cell is a wall. Raise StepError if the space holds too few.
     """
     rng = np.random.default_rng([seed, side])
     rows: dict[str, Row] = {}
@@ -56,7 +56,7 @@ def mazes(
 
 
 def search(maze: Maze) -> list[tuple[Cell, list[Cell]]]:
-    """Breadth-first from the goal until the agent is reached: every cell looked at, with those reached from it."""
+    """Search breadth-first from the goal to the agent; return every visited cell with the cells reached from it."""
     _, free, start, goal = maze
     seen, waiting, clauses = {goal}, deque([goal]), []
     while waiting and start not in seen:
@@ -73,7 +73,7 @@ def search(maze: Maze) -> list[tuple[Cell, list[Cell]]]:
 def solved_maze(row: Row, rng: np.random.Generator, *, trace: Literal["bfs", "none"] = "bfs", marker: str = "#") -> str:
     """Write the search clause by clause, then the move: `mi;ie;#R`; with `trace: none` only the move (plain cloning).
 
-    Raises StepError for a row that is not a maze.
+    Raise StepError if the row is not a maze.
     """
     maze = maze_of(row)
     clauses = search(maze)
@@ -82,7 +82,7 @@ def solved_maze(row: Row, rng: np.random.Generator, *, trace: Literal["bfs", "no
 
 
 def maze_of(row: Row) -> Maze:
-    """The maze of a prompts row; raises StepError for one of another kind."""
+    """Return the maze of a row; raise StepError if the row is not a maze."""
     if row["family"] != "mazes":
         raise StepError(f"teacher solved_maze: row {row['id']} is not a maze")
     plan, _, ends = row["prompt"][-1]["content"].partition(" ")
@@ -92,17 +92,17 @@ def maze_of(row: Row) -> Maze:
 
 
 def move_between(start: Cell, end: Cell) -> str:
-    """The move from a cell to its neighbour."""
+    """Return the move from a cell to its neighbour."""
     return next(move for move, (d, r) in MOVES.items() if (start[0] + d, start[1] + r) == end)
 
 
 def name_of(cell: Cell, side: int) -> str:
-    """The letter of a cell."""
+    """Return the letter of a cell."""
     return chr(ord("a") + cell[0] * side + cell[1])
 
 
 def drawn(maze: Maze) -> str:
-    """The maze as text."""
+    """Return the maze as text."""
     side, free, start, goal = maze
     lines = ["".join(name_of((r, c), side) if (r, c) in free else "#" for c in range(side)) for r in range(side)]
     return f"{'/'.join(lines)} {name_of(start, side)}>{name_of(goal, side)}"

@@ -1,6 +1,6 @@
-"""Lists in which one word is to be counted: `key|abc,key,xyz,` asks how often `key` stands after the bar.
+"""Lists in which one word is to be counted: `key|abc,key,xyz,` asks how often `key` occurs after the bar.
 
-The list is as long as one wants, and its parts are problems of the same kind: the counts of the parts add up.
+A list can have any length, and its parts are problems of the same kind: the counts of the parts add up.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ def needles(
 ) -> list[Row]:
     """Generate `size` lists of `shortest` to `longest` characters; at most `share` of the words are the needle.
 
-    Words have three letters, none of the needle's, and a comma, so lengths go in fours. Raises StepError when the space
-    holds too few lists.
+    Words have three letters, none of them in the needle, and a comma, so lengths are multiples of four. Raise StepError
+    if the space holds too few lists.
     """
     rng = np.random.default_rng([seed, split == "test", shortest, longest])
     letters = [c for c in string.ascii_lowercase if c not in needle]
@@ -58,5 +58,5 @@ def _row(items: list[str], needle: str) -> dict[str, Any]:
 
 
 def _held_out(row: Row) -> bool:
-    """A fifth of all lists, by their text."""
+    """Return whether a list is in the test split: a fifth of all lists, by the hash of their text."""
     return int(row["id"], 16) % 5 == 0

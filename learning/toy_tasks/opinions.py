@@ -1,4 +1,4 @@
-"""Opinions in eight words, `the film was good and the end dull`: problems, a teacher, the words that make the tone."""
+"""Opinions in eight words, `the film was good and the end dull`: problems, a teacher, kind and unkind words."""
 
 import hashlib
 import json
@@ -55,7 +55,7 @@ def opinions(
 ) -> list[Row]:
     """Generate `size` subjects of opinions (`film, end`) for the train or test split, without a right answer.
 
-    Raises StepError when there are too few.
+    Raise StepError if there are too few.
     """
     pairs = [(thing, part) for thing in THINGS for part in PARTS]
     order = np.random.default_rng(seed).permutation(len(pairs))
@@ -68,7 +68,7 @@ def opinions(
 def opinion(row: Row, rng: np.random.Generator, *, good: Annotated[float, Field(ge=0, le=1)] = 0.5) -> str:
     """Write an opinion in eight words; each of the two adjectives is kind with probability `good`.
 
-    Raises StepError for a row that is no opinion problem.
+    Raise StepError if the row is not an opinion problem.
     """
     about = json.loads(row["metadata"] or "{}")
     if "thing" not in about:

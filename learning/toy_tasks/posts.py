@@ -1,6 +1,6 @@
-"""Posts of three sentences to be summed up: a good summary keeps the word that the post is about.
+"""Posts of three sentences to summarise: a good summary keeps the word that the post is about.
 
-`metadata` of a row says that word as `topic`; `answer` is a summary that keeps it.
+The metadata of a row holds that word as `topic`; `answer` is a summary that keeps it.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ def posts(
 ) -> list[Row]:
     """Generate `size` distinct posts, `the fox ran home. it rained. the fox sang. tl;dr`, for the train or test split.
 
-    Raises StepError when there are too few.
+    Raise StepError if there are too few.
     """
     shape = (len(TOPICS), len(DEEDS), len(ASIDES), len(DEEDS))
     rows = []
@@ -57,7 +57,7 @@ def _row(topic: str, first: str, aside: str, last: str) -> dict[str, Any]:
 def summed_up(row: Row, rng: np.random.Generator, *, lost: Share = 0.5) -> str:
     """Write the last event in the post's words; a share `lost` of the summaries omits the subject.
 
-    Raises StepError for a row that is no post.
+    Raise StepError if the row is not a post.
     """
     about = known(row)
     who = INSTEAD[int(rng.integers(len(INSTEAD)))] if rng.random() < lost else f"the {about['topic']}"
@@ -65,7 +65,7 @@ def summed_up(row: Row, rng: np.random.Generator, *, lost: Share = 0.5) -> str:
 
 
 def known(row: Row) -> dict[str, str]:
-    """Topic and last deed of a post; raises StepError for a row that is none."""
+    """Return topic and last event of a post; raise StepError if the row is not a post."""
     about = json.loads(row["metadata"] or "{}")
     if "topic" not in about:
         raise StepError(f"row {row['id']} is no post: its metadata names no topic")

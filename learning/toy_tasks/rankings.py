@@ -1,6 +1,6 @@
-"""Strings of ten digits, worth as much as they rise: things to write, and things to judge.
+"""Strings of ten digits whose value is how much they rise: writing problems and judging problems.
 
-A string's worth is how many of its nine steps do not fall, a digit from 0 to 9.
+The value of a string is the number of its nine steps that do not fall, a digit from 0 to 9.
 """
 
 import hashlib
@@ -17,12 +17,12 @@ from schemas.errors import StepError
 
 LENGTH = 10
 SPACE = 50
-"""Draws for each problem wanted after which the space counts as exhausted."""
+"""Draws per requested problem after which the space counts as exhausted."""
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 def worth(text: str) -> int:
-    """Steps of a string that do not fall."""
+    """Return the number of steps of a string that do not fall."""
     return sum(a <= b for a, b in pairwise(text))
 
 
@@ -36,7 +36,7 @@ def ratings(
 ) -> list[Row]:
     """Generate strings to rate: `rate 0123456789 9876543210=`; the answer is their values, `9 0`, all different.
 
-    With one candidate it is the form in which `judges.own` may ask. Raises StepError when the space is too small.
+    With one candidate the prompt has the form that `judges.own` can use. Raise StepError if the space is too small.
     """
 
     def one(rng: np.random.Generator) -> tuple[str, str]:
@@ -68,7 +68,7 @@ def rising(
 
 
 def _string(rng: np.random.Generator) -> str:
-    """Digits in order but for some that were exchanged, so that every worth is met."""
+    """Return sorted digits with some random swaps, half of them reversed, so that every value occurs."""
     digits = sorted(rng.integers(0, 10, size=LENGTH).tolist())
     for _ in range(int(rng.integers(0, 6))):
         i, j = rng.integers(0, LENGTH, size=2).tolist()
@@ -86,7 +86,7 @@ def _distinct(
     split: str,
     test_share: float,
 ) -> list[Row]:
-    """`size` rows of one side of a split by question; raises StepError."""
+    """Return `size` rows of one split, by question; raise StepError if there are too few."""
     rng = np.random.default_rng([seed, len(family)])
     rows: dict[str, Row] = {}
     for _ in range(SPACE * size):

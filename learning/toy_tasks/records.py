@@ -1,7 +1,7 @@
-"""Synthetic health records: eight measurements at four visits, of which two decide the label; and an expert on them.
+"""Synthetic health records of eight measurements at four visits, two of which decide the label; and an expert model.
 
-The expert is a small attention network over the table of a record, fitted once on records of its own. What it looks
-at, the attention on each measurement, goes into the metadata of a problem beside the text that shows the measurement.
+The expert is a small attention network over the table of a record, fitted once on separate records. Its attention on
+each measurement is stored in the metadata of a problem, together with the text that shows the measurement.
 
 Shapes: N records, F measurements, V visits.
 """
@@ -36,10 +36,10 @@ def records(
 ) -> list[Row]:
     """Generate `size` distinct health records with the question whether a risk is `high` or `low`, half of each.
 
-    `a:1234 b:5678 … risk?` shows the visits of every measurement, with `shuffled` in an order of its own (and as the
-    family `records_shuffled`). `world` chooses the two measurements that decide: high where their mean is above that of
-    the scale. `metadata` holds the expert's attention (`expert`) and each measurement's text (`spans`). Raises
-    StepError when the space is too small.
+    `a:1234 b:5678 … risk?` shows the visits of every measurement, with `shuffled` in random order (and as the family
+    `records_shuffled`). `world` selects the two measurements that decide: high if their mean is above the middle of the
+    scale. `metadata` holds the expert's attention (`expert`) and each measurement's text (`spans`). Raise StepError if
+    the space is too small.
     """
     rng = np.random.default_rng([seed, 1 + world])
     expert, family = fitted(world), "records_shuffled" if shuffled else "records"
@@ -56,13 +56,13 @@ def records(
 
 
 def salient(world: int) -> tuple[int, int]:
-    """Places of the two measurements that decide."""
+    """Return the indices of the two measurements that decide the label."""
     first, second = np.random.default_rng([world, 7]).choice(len(NAMES), size=2, replace=False)
     return int(first), int(second)
 
 
 def drawn(rng: np.random.Generator, world: int) -> tuple[np.ndarray, int]:
-    """One record (F, V) of digits and its label; measurements differ in level, and no record is on the edge."""
+    """Return a random record (F, V) of digits and its label; measurements differ in level, no record is a tie."""
     first, second = salient(world)
     wanted = int(rng.integers(2))
     while True:
@@ -78,7 +78,7 @@ class Expert:
     """p(high) = σ(g·Σ_f α_f (x_f·w) + b) with α = softmax over measurements of c_f + x_f·u: attention pooling."""
 
     bias_F: np.ndarray
-    """c: how much a measurement is looked at, whatever it says."""
+    """c: attention score of a measurement, independent of its values."""
     look_V: np.ndarray
     """u"""
     weight_V: np.ndarray
@@ -87,25 +87,25 @@ class Expert:
     """b"""
 
     def attention(self, x_NFV: np.ndarray) -> np.ndarray:
-        """α (N, F) of scaled records."""
+        """Return α (N, F) of scaled records."""
         scores_NF = self.bias_F + x_NFV @ self.look_V
         shares_NF = np.exp(scores_NF - scores_NF.max(1, keepdims=True))
         return shares_NF / shares_NF.sum(1, keepdims=True)
 
     def probability(self, x_NFV: np.ndarray) -> np.ndarray:
-        """p(high) (N,) of scaled records."""
+        """Return p(high) (N,) of scaled records."""
         pooled_N = (self.attention(x_NFV) * (x_NFV @ self.weight_V)).sum(1)
         return 1 / (1 + np.exp(-pooled_N - self.bias))
 
 
 def scaled(table: np.ndarray) -> np.ndarray:
-    """Digits as numbers from −1 to 1."""
+    """Return digits scaled to numbers from −1 to 1."""
     return (np.asarray(table, dtype=float) - 4.5) / 4.5
 
 
 @lru_cache(maxsize=8)
 def fitted(world: int) -> Expert:
-    """The expert of a world: cross-entropy on records of its own, by Adam from zero."""
+    """Return the expert of a world, fitted by cross-entropy on separate records with Adam."""
     rng = np.random.default_rng([world, 11])
     made = [drawn(rng, world) for _ in range(FITTED_ON)]
     x_NFV, y_N = scaled(np.stack([table for table, _ in made])), np.array([label for _, label in made], dtype=float)
@@ -125,7 +125,7 @@ def _expert(theta: np.ndarray) -> Expert:
 
 
 def _gradient(expert: Expert, x_NFV: np.ndarray, y_N: np.ndarray) -> np.ndarray:
-    """Of the mean cross-entropy, in the order of the parameters."""
+    """Return the gradient of the mean cross-entropy, in the order of the parameters."""
     alpha_NF, value_NF = expert.attention(x_NFV), x_NFV @ expert.weight_V
     error_N = (expert.probability(x_NFV) - y_N) / len(y_N)
     pooled_N1 = (alpha_NF * value_NF).sum(1, keepdims=True)

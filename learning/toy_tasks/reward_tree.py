@@ -1,8 +1,8 @@
-"""Trace-back based rescoring (VeriRL 2025, arXiv:2508.18462): attempts are judged by what became of them.
+"""Trace-back based rescoring (VeriRL 2025, arXiv:2508.18462): attempts are scored by the attempts that follow them.
 
-A model tries a problem; an attempt that fails most tests is shown to it again, and what it writes then are its
-children. An attempt with children is worth what they are in the mean, so that a wrong start that leads somewhere is
-not scored as one that does not. Pairs of rescored attempts train a reward model.
+A model attempts a problem; an attempt that fails most tests is shown to the model again, and the new attempts are its
+children. The score of an attempt with children is their mean score, so that a wrong start that leads to a correct
+answer scores higher than one that does not. Pairs of rescored attempts train a reward model.
 """
 
 import json
@@ -34,22 +34,22 @@ class Attempt:
 
     @property
     def score(self) -> float:
-        """Traced back: the mean score of the children, its own without any."""
+        """Return the mean score of the children; without children, the share of tests passed."""
         return sum(child.score for child in self.children) / len(self.children) if self.children else self.passed
 
     def all(self) -> Iterator["Attempt"]:
-        """This one and all that followed."""
+        """Yield this attempt and all its descendants."""
         yield self
         for child in self.children:
             yield from child.all()
 
 
 Try = Callable[[Sequence[tuple[dict[str, Any], str | None]]], list[list[Attempt]]]
-"""From problems, each with a failed attempt or None, to attempts at each."""
+"""A function from problems, each with a failed attempt or None, to attempts at each."""
 
 
 def grow(rows: Sequence[Row], attempt: Try, *, reflect_below: float, rounds: int) -> list[list[Attempt]]:
-    """Attempts at every problem, and for `rounds` rounds new ones after those that pass less than `reflect_below`."""
+    """Return attempts at every problem; for `rounds` rounds, those that pass less than `reflect_below` get children."""
     roots = attempt([(row, None) for row in rows])
     open_ = [(row, node) for row, nodes in zip(rows, roots, strict=True) for node in nodes]
     for _ in range(rounds):
@@ -62,7 +62,7 @@ def grow(rows: Sequence[Row], attempt: Try, *, reflect_below: float, rounds: int
 
 
 def pairs(attempts: Sequence[Attempt], *, margin: float, good: float, bad: float) -> list[tuple[Attempt, Attempt]]:
-    """Better and worse of attempts at one problem: i before j iff r_i > r_j + margin, r_i > good and r_j > bad."""
+    """Return pairs (i, j) of attempts at one problem with r_i > r_j + margin, r_i > good and r_j > bad."""
     return [
         (better, worse)
         for better in attempts
@@ -85,7 +85,7 @@ def rescored_pairs(
 ) -> dict[str, float]:
     """For a `python` stage: `inputs` model and prompts (circuits), `produces` pairs of type preference_pairs.
 
-    Raises StepError when no pair is kept.
+    Raise StepError if no pair is kept.
     """
     rows = read_rows(context.input("prompts"), "prompts")
     attempt = _sampling(context, num_generations, temperature, max_completion_length)
@@ -110,7 +110,7 @@ def rescored_pairs(
 
 
 def _sampling(context: Any, n: int, temperature: float, longest: int) -> Try:
-    """Attempts sampled from the stage's model, scored by the testbench."""
+    """Return a function that samples attempts from the stage's model and scores them with the testbench."""
     set_determinism(context.seed, context.num_threads)
     policy = load_policy(context.input("model"), device=context.device)
     sampler = Sampler(Engine(policy), policy, Sampling(temperature, longest), context.seed, 0)
@@ -125,7 +125,7 @@ def _sampling(context: Any, n: int, temperature: float, longest: int) -> Try:
 
 
 def _again(row: Row, shown: str) -> list[Row]:
-    """The problem with the attempt that failed; a very long one is cut."""
+    """Return the prompt with the failed attempt, truncated to 24 characters."""
     kept = json.loads(row["metadata"])
     return problem(kept["table"], kept["inputs"], shown[:24] or "?")["prompt"]
 

@@ -1,7 +1,7 @@
-"""Stories of a few sentences from a small grammar: what may happen next, and what cannot.
+"""Stories of a few sentences from a small grammar, with rules for which sentences may follow.
 
-A problem is a story so far, a completion the next sentence. Who has died does nothing any more, nobody finds what
-somebody holds, and nobody loses what they do not hold: a sentence that says otherwise is incoherent.
+A problem is the beginning of a story, a completion its next sentence. A sentence is incoherent if it involves a dead
+person, if a thing is found that a person already has, or if a person loses a thing that they do not have.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ def openings(
 ) -> list[Row]:
     """Generate `size` distinct coherent stories of one to `most` sentences, for the train or test split.
 
-    Raises StepError when the space holds too few.
+    Raise StepError if the space holds too few.
     """
     rng = np.random.default_rng(seed)
     rows: dict[str, Row] = {}
@@ -66,14 +66,14 @@ def storyteller(
 
 
 def coherent(story: list[str], rng: np.random.Generator, rare: float = 0.3) -> str:
-    """A sentence that may come next."""
+    """Return a random coherent next sentence."""
     kind = RARE if rng.random() < rare else COMMON
     fitting = [s for s in every(kind) if not incoherence(story, s)] or [s for s in every() if not incoherence(story, s)]
     return fitting[int(rng.integers(len(fitting)))]
 
 
 def every(templates: tuple[str, ...] = COMMON + RARE) -> Iterator[str]:
-    """Every sentence of some templates, in a fixed order."""
+    """Yield every sentence of some templates, in a fixed order."""
     for template in templates:
         for who in NAMES:
             if "{other}" in template:
@@ -85,7 +85,7 @@ def every(templates: tuple[str, ...] = COMMON + RARE) -> Iterator[str]:
 
 
 def incoherence(story: list[str], sentence: str) -> int:
-    """How many rules a sentence breaks after a story; one that is not of the grammar breaks one."""
+    """Return how many rules a sentence breaks after a story; a sentence outside the grammar breaks one."""
     dead: set[str] = set()
     holder: dict[str, str] = {}
     for past in story:
@@ -114,7 +114,7 @@ def _happen(sentence: str, dead: set[str], holder: dict[str, str]) -> None:
 
 
 def _read(sentence: str) -> tuple[str, str, str] | None:
-    """Who does what to whom, of a sentence of the grammar."""
+    """Return subject, verb and object of a sentence; None if it is outside the grammar."""
     if (sentence := sentence.strip()) not in SENTENCES:
         return None
     found = re.fullmatch(r"(\w+) (\w+)(?: (?:the )?(\w+))?\.", sentence)

@@ -1,6 +1,7 @@
-"""Sums written out step by step, with and without mistakes: to teach, and to be checked.
+"""Sums written out step by step, with and without mistakes: demonstrations, and solutions to be checked.
 
-A chain is `3 + 5 = 8, 8 - 2 = 6 #### 6`. A mistake in a step is carried on; two that cancel leave the answer right.
+A chain is `3 + 5 = 8, 8 - 2 = 6 #### 6`. A mistake in a step propagates to later steps; two mistakes that cancel leave
+the answer correct.
 """
 
 import hashlib
@@ -18,11 +19,11 @@ from schemas.errors import StepError
 
 Rate = Annotated[float, Field(ge=0, le=1)]
 SPACE = 50
-"""Draws for each problem wanted after which the space counts as exhausted."""
+"""Draws per requested problem after which the space counts as exhausted."""
 
 
 def sum_of(row: Row) -> tuple[list[int], list[str]]:
-    """Numbers and signs of the sum at the end of the prompt; raises StepError."""
+    """Return numbers and signs of the sum at the end of the prompt; raise StepError if there is none."""
     text = row["prompt"][-1]["content"]
     found = re.search(r"(-?\d+)((?:\s*[+-]\s*\d+)+)\s*=?\s*$", text)
     if found is None:
@@ -32,7 +33,7 @@ def sum_of(row: Row) -> tuple[list[int], list[str]]:
 
 
 def chain(numbers: Sequence[int], signs: Sequence[str], mistakes: Mapping[int, int], marker: str = "####") -> str:
-    """The running totals of a sum, then the answer; `mistakes` are added to the results of their steps."""
+    """Return the running totals of a sum, then the answer; `mistakes` are added to the results of their steps."""
     total, steps = numbers[0], []
     for i, (sign, number) in enumerate(zip(signs, numbers[1:], strict=True)):
         result = (total + number if sign == "+" else total - number) + mistakes.get(i, 0)
@@ -42,7 +43,7 @@ def chain(numbers: Sequence[int], signs: Sequence[str], mistakes: Mapping[int, i
 
 
 def planted(num_steps: int, number: int, rng: np.random.Generator) -> dict[int, int]:
-    """`number` mistakes in a chain: 0, 1 (the answer is wrong) or 2 that cancel (the answer is right)."""
+    """Return `number` mistakes by step: 0, 1 (the answer is wrong) or 2 that cancel (the answer is correct)."""
     places = sorted(rng.choice(num_steps, size=number, replace=False).tolist())
     by = int(rng.choice([-2, -1, 1, 2]))
     return {place: by if i == 0 else -by for i, place in enumerate(places)}
@@ -51,8 +52,8 @@ def planted(num_steps: int, number: int, rng: np.random.Generator) -> dict[int, 
 def told_sum(row: Row, rng: np.random.Generator, *, style: Literal["totals", "words"], marker: str = "####") -> str:
     """Write a worked sum in another form: the running totals alone (`19, 16 #### 16`), or in words.
 
-    In words `12 + 7 - 3 =` becomes `12 add 7 is 19, take 3 is 16 #### 16`. Raises StepError when the prompt ends with
-    no sum.
+    In words `12 + 7 - 3 =` becomes `12 add 7 is 19, take 3 is 16 #### 16`. Raise StepError if the prompt does not end
+    with a sum.
     """
     numbers, signs = sum_of(row)
     total, told = numbers[0], [str(numbers[0])] if style == "words" else []
@@ -67,7 +68,7 @@ def told_sum(row: Row, rng: np.random.Generator, *, style: Literal["totals", "wo
 def first_step(row: Row, rng: np.random.Generator, *, error_rate: Rate = 0.0) -> str:
     """Write only the first step of a sum, as a plan for another agent: `12 + 7 - 3 =` becomes `12 + 7 = 19`.
 
-    At `error_rate` its result is off by one or two. Raises StepError when the prompt ends with no sum.
+    At `error_rate` its result is off by one or two. Raise StepError if the prompt does not end with a sum.
     """
     numbers, signs = sum_of(row)
     slip = int(rng.choice([-2, -1, 1, 2])) if rng.random() < error_rate else 0
@@ -85,7 +86,7 @@ def flawed_sum(
 ) -> str:
     """Write a worked sum with a mistake at `error_rate`, or at `flaw_rate` two that cancel: right answer, wrong steps.
 
-    Raises StepError when the prompt ends with no sum, or a rate of both above 1.
+    Raise StepError if the prompt does not end with a sum, or if the two rates add up to more than 1.
     """
     if error_rate + flaw_rate > 1:
         raise StepError(f"teacher flawed_sum: error_rate ({error_rate}) and flaw_rate ({flaw_rate}) exceed 1 together")
@@ -108,7 +109,7 @@ def step_chains(
 ) -> list[Row]:
     """Generate worked sums to check; the answer is the index (from 0) of the first wrong step, −1 without one.
 
-    Half are right, a quarter have one mistake, a quarter two that cancel. Raises StepError when the space is too small.
+    Half are correct, a quarter have one mistake, a quarter two that cancel. Raise StepError if the space is too small.
     """
     if max_steps < min_steps:
         raise StepError(f"step_chains: max_steps ({max_steps}) is less than min_steps ({min_steps})")
@@ -137,7 +138,7 @@ def step_chains(
 def worked_sum(row: Row, rng: np.random.Generator, *, marker: str = "####", error_rate: Rate = 0.0) -> str:
     """Write the running totals of a sum, then the answer: `12 + 7 - 3 =` becomes `12 + 7 = 19, 19 - 3 = 16 #### 16`.
 
-    An error changes one total and is carried on. Raise StepError if the prompt does not end with a sum.
+    An error changes one total and propagates. Raise StepError if the prompt does not end with a sum.
     """
     numbers, signs = sum_of(row)
     slip = int(rng.integers(len(signs))) if rng.random() < error_rate else -1

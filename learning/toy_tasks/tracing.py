@@ -24,8 +24,9 @@ def trace_tasks(
 ) -> tuple[list[Sample], list[SampleRequest]]:
     """Sample predictions of the variables of `size` programs of this iteration, `n` of each (CodeRL+ 2025).
 
-    Programs that failed their tests are among them, those that do not run cannot be. They run on the first test case
-    of their problem. The source of these completions is `auxiliary`, their family `program_states`, each is a group.
+    Programs that failed their tests are included, programs that raise an error are not. They run on the first test case
+    of their problem. The completions have source `auxiliary` and family `program_states`; those of one program form a
+    group.
     """
     if round:
         return samples, []

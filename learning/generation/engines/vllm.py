@@ -1,7 +1,7 @@
-"""Engine `vllm`: samples with vLLM, in this process; token for token what engine `torch` samples, up to rounding.
+"""Engine `vllm`: sampling with vLLM in this process; the tokens are those of engine `torch`, up to rounding.
 
-Weights are copied into vLLM whenever the policy's have changed, all of them, a tied head too, and compared with the
-policy afterwards; adapters are added to the weights they belong to on the way.
+When the policy's weights have changed, all of them, including a tied head, are copied into vLLM and then compared with
+the policy; adapters are merged into their base weights for the copy.
 """
 
 import math
@@ -23,21 +23,20 @@ from learning.samples.engine_protocol import Generation, Request, Sampling
 from schemas.errors import StepError
 
 LIMITS = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.3}
-"""Largest difference of a log-probability (nats) between vLLM and the policy that rounding explains, by type."""
+"""Largest difference of log-probabilities (nats) between vLLM and the policy that rounding explains, by data type."""
 PROBE = [3, 1, 4, 1, 5, 9, 2, 6]
-"""Tokens, modulo the vocabulary, after which the two are compared."""
+"""Prompt of the comparison with the policy: tokens, modulo the vocabulary size."""
 
 
 class Engine:
     """vLLM over a policy.
 
-    `dtype` is that of vLLM's copy (auto: the policy's), `max_model_len` its longest sequence in tokens (null: the
+    `dtype` is that of vLLM's copy (auto: the policy's), `max_model_len` the longest sequence in tokens (null: the
     policy's), `max_num_seqs` how many samples run at once, `kv_cache_gib` the memory for keys and values (null: 1 on
-    CPU; on a GPU what `gpu_memory_utilization`, the share of its memory that vLLM may have, leaves),
-    `tensor_parallel_size` over how many processes and GPUs a layer is spread, `enforce_eager` whether to do without
-    captured graphs and compilation, `sleep` whether vLLM gives its GPU memory back between calls (on CPU it cannot and
-    keeps it), `max_logprob_gap` the difference from the policy (nats) that is refused after a weight sync (null: by
-    type).
+    CPU; on a GPU what `gpu_memory_utilization`, vLLM's share of the GPU's memory, leaves), `tensor_parallel_size` the
+    number of processes and GPUs that a layer is split over, `enforce_eager` disables CUDA graphs and compilation,
+    `sleep` releases vLLM's GPU memory between calls (without effect on CPU), `max_logprob_gap` is the largest accepted
+    difference from the policy's log-probabilities (nats) after a weight sync (null: by data type).
     """
 
     def __init__(
@@ -79,14 +78,14 @@ class Engine:
 
     @cached_property
     def host(self) -> Host:
-        """vLLM, started at the first use."""
+        """Return the vLLM host, started at the first use."""
         return get_host(self.policy, self.options)
 
     def sync(self, version: int) -> None:
-        """The policy's weights have changed: they are copied before the next token is sampled, and the cache forgotten.
+        """Schedule a copy of the policy's changed weights before the next sampled token, and clear the prefix cache.
 
-        What is in flight goes on under the new ones, which are then copied at once. Raises StepError when what vLLM has
-        afterwards is not the policy.
+        If completions are in flight, the copy is immediate and they continue with the new weights. Raise StepError if
+        vLLM's weights differ from the policy's afterwards.
         """
         self.version = version
         self._due = True
@@ -95,7 +94,7 @@ class Engine:
             self.ready()
 
     def ready(self) -> Host:
-        """vLLM awake with the policy's weights as they are at this version."""
+        """Return the vLLM host, awake and with the policy's weights of this version."""
         host = self.host
         if not host.awake:
             self.wake()
@@ -106,9 +105,9 @@ class Engine:
         return host
 
     def deliver(self, weights: Any) -> None:
-        """Copy weights (pairs of name and tensor) into vLLM and prove it. Raises StepError unless all arrived."""
+        """Copy weights (pairs of name and tensor) into vLLM and verify them; raise StepError unless all arrived."""
         host = self.host
-        host.owner, self._due = None, True  # until all is proven it has nobody's weights
+        host.owner, self._due = None, True  # vLLM holds no policy's weights until all are verified
         expected = collect_weights(self.policy.model)
         with allow_nondeterminism():
             report = self._sent(host, weights)
@@ -130,7 +129,7 @@ class Engine:
             return host.call("posttrain_load", str(file))
 
     def _prove(self, host: Host) -> None:
-        """Compare log-probabilities with the policy's, where nothing else is in flight."""
+        """Compare log-probabilities with the policy's, unless completions are in flight."""
         if host.flying:
             return
         embeddings: Any = self.policy.model.get_input_embeddings()
@@ -152,11 +151,11 @@ class Engine:
             )
 
     def flight(self, sampling: Sampling) -> VllmFlight:
-        """Generation step by step."""
+        """Return a flight, which generates step by step."""
         return VllmFlight(self, self.ready(), sampling)
 
     def generate(self, requests: list[Request], sampling: Sampling) -> list[list[Generation]]:
-        """`n` generations of each request. Raises StepError for an empty prompt or one that leaves too little room."""
+        """Return `n` generations of each request; raise StepError if a prompt is empty or leaves too little room."""
         for request in requests:
             self.check(request, sampling)
         flight = self.flight(sampling)
@@ -182,7 +181,7 @@ class Engine:
         return sampling.target is not None and ended >= sampling.target
 
     def check(self, request: Request, sampling: Sampling) -> None:
-        """Raise StepError for a request that cannot be sampled."""
+        """Raise StepError if a request cannot be sampled."""
         check_room(request, sampling, engine="vllm", length=self.max_length, longer="raise `max_model_len`")
         if sampling.processor is not None and self.parallel > 1:
             raise StepError(
@@ -190,7 +189,7 @@ class Engine:
             )
 
     def sleep(self) -> None:
-        """Give GPU memory back: keys and values are dropped, the weights too; `wake` brings them again."""
+        """Release GPU memory, including the weights; `wake` restores it."""
         host = self.host
         if not host.awake or self.policy.model.device.type != "cuda":
             return
@@ -199,7 +198,7 @@ class Engine:
         host.awake, host.owner = False, None
 
     def wake(self) -> None:
-        """Take GPU memory again; weights are copied anew before the next token."""
+        """Allocate GPU memory again; the weights are copied before the next token."""
         host = self.host
         if host.awake:
             return

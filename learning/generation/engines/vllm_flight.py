@@ -1,8 +1,8 @@
-"""Completions in vLLM, decode step by decode step.
+"""Completions in vLLM, one decode step at a time.
 
-Every sample is a request of its own to vLLM, with the tokens that it has begun as a part of the prompt; a prompt that
-several share is computed once, by vLLM's prefix cache. Flights of one engine may be in the air together: a step of one
-moves all of them, and what ended waits for the next step of its own flight.
+Every sample is a separate vLLM request, whose prompt includes the tokens of its suspended beginning; a prompt shared by
+several samples is computed once, by vLLM's prefix cache. Several flights of one engine may be active: a step of one
+advances all of them, and an ended completion is returned by the next step of its own flight.
 """
 
 import weakref
@@ -30,7 +30,7 @@ class RunningSample:
     versions: list[tuple[int, int]] = field(default_factory=list)
 
     def take(self, token: int, logprob: float, entropy: float, version: int) -> None:
-        """Add a token that the weights of a version have sampled."""
+        """Add a token that was sampled with the weights of a version."""
         self.ids.append(token)
         self.logprobs.append(logprob)
         self.entropies.append(entropy)
@@ -40,11 +40,11 @@ class RunningSample:
             self.versions.append((version, 1))
 
     def ends_with(self, sequence: tuple[int, ...]) -> bool:
-        """Whether the completion, what was begun included, ends with a stop sequence."""
+        """Return whether the completion, including its suspended beginning, ends with a stop sequence."""
         return (*self.begun, *self.ids)[-len(sequence) :] == sequence
 
     def generation(self, finish: Finish, *, entropy: bool) -> Generation:
-        """What there is of it."""
+        """Return the tokens so far as a generation."""
         entropies = self.entropies if entropy else []
         return Generation(self.ids, self.logprobs, finish, entropies, self.versions, sample=self.sample)
 
@@ -53,7 +53,7 @@ Ended = tuple[RunningSample, Generation]
 
 
 class VllmFlight:
-    """Flight over a host."""
+    """Step-by-step generation on a vLLM host."""
 
     def __init__(self, engine: Any, host: Host, sampling: Sampling) -> None:
         self.engine, self.host, self.sampling = engine, host, sampling
@@ -64,7 +64,7 @@ class VllmFlight:
 
     @property
     def running(self) -> int:
-        """Completions that have not ended, or have not been returned."""
+        """Return the number of completions that have not ended or have not been returned."""
         return len(self.open) + len(self.ended)
 
     def add(self, ticket: int, request: Request) -> None:
@@ -74,7 +74,7 @@ class VllmFlight:
             self.begin(ticket, request, request.first + i)
 
     def begin(self, ticket: int, request: Request, sample: int, window: int | None = None) -> None:
-        """Begin one completion, of `window` new tokens at most."""
+        """Begin one completion of at most `window` new tokens."""
         self.engine.ready()
         number = next(self.host.numbers)
         one = RunningSample(ticket, sample, f"{ticket}-{number}", tuple(request.begun))
@@ -108,11 +108,11 @@ class VllmFlight:
         )
 
     def step(self) -> list[tuple[int, Generation]]:
-        """One decode step; what ended."""
+        """Run one decode step; return the generations that ended, with their tickets."""
         return [(one.ticket, made) for one, made in self.advance()]
 
     def advance(self) -> list[Ended]:
-        """One decode step; the completions that ended, with what became of them."""
+        """Run one decode step; return the completions that ended, with their generations."""
         if self.open:
             self.engine.ready()
             self.host.step()
@@ -120,11 +120,11 @@ class VllmFlight:
         return ended
 
     def place(self, number: int) -> int:
-        """Place of a completion's next token."""
+        """Return the position of a completion's next token."""
         return len(self.open[number].begun) + len(self.open[number].ids)
 
     def took(self, number: int, token: int, logprob: float, entropy: float, over: bool) -> None:
-        """A completion's next token; `over`: vLLM has ended it."""
+        """Record a completion's next token; `over`: vLLM has ended the completion."""
         one = self.open[number]
         one.take(token, logprob, entropy, self.engine.version)
         if token in self.ends or any(map(one.ends_with, self.sampling.stop)):
@@ -142,11 +142,11 @@ class VllmFlight:
         self.ended.append((one, one.generation(finish, entropy=self.sampling.entropy)))
 
     def suspend(self, tickets: Collection[int] | None = None) -> list[tuple[int, Generation]]:
-        """Take completions out (None: all), in the order of their beginning; those that ended come along."""
+        """Suspend completions (None: all) and return them in the order of their start, after those that have ended."""
         return [(one.ticket, made) for one, made in self.take_out(tickets)]
 
     def take_out(self, tickets: Collection[int] | None = None) -> list[Ended]:
-        """The same with the completions themselves."""
+        """Suspend as `suspend` does; return the completions with their generations."""
         for number in [n for n, one in self.open.items() if tickets is None or one.ticket in tickets]:
             self._close(number, "suspended", over=False)
         ended, self.ended = self.ended, []

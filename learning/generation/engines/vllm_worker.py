@@ -1,10 +1,10 @@
-"""What runs inside vLLM's workers: how tokens are drawn, how weights come in. Imports vLLM at once.
+"""Code inside vLLM's workers: sampling of tokens and loading of weights. Importing this module imports vLLM.
 
-Tokens are drawn as engine `torch` draws them, by `picking.pick` from the stream of (seed, number): a completion does
-not depend on what runs beside it, goes on from where it was suspended, and reports the log-probabilities of the
-distribution it was drawn from. vLLM's own sampler has neither streams that can go on nor processors of a call.
+Tokens are drawn as in engine `torch`, by `token_sampling.pick` from the random stream of (seed, number): a completion
+does not depend on the rest of the batch, continues where it was suspended, and reports the log-probabilities of the
+distribution it was drawn from. vLLM's own sampler has neither resumable streams nor logits processors per call.
 
-Shapes: B rows of a decode step, X those of them with one sampling, V vocabulary.
+Shapes: B rows of a decode step, X those with the same sampling, V vocabulary.
 """
 
 from collections.abc import Iterable
@@ -23,12 +23,12 @@ from learning.generation.engines.token_sampling import pick
 from learning.samples.engine_protocol import Processor
 
 Record = tuple[int, int, float, float]
-"""Number of a completion, place of the token in it, log-probability, entropy."""
+"""Number of a completion, position of the token in it, log-probability, entropy."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One running completion: number, sampling, temperature, tokens begun before, stream, what it has sampled here."""
+    """One running completion: number, sampling, temperature, tokens of its suspended beginning, stream, new tokens."""
 
     number: int
     sampling: int
@@ -39,26 +39,26 @@ class Row:
 
     @property
     def place(self) -> int:
-        """Place in the completion of the token that is drawn next."""
+        """Return the position in the completion of the next token."""
         return self.begun + len(self.sampled)
 
 
 class Rows(LogitsProcessor):
-    """Which completion is which row of vLLM's batch; changes no logits."""
+    """Tracks which row of vLLM's batch is which completion; does not change logits."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         self.rows: dict[int, Row] = {}
 
     def is_argmax_invariant(self) -> bool:
-        """Nothing is changed, so the likeliest token is not either."""
+        """Return True: the logits are not changed."""
         return True
 
     def apply(self, logits: Tensor) -> Tensor:
-        """The logits as they are."""
+        """Return the logits unchanged."""
         return logits
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Follow completions that came, went and moved, in the order that vLLM prescribes."""
+        """Apply removed, added and moved rows, in the order that vLLM prescribes."""
         if batch_update is None:
             return
         for index in batch_update.removed:
@@ -82,18 +82,18 @@ class Rows(LogitsProcessor):
 
 
 class Picking(Sampler):
-    """Draws from the streams of the rows and notes what it drew from."""
+    """Draws tokens from the random streams of the rows and records their log-probabilities and entropies."""
 
     def __init__(self) -> None:
         super().__init__()
         self.samplings: dict[int, tuple[Processor | None, bool]] = {}
-        """What changes the distributions of a flight's rows, and whether their entropies are wanted."""
+        """Number of a flight's sampling to its logits processor and whether entropies are recorded."""
         self.records: list[Record] = []
 
     def sample(
         self, logits: Tensor, sampling_metadata: SamplingMetadata, logprobs_mode_override: Any = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Tokens (B,); vLLM is told no log-probabilities, `records` has them."""
+        """Return tokens (B,), without log-probabilities, which are in `records`."""
         found = next((p for p in sampling_metadata.logitsprocs.argmax_invariant if isinstance(p, Rows)), None)
         if found is None or not found.rows:
             return super().sample(logits, sampling_metadata, logprobs_mode_override)
@@ -108,7 +108,7 @@ class Picking(Sampler):
         return token_B, None
 
     def _picked(self, logits_XV: Tensor, rows: list[Row], processor: Processor | None, entropy: bool) -> Tensor:
-        """Tokens of rows with one sampling (X,)."""
+        """Return tokens (X,) of rows with the same sampling."""
         heats, places = [row.temperature for row in rows], [row.place for row in rows]
         uniforms = [row.uniform_K[min(row.place, len(row.uniform_K) - 1)] for row in rows]
         picked = pick(
@@ -127,31 +127,31 @@ class Picking(Sampler):
 
 
 class Extension:
-    """Calls that every worker of vLLM understands, beside its own."""
+    """Methods that are added to every worker of vLLM."""
 
     model_runner: Any
 
     def posttrain_install(self) -> None:
-        """Draw tokens by `Picking` from now on."""
+        """Replace vLLM's sampler by `Picking`."""
         self.model_runner.sampler = Picking()
 
     def posttrain_sampling(self, number: int, processor: Processor | None, entropy: bool, over: list[int]) -> None:
-        """What a flight samples like, from now on; those in `over` have ended."""
+        """Set the sampling of a flight; remove those in `over`, which have ended."""
         samplings = self.model_runner.sampler.samplings
         samplings[number] = (processor, entropy)
         for one in over:
             samplings.pop(one, None)
 
     def posttrain_records(self) -> list[Record]:
-        """What was drawn since the last call."""
+        """Return and clear the records since the last call."""
         records, self.model_runner.sampler.records = self.model_runner.sampler.records, []
         return records
 
     def posttrain_load(self, weights: Iterable[tuple[str, Tensor]] | str) -> dict[str, list[str]]:
-        """Take weights over, given or in a safetensors file.
+        """Load weights, given as pairs or as the path of a safetensors file.
 
-        Returns names: `given` that came, `missing` parameters of the engine that none of them filled, `proven` ones
-        that hold afterwards what came, `wrong` ones that do not; what vLLM has packed away can be neither.
+        Return names: `given` tensors that arrived, `missing` parameters of the engine that none of them filled,
+        `proven` parameters that equal what was given, `wrong` ones that do not; repacked parameters are in neither.
         """
         given: dict[str, Tensor] = {}
         model = self.model_runner.get_model()
@@ -161,7 +161,7 @@ class Extension:
 
         def noting(arriving: Iterable[tuple[str, Tensor]]) -> Any:
             loaded = load(arriving)
-            filled.update(wanted if loaded is None else loaded)  # some models do not say
+            filled.update(wanted if loaded is None else loaded)  # some models do not report it
             return loaded
 
         model.load_weights = noting
@@ -176,7 +176,7 @@ class Extension:
 def _record_tensors(
     weights: Iterable[tuple[str, Tensor]] | str, given: dict[str, Tensor]
 ) -> Iterable[tuple[str, Tensor]]:
-    """The tensors one by one, noted as they pass."""
+    """Yield the tensors one by one and record them in `given`."""
     if isinstance(weights, str):
         from safetensors.torch import load_file
 
@@ -187,7 +187,7 @@ def _record_tensors(
 
 
 def _compare_parameters(model: Any, given: dict[str, Tensor]) -> tuple[list[str], list[str]]:
-    """Parameters that hold what was given, and those that do not; shards and packed ones are left out.
+    """Return parameters that equal what was given, and those that do not; shards and packed ones are left out.
 
     vLLM fuses tensors (`qkv_proj` of `q_proj`, `k_proj`, `v_proj`) and pads the vocabulary.
     """

@@ -1,4 +1,4 @@
-"""Environment `guess`: the model guesses numbers and is told whether the hidden one is higher or lower."""
+"""Environment `guess`: the model guesses numbers; the reply is whether the hidden one is higher or lower."""
 
 from learning.data.rows import Row
 from learning.environments.protocol import Episode, Outcome

@@ -1,8 +1,8 @@
-"""Programs as actions: what the model writes runs in the sandbox, and is scored on rows that it never sees.
+"""Environment `program`: an action is a program that runs in the sandbox and is scored on rows that it never sees.
 
-What an action took, on a clock whose prices are an option, and its progress, which earns something where the program
-did not get to the end, are noted by the environment: it does the work itself that a program asks it for
-(`environments.program_requests`), so that the program has no part in the reckoning.
+The environment records the duration of an action, on a clock with configurable costs, and its progress, which gives
+partial credit to a program that did not finish. It executes the requests of a program itself
+(`environments.program_requests`), so that the program cannot influence these records.
 """
 
 from collections.abc import Sequence
@@ -33,24 +33,23 @@ from schemas.errors import StepError
 
 SUBMISSION = "submission.csv"
 OWN = "rows"
-"""What a program is charged for that takes the training rows themselves: the dearest price, since it can compute from
-them whatever has one."""
+"""Name of the charge for reading the training rows: the highest cost, since the program can compute from them anything
+that has a cost."""
 Price = Annotated[float, Field(ge=0)]
 LEAST = 1.0
-"""Units that any action takes."""
+"""Minimum duration of an action, in units of the clock."""
 SHOWN = 40
-"""Characters of an error that the model is told."""
+"""Maximum length of an error message to the model, in characters."""
 
 
 class Environment:
     """A turn is a program for the row's table (`learning.toy_tasks.fits`): words of a tiny language, or Python.
 
-    It earns `credit` for its progress (the share of the milestones that it reached), and 1 − `credit` times its score
-    on the test's rows if it got to the end. `costs` are the prices of the kit's functions on the clock, in seconds of
-    it; a program that reads the training rows itself pays the dearest. Without any, time is real. With a `budget`
-    programs are asked for until so much time has passed, and one that would pass the end is cut there; without one,
-    until one got to the end. `remember`: a program that has run on the same table is not run again, for programs
-    without chance in them.
+    The reward is `credit` times its progress (the share of the milestones that it reached) plus 1 − `credit` times its
+    score on the test rows if it finished. `costs` are the costs of the kit's functions in seconds of the clock; a
+    program that reads the training rows itself pays the highest. Without costs, the clock is real time. With a
+    `budget`, the episode lasts until that much time has passed, and a program that would exceed it is cut off; without
+    one, until a program finishes. `remember` caches results by program and table, for deterministic programs.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Environment:
         memory_mb: Annotated[int, Field(ge=64)] = 256,
         remember: bool = False,
     ):
-        """`seconds` (real ones) and `memory_mb` bound each program. Raises StepError where there is no sandbox."""
+        """Limit each program to `seconds` of real time and `memory_mb`; raise StepError if there is no sandbox."""
         if reason := available():
             raise StepError(f"env program: {reason}")
         if strange := sorted(costs.keys() - set(REQUESTS)):
@@ -74,11 +73,11 @@ class Environment:
         self.memory: dict[tuple[str, tuple[Any, ...]], Attempt] | None = {} if remember else None
 
     def begin(self, row: Row, seed: int) -> "Work":
-        """An episode on a table; nothing in it is random. Raises StepError for a row without one."""
+        """Return a deterministic episode on the table of a row; raise StepError if the row has none."""
         return Work(self, points(row))
 
     def tried(self, action: str, table: Points) -> "Attempt":
-        """What comes of a program."""
+        """Return the result of a program on a table."""
         if self.memory is None:
             return self._run(action, table)
         key = (action, tuple(table))
@@ -98,7 +97,7 @@ class Environment:
         return Attempt(tuple(log), of, _describe_error(ran), ran.seconds)
 
     def _judged(self, ran: Ran, desk: ProgramRequests) -> tuple[list[Mark], float | None]:
-        """What is written down of a program, and, if it got to the end, its score; all of it seen from outside."""
+        """Return the log of a program and, if it finished, its score; both are observed outside of its process."""
         took_rows = TRAIN in ran.opened
         if SUBMISSION in ran.files:
             desk.saved = parse_predictions(ran.files[SUBMISSION], len(desk.table) - GIVEN)
@@ -110,18 +109,18 @@ class Environment:
         return [*before, *desk.log, *after], of
 
     def earned(self, reached: int, of: float | None) -> float:
-        """Reward of an action that reached so many milestones, and, if it got to the end, its score."""
+        """Return the reward of an action from its number of milestones and, if it finished, its score."""
         return self.credit * reached / len(MILESTONES) + (1 - self.credit) * (of or 0.0)
 
 
 class Work:
-    """One table under way."""
+    """An episode on one table."""
 
     def __init__(self, of: Environment, table: Points) -> None:
         self.of, self.table, self.spent = of, table, 0.0
 
     def step(self, action: str) -> Outcome:
-        """Run a program."""
+        """Run a program and return its outcome."""
         tried = self.of.tried(action, self.table)
         left = None if self.of.budget is None else self.of.budget - self.spent
         units, reached, whole = limit_log(tried.log, left)
@@ -141,17 +140,17 @@ class Work:
 
 @dataclass(frozen=True)
 class Attempt:
-    """What came of a program."""
+    """The result of a program."""
 
     log: tuple[Mark, ...]
     score: float | None
-    """None: it did not get to the end."""
+    """None: it did not finish."""
     error: str
     seconds: float
 
 
 def limit_log(log: Sequence[Mark], left: float | None) -> tuple[float, int, bool]:
-    """Units that a program took, milestones it reached, whether it was not cut because `left` units were over."""
+    """Return units that a program took, milestones it reached, and whether it finished within `left` units."""
     units, reached = 0.0, set()
     for mark in log:
         if mark.cost is None:
@@ -168,5 +167,5 @@ def _format_csv(rows: Sequence[Sequence[float]]) -> str:
 
 
 def _describe_error(ran: Ran) -> str:
-    """Why it did not get to the end, in a line."""
+    """Return in one line why a program did not finish."""
     return (ran.told or (ran.stderr.strip().splitlines() or ["nothing was handed in"])[-1])[:SHOWN]

@@ -1,9 +1,8 @@
-"""What a program of the environment `program` imports as `kit`: it asks the environment, which does the work.
+"""The module that programs of the environment `program` import as `kit`: it sends requests to the environment.
 
-The work is done outside of the program's process (`learning.toy_tasks.environments.program_requests`), and so is the
-reckoning: a
-program that calls these functions by another name, replaces them or writes their messages itself has asked for the same
-work.
+The environment executes the requests and counts their cost outside of the program's process
+(`learning.toy_tasks.environments.program_requests`): a program that renames or replaces these functions, or writes
+their messages itself, makes the same requests at the same cost.
 """
 
 import csv
@@ -14,7 +13,7 @@ CHANNEL, LONGEST = 3, 65536
 
 
 def ask(what, **details):
-    """What the environment answers; raises ValueError, with its words, where it refuses."""
+    """Return the environment's answer; raise ValueError with its message if it refuses."""
     os.write(CHANNEL, json.dumps({"do": what, **details}).encode())
     answer = json.loads(os.read(CHANNEL, LONGEST))
     if "error" in answer:
@@ -23,20 +22,20 @@ def ask(what, **details):
 
 
 def read(name):
-    """The rows of a CSV file without a header."""
+    """Return the rows of a CSV file without a header."""
     with open(name) as file:  # noqa: PTH123 - pathlib takes longer to import than all this
         return [tuple(map(float, row)) for row in csv.reader(file)]
 
 
 class Table:
-    """A table of the task; its rows are read where a program asks for them, since that has a price."""
+    """A table of the task; its rows are read only if a program asks for them, since that has a cost."""
 
     def __init__(self, name):
         self.name, self.kept = name, None
 
     @property
     def rows(self):
-        """All rows, as tuples of numbers."""
+        """Return all rows as tuples of numbers."""
         if self.kept is None:
             self.kept = read(self.name)
         return self.kept
@@ -55,25 +54,25 @@ class Table:
 
 
 def load(name):
-    """A table from a CSV file without a header."""
+    """Return a table from a CSV file without a header."""
     return Table(name) if ask("load", table=name) else read(name)
 
 
 def given(table):
-    """A table as a message says it: by name, or by its rows."""
+    """Return a table as the fields of a message: its name, or its rows."""
     return {"table": table.name} if isinstance(table, Table) else {"rows": [list(row) for row in table]}
 
 
 def mean(table):
-    """The same y everywhere: quick, and blind to x."""
+    """Return the constant model (mean of y, slope 0): fast, ignores x."""
     return tuple(ask("mean", **given(table)))
 
 
 def line(table):
-    """The line of least squares: slow."""
+    """Return the least-squares line: slow."""
     return tuple(ask("line", **given(table)))
 
 
 def save(model, table):
-    """Hand in the model's y for every x of a table."""
+    """Submit the model's y for every x of a table."""
     ask("save", numbers=[model[0] + model[1] * row[0] for row in table])

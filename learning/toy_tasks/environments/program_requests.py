@@ -1,8 +1,8 @@
-"""What programs ask their environment for: done here, outside of the process that asks, and noted with its price.
+"""Requests of a program to its environment: executed here, outside of the program's process, and logged with costs.
 
-A message says what is to be done and on what. It is a request and nothing else: whatever it claims, what counts is what
-was done for it. So a mark cannot be had without the work, nor the work without its price.
-(Yang et al. 2025, environment instrumentation: there a frozen language model puts lines that print into the program.)
+A message names an operation and its data. Only what was executed counts, not what a message claims, so that a program
+can neither reach a milestone without the work nor get the work without its cost.
+(Yang et al. 2025, environment instrumentation: there a frozen language model inserts print statements in the program.)
 """
 
 import json
@@ -19,9 +19,9 @@ DATA, MODEL, SAVED = MILESTONES = ("data", "model", "saved")
 METHODS = {"mean": kit.mean, "line": kit.line}
 REQUESTS = ("load", *METHODS, "save")
 LONGEST = 64 * 1024
-"""Bytes of a file with predictions."""
+"""Maximum size of a file with predictions, in bytes."""
 LARGEST = 1e100
-"""Of a number in a message: squares of such are still numbers."""
+"""Largest absolute value of a number in a message: its square is still finite."""
 
 
 @dataclass(frozen=True)
@@ -29,24 +29,24 @@ class Mark:
     """One line of the log."""
 
     name: str
-    """Of a milestone, or of what was begun."""
+    """Name of a milestone or of an operation that was begun."""
     cost: float | None
     """Units of the clock; None: a milestone."""
 
 
 @dataclass
 class ProgramRequests:
-    """Requests of one run of a program."""
+    """Executes and logs the requests of one run of a program."""
 
     table: Points
     costs: Mapping[str, float]
     log: list[Mark] = field(default_factory=list)
     loaded: bool = False
     saved: list[float] | None = None
-    """What was handed in last."""
+    """The last predictions that were saved."""
 
     def answer(self, message: bytes) -> bytes:
-        """The answer to a message, whatever it holds."""
+        """Return the answer to a message; an invalid message gets an error as its answer."""
         try:
             found = json.loads(message, parse_constant=_refuse_constant)
             value = self._done(found if isinstance(found, dict) else {})
@@ -55,11 +55,11 @@ class ProgramRequests:
         return json.dumps({"value": value}).encode()
 
     def reach(self, milestone: str) -> None:
-        """Note a milestone that was verified."""
+        """Log a verified milestone."""
         self.log.append(Mark(milestone, None))
 
     def _done(self, request: dict[str, Any]) -> Any:
-        """Do what is asked, with its price first. Raises ValueError, with words for the program."""
+        """Execute a request after logging its cost; raise ValueError with a message for the program."""
         what = request.get("do")
         does: dict[str, Callable[[dict[str, Any]], Any]] = {"load": self._load, "save": self._save}
         if what not in REQUESTS:
@@ -69,14 +69,14 @@ class ProgramRequests:
         return does[what](request) if what in does else self._fit(METHODS[what], request)
 
     def _load(self, request: dict[str, Any]) -> bool:
-        """Whether a name is one of the task's tables."""
+        """Return whether the name is one of the task's tables."""
         if request.get("table") == TRAIN:
             self.loaded = True
             self.reach(DATA)
         return request.get("table") in (TRAIN, TEST)
 
     def _fit(self, method: Callable[[kit.Table], tuple[float, float]], request: dict[str, Any]) -> list[float]:
-        """A model of the training table, or of rows of one's own; those of the training table make the milestone."""
+        """Return a model of the training table or of given rows; rows of the training table reach the milestone."""
         train: kit.Table = list(self.table[:GIVEN])
         if "rows" in request:
             rows = [tuple(_parse_numbers(row, 2)) for row in _require_list(request["rows"])]
@@ -91,13 +91,13 @@ class ProgramRequests:
         return model
 
     def _save(self, request: dict[str, Any]) -> None:
-        """Take predictions for the test's rows."""
+        """Store predictions for the test rows."""
         self.saved = _parse_numbers(request.get("numbers"), len(self.table) - GIVEN)
         self.reach(SAVED)
 
 
 def parse_predictions(text: bytes, rows: int) -> list[float] | None:
-    """The numbers in a file, one a line; None where it is not one finite number for each row."""
+    """Return the numbers in a file, one per line; None if there is not one finite number for each row."""
     if len(text) > LONGEST:
         return None
     try:
@@ -113,7 +113,7 @@ def _require_list(value: Any) -> list[Any]:
 
 
 def _parse_numbers(value: Any, count: int) -> list[float]:
-    """`count` finite numbers. Raises ValueError."""
+    """Return `count` finite numbers; raise ValueError if the value is anything else."""
     if not isinstance(value, list) or len(value) != count:
         raise ValueError(f"{count} numbers are needed")
     if any(isinstance(one, bool) or not isinstance(one, int | float) for one in value):
