@@ -73,7 +73,7 @@ def endpoint(
     temperature: Annotated[float, Field(ge=0)] = 0.7,
     max_completion_length: Annotated[int, Field(ge=1)] = 2048,
 ) -> dict[str, Any]:
-    """Ask a model behind an endpoint for a draft, by `order` with {task}, {toolkit} and {refused} fill_template in."""
+    """Ask a model behind an endpoint for a draft, by `order` with {task}, {toolkit} and {refused} filled in."""
     from learning.agents.asking import ask_object
 
     tools = "; ".join(f"{name}: {said}" for name, said in toolkit.items()) or "none"
