@@ -23,11 +23,27 @@ from typing import Any
 
 HOUSE = Path(__file__).resolve().parent.parent
 SHAPES: dict[str, dict[str, Any]] = {
-    "1b": {"vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
-           "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "tie_word_embeddings": True},
-    "tiny": {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": True},
-}  # fmt: skip
+    "1b": {
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "tie_word_embeddings": True,
+    },
+    "tiny": {
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "tie_word_embeddings": True,
+    },
+}
 
 
 def rank_main(options: argparse.Namespace) -> None:
@@ -106,14 +122,24 @@ def tell(
     median = statistics.median(seconds)
     shares = options.ranks if options.strategy == "fsdp2" else 1
     said = {
-        "benchmark": "fsdp2_step", "shape": options.shape, "parameters": parameters, "ranks": options.ranks,
-        "strategy": options.strategy, "device": options.device, "bf16": options.bf16,
-        "gradient_checkpointing": options.checkpointing, "rows": options.rows, "tokens": options.tokens,
-        "median_seconds": round(median, 4), "tokens_per_second": round(options.rows * options.tokens / median, 1),
+        "benchmark": "fsdp2_step",
+        "shape": options.shape,
+        "parameters": parameters,
+        "ranks": options.ranks,
+        "strategy": options.strategy,
+        "device": options.device,
+        "bf16": options.bf16,
+        "gradient_checkpointing": options.checkpointing,
+        "rows": options.rows,
+        "tokens": options.tokens,
+        "median_seconds": round(median, 4),
+        "tokens_per_second": round(options.rows * options.tokens / median, 1),
         "held_bytes_per_rank": [one["held"] for one in found],
         "expected_held_bytes_per_rank": 16 * parameters // shares,
-        "peak_bytes_per_rank": [one["peak"] for one in found], "loss_first": losses[0], "loss_last": losses[-1],
-    }  # fmt: skip
+        "peak_bytes_per_rank": [one["peak"] for one in found],
+        "loss_first": losses[0],
+        "loss_last": losses[-1],
+    }
     print(json.dumps(said))
 
 

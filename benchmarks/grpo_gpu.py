@@ -24,13 +24,31 @@ from typing import Any
 
 GENERATIONS, LR, EPSILON = 8, 1e-6, 1e-4
 SHAPES: dict[str, dict[str, Any]] = {
-    "0.5b": {"vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
-             "num_attention_heads": 14, "num_key_value_heads": 2},
-    "1.5b": {"vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
-             "num_attention_heads": 12, "num_key_value_heads": 2},
-    "tiny": {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-             "num_attention_heads": 4, "num_key_value_heads": 2},
-}  # fmt: skip
+    "0.5b": {
+        "vocab_size": 151936,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+    },
+    "1.5b": {
+        "vocab_size": 151936,
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+    },
+    "tiny": {
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+}
 
 
 def words(length: int, count: int, vocabulary: int) -> list[str]:
@@ -112,10 +130,13 @@ def run_ours(folder: Path, options: argparse.Namespace) -> list[float]:
         rows = [{"id": str(i), "prompt": [{"role": "user", "content": t}], **rest} for i, t in enumerate(texts)]
         write_rows(prompts, "prompts", rows)
         context = Context(
-            {"model": folder, "prompts": prompts}, Path(scratch, "out"), Path(scratch, "checkpoints"), seed=0,
+            {"model": folder, "prompts": prompts},
+            Path(scratch, "out"),
+            Path(scratch, "checkpoints"),
+            seed=0,
             num_threads=os.cpu_count() or 1,
             on_progress=lambda event: ends.append(time.perf_counter()) if "total" in event else None,
-        )  # fmt: skip
+        )
         context.folder.mkdir()
         ends.append(time.perf_counter())
         run(stage, context)
@@ -144,14 +165,30 @@ def run_trl(folder: Path, options: argparse.Namespace, *, batching: bool) -> lis
         )
         per_pass = min(per_pass, size)
         config = GRPOConfig(
-            output_dir=scratch, use_cpu=options.device == "cpu", bf16=options.device == "cuda",
-            gradient_checkpointing=False, per_device_train_batch_size=per_pass,
-            gradient_accumulation_steps=size // per_pass, num_generations=GENERATIONS,
-            max_completion_length=options.completion, max_steps=options.steps, loss_type="dapo", scale_rewards="group",
-            beta=0.0, num_iterations=1, temperature=1.0, top_k=0, top_p=1.0, learning_rate=LR,
-            lr_scheduler_type="constant", report_to="none", save_strategy="no", disable_tqdm=True, seed=0,
+            output_dir=scratch,
+            use_cpu=options.device == "cpu",
+            bf16=options.device == "cuda",
+            gradient_checkpointing=False,
+            per_device_train_batch_size=per_pass,
+            gradient_accumulation_steps=size // per_pass,
+            num_generations=GENERATIONS,
+            max_completion_length=options.completion,
+            max_steps=options.steps,
+            loss_type="dapo",
+            scale_rewards="group",
+            beta=0.0,
+            num_iterations=1,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            learning_rate=LR,
+            lr_scheduler_type="constant",
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+            seed=0,
             **({"use_transformers_continuous_batching": True} if batching else {}),
-        )  # fmt: skip
+        )
         texts = words(options.prompt, options.prompts * options.steps, SHAPES[options.shape]["vocab_size"])
         GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(folder, dtype=dtype(options)),
@@ -241,8 +278,10 @@ def main() -> None:
     if options.side:
         child(options)
         return
-    told: dict[str, Any] = {"shape": options.shape, "workload": f"{options.prompts}x{GENERATIONS}, prompt "
-                            f"{options.prompt}, output {options.completion}"}  # fmt: skip
+    told: dict[str, Any] = {
+        "shape": options.shape,
+        "workload": f"{options.prompts}x{GENERATIONS}, prompt {options.prompt}, output {options.completion}",
+    }
     with tempfile.TemporaryDirectory() as scratch:
         make_model(Path(scratch), options)
         found: dict[str, list[dict[str, Any]]] = {side: [] for side in options.sides}

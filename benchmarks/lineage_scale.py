@@ -57,10 +57,16 @@ def measured(root: Path, options: argparse.Namespace) -> dict[str, Any]:
     start = median([seconds(root, ["--help"]) for _ in range(options.rounds)])
     size = (root / ".posttrain/index.db").stat().st_size
     return {
-        "benchmark": "lineage_scale", "runs": options.runs, "artifacts": 3 * options.runs,
-        "generations": options.generations, "start": start, **found, "first": firsts,
-        "index_megabytes": round(size / 1e6, 1), "cores": os.cpu_count(),
-    }  # fmt: skip
+        "benchmark": "lineage_scale",
+        "runs": options.runs,
+        "artifacts": 3 * options.runs,
+        "generations": options.generations,
+        "start": start,
+        **found,
+        "first": firsts,
+        "index_megabytes": round(size / 1e6, 1),
+        "cores": os.cpu_count(),
+    }
 
 
 def seconds(root: Path, words: list[str]) -> tuple[float, float]:
@@ -103,9 +109,15 @@ def make_runs(root: Path, runs: int, generations: int, rows: int) -> None:
 
 
 def put(
-    root: Path, number: int, step: str, kind: str, inputs: list[dict[str, str]], code: dict[str, str],
-    table: tuple[str, dict[str, list[str]]] | None = None, dropped: dict[str, list[str]] | None = None,
-) -> str:  # fmt: skip
+    root: Path,
+    number: int,
+    step: str,
+    kind: str,
+    inputs: list[dict[str, str]],
+    code: dict[str, str],
+    table: tuple[str, dict[str, list[str]]] | None = None,
+    dropped: dict[str, list[str]] | None = None,
+) -> str:
     """Write one artifact; returns its key."""
     key = digest(step, number)
     folder = root / f".posttrain/artifacts/{kind}-{key[:16]}"
@@ -131,17 +143,32 @@ def put(
             {"path": n, "size": 1, "md5": digest(key, i)[:32], "sha256": digest(key, i)} for i, n in enumerate(names)
         ]
     made = {
-        "type": "chat" if tables else "policy", "digest": digest(f"{step}-data", number),
-        "dvc": digest(f"{step}-dvc", number)[:32] + ".dir", "files": files,
-    }  # fmt: skip
+        "type": "chat" if tables else "policy",
+        "digest": digest(f"{step}-data", number),
+        "dvc": digest(f"{step}-dvc", number)[:32] + ".dir",
+        "files": files,
+    }
     manifest = {
-        "key": key, "kind": kind, "step": step, "recipe": "weekly", "run": f"run-{number:06d}", "seed": 7,
+        "key": key,
+        "kind": kind,
+        "step": step,
+        "recipe": "weekly",
+        "run": f"run-{number:06d}",
+        "seed": 7,
         "identity": {"settings": {f"option_{n}": n for n in range(30)}, "code": code},
         "inputs": [i | {"source": None, "digest": "00" * 32, "type": made["type"]} for i in inputs],
-        "outputs": {"data": made}, "metrics": {"loss": 0.5}, "started": f"2026-01-01T00:00:00.{number:06d}+00:00",
-        "details": {"dropped": {"duplicate": 2}} if dropped else {}, "seconds": 1.0, "commit": digest("commit", 0)[:40],
-        "versions": {"torch": "2"}, "cpu_seconds": 1.0, "gpu_seconds": 0.0, "peak_rss": 1, "dirty": False,
-    }  # fmt: skip
+        "outputs": {"data": made},
+        "metrics": {"loss": 0.5},
+        "started": f"2026-01-01T00:00:00.{number:06d}+00:00",
+        "details": {"dropped": {"duplicate": 2}} if dropped else {},
+        "seconds": 1.0,
+        "commit": digest("commit", 0)[:40],
+        "versions": {"torch": "2"},
+        "cpu_seconds": 1.0,
+        "gpu_seconds": 0.0,
+        "peak_rss": 1,
+        "dirty": False,
+    }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
     return key

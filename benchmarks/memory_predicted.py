@@ -20,14 +20,42 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-NARROW = {"model_type": "qwen3", "hidden_size": 96, "intermediate_size": 288, "num_hidden_layers": 4,
-          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24}  # fmt: skip
-WIDE = {"model_type": "qwen3", "hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 3,
-        "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 24}  # fmt: skip
-LLAMA = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 5,
-         "num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": True}  # fmt: skip
-BILLION = {"model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
-           "num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": False}  # fmt: skip
+NARROW = {
+    "model_type": "qwen3",
+    "hidden_size": 96,
+    "intermediate_size": 288,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+}
+WIDE = {
+    "model_type": "qwen3",
+    "hidden_size": 192,
+    "intermediate_size": 768,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": 24,
+}
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": True,
+}
+BILLION = {
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": False,
+}
 RL = {
     "advantage": ["center"],
     "ratio": "token",
@@ -60,29 +88,68 @@ CASES = {
     "sft_accumulated": Case("sft", WIDE, 64, 4, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}),
     "sft_bfloat16": Case("sft", NARROW, 700, 4, {"per_device_train_batch_size": 4, "dtype": "bfloat16"}),
     "sft_mixed": Case("sft", NARROW, 700, 4, {"per_device_train_batch_size": 4, "bf16": True}),
-    "sft_checkpointing": Case(
-        "sft", WIDE, 128, 4, {"per_device_train_batch_size": 8, "gradient_checkpointing": True}
+    "sft_checkpointing": Case("sft", WIDE, 128, 4, {"per_device_train_batch_size": 8, "gradient_checkpointing": True}),
+    "rl_groups": Case(
+        "rl",
+        NARROW,
+        128,
+        64,
+        {
+            **RL,
+            "generation_batch_size": 32,
+            "num_generations": 8,
+            "max_completion_length": 64,
+            "max_tokens_per_micro_batch": 1200,
+        },
     ),
-    "rl_groups": Case("rl", NARROW, 128, 64, {**RL, "generation_batch_size": 32, "num_generations": 8,
-                                              "max_completion_length": 64, "max_tokens_per_micro_batch": 1200}),
-    "rl_paths": Case("rl", WIDE, 116, 16, {**RL, "generation_batch_size": 64, "max_completion_length": 100,
-                                           "max_tokens_per_micro_batch": 300}),
-    "rl_sampling": Case("rl", NARROW, 316, 16, {**RL, "generation_batch_size": 64, "max_completion_length": 300,
-                                                "max_tokens_per_micro_batch": 400}),
+    "rl_paths": Case(
+        "rl",
+        WIDE,
+        116,
+        16,
+        {**RL, "generation_batch_size": 64, "max_completion_length": 100, "max_tokens_per_micro_batch": 300},
+    ),
+    "rl_sampling": Case(
+        "rl",
+        NARROW,
+        316,
+        16,
+        {**RL, "generation_batch_size": 64, "max_completion_length": 300, "max_tokens_per_micro_batch": 400},
+    ),
     "reward_model": Case("reward_model", NARROW, 128, 64, {"per_device_train_batch_size": 16}, rows=64),
     "reward_model_long": Case("reward_model", LLAMA, 256, 128, {"per_device_train_batch_size": 4}),
     "evaluate": Case("evaluate", NARROW, 216, 16, {"max_completion_length": 200, "temperature": 1.0}),
     "evaluate_prompts": Case("evaluate", WIDE, 216, 200, {"max_completion_length": 16, "temperature": 1.0}),
-}  # fmt: skip
+}
 """What runs on a CPU in seconds."""
 GPU_CASES = {
-    "sft_1b": Case("sft", BILLION, 2048, 16, {"per_device_train_batch_size": 2, "dtype": "bfloat16"},
-                   vocabulary=32000, rows=8),
-    "sft_1b_checkpointing": Case("sft", BILLION, 2048, 16, {"per_device_train_batch_size": 4, "dtype": "bfloat16",
-                                 "gradient_checkpointing": True}, vocabulary=32000, rows=16),
-    "rl_1b": Case("rl", BILLION, 1024, 512, {**RL, "generation_batch_size": 32, "max_completion_length": 512,
-                  "max_tokens_per_micro_batch": 4608, "dtype": "bfloat16"}, vocabulary=32000),
-}  # fmt: skip
+    "sft_1b": Case(
+        "sft", BILLION, 2048, 16, {"per_device_train_batch_size": 2, "dtype": "bfloat16"}, vocabulary=32000, rows=8
+    ),
+    "sft_1b_checkpointing": Case(
+        "sft",
+        BILLION,
+        2048,
+        16,
+        {"per_device_train_batch_size": 4, "dtype": "bfloat16", "gradient_checkpointing": True},
+        vocabulary=32000,
+        rows=16,
+    ),
+    "rl_1b": Case(
+        "rl",
+        BILLION,
+        1024,
+        512,
+        {
+            **RL,
+            "generation_batch_size": 32,
+            "max_completion_length": 512,
+            "max_tokens_per_micro_batch": 4608,
+            "dtype": "bfloat16",
+        },
+        vocabulary=32000,
+    ),
+}
 """What wants a GPU."""
 
 
@@ -174,8 +241,9 @@ def measured(case: Case, device: str = "cpu") -> dict[str, int]:
             folders = [Path(scratch, name, part) for part in ("out", "checkpoints")]
             for folder in folders:
                 folder.mkdir(parents=True)
-            return Context(inputs, *folders, seed=3, num_threads=int(os.environ.get("OMP_NUM_THREADS", "1")),
-                           device=device)  # fmt: skip
+            return Context(
+                inputs, *folders, seed=3, num_threads=int(os.environ.get("OMP_NUM_THREADS", "1")), device=device
+            )
 
         made = context("model")
         tokenizer = {"use": "characters", "alphabet": letters(case)}

@@ -108,8 +108,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     for told in modes.values():
         if first:
             told["ratio"] = round(told["tokens_per_second_per_gpu"] / first["tokens_per_second_per_gpu"], 2)
-    return {"benchmark": "scheduler_simulation", "gpus": options.gpus, "iterations": options.iterations,
-            "seeds": options.seeds, "costs": options.costs, "modes": modes}  # fmt: skip
+    return {
+        "benchmark": "scheduler_simulation",
+        "gpus": options.gpus,
+        "iterations": options.iterations,
+        "seeds": options.seeds,
+        "costs": options.costs,
+        "modes": modes,
+    }
 
 
 def main() -> None:

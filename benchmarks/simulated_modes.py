@@ -94,10 +94,15 @@ class Loop:
         each = self.costs.decode_each + self.costs.decode_context * self.pool.mean_context()
         full = slots / (self.costs.decode_base + each * slots)
         return Found(
-            self.seconds, self.tokens, self.staleness, (told_busy - busy) / passed / count,
-            (told_tokens - tokens) / passed / count / full, (self.trained - trained) / passed, self.lengths,
+            self.seconds,
+            self.tokens,
+            self.staleness,
+            (told_busy - busy) / passed / count,
+            (told_tokens - tokens) / passed / count / full,
+            (self.trained - trained) / passed,
+            self.lengths,
             self.clock.now,
-        )  # fmt: skip
+        )
 
 
 def _iterate(loop: Loop, iterations: int, one: Callable[[int], list[Completion]], *, recompute: bool = False) -> Found:
@@ -182,9 +187,15 @@ def partial_rollouts(
 
 
 def asynchronous(
-    cluster: Cluster, costs: Costs, work: Work, iterations: int, seed: int, max_staleness: int = 4,
-    ahead: int | None = None, ends: bool = False,
-) -> Found:  # fmt: skip
+    cluster: Cluster,
+    costs: Costs,
+    work: Work,
+    iterations: int,
+    seed: int,
+    max_staleness: int = 4,
+    ahead: int | None = None,
+    ends: bool = False,
+) -> Found:
     """Generation never waits for the trainer but for admission: the drive `streamed`.
 
     `ends`: nothing is asked for beyond the last iteration.

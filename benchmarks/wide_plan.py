@@ -127,12 +127,15 @@ def measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     assert {state.state for state in again.values()} == {"cached"}
     count = len(plan.steps)
     return {
-        "benchmark": "wide_plan", "steps": count, "seconds_each": options.seconds,
+        "benchmark": "wide_plan",
+        "steps": count,
+        "seconds_each": options.seconds,
         "plan_s": round(clock[1] - clock[0], 3),
         "per_step_s": round((clock[2] - clock[1] - executor.spent) / count, 5),
-        "work_and_publish_s": round(executor.spent / count, 5), "again_s": round(clock[3] - clock[2], 3),
+        "work_and_publish_s": round(executor.spent / count, 5),
+        "again_s": round(clock[3] - clock[2], 3),
         "events": reporter.events,
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":

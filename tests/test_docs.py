@@ -190,11 +190,16 @@ def test_a_tool_of_ones_own_validates_and_answers(lab):
     episode = environment.begin(row, 0)
     said = [episode.step(turn) for turn in ("stock: nails", "stock: glue", "calculator: 40*12", "480")]
     assert [outcome.observation for outcome in said[:3]] == [
-        "40 boxes", "error: there is no glue; there are nails", "480",
-    ]  # fmt: skip
+        "40 boxes",
+        "error: there is no glue; there are nails",
+        "480",
+    ]
     assert [(outcome.ok, outcome.done) for outcome in said] == [
-        (True, False), (False, False), (True, False), (True, True),
-    ]  # fmt: skip
+        (True, False),
+        (False, False),
+        (True, False),
+        (True, True),
+    ]
 
 
 def test_a_python_stage_runs(lab):

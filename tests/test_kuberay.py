@@ -28,9 +28,11 @@ def test_pods_are_valid(name):
     template = GROUPS[name]["template"]
     labels = template["metadata"]["labels"]
     pods = {
-        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name, "namespace": "posttrain"},
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "namespace": "posttrain"},
         "spec": {"selector": {"matchLabels": labels}, "template": template},
-    }  # fmt: skip
+    }
     kubernetes_validate.validate(pods, kubernetes_validate.latest_version(), strict=True)
 
 

@@ -107,8 +107,10 @@ def test_a_container_is_confined_and_says_what_it_needs(pod, container):
     assert pod["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert pod["spec"]["automountServiceAccountToken"] is False
     assert container["securityContext"] == {
-        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
-    }  # fmt: skip
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
     assert {"cpu", "memory"} <= set(container["resources"]["requests"])
     assert "memory" in container["resources"]["limits"]
     assert "readinessProbe" in container
@@ -139,7 +141,10 @@ def test_the_programs_know_the_options(program):
     assert mine
     options = {word.partition("=")[0] for command in mine for word in command if word.startswith("--")}
     done = subprocess.run(
-        [Path(sys.executable).with_name(words[0]), *words[1:], "--help"], capture_output=True, text=True, check=True,
+        [Path(sys.executable).with_name(words[0]), *words[1:], "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
         env={"COLUMNS": "200", "PATH": "/usr/bin:/bin", "HOME": "/nonexistent"},
-    )  # fmt: skip
+    )
     assert {option for option in options if option not in done.stdout} == set()

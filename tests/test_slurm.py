@@ -80,11 +80,19 @@ def job(tmp_path):
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "PREFECT_", "PYTEST_", "SLURM_"))}
     folder = Path("/tmp") / f"pt-slurm-{os.getpid()}"  # short: sockets lie in it
     environment = kept | {
-        "PATH": f"{tools}:{os.environ['PATH']}", "POSTTRAIN_ROOT": str(tmp_path), "PYTHONPATH": f"{ROOT}:{tmp_path}",
-        "POSTTRAIN_PYTHON": sys.executable, "POSTTRAIN_SLURM": str(FOLDER), "PLAYED": str(tmp_path / "played.txt"),
-        "RAY_FOLDER": str(folder), "SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NODELIST": "node[0-1]",
-        "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_CPUS_PER_TASK": "1", "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "POSTTRAIN_ROOT": str(tmp_path),
+        "PYTHONPATH": f"{ROOT}:{tmp_path}",
+        "POSTTRAIN_PYTHON": sys.executable,
+        "POSTTRAIN_SLURM": str(FOLDER),
+        "PLAYED": str(tmp_path / "played.txt"),
+        "RAY_FOLDER": str(folder),
+        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_JOB_NODELIST": "node[0-1]",
+        "SLURM_SUBMIT_DIR": str(ROOT),
+        "SLURM_CPUS_PER_TASK": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     started = []
 
     def start(recipe):

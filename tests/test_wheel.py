@@ -183,8 +183,10 @@ def test_recipes_validate_from_any_folder(installed):
     assert installed.run("init", "start.yaml").startswith("wrote start.yaml")
     printed = installed.run("validate", "start.yaml", "small.yaml", "reinforced.yaml")
     assert printed.splitlines() == [
-        "start.yaml: ok, 5 steps", "small.yaml: ok, 4 steps", "reinforced.yaml: ok, 6 steps",
-    ]  # fmt: skip
+        "start.yaml: ok, 5 steps",
+        "small.yaml: ok, 4 steps",
+        "reinforced.yaml: ok, 6 steps",
+    ]
 
 
 def test_keys_are_those_of_the_checkout(installed, tmp_path):

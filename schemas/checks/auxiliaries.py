@@ -17,9 +17,25 @@ from schemas.use import RewardShapingUse
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 TAKEN = frozenset(name.removesuffix("_T") for name in MOVING | RewardShapingUse.asks) | {
-    "return", "log_ratio", "w", "factor", "dropped", "learn", "owner", "next", "next_mean", "critic", "controller",
-    "watch", "loss", "rng", "rows", "batch", "scores", "reward",
-}  # fmt: skip
+    "return",
+    "log_ratio",
+    "w",
+    "factor",
+    "dropped",
+    "learn",
+    "owner",
+    "next",
+    "next_mean",
+    "critic",
+    "controller",
+    "watch",
+    "loss",
+    "rng",
+    "rows",
+    "batch",
+    "scores",
+    "reward",
+}
 """Words that mean something else in a batch or in the curves."""
 ENDINGS = ("_end", "_max", "_mean")
 

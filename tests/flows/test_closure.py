@@ -333,7 +333,11 @@ def test_a_damaged_record_of_facts_is_not_believed(tmp_path, damage):
         file.mkdir()
     else:
         file.write_bytes(
-            {"cut": seal + b"\n" + body[:-9], "edited": seal + b"\n" + forged, "forged": b"0" * 64 + b"\n" + forged,
-             "garbage": b"\xff\n[1"}[damage]
-        )  # fmt: skip
+            {
+                "cut": seal + b"\n" + body[:-9],
+                "edited": seal + b"\n" + forged,
+                "forged": b"0" * 64 + b"\n" + forged,
+                "garbage": b"\xff\n[1",
+            }[damage]
+        )
     assert FactsCache(layout).facts(source, "a.py") == facts

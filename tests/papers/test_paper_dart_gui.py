@@ -287,8 +287,10 @@ def test_a_group_in_which_all_failed_gets_one_success_of_the_pool_and_a_mixed_on
         samples = part.ask(0, {"samples": samples, "states": {}, "seed": 0, "sampler": sampler})
     groups = by_group(samples)
     assert [[sample.source for sample in members] for members in groups.values()] == [
-        ["policy"] * 3 + ["replay"], ["policy"] * 3, ["policy"] * 2,
-    ]  # fmt: skip
+        ["policy"] * 3 + ["replay"],
+        ["policy"] * 3,
+        ["policy"] * 2,
+    ]
     (added,) = (sample for sample in groups[0] if sample.source == "replay")
     assert earned([added]) == [1.0]
     learnt = decode(tokenizer, torch.tensor(added.completion_ids)[torch.tensor(added.own)].tolist())

@@ -90,8 +90,11 @@ def test_attention_is_read_over_the_tokens_of_each_feature(tiny_policy):
     samples = [sample(tiny_policy, of), sample(tiny_policy, of, "a 3, b 7 #### low")]
     places = [attention.find_feature_places(tiny_policy, t, of, SPANS) for t in samples]
     assert [tiny_policy.tokenizer.decode([samples[0].prompt_ids[p] for p in places[0][n]]) for n in "abcd"] == [
-        "a:12", "b:34", "c:56", "d:78",
-    ]  # fmt: skip
+        "a:12",
+        "b:34",
+        "c:56",
+        "d:78",
+    ]
     differentiable = []
     hook = tiny_policy.model.register_forward_hook(lambda _, __, out: differentiable.append(out.logits.requires_grad))
     got = attention.compute_feature_masses(tiny_policy, samples, places)

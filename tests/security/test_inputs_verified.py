@@ -150,9 +150,13 @@ def fails_after(folder):
     raise RuntimeError("the task failed as well")
 """
 SAID = {
-    "rewritten": "the content of .* differs", "put_back": "was written to", "replaced": "was written to",
-    "added": r"zz\.txt was added", "removed": "was removed", "fails_after": "the content of .* differs",
-}  # fmt: skip
+    "rewritten": "the content of .* differs",
+    "put_back": "was written to",
+    "replaced": "was written to",
+    "added": r"zz\.txt was added",
+    "removed": "was removed",
+    "fails_after": "the content of .* differs",
+}
 
 
 @pytest.mark.parametrize("meddle", SAID)

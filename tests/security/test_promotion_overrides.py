@@ -135,8 +135,10 @@ def as_committed(lab):
         ("stages.exam.confidence=0.5", "stages.exam.confidence: 0.95 → 0.5"),
         ("stages.exam.seed=9", "stages.exam.seed: 3 → 9"),
         ("seed=9", "seed: 3 → 9"),
-        ("stages.held_out.problems=[{use: reasoning_gym, family: chain_sum, split: test, size: 1, style: short}]",
-         "stages.held_out.problems.0.size: 4 → 1"),
+        (
+            "stages.held_out.problems=[{use: reasoning_gym, family: chain_sum, split: test, size: 1, style: short}]",
+            "stages.held_out.problems.0.size: 4 → 1",
+        ),
         ("stages.one.seed=9", "stages.one.seed: 3 → 9"),  # the rival of the table
         ("stages.exam.models={two: two}", "stages.exam.models.one"),
         ("promote.name=other", "promote.name: chat → other"),
@@ -144,7 +146,7 @@ def as_committed(lab):
         ("stages.two.seed=9", None),  # what is judged may be another: that is what a gate is for
         ("stages.two.retries=2", None),
     ],
-)  # fmt: skip
+)
 def test_which_overrides_are_not_the_committed_gate(lab, override, said):
     found = lab.changes(override)
     assert bool(found) == (said is not None), found
@@ -226,8 +228,10 @@ def test_the_story_of_an_override(lab):
     assert said.startswith("champion of chat: none → version 1, two")
     entry = [e for e in audit_log.read_entries(lab.layout) if e["action"] == "promote"][-1]
     assert entry["facts"]["evidence"]["override"] == {
-        "approved_by": "Grace", "why": "the exam is new", "changes": ["stages.exam.gate.0.min: 0.5 → 0.0"],
-    }  # fmt: skip
+        "approved_by": "Grace",
+        "why": "the exam is new",
+        "changes": ["stages.exam.gate.0.min: 0.5 → 0.0"],
+    }
     assert entry["facts"]["evidence"]["set"] == ["stages.exam.gate.min=0.0"]
     assert "Grace" in lab("champions", "chat")
     # Committed, the same gate needs no answer; what was set beside it is kept with the promotion.

@@ -137,8 +137,18 @@ def alias_to_a_new_version(lab):
 def forged_tag_without_signature(lab):
     number = lab.new_version("evil")
     made = lab.made["evil"]
-    said = {"number": 4, "action": "promote", "version": number, "before": 3, "key": made.key, "output": "policy",
-            "digest": lab.digest("evil"), "when": "2026-01-01", "who": "ada", "evidence": {}}  # fmt: skip
+    said = {
+        "number": 4,
+        "action": "promote",
+        "version": number,
+        "before": 3,
+        "key": made.key,
+        "output": "policy",
+        "digest": lab.digest("evil"),
+        "when": "2026-01-01",
+        "who": "ada",
+        "evidence": {},
+    }
     lab.tags(number, **{TAG.format(4): json.dumps(said)})
     lab.alias(number)
 
@@ -166,9 +176,19 @@ def tag_of_an_untrusted_key(lab, tmp=None):
     number = lab.new_version("evil")
     last = read_moves(lab.layout)["chat"][-1]
     entry = audit_log.append(
-        other, "promote", model="chat", number=4, version=number, before=3, key=lab.made["evil"].key,
-        digest=lab.digest("evil"), output="policy", evidence={}, after=last.entry["hash"], log="ab" * 32,
-    )  # fmt: skip
+        other,
+        "promote",
+        model="chat",
+        number=4,
+        version=number,
+        before=3,
+        key=lab.made["evil"].key,
+        digest=lab.digest("evil"),
+        output="policy",
+        evidence={},
+        after=last.entry["hash"],
+        log="ab" * 32,
+    )
     lab.tags(number, **{TAG.format(4): audit_log.encode_entry(entry)})
     lab.alias(number)
 
@@ -228,12 +248,27 @@ def registry_lost(lab):
 
 
 IN_MLFLOW = [
-    alias_by_hand, alias_deleted, alias_to_a_new_version, forged_tag_without_signature,
-    forged_tag_with_an_old_signature, genuine_tag_replayed, genuine_tag_replayed_on_an_older_version,
-    tag_of_an_untrusted_key, tags_of_another_model, digest_overwritten, output_overwritten, malformed_tag,
-    tag_of_nonsense_numbers, move_tags_deleted, version_deleted, model_deleted, model_renamed,
-    another_model_renamed_to_it, source_changed, registry_lost,
-]  # fmt: skip
+    alias_by_hand,
+    alias_deleted,
+    alias_to_a_new_version,
+    forged_tag_without_signature,
+    forged_tag_with_an_old_signature,
+    genuine_tag_replayed,
+    genuine_tag_replayed_on_an_older_version,
+    tag_of_an_untrusted_key,
+    tags_of_another_model,
+    digest_overwritten,
+    output_overwritten,
+    malformed_tag,
+    tag_of_nonsense_numbers,
+    move_tags_deleted,
+    version_deleted,
+    model_deleted,
+    model_renamed,
+    another_model_renamed_to_it,
+    source_changed,
+    registry_lost,
+]
 
 
 @pytest.mark.parametrize("attack", IN_MLFLOW, ids=lambda attack: attack.__name__)
@@ -323,9 +358,19 @@ def entry_forged_with_a_key_of_ones_own(lab):
     shutil.copytree(lab.layout.state, other.state)
     shutil.rmtree(other.state / "keys")
     audit_log.append(
-        other, "promote", model="chat", number=4, version=3, before=3, key=lab.made["evil"].key,
-        digest=lab.digest("evil"), output="policy", evidence={}, after=None, log=None,
-    )  # fmt: skip
+        other,
+        "promote",
+        model="chat",
+        number=4,
+        version=3,
+        before=3,
+        key=lab.made["evil"].key,
+        digest=lab.digest("evil"),
+        output="policy",
+        evidence={},
+        after=None,
+        log=None,
+    )
     shutil.copy(audit_log.log_file(other), audit_log.log_file(lab.layout))
     shutil.copy(audit_log.head_file(other), audit_log.head_file(lab.layout))
 
@@ -351,17 +396,33 @@ def log_emptied(lab):
 def log_of_another_checkout(lab):
     other = Layout(lab.layout.root.parent / "other")
     audit_log.append(
-        other, "promote", model="chat", number=1, version=1, before=None, key=lab.made["evil"].key,
-        digest=lab.digest("evil"), output="policy", evidence={}, after=None, log=None,
-    )  # fmt: skip
+        other,
+        "promote",
+        model="chat",
+        number=1,
+        version=1,
+        before=None,
+        key=lab.made["evil"].key,
+        digest=lab.digest("evil"),
+        output="policy",
+        evidence={},
+        after=None,
+        log=None,
+    )
     shutil.copy(audit_log.log_file(other), audit_log.log_file(lab.layout))
     shutil.copy(audit_log.head_file(other), audit_log.head_file(lab.layout))
 
 
 IN_THE_LOG = [
-    entry_altered, entry_forged_at_the_end, entry_forged_with_a_key_of_ones_own, entry_removed_from_the_middle,
-    entries_swapped, tail_cut_off, log_emptied, log_of_another_checkout,
-]  # fmt: skip
+    entry_altered,
+    entry_forged_at_the_end,
+    entry_forged_with_a_key_of_ones_own,
+    entry_removed_from_the_middle,
+    entries_swapped,
+    tail_cut_off,
+    log_emptied,
+    log_of_another_checkout,
+]
 
 
 @pytest.mark.parametrize("attack", IN_THE_LOG, ids=lambda attack: attack.__name__)
@@ -439,8 +500,12 @@ def artifact_gone(lab):
 
 
 IN_THE_STORE = [
-    weights_swapped, artifact_swapped_with_its_manifest, manifest_written_for_other_files, file_added, artifact_gone,
-]  # fmt: skip
+    weights_swapped,
+    artifact_swapped_with_its_manifest,
+    manifest_written_for_other_files,
+    file_added,
+    artifact_gone,
+]
 
 
 @pytest.mark.parametrize("attack", IN_THE_STORE)

@@ -90,9 +90,19 @@ def test_a_champion_whose_bytes_are_others_is_not_changed_to(lab, server, attack
     attack(lab)
     now = read_standing(lab.layout, "chat").champion
     audit_log.append(  # the log's own word, while the files are swapped
-        lab.layout, "rollback", model="chat", number=5, version=3, before=2, key=lab.made["third"].key,
-        digest=lab.digest("third"), output="policy", evidence={}, after=now.by.entry["hash"], log=None,
-    )  # fmt: skip
+        lab.layout,
+        "rollback",
+        model="chat",
+        number=5,
+        version=3,
+        before=2,
+        key=lab.made["third"].key,
+        digest=lab.digest("third"),
+        output="policy",
+        evidence={},
+        after=now.by.entry["hash"],
+        log=None,
+    )
     assert server.look(3) == lab.digest("second")
     assert server.loaded == [b"second"]
     refusals = ("is not what was published", "which was promoted", "is not in this checkout")

@@ -129,13 +129,24 @@ def test_two_moves_at_once_are_both_known_and_the_later_one_counts(checkouts):
     promote(here, "two")
     # What the other wrote at the same moment: a second move after the first, a little later.
     version = open_client(there.layout).create_model_version(
-        "chat", "dvc:///files/x", tags={"key": there.made["three"].key, "digest": digest(there, "three"),
-                                        "output": "policy"})  # fmt: skip
+        "chat",
+        "dvc:///files/x",
+        tags={"key": there.made["three"].key, "digest": digest(there, "three"), "output": "policy"},
+    )
     entry = audit_log.append(
-        there.layout, "promote", model="chat", number=3, version=int(version.version), before=1,
-        key=there.made["three"].key, digest=digest(there, "three"), output="policy", evidence={},
-        after=rival["hash"], log=None,
-    )  # fmt: skip
+        there.layout,
+        "promote",
+        model="chat",
+        number=3,
+        version=int(version.version),
+        before=1,
+        key=there.made["three"].key,
+        digest=digest(there, "three"),
+        output="policy",
+        evidence={},
+        after=rival["hash"],
+        log=None,
+    )
     tag = f"posttrain.move.{3:06d}"
     open_client(there.layout).set_model_version_tag("chat", version.version, tag, audit_log.encode_entry(entry))
     open_client(there.layout).set_registered_model_alias("chat", "champion", version.version)

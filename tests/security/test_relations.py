@@ -26,10 +26,12 @@ def maker(tmp_path):
     made.make("raw", "synthesize", {"data": {"rows.parquet": [{"id": i} for i in [*ROWS, "gone"]]}}, {"data": "chat"})
     dropped = [{"id": "gone", "reason": "length", "detail": ""}]
     made.make(
-        "clean", "curate",
+        "clean",
+        "curate",
         {"data": {"rows.parquet": [{"id": i} for i in ROWS]}, "report": {"dropped.parquet": dropped}},
-        {"data": "chat", "report": "directory"}, [("data", "raw", "data")],
-    )  # fmt: skip
+        {"data": "chat", "report": "directory"},
+        [("data", "raw", "data")],
+    )
     return made
 
 
@@ -82,8 +84,13 @@ def test_what_is_shown_says_how_often(maker):
 def test_a_model_made_of_a_model_has_it_from_there(maker):
     trained(maker, "tuned", "sft", "data", USED)
     trained(maker, "better", "rl", "prompts", [("spare", 1, 1)], [("reference", "tuned", "model")])
-    maker.make("both", "merge", {"model": {"w": b"m"}}, {"model": "policy"},
-               [("models.a", "tuned", "model"), ("models.b", "better", "model")])  # fmt: skip
+    maker.make(
+        "both",
+        "merge",
+        {"model": {"w": b"m"}},
+        {"model": "policy"},
+        [("models.a", "tuned", "model"), ("models.b", "better", "model")],
+    )
     assert how(maker, "seen") == {"tuned": "trained on", "better": "trained on", "both": "trained on"}
     assert how(maker, "spare") == {"tuned": "offered", "better": "trained on", "both": "trained on"}
     found = {
@@ -94,8 +101,13 @@ def test_a_model_made_of_a_model_has_it_from_there(maker):
 
 def test_what_a_model_wrote_is_only_reachable_from_the_rows_it_learned(maker):
     trained(maker, "tuned", "sft", "data", USED)
-    maker.make("written", "synthesize", {"data": {"rows.parquet": [{"id": "new"}]}}, {"data": "chat"},
-               [("model", "tuned", "model")])  # fmt: skip
+    maker.make(
+        "written",
+        "synthesize",
+        {"data": {"rows.parquet": [{"id": "new"}]}},
+        {"data": "chat"},
+        [("model", "tuned", "model")],
+    )
     trained(maker, "later", "sft", "data", [("new", 1, 1)], data="written")
     assert how(maker, "seen") == {"tuned": "trained on", "later": "reachable"}
     assert how(maker, "new") == {"later": "trained on"}
@@ -108,8 +120,7 @@ def test_a_table_read_for_something_else_is_offered_and_said_to_be(maker):
 
 
 def trajectories(*rows):
-    return {"trajectories": {"trajectories.parquet": [
-        {"prompt_id": row, "advantage": value} for row, value in rows]}}  # fmt: skip
+    return {"trajectories": {"trajectories.parquet": [{"prompt_id": row, "advantage": value} for row, value in rows]}}
 
 
 def test_without_a_record_of_rows_the_trajectories_say_it(maker):
@@ -142,7 +153,9 @@ def test_a_record_that_was_changed_is_not_believed(maker, content):
     for row in ROWS:
         (node,) = (n for n in trace(maker.layout, row).as_json()["down"] if "relation" in n)
         assert (node["relation"]["how"], node["relation"]["note"]) == (
-            "offered", "the record of its rows is not the sealed one")  # fmt: skip
+            "offered",
+            "the record of its rows is not the sealed one",
+        )
 
 
 def test_trajectories_that_were_changed_are_not_believed(maker):
@@ -249,11 +262,23 @@ def test_rl_records_what_was_sampled_and_what_had_an_advantage(context, reward, 
     rows = [{n: v for n, v in chat(f"p{i}").items() if n != "completion"} for i in range(6)]
     here = context("prompts", "prompts", rows)
     stage = {
-        "kind": "rl", "model": "m", "prompts": "p", "rewards": [f"{__name__}:{reward}"], "generation_batch_size": 8,
-        "num_generations": 4, "max_completion_length": 6, "max_steps": 2, "save_steps": 1, "logging_steps": 1,
-        "learning_rate": 1e-3, "advantage": ["center"], "ratio": "token", "policy_loss": "clipped",
-        "loss_aggregation": "token_mean", "log_trajectories": share,
-    }  # fmt: skip
+        "kind": "rl",
+        "model": "m",
+        "prompts": "p",
+        "rewards": [f"{__name__}:{reward}"],
+        "generation_batch_size": 8,
+        "num_generations": 4,
+        "max_completion_length": 6,
+        "max_steps": 2,
+        "save_steps": 1,
+        "logging_steps": 1,
+        "learning_rate": 1e-3,
+        "advantage": ["center"],
+        "ratio": "token",
+        "policy_loss": "clipped",
+        "loss_aggregation": "token_mean",
+        "log_trajectories": share,
+    }
     task.run(Rl.model_validate(stage), here)
     found = record(here)
     assert found

@@ -103,9 +103,18 @@ def moved(layout, number, version, keys, action="promote"):
     """An entry as a promotion or a rollback writes it."""
     evidence = {"key": keys["exam"], "gate": "exam"} if action == "promote" else {"why": "worse"}
     append(
-        layout, action, model="m", number=number, version=version, before=None, key=keys["model"],
-        digest=keys["model"], output="result", evidence=evidence, after=None,
-    )  # fmt: skip
+        layout,
+        action,
+        model="m",
+        number=number,
+        version=version,
+        before=None,
+        key=keys["model"],
+        digest=keys["model"],
+        output="result",
+        evidence=evidence,
+        after=None,
+    )
 
 
 @pytest.fixture

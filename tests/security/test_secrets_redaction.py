@@ -33,16 +33,26 @@ ODD = 'it\'s "odd"\n\\ <&> é😀 %2F+/=? $HOME'
 URL = "postgresql://labuser:p%40ss-w0rd@db.lab/records?sslpassword=qu3ry-pass&n=1"
 HOOK = "https://hooks.lab/services/T0/0123456789abcdefghij"
 WRITINGS = {
-    "plain": str, "repr": repr, "ascii": ascii, "repr of bytes": lambda v: repr(v.encode()), "JSON": json.dumps,
+    "plain": str,
+    "repr": repr,
+    "ascii": ascii,
+    "repr of bytes": lambda v: repr(v.encode()),
+    "JSON": json.dumps,
     "JSON with letters": lambda v: json.dumps(v, ensure_ascii=False),
-    "JSON of repr": lambda v: json.dumps(repr(v)), "repr of JSON": lambda v: repr(json.dumps(v)),
-    "repr in a list": lambda v: repr([f"'{v}\""]), "KeyError": lambda v: str(KeyError(v)),
-    "URL": lambda v: quote(v, safe=""), "URL path": quote, "form": quote_plus,
+    "JSON of repr": lambda v: json.dumps(repr(v)),
+    "repr of JSON": lambda v: repr(json.dumps(v)),
+    "repr in a list": lambda v: repr([f"'{v}\""]),
+    "KeyError": lambda v: str(KeyError(v)),
+    "URL": lambda v: quote(v, safe=""),
+    "URL path": quote,
+    "form": quote_plus,
     "lower": lambda v: quote(v, safe="").replace("%2F", "%2f"),
-    "shell": shlex.quote, "HTML": html.escape, "hex": lambda v: v.encode().hex(),
+    "shell": shlex.quote,
+    "HTML": html.escape,
+    "hex": lambda v: v.encode().hex(),
     "HEX": lambda v: v.encode().hex().upper(),
     "JSON of JSON": lambda v: json.dumps(json.dumps(v)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -239,9 +249,11 @@ def test_what_a_step_leaves_running_does_not_hold_its_log(tmp_path):
     log.touch()
     house = Path(__file__).resolve().parents[2]
     process = subprocess.Popen(
-        [sys.executable, "-c", STAYS.replace("\\\\", "\\"), str(log)], stdout=subprocess.PIPE, start_new_session=True,
+        [sys.executable, "-c", STAYS.replace("\\\\", "\\"), str(log)],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
         env=os.environ | {"LAB": SECRET, "PYTHONPATH": str(house)},
-    )  # fmt: skip
+    )
     assert process.communicate(timeout=120)[0] == b"over\n"
     wait_for_writers(log)
     assert SECRET.encode() not in log.read_bytes()

@@ -268,11 +268,15 @@ def test_the_connection_that_waits_longest_makes_room(serve):
 
 
 RAW = {
-    "nothing": b"\r\n\r\n", "a word": b"hello\r\n\r\n", "NUL": b"\0" * 64 + b"\r\n\r\n",
+    "nothing": b"\r\n\r\n",
+    "a word": b"hello\r\n\r\n",
+    "NUL": b"\0" * 64 + b"\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01",
-    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "HTTP/0.9": b"GET /\r\n\r\n",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "HTTP/0.9": b"GET /\r\n\r\n",
     "HTTP/9": b"GET / HTTP/9.9\r\nHost: a\r\n\r\n",
-    "no path": b"GET  HTTP/1.1\r\nHost: a\r\n\r\n", "bytes in the path": b"GET /\xff\xfe HTTP/1.1\r\nHost: a\r\n\r\n",
+    "no path": b"GET  HTTP/1.1\r\nHost: a\r\n\r\n",
+    "bytes in the path": b"GET /\xff\xfe HTTP/1.1\r\nHost: a\r\n\r\n",
     "a header without a colon": b"GET / HTTP/1.1\r\nHost\r\n\r\n",
     "a space in a name": b"GET / HTTP/1.1\r\nHo st: a\r\n\r\n",
     "a folded first header": b"GET / HTTP/1.1\r\n Host: a\r\n\r\n",
@@ -281,7 +285,7 @@ RAW = {
     "an endless header": b"GET / HTTP/1.1\r\nHost: " + b"a" * 200000,
     "10,000 headers": b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 10000,
     "a header and no more": b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 6000,
-}  # fmt: skip
+}
 BODIES = {
     "no number": ({"Transfer-Encoding": "chunked"}, b"zz\r\nhello\r\n0\r\n\r\n"),
     "a negative chunk": ({"Transfer-Encoding": "chunked"}, b"-5\r\nhello\r\n0\r\n\r\n"),
@@ -292,10 +296,12 @@ BODIES = {
     "another coding": ({"Transfer-Encoding": "gzip"}, b"hello"),
     "two codings": ({"Transfer-Encoding": "gzip, chunked"}, b"0\r\n\r\n"),
     "both lengths": ({"Transfer-Encoding": "chunked", "Content-Length": "5"}, b"0\r\n\r\n"),
-    "a negative length": ({"Content-Length": "-1"}, b""), "a word as length": ({"Content-Length": "five"}, b"hello"),
-    "a length with a sign": ({"Content-Length": "+5"}, b"hello"), "two lengths": ({"Content-Length": "5, 6"}, b"hello"),
+    "a negative length": ({"Content-Length": "-1"}, b""),
+    "a word as length": ({"Content-Length": "five"}, b"hello"),
+    "a length with a sign": ({"Content-Length": "+5"}, b"hello"),
+    "two lengths": ({"Content-Length": "5, 6"}, b"hello"),
     "a wish": ({"Content-Length": "5", "Expect": "the-unexpected"}, b"hello"),
-}  # fmt: skip
+}
 
 
 def test_what_is_no_http_gets_a_status_below_500(serve):

@@ -106,15 +106,17 @@ def test_a_record_written_by_hand_is_not_believed(place, lie):
     found = (folder / "a.bin").stat()
     lies["files"]["a.bin"] = [found.st_dev, found.st_ino, 100, found.st_mtime_ns, found.st_ctime_ns, good["a.bin"]]
     forged = json.dumps(lies).encode()
-    path.write_bytes({
-        "digest": seal + b"\n" + forged,
-        "no seal": forged,
-        "keyless seal": hashlib.sha256(forged).hexdigest().encode() + b"\n" + forged,
-        "garbage": b"\xff" * 1000,
-        "nested": b"[" * 100_000,
-        "empty": b"",
-        "of another folder": seal + b"\n" + body.replace(str(folder).encode(), str(folder / "other").encode()),
-    }[lie])  # fmt: skip
+    path.write_bytes(
+        {
+            "digest": seal + b"\n" + forged,
+            "no seal": forged,
+            "keyless seal": hashlib.sha256(forged).hexdigest().encode() + b"\n" + forged,
+            "garbage": b"\xff" * 1000,
+            "nested": b"[" * 100_000,
+            "empty": b"",
+            "of another folder": seal + b"\n" + body.replace(str(folder).encode(), str(folder / "other").encode()),
+        }[lie]
+    )
     assert ask(place) == true(place)
     assert ask(place)["a.bin"] != good["a.bin"]
 

@@ -21,8 +21,9 @@ from lineage.verification.verify import verify
 from schemas.errors import PlanError
 from tests.security.store_lab import TRUTH, Lab, flipped, harms, write_over
 
-OUTPUTS = [f"outputs/result/{name}" for name in ("model.safetensors", "config.json", "tokenizer.json",
-                                                 "tokenizer_config.json")]  # fmt: skip
+OUTPUTS = [
+    f"outputs/result/{name}" for name in ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json")
+]
 BESIDE = ["manifest.json", "seal.json", "signature.json", "metrics.jsonl", "step.log"]
 HARMS = list(harms(Path("/nowhere")))
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -96,9 +97,15 @@ def test_a_flipped_bit_is_no_hit_wherever_it_is(lab, name):
 
 @pytest.mark.parametrize(
     ("name", "harm"),
-    [*((name, "flipped, times restored") for name in BESIDE), ("manifest.json", "a pipe"), ("seal.json", "a pipe"),
-     ("metrics.jsonl", "a pipe"), ("manifest.json", "a link to the same bytes"), ("signature.json", "emptied")],
-)  # fmt: skip
+    [
+        *((name, "flipped, times restored") for name in BESIDE),
+        ("manifest.json", "a pipe"),
+        ("seal.json", "a pipe"),
+        ("metrics.jsonl", "a pipe"),
+        ("manifest.json", "a link to the same bytes"),
+        ("signature.json", "emptied"),
+    ],
+)
 def test_what_the_cache_has_not_is_made_again(lab, name, harm, tmp_path):
     path = lab.folder("model") / name
     harms(tmp_path / "outside")[harm](path)

@@ -177,11 +177,23 @@ def test_a_run_that_found_everything_there_verifies_and_so_does_one_that_is_resu
 
 
 EVERY = [
-    "audit.jsonl", "audit.head.json", "runs/RUN/events.jsonl", "runs/RUN/plan.json", "runs/RUN/cost.json",
-    "runs/RUN/report.html", "approvals/EXAM.jsonl", "artifacts/MODEL/manifest.json", "artifacts/MODEL/seal.json",
-    "artifacts/MODEL/signature.json", "artifacts/WORDS/outputs/data/rows.parquet", "keys/signing.pub",
-    "keys/signing.pem", "keys/trusted/eve.pub", "index.db", "mlflow.db",
-]  # fmt: skip
+    "audit.jsonl",
+    "audit.head.json",
+    "runs/RUN/events.jsonl",
+    "runs/RUN/plan.json",
+    "runs/RUN/cost.json",
+    "runs/RUN/report.html",
+    "approvals/EXAM.jsonl",
+    "artifacts/MODEL/manifest.json",
+    "artifacts/MODEL/seal.json",
+    "artifacts/MODEL/signature.json",
+    "artifacts/WORDS/outputs/data/rows.parquet",
+    "keys/signing.pub",
+    "keys/signing.pem",
+    "keys/trusted/eve.pub",
+    "index.db",
+    "mlflow.db",
+]
 
 
 def place(layout, made, name):

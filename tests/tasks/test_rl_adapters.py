@@ -19,12 +19,25 @@ HERE = __name__
 
 def stage(**more):
     base = {
-        "kind": "rl", "model": "m", "prompts": "p", "rewards": [f"{HERE}:early"], "generation_batch_size": 16,
-        "num_generations": 4, "max_completion_length": 6, "max_steps": 4, "save_steps": 2, "logging_steps": 1,
-        "learning_rate": 3e-2, "advantage": ["center", "scale"], "ratio": "token", "policy_loss": "clipped",
-        "loss_aggregation": "token_mean", "loss_terms": [{"use": "kl", "estimator": "k3", "coef": 0.01}],
-        "use_peft": True, "lora_r": 4,
-    }  # fmt: skip
+        "kind": "rl",
+        "model": "m",
+        "prompts": "p",
+        "rewards": [f"{HERE}:early"],
+        "generation_batch_size": 16,
+        "num_generations": 4,
+        "max_completion_length": 6,
+        "max_steps": 4,
+        "save_steps": 2,
+        "logging_steps": 1,
+        "learning_rate": 3e-2,
+        "advantage": ["center", "scale"],
+        "ratio": "token",
+        "policy_loss": "clipped",
+        "loss_aggregation": "token_mean",
+        "loss_terms": [{"use": "kl", "estimator": "k3", "coef": 0.01}],
+        "use_peft": True,
+        "lora_r": 4,
+    }
     return Rl.model_validate({**base, **more})
 
 

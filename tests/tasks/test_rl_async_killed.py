@@ -37,12 +37,25 @@ run(Rl.model_validate(said["stage"]), Context(inputs, folder, checkpoints, seed=
 
 def stage(drive):
     return {
-        "kind": "rl", "model": "m", "prompts": "p", "rewards": [{"use": "formats.matches", "pattern": "a"}],
-        "generation_batch_size": 12, "num_generations": 3, "max_completion_length": 8, "max_steps": 200,
-        "max_sampled_tokens": 1500, "save_steps": 2, "logging_steps": 1, "learning_rate": 1e-2,
-        "advantage": ["center"], "ratio": "decoupled", "importance_correction": [{"use": "token", "high": 2.0}],
-        "policy_loss": "clipped", "loss_aggregation": "token_mean", "rollout": drive,
-    }  # fmt: skip
+        "kind": "rl",
+        "model": "m",
+        "prompts": "p",
+        "rewards": [{"use": "formats.matches", "pattern": "a"}],
+        "generation_batch_size": 12,
+        "num_generations": 3,
+        "max_completion_length": 8,
+        "max_steps": 200,
+        "max_sampled_tokens": 1500,
+        "save_steps": 2,
+        "logging_steps": 1,
+        "learning_rate": 1e-2,
+        "advantage": ["center"],
+        "ratio": "decoupled",
+        "importance_correction": [{"use": "token", "high": 2.0}],
+        "policy_loss": "clipped",
+        "loss_aggregation": "token_mean",
+        "rollout": drive,
+    }
 
 
 @pytest.fixture

@@ -12,10 +12,15 @@ groups = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(groups)
 
 PLAYED = {
-    "env": {"use": "episode_world:Environment", "max_turns": 4}, "rewards": ["environment.earned"],
-    "logits_processors": ["episode_world:short"], "max_completion_length": 30, "advantage": ["center"], "critic": None,
-    "num_mini_batches": 1, "max_steps": 3,
-}  # fmt: skip
+    "env": {"use": "episode_world:Environment", "max_turns": 4},
+    "rewards": ["environment.earned"],
+    "logits_processors": ["episode_world:short"],
+    "max_completion_length": 30,
+    "advantage": ["center"],
+    "critic": None,
+    "num_mini_batches": 1,
+    "max_steps": 3,
+}
 
 
 def job(folder, name, strategy=None, **more):

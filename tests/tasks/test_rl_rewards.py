@@ -41,11 +41,15 @@ def inputs(tiny_policy_folder, tmp_path):
     kinds = {"sums": "3", "votes": None, "open": None, "riddles": None}
     rows = [
         {
-            "id": f"{kind}{i}", "prompt": [{"role": "user", "content": f"{i} {kind}"}], "answer": answer,
-            "family": kind, "metadata": json.dumps({}),
+            "id": f"{kind}{i}",
+            "prompt": [{"role": "user", "content": f"{i} {kind}"}],
+            "answer": answer,
+            "family": kind,
+            "metadata": json.dumps({}),
         }
-        for i in range(2) for kind, answer in kinds.items()
-    ]  # fmt: skip
+        for i in range(2)
+        for kind, answer in kinds.items()
+    ]
     write_rows(folder, "prompts", rows)
     others = {f"rewards.0.families.open.of.{i}.judge": tiny_policy_folder for i in range(2)}
     crowd = {"rewards.0.families.votes.others.0": tiny_policy_folder}

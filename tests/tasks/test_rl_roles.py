@@ -23,11 +23,23 @@ def short(rows, completions):
 
 def stage(**more):
     base = {
-        "kind": "rl", "model": "m", "prompts": "p", "rewards": [f"{__name__}:short"], "generation_batch_size": 16,
-        "num_generations": 4, "max_completion_length": 8, "max_steps": 4, "save_steps": 2, "logging_steps": 1,
-        "learning_rate": 1e-3, "advantage": ["center", "scale"], "ratio": "token", "policy_loss": "clipped",
-        "loss_aggregation": "sequence_mean", "loss_terms": [{"use": "kl", "coef": 0.1}],
-    }  # fmt: skip
+        "kind": "rl",
+        "model": "m",
+        "prompts": "p",
+        "rewards": [f"{__name__}:short"],
+        "generation_batch_size": 16,
+        "num_generations": 4,
+        "max_completion_length": 8,
+        "max_steps": 4,
+        "save_steps": 2,
+        "logging_steps": 1,
+        "learning_rate": 1e-3,
+        "advantage": ["center", "scale"],
+        "ratio": "token",
+        "policy_loss": "clipped",
+        "loss_aggregation": "sequence_mean",
+        "loss_terms": [{"use": "kl", "coef": 0.1}],
+    }
     return Rl.model_validate({**base, **more})
 
 

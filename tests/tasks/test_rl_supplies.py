@@ -40,11 +40,23 @@ def inputs(tiny_policy_folder, tmp_path):
 
 def stage(**more):
     base = {
-        "kind": "rl", "model": "m", "prompts": "p", "rewards": [f"{HERE}:even"], "advantage": ["center"],
-        "ratio": "token", "policy_loss": "clipped", "loss_aggregation": "token_mean", "loss_terms": [],
-        "generation_batch_size": 8, "num_generations": 2, "max_completion_length": 6, "max_steps": 6, "save_steps": 2,
-        "logging_steps": 1, "learning_rate": 1e-2,
-    }  # fmt: skip
+        "kind": "rl",
+        "model": "m",
+        "prompts": "p",
+        "rewards": [f"{HERE}:even"],
+        "advantage": ["center"],
+        "ratio": "token",
+        "policy_loss": "clipped",
+        "loss_aggregation": "token_mean",
+        "loss_terms": [],
+        "generation_batch_size": 8,
+        "num_generations": 2,
+        "max_completion_length": 6,
+        "max_steps": 6,
+        "save_steps": 2,
+        "logging_steps": 1,
+        "learning_rate": 1e-2,
+    }
     return Rl.model_validate({**base, **more})
 
 

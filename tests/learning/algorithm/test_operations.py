@@ -35,11 +35,20 @@ def made():
     """Three groups, two of the same problem, with a greedy completion and an expert's."""
     samples = [
         Sample(
-            {"id": row, "family": family}, group, source, [1, group], [7] * n,
-            None if source == "expert" else [-1.0] * n, "stop", "x", versions=[0] * n, scores={"r": r}, reward=r,
+            {"id": row, "family": family},
+            group,
+            source,
+            [1, group],
+            [7] * n,
+            None if source == "expert" else [-1.0] * n,
+            "stop",
+            "x",
+            versions=[0] * n,
+            scores={"r": r},
+            reward=r,
         )
         for group, row, family, source, n, r in PLACES
-    ]  # fmt: skip
+    ]
     return forest(samples)
 
 

@@ -289,8 +289,10 @@ def test_answers_of_a_server_that_does_not_count_are_taken_at_their_bound(desk):
 
 
 def test_an_empty_message_is_an_answer():
-    body = {"choices": [{"message": {"content": None, "refusal": "no"}, "finish_reason": "content_filter"}],
-            "usage": {"prompt_tokens": 3, "completion_tokens": 0}}  # fmt: skip
+    body = {
+        "choices": [{"message": {"content": None, "refusal": "no"}, "finish_reason": "content_filter"}],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 0},
+    }
     assert parse_response(json.dumps(body), questions(1)[0], endpoint("http://x/v1")) == Answer(
         "", "content_filter", 3, 0
     )

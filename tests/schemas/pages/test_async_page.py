@@ -25,5 +25,11 @@ def test_the_page_names_rollouts_that_a_recipe_may_have(tmp_path, rollout):
 
 def test_the_table_is_complete():
     assert [yaml.safe_load(d) if d[0] != "{" else yaml.safe_load(d)["use"] for d in ROLLOUTS] == [
-        "synchronous", "windowed", "overprovisioned", "periodic", "one_step_off", "streamed", "streamed",
-    ]  # fmt: skip
+        "synchronous",
+        "windowed",
+        "overprovisioned",
+        "periodic",
+        "one_step_off",
+        "streamed",
+        "streamed",
+    ]
