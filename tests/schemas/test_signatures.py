@@ -99,7 +99,7 @@ def test_a_name_that_two_modules_define_is_refused(tmp_path, monkeypatch):
         (tmp_path / "home/inner").mkdir(parents=True, exist_ok=True)
         (tmp_path / f"home/inner/{module}.py").write_text("def f(rows, completions): ...\ndef help_it(x): ...\n")
     (tmp_path / "home/three.py").write_text("from home.inner.one import f as g\ndef f(other): ...\ndef h(rows): ...\n")
-    monkeypatch.setattr(schemas.modules, "HOUSE", tmp_path)
+    monkeypatch.setattr(schemas.modules, "ROOT", tmp_path)
 
     class Slot(RewardUse):
         home, qualified = ("home",), False

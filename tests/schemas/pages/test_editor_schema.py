@@ -74,7 +74,7 @@ def test_options_of_functions_are_described():
     }
     clipped = by_name["clipped"]
     assert clipped["properties"]["epsilon"]["default"] == 0.2
-    assert "Clipped surrogate" in clipped["description"]
+    assert "clipped loss" in clipped["description"]
     assert clipped["additionalProperties"] is False
 
 

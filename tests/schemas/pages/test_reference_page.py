@@ -13,11 +13,11 @@ def test_every_key_of_every_kind_is_on_the_page_with_its_meaning():
 
 def test_functions_are_listed_with_options_and_defaults():
     page = make_reference_page()
-    assert "- `clipped` Clipped surrogate" in page
+    assert "- `clipped` PPO's clipped loss" in page
     assert "\n  - `epsilon`: number or schedule, default `0.2`" in page
     assert "\n  - `k`: whole number ≥ 1, required" in page
     assert "`answers.exact`" in page
-    assert "`answers.normal`" not in page
+    assert "`answers.normalise_answer`" not in page
 
 
 def test_the_page_is_the_same_every_time():
