@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +14,8 @@ from flows.runs.launch import run_plan
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
 from schemas.errors import PlanError
+from tests.flows.checkout import REPOSITORY
 
-HOUSE = Path(__file__).resolve().parents[2]
 TINY = """
 name: tiny
 seed: 3
@@ -136,14 +135,14 @@ def edited_house(tmp_path, monkeypatch, file, change):
 
     copy = tmp_path / "house"
     for package in ("schemas", "learning", "tasks"):
-        shutil.copytree(HOUSE / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(REPOSITORY / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
     before = (copy / file).read_text()
     (copy / file).write_text(change(before))
     assert (copy / file).read_text() != before
     original = flows.planning.closure.read_module
 
     def read(path, known):
-        moved = copy / path.relative_to(HOUSE) if path.is_relative_to(HOUSE) else path
+        moved = copy / path.relative_to(REPOSITORY) if path.is_relative_to(REPOSITORY) else path
         return original(moved if moved.is_file() else path, known)
 
     monkeypatch.setattr(flows.planning.closure, "read_module", read)
@@ -226,7 +225,7 @@ def test_a_secret_stays_in_the_environment(tmp_path):
         '  use: {kind: python, function: {use: "secret_lab:uses", token: "${env:PLANTED_TOKEN}"}}\n'
     )
     command = [sys.executable, "-m", "flows.cli", "run", "secret.yaml", "--executor", "inprocess"]
-    env = {**os.environ, "PYTHONPATH": str(HOUSE), "POSTTRAIN_ROOT": str(tmp_path), "PLANTED_TOKEN": SECRET}
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "POSTTRAIN_ROOT": str(tmp_path), "PLANTED_TOKEN": SECRET}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     layout = Layout(tmp_path)

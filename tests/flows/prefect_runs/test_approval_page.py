@@ -12,7 +12,7 @@ import pytest
 from flows.servers.prefect_server import find_free_port, is_healthy, make_prefect_environment
 from lineage.audit.approvals import read_decisions
 from lineage.layout import Layout
-from tests.flows.browser import PATIENCE, open_browser
+from tests.flows.prefect_runs.browser import PATIENCE, open_browser
 
 pytestmark = pytest.mark.slow
 LAB = """

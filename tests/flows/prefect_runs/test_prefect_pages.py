@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from tests.flows.browser import Served, open_browser
+from tests.flows.checkout import REPOSITORY, Checkout
+from tests.flows.prefect_runs.browser import Served, open_browser
 
 RECIPE = """
 name: story
@@ -89,8 +90,6 @@ def needs(context):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    from tests.flows.conftest import Checkout
-
     root = tmp_path_factory.mktemp("pages")
     checkout = Checkout(root, "", {"story_lab": LAB, "quick_lab": QUICK_LAB})
     recipes = root / "recipes"
@@ -304,14 +303,13 @@ def test_deploying_again_updates_and_what_vanished_is_told_then_removed(served):
 @pytest.mark.timeout(3000)
 def test_prefects_own_deploy_takes_the_file_that_is_written_for_it(served):
     from flows.servers.prefect_server import make_prefect_environment
-    from tests.flows.conftest import HOUSE
 
     said(served, "deploy", "--all", "--prefect-yaml")
     file = served.checkout.layout.root / "prefect.yaml"
     environment = {**os.environ, **make_prefect_environment(served.checkout.layout)}
     done = subprocess.run(
         [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", file],
-        cwd=HOUSE,
+        cwd=REPOSITORY,
         env=environment | {"PREFECT_API_URL": served.api, "NO_COLOR": "1"},
         capture_output=True,
         text=True,

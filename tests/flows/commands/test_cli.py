@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
+from tests.flows.checkout import REPOSITORY
 
-HOUSE = Path(__file__).resolve().parents[2]
 LAB = '''
 from pathlib import Path
 
@@ -89,7 +89,7 @@ class Root:
 
     def done(self, command, shell: bool = False, **environment: str) -> subprocess.CompletedProcess:
         kept = {k: v for k, v in os.environ.items() if k not in ("POSTTRAIN_ROOT", "COLUMNS")}
-        env = {**kept, "PYTHONPATH": str(HOUSE), "OMP_NUM_THREADS": "1", **environment}
+        env = {**kept, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **environment}
         return subprocess.run(command, shell=shell, cwd=self.folder, env=env, capture_output=True, text=True)
 
 

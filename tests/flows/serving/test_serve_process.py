@@ -4,7 +4,6 @@ import json
 import re
 import signal
 import threading
-from pathlib import Path
 
 import openai
 import pytest
@@ -12,6 +11,7 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from lineage.registry.champions import find_champion
+from tests.flows.checkout import REPOSITORY
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow's own dependencies
 RECIPE = """\
@@ -113,8 +113,7 @@ def test_vllm_gets_the_folder_and_takes_the_process_over(checkout, tiny_policy_f
     (stands_in / "api_server.py").write_text(VLLM)
     made = checkout("vllm", RECIPE)
     words = ("serve", tiny_policy_folder, "--engine", "vllm", "--port", "8123", "--name", "mine", "--max-length", "64")
-    house = Path(__file__).resolve().parents[2]
-    made.finish(made.start(*words, PYTHONPATH=f"{stands_in.parents[2]}:{house}"))
+    made.finish(made.start(*words, PYTHONPATH=f"{stands_in.parents[2]}:{REPOSITORY}"))
     told = json.loads(made.output.read_text().splitlines()[-1])
     assert told["words"] == [
         "--host",

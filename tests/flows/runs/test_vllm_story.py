@@ -15,12 +15,13 @@ from flows.planning.recipe_plan import plan_recipe
 from flows.runs.launch import run_plan
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
+from tests.flows.checkout import REPOSITORY
 
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make test does it"),
 ]
-QUICKSTART = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml"
+QUICKSTART = REPOSITORY / "recipes" / "quickstart.yaml"
 BY_TORCH = [f"{key}.engine=torch" for key in ("defaults.rl", "stages.attempts", "stages.report")]
 LATER = ("rl_2", "rl_2_rloo", "merged")
 

@@ -7,15 +7,13 @@ import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
 
 from flows.servers.prefect_host import write_server
+from tests.flows.checkout import REPOSITORY
 from tests.waiting import wait_for
-
-HOUSE = Path(__file__).resolve().parents[2]
 
 SERVER = """
 import socket, sys
@@ -45,7 +43,7 @@ def hosted(tmp_path):
         started.append(
             subprocess.Popen(
                 [sys.executable, "-m", "flows.servers.prefect_host", str(tmp_path), "0", str(port), *command],
-                env={**os.environ, "PYTHONPATH": str(HOUSE)},
+                env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
                 start_new_session=True,
             )
         )

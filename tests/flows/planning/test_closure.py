@@ -1,7 +1,5 @@
 """Keys by definition: an edit changes the key of what can depend on it, and of nothing else."""
 
-from pathlib import Path
-
 import pytest
 
 from flows.planning.closure import Closure
@@ -13,8 +11,8 @@ from lineage.keys import load_signer
 from lineage.layout import Layout
 from schemas.errors import PlanError
 from schemas.recipe.load import load_recipe
+from tests.flows.checkout import REPOSITORY
 
-HOUSE = Path(__file__).resolve().parents[2]
 LAB = {
     "lab/__init__.py": "",
     "lab/rewards.py": """
@@ -239,7 +237,7 @@ def test_house_code_loads_modules_of_a_computed_name_in_four_places():
     """Slots, optional parts of a stage and the counts of a merge, all roots of the closure; reasoning-gym's modules."""
     places = set()
     for package in ("learning", "tasks", "schemas"):
-        for file in (HOUSE / package).rglob("*.py"):
+        for file in (REPOSITORY / package).rglob("*.py"):
             for statement in read_facts(file.read_bytes(), str(file)).statements:
                 if statement.is_dynamic:
                     places.add((file.stem, *statement.names))
@@ -255,7 +253,7 @@ def test_a_function_that_an_option_names_counts(lab):
     rewards = "stages.rl_1.rewards=[{use: composite.weighted, of: [{use: 'lab.rewards:scored'}, {use: answers.exact}]}]"
 
     def compiled():
-        recipe = load_recipe(HOUSE / "recipes/quickstart.yaml", overrides=(rewards,), home=lab)
+        recipe = load_recipe(REPOSITORY / "recipes/quickstart.yaml", overrides=(rewards,), home=lab)
         return compile_recipe(recipe, Layout(lab)).step("rl_1")
 
     before = compiled()
@@ -267,7 +265,7 @@ def test_a_function_that_an_option_names_counts(lab):
 
 
 def test_a_merge_is_keyed_by_its_method_and_by_what_counts_its_totals(tmp_path):
-    recipe = load_recipe(HOUSE / "recipes/quickstart.yaml")
+    recipe = load_recipe(REPOSITORY / "recipes/quickstart.yaml")
     assert recipe.code("merged") == (("learning.merge.methods", "linear"),)
     (tmp_path / "plus.yaml").write_text(
         "name: plus\nstages:\n  one: {kind: init}\n  two: {kind: init, seed: 2}\n  merged: {kind: merge, "
@@ -278,7 +276,7 @@ def test_a_merge_is_keyed_by_its_method_and_by_what_counts_its_totals(tmp_path):
 
 
 def test_a_step_depends_on_no_toy_task_and_no_paper_that_it_does_not_name(tmp_path):
-    plan = compile_recipe(load_recipe(HOUSE / "recipes/quickstart.yaml"), Layout(tmp_path))
+    plan = compile_recipe(load_recipe(REPOSITORY / "recipes/quickstart.yaml"), Layout(tmp_path))
     losses = "learning.algorithm.policy_losses."
     for name in ("rl_1", "lessons"):
         code = set(plan.step(name).code)
@@ -289,7 +287,7 @@ def test_a_step_depends_on_no_toy_task_and_no_paper_that_it_does_not_name(tmp_pa
 def test_facts_are_remembered_and_the_keys_are_the_same(tmp_path):
     layout = Layout(tmp_path)
     load_signer(layout)
-    recipe = load_recipe(HOUSE / "recipes/quickstart.yaml")
+    recipe = load_recipe(REPOSITORY / "recipes/quickstart.yaml")
     first = [step.key for step in compile_recipe(recipe, layout).steps]
     file = layout.state / "cache" / "definitions"
     written = file.read_bytes()

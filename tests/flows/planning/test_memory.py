@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -27,9 +26,9 @@ from learning.models import packed, row_attention
 from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
 from tasks import reward_model
+from tests.flows.checkout import REPOSITORY
 
-HOUSE = Path(__file__).resolve().parents[2]
-SCRIPT = HOUSE / "benchmarks" / "memory_predicted.py"
+SCRIPT = REPOSITORY / "benchmarks" / "memory_predicted.py"
 LOWEST, HIGHEST = 0.9, 1.2
 
 
@@ -88,7 +87,7 @@ def test_the_arithmetic_needs_no_torch():
     code = (
         "import sys, learning.memory_model.estimate; print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=HOUSE, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
@@ -151,7 +150,7 @@ def test_an_unknown_architecture_is_said():
 
 
 def run_case(name):
-    path = os.pathsep.join((str(HOUSE), str(SCRIPT.parent)))
+    path = os.pathsep.join((str(REPOSITORY), str(SCRIPT.parent)))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, SCRIPT, "--case", name], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

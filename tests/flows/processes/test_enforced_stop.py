@@ -6,15 +6,14 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 
 from flows.processes.stop_signals import enforce_stop
+from tests.flows.checkout import REPOSITORY
 from tests.waiting import wait_for
 
-HOUSE = Path(__file__).resolve().parents[2]
 SLOW = pytest.mark.slow
 DEAF = """
 import os
@@ -53,7 +52,7 @@ with enforce_stop(grace=float(sys.argv[2])):
 def deaf(tmp_path, grace):
     told = tmp_path / "told"
     process = subprocess.Popen(
-        [sys.executable, "-c", ALONE, str(told), str(grace)], cwd=HOUSE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", ALONE, str(told), str(grace)], cwd=REPOSITORY, stderr=subprocess.PIPE, text=True
     )
     wait_for(lambda: told.is_file() and told.read_text(), alive=lambda: process.poll() is None)
     time.sleep(0.2)  # it writes before it compares

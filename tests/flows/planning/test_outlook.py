@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -18,9 +17,9 @@ from flows.planning.recipe_plan import plan_recipe
 from flows.prefect_runs.artifacts import show_plan
 from flows.runs.launch import run_plan
 from lineage.layout import Layout
+from tests.flows.checkout import REPOSITORY
 from tests.small_steps import NUMBER, two_numbers
 
-HOUSE = Path(__file__).resolve().parents[2]
 RECIPE = two_numbers("looked-up", "outlook_work", "schedule: {interval: 6h}")
 
 
@@ -88,5 +87,5 @@ def test_the_plan_of_a_run_keeps_its_schedule(recipe):
 def test_planning_loads_no_distributions_that_it_does_not_need():
     heavy = ("scipy.stats", "scipy.optimize")
     code = f"import sys, flows.planning.gate_power; print([m for m in {heavy} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=HOUSE, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -1,9 +1,9 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-HOUSE = Path(__file__).resolve().parents[2]
+from tests.flows.checkout import REPOSITORY
+
 PRINTS = """
 import os, sys, time
 from pathlib import Path
@@ -32,7 +32,7 @@ def printed(folder, how):
     process = subprocess.Popen(
         [sys.executable, "-c", PRINTS, how],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(HOUSE)},
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )

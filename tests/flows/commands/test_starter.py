@@ -11,8 +11,9 @@ from flows.commands.starter import shipped_recipes, write_recipe
 from schemas.errors import PlanError
 from schemas.pages.editor_schema import make_editor_schema
 from schemas.recipe.load import load_recipe
+from tests.flows.checkout import REPOSITORY
 
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+RECIPES = REPOSITORY / "recipes"
 
 
 def schema_of(recipe: Path) -> Path:

@@ -5,14 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.flows.checkout import REPOSITORY
 from tests.waiting import wait_for
 
-HOUSE = Path(__file__).resolve().parents[2]
 KEEP = """
 import os, sys, time
 from pathlib import Path
@@ -91,7 +90,7 @@ class Keeper:
         with self.output.open("w") as output:
             self.front = subprocess.Popen(
                 [sys.executable, "-c", KEEP, str(folder), kind],
-                cwd=HOUSE,
+                cwd=REPOSITORY,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

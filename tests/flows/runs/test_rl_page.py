@@ -1,7 +1,6 @@
 """The recipes of docs/rl.md run from nothing to the end, and go on from where they were killed to the same bits."""
 
 import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -12,9 +11,11 @@ from flows.runs.launch import run_plan
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
 from schemas.recipe.load import load_recipe
+from tests.flows.checkout import REPOSITORY
 
-ROOT = Path(__file__).parents[2]
-BLOCKS = dict(re.findall(r"^```yaml (\w+)\n(.*?)^```$", (ROOT / "docs/rl.md").read_text(), re.MULTILINE | re.DOTALL))
+BLOCKS = dict(
+    re.findall(r"^```yaml (\w+)\n(.*?)^```$", (REPOSITORY / "docs/rl.md").read_text(), re.MULTILINE | re.DOTALL)
+)
 SMALL = {
     "base": {
         "config": {
@@ -37,7 +38,7 @@ def recipe(tmp_path):
 
     def make(name):
         text = yaml.safe_load(BLOCKS[name])
-        text["extends"] = str(ROOT / "recipes" / text["extends"])
+        text["extends"] = str(REPOSITORY / "recipes" / text["extends"])
         for stage in text["stages"].values():
             stage.update(LESS)
             if "critic" in stage and stage["critic"]["warmup_steps"]:
@@ -51,7 +52,7 @@ def recipe(tmp_path):
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_the_pages_recipes_are_valid(tmp_path, name):
-    text = BLOCKS[name].replace("extends: ", f"extends: {ROOT}/recipes/")
+    text = BLOCKS[name].replace("extends: ", f"extends: {REPOSITORY}/recipes/")
     (tmp_path / "page.yaml").write_text(text)
     assert load_recipe(tmp_path / "page.yaml").warnings == ()
 

@@ -22,6 +22,7 @@ from lineage.layout import Layout
 from lineage.tracing.ancestry import trace
 from lineage.tracing.target import UnknownTarget
 from lineage.verification.verify import verify
+from tests.flows.checkout import REPOSITORY
 
 LAB = '''
 def number(context, *, value: int = 1, score: float = 0.0):
@@ -228,7 +229,7 @@ def test_clearing_beside_a_run_in_another_process_takes_nothing_from_it(checkout
     )
     run(checkout, 1)
     command = [sys.executable, "-m", "flows.cli", "run", "waits.yaml", "--executor", "inprocess"]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     with subprocess.Popen(command, cwd=checkout.root, env=env, stdout=subprocess.DEVNULL) as process:
         try:
             processes.wait_for(lambda: list(checkout.state.glob("work/*/checkpoints/c.txt")), 300)

@@ -1,7 +1,6 @@
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -10,8 +9,8 @@ from flows.planning.compile import compile_recipe, select_stages
 from lineage.layout import Layout
 from schemas.errors import PlanError
 from schemas.recipe.load import load_recipe
+from tests.flows.checkout import REPOSITORY
 
-HOUSE = Path(__file__).resolve().parents[2]
 MODELS = """
 name: models
 stages:
@@ -35,7 +34,7 @@ def compiled(tmp_path, text):
 
 
 def test_editing_a_surrogate_changes_rl_and_not_sft(monkeypatch, tmp_path):
-    recipe = load_recipe(HOUSE / "recipes/quickstart.yaml")
+    recipe = load_recipe(REPOSITORY / "recipes/quickstart.yaml")
     before = {s.name: s.key for s in compile_recipe(recipe, Layout(tmp_path)).steps}
     original = closure_module.read_module
 
@@ -81,5 +80,5 @@ def test_planning_imports_nothing_heavy():
     heavy = "('torch', 'ray', 'prefect', 'mlflow', 'dvc')"
     modules = "flows.planning.compile, flows.planning.explain, flows.runs.launch"
     code = f"import sys, {modules}; print([m for m in {heavy} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=HOUSE, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
