@@ -190,16 +190,17 @@ def stage_of(case: Case, device: str) -> Any:
 
 def predicted(case: Case, device: str = "cpu") -> int:
     """Bytes that the product predicts for a case."""
-    from flows.planning import memory_steps
+    from flows.planning.memory import find_estimate
+    from flows.planning.memory_demand import StepDemand
     from flows.planning.memory_models import KnownModel
     from learning.memory_model.shape import read_shape
 
     stage = stage_of(case, device)
     known = KnownModel(read_shape({**case.config, "vocab_size": 6 + len(letters(case))}), case.length)
-    job = memory_steps.StepDemand(stage.model_dump(), stage.resources, {"model": known}, prompt=case.prompt)
+    demand = StepDemand(stage.model_dump(), stage.resources, {"model": known}, prompt=case.prompt)
     if case.kind == "evaluate":
-        job.settings["limit"] = case.rows
-    return max(place.peak.total for place in getattr(memory_steps, case.kind)(job))
+        demand.settings["limit"] = case.rows
+    return max(place.peak.total for place in find_estimate(case.kind)(demand))
 
 
 def rows_of(case: Case) -> tuple[str, list[dict[str, Any]]]:

@@ -124,7 +124,7 @@ def _list_step_changes(step: Step, recipe: Recipe, layout: Layout) -> Iterator[s
         yield f"stages.{step.name}: is not in the committed recipe"
         return
     settings = recipe.settings(step.name)
-    if settings["kind"] == "evaluate":
+    if settings.get("gate"):
         settings, _ = add_champions(recipe, settings, (), layout)
     for path, old, new in list_changes(settings, step.settings):
         yield f"stages.{step.name}.{path}: {format_value(old)} → {format_value(new)}"

@@ -10,8 +10,8 @@ from lineage.artifacts.store import Store
 from lineage.records import table_files
 from schemas.manifest import Manifest
 from schemas.plan import Plan, Step
+from schemas.references import TABLE_TYPES
 
-TABLES = ("prompts", "chat", "preference_pairs", "trajectories")
 LARGEST = 500_000
 """Most rows of a table to compare row by row; rows of larger tables are only counted."""
 
@@ -60,7 +60,7 @@ def _compare_sources(before: Step, after: Step) -> Iterator[DataChange]:
 def _compare_tables(step: str, old: Manifest, new: Manifest, store: Store) -> Iterator[DataChange]:
     for name, made in new.outputs.items():
         was = old.outputs.get(name)
-        if was is None or was.type not in TABLES or was.digest == made.digest:
+        if was is None or was.type not in TABLE_TYPES or was.digest == made.digest:
             continue
         change = DataChange(step, output=name, digest=(was.digest, made.digest))
         yield _add_rows(change, *(store.output_folder(m.kind, m.key, name) for m in (old, new)))

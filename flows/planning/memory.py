@@ -1,8 +1,10 @@
 """Predict the memory of a plan by step and role, next to what was requested and what a GPU has."""
 
+import importlib
+import importlib.util
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
@@ -10,11 +12,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flows.planning import memory_steps
+from flows.planning.memory_demand import StepDemand
 from flows.planning.memory_models import PlanModels
 from learning.memory_model.estimate import Place
 from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
+from schemas.package import import_path
 from schemas.plan import Plan, Step
 from schemas.resources import MEMORY, parse_memory
 from schemas.stages.union import traits_of
@@ -58,18 +61,22 @@ def estimate_memory(
 
 
 def _estimate_step_memory(step: Step, models: PlanModels, gpu: int | None, prompt: int | None) -> StepMemory:
-    places = getattr(memory_steps, step.kind, None)
-    if places is None:
+    estimate = find_estimate(step.kind)
+    if estimate is None:
         return StepMemory(step.name)
     ports = dict(models.ports(step))
     if traits_of(step.kind).defines_model:
         ports["made"] = next(iter(models.made[step.name].values()))
     try:
-        return StepMemory(
-            step.name, tuple(places(memory_steps.StepDemand(step.settings, step.resources, ports, gpu, prompt)))
-        )
+        return StepMemory(step.name, tuple(estimate(StepDemand(step.settings, step.resources, ports, gpu, prompt))))
     except StepError as error:
         return StepMemory(step.name, unknown=str(error))
+
+
+def find_estimate(kind: str) -> Callable[[StepDemand], list[Place]] | None:
+    """Return `estimate` of a kind's module in `flows/planning/memory_kinds`; None if the kind has none."""
+    module = import_path(f"flows.planning.memory_kinds.{kind}")
+    return importlib.import_module(module).estimate if importlib.util.find_spec(module) else None
 
 
 def list_warnings(plan: Plan, steps: list[StepMemory], gpu: int | None = None) -> Iterator[str]:

@@ -8,6 +8,7 @@ from lineage.layout import Layout
 from schemas.errors import PosttrainError, StepError
 from schemas.plan import Plan, Step
 from schemas.recipe.load import load_recipe
+from schemas.stages.union import traits_of
 from tasks.context import Context
 
 TREE: dict[str, tuple[str, ...]] = {
@@ -19,7 +20,6 @@ TREE: dict[str, tuple[str, ...]] = {
     "parameter-free": ("program", "retrieval", "experience"),
 }
 """Aspect to its leaves."""
-REINFORCED = {"rl", "preference"}
 Leaf = tuple[str, str]
 
 
@@ -65,15 +65,16 @@ def classify(plan: Plan) -> list[Leaf]:
 def _classify_training(step: Step) -> Iterator[Leaf]:
     """Yield the leaves of one step: trajectories, technique, reward and optimiser."""
     settings, ports = step.settings, [given.port for given in step.inputs]
-    if step.kind == "synthesize" and settings["emit"] != "prompts":
+    traits = traits_of(step.kind)
+    if traits.counts_yield and "prompts" not in step.outputs.values():
         yield "trajectories", "written" if settings["teacher"] else "sampled"
-    if step.kind == "sft" and any(given.port == "data" and given.source for given in step.inputs):
+    if traits.training_signal == "demonstrations" and any(i.port == traits.data_port and i.source for i in step.inputs):
         yield "trajectories", "written"
-    if step.kind in {"sft", *REINFORCED}:
+    if traits.training_signal:
         yield "technique", "adapters" if settings.get("use_peft") else "whole weights"
-    if step.kind == "preference":
+    if traits.training_signal == "preferences":
         yield from (("reward", "preferences"), ("optimiser", "direct preference"))
-    if step.kind == "rl":
+    if traits.training_signal == "rewards":
         yield "trajectories", "explored"
         yield "optimiser", "actor-critic" if settings["critic"] else "critic-free"
         for i in range(len(settings["rewards"])):
@@ -82,21 +83,21 @@ def _classify_training(step: Step) -> Iterator[Leaf]:
 
 def _classify_frozen(step: Step) -> Iterator[Leaf]:
     """Yield the leaves of steps that use models without training them."""
-    if step.kind == "evaluate" and step.settings["solver"]:
+    if traits_of(step.kind).scores_models and step.settings["solver"]:
         yield "branch", "parameter-free"
         yield "parameter-free", "retrieval" if any(i.port.startswith("solver.") for i in step.inputs) else "program"
-    if step.kind == "practice":
+    if "agent" in step.outputs.values() and any(i.port == "model" for i in step.inputs):
         yield from (("branch", "parameter-free"), ("parameter-free", "experience"))
 
 
 def _classify_branches(plan: Plan) -> Iterator[Leaf]:
     """Yield the branch of every evaluated model that no other evaluated model was made from."""
-    inputs = [given for step in plan.steps if step.kind == "evaluate" for given in step.inputs]
+    inputs = [given for step in plan.steps if traits_of(step.kind).scores_models for given in step.inputs]
     evaluated = {name for given in inputs if given.type in ("policy", "adapter") for name in given.steps}
     made = {name: _find_ancestors(name, plan) for name in sorted(evaluated)}
     for name, through in made.items():
-        kinds = {plan.step(step).kind for step in through | {name}}
-        tuned, reinforced = "sft" in kinds, bool(kinds & REINFORCED)
+        signals = {traits_of(plan.step(step).kind).training_signal for step in through | {name}}
+        tuned, reinforced = "demonstrations" in signals, bool(signals & {"preferences", "rewards"})
         if (tuned or reinforced) and not any(name in others for others in made.values()):
             one = "fine-tuning" if tuned else "reinforcement learning"
             yield "branch", "hybrid" if tuned and reinforced else one

@@ -38,6 +38,8 @@ class BaseStage(Schema):
     """Port of the table whose rows the kind trains on."""
     learning_approach: ClassVar[Literal["supervised", "reinforcement-learning"] | None] = None
     """Learning approach of the kind, as CycloneDX names it."""
+    training_signal: ClassVar[Literal["demonstrations", "preferences", "rewards"] | None] = None
+    """What the kind trains a policy on; None for kinds that train no policy."""
     drops_rows: ClassVar[bool] = False
     """Whether the output may lack rows of the input; `dropped` in the details counts them by reason."""
     shares_tokens: ClassVar[bool] = True

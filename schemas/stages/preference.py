@@ -22,6 +22,7 @@ class Preference(Training, LoRA, BaseStage):
     single_keys: ClassVar = frozenset({"loss"})
     data_port: ClassVar = "data"
     learning_approach: ClassVar = "supervised"
+    training_signal: ClassVar = "preferences"
 
     kind: Literal["preference"]
     model: PolicyRef

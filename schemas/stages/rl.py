@@ -77,6 +77,7 @@ class Rl(Capped, Training, LoRA, BaseStage):
     can: ClassVar = frozenset({"train", "rollout", "reward", "reference"})
     data_port: ClassVar = "prompts"
     learning_approach: ClassVar = "reinforcement-learning"
+    training_signal: ClassVar = "rewards"
 
     kind: Literal["rl"]
     model: PolicyRef

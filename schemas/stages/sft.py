@@ -16,6 +16,7 @@ class Sft(Training, LoRA, BaseStage):
     can: ClassVar = frozenset({"train"})
     data_port: ClassVar = "data"
     learning_approach: ClassVar = "supervised"
+    training_signal: ClassVar = "demonstrations"
 
     kind: Literal["sft"]
     model: PolicyRef

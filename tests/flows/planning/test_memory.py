@@ -13,7 +13,9 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from flows.planning.memory import estimate_memory, list_warnings, memory_as_json
+from flows.planning.memory import estimate_memory, find_estimate, list_warnings, memory_as_json
+from flows.planning.memory_kinds.preference import FORWARD_TOKENS
+from flows.planning.memory_sampling import MAX_OPEN
 from flows.planning.recipe_plan import plan_recipe
 from learning.generation.engines import running
 from learning.generation.services import row_streams as streams
@@ -25,6 +27,7 @@ from learning.memory_model.shape import ARCHITECTURES, Shape, read_shape
 from learning.models import packed, row_attention
 from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
+from schemas.stages.union import KINDS
 from tasks import reward_model
 from tests.flows.checkout import REPOSITORY
 
@@ -77,10 +80,15 @@ def test_constants_are_those_of_the_code():
     assert (row_attention.SHORTEST, row_attention.LONGEST) == memory_estimate_forward.ROW
     assert row_attention.SPAN == memory_estimate_forward.SPAN
     assert running.PREFILL_TOKENS == memory_estimate.PREFILL_TOKENS
-    from flows.planning import memory_steps
+    assert reward_model.TOKENS == FORWARD_TOKENS
+    assert streams.UNDER_WAY == MAX_OPEN
 
-    assert reward_model.TOKENS == memory_steps.TOKENS
-    assert streams.UNDER_WAY == memory_steps.UNDER_WAY
+
+def test_estimates_are_those_of_kinds():
+    modules = {file.stem for file in (REPOSITORY / "flows/planning/memory_kinds").glob("*.py")} - {"__init__"}
+    assert modules <= set(KINDS)
+    assert all(find_estimate(kind) for kind in modules)
+    assert find_estimate("no_such_kind") is None
 
 
 def test_the_arithmetic_needs_no_torch():

@@ -1,0 +1,82 @@
+"""What the memory of a step follows from, as the estimates of all kinds (`flows.planning.memory_kinds`) read it.
+
+Where a length depends on data that is still to be made, the longest that the settings allow counts. The estimates are
+not part of the tasks, so that a change of an estimate does not change the key of a step.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flows.planning.memory_models import KnownModel
+from learning.memory_model.estimate import BYTES, Trained
+from learning.memory_model.forward import Forward, Pass, Precision
+from schemas.errors import StepError
+from schemas.resources import Resources, Role
+
+
+@dataclass(frozen=True)
+class StepDemand:
+    """A step: its settings, resources and models by port; optional limits `gpu` (bytes) and `prompt` (tokens)."""
+
+    settings: Mapping[str, Any]
+    resources: Resources
+    models: Mapping[str, KnownModel | str]
+    gpu: int | None = None
+    prompt: int | None = None
+
+    def model(self, port: str = "model") -> KnownModel:
+        """Return the model at a port. Raise StepError if it is unknown."""
+        model = self.models.get(port, f"port `{port}` has no model")
+        if isinstance(model, str):
+            raise StepError(model)
+        return model
+
+    @property
+    def trainer(self) -> Role | Resources:
+        """Return the resources that hold the trained model: those of the group, or of the step's own process."""
+        return self.resources.train or self.resources
+
+    @property
+    def workers(self) -> int:
+        """Return the number of processes that train."""
+        return self.resources.train.workers if self.resources.train else 1
+
+    @property
+    def role(self) -> str:
+        """Return the role of these processes."""
+        return "train" if self.resources.train else "step"
+
+    @property
+    def weight_bytes(self) -> int:
+        """Return the bytes of a weight."""
+        return BYTES[self.settings.get("dtype", "float32")]
+
+    @property
+    def precision(self) -> Precision:
+        """Return the precision of a training pass."""
+        rank = self.settings["lora_r"] if self.settings.get("use_peft") else 0
+        mixed = bool(self.settings.get("bf16"))
+        return Precision(self.weight_bytes, on_cpu=not self.trainer.num_gpus, rank=rank, mixed=mixed)
+
+    def forward(self, model: KnownModel, tokens: Pass) -> Forward:
+        """Return a training pass of a model."""
+        return Forward(model.shape, tokens, self.precision, bool(self.settings.get("gradient_checkpointing")))
+
+    def trained(self, model: KnownModel, parameters: int | None = None) -> Trained:
+        """Return a model in training, spread as `resources` says."""
+        total = trainable = parameters or model.parameters
+        if self.settings.get("use_peft"):
+            trainable = model.shape.adapter_parameters(self.settings["lora_r"], self.settings["lora_target_modules"])
+        strategy = self.resources.train.strategy if self.resources.train and self.workers > 1 else None
+        shards = self.workers if strategy == "fsdp2" else 1
+        return Trained(model.shape, total, trainable, self.weight_bytes, shards, copies=strategy == "ddp")
+
+    def row_tokens(self, model: KnownModel) -> int:
+        """Return the tokens of the longest row."""
+        return min(self.settings.get("max_length") or model.max_length, model.max_length)
+
+    def prompt_tokens(self, model: KnownModel) -> int:
+        """Return the tokens of the longest prompt."""
+        room = max(1, model.max_length - self.settings["max_completion_length"])
+        return min(self.prompt or room, room)

@@ -1,0 +1,19 @@
+"""kind: sft — rows of the longest length, as many as a forward pass takes."""
+
+from flows.planning.memory_demand import StepDemand
+from learning.memory_model.estimate import Phase, Place, estimate_training
+from learning.memory_model.forward import ROW, Pass
+
+
+def estimate(demand: StepDemand) -> list[Place]:
+    """Return the places of the trainer; packed rows are estimated at both lengths that attention treats differently."""
+    model, rows = demand.model(), demand.settings["per_device_train_batch_size"]
+    longest = demand.row_tokens(model)
+    lengths = {longest, min(longest, ROW[1])} if demand.settings["packing"] else {longest}
+    phases: tuple[Phase, ...] = ()
+    for length in sorted(lengths):
+        count = rows * longest // length
+        forward = demand.forward(model, Pass(((count, length),), needed=count * (length - 1)))
+        passes = demand.settings["gradient_accumulation_steps"]
+        phases += estimate_training(demand.trained(model), forward, passes)
+    return [Place(demand.role, phases, demand.workers)]
