@@ -5,7 +5,6 @@ have different worlds. `bora*236=` needs a search for the weight, then a calcula
 have a table, for SQL. The metadata of a problem contains its solution as a script: the turns of an episode.
 """
 
-import hashlib
 import json
 from functools import lru_cache
 from typing import Annotated, Literal
@@ -15,6 +14,7 @@ from pydantic import Field
 
 from learning.data.rows import Row
 from learning.data.text_edits import mistaken
+from learning.toy_tasks.rows import Rate, Size, Split, TestShare, draw_rows, hash_text, is_in_split, make_row
 from schemas.errors import StepError
 
 Kind = Literal["product", "weight", "table", "digits"]
@@ -23,7 +23,7 @@ SPACE = 20
 
 
 @lru_cache(maxsize=512)
-def weights(number: int, held_out: bool, lines: int) -> dict[str, int]:
+def draw_weights(number: int, held_out: bool, lines: int) -> dict[str, int]:
     """Return names and weights (100 to 999) of a world."""
     rng = np.random.default_rng([number, held_out, lines])
     syllables = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]
@@ -34,10 +34,10 @@ def weights(number: int, held_out: bool, lines: int) -> dict[str, int]:
 
 def almanac(
     *,
-    size: Annotated[int, Field(ge=1)],
+    size: Size,
     seed: int = 0,
-    split: Literal["train", "test"],
-    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+    split: Split,
+    test_share: TestShare = 0.2,
     kinds: list[Kind] = ["product", "weight", "table"],  # noqa: B006 (never changed)
     lines: Annotated[int, Field(ge=2, le=1000)] = 50,
     worlds: Annotated[int, Field(ge=1)] = 20,
@@ -48,53 +48,52 @@ def almanac(
     the hash of its text is below `test_share`. Raise StepError if the space holds too few.
     """
     rng, held_out = np.random.default_rng([seed, split == "test"]), split == "test"
-    made: dict[str, Row] = {}
-    for _ in range(SPACE * size):
-        kind, number = kinds[len(made) % len(kinds)], int(rng.integers(worlds))
-        text, script, notes = ASKED[kind](weights(number, held_out, lines), rng)
-        digest = hashlib.sha256(f"almanac\n{text}".encode()).digest()
-        if (int.from_bytes(digest[:8], "big") < test_share * 2**64) == held_out:
-            name = hashlib.sha256(f"almanac\n{split} {number} {lines}\n{text}".encode()).hexdigest()[:16]
-            made.setdefault(name, _row(name, kind, text, script, notes))
-        if len(made) == size:
-            return list(made.values())
-    raise StepError(f"almanac: found {len(made)} {split} questions of {size}; raise `worlds` or `lines`")
+
+    def draw(rows: dict[str, Row]) -> Row | None:
+        kind, number = kinds[len(rows) % len(kinds)], int(rng.integers(worlds))
+        text, script, notes = QUESTIONS[kind](draw_weights(number, held_out, lines), rng)
+        if not is_in_split(hash_text(f"almanac\n{text}"), split, test_share):
+            return None
+        salt = f"almanac\n{split} {number} {lines}"
+        return make_row(f"almanac_{kind}", text, script[-1], {"script": script, **notes}, salt=salt)
+
+    return draw_rows(draw, size, SPACE * size, "almanac", split, "raise `worlds` or `lines`")
 
 
-def product(world: dict[str, int], rng: np.random.Generator) -> tuple[str, list[str], Row]:
+def _ask_product(world: dict[str, int], rng: np.random.Generator) -> tuple[str, list[str], Row]:
     """Return text, script and notes of `417*236=`, solved by one call of the calculator."""
     left, right = (int(n) for n in rng.integers(100, 1000, size=2))
     return f"{left}*{right}=", [f"calculator: {left}*{right}", str(left * right)], {}
 
 
-def weight(world: dict[str, int], rng: np.random.Generator) -> tuple[str, list[str], Row]:
+def _ask_weight(world: dict[str, int], rng: np.random.Generator) -> tuple[str, list[str], Row]:
     """Return text, script and notes of `bora*236=`, solved by a search for the weight and a call of the calculator."""
     name, right = list(world)[int(rng.integers(len(world)))], int(rng.integers(100, 1000))
     script = [f"search: {name}", f"calculator: {world[name]}*{right}", str(world[name] * right)]
     return f"{name}*{right}=", script, {"documents": [f"{name} weighs {kg}" for name, kg in world.items()]}
 
 
-def table(world: dict[str, int], rng: np.random.Generator) -> tuple[str, list[str], Row]:
+def _ask_table(world: dict[str, int], rng: np.random.Generator) -> tuple[str, list[str], Row]:
     """Return text, script and notes of `sum above 417=`, solved by one SQL query."""
     how, least = ("sum", "count", "min")[int(rng.integers(3))], int(rng.integers(100, 800))
-    found = [kg for kg in world.values() if kg > least]
-    answer = {"sum": sum(found), "count": len(found), "min": min(found, default=None)}[how]
+    heavy = [kg for kg in world.values() if kg > least]
+    answer = {"sum": sum(heavy), "count": len(heavy), "min": min(heavy, default=None)}[how]
     query = f"sql: select {how}(kg) from things where kg>{least}"
     rows = [{"name": name, "kg": kg} for name, kg in world.items()]
     return f"{how} above {least}=", [query, "null" if answer is None else str(answer)], {"tables": {"things": rows}}
 
 
-def digits(world: dict[str, int], rng: np.random.Generator) -> tuple[str, list[str], Row]:
+def _ask_digits(world: dict[str, int], rng: np.random.Generator) -> tuple[str, list[str], Row]:
     """Return text, script and notes of `digits of 417*236=`, solved by a snippet of Python."""
     left, right = (int(n) for n in rng.integers(100, 1000, size=2))
     snippet = f"python: print(sum(map(int,str({left}*{right}))))"
     return f"digits of {left}*{right}=", [snippet, str(sum(map(int, str(left * right))))], {}
 
 
-ASKED = {"product": product, "weight": weight, "table": table, "digits": digits}
+QUESTIONS = {"product": _ask_product, "weight": _ask_weight, "table": _ask_table, "digits": _ask_digits}
 
 
-def scripted(row: Row, rng: np.random.Generator, *, error_rate: Annotated[float, Field(ge=0, le=1)] = 0.0) -> str:
+def scripted(row: Row, rng: np.random.Generator, *, error_rate: Rate = 0.0) -> str:
     """Write the next turn of the problem's script, wrong at `error_rate`.
 
     Raise StepError if the problem has no script or no turn of it is left.
@@ -103,15 +102,5 @@ def scripted(row: Row, rng: np.random.Generator, *, error_rate: Annotated[float,
     due = sum(message["role"] == "assistant" for message in row["prompt"])
     if script is None or due >= len(script):
         raise StepError(f"teacher scripted: row {row['id']} has no script of more than {due} turns")
-    tool, colon, said = script[due].rpartition(": ")
-    return tool + colon + (mistaken(said, rng) if rng.random() < error_rate else said)
-
-
-def _row(name: str, kind: str, text: str, script: list[str], notes: Row) -> Row:
-    return {
-        "id": name,
-        "prompt": [{"role": "user", "content": text}],
-        "answer": script[-1],
-        "family": f"almanac_{kind}",
-        "metadata": json.dumps({"script": script, **notes}),
-    }
+    tool, colon, text = script[due].rpartition(": ")
+    return tool + colon + (mistaken(text, rng) if rng.random() < error_rate else text)

@@ -5,7 +5,6 @@ A document is `bam river zed`: town, relation, value. A question is a chain of n
 from value to town. A model with a search tool finds the documents one by one: `search: bam twin`.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -16,6 +15,7 @@ from pydantic import Field
 
 from learning.data.rows import Row
 from learning.tools.calls import search
+from learning.toy_tasks.rows import Rate, Size, Split, TestShare, draw_rows, is_in_split, make_row
 from schemas.errors import StepError
 
 Document = tuple[str, str, str]
@@ -29,7 +29,7 @@ SPACE = 50
 
 
 @lru_cache(maxsize=8)
-def atlas(towns: int, seed: int) -> tuple[Document, ...]:
+def make_atlas(towns: int, seed: int) -> tuple[Document, ...]:
     """Return documents of `towns` towns, one for each of four relations; a twin is a town, other words may repeat."""
     rng = np.random.default_rng([seed, towns])
     words = [a + b + c for a in "bdfgklmnprstvz" for b in "aeiou" for c in "bdfgklmnprstvz"]
@@ -44,41 +44,41 @@ def atlas(towns: int, seed: int) -> tuple[Document, ...]:
     return tuple(made)
 
 
-def found(query: Query, documents: Sequence[Document]) -> set[str]:
+def find_answers(query: Query, documents: Sequence[Document]) -> set[str]:
     """Return all answers to a query, found by reading all documents."""
     if isinstance(query, str):
         return {query}
     if query[0] == "with":
         _, relation, text = query
-        return {town for town, kind, said in documents if kind == relation and matches(text, said)}
-    inside = found(query[1], documents)
-    return {said for town, kind, said in documents if kind == query[0] and town in inside}
+        return {town for town, kind, value in documents if kind == relation and matches(text, value)}
+    inside = find_answers(query[1], documents)
+    return {value for town, kind, value in documents if kind == query[0] and town in inside}
 
 
-def matches(text: str, said: str) -> bool:
+def matches(text: str, value: str) -> bool:
     """Return whether a value equals the text, or begins with it if the text ends with *."""
-    return said.startswith(text[:-1]) if text.endswith("*") else said == text
+    return value.startswith(text[:-1]) if text.endswith("*") else value == text
 
 
-def told(query: Query) -> str:
+def describe(query: Query) -> str:
     """Return the query in words."""
     if isinstance(query, str):
         return query
-    return f"town with {query[1]} {query[2]}" if query[0] == "with" else f"{query[0]} of {told(query[1])}"
+    return f"town with {query[1]} {query[2]}" if query[0] == "with" else f"{query[0]} of {describe(query[1])}"
 
 
-def hops(query: Query) -> int:
+def count_hops(query: Query) -> int:
     """Return the number of documents that must be read for an answer."""
-    return 0 if isinstance(query, str) else 1 if query[0] == "with" else 1 + hops(query[1])
+    return 0 if isinstance(query, str) else 1 if query[0] == "with" else 1 + count_hops(query[1])
 
 
-def trail(query: Query, documents: Sequence[Document]) -> list[str]:
+def list_results(query: Query, documents: Sequence[Document]) -> list[str]:
     """Return the results of each look-up, from the inside out."""
-    inner = [] if isinstance(query, str) or query[0] == "with" else trail(query[1], documents)
-    return inner if isinstance(query, str) else [*inner, *sorted(found(query, documents))]
+    inner = [] if isinstance(query, str) or query[0] == "with" else list_results(query[1], documents)
+    return inner if isinstance(query, str) else [*inner, *sorted(find_answers(query, documents))]
 
 
-def searched(query: Query, documents: tuple[Document, ...]) -> list[str] | None:
+def plan_searches(query: Query, documents: tuple[Document, ...]) -> list[str] | None:
     """Return the calls of tool `search` that lead to the answer, then the answer; None if one finds a wrong document.
 
     The calls are in order from the inside out. A search returns the most similar document; if several documents match
@@ -87,45 +87,45 @@ def searched(query: Query, documents: tuple[Document, ...]) -> list[str] | None:
     if isinstance(query, str):
         return [query]
     if query[0] == "with":
-        before, asked = [], f"{query[1]} {query[2].removesuffix('*')}"
+        before, words = [], f"{query[1]} {query[2].removesuffix('*')}"
     else:
-        inner = searched(query[1], documents)
+        inner = plan_searches(query[1], documents)
         if inner is None:
             return None
-        before, asked = inner[:-1], f"{inner[-1]} {query[0]}"
-    town, relation, said = shown_for(asked, documents)
+        before, words = inner[:-1], f"{inner[-1]} {query[0]}"
+    town, relation, value = find_document(words, documents)
     if query[0] == "with":
-        right, now = relation == query[1] and matches(query[2], said), town
+        right, now = relation == query[1] and matches(query[2], value), town
     else:
-        right, now = f"{town} {relation}" == asked, said
-    return [*before, f"search: {asked}", now] if right else None
+        right, now = f"{town} {relation}" == words, value
+    return [*before, f"search: {words}", now] if right else None
 
 
 @lru_cache(maxsize=4096)
-def shown_for(asked: str, documents: tuple[Document, ...]) -> Document:
+def find_document(words: str, documents: tuple[Document, ...]) -> Document:
     """Return the document that tool `search` finds for a query."""
-    town, relation, said = search(asked, {}, documents=texts_of(documents)).split()
-    return town, relation, said
+    town, relation, value = search(words, {}, documents=list_texts(documents)).split()
+    return town, relation, value
 
 
-def texts_of(documents: Sequence[Document]) -> list[str]:
+def list_texts(documents: Sequence[Document]) -> list[str]:
     """Return the documents as text."""
     return [" ".join(document) for document in documents]
 
 
-def injected(query: Query, documents: Sequence[Document]) -> Iterator[Query]:
+def inject_facts(query: Query, documents: Sequence[Document]) -> Iterator[Query]:
     """Yield the query with its innermost town replaced by a look-up that finds it: one more hop, the same answer."""
     if isinstance(query, str):
-        for town, relation, said in documents:
-            if relation == "twin" and said == query:
+        for town, relation, value in documents:
+            if relation == "twin" and value == query:
                 yield ("twin", town)
             elif town == query and relation != "twin":
-                yield ("with", relation, said)
+                yield ("with", relation, value)
     elif query[0] != "with":
-        yield from ((query[0], inner) for inner in injected(query[1], documents))
+        yield from ((query[0], inner) for inner in inject_facts(query[1], documents))
 
 
-def fuzzed(query: Query) -> Iterator[Query]:
+def fuzz_words(query: Query) -> Iterator[Query]:
     """Yield the query with a shorter prefix of its value: `zed`, then `ze*`, then `z*`."""
     if isinstance(query, str):
         return
@@ -134,28 +134,28 @@ def fuzzed(query: Query) -> Iterator[Query]:
         if rest:
             yield ("with", query[1], rest + "*")
     else:
-        yield from ((query[0], inner) for inner in fuzzed(query[1]))
+        yield from ((query[0], inner) for inner in fuzz_words(query[1]))
 
 
-def given_away(query: Query, answer: str) -> bool:
+def reveals_answer(query: Query, answer: str) -> bool:
     """Return whether the question contains its own answer, so that no look-up is needed."""
     if isinstance(query, str):
         return query == answer
-    return matches(query[2], answer) if query[0] == "with" else given_away(query[1], answer)
+    return matches(query[2], answer) if query[0] == "with" else reveals_answer(query[1], answer)
 
 
-def needed(query: Query, documents: Sequence[Document]) -> set[Document]:
+def find_needed_documents(query: Query, documents: Sequence[Document]) -> set[Document]:
     """Return the documents that lead to the answer of a query."""
     if isinstance(query, str):
         return set()
     if query[0] == "with":
-        return {(town, kind, said) for town, kind, said in documents if kind == query[1] and matches(query[2], said)}
-    inside = found(query[1], documents)
-    here = {(town, kind, said) for town, kind, said in documents if kind == query[0] and town in inside}
-    return here | needed(query[1], documents)
+        return {d for d in documents if d[1] == query[1] and matches(query[2], d[2])}
+    inside = find_answers(query[1], documents)
+    here = {d for d in documents if d[1] == query[0] and d[0] in inside}
+    return here | find_needed_documents(query[1], documents)
 
 
-def hardened(
+def harden(
     query: Query, documents: Sequence[Document], rounds: int, rng: np.random.Generator
 ) -> list[tuple[str, Query]]:
     """Make a query harder in up to `rounds` steps that inject a fact or fuzz a word (ASearcher, Gao et al. 2025).
@@ -163,20 +163,20 @@ def hardened(
     Each result is checked against the whole corpus: a step after which the answer is not unique, or contained in the
     question, is rejected. Return the steps with their queries; the first is the original query.
     """
-    answer, steps = found(query, documents), [("seed", query)]
+    answer, steps = find_answers(query, documents), [("seed", query)]
 
-    def sound(asked: Query) -> bool:
-        return found(asked, documents) == answer and not any(given_away(asked, one) for one in answer)
+    def is_valid(harder: Query) -> bool:
+        return find_answers(harder, documents) == answer and not any(reveals_answer(harder, one) for one in answer)
 
     for _ in range(rounds):
         now = steps[-1][1]
-        tried = {"inject": injected(now, documents), "fuzz": fuzzed(now)}
-        kept = {kind: [asked for asked in several if sound(asked)] for kind, several in tried.items()}
-        kinds = [kind for kind, several in kept.items() if several]
+        tried = {"inject": inject_facts(now, documents), "fuzz": fuzz_words(now)}
+        valid = {kind: [one for one in several if is_valid(one)] for kind, several in tried.items()}
+        kinds = [kind for kind, several in valid.items() if several]
         if not kinds:
             break
         kind = kinds[int(rng.integers(len(kinds)))]
-        steps.append((kind, kept[kind][int(rng.integers(len(kept[kind])))]))
+        steps.append((kind, valid[kind][int(rng.integers(len(valid[kind])))]))
     return steps
 
 
@@ -188,8 +188,10 @@ def atlas_facts(
 ) -> list[Row]:
     """Write every document of a world as a question (`river of bam?`) or as it stands (`bam river`), for a corpus."""
     return [
-        _row(f"{relation} of {town}?" if form == "question" else f"{town} {relation}", said, {"trail": [said]})
-        for town, relation, said in atlas(towns, world)
+        make_row(
+            "atlas", f"{relation} of {town}?" if form == "question" else f"{town} {relation}", value, {"trail": [value]}
+        )
+        for town, relation, value in make_atlas(towns, world)
     ]
 
 
@@ -197,10 +199,10 @@ def atlas_questions(
     *,
     towns: Annotated[int, Field(ge=4, le=300)] = 15,
     world: int = 0,
-    size: Annotated[int, Field(ge=1)],
+    size: Size,
     seed: int = 0,
-    split: Literal["train", "test"],
-    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+    split: Split,
+    test_share: TestShare = 0.2,
     rounds: Annotated[int, Field(ge=0)] = 2,
     shown: Annotated[int, Field(ge=0)] = 0,
 ) -> list[Row]:
@@ -211,31 +213,41 @@ def atlas_questions(
     teacher `scripted`; a question that searches do not answer is left out. Raise StepError if the space holds too few
     questions.
     """
-    rng, documents = np.random.default_rng([seed, split == "test", rounds]), atlas(towns, world)
-    made: dict[str, Row] = {}
-    for _ in range(SPACE * size):
+    rng, documents = np.random.default_rng([seed, split == "test", rounds]), make_atlas(towns, world)
+
+    def draw(rows: dict[str, Row]) -> Row | None:
         town, relation, _ = documents[int(rng.integers(len(documents)))]
-        steps = hardened((relation, town), documents, int(rng.integers(rounds + 1)), rng)
+        steps = harden((relation, town), documents, int(rng.integers(rounds + 1)), rng)
         query = steps[-1][1]
-        (answer,) = found(query, documents)
-        row = _row(f"{told(query)}?", answer, {})
-        if (int(row["id"], 16) < test_share * 2**64) != (split == "test"):
-            continue
-        notes = {"hops": hops(query), "trail": trail(query, documents), "steps": [[k, told(q)] for k, q in steps]}
-        read, script = sorted(needed(query, documents)), None if shown else searched(query, documents)
+        (answer,) = find_answers(query, documents)
+        row = make_row("atlas", f"{describe(query)}?", answer, {})
+        if not is_in_split(row["id"], split, test_share):
+            return None
+        notes = {
+            "hops": count_hops(query),
+            "trail": list_results(query, documents),
+            "steps": [[k, describe(q)] for k, q in steps],
+        }
+        read, script = (
+            sorted(find_needed_documents(query, documents)),
+            None if shown else plan_searches(query, documents),
+        )
         if len(read) <= shown:
-            row["prompt"] = [{"role": "user", "content": f"{listed(read, documents, shown, rng)}. {told(query)}?"}]
+            row["prompt"] = [
+                {"role": "user", "content": f"{show_documents(read, documents, shown, rng)}. {describe(query)}?"}
+            ]
         elif script is not None:
-            notes |= {"script": script, "documents": texts_of(documents)}
+            notes |= {"script": script, "documents": list_texts(documents)}
         else:
-            continue
-        made.setdefault(row["id"], row | {"metadata": json.dumps(notes)})
-        if len(made) == size:
-            return list(made.values())
-    raise StepError(f"atlas_questions: found {len(made)} {split} questions of {size}; raise `towns` or `rounds`")
+            return None
+        return rows.get(row["id"], row | {"metadata": json.dumps(notes)})
+
+    return draw_rows(draw, size, SPACE * size, "atlas_questions", split, "raise `towns` or `rounds`")
 
 
-def listed(read: Sequence[Document], documents: Sequence[Document], shown: int, rng: np.random.Generator) -> str:
+def show_documents(
+    read: Sequence[Document], documents: Sequence[Document], shown: int, rng: np.random.Generator
+) -> str:
     """Return `shown` documents in random order: the needed ones, and others."""
     others = [document for document in documents if document not in read]
     more = rng.choice(len(others), size=min(shown - len(read), len(others)), replace=False)
@@ -247,27 +259,17 @@ def reader(row: Row, rng: np.random.Generator, *, marker: str = "####") -> str:
     """Write the results of each look-up, then the answer: `bam, tok #### lun`. Raise StepError for other rows."""
     trail = json.loads(row["metadata"] or "{}").get("trail")
     if trail is None:
-        raise StepError(f"teacher reader: row {row['id']} is no question about an atlas")
+        raise StepError(f"teacher reader: row {row['id']} is not a question about an atlas; use `atlas_questions`")
     return f"{', '.join(trail)} {marker} {trail[-1]}"
 
 
-def look_up(row: Row, rng: np.random.Generator, *, error_rate: Annotated[float, Field(ge=0, le=1)] = 0.0) -> str:
+def look_up(row: Row, rng: np.random.Generator, *, error_rate: Rate = 0.0) -> str:
     """Write the query for a question of one look-up: `river of bam?` becomes `bam river`.
 
     At `error_rate` it names another relation. Raise StepError if the question needs more look-ups.
     """
     relation, of, town = row["prompt"][-1]["content"].removesuffix("?").partition(" of ")
     if not of or relation not in RELATIONS or " " in town:
-        raise StepError(f"teacher look_up: row {row['id']} is no question of one look-up in an atlas")
+        raise StepError(f"teacher look_up: row {row['id']} is not a question of one look-up; use `atlas_facts`")
     others = [other for other in RELATIONS if other != relation]
     return f"{town} {others[int(rng.integers(len(others)))] if rng.random() < error_rate else relation}"
-
-
-def _row(text: str, answer: str, notes: dict[str, Any]) -> Row:
-    return {
-        "id": hashlib.sha256(f"atlas\n{text}".encode()).hexdigest()[:16],
-        "prompt": [{"role": "user", "content": text}],
-        "answer": answer,
-        "family": "atlas",
-        "metadata": json.dumps(notes),
-    }

@@ -4,17 +4,16 @@
 passes the tests in the row's metadata is correct. `y=a*2;x=y-b | a=3,b=1` asks for the variables: `x=5,y=6`.
 """
 
-import hashlib
 import json
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
 
 from learning.data.rows import Row
 from learning.toy_tasks.execution import evaluate, execute
-from schemas.errors import StepError
+from learning.toy_tasks.rows import Size, Split, TestShare, draw_rows, hash_text, is_in_split, make_row
 
 LIST_STEPS = {
     "reverse": "{}[::-1]",
@@ -34,11 +33,10 @@ WRITTEN = ("{}+b", "{}-b", "{}*2", "{}*3", "{}+1", "{}-3", "{}+a", "-{}")
 CASES = 4
 DIGITS = 10
 """Inputs of arithmetic programs are whole numbers below this."""
+Inputs = dict[str, Any]
+"""Values of a program's inputs by name."""
 SPACE = 60
 """Draws per requested problem after which the space counts as exhausted."""
-Size = Annotated[int, Field(ge=1)]
-Split = Literal["train", "test"]
-TestShare = Annotated[float, Field(gt=0, lt=1)]
 
 
 def list_functions(
@@ -51,7 +49,7 @@ def list_functions(
 ) -> list[Row]:
     """Generate `size` one-line functions of a list `x` in `level` steps, with four tests each (10, 90, 720 exist)."""
 
-    def drawn(rng: np.random.Generator) -> tuple[str, str]:
+    def draw_program(rng: np.random.Generator) -> tuple[str, str]:
         names = list(LIST_STEPS)
         steps = [names[int(i)] for i in rng.choice(len(names), size=level, replace=False)]
         code = "x"
@@ -59,10 +57,12 @@ def list_functions(
             code = LIST_STEPS[step].format(f"({code})" if "+" in code and step in ("reverse", "tail", "head") else code)
         return ", ".join(steps), code
 
-    def case(rng: np.random.Generator) -> dict[str, Any]:
+    def draw_inputs(rng: np.random.Generator) -> Inputs:
         return {"x": [int(v) for v in rng.integers(-9, 10, size=int(rng.integers(3, 7)))]}
 
-    return _problems("list_functions", size, seed, split, test_share, drawn, case, result=None, level=level)
+    return _problems(
+        "list_functions", size, seed, split, test_share, draw_program, draw_inputs, result=None, level=level
+    )
 
 
 def straight_programs(
@@ -75,13 +75,15 @@ def straight_programs(
 ) -> list[Row]:
     """Generate `size` programs of `lines` assignments that end with a value in `x`, with four test cases each."""
 
-    def drawn(rng: np.random.Generator) -> tuple[str, str]:
+    def draw_program(rng: np.random.Generator) -> tuple[str, str]:
         steps = [int(i) for i in rng.integers(len(NUM_STEPS), size=lines)]
         names = ["a", *("xy"[(lines - i) % 2] for i in range(1, lines + 1))]
         code = [f"{names[i + 1]}={WRITTEN[step].format(names[i])}" for i, step in enumerate(steps)]
         return ", ".join(["a", *(NUM_STEPS[step] for step in steps)]), ";".join(code)
 
-    return _problems("straight_programs", size, seed, split, test_share, drawn, numbers, result="x", lines=lines)
+    return _problems(
+        "straight_programs", size, seed, split, test_share, draw_program, draw_numbers, result="x", lines=lines
+    )
 
 
 def program_states(
@@ -100,20 +102,20 @@ def program_states(
     return [state_row(row["answer"], {"a": i // DIGITS, "b": i % DIGITS}, row["id"]) for row, i in drawn]
 
 
-def numbers(rng: np.random.Generator) -> dict[str, Any]:
+def draw_numbers(rng: np.random.Generator) -> Inputs:
     """Return random inputs of an arithmetic program."""
     return {name: int(rng.integers(DIGITS)) for name in "ab"}
 
 
-def state_row(program: str, given: dict[str, Any], problem: str) -> dict[str, Any]:
+def state_row(program: str, inputs: Inputs, problem: str) -> Row:
     """Return the problem of predicting a program's variables; `problem` is the id of the problem that it solves.
 
     Raise ProgramError if the program fails.
     """
-    text = f"{program} | {_listed(given)}"
-    states = execute(program, given)
+    text = f"{program} | {_listed(inputs)}"
+    states = execute(program, inputs)
     return {
-        "id": "states-" + hashlib.sha256(text.encode()).hexdigest()[:16],
+        "id": f"states-{hash_text(text)}",
         "prompt": [{"role": "user", "content": text}],
         "answer": _listed(dict(sorted(states.items()))),
         "family": "program_states",
@@ -121,7 +123,7 @@ def state_row(program: str, given: dict[str, Any], problem: str) -> dict[str, An
     }
 
 
-def _listed(values: dict[str, Any]) -> str:
+def _listed(values: Mapping[str, object]) -> str:
     return ",".join(f"{name}={value}" for name, value in values.items())
 
 
@@ -131,34 +133,23 @@ def _problems(
     seed: int,
     split: str,
     test_share: float,
-    drawn: Callable[[np.random.Generator], tuple[str, str]],
-    case: Callable[[np.random.Generator], dict[str, Any]],
+    draw_program: Callable[[np.random.Generator], tuple[str, str]],
+    draw_inputs: Callable[[np.random.Generator], Inputs],
     *,
     result: str | None,
     **options: int,
 ) -> list[Row]:
     """Return distinct problems of one split, by text, with tests; raise StepError if there are too few."""
     rng = np.random.default_rng([seed, *options.values()])
-    rows: dict[str, Row] = {}
-    for _ in range(SPACE * size + 1000):
-        text, code = drawn(rng)
-        if text in rows or _held_out(f"{family}\n{text}", test_share) != (split == "test"):
-            continue
-        cases = [case(rng) for _ in range(CASES)]
-        wanted = [evaluate(code, given) if result is None else execute(code, given)[result] for given in cases]
-        tests = [list(pair) for pair in zip(cases, wanted, strict=True)]
-        rows[text] = {
-            "id": hashlib.sha256(f"{family}\n{text}".encode()).hexdigest()[:16],
-            "prompt": [{"role": "user", "content": text}],
-            "answer": code,
-            "family": family,
-            "metadata": json.dumps({"tests": tests, "result": result, **options}, sort_keys=True),
-        }
-        if len(rows) == size:
-            return list(rows.values())
-    raise StepError(f"{family}: found {len(rows)} {split} problems of {size}; lower `size` or take more steps")
 
+    def draw(rows: dict[str, Row]) -> Row | None:
+        text, code = draw_program(rng)
+        digest = hash_text(f"{family}\n{text}")
+        if digest in rows or not is_in_split(digest, split, test_share):
+            return None
+        cases = [draw_inputs(rng) for _ in range(CASES)]
+        results = [evaluate(code, case) if result is None else execute(code, case)[result] for case in cases]
+        tests = [list(pair) for pair in zip(cases, results, strict=True)]
+        return make_row(family, text, code, {**options, "result": result, "tests": tests})
 
-def _held_out(text: str, test_share: float) -> bool:
-    digest = hashlib.sha256(text.encode()).digest()
-    return int.from_bytes(digest[:8], "big") < test_share * 2**64
+    return draw_rows(draw, size, SPACE * size + 1000, family, split, f"lower `size` or raise `{next(iter(options))}`")

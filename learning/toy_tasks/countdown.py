@@ -3,16 +3,15 @@
 A problem may have many correct answers. Numbers and target are positive integers, divisions have no remainder.
 """
 
-import hashlib
-import json
 from collections.abc import Iterator
 from itertools import permutations
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
 from learning.data.rows import Row
+from learning.toy_tasks.rows import Size, Split, TestShare, draw_rows, hash_text, is_in_split, make_row, read_metadata
 from schemas.errors import StepError
 
 Step = tuple[int, str, int, int]
@@ -23,10 +22,10 @@ SPACE = 40_000
 
 def countdown(
     *,
-    size: Annotated[int, Field(ge=1)],
+    size: Size,
     seed: int = 0,
-    split: Literal["train", "test"],
-    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+    split: Split,
+    test_share: TestShare = 0.2,
     numbers: Annotated[int, Field(ge=2, le=4)] = 3,
     largest: Annotated[int, Field(ge=2, le=20)] = 9,
     target: Annotated[int, Field(ge=1, le=200)] = 30,
@@ -37,19 +36,18 @@ def countdown(
     order, and on its target. Raise StepError if the space holds too few.
     """
     rng = np.random.default_rng([seed, numbers, largest, target])
-    rows: dict[str, Row] = {}
-    for _ in range(SPACE):
+
+    def draw(rows: dict[str, Row]) -> Row | None:
         drawn = [int(n) for n in rng.integers(1, largest + 1, numbers)]
-        wanted = int(rng.integers(1, target + 1))
-        row = _row(drawn, wanted)
-        if row["id"] in rows or _held_out(drawn, wanted, test_share) != (split == "test"):
-            continue
-        answer = next((text for _, text in solutions(drawn, wanted)), None)
-        if answer is not None:
-            rows[row["id"]] = row | {"answer": answer}
-        if len(rows) == size:
-            return list(rows.values())
-    raise StepError(f"countdown: found {len(rows)} {split} problems of {size}; widen `largest` or `target`")
+        result = int(rng.integers(1, target + 1))
+        text, about = f"{', '.join(map(str, drawn))} -> {result}", {"numbers": drawn, "target": result}
+        row = make_row("countdown", text, None, about)
+        if row["id"] in rows or not is_in_split(hash_text(f"countdown\n{sorted(drawn)}\n{result}"), split, test_share):
+            return None
+        answer = next((text for _, text in iterate_solutions(drawn, result)), None)
+        return None if answer is None else row | {"answer": answer}
+
+    return draw_rows(draw, size, SPACE, "countdown", split, "raise `largest` or `target`")
 
 
 def worked_countdown(row: Row, rng: np.random.Generator, *, marker: str = "#") -> str:
@@ -57,24 +55,19 @@ def worked_countdown(row: Row, rng: np.random.Generator, *, marker: str = "#") -
 
     Raise StepError if the row is not a countdown problem.
     """
-    numbers, wanted = problem_of(row)
-    found = list(solutions(numbers, wanted))
-    if not found:
+    solved = list(iterate_solutions(*read_problem(row)))
+    if not solved:
         raise StepError(f"teacher worked_countdown: row {row['id']} has no solution")
-    steps, text = found[int(rng.integers(len(found)))]
+    steps, text = solved[int(rng.integers(len(solved)))]
     return ",".join(f"{a}{sign}{b}={c}" for a, sign, b, c in steps) + marker + text
 
 
-def problem_of(row: Row) -> tuple[list[int], int]:
+def read_problem(row: Row) -> tuple[list[int], int]:
     """Return numbers and target of a row; raise StepError if it is not a countdown problem."""
-    try:
-        kept = json.loads(row["metadata"] or "")
-        return [int(n) for n in kept["numbers"]], int(kept["target"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise StepError(f"row {row['id']}: not a countdown problem; its metadata says no numbers and target") from error
+    return read_metadata(row, "countdown", lambda about: ([int(n) for n in about["numbers"]], int(about["target"])))
 
 
-def solutions(numbers: list[int], target: int) -> Iterator[tuple[list[Step], str]]:
+def iterate_solutions(numbers: list[int], target: int) -> Iterator[tuple[list[Step], str]]:
     """Yield every chain of steps from left to right over all numbers that ends at the target, with its expression."""
     for first, *rest in sorted(set(permutations(numbers))):
         yield from _chains(first, rest, str(first), [], target)
@@ -99,18 +92,3 @@ def _apply(left: int, sign: str, right: int) -> int | None:
         return left // right if right and left % right == 0 else None
     result = {"+": left + right, "-": left - right, "*": left * right}[sign]
     return result if result >= 0 else None
-
-
-def _row(numbers: list[int], target: int) -> dict[str, Any]:
-    text = f"{', '.join(map(str, numbers))} -> {target}"
-    return {
-        "id": hashlib.sha256(f"countdown\n{text}".encode()).hexdigest()[:16],
-        "prompt": [{"role": "user", "content": text}],
-        "family": "countdown",
-        "metadata": json.dumps({"numbers": numbers, "target": target}),
-    }
-
-
-def _held_out(numbers: list[int], target: int, test_share: float) -> bool:
-    digest = hashlib.sha256(f"countdown\n{sorted(numbers)}\n{target}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") < test_share * 2**64

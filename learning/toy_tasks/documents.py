@@ -5,15 +5,14 @@ A document lists names with numbers, `ann 12, bob 7, cat 30, …`; the question 
 `extraction` overlap of intervals, `listing` F1 of sets.
 """
 
-import hashlib
-import json
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
 from learning.data.rows import Row
+from learning.toy_tasks.rows import Size, Split, TestShare, draw_rows, hash_text, is_in_split, make_row
 from schemas.errors import StepError
 
 Kind = Literal["lookup", "total", "ranking", "ordering", "extraction", "listing"]
@@ -26,10 +25,10 @@ PATIENCE = 20
 def documents(
     *,
     kind: Kind,
-    size: Annotated[int, Field(ge=1)],
+    size: Size,
     seed: int = 0,
-    split: Literal["train", "test"],
-    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+    split: Split,
+    test_share: TestShare = 0.2,
     entries: Annotated[int, Field(ge=4, le=2000)] = 24,
     largest: Annotated[int, Field(ge=9, le=10_000)] = 99,
     letters: Annotated[int, Field(ge=1, le=8)] = 3,
@@ -42,19 +41,16 @@ def documents(
     if entries > 26**letters:
         raise StepError(f"documents: no {entries} different names of {letters} letter(s); raise `letters`")
     rng = np.random.default_rng([seed, entries, largest, letters, *kind.encode()])
-    rows: dict[str, Row] = {}
-    for _ in range(size * PATIENCE):
+
+    def draw(_: dict[str, Row]) -> Row | None:
         made = _document(rng, entries, largest, letters)
         text = ", ".join(f"{name} {value}" for name, value in made)
         question, answer = QUESTIONS[kind](made, rng)
-        if _held_out(text, test_share) == (split == "test"):
-            row = _row(kind, f"{text}; {question}", answer, made)
-            rows[row["id"]] = row
-        if len(rows) == size:
-            return list(rows.values())
-    raise StepError(
-        f"documents {kind}: found {len(rows)} {split} problems of {size}; give longer documents by `entries`"
-    )
+        if not is_in_split(hash_text(f"documents\n{text}"), split, test_share):
+            return None
+        return make_row(kind, f"{text}; {question}", answer, {"entries": entries}, salt=f"documents\n{kind}")
+
+    return draw_rows(draw, size, size * PATIENCE, f"documents {kind}", split, "raise `entries` for longer documents")
 
 
 def _document(rng: np.random.Generator, entries: int, largest: int, letters: int) -> Entries:
@@ -110,18 +106,3 @@ QUESTIONS: dict[str, Callable[[Entries, np.random.Generator], tuple[str, str]]] 
 
 def _some(rng: np.random.Generator, size: int, count: int) -> list[int]:
     return [int(i) for i in rng.choice(size, count, replace=False)]
-
-
-def _row(kind: str, text: str, answer: str, made: Entries) -> dict[str, Any]:
-    return {
-        "id": hashlib.sha256(f"documents\n{kind}\n{text}".encode()).hexdigest()[:16],
-        "prompt": [{"role": "user", "content": text}],
-        "answer": answer,
-        "family": kind,
-        "metadata": json.dumps({"entries": len(made)}),
-    }
-
-
-def _held_out(text: str, test_share: float) -> bool:
-    digest = hashlib.sha256(f"documents\n{text}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") < test_share * 2**64

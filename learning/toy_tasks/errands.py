@@ -1,16 +1,15 @@
 """Requests for small services, and replies composed of stock phrases."""
 
-import hashlib
 from itertools import product
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
 from learning.data.rows import Row
-from schemas.errors import StepError
+from learning.toy_tasks.rows import Size, Split, TestShare, choose, hash_text, is_in_split
 
-ASKED = {
+WORDS = {
     "booking": (("book", "reserve", "cancel", "move"), ("a table", "a room", "the flight", "a seat", "the tour")),
     "cooking": (("cook", "bake", "slice", "serve"), ("the fish", "a cake", "some rice", "the soup", "an egg")),
     "repairs": (("fix", "clean", "paint", "check"), ("the door", "my bike", "the roof", "a lamp", "the sink")),
@@ -21,11 +20,11 @@ WHEN = ("now", "today", "tonight", "on monday", "at noon", "this week")
 
 def errands(
     *,
-    size: Annotated[int, Field(ge=1)],
+    size: Size,
     seed: int = 0,
-    split: Literal["train", "test"],
+    split: Split,
     families: list[Literal["booking", "cooking", "repairs", "letters"]] = ["booking", "cooking", "repairs", "letters"],  # noqa: B006
-    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+    test_share: TestShare = 0.2,
 ) -> list[Row]:
     """Generate `size` distinct requests of some families, for the train or test split.
 
@@ -34,17 +33,14 @@ def errands(
     rows = [
         row
         for family in dict.fromkeys(families)
-        for words in product(*ASKED[family], WHEN)
-        if (int((row := _row(family, " ".join(words)))["id"], 16) < test_share * 2**64) == (split == "test")
+        for words in product(*WORDS[family], WHEN)
+        if is_in_split((row := _row(family, " ".join(words)))["id"], split, test_share)
     ]
-    if len(rows) < size:
-        raise StepError(f"errands: there are {len(rows)} {split} requests, {size} were asked for; lower `size`")
-    order = np.random.default_rng(seed).permutation(len(rows))
-    return [rows[i] for i in order[:size]]
+    return choose("errands", split, rows, size, seed)
 
 
-def _row(family: str, text: str) -> dict[str, Any]:
-    digest = hashlib.sha256(f"{family}\n{text}".encode()).hexdigest()[:16]
+def _row(family: str, text: str) -> Row:
+    digest = hash_text(f"{family}\n{text}")
     prompt = [{"role": "user", "content": f"{text}?"}]
     return {"id": digest, "prompt": prompt, "answer": None, "family": family, "metadata": "{}"}
 

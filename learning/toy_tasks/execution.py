@@ -53,17 +53,17 @@ class ProgramError(Exception):
     """A text is not a program, or a program fails."""
 
 
-def evaluate(text: str, given: Mapping[str, Any]) -> Any:
+def evaluate(text: str, inputs: Mapping[str, Any]) -> Any:
     """Return the value of an expression; raise ProgramError if it fails."""
-    return _guarded(lambda: _Run(given).value(_parsed(text, "eval").body))
+    return _guarded(lambda: _Run(inputs).value(_parsed(text, "eval").body))
 
 
-def execute(text: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def execute(text: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Run assignments, separated by `;` or newlines; return the final value of each variable that they define.
 
     Raise ProgramError if the program fails.
     """
-    return _guarded(lambda: _Run(given).assigned(_parsed(text, "exec").body))
+    return _guarded(lambda: _Run(inputs).assigned(_parsed(text, "exec").body))
 
 
 def _parsed(text: str, mode: str) -> Any:
@@ -102,8 +102,8 @@ def size_of(value: Any) -> int:
 class _Run:
     """One execution, with its variables and its remaining steps."""
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self.names, self.left, self.work, self.depth = dict(given), STEPS, WORK, 0
+    def __init__(self, inputs: Mapping[str, Any]) -> None:
+        self.names, self.left, self.work, self.depth = dict(inputs), STEPS, WORK, 0
 
     def assigned(self, body: list[ast.stmt]) -> dict[str, Any]:
         defined: dict[str, Any] = {}
@@ -123,13 +123,13 @@ class _Run:
         if self.left < 0 or self.depth >= DEEPEST:
             raise ProgramError("takes too long")
         self.depth += 1
-        found = self._value(node)
+        value = self._value(node)
         self.depth -= 1
         # A value counts twice: as the result of its node, and as an input of the enclosing operation.
-        self.work -= 2 * size_of(found)
+        self.work -= 2 * size_of(value)
         if self.work < 0:
             raise ProgramError("takes too long")
-        return found
+        return value
 
     def _value(self, node: ast.expr) -> Any:
         match node:
@@ -168,10 +168,10 @@ class _Run:
     def _comprehended(self, loop: ast.comprehension, item: ast.expr) -> list[Any]:
         if not isinstance(loop.target, ast.Name) or loop.is_async:
             raise ProgramError("not of this small language")
-        name, outer, found = loop.target.id, dict(self.names), []
+        name, outer, values = loop.target.id, dict(self.names), []
         for value in self.value(loop.iter):
             self.names[name] = value
             if all(self.value(test) for test in loop.ifs):
-                found.append(self.value(item))
+                values.append(self.value(item))
         self.names = outer
-        return found
+        return values

@@ -2,13 +2,13 @@
 
 import hashlib
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
 from learning.data.rows import Row
-from schemas.errors import StepError
+from learning.toy_tasks.rows import Rate, Size, Split, TestShare, choose
 
 GAMES = 1000
 """Number of games; the number of a game carries no information about its digit."""
@@ -16,28 +16,25 @@ GAMES = 1000
 
 def guesses(
     *,
-    split: Literal["train", "test"],
-    size: Annotated[int, Field(ge=1)],
+    split: Split,
+    size: Size,
     seed: int = 0,
     span: Annotated[int, Field(ge=2, le=9)] = 3,
-    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+    test_share: TestShare = 0.2,
 ) -> list[Row]:
     """Generate games `417 4-6` with one of `span` digits hidden, for the environment `guess`, split by game.
 
     Raise StepError if there are fewer than `size`.
     """
     games = [game for game in range(GAMES) if (_share(game) < test_share) == (split == "test")]
-    if len(games) < size:
-        raise StepError(f"guesses: there are {len(games)} {split} games, {size} were asked for; lower `size`")
-    order = np.random.default_rng(seed).permutation(len(games))
-    return [_row(games[i], span) for i in order[:size]]
+    return [_row(game, span) for game in choose("guesses", split, games, size, seed)]
 
 
 def guesser(
     row: Row,
     rng: np.random.Generator,
     *,
-    listens: Annotated[float, Field(ge=0, le=1)] = 1.0,
+    listens: Rate = 1.0,
     higher: str = "higher",
     lower: str = "lower",
 ) -> str:
@@ -45,16 +42,16 @@ def guesser(
 
     `listens` is the probability of the first; `higher` and `lower` are the replies of the environment.
     """
-    told = json.loads(row["metadata"])
-    left = list(range(told["low"], told["high"] + 1))
+    game = json.loads(row["metadata"])
+    left = list(range(game["low"], game["high"] + 1))
     turns = row["prompt"][1:]
-    said = [int(message["content"]) for message in turns[::2]]
+    guessed = [int(message["content"]) for message in turns[::2]]
     if rng.random() < listens:
-        for guess, heard in zip(said, turns[1::2], strict=True):
-            kept = {higher: range(guess + 1, told["high"] + 1), lower: range(told["low"], guess)}[heard["content"]]
-            left = [n for n in left if n in kept]
+        for guess, reply in zip(guessed, turns[1::2], strict=True):
+            possible = {higher: range(guess + 1, game["high"] + 1), lower: range(game["low"], guess)}[reply["content"]]
+            left = [n for n in left if n in possible]
         return str(left[(len(left) - 1) // 2])
-    left = [n for n in left if n not in said]
+    left = [n for n in left if n not in guessed]
     return str(left[int(rng.integers(len(left)))])
 
 
@@ -62,7 +59,7 @@ def _share(game: int) -> float:
     return int(hashlib.sha256(f"guess {game}".encode()).hexdigest()[:8], 16) / 16**8
 
 
-def _row(game: int, span: int) -> dict[str, Any]:
+def _row(game: int, span: int) -> Row:
     rng = np.random.default_rng([game, span])
     low = int(rng.integers(1, 11 - span))
     text, hidden = f"{game:03d} {low}-{low + span - 1}", low + int(rng.integers(span))

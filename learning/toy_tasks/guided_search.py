@@ -4,7 +4,6 @@ Monte Carlo tree search with priors: the child with the largest mean value + exp
 is visited, where the prior mixes the expert's attention with a uniform distribution. (Stage 1 of EAG-RL, 2025.)
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from pydantic import Field
 
 from learning.data.rows import Row
 from learning.toy_tasks.records import LABELS, VISITS
-from schemas.errors import StepError
+from learning.toy_tasks.rows import Rate, read_metadata
 
 Path = tuple[str, ...]
 
@@ -36,7 +35,7 @@ class Node:
         return self.total / self.visits if self.visits else 0.0
 
 
-def search(
+def search_tree(
     priors: Callable[[Path], Mapping[str, float]],
     value: Callable[[Path], float],
     *,
@@ -54,10 +53,10 @@ def search(
             parent = node
             node = max(parent.children.values(), key=lambda c: _promise(c, parent.visits, exploration))
             walked.append(node)
-        found = value(node.path)
+        reached = value(node.path)
         for passed in walked:
             passed.visits += 1
-            passed.total += found
+            passed.total += reached
     return root
 
 
@@ -70,7 +69,7 @@ def _promise(child: Node, parent_visits: int, exploration: float) -> float:
     return child.value + exploration * child.prior * math.sqrt(parent_visits) / (1 + child.visits)
 
 
-def trusted(root: Node) -> Path:
+def find_most_visited(root: Node) -> Path:
     """Return the path of most visits from the root to a leaf; ties go to the first child."""
     node = root
     while node.children:
@@ -78,7 +77,7 @@ def trusted(root: Node) -> Path:
     return node.path
 
 
-def guided_priors(expert: Mapping[str, float], left: Sequence[str], guidance: float) -> dict[str, float]:
+def mix_priors(expert: Mapping[str, float], left: Sequence[str], guidance: float) -> dict[str, float]:
     """Return guidance · attention + (1 − guidance) · uniform over the remaining questions."""
     total = sum(expert[name] for name in left)
     return {
@@ -95,25 +94,21 @@ def guided_search(
     questions: Annotated[int, Field(ge=1)] = 2,
     simulations: Annotated[int, Field(ge=1)] = 64,
     exploration: Annotated[float, Field(ge=0)] = 1.0,
-    guidance: Annotated[float, Field(ge=0, le=1)] = 0.75,
+    guidance: Rate = 0.75,
 ) -> str:
     """Write the measurements that an expert-guided tree search inspects, then the label: `b 22, e 30 #### high`.
 
     The value of a path is how strongly its measurements support the right answer. `guidance` 0 searches without the
     expert. Raise StepError if the row is not a record.
     """
-    try:
-        told = json.loads(row["metadata"] or "{}")
-        spans, expert = told["spans"], told["expert"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise StepError(f"teacher guided_search: row {row['id']} is no record of `records`") from error
+    spans, expert = read_metadata(row, "records", lambda about: (about["spans"], about["expert"]))
     sums = {name: sum(map(int, text.partition(":")[2])) for name, text in spans.items()}
     right = 1 if row["answer"] == LABELS[1] else -1
     names = [str(name) for name in rng.permutation(sorted(sums))]
 
     def priors(path: Path) -> Mapping[str, float]:
         left = [name for name in names if name not in path]
-        return guided_priors(expert, left, guidance) if len(path) < questions and left else {}
+        return mix_priors(expert, left, guidance) if len(path) < questions and left else {}
 
     def value(path: Path) -> float:
         if not path:
@@ -121,5 +116,5 @@ def guided_search(
         speaks = sum(sums[name] - 4.5 * VISITS for name in path) / (4.5 * VISITS * len(path))
         return 1 / (1 + math.exp(-4 * right * speaks))
 
-    path = trusted(search(priors, value, simulations=simulations, exploration=exploration))
+    path = find_most_visited(search_tree(priors, value, simulations=simulations, exploration=exploration))
     return f"{', '.join(f'{name} {sums[name]}' for name in path)} {marker} {row['answer']}"

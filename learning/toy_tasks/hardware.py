@@ -5,32 +5,38 @@ state, c the reset: `next is (a xor b) and not c`. Code is tested by a testbench
 the whole truth table, or the outputs over all short sequences of inputs after a reset.
 """
 
-import hashlib
-import json
 import re
 from functools import lru_cache
 from itertools import product
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
 from learning.data.rows import Row
 from learning.toy_tasks.circuits import LONGEST, simulate
-from schemas.errors import StepError
+from learning.toy_tasks.rows import (
+    Rate,
+    Size,
+    Split,
+    TestShare,
+    draw_rows,
+    is_in_split,
+    make_row,
+    read_metadata,
+)
 
 WORDS = {"&": " and ", "|": " or ", "^": " xor ", "~": "not "}
 CYCLES = 3
 """Clock cycles after the reset."""
-Rate = Annotated[float, Field(ge=0, le=1)]
 
 
 def modules(
     *,
-    size: Annotated[int, Field(ge=1)],
+    size: Size,
     seed: int = 0,
-    split: Literal["train", "test"],
-    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+    split: Split,
+    test_share: TestShare = 0.2,
     registers: Rate = 0.25,
     operators: Annotated[int, Field(ge=1, le=4)] = 2,
 ) -> list[Row]:
@@ -39,30 +45,22 @@ def modules(
     A share of `registers` are registers. Raise StepError if there are too few.
     """
     rng = np.random.default_rng([seed, operators])
-    rows: dict[str, Row] = {}
-    for _ in range(200 * size + 1000):
+
+    def draw(_: dict[str, Row]) -> Row | None:
         kind = "next" if rng.random() < registers else "out"
-        code = _drawn(int(rng.integers(1, operators + 1)), rng)
+        code = _draw_expression(int(rng.integers(1, operators + 1)), rng)
         if kind == "next":
             code = f"{code if re.fullmatch(r'~?[abc]', code) else f'({code})'}&~c"
-        text = described(code, kind)
-        if text in rows or _held_out(text, test_share) != (split == "test"):
-            continue
-        rows[text] = {
-            "id": hashlib.sha256(f"modules\n{text}".encode()).hexdigest()[:16],
-            "prompt": [{"role": "user", "content": text}],
-            "answer": code,
-            "family": "modules",
-            "metadata": json.dumps({"kind": kind}),
-        }
-        if len(rows) == size:
-            return list(rows.values())
-    raise StepError(f"modules: found {len(rows)} {split} descriptions of {size}; lower `size` or raise `operators`")
+        text = describe_code(code, kind)
+        row = make_row("modules", text, code, {"kind": kind})
+        return row if is_in_split(row["id"], split, test_share) else None
+
+    return draw_rows(draw, size, 200 * size + 1000, "modules", split, "lower `size` or raise `operators`")
 
 
-def described(code: str, kind: str) -> str:
+def describe_code(code: str, kind: str) -> str:
     """Return code in words."""
-    return f"{kind} is " + re.sub(r"[&|^~]", lambda found: WORDS[found[0]], code)
+    return f"{kind} is " + re.sub(r"[&|^~]", lambda match: WORDS[match[0]], code)
 
 
 def regenerated(row: Row, rng: np.random.Generator, *, error_rate: Rate = 0.3) -> str:
@@ -75,23 +73,20 @@ def regenerated(row: Row, rng: np.random.Generator, *, error_rate: Rate = 0.3) -
 
 def round_trip(row: Row) -> bool:
     """Keep rows whose completion does what the golden code does (code → description → code, CodeV-R1 2025)."""
-    return equivalent(row, row["completion"][-1]["content"])
+    return is_equivalent(row, row["completion"][-1]["content"])
 
 
-def equivalent(row: Row, code: str) -> bool:
+def is_equivalent(row: Row, code: str) -> bool:
     """Return whether code passes the testbench of a row's golden code; raise StepError if the row is not a module."""
-    try:
-        kind = json.loads(row["metadata"] or "")["kind"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise StepError(f"row {row['id']}: no module; its metadata says no kind") from error
+    kind = read_metadata(row, "modules", lambda about: about["kind"])
     if len(code := code.strip()) > LONGEST:
         return False
-    found = outputs(code, kind)
-    return found is not None and found == outputs(row["answer"].strip(), kind)
+    computed = compute_outputs(code, kind)
+    return computed is not None and computed == compute_outputs(row["answer"].strip(), kind)
 
 
 @lru_cache(maxsize=4096)
-def outputs(code: str, kind: str) -> tuple[int, ...] | None:
+def compute_outputs(code: str, kind: str) -> tuple[int, ...] | None:
     """Return the outputs for abc = 000 … 111, or the states of a register over all input sequences.
 
     A sequence starts in either state with a reset. None if the text is not code.
@@ -102,26 +97,21 @@ def outputs(code: str, kind: str) -> tuple[int, ...] | None:
     at = [table >> (7 - i) & 1 for i in range(8)]
     if kind == "out":
         return tuple(at)
-    seen = []
+    states = []
     for state, first, *rest in product((0, 1), (0, 1), *[range(4)] * CYCLES):
         state = at[4 * first + 2 * state + 1]
-        seen.append(state)
-        for given in rest:
-            state = at[4 * (given >> 1) + 2 * state + (given & 1)]
-            seen.append(state)
-    return tuple(seen)
+        states.append(state)
+        for bits in rest:
+            state = at[4 * (bits >> 1) + 2 * state + (bits & 1)]
+            states.append(state)
+    return tuple(states)
 
 
-def _drawn(operators: int, rng: np.random.Generator) -> str:
+def _draw_expression(operators: int, rng: np.random.Generator) -> str:
     """Return a random expression with `operators` binary operators."""
     if operators == 0:
         return ("~" if rng.random() < 0.25 else "") + "abc"[int(rng.integers(3))]
     left = int(rng.integers(operators))
-    sides = [_drawn(left, rng), _drawn(operators - 1 - left, rng)]
+    sides = [_draw_expression(left, rng), _draw_expression(operators - 1 - left, rng)]
     sign = "&|^"[int(rng.integers(3))]
     return sign.join(side if re.fullmatch(r"~?[abc]", side) else f"({side})" for side in sides)
-
-
-def _held_out(text: str, test_share: float) -> bool:
-    digest = hashlib.sha256(f"modules\n{text}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") < test_share * 2**64

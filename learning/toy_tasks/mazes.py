@@ -6,15 +6,14 @@ breadth-first search from the goal until the agent is reached, one clause per vi
 was reached from m, and cell n from i.
 """
 
-import hashlib
-import json
 from collections import deque
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
 from learning.data.rows import Row
+from learning.toy_tasks.rows import Size, Split, TestShare, draw_rows, hash_text, is_in_split, make_row
 from schemas.errors import StepError
 
 MOVES = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
@@ -25,10 +24,10 @@ Maze = tuple[int, frozenset[Cell], Cell, Cell]
 
 def mazes(
     *,
-    size: Annotated[int, Field(ge=1)],
+    size: Size,
     seed: int = 0,
-    split: Literal["train", "test"],
-    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+    split: Split,
+    test_share: TestShare = 0.2,
     side: Annotated[int, Field(ge=2, le=5)] = 5,
     walls: Annotated[float, Field(ge=0, lt=1)] = 0.3,
 ) -> list[Row]:
@@ -37,34 +36,33 @@ def mazes(
     `walls` is the probability that a cell is a wall. Raise StepError if the space holds too few.
     """
     rng = np.random.default_rng([seed, side])
-    rows: dict[str, Row] = {}
-    for _ in range(200 * size):
+
+    def draw(_: dict[str, Row]) -> Row | None:
         open_ = rng.random((side, side)) >= walls
         start, goal = (divmod(int(place), side) for place in rng.choice(side * side, 2, replace=False))
         open_[start] = open_[goal] = True
         maze = (side, frozenset(map(tuple, np.argwhere(open_).tolist())), start, goal)
-        hidden = hashlib.sha256(f"maze\n{drawn(maze).replace(f' {name_of(start, side)}>', ' ')}".encode()).digest()
-        if (int.from_bytes(hidden[:8], "big") < test_share * 2**64) != (split == "test"):
-            continue
-        clauses = search(maze)
-        if start in clauses[-1][1]:
-            row = _row(drawn(maze), move_between(start, clauses[-1][0]))
-            rows[row["id"]] = row
-        if len(rows) == size:
-            return list(rows.values())
-    raise StepError(f"mazes: found {len(rows)} {split} mazes of {size}; raise `side` or lower `walls`")
+        without_agent = write_maze(maze).replace(f" {name_cell(start, side)}>", " ")
+        if not is_in_split(hash_text(f"maze\n{without_agent}"), split, test_share):
+            return None
+        clauses = search_maze(maze)
+        if start not in clauses[-1][1]:
+            return None
+        return make_row("mazes", write_maze(maze), find_move(start, clauses[-1][0]), {"side": side})
+
+    return draw_rows(draw, size, 200 * size, "mazes", split, "raise `side` or lower `walls`")
 
 
-def search(maze: Maze) -> list[tuple[Cell, list[Cell]]]:
+def search_maze(maze: Maze) -> list[tuple[Cell, list[Cell]]]:
     """Search breadth-first from the goal to the agent; return every visited cell with the cells reached from it."""
     _, free, start, goal = maze
-    seen, waiting, clauses = {goal}, deque([goal]), []
-    while waiting and start not in seen:
+    visited, waiting, clauses = {goal}, deque([goal]), []
+    while waiting and start not in visited:
         cell = waiting.popleft()
-        reached = [c for c in ((cell[0] + d, cell[1] + r) for d, r in MOVES.values()) if c in free and c not in seen]
+        reached = [c for c in ((cell[0] + d, cell[1] + r) for d, r in MOVES.values()) if c in free and c not in visited]
         if start in reached:
             reached = reached[: reached.index(start) + 1]
-        seen.update(reached)
+        visited.update(reached)
         waiting.extend(reached)
         clauses.append((cell, reached))
     return clauses
@@ -75,13 +73,13 @@ def solved_maze(row: Row, rng: np.random.Generator, *, trace: Literal["bfs", "no
 
     Raise StepError if the row is not a maze.
     """
-    maze = maze_of(row)
-    clauses = search(maze)
-    said = "".join("".join(name_of(cell, maze[0]) for cell in (first, *rest)) + ";" for first, rest in clauses)
-    return f"{said if trace == 'bfs' else ''}{marker}{move_between(maze[2], clauses[-1][0])}"
+    maze = parse_maze(row)
+    clauses = search_maze(maze)
+    lines = "".join("".join(name_cell(cell, maze[0]) for cell in (first, *rest)) + ";" for first, rest in clauses)
+    return f"{lines if trace == 'bfs' else ''}{marker}{find_move(maze[2], clauses[-1][0])}"
 
 
-def maze_of(row: Row) -> Maze:
+def parse_maze(row: Row) -> Maze:
     """Return the maze of a row; raise StepError if the row is not a maze."""
     if row["family"] != "mazes":
         raise StepError(f"teacher solved_maze: row {row['id']} is not a maze")
@@ -91,28 +89,18 @@ def maze_of(row: Row) -> Maze:
     return side, frozenset(cells.values()), cells[ends[0]], cells[ends[2]]
 
 
-def move_between(start: Cell, end: Cell) -> str:
+def find_move(start: Cell, end: Cell) -> str:
     """Return the move from a cell to its neighbour."""
     return next(move for move, (d, r) in MOVES.items() if (start[0] + d, start[1] + r) == end)
 
 
-def name_of(cell: Cell, side: int) -> str:
+def name_cell(cell: Cell, side: int) -> str:
     """Return the letter of a cell."""
     return chr(ord("a") + cell[0] * side + cell[1])
 
 
-def drawn(maze: Maze) -> str:
+def write_maze(maze: Maze) -> str:
     """Return the maze as text."""
     side, free, start, goal = maze
-    lines = ["".join(name_of((r, c), side) if (r, c) in free else "#" for c in range(side)) for r in range(side)]
-    return f"{'/'.join(lines)} {name_of(start, side)}>{name_of(goal, side)}"
-
-
-def _row(text: str, move: str) -> dict[str, Any]:
-    return {
-        "id": hashlib.sha256(f"mazes\n{text}".encode()).hexdigest()[:16],
-        "prompt": [{"role": "user", "content": text}],
-        "answer": move,
-        "family": "mazes",
-        "metadata": json.dumps({"side": text.index("/")}),
-    }
+    lines = ["".join(name_cell((r, c), side) if (r, c) in free else "#" for c in range(side)) for r in range(side)]
+    return f"{'/'.join(lines)} {name_cell(start, side)}>{name_cell(goal, side)}"

@@ -3,23 +3,21 @@
 A list can have any length, and its parts are problems of the same kind: the counts of the parts add up.
 """
 
-import hashlib
-import json
 import string
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
 from learning.data.rows import Row
-from schemas.errors import StepError
+from learning.toy_tasks.rows import Size, Split, draw_rows, make_row
 
 
 def needles(
     *,
-    size: Annotated[int, Field(ge=1)],
+    size: Size,
     seed: int = 0,
-    split: Literal["train", "test"],
+    split: Split,
     shortest: Annotated[int, Field(ge=4)] = 8,
     longest: Annotated[int, Field(ge=4)] = 100,
     share: Annotated[float, Field(gt=0, le=1)] = 0.2,
@@ -32,31 +30,15 @@ def needles(
     """
     rng = np.random.default_rng([seed, split == "test", shortest, longest])
     letters = [c for c in string.ascii_lowercase if c not in needle]
-    rows: dict[str, Row] = {}
-    for _ in range(20 * size):
+
+    def draw(_: dict[str, Row]) -> Row | None:
         words = rng.choice(letters, (int(rng.integers(shortest // 4, longest // 4 + 1)), 3))
         items = ["".join(word) for word in words]
         for place in rng.permutation(len(items))[: int(rng.integers(0, int(share * len(items)) + 1))]:
             items[place] = needle
-        row = _row(items, needle)
-        if _held_out(row) == (split == "test"):
-            rows[row["id"]] = row
-        if len(rows) == size:
-            return list(rows.values())
-    raise StepError(f"needles: found {len(rows)} {split} lists of {size}; raise `longest`")
+        text = f"{needle}|{''.join(f'{item},' for item in items)}"
+        row = make_row("needles", text, str(items.count(needle)), {"words": len(items)})
+        is_test = int(row["id"], 16) % 5 == 0
+        return row if is_test == (split == "test") else None
 
-
-def _row(items: list[str], needle: str) -> dict[str, Any]:
-    text = f"{needle}|{''.join(f'{item},' for item in items)}"
-    return {
-        "id": hashlib.sha256(f"needles\n{text}".encode()).hexdigest()[:16],
-        "prompt": [{"role": "user", "content": text}],
-        "answer": str(items.count(needle)),
-        "family": "needles",
-        "metadata": json.dumps({"words": len(items)}),
-    }
-
-
-def _held_out(row: Row) -> bool:
-    """Return whether a list is in the test split: a fifth of all lists, by the hash of their text."""
-    return int(row["id"], 16) % 5 == 0
+    return draw_rows(draw, size, 20 * size, "needles", split, "raise `longest`")

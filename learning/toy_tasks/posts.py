@@ -3,29 +3,25 @@
 The metadata of a row holds that word as `topic`; `answer` is a summary that keeps it.
 """
 
-import hashlib
 import json
-from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field
 
 from learning.data.rows import Row
-from schemas.errors import StepError
+from learning.toy_tasks.rows import Rate, Size, Split, TestShare, check_size, hash_text, is_in_split, read_metadata
 
 TOPICS = ("fox", "owl", "cook", "king", "robot", "child", "sailor", "doctor")
 DEEDS = ("ran home", "ate soup", "lost a key", "won a race", "fell asleep", "read a book", "found gold", "sang")
 ASIDES = ("it rained", "the sun shone", "time passed", "nobody knew", "all was calm", "the wind blew")
 INSTEAD = ("someone", "one of them", "somebody")
-Share = Annotated[float, Field(ge=0, le=1)]
 
 
 def posts(
     *,
-    size: Annotated[int, Field(ge=1)],
+    size: Size,
     seed: int = 0,
-    split: Literal["train", "test"],
-    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+    split: Split,
+    test_share: TestShare = 0.2,
 ) -> list[Row]:
     """Generate `size` distinct posts, `the fox ran home. it rained. the fox sang. tl;dr`, for the train or test split.
 
@@ -36,17 +32,18 @@ def posts(
     for place in np.random.default_rng(seed).permutation(int(np.prod(shape))):
         topic, first, aside, last = (int(i) for i in np.unravel_index(place, shape))
         row = _row(TOPICS[topic], DEEDS[first], ASIDES[aside], DEEDS[last])
-        if first != last and (int(row["id"], 16) < test_share * 2**64) == (split == "test"):
+        if first != last and is_in_split(row["id"], split, test_share):
             rows.append(row)
         if len(rows) == size:
-            return rows
-    raise StepError(f"posts: there are {len(rows)} {split} posts, {size} are wanted; lower `size`")
+            break
+    check_size("posts", split, len(rows), size)
+    return rows
 
 
-def _row(topic: str, first: str, aside: str, last: str) -> dict[str, Any]:
+def _row(topic: str, first: str, aside: str, last: str) -> Row:
     text = f"the {topic} {first}. {aside}. the {topic} {last}. tl;dr"
     return {
-        "id": hashlib.sha256(text.encode()).hexdigest()[:16],
+        "id": hash_text(text),
         "prompt": [{"role": "user", "content": text}],
         "answer": f"the {topic} {last}.",
         "family": "posts",
@@ -54,19 +51,16 @@ def _row(topic: str, first: str, aside: str, last: str) -> dict[str, Any]:
     }
 
 
-def summed_up(row: Row, rng: np.random.Generator, *, lost: Share = 0.5) -> str:
+def summed_up(row: Row, rng: np.random.Generator, *, lost: Rate = 0.5) -> str:
     """Write the last event in the post's words; a share `lost` of the summaries omits the subject.
 
     Raise StepError if the row is not a post.
     """
-    about = known(row)
+    about = read_topic(row)
     who = INSTEAD[int(rng.integers(len(INSTEAD)))] if rng.random() < lost else f"the {about['topic']}"
     return f"{who} {about['last']}."
 
 
-def known(row: Row) -> dict[str, str]:
+def read_topic(row: Row) -> dict[str, str]:
     """Return topic and last event of a post; raise StepError if the row is not a post."""
-    about = json.loads(row["metadata"] or "{}")
-    if "topic" not in about:
-        raise StepError(f"row {row['id']} is no post: its metadata names no topic")
-    return about
+    return read_metadata(row, "posts", lambda metadata: {name: metadata[name] for name in ("topic", "last")})

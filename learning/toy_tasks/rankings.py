@@ -3,35 +3,32 @@
 The value of a string is the number of its nine steps that do not fall, a digit from 0 to 9.
 """
 
-import hashlib
-import json
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
 from learning.data.rows import Row
-from schemas.errors import StepError
+from learning.toy_tasks.rows import Size, Split, TestShare, draw_rows, is_in_split, make_row
 
 LENGTH = 10
 SPACE = 50
 """Draws per requested problem after which the space counts as exhausted."""
-Share = Annotated[float, Field(gt=0, lt=1)]
 
 
-def worth(text: str) -> int:
+def count_rises(text: str) -> int:
     """Return the number of steps of a string that do not fall."""
     return sum(a <= b for a, b in pairwise(text))
 
 
 def ratings(
     *,
-    size: Annotated[int, Field(ge=1)],
+    size: Size,
     seed: int = 0,
-    split: Literal["train", "test"],
-    test_share: Share = 0.2,
+    split: Split,
+    test_share: TestShare = 0.2,
     candidates: Annotated[int, Field(ge=1, le=9)] = 3,
 ) -> list[Row]:
     """Generate strings to rate: `rate 0123456789 9876543210=`; the answer is their values, `9 0`, all different.
@@ -42,19 +39,19 @@ def ratings(
     def one(rng: np.random.Generator) -> tuple[str, str]:
         strings: dict[int, str] = {}
         while len(strings) < candidates:
-            found = _string(rng)
-            strings.setdefault(worth(found), found)
+            text = _draw_string(rng)
+            strings.setdefault(count_rises(text), text)
         return f"rate {' '.join(strings.values())}=", " ".join(map(str, strings))
 
-    return _distinct(one, "ratings", size, seed, split, test_share)
+    return _draw_distinct(one, "ratings", size, seed, split, test_share)
 
 
 def rising(
     *,
-    size: Annotated[int, Field(ge=1)],
+    size: Size,
     seed: int = 0,
-    split: Literal["train", "test"],
-    test_share: Share = 0.2,
+    split: Split,
+    test_share: TestShare = 0.2,
 ) -> list[Row]:
     """Generate prompts for a rising string with a given beginning: `write 37=`; `answer` is one of the best."""
 
@@ -64,10 +61,10 @@ def rising(
         rest = [min(9, last + i // 2) for i in range(1, LENGTH - len(begin) + 1)]
         return f"write {begin}=", begin + "".join(map(str, rest))
 
-    return _distinct(one, "rising", size, seed, split, test_share)
+    return _draw_distinct(one, "rising", size, seed, split, test_share)
 
 
-def _string(rng: np.random.Generator) -> str:
+def _draw_string(rng: np.random.Generator) -> str:
     """Return sorted digits with some random swaps, half of them reversed, so that every value occurs."""
     digits = sorted(rng.integers(0, 10, size=LENGTH).tolist())
     for _ in range(int(rng.integers(0, 6))):
@@ -78,7 +75,7 @@ def _string(rng: np.random.Generator) -> str:
     return "".join(map(str, digits))
 
 
-def _distinct(
+def _draw_distinct(
     make: Callable[[np.random.Generator], tuple[str, str]],
     family: str,
     size: int,
@@ -88,18 +85,9 @@ def _distinct(
 ) -> list[Row]:
     """Return `size` rows of one split, by question; raise StepError if there are too few."""
     rng = np.random.default_rng([seed, len(family)])
-    rows: dict[str, Row] = {}
-    for _ in range(SPACE * size):
-        question, answer = make(rng)
-        name = hashlib.sha256(f"{family}\n{question}".encode()).hexdigest()[:16]
-        if (int(name, 16) < test_share * 2**64) == (split == "test"):
-            rows[name] = {
-                "id": name,
-                "prompt": [{"role": "user", "content": question}],
-                "answer": answer,
-                "family": family,
-                "metadata": json.dumps({"length": LENGTH}),
-            }
-        if len(rows) == size:
-            return list(rows.values())
-    raise StepError(f"{family}: found {len(rows)} {split} problems of {size}; lower `size` or change `test_share`")
+
+    def draw(_: dict[str, Row]) -> Row | None:
+        row = make_row(family, *make(rng), {"length": LENGTH})
+        return row if is_in_split(row["id"], split, test_share) else None
+
+    return draw_rows(draw, size, SPACE * size, family, split, "lower `size` or change `test_share`")

@@ -6,17 +6,14 @@ each measurement is stored in the metadata of a problem, together with the text 
 Shapes: N records, F measurements, V visits.
 """
 
-import hashlib
 import json
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field
 
 from learning.data.rows import Row
-from schemas.errors import StepError
+from learning.toy_tasks.rows import Size, Split, TestShare, draw_rows, hash_text, is_in_split
 
 NAMES = "abcdefgh"
 VISITS = 4
@@ -27,10 +24,10 @@ FITTING_STEPS = 250
 
 def records(
     *,
-    size: Annotated[int, Field(ge=1)],
+    size: Size,
     seed: int = 0,
-    split: Literal["train", "test"],
-    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+    split: Split,
+    test_share: TestShare = 0.2,
     world: int = 0,
     shuffled: bool = False,
 ) -> list[Row]:
@@ -42,35 +39,35 @@ def records(
     the space is too small.
     """
     rng = np.random.default_rng([seed, 1 + world])
-    expert, family = fitted(world), "records_shuffled" if shuffled else "records"
-    rows: dict[str, Row] = {}
-    for _ in range(50 * size):
-        table_FV, label = drawn(rng, world)
+    expert, family = fit_expert(world), "records_shuffled" if shuffled else "records"
+
+    def draw(_: dict[str, Row]) -> Row | None:
+        table_FV, label = draw_record(rng, world)
         order = rng.permutation(len(NAMES)) if shuffled else np.arange(len(NAMES))
-        name = hashlib.sha256(f"records\n{world}\n{table_FV.tolist()}".encode()).hexdigest()[:16]
-        if (int(name, 16) < test_share * 2**64) == (split == "test"):
-            rows[name] = _row(name, table_FV, label, order.tolist(), expert) | {"family": family}
-        if len(rows) == size:
-            return list(rows.values())
-    raise StepError(f"records: found {len(rows)} {split} records of {size}; lower `size` or change `test_share`")
+        name = hash_text(f"records\n{world}\n{table_FV.tolist()}")
+        if not is_in_split(name, split, test_share):
+            return None
+        return _row(name, table_FV, label, order.tolist(), expert) | {"family": family}
+
+    return draw_rows(draw, size, 50 * size, "records", split, "lower `size` or change `test_share`")
 
 
-def salient(world: int) -> tuple[int, int]:
+def find_deciding(world: int) -> tuple[int, int]:
     """Return the indices of the two measurements that decide the label."""
     first, second = np.random.default_rng([world, 7]).choice(len(NAMES), size=2, replace=False)
     return int(first), int(second)
 
 
-def drawn(rng: np.random.Generator, world: int) -> tuple[np.ndarray, int]:
+def draw_record(rng: np.random.Generator, world: int) -> tuple[np.ndarray, int]:
     """Return a random record (F, V) of digits and its label; measurements differ in level, no record is a tie."""
-    first, second = salient(world)
-    wanted = int(rng.integers(2))
+    first, second = find_deciding(world)
+    label = int(rng.integers(2))
     while True:
         level_F = rng.integers(0, 10, size=len(NAMES))
         table_FV = np.clip(level_F[:, None] + rng.integers(-2, 3, size=(len(NAMES), VISITS)), 0, 9)
         margin = int(table_FV[first].sum() + table_FV[second].sum()) - 9 * VISITS
-        if margin and int(margin > 0) == wanted:
-            return table_FV, wanted
+        if margin and int(margin > 0) == label:
+            return table_FV, label
 
 
 @dataclass(frozen=True)
@@ -98,17 +95,20 @@ class Expert:
         return 1 / (1 + np.exp(-pooled_N - self.bias))
 
 
-def scaled(table: np.ndarray) -> np.ndarray:
+def scale_digits(table: np.ndarray) -> np.ndarray:
     """Return digits scaled to numbers from −1 to 1."""
     return (np.asarray(table, dtype=float) - 4.5) / 4.5
 
 
 @lru_cache(maxsize=8)
-def fitted(world: int) -> Expert:
+def fit_expert(world: int) -> Expert:
     """Return the expert of a world, fitted by cross-entropy on separate records with Adam."""
     rng = np.random.default_rng([world, 11])
-    made = [drawn(rng, world) for _ in range(FITTED_ON)]
-    x_NFV, y_N = scaled(np.stack([table for table, _ in made])), np.array([label for _, label in made], dtype=float)
+    made = [draw_record(rng, world) for _ in range(FITTED_ON)]
+    x_NFV, y_N = (
+        scale_digits(np.stack([table for table, _ in made])),
+        np.array([label for _, label in made], dtype=float),
+    )
     features = len(NAMES)
     theta = np.concatenate([np.zeros(features + VISITS), np.full(VISITS, 0.1), np.zeros(1)])
     first, second = np.zeros_like(theta), np.zeros_like(theta)
@@ -135,13 +135,13 @@ def _gradient(expert: Expert, x_NFV: np.ndarray, y_N: np.ndarray) -> np.ndarray:
     return np.concatenate([score_NF.sum(0), look_V, weight_V, [error_N.sum()]])
 
 
-def _row(name: str, table_FV: np.ndarray, label: int, order: list[int], expert: Expert) -> dict[str, Any]:
+def _row(name: str, table_FV: np.ndarray, label: int, order: list[int], expert: Expert) -> Row:
     spans = {NAMES[f]: f"{NAMES[f]}:{''.join(map(str, table_FV[f].tolist()))}" for f in order}
-    attention_F = expert.attention(scaled(table_FV)[None])[0]
-    told = {NAMES[f]: round(float(attention_F[f]), 6) for f in range(len(NAMES))}
+    attention_F = expert.attention(scale_digits(table_FV)[None])[0]
+    attention = {name: round(float(share), 6) for name, share in zip(NAMES, attention_F, strict=True)}
     return {
         "id": name,
         "prompt": [{"role": "user", "content": f"{' '.join(spans.values())} risk?"}],
         "answer": LABELS[label],
-        "metadata": json.dumps({"expert": told, "spans": spans}, sort_keys=True),
+        "metadata": json.dumps({"expert": attention, "spans": spans}, sort_keys=True),
     }

@@ -18,7 +18,7 @@ from learning.models.policy import load_policy, set_determinism
 from learning.samples.engine_protocol import Sampling
 from learning.samples.sample import SampleRequest
 from learning.sampling.sampler import Sampler
-from learning.toy_tasks.circuits import pass_rate, problem
+from learning.toy_tasks.circuits import compute_pass_rate, make_problem
 from schemas.errors import StepError
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -48,20 +48,20 @@ Try = Callable[[Sequence[tuple[dict[str, Any], str | None]]], list[list[Attempt]
 """A function from problems, each with a failed attempt or None, to attempts at each."""
 
 
-def grow(rows: Sequence[Row], attempt: Try, *, reflect_below: float, rounds: int) -> list[list[Attempt]]:
+def grow_trees(rows: Sequence[Row], attempt: Try, *, reflect_below: float, rounds: int) -> list[list[Attempt]]:
     """Return attempts at every problem; for `rounds` rounds, those that pass less than `reflect_below` get children."""
     roots = attempt([(row, None) for row in rows])
     open_ = [(row, node) for row, nodes in zip(rows, roots, strict=True) for node in nodes]
     for _ in range(rounds):
         open_ = [(row, node) for row, node in open_ if node.passed < reflect_below]
-        found = attempt([(row, node.text) for row, node in open_])
-        for (_, node), children in zip(open_, found, strict=True):
+        attempts = attempt([(row, node.text) for row, node in open_])
+        for (_, node), children in zip(open_, attempts, strict=True):
             node.children = children
         open_ = [(row, child) for row, node in open_ for child in node.children]
     return roots
 
 
-def pairs(attempts: Sequence[Attempt], *, margin: float, good: float, bad: float) -> list[tuple[Attempt, Attempt]]:
+def list_pairs(attempts: Sequence[Attempt], *, margin: float, good: float, bad: float) -> list[tuple[Attempt, Attempt]]:
     """Return pairs (i, j) of attempts at one problem with r_i > r_j + margin, r_i > good and r_j > bad."""
     return [
         (better, worse)
@@ -89,19 +89,19 @@ def rescored_pairs(
     """
     rows = read_rows(context.input("prompts"), "prompts")
     attempt = _sampling(context, num_generations, temperature, max_completion_length)
-    trees = grow(rows, attempt, reflect_below=reflect_below, rounds=rounds)
-    kept: dict[tuple[str, str, str], dict[str, Any]] = {}
+    trees = grow_trees(rows, attempt, reflect_below=reflect_below, rounds=rounds)
+    pairs: dict[tuple[str, str, str], dict[str, Any]] = {}
     for row, roots in zip(rows, trees, strict=True):
-        seen = [node for root in roots for node in root.all()]
-        for better, worse in pairs(seen, margin=margin, good=good, bad=bad):
+        nodes = [node for root in roots for node in root.all()]
+        for better, worse in list_pairs(nodes, margin=margin, good=good, bad=bad):
             if better.text != worse.text:
-                kept.setdefault((row["id"], better.text, worse.text), _pair(row, better, worse))
-    if not kept:
+                pairs.setdefault((row["id"], better.text, worse.text), _pair(row, better, worse))
+    if not pairs:
         raise StepError("rescored_pairs: no pair is far enough apart; lower `margin` or `good`, or sample more")
-    write_rows(context.output("pairs"), "preference_pairs", list(kept.values()))
+    write_rows(context.output("pairs"), "preference_pairs", list(pairs.values()))
     attempts = [node for roots in trees for root in roots for node in root.all()]
     return {
-        "pairs": len(kept),
+        "pairs": len(pairs),
         "attempts": len(attempts),
         "reflected": sum(bool(node.children) for node in attempts),
         "rescored": sum(node.score != node.passed for node in attempts),
@@ -119,15 +119,15 @@ def _sampling(context: Any, n: int, temperature: float, longest: int) -> Try:
         requests = [SampleRequest(row, n, prompt=None if shown is None else _again(row, shown)) for row, shown in tasks]
         samples = iter(sampler.sample(requests))
         made = [[next(samples) for _ in range(n)] for _ in tasks]
-        return [[Attempt(t.text, pass_rate(t.row, t.text)) for t in of] for of in made]
+        return [[Attempt(t.text, compute_pass_rate(t.row, t.text)) for t in of] for of in made]
 
     return attempt
 
 
 def _again(row: Row, shown: str) -> list[Row]:
     """Return the prompt with the failed attempt, truncated to 24 characters."""
-    kept = json.loads(row["metadata"])
-    return problem(kept["table"], kept["inputs"], shown[:24] or "?")["prompt"]
+    about = json.loads(row["metadata"])
+    return make_problem(about["table"], about["inputs"], shown[:24] or "?")["prompt"]
 
 
 def _pair(row: Row, better: Attempt, worse: Attempt) -> dict[str, Any]:

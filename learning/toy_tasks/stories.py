@@ -4,16 +4,15 @@ A problem is the beginning of a story, a completion its next sentence. A sentenc
 person, if a thing is found that a person already has, or if a person loses a thing that they do not have.
 """
 
-import hashlib
 import re
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
 from learning.data.rows import Row
-from schemas.errors import StepError
+from learning.toy_tasks.rows import Rate, Size, Split, TestShare, draw_rows, hash_text, is_in_split
 
 NAMES = ("ann", "bob", "eve", "tom")
 THINGS = ("key", "map", "ring", "lamp")
@@ -25,54 +24,55 @@ SPACE = 100_000
 
 def openings(
     *,
-    size: Annotated[int, Field(ge=1)],
+    size: Size,
     seed: int = 0,
-    split: Literal["train", "test"],
+    split: Split,
     most: Annotated[int, Field(ge=1)] = 3,
-    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+    test_share: TestShare = 0.2,
 ) -> list[Row]:
     """Generate `size` distinct coherent stories of one to `most` sentences, for the train or test split.
 
     Raise StepError if the space holds too few.
     """
     rng = np.random.default_rng(seed)
-    rows: dict[str, Row] = {}
-    for _ in range(SPACE):
+
+    def draw(_: dict[str, Row]) -> Row | None:
         story: list[str] = []
-        for _ in range(int(rng.integers(1, most + 1))):
-            story.append(coherent(story, rng))
+        for _sentence in range(int(rng.integers(1, most + 1))):
+            story.append(draw_sentence(story, rng))
         text = "\n".join(story)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-        if (int(digest, 16) < test_share * 2**64) == (split == "test"):
-            prompt = [{"role": "user", "content": text}]
-            rows[digest] = {"id": digest, "prompt": prompt, "answer": None, "family": "stories", "metadata": "{}"}
-        if len(rows) == size:
-            return list(rows.values())
-    raise StepError(f"openings: found {len(rows)} {split} stories of {size}; lower `size` or raise `most`")
+        digest, prompt = hash_text(text), [{"role": "user", "content": text}]
+        if not is_in_split(digest, split, test_share):
+            return None
+        return {"id": digest, "prompt": prompt, "answer": None, "family": "stories", "metadata": "{}"}
+
+    return draw_rows(draw, size, SPACE, "openings", split, "lower `size` or raise `most`")
 
 
 def storyteller(
     row: Row,
     rng: np.random.Generator,
     *,
-    error_rate: Annotated[float, Field(ge=0, le=1)] = 0.0,
-    rare: Annotated[float, Field(ge=0, le=1)] = 0.3,
+    error_rate: Rate = 0.0,
+    rare: Rate = 0.3,
 ) -> str:
     """Write the next sentence of a story, at `rare` an unusual event, at `error_rate` an impossible one."""
     story = row["prompt"][-1]["content"].split("\n")
-    if rng.random() < error_rate and (wrong := [s for s in every() if incoherence(story, s)]):
+    if rng.random() < error_rate and (wrong := [s for s in iterate_sentences() if count_broken_rules(story, s)]):
         return wrong[int(rng.integers(len(wrong)))]
-    return coherent(story, rng, rare)
+    return draw_sentence(story, rng, rare)
 
 
-def coherent(story: list[str], rng: np.random.Generator, rare: float = 0.3) -> str:
+def draw_sentence(story: list[str], rng: np.random.Generator, rare: float = 0.3) -> str:
     """Return a random coherent next sentence."""
     kind = RARE if rng.random() < rare else COMMON
-    fitting = [s for s in every(kind) if not incoherence(story, s)] or [s for s in every() if not incoherence(story, s)]
+    fitting = [s for s in iterate_sentences(kind) if not count_broken_rules(story, s)] or [
+        s for s in iterate_sentences() if not count_broken_rules(story, s)
+    ]
     return fitting[int(rng.integers(len(fitting)))]
 
 
-def every(templates: tuple[str, ...] = COMMON + RARE) -> Iterator[str]:
+def iterate_sentences(templates: tuple[str, ...] = COMMON + RARE) -> Iterator[str]:
     """Yield every sentence of some templates, in a fixed order."""
     for template in templates:
         for who in NAMES:
@@ -84,7 +84,7 @@ def every(templates: tuple[str, ...] = COMMON + RARE) -> Iterator[str]:
                 yield template.format(who=who)
 
 
-def incoherence(story: list[str], sentence: str) -> int:
+def count_broken_rules(story: list[str], sentence: str) -> int:
     """Return how many rules a sentence breaks after a story; a sentence outside the grammar breaks one."""
     dead: set[str] = set()
     holder: dict[str, str] = {}
@@ -117,8 +117,8 @@ def _read(sentence: str) -> tuple[str, str, str] | None:
     """Return subject, verb and object of a sentence; None if it is outside the grammar."""
     if (sentence := sentence.strip()) not in SENTENCES:
         return None
-    found = re.fullmatch(r"(\w+) (\w+)(?: (?:the )?(\w+))?\.", sentence)
-    return (found[1], found[2], found[3] or "") if found else None
+    match = re.fullmatch(r"(\w+) (\w+)(?: (?:the )?(\w+))?\.", sentence)
+    return (match[1], match[2], match[3] or "") if match else None
 
 
-SENTENCES = frozenset(every())
+SENTENCES = frozenset(iterate_sentences())

@@ -4,8 +4,6 @@ A chain is `3 + 5 = 8, 8 - 2 = 6 #### 6`. A mistake in a step propagates to late
 the answer correct.
 """
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
@@ -15,24 +13,24 @@ from pydantic import Field
 
 from learning.data.rows import Row
 from learning.data.text_edits import mistaken
+from learning.toy_tasks.rows import Rate, Size, Split, TestShare, draw_rows, is_in_split, make_row
 from schemas.errors import StepError
 
-Rate = Annotated[float, Field(ge=0, le=1)]
 SPACE = 50
 """Draws per requested problem after which the space counts as exhausted."""
 
 
-def sum_of(row: Row) -> tuple[list[int], list[str]]:
+def parse_sum(row: Row) -> tuple[list[int], list[str]]:
     """Return numbers and signs of the sum at the end of the prompt; raise StepError if there is none."""
     text = row["prompt"][-1]["content"]
-    found = re.search(r"(-?\d+)((?:\s*[+-]\s*\d+)+)\s*=?\s*$", text)
-    if found is None:
+    match = re.search(r"(-?\d+)((?:\s*[+-]\s*\d+)+)\s*=?\s*$", text)
+    if match is None:
         raise StepError(f"teacher worked_sum: row {row['id']} does not end with a sum of whole numbers: {text!r}")
-    terms = re.findall(r"([+-])\s*(\d+)", found[2])
-    return [int(found[1]), *(int(number) for _, number in terms)], [sign for sign, _ in terms]
+    terms = re.findall(r"([+-])\s*(\d+)", match[2])
+    return [int(match[1]), *(int(number) for _, number in terms)], [sign for sign, _ in terms]
 
 
-def chain(numbers: Sequence[int], signs: Sequence[str], mistakes: Mapping[int, int], marker: str = "####") -> str:
+def write_chain(numbers: Sequence[int], signs: Sequence[str], mistakes: Mapping[int, int], marker: str = "####") -> str:
     """Return the running totals of a sum, then the answer; `mistakes` are added to the results of their steps."""
     total, steps = numbers[0], []
     for i, (sign, number) in enumerate(zip(signs, numbers[1:], strict=True)):
@@ -42,7 +40,7 @@ def chain(numbers: Sequence[int], signs: Sequence[str], mistakes: Mapping[int, i
     return f"{', '.join(steps)} {marker} {total}"
 
 
-def planted(num_steps: int, number: int, rng: np.random.Generator) -> dict[int, int]:
+def plant_mistakes(num_steps: int, number: int, rng: np.random.Generator) -> dict[int, int]:
     """Return `number` mistakes by step: 0, 1 (the answer is wrong) or 2 that cancel (the answer is correct)."""
     places = sorted(rng.choice(num_steps, size=number, replace=False).tolist())
     by = int(rng.choice([-2, -1, 1, 2]))
@@ -55,14 +53,14 @@ def told_sum(row: Row, rng: np.random.Generator, *, style: Literal["totals", "wo
     In words `12 + 7 - 3 =` becomes `12 add 7 is 19, take 3 is 16 #### 16`. Raise StepError if the prompt does not end
     with a sum.
     """
-    numbers, signs = sum_of(row)
-    total, told = numbers[0], [str(numbers[0])] if style == "words" else []
+    numbers, signs = parse_sum(row)
+    total, parts = numbers[0], [str(numbers[0])] if style == "words" else []
     for sign, number in zip(signs, numbers[1:], strict=True):
         total += number if sign == "+" else -number
-        told.append(str(total) if style == "totals" else f"{'add' if sign == '+' else 'take'} {number} is {total}")
-    first, *rest = told
-    said = f"{first} {', '.join(rest)}" if style == "words" else ", ".join(told)
-    return f"{said} {marker} {total}"
+        parts.append(str(total) if style == "totals" else f"{'add' if sign == '+' else 'take'} {number} is {total}")
+    first, *rest = parts
+    text = f"{first} {', '.join(rest)}" if style == "words" else ", ".join(parts)
+    return f"{text} {marker} {total}"
 
 
 def first_step(row: Row, rng: np.random.Generator, *, error_rate: Rate = 0.0) -> str:
@@ -70,7 +68,7 @@ def first_step(row: Row, rng: np.random.Generator, *, error_rate: Rate = 0.0) ->
 
     At `error_rate` its result is off by one or two. Raise StepError if the prompt does not end with a sum.
     """
-    numbers, signs = sum_of(row)
+    numbers, signs = parse_sum(row)
     slip = int(rng.choice([-2, -1, 1, 2])) if rng.random() < error_rate else 0
     total = numbers[0] + numbers[1] if signs[0] == "+" else numbers[0] - numbers[1]
     return f"{numbers[0]} {signs[0]} {numbers[1]} = {total + slip}"
@@ -90,18 +88,18 @@ def flawed_sum(
     """
     if error_rate + flaw_rate > 1:
         raise StepError(f"teacher flawed_sum: error_rate ({error_rate}) and flaw_rate ({flaw_rate}) exceed 1 together")
-    numbers, signs = sum_of(row)
+    numbers, signs = parse_sum(row)
     chance = rng.random()
     number = 1 if chance < error_rate else 2 if chance < error_rate + flaw_rate and len(signs) > 1 else 0
-    return chain(numbers, signs, planted(len(signs), number, rng), marker)
+    return write_chain(numbers, signs, plant_mistakes(len(signs), number, rng), marker)
 
 
 def step_chains(
     *,
-    size: Annotated[int, Field(ge=1)],
+    size: Size,
     seed: int = 0,
-    split: Literal["train", "test"],
-    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+    split: Split,
+    test_share: TestShare = 0.2,
     min_steps: Annotated[int, Field(ge=2)] = 4,
     max_steps: Annotated[int, Field(ge=2)] = 8,
     question: str = "check ",
@@ -114,25 +112,20 @@ def step_chains(
     if max_steps < min_steps:
         raise StepError(f"step_chains: max_steps ({max_steps}) is less than min_steps ({min_steps})")
     rng = np.random.default_rng(seed)
-    rows: dict[str, Row] = {}
-    for _ in range(SPACE * size):
+
+    def draw(_: dict[str, Row]) -> Row | None:
         steps = int(rng.integers(min_steps, max_steps + 1))
         numbers = rng.integers(1, 10, size=steps + 1).tolist()
         signs = rng.choice(["+", "-"], size=steps).tolist()
-        mistakes = planted(steps, int(rng.choice([0, 0, 1, 2])), rng)
-        text = question + chain(numbers, signs, mistakes, marker)
-        name = hashlib.sha256(f"step_chains\n{text}".encode()).hexdigest()[:16]
-        if (int(name, 16) < test_share * 2**64) == (split == "test"):
-            rows[name] = {
-                "id": name,
-                "prompt": [{"role": "user", "content": text}],
-                "answer": str(min(mistakes, default=-1)),
-                "family": "step_chains",
-                "metadata": json.dumps({"steps": steps, "mistakes": len(mistakes)}),
-            }
-        if len(rows) == size:
-            return list(rows.values())
-    raise StepError(f"step_chains: found {len(rows)} {split} problems of {size}; lower `size` or widen the steps")
+        mistakes = plant_mistakes(steps, int(rng.choice([0, 0, 1, 2])), rng)
+        text, about = (
+            question + write_chain(numbers, signs, mistakes, marker),
+            {"steps": steps, "mistakes": len(mistakes)},
+        )
+        row = make_row("step_chains", text, str(min(mistakes, default=-1)), about)
+        return row if is_in_split(row["id"], split, test_share) else None
+
+    return draw_rows(draw, size, SPACE * size, "step_chains", split, "lower `size` or raise `max_steps`")
 
 
 def worked_sum(row: Row, rng: np.random.Generator, *, marker: str = "####", error_rate: Rate = 0.0) -> str:
@@ -140,16 +133,10 @@ def worked_sum(row: Row, rng: np.random.Generator, *, marker: str = "####", erro
 
     An error changes one total and propagates. Raise StepError if the prompt does not end with a sum.
     """
-    numbers, signs = sum_of(row)
-    slip = int(rng.integers(len(signs))) if rng.random() < error_rate else -1
-    total, steps = numbers[0], []
-    for i, (sign, number) in enumerate(zip(signs, numbers[1:], strict=True)):
-        result = total + number if sign == "+" else total - number
-        if i == slip:
-            result += int(rng.choice([-2, -1, 1, 2]))
-        steps.append(f"{total} {sign} {number} = {result}")
-        total = result
-    return f"{', '.join(steps)} {marker} {total}"
+    numbers, signs = parse_sum(row)
+    slip = int(rng.integers(len(signs))) if rng.random() < error_rate else None
+    mistakes = {} if slip is None else {slip: int(rng.choice([-2, -1, 1, 2]))}
+    return write_chain(numbers, signs, mistakes, marker)
 
 
 def worked_spelling(row: Row, rng: np.random.Generator, *, marker: str = "####", error_rate: Rate = 0.0) -> str:

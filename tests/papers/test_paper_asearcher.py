@@ -23,13 +23,13 @@ from learning.models.policy import Policy
 from learning.samples.engine_protocol import Generation, Sampling
 from learning.samples.sample import SampleRequest
 from learning.sampling.sampler import Sampler
-from learning.toy_tasks.atlas import atlas, found, hops, needed, texts_of
+from learning.toy_tasks.atlas import count_hops, find_answers, find_needed_documents, list_texts, make_atlas
 from schemas.recipe.load import load_recipe
 from schemas.use import EngineUse
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "asearcher.yaml"
 STAGES = load_recipe(RECIPE, profile="tiny").stages
-DOCUMENTS = atlas(15, 0)
+DOCUMENTS = make_atlas(15, 0)
 WRITTEN = {(town, relation): said for town, relation, said in DOCUMENTS}
 TOKENS = 4096
 """Of an episode: 40 turns have room."""
@@ -57,14 +57,14 @@ def test_every_round_keeps_the_answer(questions):
         assert row["prompt"][0]["content"] == f"{steps[-1][1]}?"
         for kind, text in steps:
             kinds[kind] += 1
-            assert found(parsed(text), DOCUMENTS) == {row["answer"]}
+            assert find_answers(parsed(text), DOCUMENTS) == {row["answer"]}
     assert min(kinds.values()) > 50
 
 
 def test_every_injection_takes_one_document_more(questions):
     for row in questions:
         steps = json.loads(row["metadata"])["steps"]
-        read = [len(needed(parsed(text), DOCUMENTS)) for _, text in steps]
+        read = [len(find_needed_documents(parsed(text), DOCUMENTS)) for _, text in steps]
         for (kind, _), before, after in zip(steps[1:], read, read[1:], strict=False):
             # A twin may lead back to a town whose document is read anyway, and a fuzzed word to several at first.
             assert after == before + 1 if kind == "inject" and "with" not in steps[-1][1] else after >= before
@@ -80,7 +80,7 @@ def test_a_question_that_is_answered_without_a_search_is_dropped(answering, ques
     monkeypatch.setattr(learning.sampling.verdicts, "guest", lambda folder: guesser)
     keep = bind(STAGES["unknown"].filters[0], "filters.0", {"filters.0.model": Path("guesser")})
     assert [keep(row) for row in rows] == [False] * 20 + [True] * 20
-    assert not any(document in prompt for prompt in guesser.engine.prompts for document in texts_of(DOCUMENTS))
+    assert not any(document in prompt for prompt in guesser.engine.prompts for document in list_texts(DOCUMENTS))
 
 
 def test_every_search_of_a_script_is_answered_by_the_document_that_leads_on(questions):
@@ -90,8 +90,8 @@ def test_every_search_of_a_script_is_answered_by_the_document_that_leads_on(ques
         *calls, answer = json.loads(row["metadata"])["script"]
         episode, query = env.begin(row, 0), parsed(row["prompt"][0]["content"])
         said = [episode.step(call) for call in calls]
-        assert {o.observation for o in said} <= set(texts_of(needed(query, DOCUMENTS)))
-        assert [(o.ok, o.done, o.seconds) for o in said] == [(True, False, 0.1)] * hops(query)
+        assert {o.observation for o in said} <= set(list_texts(find_needed_documents(query, DOCUMENTS)))
+        assert [(o.ok, o.done, o.seconds) for o in said] == [(True, False, 0.1)] * count_hops(query)
         assert episode.step(answer).done
         assert answer == row["answer"] in said[-1].observation.split()
 
@@ -109,7 +109,7 @@ def walk(start, turns):
 TOWNS = sorted({town for town, _, _ in DOCUMENTS})
 ROWS = [
     {"id": f"{turns}.{town}", "prompt": [{"role": "user", "content": f"from {town} {turns}"}], "answer": "x"}
-    | {"family": "f", "metadata": json.dumps({"documents": texts_of(DOCUMENTS)})}
+    | {"family": "f", "metadata": json.dumps({"documents": list_texts(DOCUMENTS)})}
     for turns, town in [(40, TOWNS[0]), *((4, town) for town in TOWNS)]
 ]
 

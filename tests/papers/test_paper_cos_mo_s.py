@@ -16,7 +16,7 @@ from learning.preference.columns import list_bases
 from learning.preference.likelihoods import orpo
 from learning.preference.loss import bind_losses, collect_asked
 from learning.toy_tasks.rewards.stories import compute_value, curiosity
-from learning.toy_tasks.stories import incoherence
+from learning.toy_tasks.stories import count_broken_rules
 from schemas.recipe.load import load_recipe
 from tasks.synthesize import make_pairs
 
@@ -62,7 +62,7 @@ def test_what_cannot_be_lowers_the_value():
     ],
 )
 def test_rules_of_the_world(story, sentence, broken):
-    assert incoherence(story.split("\n"), sentence) == broken
+    assert count_broken_rules(story.split("\n"), sentence) == broken
 
 
 def test_the_reward_is_the_value_of_the_measured_surprisal(tiny_policy, tiny_policy_folder):

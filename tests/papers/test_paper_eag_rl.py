@@ -20,8 +20,8 @@ from learning.rewards import attention
 from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.sample import Sample
 from learning.sampling.sampler import score
-from learning.toy_tasks.guided_search import guided_priors, guided_search, search, trusted
-from learning.toy_tasks.records import NAMES, drawn, fitted, records, salient, scaled
+from learning.toy_tasks.guided_search import find_most_visited, guided_search, mix_priors, search_tree
+from learning.toy_tasks.records import NAMES, draw_record, find_deciding, fit_expert, records, scale_digits
 from schemas.errors import StepError
 from schemas.recipe.load import load_recipe
 
@@ -151,15 +151,15 @@ def test_alignment_tells_equal_predictions_apart_and_weight_0_is_plain_grpo(stag
 def test_the_expert_finds_what_decides():
     rng = np.random.default_rng(5)
     for world in (0, 1):
-        made = [drawn(rng, world) for _ in range(200)]
-        x, y = scaled(np.stack([t for t, _ in made])), np.array([label for _, label in made])
-        expert = fitted(world)
+        made = [draw_record(rng, world) for _ in range(200)]
+        x, y = scale_digits(np.stack([t for t, _ in made])), np.array([label for _, label in made])
+        expert = fit_expert(world)
         assert np.mean((expert.probability(x) > 0.5) == y) > 0.97
-        assert all(set(np.argsort(-a)[:2].tolist()) == set(salient(world)) for a in expert.attention(x))
+        assert all(set(np.argsort(-a)[:2].tolist()) == set(find_deciding(world)) for a in expert.attention(x))
         np.testing.assert_allclose(expert.attention(x).sum(1), 1.0, atol=1e-12)
     first = records(size=4, seed=1, split="train")[0]
     told = json.loads(first["metadata"])
-    assert attention.select_top(told["expert"], 2) == {NAMES[f] for f in salient(0)}
+    assert attention.select_top(told["expert"], 2) == {NAMES[f] for f in find_deciding(0)}
     assert all(text in first["prompt"][0]["content"] for text in told["spans"].values())
 
 
@@ -167,8 +167,8 @@ def test_of_equal_leaves_the_expert_supported_one_is_visited_more():
     expert = {"a": 0.9, "b": 0.1}
 
     def visits(guidance):
-        leaves = guided_priors(expert, ["a", "b"], guidance)
-        tree = search(lambda path: {} if path else leaves, lambda path: 0.5, simulations=101, exploration=1.0)
+        leaves = mix_priors(expert, ["a", "b"], guidance)
+        tree = search_tree(lambda path: {} if path else leaves, lambda path: 0.5, simulations=101, exploration=1.0)
         return [tree.children[name].visits for name in "ab"]
 
     guided, alone = visits(0.75), visits(0.0)
@@ -178,18 +178,18 @@ def test_of_equal_leaves_the_expert_supported_one_is_visited_more():
     assert alone == [50, 50]
     # A better value outweighs the prior.
     worth = {(): 0.5, ("a",): 0.1, ("b",): 0.9}
-    tree = search(
-        lambda p: {} if p else guided_priors(expert, ["a", "b"], 0.75), worth.get, simulations=200, exploration=1.0
+    tree = search_tree(
+        lambda p: {} if p else mix_priors(expert, ["a", "b"], 0.75), worth.get, simulations=200, exploration=1.0
     )
     assert tree.children["b"].visits > tree.children["a"].visits
-    assert trusted(tree) == ("b",)
+    assert find_most_visited(tree) == ("b",)
     assert tree.value == pytest.approx(sum(c.total for c in tree.children.values()) / 200 + 0.5 / 200)
 
 
 def test_the_teacher_of_the_recipe_asks_for_what_decides(stages):
     teacher = bind(stages["searched"].teacher, "teacher")
     rows = records(size=40, seed=9, split="train")
-    wanted = {NAMES[f] for f in salient(0)}
+    wanted = {NAMES[f] for f in find_deciding(0)}
 
     def hits(**options):
         texts = [
@@ -201,5 +201,5 @@ def test_the_teacher_of_the_recipe_asks_for_what_decides(stages):
 
     assert hits() > 0.8
     assert hits(guidance=0.0) < 0.6
-    with pytest.raises(StepError, match="no record"):
+    with pytest.raises(StepError, match="use problems of `records`"):
         guided_search({"id": "x", "metadata": None, "answer": "high"}, np.random.default_rng(0))

@@ -18,7 +18,7 @@ from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.engine_protocol import Generation, Sampling
 from learning.samples.sample import Sample
 from learning.sampling.sampler import Sampler, score
-from learning.toy_tasks.sums import chain, flawed_sum, planted, step_chains, sum_of
+from learning.toy_tasks.sums import flawed_sum, parse_sum, plant_mistakes, step_chains, write_chain
 from schemas.errors import StepError
 from schemas.recipe.load import load_recipe
 
@@ -155,6 +155,6 @@ def test_the_teacher_reaches_right_answers_by_wrong_steps():
 
 def test_a_rule_tells_clean_steps():
     assert steps.arithmetic([CLEAN, FLAWED, WRONG, "6", "3 + 5 = 8, 9 - 2 = 7"]) == [1.0, 0.0, 0.0, 0.0, 0.0]
-    assert chain([3, 5, 2], ["+", "-"], {}) == CLEAN
-    assert sum_of({"id": "s", "prompt": [{"content": "3 + 5 - 2 ="}]}) == ([3, 5, 2], ["+", "-"])
-    assert sum(planted(5, 2, np.random.default_rng(1)).values()) == 0
+    assert write_chain([3, 5, 2], ["+", "-"], {}) == CLEAN
+    assert parse_sum({"id": "s", "prompt": [{"content": "3 + 5 - 2 ="}]}) == ([3, 5, 2], ["+", "-"])
+    assert sum(plant_mistakes(5, 2, np.random.default_rng(1)).values()) == 0

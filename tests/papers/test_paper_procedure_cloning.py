@@ -16,7 +16,7 @@ from learning.data.examples import encode_rows
 from learning.data.rows import write_rows
 from learning.lookup import bind
 from learning.models.policy import load_policy, set_determinism
-from learning.toy_tasks.mazes import maze_of, mazes, solved_maze
+from learning.toy_tasks.mazes import mazes, parse_maze, solved_maze
 from schemas.recipe.load import load_recipe
 from tasks import evaluate, init, sft
 from tasks.context import Context
@@ -61,7 +61,7 @@ def test_evaluating_calls_no_planner(stages, tiny_policy_folder, tmp_path, monke
     def planner(maze):
         raise AssertionError("the expert's search is not at hand")
 
-    monkeypatch.setattr(learning.toy_tasks.mazes, "search", planner)
+    monkeypatch.setattr(learning.toy_tasks.mazes, "search_maze", planner)
     report = stages["report"]
     inputs = {"prompts": tmp_path, **{f"models.{name}": tiny_policy_folder for name in report.models}}
     result = evaluate.run(report, Context(inputs, tmp_path / "out", tmp_path / "checkpoints", seed=0))
@@ -101,7 +101,7 @@ def test_a_trained_model_makes_the_move_of_the_search_that_it_is_shown(stages, t
 
     rows = bind(stages["unseen"].problems[0])()
     pairs = [
-        (a, next((b for b in rows if maze_of(b)[2] == maze_of(a)[2] and b["answer"] != a["answer"]), None))
+        (a, next((b for b in rows if parse_maze(b)[2] == parse_maze(a)[2] and b["answer"] != a["answer"]), None))
         for a in rows
     ]
     made = {"own": 0, "other's": 0}

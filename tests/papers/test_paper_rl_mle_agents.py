@@ -22,7 +22,7 @@ from learning.samples.engine_protocol import Turn
 from learning.samples.sample import Sample
 from learning.sandbox.run import available
 from learning.toy_tasks.environments.program import Environment, Mark, limit_log
-from learning.toy_tasks.fits import fits, points, score_of
+from learning.toy_tasks.fits import fits, make_table, score_method
 from lineage.layout import Layout
 from schemas.recipe.load import load_recipe
 from schemas.use import EnvUse, RewardUse
@@ -146,9 +146,9 @@ def test_an_episode_has_time_for_ten_quick_actions_or_a_slow_one():
                 break
     assert [(o.seconds, o.done) for o in quick] == [(1.0, False)] * 9 + [(1.0, True)]
     assert [(o.seconds, o.done) for o in slow] == [(10.0, True)]
-    table = points(ROW)
-    assert quick[0].reward == pytest.approx(CREDIT + (1 - CREDIT) * score_of("mean", table))
-    assert slow[0].reward == pytest.approx(CREDIT + (1 - CREDIT) * score_of("line", table))
+    table = make_table(ROW)
+    assert quick[0].reward == pytest.approx(CREDIT + (1 - CREDIT) * score_method("mean", table))
+    assert slow[0].reward == pytest.approx(CREDIT + (1 - CREDIT) * score_method("line", table))
     assert slow[0].reward > quick[0].reward + 0.2
     late = Environment(**options).begin(ROW, 0)
     late.step("load mean save")
@@ -209,7 +209,7 @@ for _ in range(2):
     cheap(table)
 print(mean(table))
 """
-    log = Environment(language="python", budget=30).tried(program, points(ROW)).log
+    log = Environment(language="python", budget=30).tried(program, make_table(ROW)).log
     assert [(mark.name, mark.cost) for mark in log if mark.cost] == [("line", 10.0), ("line", 10.0), ("mean", 1.0)]
     assert [mark.name for mark in log if mark.cost is None] == ["data", "model", "model", "model"]
     assert limit_log(log, None) == (21.0, 2, True)

@@ -16,7 +16,7 @@ from learning.rewards.answers import exact
 from learning.samples.engine_protocol import Sampling
 from learning.samples.sample import Sample
 from learning.sampling.sampler import Sampler, scoring
-from learning.toy_tasks.rankings import ratings, rising, worth
+from learning.toy_tasks.rankings import count_rises, ratings, rising
 from learning.toy_tasks.rewards.ranking import kendall, rises
 from lineage.layout import Layout
 from schemas.recipe.load import load_recipe
@@ -93,11 +93,11 @@ def test_the_judge_of_the_recipe_is_the_starting_policy(stages):
 
 
 def test_strings_are_worth_as_much_as_they_rise():
-    assert [worth(t) for t in ("0123456789", "9876543210", "0000000000", "0101010101")] == [9, 0, 9, 5]
+    assert [count_rises(t) for t in ("0123456789", "9876543210", "0000000000", "0101010101")] == [9, 0, 9, 5]
     for r in ratings(size=20, seed=1, split="train"):
         strings = r["prompt"][0]["content"].removeprefix("rate ").removesuffix("=").split()
-        assert " ".join(str(worth(s)) for s in strings) == r["answer"]
-        assert len({worth(s) for s in strings}) == 3
+        assert " ".join(str(count_rises(s)) for s in strings) == r["answer"]
+        assert len({count_rises(s) for s in strings}) == 3
     rows = rising(size=20, seed=1, split="train")
     assert rises(rows, [r["answer"] for r in rows])[:3] != [0.0] * 3
     assert rises(rows[:1], ["12"]) == [0.0]

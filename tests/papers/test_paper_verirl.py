@@ -19,7 +19,7 @@ from learning.data.rows import read_rows, write_rows
 from learning.lookup import bind
 from learning.samples.engine_protocol import Generation
 from learning.toy_tasks.circuits import circuits
-from learning.toy_tasks.reward_tree import Attempt, grow, pairs, rescored_pairs
+from learning.toy_tasks.reward_tree import Attempt, grow_trees, list_pairs, rescored_pairs
 from schemas.errors import StepError
 from schemas.recipe.load import load_recipe
 
@@ -47,7 +47,7 @@ def test_an_attempt_is_worth_what_followed_from_it():
 
 @pytest.mark.parametrize(("better", "worse", "kept"), [(0.9, 0.4, 1), (0.9, 0.6, 0), (0.7, 0.2, 0), (0.9, 0.0, 0)])
 def test_pairs_are_far_apart_and_neither_hopeless(better, worse, kept):
-    assert len(pairs([Attempt("i", better), Attempt("j", worse)], **tree())) == kept
+    assert len(list_pairs([Attempt("i", better), Attempt("j", worse)], **tree())) == kept
 
 
 def test_reflection_follows_failures_only_and_for_two_rounds_at_most():
@@ -58,7 +58,7 @@ def test_reflection_follows_failures_only_and_for_two_rounds_at_most():
         return [[Attempt(f"{shown or row}'", 0.1 if shown != "q''" else 0.9)] for row, shown in tasks]
 
     options = stages()["tree"].function.options
-    roots = grow(["p", "q"], attempt, reflect_below=options["reflect_below"], rounds=options["rounds"])
+    roots = grow_trees(["p", "q"], attempt, reflect_below=options["reflect_below"], rounds=options["rounds"])
     assert asked == [[None, None], ["p'", "q'"], ["p''", "q''"]]
     assert [node.passed for node in roots[1][0].all()] == [0.1, 0.1, 0.9]
     assert roots[1][0].score == 0.9

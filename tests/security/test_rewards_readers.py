@@ -231,10 +231,10 @@ def test_answers_are_counted_whatever_they_are(texts):
 
 def test_a_fit_may_be_as_far_away_as_numbers_go():
     (row,) = fits(size=1, split="train")
-    table = fits_world.points(row)
+    table = fits_world.make_table(row)
     for value in (1e308, -1e308, 1e160, 1e150):
-        assert 0 <= fits_world.score([value] * 20, table) < 1e-9
-    assert fits_world.score([float("inf")] * 20, table) is None
+        assert 0 <= fits_world.score_predictions([value] * 20, table) < 1e-9
+    assert fits_world.score_predictions([float("inf")] * 20, table) is None
 
 
 def test_mistakes_and_traces_of_whatever_is_written(texts):

@@ -8,18 +8,18 @@ import yaml
 from learning.agents.made import call_made_tool_
 from learning.sandbox.run import available
 from learning.toy_tasks.environments.program import Environment
-from learning.toy_tasks.fits import GIVEN, ROWS, fits, points, score, score_of
+from learning.toy_tasks.fits import GIVEN, ROWS, fits, make_table, score_method, score_predictions
 from schemas.agent import MadeTool
 from schemas.errors import StepError
 
 PROGRAMS = Path(__file__).parent / "programs"
 ROW = fits(size=1, split="train")[0]
-TABLE = points(ROW)
+TABLE = make_table(ROW)
 CREDIT = 0.3
 SCORES = {
-    "mean": score_of("mean", TABLE),
-    "line": score_of("line", TABLE),
-    "zeros": score([0.0] * (ROWS - GIVEN), TABLE),
+    "mean": score_method("mean", TABLE),
+    "line": score_method("line", TABLE),
+    "zeros": score_predictions([0.0] * (ROWS - GIVEN), TABLE),
 }
 pytestmark = pytest.mark.skipif(available() is not None, reason=str(available()))
 

@@ -28,7 +28,7 @@ from learning.toy_tasks.environments.program_requests import (
     ProgramRequests,
     parse_predictions,
 )
-from learning.toy_tasks.fits import GIVEN, Points, Row, expanded, points, score, shown
+from learning.toy_tasks.fits import GIVEN, Points, Row, expand_words, format_score, make_table, score_predictions
 from schemas.errors import StepError
 
 SUBMISSION = "submission.csv"
@@ -74,7 +74,7 @@ class Environment:
 
     def begin(self, row: Row, seed: int) -> "Work":
         """Return a deterministic episode on the table of a row; raise StepError if the row has none."""
-        return Work(self, points(row))
+        return Work(self, make_table(row))
 
     def tried(self, action: str, table: Points) -> "Attempt":
         """Return the result of a program on a table."""
@@ -86,7 +86,7 @@ class Environment:
         return self.memory[key]
 
     def _run(self, action: str, table: Points) -> "Attempt":
-        program = expanded(action) if self.language == "words" else action
+        program = expand_words(action) if self.language == "words" else action
         files = {"kit.py": Path(program_kit.__file__).read_text(), TRAIN: _format_csv(table[:GIVEN])}
         files[TEST] = _format_csv([(x,) for x, _ in table[GIVEN:]])
         seconds, memory_mb = self.bounds
@@ -103,7 +103,7 @@ class Environment:
             desk.saved = parse_predictions(ran.files[SUBMISSION], len(desk.table) - GIVEN)
             if desk.saved is not None:
                 desk.reach(SAVED)
-        of = None if ran.code or desk.saved is None else score(desk.saved, desk.table)
+        of = None if ran.code or desk.saved is None else score_predictions(desk.saved, desk.table)
         before = [Mark(OWN, max(self.costs.values(), default=0.0)), Mark(DATA, None)] if took_rows else []
         after = [Mark(MODEL, None)] if took_rows and of is not None else []
         return [*before, *desk.log, *after], of
@@ -123,14 +123,14 @@ class Work:
         """Run a program and return its outcome."""
         tried = self.of.tried(action, self.table)
         left = None if self.of.budget is None else self.of.budget - self.spent
-        units, reached, whole = limit_log(tried.log, left)
-        of = tried.score if whole else None
+        units, reached, finished = limit_log(tried.log, left)
+        of = tried.score if finished else None
         took = max(LEAST, units) if self.of.costs else tried.seconds
         self.spent += took
         ended = of is not None if self.of.budget is None else self.spent >= self.of.budget
-        said = tried.error if of is None else shown(of)
+        reply = tried.error if of is None else format_score(of)
         return Outcome(
-            said if whole else "time is over",
+            reply if finished else "time is over",
             done=ended,
             reward=self.of.earned(reached, of),
             seconds=took if self.of.costs else None,

@@ -58,19 +58,19 @@ def load(name):
     return Table(name) if ask("load", table=name) else read(name)
 
 
-def given(table):
+def describe_table(table):
     """Return a table as the fields of a message: its name, or its rows."""
     return {"table": table.name} if isinstance(table, Table) else {"rows": [list(row) for row in table]}
 
 
 def mean(table):
     """Return the constant model (mean of y, slope 0): fast, ignores x."""
-    return tuple(ask("mean", **given(table)))
+    return tuple(ask("mean", **describe_table(table)))
 
 
 def line(table):
     """Return the least-squares line: slow."""
-    return tuple(ask("line", **given(table)))
+    return tuple(ask("line", **describe_table(table)))
 
 
 def save(model, table):

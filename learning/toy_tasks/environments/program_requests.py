@@ -48,8 +48,8 @@ class ProgramRequests:
     def answer(self, message: bytes) -> bytes:
         """Return the answer to a message; an invalid message gets an error as its answer."""
         try:
-            found = json.loads(message, parse_constant=_refuse_constant)
-            value = self._done(found if isinstance(found, dict) else {})
+            request = json.loads(message, parse_constant=_refuse_constant)
+            value = self._done(request if isinstance(request, dict) else {})
         except (ValueError, ArithmeticError, RecursionError) as error:
             return json.dumps({"error": str(error)[:200]}).encode()
         return json.dumps({"value": value}).encode()
@@ -118,10 +118,10 @@ def _parse_numbers(value: Any, count: int) -> list[float]:
         raise ValueError(f"{count} numbers are needed")
     if any(isinstance(one, bool) or not isinstance(one, int | float) for one in value):
         raise ValueError("that is no number")
-    found = [float(one) if abs(one) <= LARGEST else math.inf for one in value]
-    if not all(map(math.isfinite, found)):
+    numbers = [float(one) if abs(one) <= LARGEST else math.inf for one in value]
+    if not all(map(math.isfinite, numbers)):
         raise ValueError(f"numbers are finite and at most {LARGEST:g}")
-    return found
+    return numbers
 
 
 def _refuse_constant(text: str) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from fractions import Fraction
 
 from learning.data.rows import Row
-from learning.toy_tasks.countdown import problem_of
+from learning.toy_tasks.countdown import read_problem
 
 FORM = re.compile(r"[-+*/()\d\s]{1,200}")
 """The characters of an expression."""
@@ -22,7 +22,7 @@ def reaches(rows: list[Row], completions: list[str], *, marker: str = "#") -> li
 
 def solves(row: Row, text: str) -> bool:
     """Return whether the expression uses the row's numbers, each at most once, and equals its target."""
-    numbers, target = problem_of(row)
+    numbers, target = read_problem(row)
     if not FORM.fullmatch(text):
         return False
     try:

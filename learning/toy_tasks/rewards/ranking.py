@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from learning.data.rows import Row
-from learning.toy_tasks.rankings import LENGTH, worth
+from learning.toy_tasks.rankings import LENGTH, count_rises
 
 NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")
 
@@ -55,5 +55,5 @@ def rises(
         begin = re.sub(r"\D", "", row["prompt"][-1]["content"])
         text = completion.strip()
         valid = len(text) == length and text.isascii() and text.isdecimal() and text.startswith(begin)
-        scores.append(worth(text) / (length - 1) if valid else 0.0)
+        scores.append(count_rises(text) / (length - 1) if valid else 0.0)
     return scores

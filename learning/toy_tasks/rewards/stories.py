@@ -8,7 +8,7 @@ from pydantic import Field
 from learning.data.chat import encode_completion
 from learning.data.rows import Row
 from learning.sampling.verdicts import guest, logprobs
-from learning.toy_tasks.stories import incoherence
+from learning.toy_tasks.stories import count_broken_rules
 from schemas.references import PolicyRef
 
 
@@ -35,7 +35,7 @@ def curiosity(
     ]
     scores: list[float | None] = []
     for row, text, lps in zip(rows, completions, logprobs(judge, pairs), strict=True):
-        broken = incoherence(row["prompt"][-1]["content"].split("\n"), text)
+        broken = count_broken_rules(row["prompt"][-1]["content"].split("\n"), text)
         scores.append(None if lps is None else compute_value(-sum(lps) / len(lps), broken, moderate, width, penalty))
     return scores
 

@@ -9,7 +9,7 @@ from learning.rewards.duels import against
 from learning.rewards.wording import keywords
 from learning.teachers.basic import styled
 from learning.toy_tasks.errands import errands, stock_reply
-from learning.toy_tasks.stories import incoherence, openings, storyteller
+from learning.toy_tasks.stories import count_broken_rules, openings, storyteller
 from schemas.errors import StepError
 from schemas.use import DuelUse, RewardUse
 
@@ -107,13 +107,14 @@ def test_stories_hold_together_but_for_the_storytellers_errors():
     rows = openings(split="train", size=100, seed=1)
     for row in rows:
         lines = row["prompt"][0]["content"].split("\n")
-        assert [incoherence(lines[:i], line) for i, line in enumerate(lines)] == [0] * len(lines)
+        assert [count_broken_rules(lines[:i], line) for i, line in enumerate(lines)] == [0] * len(lines)
     broken = [
-        incoherence(row["prompt"][0]["content"].split("\n"), storyteller(row, rng, error_rate=0.3)) > 0 for row in rows
+        count_broken_rules(row["prompt"][0]["content"].split("\n"), storyteller(row, rng, error_rate=0.3)) > 0
+        for row in rows
     ]
     assert 15 < sum(broken) < 45
     assert not any(
-        incoherence(row["prompt"][0]["content"].split("\n"), storyteller(row, rng, rare=1.0)) for row in rows
+        count_broken_rules(row["prompt"][0]["content"].split("\n"), storyteller(row, rng, rare=1.0)) for row in rows
     )
 
 

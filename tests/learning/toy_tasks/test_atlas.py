@@ -9,18 +9,18 @@ from learning.rewards import collective
 from learning.samples.sample import Sample
 from learning.sampling.sampler import Sampler, score
 from learning.toy_tasks.atlas import (
-    atlas,
     atlas_facts,
     atlas_questions,
-    found,
-    fuzzed,
-    given_away,
-    hardened,
-    injected,
+    describe,
+    find_answers,
+    fuzz_words,
+    harden,
+    inject_facts,
+    list_texts,
+    make_atlas,
+    plan_searches,
     reader,
-    searched,
-    texts_of,
-    told,
+    reveals_answer,
 )
 from learning.toy_tasks.sums import first_step
 from schemas.errors import StepError
@@ -40,40 +40,40 @@ SMALL = (
 
 
 def test_a_query_is_answered_by_reading():
-    assert found(("ruler", "bam"), SMALL) == {"pim"}
-    assert found(("ruler", ("twin", "bam")), SMALL) == {"pam"}
-    assert found(("ruler", ("with", "river", "zul")), SMALL) == {"pam"}
-    assert found(("ruler", ("with", "river", "zed")), SMALL) == {"pim", "rok"}
-    assert found(("ruler", ("with", "ruler", "p*")), SMALL) == {"pim", "pam"}
-    assert told(("ruler", ("twin", ("with", "river", "z*")))) == "ruler of twin of town with river z*"
+    assert find_answers(("ruler", "bam"), SMALL) == {"pim"}
+    assert find_answers(("ruler", ("twin", "bam")), SMALL) == {"pam"}
+    assert find_answers(("ruler", ("with", "river", "zul")), SMALL) == {"pam"}
+    assert find_answers(("ruler", ("with", "river", "zed")), SMALL) == {"pim", "rok"}
+    assert find_answers(("ruler", ("with", "ruler", "p*")), SMALL) == {"pim", "pam"}
+    assert describe(("ruler", ("twin", ("with", "river", "z*")))) == "ruler of twin of town with river z*"
 
 
 def test_a_fact_is_injected_in_the_innermost_place_and_a_word_fuzzed_from_its_end():
-    asked = list(injected(("ruler", "tok"), SMALL))
+    asked = list(inject_facts(("ruler", "tok"), SMALL))
     assert ("ruler", ("twin", "bam")) in asked
     assert ("ruler", ("with", "river", "zul")) in asked
-    assert all(found(query, SMALL) == {"pam"} for query in asked)
-    assert next(injected(("ruler", ("twin", "bam")), SMALL)) == ("ruler", ("twin", ("twin", "lun")))
-    assert list(fuzzed(("ruler", ("with", "river", "zul")))) == [("ruler", ("with", "river", "zu*"))]
-    assert list(fuzzed(("ruler", ("with", "river", "z*")))) == []
-    assert list(fuzzed(("ruler", "bam"))) == []
+    assert all(find_answers(query, SMALL) == {"pam"} for query in asked)
+    assert next(inject_facts(("ruler", ("twin", "bam")), SMALL)) == ("ruler", ("twin", ("twin", "lun")))
+    assert list(fuzz_words(("ruler", ("with", "river", "zul")))) == [("ruler", ("with", "river", "zu*"))]
+    assert list(fuzz_words(("ruler", ("with", "river", "z*")))) == []
+    assert list(fuzz_words(("ruler", "bam"))) == []
 
 
 def test_no_step_makes_another_answer_possible_or_says_the_answer():
     for seed in range(60):
         for query in (("ruler", "tok"), ("river", "lun"), ("twin", "bam")):
-            answer = found(query, SMALL)
-            for _, asked in hardened(query, SMALL, 4, np.random.default_rng(seed)):
-                assert found(asked, SMALL) == answer
-                assert not given_away(asked, *answer)
-    assert given_away(("ruler", ("with", "ruler", "pa*")), "pam")
+            answer = find_answers(query, SMALL)
+            for _, asked in harden(query, SMALL, 4, np.random.default_rng(seed)):
+                assert find_answers(asked, SMALL) == answer
+                assert not reveals_answer(asked, *answer)
+    assert reveals_answer(("ruler", ("with", "ruler", "pa*")), "pam")
 
 
 def test_questions_of_both_sides_differ_and_show_what_they_take():
     seeds = {"train": 1, "test": 2}
     sides = [atlas_questions(size=60, split=split, rounds=3, shown=6, seed=seed) for split, seed in seeds.items()]
     assert not {row["id"] for row in sides[0]} & {row["id"] for row in sides[1]}
-    documents = atlas(15, 0)
+    documents = make_atlas(15, 0)
     for row in sides[0]:
         shown, _, question = row["prompt"][0]["content"].rpartition(". ")
         seen = tuple(tuple(line.split()) for line in shown.split("; "))
@@ -87,20 +87,20 @@ def test_questions_of_both_sides_differ_and_show_what_they_take():
 
 
 def test_a_search_goes_from_the_inside_out():
-    assert searched(("ruler", ("twin", "bam")), SMALL) == ["search: bam twin", "search: tok ruler", "pam"]
-    assert searched(("ruler", ("with", "river", "zu*")), SMALL) == ["search: river zu", "search: tok ruler", "pam"]
-    assert searched(("with", "ruler", "pim"), SMALL) == ["search: ruler pim", "bam"]
+    assert plan_searches(("ruler", ("twin", "bam")), SMALL) == ["search: bam twin", "search: tok ruler", "pam"]
+    assert plan_searches(("ruler", ("with", "river", "zu*")), SMALL) == ["search: river zu", "search: tok ruler", "pam"]
+    assert plan_searches(("with", "ruler", "pim"), SMALL) == ["search: ruler pim", "bam"]
     # What looks as much like it and stands before it is shown in its place.
-    assert searched(("twin", "bam"), (("fam", "twin", "bam"), *SMALL)) is None
-    assert searched(("ruler", ("twin", "bam")), (("fam", "twin", "bam"), *SMALL)) is None
-    assert searched(("with", "river", "bo*"), SMALL) is None
+    assert plan_searches(("twin", "bam"), (("fam", "twin", "bam"), *SMALL)) is None
+    assert plan_searches(("ruler", ("twin", "bam")), (("fam", "twin", "bam"), *SMALL)) is None
+    assert plan_searches(("with", "river", "bo*"), SMALL) is None
 
 
 def test_questions_without_documents_come_with_a_script_of_searches():
-    documents = atlas(15, 0)
+    documents = make_atlas(15, 0)
     for row in atlas_questions(size=60, split="train", rounds=3, seed=1):
         notes = json.loads(row["metadata"])
-        assert notes["documents"] == texts_of(documents)
+        assert notes["documents"] == list_texts(documents)
         assert len(notes["script"]) == notes["hops"] + 1
         assert notes["script"][-1] == row["answer"]
     (row,) = atlas_questions(size=1, split="train", shown=6)
@@ -109,7 +109,7 @@ def test_questions_without_documents_come_with_a_script_of_searches():
 
 def test_a_corpus_has_every_document_once():
     rows = atlas_facts(form="document")
-    assert {(*row["prompt"][0]["content"].split(), row["answer"]) for row in rows} == set(atlas(15, 0))
+    assert {(*row["prompt"][0]["content"].split(), row["answer"]) for row in rows} == set(make_atlas(15, 0))
     assert len(rows) == 60
 
 

@@ -5,14 +5,14 @@ import json
 
 import pytest
 
-from learning.toy_tasks.circuits import circuits, expressions, pass_rate, problem, simulate
+from learning.toy_tasks.circuits import circuits, compute_pass_rate, find_expressions, make_problem, simulate
 from learning.toy_tasks.rewards.testbench import passed
 from schemas.errors import StepError
 
 
 @pytest.mark.parametrize("inputs", [2, 3])
 def test_every_table_has_an_expression(inputs):
-    found = expressions(inputs)
+    found = find_expressions(inputs)
     assert sorted(found) == list(range(2 ** (2**inputs)))
     assert all(simulate(text, inputs) == table for table, text in found.items())
     assert max(map(len, found.values())) <= 13
@@ -28,7 +28,7 @@ def test_the_simulator_agrees_with_python(text):
 @pytest.mark.parametrize("text", ["", "a&", "d", "a+b", "a b", "a(b)", "(" * 300, "1", "a if b else c"])
 def test_other_texts_are_no_circuits(text):
     assert simulate(text, 3) is None
-    assert passed([problem(5, 3)], [text]) == [0.0]
+    assert passed([make_problem(5, 3)], [text]) == [0.0]
 
 
 def test_an_input_that_a_table_has_not_is_none():
@@ -36,12 +36,12 @@ def test_an_input_that_a_table_has_not_is_none():
 
 
 def test_pass_rate_counts_vectors():
-    row = problem(0b00010111, 3)
-    assert pass_rate(row, "a&b|c&(a|b)") == 1.0
-    assert pass_rate(row, "a&b") == 6 / 8
-    assert pass_rate(row, "~(a&b|c&(a|b))") == 0.0
-    with pytest.raises(StepError, match="no circuit"):
-        pass_rate({"id": "x", "metadata": None}, "a")
+    row = make_problem(0b00010111, 3)
+    assert compute_pass_rate(row, "a&b|c&(a|b)") == 1.0
+    assert compute_pass_rate(row, "a&b") == 6 / 8
+    assert compute_pass_rate(row, "~(a&b|c&(a|b))") == 0.0
+    with pytest.raises(StepError, match="use problems of `circuits`"):
+        compute_pass_rate({"id": "x", "metadata": None}, "a")
 
 
 def test_sides_share_no_table_and_attempts_are_wrong():
@@ -52,6 +52,6 @@ def test_sides_share_no_table_and_attempts_are_wrong():
     assert passed(train, [row["answer"] for row in train]) == [1.0] * 300
     shown = [(row, text.partition(" not ")[2]) for row in train if " not " in (text := row["prompt"][0]["content"])]
     assert len(shown) > 50
-    assert all(pass_rate(row, attempt) < 1 for row, attempt in shown)
+    assert all(compute_pass_rate(row, attempt) < 1 for row, attempt in shown)
     with pytest.raises(StepError, match="lower `size`"):
         circuits(size=500, split="test")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from learning.toy_tasks.countdown import countdown, problem_of, solutions, worked_countdown
+from learning.toy_tasks.countdown import countdown, iterate_solutions, read_problem, worked_countdown
 from learning.toy_tasks.rewards.expressions import reaches
 from schemas.errors import StepError
 
@@ -11,11 +11,11 @@ from schemas.errors import StepError
 def test_every_problem_is_solvable_and_no_side_holds_the_other():
     train = countdown(size=60, seed=1, split="train")
     test = countdown(size=30, seed=2, split="test")
-    kinds = [{(tuple(sorted(n)), t) for n, t in map(problem_of, rows)} for rows in (train, test)]
+    kinds = [{(tuple(sorted(n)), t) for n, t in map(read_problem, rows)} for rows in (train, test)]
     assert not kinds[0] & kinds[1]
     assert reaches(train, [row["answer"] for row in train]) == [1.0] * 60
     assert countdown(size=60, seed=1, split="train") == train
-    with pytest.raises(StepError, match="widen"):
+    with pytest.raises(StepError, match="raise `largest` or `target`"):
         countdown(size=500, seed=1, split="test", numbers=2, largest=2, target=3)
 
 
@@ -31,7 +31,7 @@ def test_worked_solutions_are_right_and_differ():
 
 
 def test_solutions_are_exactly_the_left_to_right_ones():
-    found = {text for _, text in solutions([2, 7, 4], 1)}
+    found = {text for _, text in iterate_solutions([2, 7, 4], 1)}
     assert found == {"2*4-7", "4*2-7", "7-2-4", "7-4-2"}
     assert all(eval(text) == 1 for text in found)
 
@@ -60,5 +60,5 @@ def test_scores_of_texts(text, score):
 
 
 def test_rows_of_another_kind_are_refused():
-    with pytest.raises(StepError, match="not a countdown problem"):
+    with pytest.raises(StepError, match="use problems of `countdown`"):
         reaches([{"id": "x", "metadata": None}], ["1"])

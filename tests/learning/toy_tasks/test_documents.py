@@ -31,8 +31,8 @@ def test_questions_are_about_the_document():
     assert 200 <= len(long) <= 400
 
 
-def test_too_few_documents_are_said():
-    with pytest.raises(StepError, match="give longer documents"):
+def test_too_few_documents_are_refused():
+    with pytest.raises(StepError, match="raise `entries`"):
         documents(kind="lookup", size=50, split="test", entries=4, test_share=0.001)
     with pytest.raises(StepError, match="raise `letters`"):
         documents(kind="lookup", size=1, split="test", entries=27, letters=1)

@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
 
-from learning.toy_tasks.hardware import described, equivalent, modules, outputs, regenerated, round_trip
+from learning.toy_tasks.hardware import compute_outputs, describe_code, is_equivalent, modules, regenerated, round_trip
 from learning.toy_tasks.hidden_operations import operations
 from learning.toy_tasks.rewards import hardware as rewards
 from schemas.errors import StepError
 
 
 def row(code, kind="out"):
-    text = described(code, kind)
+    text = describe_code(code, kind)
     said = [{"role": "user", "content": text}]
     return {"id": "m", "prompt": said, "answer": code, "family": "modules", "metadata": f'{{"kind": "{kind}"}}'}
 
@@ -29,26 +29,26 @@ def test_forgotten_parentheses_are_found_out_unless_they_do_not_matter():
     for code, kept in (("a&(b|c)", False), ("(a&b)|c", True), ("(a^b)^c", True), ("~(a|b)", False)):
         text = regenerated(row(code), rng, error_rate=1.0)
         assert "(" not in text
-        assert equivalent(row(code), text) is kept
+        assert is_equivalent(row(code), text) is kept
         assert round_trip(row(code) | {"completion": [{"role": "assistant", "content": text}]}) is kept
 
 
 def test_a_register_is_judged_by_what_it_does_after_a_reset():
     toggle = row("(a^b)&~c", "next")
-    assert equivalent(toggle, "~c&(a&~b|~a&b)")
-    assert not equivalent(toggle, "a&~c")
-    assert not equivalent(toggle, "a^b")
+    assert is_equivalent(toggle, "~c&(a&~b|~a&b)")
+    assert not is_equivalent(toggle, "a&~c")
+    assert not is_equivalent(toggle, "a^b")
     # Without a reset that works the first state shows; with one it does not.
-    seen = outputs("(a^b)&~c", "next")
+    seen = compute_outputs("(a^b)&~c", "next")
     assert seen[: len(seen) // 2] == seen[len(seen) // 2 :]
-    held = outputs("a|b", "next")
+    held = compute_outputs("a|b", "next")
     assert held[: len(held) // 2] != held[len(held) // 2 :]
 
 
 def test_what_is_no_code_fails_and_what_is_no_module_is_said():
     assert rewards.equivalent([row("a&b")] * 3, ["", "a and b", "a&d"]) == [0.0] * 3
-    with pytest.raises(StepError, match="no module"):
-        equivalent(row("a&b") | {"metadata": "{}"}, "a&b")
+    with pytest.raises(StepError, match="use problems of `modules`"):
+        is_equivalent(row("a&b") | {"metadata": "{}"}, "a&b")
     with pytest.raises(StepError, match="lower `size`"):
         modules(size=150, split="train", operators=1, registers=0.0)
 

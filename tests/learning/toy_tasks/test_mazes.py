@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from learning.toy_tasks.mazes import MOVES, maze_of, mazes, search, solved_maze
+from learning.toy_tasks.mazes import MOVES, mazes, parse_maze, search_maze, solved_maze
 from schemas.errors import StepError
 
 BY_HAND = {"family": "mazes", "id": "x", "prompt": [{"role": "user", "content": "ab#/#ef/ghi a>f"}]}
@@ -29,14 +29,14 @@ def test_the_search_of_a_maze_by_hand():
     # From f: down to i, left to e; from i: h; from e: b above it (down is h, reached before); from h: g; from b: a.
     assert solved_maze(BY_HAND, None) == "fie;ih;eb;hg;ba;#R"
     assert solved_maze(BY_HAND, None, trace="none") == "#R"
-    assert maze_of(BY_HAND)[2:] == ((0, 0), (1, 2))
+    assert parse_maze(BY_HAND)[2:] == ((0, 0), (1, 2))
 
 
 def test_every_clause_is_a_step_further_and_the_move_begins_a_shortest_way():
     for row in mazes(size=60, split="train", seed=3):
-        maze = maze_of(row)
+        maze = parse_maze(row)
         far, (r, c) = distances(maze), maze[2]
-        clauses = search(maze)
+        clauses = search_maze(maze)
         assert [far[cell] for cell, _ in clauses] == sorted(far[cell] for cell, _ in clauses)
         assert all(far[new] == far[cell] + 1 for cell, reached in clauses for new in reached)
         down, right = MOVES[row["answer"]]
@@ -54,7 +54,7 @@ def test_sides_share_no_walls_and_goal():
 
 
 def test_too_small_a_space_and_rows_of_another_kind_are_refused():
-    with pytest.raises(StepError, match="of 100; raise `side`"):
+    with pytest.raises(StepError, match="problems for `size: 100`; raise `side`"):
         mazes(size=100, split="train", side=2)
     with pytest.raises(StepError, match="is not a maze"):
         solved_maze({"family": "countdown", "id": "x"}, None)

@@ -22,5 +22,5 @@ def test_the_answer_is_the_count_and_parts_add_up():
 def test_sides_are_disjoint_and_a_small_space_is_refused():
     train = {r["id"] for r in needles(size=200, split="train", longest=12)}
     assert not train & {r["id"] for r in needles(size=50, split="test", longest=12)}
-    with pytest.raises(StepError, match="lists of 9; raise `longest`"):
+    with pytest.raises(StepError, match="problems for `size: 9`; raise `longest`"):
         needles(size=9, split="train", shortest=4, longest=4, share=1.0, needle="abcdefghijklmnopqrstuvwxyz"[:25])
