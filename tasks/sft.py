@@ -55,7 +55,8 @@ def run(stage: Sft, context: Context) -> Result:
     keep_pages()
     policy = load_policy(context.input("model"), device=context.device, dtype=stage.dtype)
     limit = resolve_max_length(policy, stage.max_length)
-    examples = read_examples(policy.tokenizer, context.input("data"), limit, context.checkpoints / "encoded")
+    encoded = context.checkpoints / "encoded"
+    examples = read_examples(policy.tokenizer, context.input("data"), limit, encoded, stage.train_on)
     epochs = Epochs(
         examples.lengths,
         per_pass=stage.per_device_train_batch_size,

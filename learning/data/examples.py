@@ -5,6 +5,7 @@ Rows that fit into memory stay there; of more, the ids are kept on disk and read
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,15 +13,16 @@ import numpy as np
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
-from learning.data.chat import encode_completion, encode_prompt
 from learning.data.rows import Row, count_rows, fits_in_memory, read_rows, scan_rows
 from learning.data.stored_rows import StoredRows, iterate_rows, store_rows
+from learning.data.turns import TrainOn, encode_conversation
 from schemas.errors import StepError
 
 SCHEMA = pa.schema(
     [
         ("ids", pa.list_(pa.int32())),
         ("num_given", pa.int32()),
+        ("skipped", pa.list_(pa.int32())),
         ("length", pa.int32()),
         ("unknown", pa.int32()),
         ("row", pa.string()),
@@ -30,17 +32,30 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Example:
-    """Ids of a prompt followed by those of its completion; the completion, with its end token, is what is learned."""
+    """Ids of a conversation, and which of them are learned."""
 
     ids: list[int]
     num_given: int
+    """Tokens before the first that is learned."""
     row: str = field(default="", compare=False)
     """Id of the row."""
+    skipped: tuple[int, ...] = ()
+    """Borders of later parts that are not learned: from `skipped[0]` to before `skipped[1]`, and so on."""
+
+    @property
+    def learned(self) -> list[bool]:
+        """Return whether each token has a loss; the first token of a sequence has none, nothing predicts it."""
+        given = max(self.num_given, 1)
+        learned = [False] * given + [True] * (len(self.ids) - given)
+        for start, end in zip(self.skipped[::2], self.skipped[1::2], strict=True):
+            learned[start:end] = [False] * (end - start)
+        return learned
 
     @property
     def num_learned(self) -> int:
-        """Tokens with a loss; the first token of a sequence has none, nothing predicts it."""
-        return len(self.ids) - max(self.num_given, 1)
+        """Return the number of tokens with a loss."""
+        skipped = sum(self.skipped[1::2]) - sum(self.skipped[::2])
+        return len(self.ids) - max(self.num_given, 1) - skipped
 
 
 @dataclass(frozen=True)
@@ -59,47 +74,58 @@ class Examples:
         return np.array([len(example.ids) for example in self.kept], np.int64)
 
 
-def read_examples(tokenizer: PreTrainedTokenizerBase, data: Path, max_length: int, folder: Path) -> Examples:
+def read_examples(
+    tokenizer: PreTrainedTokenizerBase, data: Path, max_length: int, folder: Path, train_on: TrainOn = "last"
+) -> Examples:
     """Return the encoded chat rows of an artifact; ids that do not fit into memory are kept in `folder`.
 
     A killed step finds there what it had encoded.
     """
     if fits_in_memory(data):
-        return encode_rows(tokenizer, read_rows(data, "chat"), max_length)
+        return encode_rows(tokenizer, read_rows(data, "chat"), max_length, train_on)
     shortest = 0
 
     def encode(row: Row) -> Row | None:
         nonlocal shortest
-        example = encode_row(tokenizer, row)
+        example = encode_row(tokenizer, row, train_on)
         length = len(example.ids)
         shortest = min(shortest or length, length)
         if length > max_length:
             return None
         unknown = _count_unknown(tokenizer, [example])
-        same = {"ids": example.ids, "num_given": example.num_given, "row": example.row}
+        same = {"ids": example.ids, "num_given": example.num_given, "skipped": example.skipped, "row": example.row}
         return {**same, "length": length, "unknown": unknown}
 
     def source(start: int) -> Any:
-        return iterate_rows(scan_rows(data, "chat", columns=["id", "prompt", "completion"], start=start))
+        return iterate_rows(scan_rows(data, "chat", start=start))
 
     count = count_rows(data, "chat")
     kept = store_rows(
-        folder, SCHEMA, count, source, encode, lambda row: Example(row["ids"], row["num_given"], row["row"])
+        folder,
+        SCHEMA,
+        count,
+        source,
+        encode,
+        lambda row: Example(row["ids"], row["num_given"], row["row"], tuple(row["skipped"])),
     )
     if not len(kept):
         raise _make_empty_error(count, shortest, max_length)
     return Examples(kept, count - len(kept), int(kept.column("unknown").sum()))
 
 
-def encode_row(tokenizer: PreTrainedTokenizerBase, row: Row) -> Example:
-    """Return one chat row as ids."""
-    given = encode_prompt(tokenizer, row["prompt"])
-    return Example(given + encode_completion(tokenizer, row["completion"]), len(given), row.get("id", ""))
+def encode_row(tokenizer: PreTrainedTokenizerBase, row: Row, train_on: TrainOn = "last") -> Example:
+    """Return one chat row as ids, with what `train_on` selects as learned."""
+    made = encode_conversation(tokenizer, row["prompt"], row["completion"], train_on=train_on, row=row)
+    # Borders between what is learned and what is not; the end counts as learned, so that they come in pairs.
+    given, *skipped = [i for i, (a, b) in enumerate(pairwise([False, *made.learned, True])) if a != b]
+    return Example(made.ids, given, row.get("id", ""), tuple(skipped))
 
 
-def encode_rows(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], max_length: int) -> Examples:
+def encode_rows(
+    tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], max_length: int, train_on: TrainOn = "last"
+) -> Examples:
     """Encode chat rows; rows of more than `max_length` tokens are dropped. Raises StepError when none is left."""
-    examples = [encode_row(tokenizer, row) for row in rows]
+    examples = [encode_row(tokenizer, row, train_on) for row in rows]
     kept = [example for example in examples if len(example.ids) <= max_length]
     if not kept:
         raise _make_empty_error(len(examples), min((len(example.ids) for example in examples), default=0), max_length)

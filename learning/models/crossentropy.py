@@ -23,7 +23,7 @@ def compute_packed_loss(model: Any, examples: Sequence[Example]) -> Tensor:
     Raise StepError if the architecture's attention cannot be restricted to rows.
     """
     packed = pack([example.ids for example in examples], [-1] * len(examples))
-    learn_M = torch.cat([torch.arange(len(e.ids)) >= max(e.num_given, 1) for e in examples])
+    learn_M = torch.cat([torch.tensor(e.learned) for e in examples])
     logp_M, _ = packed_logprobs(model, packed.to(model.device), needed_M=learn_M)
     return -logp_M.sum()
 
@@ -33,9 +33,8 @@ def compute_padded_loss(model: Any, examples: Sequence[Example]) -> Tensor:
     longest = max(len(example.ids) for example in examples)
     ids_BL = torch.tensor([e.ids + [0] * (longest - len(e.ids)) for e in examples], device=model.device)
     real_BL = torch.tensor([[1] * len(e.ids) + [0] * (longest - len(e.ids)) for e in examples], device=model.device)
-    given_B = torch.tensor([max(e.num_given, 1) for e in examples], device=model.device)
-    place_L = torch.arange(longest, device=model.device)
-    learn_BL = (real_BL == 1) & (place_L >= given_B[:, None])
+    rows = [e.learned + [False] * (longest - len(e.ids)) for e in examples]
+    learn_BL = torch.tensor(rows, device=model.device)
     logits_BLV = model(input_ids=ids_BL, attention_mask=real_BL, use_cache=False).logits[:, :-1]
     dtype = torch.promote_types(logits_BLV.dtype, torch.float32)
     logp_BL = logits_BLV.to(dtype).log_softmax(-1).gather(2, ids_BL[:, 1:, None])[..., 0]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
-from learning.data.chat import encode_completion, encode_prompt
+from learning.data.chat import encode_answer
 from learning.data.rows import Row, count_rows, fits_in_memory, read_rows, scan_rows
 from learning.data.stored_rows import RowSubset, StoredRows, iterate_rows, store_rows
 from schemas.errors import StepError
@@ -78,8 +78,9 @@ def encode_pairs(tokenizer: PreTrainedTokenizerBase, rows: list[Row], max_length
     """Return the rows of which both sides fit into `max_length` tokens with their prompt."""
     pairs = []
     for row in rows:
-        prompt = encode_prompt(tokenizer, row["prompt"])
-        chosen, rejected = (encode_completion(tokenizer, row[side]) for side in ("chosen", "rejected"))
+        (prompt, chosen), (_, rejected) = (
+            encode_answer(tokenizer, row["prompt"], row[side], row) for side in ("chosen", "rejected")
+        )
         if len(prompt) + max(len(chosen), len(rejected)) <= max_length:
             pairs.append(Pair(row["id"], prompt, chosen, rejected, row["margin"], row["metadata"]))
     return pairs

@@ -25,6 +25,9 @@ class Sft(Training, LoRA, BaseStage):
     """Prompts with completions."""
     max_length: int | None = Field(default=None, ge=2)
     """Most tokens per row, at most the model's maximum length (null: that); longer rows are dropped and counted."""
+    train_on: Literal["last", "all", "marked"] = "last"
+    """Messages of the assistant with a loss: the last, all, or those with `train: true` (where a conversation has no such
+    key, what the chat template's `{% generation %}` tags enclose). The token that ends a turn belongs to it."""
     packing: bool = False
     """Whether to pack several rows into one sequence; a row never attends to another one."""
     per_device_train_batch_size: int = Field(default=32, ge=1)

@@ -4,7 +4,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from learning.data.chat import MARK, encode_completion, encode_prompt
+from learning.data.chat import encode_completion, encode_prompt
+from learning.data.rendering import MARK
 from learning.data.tokenizers import characters
 
 CHATML = (
