@@ -4,7 +4,6 @@ A turn is what a model samples: it begins after the text that opens it (the gene
 that the template writes at its end. Nothing here knows a template: every border is a difference of two renderings.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -96,8 +95,13 @@ def _find_call_end(tokenizer: PreTrainedTokenizerBase, size: int, template: str 
     return cut_after_special(tokenizer, after) if place else ""
 
 
+def count_common(one: str, other: str) -> int:
+    """Return the number of characters with which both texts begin."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
 def cut_after_special(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
-    """Return a rendering up to the special token that it ends with, space after it aside; empty if it ends otherwise."""
+    """Return a rendering up to the special token that it ends with, without space after it; empty if it has none."""
     special, end = get_special_pattern(tokenizer), 0
     for match in special.finditer(text) if special is not None else ():
         end = match.end()
@@ -235,7 +239,7 @@ class _View:
             place += PLACE
         other = self._render_with(number, place)
         at = other.index(place)
-        common = len(os.path.commonprefix([self.text, other]))
+        common = count_common(self.text, other)
         start = self._find_start(number, before, common)
         end = self._find_end(other[at + len(place) :], end_text, common)
         if end <= start:
@@ -243,7 +247,7 @@ class _View:
         return start, end
 
     def _find_end_of_prefix(self, number: int) -> int:
-        """Return where the conversation up to a message ends with a special token; 0 where the text begins otherwise."""
+        """Return where the conversation up to a message ends; 0 if it ends without a special token, or differs."""
         try:
             prefix = fill_template(self.tokenizer, self.dialogue, self.dialogue.messages[: number + 1])
         except StepError:
@@ -283,7 +287,7 @@ class _View:
         head = opening[: match.end()] if match else opening
         at = self.text.rfind(head, 0, common) if head else -1
         # A template may write less before a turn that is over than before one that is to come.
-        return at + len(os.path.commonprefix([self.text[at:common], opening])) if at >= 0 else common
+        return at + count_common(self.text[at:common], opening) if at >= 0 else common
 
     def _find_end(self, after: str, end_text: str, common: int) -> int:
         """Return where a turn ends; `after` is what stands after the place in the other rendering."""
@@ -295,7 +299,7 @@ class _View:
             rest = after[len(closing) :]
             if (closing == end_text or bare) and self.text.endswith(rest) and len(self.text) - len(rest) >= common:
                 return len(self.text) - len(rest)
-        shared = len(os.path.commonprefix([self.text[common:][::-1], after[::-1]]))
+        shared = count_common(self.text[common:][::-1], after[::-1])
         return len(self.text) - shared
 
 

@@ -11,7 +11,7 @@ from schemas.training import LoRA, Training
 
 
 class Sft(Training, LoRA, BaseStage):
-    """Supervised fine-tuning; the loss is the mean cross-entropy of the completion tokens of the whole batch."""
+    """Supervised fine-tuning; the loss is the mean cross-entropy of the learned tokens of the whole batch."""
 
     can: ClassVar = frozenset({"train"})
     data_port: ClassVar = "data"
@@ -26,8 +26,8 @@ class Sft(Training, LoRA, BaseStage):
     max_length: int | None = Field(default=None, ge=2)
     """Most tokens per row, at most the model's maximum length (null: that); longer rows are dropped and counted."""
     train_on: Literal["last", "all", "marked"] = "last"
-    """Messages of the assistant with a loss: the last, all, or those with `train: true` (where a conversation has no such
-    key, what the chat template's `{% generation %}` tags enclose). The token that ends a turn belongs to it."""
+    """Messages of the assistant that have a loss, with the tokens that end them: the last, all, or those with
+    `train: true` (where no message has this key: what the chat template's `{% generation %}` tags enclose)."""
     packing: bool = False
     """Whether to pack several rows into one sequence; a row never attends to another one."""
     per_device_train_batch_size: int = Field(default=32, ge=1)

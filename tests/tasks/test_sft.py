@@ -190,6 +190,24 @@ def test_nothing_to_train_on_is_said(at):
         run(stage(max_length=5), at("a"))
 
 
+def test_the_loss_is_on_the_turns_that_train_on_names(at, tiny_policy_folder, tmp_path):
+    folder = tmp_path / "turns"
+    folder.mkdir()
+    first = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "two"}]
+    write_rows(folder, "chat", [{**(whole := row("2+3=", "5")), "prompt": [*first, *whole["prompt"]]}])
+    policy = load_policy(tiny_policy_folder)
+    ids = torch.tensor([policy.tokenizer.encode("<user>1+1=<eos><assistant>two<eos><user>2+3=<eos><assistant>5<eos>")])
+    logits = policy.model(input_ids=ids).logits.detach()
+    logp = logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+    for turns, places in {"last": [18, 19], "all": [7, 8, 9, 10, 18, 19]}.items():
+        learned = policy.tokenizer.decode(ids[0, places]).replace(" ", "")
+        assert learned == ("two<eos>5<eos>" if turns == "all" else "5<eos>")
+        context = replace(at(turns), inputs={"model": tiny_policy_folder, "data": folder})
+        result = run(stage(max_steps=1, logging_steps=1, train_on=turns), context)
+        want = -float(logp[[place - 1 for place in places]].mean())
+        assert result.metrics["loss"] == pytest.approx(want, abs=1e-5)
+
+
 def test_layers_that_do_not_exist_are_refused(at):
     with pytest.raises(StepError, match=r"lora_target_modules: .*attention_qkv"):
         run(stage(use_peft=True, lora_target_modules=["attention_qkv"]), at("a"))

@@ -98,7 +98,8 @@ HARMONY = (
     "{% endfor %}{% endif %}<|end|>{% endif %}"
     "{% set ns = namespace(name='') %}"
     + HEAD
-    + "{% if m.role == 'assistant' %}{% if m.tool_calls %}{% set f = m.tool_calls[0].function %}{% set ns.name = f.name %}"
+    + "{% if m.role == 'assistant' %}{% if m.tool_calls %}{% set f = m.tool_calls[0].function %}"
+    "{% set ns.name = f.name %}"
     "<|start|>assistant«{% if m.thinking %}<|channel|>analysis<|message|>{{ m.thinking }}<|end|><|start|>assistant"
     "{% endif %} to=functions.{{ f.name }}<|channel|>commentary json<|message|>{{ f.arguments | tojson }}<|call|>»"
     "{% elif loop.last and not add_generation_prompt %}<|start|>assistant«"
@@ -117,7 +118,8 @@ DEEPSEEK_R1 = (
     + "{% if m.role == 'user' %}{% set ns.tool = false %}<｜User｜>{{ m.content }}"
     "{% elif m.role == 'assistant' and m.tool_calls %}<｜Assistant｜>«{{ m.content or '' }}<｜tool▁calls▁begin｜>"
     + CALLS
-    + "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ f.name }}\n{{ f.arguments | tojson }}<｜tool▁call▁end｜>{% endfor %}"
+    + "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ f.name }}\n"
+    "{{ f.arguments | tojson }}<｜tool▁call▁end｜>{% endfor %}"
     "<｜tool▁calls▁end｜><｜end▁of▁sentence｜>»"
     "{% elif m.role == 'assistant' %}{% if not ns.tool %}<｜Assistant｜>{% endif %}"
     "«{{ m.content.split('</think>')[-1] }}<｜end▁of▁sentence｜>»{% set ns.tool = false %}"
