@@ -1,4 +1,4 @@
-"""kind: agent — an agent as one artifact: as the recipe says it, or as an author writes it for a task."""
+"""kind: agent — an agent as one artifact, defined by the recipe or written by an author for a task."""
 
 import json
 
@@ -10,12 +10,12 @@ from learning.lookup import bind
 from schemas.agent import Agent, AuthorUse
 from schemas.stages.agent import AgentStage
 from tasks.context import Context, Metric, Result
-from tasks.remote import Bills, make_desk
+from tasks.remote import SpendingReporter, make_desk
 
 
 def run(stage: AgentStage, context: Context) -> Result:
-    """Prove the tools that the recipe brings, let the author write its own, and write down what passed."""
-    given = Agent(
+    """Test the recipe's own tools, let the author write further ones, and publish what passed."""
+    agent = Agent(
         description=stage.task,
         environment=stage.environment,
         toolkit=stage.toolkit,
@@ -23,9 +23,10 @@ def run(stage: AgentStage, context: Context) -> Result:
         context=stage.context,
         experiences=stage.experiences,
     )
-    drafting = Drafting(given)
-    drafting.proven(given.made)
-    agent = given if stage.author is None else write_drafts(drafting, stage, stage.author, context)
+    drafting = Drafting(agent)
+    drafting.proven(agent.made)
+    if stage.author is not None:
+        agent = write_drafts(drafting, stage, stage.author, context)
     write_agent(context.output("agent"), agent, context.inputs)
     if agent.environment is not None:
         Environment(folder=str(context.output("agent")))  # raises its errors here, not in later stages
@@ -37,12 +38,12 @@ def run(stage: AgentStage, context: Context) -> Result:
 def write_drafts(drafting: Drafting, stage: AgentStage, use: AuthorUse, context: Context) -> Agent:
     """Return the agent that the author writes for the task."""
     desk = make_desk(context, stage.max_tokens_total, stage.max_cost)
-    bills = Bills(context, desk)
+    spending = SpendingReporter(context, desk)
     try:
         author = bind(use, "author", context.inputs)
         return drafting.written(author, stage.task, stage.max_attempts, {"seed": context.seed, "desk": desk})
     finally:
-        bills.tell()
+        spending.report()
 
 
 def count_drafts(agent: Agent, lines: list[Row]) -> dict[str, Metric]:

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from schemas.base import JsonObject
 from schemas.errors import StepError
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 Metric = float | int | bool | str | None
-Event = dict[str, Any]
+Event = JsonObject
 """What a step reports while it runs: metrics, progress (`step`, `total`) or tokens (`spent`, `paid`)."""
 
 
@@ -25,7 +26,7 @@ class Result:
     """Result of `run`: `metrics` are final numbers (gates and loops read them), `details` are for reports."""
 
     metrics: Mapping[str, Metric] = field(default_factory=dict)
-    details: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Context:
     """One execution of a step.
 
     `folder` is the unpublished artifact: outputs go to `folder/outputs/<name>`, curves to `folder/metrics.jsonl`.
-    `checkpoints` belongs to the step's key and survives a kill; whatever lies there was written by this very key.
+    `checkpoints` belongs to the step's key and survives a kill; only attempts of the same key write there.
     """
 
     inputs: Mapping[str, Path]
@@ -44,15 +45,15 @@ class Context:
     device: str = "cpu"
     on_progress: Callable[[Event], None] = lambda event: None
     group: "Group | None" = None
-    """The processes that run the step together; None: this process alone."""
+    """The training group of the step; None: this process alone."""
     actors: "Actors | None" = None
-    """Workers of the roles that run in processes of their own; None: everything runs in this process."""
+    """Workers of the roles that have their own processes; None: everything runs in this process."""
     key: str = ""
     """Key of the step."""
     remote: Path | None = None
     """Folder of remote models' responses, shared by all steps of a checkout; None: one next to `checkpoints`."""
     redact: Callable[[Event], Event] = lambda values: values
-    """Removes the secrets that the settings refer to from names and values of curves."""
+    """Removes secrets of the settings from names and values of curves."""
 
     def input(self, port: str) -> Path:
         """Return the folder of the artifact that the port received, by the dotted path of the field."""
@@ -67,7 +68,7 @@ class Context:
         return path
 
     def log(self, step: int, **values: float) -> None:
-        """Add one point to the curves (kept as JSON lines; `time` is seconds since the epoch)."""
+        """Add one point to the curves, a line of JSON; `time` is in seconds since the epoch."""
         line = json.dumps({"step": step, "time": time.time(), **self.redact(values)}) + "\n"
         handle = os.open(self.folder / "metrics.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
@@ -77,7 +78,7 @@ class Context:
         self.on_progress({"step": step, **values})
 
     def spend(self, tokens: int, paid: float | None = None) -> None:
-        """Report so many more tokens as sampled or trained on; they count against the recipe's budget.
+        """Report further tokens, sampled or trained on; they count against the recipe's budget.
 
         `paid` is what a server charged for them, None if none did.
         """

@@ -1,10 +1,9 @@
-"""kind: curate — keep the rows that are worth training on, and say of every other why it is gone."""
+"""kind: curate — keep the rows that are worth training on, and report why each other row was dropped."""
 
 import random
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,14 +18,14 @@ from schemas.stages.curate import Curate, Decontaminate
 from tasks.context import Context, Result
 
 MEMORY = "2GiB"
-"""What DuckDB may hold of ids, keys and reasons before it spills to disk."""
+"""Memory of DuckDB for ids, keys and reasons; beyond it, DuckDB spills to disk."""
 
 
 def run(stage: Curate, context: Context) -> Result:
-    """Write the kept rows to output `data`, in their order, and what was dropped to output `report`.
+    """Write the kept rows to output `data`, in their order, and the dropped rows with reasons to output `report`.
 
-    Metrics: `rows`, `kept`, `dropped` and `dropped.<reason>`. Raises StepError when nothing is left, when the rows
-    are of no known type, and when decontamination takes more than `max_dropped`.
+    Metrics: `rows`, `kept`, `dropped` and `dropped.<reason>`. Raises StepError when no row is left, when the rows
+    have no known type, and when decontamination drops more than `max_dropped`.
     """
     with tempfile.TemporaryDirectory(dir=context.folder, prefix="spill-") as spill:
         settings = {"num_threads": context.num_threads, "memory_limit": MEMORY, "spill": Path(spill)}
@@ -46,7 +45,7 @@ def run(stage: Curate, context: Context) -> Result:
 
 
 def find_evaluations(settings: Decontaminate, context: Context) -> list[Evaluation]:
-    """Return the problems of each evaluation, generated again from its slots or read from the stage that made them."""
+    """Return the problems of each evaluation, generated from its slots or read from the stage that made them."""
     evaluations = []
     for i, use in enumerate(settings.against):
         port = f"decontaminate.against.{i}"
@@ -56,61 +55,63 @@ def find_evaluations(settings: Decontaminate, context: Context) -> list[Evaluati
         )
     for i in range(len(settings.against_prompts)):
         problems = read_rows(context.input(f"decontaminate.against_prompts.{i}"), "prompts")
-        # Named by what it holds: the stage's name is not in the key, so it must not be in the artifact.
+        # Named by its families: the name of the stage is not in the key, so it must not be in the artifact.
         families = ", ".join(sorted({row["family"] or "no family" for row in problems})[:3])
         evaluations.append(Evaluation(f"against_prompts.{i}({families})", problems))
     return evaluations
 
 
 def drop_by_quality(rows: Curation, stage: Curate, context: Context) -> None:
-    """Ask each filter about each row that is left; the first that says no is named."""
-    filters = [bind(use, f"filters.{i}", context.inputs) for i, use in enumerate(stage.filters)]
+    """Drop the rows that a filter rejects; the report names the first such filter."""
+    filters = []
+    for i, use in enumerate(stage.filters):
+        bound = bind(use, f"filters.{i}", context.inputs)
+        filters.append((describe_filter(bound, use.options), bound.at(0)))
     if not filters:
         return
-    called = [(describe_filter(bound, stage.filters[i].options), bound.at(0)) for i, bound in enumerate(filters)]
     for block in rows.blocks():
         dropped = []
         numbers = block.column("row").to_pylist()
         for number, row in zip(numbers, block.drop_columns("row").to_pylist(), strict=True):
-            refusing = next((name for name, keep in called if not keep(row)), None)
-            if refusing is not None:
-                dropped.append((number, "quality", refusing))
+            rejecting = next((name for name, keep in filters if not keep(row)), None)
+            if rejecting is not None:
+                dropped.append((number, "quality", rejecting))
         rows.drop(dropped)
 
 
-def describe_filter(bound: Bound, options: Mapping[str, Any]) -> str:
-    """Return a filter with its options, as a report names it; not with names of stages, which are not in the key."""
+def describe_filter(bound: Bound, options: Mapping[str, object]) -> str:
+    """Return the name and options of a filter for the report, without names of stages, which are not in the key."""
     plain = {key: value for key, value in options.items() if not isinstance(bound.options.get(key), Path)}
     return f"{bound.name} {plain}"
 
 
 def decontaminate(rows: Curation, settings: Decontaminate, evaluations: list[Evaluation]) -> None:
-    """Drop contaminated rows; raises StepError when that takes too large a share."""
+    """Drop contaminated rows; raise StepError if they are more than the share `max_dropped`."""
     before = rows.kept()
     drop_contaminated(rows, evaluations, settings.ngram, settings.max_overlap)
-    lost = before - rows.kept()
-    if lost > settings.max_dropped * before:
+    num_dropped = before - rows.kept()
+    if num_dropped > settings.max_dropped * before:
         first = rows.run(
             "select id, detail from dropped join texts using (row) where reason = 'contaminated' order by row limit 1"
         )
         raise StepError(
-            f"decontaminate: {lost} of {before} rows hold evaluation problems, more than max_dropped = "
-            f"{settings.max_dropped} (first: {first[0][0]}, {first[0][1]}); draw the training rows from other "
-            "problems, or raise max_dropped"
+            f"decontaminate: {num_dropped} of {before} rows contain evaluation problems, more than max_dropped = "
+            f"{settings.max_dropped} (first: {first[0][0]}, {first[0][1]}); make the training rows from "
+            "other problems, or raise max_dropped"
         )
 
 
 def drop_beyond_limit(rows: Curation, limit: int | None, seed: int) -> None:
-    """Keep `limit` rows drawn with the seed, in their order."""
+    """Keep `limit` rows drawn at random with the seed, in their order."""
     left = np.flatnonzero(rows.mask())
     if limit is not None and len(left) > limit:
-        gone = np.ones(len(left), bool)
-        gone[random.Random(seed).sample(range(len(left)), limit)] = False
-        rows.drop_all(left[gone], "limit", f"{limit} of {len(left)} drawn")
+        is_dropped = np.ones(len(left), bool)
+        is_dropped[random.Random(seed).sample(range(len(left)), limit)] = False
+        rows.drop_all(left[is_dropped], "limit", f"{limit} of {len(left)} drawn")
 
 
 def write_outputs(rows: Curation, evaluations: list[Evaluation], context: Context) -> Result:
-    """Write data and report; raises StepError when no row is left."""
+    """Write data and report; raise StepError if no row is left."""
     counts = summarise(rows, evaluations)
     if counts["rows"] and not counts["kept"]:
         reasons = ", ".join(f"{reason} {number}" for reason, number in counts["dropped"].items() if number)

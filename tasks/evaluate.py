@@ -26,15 +26,15 @@ from schemas.errors import StepError
 from schemas.number_schedules import Number
 from schemas.stages.evaluate import Evaluate
 from tasks.context import Context, Result
-from tasks.remote import Bills, choose_spend, make_desk
+from tasks.remote import SpendingReporter, choose_spend, make_desk
 
 SHOWN_PER_FAMILY = 4
 REPEAT = 1_000_003
-"""Between the seeds of repeated evaluations: far enough that no stage's own seed is one of them."""
+"""Difference of the seeds of repeated evaluations: so large that the seed of no stage is one of them."""
 
 
 def run(stage: Evaluate, context: Context) -> Result:
-    """AnswerSample every model on every problem, score, and report; flows acts on the gates."""
+    """Sample from every model on every problem, score, and report; `flows` acts on the gates."""
     set_determinism(context.seed, context.num_threads)
     names = list(stage.models) or ["model"]
     ports = {name: f"models.{name}" for name in stage.models} or {"model": "model"}
@@ -44,14 +44,14 @@ def run(stage: Evaluate, context: Context) -> Result:
     check_gates(stage, names, families)
     again = choose_repeats(stage, names)
     samples, scores, calls = {}, {}, {}
-    work = Work(stage, context, problems, total=(len(ports) + sum(map(len, again))) * len(problems))
+    work = Evaluation(stage, context, problems, total=(len(ports) + sum(map(len, again))) * len(problems))
     for name, port in ports.items():
-        samples[name], scores[name], calls[name] = work.evaluated(port, context.seed)
+        samples[name], scores[name], calls[name] = work.evaluate(port, context.seed)
     repeats, repeated_texts = [], []
     for number, chosen in enumerate(again):
-        found = {name: work.evaluated(ports[name], context.seed + REPEAT * (number + 1)) for name in chosen}
-        repeats.append({name: score_PN for name, (_, score_PN, _) in found.items()})
-        repeated_texts.append({name: collect_texts(groups) for name, (groups, _, _) in found.items()})
+        evaluations = {name: work.evaluate(ports[name], context.seed + REPEAT * (number + 1)) for name in chosen}
+        repeats.append({name: score_PN for name, (_, score_PN, _) in evaluations.items()})
+        repeated_texts.append({name: collect_texts(groups) for name, (groups, _, _) in evaluations.items()})
     texts = {name: collect_texts(groups) for name, groups in samples.items()}
     measured = Scores(scores, families, repeats, texts, repeated_texts, first=names[0])
     results = {
@@ -75,73 +75,73 @@ def run(stage: Evaluate, context: Context) -> Result:
 
 
 def gather_problems(stage: Evaluate, context: Context) -> tuple[list[Row], int]:
-    """Return held-out problems, each once, at most `limit` of each source; how many came twice."""
+    """Return the distinct held-out problems, at most `limit` of each source, and the number of repetitions."""
     sources = [bind(use, f"tasks.{i}", context.inputs)() for i, use in enumerate(stage.tasks)]
     if stage.prompts is not None:
         sources.append(read_rows(context.input("prompts"), "prompts"))
-    found = [row for source in sources for row in source[: stage.limit]]
-    if not found:
+    problems = [row for source in sources for row in source[: stage.limit]]
+    if not problems:
         raise StepError("evaluate: no problems to evaluate on")
-    unique = {row["id"]: row for row in reversed(found)}
-    return list(reversed(unique.values())), len(found) - len(unique)
+    unique = {row["id"]: row for row in reversed(problems)}
+    return list(reversed(unique.values())), len(problems) - len(unique)
 
 
 def choose_repeats(stage: Evaluate, names: list[str]) -> list[list[str]]:
-    """Return for each further evaluation that gates want for their noise floor, the models that take part."""
-    wanted = [(gate.noise_repeats, gate.model or names[-1], gate.against) for gate in stage.gate if gate.noise_repeats]
-    there = {*names, *stage.against}
+    """Return the models of each further evaluation that gates need for their noise floor."""
+    repeats = [(gate.noise_repeats, gate.model or names[-1], gate.against) for gate in stage.gate if gate.noise_repeats]
+    models = {*names, *stage.against}
     return [
-        list(dict.fromkeys(m for count, *pair in wanted if count > number for m in pair if m in there))
-        for number in range(max((count for count, *_ in wanted), default=0))
+        list(dict.fromkeys(m for count, *pair in repeats if count > number for m in pair if m in models))
+        for number in range(max((count for count, *_ in repeats), default=0))
     ]
 
 
 @dataclass
-class Work:
-    """Models evaluated one after the other, reported as progress through `total` problems."""
+class Evaluation:
+    """Models evaluated one after the other, with progress reported over `total` problems."""
 
     stage: Evaluate
     context: Context
     problems: list[Row]
     total: int
     done: int = 0
-    asked: int = 0
-    """Evaluations so far, in an order that a step always has."""
+    started: int = 0
+    """Evaluations started so far; their order is the same in every attempt of a step."""
 
     def __post_init__(self) -> None:
         stage, context = self.stage, self.context
         self.desk = make_desk(context, stage.max_tokens_total, stage.max_cost)
-        self.bills = Bills(context, self.desk)
+        self.spending = SpendingReporter(context, self.desk)
         rewards = [bind(use, f"rewards.{i}", context.inputs) for i, use in enumerate(stage.rewards)]
         selector = [bind(stage.selector, "selector", context.inputs)] if stage.selector is not None else []
-        found = place_rewards([*rewards, *selector], context.actors)
-        self.rewards, self.selector = found[: len(rewards)], found[len(rewards) :]
+        placed = place_rewards([*rewards, *selector], context.actors)
+        self.rewards, self.selector = placed[: len(rewards)], placed[len(rewards) :]
         self.spend = context.spend
         self.shown: set[str] = set()
 
-    def evaluated(self, port: str, seed: int) -> tuple[list[list[AnswerSample]], np.ndarray, dict[str, int]]:
-        """Return completions of one model, their scores (P, N), and with a program what it asked.
+    def evaluate(self, port: str, seed: int) -> tuple[list[list[AnswerSample]], np.ndarray, dict[str, int]]:
+        """Return the completions of one model, their scores (P, N), and the number of a solver's calls.
 
-        All models draw the same random numbers from a seed.
+        All models use the same random numbers.
         """
         try:
-            samples, calls = self._sampled(port, seed)
+            samples, calls = self._sample(port, seed)
             samples = select_samples(self.selector, self.problems, samples, self.desk, self.shown)
             self.done += len(self.problems)
             weights = [use.weight for use in self.stage.rewards]
             return samples, score_samples(self.rewards, weights, self.problems, samples, self.desk, self.shown), calls
         finally:
-            self.bills.tell()
+            self.spending.report()
 
-    def _sampled(self, port: str, seed: int) -> tuple[list[list[AnswerSample]], dict[str, int]]:
-        """AnswerSample one row each; what a killed step had sampled is not sampled again."""
+    def _sample(self, port: str, seed: int) -> tuple[list[list[AnswerSample]], dict[str, int]]:
+        """Return the samples of every problem; those of an earlier attempt are read from the journal."""
         stage, context, folder = self.stage, self.context, self.context.input(port)
         policy = load_sampling_policy(folder, context.device, context.actors)
         agent = context.inputs.get(f"agents.{port.partition('.')[2]}", context.inputs.get("agent"))
         env, problems = load_env(agent, stage.env), list(load_rows(agent, self.problems))
-        self.asked += 1
+        self.started += 1
         with (
-            RowJournal(context.checkpoints / f"sampled-{self.asked}.jsonl") as journal,
+            RowJournal(context.checkpoints / f"sampled-{self.started}.jsonl") as journal,
             open_engine(stage.engine, policy, context.actors, folder, self.desk) as plain,
             open_environment(plain, env, policy.tokenizer, context.inputs) as engine,
         ):
@@ -150,16 +150,16 @@ class Work:
             if stage.solver:
                 asking = Asking(engine, policy.tokenizer, sampling, seed, spend=self.spend, journal=journal)
                 solver = bind(stage.solver, "solver", context.inputs)
-                found = run_solver(solver, asking, problems, stage.num_generations)
+                samples = run_solver(solver, asking, problems, stage.num_generations)
                 context.progress(self.done + len(self.problems), self.total)
-                return found, {"calls": asking.calls, "longest_call": asking.longest}
+                return samples, {"calls": asking.calls, "longest_call": asking.longest}
             how = {"n": stage.num_generations, "seed": seed, "sampling": sampling, "journal": journal}
-            return sample_rows(engine, policy.tokenizer, problems, on_progress=self._told, **how), {}
+            return sample_rows(engine, policy.tokenizer, problems, on_progress=self._report, **how), {}
 
-    def _told(self, here: int, tokens: int) -> None:
+    def _report(self, done: int, tokens: int) -> None:
         self.spend(tokens)
-        self.bills.tell()
-        self.context.progress(self.done + here, self.total)
+        self.spending.report()
+        self.context.progress(self.done + done, self.total)
 
 
 def collect_texts(samples: list[list[AnswerSample]]) -> np.ndarray:
@@ -168,9 +168,9 @@ def collect_texts(samples: list[list[AnswerSample]]) -> np.ndarray:
 
 
 def summarise_episodes(samples: list[list[AnswerSample]]) -> dict[str, float]:
-    """Return whole turns of the model per episode, and how many of them the environment could not carry out."""
+    """Return the mean number of turns per episode, and of those that the environment could not execute."""
     turns = [one.turns for group in samples for one in group]
-    failed = sum(not turn.ok for of in turns for turn in of)
+    failed = sum(not turn.ok for episode in turns for turn in episode)
     return {"turns": sum(map(len, turns)) / len(turns), "failed_turns": failed / len(turns)}
 
 
@@ -196,7 +196,7 @@ def select_samples(
     desk: SpendingAccount,
     shown: set[str],
 ) -> list[list[AnswerSample]]:
-    """Return of every problem's samples the one that the selector likes best; all of them without a selector."""
+    """Return for every problem the sample that the selector scores highest; all samples without a selector."""
     if not selector:
         return groups
     rows = [row for row, group in zip(problems, groups, strict=True) for _ in group]
@@ -217,30 +217,30 @@ def score_samples(
     """Return scores (P, N), NaN where a reward gives none."""
     rows = [row for row, group in zip(problems, samples, strict=True) for _ in group]
     flat_samples = [one for group in samples for one in group]
-    found = compute_weighted_scores(
+    flat_scores = compute_weighted_scores(
         rewards, weights, rows, [one.text for one in flat_samples], desk, flat_samples, shown
     )
-    return np.array([np.nan if s is None else s for s in found]).reshape(len(problems), -1)
+    return np.array([np.nan if s is None else s for s in flat_scores]).reshape(len(problems), -1)
 
 
 def flatten_metrics(results: Row, scores: dict[str, np.ndarray], last: str) -> dict[str, float | int]:
     """Return metrics for gates, loops and MLflow: `accuracy` of the last model, `accuracy.<model>[.<family>]`."""
-    found: dict[str, float | int] = {"problems": results["problems"]}
+    metrics: dict[str, float | int] = {"problems": results["problems"]}
     for line in results["table"]:
         name = f"{line['metric']}.{line['model']}"
-        found[name if line["family"] == ALL else f"{name}.{line['family']}"] = line["value"]
+        metrics[name if line["family"] == ALL else f"{name}.{line['family']}"] = line["value"]
         if line["family"] == ALL and line["model"] == last:
-            found[line["metric"]] = line["value"]
+            metrics[line["metric"]] = line["value"]
     for model, counts in results.get("calls", {}).items():
-        found |= {f"{what}.{model}": count for what, count in counts.items()}
+        metrics |= {f"{what}.{model}": count for what, count in counts.items()}
     for model, values in results.get("episodes", {}).items():
-        found |= {f"{what}.{model}": value for what, value in values.items()}
+        metrics |= {f"{what}.{model}": value for what, value in values.items()}
     for line in results.get("weights", []):
         if line["value"] is not None:
-            found[f"{line['measure']}.{line['model']}"] = line["value"]
-    found["unscorable"] = int(sum(np.isnan(score_PN).sum() for score_PN in scores.values()))
-    found["gates_failed"] = sum(not gate["passed"] for gate in results["gates"])
-    return found
+            metrics[f"{line['measure']}.{line['model']}"] = line["value"]
+    metrics["unscorable"] = int(sum(np.isnan(score_PN).sum() for score_PN in scores.values()))
+    metrics["gates_failed"] = sum(not gate["passed"] for gate in results["gates"])
+    return metrics
 
 
 def make_sample_rows(

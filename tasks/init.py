@@ -1,8 +1,5 @@
 """kind: init — a tokenizer and a randomly initialised model from a configuration."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     CONFIG_MAPPING,
@@ -15,17 +12,18 @@ from transformers import (
 
 from learning.lookup import bind
 from learning.models.policy import Policy, save_policy, set_determinism
+from schemas.base import JsonObject
 from schemas.errors import StepError
 from schemas.stages.init import Init
 from schemas.suggestions import suggest
 from tasks.context import Context, Result
 
 LEGACY = {"rope_theta", "rope_scaling"}
-"""Arguments that every configuration still takes although none names them."""
+"""Arguments that every configuration accepts without listing them."""
 
 
 def run(stage: Init, context: Context) -> Result:
-    """Build the tokenizer, then a model of its vocabulary with seeded weights, in float32."""
+    """Build the tokenizer, then a model with its vocabulary and seeded random weights, in float32."""
     set_determinism(context.seed, context.num_threads)
     tokenizer = bind(stage.tokenizer, "tokenizer", context.inputs)()
     tokenizer.model_max_length = stage.max_length
@@ -35,17 +33,18 @@ def run(stage: Init, context: Context) -> Result:
     return Result({**counts, "max_length": stage.max_length})
 
 
-def make_config(given: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, max_length: int) -> PreTrainedConfig:
-    """Return the configuration that `given` names, with the tokenizer's vocabulary and without dropout.
+def make_config(settings: JsonObject, tokenizer: PreTrainedTokenizerBase, max_length: int) -> PreTrainedConfig:
+    """Return the configuration for `settings`, with the tokenizer's vocabulary and without dropout.
 
-    Raises StepError for an unknown model_type or argument, for dropout, and for what the tokenizer decides.
+    Raises StepError for an unknown model_type or argument, for dropout, and for values that contradict the tokenizer.
     """
-    arguments = dict(given)
-    known = sorted(c.model_type for c in MODEL_FOR_CAUSAL_LM_MAPPING)
+    arguments = dict(settings)
+    model_types = sorted(c.model_type for c in MODEL_FOR_CAUSAL_LM_MAPPING)
     model_type = arguments.pop("model_type", None)
-    if model_type not in known:
+    if model_type not in model_types:
         raise StepError(
-            f"config.model_type: {model_type!r} is no causal language model; {suggest(str(model_type), known, 'one')}"
+            f"config.model_type: {model_type!r} is not a causal language model; "
+            f"{suggest(str(model_type), model_types, 'one')}"
         )
     kind = CONFIG_MAPPING[model_type]
     default = kind()
@@ -56,49 +55,46 @@ def make_config(given: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, ma
     dropouts = {n: 0.0 for n in default.to_dict() if "drop" in n and isinstance(getattr(default, n), float)}
     for name in dropouts:
         if arguments.get(name):
-            raise StepError(
-                f"config.{name}: dropout is not supported, the trained model must be the sampled one; remove it"
-            )
+            raise StepError(f"config.{name}: dropout makes training and sampling policies differ; remove it")
     if arguments.setdefault("max_position_embeddings", max_length) < max_length:
         raise StepError(
-            f"config.max_position_embeddings: less than max_length, {max_length}; raise one or lower the other"
+            f"config.max_position_embeddings is less than max_length ({max_length}); raise it, or lower max_length"
         )
     config = build_config(kind, {**arguments, **dropouts, **read_tokenizer(tokenizer, arguments)}, names)
     heads, groups = (getattr(config, f"num_{name}_heads", None) for name in ("attention", "key_value"))
     if heads and groups and heads % groups:
         raise StepError(
-            f"config.num_key_value_heads: {groups} does not divide num_attention_heads, {heads}; give both "
-            f"(what is left out is {model_type}'s own)"
+            f"config.num_key_value_heads: {groups} does not divide num_attention_heads ({heads}); set both "
+            f"(an omitted argument has the default of {model_type})"
         )
     return config
 
 
-def read_tokenizer(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the vocabulary and special ids; raises StepError when the recipe says otherwise."""
-    decided = {
+def read_tokenizer(tokenizer: PreTrainedTokenizerBase, arguments: JsonObject) -> JsonObject:
+    """Return vocabulary size and special token ids; raise StepError if the recipe sets other values."""
+    values = {
         "vocab_size": len(tokenizer),
         "pad_token_id": tokenizer.pad_token_id,
         "eos_token_id": tokenizer.eos_token_id,
         "bos_token_id": tokenizer.bos_token_id,
     }
-    for name, value in decided.items():
+    for name, value in values.items():
         if arguments.get(name, value) != value:
-            raise StepError(f"config.{name}: the tokenizer says {value}, not {arguments[name]}; remove it")
-    return decided
+            raise StepError(f"config.{name} is {value} in the tokenizer, not {arguments[name]}; remove it")
+    return values
 
 
-def build_config(kind: type[PreTrainedConfig], arguments: Mapping[str, Any], names: list[str]) -> PreTrainedConfig:
-    """Return the configuration; raises StepError for values it refuses."""
-    taken = {name: value for name, value in arguments.items() if name in names}
+def build_config(kind: type[PreTrainedConfig], arguments: JsonObject, names: list[str]) -> PreTrainedConfig:
+    """Return the configuration; raise StepError for values that transformers refuses."""
     try:
-        return kind(**taken)
+        return kind(**{name: value for name, value in arguments.items() if name in names})
     except (StrictDataclassError, TypeError, ValueError) as error:
-        raise StepError(f"config: {kind.model_type} refuses these values: {error}") from error
+        raise StepError(f"config: transformers refuses these values for {kind.model_type}: {error}") from error
 
 
 def make_model(config: PreTrainedConfig) -> PreTrainedModel:
-    """Return a model with weights drawn from torch's generator; raises StepError for sizes that do not fit together."""
+    """Return a model with random weights from torch's generator; raise StepError for incompatible sizes."""
     try:
         return AutoModelForCausalLM.from_config(config).float().eval()
     except (AssertionError, IndexError, KeyError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise StepError(f"config: no {config.model_type} model can be made of these sizes: {error}") from error
+        raise StepError(f"config: these sizes do not make a {config.model_type} model: {error}") from error

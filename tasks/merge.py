@@ -24,19 +24,19 @@ HALF = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "fl
 def run(stage: Merge, context: Context) -> Result:
     """Write the merged model to output `model` and return the metrics `models`, `tensors` and `parameters`.
 
-    Raises StepError when the models do not fit together, naming the tensor and both shapes, and for parameters that the
-    method does not have.
+    Raises StepError, with the tensor and both shapes, for models that do not fit together, and for parameters that
+    the method does not have.
     """
     method = Method(stage.merge_method)
     with tempfile.TemporaryDirectory(dir=context.folder, prefix="folded-") as folded:
         slices, template = open_models(stage, context, Path(folded))
         refuse_misfits(slices, template)
-        wanted = list(list_targets(slices, template))
-        refuse_unknown(stage, method, slices, wanted)
+        targets = list(list_targets(slices, template))
+        refuse_unknown(stage, method, slices, targets)
         dtype, out_dtype = choose_precisions(stage, template)
-        shapes = {t.name: (check_shapes(t), _kept(t, out_dtype)) for t in wanted}
+        shapes = {t.name: (check_shapes(t), _choose_precision(t, out_dtype)) for t in targets}
         folder = context.output("model")
-        totals = sum_totals(wanted, method, stage.parameters, dtype)
+        totals = sum_totals(targets, method, stage.parameters, dtype)
         options = {"dtype": dtype, "out_dtype": out_dtype, "seed": context.seed, "totals": totals}
         with WeightsWriter(folder / "model.safetensors", shapes) as writer:
 
@@ -44,10 +44,10 @@ def run(stage: Merge, context: Context) -> Result:
                 return merge_tensor(target, read_tensors(target), method, stage.parameters, **options)
 
             for done, (target, tensor) in enumerate(
-                make_in_parallel(wanted, make, max(1, context.num_threads)), start=1
+                make_in_parallel(targets, make, max(1, context.num_threads)), start=1
             ):
                 writer.write(target.name, tensor)
-                context.progress(done, len(wanted))
+                context.progress(done, len(targets))
         write_other_files(slices, template, HALF[out_dtype], folder)
         parameters = sum(torch.Size(shape).numel() for shape, _ in shapes.values())
         models = {source.weights.folder for piece in slices for source in piece.sources}
@@ -55,7 +55,7 @@ def run(stage: Merge, context: Context) -> Result:
 
 
 def open_models(stage: Merge, context: Context, folded: Path) -> tuple[list[Slice], Weights]:
-    """Open every model once, adapters folded into their base; the template is the base model, else the first."""
+    """Open every model once, adapters merged into their bases; the template is the base model, else the first model."""
     opened: dict[Path, Weights] = {}
 
     def weights_at(port: str) -> Weights:
@@ -69,7 +69,7 @@ def open_models(stage: Merge, context: Context, folded: Path) -> tuple[list[Slic
 
 
 def fold_model(folder: Path, into: Path) -> Path:
-    """Return a folder with whole weights: the model itself, or an adapter folded into its base."""
+    """Return a folder with full weights: that of the model, or that of an adapter merged into its base."""
     if not (folder / "adapter_config.json").is_file():
         return folder
     entries = Weights(folder / "base").entries.values()
@@ -78,14 +78,14 @@ def fold_model(folder: Path, into: Path) -> Path:
     return into
 
 
-def refuse_unknown(stage: Merge, method: Method, slices: list[Slice], wanted: list[Target]) -> None:
-    """Refuse parameters that the method does not have, and tensors that nothing would become of."""
+def refuse_unknown(stage: Merge, method: Method, slices: list[Slice], targets: list[Target]) -> None:
+    """Refuse parameters that the method does not have, and tensors of the models that the result would not use."""
     sources = [source for piece in slices for source in piece.sources]
     levels = [stage.parameters, *(piece.parameters for piece in slices), *(source.parameters for source in sources)]
     method.refuse_unknown(levels)
     if stage.models:
         for source in sources:
-            refuse_unused_tensors({target.name for target in wanted}, source)
+            refuse_unused_tensors({target.name for target in targets}, source)
 
 
 def choose_precisions(stage: Merge, template: Weights) -> tuple[torch.dtype, torch.dtype]:
@@ -95,22 +95,22 @@ def choose_precisions(stage: Merge, template: Weights) -> tuple[torch.dtype, tor
     return dtype, getattr(torch, stage.out_dtype) if stage.out_dtype else dtype
 
 
-def _kept(target: Target, out_dtype: torch.dtype) -> torch.dtype:
-    """Return the precision of a tensor in the result: integers stay what they are."""
+def _choose_precision(target: Target, out_dtype: torch.dtype) -> torch.dtype:
+    """Return the precision of a tensor in the result: integers keep theirs."""
     entry = target.slice.sources[0].weights.entries.get(target.source_names[0])
     return out_dtype if entry is None or entry.dtype in HALF else entry.dtype
 
 
 def make_in_parallel(
-    wanted: list[Target], make: Callable[[Target], Tensor], workers: int
+    targets: list[Target], make: Callable[[Target], Tensor], workers: int
 ) -> Iterator[tuple[Target, Tensor]]:
-    """Yield every target with its tensor, in order; as many at once as there are workers, each on one core.
+    """Yield every target with its tensor, in order; each worker merges one tensor at a time on one core.
 
-    Torch's own threads would meet at the end of every small operation; tensors need not wait for each other.
+    This is faster than torch's own threads, which synchronise after every small operation.
     """
     with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         waiting: deque[tuple[Target, Future[Tensor]]] = deque()
-        for target in wanted:
+        for target in targets:
             waiting.append((target, pool.submit(make, target)))
             if len(waiting) > workers:
                 first, made = waiting.popleft()

@@ -1,10 +1,9 @@
-"""kind: practice — groups of rollouts teach experiences, which go into the next prompts; the model stays as it is."""
+"""kind: practice — experiences are extracted from groups of rollouts and added to later prompts; weights stay fixed."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from learning.agents.acting import make_env
 from learning.agents.folder import load_agent, write_practised
@@ -23,14 +22,15 @@ from learning.samples.sample import Sample
 from learning.sampling.placed_rewards import place_rewards
 from learning.sampling.sampler import Sampler, score
 from schemas.agent import Agent
+from schemas.base import JsonObject
 from schemas.errors import StepError
 from schemas.sealed import NotSealed, read_sealed, write_sealed
 from schemas.stages.practice import Practice
 from tasks.context import Context, Result
-from tasks.remote import Bills, choose_spend, make_desk
+from tasks.remote import SpendingReporter, choose_spend, make_desk
 
 SHOWN = 8
-"""Groups that taught something and are kept in the details."""
+"""Most groups in the details."""
 
 
 def run(stage: Practice, context: Context) -> Result:
@@ -44,22 +44,22 @@ def run(stage: Practice, context: Context) -> Result:
         open_engine(stage.engine, policy, context.actors, model, desk) as engine,
         open_environment(engine, make_env(agent, folder), policy.tokenizer, context.inputs) as episodes,
     ):
-        work = Work(stage, context, agent, policy, engine, episodes, journal, desk)
-        for step in range(work.resume(), stage.max_steps):
-            work.round(step)
-            context.progress(step + 1, stage.max_steps, experiences=len(work.experiences))
-    work.publish()
-    return work.result()
+        rounds = Rounds(stage, context, agent, policy, engine, episodes, journal, desk)
+        for step in range(rounds.resume(), stage.max_steps):
+            rounds.run(step)
+            context.progress(step + 1, stage.max_steps, experiences=len(rounds.experiences))
+    rounds.publish()
+    return rounds.result()
 
 
 @dataclass
-class Work:
+class Rounds:
     """The rounds of a stage."""
 
     stage: Practice
     context: Context
     agent: Agent
-    """As it came in."""
+    """The input agent."""
     policy: Policy
     engine: EngineProtocol
     episodes: EngineProtocol
@@ -68,43 +68,41 @@ class Work:
     desk: SpendingAccount
     experiences: list[str] = field(default_factory=list)
     points: list[dict[str, float]] = field(default_factory=list)
-    """Of every round."""
+    """Metrics of every round."""
     groups: list[Row] = field(default_factory=list)
-    """Of all rounds: rollouts, scores, what was learnt."""
-    states: dict[str, Any] = field(default_factory=dict)
+    """The groups of all rounds: rollouts, scores, extracted experiences."""
+    states: dict[str, object] = field(default_factory=dict)
     history: History = field(default_factory=History)
 
     def __post_init__(self) -> None:
         stage, context, inputs = self.stage, self.context, self.context.inputs
         self.experiences = list(self.agent.experiences)
-        self.plan, self.extractor = (
-            bind(stage.prompt_sampler, "prompt_sampler", inputs),
-            bind(stage.extractor, "extractor", inputs),
-        )
+        self.prompt_sampler = bind(stage.prompt_sampler, "prompt_sampler", inputs)
+        self.extractor = bind(stage.extractor, "extractor", inputs)
         rewards = [bind(use, f"rewards.{i}", inputs) for i, use in enumerate(stage.rewards)]
         self.rewards = place_rewards(rewards, context.actors)
         self.rows = read_rows(context.input("prompts"), "prompts")
         if not self.rows:
-            raise StepError("practice: no problems; look at what the stage before it dropped")
+            raise StepError("practice: no problems; check what the previous stage dropped")
         self.shown: set[str] = set()
-        self.bills, self.spend = Bills(context, self.desk), choose_spend(context, self.engine)
+        self.spending, self.spend = SpendingReporter(context, self.desk), choose_spend(context, self.engine)
 
-    def round(self, step: int) -> None:
+    def run(self, step: int) -> None:
         """Sample with the experiences so far, score, compare, and save the round."""
-        sampler = self.sampler(step)
-        have = self.have(step, sampler)
-        requests = self.plan.ask(step, have)
-        self.check_room(sampler, have["rows"])
+        sampler = self.make_sampler(step)
+        supplied = self.supply(step, sampler)
+        requests = self.prompt_sampler.ask(step, supplied)
+        self.check_room(sampler, supplied["rows"])
         try:
             samples = sample_rollouts(sampler, requests, self.journal, self.spend)
-            score(self.rewards, [use.weight for use in self.stage.rewards], samples, have, shown=self.shown)
+            score(self.rewards, [use.weight for use in self.stage.rewards], samples, supplied, shown=self.shown)
             limits = {"min_margin": self.stage.min_margin, "most": self.stage.max_experiences}
             tokenizer, before = self.policy.tokenizer, self.experiences
             self.experiences, groups = extract_experiences(
-                self.extractor, samples, before, have, tokenizer=tokenizer, **limits
+                self.extractor, samples, before, supplied, tokenizer=tokenizer, **limits
             )
         finally:
-            self.bills.tell()
+            self.spending.report()
         self.history.add(samples)
         self.groups += [{"round": step, **group} for group in groups]
         self.points.append(summarise_round(samples, groups, len(self.experiences)))
@@ -112,24 +110,24 @@ class Work:
         self.save(step, groups)
 
     def check_room(self, sampler: Sampler, rows: Sequence[Row]) -> None:
-        """Raises StepError where experiences have grown so that a prompt leaves no room for a completion."""
+        """Raise StepError if the experiences make a prompt too long for a completion to fit."""
         longest = max(len(sampler.encode(row["prompt"])) for row in rows) + self.stage.max_completion_length
         shown = min(len(self.experiences), self.agent.context.experiences)
         if longest > self.policy.max_length and shown:
             raise StepError(
-                f"practice: the longest prompt and max_completion_length make {longest} tokens, the model holds "
-                f"{self.policy.max_length}; the agent shows {shown} of {len(self.experiences)} experiences: lower its "
-                "context.experiences, or let the extractor be brief"
+                f"practice: the longest prompt and max_completion_length make {longest} tokens, but the model's "
+                f"maximum length is {self.policy.max_length}; prompts contain {shown} of {len(self.experiences)} "
+                "experiences: lower context.experiences of the agent, or make the extractor write shorter ones"
             )
 
-    def sampler(self, step: int) -> Sampler:
-        """Return episodes of one round, each stream its own."""
+    def make_sampler(self, step: int) -> Sampler:
+        """Return the sampler of a round's episodes, each with its own random stream."""
         sampling = Sampling(self.stage.temperature, self.stage.max_completion_length)
         return Sampler(self.episodes, self.policy, sampling, self.context.seed, step)
 
-    def have(self, step: int, sampler: Sampler) -> dict[str, Any]:
-        """Return what sampler, rewards and extractor may ask for; `sampler` answers outside of the environment."""
-        stage, plain = self.stage, replace(sampler, engine=self.engine)
+    def supply(self, step: int, sampler: Sampler) -> JsonObject:
+        """Return the values that prompt sampler, rewards and extractor may take; `sampler` has no environment."""
+        stage = self.stage
         return {
             "rows": ShownRows(self.rows, self.agent.model_copy(update={"experiences": self.experiences})),
             "num_groups": stage.generation_batch_size // stage.num_generations,
@@ -140,13 +138,13 @@ class Work:
             "history": self.history,
             "metrics": self.points[-1] if self.points else {},
             "desk": self.desk,
-            "sampler": plain,
+            "sampler": replace(sampler, engine=self.engine),
             "policy": self.policy,
             "engine": self.engine,
         }
 
     def save(self, step: int, groups: list[Row]) -> None:
-        """Put a round down whole."""
+        """Write the state after a round to a file that is complete or absent."""
         state = {"experiences": self.experiences, "states": self.states, "history": self.history.to_json()}
         state |= {"point": self.points[-1], "groups": groups}
         write_sealed(self.file(step), f"round {step}", state)
@@ -154,7 +152,7 @@ class Work:
     def resume(self) -> int:
         """Restore the rounds that a killed step saved; return the round to continue with."""
         step = 0
-        while step < self.stage.max_steps and (state := self.put_down(step)) is not None:
+        while step < self.stage.max_steps and (state := self.load_round(step)) is not None:
             self.experiences, self.states = state["experiences"], state["states"]
             self.history.load(state["history"])
             self.points.append(state["point"])
@@ -163,14 +161,14 @@ class Work:
             step += 1
         return step
 
-    def put_down(self, step: int) -> dict[str, Any] | None:
+    def load_round(self, step: int) -> JsonObject | None:
         """Return the saved state of a round; None if it did not finish or its file is damaged, which is reported."""
         try:
             return read_sealed(self.file(step), f"round {step}")
         except FileNotFoundError:
             return None
         except NotSealed as error:
-            print(f"{error}; round {step} and all after it are done again")
+            print(f"{error}; round {step} and all later rounds are repeated")
             return None
 
     def file(self, step: int) -> Path:
@@ -178,17 +176,17 @@ class Work:
         return self.context.checkpoints / f"round-{step:05d}.json"
 
     def publish(self) -> None:
-        """Write the agent with what it has learnt, and a line for every group."""
+        """Write the agent with its experiences, and a line for every group."""
         learnt = self.agent.model_copy(update={"experiences": self.experiences})
         write_practised(self.context.output("agent"), self.context.inputs.get("agent"), learnt)
         lines = [json.dumps(group, ensure_ascii=False, sort_keys=True) + "\n" for group in self.groups]
         (self.context.output("rounds") / "rounds.jsonl").write_text("".join(lines), encoding="utf-8")
 
     def result(self) -> Result:
-        """Return the numbers of the first and the last round, and what was learnt."""
+        """Return metrics of the first and the last round, and the experiences."""
         first, last = self.points[0], self.points[-1]
         metrics = {name: value for name, value in last.items() if name != "learnt"}
-        metrics |= {"learnt": int(sum(one["learnt"] for one in self.points)), "rollouts": 0}
+        metrics["learnt"] = int(sum(point["learnt"] for point in self.points))
         metrics["rollouts"] = sum(len(group["rollouts"]) for group in self.groups)
         metrics |= {"reward_first": first["reward"]} if "reward" in first else {}
         taught = [summarise_group(group) for group in self.groups if group["learnt"]][:SHOWN]
@@ -203,7 +201,7 @@ def summarise_group(group: Row) -> Row:
 
 
 def summarise_round(samples: list[Sample], groups: list[Row], experiences: int) -> dict[str, float]:
-    """Return a round in the curves."""
+    """Return the metrics of a round for the curves."""
     scored = [sample.reward for sample in samples if sample.reward is not None]
     return {
         **({"reward": sum(scored) / len(scored)} if scored else {}),

@@ -33,7 +33,7 @@ from schemas.stages.preference import Preference
 from tasks.context import Context, Result
 
 PORTS = {"ref": "reference", "prev": "previous"}
-"""The stage's key for each policy that log-ratios are against."""
+"""Base of a log-ratio to the key of the stage that names its policy."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def prepare_pairs(stage: Preference, context: Context, policy: Policy, names: se
 def add_references(
     stage: Preference, context: Context, start: Policy, names: set[str], pairs: Pairs, used: Sequence[int]
 ) -> None:
-    """Add the log-probabilities of the policies that log-ratios are against, for the pairs that will be used."""
+    """Add the log-probabilities of the reference policies, for the pairs that will be used."""
     for base in list_bases(names):
         model = start.model
         if getattr(stage, PORTS[base]) is not None:

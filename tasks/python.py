@@ -1,8 +1,7 @@
-"""kind: python — a function of the user's own."""
+"""kind: python — a user-defined function."""
 
 import traceback
 from dataclasses import replace
-from typing import Any
 
 from learning.data.rows import SCHEMAS, scan_rows
 from learning.lookup import bind
@@ -12,7 +11,7 @@ from tasks.context import Context, Result
 
 
 def run(stage: Python, context: Context) -> Result:
-    """Call the function, then check that it wrote what it declares; what it returns are the step's metrics."""
+    """Call the function, check the outputs that the stage declares, and return the function's metrics."""
     function = bind(stage.function, "function", context.inputs)
     short = {port.removeprefix("inputs."): folder for port, folder in context.inputs.items()}
     try:
@@ -29,7 +28,7 @@ def run(stage: Python, context: Context) -> Result:
 
 
 def check_output(stage: Python, context: Context, name: str, artifact_type: str) -> None:
-    """Raise StepError when an output is missing or is not of its type."""
+    """Raise StepError if an output is empty or not of its type."""
     folder = context.output(name)
     if not any(folder.iterdir()):
         advice = f"write files to context.output({name!r})"
@@ -37,25 +36,27 @@ def check_output(stage: Python, context: Context, name: str, artifact_type: str)
     if artifact_type in SCHEMAS:
         if not any(folder.glob("rows*.parquet")):
             raise StepError(
-                f"function {stage.function.use}: output {name!r} has no rows.parquet: learning.data.rows.write_rows"
+                f"function {stage.function.use}: output {name!r} has no rows.parquet; write it with "
+                "learning.data.rows.write_rows"
             )
         for _ in scan_rows(folder, artifact_type):
             pass  # what is damaged, or of another type, is an error
     models = {"policy": "config.json", "reward_model": "config.json", "adapter": "adapter_config.json"}
     if artifact_type in models and not (folder / models[artifact_type]).is_file():
         raise StepError(
-            f"function {stage.function.use}: output {name!r} is no {artifact_type}: no {models[artifact_type]}"
+            f"function {stage.function.use}: output {name!r} is not a {artifact_type}: it has no "
+            f"{models[artifact_type]}"
         )
 
 
-def as_result(stage: Python, returned: Any) -> Result:
-    """Return a Result, a dictionary of metrics, or nothing; raises StepError for anything else."""
+def as_result(stage: Python, returned: object) -> Result:
+    """Return the function's Result, or its dictionary of metrics as one; raise StepError for anything else."""
     if isinstance(returned, Result):
         return returned
     metrics = {} if returned is None else returned
     plain = (int, float, bool, str, type(None))
     if not isinstance(metrics, dict) or any(not isinstance(value, plain) for value in metrics.values()):
         raise StepError(
-            f"function {stage.function.use}: must return None, a Result or a dictionary of numbers and texts"
+            f"function {stage.function.use}: must return None, a Result, or a dictionary of numbers and strings"
         )
     return Result({str(name): value for name, value in metrics.items()})

@@ -1,4 +1,4 @@
-"""What a step that asks remote models needs: its desk, and telling what they cost."""
+"""The account of a step's remote requests, and the report of what they cost."""
 
 from collections.abc import Callable
 
@@ -7,38 +7,38 @@ from learning.api.spending import SpendingAccount
 from tasks.context import Context
 
 EVERY = 20
-"""Answers between looks at what was spent."""
+"""Answers between two reports of spending."""
 
 
 def choose_spend(context: Context, engine: object) -> Callable[[int], None]:
-    """Return the function that counts sampled tokens; it does nothing if a server charges: `Bills` counts then."""
+    """Return the function that counts sampled tokens; it does nothing if a server charges: see `SpendingReporter`."""
     return (lambda tokens: None) if getattr(engine, "charges", False) else context.spend
 
 
 def make_desk(context: Context, max_tokens: int | None = None, max_cost: float | None = None) -> SpendingAccount:
-    """Return the desk for a step's remote requests; the limits apply to what it pays."""
+    """Return the account that a step's remote requests are paid from; the limits apply to what it pays."""
     return SpendingAccount(context.remote or context.checkpoints.parent / "remote", context.key, max_tokens, max_cost)
 
 
-class Bills:
-    """Tells what a step has paid to servers since it was last asked, whichever of its processes paid."""
+class SpendingReporter:
+    """Reports to the context what a step's processes have paid to servers since the last report."""
 
     def __init__(self, context: Context, desk: SpendingAccount):
         self.context, self.desk = context, desk
-        self.told = self._spent()
+        self.reported = self._read_spent()
 
-    def tell(self, speaks: bool = True) -> None:
-        """Count what is new against the budget; only one of several processes `speaks` for the step."""
-        if not speaks:
+    def report(self, is_main: bool = True) -> None:
+        """Count new spending against the budget; of several processes only the main one reports."""
+        if not is_main:
             return
-        now = self._spent()
-        new, self.told = now - self.told, now
+        spent = self._read_spent()
+        new, self.reported = spent - self.reported, spent
         if new.tokens > new.charged:
             self.context.spend(new.tokens - new.charged)
         if new.charged:
             self.context.spend(new.charged, new.cost)
 
-    def _spent(self) -> Spent:
+    def _read_spent(self) -> Spent:
         if not (self.desk.folder / FILE).is_file():
             return Spent()
         answers = ResponseStore(self.desk.folder)

@@ -39,19 +39,19 @@ from learning.sampling.trajectories import Trajectories
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
 from tasks.context import Context, Result
-from tasks.remote import Bills, make_desk
+from tasks.remote import SpendingReporter, make_desk
 
 
 def run(stage: Rl, context: Context) -> Result:
     """Train `stage.model` on `stage.prompts`; continue from the step's own checkpoints."""
     if (environment_of_agent := load_optional(stage, "agent_environment")) is not None:
         stage = stage.model_copy(update={"env": environment_of_agent(context.input("agent"), stage.env)})
-    training, bills = prepare(stage, context), Bills(context, make_desk(context))
+    training, spending = prepare(stage, context), SpendingReporter(context, make_desk(context))
     try:
         for step in range(resume(training), stage.max_steps):
             if training.stopped is None:
                 run_iteration(training, step)
-                bills.tell(training.group.main)
+                spending.report(training.group.main)
             if training.stopped is None and (step + 1) % stage.save_steps == 0 and step + 1 < stage.max_steps:
                 save(training, step + 1)
         return publish(training, context)
@@ -106,12 +106,13 @@ def prepare(stage: Rl, context: Context) -> TrainingState:
 
 
 def refuse_incomplete(stage: Rl, algorithm: Algorithm, slots: SamplingSlots, group: Group) -> None:
-    """Raise StepError for parts that ask for what this stage, or this many trainers, do not have."""
+    """Raise StepError for slot functions that need a critic, or a single trainer, that the stage does not have."""
     if stage.critic is None and algorithm.needs("value_T"):
-        raise StepError("a part of the algorithm asks for `value_T`: give the stage a `critic:`")
+        raise StepError("a slot function of the algorithm needs `value_T`: give the stage a `critic:`")
     if group.size > 1 and slots.needs("consume"):
         raise StepError(
-            "rollout: one that trains on groups as they end needs one trainer; leave `train` out of resources"
+            "rollout: a rollout that trains on groups as they are completed needs a single trainer; "
+            "remove `train` from resources"
         )
 
 
@@ -122,7 +123,7 @@ def make_auxiliary_models(stage: Rl, policy: Policy, context: Context, group: Gr
 
 
 def samples_elsewhere(context: Context) -> bool:
-    """Return whether workers of their own sample."""
+    """Return whether separate workers sample."""
     return context.actors is not None and context.actors.size("rollout") > 0
 
 
@@ -145,7 +146,7 @@ def start_engine(slots: SamplingSlots, stage: Rl, context: Context, acting: Poli
 
 
 def environment_wrapper(stage: Rl, context: Context, acting: Policy) -> Callable[[Any], Any]:
-    """Return what makes an engine's completions episodes in the stage's environment, if it has one."""
+    """Return the function that wraps an engine in the stage's environment; the identity if it has none."""
     in_environment = load_optional(stage, "environment")
     if in_environment is None or stage.env is None:
         return lambda engine: engine
@@ -153,13 +154,13 @@ def environment_wrapper(stage: Rl, context: Context, acting: Policy) -> Callable
 
 
 def make_trajectories(stage: Rl, context: Context, policy: Policy) -> Trajectories:
-    """Return the table of what is sampled; with the texts of turns, where completions are episodes."""
+    """Return the table of sampled completions; it includes the texts of turns if completions are episodes."""
     read = partial(decode, policy.tokenizer) if stage.env else None
     return Trajectories(context.checkpoints / "trajectories", stage.log_trajectories, context.seed, read)
 
 
 def load_problems(stage: Rl, context: Context, policy: Policy) -> tuple[Sequence[Row], Sequence[Row]]:
-    """Return the problems and the held-out ones, as the model is shown them. Raise StepError as `check_problems`."""
+    """Return problems and held-out problems, with an agent's context added. Raise StepError as `check_problems`."""
     rows = open_rows(context.input("prompts"), "prompts", context.checkpoints / "prompts")
     held_out = read_rows(context.input("eval_prompts"), "prompts") if stage.eval_prompts else []
     if (rows_of_agent := load_optional(stage, "agent_rows")) is not None:
@@ -172,12 +173,13 @@ def load_problems(stage: Rl, context: Context, policy: Policy) -> tuple[Sequence
 def check_problems(rows: Sequence[Row], policy: Policy, stage: Rl) -> None:
     """Raise StepError when there is no problem, or one leaves no room for a completion."""
     if not rows:
-        raise StepError("prompts: no rows to sample completions for; look at what the stage before it dropped")
+        raise StepError("prompts: no rows to sample completions for; check what the previous stage dropped")
     longest = max(len(encode_prompt(policy.tokenizer, row["prompt"])) for row in rows)
     if longest + stage.max_completion_length > policy.max_length:
         raise StepError(
             f"prompts: the longest has {longest} tokens and max_completion_length is {stage.max_completion_length}, "
-            f"but the model holds {policy.max_length}; drop long prompts in a curate stage or lower that length"
+            f"but the model's maximum length is {policy.max_length}; drop long prompts in a curate stage or lower "
+            "max_completion_length"
         )
 
 

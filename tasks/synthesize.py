@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -18,63 +18,63 @@ from schemas.errors import StepError
 from schemas.stages.synthesize import Synthesize
 from schemas.use import TeacherUse
 from tasks.context import Context, Result
-from tasks.remote import Bills, choose_spend, make_desk
+from tasks.remote import SpendingReporter, choose_spend, make_desk
 
 if TYPE_CHECKING:
-    from tasks.inquired import Inquired
+    from tasks.remote_teacher import RemoteTeacher
 
 PROBLEMS = 1000
-"""Problems that a teacher answers before the rows are written."""
+"""Problems that a teacher answers before their rows are written."""
 SAMPLES = 32_768
-"""Samples of a model that are held in memory; the same on any number of workers, since rewards see them together."""
+"""Samples of a model in memory at once; independent of the number of workers, since rewards see them together."""
 SAMPLES_TO_CAP = 512
-"""Likewise where the stage has a cap on tokens, which is looked at after each such part."""
+"""The same for a stage with a cap on tokens, which is checked after each such part."""
 SHOWN = ("family", "prompt", "answer", "completion", "chosen", "rejected", "margin")
 EXAMPLES = 8
 
 
 def run(stage: Synthesize, context: Context) -> Result:
-    """Gather problems, let the author write, keep what passes, and say how much of it did."""
+    """Gather problems, generate completions or pairs, write those that pass, and report the yield."""
     problems, repeated = gather_problems(stage, context)
     tally = Tally(Counter(row["family"] for row in problems))
     with open_row_writer(context.output(stage.emit), stage.emit) as writer:
         if stage.earlier is not None:
             for batch in scan_rows(context.input("earlier"), "preference_pairs"):
                 writer.write(pa.Table.from_batches([batch]))
-        for generated, made in write_rows_of(stage, context, problems, tally):
-            tally.add(generated, made)
-            rows = [add_notes(row, stage.notes) for row in made]
+        for generated, accepted in generate_rows(stage, context, problems, tally):
+            tally.add(generated, accepted)
+            rows = [add_notes(row, stage.notes) for row in accepted]
             writer.write(pa.Table.from_pylist(rows, schema=SCHEMAS[stage.emit]))
     if not tally.totals["accepted"]:
         raise StepError(
             f"synthesize: none of {tally.totals['generated']} samples was accepted; lower min_reward or min_margin, "
-            f"raise num_generations, or start from a better model{tally.why}"
+            f"raise num_generations, or start from a better model{tally.describe_ends()}"
         )
     return tally.report(repeated)
 
 
-def write_rows_of(
+def generate_rows(
     stage: Synthesize, context: Context, problems: list[Row], tally: "Tally"
 ) -> Iterator[tuple[list[Row], list[Row]]]:
-    """Yield what the author wrote for some problems at a time, and the rows made of it."""
+    """Yield the generated samples of a batch of problems, and the rows to write for them."""
     if stage.emit == "prompts":
         yield problems, problems
     elif stage.teacher:
         yield from ask_teacher(stage, stage.teacher, context, problems, tally)
     else:
         choose = accept_samples if stage.emit == "chat" else make_pairs
-        yield from ((tried, choose(stage, tried)) for tried in sample_model(stage, context, problems, tally))
+        yield from ((samples, choose(stage, samples)) for samples in sample_model(stage, context, problems, tally))
 
 
 def gather_problems(stage: Synthesize, context: Context) -> tuple[list[Row], int]:
-    """Return problems of all generators (or of the stage named by `prompts`), each once; how many came twice."""
+    """Return the problems of all generators or of the stage `prompts`, and the number of repetitions left out."""
     if stage.prompts is not None:
         problems = read_rows(context.input("prompts"), "prompts")
     else:
         bound = [bind(use, f"problems.{i}", context.inputs) for i, use in enumerate(stage.problems)]
         problems = [row for generator in bound for row in generator()]
     if not problems:
-        raise StepError("synthesize: no problems; look at what the stage before it dropped")
+        raise StepError("synthesize: no problems; check what the previous stage dropped")
     unique = {row["id"]: row for row in reversed(problems)}
     return list(reversed(unique.values())), len(problems) - len(unique)
 
@@ -82,24 +82,24 @@ def gather_problems(stage: Synthesize, context: Context) -> tuple[list[Row], int
 def ask_teacher(
     stage: Synthesize, use: TeacherUse, context: Context, problems: list[Row], tally: "Tally"
 ) -> Iterator[tuple[list[Row], list[Row]]]:
-    """Yield the teacher's completion of every problem; each problem has a random stream of its own."""
+    """Yield the teacher's completions and the accepted ones; each problem has its own random stream."""
     teacher = bind(use, "teacher", context.inputs)
     for start in range(0, len(problems), PROBLEMS):
         rows = problems[start : start + PROBLEMS]
         texts = [teacher(row, np.random.default_rng([context.seed, i])) for i, row in enumerate(rows, start)]
         if isinstance(texts[0], Inquiry):
-            from tasks.inquired import Inquired  # its client takes a second to import
+            from tasks.remote_teacher import RemoteTeacher  # its client takes a second to import
 
-            tally.inquired = tally.inquired or Inquired(stage, context, texts, len(problems))
-            yield tally.inquired.some(rows, texts)
+            tally.teacher = tally.teacher or RemoteTeacher(stage, context, texts, len(problems))
+            yield tally.teacher.answer(rows, texts)
             continue
-        made = [row | {"completion": make_completion(text)} for row, text in zip(rows, texts, strict=True)]
-        yield made, made
+        completed = [row | {"completion": make_completion(text)} for row, text in zip(rows, texts, strict=True)]
+        yield completed, completed
         context.progress(start + len(rows), len(problems))
 
 
 def sample_model(stage: Synthesize, context: Context, problems: list[Row], tally: "Tally") -> Iterator[list[Row]]:
-    """Yield a model's samples, one row each. What a killed step had sampled is not sampled again."""
+    """Yield a model's samples, one row each; those of an earlier attempt are read from the journal."""
     # A programmatic teacher needs no torch, whose import takes seconds.
     from learning.data.row_journal import RowJournal
     from learning.evaluation.sampled_answers import compute_weighted_scores, sample_rows
@@ -111,7 +111,7 @@ def sample_model(stage: Synthesize, context: Context, problems: list[Row], tally
     rewards = place_rewards(bind_rewards(stage, context), context.actors)
     policy = load_sampling_policy(context.input("model"), context.device, context.actors)
     desk = make_desk(context, stage.max_tokens_total, stage.max_cost)
-    bills = Bills(context, desk)
+    spending = SpendingReporter(context, desk)
     score = partial(compute_weighted_scores, rewards, [use.weight for use in stage.rewards], desk=desk, shown=set())
     search = bind(stage.search, "search", context.inputs)
     sampling, used = Sampling(stage.temperature, stage.max_completion_length), 0
@@ -129,10 +129,10 @@ def sample_model(stage: Synthesize, context: Context, problems: list[Row], tally
 
             how = {"n": stage.num_generations, "seed": context.seed, "sampling": sampling, "journal": journal}
             ask = partial(sample_rows, engine, policy.tokenizer, on_progress=report, **how)
-            tried = search(problems[start : start + size], ask, score)
-            bills.tell()
-            yield tried
-            used += sum(len(policy.tokenizer.encode(row["text"], add_special_tokens=False)) for row in tried)
+            samples = search(problems[start : start + size], ask, score)
+            spending.report()
+            yield samples
+            used += sum(len(policy.tokenizer.encode(row["text"], add_special_tokens=False)) for row in samples)
             left = len(problems) - start - size
             if stage.max_tokens_total and used >= stage.max_tokens_total and left > 0:
                 tally.capped = {"capped": True, "missing": left * stage.num_generations}
@@ -144,19 +144,19 @@ def bind_rewards(stage: Synthesize, context: Context) -> list[Bound]:
     return [bind(use, f"rewards.{i}", context.inputs) for i, use in enumerate(stage.rewards)]
 
 
-def accept_samples(stage: Synthesize, tried: list[Row]) -> list[Row]:
-    """Return the samples that ended by themselves with at least `min_reward`, each text once per problem."""
-    kept = {}
-    for row in tried:
+def accept_samples(stage: Synthesize, samples: list[Row]) -> list[Row]:
+    """Return the complete samples with a score of at least `min_reward`, each text once per problem."""
+    accepted = {}
+    for row in samples:
         if row["whole"] and row["score"] is not None and row["score"] >= stage.min_reward:
-            kept.setdefault((row["id"], row["text"]), row | {"completion": make_completion(row["text"])})
-    return list(kept.values())
+            accepted.setdefault((row["id"], row["text"]), row | {"completion": make_completion(row["text"])})
+    return list(accepted.values())
 
 
-def make_pairs(stage: Synthesize, tried: list[Row]) -> list[Row]:
+def make_pairs(stage: Synthesize, samples: list[Row]) -> list[Row]:
     """Return the best and worst sample of each problem, if they differ by `min_margin`; the first of equals."""
     groups: dict[str, list[Row]] = {}
-    for row in tried:
+    for row in samples:
         if row["score"] is not None:
             groups.setdefault(row["id"], []).append(row)
     pairs = []
@@ -174,7 +174,7 @@ def make_pairs(stage: Synthesize, tried: list[Row]) -> list[Row]:
     return pairs
 
 
-def add_notes(row: Row, notes: Mapping[str, Any]) -> Row:
+def add_notes(row: Row, notes: Mapping[str, object]) -> Row:
     """Return the row with notes in its metadata."""
     return row | {"metadata": json.dumps(json.loads(row["metadata"] or "{}") | dict(notes))} if notes else row
 
@@ -186,7 +186,7 @@ def make_completion(text: str) -> list[dict[str, str]]:
 
 @dataclass
 class Tally:
-    """Counts by family, and a few examples from all over; `unscorable` are samples that no reward could judge."""
+    """Counts by family, and examples spread over all rows; `unscorable` counts samples without a score."""
 
     problems: Counter[str]
     generated: Counter[str] = field(default_factory=Counter)
@@ -194,28 +194,27 @@ class Tally:
     unscorable: int = 0
     examples: list[Row] = field(default_factory=list)
     stride: int = 1
-    inquired: "Inquired | None" = None
-    """A remote teacher's replies, which know more of themselves than can be counted here."""
+    teacher: "RemoteTeacher | None" = None
+    """A remote teacher, which has further metrics and details."""
     capped: Row = field(default_factory=dict)
-    """Metrics of a cap that was reached while a model was sampled from."""
+    """Metrics about the cap on tokens, if sampling reached it."""
 
-    @property
-    def why(self) -> str:
-        """What became of a remote teacher's replies, for an error; empty where there are none."""
-        return f" ({self.inquired.why(self.problems)})" if self.inquired is not None else ""
+    def describe_ends(self) -> str:
+        """Return the outcomes of a remote teacher's replies for an error message; empty without such a teacher."""
+        return f" ({self.teacher.describe_ends(self.problems)})" if self.teacher is not None else ""
 
     @property
     def totals(self) -> dict[str, int]:
-        """Counts in all."""
+        """Counts over all families."""
         return {name: getattr(self, name).total() for name in ("problems", "generated", "accepted")}
 
-    def add(self, generated: list[Row], made: list[Row]) -> None:
-        """Count some."""
+    def add(self, generated: list[Row], accepted: list[Row]) -> None:
+        """Count a batch."""
         before = self.accepted.total()
         self.generated.update(row["family"] for row in generated)
-        self.accepted.update(row["family"] for row in made)
+        self.accepted.update(row["family"] for row in accepted)
         self.unscorable += sum(row.get("score", 0.0) is None for row in generated)
-        for place, row in enumerate(made, before):
+        for place, row in enumerate(accepted, before):
             if place % self.stride == 0:
                 self.examples.append({key: row[key] for key in SHOWN if key in row})
             if len(self.examples) == 2 * EXAMPLES:
@@ -228,9 +227,9 @@ class Tally:
         for line in table:
             line["yield"] = line["accepted"] / line["generated"] if line["generated"] else 0.0
         shares = {"yield": self.totals["accepted"] / self.totals["generated"], "repeated": repeated}
-        found = self.totals | shares | {"unscorable": self.unscorable} | self.capped
+        metrics = self.totals | shares | {"unscorable": self.unscorable} | self.capped
         details: Row = {"yield": table, "examples": self.examples[:EXAMPLES]}
-        if self.inquired is not None:
-            details["yield"], metrics, more = self.inquired.report(self.problems)
-            found, details = found | metrics, details | more
-        return Result(found, details)
+        if self.teacher is not None:
+            details["yield"], more_metrics, more_details = self.teacher.report(self.problems)
+            metrics, details = metrics | more_metrics, details | more_details
+        return Result(metrics, details)

@@ -35,14 +35,14 @@ class AgentStage(Capped, BaseStage):
     """Most calls of the author; each further call lists what was refused and why."""
 
     @model_validator(mode="after")
-    def consistent(self) -> Self:
+    def check_consistency(self) -> Self:
         """Require that only `toolkit` names tools, and that `task` and `author` are given together."""
         if self.environment is not None and "tools" in self.environment.options:
-            raise ValueError("`environment` names no tools: they stand in `toolkit`, so that one is swapped alone")
+            raise ValueError("`environment` must not list `tools`; list them in `toolkit`")
         if self.environment is None and (self.toolkit or self.made or self.author):
             raise ValueError("tools are called in an environment: give `environment: tools`, or one of your own")
         if (self.author is not None) != bool(self.task.strip()):
-            raise ValueError("give `task` and `author` together: what the agent is for, and who writes it")
+            raise ValueError("give `task` and `author` together, or neither")
         names = [tool.name for tool in self.made]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"`made` has two tools called `{twice[0]}`")

@@ -67,12 +67,12 @@ class BaseStage(Schema):
     """Seconds after which the step's process is killed."""
 
     @model_validator(mode="after")
-    def roles_it_has(self) -> Self:
+    def refuse_unsupported_roles(self) -> Self:
         """Refuse resources for roles that this kind does not have."""
         for name, _ in self.resources.roles():
             if name not in self.can:
-                has = ", ".join(sorted(self.can)) or "none"
-                raise ValueError(f"resources: this kind has no role `{name}`; roles that it can place: {has}")
+                roles = ", ".join(sorted(self.can)) or "none"
+                raise ValueError(f"resources: this kind has no role `{name}`; its roles: {roles}")
         return self
 
     @property

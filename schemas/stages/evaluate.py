@@ -70,21 +70,21 @@ class Evaluate(Capped, BaseStage):
     """Further models that gates compare with: name to reference. Filled from `gate: {against: ...}`."""
 
     @model_validator(mode="after")
-    def consistent(self) -> Self:
+    def check_consistency(self) -> Self:
         """Check that the keys for models, agents, problems, samples and weight differences agree with each other."""
         if (self.model is None) == (not self.models):
             raise ValueError("give exactly one of `model` and `models`")
         if self.env is not None and (self.agent is not None or self.agents):
-            raise ValueError("give `agent` (or `agents`), whose environment it is then, or `env`, not both")
+            raise ValueError("give either `agent` (or `agents`), which has its own environment, or `env`")
         if strange := sorted(self.agents.keys() - self.models.keys() - self.against.keys()):
-            known = ", ".join(self.models) or "none"
-            raise ValueError(f"`agents`: no model is called `{strange[0]}`; there are {known}")
+            models = ", ".join(self.models) or "none"
+            raise ValueError(f"`agents`: no model is called `{strange[0]}`; models: {models}")
         if not self.tasks and self.prompts is None:
             raise ValueError("give `tasks` (generators of held-out problems) or `prompts`")
         if self.selector is not None and self.num_generations == 1:
             raise ValueError("`selector` chooses among several samples; raise `num_generations`")
         if self.num_generations > 1 and self.temperature == 0:
-            raise ValueError("several samples at temperature 0 are all the same; set `temperature`")
+            raise ValueError("samples at temperature 0 are all equal; set `temperature`")
         if self.weight_diff and len(self.models) < 2:
             raise ValueError("`weight_diff` compares each model with the first: give two or more in `models`")
         return self

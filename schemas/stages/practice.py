@@ -53,7 +53,7 @@ class Practice(Capped, BaseStage):
     """Engine that samples completions."""
 
     @model_validator(mode="after")
-    def whole_groups(self) -> Self:
+    def require_complete_groups(self) -> Self:
         """Require that a round consists of complete groups."""
         if self.generation_batch_size % self.num_generations:
             raise ValueError("generation_batch_size must be a multiple of num_generations: groups are sampled whole")

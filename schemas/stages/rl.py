@@ -183,7 +183,7 @@ class Rl(Capped, Training, LoRA, BaseStage):
         return {part: code for part, code in OPTIONAL_CODE.items() if uses[part]}
 
     @model_validator(mode="after")
-    def whole_groups(self) -> Self:
+    def require_complete_groups(self) -> Self:
         """Require complete groups, and at least one group per mini-batch."""
         if self.generation_batch_size % self.num_generations:
             raise ValueError("generation_batch_size must be a multiple of num_generations: groups are sampled whole")
@@ -192,14 +192,14 @@ class Rl(Capped, Training, LoRA, BaseStage):
         return self
 
     @model_validator(mode="after")
-    def one_environment(self) -> Self:
+    def refuse_env_with_agent(self) -> Self:
         """Refuse `env` with `agent`, which has its own environment."""
         if self.agent is not None and self.env is not None:
-            raise ValueError("give `agent`, whose environment it is then, or `env`, not both")
+            raise ValueError("give either `agent`, which has its own environment, or `env`")
         return self
 
     @model_validator(mode="after")
-    def some_advantage(self) -> Self:
+    def require_advantage(self) -> Self:
         """Require `advantage` or `advantage_streams`; without both, rewards do not reach the loss."""
         if not self.advantage and not self.advantage_streams:
             raise ValueError(
@@ -208,24 +208,24 @@ class Rl(Capped, Training, LoRA, BaseStage):
         return self
 
     @model_validator(mode="after")
-    def no_dropout(self) -> Self:
+    def refuse_lora_dropout(self) -> Self:
         """Refuse LoRA dropout, which makes the training policy differ from the sampling policy."""
         if self.use_peft and self.lora_dropout:
             raise ValueError("lora_dropout: dropout makes training and sampling policies differ; leave it at 0")
         return self
 
     @model_validator(mode="after")
-    def replayed_once(self) -> Self:
+    def refuse_replay_with_recomputation(self) -> Self:
         """Refuse routing replay with gradient checkpointing, which recomputes the choice of experts."""
         if self.routing_replay and self.gradient_checkpointing:
             raise ValueError(
                 "routing_replay: gradient_checkpointing recomputes blocks, which choose their experts again; "
-                "leave out one of the two"
+                "remove one of the two"
             )
         return self
 
     @model_validator(mode="after")
-    def watched_is_measured(self) -> Self:
+    def require_eval_prompts(self) -> Self:
         """Require `eval_prompts` for a watch on metrics of held-out prompts."""
         if self.eval_prompts is None and any(w.metric.startswith(("eval_", "reward_gap")) for w in self.watch):
             raise ValueError("`watch` names a metric of held-out problems: give `eval_prompts`")

@@ -52,20 +52,20 @@ class Synthesize(Capped, BaseStage):
     """Added to the metadata of every new row, such as `{round: 2}`."""
 
     @model_validator(mode="after")
-    def one_source(self) -> Self:
+    def require_one_source(self) -> Self:
         """Require one source of problems and, unless `emit` is `prompts`, one source of completions."""
         if bool(self.problems) == (self.prompts is not None):
             raise ValueError("give exactly one of `problems` (generators) and `prompts` (a stage's output)")
         if self.emit == "prompts" and (self.teacher or self.model):
-            raise ValueError("`emit: prompts` writes no completions: drop `teacher` and `model`, or emit chat")
+            raise ValueError("`emit: prompts` writes no completions: remove `teacher` and `model`, or use `emit: chat`")
         if self.emit == "chat" and (self.teacher is None) == (self.model is None):
-            raise ValueError("give exactly one of `teacher` and `model` (sampled)")
+            raise ValueError("give exactly one of `teacher` and `model`")
         if self.emit == "preference_pairs" and (self.model is None or self.num_generations < 2 or self.teacher):
             raise ValueError("preference pairs need `model` and `num_generations` of at least 2, and no `teacher`")
         if self.earlier is not None and self.emit != "preference_pairs":
-            raise ValueError("`earlier` are preference pairs: they go with `emit: preference_pairs`")
+            raise ValueError("`earlier` contains preference pairs: it needs `emit: preference_pairs`")
         if self.search.use != "samples" and self.model is None:
-            raise ValueError("`search` is about samples of a model: give `model`")
+            raise ValueError("`search` needs a model to sample from: give `model`")
         return self
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:

@@ -108,9 +108,9 @@ def test_models_of_one_table_act_as_agents_of_their_own(at, inputs, tmp_path):
 
 def test_one_environment_at_a_time():
     for kind, said in ((Rl, RL), (Evaluate, {"kind": "evaluate", "model": "m", "prompts": "p"})):
-        with pytest.raises(ValidationError, match="give `agent`"):
+        with pytest.raises(ValidationError, match="give either `agent`"):
             kind.model_validate(said | {"agent": "a", "env": "guess"})
-    with pytest.raises(ValidationError, match=r"no model is called `x`; there are a"):
+    with pytest.raises(ValidationError, match=r"no model is called `x`; models: a"):
         Evaluate.model_validate({"kind": "evaluate", "models": {"a": "m"}, "prompts": "p", "agents": {"x": "k"}})
 
 
@@ -141,7 +141,7 @@ def test_the_key_of_what_acts_holds_the_agents_settings_and_code(tmp_path):
         (("calculator,", "calculatr,"), r"r.yaml:8:15: stages.clerk.toolkit.0: no tool `calculatr`"),
         (("top: 1", "tpo: 1"), r"stages.clerk.toolkit.1.tpo: unknown key `tpo`"),
         (("use: tools", "use: tools, longst: 3"), r"stages.clerk.environment.longst: unknown key `longst`"),
-        (("use: tools", "use: tools, tools: [calculator]"), r"they stand in `toolkit`"),
+        (("use: tools", "use: tools, tools: [calculator]"), r"must not list `tools`; list them in `toolkit`"),
         (("    environment: {use: tools}\n", ""), r"tools are called in an environment"),
         (("agent: clerk", "agent: base"), r"stages.trained.agent: wants agent, but `base` is policy"),
     ],

@@ -113,7 +113,7 @@ def test_generated_evaluations_are_made_again_from_their_slots(curate):
 def test_too_much_contamination_fails_and_says_what_to_do(curate):
     rows = [prompt_row("a", "x y"), prompt_row("b", "x z"), prompt_row("c", "z z")]
     with pytest.raises(
-        StepError, match=r"1 of 3 rows hold evaluation problems, more than max_dropped = 0\.2 .first: b"
+        StepError, match=r"1 of 3 rows contain evaluation problems, more than max_dropped = 0\.2 .first: b"
     ):
         curate(rows, evaluation=[prompt_row("e", "x z")], decontaminate={"max_dropped": 0.2})
 

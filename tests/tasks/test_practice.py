@@ -180,7 +180,7 @@ def test_experiences_that_leave_no_room_are_said_to_be_it(at, inputs, tmp_path, 
     (tmp_path / "full").mkdir()
     write_agent(tmp_path / "full", agent)
     context = at("full")
-    with pytest.raises(StepError, match=r"the agent shows 1 of 1 experiences.*context\.experiences"):
+    with pytest.raises(StepError, match=r"prompts contain 1 of 1 experiences.*context\.experiences"):
         run(stage_of(), Context({**inputs, "agent": tmp_path / "full"}, context.folder, context.checkpoints, seed=3))
 
 

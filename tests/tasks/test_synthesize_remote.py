@@ -174,11 +174,11 @@ def test_a_cap_ends_the_stage_with_what_it_has_and_says_what_is_missing(tmp_path
     assert 0 < whole["missing"] < 36
     assert result.metrics["capped"] is True
     assert result.metrics["missing"] == whole["missing"]
-    assert result.details["capped"] == f"{whole['missing']} of 36 replies were not asked for: the cap is 200 tokens"
+    assert result.details["capped"] == f"{whole['missing']} of 36 replies were not requested: the cap is 200 tokens"
 
 
 def test_a_cap_on_money_below_the_first_reply_is_no_result(tmp_path):
-    said = "36 of 36 replies were not asked for: the cap is 3.0 of money"
+    said = "36 of 36 replies were not requested: the cap is 3.0 of money"
     with serving(Teacher(answer)) as address, pytest.raises(StepError, match=re.escape(said)):
         made(tmp_path, stage(address, max_cost=3))
 

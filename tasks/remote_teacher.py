@@ -1,4 +1,4 @@
-"""Completions of a remote teacher: asked for within limits, rejected by rewards, counted."""
+"""Completions of a remote teacher: requested within limits, filtered by rewards, counted."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -15,89 +15,91 @@ from learning.evaluation.sampled_answers import compute_weighted_scores
 from learning.lookup import bind
 from schemas.stages.synthesize import Synthesize
 from tasks.context import Context
-from tasks.remote import EVERY, Bills, make_desk
+from tasks.remote import EVERY, SpendingReporter, make_desk
 
 SHOWN = 5
-"""Messages of failed requests that are kept in the details."""
+"""Most messages of failed requests in the details."""
 
 
-class Inquired:
-    """The replies of one stage, some problems after the others; what any of them takes counts towards its cap."""
+class RemoteTeacher:
+    """The replies to one stage, one batch of problems after the other; all count towards the cap of the stage."""
 
     def __init__(self, stage: Synthesize, context: Context, inquiries: list[Inquiry], total: int):
         self.stage, self.context, self.total = stage, context, total
         self.endpoint = find_endpoint(inquiries)
         self.desk = make_desk(context)
-        self.bills = Bills(context, self.desk)
+        self.spending = SpendingReporter(context, self.desk)
         rewards = [bind(use, f"rewards.{i}", context.inputs) for i, use in enumerate(stage.rewards)]
-        payer = make_desk(context, stage.max_tokens_total, stage.max_cost)
+        reward_desk = make_desk(context, stage.max_tokens_total, stage.max_cost)
         self.score = partial(
-            compute_weighted_scores, rewards, [use.weight for use in stage.rewards], desk=payer, shown=set()
+            compute_weighted_scores, rewards, [use.weight for use in stage.rewards], desk=reward_desk, shown=set()
         )
         self.ends = ReplyCounts(self.endpoint)
         self.used, self.done = Spent(), 0
         self.retries: Counter[str] = Counter()
         self.failures: list[Failed] = []
 
-    def some(self, problems: list[Row], inquiries: list[Inquiry]) -> tuple[list[Row], list[Row]]:
-        """Return replies for some problems, one row each, and the rows of those that pass. Raises StepError."""
+    def answer(self, problems: list[Row], inquiries: list[Inquiry]) -> tuple[list[Row], list[Row]]:
+        """Return the replies to a batch of problems, one row each, and the accepted rows. Raises StepError."""
         stage, n = self.stage, self.stage.num_generations
         find_endpoint([Inquiry(self.endpoint, ()), *inquiries])
-        wanted = make_questions(inquiries, n, temperature=stage.temperature, max_tokens=stage.max_completion_length)
+        questions = make_questions(inquiries, n, temperature=stage.temperature, max_tokens=stage.max_completion_length)
         before = self.done * n
 
-        def heard(done: int) -> None:
-            if done % EVERY == 0 or done == len(wanted):
-                self.bills.tell()
+        def report_answers(done: int) -> None:
+            if done % EVERY == 0 or done == len(questions):
+                self.spending.report()
                 self.context.progress(before + done, self.total * n)
 
         cap = Cap(stage.max_tokens_total, stage.max_cost, self.used)
         try:
-            asked = ask(self.endpoint, self.desk, wanted, cap=cap, on_answer=heard)
-            answered = classify_replies(
-                problems, inquiries, asked, n, self.score, stage.min_reward if stage.rewards else None
+            responses = ask(self.endpoint, self.desk, questions, cap=cap, on_answer=report_answers)
+            replies = classify_replies(
+                problems, inquiries, responses, n, self.score, stage.min_reward if stage.rewards else None
             )
         finally:
-            self.bills.tell()
-        self._count(asked, answered, len(problems))
-        return [_row(r) for r in answered if r.answer is not None], [_row(r) for r in answered if r.ended == ACCEPTED]
+            self.spending.report()
+        self._count(responses, replies, len(problems))
+        return [_row(r) for r in replies if r.answer is not None], [_row(r) for r in replies if r.ended == ACCEPTED]
 
-    def _count(self, asked: Responses, answered: list[Reply], problems: int) -> None:
-        self.ends.add(answered)
+    def _count(self, responses: Responses, replies: list[Reply], problems: int) -> None:
+        self.ends.add(replies)
         self.done += problems
-        self.retries.update(asked.retries)
-        self.failures += [answer for answer in asked.answers if isinstance(answer, Failed)]
+        self.retries.update(responses.retries)
+        self.failures += [answer for answer in responses.answers if isinstance(answer, Failed)]
         price = self.endpoint.price
-        for answer in asked.answers:
+        for answer in responses.answers:
             if isinstance(answer, Answer):
                 tokens = answer.input_tokens, answer.output_tokens
                 self.used += Spent(*tokens, price.cost(*tokens) if price else 0.0)
 
     def report(self, problems: Mapping[str, int]) -> tuple[list[Row], Row, Row]:
-        """Return the yield by family, and further metrics and details."""
+        """Return the yield table by family, and further metrics and details."""
         table = self.ends.table(problems)
-        whole = table[-1]
+        totals = table[-1]
         numbers = {
-            name: value for name, value in whole.items() if name not in ("family", "yield") and value is not None
+            name: value for name, value in totals.items() if name not in ("family", "yield") and value is not None
         }
         metrics = {
             **{name.replace(": ", ".").replace(" ", "_"): value for name, value in numbers.items()},
-            "paid": whole["answered"] - whole["cached"],
+            "paid": totals["answered"] - totals["cached"],
             "failed": len(self.failures),
             "retried": self.retries.total(),
             "throttled": self.retries["throttled"],
-            "unscorable": whole.get("rejected: unscorable", 0),
-            "capped": whole["missing"] > 0,
+            "unscorable": totals.get("rejected: unscorable", 0),
+            "capped": totals["missing"] > 0,
         }
         messages = [f"{one.reason}: {one.said}" for one in self.failures[:SHOWN]]
         details: Row = {"retries": dict(sorted(self.retries.items())), "failures": messages}
-        if whole["missing"]:
+        if totals["missing"]:
             cap = Cap(self.stage.max_tokens_total, self.stage.max_cost)
-            details["capped"] = f"{whole['missing']} of {whole['wanted']} replies were not asked for: the cap is {cap}"
+            details["capped"] = (
+                f"{totals['missing']} of {totals['wanted']} replies were not requested: the cap is {cap}"
+            )
         return table, metrics, details
 
-    def why(self, problems: Mapping[str, int]) -> str:
-        """Return how the replies ended, as a sentence for an error."""
+    def describe_ends(self, problems: Mapping[str, int]) -> str:
+        """Return the outcomes of the replies as part of an error message."""
         table, _, details = self.report(problems)
         ends = ", ".join(f"{table[-1][name]} {name}" for name in table[-1] if ": " in name)
         return "; ".join(part for part in (ends, *details["failures"][:1], details.get("capped")) if part)
