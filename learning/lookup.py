@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import ConfigDict, ValidationError, create_model
 
 from schemas import use as slots
-from schemas.addresses import AddressError, address
+from schemas.addresses import AddressError, find_address
 from schemas.errors import StepError
 from schemas.number_schedules import SCHEDULES, Controlled, Number, settle, value_at
 from schemas.package import import_path
@@ -166,7 +166,7 @@ def _each(value: Any, change: Callable[[Any], Any]) -> Any:
 def find(use: Use) -> Callable[..., Any]:
     """Return the function or class that `use` names. Raise StepError when there is none."""
     try:
-        module, name = address(type(use), use.use)
+        module, name = find_address(type(use), use.use)
         function = getattr(importlib.import_module(import_path(module)), name, None)
     except (AddressError, ModuleNotFoundError) as error:
         missing = f"no module {error.name!r}" if isinstance(error, ModuleNotFoundError) else str(error)

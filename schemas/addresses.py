@@ -1,13 +1,13 @@
-"""Where the function that a slot names is defined, found in the text of the modules of the slot's home.
+"""The definition of the function that a slot names, searched in the text of the modules of the slot's home.
 
-A name is that of a function at the top level of a module of the home (`module.function` in qualified slots) whose
-parameters before the `*` the slot supplies: helpers beside it take something else. `learning.lookup` imports the module
-that is found here, and `schemas.signatures` reads its options.
+A name refers to a function at the top level of a module of the home (`module.function` in qualified slots) whose
+parameters before the `*` are those that the slot supplies; helper functions have other parameters. `learning.lookup`
+imports the module, and `schemas.signatures` reads the options.
 """
 
 import re
 
-from schemas.modules import Function, defining, load
+from schemas.modules import Function, find_defining_modules, load
 from schemas.use import Use
 
 REFERENCE = re.compile(r"lp_[a-z][a-z0-9_]*_T")
@@ -15,41 +15,41 @@ REFERENCE = re.compile(r"lp_[a-z][a-z0-9_]*_T")
 
 
 class AddressError(Exception):
-    """A name that no function, or more than one, of the slot's home has."""
+    """No function of the slot's home, or more than one, has the name."""
 
 
-def address(slot: type[Use], name: str) -> tuple[str, str]:
-    """Return module, and name inside it, of what a word in a slot stands for. Raise AddressError."""
+def find_address(slot: type[Use], name: str) -> tuple[str, str]:
+    """Return the module and the name inside it of the function that a slot names. Raise AddressError."""
     if ":" in name:
         module, _, function = name.partition(":")
         if not module or not function:
-            raise AddressError(f"`{name}` is no import path")
+            raise AddressError(f"`{name}` is not an import path")
         if module.startswith("posttrain."):
-            ours = name.removeprefix("posttrain.")
-            raise AddressError(f"`{name}`: recipes name modules of ours without `posttrain.`: write `{ours}`")
+            short = name.removeprefix("posttrain.")
+            raise AddressError(f"`{name}`: recipes name modules of posttrain without `posttrain.`: write `{short}`")
         return module, function
     if not slot.home:
-        raise AddressError(f"`{name}` is no import path")
-    places = _defined(slot, name)
+        raise AddressError(f"`{name}` is not an import path")
+    places = _find_candidates(slot, name)
     if len(places) > 1:
-        fitting = [place for place in places if _fits_at(slot, *place)]
+        fitting = [place for place in places if _is_fitting(slot, *place)]
         if len(fitting) > 1:
             modules = " and ".join(module for module, _ in fitting)
-            raise AddressError(f"`{name}` is defined in {modules}: rename one, a name stands for one function")
+            raise AddressError(f"`{name}` is defined in {modules}; rename one of them")
         places = fitting or places
     if not places:
-        raise AddressError(f"no {noun(slot)} `{name}`")
+        raise AddressError(f"no {describe_slot(slot)} `{name}`")
     return places[0]
 
 
-def noun(slot: type[Use]) -> str:
-    """Return what messages call the functions of a slot."""
+def describe_slot(slot: type[Use]) -> str:
+    """Return the name of a slot's functions in messages: `token mask`."""
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", slot.__name__.removesuffix("Use")).lower()
     return words.rstrip("s")
 
 
 def fits(slot: type[Use], function: Function) -> bool:
-    """Return whether a function is meant for the slot: its parameters before the `*` are what the slot supplies."""
+    """Return whether the slot supplies exactly the parameters of a function before its `*`."""
     spec = function.args
     if spec.kwarg is not None:
         return False
@@ -60,28 +60,28 @@ def fits(slot: type[Use], function: Function) -> bool:
 
 
 def split_supplied(slot: type[Use], supplied: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what a function is given by place, and what it asks for by name."""
+    """Return the parameters that a slot passes by position, and those that it passes by name."""
     count = len(slot.takes or ()) if slot.takes is None or slot.asks else len(supplied)
     return supplied[:count], supplied[count:]
 
 
 def supplies(slot: type[Use], name: str) -> bool:
-    """Return whether the loop can give a slot's function what it asks for by a name."""
-    named = "lp_ref_T" in slot.asks and REFERENCE.fullmatch(name) is not None
-    return not slot.asks or name in slot.asks or named
+    """Return whether the loop can supply a parameter of that name to a slot's function."""
+    is_reference = "lp_ref_T" in slot.asks and REFERENCE.fullmatch(name) is not None
+    return not slot.asks or name in slot.asks or is_reference
 
 
-def _defined(slot: type[Use], name: str) -> list[tuple[str, str]]:
-    """Return module and name of everything in the home of a slot that a word could stand for."""
+def _find_candidates(slot: type[Use], name: str) -> list[tuple[str, str]]:
+    """Return module and name of every definition in a slot's home that a name could refer to."""
     family, _, function = name.rpartition(".")
     if slot.member:
         family, function = name, slot.member
     elif function.startswith("_") or bool(family) != slot.qualified:
         return []
-    modules = dict.fromkeys(module for home in slot.home for module in defining(home, function))
+    modules = dict.fromkeys(module for home in slot.home for module in find_defining_modules(home, function))
     return [(module, function) for module in modules if not family or module.rpartition(".")[2] == family]
 
 
-def _fits_at(slot: type[Use], module: str, name: str) -> bool:
+def _is_fitting(slot: type[Use], module: str, name: str) -> bool:
     read = load(module)
     return name in read.classes if slot.member else name in read.functions and fits(slot, read.functions[name])

@@ -61,7 +61,7 @@ class MadeTool(Schema):
 
 
 class AgentContext(Schema):
-    """What the prompt holds in addition to the problem."""
+    """What the prompt contains in addition to the problem."""
 
     system: str = Field(default="", max_length=MAX_TEXT)
     """Text of the system message."""
@@ -98,11 +98,13 @@ class Agent(Schema):
     made: list[MadeTool] = []
     """Tools given as code."""
     context: AgentContext = AgentContext()
-    """"What the prompt holds in addition to the problem."""
+    """What the prompt contains in addition to the problem."""
     experiences: list[Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]] = []
     """Experiences gained by practice, oldest first."""
 
     @property
     def tool_names(self) -> list[str]:
         """Names of its tools in order; a tool from `toolkit` has the name of its function."""
-        return [use.use.replace(":", ".").rpartition(".")[2] for use in self.toolkit] + [one.name for one in self.made]
+        return [use.use.replace(":", ".").rpartition(".")[2] for use in self.toolkit] + [
+            tool.name for tool in self.made
+        ]

@@ -43,7 +43,7 @@ class Unknown(Exception):
     """A name in an annotation that is not in the list."""
 
 
-def type_of(annotation: ast.expr | None, module: Module) -> Any:
+def read_type(annotation: ast.expr | None, module: Module) -> Any:
     """Return the type of an annotation, or Any if it cannot be determined."""
     if annotation is None:
         return Any
@@ -53,7 +53,7 @@ def type_of(annotation: ast.expr | None, module: Module) -> Any:
         return Any
 
 
-def literal(expression: ast.expr, module: Module, hops: int = 0) -> Any:
+def read_literal(expression: ast.expr, module: Module, hops: int = 0) -> Any:
     """Return the value of a literal, or of a constant of the module. Raise Unknown."""
     try:
         return ast.literal_eval(expression)
@@ -61,7 +61,7 @@ def literal(expression: ast.expr, module: Module, hops: int = 0) -> Any:
         if not isinstance(expression, ast.Name):
             raise Unknown(ast.unparse(expression)) from None
     expression_there, defined_in = _find_definition(expression.id, module, hops)
-    return literal(expression_there, defined_in, hops + 1)
+    return read_literal(expression_there, defined_in, hops + 1)
 
 
 def _resolve_type(node: ast.expr, module: Module, hops: int) -> Any:
@@ -86,7 +86,7 @@ def _resolve_subscript(node: ast.Subscript, module: Module, hops: int) -> Any:
     head = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
     items = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
     if head == "Literal":
-        return Literal[tuple(literal(i, module) for i in items)]
+        return Literal[tuple(read_literal(i, module) for i in items)]
     if head == "Annotated":
         return (
             Annotated[
@@ -112,7 +112,7 @@ def _is_field(node: ast.expr) -> bool:
 
 def _make_field(node: ast.expr, module: Module) -> Any:
     keywords = node.keywords if isinstance(node, ast.Call) else []
-    return Field(**{k.arg: literal(k.value, module) for k in keywords if k.arg in _BOUNDS})
+    return Field(**{k.arg: read_literal(k.value, module) for k in keywords if k.arg in _BOUNDS})
 
 
 def _find_definition(word: str, module: Module, hops: int) -> tuple[ast.expr, Module]:

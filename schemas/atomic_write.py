@@ -9,10 +9,10 @@ from pathlib import Path
 
 @contextmanager
 def atomic_file(file: Path, *, flush: bool = True) -> Iterator[Path]:
-    """Return a path beside `file` to write to: it becomes `file` by one rename, unless the block ends with an error.
+    """Yield a path in the folder of `file`, which is renamed to `file` unless the block ends with an error.
 
-    Folders above it are made. `flush`: its content is on the disk before that; without, what a power cut leaves may be
-    a part of it. A process that is killed leaves a hidden file (`is_fragment`). Raise OSError.
+    Missing folders are created. With `flush`, the content is on the disk before the rename; without, a power cut may
+    leave a part of it. A killed process leaves a hidden file (`is_fragment`). Raise OSError.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     fresh = file.with_name(f".{file.name}.{secrets.token_hex(4)}.tmp")
@@ -33,5 +33,5 @@ def write_text_atomically(file: Path, text: str) -> None:
 
 
 def is_fragment(path: Path) -> bool:
-    """Return whether a file is what somebody who was killed had begun to write."""
+    """Return whether a file is the unfinished write of a killed process."""
     return path.name.startswith(".") and path.suffix == ".tmp"

@@ -88,28 +88,30 @@ class Auxiliary(Network):
     """Slow copy for targets that use later values; null: those targets use the values before the iteration's update."""
 
     @model_validator(mode="after")
-    def trained_or_given(self) -> Self:
+    def require_target_or_model(self) -> Self:
         """Require `target` or `model`; without `target`, refuse `publish` and settings of training."""
         if self.target is None and self.model is None:
-            raise ValueError("nothing says what it is to predict: give a `target`, or a `model` that is only read")
-        told = [key for key in FROZEN if getattr(self, key) != type(self).model_fields[key].default]
-        if self.target is None and told:
-            raise ValueError(f"`{told[0]}` without a `target`: nothing is learnt; say what it is to predict")
+            raise ValueError("give a `target` to predict, or a `model` that is used without training")
+        ignored = [key for key in FROZEN if getattr(self, key) != type(self).model_fields[key].default]
+        if self.target is None and ignored:
+            raise ValueError(f"`{ignored[0]}` has no effect without a `target`; give a target to predict, or remove it")
         if self.target is None and self.publish:
-            raise ValueError("`publish` without a `target`: it would be published as it came")
+            raise ValueError("`publish` without a `target` would publish an untrained copy of `model`; remove it")
         return self
 
     @model_validator(mode="after")
-    def heads_where_they_mean_something(self) -> Self:
+    def refuse_unsupported_keys(self) -> Self:
         """Refuse `heads`, `publish`, `link` and `beta` with a `head` that does not support them."""
         if self.heads > 1 and self.head in ("action", "likelihood"):
-            raise ValueError(f"`heads: {self.heads}` with `head: {self.head}`, which has one value; leave it out")
+            raise ValueError(f"`head: {self.head}` supports a single head; remove `heads: {self.heads}`")
         if self.publish and self.head in ("action", "path"):
             raise ValueError(f"`head: {self.head}` cannot be published; `state`, `token` and `likelihood` can")
         if self.link == "logistic" and self.head == "likelihood":
-            raise ValueError("`link: logistic` with `head: likelihood`, whose tokens' values add up; leave it out")
+            raise ValueError(
+                "`head: likelihood` does not support `link: logistic`, because its values are summed; remove `link`"
+            )
         if self.beta is not None and self.head != "likelihood":
-            raise ValueError(f"`beta` belongs to `head: likelihood`, and this is `{self.head}`")
+            raise ValueError(f"`beta` needs `head: likelihood`, not `{self.head}`")
         return self
 
     @property

@@ -1,11 +1,11 @@
-"""The base of all schemas, and of what they hold."""
+"""The base class of all schemas."""
 
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 JsonObject = dict[str, Any]
-"""A JSON object of free form: settings of a stage, details of a step, a document of another standard."""
+"""A JSON object without a fixed schema: settings of a stage, details of a step, a document of another standard."""
 
 
 class Schema(BaseModel):

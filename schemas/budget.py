@@ -1,15 +1,16 @@
 """`budget:` of a recipe: limits of one run in core-seconds, GPU-seconds, tokens and money."""
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from schemas.base import Schema
+from schemas.base import JsonObject, Schema
 from schemas.endpoint import find_endpoints
 
 MONEY_NEEDS_PRICES = (
-    "`money` needs `prices`: give at least one of core_hour, gpu_hour, million_tokens, or an endpoint its `price`"
+    "`money` needs `prices`: give at least one of core_hour, gpu_hour, million_tokens, "
+    "or set the `price` of an endpoint"
 )
 
 
@@ -30,8 +31,8 @@ class Prices(Schema):
             (self.gpu_hour, gpu_seconds / 3600),
             (self.million_tokens, tokens / 1e6),
         )
-        known = [price * amount for price, amount in parts if price is not None]
-        return sum(known) + paid if known or paid else None
+        costs = [price * amount for price, amount in parts if price is not None]
+        return sum(costs) + paid if costs or paid else None
 
 
 class Budget(Schema):
@@ -50,7 +51,7 @@ class Budget(Schema):
     on_exceed: Literal["stop", "warn"] = "stop"
     """`stop`: running steps end, keeping their checkpoints, and no further step starts; `warn`: print a warning."""
 
-    def lacks_prices(self, settings: Iterable[Any]) -> bool:
+    def lacks_prices(self, settings: Iterable[JsonObject]) -> bool:
         """Return whether money is limited while neither `prices` nor any endpoint has a price."""
         if self.money is None or self.prices.money(0, 0, 0) is not None:
             return False

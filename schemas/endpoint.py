@@ -66,22 +66,24 @@ class Endpoint(Schema):
 
     @field_validator("base_url")
     @classmethod
-    def no_password(cls, value: str) -> str:
+    def refuse_password(cls, value: str) -> str:
         """Refuse an address with a password, because plans and messages show it."""
         if "@" in value.partition("://")[2].partition("/")[0]:
-            raise ValueError("an address with a password in it is shown in plans: write `${env:NAME}`, and set that")
+            raise ValueError(
+                "plans would show the password in this address; write `${env:NAME}` and set that environment variable"
+            )
         return value
 
 
-class _OrWord:
+class _OrName:
     """Adds the name of an endpoint, as an alternative to its keys, to the JSON Schema for editors."""
 
     def __get_pydantic_json_schema__(self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> dict:
-        word = {"type": "string", "description": "a word under `endpoints:`"}
-        return {"anyOf": [word, handler(schema)]}
+        name = {"type": "string", "description": "a name under `endpoints:`"}
+        return {"anyOf": [name, handler(schema)]}
 
 
-EndpointOption = Annotated[Endpoint, _OrWord()]
+EndpointOption = Annotated[Endpoint, _OrName()]
 """Type of an endpoint option of a function: in recipes a name under `endpoints:`, or a map of its keys."""
 
 
@@ -98,13 +100,13 @@ class Capped(Schema):
 FIELDS = frozenset(Endpoint.model_fields)
 IDENTITY = ("name", "model", "version", "extra", "omit")
 CAPS = frozenset(Capped.model_fields)
-"""Limits of a stage. At a limit, synthesize ends with fewer rows, so its key holds them; other kinds just fail."""
+"""Limits of a stage. They enter the key of `synthesize`, which ends with fewer rows at a limit; other kinds fail."""
 
 
 def strip_operation(settings: JsonObject) -> JsonObject:
-    """Return the part of a stage's settings that is in its key: without the operational fields of its endpoints.
+    """Return the part of a stage's settings that enters its key: without the operational fields of its endpoints.
 
-    An endpoint among plain values is recognised by its set of keys.
+    A map is an endpoint if it has exactly the keys of one.
     """
     caps = CAPS if settings.get("kind") != "synthesize" else frozenset()
     return {key: _strip_operation(value) for key, value in settings.items() if key not in caps}
@@ -113,13 +115,13 @@ def strip_operation(settings: JsonObject) -> JsonObject:
 def find_endpoints(settings: Any) -> list[JsonObject]:
     """Return every endpoint in the settings of a stage, as plain values."""
     if isinstance(settings, dict):
-        itself = [settings] if settings.keys() == FIELDS else []
-        return itself + [endpoint for value in settings.values() for endpoint in find_endpoints(value)]
+        own = [settings] if settings.keys() == FIELDS else []
+        return own + [endpoint for value in settings.values() for endpoint in find_endpoints(value)]
     return [endpoint for value in settings for endpoint in find_endpoints(value)] if isinstance(settings, list) else []
 
 
 def _strip_operation(value: Any) -> Any:
     if isinstance(value, dict):
-        kept = {key: value[key] for key in IDENTITY} if value.keys() == FIELDS else value
-        return {key: _strip_operation(item) for key, item in kept.items()}
+        identity = {key: value[key] for key in IDENTITY} if value.keys() == FIELDS else value
+        return {key: _strip_operation(item) for key, item in identity.items()}
     return [_strip_operation(item) for item in value] if isinstance(value, list) else value

@@ -14,7 +14,7 @@ LONGEST = 2_000
 
 
 class PosttrainError(Exception):
-    """Base of the tree; `exit_code` is what the command line returns."""
+    """Base of all errors; `exit_code` is that of the command line."""
 
     exit_code = 1
 
@@ -47,7 +47,7 @@ class RecipeError(PosttrainError):
 
 
 class PlanError(PosttrainError):
-    """The recipe is valid but cannot run here as it stands."""
+    """The recipe is valid but cannot run here."""
 
     exit_code = 3
 

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from schemas.base import JsonObject, Schema
 
 POLICY = frozenset({"on_fail", "branch", "approve_within", "floating"})
-"""Keys of a gate that do not enter the step's key: what happens after the evaluation, and what a lock pins."""
+"""Keys of a gate that do not enter the step's key: the action after the evaluation, and the pinning of a lock."""
 RELATIVES = ("parent", "base", "champion")
 """Values of `against` that refer to a model by its role instead of its name."""
 
@@ -55,7 +55,7 @@ class Gate(Schema):
     """Seconds for which a run in Prefect waits for a decision; after that it ends, and can be approved and resumed."""
 
     @model_validator(mode="after")
-    def something_asked(self) -> Self:
+    def check_bounds(self) -> Self:
         """Require a bound, `against` for bounds on a difference, and no key without effect."""
         compares = self.min_delta is not None or self.max_regression is not None
         if self.min is None and self.max is None and not compares:
@@ -63,19 +63,19 @@ class Gate(Schema):
         if compares != (self.against is not None):
             raise ValueError("`against` belongs together with `min_delta` or `max_regression`")
         if self.champion is not None and self.against != "champion":
-            raise ValueError("`champion` names the registered model for `against: champion`")
+            raise ValueError("`champion` needs `against: champion`: it names the registered model")
         if self.floating and self.against != "champion":
-            raise ValueError("`floating` is for `against: champion`: nothing else moves")
+            raise ValueError("`floating` needs `against: champion`")
         if self.max_regression == {}:
-            raise ValueError("`max_regression` is empty: give a number, or one per metric")
+            raise ValueError("`max_regression` is empty: give a number, or a number per metric")
         if any(allowed < 0 for allowed in self.regressions.values()):
-            raise ValueError("`max_regression` says how much worse is allowed: a number from 0 up")
+            raise ValueError("`max_regression` is an allowed loss: give 0 or a positive number")
         if self.noise_repeats and not compares:
-            raise ValueError("`noise_repeats` is for gates that compare: give `against`")
+            raise ValueError("`noise_repeats` needs a comparison: give `against`")
         return self
 
     @model_validator(mode="after")
-    def outcome_fits(self) -> Self:
+    def check_outcome(self) -> Self:
         """Require stages for `on_fail: branch`, and a comparison without margins for McNemar's test."""
         if (self.on_fail == "branch") != bool(self.branch):
             raise ValueError("`on_fail: branch` and `branch: [stage, ...]` belong together")
@@ -83,8 +83,8 @@ class Gate(Schema):
             raise ValueError("`test: mcnemar` compares two models: give `against`")
         if self.test == "mcnemar" and (self.min_delta or any(self.regressions.values())):
             raise ValueError(
-                "McNemar's test asks whether there is a difference at all: a margin other than 0 wants "
-                "`test: paired_bootstrap`"
+                "`test: mcnemar` tests for any difference and takes no margin other than 0; "
+                "write `test: paired_bootstrap`"
             )
         return self
 
@@ -105,7 +105,7 @@ def strip_policy(settings: JsonObject) -> JsonObject:
 
 
 def split_metric(name: str, metrics: list[str]) -> tuple[str, str | None] | None:
-    """Return the metric and the family that a gate's name refers to, or None if it is no metric of the stage."""
+    """Return the metric and the family that a gate's name refers to, or None if the stage has no such metric."""
     if name in metrics:
         return name, None
     fits = [m for m in metrics if name.startswith(f"{m}.")]

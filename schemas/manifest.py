@@ -12,7 +12,7 @@ class FileDigest(Schema):
     size: int
     """Bytes."""
     md5: str
-    """As DVC computes it: the name of the object in DVC's cache."""
+    """md5 as DVC computes it: the name of the object in DVC's cache."""
     sha256: str
     """sha256 of the content, for verification."""
 
@@ -50,7 +50,7 @@ class InputRecord(Schema):
 
 
 class Contract(Schema):
-    """What models of later stages must share: fingerprints (sha256 hex) and the maximum length in tokens."""
+    """What the models of later stages must have in common: fingerprints (sha256 hex) and maximum length in tokens."""
 
     tokenizer: str
     """Fingerprint of vocabulary, merges and normalisation."""
@@ -70,7 +70,7 @@ class Manifest(Schema):
     kind: str
     """Kind."""
     identity: JsonObject
-    """What the key is the hash of."""
+    """The content that the key is the hash of."""
     step: str
     """Name of the step in the run that made it."""
     recipe: str

@@ -26,7 +26,7 @@ class ModuleError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Module:
-    """The top level of a module; equal texts are parsed once, so that identity is equality."""
+    """The top level of a module; equal texts are parsed once, so that equal modules are identical."""
 
     name: str
     file: Path
@@ -59,7 +59,7 @@ def _is_file(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class _Reading:
-    """What was read for one recipe so far: modules by name and folders, and the sizes of those outside posttrain."""
+    """The modules read for one recipe so far, by name and folders, and the sizes of those outside posttrain."""
 
     modules: dict[tuple[str, tuple[Path, ...]], Module] = field(default_factory=dict)
     foreign: dict[Path, int] = field(default_factory=dict)
@@ -67,12 +67,12 @@ class _Reading:
     """Names that the modules of a home define."""
 
 
-_READING: ContextVar[_Reading | None] = ContextVar("what the recipe that is loaded has read", default=None)
+_READING: ContextVar[_Reading | None] = ContextVar("modules read for the recipe", default=None)
 
 
 @contextmanager
 def bounded_reading() -> Iterator[None]:
-    """Read each module at most once inside, and limit the total size of those outside posttrain."""
+    """Inside the block, read each module at most once and limit the total size of those outside posttrain."""
     token = _READING.set(_Reading())
     try:
         yield
@@ -103,14 +103,14 @@ def _read(name: str, folders: tuple[Path, ...], foreign: dict[Path, int]) -> Mod
 
 def _charge(name: str, file: Path, foreign: dict[Path, int]) -> None:
     """Raise ModuleError if a module is too large, alone or together with the others."""
-    size, is_ours = file.stat().st_size, name.partition(".")[0] in PACKAGES
-    if size > (MAX_BYTES if is_ours else MAX_FOREIGN_BYTES):
+    size, is_own = file.stat().st_size, name.partition(".")[0] in PACKAGES
+    if size > (MAX_BYTES if is_own else MAX_FOREIGN_BYTES):
         raise ModuleError(f"module `{name}` is too large to read ({file})")
-    if not is_ours:
+    if not is_own:
         foreign[file] = size
         if (together := sum(foreign.values())) > MAX_FOREIGN_BYTES:
-            said = f"functions are named in {len(foreign)} modules of {together} bytes together"
-            raise ModuleError(f"module `{name}`: {said}, at most {MAX_FOREIGN_BYTES} are read")
+            total = f"the recipe names functions in {len(foreign)} modules of {together} bytes in total"
+            raise ModuleError(f"module `{name}`: {total}; at most {MAX_FOREIGN_BYTES} are read")
 
 
 @lru_cache(maxsize=512)
@@ -133,7 +133,7 @@ def _parse(name: str, file: Path, text: str) -> Module:
     return Module(name, file, functions, classes, values, imports)
 
 
-def modules_of(home: str) -> tuple[str, ...]:
+def list_modules(home: str) -> tuple[str, ...]:
     """Return the public modules of a home in posttrain: the module itself, or all modules below a package."""
     base = ROOT.joinpath(*home.split("."))
     if not base.is_dir():
@@ -142,12 +142,12 @@ def modules_of(home: str) -> tuple[str, ...]:
     return tuple(".".join((home, *parts)) for parts in places if not any(part.startswith("_") for part in parts))
 
 
-def defining(home: str, name: str) -> list[str]:
+def find_defining_modules(home: str, name: str) -> list[str]:
     """Return the modules of a home that define a function or class of that name at their top level."""
     reading = _READING.get()
     indexes = reading.indexes if reading is not None else {}
     if home not in indexes:
-        files = [(module, locate(module)) for module in modules_of(home)]
+        files = [(module, locate(module)) for module in list_modules(home)]
         indexes[home] = [(m, _defined(file, file.stat().st_mtime_ns)) for m, file in files if file is not None]
     return [module for module, names in indexes[home] if name in names]
 

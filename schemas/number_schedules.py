@@ -52,7 +52,7 @@ class Piecewise(Schema):
 
     @field_validator("piecewise")
     @classmethod
-    def starts_at_0(cls, value: dict[int, float]) -> dict[int, float]:
+    def require_step_0(cls, value: dict[int, float]) -> dict[int, float]:
         """Require a value for step 0."""
         if min(value) != 0:
             raise ValueError("the first step of a piecewise schedule must be 0")
@@ -89,5 +89,5 @@ def value_at(number: Number, step: int) -> float:
 
 def settle(value: Any, controls: Mapping[str, float]) -> Any:
     """Return the controller's value for a reference to a known controller, and any other value unchanged."""
-    known = isinstance(value, Controlled) and value.controller in controls
-    return controls[value.controller] if known else value
+    is_known = isinstance(value, Controlled) and value.controller in controls
+    return controls[value.controller] if is_known else value

@@ -70,11 +70,11 @@ class Step(Schema):
     outputs: dict[str, ArtifactType]
     """Named outputs, the default first."""
     code: dict[str, str]
-    """Module to digest of its normalised source, over the closure the stage uses."""
+    """Module to digest of the normalised source of the definitions that the stage reaches."""
     key: str
     """Identity: sha256 over kind, settings, seed, keys or digests of the inputs, and code (64 hex digits)."""
     identity: JsonObject
-    """What the key is the hash of, kept so that two keys can be compared field by field."""
+    """The content that the key is the hash of, so that two keys can be compared field by field."""
     resources: Resources = Resources()
     """Resources that the step needs."""
     retries: int = 0
@@ -90,7 +90,7 @@ class Step(Schema):
     @property
     def reads(self) -> str:
         """The steps and outside references that it reads, as text."""
-        return ", ".join(dict.fromkeys(given.source or given.steps[0] for given in self.inputs))
+        return ", ".join(dict.fromkeys(i.source or i.steps[0] for i in self.inputs))
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@
 types it accepts.
 """
 
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import core_schema
@@ -58,7 +58,7 @@ class Reference(str):
         return self.partition(".")[2] or None
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return core_schema.no_info_after_validator_function(
             cls, core_schema.str_schema(min_length=1), serialization=core_schema.to_string_ser_schema()
         )

@@ -1,4 +1,4 @@
-"""Words of recipes that were renamed, for the error at an old one: advice, nothing accepts the old words."""
+"""Renamed keys, functions, values and metrics of recipes, for the error at an old name, which is always refused."""
 
 from collections.abc import Collection
 
@@ -31,7 +31,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     # Options of functions.
     "component": ("reward",),
 }
-"""Old key to the words that replaced it: the one that fits at the key's place is meant."""
+"""Old key to its new names; the advice is the one that exists at the place of the key."""
 
 FUNCTIONS = {
     "whole": "synchronous",
@@ -43,36 +43,36 @@ FUNCTIONS = {
     "ce": "cross_entropy",
     "ce_uncertain": "cross_entropy_uncertain",
 }
-"""Old name of a function to its name, where the slot has one of that name."""
+"""Old to new name of a function, if the slot has a function of the new name."""
 
 VALUES = {"cap": "truncate", "drop": "mask", "step_back": "roll_back"}
-"""Old value of a key to its value, where the key allows that."""
+"""Old to new value of a key, if the key allows the new value."""
 
 METRICS = {"control/": "controller/", "loss/ce": "loss/cross_entropy"}
-"""Old beginning of a metric's name to its beginning."""
+"""Old to new beginning of the name of a metric."""
 
 
-def renamed_key(word: str, known: Collection[str]) -> str | None:
-    """Return the present word for an old key, where it is one of the keys `known` at this place."""
-    return next((new for new in KEYS.get(word, ()) if new in known), None)
+def find_renamed_key(word: str, keys: Collection[str]) -> str | None:
+    """Return the new name of an old key if it is one of `keys`, else None."""
+    return next((new for new in KEYS.get(word, ()) if new in keys), None)
 
 
-def renamed_function(name: str, known: Collection[str]) -> str | None:
-    """Return the present name of a function, where it is one of the names `known` to the slot."""
-    return FUNCTIONS[name] if FUNCTIONS.get(name) in known else None
+def find_renamed_function(name: str, names: Collection[str]) -> str | None:
+    """Return the new name of a function if it is one of `names`, else None."""
+    return FUNCTIONS[name] if FUNCTIONS.get(name) in names else None
 
 
-def renamed_value(value: object, known: Collection[str]) -> str | None:
-    """Return the present word for an old value, where it is one of the words `known` to the key."""
-    return VALUES[value] if isinstance(value, str) and VALUES.get(value) in known else None
+def find_renamed_value(value: object, values: Collection[str]) -> str | None:
+    """Return the new name of an old value if it is one of `values`, else None."""
+    return VALUES[value] if isinstance(value, str) and VALUES.get(value) in values else None
 
 
-def renamed_metric(name: str, known: Collection[str]) -> str | None:
-    """Return the present name of a metric, where it is one of the metrics `known`."""
-    new = (now + name.removeprefix(old) for old, now in METRICS.items() if name.startswith(old))
-    return next((candidate for candidate in new if candidate in known), None)
+def find_renamed_metric(name: str, metrics: Collection[str]) -> str | None:
+    """Return the new name of a metric if it is one of `metrics`, else None."""
+    candidates = (new + name.removeprefix(old) for old, new in METRICS.items() if name.startswith(old))
+    return next((candidate for candidate in candidates if candidate in metrics), None)
 
 
-def now_called(word: str, new: str) -> str:
-    """Return the message of the error at an old word."""
+def describe_renaming(word: str, new: str) -> str:
+    """Return the message of the error at an old name."""
     return f"`{word}` is now `{new}`"

@@ -27,10 +27,12 @@ class Role(Schema):
     """Memory to reserve per worker, such as `2GiB`; null: none."""
 
     @model_validator(mode="after")
-    def something_held(self) -> Self:
+    def require_resource(self) -> Self:
         """Require some resource, without which Ray cannot place a process."""
         if not (self.num_cpus or self.num_gpus or self.memory):
-            raise ValueError("num_cpus: 0 leaves nothing to hold; give at least a share of a core, as 0.5")
+            raise ValueError(
+                "num_cpus: 0 without GPUs or memory reserves nothing; give at least a share of a core, as 0.5"
+            )
         return self
 
 
@@ -64,17 +66,19 @@ class Resources(Schema):
 
     @model_validator(mode="before")
     @classmethod
-    def waiting_is_free(cls, value: Any) -> Any:
+    def default_to_no_cores(cls, value: Any) -> Any:
         """Set `num_cpus` to 0 with `train`, as the main process only waits then."""
         if isinstance(value, Mapping) and value.get("train") is not None:
             return {"num_cpus": 0, **value}
         return value
 
     @model_validator(mode="after")
-    def something_held(self) -> Self:
+    def require_cores(self) -> Self:
         """Refuse a step without cores, unless it has `train`."""
         if not self.num_cpus and self.train is None:
-            raise ValueError("num_cpus: 0 is for a step whose work is done by `train`; give at least a share of a core")
+            raise ValueError(
+                "num_cpus: 0 needs a `train` role that does the work; give at least a share of a core, as 0.5"
+            )
         return self
 
     def roles(self) -> Iterator[tuple[str, Role]]:

@@ -1,7 +1,7 @@
-"""What a slot's function takes, read from its source: nothing is imported, so that checking a recipe costs no torch.
+"""Signatures of the functions that recipes name, read from source text, so that validation does not import torch.
 
-The star is the border: parameters before it are supplied by the loop, those after it are the recipe's options.
-`learning.lookup` binds the same for real.
+The loop supplies the parameters before the `*`; those after it are the recipe's options. `learning.lookup` imports and
+binds the same functions.
 """
 
 import ast
@@ -14,21 +14,22 @@ from typing import Any, Optional
 
 from pydantic import BaseModel, ConfigDict, create_model
 
-from schemas.addresses import AddressError, address, fits, split_supplied, supplies
-from schemas.annotations import Unknown, literal, type_of
-from schemas.modules import Function, Module, ModuleError, load, modules_of
-from schemas.renamed import now_called, renamed_function
-from schemas.suggestions import LONGEST, nearest, suggest
+from schemas.addresses import AddressError, find_address, fits, split_supplied, supplies
+from schemas.annotations import Unknown, read_literal, read_type
+from schemas.base import JsonObject
+from schemas.modules import Function, Module, ModuleError, list_modules, load
+from schemas.renamed import describe_renaming, find_renamed_function
+from schemas.suggestions import LONGEST, find_nearest, suggest
 from schemas.use import Use
 
 MAX_HOPS = 8
 OWN = "code of your own is package.module:function"
-NAMED = re.compile(r"[a-z][a-z0-9_]*_[TP]")
-"""What may be a column of an auxiliary, whose names only the stage knows."""
+COLUMN = re.compile(r"[a-z][a-z0-9_]*_[TP]")
+"""Name of a column, possibly of an auxiliary model, whose names only the stage defines."""
 
 
 class SignatureError(Exception):
-    """A name that leads to no usable function; `advice` says what to do."""
+    """The name does not refer to a usable function; `advice` says what to do."""
 
     def __init__(self, message: str, advice: str = ""):
         self.advice = advice
@@ -37,7 +38,7 @@ class SignatureError(Exception):
 
 @dataclass(frozen=True)
 class Option:
-    """One thing a recipe may set; `has_default` without a literal `default` leaves the default to the function."""
+    """An option that a recipe may set; if its default is not a literal, the function applies it itself."""
 
     type: Any
     required: bool
@@ -47,7 +48,7 @@ class Option:
 
 @dataclass(frozen=True, eq=False)
 class Signature:
-    """A function that a recipe can name; read once per text of its module, so that identity is equality."""
+    """A function that a recipe can name; read once per text of its module, so that equal signatures are identical."""
 
     module: str
     name: str
@@ -61,153 +62,156 @@ class Signature:
         return self.doc.partition("\n")[0].strip()
 
 
-def signature(slot: type[Use], name: str, folders: tuple[Path, ...] = ()) -> Signature:
-    """Return the signature of what `name` means in a slot. Raise SignatureError with the nearest name."""
+def read_signature(slot: type[Use], name: str, folders: tuple[Path, ...] = ()) -> Signature:
+    """Return the signature of the function that a slot names. Raise SignatureError with the nearest name."""
     try:
-        module, function = address(slot, name)
+        module, function = find_address(slot, name)
     except AddressError as error:
-        if slot.home and (new := renamed_function(name, names(slot))) is not None:
-            raise SignatureError(now_called(name, new), f"write `{new}` in its place") from None
-        raise SignatureError(str(error), _near(slot, name) if slot.home else OWN) from None
-    house = ":" not in name
+        if slot.home and (new := find_renamed_function(name, list_names(slot))) is not None:
+            raise SignatureError(describe_renaming(name, new), f"write `{new}` instead") from None
+        raise SignatureError(str(error), _suggest_names(slot, name) if slot.home else OWN) from None
+    is_own = ":" not in name
     try:
-        found = _find(module, function, folders, 0, is_class=bool(slot.member))
-        placed, named = split_supplied(slot, found.supplied)
-        if slot.takes is not None and (placed != slot.takes if house else len(placed) != len(slot.takes)):
-            given = ", ".join(slot.takes) or "nothing"
-            said = f"`{name}` takes ({', '.join(found.supplied)}) before the `*`, but is given {given}"
-            raise SignatureError(said, _near(slot, name) if house else "what a recipe sets belongs after the `*`")
-        if strange := [n for n in named if not supplies(slot, n) and (house or not may_be_named(slot, n))]:
-            said = f"`{name}` asks for {', '.join(strange)}, which this slot does not supply"
-            raise SignatureError(said, _near(slot, name) if house else suggest(strange[0], sorted(slot.asks), "names"))
-        return _without(found, slot.withheld) if slot.withheld else found
+        signature = _find_signature(module, function, folders, 0, is_class=bool(slot.member))
+        placed, named = split_supplied(slot, signature.supplied)
+        if slot.takes is not None and (placed != slot.takes if is_own else len(placed) != len(slot.takes)):
+            expected = f"this slot passes ({', '.join(slot.takes)})"
+            message = f"`{name}` has the parameters ({', '.join(signature.supplied)}) before the `*`, but {expected}"
+            advice = _suggest_names(slot, name) if is_own else "put the recipe's options after the `*`"
+            raise SignatureError(message, advice)
+        if strange := [n for n in named if not supplies(slot, n) and (is_own or not may_be_auxiliary(slot, n))]:
+            message = f"`{name}` takes {', '.join(strange)}, which this slot does not supply"
+            advice = _suggest_names(slot, name) if is_own else suggest(strange[0], sorted(slot.asks), "names")
+            raise SignatureError(message, advice)
+        return _without(signature, slot.withheld) if slot.withheld else signature
     except ModuleError as error:
-        advice = _near(slot, name) if house else f"the folders searched: {_searched(folders)}"
+        advice = _suggest_names(slot, name) if is_own else f"searched folders: {_list_folders(folders)}"
         raise SignatureError(str(error), advice) from None
     except KeyError:
-        advice = suggest(function, public_functions(module, folders), "functions there")
+        advice = suggest(function, list_public_functions(module, folders), "its functions")
         raise SignatureError(f"module `{module}` has no function `{function}`", advice) from None
 
 
 @lru_cache(maxsize=1024)
-def _without(found: Signature, withheld: frozenset[str]) -> Signature:
-    return replace(found, options={name: option for name, option in found.options.items() if name not in withheld})
+def _without(signature: Signature, withheld: frozenset[str]) -> Signature:
+    options = {name: option for name, option in signature.options.items() if name not in withheld}
+    return replace(signature, options=options)
 
 
-def names(slot: type[Use]) -> list[str]:
-    """Return every name of our own that a slot knows, sorted."""
-    return sorted({name for name, _ in definitions(slot)})
+def list_names(slot: type[Use]) -> list[str]:
+    """Return the names of posttrain's functions in a slot, sorted."""
+    return sorted({name for name, _ in list_definitions(slot)})
 
 
-def definitions(slot: type[Use]) -> Iterator[tuple[str, str]]:
-    """Yield every name of our own that a slot knows, with the module that defines it."""
-    for module in dict.fromkeys(module for home in slot.home for module in modules_of(home)):
+def list_definitions(slot: type[Use]) -> Iterator[tuple[str, str]]:
+    """Yield the name of every function of posttrain in a slot, with the module that defines it."""
+    for module in dict.fromkeys(module for home in slot.home for module in list_modules(home)):
         family = module.rpartition(".")[2]
-        read = load(module)
-        if slot.member:
-            yield from ((family, module) for _ in range(slot.member in read.classes))
-        else:
-            own = [name for name in read.functions if not name.startswith("_") and fits(slot, read.functions[name])]
-            yield from ((f"{family}.{name}" if slot.qualified else name, module) for name in own)
+        definitions = load(module)
+        if slot.member in definitions.classes:
+            yield family, module
+        for name, function in definitions.functions.items() if not slot.member else ():
+            if not name.startswith("_") and fits(slot, function):
+                yield f"{family}.{name}" if slot.qualified else name, module
 
 
-def signatures(slot: type[Use]) -> Iterator[tuple[str, Signature]]:
-    """Every name that a slot knows, with its signature."""
-    for name in names(slot):
-        yield name, signature(slot, name)
+def read_signatures(slot: type[Use]) -> Iterator[tuple[str, Signature]]:
+    """Yield the name and the signature of every function of posttrain in a slot."""
+    for name in list_names(slot):
+        yield name, read_signature(slot, name)
 
 
 @lru_cache(maxsize=1024)
-def options_model(found: Signature) -> type[BaseModel]:
-    """The options as a pydantic model that refuses unknown keys."""
-    fields: dict[str, Any] = {}
-    for name, option in found.options.items():
+def make_options_model(signature: Signature) -> type[BaseModel]:
+    """Return the options as a pydantic model that refuses unknown keys."""
+    fields: JsonObject = {}
+    for name, option in signature.options.items():
         nullable = not option.required and option.default is None
         kind = Optional[option.type] if nullable else option.type  # noqa: UP045 — computed
         fields[name] = (kind, ... if option.required else option.default)
     config = ConfigDict(extra="forbid", protected_namespaces=(), allow_inf_nan=False, validate_default=True)
-    return create_model(f"{found.module}.{found.name}", __config__=config, **fields)
+    return create_model(f"{signature.module}.{signature.name}", __config__=config, **fields)
 
 
-def _find(module: str, name: str, folders: tuple[Path, ...], hops: int, is_class: bool) -> Signature:
-    read = load(module, folders)
-    if is_class or name in read.classes:
-        return _constructor(read, name)
-    if name in read.functions and not name.startswith("_"):
-        return _read(read, read.functions[name], skip=0)
-    if name in read.imports and hops < MAX_HOPS:
-        source, original = read.imports[name]
-        return _find(source, original, (read.file.parent, *folders), hops + 1, is_class)
-    raise KeyError(name)
-
-
-@lru_cache(maxsize=1024)
-def _constructor(read: Module, name: str) -> Signature:
-    kind = read.classes[name]
-    made = next((n for n in kind.body if isinstance(n, Function) and n.name == "__init__"), None)
-    if made is None:
-        return Signature(read.name, name, ast.get_docstring(kind) or "", (), {})
-    found = _read(read, made, skip=1)
-    return Signature(read.name, name, ast.get_docstring(kind) or found.doc, found.supplied, found.options)
+def _find_signature(name: str, function: str, folders: tuple[Path, ...], hops: int, is_class: bool) -> Signature:
+    module = load(name, folders)
+    if is_class or function in module.classes:
+        return _read_constructor(module, function)
+    if function in module.functions and not function.startswith("_"):
+        return _read_function(module, module.functions[function], skip=0)
+    if function in module.imports and hops < MAX_HOPS:
+        source, original = module.imports[function]
+        return _find_signature(source, original, (module.file.parent, *folders), hops + 1, is_class)
+    raise KeyError(function)
 
 
 @lru_cache(maxsize=1024)
-def _read(read: Module, function: Function, skip: int) -> Signature:
+def _read_constructor(module: Module, name: str) -> Signature:
+    kind = module.classes[name]
+    constructor = next((n for n in kind.body if isinstance(n, Function) and n.name == "__init__"), None)
+    if constructor is None:
+        return Signature(module.name, name, ast.get_docstring(kind) or "", (), {})
+    signature = _read_function(module, constructor, skip=1)
+    return replace(signature, name=name, doc=ast.get_docstring(kind) or signature.doc)
+
+
+@lru_cache(maxsize=1024)
+def _read_function(module: Module, function: Function, skip: int) -> Signature:
     spec = function.args
     if spec.kwarg is not None:
         advice = "give every option a name, annotation and default after the `*`"
         raise SignatureError(f"the options of `{function.name}` cannot be checked: `**{spec.kwarg.arg}`", advice)
-    options = {a.arg: _option(a, d, read) for a, d in zip(spec.kwonlyargs, spec.kw_defaults, strict=True)}
+    options = {a.arg: _read_option(a, d, module) for a, d in zip(spec.kwonlyargs, spec.kw_defaults, strict=True)}
     supplied = tuple(a.arg for a in [*spec.posonlyargs, *spec.args][skip:])
-    return Signature(read.name, function.name, ast.get_docstring(function) or "", supplied, options)
+    return Signature(module.name, function.name, ast.get_docstring(function) or "", supplied, options)
 
 
-def _option(argument: ast.arg, default: ast.expr | None, read: Module) -> Option:
-    kind = type_of(argument.annotation, read)
+def _read_option(argument: ast.arg, default: ast.expr | None, module: Module) -> Option:
+    kind = read_type(argument.annotation, module)
     if default is None:
         return Option(kind, required=True)
     try:
-        return Option(kind, required=False, default=literal(default, read))
+        return Option(kind, required=False, default=read_literal(default, module))
     except (Unknown, ModuleError):
         return Option(kind, required=False, is_literal=False)
 
 
-def public_functions(module: str, folders: tuple[Path, ...]) -> list[str]:
-    """Functions of a module that a recipe can name: its own and those it takes from its neighbours."""
+def list_public_functions(name: str, folders: tuple[Path, ...]) -> list[str]:
+    """Return the functions of a module that a recipe can name: its own, and those imported from its package."""
     try:
-        read = load(module, folders)
+        module = load(name, folders)
     except ModuleError:
         return []
-    package = module.partition(".")[0]
-    taken = [n for n, (source, _) in read.imports.items() if source.startswith(f"{package}.") and n.islower()]
-    own = [n for n in read.functions if not n.startswith("_")]
-    return own + [n for n in taken if not n.startswith("_") and _is_function(read, n)]
+    package = name.partition(".")[0]
+    imported = [n for n, (source, _) in module.imports.items() if source.startswith(f"{package}.") and n.islower()]
+    own = [n for n in module.functions if not n.startswith("_")]
+    return own + [n for n in imported if not n.startswith("_") and _is_function(module, n)]
 
 
-def _is_function(read: Module, name: str) -> bool:
-    source, original = read.imports[name]
+def _is_function(module: Module, name: str) -> bool:
+    source, original = module.imports[name]
     try:
         return original in load(source).functions
     except ModuleError:
         return False
 
 
-def may_be_named(slot: type[Use], name: str) -> bool:
-    """Whether an auxiliary of the stage could give a slot's function what it asks for by a name."""
-    return "auxiliary_T" in slot.asks and NAMED.fullmatch(name) is not None
+def may_be_auxiliary(slot: type[Use], name: str) -> bool:
+    """Return whether a parameter of a slot's function may be a column of an auxiliary model."""
+    return "auxiliary_T" in slot.asks and COLUMN.fullmatch(name) is not None
 
 
-def _near(slot: type[Use], name: str) -> str:
-    known = names(slot)
-    plain = None
+def _suggest_names(slot: type[Use], name: str) -> str:
+    names, near = list_names(slot), None
     if len(name) <= LONGEST:
-        plain = nearest(name, known) or nearest(name.rpartition(".")[2], [k.rpartition(".")[2] for k in known])
-    advice = suggest(name, known, "names here")
-    if plain and "did you mean" not in advice:
-        full = next(k for k in known if k == plain or k.endswith(f".{plain}"))
+        last_parts = [n.rpartition(".")[2] for n in names]
+        near = find_nearest(name, names) or find_nearest(name.rpartition(".")[2], last_parts)
+    advice = suggest(name, names, "names here")
+    if near and "did you mean" not in advice:
+        full = next(n for n in names if n == near or n.endswith(f".{near}"))
         advice = f"did you mean `{full}`? {advice}"
     return f"{advice}; {OWN}"
 
 
-def _searched(folders: tuple[Path, ...]) -> str:
+def _list_folders(folders: tuple[Path, ...]) -> str:
     return ", ".join(dict.fromkeys(str(f) for f in folders)) or "Python's path"

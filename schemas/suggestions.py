@@ -1,7 +1,7 @@
 """Suggestions for a misspelt word, computed in bounded time.
 
-The words come from recipes and from the command line, so that neither the word nor the choices may cost much time:
-choices that cannot be near are left out first, and then those beyond `EFFORT`.
+The words come from recipes and the command line and may be very long: choices of a different length are ignored first,
+and then those beyond `EFFORT`.
 """
 
 import difflib
@@ -10,25 +10,25 @@ from collections.abc import Iterable, Iterator
 from schemas.errors import printable
 
 EFFORT = 100_000
-"""Pairs of letters that are compared for one suggestion."""
+"""Most pairs of letters that are compared for one suggestion."""
 LONGEST = 80
-"""Characters of a word that is compared or listed."""
+"""Most characters of a word that is compared or listed."""
 LISTED = 40
-"""Words that are listed."""
+"""Most words in a list."""
 FEW = 12
-"""Up to so many words are listed although one of them is suggested."""
+"""Most words that are listed in addition to a suggestion."""
 
 
 def suggest(word: str, words: Iterable[str], noun: str) -> str:
-    """Return advice: the nearest of `words`, and all of them where they are few."""
+    """Return advice: the nearest of `words`, and a list of all of them if it is short."""
     choices = list(dict.fromkeys(words))
     if not choices:
-        return f"this place has no {noun}"
+        return f"there are no {noun} here"
     is_cheap = len(word) * sum(map(len, choices)) <= EFFORT and all(len(choice) <= LONGEST for choice in choices)
     if is_cheap:
-        near = nearest(word, choices)
+        near = find_nearest(word, choices)
     else:
-        near = nearest(word, _comparable(word, choices)) if len(word) <= LONGEST else None
+        near = find_nearest(word, _select_comparable(word, choices)) if len(word) <= LONGEST else None
     hint = f"did you mean `{near}`?" if near is not None else ""
     if near is not None and len(choices) > (FEW if is_cheap else LISTED):
         return hint
@@ -37,28 +37,28 @@ def suggest(word: str, words: Iterable[str], noun: str) -> str:
     return f"{hint} {listed}".strip()
 
 
-def nearest(word: str, words: Iterable[str]) -> str | None:
-    """Return the word most like `word`, or None; of a dotted name the last part counts as well."""
+def find_nearest(word: str, words: Iterable[str]) -> str | None:
+    """Return the most similar word, or None; the last part of a dotted name counts as well."""
     choices = list(dict.fromkeys(words))
     folded = {choice.lower().replace("-", "_"): choice for choice in reversed(choices)}
-    wanted = word.lower().replace("-", "_")
-    if wanted in folded:
-        return folded[wanted]
+    lowered = word.lower().replace("-", "_")
+    if lowered in folded:
+        return folded[lowered]
     for choice in choices:
-        if choice.rpartition(".")[2] == word or (len(word) > 3 and choice.lower().startswith(wanted)):
+        if choice.rpartition(".")[2] == word or (len(word) > 3 and choice.lower().startswith(lowered)):
             return choice
-    scored = [(_similarity(wanted, choice), -index, choice) for index, choice in enumerate(reversed(folded))]
+    scored = [(_measure_similarity(lowered, choice), -index, choice) for index, choice in enumerate(reversed(folded))]
     best = max(scored, default=(0.0, 0, ""))
     return folded[best[2]] if best[0] >= 0.6 else None
 
 
-def _similarity(one: str, other: str) -> float:
-    """Return the share of matching letters; letters in another order are the likeliest slip and count extra."""
+def _measure_similarity(one: str, other: str) -> float:
+    """Return the share of matching letters, plus a bonus for the same letters in another order."""
     swapped = 0.3 if sorted(one) == sorted(other) else 0.0
     return difflib.SequenceMatcher(None, one, other).ratio() + swapped
 
 
-def _comparable(word: str, choices: Iterable[str]) -> Iterator[str]:
+def _select_comparable(word: str, choices: Iterable[str]) -> Iterator[str]:
     """Yield the choices of about the length of `word`, as many as `EFFORT` allows."""
     left = EFFORT
     for choice in choices:

@@ -39,17 +39,17 @@ class Training(Schema):
     time."""
 
     @model_validator(mode="after")
-    def something_trained(self) -> Self:
+    def refuse_no_steps(self) -> Self:
         """Refuse `max_steps: 0`."""
         if self.max_steps == 0:
             raise ValueError("max_steps: 0 trains nothing; give a number of steps, or -1 to use num_train_epochs")
         return self
 
     @model_validator(mode="after")
-    def one_precision(self) -> Self:
+    def refuse_bf16_with_bfloat16(self) -> Self:
         """Refuse `bf16` with weights that are not float32."""
         if self.bf16 and self.dtype != "float32":
-            raise ValueError("bf16: computes in bfloat16 over float32 weights; leave `dtype` out, or bf16")
+            raise ValueError("bf16 computes in bfloat16 over float32 weights; remove `dtype` or `bf16`")
         return self
 
 
@@ -89,7 +89,7 @@ class Watch(Schema):
     """Factor by which `roll_back` multiplies the learning rate."""
 
     @model_validator(mode="after")
-    def some_bound(self) -> Self:
+    def require_bound(self) -> Self:
         """Require at least one of `min` and `max`."""
         if self.min is None and self.max is None:
             raise ValueError("give `min` or `max`, or both")

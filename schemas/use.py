@@ -40,7 +40,7 @@ class Use(Schema):
 
     @model_validator(mode="before")
     @classmethod
-    def bare_word(cls, value: Any) -> Any:
+    def accept_name(cls, value: object) -> object:
         """Accept `center` for `{use: center}`."""
         return {"use": value} if isinstance(value, str) else value
 

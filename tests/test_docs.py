@@ -18,7 +18,7 @@ from learning.algorithm.loss import with_advantages, with_dropped, with_weights
 from learning.batch.batch_layout import single_turn
 from learning.data.rows import write_rows
 from learning.samples.engine_protocol import Generation
-from schemas.modules import modules_of
+from schemas.modules import list_modules
 from schemas.recipe.load import load_recipe
 from schemas.stages.rl import Rl
 from schemas.supplied import FIXED
@@ -171,7 +171,7 @@ def test_the_table_of_slots_is_what_the_slots_ask_for():
     assert shown == set(slots) - {"logits_processors", "engine"}
     for key, home, asked in table:
         place = f"learning.{home}".replace("/", ".")
-        assert place in {*slots[key].home, *(module for home in slots[key].home for module in modules_of(home))}
+        assert place in {*slots[key].home, *(module for home in slots[key].home for module in list_modules(home))}
         known = slots[key].asks | set(slots[key].takes or ())
         assert set(re.findall(r"`(\w+)`", asked)) <= known, key
     fixed = re.findall(r"`(\w+_T)`", PAGE.partition("Fixed columns")[2].partition("\n\n")[0])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.errors import StepError
-from schemas.sealed import is_sealed, seal_of
+from schemas.sealed import compute_seal, is_sealed
 
 SEALED = len(', "') + 64 + len('"]\n')
 """Bytes at the end of a line that hold its seal."""
@@ -68,7 +68,7 @@ class RowJournal:
         return name, value
 
     def _seal(self, body: bytes, place: int) -> bytes:
-        return seal_of(self._label(place), body).encode()
+        return compute_seal(self._label(place), body).encode()
 
     def _label(self, place: int) -> str:
         return f"journal {self.name} {place}"

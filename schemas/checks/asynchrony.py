@@ -31,7 +31,7 @@ KEPT = ("state", "history", "rng")
 JUDGING = (FilterGroupsUse, RewardShapingUse, AdvantageUse, AdvantageShapingUse, ImportanceCorrectionUse, TokenMaskUse)
 
 
-def asynchrony_problems(info: StepInfo, stage: Rl) -> Iterator[Problem]:
+def check_asynchrony(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     """Yield every contradiction about drives that work beside the trainer."""
     for drive in info.slots:
         if not isinstance(drive.use, RolloutUse) or "stream" not in drive.signature.supplied:
@@ -104,7 +104,7 @@ def _pieces(info: StepInfo, stage: Rl, drive: Slot) -> Iterator[Problem]:
             yield info.problem(slot.path, message, "take a function that judges one group, or `rollout: synchronous`")
 
 
-def keeps_older(slot: Slot) -> bool:
+def returns_older_samples(slot: Slot) -> bool:
     """Return whether a drive or a source hands out samples of weights before the last update."""
     asked = slot.signature.supplied
     if isinstance(slot.use, RolloutUse) and "stream" in asked:

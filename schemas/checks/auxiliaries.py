@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from schemas.addresses import supplies
 from schemas.auxiliary import NEXT, TargetUse
 from schemas.errors import Problem
-from schemas.signatures import may_be_named
+from schemas.signatures import may_be_auxiliary
 from schemas.source.tree import join_path
 from schemas.stages.rl import Rl
 from schemas.steps.slots import Slot
@@ -40,7 +40,7 @@ TAKEN = frozenset(name.removesuffix("_T") for name in MOVING | RewardShapingUse.
 ENDINGS = ("_end", "_max", "_mean")
 
 
-def auxiliary_problems(info: StepInfo, stage: Rl) -> Iterator[Problem]:
+def check_auxiliary_models(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     """Every contradiction about the critic's and the auxiliaries' words."""
     for rule in (_names, _columns, _options, _ahead, _unused, _outputs, _start):
         yield from rule(info, stage)
@@ -77,7 +77,7 @@ def _columns(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         kind = type(slot.use)
         asked = slot.signature.supplied[len(kind.takes or ()) :]
         for name in asked if "auxiliary_T" in kind.asks else ():
-            if not supplies(kind, name) and may_be_named(kind, name) and name not in known:
+            if not supplies(kind, name) and may_be_auxiliary(kind, name) and name not in known:
                 message = (
                     f"`{slot.use.use}` asks for `{name}`, which neither the loop nor an auxiliary of this stage gives"
                 )

@@ -8,9 +8,9 @@ from typing import Any
 
 from schemas.addresses import REFERENCE
 from schemas.auxiliary import CriticLossUse, TargetUse
-from schemas.checks.asynchrony import asynchrony_problems, keeps_older
-from schemas.checks.auxiliaries import auxiliary_problems
-from schemas.checks.metrics import metric_problems, number_names
+from schemas.checks.asynchrony import check_asynchrony, returns_older_samples
+from schemas.checks.auxiliaries import check_auxiliary_models
+from schemas.checks.metrics import check_metrics, number_repeated_names
 from schemas.errors import Problem
 from schemas.source.tree import join_path
 from schemas.source.validation import follow_path
@@ -35,11 +35,11 @@ from schemas.use import (
 )
 
 
-def contradictions(info: StepInfo, stage: Rl) -> tuple[list[Problem], list[Problem]]:
+def find_contradictions(info: StepInfo, stage: Rl) -> tuple[list[Problem], list[Problem]]:
     """Return refused and warned combinations."""
     refused = [_groups_of_one, _more_than_sampled, _no_gradient, _twice, _external, _stale, _open, _greedy, _values]
     warned = [_biased, _wide_clip, _idle_clip, _unasked]
-    named = [_rewards, _controls, _references, auxiliary_problems, asynchrony_problems, metric_problems]
+    named = [_rewards, _controls, _references, check_auxiliary_models, check_asynchrony, check_metrics]
     problems = ([p for rule in rules for p in rule(info, stage)] for rules in ([*refused, *named], warned))
     return next(problems), next(problems)
 
@@ -132,7 +132,7 @@ def _stale(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     if not _trusts_samples(info, ("lp_behav_T",)):
         return
     for slot in _slots(info, RolloutUse, ExtraSamplesUse):
-        if keeps_older(slot):
+        if returns_older_samples(slot):
             message = (
                 f"`{slot.use.use}` keeps samples of older weights, and `{stage.ratio.use}` takes them for own ones"
             )
@@ -170,7 +170,7 @@ def _values(info: StepInfo, stage: Rl) -> Iterator[Problem]:
 
 
 def _rewards(info: StepInfo, stage: Rl) -> Iterator[Problem]:
-    known = number_names(stage.rewards)
+    known = number_repeated_names(stage.rewards)
     columns = [column for name, block in stage.auxiliary_models.items() for column in block.columns(name)]
     named = [(f"advantage_streams.{i}.of", s.of) for i, s in enumerate(stage.advantage_streams) if s.of not in columns]
     named += [(join_path(s.path, "of"), s.values.get("of")) for s in _slots(info, TargetUse)]

@@ -10,7 +10,7 @@ from schemas.steps.step_info import StepInfo
 from schemas.use import EngineUse
 
 
-def endpoint_problems(info: StepInfo) -> Iterator[Problem]:
+def check_endpoints(info: StepInfo) -> Iterator[Problem]:
     """Yield all problems with endpoints in one step."""
     served = [slot for slot in info.slots if isinstance(slot.use, EngineUse) and find_endpoints(slot.values)]
     for slot in served:

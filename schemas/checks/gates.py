@@ -9,7 +9,7 @@ from schemas.steps.step_info import StepInfo
 from schemas.suggestions import suggest
 
 
-def gate_problems(info: StepInfo, stage: Evaluate) -> Iterator[Problem]:
+def check_gates(info: StepInfo, stage: Evaluate) -> Iterator[Problem]:
     """Yield everything wrong with the gates of a step."""
     options = {_metric_label(m): m for m in info.dump()["metrics"]}
     for index, gate in enumerate(stage.gate):

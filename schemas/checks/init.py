@@ -58,7 +58,7 @@ WEIGHTS = 10**13
 """Largest product of the sizes that make one matrix."""
 
 
-def init_problems(info: StepInfo, stage: Init) -> Iterator[Problem]:
+def check_config(info: StepInfo, stage: Init) -> Iterator[Problem]:
     """Yield every value of the configuration that no model can have."""
     for key, value in stage.config.items():
         problem = _find_problem(key, value)

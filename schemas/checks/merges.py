@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from schemas.errors import Problem
-from schemas.signatures import Signature, names, signature
+from schemas.signatures import Signature, list_names, read_signature
 from schemas.source.tree import join_path, make_problem
 from schemas.source.validation import follow_path
 from schemas.stages.merge import Merge
@@ -15,28 +15,28 @@ from schemas.use import MergeMethodUse
 WITHOUT_EFFECT = {"int8_mask"}
 
 
-def merge_methods() -> list[str]:
+def list_merge_methods() -> list[str]:
     """Return every merge method: functions whose first parameter is the tensors; others in the module only help."""
-    return [n for n in names(MergeMethodUse) if signature(MergeMethodUse, n).supplied[:1] == ("tensors",)]
+    return [n for n in list_names(MergeMethodUse) if read_signature(MergeMethodUse, n).supplied[:1] == ("tensors",)]
 
 
-def merge_functions(stage: Merge) -> list[tuple[str, str]]:
+def list_merge_functions(stage: Merge) -> list[tuple[str, str]]:
     """Return module and name of the function of a merge, and of the one that counts its totals where it needs them."""
-    method = signature(MergeMethodUse, stage.merge_method)
+    method = read_signature(MergeMethodUse, stage.merge_method)
     counts = [(method.module, f"{method.name}_totals")] if "totals" in method.supplied else []
     return [(method.module, method.name), *counts]
 
 
-def merge_problems(info: StepInfo, stage: Merge) -> Iterator[Problem]:
+def check_merge(info: StepInfo, stage: Merge) -> Iterator[Problem]:
     """Yield everything about a merge that its method's signature can tell."""
     if bool(stage.models) == bool(stage.slices):
         message = "give exactly one of `models` and `slices`"
         yield make_problem(info.node.where, info.path, message, "`models` merges whole models, `slices` runs of layers")
-    if stage.merge_method not in merge_methods():
-        advice = suggest(stage.merge_method, merge_methods(), "methods")
+    if stage.merge_method not in list_merge_methods():
+        advice = suggest(stage.merge_method, list_merge_methods(), "methods")
         yield info.problem("merge_method", f"no method `{stage.merge_method}`", advice)
         return
-    method = signature(MergeMethodUse, stage.merge_method)
+    method = read_signature(MergeMethodUse, stage.merge_method)
     if "base" in method.supplied and stage.base_model is None:
         message = f"`{stage.merge_method}` works on differences and needs `base_model`"
         yield info.problem("merge_method", message, "name the model that the others were trained from")

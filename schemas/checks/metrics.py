@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from schemas.checks.asynchrony import keeps_older
+from schemas.checks.asynchrony import returns_older_samples
 from schemas.errors import Problem
-from schemas.renamed import now_called, renamed_metric
+from schemas.renamed import describe_renaming, find_renamed_metric
 from schemas.source.tree import join_path, make_problem
 from schemas.source.validation import follow_path
 from schemas.stages.rl import Rl
@@ -48,17 +48,17 @@ OPTION = re.compile(r"metric|objective|best")
 """Options of controllers that name metrics; a map names them by its keys."""
 
 
-def metrics_of(info: StepInfo, stage: Rl) -> list[str]:
+def list_metrics(info: StepInfo, stage: Rl) -> list[str]:
     """Return the names of all metrics that an iteration of a stage can have."""
-    names = [*ALWAYS, *(f"reward/{name}" for name in number_names(stage.rewards))]
-    names += [f"loss/{name}" for name in number_names(stage.loss_terms)]
+    names = [*ALWAYS, *(f"reward/{name}" for name in number_repeated_names(stage.rewards))]
+    names += [f"loss/{name}" for name in number_repeated_names(stage.loss_terms)]
     names += [f"controller/{name}" for name in stage.controllers]
     names += [f"{name}/{what}" for name, one in stage.auxiliary_models.items() if one.target for what in OF_NETWORK]
     if stage.critic is not None:
         names += OF_CRITIC
     if stage.eval_prompts is not None:
         names += ["eval_reward", "reward_gap"]
-    if any(keeps_older(slot) for slot in info.slots):
+    if any(returns_older_samples(slot) for slot in info.slots):
         names += OF_AGE
     if any("stream" in slot.signature.supplied for slot in info.slots if isinstance(slot.use, RolloutUse)):
         names += OF_STREAM
@@ -67,7 +67,7 @@ def metrics_of(info: StepInfo, stage: Rl) -> list[str]:
     return names
 
 
-def number_names(uses: Sequence[Use]) -> list[str]:
+def number_repeated_names(uses: Sequence[Use]) -> list[str]:
     """Return the name of each function in curves: its own, numbered from the second of the same name."""
     names: list[str] = []
     for use in uses:
@@ -76,9 +76,9 @@ def number_names(uses: Sequence[Use]) -> list[str]:
     return names
 
 
-def metric_problems(info: StepInfo, stage: Rl) -> Iterator[Problem]:
+def check_metrics(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     """Yield controllers and watches of metrics that no iteration has: they would do nothing."""
-    known = metrics_of(info, stage)
+    known = list_metrics(info, stage)
     named = [(f"watch.{i}.metric", watch.metric) for i, watch in enumerate(stage.watch)]
     for slot in (
         slot for slot in info.slots if isinstance(slot.use, ControllerUse) and "metrics" in slot.signature.supplied
@@ -92,6 +92,6 @@ def metric_problems(info: StepInfo, stage: Rl) -> Iterator[Problem]:
             message, advice = f"no iteration has a metric `{name}`", suggest(name, known, "metrics")
             if name == "kl":
                 advice = "nothing compares with a reference here: add `{use: kl, coef: 0.0}` to `loss_terms`"
-            elif (new := renamed_metric(name, known)) is not None:
-                message, advice = now_called(name, new), f"write `{new}` in its place"
+            elif (new := find_renamed_metric(name, known)) is not None:
+                message, advice = describe_renaming(name, new), f"write `{new}` in its place"
             yield make_problem(follow_path(info.node, where).mark, join_path(info.path, where), message, advice)

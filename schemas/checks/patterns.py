@@ -17,7 +17,7 @@ _QUANTIFIER = re.compile(r"[*+]|\{[0-9]*,\}")
 _SET = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 
 
-def pattern_problems(steps: Iterable[StepInfo]) -> tuple[list[Problem], list[Problem]]:
+def check_patterns(steps: Iterable[StepInfo]) -> tuple[list[Problem], list[Problem]]:
     """Return patterns that do not compile, and patterns that some text makes run for a very long time."""
     refused: list[Problem] = []
     warned: list[Problem] = []

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from schemas.checks.contradictions import contradictions
-from schemas.checks.endpoints import endpoint_problems
-from schemas.checks.gates import gate_problems
-from schemas.checks.init import init_problems
-from schemas.checks.merges import merge_problems
-from schemas.checks.patterns import pattern_problems
-from schemas.checks.sanity import sanity_problems
+from schemas.checks.contradictions import find_contradictions
+from schemas.checks.endpoints import check_endpoints
+from schemas.checks.gates import check_gates
+from schemas.checks.init import check_config
+from schemas.checks.merges import check_merge
+from schemas.checks.patterns import check_patterns
+from schemas.checks.sanity import check_ranges
 from schemas.errors import Problem
 from schemas.source.limits import MAX_PROBLEMS
 from schemas.stages.evaluate import Evaluate
@@ -26,20 +26,20 @@ def find_refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Probl
     for info in steps.values():
         if len(refused) > MAX_PROBLEMS:
             break
-        refused += [*endpoint_problems(info), *sanity_problems(info)]
+        refused += [*check_endpoints(info), *check_ranges(info)]
         if isinstance(info.stage, Rl):
-            wrong, odd = contradictions(info, info.stage)
+            wrong, odd = find_contradictions(info, info.stage)
             refused, warned = refused + wrong, warned + odd
         elif isinstance(info.stage, Init):
             refused += [
-                *init_problems(info, info.stage),
+                *check_config(info, info.stage),
                 *(_check_dropout(info, info.stage) if trains_by_sampling else ()),
             ]
         elif isinstance(info.stage, Evaluate):
-            refused += gate_problems(info, info.stage)
+            refused += check_gates(info, info.stage)
         elif isinstance(info.stage, Merge):
-            refused += merge_problems(info, info.stage)
-    wrong, odd = pattern_problems(steps.values())
+            refused += check_merge(info, info.stage)
+    wrong, odd = check_patterns(steps.values())
     return refused + wrong, list(dict.fromkeys(warned + odd))
 
 

@@ -41,7 +41,7 @@ FREE = ("notes", "config", "extra")
 """Maps whose keys are the author's or another program's."""
 
 
-def sanity_problems(info: StepInfo) -> Iterator[Problem]:
+def check_ranges(info: StepInfo) -> Iterator[Problem]:
     """Yield every number of a step that is beyond what its key can mean."""
     own = {slot.path for slot in info.slots if ":" in slot.use.use}
     dumped = info.stage.model_dump(by_alias=True, exclude=set(FREE), exclude_defaults=True)

@@ -13,7 +13,7 @@ from schemas.expansion.names import Target
 from schemas.references import SCHEMES
 from schemas.source.limits import MAX_KEY, MAX_STEPS
 from schemas.source.tree import Node, join_path, make_error
-from schemas.source.variables import Scope, scalar_text, substitute
+from schemas.source.variables import Scope, substitute, write_scalar
 
 STAGE_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 RESERVED = {*SCHEMES, "previous"}
@@ -113,4 +113,4 @@ def _read_axes(matrix: Node, path: str) -> dict[str, list[Node]]:
 def _make_label(value: Node, index: int) -> str:
     if value.is_map or value.is_list:
         return str(index)
-    return re.sub(r"[^A-Za-z0-9_.+-]", "_", scalar_text(value)[:LABEL]) or str(index)
+    return re.sub(r"[^A-Za-z0-9_.+-]", "_", write_scalar(value)[:LABEL]) or str(index)

@@ -11,11 +11,11 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
 
 from schemas.base import JsonObject
-from schemas.checks.merges import merge_methods
+from schemas.checks.merges import list_merge_methods
 from schemas.expansion.expand import find_presets, list_preset_slots
 from schemas.field_docs import document
 from schemas.recipe.load import Head
-from schemas.signatures import Signature, options_model, signatures
+from schemas.signatures import Signature, make_options_model, read_signatures
 from schemas.stages.union import KINDS, Stage
 from schemas.use import Use
 
@@ -30,12 +30,12 @@ _IMPORT_PATH = {
 def make_editor_schema() -> JsonObject:
     """Return the schema as plain values; equal code gives equal text."""
     slots = _list_slots(Use)
-    signatures_by_slot = {slot: list(signatures(slot)) for slot in slots}
+    signatures_by_slot = {slot: list(read_signatures(slot)) for slot in slots}
     models = [
         *KINDS.values(),
         Head,
         *slots,
-        *(options_model(s) for pairs in signatures_by_slot.values() for _, s in pairs),
+        *(make_options_model(s) for pairs in signatures_by_slot.values() for _, s in pairs),
     ]
     document(models)
     refs, schema = models_json_schema([(m, "validation") for m in dict.fromkeys(models)], by_alias=True)
@@ -44,7 +44,7 @@ def make_editor_schema() -> JsonObject:
     for slot, pairs in signatures_by_slot.items():
         own = {k: v for k, v in defs[names[slot]].get("properties", {}).items() if k != "use"}
         required = [k for k in defs[names[slot]].get("required", []) if k != "use"]
-        options = [(name, s, defs[names[options_model(s)]]) for name, s in pairs]
+        options = [(name, s, defs[names[make_options_model(s)]]) for name, s in pairs]
         defs[names[slot]] = _make_slot(slot, options, own, required)
     head = defs.pop(names[Head])
     for kind, model in KINDS.items():
@@ -52,7 +52,7 @@ def make_editor_schema() -> JsonObject:
         demands = {k: part.pop(k) for k in ("required", "anyOf") if k in part}
         defs[f"part_{kind}"] = part
         defs[f"stage_{kind}"] = {"allOf": [{"$ref": f"#/$defs/part_{kind}"}], **demands}
-    unused = {names[options_model(s)] for pairs in signatures_by_slot.values() for _, s in pairs}
+    unused = {names[make_options_model(s)] for pairs in signatures_by_slot.values() for _, s in pairs}
     defs = {k: v for k, v in defs.items() if k not in unused} | _make_shared()
     return {**_make_top(head), "$defs": dict(sorted(defs.items()))}
 
@@ -106,7 +106,7 @@ def _make_stage(kind: str, body: JsonObject) -> JsonObject:
         single = [slot for slot in slots if _is_use(KINDS[kind].model_fields[slot].annotation)]
         properties |= {slot: {**properties[slot], "anyOf": [*properties[slot]["anyOf"], part]} for slot in single}
     if "merge_method" in properties:
-        properties["merge_method"] = {**properties["merge_method"], "anyOf": [{"enum": merge_methods()}, _TEXT]}
+        properties["merge_method"] = {**properties["merge_method"], "anyOf": [{"enum": list_merge_methods()}, _TEXT]}
     return schema
 
 

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from schemas.budget import Budget, Prices
-from schemas.checks.merges import merge_methods
+from schemas.checks.merges import list_merge_methods
 from schemas.endpoint import Endpoint, Price
 from schemas.expansion.expand import find_presets
 from schemas.field_docs import document
@@ -22,7 +22,7 @@ from schemas.recipe.load import Head
 from schemas.references import Reference
 from schemas.resources import Resources, TrainRole
 from schemas.schedule import Schedule
-from schemas.signatures import Option, Signature, signature, signatures
+from schemas.signatures import Option, Signature, list_names, read_signature
 from schemas.stages.base import BaseStage
 from schemas.stages.union import KINDS
 from schemas.steps.promotion import Promote
@@ -38,17 +38,17 @@ A recipe is one YAML 1.2 document. `posttrain validate` checks it; editors compl
 
 ## References
 
-A bare word is a stage of this recipe (`model: cold_start`) and means its first output; `stage.output` is one of its
-named outputs. From outside come `hub:org/name@revision`, `path:./folder` and `mlflow:name@champion`.
-References make the order; `after: [stage]` is for order without data. `repair | tuned` is the first of several stages
-that ran, where a gate branches.
+A bare word refers to the first output of a stage of this recipe (`model: cold_start`); `stage.output` refers to
+a named output. Artifacts from elsewhere are `hub:org/name@revision`, `path:./folder` and `mlflow:name@champion`.
+References define the order; `after: [stage]` defines an order without data. After a gate that branches,
+`repair | tuned` is the first of these stages that ran.
 
 ## Functions
 
 Where a key takes a function, write its name, or a map of `use:` and the function's options:
-`policy_loss: {use: clipped, epsilon: 0.1}`. Code of your own is `package.module:function`, found beside the recipe or
-in the current folder. A number that may change while training is a constant, `{linear: {from: 0.2, to: 0.0, steps:
-100}}`, `{cosine: {...}}` or `{piecewise: {0: 1.0, 50: 0.5}}`.
+`policy_loss: {use: clipped, epsilon: 0.1}`. Name code of your own as `package.module:function`; it is searched in the
+folder of the recipe and in the current folder. A number that may change while training is a constant,
+`{linear: {from: 0.2, to: 0.0, steps: 100}}`, `{cosine: {...}}` or `{piecewise: {0: 1.0, 50: 0.5}}`.
 
 ## Servers
 
@@ -58,13 +58,13 @@ names one where a function has an option of type Endpoint, which also takes the 
 ## Building on others
 
 - `extends: base.yaml` (or a list) puts the recipe on top of others. Maps merge key by key; lists and single values are
-  replaced. A map with another `use` or `kind` replaces the one below it, as does one that says `$replace: true`.
+  replaced. A map with another `use` or `kind`, or with `$replace: true`, replaces the one below it.
 - `profiles: {tiny: {...}}` are overrides, put on top by `--profile tiny`; `--set stages.rl.max_steps=5` comes last.
-- `defaults: {sft: {...}}` lie below every stage of a kind; `algorithm: grpo` puts the preset below an rl stage.
-- `vars: {size: 100}` and `${vars.size}`: alone it keeps its type, inside a text it is written out. `$${` is a plain
-  `${`.
+- `defaults: {sft: {...}}` are the defaults of every stage of a kind; `algorithm: grpo` fills the slots of an rl stage.
+- `vars: {size: 100}` and `${vars.size}`: a value that is only a variable keeps its type, inside a text the variable is
+  written out. `$${` is a plain `${`.
   `${env:NAME}` stays a reference to an environment variable; its value is never stored.
-- Keys that start with `x-` at the top are ignored: a place for notes and YAML anchors (`&a`, `*a`, `<<: *a`).
+- Top-level keys that start with `x-` are ignored: a place for notes and YAML anchors (`&a`, `*a`, `<<: *a`).
 
 ## Many of one stage
 
@@ -82,11 +82,12 @@ names one where a function has an option of type Endpoint, which also takes the 
             tune: {kind: sft, model: previous.tune, data: sample}
             eval: {kind: evaluate, model: tune, ...}
 
-  Iteration i of `tune` is the step `rounds-i-tune`. Inside, `previous.tune` is the iteration before, in the first what
-  `first` says; `${repeat.iteration}` counts from 1. Outside, `rounds.tune` is the last iteration that ran. Once `until`
-  holds, later iterations are skipped.
+  Iteration i of `tune` is the step `rounds-i-tune`. Inside the loop, `previous.tune` is that stage in the previous
+  iteration (in the first one, the reference under `first`), and `${repeat.iteration}` counts from 1. Outside,
+  `rounds.tune` is the last iteration that ran. Once the condition in `until` is true, later iterations are skipped.
 
-Every curation is compared with every evaluation of the recipe, said or not; `decontaminate: null` ends that.
+Every curation is compared with every evaluation of the recipe, also if the recipe does not say so;
+`decontaminate: null` turns this off.
 """
 
 
@@ -170,14 +171,13 @@ def _make_table(model: type[BaseModel], skip: set[str]) -> str:
 
 def _describe_slot(slot: type[Use]) -> str:
     text = [f"### {_make_title(slot)}\n", _read_doc(slot), ""]
-    signatures_here = (
-        [(n, signature(slot, n)) for n in merge_methods()] if slot is MergeMethodUse else list(signatures(slot))
-    )
+    names = list_merge_methods() if slot is MergeMethodUse else list_names(slot)
     own = [n for n in slot.model_fields if n != "use"]
     if own:
-        text += [f"Beside the options: {', '.join(f'`{n}`' for n in own)}.", ""]
-    for name, signature_here in signatures_here:
-        text.append(f"- `{name}` {_flatten(signature_here.summary)}{_describe_options(signature_here)}")
+        text += [f"In addition to the options: {', '.join(f'`{n}`' for n in own)}.", ""]
+    for name in names:
+        signature = read_signature(slot, name)
+        text.append(f"- `{name}` {_flatten(signature.summary)}{_describe_options(signature)}")
     return "\n".join(text) + "\n"
 
 

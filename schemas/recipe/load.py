@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError
 
 from schemas.base import JsonObject, Schema
 from schemas.budget import MONEY_NEEDS_PRICES, Budget
-from schemas.checks.merges import merge_functions
+from schemas.checks.merges import list_merge_functions
 from schemas.checks.refusals import find_refusals
 from schemas.checks.schedule import check_schedule
 from schemas.endpoint import Endpoint
@@ -123,7 +123,7 @@ class Recipe:
     def code(self, name: str) -> tuple[tuple[str, str], ...]:
         """Return module and name of every function that a step's slots use, sorted."""
         info = self.steps[name]
-        merged = merge_functions(info.stage) if isinstance(info.stage, Merge) else ()
+        merged = list_merge_functions(info.stage) if isinstance(info.stage, Merge) else ()
         optional = info.stage.optional_code.values()
         return tuple(sorted({*((s.signature.module, s.signature.name) for s in info.slots), *merged, *optional}))
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from schemas.errors import Problem
-from schemas.renamed import now_called, renamed_key, renamed_value
+from schemas.renamed import describe_renaming, find_renamed_key, find_renamed_value
 from schemas.source.advice import find_our_key
 from schemas.source.limits import MAX_PROBLEMS
 from schemas.source.tree import Node, join_path, make_problem, parse_index
@@ -139,8 +139,12 @@ def _convert_union(branches: list[tuple[ErrorDetails, tuple[str, ...]]], root: N
         words = [rest[-1] for details, rest in branches if details["type"] == _MISSING]
         word = unknown[0][0][-1]
         at = unknown[0][1] or root
-        if (new := renamed_key(word, words)) is not None:
-            return [make_problem(at.where, join_path(path, word), now_called(word, new), f"write `{new}` in its place")]
+        if (new := find_renamed_key(word, words)) is not None:
+            return [
+                make_problem(
+                    at.where, join_path(path, word), describe_renaming(word, new), f"write `{new}` in its place"
+                )
+            ]
         return [
             make_problem(at.where, join_path(path, word), f"unknown key `{word}`", suggest(word, words, "keys here"))
         ]
@@ -176,8 +180,8 @@ def _convert_error(details: ErrorDetails, at: Node, path: str, rest: tuple[str, 
         )
     if kind == _UNKNOWN:
         word = path.rpartition(".")[2]
-        if (new := renamed_key(word, known)) is not None:
-            return make_problem(at.where, path, now_called(word, new), f"write `{new}:` in its place")
+        if (new := find_renamed_key(word, known)) is not None:
+            return make_problem(at.where, path, describe_renaming(word, new), f"write `{new}:` in its place")
         ours = find_our_key(word, known)
         advice = f"here it is called `{ours}`" if ours else suggest(word, known, "keys here")
         return make_problem(at.where, path, f"unknown key `{word}`", advice)
@@ -188,8 +192,8 @@ def _convert_error(details: ErrorDetails, at: Node, path: str, rest: tuple[str, 
     if kind == "literal_error":
         expected = str(details.get("ctx", {}).get("expected", ""))
         words = re.findall(r"'([^']*)'", expected) or [expected]
-        if (new := renamed_value(at.value, words)) is not None:
-            return make_problem(at.mark, path, now_called(str(at.value), new), f"write `{new}` in its place")
+        if (new := find_renamed_value(at.value, words)) is not None:
+            return make_problem(at.mark, path, describe_renaming(str(at.value), new), f"write `{new}` in its place")
         return make_problem(
             at.mark, path, f"{_describe_value(at)} is not one of the words", suggest(str(at.value), words, "words")
         )

@@ -73,10 +73,10 @@ def _write_piece(piece: re.Match[str], node: Node, scope: Scope, path: str) -> s
         return piece[0]
     if value.is_map or value.is_list:
         raise make_error(node.mark, path, f"${{{piece[1]}}} is no single value", "use it as the whole value")
-    return scalar_text(value)
+    return write_scalar(value)
 
 
-def scalar_text(node: Node) -> str:
+def write_scalar(node: Node) -> str:
     """Return a scalar as YAML writes it."""
     words = {True: "true", False: "false", None: "null"}
     return words[node.value] if isinstance(node.value, bool) or node.value is None else str(node.value)

@@ -24,7 +24,7 @@ class AgentStage(Capped, BaseStage):
     made: list[MadeTool] = []
     """Tools given as code with unit tests; they run only in the sandbox."""
     context: AgentContext = AgentContext()
-    """What the prompt holds in addition to the problem."""
+    """What the prompt contains in addition to the problem."""
     experiences: list[str] = []
     """Experiences that the agent starts with, oldest first; `practice` adds further ones."""
     task: str = ""

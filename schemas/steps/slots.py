@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from schemas.base import JsonObject
 from schemas.errors import Problem
 from schemas.references import Reference
-from schemas.signatures import Signature, SignatureError, options_model, signature
+from schemas.signatures import Signature, SignatureError, make_options_model, read_signature
 from schemas.source.limits import MAX_PROBLEMS
 from schemas.source.tree import Node, join_path, make_problem
 from schemas.source.validation import convert_errors, find_coercions, follow_path
@@ -69,10 +69,10 @@ def find_references(stage: BaseModel, slots: list[Slot]) -> Iterator[tuple[str, 
 def _bind_slot(where: str, use: Use, at: Node, path: str, folders: tuple[Path, ...]) -> Slot | list[Problem]:
     word = at.get("use") or at
     try:
-        signature_here = signature(type(use), use.use, folders)
+        signature_here = read_signature(type(use), use.use, folders)
     except SignatureError as error:
         return [make_problem(word.mark, join_path(path, "use") if at.is_map else path, str(error), error.advice)]
-    model = options_model(signature_here)
+    model = make_options_model(signature_here)
     try:
         options = model.model_validate(use.options)
     except ValidationError as error:

@@ -91,17 +91,17 @@ REFUSED = {
     "{against: tuned, min_delta: 0}": (21, "`tuned` is compared with itself", "name another model"),
     "{against: parent, max_regression: {acuracy: 0}}": (55, "no metric `acuracy`", "did you mean `accuracy`?"),
     "{against: parent, min_delta: 0, noise_repeats: 3}": (58, "greedy sampling", "set `temperature`"),
-    "{against: parent, min_delta: 0.1, test: mcnemar}": (5, "a margin other than 0", ""),
+    "{against: parent, min_delta: 0.1, test: mcnemar}": (5, "no margin other than 0", ""),
     "{min: 0.5, test: mcnemar}": (5, "`test: mcnemar` compares two models", ""),
     "{min_delta: 0}": (5, "`against` belongs together", ""),
     "{against: parent}": (5, "give at least one of", ""),
-    "{against: parent, max_regression: -0.1}": (5, "a number from 0 up", ""),
+    "{against: parent, max_regression: -0.1}": (5, "give 0 or a positive number", ""),
     "{min: 0.5, on_fail: branch}": (5, "`on_fail: branch` and `branch: [stage, ...]` belong together", ""),
     "{min: 0.5, branch: [repair]}": (5, "`on_fail: branch` and `branch: [stage, ...]` belong together", ""),
     "{min: 0.5, on_fail: branch, branch: [repare]}": (48, "no stage `repare`", "did you mean `repair`?"),
     "{min: 0.5, on_fail: branch, branch: [check]}": (48, "cannot branch to its own evaluation", "name the stages"),
     "{min: 0.5, on_fail: bransh}": (31, "`bransh` is not one of the words", "did you mean `branch`?"),
-    "{champion: quick, against: parent, min_delta: 0}": (5, "for `against: champion`", ""),
+    "{champion: quick, against: parent, min_delta: 0}": (5, "`champion` needs `against: champion`", ""),
 }
 
 

@@ -3,9 +3,9 @@ from pydantic import ValidationError
 
 import schemas.modules
 from learning.lookup import find
-from schemas.addresses import address
+from schemas.addresses import find_address
 from schemas.references import RewardModelRef
-from schemas.signatures import SignatureError, definitions, names, options_model, signature
+from schemas.signatures import SignatureError, list_definitions, list_names, make_options_model, read_signature
 from schemas.use import EngineUse, FunctionUse, PolicyLossUse, RewardUse, Use
 
 LAB = '''
@@ -41,10 +41,12 @@ def lab(tmp_path):
 
 
 def test_options_are_read_from_the_text(lab):
-    found = signature(RewardUse, "lab_of_signatures:brief", lab)
+    found = read_signature(RewardUse, "lab_of_signatures:brief", lab)
     assert found.summary == "First line."
     assert found.supplied == ("rows", "completions")
-    made = options_model(found).model_validate({"model": "judge", "rate": {"linear": {"from": 1, "to": 0, "steps": 2}}})
+    made = make_options_model(found).model_validate(
+        {"model": "judge", "rate": {"linear": {"from": 1, "to": 0, "steps": 2}}}
+    )
     assert (made.kind, made.limit, made.top, made.share, made.text) == ("a", 3, None, 1.0, None)
     assert isinstance(made.model, RewardModelRef)
     assert made.rate.at(1) == 0.5
@@ -55,31 +57,31 @@ def test_options_are_read_from_the_text(lab):
     "wrong", [{"kind": "c"}, {"limit": "many"}, {"share": 2}, {"names": "x"}, {"rate": "x"}, {"nope": 1}, {}]
 )
 def test_options_are_held_to_their_annotations(lab, wrong):
-    model = options_model(signature(RewardUse, "lab_of_signatures:brief", lab))
+    model = make_options_model(read_signature(RewardUse, "lab_of_signatures:brief", lab))
     with pytest.raises(ValidationError):
         model.model_validate({**wrong, **({"model": "judge"} if wrong else {})})
 
 
 def test_functions_taken_from_another_module_are_followed(lab):
-    assert signature(RewardUse, "lab_of_signatures:helper", lab).summary == "Taken over."
+    assert read_signature(RewardUse, "lab_of_signatures:helper", lab).summary == "Taken over."
 
 
 def test_an_edit_is_seen_at_once(lab):
-    assert "limit" in signature(RewardUse, "lab_of_signatures:brief", lab).options
+    assert "limit" in read_signature(RewardUse, "lab_of_signatures:brief", lab).options
     (lab[0] / "lab_of_signatures.py").write_text("def brief(rows, completions, *, other: int = 1): ...\n")
-    assert list(signature(RewardUse, "lab_of_signatures:brief", lab).options) == ["other"]
+    assert list(read_signature(RewardUse, "lab_of_signatures:brief", lab).options) == ["other"]
 
 
 def test_engines_are_classes_of_modules():
-    assert signature(EngineUse, "torch").options["max_slots"].default == 256
-    assert "torch" in names(EngineUse)
-    assert "protocol" not in names(EngineUse)
+    assert read_signature(EngineUse, "torch").options["max_slots"].default == 256
+    assert "torch" in list_names(EngineUse)
+    assert "protocol" not in list_names(EngineUse)
 
 
 @pytest.mark.parametrize("name", ["a:b:c", ":f", "m:", "..:f", "no_module_here:f", "clip", "_private"])
 def test_names_that_lead_nowhere_are_told(name):
     with pytest.raises(SignatureError):
-        signature(FunctionUse if ":" in name else PolicyLossUse, name)
+        read_signature(FunctionUse if ":" in name else PolicyLossUse, name)
 
 
 def slots(kind=Use):
@@ -89,9 +91,9 @@ def slots(kind=Use):
 
 @pytest.mark.parametrize("slot", sorted(set(slots()), key=lambda slot: slot.__name__), ids=lambda slot: slot.__name__)
 def test_no_name_of_a_slot_is_defined_twice(slot):
-    places = list(definitions(slot))
+    places = list(list_definitions(slot))
     assert len({name for name, _ in places}) == len(places)
-    assert all(address(slot, name)[0] == module for name, module in places)
+    assert all(find_address(slot, name)[0] == module for name, module in places)
 
 
 def test_a_name_that_two_modules_define_is_refused(tmp_path, monkeypatch):
@@ -104,22 +106,24 @@ def test_a_name_that_two_modules_define_is_refused(tmp_path, monkeypatch):
     class Slot(RewardUse):
         home, qualified = ("home",), False
 
-    with pytest.raises(SignatureError, match=r"`f` is defined in home\.inner\.one and home\.inner\.two: rename one"):
-        signature(Slot, "f")
-    assert names(Slot) == ["f", "h"]
-    assert address(Slot, "h") == ("home.three", "h")
+    with pytest.raises(
+        SignatureError, match=r"`f` is defined in home\.inner\.one and home\.inner\.two; rename one of them"
+    ):
+        read_signature(Slot, "f")
+    assert list_names(Slot) == ["f", "h"]
+    assert find_address(Slot, "h") == ("home.three", "h")
     (tmp_path / "home/inner/two.py").unlink()
-    assert address(Slot, "f") == ("home.inner.one", "f")
+    assert find_address(Slot, "f") == ("home.inner.one", "f")
 
 
 def test_what_is_bound_is_what_was_read():
     for slot in (PolicyLossUse, EngineUse):
-        for name in names(slot):
+        for name in list_names(slot):
             bound = find(slot(use=name))
-            assert (bound.__module__, bound.__name__) == address(slot, name)
+            assert (bound.__module__, bound.__name__) == find_address(slot, name)
 
 
 def test_broken_python_is_told(tmp_path):
     (tmp_path / "broken_lab.py").write_text("def f(:\n")
     with pytest.raises(SignatureError, match="not valid Python"):
-        signature(RewardUse, "broken_lab:f", (tmp_path,))
+        read_signature(RewardUse, "broken_lab:f", (tmp_path,))

@@ -34,7 +34,7 @@ from learning.toy_tasks.rankings import rising
 from learning.toy_tasks.records import records
 from learning.toy_tasks.rewards import stories
 from learning.toy_tasks.sums import step_chains
-from schemas.signatures import signatures
+from schemas.signatures import read_signatures
 from schemas.use import RewardUse
 from tests.conftest import small_policy
 from tests.security.hostile import LONGEST, enormous, hostile
@@ -118,7 +118,7 @@ def rows_of(name):
 
 
 KINDS = ("lookup", "total", "ranking", "ordering", "extraction", "listing")
-REWARDS = sorted({name for name, _ in signatures(RewardUse)} - VERIFIERS)
+REWARDS = sorted({name for name, _ in read_signatures(RewardUse)} - VERIFIERS)
 
 
 def chatter():
@@ -252,7 +252,9 @@ def test_no_hostile_completion_makes_a_reward_raise_run_or_hang(name, around, tm
     assert scored, "the rows of this reward cannot be scored: give it a line above"
 
 
-MODELS = {name for name, found in signatures(RewardUse) if {"policy", "sampler", "rng", "desk"} & set(found.supplied)}
+MODELS = {
+    name for name, found in read_signatures(RewardUse) if {"policy", "sampler", "rng", "desk"} & set(found.supplied)
+}
 MODELS |= {name for name in REWARDS if name.partition(".")[0] in ("models", "stories")}
 """Those that give whole texts to a tokenizer, which takes a second for a megabyte."""
 

@@ -66,7 +66,7 @@ def test_an_architecture_by_its_configuration(make, shape):
 def test_the_longest_sequence_is_what_the_stage_says(make):
     _, folder = make(max_length=16, **SHAPES["qwen3"], max_position_embeddings=64)
     assert load_policy(folder).max_length == 16
-    with pytest.raises(StepError, match="max_position_embeddings is less than max_length .16"):
+    with pytest.raises(StepError, match=r"max_position_embeddings is less than max_length .16"):
         make("b", max_length=16, **SHAPES["qwen3"], max_position_embeddings=8)
 
 

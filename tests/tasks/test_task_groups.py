@@ -236,5 +236,5 @@ def test_a_drive_that_trains_on_groups_as_they_come_is_refused_in_a_group(tmp_pa
     words = {"kind": "rl", **STAGES["rl"], **TRAINING, "critic": None, "advantage": ["center"], "rollout": "periodic"}
     inputs = {"model": tmp_path / "policy", "prompts": tmp_path / "prompts"}
     stage = Rl.model_validate({**words, "rewards": ["answers.exact"], "num_mini_batches": 1})
-    with pytest.raises(StepError, match="needs one trainer"):
+    with pytest.raises(StepError, match="needs a single trainer"):
         run(stage, Context(inputs, tmp_path, tmp_path, seed=3, group=Group(rank=0, size=2)))

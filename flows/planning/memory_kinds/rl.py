@@ -8,7 +8,7 @@ from flows.planning.memory_models import KnownModel
 from flows.planning.memory_sampling import estimate_engine
 from learning.memory_model.estimate import BYTES, Phase, Place, estimate_auxiliary, estimate_training
 from learning.memory_model.forward import Pass
-from schemas.signatures import SignatureError, signature
+from schemas.signatures import SignatureError, read_signature
 from schemas.stages.rl import Rl
 
 LOGPROBS = "log-probabilities"
@@ -78,7 +78,7 @@ def _find_references(demand: StepDemand) -> list[KnownModel]:
     columns: set[str] = set()
     for use in uses(stage):
         try:
-            columns.update(signature(type(use), use.use).supplied)
+            columns.update(read_signature(type(use), use.use).supplied)
         except SignatureError:
             continue  # a module of the user's own that is not here
     references = []

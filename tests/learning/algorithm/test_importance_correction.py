@@ -12,7 +12,7 @@ from learning.algorithm.ratios import ratios
 from learning.batch.batch import Batch
 from learning.batch.loss_columns import ColumnView
 from learning.lookup import bind
-from schemas.signatures import names, signature
+from schemas.signatures import list_names, read_signature
 from schemas.stages.rl import Rl
 from schemas.use import ImportanceCorrectionUse, LossTermUse, PolicyLossUse, RatioUse
 
@@ -158,7 +158,11 @@ REQUIRED = {
 
 def known(slot):
     """What the slot knows and this file can call."""
-    return [n for n in names(slot) if n in REQUIRED or not any(o.required for o in signature(slot, n).options.values())]
+    return [
+        n
+        for n in list_names(slot)
+        if n in REQUIRED or not any(o.required for o in read_signature(slot, n).options.values())
+    ]
 
 
 PAIRS = list(itertools.product(known(RatioUse), known(PolicyLossUse)))

@@ -7,7 +7,7 @@ import yaml
 
 from learning.environments.lookup_environment import build_environment
 from schemas.recipe.load import load_recipe
-from schemas.signatures import names
+from schemas.signatures import list_names
 from schemas.use import EnvUse, ToolUse
 
 PAGE = (Path(__file__).parents[3] / "docs" / "tools.md").read_text()
@@ -29,4 +29,4 @@ def test_its_form_is_a_call():
 
 def test_its_table_has_every_tool():
     table = PAGE.partition("## Available tools")[2].partition("\n\nThe calculator")[0]
-    assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == names(ToolUse)
+    assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == list_names(ToolUse)

@@ -13,7 +13,7 @@ from learning.preference import pair_losses as preferences
 from learning.preference.batches import Pair
 from learning.preference.loss import Term, add_gradient, compute_implicit_rewards, compute_logprobs, mismatch_pairs
 from schemas.errors import StepError
-from schemas.signatures import names
+from schemas.signatures import list_names
 from schemas.use import PairLossUse
 
 N = 6
@@ -235,7 +235,7 @@ def test_a_loss_is_its_formula_and_so_is_its_gradient(case):
 
 
 def test_every_loss_is_proven():
-    assert {case.partition(" ")[0] for case in CASES} == set(names(PairLossUse))
+    assert {case.partition(" ")[0] for case in CASES} == set(list_names(PairLossUse))
 
 
 def test_policy_and_reference_equal_gives_known_numbers():

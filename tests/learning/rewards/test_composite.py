@@ -9,7 +9,7 @@ from learning.lookup import bind
 from learning.samples.sample import Sample
 from learning.sampling.sampler import score, scoring
 from schemas.errors import StepError
-from schemas.signatures import signature
+from schemas.signatures import read_signature
 from schemas.use import RewardUse
 
 HERE = __name__
@@ -111,7 +111,7 @@ def test_an_unscorable_sample_is_no_sample_of_reward_0():
 
 
 def test_inner_rewards_are_checked_and_outside_the_loop_they_work_too():
-    found = signature(RewardUse, "composite.gated")
+    found = read_signature(RewardUse, "composite.gated")
     assert found.options["of"].required
     assert found.options["of"].type is RewardUse
     use = RewardUse.model_validate({"use": "composite.first", "of": [{"use": "answers.exact", "markr": "x"}]})

@@ -51,40 +51,40 @@ REFUSED = {
     "no target and no model": (
         {"auxiliary_models": {"progress": {"head": "state"}}, "advantage": POTENTIAL},
         "auxiliary_models.progress",
-        "nothing says what it is to predict",
+        "give a `target` to predict",
         "",
     ),
     "a loss without a target": (
         {"auxiliary_models": {"progress": {"model": "base", "loss": "huber"}}, "advantage": POTENTIAL},
         "auxiliary_models.progress",
-        "`loss` without a `target`",
+        "`loss` has no effect without a `target`",
         "",
     ),
-    "a slow copy of what is not learnt": (
+    "a slow copy of an untrained model": (
         {
             "auxiliary_models": {"progress": {"model": "base", "target_network": {"mixup_alpha": 0.1}}},
             "advantage": POTENTIAL,
         },
         "auxiliary_models.progress",
-        "`target_network` without a `target`",
+        "`target_network` has no effect without a `target`",
         "",
     ),
-    "published as it came": (
+    "publishing an untrained copy": (
         {"auxiliary_models": {"progress": {"model": "base", "publish": True}}},
         "auxiliary_models.progress",
-        "published as it came",
+        "would publish an untrained copy",
         "",
     ),
     "several heads of actions": (
         {"auxiliary_models": {"q": {"head": "action", "heads": 2, "target": "temporal_difference"}}},
         "auxiliary_models.q",
-        "which has one value",
+        "supports a single head",
         "",
     ),
     "a scale without a likelihood": (
         {"auxiliary_models": {"progress": {**PROGRESS, "beta": 0.1}}, "advantage": POTENTIAL},
         "auxiliary_models.progress",
-        "belongs to `head: likelihood`",
+        "`beta` needs `head: likelihood`",
         "",
     ),
     "nobody reads it": (

@@ -186,7 +186,7 @@ def test_code_beside_the_recipe_is_checked_without_being_imported(tmp_path):
     assert "did you mean `limit`" in problems(with_reward("{use: 'my_lab:short', limt: 3}"))[0].advice
     assert "did you mean `short`" in problems(with_reward("'my_lab:shrt'"))[0].advice
     assert "cannot be checked" in problems(with_reward("'my_lab:open_'"))[0].message
-    assert "asks for text, which this slot does not supply" in problems(with_reward("'my_lab:odd'"))[0].message
+    assert "takes text, which this slot does not supply" in problems(with_reward("'my_lab:odd'"))[0].message
 
 
 def test_warnings_do_not_refuse():
