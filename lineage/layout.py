@@ -8,6 +8,7 @@
   mlflow.db  prefect/  ray/   homes of the servers
   up.json  up/  database      `posttrain up`: its addresses, its logs, the database chosen
   cache/digests/              digests of files, one record per folder; may be deleted at any time
+  cache/files/                a link per file that is an input by itself; may be deleted at any time
   cache/definitions           what source texts define and use; may be deleted at any time
   remote/answers.sqlite       answers of remote models by request, so that none is paid for twice
   promoted/  champions.lock   evaluations that have promoted a model; locked while a champion moves

@@ -12,6 +12,7 @@ from torch import Tensor
 from learning.merge.document import Slice, Target, list_targets, refuse_unused_tensors
 from learning.merge.sources import make_slices, refuse_misfits, write_other_files
 from learning.merge.tensor import Method, check_shapes, merge_tensor, read_tensors, sum_totals
+from learning.models.gguf import find_gguf
 from learning.models.policy import load_policy, save_policy
 from learning.models.weights import Weights, WeightsWriter
 from schemas.stages.merge import Merge
@@ -69,7 +70,10 @@ def open_models(stage: Merge, context: Context, folded: Path) -> tuple[list[Slic
 
 
 def fold_model(folder: Path, into: Path) -> Path:
-    """Return a folder with full weights: that of the model, or that of an adapter merged into its base."""
+    """Return a folder with full weights: the model itself; an adapter merged into its base; a GGUF file converted."""
+    if find_gguf(folder):
+        save_policy(load_policy(folder), into)
+        return into
     if not (folder / "adapter_config.json").is_file():
         return folder
     entries = Weights(folder / "base").entries.values()

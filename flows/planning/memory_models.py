@@ -75,12 +75,12 @@ def _with_head(model: KnownModel | str, kind: str) -> KnownModel | str:
 def _read_model(folder: Path) -> KnownModel | str:
     """Return the model in a folder; the base of an adapter lies in `base/`."""
     base = folder / "base" if (folder / "adapter_config.json").is_file() else folder
-    if not (base / "config.json").is_file():
-        return f"{folder.name} has no config.json"
     tokenizer = base / "tokenizer_config.json"
     try:
-        config = json.loads((base / "config.json").read_text())
+        config = _read_config(base)
         max_length = json.loads(tokenizer.read_text()).get("model_max_length") if tokenizer.is_file() else None
+    except StepError as error:
+        return str(error)
     except (OSError, ValueError, AttributeError) as error:
         return f"{folder.name}: its configuration cannot be read: {error}"
     labelled = any("ForCausalLM" not in name and "LMHead" not in name for name in config.get("architectures") or [])
@@ -90,6 +90,17 @@ def _read_model(folder: Path) -> KnownModel | str:
         return str(error)
     limits = (max_length, config.get("max_position_embeddings"), config.get("n_positions"))
     return KnownModel(shape, int(min([n for n in limits if n], default=UNBOUNDED)), not labelled)
+
+
+def _read_config(base: Path) -> dict[str, Any]:
+    """Return the configuration of a model folder. Raise StepError if it has none."""
+    if (base / "config.json").is_file():
+        return json.loads((base / "config.json").read_text())
+    from learning.models.gguf import find_gguf, read_gguf_config  # torch comes with it
+
+    if (gguf := find_gguf(base)) is None:
+        raise StepError(f"{base.name} has no config.json")
+    return read_gguf_config(gguf)
 
 
 def _complete_config(config: dict[str, Any]) -> dict[str, Any]:

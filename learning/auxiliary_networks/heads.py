@@ -14,12 +14,12 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from transformers import AutoModelForTokenClassification, AutoTokenizer
+from transformers import AutoModelForTokenClassification
 
 from learning.auxiliary_networks.network import Head, Likelihood, Valued, copy_body
 from learning.batch.batch import Batch
 from learning.models.packed import unwrap
-from learning.models.policy import LOCAL_ONLY, Policy, load_policy, save_policy
+from learning.models.policy import LOCAL_ONLY, Policy, load_policy, load_tokenizer, save_policy
 from learning.models.reward_model import FILE as REWARD_FILE
 from learning.models.reward_model import load_reward_model
 from learning.models.weights import Weights
@@ -107,7 +107,7 @@ def load_network(folder: Path, *, device: str = "cpu", dtype: str = "float32") -
     kept = Weights(folder)
     name = next(n for n, module in loaded.named_children() if module is _linear(loaded))
     put_head(network, kept.read(f"{name}.weight"), kept.read(f"{name}.bias"))
-    tokenizer = AutoTokenizer.from_pretrained(folder, **LOCAL_ONLY)
+    tokenizer = load_tokenizer(folder)
     return network, Policy(loaded, tokenizer, settings["max_length"])
 
 

@@ -11,10 +11,19 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 from transformers.utils import logging as transformers_logging
 
 from learning.data.chat import find_turn_ends
+from learning.models.gguf import UNREADABLE, find_gguf, finish_gguf, make_config_options, make_dequantization
+from learning.models.gguf_tokenizer import load_gguf_tokenizer
 from schemas.errors import StepError
 from schemas.training import LoRA
 
@@ -24,6 +33,9 @@ transformers_logging.disable_progress_bar()
 LARGEST_FILE = "5GB"
 LOCAL_ONLY: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 """Loading options: nothing is downloaded, and no code of a folder is executed."""
+
+GENERIC = ("TokenizersBackend", "PreTrainedTokenizerFast")
+"""Classes of tokenizers that are defined by their tokenizer.json alone."""
 
 LOADING = threading.Lock()
 """Held while a model is loaded, because transformers then changes process-wide settings."""
@@ -49,15 +61,18 @@ class Policy:
 def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32") -> Policy:
     """Load a model folder; adapters of an adapter folder are merged into its base model in `base/`.
 
-    Only safetensors are read and no code of the folder is executed. Raise StepError if the folder is not a model.
+    Only safetensors and GGUF files are read and no code of the folder is executed; quantised weights of a GGUF file
+    become plain ones. Raise StepError if the folder is not a model.
     """
     folder = Path(folder)
     adapter = (folder / "adapter_config.json").is_file()
     base = folder / "base" if adapter else folder
-    needed = [base / "config.json", *([folder / "adapter_model.safetensors"] if adapter else [])]
+    gguf = find_gguf(base)
+    needed = [gguf or base / "config.json", *([folder / "adapter_model.safetensors"] if adapter else [])]
     for file in needed:
         if not file.is_file():
             raise StepError(f"{folder.name}: no model here, {file.relative_to(folder)} is missing")
+    options = make_config_options(gguf)
     try:
         with LOADING:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -66,15 +81,19 @@ def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32") ->
                 use_safetensors=True,
                 ignore_mismatched_sizes=True,  # they are refused below, by name
                 output_loading_info=True,
+                **options,
+                **make_dequantization(gguf),
                 **LOCAL_ONLY,
             )
-            tokenizer = AutoTokenizer.from_pretrained(base, **LOCAL_ONLY)
+            tokenizer = load_tokenizer(base)
         model: Any = loaded[0]
         info = loaded[1]
-    except (OSError, ValueError, SafetensorError) as error:
+    except (*UNREADABLE, SafetensorError) as error:
         raise StepError(f"{folder.name}: this model cannot be loaded: {error}") from error
     if wrong := sorted([*info["missing_keys"], *info["mismatched_keys"]], key=str):
         raise StepError(f"{folder.name}: weights do not fit config.json, {len(wrong)} differ, first {wrong[0]}")
+    if gguf:
+        finish_gguf(model, gguf)
     if adapter:
         from learning.models.adapters import fold_adapters  # peft takes long to import, and few need it
 
@@ -88,14 +107,31 @@ def load_outline(folder: Path, *, dtype: str = "float32") -> Policy:
     Raise StepError if the folder is not a model.
     """
     base = Path(folder) / "base" if (Path(folder) / "adapter_config.json").is_file() else Path(folder)
+    gguf = find_gguf(base)
+    options = {**make_config_options(gguf), **LOCAL_ONLY}
     try:
-        with LOADING, torch.device("meta"):
-            config = AutoConfig.from_pretrained(base, **LOCAL_ONLY)
-            model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
-        tokenizer = AutoTokenizer.from_pretrained(base, **LOCAL_ONLY)
-    except (OSError, ValueError) as error:
+        with LOADING:
+            config: Any = AutoConfig.from_pretrained(base, **options)
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+            tokenizer = load_tokenizer(base)
+    except UNREADABLE as error:
         raise StepError(f"{Path(folder).name}: this model cannot be loaded: {error}") from error
     return Policy(model.eval(), tokenizer, _longest(tokenizer, model))
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a model folder, or of its GGUF file.
+
+    A folder whose tokenizer names no class of its own gets exactly its tokenizer.json: transformers would replace the
+    rules of some (a byte-level one under model_type qwen2) by those of the architecture's published models.
+    """
+    if gguf := find_gguf(folder):
+        return load_gguf_tokenizer(gguf)
+    settings = folder / "tokenizer_config.json"
+    named = json.loads(settings.read_text()).get("tokenizer_class") if settings.is_file() else None
+    exact = named in GENERIC and (folder / "tokenizer.json").is_file()
+    return (PreTrainedTokenizerFast if exact else AutoTokenizer).from_pretrained(folder, **LOCAL_ONLY)
 
 
 def _longest(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> int:

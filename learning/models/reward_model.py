@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification
 
 from learning.models.packed import pack, packed_hidden
-from learning.models.policy import LOADING, Policy, resolve_max_length, save_policy
+from learning.models.policy import LOADING, Policy, load_tokenizer, resolve_max_length, save_policy
 from schemas.errors import StepError
 
 FILE = "reward_model.json"
@@ -103,6 +103,6 @@ def load_reward_model(folder: Path, *, device: str = "cpu", dtype: str = "float3
             local_files_only=True,
             trust_remote_code=False,
         )
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = load_tokenizer(folder)
     policy = Policy(model.to(device).eval(), tokenizer, settings["max_length"])
     return RewardModel(policy, Scale(settings["mean"], settings["std"]))

@@ -1,5 +1,6 @@
 """Resolves `path:`, `hub:` and `mlflow:` references to a folder with a content digest."""
 
+import contextlib
 import hashlib
 import os
 import re
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from lineage.audit.moves import Move
 
 ALIAS = "champion"
+GGUF = ".gguf"
+"""Suffix of the files that are an input by themselves."""
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -51,10 +54,22 @@ def _resolve_path(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Sourc
         folder = base / Path(rest).expanduser()
         if folder.is_dir():
             return Source(folder.resolve(), digest_folder(folder.resolve(), layout))
+        if folder.is_file() and folder.suffix == GGUF:
+            linked = _link_file(folder.resolve(), layout)
+            return Source(linked, digest_folder(linked, layout))
         if folder.exists():
-            raise PlanError(f"path:{rest} is a file; name the folder that holds it")
+            raise PlanError(f"path:{rest} is a file; name the folder that holds it (only .gguf files are inputs)")
     searched = ", ".join(str(base) for base in folders)
     raise PlanError(f"path:{rest}: no such folder; relative paths start at {searched}")
+
+
+def _link_file(file: Path, layout: Layout) -> Path:
+    """Return a folder of the state folder that holds only a link to a file: every input is a folder."""
+    folder = layout.make_state() / "cache" / "files" / hashlib.sha256(str(file).encode()).hexdigest()[:32]
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):  # the folder's name is that of the link's target
+        (folder / f"model{GGUF}").symlink_to(file)
+    return folder
 
 
 def digest_folder(folder: Path, layout: Layout) -> str:

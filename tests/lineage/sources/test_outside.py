@@ -65,3 +65,21 @@ def test_a_folder_of_too_many_files_is_refused(layout, monkeypatch):
         (layout.root / "data" / str(number)).touch()
     with pytest.raises(PlanError, match="more than 3 files"):
         find_source("path:data", layout, [layout.root])
+
+
+def test_a_gguf_file_is_an_input_by_its_content(layout):
+    (layout.root / "a.gguf").write_bytes(b"weights")
+    (layout.root / "b.gguf").write_bytes(b"weights")
+    first, second = (find_source(f"path:{name}.gguf", layout, [layout.root]) for name in "ab")
+    assert first.digest == second.digest
+    assert [file.read_bytes() for file in first.folder.iterdir()] == [b"weights"]
+    (layout.root / "a.gguf").write_bytes(b"others")
+    again = find_source("path:a.gguf", layout, [layout.root])
+    assert again.folder == first.folder
+    assert again.digest != first.digest
+
+
+def test_no_other_file_is_an_input(layout):
+    (layout.root / "a.bin").write_bytes(b"weights")
+    with pytest.raises(PlanError, match=r"only \.gguf files are inputs"):
+        find_source("path:a.bin", layout, [layout.root])
