@@ -1,0 +1,155 @@
+"""Forward and backward pass over long completions of one prompt, beside transformers' own SDPA forward.
+
+    python benchmarks/long_sequences.py [--quick] [--prompts 64 4096] [--completions 512 2048 8192] [--threads 1]
+
+Eight completions of each length follow each prompt. Our side packs them behind one copy of the prompt; transformers'
+side has eight rows of prompt and completion, without padding because all are equally long, which is its best case.
+Both compute the summed log-probability of the completions and its gradient, with the same weights and threads, each in
+a process of its own. One JSON line gives for every shape the wall seconds, the CPU seconds (which a busy machine
+disturbs less), and the bytes by which resident memory rose during the pass (VmHWM - VmRSS before it), with the ratios
+ours / theirs. Both sides must have the same loss and the same norm of the gradient.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+COMPLETIONS = 8
+SHAPE = {
+    "vocab_size": 1024,
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "max_position_embeddings": 16384,
+}
+ALLOWED = 1e-4
+"""Largest difference of the losses and of the norms of the gradients, relative to theirs."""
+
+
+def make_model(layers: int) -> Any:
+    """A Qwen3-shaped model with random weights."""
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    torch.manual_seed(0)
+    config = Qwen3Config(**SHAPE, num_hidden_layers=layers, attn_implementation="sdpa")
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def token_ids(prompt: int, completion: int) -> tuple[list[int], list[list[int]]]:
+    """A prompt and its completions."""
+    import torch
+
+    generator = torch.Generator().manual_seed(prompt + completion)
+    return (
+        torch.randint(3, SHAPE["vocab_size"], (prompt,), generator=generator).tolist(),
+        torch.randint(3, SHAPE["vocab_size"], (COMPLETIONS, completion), generator=generator).tolist(),
+    )
+
+
+def our_loss(model: Any, prompt: list[int], completions: list[list[int]]) -> Any:
+    """Summed -log p of the completions, from a forest with one copy of the prompt."""
+    import torch
+
+    from learning.models.packed import pack, packed_logprobs
+
+    packed = pack([prompt, *completions], [-1] + [0] * len(completions))
+    needed_M = torch.arange(len(packed.input_ids_M)) >= len(prompt)
+    return -packed_logprobs(model, packed, needed_M=needed_M)[0].sum()
+
+
+def their_loss(model: Any, prompt: list[int], completions: list[list[int]]) -> Any:
+    """The same from one row per completion, with logits of the completions only."""
+    import torch
+    import torch.nn.functional as F
+
+    ids_BL = torch.tensor([prompt + completion for completion in completions])
+    keep = len(completions[0]) + 1
+    out = model(input_ids=ids_BL, attention_mask=torch.ones_like(ids_BL), use_cache=False, logits_to_keep=keep)
+    logits_BLV = out.logits[:, :-1].float()
+    return F.cross_entropy(logits_BLV.flatten(0, 1), ids_BL[:, 1 - keep :].flatten(), reduction="sum")
+
+
+SIDES = {"ours": our_loss, "transformers": their_loss}
+
+
+def resident(name: str) -> int:
+    """A line of /proc/self/status in bytes."""
+    return 1024 * int(re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+
+
+def measure(side: str, prompt: int, completion: int, layers: int, threads: int) -> dict[str, float]:
+    """Seconds and bytes of one forward and backward pass in this process."""
+    import torch
+
+    torch.set_num_threads(threads)
+    model, loss_of = make_model(layers), SIDES[side]
+    loss_of(model, *token_ids(8, 8)).backward()  # imports, the check of the forward, gradients
+    model.zero_grad(set_to_none=False)
+    given, before = token_ids(prompt, completion), resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again
+    wall, cpu = time.perf_counter(), time.process_time()
+    loss = loss_of(model, *given)
+    loss.backward()
+    taken = {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
+    norm = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
+    taken["bytes"] = resident("VmHWM") - before
+    return {**taken, "loss": float(loss.detach()), "norm": float(norm)}
+
+
+def spawn(*words: object) -> dict[str, float]:
+    """A measurement in a process of its own."""
+    command = [sys.executable, __file__, "--one", *map(str, words)]
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed ({done.returncode}):\n{done.stdout}{done.stderr}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def compare(prompt: int, completion: int, layers: int, threads: int) -> dict[str, Any]:
+    """Both sides of one shape, and their ratios."""
+    ours, theirs = (spawn(side, prompt, completion, layers, threads) for side in SIDES)
+    for name in ("loss", "norm"):
+        if abs(ours[name] - theirs[name]) > ALLOWED * abs(theirs[name]):
+            raise SystemExit(f"{name}: {ours[name]} and {theirs[name]} for {prompt} + {completion} tokens")
+    names = ("seconds", "cpu_seconds", "bytes")
+    sides = {side: {name: round(found[name], 2) for name in names} for side, found in zip(SIDES, (ours, theirs))}
+    return {**sides, "ratio": {name: round(ours[name] / theirs[name], 3) for name in names}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="prompts of 16 and 256, completions of 64 and 256 tokens")
+    parser.add_argument("--prompts", type=int, nargs="+")
+    parser.add_argument("--completions", type=int, nargs="+")
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        side, *numbers = options.one
+        print(json.dumps(measure(side, *map(int, numbers))))
+        return
+    prompts = options.prompts or ([16, 256] if options.quick else [64, 4096])
+    completions = options.completions or ([64, 256] if options.quick else [512, 2048, 8192])
+    found = {
+        f"{prompt}+{COMPLETIONS}x{completion}": compare(prompt, completion, options.layers, options.threads)
+        for prompt in prompts
+        for completion in completions
+    }
+    settings = {"layers": options.layers, "threads": options.threads}
+    print(json.dumps({"benchmark": "long_sequences", **settings, "shapes": found}))
+
+
+if __name__ == "__main__":
+    main()
