@@ -14,6 +14,8 @@ LOGITS_PER_CHUNK = 1 << 24
 """As in `learning.models.packed`."""
 ROW, SPAN = (48, 512), 64
 """Lengths and spans of `learning.models.row_attention`."""
+LONG_SCORES = 4096
+"""As in `learning.models.segments`."""
 HALF = 2
 """Bytes of a number in bfloat16."""
 FULL = 4
@@ -104,10 +106,29 @@ class Forward:
             return tokens * size * (shape.active * (inner + 2 * shape.width) + 2 * shape.experts)
         return tokens * size * inner
 
+    @cached_property
+    def _long(self) -> tuple[list[tuple[int, int]], list[tuple[int, int, int, int]]]:
+        """Roots and families that torch's fused kernel for CPUs attends to."""
+        if not self.how.on_cpu:
+            return [], []
+        roots = [(n, length) for n, length in self.tokens.roots if length > ROW[1]]
+        return roots, [shape for shape in self.tokens.families if shape[2] * (shape[3] + shape[2]) >= LONG_SCORES]
+
+    @cached_property
+    def _paths(self) -> int:
+        """Bytes of attention of long paths: queries, keys, values, and log-sum-exps; outputs if others are beside."""
+        roots, families = self._long
+        tokens = sum(n * length for n, length in roots) + sum(n * g * length for n, g, length, _ in families)
+        out = 0 if tokens == self.tokens.tokens else self.shape.queries
+        size = self.how.number
+        return tokens * ((self.shape.queries + 2 * self.shape.keys + out) * size + self.shape.heads * FULL)
+
     def _roots(self) -> int:
         """Return attention of roots: on a CPU row by row with its probabilities kept, else by torch's kernel."""
         shape, size, total = self.shape, self.how.number, 0
         for number, length in self.tokens.roots:
+            if (number, length) in self._long[0]:
+                continue
             kept = number * length * size
             if not (self.how.on_cpu and ROW[0] <= length <= ROW[1]):
                 total += kept * (2 * shape.queries + 2 * shape.keys) + number * length * shape.heads * FULL
@@ -122,15 +143,21 @@ class Forward:
         return total
 
     @cached_property
+    def _short(self) -> list[tuple[int, int, int, int]]:
+        """Families in blocks."""
+        return [shape for shape in self.tokens.families if shape not in self._long[1]]
+
+    @cached_property
     def scores(self) -> int:
-        """E: scores of children to their chains and to themselves."""
-        return sum(n * g * length * (p + length) * self.shape.heads for n, g, length, p in self.tokens.families)
+        """E: scores of children in blocks to their chains and to themselves."""
+        return sum(n * g * length * (p + length) * self.shape.heads for n, g, length, p in self._short)
 
     def _families(self) -> int:
-        """Return attention of children: queries, keys and values in blocks, probabilities, and these cut in two."""
+        """Return attention of children in blocks: queries, keys and values, probabilities, and these cut in two."""
         shape, size = self.shape, self.how.number
-        chains = sum(n * p for n, _, _, p in self.tokens.families)
-        kept = self.tokens.children * (shape.queries + 2 * shape.keys) + chains * 2 * shape.keys
+        chains = sum(n * p for n, _, _, p in self._short)
+        children = sum(n * g * length for n, g, length, _ in self._short)
+        kept = children * (shape.queries + 2 * shape.keys) + chains * 2 * shape.keys
         return kept * size + self.scores * (FULL + size)
 
     @cached_property
@@ -141,7 +168,7 @@ class Forward:
         of_head = FULL + (0 if self.how.rank else self.how.number)
         heads = of_head * (shape.queries + shape.keys) if normed else 0
         out = self._given * shape.queries
-        return self.tokens.tokens * (heads + out + self._adapters) + self._roots() + self._families()
+        return self.tokens.tokens * (heads + out + self._adapters) + self._roots() + self._families() + self._paths
 
     def layer(self, tokens: int | None = None) -> int:
         """Return a layer whose feed-forward block works on some of the tokens."""
@@ -182,5 +209,5 @@ class Forward:
         """The most that a pass without a gradient holds at a time."""
         shape, size, tokens = self.shape, self.how.weight, self.tokens.tokens
         layer = tokens * (3 * shape.width + 3 * shape.inner * max(shape.active, 1)) * size
-        attention = self._families() + self.scores * FULL + tokens * (3 * shape.queries + 2 * shape.keys) * size
+        attention = self._families() + self._paths + self.scores * FULL + tokens * (3 * shape.queries + 2 * shape.keys) * size
         return max(layer, attention, self.logits)

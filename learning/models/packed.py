@@ -44,7 +44,7 @@ class Packed:
         """Return the division of the forest into attention blocks."""
         device = self.input_ids_M.device
         borders, parents = self.cu_seqlens_S1.tolist(), self.parent_S.tolist()
-        return make_layout(borders, parents, by_row=device.type == "cpu").to(device)
+        return make_layout(borders, parents, on_cpu=device.type == "cpu").to(device)
 
     @cached_property
     def source_M(self) -> Tensor:

@@ -2,7 +2,8 @@
 
 There is no M x M mask. Segments are gathered into padded blocks of similar shape, only inside the attention call: roots
 use a plain causal kernel, and children of one parent (a group of completions) share one copy of its keys. On a CPU,
-roots within a range of lengths are not gathered (`learning.models.row_attention`).
+roots within a range of lengths (`learning.models.row_attention`) and long paths (`learning.models.long_attention`) are
+not gathered.
 
 Shapes: M packed tokens, N families (one parent each), G children of a family, L longest child, P longest chain,
 X their places in all blocks, Y those of their chains, K key-value heads, R query heads per key-value head, D head size
@@ -18,12 +19,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
 
+from learning.models.long_attention import Path, attend_paths
 from learning.models.row_attention import LONGEST, SHORTEST, Rows, attend_rows
 from schemas.errors import StepError
 
 NAME = "posttrain_segments"
 WASTE = 1.5
 """Largest ratio of a block's padded scores to those its segments need; above it, a new block begins."""
+LONG_SCORES = 4096
+"""Scores of a child, L·(P + L), from which torch's fused kernel is faster on a CPU, besides needing no memory for them.
+"""
 
 
 @dataclass(frozen=True)
@@ -48,27 +53,34 @@ class Layout:
     home_M: Tensor
     rows: Rows = ()
     """Roots in no block; their places come after those of the blocks."""
+    long: tuple[Path, ...] = ()
+    """Long paths in no block; their places come last."""
 
     def to(self, device: torch.device | str) -> "Layout":
         """Return a copy on another device."""
         blocks = [Block(b.shape, None if b.absent_NP is None else b.absent_NP.to(device)) for b in self.blocks]
-        return Layout(blocks, self.child_X.to(device), self.chain_Y.to(device), self.home_M.to(device), self.rows)
+        return Layout(blocks, self.child_X.to(device), self.chain_Y.to(device), self.home_M.to(device), self.rows, self.long)
 
 
-def make_layout(starts: list[int], parents: list[int], *, by_row: bool = False) -> Layout:
-    """Divide a forest into blocks, and with `by_row` into rows.
+def make_layout(starts: list[int], parents: list[int], *, on_cpu: bool = False) -> Layout:
+    """Divide a forest into blocks, and with `on_cpu` into rows and long paths.
 
     `starts` are the S+1 segment borders, `parents` the index of each segment's parent (−1 for a root).
     """
     lengths = [b - a for a, b in pairwise(starts)]
     chains = measure_chains(lengths, parents)
-    alone = {s for s, length in enumerate(lengths) if by_row and parents[s] < 0 and SHORTEST <= length <= LONGEST}
+    alone = {s for s, n in enumerate(lengths) if on_cpu and parents[s] < 0 and SHORTEST <= n <= LONGEST}
+    long = {s for s, n in enumerate(lengths) if on_cpu and chains[s] == 0 and n > LONGEST}
     families: dict[tuple[int, int], list[int]] = {}
     for segment, (length, parent) in enumerate(zip(lengths, parents, strict=True)):
         # Siblings of very different lengths are kept apart: padding them to the longest would cost more than it shares.
         size_class = length.bit_length() if parent >= 0 else segment
-        if length and segment not in alone:
+        if length and segment not in alone | long:
             families.setdefault((parent, size_class), []).append(segment)
+    for key, members in list(families.items()):
+        longest = max(lengths[s] for s in members)
+        if on_cpu and chains[members[0]] and longest * (chains[members[0]] + longest) >= LONG_SCORES:
+            long |= set(families.pop(key))
     shapes = sorted((chains[m[0]], len(m), max(lengths[s] for s in m), m) for m in families.values())
     blocks, children, ancestry = [], [], []
     for group in _batches(shapes):
@@ -80,11 +92,13 @@ def make_layout(starts: list[int], parents: list[int], *, by_row: bool = False) 
     child_X, chain_Y = torch.cat([empty, *children]), torch.cat([empty, *ancestry])
     real_X = (child_X >= 0).nonzero()[:, 0]
     home_M = torch.empty(starts[-1], dtype=torch.long).index_put((child_X[real_X],), real_X)
-    rows, place = tuple((starts[s], starts[s + 1]) for s in sorted(alone)), len(child_X)
-    for start, end in rows:
-        home_M[start:end] = torch.arange(place, place + end - start)
-        place += end - start
-    return Layout(blocks, child_X.clamp(min=0), chain_Y.clamp(min=0), home_M, rows)
+    place = len(child_X)
+    for segment in [*sorted(alone), *sorted(long)]:
+        home_M[starts[segment] : starts[segment + 1]] = torch.arange(place, place + lengths[segment])
+        place += lengths[segment]
+    rows = tuple((starts[s], starts[s + 1]) for s in sorted(alone))
+    paths = tuple(Path(starts[s], starts[s + 1], list_ancestors(s, starts, parents)) for s in sorted(long))
+    return Layout(blocks, child_X.clamp(min=0), chain_Y.clamp(min=0), home_M, rows, paths)
 
 
 def measure_chains(lengths: list[int], parents: list[int]) -> list[int]:
@@ -131,19 +145,20 @@ def _block(
         for g, segment in enumerate(members):
             length = starts[segment + 1] - starts[segment]
             child_NGL[n, g, :length] = torch.arange(starts[segment], starts[segment + 1])
-        before = find_ancestors(members[0], starts, parents)
-        chain_NP[n, : len(before)] = before
+        if before := [torch.arange(*span) for span in list_ancestors(members[0], starts, parents)]:
+            chain_NP[n, : sum(map(len, before))] = torch.cat(before)
     absent_NP = chain_NP < 0
     block = Block((len(shapes), count, longest, chain), absent_NP if bool(absent_NP.any()) else None)
     return block, child_NGL.flatten(), chain_NP.flatten()
 
 
-def find_ancestors(segment: int, starts: list[int], parents: list[int]) -> Tensor:
-    """Return packed indices of all tokens before a segment on its path, in order."""
-    spans: list[Tensor] = []
+def list_ancestors(segment: int, starts: list[int], parents: list[int]) -> tuple[tuple[int, int], ...]:
+    """Return the spans of packed tokens of the non-empty segments before one on its path, the root first."""
+    spans: list[tuple[int, int]] = []
     while (segment := parents[segment]) >= 0:
-        spans.append(torch.arange(starts[segment], starts[segment + 1]))
-    return torch.cat(spans[::-1]) if spans else torch.zeros(0, dtype=torch.long)
+        if starts[segment] < starts[segment + 1]:
+            spans.append((starts[segment], starts[segment + 1]))
+    return tuple(spans[::-1])
 
 
 def _roots(q_XC: Tensor, k_XC: Tensor, v_XC: Tensor, block: Block, heads: tuple[int, int], scaling: float) -> Tensor:
@@ -223,22 +238,32 @@ def attend(
     if query.dtype != value.dtype:  # bf16 leaves rotated queries and keys in float32
         query, key = query.to(value.dtype), key.to(value.dtype)
     heads = (key.shape[1], query.shape[1] // key.shape[1])
-    rows = _by_row(query, key, value, layout.rows, heads, scaling) if layout.rows else None
-    if rows is not None and not layout.blocks:  # rows in order: each token is in its place
-        return rows.view(1, query.shape[2], query.shape[1], -1), None
+    pieces = _in_blocks(query, key, value, layout, heads, scaling) if layout.blocks else []
+    if layout.rows:
+        pieces.append(_by_row(query, key, value, layout.rows, heads, scaling))
+    if layout.long:
+        pieces.append(attend_paths(query.squeeze(0), key.squeeze(0), value.squeeze(0), layout.long, scaling))
+    # Rows alone and long paths alone are in order: each token is in its place.
+    in_order = len(pieces) == 1 and not layout.blocks
+    out_MC = pieces[0] if in_order else torch.cat(pieces).index_select(0, layout.home_M)
+    return out_MC.view(1, query.shape[2], query.shape[1], -1), None
+
+
+def _in_blocks(
+    query: Tensor, key: Tensor, value: Tensor, layout: Layout, heads: tuple[int, int], scaling: float
+) -> list[Tensor]:
+    """Return attention of the tokens at all places of each block."""
     q_MC, k_MC, v_MC = (x.squeeze(0).transpose(0, 1).flatten(1) for x in (query, key, value))
     places = [n * g * length for n, g, length, _ in (b.shape for b in layout.blocks)]
     before = [n * p for n, _, _, p in (b.shape for b in layout.blocks)]
     own = [x.index_select(0, layout.child_X).split(places) for x in (q_MC, k_MC, v_MC)]
     far = [x.index_select(0, layout.chain_Y).split(before) for x in (k_MC, v_MC)]
-    pieces = [
+    return [
         _families(q, k, v, far_k, far_v, block, heads, scaling)
         if block.shape[-1]
         else _roots(q, k, v, block, heads, scaling)
         for block, q, k, v, far_k, far_v in zip(layout.blocks, *own, *far, strict=True)
     ]
-    out_MC = torch.cat([*pieces, rows] if rows is not None else pieces).index_select(0, layout.home_M)
-    return out_MC.view(1, query.shape[2], query.shape[1], -1), None
 
 
 AttentionInterface.register(NAME, attend)

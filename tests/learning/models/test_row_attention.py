@@ -96,7 +96,7 @@ def test_the_last_layer_leaves_out_what_nobody_reads(monkeypatch):
 
 
 def test_short_rows_stay_together():
-    assert segments.make_layout([0, 20, 40, 60], [-1, -1, -1], by_row=True).rows == ()
+    assert segments.make_layout([0, 20, 40, 60], [-1, -1, -1], on_cpu=True).rows == ()
     long = row_attention.SHORTEST
-    assert segments.make_layout([0, long], [-1], by_row=True).rows == ((0, long),)
+    assert segments.make_layout([0, long], [-1], on_cpu=True).rows == ((0, long),)
     assert segments.make_layout([0, long], [-1]).rows == ()

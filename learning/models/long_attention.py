@@ -1,0 +1,145 @@
+"""Causal attention over long paths of a forest on a CPU, with torch's fused kernel: memory linear in their length.
+
+A segment attends to itself causally, and each of its ancestors is attended to by all descendants that lie end to end,
+as one long query. Attention is thus a sum of parts with disjoint keys, merged by their log-sum-exps:
+
+    L = log Σ_i exp(L_i),    O = Σ_i exp(L_i − L)·O_i.
+
+The backward kernel recomputes P = exp(S − L) and dS = P∘(dO·Vᵀ − rowsum(dO∘O)) of a part; with the merged L and O it
+yields that part's share of the gradient of the whole (Dao et al. 2022, arXiv 2205.14135, algorithm 4).
+
+Shapes: M packed tokens, X tokens of the long paths, H query heads, K key-value heads, R = H / K, D head size (E that of
+values), Q queries of a part, N its keys.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+@dataclass(frozen=True)
+class Path:
+    """A segment and its ancestors, the root first: the first packed token of each, and the one after its last."""
+
+    start: int
+    end: int
+    chain: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def length(self) -> int:
+        """Return the number of tokens of the segment."""
+        return self.end - self.start
+
+    @property
+    def before(self) -> int:
+        """Return the number of tokens of its ancestors."""
+        return sum(end - start for start, end in self.chain)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Queries and keys that are attended to in one call of the kernel: packed tokens, and places among the X."""
+
+    queries: slice
+    places: slice
+    keys: slice
+    is_causal: bool
+
+
+def list_parts(paths: Sequence[Path]) -> tuple[Part, ...]:
+    """Return the parts of attention of `paths` in order: every path to itself, then runs of paths to an ancestor."""
+    own: list[Part] = []
+    shared: dict[tuple[int, int], list[Part]] = {}
+    place = 0
+    for path in paths:
+        queries, places = slice(path.start, path.end), slice(place, place + path.length)
+        own.append(Part(queries, places, queries, is_causal=True))
+        for ancestor in path.chain:
+            runs = shared.setdefault(ancestor, [])
+            if runs and runs[-1].queries.stop == path.start and runs[-1].places.stop == place:
+                before = runs.pop()
+                longer = slice(before.queries.start, path.end), slice(before.places.start, places.stop)
+                runs.append(Part(*longer, slice(*ancestor), is_causal=False))
+            else:
+                runs.append(Part(queries, places, slice(*ancestor), is_causal=False))
+        place = places.stop
+    return (*own, *(part for runs in shared.values() for part in runs))
+
+
+def attend_paths(q_HMD: Tensor, k_KMD: Tensor, v_KME: Tensor, paths: Sequence[Path], scaling: float) -> Tensor:
+    """Return causal attention of the tokens of `paths`, one path after the other: (X, H·E)."""
+    size, values = q_HMD.shape[2], v_KME.shape[2]
+    if size != values:  # the kernel takes one size: zeros add nothing to scores and to outputs
+        widest = max(size, values)
+        q_HMD, k_KMD, v_KME = (F.pad(x, (0, widest - x.shape[2])) for x in (q_HMD, k_KMD, v_KME))
+    out_XHD = _Paths.apply(q_HMD, k_KMD, v_KME, list_parts(paths), scaling)
+    return out_XHD[..., :values].flatten(1)
+
+
+class _Paths(torch.autograd.Function):
+    """O, and for the backward pass O and L instead of the probabilities."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q_HMD: Tensor, k_KMD: Tensor, v_KMD: Tensor, parts: tuple[Part, ...], scaling: float
+    ) -> Tensor:
+        heads, size = q_HMD.shape[0], sum(part.places.stop - part.places.start for part in parts if part.is_causal)
+        out_XHD = q_HMD.new_empty(size, heads, q_HMD.shape[2])
+        out_KRXD = _by_group(out_XHD.transpose(0, 1), len(k_KMD))
+        lse_KRX = out_KRXD.new_empty(out_KRXD.shape[:3], dtype=torch.promote_types(q_HMD.dtype, torch.float32))
+        for part, q_KRQD, k_KRND, v_KRND in _cut(q_HMD, k_KMD, v_KMD, parts):
+            own_KRQD, own_KRQ = _forward(q_KRQD, k_KRND, v_KRND, 0.0, part.is_causal, scale=scaling)
+            total_KRQD, total_KRQ = out_KRXD[:, :, part.places], lse_KRX[:, :, part.places]
+            if part.is_causal:  # the first part of its queries
+                total_KRQD.copy_(own_KRQD)
+                total_KRQ.copy_(own_KRQ)
+                continue
+            merged_KRQ = torch.logaddexp(total_KRQ, own_KRQ)
+            share_KRQ1 = (own_KRQ - merged_KRQ).exp_()[..., None].to(out_KRXD.dtype)
+            total_KRQD.lerp_(own_KRQD, share_KRQ1.expand_as(own_KRQD))
+            total_KRQ.copy_(merged_KRQ)
+        ctx.save_for_backward(q_HMD, k_KMD, v_KMD, out_XHD, lse_KRX)
+        ctx.parts, ctx.scaling = parts, scaling
+        return out_XHD
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  # one gradient per output
+        ctx: Any, grad_XHD: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        q_HMD, k_KMD, v_KMD, out_XHD, lse_KRX = ctx.saved_tensors
+        dq_HMD, dk_KMD, dv_KMD = (torch.zeros_like(x) for x in (q_HMD, k_KMD, v_KMD))
+        dq_KRMD = _by_group(dq_HMD, len(k_KMD))
+        out_KRXD, grad_KRXD = (_by_group(x.transpose(0, 1), len(k_KMD)) for x in (out_XHD, grad_XHD))
+        for part, q_KRQD, k_KRND, v_KRND in _cut(q_HMD, k_KMD, v_KMD, ctx.parts):
+            merged = (x[:, :, part.places] for x in (out_KRXD, lse_KRX))
+            grads = (grad_KRXD[:, :, part.places], q_KRQD, k_KRND, v_KRND, *merged)
+            dq_KRQD, dk_KRND, dv_KRND = _backward(*grads, 0.0, part.is_causal, scale=ctx.scaling)
+            dq_KRMD[:, :, part.queries] += dq_KRQD
+            dk_KMD[:, part.keys] += dk_KRND.sum(1) if dk_KRND.shape[1] > 1 else dk_KRND[:, 0]
+            dv_KMD[:, part.keys] += dv_KRND.sum(1) if dv_KRND.shape[1] > 1 else dv_KRND[:, 0]
+        return dq_HMD, dk_KMD, dv_KMD, None, None
+
+
+def _by_group(x_HMD: Tensor, groups: int) -> Tensor:
+    """Return query heads beside the key-value head that they share (K, R, M, D), as a view."""
+    return x_HMD.unflatten(0, (groups, -1))
+
+
+def _cut(
+    q_HMD: Tensor, k_KMD: Tensor, v_KMD: Tensor, parts: tuple[Part, ...]
+) -> Iterator[tuple[Part, Tensor, Tensor, Tensor]]:
+    """Yield each part with views of its queries, keys and values; keys are not repeated for the heads that share one."""
+    q_KRMD = _by_group(q_HMD, len(k_KMD))
+    repeats = q_KRMD.shape[1]
+    for part in parts:
+        keys, values = (x[:, None, part.keys].expand(-1, repeats, -1, -1) for x in (k_KMD, v_KMD))
+        yield part, q_KRMD[:, :, part.queries], keys, values
