@@ -123,7 +123,8 @@ def compare(prompt: int, completion: int, layers: int, threads: int) -> dict[str
         if abs(ours[name] - theirs[name]) > ALLOWED * abs(theirs[name]):
             raise SystemExit(f"{name}: {ours[name]} and {theirs[name]} for {prompt} + {completion} tokens")
     names = ("seconds", "cpu_seconds", "bytes")
-    sides = {side: {name: round(found[name], 2) for name in names} for side, found in zip(SIDES, (ours, theirs))}
+    sides = {"ours": ours, "transformers": theirs}
+    sides = {side: {name: round(found[name], 2) for name in names} for side, found in sides.items()}
     return {**sides, "ratio": {name: round(ours[name] / theirs[name], 3) for name in names}}
 
 

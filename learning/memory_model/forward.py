@@ -209,5 +209,6 @@ class Forward:
         """The most that a pass without a gradient holds at a time."""
         shape, size, tokens = self.shape, self.how.weight, self.tokens.tokens
         layer = tokens * (3 * shape.width + 3 * shape.inner * max(shape.active, 1)) * size
-        attention = self._families() + self._paths + self.scores * FULL + tokens * (3 * shape.queries + 2 * shape.keys) * size
+        attention = self._families() + self._paths + self.scores * FULL
+        attention += tokens * (3 * shape.queries + 2 * shape.keys) * size
         return max(layer, attention, self.logits)

@@ -137,7 +137,7 @@ def _by_group(x_HMD: Tensor, groups: int) -> Tensor:
 def _cut(
     q_HMD: Tensor, k_KMD: Tensor, v_KMD: Tensor, parts: tuple[Part, ...]
 ) -> Iterator[tuple[Part, Tensor, Tensor, Tensor]]:
-    """Yield each part with views of its queries, keys and values; keys are not repeated for the heads that share one."""
+    """Yield each part with views of its queries, keys and values; keys are not repeated for heads that share one."""
     q_KRMD = _by_group(q_HMD, len(k_KMD))
     repeats = q_KRMD.shape[1]
     for part in parts:

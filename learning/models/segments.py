@@ -59,7 +59,8 @@ class Layout:
     def to(self, device: torch.device | str) -> "Layout":
         """Return a copy on another device."""
         blocks = [Block(b.shape, None if b.absent_NP is None else b.absent_NP.to(device)) for b in self.blocks]
-        return Layout(blocks, self.child_X.to(device), self.chain_Y.to(device), self.home_M.to(device), self.rows, self.long)
+        places = (x.to(device) for x in (self.child_X, self.chain_Y, self.home_M))
+        return Layout(blocks, *places, self.rows, self.long)
 
 
 def make_layout(starts: list[int], parents: list[int], *, on_cpu: bool = False) -> Layout:
