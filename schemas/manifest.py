@@ -58,6 +58,10 @@ class Contract(Schema):
     """Fingerprint of the template's text."""
     special_tokens: str
     """Fingerprint of the special tokens and their ids."""
+    stop_ids: tuple[int, ...] | None = None
+    """Ids at which sampling stops by `generation_config.json`, sorted; None: the model's files name none."""
+    chat: JsonObject = {}
+    """Chat settings that the model carries: template arguments, system prompt, tools, date."""
     max_length: int
     """Maximum sequence length of the model in tokens."""
 

@@ -38,10 +38,10 @@ def run(stage: Practice, context: Context) -> Result:
     set_determinism(context.seed, context.num_threads)
     folder, model = context.inputs.get("agent"), context.input("model")
     desk = make_desk(context, stage.max_tokens_total, stage.max_cost)
-    policy, agent = load_sampling_policy(model, context.device, context.actors), load_agent(folder)
+    policy, agent = load_sampling_policy(model, context.device, context.actors, stage), load_agent(folder)
     with (
         RowJournal(context.checkpoints / "rollouts.jsonl") as journal,
-        open_engine(stage.engine, policy, context.actors, model, desk) as engine,
+        open_engine(stage.engine, policy, context.actors, model, desk, stage) as engine,
         open_environment(engine, make_env(agent, folder), policy.tokenizer, context.inputs) as episodes,
     ):
         rounds = Rounds(stage, context, agent, policy, engine, episodes, journal, desk)
@@ -111,7 +111,7 @@ class Rounds:
 
     def check_room(self, sampler: Sampler, rows: Sequence[Row]) -> None:
         """Raise StepError if the experiences make a prompt too long for a completion to fit."""
-        longest = max(len(sampler.encode(row["prompt"])) for row in rows) + self.stage.max_completion_length
+        longest = max(len(sampler.encode(row["prompt"], row)) for row in rows) + self.stage.max_completion_length
         shown = min(len(self.experiences), self.agent.context.experiences)
         if longest > self.policy.max_length and shown:
             raise StepError(

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from learning.data.chat_settings import apply_chat
 from learning.data.epochs import Epochs
 from learning.data.rows_used import count_batched, write_rows_used
 from learning.models.forwards import apply_compute_options
@@ -96,6 +97,7 @@ def run(stage: Preference, context: Context) -> Result:
     set_determinism(context.seed, context.num_threads)
     keep_pages()
     policy = load_policy(context.input("model"), device=context.device, dtype=stage.dtype)
+    apply_chat(policy.tokenizer, stage)
     apply_compute_options(policy.model, stage)
     terms = bind_losses(stage, context.inputs)
     pairs = prepare_pairs(stage, context, policy, collect_asked(terms))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from learning.data.chat_settings import apply_chat
 from learning.data.epochs import Epochs
 from learning.data.rows import count_missing, count_rows
 from learning.data.rows_used import count_batched, write_rows_used
@@ -77,6 +78,7 @@ def run(stage: Stage, context: Context) -> Result:
     set_determinism(context.seed, context.num_threads)
     keep_pages()
     policy = load_policy(context.input("model"), device=context.device, dtype=stage.dtype)
+    apply_chat(policy.tokenizer, stage)
     judge = make_reward_model(policy, stage.max_length)
     pairs = prepare_pairs(stage, context, judge.policy)
     sizes = count_tokens(pairs.train)

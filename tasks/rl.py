@@ -13,6 +13,7 @@ from typing import Any
 
 from learning.algorithm.composition import Algorithm, bind_algorithm
 from learning.data.chat import decode, encode_prompt
+from learning.data.chat_settings import apply_chat
 from learning.data.rows import read_rows
 from learning.data.rows_used import write_rows_used
 from learning.data.stored_rows import open_rows
@@ -65,6 +66,7 @@ def prepare(stage: Rl, context: Context) -> TrainingState:
     keep_pages()
     group = context.group or ALONE
     policy = load_policy(context.input("model"), device=context.device, dtype=stage.dtype)
+    apply_chat(policy.tokenizer, stage)
     apply_compute_options(policy.model, stage)
     algorithm, slots = bind_algorithm(stage, context.inputs), bind_sampling_slots(stage, context.inputs)
     refuse_incomplete(stage, algorithm, slots, group)
@@ -140,6 +142,7 @@ def start_engine(slots: SamplingSlots, stage: Rl, context: Context, acting: Poli
             folder=context.input("model"),
             scratch=context.checkpoints / "weights",
             training=stage,
+            chat=stage,
         )
     )
     return engine if slots.overlap is None else slots.overlap.stream_remote(engine)
@@ -174,7 +177,7 @@ def check_problems(rows: Sequence[Row], policy: Policy, stage: Rl) -> None:
     """Raise StepError when there is no problem, or one leaves no room for a completion."""
     if not rows:
         raise StepError("prompts: no rows to sample completions for; check what the previous stage dropped")
-    longest = max(len(encode_prompt(policy.tokenizer, row["prompt"])) for row in rows)
+    longest = max(len(encode_prompt(policy.tokenizer, row["prompt"], row)) for row in rows)
     if longest + stage.max_completion_length > policy.max_length:
         raise StepError(
             f"prompts: the longest has {longest} tokens and max_completion_length is {stage.max_completion_length}, "

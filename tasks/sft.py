@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from learning.data.chat_settings import apply_chat
 from learning.data.epochs import Epochs
 from learning.data.examples import Example, Examples, read_examples
 from learning.data.rows_used import write_rows_used
@@ -54,6 +55,7 @@ def run(stage: Sft, context: Context) -> Result:
     set_determinism(context.seed, context.num_threads)
     keep_pages()
     policy = load_policy(context.input("model"), device=context.device, dtype=stage.dtype)
+    apply_chat(policy.tokenizer, stage)
     limit = resolve_max_length(policy, stage.max_length)
     encoded = context.checkpoints / "encoded"
     examples = read_examples(policy.tokenizer, context.input("data"), limit, encoded, stage.train_on)

@@ -109,7 +109,7 @@ def sample_model(stage: Synthesize, context: Context, problems: list[Row], tally
 
     set_determinism(context.seed, context.num_threads)
     rewards = place_rewards(bind_rewards(stage, context), context.actors)
-    policy = load_sampling_policy(context.input("model"), context.device, context.actors)
+    policy = load_sampling_policy(context.input("model"), context.device, context.actors, stage)
     desk = make_desk(context, stage.max_tokens_total, stage.max_cost)
     spending = SpendingReporter(context, desk)
     score = partial(compute_weighted_scores, rewards, [use.weight for use in stage.rewards], desk=desk, shown=set())
@@ -118,7 +118,7 @@ def sample_model(stage: Synthesize, context: Context, problems: list[Row], tally
     size = max(1, (SAMPLES_TO_CAP if stage.max_tokens_total else SAMPLES) // stage.num_generations)
     with (
         RowJournal(context.checkpoints / "sampled.jsonl") as journal,
-        open_engine(stage.engine, policy, context.actors, context.input("model"), desk) as engine,
+        open_engine(stage.engine, policy, context.actors, context.input("model"), desk, stage) as engine,
     ):
         spend = choose_spend(context, engine)
         for start in range(0, len(problems), size):

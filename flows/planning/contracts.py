@@ -4,16 +4,18 @@ A published model has fingerprints. One that is not made yet inherits them from 
 stage that defines its model, whose tokenizer settings stand for the fingerprints until it has run.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from lineage.artifacts.contract import find_disagreement, read_contract
+from lineage.artifacts.contract import find_disagreement, find_other_setting, override_contract, read_contract
 from lineage.artifacts.store import Store
 from lineage.digests import digest_of
 from lineage.layout import Layout
 from lineage.sources.resolve import find_source
+from schemas.base import JsonObject
+from schemas.chat_settings import merge_settings, read_chat
 from schemas.errors import PlanError
 from schemas.manifest import Contract
 from schemas.plan import Input, Plan, Step
@@ -30,6 +32,16 @@ class KnownContract:
 
     contract: Contract | None = None
     tokenizer: dict[str, Any] | None = None
+    chat: JsonObject = field(default_factory=dict)
+    """Chat settings that the model carries."""
+
+    def under(self, settings: JsonObject) -> "KnownContract":
+        """Return the contract under the chat settings of a stage."""
+        chat, contract, tokenizer = read_chat(settings), self.contract, self.tokenizer
+        if tokenizer is not None and chat.chat_template is not None:
+            tokenizer = {**tokenizer, "chat_template": chat.chat_template}
+        contract = None if contract is None else override_contract(contract, settings)
+        return KnownContract(contract, tokenizer, merge_settings(self.chat, chat))
 
 
 def verify_contracts(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> None:
@@ -37,7 +49,8 @@ def verify_contracts(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> N
     store = Store(layout)
     bonds: dict[str, KnownContract] = {}
     for step in plan.steps:
-        met = [(i, _find_received(i, bonds, layout, folders)) for i in step.inputs if i.type in CARRIERS]
+        carried = [i for i in step.inputs if i.type in CARRIERS]
+        met = [(i, _find_received(i, bonds, layout, folders).under(step.settings)) for i in carried]
         if traits_of(step.kind).shares_tokens:
             for (one, first), (other, second) in combinations(met, 2):
                 if (problem := _find_disagreement(first, second)) is not None:
@@ -52,7 +65,7 @@ def _find_own(step: Step, received: list[KnownContract], store: Store) -> KnownC
         code = {m: d for m, d in step.code.items() if m.startswith("learning.data.tokenizers")}
         return KnownContract(contract, {**step.settings.get("tokenizer", {}), "code": digest_of(code)})
     first = received[0] if received else KnownContract()
-    return KnownContract(contract or first.contract, first.tokenizer)
+    return KnownContract(contract or first.contract, first.tokenizer, contract.chat if contract else first.chat)
 
 
 def _find_received(
@@ -60,14 +73,17 @@ def _find_received(
 ) -> KnownContract:
     if given.steps:
         return bonds[given.steps[0]]
-    return KnownContract(read_contract(find_source(str(given.source), layout, folders).folder))
+    contract = read_contract(find_source(str(given.source), layout, folders).folder)
+    return KnownContract(contract, chat=contract.chat if contract else {})
 
 
 def _find_disagreement(one: KnownContract, other: KnownContract) -> str | None:
     if one.contract is not None and other.contract is not None:
         return find_disagreement(one.contract, other.contract)
-    if one.tokenizer is None or other.tokenizer is None or one.tokenizer == other.tokenizer:
+    if one.tokenizer is None or other.tokenizer is None:
         return None
+    if one.tokenizer == other.tokenizer:
+        return find_other_setting(one.chat, other.chat)
     names = [k for k in sorted({*one.tokenizer, *other.tokenizer}) if one.tokenizer.get(k) != other.tokenizer.get(k)]
     differing = ", ".join(f"tokenizer.{k}: {one.tokenizer.get(k)!r} against {other.tokenizer.get(k)!r}" for k in names)
     return f"{differing} (fingerprints {digest_of(one.tokenizer)[:12]} and {digest_of(other.tokenizer)[:12]})"
@@ -77,5 +93,6 @@ def _format_problem(step: Step, one: Input, other: Input, problem: str) -> str:
     first, second = (f"{i.port} ({i.source or i.steps[0]})" for i in (one, other))
     return (
         f"{step.name}: {first} and {second} do not fit together: {problem}. "
-        "Models that meet in one step need the same tokenizer, special tokens and chat template"
+        "Models that meet in one step need the same tokenizer, special tokens, chat template and chat settings; those "
+        "that the stage itself sets hold for all of them"
     )

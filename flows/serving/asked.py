@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from flows.serving.batch import PromptRequest
 from flows.serving.refusals import Refused, quoted
 from learning.data.chat import encode_prompt
+from schemas.chat import Chat
 from schemas.errors import StepError
 
 LARGEST_SEED = 2**63
@@ -41,7 +42,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "modalities": (["text"],),
@@ -49,6 +49,9 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True, False),
 }
 """Unsupported parameters, with the values that have no effect and are accepted."""
+
+
+MESSAGE_KEYS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
 
 
 class StreamOptions(BaseModel):
@@ -89,6 +92,8 @@ class ChatBody(Body):
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = False
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class TextBody(Body):
@@ -117,9 +122,10 @@ def read_chat(body: Any, tokenizer: Any, max_length: int) -> CompletionRequest:
     if read.top_logprobs is not None and not read.logprobs:
         raise Refused("top_logprobs needs logprobs: true", "top_logprobs")
     messages = [_check_message(message, i) for i, message in enumerate(read.messages)]
-    _check_characters(sum(len(message["content"]) for message in messages), max_length, "messages")
+    row = _collect_template_settings(read, body)
+    _check_characters(sum(map(_count_characters, (*messages, *row.values()))), max_length, "messages")
     try:
-        ids = encode_prompt(tokenizer, messages)
+        ids = encode_prompt(tokenizer, messages, row)
     except StepError as error:
         raise Refused(str(error), "messages") from error
     limit = read.max_completion_tokens if read.max_completion_tokens is not None else read.max_tokens
@@ -180,20 +186,45 @@ def _read_body(kind: type[Any], body: Any) -> Any:
         raise Refused(f"{where}: {first['msg']}", param) from error
 
 
-def _check_message(message: dict[str, Any], index: int) -> dict[str, str]:
-    """Return a message with a role and a text. Raise Refused for tools, images and the like."""
+def _collect_template_settings(read: ChatBody, body: Any) -> dict[str, Any]:
+    """Return what the chat template receives besides messages. Raise Refused for a tool or an argument that is none."""
+    try:
+        asked = Chat(tools=read.tools or None, chat_template_kwargs=read.chat_template_kwargs or None)
+    except ValidationError as error:
+        param = "tools" if "`tools" in str(error) else "chat_template_kwargs"
+        raise Refused(quoted(error.errors(include_url=False)[0]["msg"]), param) from error
+    tools = None if body.get("tool_choice") == "none" else asked.tools
+    settings = {"tools": tools, "chat_template_kwargs": asked.chat_template_kwargs}
+    return {name: value for name, value in settings.items() if value}
+
+
+def _count_characters(value: Any) -> int:
+    """Return characters of all text in a JSON value."""
+    if isinstance(value, dict):
+        return sum(len(key) + _count_characters(item) for key, item in value.items())
+    return sum(map(_count_characters, value)) if isinstance(value, list) else len(str(value))
+
+
+def _check_message(message: dict[str, Any], index: int) -> dict[str, Any]:
+    """Return a message with a role, and a text or tool calls. Raise Refused for images and the like."""
     where = f"messages[{index}]"
     content = message.get("content")
     if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
         content = "".join(str(part.get("text", "")) for part in content)
     role = message.get("role")
+    calls = message.get("tool_calls") or []
+    if calls and content is None:
+        content = ""
     if not isinstance(role, str) or not isinstance(content, str):
         raise Refused(f"{where}: a role and a content of text are wanted", "messages")
     if not ROLE.fullmatch(role):  # templates insert the role unescaped, even if it holds special tokens
         raise Refused(f"{where}: a role is a word of small letters", "messages")
-    if more := [k for k, v in message.items() if k not in ("role", "content", "name") and v not in (None, [])]:
+    if more := [k for k, v in message.items() if k not in MESSAGE_KEYS and v not in (None, [])]:
         raise Refused(f"{where}.{quoted(more[0])} is not supported here", "messages", "unsupported_parameter")
-    return {"role": role, "content": content}
+    kept = {"tool_calls": calls, "tool_call_id": message.get("tool_call_id")}
+    if role == "tool":
+        kept["name"] = message.get("name")
+    return {"role": role, "content": content} | {key: value for key, value in kept.items() if value}
 
 
 def _list_prompts(prompt: Any) -> list[Any]:

@@ -29,7 +29,7 @@ from flows.steps.task_run import (
     measure_peak_rss,
     run_task,
 )
-from lineage.artifacts.contract import find_disagreement, read_contract
+from lineage.artifacts.contract import find_disagreement, override_contract, read_contract
 from lineage.artifacts.provenance import describe_machine, read_commit, read_versions
 from lineage.artifacts.store import Store
 from lineage.digests import digest_of
@@ -165,7 +165,7 @@ def _check_contracts(step: Step, received: list[ReceivedInput]) -> None:
     if not traits_of(step.kind).shares_tokens:
         return
     models = [(one.record, read_contract(one.folder)) for one in received if one.record.type in CARRIERS]
-    known = [(r, contract) for r, contract in models if contract is not None]
+    known = [(r, override_contract(contract, step.settings)) for r, contract in models if contract is not None]
     for record, contract in known[1:]:
         if (problem := find_disagreement(known[0][1], contract)) is not None:
             pair = " and ".join(f"{r.port} ({r.step or r.source})" for r in (known[0][0], record))

@@ -8,8 +8,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-KEY = "posttrain_chat"
-"""Key of the settings in tokenizer_config.json; other tools ignore it."""
+from schemas.chat import Chat
+from schemas.chat_settings import KEY, merge_settings
+
 PINNED_DATE = date(2024, 7, 26)
 """The date that templates receive as today's unless a recipe sets one: equal data give equal tokens on any day."""
 
@@ -32,10 +33,10 @@ def read_settings(tokenizer: PreTrainedTokenizerBase) -> ChatSettings:
     """Return the chat settings that a tokenizer carries."""
     carried = tokenizer.init_kwargs.get(KEY) or {}
     return ChatSettings(
-        carried.get("template_kwargs", {}),
+        carried.get("chat_template_kwargs", {}),
         carried.get("system_prompt"),
         tuple(carried.get("tools", ())),
-        date.fromisoformat(carried["today"]) if "today" in carried else PINNED_DATE,
+        date.fromisoformat(carried["chat_date"]) if "chat_date" in carried else PINNED_DATE,
     )
 
 
@@ -45,6 +46,13 @@ def write_settings(tokenizer: PreTrainedTokenizerBase, carried: Mapping[str, Any
         tokenizer.init_kwargs[KEY] = dict(carried)
     else:
         tokenizer.init_kwargs.pop(KEY, None)
+
+
+def apply_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> None:
+    """Set what a stage says of the chat; what it leaves out stays as the tokenizer carries it."""
+    if chat.chat_template is not None:
+        tokenizer.chat_template = chat.chat_template
+    write_settings(tokenizer, merge_settings(tokenizer.init_kwargs.get(KEY) or {}, chat))
 
 
 def describe_settings(tokenizer: PreTrainedTokenizerBase) -> str:

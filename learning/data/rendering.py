@@ -62,7 +62,9 @@ def open_dialogue(tokenizer: PreTrainedTokenizerBase, messages: Messages, row: R
         checked.insert(0, {"role": "system", "content": settings.system_prompt})
     own = row or {}
     tools = _parse(own.get("tools"), "tools", name) or list(settings.tools) or None
-    arguments = dict(settings.template_kwargs) | (_parse(own.get("chat_template_kwargs"), "kwargs", name) or {})
+    arguments = dict(settings.template_kwargs) | (
+        _parse(own.get("chat_template_kwargs"), "chat_template_kwargs", name) or {}
+    )
     texts, marked = _mark(checked, get_special_pattern(tokenizer))
     options = {**arguments, "tools": tools, "strftime_now": settings.today.strftime}
     return Dialogue(texts, marked, options, name)
@@ -79,9 +81,23 @@ def _check(message: Row, place: int, name: str) -> Row:
         parts = content if isinstance(content, list) else [content]
         if not all(isinstance(part, dict) and "type" in part for part in parts):
             raise StepError(f"{where}: content must be text, not {type(content).__name__}; drop the row or fill it")
-    if message.get("tool_calls") is not None and not isinstance(message["tool_calls"], list):
-        raise StepError(f"{where}: tool_calls must be a list of calls")
-    return {key: value for key, value in message.items() if key not in LEARNING_KEYS}
+    kept = {key: value for key, value in message.items() if key not in LEARNING_KEYS}
+    if (calls := message.get("tool_calls")) is not None:
+        if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+            raise StepError(f"{where}: tool_calls must be a list of calls")
+        kept["tool_calls"] = [_open_arguments(call) for call in calls]
+    return kept
+
+
+def _open_arguments(call: Row) -> Row:
+    """Return a tool call whose arguments are an object, as templates expect; OpenAI's API writes them as JSON text."""
+    if isinstance(call.get("function"), dict):
+        return call | {"function": _open_arguments(call["function"])}
+    try:
+        arguments = json.loads(call["arguments"])
+    except (KeyError, TypeError, ValueError):  # none, an object already, or no JSON
+        return call
+    return call | {"arguments": arguments} if isinstance(arguments, dict) else call
 
 
 def _parse(value: Any, what: str, name: str) -> Any:

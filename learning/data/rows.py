@@ -24,6 +24,8 @@ SCHEMAS: dict[str, pa.Schema] = {
     "chat": pa.schema([*PROMPT, ("completion", MESSAGES)]),
     "preference_pairs": pa.schema([*PROMPT, ("chosen", MESSAGES), ("rejected", MESSAGES), ("margin", pa.float64())]),
 }
+CHAT_COLUMNS = ("tools", "chat_template_kwargs")
+"""Columns of a row that its chat template receives."""
 Row = dict[str, Any]
 """One row: the columns of its artifact type, and on the way through a stage those that functions add."""
 IN_MEMORY = 64 << 20

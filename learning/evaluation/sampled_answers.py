@@ -68,8 +68,8 @@ def _sampled(
     """Yield rows by name whose completions have all ended, with the tokens that were sampled for them."""
     names = list(rows)
     asked = (
-        (i, Request(encode_prompt(tokenizer, rows[name]["prompt"]), n, make_row_seed(seed, rows[name]), row=rows[name]))
-        for i, name in enumerate(names)
+        (i, Request(encode_prompt(tokenizer, row["prompt"], row), n, make_row_seed(seed, row), row=row))
+        for i, row in enumerate(rows.values())
     )
     open_: dict[int, dict[int, Generation]] = {}
     for made in stream_completions(engine, asked, sampling):

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 
+from learning.data.rendering import fill_template, open_dialogue
 from learning.data.rows import Row
 from learning.models.policy import Policy
 from learning.samples.sample import Sample
@@ -61,8 +62,7 @@ def compute_jaccard(some: set[str], others: set[str]) -> float:
 
 def find_feature_places(policy: Policy, sample: Sample, row: Row, spans: Mapping[str, str]) -> dict[str, list[int]]:
     """Return the positions in the prompt of each feature's tokens; empty if a text is missing or the ids differ."""
-    text = policy.tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)
-    assert isinstance(text, str)  # tokenize=False
+    text = fill_template(policy.tokenizer, open_dialogue(policy.tokenizer, row["prompt"], row), generate=True)
     coded = policy.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     if list(coded["input_ids"]) != list(sample.prompt_ids):
         return {}

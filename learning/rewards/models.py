@@ -11,7 +11,7 @@ import torch
 
 from learning.auxiliary_networks.heads import TokenJudge, load_token_judge
 from learning.batch.batch_layout import single_turn
-from learning.data.chat import encode_completion, encode_prompt
+from learning.data.chat import encode_answer
 from learning.data.rows import Row
 from learning.models.policy import Policy
 from learning.models.reward_model import RewardModel, load_reward_model
@@ -88,8 +88,8 @@ def _group_by_prompt(
     """Return completions with their indices, by prompt, without those longer than the model was trained for."""
     groups: dict[tuple[int, ...], list[tuple[int, list[int]]]] = defaultdict(list)
     for i, (row, completion) in enumerate(zip(rows, completions, strict=True)):
-        prompt = encode_prompt(policy.tokenizer, row["prompt"])
-        answer = encode_completion(policy.tokenizer, [{"role": "assistant", "content": completion}])
+        said = [{"role": "assistant", "content": completion}]
+        prompt, answer = encode_answer(policy.tokenizer, row["prompt"], said, row)
         if len(prompt) + len(answer) <= policy.max_length:
             groups[tuple(prompt)].append((i, answer))
     return groups

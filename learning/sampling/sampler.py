@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from learning.data.chat import decode, encode_completion, encode_prompt
+from learning.data.rows import CHAT_COLUMNS
 from learning.generation.services.rescoring import compute_likelihoods
 from learning.lookup import Bound, Overlay, Supplies
 from learning.models.policy import Policy
@@ -46,11 +47,11 @@ class Sampler:
         self.groups += 1
         return self.groups - 1
 
-    def encode(self, messages: Messages) -> list[int]:
-        """Return the token ids of a prompt, which is rendered once for all its completions."""
-        key = json.dumps(messages)
+    def encode(self, messages: Messages, row: Row | None = None) -> list[int]:
+        """Return the token ids of a prompt, which is rendered once for all its completions; `row` may have tools."""
+        key = json.dumps([messages, *[(row or {}).get(name) for name in CHAT_COLUMNS]])
         if key not in self._encoded:
-            self._encoded[key] = encode_prompt(self.policy.tokenizer, messages)
+            self._encoded[key] = encode_prompt(self.policy.tokenizer, messages, row)
         return list(self._encoded[key])
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
@@ -69,7 +70,7 @@ class Sampler:
         return [self._engine_request(request) for request in requests]
 
     def _engine_request(self, request: SampleRequest) -> Request:
-        ids = self.encode(request.context or request.prompt or request.row["prompt"])
+        ids = self.encode(request.context or request.prompt or request.row["prompt"], request.row)
         longest = len(ids) + len(request.begin) + self.sampling.max_new_tokens
         if longest > self.policy.max_length:
             raise StepError(
@@ -93,7 +94,7 @@ class Sampler:
 
     def build_sample(self, request: SampleRequest, group: int, generation: Generation) -> Sample:
         """Return the sample of a generation that a request asked for."""
-        trained = self.encode(request.prompt or request.row["prompt"])
+        trained = self.encode(request.prompt or request.row["prompt"], request.row)
         cut, ids = len(request.begin), [*request.begin, *generation.token_ids]
         return Sample(
             request.row,
@@ -107,7 +108,7 @@ class Sampler:
             given=cut,
             entropies=[0.0] * cut + list(generation.entropies) if generation.entropies else [],
             versions=[self.step] * len(ids),
-            context_ids=self.encode(request.context) if request.context else None,
+            context_ids=self.encode(request.context, request.row) if request.context else None,
             turns=list(generation.turns),
         )
 
@@ -116,7 +117,7 @@ class Sampler:
     ) -> Sample:
         """Return a completion that the policy did not sample (an expert's, a teacher's) as a sample."""
         ids = encode_completion(self.policy.tokenizer, [{"role": "assistant", "content": text}])
-        trained = self.encode(prompt or row["prompt"])
+        trained = self.encode(prompt or row["prompt"], row)
         return Sample(row, group, source, trained, ids, None, "stop", text, versions=[self.step] * len(ids))
 
     def likelihoods(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[list[float]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.base import JsonObject
+from schemas.chat_settings import KEY, merge_settings, read_chat
 from schemas.manifest import Contract
 
 UNBOUNDED = 2**31
@@ -21,25 +22,55 @@ def read_contract(folder: Path) -> Contract | None:
     template_file = folder / "chat_template.jinja"
     template = template_file.read_text() if template_file.is_file() else settings.get("chat_template") or ""
     machine = {k: tokenizer.get(k) for k in ("normalizer", "pre_tokenizer", "post_processor", "decoder", "model")}
-    special = [[t["id"], t["content"]] for t in tokenizer.get("added_tokens", []) if t.get("special")]
+    added = tokenizer.get("added_tokens", [])
+    special = [[t["id"], t["content"]] for t in added if t.get("special")]
+    plain = [[t["id"], t["content"]] for t in added if not t.get("special")]
     named = {k: _token_text(settings.get(k)) for k in ("bos_token", "eos_token", "pad_token", "unk_token")}
     limits = [settings.get("model_max_length"), _read_json(folder / "config.json").get("max_position_embeddings")]
     return Contract(
-        tokenizer=_hash_json(_canonical(machine)),
+        tokenizer=_hash_json([_canonical(machine), sorted(plain)]),
         chat_template=_hash_json(template),
         special_tokens=_hash_json([sorted(special), named]),
+        stop_ids=_read_stop_ids(folder),
+        chat=settings.get(KEY) or {},
         max_length=int(min([n for n in limits if n], default=UNBOUNDED)),
     )
 
 
+def override_contract(contract: Contract, settings: JsonObject) -> Contract:
+    """Return the contract of a model under the chat settings of a stage."""
+    chat = read_chat(settings)
+    template = contract.chat_template if chat.chat_template is None else _hash_json(chat.chat_template)
+    return contract.model_copy(update={"chat_template": template, "chat": merge_settings(contract.chat, chat)})
+
+
 def find_disagreement(one: Contract, other: Contract) -> str | None:
-    """Return which fingerprint of two contracts differs, or None if the models fit; lengths may differ."""
+    """Return what differs between two contracts, or None if the models fit; lengths may differ."""
     names = {"tokenizer": "tokenizers", "chat_template": "chat templates", "special_tokens": "special tokens"}
     for field, words in names.items():
         left, right = getattr(one, field), getattr(other, field)
         if left != right:
             return f"{words} differ ({left[:12]} and {right[:12]})"
+    if one.stop_ids is not None and other.stop_ids is not None and one.stop_ids != other.stop_ids:
+        left, right = (list(contract.stop_ids or ()) for contract in (one, other))
+        return f"eos_token_id of generation_config.json differ ({left} and {right})"
+    return find_other_setting(one.chat, other.chat)
+
+
+def find_other_setting(one: JsonObject, other: JsonObject) -> str | None:
+    """Return the first chat setting that differs with both values, or None."""
+    for name in sorted({*one, *other}):
+        if one.get(name) != other.get(name):
+            values = " and ".join(json.dumps(chat.get(name)) for chat in (one, other))
+            return f"chat settings differ: `{name}` is {values}; set it on this stage, or on both models' stages"
     return None
+
+
+def _read_stop_ids(folder: Path) -> tuple[int, ...] | None:
+    named = _read_json(folder / "generation_config.json").get("eos_token_id")
+    if named is None:
+        return None
+    return tuple(sorted(set(named if isinstance(named, list) else [named])))
 
 
 def _read_json(file: Path) -> JsonObject:

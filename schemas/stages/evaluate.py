@@ -5,6 +5,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from schemas.chat import Chat
 from schemas.endpoint import Capped
 from schemas.evaluation_slots import MetricUse, SolverUse, WeightDiffUse
 from schemas.gates import Gate
@@ -13,7 +14,7 @@ from schemas.stages.base import BaseStage, ReportSection
 from schemas.use import EngineUse, EnvUse, ProblemsUse, RewardUse
 
 
-class Evaluate(Capped, BaseStage):
+class Evaluate(Capped, Chat, BaseStage):
     """Evaluate models on the same held-out problems; every number comes with its interval."""
 
     can: ClassVar = frozenset({"rollout", "reward"})

@@ -6,13 +6,14 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from schemas.agent import ExtractorUse
+from schemas.chat import Chat
 from schemas.endpoint import Capped
 from schemas.references import AgentRef, PolicyRef, PromptsRef
 from schemas.stages.base import BaseStage, ReportSection
 from schemas.use import EngineUse, PromptSamplerUse, RewardUse
 
 
-class Practice(Capped, BaseStage):
+class Practice(Capped, Chat, BaseStage):
     """Sample groups with the experiences so far in the prompt, score them, and extract what separates good from bad.
 
     Training-Free GRPO (Cai et al. 2025, arXiv:2510.08191): the group comparison of GRPO, with experiences instead

@@ -5,13 +5,14 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from schemas.chat import Chat
 from schemas.references import PolicyRef, PreferencePairsRef
 from schemas.stages.base import BaseStage
 from schemas.training import LoRA, Training
 from schemas.use import PairLossUse
 
 
-class Preference(Training, LoRA, BaseStage):
+class Preference(Training, LoRA, Chat, BaseStage):
     """Make chosen completions likelier than rejected ones: DPO, its relatives, and regressions on win rates.
 
     `loss: dpo` is one loss; a list is the weighted sum of its losses. The reference is loaded only if a loss needs its

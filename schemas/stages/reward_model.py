@@ -5,12 +5,13 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from schemas.chat import Chat
 from schemas.references import PolicyRef, PreferencePairsRef
 from schemas.stages.base import BaseStage
 from schemas.training import Training
 
 
-class RewardModel(Training, BaseStage):
+class RewardModel(Training, Chat, BaseStage):
     """Bradley-Terry reward model: -log sigmoid(r_chosen - r_rejected - margin)."""
 
     can: ClassVar = frozenset({"train"})

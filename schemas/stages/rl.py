@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from schemas.auxiliary import Auxiliary
 from schemas.base import Schema
+from schemas.chat import Chat
 from schemas.critic import Critic
 from schemas.endpoint import Capped
 from schemas.number_schedules import Number
@@ -67,7 +68,7 @@ class ReferenceSpec(Schema):
     """Share of the trained policy's weights in an update; 1 copies them."""
 
 
-class Rl(Capped, Training, LoRA, BaseStage):
+class Rl(Capped, Training, LoRA, Chat, BaseStage):
     """Sample groups of completions, score them, and update the policy by the policy gradient.
 
     The algorithm is a composition of slots, from `prompt_sampler` to `controllers`; `algorithm: grpo` fills them from

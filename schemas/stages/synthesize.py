@@ -5,13 +5,14 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from schemas.chat import Chat
 from schemas.endpoint import Capped
 from schemas.references import PolicyRef, PreferencePairsRef, PromptsRef
 from schemas.stages.base import BaseStage, ReportSection
 from schemas.use import EngineUse, ProblemsUse, RewardUse, SearchUse, TeacherUse
 
 
-class Synthesize(Capped, BaseStage):
+class Synthesize(Capped, Chat, BaseStage):
     """Create data: problems alone, with a teacher's completions, or with a model's own samples."""
 
     can: ClassVar = frozenset({"rollout", "reward"})
@@ -64,6 +65,9 @@ class Synthesize(Capped, BaseStage):
             raise ValueError("preference pairs need `model` and `num_generations` of at least 2, and no `teacher`")
         if self.earlier is not None and self.emit != "preference_pairs":
             raise ValueError("`earlier` contains preference pairs: it needs `emit: preference_pairs`")
+        chat = [name for name in Chat.model_fields if getattr(self, name) is not None]
+        if chat and self.model is None:
+            raise ValueError(f"`{chat[0]}` is about how a model's template writes prompts: give `model`")
         if self.search.use != "samples" and self.model is None:
             raise ValueError("`search` needs a model to sample from: give `model`")
         return self

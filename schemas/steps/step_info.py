@@ -18,6 +18,7 @@ from schemas.source.tree import Mark, Node, join_path, make_problem, parse_index
 from schemas.source.validation import convert_errors, find_coercions, follow_path
 from schemas.stages.base import BaseStage
 from schemas.stages.union import KINDS, traits_of
+from schemas.steps.chat_template import read_chat_template
 from schemas.steps.slots import Slot, bind_slots, find_references
 from schemas.suggestions import suggest
 
@@ -100,6 +101,7 @@ def validate_step(unit: Unit, folders: tuple[Path, ...], problems: list[Problem]
     problems += wrong + more
     if wrong or more:
         return None
+    stage = read_chat_template(stage, node, unit.path, folders, problems)
     info = StepInfo(unit.name, unit.stage, unit.path, node, stage, tuple(slots), unit.names, unless=unit.unless)
     return replace_parts(info, ports=tuple(_resolve_ports(info, problems)), after=_resolve_after(info, problems))
 

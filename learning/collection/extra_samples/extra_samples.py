@@ -187,7 +187,7 @@ def teachers(
 
 def _rank_by_comprehension(row: Row, texts: list[str], marker: str, reduce: str, sampler: Sampler) -> list[str]:
     """Return the texts in order of the likelihood of the row's answer after their reasoning, without those too long."""
-    prompt, target = sampler.encode(row["prompt"]), encode_text(sampler.policy.tokenizer, row["answer"].strip())
+    prompt, target = sampler.encode(row["prompt"], row), encode_text(sampler.policy.tokenizer, row["answer"].strip())
     leads = [text[: len(text) - len(text[text.rindex(marker) + len(marker) :].lstrip())] for text in texts]
     pairs = [([*prompt, *encode_text(sampler.policy.tokenizer, lead)], target) for lead in leads]
     scores = {

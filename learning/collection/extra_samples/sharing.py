@@ -86,7 +86,7 @@ def _read_groups(folder: str) -> list[Texts]:
 def make_samples(row_of: Mapping[str, dict[str, Any]], texts: Texts, sampler: Sampler) -> list[Sample]:
     """Return a peer's group as samples without log-probabilities, except texts that exceed the model's context."""
     row, group = row_of[texts[0]], sampler.new_group()
-    prompt = sampler.encode(row["prompt"])
+    prompt = sampler.encode(row["prompt"], row)
     samples = []
     for text in texts[1]:
         ids = encode_completion(sampler.policy.tokenizer, [{"role": "assistant", "content": text}])

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from learning.api.spending import SpendingAccount
+from learning.data.chat_settings import apply_chat
 from learning.generation.engines.making import build_engine
 from learning.models.policy import Policy, load_outline, load_policy
 from learning.parallel.actors import Actors
 from learning.samples.engine_protocol import EngineProtocol
+from schemas.chat import Chat
 from schemas.training import Training
 from schemas.use import EngineUse
 
@@ -24,11 +26,13 @@ def make_engine(
     scratch: Path | None = None,
     training: Training | None = None,
     desk: SpendingAccount | None = None,
+    chat: Chat | None = None,
 ) -> EngineProtocol:
     """Return an engine over a policy, in this process or in workers; raise StepError if it cannot be built.
 
     If the role `rollout` has workers, each loads the current policy from `folder`; later weights are sent as files in
-    `scratch` (None: they never change), and the model computes with the options of `training`.
+    `scratch` (None: they never change), the model computes with the options of `training`, and turns end as `chat`
+    says.
     """
     if actors is None or not actors.size("rollout"):
         return build_engine(use, policy, desk)
@@ -37,21 +41,29 @@ def make_engine(
     from learning.generation.weights.local import Files
 
     dtype = str(policy.model.dtype).removeprefix("torch.")
-    remotes = actors.start("rollout", serve, use, str(folder), dtype, training)
+    remotes = actors.start("rollout", serve, use, str(folder), dtype, training, chat)
     return Replicas(actors, remotes, partial(Files, policy, scratch) if scratch is not None else None)
 
 
-def load_sampling_policy(folder: Path, device: str, actors: Actors | None) -> Policy:
+def load_sampling_policy(folder: Path, device: str, actors: Actors | None, chat: Chat) -> Policy:
     """Return the policy for an engine in this process, or without weights if workers sample."""
-    return load_outline(folder) if actors is not None and actors.size("rollout") else load_policy(folder, device=device)
+    elsewhere = actors is not None and actors.size("rollout")
+    policy = load_outline(folder) if elsewhere else load_policy(folder, device=device)
+    apply_chat(policy.tokenizer, chat)
+    return policy
 
 
 @contextmanager
 def open_engine(
-    use: EngineUse, policy: Any, actors: Actors | None, folder: Path, desk: SpendingAccount | None = None
+    use: EngineUse,
+    policy: Any,
+    actors: Actors | None,
+    folder: Path,
+    desk: SpendingAccount | None = None,
+    chat: Chat | None = None,
 ) -> Iterator[EngineProtocol]:
     """Provide an engine over a policy that does not change; its workers are freed at the end of the context."""
-    engine = make_engine(use, policy, actors, folder=folder, desk=desk)
+    engine = make_engine(use, policy, actors, folder=folder, desk=desk, chat=chat)
     try:
         yield engine
     finally:

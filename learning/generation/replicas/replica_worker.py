@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from learning.data.chat_settings import apply_chat
 from learning.generation.engines.making import build_engine
 from learning.generation.services.rescoring import compute_likelihoods
 from learning.generation.services.rollout_service import RolloutService, Service
@@ -19,6 +20,7 @@ from learning.generation.weights.local import PolicyReceiver, read_weights
 from learning.models.forwards import apply_compute_options
 from learning.models.policy import Policy, load_policy
 from learning.samples.engine_protocol import EngineProtocol, FlyingEngine, Generation, Request, Sampling
+from schemas.chat import Chat
 from schemas.training import Training
 from schemas.use import EngineUse
 
@@ -74,14 +76,18 @@ class BatchService:
         return {"tokens": self.tokens, "calls": self.calls}
 
 
-def serve(use: EngineUse, folder: str, dtype: str, training: Training | None = None) -> Service:
+def serve(
+    use: EngineUse, folder: str, dtype: str, training: Training | None = None, chat: Chat | None = None
+) -> Service:
     """Return the service of a worker: the policy of a folder, the engine of the recipe, new weights by file.
 
-    The model computes with the options of `training`, as the trained one.
+    The model computes with the options of `training`, as the trained one, and turns end as `chat` says.
     """
     torch.use_deterministic_algorithms(True)
     policy = load_policy(Path(folder), device="cuda" if torch.cuda.is_available() else "cpu", dtype=dtype)
     policy.model.requires_grad_(False)
+    if chat is not None:
+        apply_chat(policy.tokenizer, chat)
     if training is not None:
         apply_compute_options(policy.model, training)
     engine = build_engine(use, policy)

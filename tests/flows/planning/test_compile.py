@@ -7,7 +7,7 @@ import pytest
 import flows.planning.closure as closure_module
 from flows.planning.compile import compile_recipe, select_stages
 from lineage.layout import Layout
-from schemas.errors import PlanError
+from schemas.errors import PlanError, RecipeError
 from schemas.recipe.load import load_recipe
 from tests.flows.checkout import REPOSITORY
 
@@ -55,6 +55,48 @@ def test_models_of_two_tokenizers_do_not_meet_in_a_merge(tmp_path):
     compiled(tmp_path, MODELS % ("", ""))
     with pytest.raises(PlanError, match=r"merged: models.0.model \(one\) and models.1.model \(tuned\).*alphabet"):
         compiled(tmp_path, MODELS % ("", ', alphabet: "abc0123456789"'))
+
+
+CHATTED = """
+name: chatted
+stages:
+  base: {kind: init}
+  data: {kind: synthesize, problems: [{use: reasoning_gym, family: chain_sum, split: train, size: 10}], teacher: answer}
+  tuned: {kind: sft, model: base, data: data, max_steps: 1, chat_template_kwargs: {enable_thinking: false}, %s}
+  pairs: {kind: synthesize, prompts: more, model: tuned, emit: preference_pairs, num_generations: 2}
+  more: {kind: synthesize, emit: prompts, problems: [{use: reasoning_gym, family: chain_sum, split: train, size: 10}]}
+  better: {kind: preference, model: tuned, reference: base, data: pairs, max_steps: 1, %s}
+"""
+
+
+def test_models_with_other_chat_settings_meet_only_where_the_stage_sets_them(tmp_path):
+    (tmp_path / "chat.jinja").write_text("{{ messages[0]['content'] }}")
+    with pytest.raises(PlanError, match=r"better: .*`chat_template_kwargs` is \{\"enable_thinking\": false\} and null"):
+        compiled(tmp_path, CHATTED % ("", ""))
+    template = "chat_template: path:chat.jinja"
+    with pytest.raises(PlanError, match=r"better: .*tokenizer.chat_template: "):
+        compiled(tmp_path, CHATTED % (template, "chat_template_kwargs: {}"))
+    plan = compiled(tmp_path, CHATTED % (template, f"chat_template_kwargs: {{}}, {template}"))
+    assert plan.step("tuned").settings["chat_template"] == "{{ messages[0]['content'] }}"
+    (tmp_path / "chat.jinja").write_text("{{ messages[1]['content'] }}")
+    edited = compiled(tmp_path, CHATTED % (template, f"chat_template_kwargs: {{}}, {template}"))
+    assert edited.step("tuned").key != plan.step("tuned").key
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    {
+        "chat_template: path:none.jinja": "no file `none.jinja`",
+        'chat_template: "{{ messages"': "no Jinja template: line 1",
+        "chat_template_kwargs: {messages: 1}": "`messages` is given by posttrain itself",
+        "tools: [{name: add}]": "`tools.0`: a tool is a map",
+        "chat_date: 2025-13-01": "month must be in 1..12",
+    }.items(),
+)
+def test_chat_settings_that_no_template_can_take_are_refused_at_their_place(tmp_path, setting, message):
+    with pytest.raises(RecipeError, match=message) as refused:
+        compiled(tmp_path, CHATTED % ("", setting))
+    assert "recipe.yaml:9:" in str(refused.value)
 
 
 def test_only_keeps_what_a_stage_needs(tmp_path):

@@ -1,0 +1,50 @@
+"""Reads `chat_template: path:FILE` of a stage and checks that a template is one."""
+
+import re
+from pathlib import Path
+
+from schemas.chat import Chat
+from schemas.errors import Problem
+from schemas.source.tree import Node, join_path, make_problem
+from schemas.source.validation import follow_path
+from schemas.stages.base import BaseStage
+
+PREFIX = "path:"
+LONGEST = 1 << 20
+"""Bytes of a template's file."""
+GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
+"""Tags of transformers that jinja2 alone does not know."""
+
+
+def read_chat_template(
+    stage: BaseStage, node: Node, path: str, folders: tuple[Path, ...], problems: list[Problem]
+) -> BaseStage:
+    """Return the stage with the text of its template's file; add a problem for what is no template."""
+    if not isinstance(stage, Chat) or stage.chat_template is None:
+        return stage
+    mark, where = follow_path(node, "chat_template").mark, join_path(path, "chat_template")
+    text = stage.chat_template
+    if text.startswith(PREFIX):
+        name = text.removeprefix(PREFIX)
+        file = next((file for folder in folders if (file := folder / name).is_file()), None)
+        if file is None or file.stat().st_size > LONGEST:
+            what = f"no file `{name}`" if file is None else f"`{name}` has more than {LONGEST} bytes"
+            problems.append(make_problem(mark, where, what, "a path is relative to the recipe's folder"))
+            return stage
+        text = file.read_text(encoding="utf-8", errors="replace")
+    if (wrong := find_syntax_error(text)) is not None:
+        problems.append(make_problem(mark, where, f"no Jinja template: {wrong}", "give its text, or path:FILE"))
+    return stage.model_copy(update={"chat_template": text})
+
+
+def find_syntax_error(text: str) -> str | None:
+    """Return what is wrong with the text of a template and in which line of it, or None."""
+    from jinja2 import TemplateSyntaxError  # only recipes with a template need it
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
+    try:
+        environment.parse(GENERATION.sub("", text))
+    except TemplateSyntaxError as error:
+        return f"line {error.lineno}: {error.message}"
+    return None
