@@ -1,7 +1,7 @@
 """Rules for rl stages whose samples are generated while the trainer works.
 
-A drive that asks for `stream` has rewards answer in threads, group by group; one that asks for `consume` has groups
-trained on before the others are known.
+A rollout function with the parameter `stream` calls rewards in threads, group by group; one with the parameter
+`consume` trains on a group before the other groups of the batch are complete.
 """
 
 from collections.abc import Iterator
@@ -24,89 +24,92 @@ from schemas.use import (
     TokenMaskUse,
 )
 
-ALONE = ("state", "policy", "engine", "sampler")
-"""What one thread at a time may hold."""
-KEPT = ("state", "history", "rng")
-"""What changes from one call to the next."""
+SINGLE_THREAD = ("state", "policy", "engine", "sampler")
+"""Parameters that only one thread at a time may use."""
+CHANGING = ("state", "history", "rng")
+"""Parameters whose value changes from one call to the next."""
 JUDGING = (FilterGroupsUse, RewardShapingUse, AdvantageUse, AdvantageShapingUse, ImportanceCorrectionUse, TokenMaskUse)
 
 
 def check_asynchrony(info: StepInfo, stage: Rl) -> Iterator[Problem]:
-    """Yield every contradiction about drives that work beside the trainer."""
-    for drive in info.slots:
-        if not isinstance(drive.use, RolloutUse) or "stream" not in drive.signature.supplied:
+    """Yield the problems of rollout functions that sample while the trainer works."""
+    for rollout in info.slots:
+        if not isinstance(rollout.use, RolloutUse) or "stream" not in rollout.signature.supplied:
             continue
-        yield from _rewards(info, drive)
-        yield from _ahead(info, drive)
-        yield from _counted(info, stage, drive)
-        if "consume" in drive.signature.supplied:
-            yield from _pieces(info, stage, drive)
+        yield from _check_rewards(info, rollout)
+        yield from _check_staleness(info, rollout)
+        yield from _check_steps_per_update(info, stage, rollout)
+        if "consume" in rollout.signature.supplied:
+            yield from _check_streamed_training(info, stage, rollout)
 
 
-def _rewards(info: StepInfo, drive: Slot) -> Iterator[Problem]:
+def _check_rewards(info: StepInfo, rollout: Slot) -> Iterator[Problem]:
     for slot in info.slots:
-        held = [name for name in ALONE if name in slot.signature.supplied]
-        if isinstance(slot.use, RewardUse) and held:
-            message = f"`{slot.use.use}` asks for `{held[0]}`, and `{drive.use.use}` has several groups scored at once"
+        shared = [name for name in SINGLE_THREAD if name in slot.signature.supplied]
+        if isinstance(slot.use, RewardUse) and shared:
+            message = (
+                f"`{slot.use.use}` needs `{shared[0]}`, but `{rollout.use.use}` scores several groups at the same time"
+            )
             yield info.problem(
-                slot.path, message, "take a reward that depends on the completions alone, or `rollout: synchronous`"
+                slot.path, message, "use a reward that depends only on the completions, or write `rollout: synchronous`"
             )
 
 
-def _ahead(info: StepInfo, drive: Slot) -> Iterator[Problem]:
-    ahead, limit = drive.values.get("ahead"), drive.values.get("max_staleness")
-    ahead, lag = ahead if isinstance(ahead, int) else 0, int(drive.values.get("sync") == "each")
+def _check_staleness(info: StepInfo, rollout: Slot) -> Iterator[Problem]:
+    ahead, limit = rollout.values.get("ahead"), rollout.values.get("max_staleness")
+    ahead, lag = ahead if isinstance(ahead, int) else 0, int(rollout.values.get("sync") == "each")
     if isinstance(limit, int) and ahead > limit - lag:
-        behind = ", by workers that are one version behind" if lag else ""
-        message = f"what is asked {ahead} iterations ahead would be older than max_staleness, {limit}{behind}"
+        samples = f"samples requested {ahead} iterations ahead" if ahead else "samples"
+        behind = " (workers are one version behind)" if lag else ""
+        message = f"{samples} would exceed `max_staleness: {limit}`{behind}"
         yield info.problem(
-            join_path(drive.path, "ahead" if ahead else "sync"), message, "lower `ahead`, or raise `max_staleness`"
+            join_path(rollout.path, "ahead" if ahead else "sync"), message, "lower `ahead`, or raise `max_staleness`"
         )
-    if lag and drive.values.get("interrupt") is False:
-        message = "`sync: each` changes the weights under what runs, and `interrupt: false` says that nothing may"
-        yield info.problem(join_path(drive.path, "sync"), message, "leave out one of the two")
+    if lag and rollout.values.get("interrupt") is False:
+        message = "`sync: each` changes weights during generation, which `interrupt: false` forbids"
+        yield info.problem(join_path(rollout.path, "sync"), message, "remove one of the two")
 
 
-def _counted(info: StepInfo, stage: Rl, drive: Slot) -> Iterator[Problem]:
-    if drive.values.get("steps_per_update") is not None and stage.resources.rollout is not None:
-        message = "decode steps are counted in the step's own process, and `resources.rollout` has processes of its own"
-        yield info.problem(join_path(drive.path, "steps_per_update"), message, "leave out one of the two")
+def _check_steps_per_update(info: StepInfo, stage: Rl, rollout: Slot) -> Iterator[Problem]:
+    if rollout.values.get("steps_per_update") is not None and stage.resources.rollout is not None:
+        message = (
+            "`steps_per_update` counts decode steps in the trainer's process and has no effect with `resources.rollout`"
+        )
+        yield info.problem(join_path(rollout.path, "steps_per_update"), message, "remove one of the two")
 
 
-def _pieces(info: StepInfo, stage: Rl, drive: Slot) -> Iterator[Problem]:
-    name = f"`{drive.use.use}` trains on groups before the batch is complete"
+def _check_streamed_training(info: StepInfo, stage: Rl, rollout: Slot) -> Iterator[Problem]:
+    name = f"`{rollout.use.use}` trains on groups before the batch is complete"
     once = {"num_iterations": stage.num_iterations, "num_mini_batches": stage.num_mini_batches}
     for key, value in once.items():
         if value != 1:
-            yield info.problem(key, f"{name}, with one optimiser step at its end", f"write `{key}: 1`")
-    beside = {"resample": stage.resample, "extra_samples": stage.extra_samples, "critic": stage.critic}
-    for key, value in {**beside, "auxiliary_models": stage.auxiliary_models}.items():
+            yield info.problem(key, f"{name} and makes one optimiser step per batch", f"write `{key}: 1`")
+    extras = {"resample": stage.resample, "extra_samples": stage.extra_samples, "critic": stage.critic}
+    for key, value in {**extras, "auxiliary_models": stage.auxiliary_models}.items():
         if value:
             yield info.problem(
-                key, f"{name}: `{key}` would come too late", f"leave out `{key}`, or take `rollout: synchronous`"
+                key, f"{name}, which `{key}` does not support", f"remove `{key}`, or write `rollout: synchronous`"
             )
     if stage.resources.train is not None and stage.resources.train.workers > 1:
-        message = f"{name}, which one process does by itself"
-        yield info.problem("resources.train", message, "leave out `train`, or take `rollout: streamed`")
+        message = f"{name}, which needs a single trainer"
+        yield info.problem("resources.train", message, "remove `train`, or write `rollout: streamed`")
     for slot in info.slots:
-        if isinstance(slot.use, ControllerUse) and any(asked.endswith("_T") for asked in slot.signature.supplied):
-            message = f"{name}, and `{slot.use.use}` looks at all of it"
-            yield info.problem(slot.path, message, "take a controller that reads the last iteration's metrics")
+        if isinstance(slot.use, ControllerUse) and any(column.endswith("_T") for column in slot.signature.supplied):
+            message = f"{name}, but `{slot.use.use}` needs the complete batch"
+            yield info.problem(slot.path, message, "use a controller that reads the metrics of the last iteration")
         if not isinstance(slot.use, JUDGING):
             continue
         if "batch" in (slot.values.get("by"), slot.values.get("within")):
-            message = f"{name}, and `{slot.use.use}` compares all of it"
-            yield info.problem(slot.path, message, "write `by: group`, or take `rollout: synchronous`")
-        if held := [asked for asked in KEPT if asked in slot.signature.supplied]:
-            message = (
-                f"{name}, and `{slot.use.use}` asks for `{held[0]}`: it would see groups one by one, and then again"
-            )
-            yield info.problem(slot.path, message, "take a function that judges one group, or `rollout: synchronous`")
+            message = f"{name}, but `{slot.use.use}` compares the complete batch"
+            yield info.problem(slot.path, message, "write `by: group`, or `rollout: synchronous`")
+        if changing := [column for column in CHANGING if column in slot.signature.supplied]:
+            message = f"{name}, but `{slot.use.use}` needs `{changing[0]}` and would be called more than once per group"
+            yield info.problem(slot.path, message, "use a function of one group, or write `rollout: synchronous`")
 
 
 def returns_older_samples(slot: Slot) -> bool:
-    """Return whether a drive or a source hands out samples of weights before the last update."""
-    asked = slot.signature.supplied
-    if isinstance(slot.use, RolloutUse) and "stream" in asked:
-        return "consume" not in asked and slot.values.get("max_staleness") != 0
-    return isinstance(slot.use, RolloutUse | ExtraSamplesUse) and "state" in asked
+    """Return whether a rollout function or a source of extra samples returns samples of older weights."""
+    names = slot.signature.supplied
+    if isinstance(slot.use, RolloutUse) and "stream" in names:
+        return "consume" not in names and slot.values.get("max_staleness") != 0
+    return isinstance(slot.use, RolloutUse | ExtraSamplesUse) and "state" in names

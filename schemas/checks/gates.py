@@ -1,4 +1,4 @@
-"""Rules for gates: known metrics and models, tests that fit."""
+"""Rules for gates: known metrics, known models and applicable tests."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from schemas.suggestions import suggest
 
 
 def check_gates(info: StepInfo, stage: Evaluate) -> Iterator[Problem]:
-    """Yield everything wrong with the gates of a step."""
+    """Yield the problems with the gates of a step."""
     options = {_metric_label(m): m for m in info.dump()["metrics"]}
     for index, gate in enumerate(stage.gate):
         path = f"gate.{index}"
@@ -44,14 +44,16 @@ def _check_tests(
     info: StepInfo, stage: Evaluate, gate: Gate, path: str, options: dict[str, dict[str, object]]
 ) -> Iterator[Problem]:
     if gate.noise_repeats and stage.temperature == 0:
-        message = "greedy sampling says the same every time: there is no noise to measure"
-        yield info.problem(f"{path}.noise_repeats", message, "set `temperature`, or leave `noise_repeats` out")
+        message = "greedy sampling repeats the same completions, so there is no noise to measure"
+        yield info.problem(f"{path}.noise_repeats", message, "set `temperature`, or remove `noise_repeats`")
     if gate.test != "mcnemar" or stage.num_generations == 1 or stage.selector is not None:
         return
     for name in [gate.metric, *gate.regressions]:
         metric = split_metric(name, list(options))
         if metric is not None and options[metric[0]].get("k") != stage.num_generations:
-            message = f"McNemar's test wants right or wrong, and `{name}` of {stage.num_generations} samples is a share"
+            message = (
+                f"McNemar's test needs values of 0 or 1, but `{name}` of {stage.num_generations} samples is a share"
+            )
             yield info.problem(f"{path}.test", message, "write `test: paired_bootstrap`, or `num_generations: 1`")
             return
 

@@ -1,4 +1,4 @@
-"""Rules for `config:` of an init stage that need no code of Hugging Face: sizes are whole numbers."""
+"""Rules for `config:` of an init stage that do not import Hugging Face libraries, such as whole-number sizes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -45,9 +45,9 @@ SIZES = frozenset(
         "conv_kernel",
     }
 )
-"""Keys of configurations that count something of which there is at least one."""
+"""Keys whose value is a count of at least 1."""
 OPTIONAL = frozenset({"num_key_value_heads", "head_dim", "n_inner", "q_lora_rank", "ffn_dim", "word_embed_proj_dim"})
-"""Sizes that may be null: the configuration then derives them."""
+"""Sizes that may be null; the configuration then derives them."""
 SWITCHES = frozenset({"tie_word_embeddings", "use_cache", "attention_bias", "mlp_bias", "norm_topk_prob"})
 RATES = frozenset({"initializer_range", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "rope_theta"})
 LABELS = frozenset({"id2label", "label2id"})
@@ -55,42 +55,42 @@ TYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 LARGEST = 100_000_000
 LAYERS = 10_000
 WEIGHTS = 10**13
-"""Largest product of the sizes that make one matrix."""
+"""Largest number of weights in one matrix."""
 
 
 def check_config(info: StepInfo, stage: Init) -> Iterator[Problem]:
-    """Yield every value of the configuration that no model can have."""
+    """Yield the problems with values of the configuration that no model supports."""
     for key, value in stage.config.items():
         problem = _find_problem(key, value)
         if problem:
             yield info.problem(f"config.{key}", *problem)
     hidden, width = stage.config.get("hidden_size"), stage.config.get("intermediate_size")
     if isinstance(hidden, int) and isinstance(width, int) and hidden * width > WEIGHTS:
-        message = f"hidden_size times intermediate_size are {hidden * width:.0e} weights in one matrix"
+        message = f"hidden_size times intermediate_size is {hidden * width:.0e} weights in one matrix"
         yield info.problem("config.hidden_size", message, "lower one of them")
 
 
 def _find_problem(key: str, value: Any) -> tuple[str, str] | None:
-    """Return what is wrong with a value and what to do, or None."""
+    """Return the problem with a value and an advice, or None."""
     if value is None and key not in SIZES - OPTIONAL:
         return None
     if key == "model_type" and not isinstance(value, str):
-        return "a model type is a word", "as `model_type: qwen3`"
+        return "a model type must be a string", "for example `model_type: qwen3`"
     if key in ("dtype", "torch_dtype") and value not in TYPES:
-        return f"{_describe_value(value)} is no type of numbers", f"one of {', '.join(TYPES)}"
+        return f"{_describe_value(value)} is not a number type", f"write one of {', '.join(TYPES)}"
     if key in LABELS and not isinstance(value, dict):
-        return f"{_describe_value(value)} is no map of labels", "leave it out: a policy has none"
+        return f"{_describe_value(value)} is not a map of labels", "remove it: a policy has no labels"
     if key in SIZES:
         largest = LAYERS if "layer" in key else LARGEST
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
             return (
-                f"{_describe_value(value)} is no size: a whole number from 1 to {largest} is wanted",
-                "as `hidden_size: 96`",
+                f"{_describe_value(value)} must be a whole number from 1 to {largest}",
+                "for example `hidden_size: 96`",
             )
     if key in SWITCHES and not isinstance(value, bool):
-        return f"{_describe_value(value)} is not a switch", "write true or false"
+        return f"{_describe_value(value)} must be true or false", "write true or false"
     if key in RATES and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1e12):
-        return f"{_describe_value(value)} is no number from 0 up", "as `rms_norm_eps: 1e-6`"
+        return f"{_describe_value(value)} must be a number from 0 up", "for example `rms_norm_eps: 1e-6`"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Rules for merge stages: a known method, its parameters, a base where it needs one."""
+"""Rules for merge stages: a known method, its parameters, and `base_model` where the method needs one."""
 
 from collections.abc import Iterator
 
@@ -11,52 +11,54 @@ from schemas.steps.step_info import StepInfo
 from schemas.suggestions import suggest
 from schemas.use import MergeMethodUse
 
-# Parameters of mergekit that change how it computes and not what.
 WITHOUT_EFFECT = {"int8_mask"}
+"""Parameters of mergekit that do not change the result."""
 
 
 def list_merge_methods() -> list[str]:
-    """Return every merge method: functions whose first parameter is the tensors; others in the module only help."""
+    """Return the names of all merge methods: the functions whose first parameter is `tensors`."""
     return [n for n in list_names(MergeMethodUse) if read_signature(MergeMethodUse, n).supplied[:1] == ("tensors",)]
 
 
 def list_merge_functions(stage: Merge) -> list[tuple[str, str]]:
-    """Return module and name of the function of a merge, and of the one that counts its totals where it needs them."""
+    """Return module and name of a merge's function, and of the function that computes its totals if it has one."""
     method = read_signature(MergeMethodUse, stage.merge_method)
     counts = [(method.module, f"{method.name}_totals")] if "totals" in method.supplied else []
     return [(method.module, method.name), *counts]
 
 
 def check_merge(info: StepInfo, stage: Merge) -> Iterator[Problem]:
-    """Yield everything about a merge that its method's signature can tell."""
+    """Yield the problems of a merge that follow from the signature of its method."""
     if bool(stage.models) == bool(stage.slices):
         message = "give exactly one of `models` and `slices`"
-        yield make_problem(info.node.where, info.path, message, "`models` merges whole models, `slices` runs of layers")
+        yield make_problem(
+            info.node.where, info.path, message, "`models` merges complete models, `slices` merges ranges of layers"
+        )
     if stage.merge_method not in list_merge_methods():
         advice = suggest(stage.merge_method, list_merge_methods(), "methods")
         yield info.problem("merge_method", f"no method `{stage.merge_method}`", advice)
         return
     method = read_signature(MergeMethodUse, stage.merge_method)
     if "base" in method.supplied and stage.base_model is None:
-        message = f"`{stage.merge_method}` works on differences and needs `base_model`"
-        yield info.problem("merge_method", message, "name the model that the others were trained from")
+        message = f"`{stage.merge_method}` merges differences to a base model and needs `base_model`"
+        yield info.problem("merge_method", message, "set `base_model` to the model that the others were trained from")
     yield from _check_parameters(info, stage, method)
 
 
 def _check_parameters(info: StepInfo, stage: Merge, method: Signature) -> Iterator[Problem]:
     """Yield unknown parameters at any level, and required ones that no level sets."""
     known = {option.removesuffix("_"): spec.required for option, spec in method.options.items()}
-    given: set[str] = set()
+    set_names: set[str] = set()
     for where, parameters in _list_levels(stage):
         for name in parameters:
-            given.add(name)
+            set_names.add(name)
             if name not in known and name not in WITHOUT_EFFECT:
                 at = follow_path(info.node, join_path(where, name))
                 advice = suggest(name, known, f"parameters of {method.name}")
                 yield make_problem(at.where, join_path(info.path, where, name), f"unknown parameter `{name}`", advice)
     for name, required in known.items():
-        if required and name not in given:
-            advice = f"set `{name}` under `parameters`, of each model or of all"
+        if required and name not in set_names:
+            advice = f"set `{name}` under `parameters` of the stage or of each model"
             yield info.problem("merge_method", f"`{method.name}` needs the parameter `{name}`", advice)
 
 

@@ -1,4 +1,4 @@
-"""The metrics that the curves of an rl stage can have, and the rule that controllers and watches name one of them."""
+"""The metrics of an rl stage, and the rule that controllers and watches name one of them."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -45,11 +45,11 @@ OF_STREAM = (
     "trained_length",
 )
 OPTION = re.compile(r"metric|objective|best")
-"""Options of controllers that name metrics; a map names them by its keys."""
+"""Options of controllers whose value is the name of a metric, or a map with names of metrics as keys."""
 
 
 def list_metrics(info: StepInfo, stage: Rl) -> list[str]:
-    """Return the names of all metrics that an iteration of a stage can have."""
+    """Return the names of all metrics that an iteration of a stage can report."""
     names = [*ALWAYS, *(f"reward/{name}" for name in number_repeated_names(stage.rewards))]
     names += [f"loss/{name}" for name in number_repeated_names(stage.loss_terms)]
     names += [f"controller/{name}" for name in stage.controllers]
@@ -68,16 +68,16 @@ def list_metrics(info: StepInfo, stage: Rl) -> list[str]:
 
 
 def number_repeated_names(uses: Sequence[Use]) -> list[str]:
-    """Return the name of each function in curves: its own, numbered from the second of the same name."""
+    """Return the name of each function in metrics; the second one of the same name gets the suffix `#2`."""
     names: list[str] = []
     for use in uses:
-        seen = sum(n == use.use or n.startswith(f"{use.use}#") for n in names)
-        names.append(f"{use.use}#{seen + 1}" if seen else use.use)
+        earlier = sum(n == use.use or n.startswith(f"{use.use}#") for n in names)
+        names.append(f"{use.use}#{earlier + 1}" if earlier else use.use)
     return names
 
 
 def check_metrics(info: StepInfo, stage: Rl) -> Iterator[Problem]:
-    """Yield controllers and watches of metrics that no iteration has: they would do nothing."""
+    """Yield controllers and watches that name a metric which no iteration reports."""
     known = list_metrics(info, stage)
     named = [(f"watch.{i}.metric", watch.metric) for i, watch in enumerate(stage.watch)]
     for slot in (
@@ -89,9 +89,9 @@ def check_metrics(info: StepInfo, stage: Rl) -> Iterator[Problem]:
                 named += [(join_path(slot.path, option), str(name)) for name in names]
     for where, name in named:
         if name not in known:
-            message, advice = f"no iteration has a metric `{name}`", suggest(name, known, "metrics")
+            message, advice = f"this stage reports no metric `{name}`", suggest(name, known, "metrics")
             if name == "kl":
-                advice = "nothing compares with a reference here: add `{use: kl, coef: 0.0}` to `loss_terms`"
+                advice = "no function compares with a reference: add `{use: kl, coef: 0.0}` to `loss_terms`"
             elif (new := find_renamed_metric(name, known)) is not None:
-                message, advice = describe_renaming(name, new), f"write `{new}` in its place"
+                message, advice = describe_renaming(name, new), f"write `{new}`"
             yield make_problem(follow_path(info.node, where).mark, join_path(info.path, where), message, advice)

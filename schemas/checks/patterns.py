@@ -1,4 +1,4 @@
-"""Rules for regular expressions among options: they must compile, and should not need exponential time."""
+"""Rules for regular expressions in options: they must compile, and should not need exponential time."""
 
 import re
 import warnings
@@ -9,29 +9,31 @@ from schemas.source.tree import join_path
 from schemas.steps.step_info import StepInfo
 
 OPTIONS = ("pattern", "call", "keep", "action", "subject")
-"""Options that are regular expressions where they are texts."""
+"""Options that are regular expressions if their type is a string."""
 MAX_PATTERN = 1_000
 MAX_CLASSES = 60
-"""Sets in brackets in all different patterns of a recipe: each may take some milliseconds to compile."""
+"""Largest number of bracket sets in all patterns of a recipe; each may take milliseconds to compile."""
 _QUANTIFIER = re.compile(r"[*+]|\{[0-9]*,\}")
 _SET = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 
 
 def check_patterns(steps: Iterable[StepInfo]) -> tuple[list[Problem], list[Problem]]:
-    """Return patterns that do not compile, and patterns that some text makes run for a very long time."""
+    """Return problems of patterns that do not compile, and warnings for patterns that may need exponential time."""
     refused: list[Problem] = []
     warned: list[Problem] = []
-    seen: dict[str, str | None] = {}
+    errors: dict[str, str | None] = {}
     sets = 0
     for info, where, text in _find_patterns(steps):
-        if text not in seen:
+        if text not in errors:
             sets += text.count("[")
-            seen[text] = _find_error(text) if sets <= MAX_CLASSES else f"more than {MAX_CLASSES} sets in brackets"
-        if (error := seen[text]) is not None:
-            refused.append(info.problem(where, f"`{text}` is no pattern: {error}", "as Python's `re` reads it"))
+            errors[text] = _find_error(text) if sets <= MAX_CLASSES else f"more than {MAX_CLASSES} sets in brackets"
+        if (error := errors[text]) is not None:
+            refused.append(
+                info.problem(where, f"`{text}` is not a regular expression: {error}", "use the syntax of Python's `re`")
+            )
         elif repeats_repetition(text):
-            message = f"`{text}` repeats what is itself repeated: some texts of a model take hours to match"
-            advice = "let the inner part end in what the next cannot begin with, and write it possessive: `++`, `*+`"
+            message = f"`{text}` has a repetition inside a repetition: some texts of a model may take hours to match"
+            advice = "make the inner repetition possessive (`++`, `*+`)"
             warned.append(info.problem(where, message, advice))
     return refused, warned
 

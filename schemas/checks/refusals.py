@@ -1,4 +1,4 @@
-"""All rules over settings that run and silently learn the wrong thing, applied before anything starts."""
+"""All rules for settings that would run and produce a wrong result, applied before a run starts."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ from schemas.steps.step_info import StepInfo
 
 
 def find_refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Problem]]:
-    """Return refused and warned combinations in all steps."""
+    """Return the problems of all steps that refuse a recipe, and those that only warn."""
     refused: list[Problem] = []
     warned: list[Problem] = []
     trains_by_sampling = any(isinstance(i.stage, Rl) for i in steps.values())
@@ -46,5 +46,5 @@ def find_refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Probl
 def _check_dropout(info: StepInfo, stage: Init) -> Iterator[Problem]:
     for key, value in stage.config.items():
         if key.endswith(("dropout", "pdrop")) and isinstance(value, int | float) and value > 0:
-            message = "dropout in a policy: what is trained would not be what sampled"
-            yield info.problem(f"config.{key}", message, f"write `{key}: 0.0`, as this recipe has an rl stage")
+            message = "dropout would make the trained policy differ from the sampled one"
+            yield info.problem(f"config.{key}", message, f"write `{key}: 0.0`, because this recipe has an rl stage")

@@ -1,4 +1,4 @@
-"""Rules for numbers that a type allows and no run can use: a temperature of 1e308, a million workers."""
+"""Rules for numbers that their type allows but no run can use, such as a temperature of 1e308."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -30,19 +30,19 @@ LARGEST = {
     "backoff": 1e9,
     "max_backoff": 1e9,
 }
-"""Largest value of a setting, by its key, wherever it stands in a stage or in the options of our functions."""
+"""Largest value of a setting by its key, in stages and in options of posttrain's functions."""
 OF_ANY = 1e12
 """Largest magnitude of every other number."""
 COUNTS_BELOW = 2**31
-"""Whole numbers among options that state no range of their own are from 0 to below this."""
+"""Upper bound (exclusive) of whole-number options that declare no range; the lower bound is 0."""
 MEMORY = 20
-"""Characters of an amount of memory, as `2GiB`."""
+"""Largest number of characters of an amount of memory such as `2GiB`."""
 FREE = ("notes", "config", "extra")
-"""Maps whose keys are the author's or another program's."""
+"""Maps whose keys posttrain does not define."""
 
 
 def check_ranges(info: StepInfo) -> Iterator[Problem]:
-    """Yield every number of a step that is beyond what its key can mean."""
+    """Yield the numbers of a step that are outside the range of their key."""
     own = {slot.path for slot in info.slots if ":" in slot.use.use}
     dumped = info.stage.model_dump(by_alias=True, exclude=set(FREE), exclude_defaults=True)
     yield from _check_numbers(info, dumped, "", own)
@@ -62,14 +62,14 @@ def _check_numbers(info: StepInfo, value: Any, path: str, own: set[str]) -> Iter
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield from _check_size(info, value, path)
     elif isinstance(value, str) and path.rpartition(".")[2] == "memory" and len(value) > MEMORY:
-        yield info.problem(path, "no machine has so much memory", "as `memory: 2GiB`")
+        yield info.problem(path, "the amount of memory is too long", "write for example `memory: 2GiB`")
 
 
 def _check_size(info: StepInfo, value: float, path: str) -> Iterator[Problem]:
     key = path.rpartition(".")[2]
     largest = LARGEST.get("temperature" if key.endswith("temperature") else key, OF_ANY)
     if abs(value) > largest:
-        yield info.problem(path, f"{value:g} is beyond all use here", f"at most {largest:g}")
+        yield info.problem(path, f"{value:g} is too large", f"write at most {largest:g}")
 
 
 def _check_options(info: StepInfo, slot: Slot) -> Iterator[Problem]:
@@ -78,12 +78,10 @@ def _check_options(info: StepInfo, slot: Slot) -> Iterator[Problem]:
         if isinstance(value, bool) or not isinstance(value, int) or not _has_no_range(option.type):
             continue
         if not 0 <= value < COUNTS_BELOW:
-            message = f"{value} is no count: `{slot.use.use}` wants a whole number from 0 to {COUNTS_BELOW - 1}"
-            yield info.problem(
-                join_path(slot.path, name), message, f"leave `{name}` out, or write a number in that range"
-            )
+            message = f"`{slot.use.use}` needs a whole number from 0 to {COUNTS_BELOW - 1}, not {value}"
+            yield info.problem(join_path(slot.path, name), message, f"write a number in that range, or remove `{name}`")
 
 
 def _has_no_range(kind: Any) -> bool:
-    """Return whether a type is a whole number that says nothing of its range."""
+    """Return whether a type is a whole number without a declared range."""
     return kind is int or set(getattr(kind, "__args__", ())) == {int, type(None)}

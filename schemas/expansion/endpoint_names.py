@@ -54,15 +54,17 @@ def _name_endpoint(word: str, node: Node, path: str) -> Node:
 def _check_endpoint(node: Node, path: str) -> Node:
     key = node.get("api_key")
     if key is not None and key.value is not None and not _REFERENCE.fullmatch(str(key.plain())):
-        message = "a key that is written out would be stored with every plan"
+        message = "an API key in the recipe would be stored with every plan"
         raise make_error(
-            key.mark, join_path(path, "api_key"), message, "put it into a variable and write `${env:NAME}`"
+            key.mark, join_path(path, "api_key"), message, "write `${env:NAME}` and set that environment variable"
         )
     for word in ("name", "model", "version"):
         child = node.get(word)
         if child is not None and _REFERENCE.search(str(child.plain())):
-            message = f"another value of the variable would be another {word}, and nobody would notice"
+            message = (
+                f"the {word} must not depend on an environment variable, because results would change without notice"
+            )
             raise make_error(
-                child.mark, join_path(path, word), message, "write it out, or use `${vars.x}` and `--set vars.x=...`"
+                child.mark, join_path(path, word), message, "write the value, or use `${vars.x}` and `--set vars.x=...`"
             )
     return node

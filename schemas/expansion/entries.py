@@ -24,7 +24,7 @@ LABEL = 40
 
 @dataclass(frozen=True)
 class Entry:
-    """One variant of a stage: its word in the scope, where it is written, and its text with variables put in."""
+    """One variant of a stage: its name in the scope, its path in the recipe, and its node without variables."""
 
     word: str
     path: str
@@ -33,18 +33,18 @@ class Entry:
 
 
 def check_name(name: str, node: Node, path: str) -> None:
-    """Refuse names that cannot be used in references, files and servers."""
+    """Raise RecipeError for a name that references, files or servers do not support."""
     if name in RESERVED:
-        raise make_error(node.where, path, f"`{name}` cannot name a stage", "the word has a meaning in references")
+        raise make_error(node.where, path, f"`{name}` cannot name a stage", "the word is reserved for references")
     if not STAGE_NAME.fullmatch(name):
-        advice = "small letters, digits and _ only, a letter first, as `cold_start`"
+        advice = "use lower-case letters, digits and _, beginning with a letter, for example `cold_start`"
         raise make_error(node.where, path, f"`{name}` cannot name a stage", advice)
     if not node.is_map:
-        raise make_error(node.where, path, "a stage is a map of keys", "as `base: {kind: init}`")
+        raise make_error(node.where, path, "a stage must be a map", "for example `base: {kind: init}`")
 
 
 def count_variants(node: Node, path: str, scope: Scope) -> int:
-    """Return how many steps a stage stands for, without making them. Raise RecipeError."""
+    """Return the number of steps of a stage without expanding it. Raise RecipeError."""
     matrix = node.get("matrix")
     if matrix is None:
         return 1
@@ -53,9 +53,9 @@ def count_variants(node: Node, path: str, scope: Scope) -> int:
 
 
 def refuse_many(count: int, node: Node, path: str) -> None:
-    """Refuse more steps than a recipe may have. Raise RecipeError."""
+    """Raise RecipeError if a recipe would have too many steps."""
     if count > MAX_STEPS:
-        advice = f"at most {MAX_STEPS} after matrix and repeat"
+        advice = f"at most {MAX_STEPS} steps are allowed after matrix and repeat are expanded"
         raise make_error(node.where, path, f"{count} steps are too many", advice)
 
 
@@ -75,7 +75,7 @@ def expand_matrix(name: str, node: Node, path: str, scope: Scope) -> list[Entry]
             raise make_error(matrix.where, join_path(path, "matrix"), message, "use fewer axes, or shorter names")
         if word in entries:
             raise make_error(
-                matrix.where, join_path(path, "matrix"), f"two variants are both called `{word}`", "drop one value"
+                matrix.where, join_path(path, "matrix"), f"two variants have the name `{word}`", "remove one value"
             )
         inner = scope.within("matrix", chosen)
         entries[word] = Entry(word, path, substitute(body, inner, path), inner)
@@ -83,7 +83,7 @@ def expand_matrix(name: str, node: Node, path: str, scope: Scope) -> list[Entry]
 
 
 def list_targets(name: str, entries: list[Entry], prefix: str = "") -> Iterator[tuple[str, Target]]:
-    """Yield the targets of a stage's words: every variant by its own name, all of them by the bare one."""
+    """Yield the names of a stage and their targets: each variant by its own name, all by the stage's name."""
     steps = tuple(prefix + e.word for e in entries)
     if entries[0].word != name:
         yield name, Target(steps, is_fan=True)
@@ -94,19 +94,30 @@ def list_targets(name: str, entries: list[Entry], prefix: str = "") -> Iterator[
 def _read_axes(matrix: Node, path: str) -> dict[str, list[Node]]:
     if not matrix.is_map or not matrix.value:
         raise make_error(
-            matrix.where, path, "wants a map of names to lists of values", "as `matrix: {lr: [0.1, 0.01]}`"
+            matrix.where,
+            path,
+            "`matrix` must be a map of names to lists of values",
+            "for example `matrix: {lr: [0.1, 0.01]}`",
         )
     size = 1
     for axis, values in matrix.value.items():
         if not STAGE_NAME.fullmatch(axis):
             raise make_error(
-                values.where, join_path(path, axis), f"`{axis}` cannot name an axis", "small letters, digits and _"
+                values.where,
+                join_path(path, axis),
+                f"`{axis}` cannot name an axis",
+                "use lower-case letters, digits and _",
             )
         if not values.is_list or not values.value:
-            raise make_error(values.where, join_path(path, axis), "wants a list of values", f"as `{axis}: [1, 2]`")
+            raise make_error(
+                values.where,
+                join_path(path, axis),
+                f"`{axis}` must be a list of values",
+                f"for example `{axis}: [1, 2]`",
+            )
         size *= len(values.value)
     if size > MAX_VARIANTS:
-        raise make_error(matrix.where, path, f"{size} variants are too many", f"at most {MAX_VARIANTS}")
+        raise make_error(matrix.where, path, f"{size} variants are too many", f"at most {MAX_VARIANTS} are allowed")
     return {axis: values.value for axis, values in matrix.value.items()}
 
 

@@ -22,7 +22,7 @@ PRESETS = ROOT / "recipes" / "algorithms"
 
 @dataclass(frozen=True)
 class Unit:
-    """One step to be: its stage with everything put in, and what words mean in it."""
+    """One planned step: its complete stage, and the targets of the names in it."""
 
     name: str
     stage: str
@@ -33,9 +33,14 @@ class Unit:
 
 
 def expand(stages: Node, defaults: Node | None, scope: Scope) -> list[Unit]:
-    """Return all steps, in the order in which they are written. Raise RecipeError."""
+    """Return all steps in the order of the recipe. Raise RecipeError."""
     if not stages.is_map or not stages.value:
-        raise make_error(stages.where, "stages", "wants a map of stage names to stages", "as `base: {kind: init}`")
+        raise make_error(
+            stages.where,
+            "stages",
+            "`stages` must be a map of stage names to stages",
+            "for example `base: {kind: init}`",
+        )
     parts: list[tuple[str, list[Entry] | Loop]] = []
     names: dict[str, Target] = {}
     count = 0
@@ -82,14 +87,14 @@ def _unroll(loop: Loop, completion: "_Completion") -> list[Unit]:
 
 @dataclass(frozen=True)
 class _Completion:
-    """What is put below every stage: defaults of its kind and presets, each preset read once."""
+    """The settings below every stage: defaults of its kind, and presets, each of which is read once."""
 
     names: Names
     defaults: Node | None
     presets: dict[str, Node]
 
     def of(self, entry: Entry, names: Names) -> Node:
-        """Return the stage on top of its kind's defaults and its algorithm's preset, with matrix words spread out."""
+        """Return a stage merged over the defaults of its kind and its preset, with names of a matrix expanded."""
         node = entry.node
         kind = node.get("kind")
         word = kind.value if kind is not None and isinstance(kind.value, str) else ""
@@ -105,7 +110,7 @@ class _Completion:
 
     def _preset(self, algorithm: Node, path: str) -> Node:
         if not isinstance(algorithm.value, str):
-            raise make_error(algorithm.mark, path, "an algorithm is one word", "as `algorithm: grpo`")
+            raise make_error(algorithm.mark, path, "`algorithm` must be a name", "for example `algorithm: grpo`")
         if algorithm.value not in self.presets:
             self.presets[algorithm.value] = read_preset(algorithm, path)
         return self.presets[algorithm.value]
@@ -125,7 +130,7 @@ def read_preset(algorithm: Node, path: str) -> Node:
 
 
 def find_presets() -> Mapping[str, Path]:
-    """Return every preset: name to file."""
+    """Return the file of every preset by name."""
     return {p.stem: p for p in sorted(PRESETS.glob("*.yaml"))}
 
 
@@ -154,13 +159,13 @@ def _spread_fans(node: Node, port: str, names: Names, entry: Entry) -> Node:
 
 
 class _Words:
-    """Which word means one variant of a matrix where it is read."""
+    """The name that refers to one variant of a matrix in a scope."""
 
     def __init__(self, names: Names):
         self.names = names
 
     def of(self, step: str) -> str:
-        """Return the variant's own name, or inside a loop the sibling's."""
+        """Return the variant's own name, or inside a loop the name of the variant of the same iteration."""
         return step if step in self.names else self._siblings[step]
 
     @cached_property
@@ -170,7 +175,7 @@ class _Words:
 
 
 def _expand_fan(key: str, child: Node, reference: Node | None, words: _Words) -> list[tuple[str, Node]]:
-    """Return one entry per variant if `reference` is the bare word of a matrix, else the entry itself."""
+    """Return one entry per variant if `reference` is the name of a stage with a matrix, else the entry itself."""
     text = reference.value if reference is not None else None
     target = words.names.get(text) if isinstance(text, str) else None
     if reference is None or target is None or not target.is_fan:
@@ -184,14 +189,24 @@ def _expand_fan(key: str, child: Node, reference: Node | None, words: _Words) ->
 
 
 def check_defaults(defaults: Node | None) -> None:
-    """Refuse defaults that are for no kind. Raise RecipeError."""
+    """Raise RecipeError for defaults of an unknown kind."""
     if defaults is None:
         return
     if not defaults.is_map:
-        raise make_error(defaults.where, "defaults", "wants a map of kinds to keys", "as `defaults: {sft: {...}}`")
+        raise make_error(
+            defaults.where,
+            "defaults",
+            "`defaults` must be a map of kinds to keys",
+            "for example `defaults: {sft: {...}}`",
+        )
     for kind, child in defaults.value.items():
         path = join_path("defaults", kind)
         if kind not in KINDS:
-            raise make_error(child.where, path, f"`{kind}` is no kind", suggest(kind, KINDS, "kinds"))
+            raise make_error(child.where, path, f"no kind `{kind}`", suggest(kind, KINDS, "kinds"))
         if not child.is_map:
-            raise make_error(child.where, path, "wants a map of keys", "as `defaults: {sft: {learning_rate: 1e-4}}`")
+            raise make_error(
+                child.where,
+                path,
+                f"the defaults of `{kind}` must be a map",
+                "for example `defaults: {sft: {learning_rate: 1e-4}}`",
+            )

@@ -1,7 +1,8 @@
 """`repeat: {max, until, first, stages}`: a loop is unrolled, iteration i of stage s is the step `<loop>-<i>-<s>`.
 
-Inside, `s` is the stage of the same iteration and `previous.s` that of the one before (in the first, what `first`
-says). Outside, `<loop>.s` is the last iteration that ran. Once `until` holds, later iterations are skipped.
+Inside, `s` refers to the stage of the same iteration and `previous.s` to that of the previous one (in the first
+iteration, to the reference in `first`). Outside, `<loop>.s` refers to the last iteration that ran. Once `until` is
+true, later iterations are skipped.
 """
 
 import math
@@ -24,7 +25,7 @@ _UNTIL = re.compile(r"\s*(\S+)\s*(>=|<=|==|>|<)\s*([-+]?[0-9.]{1,40}(?:[eE][-+]?
 
 @dataclass(frozen=True)
 class Condition:
-    """A comparison on a metric of a stage of the loop, by its word there."""
+    """A comparison of a metric of a stage of the loop with a value."""
 
     word: str
     metric: str
@@ -44,7 +45,7 @@ class Loop:
 
     @property
     def steps(self) -> int:
-        """How many steps it stands for."""
+        """Number of steps of all iterations."""
         return sum(len(entries) for stages in self.rounds for entries in stages.values())
 
     def prefix(self, iteration: int) -> str:
@@ -52,14 +53,14 @@ class Loop:
         return f"{self.name}-{iteration}-"
 
     def inner(self, iteration: int) -> Iterator[tuple[str, Target]]:
-        """Yield the targets of words inside an iteration (from 1), in addition to those of the recipe."""
+        """Yield the names inside an iteration (from 1) and their targets, in addition to those of the recipe."""
         for stage, entries in self.rounds[iteration - 1].items():
             yield from list_targets(stage, entries, self.prefix(iteration))
             for entry in entries:
                 yield f"previous.{entry.word}", self._previous(entry.word, stage, iteration)
 
     def outer(self) -> Iterator[tuple[str, Target]]:
-        """Yield the targets of words outside: `<loop>.<stage>`, and every iteration's step by its name."""
+        """Yield the names outside the loop and their targets: `<loop>.<stage>`, and every step by its own name."""
         count = len(self.rounds)
         for stage, entries in self.rounds[0].items():
             if entries[0].word != stage:
@@ -74,7 +75,7 @@ class Loop:
             return Target((self.prefix(iteration - 1) + word,))
         reference = self.first.get(word, self.first.get(stage))
         if reference is None:
-            return Target(missing=f"say what it starts from: `first: {{{stage}: <reference>}}` under `repeat`")
+            return Target(missing=f"name the start: `first: {{{stage}: <reference>}}` under `repeat`")
         return Target(alias=reference)
 
 
@@ -82,11 +83,13 @@ def parse_loop(name: str, node: Node, path: str, scope: Scope) -> Loop:
     """Read and unroll a loop. Raise RecipeError."""
     for key, child in node.value.items():
         if key not in ("repeat", "description"):
-            advice = "a stage with `repeat` holds its stages under `repeat.stages`"
-            raise make_error(child.where, join_path(path, key), f"`{key}` does not belong beside `repeat`", advice)
+            advice = "the stages of a loop belong under `repeat.stages`"
+            raise make_error(child.where, join_path(path, key), f"a stage with `repeat` has no key `{key}`", advice)
     repeat_path, repeat = join_path(path, "repeat"), node.value["repeat"]
     if not repeat.is_map:
-        raise make_error(repeat.where, repeat_path, "wants a map", "as `repeat: {max: 3, stages: {...}}`")
+        raise make_error(
+            repeat.where, repeat_path, "`repeat` must be a map", "for example `repeat: {max: 3, stages: {...}}`"
+        )
     for key, child in repeat.value.items():
         if key not in KEYS:
             raise make_error(
@@ -106,12 +109,17 @@ def _read_stages(repeat: Node, path: str) -> Node:
     stages = repeat.get("stages")
     if stages is None or not stages.is_map or not stages.value:
         where = repeat.where if stages is None else stages.where
-        raise make_error(where, join_path(path, "stages"), "wants a map of stages", "as `stages: {rl: {...}}`")
+        raise make_error(
+            where, join_path(path, "stages"), "`stages` must be a map of stages", "for example `stages: {rl: {...}}`"
+        )
     for name, node in stages.value.items():
         check_name(name, node, join_path(path, "stages", name))
         if (nested := node.get("repeat")) is not None:
             raise make_error(
-                nested.where, join_path(path, "stages", name), "a loop inside a loop", "unroll one of them by hand"
+                nested.where,
+                join_path(path, "stages", name),
+                "a loop cannot contain a loop",
+                "write the stages of one of them out",
             )
     return stages
 
@@ -129,10 +137,13 @@ def _iteration_variables(number: int, node: Node) -> dict[str, Node]:
 def _read_max(head: Node, where: Mark, path: str) -> int:
     node = head.get("max")
     if node is None:
-        raise make_error(where, path, "`max` is missing", "a loop needs an end: `max: 3`")
+        raise make_error(where, path, "`max` is missing", "set the largest number of iterations, for example `max: 3`")
     if isinstance(node.value, bool) or not isinstance(node.value, int) or not 1 <= node.value <= MAX_ITERATIONS:
         raise make_error(
-            node.mark, join_path(path, "max"), f"wants a whole number from 1 to {MAX_ITERATIONS}", "as `max: 3`"
+            node.mark,
+            join_path(path, "max"),
+            f"`max` must be a whole number from 1 to {MAX_ITERATIONS}",
+            "for example `max: 3`",
         )
     return node.value
 
@@ -141,7 +152,9 @@ def _read_first(node: Node | None, stages: Node, path: str) -> dict[str, str]:
     if node is None:
         return {}
     if not node.is_map:
-        raise make_error(node.where, path, "wants a map of stages to references", "as `first: {rl: cold_start}`")
+        raise make_error(
+            node.where, path, "`first` must be a map of stages to references", "for example `first: {rl: cold_start}`"
+        )
     for name, child in node.value.items():
         if name.partition("@")[0] not in stages.value:
             raise make_error(
@@ -151,7 +164,9 @@ def _read_first(node: Node | None, stages: Node, path: str) -> dict[str, str]:
                 suggest(name, stages.value, "stages of the loop"),
             )
         if not isinstance(child.value, str) or not child.value or child.value.startswith("previous."):
-            raise make_error(child.mark, join_path(path, name), "wants a reference to an artifact outside the loop", "")
+            raise make_error(
+                child.mark, join_path(path, name), f"`{name}` must be a reference to an artifact outside the loop", ""
+            )
     return {name: child.value for name, child in node.value.items()}
 
 
@@ -165,13 +180,13 @@ def _parse_until(node: Node | None, stages: dict[str, list[Entry]], path: str) -
     except ValueError:
         value = None
     if match is None or value is None or not math.isfinite(value):
-        example = 'as `until: "eval.accuracy >= 0.9"` (>=, >, <=, < or ==)'
-        raise make_error(node.mark, path, "wants stage.metric, a comparison and a number", example)
+        example = 'for example `until: "eval.accuracy >= 0.9"` (>=, >, <=, < or ==)'
+        raise make_error(node.mark, path, "`until` must be stage.metric, a comparison and a number", example)
     words = {e.word: Target((e.word,)) for entries in stages.values() for e in entries}
     split_here = split_reference(match[1], words)
     if split_here is None:
         advice = suggest(match[1].partition(".")[0], words, "stages of the loop")
         raise make_error(node.mark, path, f"the loop has no stage for `{match[1]}`", advice)
     if split_here[1] is None:
-        raise make_error(node.mark, path, f"`{match[1]}` names no metric", f"as `{match[1]}.accuracy`")
+        raise make_error(node.mark, path, f"`{match[1]}` has no metric", f"for example `{match[1]}.accuracy`")
     return Condition(split_here[0], split_here[1], match[2], value)

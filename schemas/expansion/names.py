@@ -1,4 +1,4 @@
-"""Resolution of references: from a word and its place to the steps that it may name."""
+"""Resolution of references to steps or to sources outside the recipe."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from schemas.suggestions import suggest
 
 @dataclass(frozen=True)
 class Target:
-    """What one word stands for: steps (latest first), all variants of a matrix, another reference, or nothing yet."""
+    """The target of a name: steps (latest first), all variants of a matrix, another reference, or a missing start."""
 
     steps: tuple[str, ...] = ()
     is_fan: bool = False
@@ -21,7 +21,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Resolved:
-    """A reference that was understood: candidate steps and named output, or an outside source."""
+    """A resolved reference: candidate steps and a named output, or an outside source."""
 
     steps: tuple[str, ...] = ()
     output: str | None = None
@@ -32,7 +32,7 @@ Names = Mapping[str, Target]
 
 
 def split_reference(text: str, names: Names) -> tuple[str, str | None] | None:
-    """Return the longest known word that `text` starts with, and the output after it; None when there is none."""
+    """Return the longest known name that `text` starts with and the output after it, or None."""
     head, tail = text, ""
     while True:
         if head in names:
@@ -44,13 +44,13 @@ def split_reference(text: str, names: Names) -> tuple[str, str | None] | None:
 
 
 def scheme_of(text: str) -> str | None:
-    """Return the scheme of an outside reference."""
+    """Return the scheme of a reference to an outside source, or None."""
     head, colon, _ = text.partition(":")
     return head if colon else None
 
 
 def resolve_reference(text: str, names: Names, mark: Mark, path: str) -> Resolved:
-    """Resolve a reference. Raise RecipeError with the nearest word."""
+    """Return the target of a reference. Raise RecipeError with the nearest name."""
     if "|" in text and ":" not in text.partition("|")[0]:
         return _resolve_choice([part.strip() for part in text.split("|")], names, mark, path)
     if (scheme := scheme_of(text)) is not None:
@@ -61,23 +61,23 @@ def resolve_reference(text: str, names: Names, mark: Mark, path: str) -> Resolve
     word, output = word_and_output
     target = names[word]
     if target.missing:
-        raise make_error(mark, path, f"`{word}` has nothing before it in iteration 1", target.missing)
+        raise make_error(mark, path, f"`{word}` has no start in iteration 1", target.missing)
     if target.alias is not None:
         outer = resolve_reference(
             target.alias, {k: v for k, v in names.items() if not k.startswith("previous.")}, mark, path
         )
         return Resolved(outer.steps, outer.output or (None if outer.source else output), outer.source)
     if target.is_fan:
-        advice = f"name one: {', '.join(target.steps)}"
-        raise make_error(mark, path, f"`{word}` has {len(target.steps)} variants and one is wanted here", advice)
+        advice = f"name one of {', '.join(target.steps)}"
+        raise make_error(mark, path, f"`{word}` has {len(target.steps)} variants, but this key takes one", advice)
     return Resolved(target.steps, output)
 
 
 def _resolve_choice(parts: list[str], names: Names, mark: Mark, path: str) -> Resolved:
-    """Resolve `repair | tuned`: the first that ran."""
+    """Return the candidates of `repair | tuned`, of which the first that ran is used."""
     resolved = [resolve_reference(part, names, mark, path) for part in parts]
     if any(one.source for one in resolved):
-        raise make_error(mark, path, "a choice between stages cannot hold a source from outside", "name stages only")
+        raise make_error(mark, path, "a choice between stages cannot contain an outside source", "name stages only")
     outputs = {one.output for one in resolved}
     if len(outputs) > 1:
         message = "the candidates name different outputs"
@@ -88,7 +88,7 @@ def _resolve_choice(parts: list[str], names: Names, mark: Mark, path: str) -> Re
 def _check_outside(text: str, scheme: str, mark: Mark, path: str) -> str:
     rest = text.partition(":")[2]
     if scheme not in SCHEMES:
-        raise make_error(mark, path, f"`{scheme}:` is no source", suggest(scheme, SCHEMES, "sources"))
+        raise make_error(mark, path, f"no source `{scheme}:`", suggest(scheme, SCHEMES, "sources"))
     if not rest.strip() or (scheme == "hub" and "/" not in rest) or "\n" in rest:
         shape = {"hub": "hub:org/name@revision", "path": "path:./folder", "mlflow": "mlflow:name@champion"}[scheme]
         raise make_error(mark, path, f"`{text}` is incomplete", f"write {shape}")
@@ -97,9 +97,9 @@ def _check_outside(text: str, scheme: str, mark: Mark, path: str) -> str:
 
 def _make_unknown_error(text: str, names: Names, mark: Mark, path: str) -> RecipeError:
     if text.startswith((".", "/", "~")):
-        advice = f"a folder from outside is written path:{text}; the output of a stage is named by the stage"
+        advice = f"write path:{text} for a folder, or the name of a stage for its output"
     elif "/" in text:
-        advice = f"a model of the hub is written hub:{text}, a folder path:{text}"
+        advice = f"write hub:{text} for a model of the hub, or path:{text} for a folder"
     else:
         unrolled = {step for word, target in names.items() for step in target.steps if word != step}
         advice = suggest(text, [n for n in names if n not in unrolled or "@" in n], "stages")

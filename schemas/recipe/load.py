@@ -31,7 +31,7 @@ from schemas.steps.order import check_graph
 from schemas.steps.promotion import Promote, resolve_promotion
 from schemas.steps.step_info import Port, StepInfo, validate_step
 
-SAID = {"name", "description", "tags", "seed", "schedule", "promote", "budget", "endpoints"}
+SUBSTITUTED = {"name", "description", "tags", "seed", "schedule", "promote", "budget", "endpoints"}
 """Keys of the head that may contain `${vars.x}`."""
 NOT_IN_KEY = {"description", "after", "resources", "retries", "timeout", "seed"}
 
@@ -174,8 +174,8 @@ def _load_checked(path: Path, profile: str | None, overrides: tuple[str, ...], h
         raise RecipeError(limit_problems(problems))
     check_defaults(root.get("defaults"))
     units = expand(root.value["stages"], root.get("defaults"), scope)
-    said = root.get("endpoints")
-    servers = read_endpoints(said and substitute(said, scope, "endpoints"))
+    endpoints = root.get("endpoints")
+    servers = read_endpoints(endpoints and substitute(endpoints, scope, "endpoints"))
     units = [replace(unit, node=replace_endpoints(unit.node, servers, unit.path, scope.allowance)) for unit in units]
     folders = tuple(dict.fromkeys((home, Path.cwd())))
     infos = _validate_steps(units, folders, problems)
@@ -187,8 +187,10 @@ def _load_checked(path: Path, profile: str | None, overrides: tuple[str, ...], h
     steps = check_graph(infos, problems)
     _raise_problems(problems)
     problems, warnings = find_refusals(steps)
-    said = root.get("promote")
-    promoted = resolve_promotion(said, head.promote, head.name, steps, problems) if said and head.promote else None
+    promote = root.get("promote")
+    promoted = (
+        resolve_promotion(promote, head.promote, head.name, steps, problems) if promote and head.promote else None
+    )
     _raise_problems(problems)
     return Recipe(str(path), profile, head, steps, tuple(warnings), folders, promoted)
 
@@ -200,7 +202,7 @@ def _make_scope(root: Node) -> Scope:
 
 
 def _read_head(root: Node, path: Path, scope: Scope) -> tuple[Head | None, list[Problem]]:
-    children = {k: substitute(v, scope, k) if k in SAID else v for k, v in root.value.items()}
+    children = {k: substitute(v, scope, k) if k in SUBSTITUTED else v for k, v in root.value.items()}
     node = root.with_value(children)
     try:
         head = Head.model_validate(node.plain())
@@ -215,8 +217,8 @@ def _read_head(root: Node, path: Path, scope: Scope) -> tuple[Head | None, list[
 
 
 def _name_from_file(path: Path) -> str:
-    kept = "".join(c if c.isascii() and (c.isalnum() or c in "_.-") else "-" for c in path.stem).strip("-._")
-    return kept[:100] or "recipe"
+    name = "".join(c if c.isascii() and (c.isalnum() or c in "_.-") else "-" for c in path.stem).strip("-._")
+    return name[:100] or "recipe"
 
 
 def _validate_steps(units: list[Unit], folders: tuple[Path, ...], problems: list[Problem]) -> dict[str, StepInfo]:

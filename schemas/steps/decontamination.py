@@ -17,13 +17,13 @@ from schemas.steps.step_info import Port, StepInfo, replace_parts
 from schemas.use import Use
 
 MAX_COMPARISONS = 5_000
-"""Curations times sets of problems."""
+"""Largest product of the numbers of curations and of problem sets."""
 
 
 def complete_decontamination(infos: dict[str, StepInfo], problems: list[Problem]) -> dict[str, StepInfo]:
-    """Add the problems of all evaluations to every curation that has not switched decontamination off.
+    """Return the steps with the problems of all evaluations added to every curation with decontamination.
 
-    Evaluation problems that are made from the curated rows themselves cannot be compared with: that is a problem.
+    Evaluation problems that are made from the curated rows are added to `problems`, because they cannot be compared.
     """
     evaluations = [i for i in infos.values() if isinstance(i.stage, Evaluate)]
     curations = {n: i for n, i in infos.items() if isinstance(i.stage, Curate) and i.stage.decontaminate is not None}
@@ -52,12 +52,12 @@ def _complete_curation(
     problems: list[Problem],
 ) -> StepInfo:
     """Return a curation with the tasks and prompts of all evaluations, each once, after those that it names itself."""
-    given = info.stage.decontaminate if isinstance(info.stage, Curate) else None
-    if given is None:
+    settings = info.stage.decontaminate if isinstance(info.stage, Curate) else None
+    if settings is None:
         return info
-    tasks: list[Use] = list(given.against)
+    tasks: list[Use] = list(settings.against)
     slots, seen = list(info.slots), {_slot_identity(slot) for slot in info.slots}
-    prompts, ports = list(given.against_prompts), list(info.ports)
+    prompts, ports = list(settings.against_prompts), list(info.ports)
     own = {_port_content(port) for port in ports if port.path.startswith("decontaminate.")}
     for identity, slot in evaluated.items():
         if identity not in seen:
@@ -71,7 +71,7 @@ def _complete_curation(
             continue
         ports.append(Port(**{**port.__dict__, "path": f"decontaminate.against_prompts.{len(prompts)}"}))
         prompts.append(PromptsRef(port.text))
-    completed = given.model_copy(update={"against": tasks, "against_prompts": prompts})
+    completed = settings.model_copy(update={"against": tasks, "against_prompts": prompts})
     stage = info.stage.model_copy(update={"decontaminate": completed})
     return replace_parts(info, stage=stage, slots=tuple(slots), ports=tuple(ports))
 
@@ -89,19 +89,19 @@ def _port_content(port: Port) -> tuple[object, ...]:
 
 
 def _make_ancestor_search(curations: list[str], infos: dict[str, StepInfo]) -> Callable[[tuple[str, ...]], set[str]]:
-    """Return a function of steps: the curations among them and their ancestors; none in a cycle."""
+    """Return a function that maps steps to the curations among them and their ancestors; none in a cycle."""
     above: dict[str, int] = {}  # a bit for each curation, so that a union of thousands costs nothing
     bits = {name: 1 << place for place, name in enumerate(curations)}
     needs = {name: [step for step in info.needs if step in infos] for name, info in infos.items()}
-    with suppress(CycleError):  # which the check of the graph names
+    with suppress(CycleError):  # reported by the check of the graph
         for name in TopologicalSorter(needs).static_order():
             above[name] = reduce(or_, (above[step] for step in needs[name]), bits.get(name, 0))
 
-    def found(steps: tuple[str, ...]) -> set[str]:
+    def find(steps: tuple[str, ...]) -> set[str]:
         union = reduce(or_, (above.get(step, 0) for step in steps), 0)
         return {name for name, bit in bits.items() if union & bit}
 
-    return found
+    return find
 
 
 def _make_cycle_problem(info: StepInfo, other: StepInfo, port: Port) -> Problem:

@@ -1,7 +1,7 @@
 """The models that gates compare with and the stages they branch to, resolved before the graph is checked.
 
-`against: parent | base | <stage>` becomes a port of the evaluation, so that both models answer the same problems; where
-the model stands in the table already, its name there is taken. The champion is found when the recipe is compiled.
+`against: parent | base | <stage>` becomes a port of the evaluation, so that both models answer the same problems; a
+model that is in the table already keeps its name. The champion is resolved when the recipe is compiled.
 """
 
 from schemas.errors import Problem, RecipeError
@@ -17,7 +17,7 @@ from schemas.suggestions import suggest
 
 
 def resolve_baselines(infos: dict[str, StepInfo], problems: list[Problem]) -> dict[str, StepInfo]:
-    """Return the steps with a port for every model that a gate compares with, and branches that know their gate."""
+    """Return the steps with a port for every model that a gate compares with, and branches linked to their gate."""
     done = dict(infos)
     for name, info in infos.items():
         if isinstance(info.stage, Evaluate):
@@ -56,15 +56,15 @@ def _port_content(port: Port) -> tuple[object, ...]:
     return port.steps, port.output, port.source
 
 
-def _free_name(word: str, gate: Gate, taken: dict[str, PolicyRef]) -> str:
-    """Return a name for the table: two gates may mean the parents of two models."""
-    return word if word not in taken else f"{word} of {gate.model or 'the last'}"
+def _free_name(word: str, gate: Gate, names: dict[str, PolicyRef]) -> str:
+    """Return a free name for the table, since two gates may compare with the parents of two models."""
+    return word if word not in names else f"{word} of {gate.model or 'the last'}"
 
 
 def _find_baseline(info: StepInfo, where: str, gate: Gate, infos: dict[str, StepInfo]) -> Port:
     """Return the port of the model that a gate compares with. Raise RecipeError."""
     mark, path, word = follow_path(info.node, where).mark, join_path(info.path, where), str(gate.against)
-    if word not in RELATIVES or word in info.names:  # a stage that is called so is meant
+    if word not in RELATIVES or word in info.names:  # a stage of that name takes precedence
         models = [p.path.partition(".")[2] for p in info.ports if p.path.startswith("models.")]
         if ":" not in word and "|" not in word and split_reference(word, info.names) is None:
             known = dict.fromkeys([*models, *RELATIVES, *(n for n in info.names if not n.startswith("previous."))])
@@ -74,7 +74,7 @@ def _find_baseline(info: StepInfo, where: str, gate: Gate, infos: dict[str, Step
         return Port(where, word, PolicyRef.accepts, resolved.steps, resolved.output, resolved.source, kind, mark)
     gated = _find_gated(info, gate)
     if gated is None:
-        raise make_error(mark, path, f"no model `{gate.model}` whose {word} could be found", "name one of `models`")
+        raise make_error(mark, path, f"no model `{gate.model}` in this evaluation", "name one of `models`")
     parent = _find_parent(gated, infos)
     if isinstance(parent, str):
         raise make_error(mark, path, f"`{gated.text}` has no {word}: {parent}", "name the model to compare with")
@@ -91,10 +91,10 @@ def _find_gated(info: StepInfo, gate: Gate) -> Port | None:
 
 
 def _find_parent(port: Port, infos: dict[str, StepInfo]) -> Port | str:
-    """Return what the model at a port was trained from, or why that is unknown; after a loop, what it began with."""
+    """Return the port that a model was trained from (of a loop: the start of the loop), or why that is unknown."""
     makers = [infos[name] for name in port.steps if name in infos]
     if not makers:
-        return "it comes from outside"
+        return "it comes from an outside source"
     if len({maker.origin for maker in makers}) == 1:
         return _find_start(makers[-1])
     starts = [_find_start(maker) for maker in makers]
@@ -110,8 +110,10 @@ def _find_start(maker: StepInfo) -> Port | str:
             return own[path]
     models = [p.text for p in maker.ports if p.accepts == PolicyRef.accepts]
     if models:
-        return f"it was made from several ({', '.join(dict.fromkeys(models))})"
-    return "its training began here" if not maker.ports else "which input it was trained from is not known"
+        return f"it was made from several models ({', '.join(dict.fromkeys(models))})"
+    return (
+        "it was not trained from another model" if not maker.ports else "the input that it was trained from is unknown"
+    )
 
 
 def _mark_branches(done: dict[str, StepInfo], name: str, index: int, gate: Gate, problems: list[Problem]) -> None:
@@ -127,7 +129,7 @@ def _mark_branches(done: dict[str, StepInfo], name: str, index: int, gate: Gate,
             if step == name:
                 message, advice = (
                     "a gate cannot branch to its own evaluation",
-                    "name the stages that repair what failed",
+                    "name the stages that follow a failure",
                 )
                 problems.append(make_problem(mark, path, message, advice))
             elif step in done:

@@ -115,11 +115,11 @@ def test_what_means_nothing_is_refused_at_its_place(load, gate):
 
 
 def test_parents_that_are_none_or_several_are_refused(load):
-    with pytest.raises(RecipeError, match=r"`merged` has no parent: it was made from several \(cold, tuned\)"):
+    with pytest.raises(RecipeError, match=r"`merged` has no parent: it was made from several models \(cold, tuned\)"):
         load("{against: parent, min_delta: 0}", "merged: merged")
-    with pytest.raises(RecipeError, match="`root` has no parent: its training began here"):
+    with pytest.raises(RecipeError, match="`root` has no parent: it was not trained from another model"):
         load("{against: parent, min_delta: 0}", "root: root")
-    with pytest.raises(RecipeError, match=r"`path:./m` has no base: it comes from outside"):
+    with pytest.raises(RecipeError, match=r"`path:./m` has no base: it comes from an outside source"):
         load("{against: base, min_delta: 0}", "given: path:./m")
     with pytest.raises(RecipeError, match=r"choice between outputs that differ: repair.model \(policy\)"):
         load("{against: repair | data, min_delta: 0}")

@@ -90,13 +90,13 @@ REFUSED = {
     "nobody reads it": (
         {"auxiliary_models": {"progress": PROGRESS}},
         "auxiliary_models.progress",
-        "nothing reads `progress_T`",
+        "`progress_T` is neither read",
         "publish: true",
     ),
     "another column already": (
         {"auxiliary_models": {"advantage": {**PROGRESS, "publish": True}}},
         "auxiliary_models.advantage",
-        "another column already",
+        "a column `advantage_T` exists already",
         "my_advantage",
     ),
     "no column": (
@@ -111,19 +111,19 @@ REFUSED = {
             "advantage": [{"use": "potential", "of": "progres"}],
         },
         "advantage.0.of",
-        "no auxiliary `progres`",
+        "no auxiliary model `progres`",
         "`progress`",
     ),
     "no auxiliaries at all": (
         {"advantage": POTENTIAL},
         "advantage.0.of",
-        "no auxiliary `progress`",
+        "no auxiliary model `progress`",
         "auxiliary_models",
     ),
     "a misspelt column of one's own function": (
         {"auxiliary_models": {"progress": {**PROGRESS, "publish": True}}, "advantage": ["mine:wrong"]},
         "advantage.0",
-        "asks for `progres_T`",
+        "needs `progres_T`",
         "`progress_T`",
     ),
     "a target of no reward": (
@@ -144,19 +144,19 @@ REFUSED = {
             "reward_shaping": [{"use": "from_tokens", "of": "p"}],
         },
         "auxiliary_models.p.target",
-        "looks at the state after a token",
+        "needs the value of the next state",
         "head: state",
     ),
     "the mean over no actions": (
         {"auxiliary_models": {"p": {"target": "mean_action", "publish": True}}},
         "auxiliary_models.p.target",
-        "takes the mean over actions",
+        "needs the mean over actions",
         "head: action",
     ),
     "a slow copy for nothing": (
         {"auxiliary_models": {"p": {"target": "progress", "target_network": {}, "publish": True}}},
         "auxiliary_models.p.target_network",
-        "does not look ahead",
+        "does not use later values",
         "temporal_difference",
     ),
     "two value models": (
@@ -167,7 +167,7 @@ REFUSED = {
         },
         "auxiliary_models.p.publish",
         "two outputs",
-        "a stage of its own",
+        "a separate stage",
     ),
     "a judge that publishes actions": (
         {"auxiliary_models": {"q": {"head": "action", "target": "temporal_difference", "publish": True}}},

@@ -62,13 +62,13 @@ REFUSED = {
     "two behaviour denominators": (
         {**GRPO, "importance_correction": [use("token", high=2.0)]},
         "importance_correction.0",
-        "`token` divides by the sampling policy, and `token` does so once more",
+        "both `token` and `token` divide",
         "ratio: decoupled",
     ),
     "k1 in the loss": (
         {**GRPO, "loss_terms": [use("kl", estimator="k1", coef=0.1)]},
         "loss_terms.0.estimator",
-        "0 on average",
+        "k1 has no effect",
         "k2 or k3",
     ),
     "k1 to two references": (
@@ -78,43 +78,43 @@ REFUSED = {
             "references": {"base": {}, "previous": {"sync_steps": 2}},
         },
         "loss_terms.0.estimator",
-        "0 on average",
+        "k1 has no effect",
         "k2 or k3",
     ),
     "an expert under a ratio": (
         {**GRPO, "extra_samples": [use("expert", data="traces")]},
         "extra_samples.0",
-        "adds what no policy sampled",
+        "adds completions without a sampling probability",
         "token_mask: [own]",
     ),
     "old samples as own ones": (
         {"algorithm": "rloo", "extra_samples": [use("replay")]},
         "extra_samples.0",
-        "`replay` keeps samples of older weights, and `none`",
+        "`replay` returns samples of older weights, which `none`",
         "ratio: token",
     ),
     "old samples and nothing between": (
         {**GRPO, "ratio": "decoupled", "rollout": use("windowed", window=4, max_windows=2)},
         "rollout",
-        "`windowed` keeps samples of older weights, and `decoupled`",
+        "`windowed` returns samples of older weights, which `decoupled`",
         "add `importance_correction:`",
     ),
     "open ends in a group": (
         {**GRPO, "rollout": use("windowed", window=4, partial="all")},
         "rollout.partial",
-        "open ends have earned nothing yet, and `center`",
+        "incomplete completions have no reward yet, but `center`",
         "partial: wait",
     ),
     "values without a critic": (
         {**GRPO, "advantage": [use("gae")]},
         "advantage.0",
-        "needs a critic's values",
+        "needs the values of a critic",
         "critic:",
     ),
     "a critic without a target": (
         {**GRPO, "critic": {"learning_rate": 1e-3}},
         "critic",
-        "what to predict",
+        "the critic has no target",
         "`gae`",
     ),
     "a branch of no reward": (
@@ -142,7 +142,7 @@ REFUSED = {
     "a controller of a misspelt point": (
         {**GRPO, "controllers": {"beta": use("pid", metric="entrpy")}, "temperature": 1.0},
         "controllers.beta.metric",
-        "no iteration has a metric `entrpy`",
+        "this stage reports no metric `entrpy`",
         "`entropy`",
     ),
     "objectives that are not measured": (
@@ -151,62 +151,62 @@ REFUSED = {
             "controllers": {"a": use("recap", objective="reward/answers.exakt", best={"reward/answers.exakt": 1.0})},
         },
         "controllers.a.best",
-        "no iteration has a metric `reward/answers.exakt`",
+        "this stage reports no metric `reward/answers.exakt`",
         "reward/answers.exact",
     ),
     "a divergence from nobody": (
         {**GRPO, "loss_terms": [], "controllers": {"beta": use("adaptive_kl", target=0.1)}},
         "controllers.beta.metric",
-        "no iteration has a metric `kl`",
+        "this stage reports no metric `kl`",
         "loss_terms",
     ),
     "a watch of a misspelt point": (
         {**GRPO, "watch": [{"metric": "rewards", "min": 0.0}]},
         "watch.0.metric",
-        "no iteration has a metric `rewards`",
+        "this stage reports no metric `rewards`",
         "`reward`",
     ),
     "samples asked ahead as own ones": (
         {"algorithm": "rloo", "rollout": "streamed"},
         "rollout",
-        "`streamed` keeps samples of older weights, and `none`",
+        "`streamed` returns samples of older weights, which `none`",
         "ratio: token",
     ),
     "samples asked one step ahead and nothing between": (
         {**GRPO, "ratio": "decoupled", "rollout": "one_step_off"},
         "rollout",
-        "`one_step_off` keeps samples of older weights, and `decoupled`",
+        "`one_step_off` returns samples of older weights, which `decoupled`",
         "add `importance_correction:`",
     ),
     "more ahead than may be stale": (
         {**ASYNC, "rollout": use("streamed", max_staleness=1, ahead=2)},
         "rollout.ahead",
-        "older than max_staleness, 1",
+        "2 iterations ahead would exceed `max_staleness: 1`",
         "lower `ahead`",
     ),
     "workers that lag where nothing may": (
         {**ASYNC, "rollout": use("streamed", max_staleness=0, sync="each")},
         "rollout.sync",
-        "older than max_staleness, 0, by workers that are one version behind",
+        "samples would exceed `max_staleness: 0` (workers are one version behind)",
         "raise `max_staleness`",
     ),
     "no room for the lag of workers": (
         {**ASYNC, "rollout": use("streamed", max_staleness=2, ahead=2, sync="each")},
         "rollout.ahead",
-        "by workers that are one version behind",
+        "`max_staleness: 2` (workers are one version behind)",
         "lower `ahead`",
     ),
     "new weights under what runs, and not": (
         {**ASYNC, "rollout": use("streamed", max_staleness=2, sync="each", interrupt=False)},
         "rollout.sync",
-        "`interrupt: false` says that nothing may",
-        "leave out one of the two",
+        "which `interrupt: false` forbids",
+        "remove one of the two",
     ),
     "steps counted where nobody can": (
         {**ASYNC, "rollout": use("streamed", steps_per_update=4), "resources": {"rollout": {"workers": 1}}},
         "rollout.steps_per_update",
-        "`resources.rollout` has processes of its own",
-        "leave out one",
+        "has no effect with `resources.rollout`",
+        "remove one",
     ),
     "two steps of a batch that is not complete": (
         {**ASYNC, "rollout": "periodic", "num_mini_batches": 2},
@@ -217,25 +217,25 @@ REFUSED = {
     "a whole batch compared in pieces": (
         {**ASYNC, "rollout": "periodic", "advantage": ["center", use("scale", by="batch")]},
         "advantage.1",
-        "`scale` compares all of it",
+        "`scale` compares the complete batch",
         "by: group",
     ),
     "more asked for than is waited for": (
         {**ASYNC, "rollout": "periodic", "resample": [use("dynamic_sampling")]},
         "resample",
-        "`resample` would come too late",
+        "which `resample` does not support",
         "rollout: synchronous",
     ),
     "a group of trainers and pieces": (
         {**ASYNC, "rollout": "periodic", "resources": {"train": {"workers": 2}}},
         "resources.train",
-        "which one process does by itself",
+        "which needs a single trainer",
         "rollout: streamed",
     ),
     "a reference of no name": (
         {**GRPO, "loss_terms": [use("kl_convex", coef=0.1)], "references": {"base": {}}},
         "loss_terms.0",
-        "`references` names no `previous`",
+        "`references` has no `previous`",
         "previous: {sync_steps: 1}",
     ),
 }
@@ -267,7 +267,7 @@ def test_a_reward_that_computes_with_the_policy_is_refused_beside_its_training(l
             load_recipe(tmp_path / "tried.yaml")
         (found,) = caught.value.problems
         assert found.path == "stages.rl.rewards.1"
-        assert "asks for `sampler`" in found.message
+        assert "needs `sampler`" in found.message
         assert "`rollout: synchronous`" in found.advice
 
 
@@ -275,14 +275,14 @@ MENTIONED = {
     "several updates of a biased penalty": ({**GRPO, "num_iterations": 2}, "not weighted by the ratio"),
     "several updates at ratio 1": (
         {"algorithm": "rloo", "num_mini_batches": 2},
-        "takes all samples for the policy's own",
+        "`none` is biased",
     ),
-    "a wide clip of sequences": ({"algorithm": "gspo", "policy_loss": use("clipped", epsilon=0.1)}, "never clipped"),
-    "a clip that nothing reaches": ({**GRPO, "policy_loss": use("clipped", epsilon=0.1)}, "nothing is clipped"),
+    "a wide clip of sequences": ({"algorithm": "gspo", "policy_loss": use("clipped", epsilon=0.1)}, "never clips"),
+    "a clip that nothing reaches": ({**GRPO, "policy_loss": use("clipped", epsilon=0.1)}, "epsilon has no effect"),
     "a reference that nobody asks for": ({**GRPO, "references": {"old": {"sync_steps": 3}}}, "`lp_old_T`"),
     "a controller of nothing": (
         {**GRPO, "controllers": {"beta": use("pid", metric="kl")}},
-        "no number refers to the controller `beta`",
+        "the controller `beta` is never used",
     ),
 }
 

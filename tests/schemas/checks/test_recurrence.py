@@ -34,10 +34,10 @@ def test_rules_that_come_due_are_accepted(rule):
 @pytest.mark.parametrize(
     ("rule", "said"),
     [
-        ("FREQ=SECONDLY;BYMONTHDAY=31;BYSETPOS=366", "too often"),
-        ("FREQ=MINUTELY", "too often"),
-        *((f"FREQ={freq};{NEVER}", "never comes due again") for freq in ("HOURLY", "DAILY", "WEEKLY", "MONTHLY")),
-        (f"FREQ=MINUTELY;INTERVAL=30;{NEVER}", "never comes due again"),
+        ("FREQ=SECONDLY;BYMONTHDAY=31;BYSETPOS=366", "more often than"),
+        ("FREQ=MINUTELY", "more often than"),
+        *((f"FREQ={freq};{NEVER}", "is never due again") for freq in ("HOURLY", "DAILY", "WEEKLY", "MONTHLY")),
+        (f"FREQ=MINUTELY;INTERVAL=30;{NEVER}", "is never due again"),
         ("FREQ=DAILY;BYSETPOS=2", "never"),
         ("FREQ=DAILY;INTERVAL=7;BYDAY=TU", "never"),
         ("FREQ=DAILY;COUNT=3", "never"),
@@ -46,8 +46,8 @@ def test_rules_that_come_due_are_accepted(rule):
         ("RRULE:FREQ=DAILY EXRULE:FREQ=DAILY", "more than one rule"),
         ("DTSTART:00010101T000000 RRULE:FREQ=DAILY", "starts on"),
         (f"RDATE:20990101T000000 RRULE:FREQ=DAILY;{NEVER}", "never"),
-        ("FREQ=DAILY;BYHOUR=²", "no recurrence rule"),
-        ("FREQ=YEARLY;BYEASTER=400", "no recurrence rule"),
+        ("FREQ=DAILY;BYHOUR=²", "not a recurrence rule"),
+        ("FREQ=YEARLY;BYEASTER=400", "not a recurrence rule"),
         ("", "no"),
     ],
 )

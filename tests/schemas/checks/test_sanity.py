@@ -29,28 +29,36 @@ def load(tmp_path, text, *overrides):
         (
             "stages.base.config={model_type: qwen3, hidden_size: many}",
             "stages.base.config.hidden_size",
-            "`many` is no size",
+            "`many` must be a whole number from 1",
         ),
         (
             "stages.base.config={model_type: qwen3, num_hidden_layers: 0}",
             "stages.base.config.num_hidden_layers",
-            "no size",
+            "must be a whole number from 1",
         ),
-        ("stages.base.config={model_type: qwen3, hidden_size: true}", "stages.base.config.hidden_size", "no size"),
-        ("stages.base.config={model_type: qwen3, hidden_size: null}", "stages.base.config.hidden_size", "no size"),
-        ("stages.base.config={model_type: qwen3, dtype: 7}", "stages.base.config.dtype", "no type of numbers"),
-        ("stages.base.config={model_type: [a]}", "stages.base.config.model_type", "a model type is a word"),
-        ("stages.s.temperature=1e308", "stages.s.temperature", "beyond all use"),
-        ("stages.s.temperature=101", "stages.s.temperature", "beyond all use"),
-        ("stages.s.learning_rate=1e300", "stages.s.learning_rate", "beyond all use"),
-        ("stages.s.resources={rollout: {workers: 1000000}}", "stages.s.resources.rollout.workers", "beyond all use"),
+        (
+            "stages.base.config={model_type: qwen3, hidden_size: true}",
+            "stages.base.config.hidden_size",
+            "must be a whole number from 1",
+        ),
+        (
+            "stages.base.config={model_type: qwen3, hidden_size: null}",
+            "stages.base.config.hidden_size",
+            "must be a whole number from 1",
+        ),
+        ("stages.base.config={model_type: qwen3, dtype: 7}", "stages.base.config.dtype", "not a number type"),
+        ("stages.base.config={model_type: [a]}", "stages.base.config.model_type", "a model type must be a string"),
+        ("stages.s.temperature=1e308", "stages.s.temperature", "is too large"),
+        ("stages.s.temperature=101", "stages.s.temperature", "is too large"),
+        ("stages.s.learning_rate=1e300", "stages.s.learning_rate", "is too large"),
+        ("stages.s.resources={rollout: {workers: 1000000}}", "stages.s.resources.rollout.workers", "is too large"),
         (
             "stages.s.rewards=[{use: formats.matches, pattern: '(('}]",
             "stages.s.rewards.0.pattern",
-            "no pattern: missing )",
+            "not a regular expression: missing )",
         ),
-        ("stages.s.algorithm={a: 1}", "stages.s.algorithm", "an algorithm is one word"),
-        ("stages.problems.problems.0.seed=-1", "stages.problems.problems.0.seed", "-1 is no count"),
+        ("stages.s.algorithm={a: 1}", "stages.s.algorithm", "`algorithm` must be a name"),
+        ("stages.problems.problems.0.seed=-1", "stages.problems.problems.0.seed", "not -1"),
     ],
 )
 def test_nonsense_is_refused_at_its_place(tmp_path, said, path, message):
@@ -72,7 +80,7 @@ def test_a_condition_compares_with_a_finite_number(tmp_path, said):
 def test_a_pattern_that_may_run_for_hours_is_warned_of(tmp_path):
     recipe = load(tmp_path, RL, "stages.s.rewards=[{use: formats.matches, pattern: '(a+)+b'}]")
     (one,) = recipe.warnings
-    assert (one.path, "repeats what is itself repeated" in one.message) == ("stages.s.rewards.0.pattern", True)
+    assert (one.path, "a repetition inside a repetition" in one.message) == ("stages.s.rewards.0.pattern", True)
 
 
 @pytest.mark.parametrize(
