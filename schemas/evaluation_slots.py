@@ -2,12 +2,15 @@
 
 from schemas.use import Use
 
+ANSWER_LOGPROBS = "answer_logprob_P"
+"""Mean log-probability per token of each problem's answer: computed only if a metric requests it."""
+
 
 class MetricUse(Use):
     """A number from the scores of an evaluation."""
 
     home = ("learning.evaluation.metrics",)
-    asks = frozenset({"correct_PN", "score_PN", "first_PN", "text_PN"})
+    asks = frozenset({"correct_PN", "score_PN", "first_PN", "text_PN", ANSWER_LOGPROBS})
 
 
 class SolverUse(Use):

@@ -10,6 +10,7 @@ from learning.api.spending import SpendingAccount
 from learning.data.row_journal import RowJournal
 from learning.data.rows import Row, read_rows
 from learning.environments.making import open_environment
+from learning.evaluation.answer_likelihood import measure_answer_logprobs
 from learning.evaluation.asking import Asking, run_solver
 from learning.evaluation.evaluation import ALL, Scores, make_comparisons, make_metric_name, make_table
 from learning.evaluation.evaluation_report import write_report
@@ -23,6 +24,7 @@ from learning.samples.engine_protocol import Sampling
 from learning.sampling.placed_rewards import place_rewards
 from learning.sampling.scoring import PlacedReward
 from schemas.errors import StepError
+from schemas.evaluation_slots import ANSWER_LOGPROBS
 from schemas.number_schedules import Number
 from schemas.stages.evaluate import Evaluate
 from tasks.context import Context, Result
@@ -53,7 +55,8 @@ def run(stage: Evaluate, context: Context) -> Result:
         repeats.append({name: score_PN for name, (_, score_PN, _) in evaluations.items()})
         repeated_texts.append({name: collect_texts(groups) for name, (groups, _, _) in evaluations.items()})
     texts = {name: collect_texts(groups) for name, groups in samples.items()}
-    measured = Scores(scores, families, repeats, texts, repeated_texts, first=names[0])
+    likelihoods = measure_answers(stage, context, ports, problems)
+    measured = Scores(scores, families, repeats, texts, repeated_texts, likelihoods, first=names[0])
     results = {
         "confidence": stage.confidence,
         "problems": len(problems),
@@ -84,6 +87,18 @@ def gather_problems(stage: Evaluate, context: Context) -> tuple[list[Row], int]:
         raise StepError("evaluate: no problems to evaluate on")
     unique = {row["id"]: row for row in reversed(problems)}
     return list(reversed(unique.values())), len(problems) - len(unique)
+
+
+def measure_answers(
+    stage: Evaluate, context: Context, ports: dict[str, str], problems: list[Row]
+) -> dict[str, np.ndarray]:
+    """Return the log-probability of every answer by model; empty if no metric requests it."""
+    if not any(ANSWER_LOGPROBS in bind(use, f"metrics.{i}").asks for i, use in enumerate(stage.metrics)):
+        return {}
+    return {
+        name: measure_answer_logprobs(load_policy(context.input(port), device=context.device), problems)
+        for name, port in ports.items()
+    }
 
 
 def choose_repeats(stage: Evaluate, names: list[str]) -> list[list[str]]:

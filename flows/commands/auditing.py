@@ -7,15 +7,26 @@ from typing import Annotated
 import typer
 
 from flows.commands.options import AsJson, console
+from schemas.errors import PlanError
 
 
 class ExportFormat(enum.StrEnum):
-    """Format of `export`: OpenLineage events, PROV-JSON, PROV-N, or CycloneDX."""
+    """Format of `export`: OpenLineage events, PROV-JSON, PROV-N, CycloneDX, a folder of transformers, a GGUF file."""
 
     openlineage = "openlineage"
     prov = "prov"
     provn = "provn"
     bom = "bom"
+    hf = "hf"
+    gguf = "gguf"
+
+
+class GgufPrecision(enum.StrEnum):
+    """Precision of the matrices in a GGUF file."""
+
+    f32 = "f32"
+    f16 = "f16"
+    q8_0 = "q8_0"
 
 
 def lineage(
@@ -41,13 +52,28 @@ def lineage(
 
 def export(
     what: Annotated[ExportFormat, typer.Argument(help="What to write.")],
-    target: Annotated[str, typer.Argument(help="As for `lineage`; for `bom` one that is a single model.")],
+    target: Annotated[
+        str,
+        typer.Argument(help="As for `lineage`; for `bom` one model; for `hf` and `gguf` a model as for `serve`."),
+    ],
+    folder: Annotated[Path | None, typer.Argument(help="With hf and gguf: a new folder to write.")] = None,
     out: Annotated[Path | None, typer.Option(help="A file to write; default: the terminal.")] = None,
     send: Annotated[
         bool, typer.Option("--send", help="With openlineage: give the events to the server of OPENLINEAGE_URL.")
     ] = False,
+    kind: Annotated[
+        GgufPrecision, typer.Option("--type", help="With gguf: precision of the matrices.")
+    ] = GgufPrecision.f16,
+    max_shard_size: Annotated[str, typer.Option(help="With hf: largest file of weights.")] = "5GB",
 ) -> None:
-    """Export the lineage of a target as OpenLineage events, W3C PROV, or a CycloneDX bill of materials."""
+    """Export a model for transformers or llama.cpp, or lineage as OpenLineage, W3C PROV or a CycloneDX bill."""
+    if (folder is not None) != (what in (ExportFormat.hf, ExportFormat.gguf)):
+        raise PlanError("give a folder with `hf` and `gguf`, and only with them: posttrain export gguf TARGET FOLDER")
+    if folder is not None:
+        if out is not None or send:
+            raise PlanError("--out and --send are for lineage; hf and gguf write the folder")
+        _export_model(what, target, folder, kind, max_shard_size)
+        return
     from flows.history.exporting import export_text, send_events
     from lineage.layout import Layout
 
@@ -56,6 +82,20 @@ def export(
         print(text, end="")
     else:
         out.write_text(text)
+
+
+def _export_model(what: ExportFormat, target: str, folder: Path, kind: GgufPrecision, max_shard_size: str) -> None:
+    from flows.publishing.model_export import export_gguf, export_hf
+    from lineage.layout import Layout
+
+    layout = Layout.find()
+    if what is ExportFormat.hf:
+        written = export_hf(layout, target, folder, max_shard_size)
+    else:
+        written = export_gguf(layout, target, folder, kind.value)
+    wider = f"; {written.kept_wider} matrices kept in f16, their rows are no multiple of 32" * bool(written.kept_wider)
+    size = f"{written.bytes / 1e6:,.1f} MB"
+    console.print(f"{written.model}: {written.files} files, {size} in {written.folder}{wider}", soft_wrap=True)
 
 
 def query(

@@ -54,11 +54,30 @@ Every = Annotated[bool, typer.Option("--all", help="Everything.")]
 
 
 def push(
-    target: Annotated[str | None, typer.Argument(help="A step, run, key, digest or artifact folder.")] = None,
+    target: Annotated[
+        str | None, typer.Argument(help="A step, run, key, digest or artifact folder; or `hub`, then MODEL and REPO.")
+    ] = None,
+    model: Annotated[str | None, typer.Argument(help="With hub: a model, as for `serve`.")] = None,
+    repo: Annotated[str | None, typer.Argument(help="With hub: the repository, ORGANISATION/NAME.")] = None,
     every: Every = False,
     remote: Remote = None,
+    public: Annotated[bool, typer.Option("--public", help="With hub: create the repository public.")] = False,
+    max_shard_size: Annotated[str, typer.Option(help="With hub: largest file of weights.")] = "5GB",
 ) -> None:
-    """Send artifacts and their ancestors to a DVC remote: a folder, S3, or another storage that DVC supports."""
+    """Send artifacts and their ancestors to a DVC remote; `push hub MODEL REPO` uploads one model to Hugging Face.
+
+    A DVC remote is a folder, S3, or another storage that DVC supports. The hub's token is read from HF_TOKEN.
+    """
+    if model is not None:
+        if target != "hub" or repo is None or every or remote:
+            raise PlanError(
+                "a DVC remote takes one target; to Hugging Face: posttrain push hub MODEL ORGANISATION/NAME"
+            )
+        from flows.publishing.hub import push_to_hub
+        from lineage.layout import Layout
+
+        console.print(push_to_hub(Layout.find(), model, repo, public=public, max_shard_size=max_shard_size))
+        return
     from flows.history.exchange import push
     from lineage.layout import Layout
 

@@ -32,6 +32,8 @@ class Chosen:
     """Registered model of which it is the champion; None for other models."""
     alarms: tuple[str, ...] = ()
     """Differences between MLflow and the audit log about that registered model."""
+    key: str | None = None
+    """Key of the step of this checkout that made it; None for models from outside."""
     files: tuple[tuple[str, ...], ...] = ()
     """State of the files (`files_of`) when their content was verified; empty if it cannot be verified."""
 
@@ -51,6 +53,8 @@ def choose(word: str, layout: Layout, name: str | None = None) -> Chosen:
     elif colon and scheme in ("path", "hub"):
         source = find_source(word, layout, (Path.cwd(), layout.root))
         chosen = Chosen(rest.rstrip("/").rpartition("/")[2] or rest, source.folder, source.digest, word)
+    elif folder.suffix == ".gguf" and folder.is_file():
+        chosen = choose(f"path:{folder.absolute()}", layout)
     elif any((folder / file).is_file() for file in FILES):
         chosen = Chosen(folder.resolve().name, folder.resolve(), "", str(folder))
     else:
@@ -87,7 +91,8 @@ def _promoted(layout: Layout, name: str, by: Move, asked: str, alarms: tuple[str
     load_promoted_artifact(layout, by)
     number = f", version {by.version}" if asked == ALIAS else ""
     description = f"mlflow:{name}@{asked}{number}: {manifest.recipe}.{manifest.step} ({by.key[:12]})"
-    return Chosen(name, folder, by.digest, description, name if asked == ALIAS else None, alarms, files)
+    alias = name if asked == ALIAS else None
+    return Chosen(name, folder, by.digest, description, alias, alarms, key=by.key, files=files)
 
 
 def _made(word: str, layout: Layout) -> Chosen:
@@ -101,4 +106,5 @@ def _made(word: str, layout: Layout) -> Chosen:
     files = files_of(folder)
     check_artifact(layout, manifest)
     description = f"{manifest.recipe}.{manifest.step} ({manifest.key[:12]})"
-    return Chosen(manifest.step, folder, manifest.outputs[output].digest, description, files=files)
+    digest = manifest.outputs[output].digest
+    return Chosen(manifest.step, folder, digest, description, key=manifest.key, files=files)

@@ -13,6 +13,7 @@ from learning.data.rows import Row
 from learning.evaluation.statistics import estimate_difference, estimate_mean
 from learning.lookup import bind
 from schemas.errors import StepError
+from schemas.evaluation_slots import ANSWER_LOGPROBS
 from schemas.stages.evaluate import Evaluate
 from schemas.use import Use
 
@@ -33,6 +34,8 @@ class Scores:
     repeats: Sequence[Mapping[str, np.ndarray]] = ()
     texts: Mapping[str, np.ndarray] = field(default_factory=dict)
     repeated_texts: Sequence[Mapping[str, np.ndarray]] = ()
+    answer_logprobs: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Mean log-probability per token of every problem's answer, (P,), by model; empty if no metric requests it."""
     first: str = ""
     """The model that others are compared with by metrics; empty: the first there is."""
 
@@ -40,7 +43,7 @@ class Scores:
         """Return the repeats, each as an evaluation of its own."""
         first = self.first or next(iter(self.models))
         for models, texts in zip_longest(self.repeats, self.repeated_texts, fillvalue={}):
-            yield Scores(models, self.families, texts=texts, first=first)
+            yield Scores(models, self.families, texts=texts, answer_logprobs=self.answer_logprobs, first=first)
 
     def known(self, model: str, threshold: float) -> dict[str, np.ndarray]:
         """Return what a metric may ask for of a model."""
@@ -49,6 +52,7 @@ class Scores:
         correct_PN = np.where(np.isnan(score_PN), np.nan, score_PN >= threshold - 1e-9)
         have = {"correct_PN": correct_PN, "score_PN": score_PN}
         have |= {"first_PN": self.models[first]} if first in self.models else {}
+        have |= {ANSWER_LOGPROBS: self.answer_logprobs[model]} if model in self.answer_logprobs else {}
         return have | ({"text_PN": self.texts[model]} if model in self.texts else {})
 
     def subsets(self) -> dict[str, np.ndarray]:

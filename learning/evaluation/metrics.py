@@ -2,7 +2,7 @@
 
 Shapes: P problems, N samples of each. `correct_PN` is 1 or 0, NaN where a sample could not be scored; a problem's value
 is NaN when it cannot be measured. A metric asks by name: `correct_PN`, `score_PN`, `text_PN`, and `first_PN`,
-the scores of the first model of the table on the same problems.
+the scores of the first model of the table on the same problems, and `answer_logprob_P`.
 """
 
 from collections.abc import Sequence
@@ -78,6 +78,14 @@ def win_rate(score_PN: np.ndarray, first_PN: np.ndarray) -> np.ndarray:
     won_PNM = np.where(np.isnan(pairs_PNM), np.nan, (np.sign(pairs_PNM) + 1) / 2)
     counted_P = (~np.isnan(won_PNM)).sum((1, 2))
     return np.where(counted_P > 0, np.nansum(won_PNM, (1, 2)) / np.maximum(counted_P, 1), np.nan)
+
+
+def answer_logprob(answer_logprob_P: np.ndarray) -> np.ndarray:
+    """Mean log-probability (nats) per token of the problem's answer under the model; exp(−x) is its perplexity.
+
+    Nothing is sampled for it. NaN for problems without an answer.
+    """
+    return answer_logprob_P
 
 
 def _answers(texts: Sequence[str], marker: str | None, ignore_case: bool) -> list[str | None]:

@@ -145,15 +145,15 @@ def resolve_max_length(policy: Policy, max_length: int | None) -> int:
     return max_length or policy.max_length
 
 
-def save_policy(policy: Policy, folder: Path) -> None:
+def save_policy(policy: Policy, folder: Path, max_shard_size: str = LARGEST_FILE) -> None:
     """Write config, weights (safetensors, tied ones once) and tokenizer; equal policies give equal bytes.
 
     Weights have the names of published checkpoints, which vLLM and llama.cpp expect, not those that transformers uses
-    in memory. Weights larger than `LARGEST_FILE` are split over several files with an index.
+    in memory. Weights larger than `max_shard_size` are split over several files with an index.
     """
     policy.model.config.architectures = [type(policy.model).__name__]
     policy.model.config.dtype = policy.model.dtype
-    policy.model.save_pretrained(folder, max_shard_size=LARGEST_FILE)
+    policy.model.save_pretrained(folder, max_shard_size=max_shard_size)
     _forget_paths(folder / "config.json")
     save_tokenizer(policy.tokenizer, folder)
 

@@ -10,6 +10,9 @@ from learning.reasoning_gym import verifiers
 
 NUMBER = re.compile(r"[+-]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?")
 
+ANY_NUMBER = re.compile(r"(?<![\w.])[+-]?(\d{1,3}(,\d{3})+|\d+)(\.\d+)?")
+WORD = re.compile(r"\w+")
+
 
 def exact(
     rows: list[Row], completions: list[str], *, marker: str | None = None, ignore_case: bool = False
@@ -29,6 +32,32 @@ def exact(
         else:
             scores.append(float(normalise_answer(answer, ignore_case) == normalise_answer(row["answer"], ignore_case)))
     return scores
+
+
+def last_number(rows: list[Row], completions: list[str]) -> list[float | None]:
+    """Return 1 if the last number in the completion equals the row's answer, else 0; None if that is no number.
+
+    For models that answer in sentences: `3 + 4 is 7.` is right if the answer is 7.
+    """
+    scores: list[float | None] = []
+    for row, completion in zip(rows, completions, strict=True):
+        answer = normalise_answer(row["answer"] or "", ignore_case=False)
+        last = next(reversed(list(ANY_NUMBER.finditer(completion))), None)
+        right = last is not None and normalise_answer(last[0], ignore_case=False) == answer
+        scores.append(float(right) if isinstance(answer, Decimal) else None)
+    return scores
+
+
+def mentions(rows: list[Row], completions: list[str]) -> list[float | None]:
+    """Return 1 if the row's answer occurs in the completion as whole words, in any case; None without an answer."""
+    return [
+        None if not row["answer"] else float(f" {_words(row['answer'])} " in f" {_words(completion)} ")
+        for row, completion in zip(rows, completions, strict=True)
+    ]
+
+
+def _words(text: str) -> str:
+    return " ".join(WORD.findall(text.casefold()))
 
 
 def scored(rows: list[Row], completions: list[str], *, marker: str | None = None) -> list[float | None]:

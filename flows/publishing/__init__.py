@@ -1,0 +1,1 @@
+"""Models leave posttrain: folders for transformers, GGUF files, repositories of the Hugging Face hub."""

@@ -1,0 +1,88 @@
+"""README.md of an exported model: how it was made and what it was measured to do, from its bill of materials."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from flows.serving.models import Chosen
+from lineage.layout import Layout
+from schemas.errors import PosttrainError
+
+TEXT = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [posttrain]
+---
+
+# {name}
+
+{origin}
+"""
+USE = """\
+
+## Use
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+model = AutoModelForCausalLM.from_pretrained("FOLDER")
+messages = [{"role": "user", "content": "..."}]
+ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")
+print(tokenizer.decode(model.generate(**ids, max_new_tokens=64)[0]))
+```
+"""
+
+
+def write_model_card(layout: Layout, chosen: Chosen, folder: Path) -> None:
+    """Write README.md: origin, data and evaluations with intervals, as far as this checkout knows them."""
+    bom = _read_bom(layout, chosen)
+    origin = f"Exported by posttrain from `{chosen.said}`."
+    parts = [TEXT.format(name=chosen.name, origin=origin)]
+    if chosen.digest:
+        parts.append(f"\nContent digest: `{chosen.digest}`.\n")
+    if bom is not None:
+        parts += [_list_materials(bom), _tabulate_metrics(bom)]
+    gguf = any(path.suffix == ".gguf" for path in folder.iterdir())
+    (folder / "README.md").write_text("".join(parts) + ("" if gguf else USE))
+
+
+def _read_bom(layout: Layout, chosen: Chosen) -> dict[str, Any] | None:
+    """Return the bill of materials of a model of this checkout; None for any other model."""
+    from lineage.exports.model_bom import make_model_bom
+
+    if not chosen.key:
+        return None
+    try:
+        return json.loads(make_model_bom(layout, chosen.key))
+    except PosttrainError:
+        return None
+
+
+def _list_materials(bom: dict[str, Any]) -> str:
+    lines = [
+        f"- {component['type']}: `{component['name']}`"
+        for component in bom.get("components", [])
+        if component["type"] in ("machine-learning-model", "data")
+    ]
+    return "\n## Made from\n\n" + "\n".join(sorted(lines)) + "\n" if lines else ""
+
+
+def _tabulate_metrics(bom: dict[str, Any]) -> str:
+    card = bom["metadata"]["component"].get("modelCard", {})
+    metrics = card.get("quantitativeAnalysis", {}).get("performanceMetrics", [])
+    lines = [
+        f"| {metric['type']} | {metric.get('slice', 'all')} | {_round(metric['value'])} | "
+        f"{_round(interval.get('lowerBound'))} to {_round(interval.get('upperBound'))} |"
+        for metric in metrics
+        for interval in [metric.get("confidenceInterval", {})]
+    ]
+    if not lines:
+        return ""
+    head = "\n## Evaluations\n\n| metric (evaluation) | family | value | interval |\n|---|---|---|---|\n"
+    return head + "\n".join(lines) + "\n"
+
+
+def _round(number: Any) -> str:
+    return f"{float(number):.3f}" if number is not None else "?"
