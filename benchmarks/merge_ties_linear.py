@@ -3,7 +3,9 @@
     MERGEKIT_PYTHON=<python of an environment with mergekit> python benchmarks/merge_ties_linear.py [--rounds 3]
 
 mergekit (LGPL) is only ever run as a program. The two sides take turns; one JSON line per method gives medians of wall
-time and peak resident memory, and the largest absolute difference between the two results.
+time and peak resident memory, and the largest absolute difference between the two results. For TIES it also compares
+both with the formula in float64: the number of elements of each that are further from it than one unit in the last
+place of bfloat16, and the largest such distance.
 """
 
 import argparse
@@ -113,6 +115,41 @@ def difference(ours: Path, theirs: Path) -> float:
     return worst
 
 
+def exact_ties(base: torch.Tensor, models: list[torch.Tensor], weights: list[float], density: float) -> torch.Tensor:
+    """Return TIES by its formula in float64, of flat tensors: trim, elect the sign, mean of those that agree."""
+    deltas = [model.double() - base.double() for model in models]
+    for delta in deltas:
+        threshold = delta.abs().float().kthvalue(delta.numel() - int(density * delta.numel()) + 1).values.double()
+        delta[delta.abs() < threshold * (1 - 1e-7)] = 0
+    elected = torch.where(sum(w * d for w, d in zip(weights, deltas, strict=True)) >= 0, 1.0, -1.0)
+    agree = [(delta * elected > 0).double() for delta in deltas]
+    total = sum(w * d * a for w, d, a in zip(weights, deltas, agree, strict=True))
+    mass = sum(w * a for w, a in zip(weights, agree, strict=True))
+    return base.double() + total / torch.where(mass == 0, 1.0, mass)
+
+
+def compare_with_formula(root: Path, ours: Path, theirs: Path) -> dict[str, Any]:
+    """Return how many elements of either result are further from TIES' formula than a unit in the last place."""
+    found: dict[str, Any] = {side: {"off": 0, "largest": 0.0} for side in ("ours", "mergekit")}
+    files = {name: safe_open(root / name / "model.safetensors", "pt") for name in ("base", "one", "two")}
+    others = {
+        name: file
+        for path in sorted(theirs.glob("*.safetensors"))
+        for file in [safe_open(path, "pt")]
+        for name in file.keys()
+    }
+    mine = safe_open(ours / "model.safetensors", "pt")
+    for name in sorted(mine.keys()):
+        base, one, two = (files[side].get_tensor(name).flatten() for side in ("base", "one", "two"))
+        exact = exact_ties(base, [one, two], [0.6, 0.4], 0.5)
+        for side, result in (("ours", mine), ("mergekit", others[name])):
+            gap = (result.get_tensor(name).flatten().double() - exact).abs()
+            off = gap > 2.0**-8 * exact.abs() + 1e-12
+            found[side]["off"] += int(off.sum())
+            found[side]["largest"] = max(found[side]["largest"], float((gap * off).max()))
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mergekit", default=os.environ.get("MERGEKIT_PYTHON"), help="python that has mergekit")
@@ -135,6 +172,8 @@ def main() -> None:
                 line[side] = {key: round(statistics.median(run[key] for run in runs), 3) for key in runs[0]}
             line["times_faster"] = round(line["mergekit"]["seconds"] / line["ours"]["seconds"], 2)
             line["max_abs_difference"] = apart(difference, mine / "outputs" / "model", other)
+            if method == "ties":
+                line["from_the_formula"] = apart(compare_with_formula, root, mine / "outputs" / "model", other)
             print(json.dumps(line), flush=True)
 
 

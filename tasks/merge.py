@@ -11,7 +11,7 @@ from torch import Tensor
 
 from learning.merge.document import Slice, Target, list_targets, refuse_unused_tensors
 from learning.merge.sources import make_slices, refuse_misfits, write_other_files
-from learning.merge.tensor import Method, check_shapes, merge_tensor, read_tensors, sum_totals
+from learning.merge.tensor import Method, check_shapes, merge_tensor, sum_totals
 from learning.models.gguf import find_gguf
 from learning.models.policy import load_policy, save_policy
 from learning.models.weights import Weights, WeightsWriter
@@ -42,7 +42,7 @@ def run(stage: Merge, context: Context) -> Result:
         with WeightsWriter(folder / "model.safetensors", shapes) as writer:
 
             def make(target: Target) -> Tensor:
-                return merge_tensor(target, read_tensors(target), method, stage.parameters, **options)
+                return merge_tensor(target, method, stage.parameters, **options)
 
             for done, (target, tensor) in enumerate(
                 make_in_parallel(targets, make, max(1, context.num_threads)), start=1

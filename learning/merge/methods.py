@@ -3,9 +3,10 @@
 A method makes one tensor out of the same tensor of K models. What stands before the star is supplied by name: `tensors`
 (K tensors of one shape and precision), `base` (the base model's; a method that takes it gets the other models in
 `tensors`), `seed` (of this tensor) and `totals`: what `<method>_totals` beside it says of every tensor, added up over
-the whole model before the first is merged. What stands after the star are mergekit's parameters: a `list` holds one
-value per model of `tensors`, anything else is one value for the tensor. `lambda` is written `lambda_`. The result has
-the precision of `tensors`; the arithmetic is one precision wider.
+the whole model before the first is merged. If `tensors` is annotated `list[Blocks]`, tensors stay in their files and
+are read block by block (`learning.merge.blocks`); otherwise they are in memory. What stands after the star are
+mergekit's parameters: a `list` holds one value per model of `tensors`, anything else is one value for the tensor.
+`lambda` is written `lambda_`. The result has the precision of `tensors`; the arithmetic is one precision wider.
 """
 
 import math
@@ -17,7 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from learning.merge.blocks import apply_blockwise, find_kth_magnitude, iterate_blocks
+from learning.merge.blocks import Blocks, apply_blockwise, find_kth_magnitude, iterate_blocks
 from schemas.errors import StepError
 
 PARALLEL = 0.9995
@@ -26,13 +27,13 @@ Keep = Callable[[int, Tensor], Tensor]
 """(model, its block of differences) → the block with the dropped ones zero."""
 
 
-def linear(tensors: list[Tensor], *, weight: list, normalize: bool = True) -> Tensor:
+def linear(tensors: list[Blocks], *, weight: list, normalize: bool = True) -> Tensor:
     """Weighted average: Σ wᵏ θᵏ, over Σ wᵏ where `normalize` is set (model soups, Wortsman et al. 2022)."""
     scale = 1.0 / _divisor(weight) if normalize else 1.0
     return apply_blockwise(lambda *parts_K: _weighted(list(parts_K), [w * scale for w in weight]), tensors)
 
 
-def slerp(tensors: list[Tensor], base: Tensor, *, t: float) -> Tensor:
+def slerp(tensors: list[Blocks], base: Blocks, *, t: float) -> Tensor:
     """Along the arc from the base (t = 0) to the one other model (t = 1) (Shoemake 1985).
 
     With the angle φ between the flattened tensors: sin((1−t)φ)/sin φ · base + sin(tφ)/sin φ · other; a straight line
@@ -56,15 +57,15 @@ def slerp(tensors: list[Tensor], base: Tensor, *, t: float) -> Tensor:
 
 
 def task_arithmetic(
-    tensors: list[Tensor], base: Tensor, *, weight: list, normalize: bool = False, lambda_: float = 1.0
+    tensors: list[Blocks], base: Blocks, *, weight: list, normalize: bool = False, lambda_: float = 1.0
 ) -> Tensor:
     """Base plus the weighted sum of differences to it: base + λ Σ wᵏ(θᵏ − base) (Ilharco et al. 2022)."""
     return _sum_of_differences(tensors, base, weight, lambda k, delta: delta, normalize, lambda_)
 
 
 def ties(
-    tensors: list[Tensor],
-    base: Tensor,
+    tensors: list[Blocks],
+    base: Blocks,
     *,
     weight: list,
     density: list | None = None,
@@ -86,8 +87,8 @@ def ties(
 
 
 def dare_linear(
-    tensors: list[Tensor],
-    base: Tensor,
+    tensors: list[Blocks],
+    base: Blocks,
     seed: int,
     *,
     weight: list,
@@ -102,8 +103,8 @@ def dare_linear(
 
 
 def dare_ties(
-    tensors: list[Tensor],
-    base: Tensor,
+    tensors: list[Blocks],
+    base: Blocks,
     seed: int,
     *,
     weight: list,
@@ -125,7 +126,7 @@ def passthrough(tensors: list[Tensor], *, scale: list | None = None) -> Tensor:
 
 
 def ram(
-    tensors: list[Tensor], base: Tensor, *, epsilon: Annotated[float, Field(ge=0)] = 1e-5, lambda_: float = 1.0
+    tensors: list[Blocks], base: Blocks, *, epsilon: Annotated[float, Field(ge=0)] = 1e-5, lambda_: float = 1.0
 ) -> Tensor:
     """Keep what one model alone changed, average what several did (RAM, Reinforced Agent Merging, Yuan et al. 2026).
 
@@ -136,8 +137,8 @@ def ram(
 
 
 def ram_plus(
-    tensors: list[Tensor],
-    base: Tensor,
+    tensors: list[Blocks],
+    base: Blocks,
     totals: list[float],
     *,
     r: Annotated[float, Field(ge=1)] = 1.2,
@@ -154,7 +155,7 @@ def ram_plus(
     return _kept_and_shared(tensors, base, epsilon, [lambda_ * (1 + (r - 1) * ratio) for ratio in ratios], lambda_)
 
 
-def ram_plus_totals(base: Tensor, tensors: list[Tensor], *, epsilon: float = 1e-5) -> list[float]:
+def ram_plus_totals(base: Blocks, tensors: list[Blocks], *, epsilon: float = 1e-5) -> list[float]:
     """Shared and unique changes of each model in turn: [shared_0, unique_0, shared_1, …]."""
     counts = torch.zeros(len(tensors), 2, dtype=torch.float64)
     for _, (origin, *parts_K) in iterate_blocks([base, *tensors]):
@@ -166,7 +167,7 @@ def ram_plus_totals(base: Tensor, tensors: list[Tensor], *, epsilon: float = 1e-
 
 
 def _kept_and_shared(
-    tensors: list[Tensor], base: Tensor, epsilon: float, scales_K: list[float], lambda_: float
+    tensors: list[Blocks], base: Blocks, epsilon: float, scales_K: list[float], lambda_: float
 ) -> Tensor:
     """Base plus each model's own changes times its scale, plus λ times the mean of those that are shared."""
 
@@ -205,7 +206,7 @@ def _densities(density: list | None, num_models: int) -> list[float]:
     return densities
 
 
-def _threshold(tensor: Tensor, base: Tensor, density: float) -> float:
+def _threshold(tensor: Blocks, base: Blocks, density: float) -> float:
     """Magnitude from which differences stay; 0 keeps all, infinity none."""
     k = int(density * tensor.numel())
     if k >= tensor.numel():
@@ -225,7 +226,7 @@ def _random_keep(densities: list[float], seed: int, rescale: bool) -> Keep:
 
 
 def _sum_of_differences(
-    tensors: list[Tensor], base: Tensor, weight: list, keep: Keep, normalize: bool, lambda_: float
+    tensors: list[Blocks], base: Blocks, weight: list, keep: Keep, normalize: bool, lambda_: float
 ) -> Tensor:
     scale = lambda_ / (_divisor(weight) if normalize else 1.0)
 
@@ -239,7 +240,7 @@ def _sum_of_differences(
 
 
 def _disjoint_mean(
-    tensors: list[Tensor], base: Tensor, weight: list, keep: Keep, normalize: bool, lambda_: float
+    tensors: list[Blocks], base: Blocks, weight: list, keep: Keep, normalize: bool, lambda_: float
 ) -> Tensor:
     def rule(origin: Tensor, *parts_K: Tensor) -> Tensor:
         deltas_K = [keep(k, part - origin).mul_(weight[k]) for k, part in enumerate(parts_K)]

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from learning.lookup import find, options_of
+from learning.merge.blocks import Blocks
 from learning.merge.document import Source, Target, locate_tensor, select_parameter
+from learning.models.weights import StoredTensor
 from schemas.errors import StepError
 from schemas.use import MergeMethodUse
 
@@ -33,6 +35,8 @@ class Method:
     options: dict[str, bool] = field(init=False)
     """Option to whether it holds one value per model."""
     required: set[str] = field(init=False)
+    by_blocks: bool = field(init=False)
+    """Whether it reads tensors block by block, so that they need not be in memory."""
 
     def __post_init__(self) -> None:
         """Find the function; raises StepError when there is none."""
@@ -41,6 +45,7 @@ class Method:
         hints = get_type_hints(self.function)
         keyword = [p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
         self.supplied = {p.name for p in parameters if p not in keyword}
+        self.by_blocks = hints.get("tensors") == list[Blocks]
         self.options = {p.name: list in (hints[p.name], *get_args(hints[p.name])) for p in keyword}
         self.required = {p.name for p in keyword if p.default is inspect.Parameter.empty}
         self._checked: dict[str, Options] = {}
@@ -113,19 +118,17 @@ def check_shapes(target: Target) -> tuple[int, ...]:
     return shape
 
 
-def read_tensors(target: Target) -> list[Tensor]:
-    """Return the tensor of every source, in the order of the slice."""
+def open_tensors(target: Target) -> list[StoredTensor]:
+    """Return the tensor of every source without reading it, in the order of the slice."""
     pairs = zip(target.slice.sources, target.source_names, strict=True)
-    return [source.weights.read(locate_tensor(source, name)) for source, name in pairs]
+    return [source.weights.open(locate_tensor(source, name)) for source, name in pairs]
 
 
-def collect_arguments(
-    target: Target, tensors: list[Tensor], method: Method, dtype: torch.dtype
-) -> tuple[list[Source], Options]:
-    """Return the models that are merged and what their method is given of them; takes the tensors out of the list."""
+def collect_arguments(target: Target, method: Method, dtype: torch.dtype) -> tuple[list[Source], Options]:
+    """Return the models that are merged and what their method is given of them, read where it needs them in memory."""
     models, base = select_participants(target, method)
-    by_source = {id(s): t.to(dtype) for s, t in zip(target.slice.sources, tensors, strict=True)}
-    tensors.clear()
+    stored = {id(s): t.to(dtype) for s, t in zip(target.slice.sources, open_tensors(target), strict=True)}
+    by_source = stored if method.by_blocks else {id_: t.read().view(t.shape) for id_, t in stored.items()}
     given: Options = {"tensors": [by_source[id(source)] for source in models]}
     if base is not None:
         given["base"] = by_source[id(base)]
@@ -145,9 +148,8 @@ def sum_totals(
     options = {p.name for p in inspect.signature(count).parameters.values() if p.kind is p.KEYWORD_ONLY}
     totals: list[float] = []
     for target in wanted:
-        tensors = read_tensors(target)
-        if tensors[0].is_floating_point():
-            models, given = collect_arguments(target, tensors, method, dtype)
+        if open_tensors(target)[0].is_floating_point():
+            models, given = collect_arguments(target, method, dtype)
             bound = method.bind(target, models, document)
             counts = count(given["base"], given["tensors"], **{k: v for k, v in bound.items() if k in options})
             totals = [a + b for a, b in zip(totals or [0.0] * len(counts), counts, strict=True)]
@@ -156,7 +158,6 @@ def sum_totals(
 
 def merge_tensor(
     target: Target,
-    tensors: list[Tensor],
     method: Method,
     document: Mapping[str, Any],
     *,
@@ -166,15 +167,17 @@ def merge_tensor(
     totals: list[float],
 ) -> Tensor:
     """Apply the method to the tensors of all sources; integers are not merged but must be equal."""
-    if not tensors[0].is_floating_point():
-        if any(not torch.equal(tensor, tensors[0]) for tensor in tensors[1:]):
+    first, *others = open_tensors(target)
+    if not first.is_floating_point():
+        integers = first.read().view(first.shape)
+        if any(not torch.equal(tensor.read().view(tensor.shape), integers) for tensor in others):
             raise StepError(f"merge: tensor {target.name} holds integers that differ between the models")
-        return tensors[0]
-    models, given = collect_arguments(target, tensors, method, dtype)
+        return integers
+    models, given = collect_arguments(target, method, dtype)
     own_seed = int.from_bytes(hashlib.sha256(f"{seed}:{target.name}".encode()).digest()[:8], "little") >> 1
     shape = given["tensors"][0].shape
     given |= {k: v for k, v in {"seed": own_seed, "totals": totals}.items() if k in method.supplied}
     result = method.function(**given, **method.bind(target, models, document))
-    if result.shape != shape:
+    if tuple(result.shape) != tuple(shape):
         raise StepError(f"merge_method {method.name}: made {list(result.shape)} for tensor {target.name}")
     return result.to(out_dtype)

@@ -7,7 +7,7 @@ when it is dropped.
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,17 +63,53 @@ class Weights:
 
     def read(self, name: str) -> Tensor:
         """Return one tensor, in newly allocated memory."""
+        stored = self.open(name)
+        return stored.read().view(stored.shape)
+
+    def open(self, name: str) -> "StoredTensor":
+        """Return one tensor without reading it."""
         entry = self.entries[name]
-        out = torch.empty(entry.shape, dtype=entry.dtype)
-        if entry.size:
-            view = memoryview(out.view(-1).view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]  # a numpy array is a buffer
-            with entry.file.open("rb", buffering=0) as handle:
-                handle.seek(entry.start)
+        return StoredTensor(name, entry, entry.dtype)
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor that stays in its file; parts of it are read when they are needed, in a given precision."""
+
+    name: str
+    entry: Entry
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of the whole tensor."""
+        return self.entry.shape
+
+    def numel(self) -> int:
+        """Return the number of elements of the whole tensor."""
+        return torch.Size(self.shape).numel()
+
+    def is_floating_point(self) -> bool:
+        """Return whether the elements are floating-point numbers."""
+        return self.dtype.is_floating_point
+
+    def to(self, dtype: torch.dtype) -> "StoredTensor":
+        """Return the same tensor, read in another precision."""
+        return replace(self, dtype=dtype)
+
+    def read(self, where: slice = slice(None)) -> Tensor:
+        """Return consecutive elements, in newly allocated memory; raise StepError if the file is cut short."""
+        start, stop, _ = where.indices(self.numel())
+        out = torch.empty(max(0, stop - start), dtype=self.entry.dtype)
+        if out.numel():
+            view = memoryview(out.view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]  # a numpy array is a buffer
+            with self.entry.file.open("rb", buffering=0) as handle:
+                handle.seek(self.entry.start + start * out.itemsize)
                 while len(view):
                     if not (got := handle.readinto(view)):
-                        raise StepError(f"{entry.file.name}: ends within tensor {name}")
+                        raise StepError(f"{self.entry.file.name}: ends within tensor {self.name}")
                     view = view[got:]
-        return out
+        return out.to(self.dtype)
 
 
 def _files(folder: Path) -> list[Path]:
