@@ -132,12 +132,8 @@ def compare_with_formula(root: Path, ours: Path, theirs: Path) -> dict[str, Any]
     """Return how many elements of either result are further from TIES' formula than a unit in the last place."""
     found: dict[str, Any] = {side: {"off": 0, "largest": 0.0} for side in ("ours", "mergekit")}
     files = {name: safe_open(root / name / "model.safetensors", "pt") for name in ("base", "one", "two")}
-    others = {
-        name: file
-        for path in sorted(theirs.glob("*.safetensors"))
-        for file in [safe_open(path, "pt")]
-        for name in file.keys()
-    }
+    opened = [safe_open(path, "pt") for path in sorted(theirs.glob("*.safetensors"))]
+    others = {name: file for file in opened for name in list(file.keys())}
     mine = safe_open(ours / "model.safetensors", "pt")
     for name in sorted(mine.keys()):
         base, one, two = (files[side].get_tensor(name).flatten() for side in ("base", "one", "two"))

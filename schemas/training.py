@@ -1,27 +1,54 @@
 """Training keys shared by stages, named as in Hugging Face's TrainingArguments, and bounds on training metrics."""
 
+import math
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from schemas.base import Schema
 
+Optimizer = Literal["adamw", "adafactor", "lion", "muon", "adamw_8bit", "lion_8bit"]
+EIGHT_BIT: tuple[Optimizer, ...] = ("adamw_8bit", "lion_8bit")
+"""Optimisers with quantised state, by bitsandbytes."""
+WHOLE_ONLY: tuple[Optimizer, ...] = ("adafactor", *EIGHT_BIT)
+"""Optimisers that need whole tensors: none for shards."""
+Dtype = Literal["float32", "bfloat16"]
+Schedule = Literal["constant", "linear", "cosine", "cosine_with_min_lr", "warmup_stable_decay"]
+SCHEDULE_OPTIONS: dict[str, tuple[Schedule, ...]] = {
+    "min_lr_ratio": ("cosine_with_min_lr", "warmup_stable_decay"),
+    "num_decay_steps": ("warmup_stable_decay",),
+    "decay_type": ("warmup_stable_decay",),
+}
+"""Options of a learning-rate schedule: the schedules that have them."""
+
 
 class Training(Schema):
-    """Optimiser (AdamW), learning-rate schedule and checkpoints."""
+    """Optimiser, learning-rate schedule and checkpoints."""
 
+    optim: Optimizer = "adamw"
+    """Optimiser. `muon` trains the matrices of the blocks, AdamW everything else; `adafactor` has no first moment and a
+    learning rate relative to the size of each tensor; `_8bit` has quantised state and needs bitsandbytes."""
     learning_rate: float = Field(default=1e-3, gt=0)
     """Peak learning rate."""
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
-    """Shape of the learning rate after the warm-up."""
+    lr_scheduler_type: Schedule = "constant"
+    """Shape of the learning rate after the warm-up: constant, falling to 0 (`linear`, `cosine`) or to `min_lr_ratio`,
+    or constant until the last `num_decay_steps` (`warmup_stable_decay`)."""
+    min_lr_ratio: float = Field(default=0.0, ge=0, lt=1)
+    """Learning rate at the end, as a share of `learning_rate`; of `cosine_with_min_lr` and `warmup_stable_decay`."""
     warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
     """Share of the steps in which the learning rate rises linearly from 0."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Number of these steps, instead of `warmup_ratio`."""
+    num_decay_steps: int | None = Field(default=None, ge=1)
+    """Steps of the decay of `warmup_stable_decay`; null: a tenth of all steps."""
+    decay_type: Literal["linear", "cosine", "1-sqrt"] = "cosine"
+    """Shape of the decay of `warmup_stable_decay`."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay, applied to matrices only."""
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
-    """Decay rate of the first moment."""
+    """Decay rate of the first moment (AdamW); interpolation of the update (Lion, β1)."""
     adam_beta2: float = Field(default=0.999, ge=0, lt=1)
-    """Decay rate of the second moment."""
+    """Decay rate of the second moment (AdamW); of the only moment (Lion, β2, 0.99 in its paper)."""
     max_grad_norm: float | None = Field(default=1.0, gt=0)
     """Largest global gradient norm; larger gradients are clipped to it; null: no clipping."""
     max_steps: int = Field(default=-1, ge=-1)
@@ -30,7 +57,7 @@ class Training(Schema):
     """Optimiser steps between checkpoints, from which an interrupted step continues."""
     logging_steps: int = Field(default=10, ge=1)
     """Optimiser steps between points of the curves."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Dtype = "float32"
     """Precision of the weights during training."""
     bf16: bool = False
     """Whether to compute in bfloat16 while weights, gradients and optimiser state are float32."""
@@ -43,6 +70,45 @@ class Training(Schema):
         """Refuse `max_steps: 0`."""
         if self.max_steps == 0:
             raise ValueError("max_steps: 0 trains nothing; give a number of steps, or -1 to use num_train_epochs")
+        return self
+
+    @model_validator(mode="after")
+    def refuse_mixed_schedules(self) -> Self:
+        """Refuse options of another schedule, and phases that are longer than the training."""
+        if self.warmup_ratio and self.warmup_steps:
+            raise ValueError("give `warmup_ratio` or `warmup_steps`, not both")
+        kind = self.lr_scheduler_type
+        if kind == "cosine_with_min_lr" and not self.min_lr_ratio:
+            raise ValueError("lr_scheduler_type: cosine_with_min_lr needs `min_lr_ratio`, its last learning rate")
+        for option, kinds in SCHEDULE_OPTIONS.items():
+            if getattr(self, option) != type(self).model_fields[option].default and kind not in kinds:
+                raise ValueError(f"{option}: is for `lr_scheduler_type: {' | '.join(kinds)}`, not {kind}; leave it out")
+        if self.max_steps > 0 and (problem := self.find_schedule_problem(self.max_steps)):
+            raise ValueError(problem)
+        return self
+
+    def find_schedule_problem(self, total_steps: int) -> str | None:
+        """Return why the phases of the schedule do not fit into so many steps; None if they do."""
+        decay = self.count_decay_steps(total_steps) if self.num_decay_steps else 0
+        if self.warmup_steps + decay <= total_steps:
+            return None
+        phases = f"warmup_steps: {self.warmup_steps}" + (f" and num_decay_steps: {decay}" if decay else "")
+        return f"{phases} are more than the {total_steps} steps of the training"
+
+    def count_warmup_steps(self, total_steps: int) -> int:
+        """Return the number of warm-up steps."""
+        return self.warmup_steps or math.ceil(self.warmup_ratio * total_steps)
+
+    def count_decay_steps(self, total_steps: int) -> int:
+        """Return the number of steps of the decay at the end of `warmup_stable_decay`."""
+        return self.num_decay_steps or max(1, total_steps // 10)
+
+    @model_validator(mode="after")
+    def refuse_moments_of_adafactor(self) -> Self:
+        """Refuse decay rates of moments with Adafactor, whose decay rate follows from the step."""
+        for option in ("adam_beta1", "adam_beta2"):
+            if self.optim == "adafactor" and getattr(self, option) != type(self).model_fields[option].default:
+                raise ValueError(f"{option}: adafactor has no such number; leave it out")
         return self
 
     @model_validator(mode="after")

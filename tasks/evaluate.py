@@ -151,7 +151,7 @@ class Evaluation:
     def _sample(self, port: str, seed: int) -> tuple[list[list[AnswerSample]], dict[str, int]]:
         """Return the samples of every problem; those of an earlier attempt are read from the journal."""
         stage, context, folder = self.stage, self.context, self.context.input(port)
-        policy = load_sampling_policy(folder, context.device, context.actors, stage)
+        policy = load_sampling_policy(folder, context.device, context.actors, stage, stage.dtype)
         agent = context.inputs.get(f"agents.{port.partition('.')[2]}", context.inputs.get("agent"))
         env, problems = load_env(agent, stage.env), list(load_rows(agent, self.problems))
         self.started += 1

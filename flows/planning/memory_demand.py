@@ -70,7 +70,8 @@ class StepDemand:
             trainable = model.shape.adapter_parameters(self.settings["lora_r"], self.settings["lora_target_modules"])
         strategy = self.resources.train.strategy if self.resources.train and self.workers > 1 else None
         shards = self.workers if strategy == "fsdp2" else 1
-        return Trained(model.shape, total, trainable, self.weight_bytes, shards, copies=strategy == "ddp")
+        optim = self.settings.get("optim", "adamw")
+        return Trained(model.shape, total, trainable, self.weight_bytes, shards, copies=strategy == "ddp", optim=optim)
 
     def row_tokens(self, model: KnownModel) -> int:
         """Return the tokens of the longest row."""

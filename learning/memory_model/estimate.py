@@ -13,8 +13,19 @@ from learning.memory_model.shape import Shape
 PREFILL_TOKENS = 16384
 """As in `learning.generation.engines.running`."""
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
-MOMENTS = 2
-"""Numbers that AdamW keeps for each that it trains, in the precision of the weights."""
+QUANTISED = 1 + FULL / 256
+"""Bytes of a moment in 8 bits, with its share of the scale of a block."""
+
+
+def moment_bytes(optimizer: str, size: int) -> float:
+    """Return the bytes of state that an optimiser keeps for each trained number of `size` bytes.
+
+    Adafactor's row and column factors are not counted; Muon keeps one moment in blocks and two elsewhere, counted as
+    two.
+    """
+    numbers = {"adamw": 2, "muon": 2, "lion": 1, "adafactor": 0}
+    quantised = {"adamw_8bit": 2 * QUANTISED, "lion_8bit": QUANTISED}
+    return quantised[optimizer] if optimizer in quantised else numbers[optimizer] * size
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,8 @@ class Trained:
     """Processes that hold a share each (fsdp2); 1: everything is here."""
     copies: bool = False
     """Whether gradients are held a second time for their exchange (ddp)."""
+    optim: str = "adamw"
+    """Name of the optimiser."""
 
     @property
     def weights(self) -> int:
@@ -72,8 +85,9 @@ class Trained:
 
     @property
     def optimizer(self) -> int:
-        """Bytes of AdamW's moments."""
-        return MOMENTS * self.gradients
+        """Bytes of the optimiser's state."""
+        size = self.size if self.trained == self.parameters else FULL
+        return round(self.gradients / size * moment_bytes(self.optim, size))
 
     @property
     def gathered(self) -> int:

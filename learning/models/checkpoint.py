@@ -197,21 +197,34 @@ def load_weights(parameters: Mapping[str, torch.Tensor], tensors: Mapping[str, t
 def get_optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, torch.Tensor], list[Any]]:
     """Return tensors by `<parameter>/<name>`, and the groups without their parameters."""
     whole = optimizer.state_dict()
-    tensors = {f"{i}/{name}": torch.as_tensor(v) for i, state in whole["state"].items() for name, v in state.items()}
+    tensors: dict[str, torch.Tensor] = {}
+    for index, state in whole["state"].items():
+        for name, value in state.items():
+            # bitsandbytes nests its 8-bit state one level deeper, and reads it flat as well.
+            fields = value if isinstance(value, dict) else {name: value}
+            tensors |= {f"{index}/{field}": torch.as_tensor(content) for field, content in fields.items()}
     return tensors, whole["param_groups"]
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor], groups: list[Any]) -> None:
     """Restore what `get_optimizer_state` returned; raise StepError if the parameters differ."""
-    shapes = {str(i): tuple(p.shape) for i, p in enumerate(p for g in optimizer.param_groups for p in g["params"])}
-    state: dict[int, dict[str, torch.Tensor]] = {}
+    parameters = {str(i): p for i, p in enumerate(p for g in optimizer.param_groups for p in g["params"])}
+    state: dict[int, dict[str, torch.Tensor | int]] = {}
     for name, tensor in tensors.items():
         index, _, field = name.partition("/")
-        if index not in shapes or (tensor.ndim and tuple(tensor.shape) != shapes[index]):
-            wanted = shapes.get(index, "no such parameter")
+        if index not in parameters or not _is_state_of(tuple(parameters[index].shape), field, tuple(tensor.shape)):
+            wanted = tuple(parameters[index].shape) if index in parameters else "no such parameter"
             raise StepError(f"checkpoint: optimiser state {name} has shape {tuple(tensor.shape)}, here it is {wanted}")
-        state.setdefault(int(index), {})[field] = tensor
+        is_count = not tensor.ndim and not tensor.is_floating_point()
+        state.setdefault(int(index), {})[field] = int(tensor) if is_count else tensor
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _is_state_of(shape: tuple[int, ...], field: str, found: tuple[int, ...]) -> bool:
+    """Return whether a state has the shape of its parameter, of Adafactor's factors of it, or of 8-bit blocks."""
+    factors = {"row_var": (*shape[:-1], 1), "col_var": (*shape[:-2], 1, *shape[-1:])}
+    is_of_blocks = field.startswith(("qmap", "absmax"))
+    return not found or is_of_blocks or found == factors.get(field, shape)
 
 
 def _flush(file: Path) -> None:

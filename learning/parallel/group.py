@@ -112,3 +112,15 @@ def gather_shards(tensor: Tensor) -> Tensor:
     sharded: Any = tensor
     full = sharded.full_tensor()
     return full.wait() if hasattr(full, "wait") else full
+
+
+def shard_like(parameter: Tensor, whole: Tensor) -> Tensor:
+    """Return a tensor that every rank holds whole, sharded as a parameter is; unchanged for a plain parameter."""
+    if not hasattr(parameter, "full_tensor"):
+        return whole
+    from torch.distributed.tensor import DTensor, Replicate
+
+    sharded: Any = parameter
+    return DTensor.from_local(whole, sharded.device_mesh, [Replicate()], run_check=False).redistribute(
+        placements=sharded.placements
+    )

@@ -10,7 +10,7 @@ from learning.batch.batch import Batch
 from learning.batch.batch_layout import forest
 from learning.generation.replicas.shared_engine import by_main
 from learning.lookup import load_optional
-from learning.models.optimize import learning_rate_at
+from learning.models.learning_rate import learning_rate_at
 from learning.rl.monitoring import Metrics, describe_samples, describe_staleness
 from learning.rl.sampling_slots import SamplingSlots, UpdatesByGroup, keep_groups
 from learning.rl.state import TrainingState, iteration_context, roll_back, sync_weights

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import torch
 
 from learning.models.checkpoint import get_trained_weights, load_training, save_training
-from learning.models.optimize import clip_gradients, learning_rate_at
+from learning.models.learning_rate import learning_rate_at
+from learning.models.optimize import clip_gradients
 from learning.models.sharded_model import Trained
 from schemas.training import Training
 

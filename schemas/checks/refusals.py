@@ -9,6 +9,7 @@ from schemas.checks.init import check_config
 from schemas.checks.merges import check_merge
 from schemas.checks.patterns import check_patterns
 from schemas.checks.sanity import check_ranges
+from schemas.checks.training import check_training
 from schemas.errors import Problem
 from schemas.source.limits import MAX_PROBLEMS
 from schemas.stages.evaluate import Evaluate
@@ -16,6 +17,7 @@ from schemas.stages.init import Init
 from schemas.stages.merge import Merge
 from schemas.stages.rl import Rl
 from schemas.steps.step_info import StepInfo
+from schemas.training import Training
 
 
 def find_refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Problem]]:
@@ -27,6 +29,8 @@ def find_refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Probl
         if len(refused) > MAX_PROBLEMS:
             break
         refused += [*check_endpoints(info), *check_ranges(info)]
+        if isinstance(info.stage, Training):
+            refused += check_training(info, info.stage)
         if isinstance(info.stage, Rl):
             wrong, odd = find_contradictions(info, info.stage)
             refused, warned = refused + wrong, warned + odd

@@ -11,6 +11,7 @@ from schemas.evaluation_slots import MetricUse, SolverUse, WeightDiffUse
 from schemas.gates import Gate
 from schemas.references import AgentRef, PolicyRef, PromptsRef
 from schemas.stages.base import BaseStage, ReportSection
+from schemas.training import Dtype
 from schemas.use import EngineUse, EnvUse, ProblemsUse, RewardUse
 
 
@@ -53,6 +54,8 @@ class Evaluate(Capped, Chat, BaseStage):
     """Most tokens per completion."""
     engine: EngineUse = EngineUse(use="torch")
     """Engine that samples completions."""
+    dtype: Dtype = "float32"
+    """Precision of the weights of models that are loaded here."""
     agent: AgentRef | None = None
     """Agent for all models: its environment answers their turns, its context precedes every problem; or give `env`."""
     agents: dict[str, AgentRef] = {}

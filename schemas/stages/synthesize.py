@@ -9,6 +9,7 @@ from schemas.chat import Chat
 from schemas.endpoint import Capped
 from schemas.references import PolicyRef, PreferencePairsRef, PromptsRef
 from schemas.stages.base import BaseStage, ReportSection
+from schemas.training import Dtype
 from schemas.use import EngineUse, ProblemsUse, RewardUse, SearchUse, TeacherUse
 
 
@@ -33,6 +34,8 @@ class Synthesize(Capped, Chat, BaseStage):
     """Model to sample from, instead of `teacher`."""
     engine: EngineUse = EngineUse(use="torch")
     """Engine that samples completions."""
+    dtype: Dtype = "float32"
+    """Precision of the weights of models that are loaded here."""
     num_generations: int = Field(default=4, ge=1)
     """Samples per problem."""
     temperature: float = Field(default=1.0, gt=0)

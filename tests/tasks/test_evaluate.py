@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from learning.data.rows import write_rows
+from learning.generation.replicas.engine_loading import open_engine
 from learning.models.policy import load_policy, save_policy
 from schemas.errors import StepError
 from schemas.gates import Gate
@@ -61,6 +62,19 @@ def test_every_number_follows_from_the_samples(tmp_path, two_models):
     assert result.metrics["pass_at_2"] >= result.metrics["accuracy"]
     saved = json.loads((tmp_path / "a/outputs/report/results.json").read_text())
     assert saved["table"] == result.details["table"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_models_are_loaded_in_the_precision_that_is_named(tmp_path, two_models, monkeypatch, dtype):
+    seen = []
+
+    def opened(use, policy, *rest):
+        seen.append({p.dtype for p in policy.model.parameters()})
+        return open_engine(use, policy, *rest)
+
+    monkeypatch.setattr("tasks.evaluate.open_engine", opened)
+    run(stage(dtype=dtype, limit=3), context(tmp_path, "a", **two_models))
+    assert seen == [{getattr(torch, dtype)}] * 2
 
 
 def test_repeatable_to_the_byte_and_equal_models_are_equal(tmp_path, tiny_policy_folder):

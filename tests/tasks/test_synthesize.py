@@ -2,6 +2,7 @@ import json
 import re
 
 import pytest
+import torch
 
 from learning.data.rows import read_rows
 from schemas.errors import StepError
@@ -101,6 +102,23 @@ def test_samples_of_a_model_are_filtered_and_counted(tmp_path, tiny_policy_folde
     assert result.metrics["accepted"] == len(rows)
     assert result.metrics["yield"] == len(rows) / 320
     json.dumps(result.details)
+
+
+def test_the_model_is_loaded_in_the_precision_that_is_named(tmp_path, tiny_policy_folder, monkeypatch):
+    import learning.generation.replicas.engine_loading as loading
+
+    seen, load = [], loading.load_policy
+
+    def loaded(folder, **how):
+        policy = load(folder, **how)
+        seen.append({p.dtype for p in policy.model.parameters()})
+        return policy
+
+    monkeypatch.setattr(loading, "load_policy", loaded)
+    how = {"problems": [SUMS], "model": "m", "rewards": [{"use": "formats.brevity", "soft": 0, "hard": 12}]}
+    stage = Synthesize(kind="synthesize", max_completion_length=8, min_reward=-1.0, dtype="bfloat16", **how)
+    run(stage, context(tmp_path, model=tiny_policy_folder))
+    assert seen == [{torch.bfloat16}]
 
 
 def test_pairs_from_a_model_are_bitwise_repeatable(tmp_path, tiny_policy_folder):

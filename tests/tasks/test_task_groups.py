@@ -36,6 +36,8 @@ STAGES = {
         "gradient_checkpointing": True,
         "packing": True,
     },
+    "muon": {"kind": "sft", "model": "m", "data": "d", "per_device_train_batch_size": 9, "optim": "muon"},
+    "lion": {"kind": "sft", "model": "m", "data": "d", "per_device_train_batch_size": 9, "optim": "lion"},
     "reward_model": PAIRS,
     "preference": {
         **PAIRS,
@@ -106,7 +108,7 @@ def make_inputs(folder):
 
 def job(folder, kind, name, strategy=None, *, stop=None, after=None):
     taught = {"data": "chat"}
-    tables = {"sft": taught, "adapters": taught, "rl": {"prompts": "prompts"}}
+    tables = {**dict.fromkeys(("sft", "adapters", "muon", "lion"), taught), "rl": {"prompts": "prompts"}}
     tables = tables.get(kind, {"data": "preference_pairs"})
     inputs = {"model": str(folder / "policy"), **{port: str(folder / table) for port, table in tables.items()}}
     stage = {"kind": kind, **STAGES[kind], **TRAINING}
@@ -188,7 +190,9 @@ def test_two_ranks_take_the_steps_of_one_and_end_with_its_model(place, kind, str
     for mine, theirs in zip(alone["curve"], both["curve"], strict=True):
         assert theirs == pytest.approx(mine, abs=2e-5, rel=1e-4)
     assert both["spent"] == alone["spent"]
-    assert_close(weights(place, f"alone-{kind}"), weights(place, f"{strategy}-{kind}"), 2e-5)
+    # Muon rounds the moment to bfloat16, which makes a few entries differ by a share of the learning rate.
+    atol = 2e-4 if kind == "muon" else 2e-5
+    assert_close(weights(place, f"alone-{kind}"), weights(place, f"{strategy}-{kind}"), atol)
     assert not (place / f"{strategy}-{kind}" / "1" / "outputs").exists()
 
 

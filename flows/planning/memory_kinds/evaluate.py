@@ -1,4 +1,4 @@
-"""kind: evaluate — one model after the other, in float32."""
+"""kind: evaluate — one model after the other."""
 
 from flows.planning.memory_demand import StepDemand
 from flows.planning.memory_sampling import MAX_OPEN, estimate_samplers

@@ -45,10 +45,12 @@ def make_engine(
     return Replicas(actors, remotes, partial(Files, policy, scratch) if scratch is not None else None)
 
 
-def load_sampling_policy(folder: Path, device: str, actors: Actors | None, chat: Chat) -> Policy:
+def load_sampling_policy(
+    folder: Path, device: str, actors: Actors | None, chat: Chat, dtype: str = "float32"
+) -> Policy:
     """Return the policy for an engine in this process, or without weights if workers sample."""
     elsewhere = actors is not None and actors.size("rollout")
-    policy = load_outline(folder) if elsewhere else load_policy(folder, device=device)
+    policy = load_outline(folder, dtype=dtype) if elsewhere else load_policy(folder, device=device, dtype=dtype)
     apply_chat(policy.tokenizer, chat)
     return policy
 

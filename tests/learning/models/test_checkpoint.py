@@ -12,7 +12,7 @@ from learning.models.checkpoint import (
     load_weights,
     save_checkpoint,
 )
-from learning.models.optimize import clip_gradients, learning_rate_at, make_optimizer
+from learning.models.optimize import clip_gradients, make_optimizer
 from learning.parallel.random_states import get_rng_state, set_rng_state
 from schemas.errors import StepError
 from schemas.training import Training
@@ -119,20 +119,6 @@ def test_decay_is_on_matrices_only():
     groups = make_optimizer(model, Training(weight_decay=0.5)).param_groups
     decays = {p.ndim: group["weight_decay"] for group in groups for p in group["params"]}
     assert decays == {2: 0.5, 1: 0.0}
-
-
-@pytest.mark.parametrize(
-    ("schedule", "warmup", "wanted"),
-    [
-        ("constant", 0.0, [1, 1, 1, 1]),
-        ("linear", 0.0, [1, 0.75, 0.5, 0.25]),
-        ("linear", 0.5, [0.5, 1, 1, 0.5]),
-        ("cosine", 0.0, [1, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2]),
-    ],
-)
-def test_learning_rates(schedule, warmup, wanted):
-    training = Training(learning_rate=2.0, lr_scheduler_type=schedule, warmup_ratio=warmup)
-    assert [learning_rate_at(training, step, 4) / 2 for step in range(4)] == pytest.approx(wanted)
 
 
 def test_clipping_keeps_the_direction_and_tells_the_norm_before():
