@@ -11,6 +11,7 @@ from learning.curation.decontamination import Evaluation, drop_contaminated
 from learning.curation.duplicates import drop_exact_duplicates, drop_near_duplicates
 from learning.curation.ledger import Curation, drop_by_length, drop_malformed, open_curation
 from learning.curation.report import summarise, write_report
+from learning.data.messages import unpack_rows
 from learning.data.rows import open_row_writer, read_rows
 from learning.lookup import Bound, bind
 from schemas.errors import StepError
@@ -72,7 +73,7 @@ def drop_by_quality(rows: Curation, stage: Curate, context: Context) -> None:
     for block in rows.blocks():
         dropped = []
         numbers = block.column("row").to_pylist()
-        for number, row in zip(numbers, block.drop_columns("row").to_pylist(), strict=True):
+        for number, row in zip(numbers, unpack_rows(block.drop_columns("row")), strict=True):
             rejecting = next((name for name, keep in filters if not keep(row)), None)
             if rejecting is not None:
                 dropped.append((number, "quality", rejecting))

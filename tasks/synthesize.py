@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from learning.data.messages import make_batch
 from learning.data.questions import Inquiry
 from learning.data.rows import SCHEMAS, Row, open_row_writer, read_rows, scan_rows
 from learning.lookup import Bound, bind
@@ -44,7 +45,7 @@ def run(stage: Synthesize, context: Context) -> Result:
         for generated, accepted in generate_rows(stage, context, problems, tally):
             tally.add(generated, accepted)
             rows = [add_notes(row, stage.notes) for row in accepted]
-            writer.write(pa.Table.from_pylist(rows, schema=SCHEMAS[stage.emit]))
+            writer.write(make_batch(rows, SCHEMAS[stage.emit]))
     if not tally.totals["accepted"]:
         raise StepError(
             f"synthesize: none of {tally.totals['generated']} samples was accepted; lower min_reward or min_margin, "

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from learning.curation.ledger import WRITTEN, Curation
+from learning.data.messages import MESSAGES
 from learning.data.rows import Row
 
 SHARED_BY = 0.1
@@ -100,10 +101,9 @@ def _load(rows: Curation, evaluations: list[Evaluation], ngram: int) -> None:
     """Make the tables `problems` (problem, name, id, whole) and `marks` (problem, gram: its distinct n-grams)."""
     flat = [(e.name, p["id"], p["family"], p["prompt"]) for e in evaluations for p in e.problems]
     names, ids, families, prompts = zip(*flat, strict=True) if flat else ((), (), (), ())
-    messages = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
     given = {"name": names, "id": ids, "family": families}
     table = pa.table({k: pa.array(v, pa.string()) for k, v in given.items()})
-    table = table.append_column("prompt", pa.array(prompts, messages))
+    table = table.append_column("prompt", pa.array(prompts, MESSAGES))
     rows.connection.register("given", table.append_column("problem", pa.array(range(len(flat)), pa.int64())))
     rows.run(
         """create table problems as select problem, name, id, coalesce(family, '') as family,

@@ -67,7 +67,9 @@ def join_texts(block: pa.RecordBatch, artifact_type: str) -> list[str]:
 
 
 def _contents(messages: pa.ListArray) -> pa.StringArray:
-    flat = pc.fill_null(pc.struct_field(messages.flatten(), "content"), "")
+    each = messages.flatten()
+    content, more = (pc.fill_null(pc.struct_field(each, name), "") for name in ("content", "more"))
+    flat = pc.binary_join_element_wise(content, more, "")
     sizes = pc.fill_null(pc.list_value_length(messages), 0)
     ends = np.cumsum(sizes.to_numpy(zero_copy_only=False), dtype=np.int32)
     listed = pa.ListArray.from_arrays(pa.array(np.append(np.int32(0), ends)), flat)

@@ -15,6 +15,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
+from learning.data.messages import is_optional
 from learning.data.rows import SCHEMAS, count_rows, scan_rows
 from learning.data.shards import find_shards, open_shard
 from schemas.errors import StepError
@@ -25,7 +26,7 @@ WRITTEN = {"prompts": [], "chat": ["completion"], "preference_pairs": ["chosen",
 # Text of ASCII alone takes a way without Unicode: the same result, several times as fast.
 _MACROS = r"""
 create macro contents(messages) as
-    array_to_string(list_transform(messages, lambda m: coalesce(m.content, '')), chr(10));
+    array_to_string(list_transform(messages, lambda m: coalesce(m.content, '') || coalesce(m.more, '')), chr(10));
 create macro is_ascii(text) as strlen(text) = length(text);
 create macro spaced(text) as
     replace(replace(replace(replace(text, chr(9), ' '), chr(10), ' '), chr(12), ' '), chr(13), ' ');
@@ -34,7 +35,7 @@ create macro squeezed(text) as trim(case when is_ascii(text) then single(spaced(
     else regexp_replace(nfc_normalize(text), '[\s\p{Z}]+', ' ', 'g') end, ' ');
 create macro spoken(messages) as
     array_to_string(list_transform(messages, lambda m:
-        coalesce(m.role, '') || chr(31) || squeezed(coalesce(m.content, ''))), chr(30));
+        coalesce(m.role, '') || chr(31) || squeezed(coalesce(m.content, '')) || coalesce(chr(29) || m.more, '')), chr(30));
 create macro known(messages, roles) as
     coalesce(len(list_filter(messages, lambda m: m.role is null or not list_contains(roles, m.role))), 0) = 0;
 create macro blank(messages) as not coalesce(regexp_matches(contents(messages), '[^\s\p{Z}]'), false);
@@ -124,7 +125,11 @@ def detect_type(folder: Path) -> str:
     first = find_shards(folder)[0]
     with open_shard(first) as file:
         columns = file.schema_arrow.names
-    fitting = [name for name, schema in SCHEMAS.items() if set(schema.names) <= set(columns)]
+    fitting = [
+        name
+        for name, schema in SCHEMAS.items()
+        if {field.name for field in schema if not is_optional(field)} <= set(columns)
+    ]
     if not fitting:
         wanted = "; ".join(f"{name}: {', '.join(schema.names)}" for name, schema in SCHEMAS.items())
         raise StepError(f"{first}: columns {', '.join(columns)} are no known rows ({wanted})")
@@ -168,11 +173,11 @@ def _listed(call: str, columns: Sequence[str]) -> str:
 
 def _malformed(artifact_type: str) -> str:
     """Return what is wrong with a row, or null: an expression over a block."""
-    asked = "known(prompt, ['system', 'user', 'assistant', 'tool'])"
+    asked = "known(prompt, ['system', 'developer', 'user', 'assistant', 'tool'])"
     reasons = [
         ("id is null or id = ''", "no id"),
         ("blank(prompt)", "empty prompt"),
-        (f"not {asked} or prompt[-1].role = 'assistant'", "roles of the prompt"),
+        (f"not {asked}", "roles of the prompt"),
     ]
     for column in WRITTEN[artifact_type]:
         reasons.append((f"blank({column})", f"empty {column}"))

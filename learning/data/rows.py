@@ -5,7 +5,8 @@ chat              … and completion
 preference_pairs  … and chosen, rejected, margin
 
 `prompt`, `completion`, `chosen` and `rejected` are lists of messages {role, content}, as in TRL's conversational
-formats; `metadata` is JSON text of the generator of the problem.
+formats, with `tool_calls` and whatever else a template reads; `metadata` is JSON text of the generator of the problem.
+All types may have `tools` and `chat_template_kwargs` for the template of this row (`learning.data.messages`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,18 +15,21 @@ from typing import Any
 
 import pyarrow as pa
 
+from learning.data.messages import JSON_COLUMNS, MESSAGES, make_batch, make_optional_field, unpack_rows
 from learning.data.shards import ShardWriter, check_shards, count_bytes, find_shards, scan_shards
 
-MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 TEXT = pa.string()
 PROMPT = [("id", TEXT), ("prompt", MESSAGES), ("answer", TEXT), ("family", TEXT), ("metadata", TEXT)]
+CHAT_COLUMNS = JSON_COLUMNS
+"""Columns of a row that its chat template receives; a table may lack them."""
+FOR_TEMPLATE = [make_optional_field(name) for name in CHAT_COLUMNS]
 SCHEMAS: dict[str, pa.Schema] = {
-    "prompts": pa.schema(PROMPT),
-    "chat": pa.schema([*PROMPT, ("completion", MESSAGES)]),
-    "preference_pairs": pa.schema([*PROMPT, ("chosen", MESSAGES), ("rejected", MESSAGES), ("margin", pa.float64())]),
+    "prompts": pa.schema([*PROMPT, *FOR_TEMPLATE]),
+    "chat": pa.schema([*PROMPT, ("completion", MESSAGES), *FOR_TEMPLATE]),
+    "preference_pairs": pa.schema(
+        [*PROMPT, ("chosen", MESSAGES), ("rejected", MESSAGES), ("margin", pa.float64()), *FOR_TEMPLATE]
+    ),
 }
-CHAT_COLUMNS = ("tools", "chat_template_kwargs")
-"""Columns of a row that its chat template receives."""
 Row = dict[str, Any]
 """One row: the columns of its artifact type, and on the way through a stage those that functions add."""
 IN_MEMORY = 64 << 20
@@ -34,7 +38,7 @@ IN_MEMORY = 64 << 20
 
 def write_rows(folder: Path, artifact_type: str, rows: list[Row]) -> None:
     """Write rows of an artifact type; equal rows give equal bytes."""
-    write_table(folder, artifact_type, pa.Table.from_pylist(rows, schema=SCHEMAS[artifact_type]))
+    write_table(folder, artifact_type, pa.Table.from_batches([make_batch(rows, SCHEMAS[artifact_type])]))
 
 
 def write_table(folder: Path, artifact_type: str, table: pa.Table) -> None:
@@ -83,4 +87,4 @@ def read_table(folder: Path, artifact_type: str) -> pa.Table:
 
 def read_rows(folder: Path, artifact_type: str) -> list[Row]:
     """Read the rows of an artifact as dictionaries; for tables that fit into memory."""
-    return [row for batch in scan_rows(folder, artifact_type) for row in batch.to_pylist()]
+    return [row for batch in scan_rows(folder, artifact_type) for row in unpack_rows(batch)]

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as pq
 
+from learning.data.messages import MESSAGES, convert_json, convert_messages, has_more_keys, is_optional
 from schemas.errors import StepError
 
 pc: Any = pyarrow.compute
@@ -85,7 +86,7 @@ def check_shards(paths: Sequence[Path], wanted: pa.Schema, what: str) -> int:
     for path in paths:
         with open_shard(path) as file:
             here = file.schema_arrow
-            missing = [name for name in wanted.names if name not in here.names]
+            missing = [field.name for field in wanted if field.name not in here.names and not is_optional(field)]
             if missing:
                 raise StepError(f"{path}: not {what} rows, column(s) {', '.join(missing)} missing")
             _as(here.empty_table(), wanted, path, what)
@@ -129,7 +130,11 @@ def _scan_file(
             start -= group.num_rows
             continue
         size = min(rows, max(UNIT // 4, rows * GROUP_BYTES // max(group.total_byte_size, 1)))
-        batches = file.iter_batches(batch_size=size, row_groups=[number], columns=wanted.names)
+        batches = file.iter_batches(
+            batch_size=size,
+            row_groups=[number],
+            columns=[name for name in wanted.names if name in file.schema_arrow.names],
+        )
         while (batch := _next(batches, path, what)) is not None:
             if start < batch.num_rows:
                 yield _as(batch.slice(start), wanted, path, what)
@@ -153,10 +158,22 @@ def _as(rows: pa.RecordBatch | pa.Table, wanted: pa.Schema, path: Path, what: st
     columns = []
     for field in wanted:
         try:
-            columns.append(rows.column(field.name).cast(field.type))
+            columns.append(_convert(rows, field))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise StepError(f"{path}: not {what} rows: column {field.name}: {error}") from error
     return type(rows).from_arrays(columns, schema=wanted)
+
+
+def _convert(rows: pa.RecordBatch | pa.Table, field: pa.Field) -> pa.Array | pa.ChunkedArray:
+    """Return a column in the type of its field; nothing that a message has is lost."""
+    if field.name not in rows.schema.names:
+        return pa.nulls(rows.num_rows, field.type)
+    column = rows.column(field.name)
+    if is_optional(field) and not (pa.types.is_string(column.type) or pa.types.is_null(column.type)):
+        return convert_json(column)
+    return (
+        convert_messages(column) if field.type == MESSAGES and has_more_keys(column.type) else column.cast(field.type)
+    )
 
 
 class ShardWriter:

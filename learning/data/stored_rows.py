@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from filelock import FileLock
 
+from learning.data.messages import make_batch, unpack_rows
 from learning.data.rows import SCHEMAS, Row, count_rows, fits_in_memory, read_rows, scan_rows
 from schemas.atomic_write import atomic_file
 from schemas.errors import StepError
@@ -54,12 +55,12 @@ class StoredRows(Sequence[T], Generic[T]):
         index %= len(self)
         part = int(self._ends.searchsorted(index, "right")) - 1
         batch, place = divmod(index - int(self._ends[part]), BATCH)
-        return self.make(self._batch(part, batch).slice(place, 1).to_pylist()[0])
+        return self.make(unpack_rows(self._batch(part, batch).slice(place, 1))[0])
 
     def __iter__(self) -> Iterator[T]:
         for part in range(len(self._ends) - 1):
             for batch in range(self._reader(part).num_record_batches):
-                yield from map(self.make, self._batch(part, batch).to_pylist())
+                yield from map(self.make, unpack_rows(self._batch(part, batch)))
 
     def column(self, name: str) -> np.ndarray:
         """Return a column of numbers of all rows."""
@@ -171,14 +172,14 @@ def _label(folder: Path, number: int) -> str:
 def _write(path: Path, schema: pa.Schema, rows: Iterator[Row]) -> None:
     with atomic_file(path) as fresh, pa.OSFile(str(fresh), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         while batch := list(islice(rows, BATCH)):
-            writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=schema))
+            writer.write_batch(make_batch(batch, schema))
 
 
 def iterate_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
     """Yield the rows of record batches."""
     for batch in batches:
         for start in range(0, batch.num_rows, BATCH):
-            yield from batch.slice(start, BATCH).to_pylist()
+            yield from unpack_rows(batch.slice(start, BATCH))
 
 
 def open_rows(data: Path, artifact_type: str, folder: Path) -> Sequence[Row]:
