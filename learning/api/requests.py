@@ -8,6 +8,7 @@ from typing import Any
 
 from learning.data.text_edits import replace_half_characters
 from schemas.endpoint import IDENTITY, Endpoint
+from schemas.errors import StepError
 
 CHAT, COMPLETIONS = "/chat/completions", "/completions"
 MESSAGE_TOKENS = 64
@@ -95,6 +96,8 @@ def make_chat_question(
     messages: Sequence[Mapping[str, str]], index: int, *, temperature: float, max_tokens: int
 ) -> Question:
     """Return a chat question; its index is also the seed, for servers that accept one."""
+    if wrong := [message for message in messages if not isinstance(message["content"], str)]:
+        raise StepError(f"endpoint: a message of role {wrong[0]['role']} has no text; drop the row")
     said = [{"role": message["role"], "content": replace_half_characters(message["content"])} for message in messages]
     body = {"messages": said, "temperature": temperature, "max_tokens": max_tokens, "seed": index}
     return Question(CHAT, body, index)

@@ -35,7 +35,8 @@ create macro squeezed(text) as trim(case when is_ascii(text) then single(spaced(
     else regexp_replace(nfc_normalize(text), '[\s\p{Z}]+', ' ', 'g') end, ' ');
 create macro spoken(messages) as
     array_to_string(list_transform(messages, lambda m:
-        coalesce(m.role, '') || chr(31) || squeezed(coalesce(m.content, '')) || coalesce(chr(29) || m.more, '')), chr(30));
+        coalesce(m.role, '') || chr(31) || squeezed(coalesce(m.content, '')) || coalesce(chr(29) || m.more, '')),
+        chr(30));
 create macro known(messages, roles) as
     coalesce(len(list_filter(messages, lambda m: m.role is null or not list_contains(roles, m.role))), 0) = 0;
 create macro blank(messages) as not coalesce(regexp_matches(contents(messages), '[^\s\p{Z}]'), false);
@@ -125,13 +126,10 @@ def detect_type(folder: Path) -> str:
     first = find_shards(folder)[0]
     with open_shard(first) as file:
         columns = file.schema_arrow.names
-    fitting = [
-        name
-        for name, schema in SCHEMAS.items()
-        if {field.name for field in schema if not is_optional(field)} <= set(columns)
-    ]
+    needed = {name: [f.name for f in schema if not is_optional(f)] for name, schema in SCHEMAS.items()}
+    fitting = [name for name, names in needed.items() if set(names) <= set(columns)]
     if not fitting:
-        wanted = "; ".join(f"{name}: {', '.join(schema.names)}" for name, schema in SCHEMAS.items())
+        wanted = "; ".join(f"{name}: {', '.join(names)}" for name, names in needed.items())
         raise StepError(f"{first}: columns {', '.join(columns)} are no known rows ({wanted})")
     return fitting[-1]
 
@@ -177,7 +175,7 @@ def _malformed(artifact_type: str) -> str:
     reasons = [
         ("id is null or id = ''", "no id"),
         ("blank(prompt)", "empty prompt"),
-        (f"not {asked}", "roles of the prompt"),
+        (f"not {asked} or prompt[1].role = 'assistant'", "roles of the prompt"),
     ]
     for column in WRITTEN[artifact_type]:
         reasons.append((f"blank({column})", f"empty {column}"))
