@@ -27,6 +27,12 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
         model.train(training)
 
 
+def keep_score_caps(model: Any) -> None:
+    """Switch a model with capped attention scores to transformers' eager attention, since its SDPA ignores the caps."""
+    if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
+        model.set_attn_implementation("eager")
+
+
 def apply_compute_options(model: nn.Module, training: Training) -> None:
     """Apply the options `bf16` and `gradient_checkpointing` to a model."""
     wrapped: Any = model

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from learning.models.forwards import evaluation_mode
-from learning.models.padded import describe_limited_attention, get_body, padded_hidden, padded_logits
+from learning.models.padded import get_body, padded_hidden, padded_logits, padded_outputs
 from learning.models.segments import NAME, Layout, make_layout, measure_chains
+from learning.models.windows import describe_unsupported_attention, narrow_windows
 from schemas.errors import StepError
 
 UNFIT = (TypeError, AttributeError, LookupError, ValueError, RuntimeError)
@@ -115,14 +116,18 @@ def _last_block_at(model: Any, rows_B: Tensor | None, size: int) -> Iterator[Non
         after.remove()
 
 
-def packed_hidden(model: Any, packed: Packed, rows_B: Tensor | None = None) -> Tensor:
+Body = Literal["forest", "padded"]
+"""How hidden states are computed: over the forest, or by transformers' own forward over padded rows."""
+
+
+def packed_hidden(model: Any, packed: Packed, rows_B: Tensor | None = None, *, body: Body | None = None) -> Tensor:
     """Return the last hidden state of every token (M, C), each seeing only its own path.
 
     With `rows_B` only these packed tokens are guaranteed to be correct. `model` is a transformers model, or one wrapped
-    by peft. The forward pass is the one that `choose_forward` found to be exact for the model.
+    by peft. The forward pass is `body`, or the one that `choose_forward` found to be exact for the model.
     """
     model = unwrap(model)
-    if choose_forward(model).body == "forest":
+    if (body or choose_forward(model).body) == "forest":
         return forest_hidden(model, packed, rows_B)
     return padded_hidden(model, packed)
 
@@ -135,7 +140,7 @@ def unwrap(model: Any) -> Any:
 def forest_hidden(model: Any, packed: Packed, rows_B: Tensor | None = None) -> Tensor:
     """Return hidden states (M, C) from one forward pass over the forest, in which a shared prefix is computed once.
 
-    Raise StepError if attention is more than causal softmax (windows, caps, sinks).
+    Raise StepError if the model has dropout of attention.
     """
     with _segment_attention(model), _last_block_at(model, rows_B, len(packed.input_ids_M)):
         out = get_body(model)(
@@ -154,10 +159,12 @@ def packed_logprobs(
     temperature: float = 1.0,
     entropy: bool = False,
     needed_M: Tensor | None = None,
+    body: Body | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the log-probability (M,) of every token given its path, and with `entropy` that of its distribution."""
     followed = ("lp", "entropy") if entropy else ("lp",)
-    statistics = packed_statistics(model, packed, followed=followed, temperature=temperature, needed_M=needed_M)
+    given: Any = {"followed": followed, "temperature": temperature, "needed_M": needed_M, "body": body}
+    statistics = packed_statistics(model, packed, **given)
     return statistics["lp"], statistics.get("entropy")
 
 
@@ -169,6 +176,7 @@ def packed_statistics(
     watched: tuple[str, ...] = (),
     temperature: float = 1.0,
     needed_M: Tensor | None = None,
+    body: Body | None = None,
 ) -> dict[str, Tensor]:
     """Return statistics of every token given its path, of the distribution softmax(logits / temperature): (M,) each.
 
@@ -185,7 +193,7 @@ def packed_statistics(
         rows_BC, head = padded_logits(plain, packed).index_select(0, sources_B), nn.Identity()
         vocabulary = rows_BC.shape[1]
     else:
-        rows_BC = packed_hidden(plain, packed, sources_B.unique()).index_select(0, sources_B)
+        rows_BC = packed_hidden(plain, packed, sources_B.unique(), body=body).index_select(0, sources_B)
         head, vocabulary = partial(compute_logits, plain), plain.get_output_embeddings().weight.shape[0]
     ids_B = packed.input_ids_M[at_B]
     step = max(1, LOGITS_PER_CHUNK // vocabulary)
@@ -232,7 +240,7 @@ STATISTICS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 class Forward:
     """The forward pass that is exact for a model, and the reason against the faster one."""
 
-    body: Literal["forest", "padded"]
+    body: Body
     head: Literal["shared", "own"]
     """`own`: only the model's own forward gives its logits."""
     reason: str = ""
@@ -244,9 +252,9 @@ _CHOSEN: WeakKeyDictionary[Any, Forward] = WeakKeyDictionary()
 def choose_forward(model: Any) -> Forward:
     """Return the fastest forward pass that agrees with the model's own; determined once per model.
 
-    Both are compared on a few tokens with the model's weights, so that unknown architectures are handled correctly.
-    `forest` is rejected if the config limits attention (windows, chunks), if it raises, if one path changes the results
-    of another, or if it differs from the model's own forward pass by more than rounding.
+    Both are compared on a few tokens with the model's weights and narrowed windows, so that unknown architectures are
+    handled correctly. `forest` is rejected if the config names layers or limits that it does not compute, if it raises,
+    or if it differs from the model's own forward pass by more than rounding, as it does when paths see each other.
     """
     if model not in _CHOSEN:
         _CHOSEN[model] = _examine(model)
@@ -254,50 +262,49 @@ def choose_forward(model: Any) -> Forward:
 
 
 def describe_forward(model: Any) -> dict[str, str]:
-    """Return a note for a step's metrics if a model uses the padded forward pass; empty if it uses the packed one."""
+    """Return the note `forward` for a step's metrics: the forward pass that was chosen, and why.
+
+    Empty if the step made no forward pass for training.
+    """
     choice = _CHOSEN.get(unwrap(model))
-    return {"forward": f"padded ({choice.reason})"} if choice and choice.body == "padded" else {}
+    if choice is None:
+        return {}
+    return {"forward": f"{choice.body} ({choice.reason or 'agrees with its own forward on its weights'})"}
 
 
 @torch.no_grad()
 def _examine(model: Any) -> Forward:
     """Compare the forward passes on a prefix with two completions; return the fastest exact one."""
-    with evaluation_mode(model):
-        size = model.get_input_embeddings().weight.shape[0]
-        probe, other = (_probe(size, shift).to(model.device) for shift in (0, 1))
-        truth_MC = padded_hidden(model, probe)
-        head = _head_of(model, probe, truth_MC)
-        if reason := describe_limited_attention(model.config) or _forest_differs(model, probe, other, truth_MC):
-            return Forward("padded", head, f"{model.config.model_type}: {reason}")
-        if head == "own":
-            return Forward("padded", head, f"{model.config.model_type}: only its own forward gives its logits")
-        return Forward("forest", head)
+    with evaluation_mode(model), narrow_windows(model, NARROW):
+        probe = _probe(model.get_input_embeddings().weight.shape[0]).to(model.device)
+        truth_MC, logits_MV = padded_outputs(model, probe)
+        own = logits_MV is not None and not is_close(compute_logits(model, truth_MC), logits_MV)
+        head: Literal["shared", "own"] = "own" if own else "shared"
+        reason = describe_unsupported_attention(model.config) or _forest_differs(model, probe, truth_MC)
+        if own and not reason:
+            reason = "only its own forward gives its logits"
+        return Forward("padded", head, f"{model.config.model_type}: {reason}") if reason else Forward("forest", head)
 
 
-def _probe(vocabulary: int, shift: int) -> Packed:
-    """Return a prefix of 12 tokens with children of 15 and 9; `shift` changes the tokens of the first child."""
-    spread = [[(7 + 31 * i + 17 * s) % vocabulary for i in range(n)] for s, n in enumerate((12, 15, 9))]
-    return pack([spread[0], [(token + shift) % vocabulary for token in spread[1]], spread[2]], [-1, 0, 0])
+NARROW = 4
+"""Keys in the windows while forward passes are compared: fewer than the probe's tokens."""
 
 
-def _forest_differs(model: Any, probe: Packed, other: Packed, truth_MC: Tensor) -> str:
+def _probe(vocabulary: int) -> Packed:
+    """Return a prefix of 6 tokens with children of 7 and 4."""
+    spread = [[(7 + 31 * i + 17 * s) % vocabulary for i in range(n)] for s, n in enumerate((6, 7, 4))]
+    return pack(spread, [-1, 0, 0])
+
+
+def _forest_differs(model: Any, probe: Packed, truth_MC: Tensor) -> str:
     """Return why the forward pass over a forest differs from the model's own; empty if it does not."""
     try:
-        found_MC, beside_MC = forest_hidden(model, probe), forest_hidden(model, other)
+        found_MC = forest_hidden(model, probe)
     except StepError as error:
         return str(error)
     except UNFIT as error:
         return f"its attention takes no layout of segments ({type(error).__name__})"
-    if not is_close(found_MC[-9:], beside_MC[-9:]):
-        return "completions of one prompt see each other"
     return "" if is_close(found_MC, truth_MC) else "its own forward gives other numbers"
-
-
-def _head_of(model: Any, probe: Packed, hidden_MC: Tensor) -> Literal["shared", "own"]:
-    """Return `shared` if logits are those of the output embeddings with the config's scales, else `own`."""
-    if model.get_output_embeddings() is None:
-        return "shared"
-    return "shared" if is_close(compute_logits(model, hidden_MC), padded_logits(model, probe)) else "own"
 
 
 def is_close(values: Tensor, truth: Tensor) -> bool:
@@ -320,6 +327,6 @@ def compute_logits(model: Any, rows_BC: Tensor) -> Tensor:
         logits_BV = logits_BV * scale
     if scaling := getattr(config, "logits_scaling", None):  # Granite
         logits_BV = logits_BV / scaling
-    if cap := getattr(config, "final_logit_softcapping", None):  # Gemma
+    if cap := getattr(config, "final_logit_softcapping", getattr(config, "logits_soft_cap", None)):  # Gemma
         logits_BV = (logits_BV / cap).tanh() * cap
     return logits_BV

@@ -22,6 +22,24 @@ def padded_hidden(model: Any, packed: "Packed") -> Tensor:
     return out[0].flatten(0, 1).index_select(0, place_M)
 
 
+def padded_outputs(model: Any, packed: "Packed") -> tuple[Tensor, Tensor | None]:
+    """Return last hidden states (M, C) and logits (M, V) of every packed token from one pass; no logits without a head.
+
+    A model without output embeddings has no head.
+    """
+    if model.get_output_embeddings() is None:
+        return padded_hidden(model, packed), None
+    kept: list[Tensor] = []
+    hook = get_body(model).register_forward_hook(lambda _, __, out: kept.append(out[0]))
+    try:
+        logits_MV = padded_logits(model, packed)
+    finally:
+        hook.remove()
+    if not kept:  # OPT calls a part of the body
+        return padded_hidden(model, packed), logits_MV
+    return kept[0].flatten(0, 1).index_select(0, lay_out_rows(packed)[2]), logits_MV
+
+
 def padded_logits(model: Any, packed: "Packed") -> Tensor:
     """Return the logits (M, V) after every packed token, from the model's own forward over its path."""
     ids_BL, real_BL, place_M = lay_out_rows(packed)

@@ -22,6 +22,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from learning.data.chat import find_turn_ends
+from learning.models.forwards import keep_score_caps
 from learning.models.gguf import UNREADABLE, find_gguf, finish_gguf, make_config_options, make_dequantization
 from learning.models.gguf_tokenizer import load_gguf_tokenizer
 from schemas.errors import StepError
@@ -87,6 +88,7 @@ def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32") ->
             )
             tokenizer = load_tokenizer(base)
         model: Any = loaded[0]
+        keep_score_caps(model)
         info = loaded[1]
     except (*UNREADABLE, SafetensorError) as error:
         raise StepError(f"{folder.name}: this model cannot be loaded: {error}") from error

@@ -3,7 +3,7 @@
 There is no M x M mask. Segments are gathered into padded blocks of similar shape, only inside the attention call: roots
 use a plain causal kernel, and children of one parent (a group of completions) share one copy of its keys. On a CPU,
 roots within a range of lengths (`learning.models.row_attention`) and long paths (`learning.models.long_attention`) are
-not gathered.
+not gathered. Windows, caps and sinks are computed path by path (`learning.models.limited_attention`).
 
 Shapes: M packed tokens, N families (one parent each), G children of a family, L longest child, P longest chain,
 X their places in all blocks, Y those of their chains, K key-value heads, R query heads per key-value head, D head size
@@ -11,6 +11,7 @@ X their places in all blocks, Y those of their chains, K key-value heads, R quer
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
 
+from learning.models.limited_attention import Limits, attend_limited
 from learning.models.long_attention import Path, attend_paths
 from learning.models.row_attention import LONGEST, SHORTEST, Rows, attend_rows
 from schemas.errors import StepError
@@ -55,12 +57,19 @@ class Layout:
     """Roots in no block; their places come after those of the blocks."""
     long: tuple[Path, ...] = ()
     """Long paths in no block; their places come last."""
+    paths: tuple[Path, ...] = ()
+    """All segments that are not empty, in order."""
+
+    @cached_property
+    def longest(self) -> int:
+        """Return the tokens of the longest path."""
+        return max((path.before + path.length for path in self.paths), default=0)
 
     def to(self, device: torch.device | str) -> "Layout":
         """Return a copy on another device."""
         blocks = [Block(b.shape, None if b.absent_NP is None else b.absent_NP.to(device)) for b in self.blocks]
         places = (x.to(device) for x in (self.child_X, self.chain_Y, self.home_M))
-        return Layout(blocks, *places, self.rows, self.long)
+        return Layout(blocks, *places, self.rows, self.long, self.paths)
 
 
 def make_layout(starts: list[int], parents: list[int], *, on_cpu: bool = False) -> Layout:
@@ -98,8 +107,9 @@ def make_layout(starts: list[int], parents: list[int], *, on_cpu: bool = False) 
         home_M[starts[segment] : starts[segment + 1]] = torch.arange(place, place + lengths[segment])
         place += lengths[segment]
     rows = tuple((starts[s], starts[s + 1]) for s in sorted(alone))
-    paths = tuple(Path(starts[s], starts[s + 1], list_ancestors(s, starts, parents)) for s in sorted(long))
-    return Layout(blocks, child_X.clamp(min=0), chain_Y.clamp(min=0), home_M, rows, paths)
+    paths = {s: Path(starts[s], starts[s + 1], list_ancestors(s, starts, parents)) for s, n in enumerate(lengths) if n}
+    places = (child_X.clamp(min=0), chain_Y.clamp(min=0), home_M)
+    return Layout(blocks, *places, rows, tuple(paths[s] for s in sorted(long)), tuple(paths.values()))
 
 
 def measure_chains(lengths: list[int], parents: list[int]) -> list[int]:
@@ -232,12 +242,18 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Compute attention for transformers' AttentionInterface: (1, H, M, D) in, (1, M, H, D) out.
 
-    Raise StepError for attention that is more than causal softmax (windows, caps, sinks) and for dropout.
+    Raise StepError for dropout.
     """
-    if dropout or sliding_window or softcap or s_aux is not None:
-        raise StepError("packed forward: dropout, sliding windows, capped scores and attention sinks are not supported")
+    if dropout:
+        raise StepError("packed forward: dropout of attention is not supported")
     if query.dtype != value.dtype:  # bf16 leaves rotated queries and keys in float32
         query, key = query.to(value.dtype), key.to(value.dtype)
+    window = sliding_window if sliding_window and sliding_window < layout.longest else None
+    if window or softcap or s_aux is not None:
+        given = (query.squeeze(0), key.squeeze(0), value.squeeze(0), s_aux, layout.paths)
+        return attend_limited(*given, scaling, Limits(window, softcap)).view(
+            1, query.shape[2], query.shape[1], -1
+        ), None
     heads = (key.shape[1], query.shape[1] // key.shape[1])
     pieces = _in_blocks(query, key, value, layout, heads, scaling) if layout.blocks else []
     if layout.rows:

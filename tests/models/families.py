@@ -6,6 +6,8 @@
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from learning.models.forwards import keep_score_caps
+
 VOCABULARY = 61
 COMMON = {
     "vocab_size": VOCABULARY,
@@ -166,6 +168,7 @@ def make_family(kind, seed=0, **more):
     keys = {**COMMON, **FAMILIES[kind], **more}
     config = AutoConfig.for_model(kind, **{key: value for key, value in keys.items() if value is not None})
     model = AutoModelForCausalLM.from_config(config).eval()
+    keep_score_caps(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim >= 2:

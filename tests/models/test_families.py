@@ -6,11 +6,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors import safe_open
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from learning.data.tokenizers import characters
 from learning.generation.engines.torch import Engine
+from learning.models import segments as segments_module
 from learning.models.packed import choose_forward, forest_hidden, pack, packed_logprobs
 from learning.models.policy import Policy, load_policy, save_policy
+from learning.models.windows import narrow_windows
 from learning.samples.engine_protocol import Request, Sampling
 from schemas.errors import StepError
 from tests.models.families import FAMILIES, VOCABULARY, make_family
@@ -21,6 +24,17 @@ PACKED_EXPERTS = {"gpt_oss": {f"model.layers.{layer}.mlp.experts.gate_up_proj" f
 """Published checkpoints that hold all experts of a layer in one tensor."""
 REFUSED_BY_ENGINE = {"rwkv"}
 """Their cached decoding in the installed transformers differs from their own forward."""
+PADDED = {
+    "alibi or positions of their own": {"bloom", "mpt", "gptj", "codegen"},
+    "attention that cannot be replaced": {"falcon", "stablelm", "nemotron"},
+    "attention within a window of another name, or in chunks": {"gpt_neo", "llama4_text", "recurrent_gemma"},
+    "linear attention": {"qwen3_next", "qwen3_5_text", "minimax", "rwkv"},
+    "state spaces and convolutions": {"mamba", "mamba2", "falcon_mamba", "bamba", "jamba", "falcon_h1", "lfm2"},
+    "state spaces beside attention": {"nemotron_h", "granitemoehybrid"},
+}
+"""Families that take transformers' own forward; all others take the forest."""
+IN_FLOAT64 = {"gemma4_text"}
+"""Families whose gradients differ by 2e-5 in float32, from rounding alone."""
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of kernels that are not installed
 
 
@@ -41,17 +55,20 @@ def direct_logprobs(model, ids):
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_logprobs_and_gradients_are_those_of_the_own_forward(kind):
-    model, segments = make_family(kind), ragged_forest()
+    model, segments = make_family(kind).to(torch.float64 if kind in IN_FLOAT64 else torch.float32), ragged_forest()
     starts = [0, *accumulate(map(len, segments))]
     weight = torch.randn(starts[-1], generator=torch.Generator().manual_seed(1))
     logp, _ = packed_logprobs(model, pack(segments, PARENTS))
+    choice = choose_forward(model)
+    assert choice.body == ("padded" if kind in set().union(*PADDED.values()) else "forest"), choice.reason
+    assert choice.head == "shared"
     (logp * weight).sum().backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     for s, segment in enumerate(segments):
         truth = direct_logprobs(model, path_of(s, segments))[-len(segment) :]
         own = slice(starts[s + 1] - len(truth), starts[s + 1])
-        torch.testing.assert_close(logp[own].detach(), truth.detach(), atol=1e-5, rtol=0)
+        torch.testing.assert_close(logp[own].detach().float(), truth.detach(), atol=1e-5, rtol=0)
         (truth * weight[own]).sum().backward()
     for name, p in model.named_parameters():
         if p.grad is not None and float(p.grad.abs().max()) > 0:
@@ -129,12 +146,51 @@ def test_wrong_attention_is_found_on_the_weights(monkeypatch):
         assert float((wrong[:12] - planted.model(torch.tensor([segments[0]]))[0][0]).abs().max()) > 1e-3
 
 
-def test_windows_wider_than_the_check_are_read_from_the_config():
-    """With 128 tokens of window the few tokens of the check see all: numbers alone would not tell."""
-    from transformers import AutoModelForCausalLM, MistralConfig
+def plant(monkeypatch, model, layer, **changed):
+    """Make a layer call the forest's attention with other arguments than its own."""
+    inner = segments_module.attend
 
-    torch.manual_seed(0)
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = MistralConfig(vocab_size=VOCABULARY, num_key_value_heads=2, sliding_window=128, **shape)
-    model = AutoModelForCausalLM.from_config(config).eval()
-    assert choose_forward(model).reason == "mistral: attention within a sliding window"
+    def attend(module, *args, **kwargs):
+        wrong = module is model.model.layers[layer].self_attn
+        return inner(module, *args, **{**kwargs, **(changed if wrong else {})})
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, segments_module.NAME, attend)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layer", "changed"),
+    [
+        ("gemma2", 0, {"sliding_window": None}),
+        ("gemma2", 1, {"softcap": 0.5}),
+        ("gemma3_text", 0, {"sliding_window": 5}),
+        ("mistral", 1, {"sliding_window": 3}),
+        ("gpt_oss", 1, {"s_aux": None}),
+    ],
+)
+def test_wrong_windows_caps_and_sinks_are_found_on_the_weights(kind, layer, changed, monkeypatch):
+    planted = make_family(kind, sliding_window=128)
+    plant(monkeypatch, planted, layer, **changed)
+    choice = choose_forward(planted)
+    assert (choice.body, choice.reason) == ("padded", f"{kind}: its own forward gives other numbers")
+    monkeypatch.undo()
+    assert choose_forward(make_family(kind, sliding_window=128)).body == "forest"
+
+
+def test_windows_are_narrowed_for_the_check_and_restored():
+    """With 128 tokens of window the few tokens of the check see all: numbers alone would not tell."""
+    model = make_family("mistral", sliding_window=128)
+    with narrow_windows(model, 4):
+        assert model.config.sliding_window == 4
+    assert choose_forward(model).body == "forest"
+    assert model.config.sliding_window == 128
+    gemma = make_family("gemma3_text", sliding_window=64)
+    choose_forward(gemma)
+    assert {layer.self_attn.sliding_window for layer in gemma.model.layers} <= {64, None}
+
+
+def test_the_check_computes_few_tokens():
+    """The price per model: two passes, one of them over the tokens of a forest."""
+    model, seen = make_family("llama"), []
+    model.model.layers[0].register_forward_hook(lambda _, given, out: seen.append(out.shape[0] * out.shape[1]))
+    choose_forward(model)
+    assert seen == [2 * 13, 17]

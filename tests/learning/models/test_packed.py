@@ -3,8 +3,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from learning.models import packed as packed_module
-from learning.models.packed import choose_forward, forest_hidden, pack, packed_logprobs
-from schemas.errors import StepError
+from learning.models.packed import choose_forward, pack, packed_logprobs
 
 SHAPE = {
     "vocab_size": 31,
@@ -110,15 +109,13 @@ def test_a_parent_comes_first():
         pack([[1], [2]], [1, -1])
 
 
-def test_a_sliding_window_takes_the_padded_forward_and_is_exact():
+def test_a_sliding_window_shorter_than_the_paths_is_exact():
     config = Qwen3Config(
         **SHAPE, num_key_value_heads=2, head_dim=8, use_sliding_window=True, sliding_window=4, max_window_layers=0
     )
     model, (segments, parents) = AutoModelForCausalLM.from_config(config).eval(), forest()
     packed = pack(segments, parents)
-    assert choose_forward(model).body == "padded"
-    with pytest.raises(StepError, match="sliding windows"):
-        forest_hidden(model, packed)
+    assert choose_forward(model).body == "forest"
     with torch.no_grad():
         logp, _ = packed_logprobs(model, packed)
         ids = path_of(4, segments, parents)
