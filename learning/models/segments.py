@@ -10,7 +10,7 @@ X their places in all blocks, Y those of their chains, K key-value heads, R quer
 (E that of values, where it differs).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -68,8 +68,8 @@ class Layout:
     def to(self, device: torch.device | str) -> "Layout":
         """Return a copy on another device."""
         blocks = [Block(b.shape, None if b.absent_NP is None else b.absent_NP.to(device)) for b in self.blocks]
-        places = (x.to(device) for x in (self.child_X, self.chain_Y, self.home_M))
-        return Layout(blocks, *places, self.rows, self.long, self.paths)
+        child_X, chain_Y, home_M = (x.to(device) for x in (self.child_X, self.chain_Y, self.home_M))
+        return replace(self, blocks=blocks, child_X=child_X, chain_Y=chain_Y, home_M=home_M)
 
 
 def make_layout(starts: list[int], parents: list[int], *, on_cpu: bool = False) -> Layout:
