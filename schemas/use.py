@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from schemas.base import Schema
 from schemas.number_schedules import Number
+from schemas.references import SCHEMES
 from schemas.supplied import FIXED, MOVING, PAIR_COLUMNS, PATHS, SAMPLES, SCORING
 
 
@@ -51,10 +52,17 @@ class Use(Schema):
 
 
 class TokenizerUse(Use):
-    """Builds a tokenizer."""
+    """Builds, trains or loads a tokenizer; `path:./folder` and `hub:org/name` stand for `pretrained`."""
 
-    home = ("learning.data.tokenizers",)
+    home = ("learning.data.tokenizers", "learning.data.trained_tokenizers", "learning.models.pretrained_tokenizer")
     takes = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def bare_source(cls, value: Any) -> Any:
+        """Accept `path:./folder` for `{use: pretrained, source: path:./folder}`."""
+        outside = isinstance(value, str) and value.partition(":")[0] in SCHEMES and ":" in value
+        return {"use": "pretrained", "source": value} if outside else value
 
 
 class ProblemsUse(Use):

@@ -11,7 +11,8 @@ from transformers import (
 )
 
 from learning.lookup import bind
-from learning.models.policy import Policy, save_policy, set_determinism
+from learning.models.added_tokens import add_tokens, extend_vocabulary
+from learning.models.policy import Policy, load_policy, read_dtype, save_policy, set_determinism
 from schemas.base import JsonObject
 from schemas.errors import StepError
 from schemas.stages.init import Init
@@ -23,14 +24,30 @@ LEGACY = {"rope_theta", "rope_scaling"}
 
 
 def run(stage: Init, context: Context) -> Result:
-    """Build the tokenizer, then a model with its vocabulary and seeded random weights, in float32."""
+    """Build the tokenizer, then a model with its vocabulary and seeded random weights, in float32.
+
+    With `model`, return that model, in its own precision, with added tokens.
+    """
     set_determinism(context.seed, context.num_threads)
+    if stage.model is not None:
+        folder = context.input("model")
+        policy = load_policy(folder, dtype=read_dtype(folder))
+        extend_vocabulary(policy, stage.added_tokens)
+        save_policy(policy, context.output("model"))
+        return Result(describe(policy))
     tokenizer = bind(stage.tokenizer, "tokenizer", context.inputs)()
     tokenizer.model_max_length = stage.max_length
+    add_tokens(tokenizer, stage.added_tokens)
     model = make_model(make_config(stage.config, tokenizer, stage.max_length))
-    save_policy(Policy(model, tokenizer, stage.max_length), context.output("model"))
-    counts = {"parameters": model.num_parameters(), "vocabulary": len(tokenizer)}
-    return Result({**counts, "max_length": stage.max_length})
+    policy = Policy(model, tokenizer, stage.max_length)
+    save_policy(policy, context.output("model"))
+    return Result(describe(policy))
+
+
+def describe(policy: Policy) -> dict[str, float | int]:
+    """Return the metrics of a new model."""
+    counts = {"parameters": policy.model.num_parameters(), "vocabulary": len(policy.tokenizer)}
+    return {**counts, "max_length": policy.max_length}
 
 
 def make_config(settings: JsonObject, tokenizer: PreTrainedTokenizerBase, max_length: int) -> PreTrainedConfig:

@@ -21,9 +21,12 @@ from schemas.manifest import Contract
 from schemas.plan import Input, Plan, Step
 from schemas.references import MODEL_TYPES
 from schemas.stages.union import traits_of
+from schemas.use import TokenizerUse
 
 CARRIERS = frozenset({*MODEL_TYPES, "trajectories"})
 """Types of artifacts that are tied to a tokenizer."""
+TOKENIZERS = TokenizerUse.home
+"""Modules whose code decides a tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,10 @@ def verify_contracts(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> N
 def _find_own(step: Step, received: list[KnownContract], store: Store) -> KnownContract:
     manifest = store.find(step.kind, step.key)
     contract = manifest.contract if manifest else None
+    if traits_of(step.kind).defines_model and received:
+        return KnownContract(contract)  # it adds tokens to those of the model that it received
     if traits_of(step.kind).defines_model:
-        code = {m: d for m, d in step.code.items() if m.startswith("learning.data.tokenizers")}
+        code = {m: d for m, d in step.code.items() if m.startswith(TOKENIZERS)}
         return KnownContract(contract, {**step.settings.get("tokenizer", {}), "code": digest_of(code)})
     first = received[0] if received else KnownContract()
     return KnownContract(contract or first.contract, first.tokenizer, contract.chat if contract else first.chat)

@@ -19,6 +19,9 @@ from schemas.references import MODEL_TYPES, POLICY_TYPES
 from schemas.stages.union import traits_of
 from schemas.use import TokenizerUse
 
+TRAINED_SIZE = 4096
+"""Vocabulary of a trained tokenizer whose recipe does not say it (`learning.data.trained_tokenizers`)."""
+
 
 @dataclass(frozen=True)
 class KnownModel:
@@ -53,7 +56,7 @@ class PlanModels:
         named = {name: kind for name, kind in step.outputs.items() if kind in MODEL_TYPES}
         if manifest is not None:
             return {name: _read_model(self.store.output_folder(step.kind, step.key, name)) for name in named}
-        if traits_of(step.kind).defines_model:
+        if traits_of(step.kind).defines_model and not step.settings.get("model"):
             return dict.fromkeys(named, _define_model(step.settings))
         first = next(iter(self.ports(step).values()), f"{step.name} makes it, and nothing says of what shape")
         return {name: _with_head(first, kind) for name, kind in named.items()}
@@ -118,11 +121,23 @@ def _complete_config(config: dict[str, Any]) -> dict[str, Any]:
 
 def _define_model(settings: dict[str, Any]) -> KnownModel | str:
     """Return the model that a stage's settings define; its vocabulary is that of its tokenizer."""
-    from learning.lookup import bind  # torch comes with it
-
     try:
-        tokenizer = bind(TokenizerUse.model_validate(settings["tokenizer"]), "tokenizer", {})()
-        shape = read_shape(_complete_config({**settings["config"], "vocab_size": len(tokenizer)}))
+        use = TokenizerUse.model_validate(settings["tokenizer"])
+        size = _count_vocabulary(use)
+        if size is None:
+            return f"its tokenizer is that of {use.options.get('source')}, and its vocabulary known when it has run"
+        shape = read_shape(_complete_config({**settings["config"], "vocab_size": size}))
     except (PosttrainError, TypeError, ValueError) as error:
         return str(error)
     return KnownModel(shape, settings["max_length"])
+
+
+def _count_vocabulary(use: TokenizerUse) -> int | None:
+    """Return the number of tokens that a stage's tokenizer has, at most; None if only its files say."""
+    from learning.lookup import bind  # torch comes with it
+
+    if "source" in use.options:
+        return None
+    if "data" not in use.options:
+        return len(bind(use, "tokenizer", {})())
+    return int(use.options.get("vocab_size") or TRAINED_SIZE)

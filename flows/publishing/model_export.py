@@ -1,6 +1,5 @@
 """`posttrain export hf|gguf`: a model as other tools read it, with its model card."""
 
-import json
 import re
 import shutil
 import tempfile
@@ -12,14 +11,12 @@ from typing import Any
 
 from flows.publishing.model_card import write_model_card
 from flows.serving.models import Chosen, choose
-from learning.models.gguf import find_gguf
 from learning.models.gguf_writing import GgufType, write_gguf
-from learning.models.policy import load_policy, save_policy
+from learning.models.policy import load_policy, read_dtype, save_policy
 from lineage.layout import Layout
 from schemas.errors import PlanError
 
 SHARD_SIZE = re.compile(r"\d+(\.\d+)?(MB|GB)")
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ def export_gguf(layout: Layout, word: str, folder: Path, kind: GgufType) -> Expo
 
 def write_hf(chosen: Chosen, folder: Path, max_shard_size: str) -> None:
     """Write config, weights, tokenizer, template and generation config in the precision of the model's files."""
-    policy = load_policy(chosen.folder, dtype=_read_dtype(chosen.folder))
+    policy = load_policy(chosen.folder, dtype=read_dtype(chosen.folder))
     generation: Any = policy.model.generation_config
     if generation is not None:  # engines stop at these ids
         generation.eos_token_id = list(policy.stop_ids)
@@ -89,16 +86,6 @@ def open_new_folder(folder: Path) -> Iterator[Path]:
         fresh.rename(folder)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-
-
-def _read_dtype(folder: Path) -> str:
-    """Return the precision of a model's files; float32 for GGUF files, whose blocks dequantise exactly to it."""
-    base = folder / "base" if (folder / "adapter_config.json").is_file() else folder
-    if find_gguf(base) or not (base / "config.json").is_file():
-        return "float32"
-    config = json.loads((base / "config.json").read_text())
-    stored = str(config.get("dtype") or config.get("torch_dtype"))
-    return stored if stored in DTYPES else "float32"
 
 
 def _describe(folder: Path, chosen: Chosen, wider: int = 0) -> ExportedModel:

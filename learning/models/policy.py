@@ -35,6 +35,7 @@ LARGEST_FILE = "5GB"
 LOCAL_ONLY: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 """Loading options: nothing is downloaded, and no code of a folder is executed."""
 
+STORED_DTYPES = ("float32", "bfloat16", "float16")
 GENERIC = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Classes of tokenizers that are defined by their tokenizer.json alone."""
 
@@ -120,6 +121,16 @@ def load_outline(folder: Path, *, dtype: str = "float32") -> Policy:
     except UNREADABLE as error:
         raise StepError(f"{Path(folder).name}: this model cannot be loaded: {error}") from error
     return Policy(model.eval(), tokenizer, _longest(tokenizer, model))
+
+
+def read_dtype(folder: Path) -> str:
+    """Return the precision of a model's files; float32 for GGUF files, whose blocks dequantise exactly to it."""
+    base = folder / "base" if (folder / "adapter_config.json").is_file() else folder
+    if not (base / "config.json").is_file():
+        return "float32"
+    config = json.loads((base / "config.json").read_text())
+    stored = str(config.get("dtype") or config.get("torch_dtype"))
+    return stored if stored in STORED_DTYPES else "float32"
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

@@ -57,7 +57,7 @@ def make_policy(kind, **more):
     tokenizer = byte_level()
     ids = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
     torch.manual_seed(0)
-    config = CONFIG_MAPPING[kind](vocab_size=320, **{**SIZES, **ids, **OWN[kind], **more})
+    config = CONFIG_MAPPING[kind](**{"vocab_size": 320, **SIZES, **ids, **OWN[kind], **more})
     return Policy(AutoModelForCausalLM.from_config(config).float().eval(), tokenizer, 128)
 
 
