@@ -39,9 +39,9 @@ def measured(folder: Path, told: argparse.Namespace) -> dict[str, Any]:
     from flows.processes.process_tree import ProcessGroup
     from flows.steps.ray_actors import RayActors, StepHome
     from flows.steps.ray_workers import RayWorkers
-    from learning.generation.engines.making import build_engine
     from learning.generation.replicas.replica_worker import serve
     from learning.generation.replicas.replicas import Replicas
+    from learning.lookup import build
     from learning.models.policy import load_policy, set_determinism
     from lineage.layout import Layout
     from schemas.resources import Resources, Role
@@ -55,7 +55,7 @@ def measured(folder: Path, told: argparse.Namespace) -> dict[str, Any]:
         actors = RayActors(Resources(rollout=Role(workers=3, num_cpus=0.5)), home)
         alone, *two = actors.start("rollout", serve, use, str(model), "float32")
         one = Replicas(actors, [alone])
-        sides = {"embedded": build_engine(use, load_policy(model)), "one": one, "two": Replicas(actors, two)}
+        sides = {"embedded": build(use, load_policy(model)), "one": one, "two": Replicas(actors, two)}
         found = in_turns(sides, asked(told), told)
         actors.close()
     finally:

@@ -210,6 +210,18 @@ def options_of(function: Callable[..., Any], given: Mapping[str, Any], name: str
     return {field: getattr(made, field) for field in fields}
 
 
+def build(use: Use, *placed: Any, **offered: Any) -> Any:
+    """Return an object of the class that `use` names, such as an engine, with its options.
+
+    Its constructor gets what is `placed`, and what is `offered` under the names that it asks for. Raise StepError.
+    """
+    constructor = find(use)
+    asked = inspect.signature(constructor).parameters
+    taken = {name: value for name, value in offered.items() if name in asked}
+    of: Any = constructor
+    return of(*placed, **taken, **options_of(of.__init__, use.options, use.use))
+
+
 def bind(use: Use, port: str = "", inputs: Mapping[str, Path] | None = None) -> Bound:
     """Bind what `use` names; options that are references become folders: `inputs` has them by path below `port`."""
     function = find(use)

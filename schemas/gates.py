@@ -68,7 +68,7 @@ class Gate(Schema):
             raise ValueError("`floating` needs `against: champion`")
         if self.max_regression == {}:
             raise ValueError("`max_regression` is empty: give a number, or a number per metric")
-        if any(allowed < 0 for allowed in self.regressions.values()):
+        if any(allowed < 0 for allowed in list_regressions(self).values()):
             raise ValueError("`max_regression` is an allowed loss: give 0 or a positive number")
         if self.noise_repeats and not compares:
             raise ValueError("`noise_repeats` needs a comparison: give `against`")
@@ -81,19 +81,19 @@ class Gate(Schema):
             raise ValueError("`on_fail: branch` and `branch: [stage, ...]` belong together")
         if self.test == "mcnemar" and self.against is None:
             raise ValueError("`test: mcnemar` compares two models: give `against`")
-        if self.test == "mcnemar" and (self.min_delta or any(self.regressions.values())):
+        if self.test == "mcnemar" and (self.min_delta or any(list_regressions(self).values())):
             raise ValueError(
                 "`test: mcnemar` tests for any difference and takes no margin other than 0; "
                 "write `test: paired_bootstrap`"
             )
         return self
 
-    @property
-    def regressions(self) -> dict[str, float]:
-        """Allowed regression by metric or metric.family."""
-        if isinstance(self.max_regression, dict):
-            return self.max_regression
-        return {} if self.max_regression is None else {self.metric: self.max_regression}
+
+def list_regressions(gate: Gate) -> dict[str, float]:
+    """Return the allowed regressions of a gate by metric or metric.family."""
+    if isinstance(gate.max_regression, dict):
+        return gate.max_regression
+    return {} if gate.max_regression is None else {gate.metric: gate.max_regression}
 
 
 def strip_policy(settings: JsonObject) -> JsonObject:

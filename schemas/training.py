@@ -1,11 +1,11 @@
 """Training keys shared by stages, named as in Hugging Face's TrainingArguments, and bounds on training metrics."""
 
-import math
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from schemas.base import Schema
+from schemas.schedule_phases import find_schedule_problem
 
 Optimizer = Literal["adamw", "adafactor", "lion", "muon", "adamw_8bit", "lion_8bit"]
 EIGHT_BIT: tuple[Optimizer, ...] = ("adamw_8bit", "lion_8bit")
@@ -83,25 +83,9 @@ class Training(Schema):
         for option, kinds in SCHEDULE_OPTIONS.items():
             if getattr(self, option) != type(self).model_fields[option].default and kind not in kinds:
                 raise ValueError(f"{option}: is for `lr_scheduler_type: {' | '.join(kinds)}`, not {kind}; leave it out")
-        if self.max_steps > 0 and (problem := self.find_schedule_problem(self.max_steps)):
+        if self.max_steps > 0 and (problem := find_schedule_problem(self, self.max_steps)):
             raise ValueError(problem)
         return self
-
-    def find_schedule_problem(self, total_steps: int) -> str | None:
-        """Return why the phases of the schedule do not fit into so many steps; None if they do."""
-        decay = self.count_decay_steps(total_steps) if self.num_decay_steps else 0
-        if self.warmup_steps + decay <= total_steps:
-            return None
-        phases = f"warmup_steps: {self.warmup_steps}" + (f" and num_decay_steps: {decay}" if decay else "")
-        return f"{phases} are more than the {total_steps} steps of the training"
-
-    def count_warmup_steps(self, total_steps: int) -> int:
-        """Return the number of warm-up steps."""
-        return self.warmup_steps or math.ceil(self.warmup_ratio * total_steps)
-
-    def count_decay_steps(self, total_steps: int) -> int:
-        """Return the number of steps of the decay at the end of `warmup_stable_decay`."""
-        return self.num_decay_steps or max(1, total_steps // 10)
 
     @model_validator(mode="after")
     def refuse_moments_of_adafactor(self) -> Self:

@@ -3,7 +3,8 @@
 The closure starts at the kind's task and at the functions that its slots name, and follows every name that their
 syntax uses to where it is defined, through imports at the top of a module and inside of functions. Comments, blank
 lines, docstrings and imports for type hints do not count. Where a name cannot be followed, more counts: the module as
-a whole, or all that is imported (docs/decisions/0027-keys-by-definition.md).
+a whole, or all that is imported (docs/decisions/0027-keys-by-definition.md). `flows.planning.boundaries` lists the
+modules that are not entered.
 """
 
 import hashlib
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from flows.planning.boundaries import find_boundary
 from flows.planning.definitions import Facts, Use
 from flows.planning.facts_cache import FactsCache
 from schemas.errors import PlanError
@@ -52,7 +54,7 @@ class Closure:
             seen = self._walk([*seen, *((module, WHOLE) for module, index in seen if index == IMPORTED)])
         reached: dict[str, list[int]] = {}
         for module, index in sorted(seen):
-            if index >= 0:
+            if index >= 0 and find_boundary(module) is None:
                 reached.setdefault(module, []).append(index)
         return {module: tuple(indexes) for module, indexes in reached.items()}
 
@@ -82,7 +84,15 @@ class Closure:
         return None
 
     def _root(self, module: str, name: str) -> list[Node]:
-        """Return where to start for a definition; a module of an installed package counts, what it names does not."""
+        """Return where to start for a definition; a module of an installed package counts, what it names does not.
+
+        Raise PlanError for one behind a boundary: a recipe cannot name what its key would leave out.
+        """
+        if (boundary := find_boundary(module)) is not None:
+            raise PlanError(
+                f"`{module}:{name}` cannot be named: keys leave `{boundary.module}` out ({boundary.reason.value}); "
+                "name a function of your own"
+            )
         if self.locate(module) is None and (file := _installed(module)) is not None:
             self._facts[module] = read_module(file, self.known)
             self._files[module] = None
@@ -107,6 +117,8 @@ class Closure:
     def _next(self, node: Node) -> Iterator[Node]:
         """Yield what follows from the fact that a statement, or a module, is reached."""
         module, index = node
+        if find_boundary(module) is not None:
+            return
         facts = self.facts(module)
         if index == IMPORTED:
             yield from ((module, i) for i, statement in enumerate(facts.statements) if statement.always)

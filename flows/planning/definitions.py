@@ -259,6 +259,8 @@ class _Reader:
         root, chain = attribute_chain(node.func)
         if root is not None and self._is_pure_name(root, chain):
             return True
+        if self._path(node.func) == ("ctypes", "CDLL"):  # without a name it opens this process, and loads nothing
+            return any(isinstance(name, ast.Constant) and name.value is None for name in node.args[:1])
         return isinstance(node.func, ast.Attribute) and node.func.attr in PURE_METHODS
 
     def _is_pure_name(self, root: str, chain: tuple[str, ...]) -> bool:

@@ -15,7 +15,6 @@ from learning.algorithm.composition import Algorithm, LossTerm
 from learning.batch.batch import Batch
 from learning.batch.columns import Column, broadcast_to_tokens, of_rewards
 from learning.batch.loss_columns import ColumnView
-from learning.batch.routing_replay import replay_routing
 from learning.lookup import Bound
 from learning.models.packed import STATISTICS, packed_statistics
 from learning.samples.sample import Row, States
@@ -124,7 +123,7 @@ def micro_loss(
     asked = algorithm.asked()
     followed = ["lp", *(name for name in STATISTICS if f"{name}_T" in asked and name != "collision")]
     watched = ["entropy", *(["collision"] if "collision_T" in asked else [])]
-    with replay_routing(model, batch.tokens.get("experts")):
+    with batch.routed(model):
         statistics = packed_statistics(
             model,
             batch.packed.to(model.device),

@@ -11,10 +11,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from learning.algorithm.token_masks.masks import Source
 from learning.algorithm.token_masks.masks import sources as _sources
 from learning.batch.columns import get_auxiliary as _get_auxiliary
 from learning.batch.columns import locate_in_path
+from learning.samples.sample import Source
 from schemas.errors import StepError
 from schemas.number_schedules import ScheduledFloat
 

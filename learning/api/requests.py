@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from learning.data.text_edits import replace_half_characters
+from learning.data.rows import replace_half_characters
 from schemas.endpoint import IDENTITY, Endpoint
 from schemas.errors import StepError
 

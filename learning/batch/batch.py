@@ -10,9 +10,11 @@ Token columns: `learn` bool, `lp_behav`, `owner` (the first path that holds the 
 Path columns: `path`, `group`, `episode` (ids), `truncated` bool; scores and rewards once they are known.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +32,8 @@ class Batch:
     """The last segment of each path."""
     tokens: Mapping[str, Tensor]
     paths: Mapping[str, Tensor]
+    replay: Callable[[Any, Tensor], AbstractContextManager[None]] | None = None
+    """Makes forward passes of a model use the recorded experts, the column `experts`; None: the routers choose."""
 
     @property
     def num_paths(self) -> int:
@@ -52,6 +56,10 @@ class Batch:
         order = self.paths["path"].argsort()
         found = torch.searchsorted(self.paths["path"][order], self.tokens["owner"][self.sampled_T])
         return order[found]
+
+    def routed(self, model: Any) -> AbstractContextManager[None]:
+        """Return a context in which forward passes of a model use the recorded experts, if there are any."""
+        return nullcontext() if self.replay is None else self.replay(model, self.tokens["experts"])
 
     def sampled(self, column: str) -> Tensor:
         """Return a token column at the sampled tokens: (T,)."""
@@ -98,6 +106,7 @@ class Batch:
             [new[self.leaves[p]] for p in chosen],
             tokens,
             {k: v[index_P] for k, v in self.paths.items()},
+            self.replay,
         )
 
     @cached_property

@@ -52,16 +52,15 @@ def record_routing(model: nn.Module) -> Iterator[list[Tensor]]:
 
 
 @contextmanager
-def replay_routing(model: nn.Module, experts_MLK: Tensor | None) -> Iterator[None]:
-    """Make forward passes use the recorded experts; None: the routers choose.
+def replay_routing(model: nn.Module, experts_MLK: Tensor) -> Iterator[None]:
+    """Make forward passes use the recorded experts.
 
     The forward pass raises StepError if the record has another number of tokens or experts.
     """
-    hooks = []
-    if experts_MLK is not None:
-        choose_forward(unwrap(model))  # its own forward passes are of other tokens than the record
-        for layer, router in enumerate(find_routers(model)):
-            hooks.append(router.register_forward_hook(_chosen(experts_MLK[:, layer])))
+    choose_forward(unwrap(model))  # its own forward passes are of other tokens than the record
+    hooks = [
+        router.register_forward_hook(_chosen(experts_MLK[:, layer])) for layer, router in enumerate(find_routers(model))
+    ]
     try:
         yield
     finally:
@@ -105,4 +104,4 @@ def add_expert_column(batch: Batch, model: PreTrainedModel, *, max_tokens: int, 
     micros = split_micro_batches(replace(batch, tokens={**batch.tokens, "place_in_whole": places_M}), max_tokens)
     for micro, chosen_MLK in zip(micros, each(micros, forward), strict=True):
         experts_MLK[micro.tokens["place_in_whole"]] = chosen_MLK
-    return replace(batch, tokens={**batch.tokens, "experts": experts_MLK})
+    return replace(batch, tokens={**batch.tokens, "experts": experts_MLK}, replay=replay_routing)

@@ -3,13 +3,13 @@
 Shapes: T sampled tokens, M packed tokens.
 """
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from learning.batch.batch import Batch
-from learning.batch.routing_replay import replay_routing
 from learning.models.packed import packed_statistics
 
 
@@ -18,7 +18,7 @@ def compute_token_statistics(
     model: Any, micro: Batch, names: tuple[str, ...], *, temperature: float, replay: bool = False
 ) -> dict[str, Tensor]:
     """Return statistics (T,) in float64 of the sampled tokens of one micro-batch: one forward pass."""
-    with replay_routing(model, micro.tokens.get("experts") if replay else None):
+    with micro.routed(model) if replay else nullcontext():
         columns = packed_statistics(
             model,
             micro.packed.to(model.device),

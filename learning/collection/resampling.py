@@ -16,11 +16,10 @@ import numpy as np
 from pydantic import Field
 from scipy.special import stdtrit
 
-from learning.algorithm.token_masks.masks import Source
 from learning.collection.prompt_samplers import prepend_demonstrations
 from learning.data.rows import Row, read_rows
 from learning.samples.judging import failed, judged, passed, spread
-from learning.samples.sample import Messages, Sample, SampleRequest
+from learning.samples.sample import Messages, Sample, SampleRequest, Source
 from learning.samples.sample import by_group as _by_group
 from learning.sampling.sampler import Sampler
 from schemas.errors import StepError

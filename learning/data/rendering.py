@@ -16,8 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from learning.data.chat_settings import read_settings
-from learning.data.rows import Row
-from learning.data.text_edits import replace_half_characters
+from learning.data.rows import Row, replace_half_characters
 from schemas.errors import StepError
 
 Messages = list[Row]

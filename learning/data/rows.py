@@ -88,3 +88,10 @@ def read_table(folder: Path, artifact_type: str) -> pa.Table:
 def read_rows(folder: Path, artifact_type: str) -> list[Row]:
     """Read the rows of an artifact as dictionaries; for tables that fit into memory."""
     return [row for batch in scan_rows(folder, artifact_type) for row in unpack_rows(batch)]
+
+
+def replace_half_characters(text: str) -> str:
+    """Return the text with U+FFFD in the place of what is no character, as rows and servers take it."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -1,15 +1,8 @@
-"""Changed texts: without halves of surrogate pairs, and with a plausible mistake."""
+"""Texts with a plausible mistake."""
 
 import re
 
 import numpy as np
-
-
-def replace_half_characters(text: str) -> str:
-    """Return the text with U+FFFD in the place of what is no character."""
-    if text.isascii():
-        return text
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def mistaken(text: str, rng: np.random.Generator) -> str:

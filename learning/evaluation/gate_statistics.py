@@ -20,7 +20,7 @@ from learning.evaluation.paired_tests import (
     find_minimum_detectable,
 )
 from schemas.errors import StepError
-from schemas.gates import Gate, split_metric
+from schemas.gates import Gate, list_regressions, split_metric
 from schemas.stages.evaluate import Evaluate
 
 Outcome = dict[str, Any]
@@ -52,7 +52,7 @@ def list_questions(gate: Gate, confidence: float) -> list[Question]:
     """Return the tests of a gate; `confidence` is the stage's."""
     tail = (1 - (gate.confidence or confidence)) / 2
     asked = [] if gate.min_delta is None else [Question("min_delta", gate.metric, gate.min_delta, tail)]
-    budgets = gate.regressions
+    budgets = list_regressions(gate)
     return asked + [Question("max_regression", n, -allowed, tail / len(budgets)) for n, allowed in budgets.items()]
 
 
@@ -66,7 +66,7 @@ def check_gates(stage: Evaluate, models: Sequence[str], families: Iterable[str])
         refuse_unknown("gate: model", gate.model or models[-1], models)
         if gate.against is not None and gate.against != CHAMPION:
             refuse_unknown("gate: against", gate.against, [*models, *stage.against])
-        for name in (gate.metric, *gate.regressions):
+        for name in (gate.metric, *list_regressions(gate)):
             parts = split_metric(name, metrics)
             if parts is None:
                 refuse_unknown("gate: metric", name, metrics)

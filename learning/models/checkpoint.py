@@ -1,6 +1,7 @@
 """Checkpoints of a step: safetensors and JSON in a folder that one rename completes; never a pickle."""
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ from typing import Any, TypedDict
 import torch
 from safetensors.torch import load_file, save_file
 
+from learning.parallel import checkpoint_shards, random_states
 from learning.parallel.checkpoint_shards import Like, read_shards, request_whole, write_shards
 from learning.parallel.group import ALONE, Group
 from learning.parallel.random_states import collect_random_states, restore_random_states
@@ -22,6 +24,10 @@ WHOLE = "tensors.safetensors"
 STATE = "state.json"
 SEAL = "seal.json"
 """Digests of all files of a checkpoint, written last; a folder without it is not read."""
+_OWN_CODE = (__file__, str(checkpoint_shards.__file__), str(random_states.__file__))
+VERSION = hashlib.sha256(b"".join(Path(file).read_bytes() for file in _OWN_CODE)).hexdigest()
+"""Digest of the code that writes and reads checkpoints. It is part of every seal: a step's key does not cover this code
+(docs/decisions/0030-boundaries-of-keys.md), and no other version of it reads what this one wrote."""
 KEPT = 2
 """Number of checkpoints kept: the latest, and the one before in case the latest is damaged."""
 
@@ -261,4 +267,4 @@ def find_folder_problem(folder: Path) -> str | None:
 
 
 def _label(above: Path, name: str) -> str:
-    return f"checkpoint {above.name}/{name}"
+    return f"checkpoint {VERSION} {above.name}/{name}"

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 
 from schemas.errors import StepError
+from schemas.schedule_phases import count_decay_steps, count_warmup_steps, find_schedule_problem
 from schemas.training import Training
 
 DECAYS: dict[str, Callable[[float], float]] = {
@@ -22,9 +23,9 @@ def learning_rate_at(training: Training, step: int, total_steps: int) -> float:
     decay: Hu et al. 2024 (arXiv 2404.06395); 1-sqrt: Hägele et al. 2024 (arXiv 2405.18392). Raise StepError if the
     phases do not fit into the steps.
     """
-    if problem := training.find_schedule_problem(total_steps):
+    if problem := find_schedule_problem(training, total_steps):
         raise StepError(problem)
-    warmup = training.count_warmup_steps(total_steps)
+    warmup = count_warmup_steps(training, total_steps)
     if step < warmup:
         return training.learning_rate * (step + 1) / warmup
     decay = _decay_factor(training, step, warmup, total_steps)
@@ -38,5 +39,5 @@ def _decay_factor(training: Training, step: int, warmup: int, total_steps: int) 
         return 1.0
     if kind != "warmup_stable_decay":
         return DECAYS[kind]((step - warmup) / max(1, total_steps - warmup))
-    start = max(warmup, total_steps - training.count_decay_steps(total_steps))
+    start = max(warmup, total_steps - count_decay_steps(training, total_steps))
     return 1.0 if step < start else DECAYS[training.decay_type]((step - start) / (total_steps - start))

@@ -6,7 +6,7 @@ the samples that are trained on as a batch.
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from learning.samples.engine_protocol import Turn
 
@@ -17,7 +17,7 @@ States = dict[str, Row]
 """Memory of slot functions, by the path of the slot; plain values, because checkpoints hold it as JSON."""
 JsonObject = dict[str, Any]
 """The state of a part, as it stands in a checkpoint."""
-SOURCES = (
+Source = Literal[
     "policy",
     "greedy",
     "expert",
@@ -30,7 +30,8 @@ SOURCES = (
     "auxiliary",
     "reset",
     "peer",
-)
+]
+SOURCES: tuple[str, ...] = get_args(Source)
 """Where a sample comes from; its place here is the code in the column `source`."""
 
 

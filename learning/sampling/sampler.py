@@ -11,7 +11,6 @@ import numpy as np
 
 from learning.data.chat import decode, encode_completion, encode_prompt
 from learning.data.rows import CHAT_COLUMNS
-from learning.generation.services.rescoring import compute_likelihoods
 from learning.lookup import Bound, Overlay, Supplies
 from learning.models.policy import Policy
 from learning.samples.engine_protocol import EngineProtocol, Generation, Request, Sampling
@@ -119,10 +118,6 @@ class Sampler:
         ids = encode_completion(self.policy.tokenizer, [{"role": "assistant", "content": text}])
         trained = self.encode(prompt or row["prompt"], row)
         return Sample(row, group, source, trained, ids, None, "stop", text, versions=[self.step] * len(ids))
-
-    def likelihoods(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[list[float]]:
-        """Return the log-probabilities of each pair's second token ids after its first, under the current policy."""
-        return compute_likelihoods(self.policy.model, pairs, self.sampling.temperature)
 
     def at(self, sampling: Sampling) -> "Sampler":
         """Return the same with other sampling options; group ids and streams continue separately."""

@@ -6,7 +6,6 @@ Equal questions get equal replies, and asking does not advance the random stream
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import torch
 from learning.data.chat import decode, encode_completion
 from learning.generation.engines.torch import Engine
 from learning.generation.replicas.engine_loading import make_engine
+from learning.generation.services.rescoring import compute_likelihoods
 from learning.models.packed import pack, packed_logprobs
 from learning.models.policy import load_policy
 from learning.samples.engine_protocol import Request, Sampling
@@ -93,7 +93,6 @@ def _read(
 
 def logprobs(judge: Sampler, pairs: Sequence[tuple[list[int], list[int]]]) -> list[list[float] | None]:
     """Return log-probabilities at temperature 1 of the second token ids of each pair; None where a pair is too long."""
-    judge = judge.at(replace(judge.sampling, temperature=1.0))
     results: list[list[float] | None] = [None] * len(pairs)
     chunks: list[list[int]] = [[]]
     size = 0
@@ -107,7 +106,8 @@ def logprobs(judge: Sampler, pairs: Sequence[tuple[list[int], list[int]]]) -> li
         chunks[-1].append(i)
         size += total
     for chunk in chunks:
-        for i, values in zip(chunk, judge.likelihoods([pairs[i] for i in chunk]), strict=True):
+        likelihoods = compute_likelihoods(judge.policy.model, [pairs[i] for i in chunk], temperature=1.0)
+        for i, values in zip(chunk, likelihoods, strict=True):
             results[i] = values
     return results
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from schemas.errors import Problem
-from schemas.gates import Gate, split_metric
+from schemas.gates import Gate, list_regressions, split_metric
 from schemas.stages.evaluate import Evaluate
 from schemas.steps.step_info import StepInfo
 from schemas.suggestions import suggest
@@ -48,7 +48,7 @@ def _check_tests(
         yield info.problem(f"{path}.noise_repeats", message, "set `temperature`, or remove `noise_repeats`")
     if gate.test != "mcnemar" or stage.num_generations == 1 or stage.selector is not None:
         return
-    for name in [gate.metric, *gate.regressions]:
+    for name in [gate.metric, *list_regressions(gate)]:
         metric = split_metric(name, list(options))
         if metric is not None and options[metric[0]].get("k") != stage.num_generations:
             message = (

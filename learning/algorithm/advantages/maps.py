@@ -9,10 +9,10 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from learning.algorithm.token_masks.masks import Source
 from learning.batch.batch import Batch
 from learning.batch.columns import Column
 from learning.batch.keyed import select_sources
+from learning.samples.sample import Source
 from schemas.number_schedules import ScheduledFloat
 
 

@@ -18,7 +18,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from learning.algorithm.token_masks.masks import Source
 from learning.batch.batch import Batch
 from learning.batch.columns import Column, broadcast_to_tokens, locate_in_path
 from learning.batch.keyed import (
@@ -31,6 +30,7 @@ from learning.batch.keyed import (
     select_sources,
     sum_per_key,
 )
+from learning.samples.sample import Source
 from schemas.number_schedules import ScheduledFloat
 
 

@@ -11,8 +11,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from learning.algorithm.token_masks.masks import Source, sources
+from learning.algorithm.token_masks.masks import sources
 from learning.batch.columns import mean_of_path, sum_of_path
+from learning.samples.sample import Source
 from schemas.number_schedules import ScheduledFloat
 
 LIMIT = 20.0

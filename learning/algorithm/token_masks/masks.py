@@ -12,23 +12,8 @@ from pydantic import Field
 from torch import Tensor
 
 from learning.batch import token_measures
-from learning.samples.sample import SOURCES
+from learning.samples.sample import SOURCES, Source
 from schemas.number_schedules import ScheduledFloat
-
-Source = Literal[
-    "policy",
-    "greedy",
-    "expert",
-    "replay",
-    "hinted",
-    "in_context",
-    "teacher",
-    "hot",
-    "cold",
-    "auxiliary",
-    "reset",
-    "peer",
-]
 
 
 def sources(source_T: Tensor, *, keep: Annotated[list[Source], Field(min_length=1)]) -> Tensor:

@@ -12,6 +12,7 @@ from pydantic import Field
 from learning.data.chat import encode_completion
 from learning.data.rows import Row
 from learning.data.shards import find_shards, scan_shards
+from learning.generation.services.rescoring import compute_likelihoods
 from learning.lookup import Inner, RewardFunction
 from learning.samples.sample import Sample, by_group
 from learning.sampling.sampler import Sampler, scoring
@@ -99,7 +100,8 @@ def _compute_logprobs(samples: list[Sample], sampler: Sampler) -> list[Sample]:
     """Set the log-probabilities of the samples' tokens under the current weights, and return the samples."""
     for members in by_group(samples).values():
         pairs = [(sample.prompt_ids, sample.completion_ids) for sample in members]
-        for sample, values in zip(members, sampler.likelihoods(pairs), strict=True):
+        likelihoods = compute_likelihoods(sampler.policy.model, pairs, sampler.sampling.temperature)
+        for sample, values in zip(members, likelihoods, strict=True):
             sample.logprobs = values
     return samples
 

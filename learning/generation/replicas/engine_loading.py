@@ -8,7 +8,7 @@ from typing import Any
 
 from learning.api.spending import SpendingAccount
 from learning.data.chat_settings import apply_chat
-from learning.generation.engines.making import build_engine
+from learning.lookup import build
 from learning.models.policy import Policy, load_outline, load_policy
 from learning.parallel.actors import Actors
 from learning.samples.engine_protocol import EngineProtocol
@@ -35,7 +35,7 @@ def make_engine(
     says.
     """
     if actors is None or not actors.size("rollout"):
-        return build_engine(use, policy, desk)
+        return build(use, policy, desk=desk)
     from learning.generation.replicas.replica_worker import serve
     from learning.generation.replicas.replicas import Replicas
     from learning.generation.weights.local import Files

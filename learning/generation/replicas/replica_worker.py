@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from learning.data.chat_settings import apply_chat
-from learning.generation.engines.making import build_engine
 from learning.generation.services.rescoring import compute_likelihoods
 from learning.generation.services.rollout_service import RolloutService, Service
 from learning.generation.weights.local import PolicyReceiver, read_weights
+from learning.lookup import build
 from learning.models.forwards import apply_compute_options
 from learning.models.policy import Policy, load_policy
 from learning.samples.engine_protocol import EngineProtocol, FlyingEngine, Generation, Request, Sampling
@@ -90,7 +90,7 @@ def serve(
         apply_chat(policy.tokenizer, chat)
     if training is not None:
         apply_compute_options(policy.model, training)
-    engine = build_engine(use, policy)
+    engine = build(use, policy)
     take = PolicyReceiver(policy, engine, read_weights).load
     if isinstance(engine, FlyingEngine):
         return RolloutService(engine, take, policy).start()

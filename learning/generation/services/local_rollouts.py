@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from learning.generation.engines.making import build_engine
 from learning.generation.services.rollout_service import Ended, RolloutService
+from learning.lookup import build
 from learning.models.policy import Policy
 from learning.samples.engine_protocol import FlyingEngine, Request, Sampling
 from schemas.errors import StepError
@@ -23,7 +23,7 @@ class LocalRollouts:
         """Wrap the engine by `around`; raise StepError if the engine cannot generate step by step."""
         self.policy = policy
         self.copy = Policy(copy.deepcopy(policy.model).requires_grad_(False), policy.tokenizer, policy.max_length)
-        engine: Any = build_engine(use, self.copy)
+        engine: Any = build(use, self.copy)
         if not isinstance(engine, FlyingEngine):
             raise StepError(
                 f"engine {use.use}: it cannot generate while the policy is trained (it has no `flight`); "

@@ -1,7 +1,5 @@
 """Which tokens a term is about: masks against lists written by hand."""
 
-import typing
-
 import pytest
 import torch
 
@@ -10,7 +8,6 @@ from learning.samples.sample import SOURCES
 
 
 def test_sources_are_those_of_trials():
-    assert typing.get_args(selections.Source) == SOURCES
     source_T = torch.tensor([SOURCES.index(s) for s in ("policy", "expert", "replay", "expert", "teacher")])
     assert selections.sources(source_T, keep=["expert", "teacher"]).tolist() == [False, True, False, True, True]
 
