@@ -23,11 +23,11 @@ SHAPE = "postgresql://USER@HOST:PORT/NAME"
 
 def read_chosen_database(state: Path) -> str | None:
     """Return the address of a checkout's PostgreSQL database, or None if it uses SQLite files."""
-    given = os.environ.get(VARIABLE)
-    if not given:
+    configured = os.environ.get(VARIABLE)
+    if not configured:
         with contextlib.suppress(FileNotFoundError):
-            given = (state / FILE).read_text().strip()
-    return None if given in (None, "", SQLITE) else given
+            configured = (state / FILE).read_text().strip()
+    return None if configured in (None, "", SQLITE) else configured
 
 
 def remember_database(state: Path, address: str) -> None:

@@ -49,8 +49,8 @@ class Signer:
 
 def load_signer(layout: Layout) -> Signer:
     """Return the signing key, created if there is none. Raise PlanError if the named file is no such key."""
-    if (given := load_named_signer()) is not None:
-        return given
+    if (signer := load_named_signer()) is not None:
+        return signer
     path = _ensure_own_key(layout)
     return _load_signer(path, path.lstat().st_mtime_ns)
 
@@ -60,8 +60,8 @@ def derive_key(layout: Layout, purpose: str) -> bytes | None:
 
     Raise PlanError if the file holds no signing key, and OSError if it cannot be read.
     """
-    given = os.environ.get(VARIABLE)
-    path = Path(given) if given else layout.state / "keys" / "signing.pem"
+    configured = os.environ.get(VARIABLE)
+    path = Path(configured) if configured else layout.state / "keys" / "signing.pem"
     if not path.is_file():
         return None
     private = _load_signer(path, path.stat().st_mtime_ns).private.private_bytes_raw()
@@ -72,8 +72,8 @@ def load_trusted_keys(layout: Layout) -> dict[str, Ed25519PublicKey]:
     """Return the trusted public keys by name: the checkout's own and those in `keys/trusted`. Raise PlanError."""
     folder = layout.state / "keys"
     keys = [load_public_key(path) for path in sorted([*folder.glob("*.pub"), *folder.glob("trusted/*.pub")])]
-    if (given := load_named_signer()) is not None:
-        keys.append(given.private.public_key())
+    if (signer := load_named_signer()) is not None:
+        keys.append(signer.private.public_key())
     return {key_name(key): key for key in keys}
 
 
@@ -104,9 +104,9 @@ def _read_key_file(path: Path) -> bytes:
 
 def load_named_signer() -> Signer | None:
     """Return the key that POSTTRAIN_SIGNING_KEY names, or None. Raise PlanError if the file holds no key."""
-    if not (given := os.environ.get(VARIABLE)):
+    if not (configured := os.environ.get(VARIABLE)):
         return None
-    path = Path(given)
+    path = Path(configured)
     return _load_signer(path, path.stat().st_mtime_ns) if path.is_file() else _refuse_missing(path)
 
 

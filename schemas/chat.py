@@ -40,8 +40,8 @@ class Chat(Schema):
                 date.fromisoformat(self.chat_date)
             except ValueError as error:
                 raise ValueError(f"`chat_date`: {error}; write a day as 2025-01-31") from error
-        if taken := sorted(OWN_ARGUMENTS & (self.chat_template_kwargs or {}).keys()):
-            raise ValueError(f"`chat_template_kwargs`: `{taken[0]}` is given by posttrain itself; leave it out")
+        if reserved := sorted(OWN_ARGUMENTS & (self.chat_template_kwargs or {}).keys()):
+            raise ValueError(f"`chat_template_kwargs`: `{reserved[0]}` is given by posttrain itself; leave it out")
         for index, tool in enumerate(self.tools or []):
             function = tool.get("function")
             if tool.get("type") != "function" or not isinstance(function, dict) or "name" not in function:

@@ -27,7 +27,7 @@ def _explain_step(
     step: Step, plan: Plan, store: Store, last: Manifest | None, verdicts: dict[str, Verdict], known: FactsCache
 ) -> Verdict:
     condition = store.examine(step.kind, step.key)
-    if condition.manifest is not None and condition.is_whole:
+    if condition.manifest is not None and condition.is_complete:
         return "HIT", f"made by run {condition.manifest.run}"
     if condition.damages:
         again = "restores it from DVC's cache" if store.is_restorable(condition) else "makes it again"

@@ -42,12 +42,12 @@ def find_or_restore(store: Store, step: Step) -> Manifest | None:
     The audit log records what is damaged of an artifact that will be made again.
     """
     condition = store.examine(step.kind, step.key)
-    if not condition.is_whole and store.is_restorable(condition):
+    if not condition.is_complete and store.is_restorable(condition):
         _restore(store, condition)
         condition = store.examine(step.kind, step.key)
     if condition.damages:
         log_damaged(store.layout, step.kind, step.key, [str(damage) for damage in condition.damages])
-    return condition.manifest if condition.is_whole else None
+    return condition.manifest if condition.is_complete else None
 
 
 def _restore(store: Store, condition: Condition) -> list[str]:

@@ -63,7 +63,7 @@ def _find_made_input(given: Input, made: MadeInput, step: Step, layout: Layout) 
     folder = store.output_folder(made.kind, made.key, made.output)
     seen = scan_folder(folder) if folder.is_dir() else Scan({}, ())
     condition = store.examine(made.kind, made.key)
-    if condition.manifest is None or not condition.is_whole:
+    if condition.manifest is None or not condition.is_complete:
         what = f"is damaged: {condition.text}" if condition.damages else "is missing"
         advice = "run the recipe again: what DVC's cache holds is restored, the rest is made again"
         raise StepError(f"{step.name}: input {given.port}: the artifact of {made.step} {what}; {advice}")

@@ -46,7 +46,7 @@ class Condition:
     damages: tuple[Damage, ...]
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether it is undamaged and may be used."""
         return self.manifest is not None and not self.damages
 
@@ -67,23 +67,23 @@ def examine_files(folder: Path, digests: Mapping[str, str], strange: tuple[str, 
             damages.append(Damage(MANIFEST, "not a manifest"))
         return Condition(None, tuple(damages))
     damages += [Damage(MANIFEST, what) for what in check_manifest(manifest)]
-    known = {f"{OUTPUTS}{name}/{f.path}": f for name, output in manifest.outputs.items() for f in output.files}
-    damages += _compare_outputs(known, digests, strange)
+    recorded = {f"{OUTPUTS}{name}/{f.path}": f for name, output in manifest.outputs.items() for f in output.files}
+    damages += _compare_outputs(recorded, digests, strange)
     return Condition(manifest, tuple(damages))
 
 
 def _compare_outputs(
-    known: Mapping[str, FileDigest], digests: Mapping[str, str], strange: tuple[str, ...]
+    recorded: Mapping[str, FileDigest], digests: Mapping[str, str], strange: tuple[str, ...]
 ) -> Iterator[Damage]:
     present = {name for name in digests if name.startswith(OUTPUTS)}
-    for name in sorted(present - known.keys()):
+    for name in sorted(present - recorded.keys()):
         yield Damage(name, UNKNOWN)
-    for name in sorted(known):
-        digest, wanted = digests.get(name), known[name].sha256
+    for name in sorted(recorded):
+        digest, expected = digests.get(name), recorded[name].sha256
         if digest is None and name not in strange:
             yield Damage(name, "missing")
-        elif digest is not None and digest != wanted:
-            yield Damage(name, f"sha256 is {digest[:16]}, was {wanted[:16]}" if digest else "cannot be read")
+        elif digest is not None and digest != expected:
+            yield Damage(name, f"sha256 is {digest[:16]}, was {expected[:16]}" if digest else "cannot be read")
 
 
 def read_sealed_manifest(folder: Path) -> Manifest | None:

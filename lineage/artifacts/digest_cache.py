@@ -99,16 +99,18 @@ class DigestCache:
         A file that has been removed meanwhile, or cannot be read, has the digest "".
         """
         key = self._key()
-        known = self._read(folder, key) if key else {}
-        digests = {name: known[name][1] for name, stamp in files.items() if name in known and known[name][0] == stamp}
+        cached = self._read(folder, key) if key else {}
+        digests = {
+            name: cached[name][1] for name, stamp in files.items() if name in cached and cached[name][0] == stamp
+        }
         missing = [name for name in files if name not in digests]
         if missing:
             settled = dict(_hash_all(folder, missing, sum(files[name].size for name in missing), links))
             digests |= {name: digest for name, (digest, _) in settled.items()}
             fresh = {name: (stamp, digest) for name, (digest, stamp) in settled.items() if stamp is not None}
-            kept = {name: known[name] for name in files if name in known and name not in settled}
+            unchanged = {name: cached[name] for name in files if name in cached and name not in settled}
             if key and fresh:
-                self._write(folder, key, kept | fresh)
+                self._write(folder, key, unchanged | fresh)
         return {name: digests[name] for name in files}
 
     def _key(self) -> bytes | None:
@@ -134,8 +136,8 @@ class DigestCache:
         except (OSError, ValueError, KeyError, TypeError):
             return {}
 
-    def _write(self, folder: Path, key: bytes, known: Mapping[str, tuple[Stamp, str]]) -> None:
-        rows = {name: [*astuple(stamp), digest] for name, (stamp, digest) in known.items()}
+    def _write(self, folder: Path, key: bytes, records: Mapping[str, tuple[Stamp, str]]) -> None:
+        rows = {name: [*astuple(stamp), digest] for name, (stamp, digest) in records.items()}
         body = json.dumps({"folder": str(folder), "files": rows}).encode()
         target = self._file(folder)
         with contextlib.suppress(OSError):  # an unwritable cache only costs time

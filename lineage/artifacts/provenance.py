@@ -81,19 +81,19 @@ def _read_labelled_value(file: Path, label: str) -> str:
 def find_needed_packages() -> dict[str, str]:
     """Return name to version of the installed dependencies of this distribution, direct and indirect."""
     waiting = _select_requirements(importlib.metadata.requires("posttrain") or [], "")
-    seen: set[tuple[str, str]] = {("posttrain", "")}
+    visited: set[tuple[str, str]] = {("posttrain", "")}
     versions: dict[str, str] = {}
     while waiting:
-        wanted = waiting.pop()
-        name = canonicalize_name(wanted.name)
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
         try:
             distribution = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
             continue
         versions[name] = distribution.version
-        for extra in ("", *wanted.extras):
-            if (name, extra) not in seen:
-                seen.add((name, extra))
+        for extra in ("", *requirement.extras):
+            if (name, extra) not in visited:
+                visited.add((name, extra))
                 waiting += _select_requirements(distribution.requires or [], extra)
     return dict(sorted(versions.items()))
 

@@ -31,7 +31,7 @@ class Lines:
     places: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
 
-_known: dict[Path, Lines] = {}
+_lines_by_file: dict[Path, Lines] = {}
 _lock = threading.Lock()
 
 
@@ -67,9 +67,9 @@ def _read_new_lines(path: Path) -> Lines:
         status = path.stat()
     except OSError:
         return Lines()
-    lines = _known.setdefault(path, Lines())
+    lines = _lines_by_file.setdefault(path, Lines())
     if lines.inode != status.st_ino or status.st_size < lines.end:
-        lines = _known[path] = Lines(status.st_ino)
+        lines = _lines_by_file[path] = Lines(status.st_ino)
     if status.st_size > lines.end:
         with path.open("rb") as stream:
             stream.seek(lines.end)

@@ -45,11 +45,11 @@ class Garbage:
         return [*folders, *self.objects, *self.temporaries, *self.works]
 
 
-def find_unneeded_objects(layout: Layout, kept: Iterable[Record], removed: Iterable[Record]) -> Iterator[Path]:
+def find_unneeded_objects(layout: Layout, remaining: Iterable[Record], removed: Iterable[Record]) -> Iterator[Path]:
     """Yield cached files that only removed artifacts name, and no record of DVC in the checkout."""
-    wanted = {name for record in kept for name in list_object_names(record)} | set(_find_tracked(layout))
+    needed = {name for record in remaining for name in list_object_names(record)} | set(_find_tracked(layout))
     objects = Objects(layout.dvc_cache)
-    for name in sorted({name for record in removed for name in list_object_names(record)} - wanted):
+    for name in sorted({name for record in removed for name in list_object_names(record)} - needed):
         if objects.path(name).is_file():
             yield objects.path(name)
 

@@ -28,8 +28,8 @@ from schemas.errors import StepError
 from schemas.manifest import FileDigest, Manifest, Output
 from schemas.references import ArtifactType
 
-MOST_WHOLE = 4096
-_whole: dict[tuple[str, tuple[tuple[str, str], ...], tuple[str, ...], frozenset[str]], Manifest] = {}
+MAX_COMPLETE = 4096
+_complete: dict[tuple[str, tuple[tuple[str, str], ...], tuple[str, ...], frozenset[str]], Manifest] = {}
 """Manifests of artifacts that this process found undamaged, by folder, digests of the files, and trusted keys."""
 
 
@@ -44,7 +44,7 @@ class Store:
     def find(self, kind: str, key: str) -> Manifest | None:
         """Return the manifest of a published step if its artifact is undamaged, else None."""
         condition = self.examine(kind, key)
-        return condition.manifest if condition.is_whole else None
+        return condition.manifest if condition.is_complete else None
 
     def examine(self, kind: str, key: str) -> Condition:
         """Compare the files, seal and signature of a key's artifact, and its audit entry; return its condition.
@@ -71,16 +71,16 @@ class Store:
     def _checked(self, folder: Path, digests: Mapping[str, str], strange: tuple[str, ...], keys: Keys) -> Condition:
         """Compare manifest, seal and signature; files with digests that were complete before are not compared again."""
         cache_key = (str(folder), tuple(digests.items()), strange, frozenset(keys))
-        if cache_key in _whole:
-            return Condition(_whole[cache_key], ())
+        if cache_key in _complete:
+            return Condition(_complete[cache_key], ())
         condition = examine_files(folder, digests, strange)
         if SIGNATURE in digests or SIGNATURE in strange:
             damages = tuple(Damage(*each) for each in compare_with_signature(folder, digests, keys))
             condition = replace(condition, damages=condition.damages + damages)
-        if condition.manifest is not None and condition.is_whole:
-            if len(_whole) >= MOST_WHOLE:
-                _whole.clear()
-            _whole[cache_key] = condition.manifest
+        if condition.manifest is not None and condition.is_complete:
+            if len(_complete) >= MAX_COMPLETE:
+                _complete.clear()
+            _complete[cache_key] = condition.manifest
         return condition
 
     def _condition(self, folder: Path, hashed: Callable[[Scan], Mapping[str, str]]) -> Condition:
@@ -151,7 +151,9 @@ class Store:
     def verify(self, manifest: Manifest) -> list[str]:
         """Rehash every file of an artifact and its cached objects; return one line per difference."""
         folder = self.folder(manifest)
-        condition = self._condition(folder, lambda seen: {name: hash_file(folder / name)[0] for name in seen.files})
+        condition = self._condition(
+            folder, lambda listing: {name: hash_file(folder / name)[0] for name in listing.files}
+        )
         problems = [f"{folder / damage.path}: {damage.what}" for damage in condition.damages]
         if condition.manifest is not None and condition.manifest != manifest:
             problems.append(f"{folder / MANIFEST}: was replaced meanwhile")
@@ -177,15 +179,17 @@ class Store:
         Other paths below the outputs are removed. Raise StepError if a cached object is damaged too.
         """
         folder, restored = self.folder(manifest), []
-        condition = self._condition(folder, lambda seen: {name: hash_file(folder / name)[0] for name in seen.files})
-        wanted = list(self._damaged(condition, manifest))
-        for path, file in wanted:
+        condition = self._condition(
+            folder, lambda listing: {name: hash_file(folder / name)[0] for name in listing.files}
+        )
+        damaged = list(self._damaged(condition, manifest))
+        for path, file in damaged:
             if what := self.objects.differs(file.md5):
                 raise StepError(f"cannot restore {path}: the object in DVC's cache {what}")
         for damage in condition.damages:
             if damage.is_output and damage.what in NOT_OURS:
                 (folder / damage.path).unlink(missing_ok=True)
-        for path, file in wanted:
+        for path, file in damaged:
             if path.is_dir():
                 shutil.rmtree(path)
             with atomic_file(path) as fresh:

@@ -85,7 +85,7 @@ def _read_verified(
     log: Path, head: Path, states: tuple[tuple[int, ...], ...], raw_keys: tuple[tuple[str, bytes], ...]
 ) -> Chain:
     keys = {name: Ed25519PublicKey.from_public_bytes(raw) for name, raw in raw_keys}
-    kept: list[Entry] = []
+    entries: list[Entry] = []
     hashes: list[str] = []
     last: Entry | None = None
     problem: str | None = None
@@ -100,11 +100,11 @@ def _read_verified(
         last = entry
         hashes.append(entry["hash"])
         if entry["action"] in KEPT:
-            kept.append(entry)
+            entries.append(entry)
     if last is not None and problem is None and (reason := find_signature_problem(last, keys)):
         problem = f"{log}: the last entry, {last['number']} ({last['action']}), {reason}"
     problem = problem or _compare_with_head(log, head, head_anchor, hashes)
-    return Chain(tuple(kept), hashes[0] if hashes else None, frozenset(hashes), problem)
+    return Chain(tuple(entries), hashes[0] if hashes else None, frozenset(hashes), problem)
 
 
 def _find_break(entry: Entry, last: Entry | None, keys: dict[str, Ed25519PublicKey]) -> str | None:
@@ -120,15 +120,15 @@ def _find_break(entry: Entry, last: Entry | None, keys: dict[str, Ed25519PublicK
 def _read_head_anchor(head: Path) -> tuple[int, str] | None:
     """Return the number and hash of the latest entry by the log's head file."""
     try:
-        seen = json.loads(read_regular(head))
-        return int(seen["number"]), str(seen["hash"])
+        recorded = json.loads(read_regular(head))
+        return int(recorded["number"]), str(recorded["hash"])
     except (Unreadable, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
-def _compare_with_head(log: Path, head: Path, seen: tuple[int, str] | None, hashes: list[str]) -> str | None:
+def _compare_with_head(log: Path, head: Path, recorded: tuple[int, str] | None, hashes: list[str]) -> str | None:
     """Return a message about the entry of the head file that the log lacks, or None."""
-    number, digest = seen or (0, "")
+    number, digest = recorded or (0, "")
     if number > len(hashes):
         return f"{log}: ends at entry {len(hashes)}, but {head} saw entry {number}"
     if number > 0 and hashes[number - 1] != digest:

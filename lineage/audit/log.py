@@ -93,11 +93,11 @@ def head_file(layout: Layout) -> Path:
 
 def _write_head(layout: Layout, entry: Entry) -> None:
     """Write the anchor of an entry, unless the file has the anchor of an entry that the log lacks."""
-    seen = read_head(layout)
+    head = read_head(layout)
     if (
-        seen is None
-        or seen["hash"] == entry["previous"]
-        or any(e["hash"] == seen["hash"] for e in read_entries(layout))
+        head is None
+        or head["hash"] == entry["previous"]
+        or any(e["hash"] == head["hash"] for e in read_entries(layout))
     ):
         write_text_atomically(head_file(layout), _encode_line(anchor_of(entry)).decode())
 
@@ -105,11 +105,11 @@ def _write_head(layout: Layout, entry: Entry) -> None:
 def read_head(layout: Layout) -> Anchor | None:
     """Return the recorded anchor of the latest entry, or None if there is no valid one."""
     try:
-        seen = parse_json(read_regular(head_file(layout)))
+        head = parse_json(read_regular(head_file(layout)))
     except (Unreadable, ValueError):
         return None
-    known = isinstance(seen, dict) and type(seen.get("number")) is int and isinstance(seen.get("hash"), str)
-    return cast(Anchor, seen) if known else None
+    is_valid = isinstance(head, dict) and type(head.get("number")) is int and isinstance(head.get("hash"), str)
+    return cast(Anchor, head) if is_valid else None
 
 
 def log_file(layout: Layout) -> Path:
@@ -150,8 +150,8 @@ def parse_entry(line: bytes) -> Entry | None:
         entry = parse_json(line)
     except ValueError:
         return None
-    known = isinstance(entry, dict) and all(type(entry.get(name)) is kind for name, kind in FIELDS.items())
-    return cast(Entry, entry) if known else None
+    is_valid = isinstance(entry, dict) and all(type(entry.get(name)) is kind for name, kind in FIELDS.items())
+    return cast(Entry, entry) if is_valid else None
 
 
 def hash_entry(entry: Mapping[str, object]) -> str:

@@ -91,9 +91,9 @@ def _check_events(path: Path, entries: dict[str, Entry]) -> tuple[list[str], lis
 
 def _describe_garbage(path: Path, lines: Lines, covered: int) -> tuple[list[str], list[str]]:
     strange = [number for number, start in lines.garbage if start >= covered]
-    known = [number for number, start in lines.garbage if start < covered]
+    covered_lines = [number for number, start in lines.garbage if start < covered]
     problems = [f"{path}:{strange[0]}: no event{_count_more(strange)}"] if strange else []
-    notes = [f"{path}:{known[0]}: a write was cut off{_count_more(known)}"] if known else []
+    notes = [f"{path}:{covered_lines[0]}: a write was cut off{_count_more(covered_lines)}"] if covered_lines else []
     if lines.cut_off:
         notes.append(f"{path}: its last write was cut off")
     return problems, notes

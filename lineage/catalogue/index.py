@@ -147,18 +147,18 @@ def open_index(layout: Layout, place: str) -> Iterator[Index]:
 def _refresh(connection: sqlite3.Connection, layout: Layout) -> None:
     """Add new and changed manifests, and delete those that are gone."""
     is_current = connection.execute("pragma user_version").fetchone()[0] == VERSION
-    known = dict(connection.execute("select name, stamp from artifacts")) if is_current else {}
+    indexed = dict(connection.execute("select name, stamp from artifacts")) if is_current else {}
     stamps = _read_stamps(layout.state / "artifacts")
-    if is_current and known == stamps:
+    if is_current and indexed == stamps:
         return
     with transaction(connection):
         if connection.execute("pragma user_version").fetchone()[0] != VERSION:
             _create_tables(connection)
-        known = dict(connection.execute("select name, stamp from artifacts"))  # another process may have updated it
-        stale = [name for name, stamp in known.items() if stamps.get(name) != stamp]
+        indexed = dict(connection.execute("select name, stamp from artifacts"))  # another process may have updated it
+        stale = [name for name, stamp in indexed.items() if stamps.get(name) != stamp]
         connection.executemany("delete from artifacts where name = ?", [(name,) for name in stale])
         for name, stamp in stamps.items():
-            if known.get(name) != stamp:
+            if indexed.get(name) != stamp:
                 _add_artifact(connection, name, stamp, read_record(layout.state / "artifacts" / name))
         if stale:
             for table in ("row_ids", "dropped_rows"):
@@ -216,12 +216,12 @@ def _add_artifact(connection: sqlite3.Connection, name: str, stamp: str, record:
 def _insert_artifact(connection: sqlite3.Connection, name: str, stamp: str, record: Record) -> None:
     """Add one artifact with its inputs, digests and tables; raise one of UNFIT for an invalid manifest."""
     facts = [record[fact] for fact in ("key", "started", "kind", "step", "recipe", "run")]
-    given = [(n, i["port"], i.get("key"), i.get("source"), i["digest"]) for n, i in enumerate(record["inputs"])]
+    inputs = [(n, i["port"], i.get("key"), i.get("source"), i["digest"]) for n, i in enumerate(record["inputs"])]
     starts, tables = sorted({d[:PREFIX] for d in list_output_digests(record)}), list(_list_tables(record))
     text = json.dumps(slim_record(record), separators=(",", ":"))
     sql = "insert into artifacts(name, stamp, key, started, kind, step, recipe, run, record) values(?,?,?,?,?,?,?,?,?)"
     artifact = connection.execute(sql, (name, stamp, *facts, text)).lastrowid
-    connection.executemany("insert into inputs values(?,?,?,?,?,?)", [(artifact, *values) for values in given])
+    connection.executemany("insert into inputs values(?,?,?,?,?,?)", [(artifact, *values) for values in inputs])
     connection.executemany("insert into digests values(?,?)", [(start, artifact) for start in starts])
     connection.executemany("insert into tables values(?,?,?,?,?)", [(artifact, *values) for values in tables])
 

@@ -28,9 +28,9 @@ class Places:
 def find_row(index: Index, row: str) -> Places:
     """Return all places of a row id, oldest first, after reading the tables that were not read before."""
     read_new_tables(index)
-    wanted = _hash_id(row)
-    candidates = index.rows("select sha256, hashes from row_ids where instr(hashes, ?) > 0", wanted)
-    contents = [(sha256,) for sha256, hashes in candidates if _holds_hash(hashes, wanted)]
+    row_hash = _hash_id(row)
+    candidates = index.rows("select sha256, hashes from row_ids where instr(hashes, ?) > 0", row_hash)
+    contents = [(sha256,) for sha256, hashes in candidates if _holds_hash(hashes, row_hash)]
     index.rows("create temporary table if not exists wanted(sha256 text primary key)")
     index.rows("delete from wanted")
     index.connection.executemany("insert into wanted values(?)", contents)
@@ -76,9 +76,9 @@ def _hash_id(row: str) -> bytes:
     return hashlib.blake2b(row.encode(), digest_size=WIDTH).digest()
 
 
-def _holds_hash(hashes: bytes, wanted: bytes) -> bool:
+def _holds_hash(hashes: bytes, row_hash: bytes) -> bool:
     """Return whether a hash is in a concatenation of hashes, at a multiple of its length."""
-    at = hashes.find(wanted)
+    at = hashes.find(row_hash)
     while at >= 0 and at % WIDTH:
-        at = hashes.find(wanted, at + 1)
+        at = hashes.find(row_hash, at + 1)
     return at >= 0

@@ -70,13 +70,13 @@ def _describe_statements(statements: list) -> str:
     return " then ".join(statement.type.name for statement in statements) or "empty"
 
 
-def _make_tables(connection: duckdb.DuckDBPyConnection, layout: Layout, wanted: set[str]) -> None:
+def _make_tables(connection: duckdb.DuckDBPyConnection, layout: Layout, tables: set[str]) -> None:
     records = query_index(layout, lambda index: list(index.records()))
-    for name in sorted(wanted & set(MANIFEST_TABLES)):
+    for name in sorted(tables & set(MANIFEST_TABLES)):
         connection.register(name, MANIFEST_TABLES[name](records))
-    if "events" in wanted:
+    if "events" in tables:
         connection.register("events", events_table(layout))
-    views = {name: _find_parquet_files(records, PARQUET_TABLES[name]) for name in sorted(wanted & set(PARQUET_TABLES))}
+    views = {name: _find_parquet_files(records, PARQUET_TABLES[name]) for name in sorted(tables & set(PARQUET_TABLES))}
     for name, files in views.items():
         _make_view(connection, name, files)
     _lock_down(connection, [path for files in views.values() for path, *_ in files])

@@ -40,9 +40,9 @@ def render_pipeline(layout: Layout, plan: Plan) -> tuple[str, dict[str, Entry]]:
     """
     recipe = Recipe(layout, plan)
     stages = {step.name: recipe.entry(step) for step in plan.steps}
-    kept = {n: e for n, e in _read_stages(layout.root / "dvc.yaml").items() if n not in stages and recipe.owns(e)}
+    others = {n: e for n, e in _read_stages(layout.root / "dvc.yaml").items() if n not in stages and recipe.owns(e)}
     order = list(recipe.source.get("stages", {}))
-    stages = dict(sorted({**kept, **stages}.items(), key=lambda item: _sort_key(order, item[1]["cmd"], item[0])))
+    stages = dict(sorted({**others, **stages}.items(), key=lambda item: _sort_key(order, item[1]["cmd"], item[0])))
     curves = f"data/runs/{plan.recipe}/curves.csv"
     plots = [{curves: {"template": "curves", "x": "step", "y": "value", "title": f"Curves of {plan.recipe}"}}]
     text = yaml.safe_dump({"stages": stages, "plots": plots}, sort_keys=False, width=120, allow_unicode=True)
@@ -129,7 +129,7 @@ class Recipe:
 
     def lock(self, step: Step, entry: Entry, records: dict[str, Record]) -> Entry:
         """Return the step in dvc.lock; digests of artifacts come from their manifests."""
-        known = {
+        locked = {
             f"data/runs/{self.recipe}/{name}/{output}": _lock_output(made)
             for name, record in records.items()
             for output, made in record["outputs"].items()
@@ -139,9 +139,9 @@ class Recipe:
         outs = [next(iter(out)) for out in (*entry["outs"], *entry["metrics"])]
         return {
             "cmd": entry["cmd"],
-            **({"deps": [self._locked(dep, known) for dep in entry["deps"]]} if "deps" in entry else {}),
+            **({"deps": [self._locked(dep, locked) for dep in entry["deps"]]} if "deps" in entry else {}),
             **({"params": {self.file: params}} if params else {}),
-            "outs": [self._locked(out, known) for out in outs],
+            "outs": [self._locked(out, locked) for out in outs],
         }
 
     def _folder(self, source: Input) -> str | None:
@@ -184,10 +184,10 @@ class Recipe:
     def _stage(self, step: Step) -> JsonObject:
         return self.source.get("stages", {}).get(step.stage) or {}
 
-    def _locked(self, path: str, known: dict[str, Entry]) -> Entry:
+    def _locked(self, path: str, locked: dict[str, Entry]) -> Entry:
         target = self.root / path
-        if path in known:
-            return {"path": path, **known[path]}
+        if path in locked:
+            return {"path": path, **locked[path]}
         if target.is_dir():
             files = folder_digests(target)
             size = sum(f.size for f in files)

@@ -74,18 +74,18 @@ def pull(layout: Layout, name: str | None, word: str | None, *, trust: bool) -> 
     desk = layout.state / "pull" / secrets.token_hex(4)
     try:
         with open_remote(layout, name) as place:
-            wanted = _find_wanted(place, Layout(desk), word)
+            keys = _find_wanted(place, Layout(desk), word)
             store = Store(layout)
-            missing = [r for r in wanted if store.find(r["kind"], r["key"]) is None]
+            missing = [r for r in keys if store.find(r["kind"], r["key"]) is None]
             fetched = place.fetch({name for record in missing for name in list_object_names(record)}) if missing else 0
             for record in missing:
                 _adopt(place, layout, Path(record["folder"]))
-            signers = _collect_signers(layout.artifact(r["kind"], r["key"]) for r in wanted)
-            known = _trust_keys(place, layout, signers - set(load_trusted_keys(layout))) if trust else ()
+            signers = _collect_signers(layout.artifact(r["kind"], r["key"]) for r in keys)
+            added = _trust_keys(place, layout, signers - set(load_trusted_keys(layout))) if trust else ()
     finally:
         shutil.rmtree(desk, ignore_errors=True)
     strangers = tuple(sorted(signers - set(load_trusted_keys(layout))))
-    return Moved(missing, len(wanted) - len(missing), fetched, strangers, known)
+    return Moved(missing, len(keys) - len(missing), fetched, strangers, added)
 
 
 def _find_wanted(place: Remote, desk: Layout, word: str | None) -> list[Record]:
@@ -175,11 +175,11 @@ def _collect_signers(folders: Iterable[Path]) -> set[str]:
 
 def _send_keys(place: Remote, layout: Layout, keys: Iterable[str]) -> None:
     """Send the public halves of keys."""
-    known = load_trusted_keys(layout)
+    trusted = load_trusted_keys(layout)
     with tempfile.TemporaryDirectory(dir=layout.state) as desk:
-        for key in sorted(set(keys) & set(known)):
+        for key in sorted(set(keys) & set(trusted)):
             file = Path(desk, f"{key}.pub")
-            file.write_bytes(known[key].public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+            file.write_bytes(trusted[key].public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
             place.put(file, KEYS, file.name)
 
 

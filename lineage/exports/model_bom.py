@@ -47,7 +47,9 @@ def make_model_bom(layout: Layout, word: str) -> str:
             document.components.add(part)
     for (key, _), part in components.items():
         needs = [
-            need for given in by_key[key]["inputs"] if (need := _find_need(given, sources, components)) is not None
+            need
+            for input_record in by_key[key]["inputs"]
+            if (need := _find_need(input_record, sources, components)) is not None
         ]
         document.register_dependency(part, [*needs, *(packages if part is main else [])])
     for part in (*sources.values(), *packages):
@@ -56,11 +58,11 @@ def make_model_bom(layout: Layout, word: str) -> str:
     return _add_cards(JsonV1Dot6(document).output_as_string(), cards)
 
 
-def _find_need(given: GivenRecord, sources: dict[str, Any], components: dict[tuple[str, str], Any]) -> Any | None:
+def _find_need(record: GivenRecord, sources: dict[str, Any], components: dict[tuple[str, str], Any]) -> Any | None:
     """Return the component of what a port received, or None if it is outside the document."""
-    if given.get("source"):
-        return sources[given["digest"]]
-    return components.get((given.get("key") or "", given.get("output") or ""))
+    if record.get("source"):
+        return sources[record["digest"]]
+    return components.get((record.get("key") or "", record.get("output") or ""))
 
 
 def _find_model(scope: Scope) -> Record:
@@ -112,16 +114,16 @@ def _make_component(record: Record, name: str) -> Any:
     )
 
 
-def _make_source(given: GivenRecord) -> Any:
+def _make_source(record: GivenRecord) -> Any:
     """Return the component of an outside source, whose digest stands for its content."""
     return Component(
-        name=given["source"] or "",
-        version=given["digest"][:16],
-        bom_ref=f"source/{given['digest']}",
-        type=ComponentType.MACHINE_LEARNING_MODEL if given["type"] in MODEL_TYPES else ComponentType.DATA,
+        name=record["source"] or "",
+        version=record["digest"][:16],
+        bom_ref=f"source/{record['digest']}",
+        type=ComponentType.MACHINE_LEARNING_MODEL if record["type"] in MODEL_TYPES else ComponentType.DATA,
         properties=[
-            Property(name="posttrain:digest", value=given["digest"]),
-            Property(name="posttrain:type", value=given["type"]),
+            Property(name="posttrain:digest", value=record["digest"]),
+            Property(name="posttrain:type", value=record["type"]),
         ],
     )
 

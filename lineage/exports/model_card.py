@@ -55,16 +55,18 @@ def make_data_entry(record: Record, output: str) -> JsonObject:
 
 def _find_data(record: Record, by_key: dict[str, Record]) -> list[str]:
     """Return references to the data that a model and its ancestors were trained on, each once."""
-    references, waiting, seen = [], [record], set()
+    references, waiting, visited = [], [record], set()
     while waiting:
-        for given in waiting.pop()["inputs"]:
-            if given["type"] not in MODEL_TYPES:
+        for input_record in waiting.pop()["inputs"]:
+            if input_record["type"] not in MODEL_TYPES:
                 references.append(
-                    f"source/{given['digest']}" if given.get("source") else f"{given['key']}/{given['output']}"
+                    f"source/{input_record['digest']}"
+                    if input_record.get("source")
+                    else f"{input_record['key']}/{input_record['output']}"
                 )
-            key = given.get("key")
-            if key in by_key and key not in seen:
-                seen.add(key)
+            key = input_record.get("key")
+            if key in by_key and key not in visited:
+                visited.add(key)
                 waiting.append(by_key[key])
     return sorted(set(references))
 

@@ -112,7 +112,7 @@ def _make_step_events(scope: Scope, by_key: dict[str, Record]) -> Iterator[RunEv
     for record in scope.records:
         run = Run(stable_id("step", record["run"], record["key"]), _make_run_facets(record))
         job = Job(NAMESPACE, f"{record['recipe']}.{record['step']}", _make_job_facets(record))
-        inputs = [_make_input(given, by_key) for given in record["inputs"]]
+        inputs = [_make_input(input_record, by_key) for input_record in record["inputs"]]
         yield RunEvent(
             eventTime=record["started"], eventType=RunState.START, producer=PRODUCER, run=run, job=job, inputs=inputs
         )
@@ -154,13 +154,15 @@ def _make_planned_inputs(scope: Scope, step: str, by_key: dict[str, Record]) -> 
     """Return the planned inputs of a step whose artifacts exist."""
     keys = {name: planned["key"] for name, planned in scope.planned.items()}
     inputs = []
-    for given in scope.planned.get(step, {}).get("inputs", []):
-        made = next((by_key[keys[name]] for name in given["steps"] if keys.get(name) in by_key), None)
-        if given["source"]:
-            inputs.append(_make_input(given, by_key))
+    for planned_input in scope.planned.get(step, {}).get("inputs", []):
+        made = next((by_key[keys[name]] for name in planned_input["steps"] if keys.get(name) in by_key), None)
+        if planned_input["source"]:
+            inputs.append(_make_input(planned_input, by_key))
         elif made is not None:
-            digest = made["outputs"][given["output"]]["digest"]
-            inputs.append(_make_input(given | {"step": made["step"], "key": made["key"], "digest": digest}, by_key))
+            digest = made["outputs"][planned_input["output"]]["digest"]
+            inputs.append(
+                _make_input(planned_input | {"step": made["step"], "key": made["key"], "digest": digest}, by_key)
+            )
     return inputs
 
 
@@ -193,14 +195,14 @@ def _make_job_type(what: str) -> JobFacet:
     return job_type_job.JobTypeJobFacet("BATCH", "POSTTRAIN", what)
 
 
-def _make_input(given: Mapping[str, Any], by_key: dict[str, Record]) -> InputDataset:
-    version: dict[str, DatasetFacet] = {"version": dataset_version_dataset.DatasetVersionDatasetFacet(given["digest"])}
-    if given.get("source"):
-        scheme, _, name = given["source"].partition(":")
+def _make_input(record: Mapping[str, Any], by_key: dict[str, Record]) -> InputDataset:
+    version: dict[str, DatasetFacet] = {"version": dataset_version_dataset.DatasetVersionDatasetFacet(record["digest"])}
+    if record.get("source"):
+        scheme, _, name = record["source"].partition(":")
         return InputDataset(OUTSIDE[scheme], name.partition("@")[0], facets=version)
-    made = by_key.get(given["key"])
+    made = by_key.get(record["key"])
     recipe = made["recipe"] if made else ""
-    return InputDataset(NAMESPACE, f"{recipe}.{given['step']}.{given['output']}", facets=version)
+    return InputDataset(NAMESPACE, f"{recipe}.{record['step']}.{record['output']}", facets=version)
 
 
 def _make_output(record: Record, name: str) -> OutputDataset:
@@ -229,13 +231,17 @@ def _make_field(field: pa.Field) -> schema_dataset.SchemaDatasetFacetFields:
 
 def _measure_quality(table: pq.ParquetFile) -> data_quality_metrics_dataset.DataQualityMetricsDatasetFacet:
     """Return rows, and the empty values of each column, by the table's own statistics."""
-    meta, nulls, known = table.metadata, dict.fromkeys(table.schema_arrow.names, 0), set(table.schema_arrow.names)
+    meta, nulls, column_names = (
+        table.metadata,
+        dict.fromkeys(table.schema_arrow.names, 0),
+        set(table.schema_arrow.names),
+    )
     for group in range(meta.num_row_groups):
         for column in range(meta.num_columns):
             chunk = meta.row_group(group).column(column)
             if chunk.path_in_schema in nulls and chunk.statistics is not None and chunk.statistics.has_null_count:
                 nulls[chunk.path_in_schema] += chunk.statistics.null_count
             else:
-                known.discard(chunk.path_in_schema.partition(".")[0])
-    columns = {name: data_quality_metrics_dataset.ColumnMetrics(nullCount=nulls[name]) for name in sorted(known)}
+                column_names.discard(chunk.path_in_schema.partition(".")[0])
+    columns = {name: data_quality_metrics_dataset.ColumnMetrics(nullCount=nulls[name]) for name in sorted(column_names)}
     return data_quality_metrics_dataset.DataQualityMetricsDatasetFacet(columns, rowCount=meta.num_rows)

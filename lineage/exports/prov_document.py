@@ -58,25 +58,25 @@ def _add_step(document: ProvDocument, record: Record) -> None:
     described = {f"pt:{name}": value for name, value in (facts | code).items()}
     document.activity(activity, datetime.fromisoformat(record["started"]), end_time(record), described)
     document.wasAssociatedWith(activity, SOFTWARE, f"pt:run/{record['run']}")
-    for given in record["inputs"]:
-        read = _add_input(document, given)
-        document.used(activity, read, None, None, {PROV_ROLE: given["port"]})
+    for input_record in record["inputs"]:
+        read = _add_input(document, input_record)
+        document.used(activity, read, None, None, {PROV_ROLE: input_record["port"]})
     for name, output in record["outputs"].items():
         made = f"pt:{record['key']}/{name}"
         document.entity(made, {PROV_TYPE: NAMESPACE[output["type"]], "pt:digest": output["digest"], "pt:output": name})
         document.wasGeneratedBy(made, activity, end_time(record), None, {PROV_ROLE: name})
-        for given in record["inputs"]:
-            document.wasDerivedFrom(made, _entity_name(given), activity)
+        for input_record in record["inputs"]:
+            document.wasDerivedFrom(made, _entity_name(input_record), activity)
 
 
-def _entity_name(given: GivenRecord) -> str:
-    return f"pt:{given['key']}/{given['output']}" if given.get("key") else f"pt:source/{given['digest']}"
+def _entity_name(record: GivenRecord) -> str:
+    return f"pt:{record['key']}/{record['output']}" if record.get("key") else f"pt:source/{record['digest']}"
 
 
-def _add_input(document: ProvDocument, given: GivenRecord) -> str:
+def _add_input(document: ProvDocument, record: GivenRecord) -> str:
     """Return the entity that a port received; outside sources are added here, other entities by their step."""
-    name = _entity_name(given)
-    if not given.get("key") and not document.get_record(name):
-        facts = {"pt:reference": given["source"], "pt:digest": given["digest"]}
-        document.entity(name, {PROV_TYPE: NAMESPACE[given["type"]], **facts})
+    name = _entity_name(record)
+    if not record.get("key") and not document.get_record(name):
+        facts = {"pt:reference": record["source"], "pt:digest": record["digest"]}
+        document.entity(name, {PROV_TYPE: NAMESPACE[record["type"]], **facts})
     return name

@@ -97,12 +97,12 @@ def find_champion(layout: Layout, name: str) -> Champion | None:
 
 def read_standings(layout: Layout) -> list[Standing]:
     """Return every standing with a champion, or with such an alias in MLflow, by name. Raise PlanError."""
-    known = read_moves(layout)
-    if is_registry_empty(layout) and not known:
+    moves = read_moves(layout)
+    if is_registry_empty(layout) and not moves:
         return []
     with connect_registry(layout) as mlflow:
         aliased = {model.name for model in fetch_all_pages(mlflow.search_registered_models) if ALIAS in model.aliases}
-        return [_read_standing_or_alarm(layout, mlflow, name, name in known) for name in sorted({*known, *aliased})]
+        return [_read_standing_or_alarm(layout, mlflow, name, name in moves) for name in sorted({*moves, *aliased})]
 
 
 def list_champions(layout: Layout) -> list[Champion]:
@@ -206,9 +206,9 @@ def describe_disagreement(standing: Standing) -> str:
 
 def _compare_standing(layout: Layout, mlflow: "MlflowClient", name: str) -> Standing:
     chain, keys = read_unbroken_chain(layout), load_trusted_keys(layout)
-    registered, known = read_registered(mlflow, name), collect_moves(chain, keys).get(name, [])
+    registered, moves = read_registered(mlflow, name), collect_moves(chain, keys).get(name, [])
     store = Store(layout)
-    compared = compare_registered(registered, known, chain, keys, lambda move: store.with_key(move.key))
+    compared = compare_registered(registered, moves, chain, keys, lambda move: store.with_key(move.key))
     current = _make_champion(layout, name, compared.moves[-1]) if compared.moves else None
     return Standing(name, current, compared.moves, compared.alarms, compared.is_unfinished, compared.others, registered)
 

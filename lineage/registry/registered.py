@@ -66,13 +66,13 @@ def read_registered(mlflow: "MlflowClient", name: str) -> Registered:
 
 def compare_registered(
     registered: Registered,
-    known: list[Move],
+    logged_moves: list[Move],
     chain: Chain,
     keys: dict[str, Ed25519PublicKey],
     made: Callable[[Move], Manifest | None],
 ) -> Compared:
     """Compare a registered model with the moves of the log; `made` returns a promoted artifact, if it is here."""
-    moves, others, alarms = _merge_other_moves(registered, known, chain, keys)
+    moves, others, alarms = _merge_other_moves(registered, logged_moves, chain, keys)
     tip = moves[-1] if moves else None
     tags = list(_check_tags(registered, moves))
     content = list(_check_versions(registered, moves, made(tip) if tip else None))
@@ -114,11 +114,11 @@ def fetch_all_pages(search: Any, *condition: str) -> list[Any]:
 
 
 def _merge_other_moves(
-    registered: Registered, known: list[Move], chain: Chain, keys: dict[str, Ed25519PublicKey]
+    registered: Registered, logged_moves: list[Move], chain: Chain, keys: dict[str, Ed25519PublicKey]
 ) -> tuple[list[Move], list[Move], list[str]]:
     """Return all moves, those that only MLflow had and a trusted key signed, and alarms about the others."""
-    moves, others, alarms = list(known), [], []
-    hashes = {move.entry["hash"] for move in known}
+    moves, others, alarms = list(logged_moves), [], []
+    hashes = {move.entry["hash"] for move in logged_moves}
     strange: list[tuple[Move, str]] = []
     for number, version in sorted(registered.versions.items()):
         for tag, text in sorted(version.tags.items()):
@@ -180,11 +180,11 @@ def _check_versions(registered: Registered, moves: list[Move], manifest: Manifes
             if move is moves[-1]:
                 yield f"mlflow:{registered.name}@{number} is gone; by the audit log it is champion"
             continue
-        for tag, wanted in (("key", move.key), ("digest", move.digest), ("output", move.output)):
-            if version.tags.get(tag) != wanted:
+        for tag, expected in (("key", move.key), ("digest", move.digest), ("output", move.output)):
+            if version.tags.get(tag) != expected:
                 value = str(version.tags.get(tag))[:16]
                 where = f"mlflow:{registered.name}@{number}: tag {tag}"
-                yield f"{where} is {value!r}; by the audit log it is {wanted[:16]!r}"
+                yield f"{where} is {value!r}; by the audit log it is {expected[:16]!r}"
         if move is not moves[-1] or manifest is None or move.output not in manifest.outputs:
             continue
         if version.source != version_source(manifest, move.output):

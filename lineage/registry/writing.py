@@ -21,9 +21,9 @@ def write_version(
     """
     latest = {move.version: (move.key, move.output) for move in moves}
     for number, version in registered.versions.items():
-        wanted = (manifest.key, output)
+        identity = (manifest.key, output)
         refers = latest.get(number, (version.tags.get("key"), version.tags.get("output")))
-        if refers == wanted and version.source == version_source(manifest, output):
+        if refers == identity and version.source == version_source(manifest, output):
             return number
     return _create_version(mlflow, registered.name, manifest, output)
 

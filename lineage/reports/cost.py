@@ -70,5 +70,5 @@ def _measure_cost(manifest: Manifest, step: Step) -> Cost:
 def _sum_money(plan: Plan, total: Line) -> dict[str, float]:
     prices = plan.budget.prices if plan.budget else Prices()
     sums = {what: (getattr(total, what) or Cost()).money(prices) for what in ("estimated", "spent", "saved")}
-    known = any(money is not None for money in sums.values())
-    return {what: money or 0.0 for what, money in sums.items()} if known else {}
+    has_price = any(money is not None for money in sums.values())
+    return {what: money or 0.0 for what, money in sums.items()} if has_price else {}

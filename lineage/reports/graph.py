@@ -38,7 +38,7 @@ def draw_steps(plan: Plan, states: dict[str, str]) -> Picture:
     column: dict[str, int] = {}
     for step in plan.steps:
         column[step.name] = 1 + max((column[need] for need in parents[step.name]), default=-1)
-    chains = [_make_chain(parent, name, column) for name, known in parents.items() for parent in known]
+    chains = [_make_chain(parent, name, column) for name, makers in parents.items() for parent in makers]
     row = _assign_rows(chains, column)
     at = {p: (MARGIN + p[1] * (WIDTH + GAP_X), MARGIN + row[p] * (HEIGHT + GAP_Y)) for p in row}
     nodes = [Node(s.name, s.kind, states.get(s.name, "pending"), *at[s.name, column[s.name]]) for s in plan.steps]

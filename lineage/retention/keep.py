@@ -77,10 +77,10 @@ def order_by_standing(moves: list[Move]) -> list[Move]:
         order.append(now)
         going.append(replace(now, action="rollback"))
         now = find_previous(going, now)
-    known = {move.artifact for move in order}
+    promoted = {move.artifact for move in order}
     for move in reversed(moves):
-        if move.artifact not in known:
-            known.add(move.artifact)
+        if move.artifact not in promoted:
+            promoted.add(move.artifact)
             order.append(move)
     return order
 
@@ -107,15 +107,17 @@ def find_best(records: Iterable[Record], metric: str, count: int) -> Reasons:
     """Return the artifacts with the highest values of a metric. Raise PlanError if none has that metric."""
     valued = [(value, r) for r in records if (value := _as_number(r["metrics"].get(metric))) is not None]
     if not valued:
-        known = sorted({name for r in records for name, value in r["metrics"].items() if _as_number(value) is not None})
-        raise PlanError(f"no artifact has a metric `{metric}`; there are: {', '.join(known[:30]) or 'none'}")
+        metrics = sorted(
+            {name for r in records for name, value in r["metrics"].items() if _as_number(value) is not None}
+        )
+        raise PlanError(f"no artifact has a metric `{metric}`; there are: {', '.join(metrics[:30]) or 'none'}")
     ranked = sorted(valued, key=lambda pair: (pair[0], pair[1]["started"]), reverse=True)
     return {r["key"]: f"{metric} {value:g}, number {n}" for n, (value, r) in enumerate(ranked[:count], 1)}
 
 
 def add_ancestors(records: Iterable[Record], reasons: Reasons) -> Reasons:
     """Return the reasons with those of everything that the artifacts were made from."""
-    known = {record["key"]: record for record in records}
+    by_key = {record["key"]: record for record in records}
     all_reasons: Reasons = {}
     waiting = [(key, why) for key, why in reversed(reasons.items())]
     while waiting:
@@ -123,8 +125,8 @@ def add_ancestors(records: Iterable[Record], reasons: Reasons) -> Reasons:
         if key in all_reasons:
             continue
         all_reasons[key] = why
-        if key in known:
-            above = [maker for given in known[key]["inputs"] if (maker := given.get("key"))]
+        if key in by_key:
+            above = [maker for input_record in by_key[key]["inputs"] if (maker := input_record.get("key"))]
             origin = why if why.startswith("made into ") else f"made into what is kept: {why}"
             waiting += [(other, origin) for other in above if other not in reasons]
             waiting += [(other, reasons[other]) for other in above if other in reasons]
@@ -136,10 +138,10 @@ def refuse_missing(log: AuditCheck, records: Iterable[Record], reasons: Reasons)
 
     What an entry of the log removed, or this log never saw published, is not missed.
     """
-    known = {record["key"] for record in records}
+    keys = {record["key"] for record in records}
     for key, why in reasons.items():
         entry = log.published.get(key)
-        if key not in known and entry is not None and log.removed.get(key, 0) < entry["number"]:
+        if key not in keys and entry is not None and log.removed.get(key, 0) < entry["number"]:
             raise PlanError(
                 f"{entry['facts'].get('step')} ({key[:16]}; {why}) is missing or damaged, so what it was made from is "
                 "unknown and nothing is removed; fetch it (posttrain pull) or make it again"

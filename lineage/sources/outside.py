@@ -60,12 +60,12 @@ def _resolve_folder(base: Path, rest: str) -> Path | None:
 
 
 def _check_place(folder: Path, rest: str, layout: Layout) -> None:
-    holds = [("the home folder", _home_folder()), ("this checkout", layout.root.resolve())]
+    protected = [("the home folder", _home_folder()), ("this checkout", layout.root.resolve())]
     if folder == Path(folder.anchor):
         raise _refuse_folder(rest, "is the root of the file system")
     if folder in SYSTEM:
         raise _refuse_folder(rest, "is a folder of the system")
-    for what, place in holds:
+    for what, place in protected:
         if place is not None and place.is_relative_to(folder):
             raise _refuse_folder(rest, f"is {what}, or holds it")
     for kernel in KERNEL:

@@ -116,9 +116,9 @@ def _resolve_hub(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source
         commit = revision if COMMIT.fullmatch(revision) else pointer.read_text().strip() if pointer.is_file() else None
         if commit is not None and (repository / "snapshots" / commit).is_dir():
             return Source(repository / "snapshots" / commit, commit)
-    wanted = f"{name} --revision {revision}" if revision else name
+    target = f"{name} --revision {revision}" if revision else name
     raise PlanError(
-        f"hub:{rest} is not in the local cache; fetch it first: hf download {wanted} (--repo-type dataset for data)"
+        f"hub:{rest} is not in the local cache; fetch it first: hf download {target} (--repo-type dataset for data)"
     )
 
 
@@ -206,7 +206,7 @@ def _resolve_mlflow(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Sou
             f"{manifest.step} ({registered.key[:12]}), but the artifact here or the source of the version differs; "
             "name the step or key"
         )
-    if not (state := store.examine(manifest.kind, manifest.key)).is_whole:
+    if not (state := store.examine(manifest.kind, manifest.key)).is_complete:
         raise PlanError(
             f"mlflow:{rest}: its artifact {registered.key[:16]} is damaged: {state.text}; fetch it: posttrain pull"
         )

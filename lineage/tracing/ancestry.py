@@ -70,7 +70,7 @@ def trace_in(index: Index, word: str) -> Lineage:
 
 def _describe_node(node: Node) -> JsonObject:
     record = node.record
-    kept = (
+    shown = (
         "step",
         "kind",
         "key",
@@ -86,7 +86,7 @@ def _describe_node(node: Node) -> JsonObject:
     )
     outputs = {name: {"type": o["type"], "digest": o["digest"]} for name, o in record["outputs"].items()}
     dropped = record["details"].get("dropped") if traits_of(record["kind"]).drops_rows else None
-    facts = {name: record.get(name) for name in kept}
+    facts = {name: record.get(name) for name in shown}
     more = {"outputs": outputs, "dropped": dropped, "decisions": read_artifact_decisions(record)}
     return {"depth": node.depth, "via": node.via, **facts, **more}
 
@@ -121,8 +121,8 @@ def _describe_relation(lineage: Lineage, record: Record) -> list[str]:
 
 
 def _name_step(lineage: Lineage, key: str) -> str:
-    known = {node.record["key"]: node.record["step"] for node in (*lineage.up, *lineage.down)}
-    return f"{known[key]} ({key[:12]})" if key in known else key[:12]
+    steps = {node.record["key"]: node.record["step"] for node in (*lineage.up, *lineage.down)}
+    return f"{steps[key]} ({key[:12]})" if key in steps else key[:12]
 
 
 def _make_tree(title: str, nodes: list[Node], facts: Any) -> Tree:

@@ -31,12 +31,12 @@ def collect_descendants(index: Index, keys: Iterable[str], passes: Callable[[str
 def _walk(index: Index, keys: Iterable[str], neighbours: Callable[[str], list[tuple[str, str]]]) -> list[Node]:
     """Walk depth first without recursion: chains may be longer than Python's stack."""
     waiting = [(0, key, "") for key in reversed(list(keys))]
-    seen: dict[str, Node] = {}
+    nodes: dict[str, Node] = {}
     while waiting:
         depth, key, via = waiting.pop()
-        record = index.record(key) if key not in seen else None
+        record = index.record(key) if key not in nodes else None
         if record is None:
             continue
-        seen[key] = Node(depth, record, via)
+        nodes[key] = Node(depth, record, via)
         waiting += [(depth + 1, other, port) for other, port in reversed(neighbours(key))]
-    return list(seen.values())
+    return list(nodes.values())

@@ -14,11 +14,11 @@ MOST = 50
 
 def find_latest(layout: Layout, recipe: str, steps: Iterable[str]) -> dict[str, Manifest]:
     """Return by step the manifest of its latest artifact in a recipe, without damaged and `--fresh` ones."""
-    wanted = list(steps)
+    names = list(steps)
 
     def find_manifests(index: Index) -> dict[str, Manifest]:
         manifests = {}
-        for step in wanted:
+        for step in names:
             sql = (
                 "select name from artifacts where step = ? and recipe = ? and record is not null order by started desc"
             )

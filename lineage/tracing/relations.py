@@ -54,15 +54,15 @@ def is_model(record: Record) -> bool:
 def find_relations(row: str, holders: Iterable[str], after: Iterable[Node]) -> dict[str, Relation]:
     """Return by key of each model among `after` how the row came into it; `holders` hold the row."""
     records = {node.record["key"]: node.record for node in after}
-    known, found_relations = frozenset(holders), dict[str, Relation]()
+    keys, found_relations = frozenset(holders), dict[str, Relation]()
     edges = {key: {made_by for made_by in _makers(record) if made_by in records} for key, record in records.items()}
     try:
         order = list(TopologicalSorter(edges).static_order())
     except CycleError:  # no manifests that posttrain wrote
         order = []
     for key in order:
-        if key not in known:
-            found_relations[key] = _find_closest(row, records[key], known, found_relations, records)
+        if key not in keys:
+            found_relations[key] = _find_closest(row, records[key], keys, found_relations, records)
     return {key: found_relations.get(key, Relation("reachable")) for key, r in records.items() if is_model(r)}
 
 
@@ -78,7 +78,7 @@ def _find_closest(
 
 def _makers(record: Record) -> list[str]:
     """Return the keys of the artifacts that a step read."""
-    return [key for given in record["inputs"] if (key := given.get("key"))]
+    return [key for input_record in record["inputs"] if (key := input_record.get("key"))]
 
 
 def _inherit(relation: Relation, parent: Record, record: Record) -> Relation:

@@ -45,8 +45,8 @@ def find_target(index: Index, word: str) -> Target:
     ):
         if target := meaning(index, word):
             return target
-    known = index.rows("select distinct step from artifacts where record is not null order by step")
-    steps = ", ".join(step for (step,) in known) or "none yet"
+    step_names = index.rows("select distinct step from artifacts where record is not null order by step")
+    steps = ", ".join(step for (step,) in step_names) or "none yet"
     raise UnknownTarget(
         f"lineage: nothing here is called {word!r}\n    give a step ({steps}), a run, the first {SHORTEST_PREFIX} or "
         "more digits of a key or digest, an artifact's folder, the id of a row, a model such as mlflow:NAME@champion, "
@@ -120,5 +120,5 @@ def _has_digest(record: Record | None, word: str) -> bool:
 def _match_row(index: Index, word: str) -> Target | None:
     """Return a row of data: the artifacts whose tables hold its id, and those that dropped it."""
     places = find_row(index, word)
-    known = places.holders or places.dropped
-    return Target(word, "row of data", places.holders, word, places.dropped) if known else None
+    holders = places.holders or places.dropped
+    return Target(word, "row of data", places.holders, word, places.dropped) if holders else None

@@ -63,11 +63,11 @@ def make_curve_metrics(folder: Path) -> list[Metric]:
 
 def make_datasets(record: Record) -> list[DatasetInput]:
     """Return the tables that a step read, by name and digest; the source says where they are."""
-    return [_make_dataset(given) for given in record["inputs"] if given["type"] in TABLE_TYPES]
+    return [_make_dataset(input_record) for input_record in record["inputs"] if input_record["type"] in TABLE_TYPES]
 
 
-def _make_dataset(given: GivenRecord) -> DatasetInput:
-    where = {name: given[name] for name in ("step", "key", "output", "source", "digest") if given.get(name)}
-    name = given.get("source") or f"{given['step']}.{given['output']}"
-    dataset = Dataset(name[:500], given["digest"][:DIGEST], "posttrain", json.dumps(where, sort_keys=True))
-    return DatasetInput(dataset, [InputTag("mlflow.data.context", given["port"][:500])])
+def _make_dataset(record: GivenRecord) -> DatasetInput:
+    where = {name: record[name] for name in ("step", "key", "output", "source", "digest") if record.get(name)}
+    name = record.get("source") or f"{record['step']}.{record['output']}"
+    dataset = Dataset(name[:500], record["digest"][:DIGEST], "posttrain", json.dumps(where, sort_keys=True))
+    return DatasetInput(dataset, [InputTag("mlflow.data.context", record["port"][:500])])

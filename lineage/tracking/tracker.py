@@ -54,17 +54,17 @@ class Tracker:
 
     def end_parent(self, parent: str, plan: Plan, states: Mapping[str, str], layout: Layout) -> None:
         """Write the steps' final numbers to the parent as step/metric and set its status."""
-        known = [states.get(step.name, "queued") for step in plan.steps]
+        step_states = [states.get(step.name, "queued") for step in plan.steps]
         metrics = []
         for step in plan.steps:
             record = read_record(layout.artifact(step.kind, step.key))
             metrics += make_final_metrics(record, step.name) if record and states.get(step.name) in FINISHED else []
         self._log(parent, metrics=metrics)
-        if any(state in ("failed", "blocked") for state in known):
+        if any(state in ("failed", "blocked") for state in step_states):
             self.client.set_terminated(parent, "FAILED")
-        elif "cancelled" in known:
+        elif "cancelled" in step_states:
             self.client.set_terminated(parent, "KILLED")
-        elif not any(state in ("queued", "running") for state in known):
+        elif not any(state in ("queued", "running") for state in step_states):
             self.client.set_terminated(parent, "FINISHED")
 
     def child(self, parent: str, run: str, step: Step, state: str, record: Record | None) -> None:
@@ -103,7 +103,11 @@ class Tracker:
         """Log metrics, curves (in the run that made them only), datasets and models."""
         curves = make_curve_metrics(Path(record["folder"])) if state == "done" else []
         self._log(made, metrics=curves + make_final_metrics(record))
-        read = [key for given in record["inputs"] if (key := given.get("key")) and given["type"] in MODEL_TYPES]
+        read = [
+            key
+            for input_record in record["inputs"]
+            if (key := input_record.get("key")) and input_record["type"] in MODEL_TYPES
+        ]
         models = [LoggedModelInput(model.model_id) for key in read for model in self._models(key)[:1]]
         self.client.log_inputs(made, datasets=make_datasets(record), models=models)
         for name, output in record["outputs"].items():

@@ -36,9 +36,9 @@ def check_index(layout: Layout) -> list[str]:
         return []
     try:
         read_regular(file)
-        with open_index(layout, str(file)) as kept, open_index(layout, ":memory:") as made:
+        with open_index(layout, str(file)) as current, open_index(layout, ":memory:") as made:
             read_new_tables(made)
-            return [f"{file}: {what}; {ADVICE}" for what in _compare_indexes(kept, made)]
+            return [f"{file}: {what}; {ADVICE}" for what in _compare_indexes(current, made)]
     except Unreadable as error:
         return [f"{file}: {error}"]
     except (sqlite3.Error, ValueError, TypeError) as error:
@@ -57,24 +57,24 @@ def rebuild_index(layout: Layout) -> list[str]:
     return [f"{file}: written again from the manifests"]
 
 
-def _compare_indexes(kept: Index, made: Index) -> Iterator[str]:
-    if kept.rows(SHAPE) != made.rows(SHAPE):
+def _compare_indexes(current: Index, made: Index) -> Iterator[str]:
+    if current.rows(SHAPE) != made.rows(SHAPE):
         yield "its tables are not those that posttrain makes"
         return
-    wrong = {name for sql in ABOUT.values() for name in _find_different(kept.rows(sql), made.rows(sql))}
+    wrong = {name for sql in ABOUT.values() for name in _find_different(current.rows(sql), made.rows(sql))}
     yield from (f"what it says of {name} is not what the manifest says" for name in sorted(wrong, key=str))
-    known = {sha256 for (sha256,) in made.rows("select sha256 from row_ids")}
-    read = {sha256 for (sha256,) in kept.rows("select sha256 from row_ids")} & known
+    ids = {sha256 for (sha256,) in made.rows("select sha256 from row_ids")}
+    read = {sha256 for (sha256,) in current.rows("select sha256 from row_ids")} & ids
     strange = set()
     for sql in OF_TABLES.values():
-        both = ([row for row in index.rows(sql) if row[0] in read] for index in (kept, made))
+        both = ([row for row in index.rows(sql) if row[0] in read] for index in (current, made))
         strange |= _find_different(*both)
     yield from (f"the rows that it names for the table {digest[:16]} are others" for digest in sorted(strange))
 
 
-def _find_different(kept: list[tuple], made: list[tuple]) -> set[str]:
+def _find_different(current: list[tuple], made: list[tuple]) -> set[str]:
     """Return the first values of rows that only one of two lists holds, or holds more often."""
-    return {row[0] for row in _find_additional(kept, made)} | {row[0] for row in _find_additional(made, kept)}
+    return {row[0] for row in _find_additional(current, made)} | {row[0] for row in _find_additional(made, current)}
 
 
 def _find_additional(these: list[tuple], those: list[tuple]) -> Iterator[tuple]:

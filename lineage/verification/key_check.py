@@ -22,8 +22,8 @@ def read_keys(layout: Layout) -> tuple[dict[str, Ed25519PublicKey], list[str]]:
             problems.append(f"{path}: {error}")
         except PlanError as error:
             problems.append(str(error))
-    if (given := load_named_signer()) is not None:
-        keys.append(given.private.public_key())
+    if (signer := load_named_signer()) is not None:
+        keys.append(signer.private.public_key())
     by_name = {key_name(key): key for key in keys}
     return by_name, problems + check_private_key(layout, by_name)
 

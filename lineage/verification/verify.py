@@ -166,11 +166,11 @@ def _check_presence(layout: Layout, audit: AuditCheck, key: str, what: str, is_n
 
 def restore_decisions(layout: Layout, audit: AuditCheck) -> list[str]:
     """Write every file of decisions that differs from the log again; return their paths."""
-    wanted: dict[str, list[Entry]] = {}
+    expected: dict[str, list[Entry]] = {}
     for _, entry in sorted(audit.decisions.items()):
-        wanted.setdefault(str(entry["facts"].get("key")), []).append(entry)
+        expected.setdefault(str(entry["facts"].get("key")), []).append(entry)
     restored = []
-    for key, entries in wanted.items():
+    for key, entries in expected.items():
         path, lines = decisions_file(layout, key), [parse_decision(entry) for entry in entries]
         if read_json_lines(path) != lines:
             with atomic_file(path) as fresh:

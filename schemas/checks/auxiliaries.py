@@ -77,17 +77,19 @@ def _check_names(info: StepInfo, stage: Rl) -> Iterator[Problem]:
 
 def _check_columns(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     """Yield functions with a parameter for a column that neither the loop nor an auxiliary model computes."""
-    known = {f"{column}_{unit}" for column in _list_columns(stage) for unit in "TP"}
-    known |= {
+    columns_in_stage = {f"{column}_{unit}" for column in _list_columns(stage) for unit in "TP"}
+    columns_in_stage |= {
         f"{name}_end_{unit}" for name, block in stage.auxiliary_models.items() if block.head == "state" for unit in "TP"
     }
     for slot in info.slots:
         kind = type(slot.use)
         parameters = slot.signature.supplied[len(kind.takes or ()) :]
         for name in parameters if "auxiliary_T" in kind.asks else ():
-            if not supplies(kind, name) and may_be_auxiliary(kind, name) and name not in known:
+            if not supplies(kind, name) and may_be_auxiliary(kind, name) and name not in columns_in_stage:
                 message = f"`{slot.use.use}` needs `{name}`, which no auxiliary model of this stage computes"
-                yield info.problem(slot.path, message, suggest(name, sorted({*kind.asks, *known}), "columns"))
+                yield info.problem(
+                    slot.path, message, suggest(name, sorted({*kind.asks, *columns_in_stage}), "columns")
+                )
 
 
 def _check_options(info: StepInfo, stage: Rl) -> Iterator[Problem]:

@@ -198,15 +198,15 @@ def _check_critic(info: StepInfo, stage: Rl) -> Iterator[Problem]:
 
 
 def _check_reward_names(info: StepInfo, stage: Rl) -> Iterator[Problem]:
-    known = number_repeated_names(stage.rewards)
+    reward_names = number_repeated_names(stage.rewards)
     columns = [column for name, block in stage.auxiliary_models.items() for column in block.columns(name)]
     named = [(f"advantage_streams.{i}.of", s.of) for i, s in enumerate(stage.advantage_streams) if s.of not in columns]
     named += [(join_path(s.path, "of"), s.values.get("of")) for s in _find_slots(info, TargetUse)]
     choosing = (*_find_slots(info, FilterGroupsUse, ResampleUse), *_find_slots(info, ExtraSamplesUse))
     named += [(join_path(slot.path, "reward"), slot.values.get("reward")) for slot in choosing]
     for where, name in named:
-        if isinstance(name, str) and name not in known:
-            yield info.problem(where, f"no reward `{name}` in this stage", suggest(name, known, "rewards"))
+        if isinstance(name, str) and name not in reward_names:
+            yield info.problem(where, f"no reward `{name}` in this stage", suggest(name, reward_names, "rewards"))
 
 
 def _check_controllers(info: StepInfo, stage: Rl) -> Iterator[Problem]:

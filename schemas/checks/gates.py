@@ -33,9 +33,9 @@ def _check_metrics(info: StepInfo, gate: Gate, path: str, metrics: list[str]) ->
 def _check_models(info: StepInfo, stage: Evaluate, gate: Gate, path: str) -> Iterator[Problem]:
     models = list(stage.models) or ["model"]
     others = [*models, *stage.against, *(["champion"] if gate.against == "champion" else [])]
-    for field, name, known in (("model", gate.model, models), ("against", gate.against, others)):
-        if name is not None and name not in known:
-            yield info.problem(f"{path}.{field}", f"no model `{name}`", suggest(name, known, "models of this stage"))
+    for field, name, names in (("model", gate.model, models), ("against", gate.against, others)):
+        if name is not None and name not in names:
+            yield info.problem(f"{path}.{field}", f"no model `{name}`", suggest(name, names, "models of this stage"))
     if gate.against is not None and gate.against == (gate.model or models[-1]):
         yield info.problem(f"{path}.against", f"`{gate.against}` is compared with itself", "name another model")
 

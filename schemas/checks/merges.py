@@ -47,16 +47,16 @@ def check_merge(info: StepInfo, stage: Merge) -> Iterator[Problem]:
 
 def _check_parameters(info: StepInfo, stage: Merge, method: Signature) -> Iterator[Problem]:
     """Yield unknown parameters at any level, and required ones that no level sets."""
-    known = {option.removesuffix("_"): spec.required for option, spec in method.options.items()}
+    parameters_of_method = {option.removesuffix("_"): spec.required for option, spec in method.options.items()}
     set_names: set[str] = set()
     for where, parameters in _list_levels(stage):
         for name in parameters:
             set_names.add(name)
-            if name not in known and name not in WITHOUT_EFFECT:
+            if name not in parameters_of_method and name not in WITHOUT_EFFECT:
                 at = follow_path(info.node, join_path(where, name))
-                advice = suggest(name, known, f"parameters of {method.name}")
+                advice = suggest(name, parameters_of_method, f"parameters of {method.name}")
                 yield make_problem(at.where, join_path(info.path, where, name), f"unknown parameter `{name}`", advice)
-    for name, required in known.items():
+    for name, required in parameters_of_method.items():
         if required and name not in set_names:
             advice = f"set `{name}` under `parameters` of the stage or of each model"
             yield info.problem("merge_method", f"`{method.name}` needs the parameter `{name}`", advice)

@@ -78,7 +78,7 @@ def number_repeated_names(uses: Sequence[Use]) -> list[str]:
 
 def check_metrics(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     """Yield controllers and watches that name a metric which no iteration reports."""
-    known = list_metrics(info, stage)
+    reported = list_metrics(info, stage)
     named = [(f"watch.{i}.metric", watch.metric) for i, watch in enumerate(stage.watch)]
     for slot in (
         slot for slot in info.slots if isinstance(slot.use, ControllerUse) and "metrics" in slot.signature.supplied
@@ -88,10 +88,10 @@ def check_metrics(info: StepInfo, stage: Rl) -> Iterator[Problem]:
                 names = [value] if isinstance(value, str) else value if isinstance(value, dict) else []
                 named += [(join_path(slot.path, option), str(name)) for name in names]
     for where, name in named:
-        if name not in known:
-            message, advice = f"this stage reports no metric `{name}`", suggest(name, known, "metrics")
+        if name not in reported:
+            message, advice = f"this stage reports no metric `{name}`", suggest(name, reported, "metrics")
             if name == "kl":
                 advice = "no function compares with a reference: add `{use: kl, coef: 0.0}` to `loss_terms`"
-            elif (new := find_renamed_metric(name, known)) is not None:
+            elif (new := find_renamed_metric(name, reported)) is not None:
                 message, advice = describe_renaming(name, new), f"write `{new}`"
             yield make_problem(follow_path(info.node, where).mark, join_path(info.path, where), message, advice)

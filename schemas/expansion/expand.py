@@ -118,15 +118,15 @@ class _Completion:
 
 def read_preset(algorithm: Node, path: str) -> Node:
     """Return the slots of a named algorithm. Raise RecipeError."""
-    known = find_presets()
-    if algorithm.value not in known:
+    presets = find_presets()
+    if algorithm.value not in presets:
         raise make_error(
             algorithm.mark,
             path,
             f"no algorithm `{algorithm.value}`",
-            suggest(str(algorithm.value), known, "algorithms"),
+            suggest(str(algorithm.value), presets, "algorithms"),
         )
-    return read_source(known[algorithm.value], f"recipes/algorithms/{algorithm.value}.yaml")
+    return read_source(presets[algorithm.value], f"recipes/algorithms/{algorithm.value}.yaml")
 
 
 def find_presets() -> Mapping[str, Path]:

@@ -36,8 +36,8 @@ def convert_errors(
             unions.setdefault(where, []).append((details, rest))
             roots[where] = at
         else:
-            known = _list_keys(kind, details["loc"]) + (list(more_keys) if len(details["loc"]) == 1 else [])
-            problems.append(_convert_error(details, at, join_path(path, *keys), rest, known))
+            valid_keys = _list_keys(kind, details["loc"]) + (list(more_keys) if len(details["loc"]) == 1 else [])
+            problems.append(_convert_error(details, at, join_path(path, *keys), rest, valid_keys))
     problems = _drop_consequences(problems)
     for where, branches in unions.items():
         problems += _convert_union(branches, roots[where], where)
@@ -172,7 +172,7 @@ def _describe_form(details: ErrorDetails) -> str:
     return names.get(kind, details["msg"].removeprefix("Input should be "))
 
 
-def _convert_error(details: ErrorDetails, at: Node, path: str, rest: tuple[str, ...], known: list[str]) -> Problem:
+def _convert_error(details: ErrorDetails, at: Node, path: str, rest: tuple[str, ...], keys: list[str]) -> Problem:
     kind, message = details["type"], details["msg"]
     if kind == _MISSING:
         return make_problem(
@@ -180,10 +180,10 @@ def _convert_error(details: ErrorDetails, at: Node, path: str, rest: tuple[str, 
         )
     if kind == _UNKNOWN:
         word = path.rpartition(".")[2]
-        if (new := find_renamed_key(word, known)) is not None:
+        if (new := find_renamed_key(word, keys)) is not None:
             return make_problem(at.where, path, describe_renaming(word, new), f"write `{new}:` in its place")
-        ours = find_our_key(word, known)
-        advice = f"here it is called `{ours}`" if ours else suggest(word, known, "keys here")
+        ours = find_our_key(word, keys)
+        advice = f"here it is called `{ours}`" if ours else suggest(word, keys, "keys here")
         return make_problem(at.where, path, f"unknown key `{word}`", advice)
     if kind == "too_short":
         return make_problem(at.mark, path, "this is empty", "at least one entry is wanted")

@@ -87,8 +87,8 @@ def _look_up(name: str, node: Node, scope: Scope, path: str) -> Node | None:
         return None
     space, _, key = name.partition(".")
     if space not in scope.spaces or not key:
-        known = [f"{space}.{key}" for space, values in scope.spaces.items() for key in values]
-        advice = suggest(name, [*known, "env:NAME"], "known")
+        names = [f"{space}.{key}" for space, values in scope.spaces.items() for key in values]
+        advice = suggest(name, [*names, "env:NAME"], "known")
         raise make_error(node.mark, path, f"${{{name}}} means nothing here", advice)
     values = scope.spaces[space]
     value: Node | None = Node(values, node.mark)

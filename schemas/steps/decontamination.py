@@ -56,11 +56,11 @@ def _complete_curation(
     if settings is None:
         return info
     tasks: list[Use] = list(settings.against)
-    slots, seen = list(info.slots), {_slot_identity(slot) for slot in info.slots}
+    slots, identities = list(info.slots), {_slot_identity(slot) for slot in info.slots}
     prompts, ports = list(settings.against_prompts), list(info.ports)
     own = {_port_content(port) for port in ports if port.path.startswith("decontaminate.")}
     for identity, slot in evaluated.items():
-        if identity not in seen:
+        if identity not in identities:
             slots.append(Slot(f"decontaminate.against.{len(tasks)}", slot.use, slot.signature, slot.options))
             tasks.append(slot.use)
     for other, port, made_from in prompt_sets:

@@ -67,8 +67,8 @@ def _find_baseline(info: StepInfo, where: str, gate: Gate, infos: dict[str, Step
     if word not in RELATIVES or word in info.names:  # a stage of that name takes precedence
         models = [p.path.partition(".")[2] for p in info.ports if p.path.startswith("models.")]
         if ":" not in word and "|" not in word and split_reference(word, info.names) is None:
-            known = dict.fromkeys([*models, *RELATIVES, *(n for n in info.names if not n.startswith("previous."))])
-            raise make_error(mark, path, f"no model `{word}`", suggest(word, known, "models"))
+            names = dict.fromkeys([*models, *RELATIVES, *(n for n in info.names if not n.startswith("previous."))])
+            raise make_error(mark, path, f"no model `{word}`", suggest(word, names, "models"))
         resolved = resolve_reference(word, info.names, mark, path)
         kind = "policy" if resolved.source else ""
         return Port(where, word, PolicyRef.accepts, resolved.steps, resolved.output, resolved.source, kind, mark)

@@ -88,8 +88,8 @@ def _check_type(port: Port, info: StepInfo, done: dict[str, StepInfo], problems:
         return port
     kind = outputs[port.output] if port.output else next(iter(outputs.values()))
     if kind not in port.accepts:
-        wanted = " or ".join(port.accepts)
-        message = f"wants {wanted}, but `{port.text}` is {kind}"
+        types = " or ".join(port.accepts)
+        message = f"wants {types}, but `{port.text}` is {kind}"
         problems.append(make_problem(port.mark, path, message, _suggest_fitting(port, source, done)))
     return Port(**{**port.__dict__, "type": kind})
 
