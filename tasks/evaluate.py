@@ -270,7 +270,7 @@ def make_sample_rows(
             "sample": n,
             "prompt": row["prompt"][-1]["content"],
             "answer": row["answer"],
-            "completion": one.whole or one.text,
+            "completion": one.transcript or one.text,
             "truncated": one.finish == "length",
             "score": None if np.isnan(scores[model][p, n]) else float(scores[model][p, n]),
         }
@@ -289,7 +289,7 @@ def select_examples(
     for p, row in enumerate(problems):
         count[row["family"]] = count.get(row["family"], 0) + 1
         if count[row["family"]] <= SHOWN_PER_FAMILY:
-            completions = {model: groups[p][0].whole or groups[p][0].text for model, groups in samples.items()}
+            completions = {model: groups[p][0].transcript or groups[p][0].text for model, groups in samples.items()}
             marks = {model: None if np.isnan(s[p, 0]) else float(s[p, 0]) for model, s in scores.items()}
             shared = {"family": row["family"], "prompt": row["prompt"][-1]["content"], "answer": row["answer"]}
             picked.append(shared | {"completions": completions, "scores": marks})

@@ -195,7 +195,7 @@ class Rounds:
 
 def summarise_group(group: Row) -> Row:
     """Return a group for the report: its best and worst rollout, and the experiences learnt from it."""
-    best, worst = ("\n".join(group["rollouts"][place]["said"]) for place in (0, -1))
+    best, worst = ("\n".join(group["rollouts"][place]["actions"]) for place in (0, -1))
     summary = {name: group[name] for name in ("round", "learnt", "dropped")}
     return summary | {"problem": group["prompt"][-1]["content"], "best": best, "worst": worst}
 

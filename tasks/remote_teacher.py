@@ -89,7 +89,7 @@ class RemoteTeacher:
             "unscorable": totals.get("rejected: unscorable", 0),
             "capped": totals["missing"] > 0,
         }
-        messages = [f"{one.reason}: {one.said}" for one in self.failures[:SHOWN]]
+        messages = [f"{one.reason}: {one.message}" for one in self.failures[:SHOWN]]
         details: Row = {"retries": dict(sorted(self.retries.items())), "failures": messages}
         if totals["missing"]:
             cap = Cap(self.stage.max_tokens_total, self.stage.max_cost)

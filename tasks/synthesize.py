@@ -149,7 +149,7 @@ def accept_samples(stage: Synthesize, samples: list[Row]) -> list[Row]:
     """Return the complete samples with a score of at least `min_reward`, each text once per problem."""
     accepted = {}
     for row in samples:
-        if row["whole"] and row["score"] is not None and row["score"] >= stage.min_reward:
+        if row["finished"] and row["score"] is not None and row["score"] >= stage.min_reward:
             accepted.setdefault((row["id"], row["text"]), row | {"completion": make_completion(row["text"])})
     return list(accepted.values())
 

@@ -6,6 +6,7 @@ from typing import Any
 from learning.api.client import ask
 from learning.api.requests import Answer, make_chat_question
 from learning.api.spending import SpendingAccount
+from schemas.base import JsonObject
 from schemas.endpoint import Endpoint
 
 LONGEST, DEEPEST = 1_000_000, 50
@@ -28,12 +29,12 @@ def ask_text(
 
 def ask_object(
     endpoint: Endpoint, desk: SpendingAccount, order: str, number: int, temperature: float, max_tokens: int
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the JSON object in a reply, from its first to its last brace; raise ValueError if there is none."""
     return find_object(ask_text(endpoint, desk, order, number, temperature, max_tokens))
 
 
-def find_object(text: str) -> dict[str, Any]:
+def find_object(text: str) -> JsonObject:
     """Return the JSON object in a text, from its first to its last brace; raise ValueError if there is none.
 
     An object that is nested deeper than `DEEPEST` levels or has more than `LONGEST` characters is rejected as well.
@@ -42,10 +43,10 @@ def find_object(text: str) -> dict[str, Any]:
     if end - start > LONGEST:
         raise ValueError(f"the reply holds a JSON object of more than {LONGEST} characters")
     try:
-        found = json.loads(text[start : end + 1])
-        if not isinstance(found, dict):
+        value = json.loads(text[start : end + 1])
+        if not isinstance(value, dict):
             raise ValueError("the reply holds no JSON object")
-        level: list[Any] = [found]
+        level: list[Any] = [value]
         for _ in range(DEEPEST):
             level = [item for one in level for item in (one.values() if isinstance(one, dict) else one)]
             level = [item for item in level if isinstance(item, dict | list)]
@@ -53,4 +54,4 @@ def find_object(text: str) -> dict[str, Any]:
         raise ValueError(f"the reply holds no JSON object: {error}") from None
     if level:
         raise ValueError(f"the reply holds a JSON object nested more than {DEEPEST} levels deep")
-    return found
+    return value

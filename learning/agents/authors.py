@@ -8,7 +8,7 @@ and Meta-Agent of automated generation.)
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -17,6 +17,7 @@ from learning.agents.templates import find_needed
 from learning.api.spending import SpendingAccount
 from learning.data.questions import fill_template
 from learning.data.rows import Row
+from schemas.base import JsonObject
 from schemas.endpoint import Endpoint
 
 Rate = Annotated[float, Field(ge=0, le=1)]
@@ -37,15 +38,15 @@ def templates(
     *,
     system: str = "",
     error_rate: Rate = 0.0,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Write tools from templates (`learning.agents.templates`) whose keywords the task has, wrong at `error_rate`.
 
     `system` becomes the system message, with {task} and {tools} (a line for every tool) filled in. Further attempts
     write only the refused tools.
     """
     again = {entry["name"] for entry in refused}
-    found = find_needed(task)
-    written = [template for template in found if attempt == 0 or template.name in again]
+    needed = find_needed(task)
+    written = [template for template in needed if attempt == 0 or template.name in again]
     tools = [
         {
             "name": template.name,
@@ -56,9 +57,9 @@ def templates(
         for template in written
         if template.name not in toolkit
     ]
-    lines = [f"{name}: {said}" for name, said in {**toolkit, **{t.name: t.description for t in found}}.items()]
-    told = fill_template(system, {"task": task, "tools": "\n".join(lines)})
-    return {"description": task, "tools": tools, "context": {"system": told}}
+    lines = [f"{name}: {summary}" for name, summary in {**toolkit, **{t.name: t.description for t in needed}}.items()]
+    text = fill_template(system, {"task": task, "tools": "\n".join(lines)})
+    return {"description": task, "tools": tools, "context": {"system": text}}
 
 
 def endpoint(
@@ -72,11 +73,11 @@ def endpoint(
     order: str = ORDER,
     temperature: Annotated[float, Field(ge=0)] = 0.7,
     max_completion_length: Annotated[int, Field(ge=1)] = 2048,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Ask a model behind an endpoint for a draft, by `order` with {task}, {toolkit} and {refused} filled in."""
     from learning.agents.asking import ask_object
 
-    tools = "; ".join(f"{name}: {said}" for name, said in toolkit.items()) or "none"
+    tools = "; ".join(f"{name}: {description}" for name, description in toolkit.items()) or "none"
     why = "; ".join(f"{entry['name']}: {', '.join(entry['reasons'])}" for entry in refused) or "nothing"
-    asked = fill_template(order, {"task": task, "toolkit": tools, "refused": why})
-    return ask_object(endpoint, desk, asked, attempt, temperature, max_completion_length)
+    question = fill_template(order, {"task": task, "toolkit": tools, "refused": why})
+    return ask_object(endpoint, desk, question, attempt, temperature, max_completion_length)

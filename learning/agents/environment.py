@@ -38,8 +38,8 @@ class TruncatedEpisode:
 
     def step(self, action: str) -> Outcome:
         """Carry out a turn; return its outcome with the observation truncated."""
-        found = self.episode.step(action)
-        return found if self.length is None else replace(found, observation=found.observation[: self.length])
+        outcome = self.episode.step(action)
+        return outcome if self.length is None else replace(outcome, observation=outcome.observation[: self.length])
 
 
 def build_inner_environment(agent: Agent, inputs: dict[str, Path]) -> EnvironmentProtocol:
@@ -50,13 +50,13 @@ def build_inner_environment(agent: Agent, inputs: dict[str, Path]) -> Environmen
     if agent.environment is None:
         raise StepError("the agent has no environment")
     kind = find(agent.environment)
-    said = {"use": agent.environment.use, **agent.environment.options}
+    named_use = {"use": agent.environment.use, **agent.environment.options}
     if "tools" not in inspect.signature(kind).parameters:
-        return kind(**bound_options(kind.__init__, EnvUse.model_validate(said), "environment", inputs))
+        return kind(**bound_options(kind.__init__, EnvUse.model_validate(named_use), "environment", inputs))
     made = [ToolUse.model_validate({"use": MADE, "tool": tool.model_dump()}) for tool in agent.made]
     tools = [*agent.toolkit, *made]
     ports = {f"environment.tools{port.removeprefix('toolkit')}": at for port, at in inputs.items()}
-    use = EnvUse.model_validate(said | {"tools": tools})
+    use = EnvUse.model_validate(named_use | {"tools": tools})
     options = bound_options(kind.__init__, use, "environment", {**inputs, **ports})
     named = zip(options["tools"], agent.tool_names, strict=True)
     bound = [replace(one, name=name) if one.name == MADE else one for one, name in named]

@@ -59,23 +59,27 @@ def first_difference(
     except re.error as error:
         raise StepError(f"extractor first_difference: invalid pattern {error.pattern!r}: {error}") from error
     about = _find_match(topic, row["prompt"][-1]["content"])
-    pairs = zip_longest(*([_find_match(deed, said) for said in one.said] for one in (rollouts[0], rollouts[-1])))
+    pairs = zip_longest(*([_find_match(deed, turn) for turn in one.actions] for one in (rollouts[0], rollouts[-1])))
     for step, (best, worst) in enumerate(pairs, 1):
         if best is not None and best != worst:
             fields = {"subject": about or "", "step": str(step), "best": best, "worst": worst or "nothing"}
             lesson, before = fill_template(template, fields), _fill_beginning(template, fields)
-            same = [known for known in experiences if known == lesson or (before.strip() and known.startswith(before))]
-            return [*(known for known in experiences if known not in same), lesson]
+            same = [
+                earlier
+                for earlier in experiences
+                if earlier == lesson or (before.strip() and earlier.startswith(before))
+            ]
+            return [*(earlier for earlier in experiences if earlier not in same), lesson]
     return experiences
 
 
 def _find_match(pattern: Pattern, text: str) -> str | None:
     """Return the first match (its first group, if any); None if there is none within the time limit."""
     try:
-        found = pattern.search(text)
+        match = pattern.search(text)
     except MatchTimeout:
         return None
-    return None if found is None else (found[1 if pattern.groups else 0] or "").strip() or None
+    return None if match is None else (match[1 if pattern.groups else 0] or "").strip() or None
 
 
 def _fill_beginning(template: str, fields: dict[str, str]) -> str:
@@ -101,9 +105,9 @@ def reflection(
     """
     from learning.sampling.verdicts import replies
 
-    asked = [{"role": "user", "content": fill_order(order, row, rollouts)}]
-    said = replies(sampler, [asked], n=1, sampling=Sampling(temperature, max_completion_length), rng=rng)[0]
-    return add_experience(experiences, said[0] if said else "")
+    messages = [{"role": "user", "content": fill_order(order, row, rollouts)}]
+    texts = replies(sampler, [messages], n=1, sampling=Sampling(temperature, max_completion_length), rng=rng)[0]
+    return add_experience(experiences, texts[0] if texts else "")
 
 
 def endpoint(
@@ -135,11 +139,11 @@ def fill_order(order: str, row: Row, rollouts: Sequence[Rollout]) -> str:
 
 def format_transcript(rollout: Rollout) -> str:
     """Return a rollout as lines of text."""
-    steps = zip(rollout.said, rollout.heard, strict=True)
-    return "\n".join(f"{said}\n=> {heard}" if heard else said for said, heard in steps)
+    steps = zip(rollout.actions, rollout.observations, strict=True)
+    return "\n".join(f"{turn}\n=> {observation}" if observation else turn for turn, observation in steps)
 
 
-def add_experience(experiences: list[str], said: str) -> list[str]:
+def add_experience(experiences: list[str], text: str) -> list[str]:
     """Return the experiences with a new one, on one line, at the end; a known one is moved to the end."""
-    lesson = " ".join(said.split())
-    return [*(known for known in experiences if known != lesson), lesson] if lesson else experiences
+    lesson = " ".join(text.split())
+    return [*(earlier for earlier in experiences if earlier != lesson), lesson] if lesson else experiences

@@ -48,8 +48,8 @@ def load_agent(folder: Path | None) -> Agent:
 
 def list_inputs(folder: Path) -> dict[str, Path]:
     """Return the artifacts stored with an agent, by port."""
-    beside = folder / "inputs"
-    return {path.name: path for path in sorted(beside.iterdir())} if beside.is_dir() else {}
+    stored = folder / "inputs"
+    return {path.name: path for path in sorted(stored.iterdir())} if stored.is_dir() else {}
 
 
 def write_practised(folder: Path, before: Path | None, agent: Agent) -> None:

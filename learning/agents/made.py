@@ -28,32 +28,32 @@ def call_made_tool_(query: str, *, tool: MadeTool) -> str:
 
 @lru_cache(maxsize=4096)
 def _run_tool(name: str, code: str, seconds: float, memory_mb: int, query: str) -> str:
-    said: list[bytes] = []
+    messages: list[bytes] = []
     call = f"NAME, LONGEST = {name!r}, {LONGEST}{CALL}"
     files = {"tool.py": code}
-    ran = run(call, stdin=query, files=files, seconds=seconds, memory_mb=memory_mb, answer=said.append)
+    ran = run(call, stdin=query, files=files, seconds=seconds, memory_mb=memory_mb, answer=messages.append)
     if ran.timed_out:
         raise ValueError(f"no answer within {seconds:g} seconds")
     if ran.code:
-        raise ValueError(ran.told or (ran.stderr.strip().splitlines() or ["it failed"])[-1])
-    return _parse_answer(said)
+        raise ValueError(ran.reason or (ran.stderr.strip().splitlines() or ["it failed"])[-1])
+    return _parse_answer(messages)
 
 
-def _parse_answer(said: list[bytes]) -> str:
+def _parse_answer(messages: list[bytes]) -> str:
     """Return the answer in a tool's messages, empty without any; raise ValueError for an invalid or a second message.
 
     A tool that writes the message itself could as well return that text; its tests check it either way.
     """
-    if not said:
+    if not messages:
         return ""
     try:
-        (message,) = said
-        found = json.loads(message)
+        (message,) = messages
+        value = json.loads(message)
     except (ValueError, RecursionError):
         raise ValueError("its answer is not one message in JSON") from None
-    if not isinstance(found, dict) or found.keys() != {"answer"} or not isinstance(found["answer"], str):
+    if not isinstance(value, dict) or value.keys() != {"answer"} or not isinstance(value["answer"], str):
         raise ValueError("its answer is not a text")
-    return found["answer"][:LONGEST].encode(errors="replace").decode()
+    return value["answer"][:LONGEST].encode(errors="replace").decode()
 
 
 def list_failures(tool: MadeTool) -> list[str]:
@@ -61,13 +61,13 @@ def list_failures(tool: MadeTool) -> list[str]:
 
     Answers are compared in this process, which the tool's code cannot influence.
     """
-    found = []
+    failures = []
     for case in tool.tests:
         try:
             answer = call_made_tool_(case.query, tool=tool)
         except ValueError as error:
-            found.append(f"{tool.name}({case.query!r}) fails: {error}")
+            failures.append(f"{tool.name}({case.query!r}) fails: {error}")
             continue
         if answer != case.answer:
-            found.append(f"{tool.name}({case.query!r}) gives {answer!r}, its test wants {case.answer!r}")
-    return found
+            failures.append(f"{tool.name}({case.query!r}) gives {answer!r}, its test wants {case.answer!r}")
+    return failures

@@ -57,7 +57,7 @@ def extract_experiences(
     extractor: Bound,
     samples: list[Sample],
     experiences: list[str],
-    have: Mapping[str, Any],
+    supplies: Mapping[str, Any],
     *,
     tokenizer: Any,
     min_margin: float,
@@ -68,33 +68,39 @@ def extract_experiences(
     A group whose scores differ by at most `min_margin` is not passed to the extractor; neither is a rollout without a
     score. The latest `most` experiences are kept. Raise StepError if an extractor's result is invalid.
     """
-    told = []
+    lines = []
     for place, group in enumerate(by_group(samples).values()):
         ranked = rank_rollouts(tokenizer, group)
         differs = len(ranked) > 1 and ranked[0].score - ranked[-1].score > min_margin
         before = experiences
         if differs:
-            now = {**have, "round": place, "row": group[0].row, "rollouts": ranked, "experiences": list(experiences)}
-            experiences = check_experiences(extractor, extractor.ask(have["step"], now))[-most:]
+            now = {
+                **supplies,
+                "round": place,
+                "row": group[0].row,
+                "rollouts": ranked,
+                "experiences": list(experiences),
+            }
+            experiences = check_experiences(extractor, extractor.ask(supplies["step"], now))[-most:]
         changes = {
             "learnt": [one for one in experiences if one not in before],
             "dropped": [one for one in before if one not in experiences],
         }
         line = {"id": group[0].row["id"], "prompt": group[0].row["prompt"], "differs": differs, **changes}
-        told.append(line | {"rollouts": [one.told() for one in ranked]})
-    return experiences, told
+        lines.append(line | {"rollouts": [one.to_json() for one in ranked]})
+    return experiences, lines
 
 
 def rank_rollouts(tokenizer: Any, group: list[Sample]) -> list[Rollout]:
     """Return the scored rollouts of a group, the best first, ties in the order of sampling."""
     scored = [(sample, sample.reward) for sample in group if sample.reward is not None]
-    found = [make_rollout(tokenizer, t.completion_ids[t.given :], t.turns, float(score)) for t, score in scored]
-    return sorted(found, key=lambda one: -one.score)
+    rollouts = [make_rollout(tokenizer, t.completion_ids[t.given :], t.turns, float(score)) for t, score in scored]
+    return sorted(rollouts, key=lambda one: -one.score)
 
 
-def check_experiences(extractor: Bound, found: Any) -> list[str]:
+def check_experiences(extractor: Bound, result: Any) -> list[str]:
     """Return an extractor's experiences, each on one line; raise StepError if the result is not a list of texts."""
-    if not isinstance(found, Sequence) or isinstance(found, str) or any(not isinstance(one, str) for one in found):
+    if not isinstance(result, Sequence) or isinstance(result, str) or any(not isinstance(one, str) for one in result):
         raise StepError(f"extractor {extractor.name}: it must return the list of experiences, each a text")
-    lines = [" ".join(one.split())[:MAX_LENGTH] for one in found]
+    lines = [" ".join(one.split())[:MAX_LENGTH] for one in result]
     return list(dict.fromkeys(line for line in lines if line))

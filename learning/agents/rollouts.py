@@ -5,31 +5,32 @@ from typing import Any
 
 from learning.data.chat import decode
 from learning.samples.engine_protocol import Turn
+from schemas.base import JsonObject
 
 
 @dataclass(frozen=True)
 class Rollout:
     """One completion, split into turns."""
 
-    said: tuple[str, ...]
+    actions: tuple[str, ...]
     """Texts of the model's turns, at least one."""
-    heard: tuple[str, ...]
+    observations: tuple[str, ...]
     """The observation after each turn; empty after the last one."""
     score: float
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the rollout as plain values."""
-        return {"said": list(self.said), "heard": list(self.heard), "score": self.score}
+        return {"actions": list(self.actions), "observations": list(self.observations), "score": self.score}
 
 
 def make_rollout(tokenizer: Any, ids: list[int], turns: list[Turn], score: float) -> Rollout:
     """Return the rollout of a completion's tokens; tokens after the complete `turns` are a further turn."""
-    said, heard, place = [], [], 0
+    actions, observations, place = [], [], 0
     for turn in turns:
-        said.append(decode(tokenizer, ids[place : place + turn.sampled]))
-        heard.append(decode(tokenizer, ids[place + turn.sampled : place + turn.sampled + turn.observed]))
+        actions.append(decode(tokenizer, ids[place : place + turn.sampled]))
+        observations.append(decode(tokenizer, ids[place + turn.sampled : place + turn.sampled + turn.observed]))
         place += turn.sampled + turn.observed
-    if place < len(ids) or not said:
-        said.append(decode(tokenizer, ids[place:]))
-        heard.append("")
-    return Rollout(tuple(said), tuple(heard), score)
+    if place < len(ids) or not actions:
+        actions.append(decode(tokenizer, ids[place:]))
+        observations.append("")
+    return Rollout(tuple(actions), tuple(observations), score)

@@ -10,9 +10,9 @@ from schemas.agent import Agent
 def build_system_text(agent: Agent) -> str:
     """Return the system message: text, heading and a line for each experience; empty if there are none of these."""
     most = agent.context.experiences
-    known = [" ".join(one.split()) for one in agent.experiences[-most:]] if most else []
-    heading = [agent.context.heading] if known and agent.context.heading else []
-    return "\n".join([*([agent.context.system] if agent.context.system else []), *heading, *known])
+    latest = [" ".join(one.split()) for one in agent.experiences[-most:]] if most else []
+    heading = [agent.context.heading] if latest and agent.context.heading else []
+    return "\n".join([*([agent.context.system] if agent.context.system else []), *heading, *latest])
 
 
 def add_system_message(row: Row, agent: Agent) -> Row:

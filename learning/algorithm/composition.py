@@ -55,8 +55,8 @@ class Algorithm:
         """Return whether any part asks for a column."""
         return any(column in part.asks for part in self.parts())
 
-    def asked(self) -> set[str]:
-        """Return every name that some part asks for."""
+    def list_needed_names(self) -> set[str]:
+        """Return every name that some part needs."""
         return {name for part in self.parts() for name in part.asks}
 
     def parts(self) -> Iterator[Bound]:

@@ -153,9 +153,9 @@ def recap(
     if objective not in best:
         raise StepError(f"controller recap: no objective {objective!r} in best, which has: {', '.join(best)}")
     if all(name in metrics for name in best):
-        seen = state.setdefault("losses", {name: [] for name in best})
+        history = state.setdefault("losses", {name: [] for name in best})
         for name, goal in best.items():
-            seen[name] = [*seen[name], abs(metrics[name] - goal)][-2 * window :]
+            history[name] = [*history[name], abs(metrics[name] - goal)][-2 * window :]
     losses = state.get("losses", {})
     if any(len(losses.get(name, [])) < 2 * window for name in best):
         return 1.0

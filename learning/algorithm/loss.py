@@ -90,8 +90,8 @@ def with_weights(algorithm: Algorithm, batch: Batch, step: int, max_completion_l
     of_path_T = batch.paths["weight"][batch.path_T]
 
     def weights(weigh: Bound, select: Sequence[Bound]) -> Tensor:
-        seen = _selected(batch, select, step)
-        return weigh.ask(step, {"batch": seen, "max_completion_length": max_completion_length}) * of_path_T
+        selected = _selected(batch, select, step)
+        return weigh.ask(step, {"batch": selected, "max_completion_length": max_completion_length}) * of_path_T
 
     columns = {"w": weights(algorithm.loss_aggregation, algorithm.token_mask)}
     for i, term in enumerate(algorithm.loss_terms):
@@ -120,9 +120,9 @@ def micro_loss(
     Backward through the returned loss gives the model's gradient. The column `policy_grad_T` is the derivative of the
     weighted policy loss by each token's log-probability.
     """
-    asked = algorithm.asked()
-    followed = ["lp", *(name for name in STATISTICS if f"{name}_T" in asked and name != "collision")]
-    watched = ["entropy", *(["collision"] if "collision_T" in asked else [])]
+    needed = algorithm.list_needed_names()
+    followed = ["lp", *(name for name in STATISTICS if f"{name}_T" in needed and name != "collision")]
+    watched = ["entropy", *(["collision"] if "collision_T" in needed else [])]
     with batch.routed(model):
         statistics = packed_statistics(
             model,

@@ -184,7 +184,7 @@ class _Batch:
             paid = Paid(key, answer, self.desk.step, self.endpoint.name, self.endpoint.model, cost)
             return await self.keeper.keep(paid)
         except Refused as error:
-            return Failed(error.reason, error.said)
+            return Failed(error.reason, error.message)
         except TransientFailure as error:
             return self._given_up(error)
         finally:
@@ -198,7 +198,7 @@ class _Batch:
                 f"after {self.endpoint.max_retries + 1} tries each; the last one: {error}. Received answers are "
                 "stored: run again to continue, or allow a share of failures with `max_failed`"
             ) from None
-        return Failed(error.reason, error.said)
+        return Failed(error.reason, error.message)
 
     async def _tried(self, question: Question, key: str) -> Answer:
         limits = self.endpoint

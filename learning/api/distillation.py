@@ -6,7 +6,6 @@ Every requested reply ends in exactly one way: not asked (a cap), failed, reject
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from learning.api.requests import Answer, Failed, Question, Responses, make_chat_question
 from learning.data.questions import Inquiry
@@ -57,9 +56,9 @@ def classify_replies(
     ended = [_parse_answer(inquiry, answer) for (_, inquiry), answer in zip(flat, asked.answers, strict=True)]
     readable = [i for i, (_, text) in enumerate(ended) if text]
     scores = score([flat[i][0] for i in readable], [ended[i][1] for i in readable]) if readable else []
-    seen: set[tuple[str, str]] = set()
+    done: set[tuple[str, str]] = set()
     for i, value in zip(readable, scores, strict=True):
-        ended[i] = (_judge(flat[i][0], ended[i][1], value, min_reward, seen), ended[i][1])
+        ended[i] = (_judge(flat[i][0], ended[i][1], value, min_reward, done), ended[i][1])
     return [
         Reply(row, how, answer if isinstance(answer, Answer) else None, cached, text)
         for (row, _), (how, text), answer, cached in zip(flat, ended, asked.answers, asked.cached, strict=True)
@@ -80,15 +79,15 @@ def _parse_answer(inquiry: Inquiry, answer: Answer | Failed | None) -> tuple[str
     return (ACCEPTED, text) if text else (f"{REJECTED}: unreadable", "")
 
 
-def _judge(row: Row, text: str, score: float | None, min_reward: float | None, seen: set[tuple[str, str]]) -> str:
+def _judge(row: Row, text: str, score: float | None, min_reward: float | None, done: set[tuple[str, str]]) -> str:
     if min_reward is not None:
         if score is None:
             return f"{REJECTED}: unscorable"
         if score < min_reward:
             return f"{REJECTED}: reward"
-    if (row["id"], text) in seen:
+    if (row["id"], text) in done:
         return f"{REJECTED}: duplicate"
-    seen.add((row["id"], text))
+    done.add((row["id"], text))
     return ACCEPTED
 
 
@@ -100,9 +99,9 @@ class ReplyCounts:
         self.ends: dict[str, Counter[str]] = {}
         self.took: dict[str, Counter[str]] = {}
 
-    def add(self, found: Sequence[Reply]) -> None:
+    def add(self, replies: Sequence[Reply]) -> None:
         """Count replies."""
-        for reply in found:
+        for reply in replies:
             family = reply.row["family"]
             self.ends.setdefault(family, Counter())[reply.ended] += 1
             took = self.took.setdefault(family, Counter())
@@ -119,9 +118,7 @@ class ReplyCounts:
         ends, took = (sum(of.values(), Counter()) for of in (self.ends, self.took))
         return [*lines, self._line("all", sum(problems.values()), ends, took, names)]
 
-    def _line(
-        self, family: str, problems: int, ends: Counter[str], took: Counter[str], names: list[str]
-    ) -> dict[str, Any]:
+    def _line(self, family: str, problems: int, ends: Counter[str], took: Counter[str], names: list[str]) -> Row:
         tokens, price = (took["input"], took["output"]), self.endpoint.price
         line: Row = {
             "family": family,

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from learning.data.rows import replace_half_characters
+from schemas.base import JsonObject
 from schemas.endpoint import IDENTITY, Endpoint
 from schemas.errors import StepError
 
@@ -26,7 +27,7 @@ class Question:
     about: str = ""
     """Further data that the answer depends on and that is not sent."""
 
-    def asked_of(self, endpoint: Endpoint) -> dict[str, Any]:
+    def make_body(self, endpoint: Endpoint) -> JsonObject:
         """Return the request as it is sent."""
         body = {"model": endpoint.model, **self.body, **endpoint.extra}
         return {key: value for key, value in body.items() if key not in endpoint.omit}
@@ -34,13 +35,13 @@ class Question:
     def key(self, endpoint: Endpoint) -> str:
         """Return a digest of the question, without the way in which the server is reached."""
         who = {name: getattr(endpoint, name) for name in IDENTITY}
-        said = {"endpoint": who, "path": self.path, "body": self.body, "index": self.index}
-        said |= {"about": self.about} if self.about else {}
-        return hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        identity = {"endpoint": who, "path": self.path, "body": self.body, "index": self.index}
+        identity |= {"about": self.about} if self.about else {}
+        return hashlib.sha256(json.dumps(identity, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def bound(self, endpoint: Endpoint) -> tuple[int, int]:
         """Return upper bounds on the tokens of prompt and answer: a token has at least one byte of text."""
-        sent = self.asked_of(endpoint)
+        sent = self.make_body(endpoint)
         output = int(sent.get("max_completion_tokens") or sent.get("max_tokens") or 0)
         if "messages" in self.body:
             texts = [message["content"] for message in self.body["messages"]]
@@ -70,10 +71,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Failed:
-    """A question that failed for good; `reason` is short, as `refused (400)`, `said` the server's message."""
+    """A question that failed for good; `reason` is short, as `refused (400)`, `message` the server's message."""
 
     reason: str
-    said: str = ""
+    message: str = ""
 
 
 @dataclass
@@ -98,6 +99,8 @@ def make_chat_question(
     """Return a chat question; its index is also the seed, for servers that accept one."""
     if wrong := [message for message in messages if not isinstance(message["content"], str)]:
         raise StepError(f"endpoint: a message of role {wrong[0]['role']} has no text; drop the row")
-    said = [{"role": message["role"], "content": replace_half_characters(message["content"])} for message in messages]
-    body = {"messages": said, "temperature": temperature, "max_tokens": max_tokens, "seed": index}
+    contents = [
+        {"role": message["role"], "content": replace_half_characters(message["content"])} for message in messages
+    ]
+    body = {"messages": contents, "temperature": temperature, "max_tokens": max_tokens, "seed": index}
     return Question(CHAT, body, index)

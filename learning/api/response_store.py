@@ -75,7 +75,7 @@ class ResponseStore:
 
     def __init__(self, folder: Path):
         self.file = folder / FILE
-        with self._told():
+        with self._name_file_in_errors():
             folder.mkdir(parents=True, exist_ok=True)
             # Every commit is on disk when it returns; a journal per commit also works on shared file systems.
             self.base = sqlite3.connect(self.file, timeout=PATIENCE, check_same_thread=False)
@@ -89,33 +89,33 @@ class ResponseStore:
 
     def find(self, keys: Sequence[str]) -> dict[str, Answer]:
         """Return the stored answers by key."""
-        found: dict[str, Answer] = {}
-        with self.lock, self._told():
+        stored: dict[str, Answer] = {}
+        with self.lock, self._name_file_in_errors():
             for start in range(0, len(keys), PER_QUERY):
                 some = keys[start : start + PER_QUERY]
                 marks = ",".join("?" * len(some))
                 rows = self.base.execute(f"SELECT key, answer FROM answers WHERE key IN ({marks})", some)
-                found |= {key: load_answer(text) for key, text in rows}
-        return found
+                stored |= {key: load_answer(text) for key, text in rows}
+        return stored
 
     def keep(self, paid: Sequence[Paid]) -> list[Answer]:
         """Store answers and their costs in one commit; return the stored ones, which may be another process's."""
         rows = [(one.key, one.endpoint, one.model, one.answer.dump()) for one in paid]
-        with self.lock, self._told(), self.base:
+        with self.lock, self._name_file_in_errors(), self.base:
             self.base.executemany("INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?)", rows)
             self.base.executemany(ADD, [one.line for one in paid])
-            found = [self.base.execute("SELECT answer FROM answers WHERE key = ?", (one.key,)) for one in paid]
-            texts = [cursor.fetchone()[0] for cursor in found]
+            stored = [self.base.execute("SELECT answer FROM answers WHERE key = ?", (one.key,)) for one in paid]
+            texts = [cursor.fetchone()[0] for cursor in stored]
         return [load_answer(text) for text in texts]
 
     def spent(self, step: str) -> Spent:
         """Return the amount that a step has paid."""
-        with self.lock, self._told():
+        with self.lock, self._name_file_in_errors():
             row = self.base.execute("SELECT input, output, cost, charged FROM spent WHERE step = ?", (step,)).fetchone()
         return Spent(*row) if row else Spent()
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _name_file_in_errors(self) -> Iterator[None]:
         try:
             yield
         except (sqlite3.Error, OSError, ValueError, TypeError) as error:

@@ -16,11 +16,11 @@ class ResponseWriter:
 
     async def keep(self, paid: Paid) -> Answer:
         """Return the answer when it has been stored, as stored; raise StepError if it cannot be."""
-        kept = asyncio.get_running_loop().create_future()
-        self.waiting.append((paid, kept))
+        future = asyncio.get_running_loop().create_future()
+        self.waiting.append((paid, future))
         if self.writer is None:
             self.writer = asyncio.create_task(self._write())
-        return await kept
+        return await future
 
     async def _write(self) -> None:
         while self.waiting:
@@ -28,9 +28,9 @@ class ResponseWriter:
             try:
                 answers = await asyncio.to_thread(self.answers.keep, [paid for paid, _ in batch])
             except Exception as error:
-                for _, kept in batch:
-                    kept.set_exception(error)
+                for _, future in batch:
+                    future.set_exception(error)
             else:
-                for (_, kept), answer in zip(batch, answers, strict=True):
-                    kept.set_result(answer)
+                for (_, future), answer in zip(batch, answers, strict=True):
+                    future.set_result(answer)
         self.writer = None

@@ -10,6 +10,7 @@ import openai
 from pydantic import BaseModel, ValidationError
 
 from learning.api.requests import CHAT, Answer, Question
+from schemas.base import JsonObject
 from schemas.endpoint import Endpoint
 from schemas.errors import StepError
 
@@ -25,17 +26,17 @@ SPENT = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
 class TransientFailure(Exception):
     """A failure that may pass; `wait` is what the server asks for, in seconds."""
 
-    def __init__(self, reason: str, said: str = "", wait: float = 0.0):
-        super().__init__(f"{reason}: {said}" if said else reason)
-        self.reason, self.said, self.wait = reason, said, wait
+    def __init__(self, reason: str, message: str = "", wait: float = 0.0):
+        super().__init__(f"{reason}: {message}" if message else reason)
+        self.reason, self.message, self.wait = reason, message, wait
 
 
 class Refused(Exception):
     """The server refuses the request because of its content."""
 
-    def __init__(self, reason: str, said: str):
-        super().__init__(f"{reason}: {said}")
-        self.reason, self.said = reason, said
+    def __init__(self, reason: str, message: str):
+        super().__init__(f"{reason}: {message}")
+        self.reason, self.message = reason, message
 
 
 class _Usage(BaseModel):
@@ -91,7 +92,7 @@ async def attempt(client: openai.AsyncOpenAI, endpoint: Endpoint, question: Ques
     """
     try:
         async with asyncio.timeout(endpoint.timeout):
-            text = await _send(client, question, question.asked_of(endpoint), f"posttrain-{key}")
+            text = await _send(client, question, question.make_body(endpoint), f"posttrain-{key}")
     except (TimeoutError, openai.APITimeoutError):
         raise TransientFailure("timeout", f"no answer within {endpoint.timeout:g} s") from None
     except openai.APIStatusError as error:
@@ -101,7 +102,7 @@ async def attempt(client: openai.AsyncOpenAI, endpoint: Endpoint, question: Ques
     return parse_response(text, question, endpoint)
 
 
-async def _send(client: openai.AsyncOpenAI, question: Question, body: dict[str, Any], key: str) -> str:
+async def _send(client: openai.AsyncOpenAI, question: Question, body: JsonObject, key: str) -> str:
     """Send a question and return the body of the response."""
     # The body is sent unchanged, also fields that the library does not know.
     how = {"model": body["model"], "extra_body": body, "extra_headers": {"Idempotency-Key": key}}
@@ -119,35 +120,35 @@ def parse_response(text: str, question: Question, endpoint: Endpoint) -> Answer:
         choice = body.choices[0]
     except (ValidationError, IndexError):
         raise TransientFailure("malformed", _shorten(text)) from None
-    said = choice.message.content if choice.message is not None else choice.text
+    text_of_choice = choice.message.content if choice.message is not None else choice.text
     if choice.message is None and choice.text is None:
         raise TransientFailure("malformed", _shorten(text))
     # For a server that reports no usage, count the upper bounds.
     spent = (body.usage.prompt_tokens, body.usage.completion_tokens) if body.usage else question.bound(endpoint)
     logprobs = choice.logprobs.token_logprobs if choice.logprobs and question.path != CHAT else None
-    return Answer(said or "", choice.finish_reason or "", *spent, choice.token_ids, logprobs)
+    return Answer(text_of_choice or "", choice.finish_reason or "", *spent, choice.token_ids, logprobs)
 
 
 def _classify_status(endpoint: Endpoint, error: openai.APIStatusError) -> Exception:
-    status, said = error.status_code, _read_message(error.body, error.response)
+    status, message = error.status_code, _read_message(error.body, error.response)
     if status in ROW_FAULTS:
-        return Refused(f"refused ({status})", said)
+        return Refused(f"refused ({status})", message)
     code = error.body.get("code") if isinstance(error.body, dict) else None
     if (status not in PASSING and status < 500) or code in SPENT:
-        return StepError(f"{describe_endpoint(endpoint)}: the server answers {status}: {said}")
+        return StepError(f"{describe_endpoint(endpoint)}: the server answers {status}: {message}")
     reason = "throttled" if status == 429 else f"status {status}"
-    return TransientFailure(reason, said, _read_retry_after(error.response))
+    return TransientFailure(reason, message, _read_retry_after(error.response))
 
 
 def _read_retry_after(response: Any) -> float:
     """Return the seconds that the server requests to wait, from Retry-After: a number or a date."""
-    said = response.headers.get("retry-after", "")
+    value = response.headers.get("retry-after", "")
     try:
-        return max(0.0, float(said))
+        return max(0.0, float(value))
     except ValueError:
         pass
     try:
-        return max(0.0, (parsedate_to_datetime(said) - datetime.now(UTC)).total_seconds())
+        return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
     except (ValueError, TypeError):  # no date, or one without a zone
         return 0.0
 

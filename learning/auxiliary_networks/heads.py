@@ -104,9 +104,9 @@ def load_network(folder: Path, *, device: str = "cpu", dtype: str = "float32") -
         folder, dtype=getattr(torch, dtype), use_safetensors=True, **LOCAL_ONLY
     )
     network = Valued(loaded.to(device).eval().base_model, settings["head"], settings["heads"], 0)
-    kept = Weights(folder)
+    file = Weights(folder)
     name = next(n for n, module in loaded.named_children() if module is _linear(loaded))
-    put_head(network, kept.read(f"{name}.weight"), kept.read(f"{name}.bias"))
+    put_head(network, file.read(f"{name}.weight"), file.read(f"{name}.bias"))
     tokenizer = load_tokenizer(folder)
     return network, Policy(loaded, tokenizer, settings["max_length"])
 

@@ -54,8 +54,8 @@ class Batch:
     def path_T(self) -> Tensor:
         """Return the path (0..P−1) that owns each sampled token."""
         order = self.paths["path"].argsort()
-        found = torch.searchsorted(self.paths["path"][order], self.tokens["owner"][self.sampled_T])
-        return order[found]
+        place_T = torch.searchsorted(self.paths["path"][order], self.tokens["owner"][self.sampled_T])
+        return order[place_T]
 
     def routed(self, model: Any) -> AbstractContextManager[None]:
         """Return a context in which forward passes of a model use the recorded experts, if there are any."""

@@ -41,9 +41,9 @@ def apply_per_key(
     out_X = torch.full_like(values_X, torch.nan)
     order = index_X.argsort(stable=True)
     for members in order.split(index_X.bincount().tolist()):
-        heard = members if among_X is None else members[among_X[members]]
-        if len(heard):
-            out_X[members] = function(values_X[heard])
+        chosen = members if among_X is None else members[among_X[members]]
+        if len(chosen):
+            out_X[members] = function(values_X[chosen])
     return out_X
 
 

@@ -22,15 +22,15 @@ class ColumnView(Mapping[str, Any]):
 
     def __init__(self, batch: Batch, like: Tensor | None = None, /, **more: Any) -> None:
         self.batch, self.like = batch, like
-        self.known: dict[str, Any] = {"batch": batch, **more}
+        self.columns: dict[str, Any] = {"batch": batch, **more}
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self.known:
-            self.known[name] = self._convert(self._look_up(name))
-        return self.known[name]
+        if name not in self.columns:
+            self.columns[name] = self._convert(self._look_up(name))
+        return self.columns[name]
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self.known[name] = value
+        self.columns[name] = value
 
     def __contains__(self, name: object) -> bool:
         try:
@@ -44,14 +44,14 @@ class ColumnView(Mapping[str, Any]):
         tokens = (f"{name.removeprefix(AUXILIARY)}_T" for name in self.batch.tokens if name not in own)
         paths = (f"{name}_{unit}" for name in self.batch.paths if ":" not in name for unit in "TP")
         derived = ("path_T", "place_T", "length_T", "length_P", "scores_P")
-        return iter(dict.fromkeys((*self.known, *tokens, *paths, *derived)))
+        return iter(dict.fromkeys((*self.columns, *tokens, *paths, *derived)))
 
     def __len__(self) -> int:
         return len(list(iter(self)))
 
     def detach(self) -> None:
         """Detach the columns from the graph that computed them."""
-        self.known = {k: v.detach() if isinstance(v, Tensor) else v for k, v in self.known.items()}
+        self.columns = {k: v.detach() if isinstance(v, Tensor) else v for k, v in self.columns.items()}
 
     def _look_up(self, name: str) -> Any:
         base, _, unit = name.rpartition("_")

@@ -29,13 +29,13 @@ def find_routers(model: nn.Module) -> list[nn.Module]:
 
     A router's output is (logits (M, E), weights (M, K), indices (M, K)). Raise StepError if the model has no router.
     """
-    found = [m for m in model.modules() if type(m).__name__.endswith("TopKRouter") and hasattr(m, "top_k")]
-    if not found:
+    routers = [m for m in model.modules() if type(m).__name__.endswith("TopKRouter") and hasattr(m, "top_k")]
+    if not routers:
         kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
         raise StepError(
             f"routing replay: {kind} has no routers to replay; leave `routing_replay` out for a dense model"
         )
-    return found
+    return routers
 
 
 @contextmanager

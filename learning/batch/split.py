@@ -20,19 +20,19 @@ def split_micro_batches(batch: Batch, max_tokens: int) -> list[Batch]:
     Groups stay whole where they fit, so that their prompt is computed once.
     """
     parts: list[list[int]] = [[]]
-    held: set[int] = set()
+    included: set[int] = set()
     size = 0
     for group in _paths_by_group(batch).values():
-        whole = _new_tokens(batch, group, set())
-        units = [group] if whole <= max_tokens else [[p] for p in group]
+        all_tokens = _new_tokens(batch, group, set())
+        units = [group] if all_tokens <= max_tokens else [[p] for p in group]
         for unit in units:
-            more = _new_tokens(batch, unit, held)
+            more = _new_tokens(batch, unit, included)
             if parts[-1] and size + more > max_tokens:
                 parts.append([])
-                held, size = set(), 0
-                more = _new_tokens(batch, unit, held)
+                included, size = set(), 0
+                more = _new_tokens(batch, unit, included)
             parts[-1] += unit
-            held |= _segments(batch, unit)
+            included |= _segments(batch, unit)
             size += more
     return [batch.take(part) for part in parts if part]
 
@@ -61,5 +61,5 @@ def _segments(batch: Batch, paths: list[int]) -> set[int]:
     return segments
 
 
-def _new_tokens(batch: Batch, paths: list[int], held: set[int]) -> int:
-    return sum(len(batch.segments[s]) for s in _segments(batch, paths) - held)
+def _new_tokens(batch: Batch, paths: list[int], included: set[int]) -> int:
+    return sum(len(batch.segments[s]) for s in _segments(batch, paths) - included)

@@ -101,8 +101,8 @@ def _load(rows: Curation, evaluations: list[Evaluation], ngram: int) -> None:
     """Make the tables `problems` (problem, name, id, whole) and `marks` (problem, gram: its distinct n-grams)."""
     flat = [(e.name, p["id"], p["family"], p["prompt"]) for e in evaluations for p in e.problems]
     names, ids, families, prompts = zip(*flat, strict=True) if flat else ((), (), (), ())
-    given = {"name": names, "id": ids, "family": families}
-    table = pa.table({k: pa.array(v, pa.string()) for k, v in given.items()})
+    columns = {"name": names, "id": ids, "family": families}
+    table = pa.table({k: pa.array(v, pa.string()) for k, v in columns.items()})
     table = table.append_column("prompt", pa.array(prompts, MESSAGES))
     rows.connection.register("given", table.append_column("problem", pa.array(range(len(flat)), pa.int64())))
     rows.run(
@@ -124,8 +124,8 @@ def _load(rows: Curation, evaluations: list[Evaluation], ngram: int) -> None:
 def _cores(problems: list[tuple[str, str, int, list[str]]]) -> dict[int, list[str]]:
     """Return the core of each problem by its number; a problem asked twice counts once towards the template."""
     families: dict[str, dict[str, tuple[int, list[str]]]] = {}
-    for family, whole, problem, words in problems:
-        families.setdefault(family, {}).setdefault(whole, (problem, words))
+    for family, whole_prompt, problem, words in problems:
+        families.setdefault(family, {}).setdefault(whole_prompt, (problem, words))
     cores: dict[int, list[str]] = {}
     for members in families.values():
         numbers = [number for number, _ in members.values()]

@@ -129,8 +129,8 @@ def detect_type(folder: Path) -> str:
     needed = {name: [f.name for f in schema if not is_optional(f)] for name, schema in SCHEMAS.items()}
     fitting = [name for name, names in needed.items() if set(names) <= set(columns)]
     if not fitting:
-        wanted = "; ".join(f"{name}: {', '.join(names)}" for name, names in needed.items())
-        raise StepError(f"{first}: columns {', '.join(columns)} are no known rows ({wanted})")
+        listed = "; ".join(f"{name}: {', '.join(names)}" for name, names in needed.items())
+        raise StepError(f"{first}: columns {', '.join(columns)} are no known rows ({listed})")
     return fitting[-1]
 
 
@@ -171,11 +171,11 @@ def _listed(call: str, columns: Sequence[str]) -> str:
 
 def _malformed(artifact_type: str) -> str:
     """Return what is wrong with a row, or null: an expression over a block."""
-    asked = "known(prompt, ['system', 'developer', 'user', 'assistant', 'tool'])"
+    role_check = "known(prompt, ['system', 'developer', 'user', 'assistant', 'tool'])"
     reasons = [
         ("id is null or id = ''", "no id"),
         ("blank(prompt)", "empty prompt"),
-        (f"not {asked} or prompt[1].role = 'assistant'", "roles of the prompt"),
+        (f"not {role_check} or prompt[1].role = 'assistant'", "roles of the prompt"),
     ]
     for column in WRITTEN[artifact_type]:
         reasons.append((f"blank({column})", f"empty {column}"))

@@ -29,8 +29,8 @@ Bits = Annotated[float, Field(ge=0)]
 def get_text(row: Row, part: str) -> str:
     """The contents of the messages of a row: its prompt, what is written (completion, chosen, rejected), or all."""
     columns = {"prompt": ["prompt"], "written": ["completion", "chosen", "rejected"]}
-    wanted = columns.get(part, columns["prompt"] + columns["written"])
-    return "\n".join(message["content"] or "" for name in wanted for message in row.get(name) or [])
+    names = columns.get(part, columns["prompt"] + columns["written"])
+    return "\n".join(message["content"] or "" for name in names for message in row.get(name) or [])
 
 
 def repetition(row: Row, *, max_share: Share = 0.5, ngram: Length = 3, part: Part = "written") -> bool:
@@ -111,6 +111,6 @@ def unanswered(
 
     rng = np.random.default_rng(int.from_bytes(hashlib.sha256(row["id"].encode()).digest()[:8], "big"))
     text = row["prompt"][-1]["content"]
-    asked = [*row["prompt"][:-1], {"role": "user", "content": text.rpartition(after)[2] if after else text}]
-    answers = replies(guest(model), [asked], n=tries, sampling=Sampling(1.0, max_completion_length), rng=rng)[0]
+    messages = [*row["prompt"][:-1], {"role": "user", "content": text.rpartition(after)[2] if after else text}]
+    answers = replies(guest(model), [messages], n=tries, sampling=Sampling(1.0, max_completion_length), rng=rng)[0]
     return answers is None or 1.0 not in exact([row] * len(answers), answers, marker=marker)

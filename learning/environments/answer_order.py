@@ -13,7 +13,8 @@ class PendingAnswers(Generic[Asker]):
     """Running steps, by number; `order` and `steps_per_answer` are those of `Episodes`."""
 
     def __init__(self, clock: Clock, order: Literal["each", "together"], steps_per_answer: int | None) -> None:
-        self.clock, self.order, self.steps_per_answer = clock, order, steps_per_answer
+        self.clock, self.steps_per_answer = clock, steps_per_answer
+        self.order: Literal["each", "together"] = order
         self.steps = self.numbers = 0
         self.under_way: dict[int, tuple[Asker, int]] = {}
         """The caller, and the decode step at which the answer is due."""

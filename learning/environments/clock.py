@@ -55,7 +55,7 @@ class Clock(Protocol):
         """Drop all running steps."""
         ...
 
-    def beside(self) -> "Clock":
+    def share(self) -> "Clock":
         """Return the same clock and workers for another caller, with its own numbers."""
         ...
 
@@ -107,7 +107,7 @@ class ThreadClock:
             future.cancel()
         self.under_way = {}
 
-    def beside(self) -> "ThreadClock":
+    def share(self) -> "ThreadClock":
         """Return a clock with the same threads."""
         other = copy(self)
         other.under_way = {}
@@ -193,7 +193,7 @@ class VirtualClock:
         """Return the duration of a decode step."""
         return self.decode_s or None
 
-    def beside(self) -> "VirtualClock":
+    def share(self) -> "VirtualClock":
         """Return a clock with the same time and its own events; each has `workers`."""
         other = copy(self)
         other.events = []

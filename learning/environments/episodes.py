@@ -89,9 +89,15 @@ class Episodes:
 
     def flight(self, sampling: Sampling) -> Flight:
         """Return a flight for stepwise generation, independent of other flights."""
-        how: dict[str, Any] = {"tokenizer": self.tokenizer, "max_turns": self.max_turns, "order": self.answers.order}
-        how |= {"steps_per_answer": self.answers.steps_per_answer, "clock": self.clock.beside()}
-        own = Episodes(self.engine, self.environment, **how)
+        own = Episodes(
+            self.engine,
+            self.environment,
+            tokenizer=self.tokenizer,
+            max_turns=self.max_turns,
+            order=self.answers.order,
+            steps_per_answer=self.answers.steps_per_answer,
+            clock=self.clock.share(),
+        )
         own.patience = self.clock.pause
         return EpisodesInFlight(own, sampling)
 
@@ -165,16 +171,16 @@ class Episodes:
 
         A turn without an answer is the last of its episode, and is answered when the episode is resumed.
         """
-        taken = self.answers.forget()
+        forgotten = self.answers.forget()
         for ticket, generation in (*self.source.collect(), *self.source.suspend(), *self.source.collect()):
             episode = self.decoding.pop((ticket, generation.sample))
             episode.take(generation, self._version)
             if generation.finish == "length" or (generation.finish == "stop" and episode.request.row is None):
                 self._end(episode, generation.finish)
             else:
-                taken.append(episode)
-        taken.sort(key=lambda episode: episode.number)
-        return [(episode.ticket, episode.make_generation("suspended")) for episode in taken]
+                forgotten.append(episode)
+        forgotten.sort(key=lambda episode: episode.number)
+        return [(episode.ticket, episode.make_generation("suspended")) for episode in forgotten]
 
     def _clear(self) -> None:
         """Drop everything that an error left running."""

@@ -37,18 +37,18 @@ class EpisodesInFlight:
 
     def suspend(self, tickets: Collection[int] | None = None) -> list[Ended]:
         """Take out and return episodes in the order in which they began, and ended ones; the others continue."""
-        taken = [self._join(ticket, generation) for ticket, generation in (*self.own.suspend(), *self.own.collect())]
+        joined = [self._join(ticket, generation) for ticket, generation in (*self.own.suspend(), *self.own.collect())]
         if tickets is None:
             self.requests = {}
-            return taken
-        continued = [(t, made) for t, made in taken if t not in tickets and made.finish == "suspended"]
+            return joined
+        continued = [(t, made) for t, made in joined if t not in tickets and made.finish == "suspended"]
         for ticket, made in continued:
             old = self.requests[ticket]
             begun, turns = (*old.begun, *made.token_ids), (*old.turns, *made.turns)
             self.before[ticket, made.sample] = made
             rest = replace(old, n=1, first=made.sample, begun=begun, turns=turns)
             self.own.submit([(ticket, rest)], self.sampling)
-        return [(t, made) for t, made in taken if t in tickets or made.finish != "suspended"]
+        return [(t, made) for t, made in joined if t in tickets or made.finish != "suspended"]
 
     def _join(self, ticket: int, made: Generation) -> Ended:
         """Return a generation together with the tokens before its suspension."""

@@ -21,12 +21,17 @@ def wrap_in_environment(engine: Any, use: EnvUse | None, tokenizer: Any, inputs:
         return engine
     if not getattr(engine, "continues", True):
         raise StepError("env: the engine's server cannot continue given tokens; use `engine: torch` or `vllm`")
-    options: dict[str, Any] = {"max_turns": use.max_turns, "workers": use.workers, "order": use.order}
-    if use.decode_seconds is None:
-        options["steps_per_answer"] = use.steps_per_answer
-    else:
-        options["clock"] = VirtualClock(decode_s=use.decode_seconds, workers=use.workers)
-    return Episodes(engine, build_environment(use, inputs), tokenizer=tokenizer, **options)
+    decode = use.decode_seconds
+    return Episodes(
+        engine,
+        build_environment(use, inputs),
+        tokenizer=tokenizer,
+        max_turns=use.max_turns,
+        workers=use.workers,
+        order=use.order,
+        steps_per_answer=use.steps_per_answer if decode is None else None,
+        clock=None if decode is None else VirtualClock(decode_s=decode, workers=use.workers),
+    )
 
 
 @contextmanager

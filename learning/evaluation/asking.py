@@ -31,11 +31,11 @@ class Asking:
         """Return one text per row; its random stream depends on the seed and the row's id."""
         self.calls += len(rows)
         self.longest = max([self.longest, *(len(row["prompt"][-1]["content"]) for row in rows)])
-        how = {"n": 1, "seed": self.seed, "sampling": self.sampling, "on_progress": self._told}
+        how = {"n": 1, "seed": self.seed, "sampling": self.sampling, "on_progress": self._count_tokens}
         how["journal"] = self.journal
         return [group[0].text for group in sample_rows(self.engine, self.tokenizer, rows, **how)]
 
-    def _told(self, done: int, tokens: int) -> None:
+    def _count_tokens(self, done: int, tokens: int) -> None:
         self.spend(tokens)
 
 

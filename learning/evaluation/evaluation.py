@@ -45,15 +45,15 @@ class Scores:
         for models, texts in zip_longest(self.repeats, self.repeated_texts, fillvalue={}):
             yield Scores(models, self.families, texts=texts, answer_logprobs=self.answer_logprobs, first=first)
 
-    def known(self, model: str, threshold: float) -> dict[str, np.ndarray]:
-        """Return what a metric may ask for of a model."""
+    def make_columns(self, model: str, threshold: float) -> dict[str, np.ndarray]:
+        """Return the columns that a metric may ask for of a model, by name."""
         score_PN, first = self.models[model], self.first or next(iter(self.models))
         # The slack forgives the rounding of a weighted sum.
         correct_PN = np.where(np.isnan(score_PN), np.nan, score_PN >= threshold - 1e-9)
-        have = {"correct_PN": correct_PN, "score_PN": score_PN}
-        have |= {"first_PN": self.models[first]} if first in self.models else {}
-        have |= {ANSWER_LOGPROBS: self.answer_logprobs[model]} if model in self.answer_logprobs else {}
-        return have | ({"text_PN": self.texts[model]} if model in self.texts else {})
+        values = {"correct_PN": correct_PN, "score_PN": score_PN}
+        values |= {"first_PN": self.models[first]} if first in self.models else {}
+        values |= {ANSWER_LOGPROBS: self.answer_logprobs[model]} if model in self.answer_logprobs else {}
+        return values | ({"text_PN": self.texts[model]} if model in self.texts else {})
 
     def subsets(self) -> dict[str, np.ndarray]:
         """Return problems of each family, and all of them, as boolean (P,)."""
@@ -75,7 +75,7 @@ def compute_values(stage: Evaluate, scores: Scores) -> dict[str, dict[str, np.nd
         metric = bind(use, f"metrics.{i}")
         by_metric[make_metric_name(use)] = of_model = {}
         for model in scores.models:
-            of_model[model] = np.asarray(metric.ask(0, scores.known(model, stage.threshold)), dtype=float)
+            of_model[model] = np.asarray(metric.ask(0, scores.make_columns(model, stage.threshold)), dtype=float)
             if np.isnan(of_model[model]).all():
                 raise StepError(
                     f"metric {make_metric_name(use)}: no value on any problem for {model}; raise num_generations, or "
@@ -101,9 +101,9 @@ def make_comparisons(stage: Evaluate, scores: Scores, seed: int) -> list[Row]:
     how = {"confidence": stage.confidence, "num_bootstrap": stage.num_bootstrap, "seed": seed}
     names = list(stage.models) or ["model"]
     compared = [(gate.model or names[-1], gate.against) for gate in stage.gate]
-    asked = [(new, old) for new, old in compared if old is not None and old in scores.models]
+    compared_models = [(new, old) for new, old in compared if old is not None and old in scores.models]
     lines, measured = [], compute_values(stage, scores)
-    for new, old in dict.fromkeys([*zip(names[1:], names, strict=False), *asked]):
+    for new, old in dict.fromkeys([*zip(names[1:], names, strict=False), *compared_models]):
         for metric, of_model in measured.items():
             for family, chosen_P in scores.subsets().items():
                 difference = estimate_difference(of_model[new][chosen_P], of_model[old][chosen_P], **how)

@@ -51,9 +51,9 @@ class Pair:
 def list_questions(gate: Gate, confidence: float) -> list[Question]:
     """Return the tests of a gate; `confidence` is the stage's."""
     tail = (1 - (gate.confidence or confidence)) / 2
-    asked = [] if gate.min_delta is None else [Question("min_delta", gate.metric, gate.min_delta, tail)]
+    questions = [] if gate.min_delta is None else [Question("min_delta", gate.metric, gate.min_delta, tail)]
     budgets = list_regressions(gate)
-    return asked + [Question("max_regression", n, -allowed, tail / len(budgets)) for n, allowed in budgets.items()]
+    return questions + [Question("max_regression", n, -allowed, tail / len(budgets)) for n, allowed in budgets.items()]
 
 
 def check_gates(stage: Evaluate, models: Sequence[str], families: Iterable[str]) -> None:
@@ -92,10 +92,10 @@ def judge_gates(stage: Evaluate, scores: Scores, seed: int) -> list[Outcome]:
 
 def _outcome(stage: Evaluate, gate: Gate, model: str, scores: Scores, rounds: list[dict], seed: int) -> Outcome:
     texts, tests, passed = [], [], True
-    for bound, sign, holds in ((gate.min, ">=", np.greater_equal), (gate.max, "<=", np.less_equal)):
+    for bound, sign, compare in ((gate.min, ">=", np.greater_equal), (gate.max, "<=", np.less_equal)):
         if bound is not None:
             value = float(np.nanmean(_of(stage, scores, rounds[0], gate.metric, model)))
-            passed &= bool(holds(value, bound))
+            passed &= bool(compare(value, bound))
             texts.append(f"{gate.metric} of {model} {value:.4f}, wanted {sign} {bound:g}")
     if gate.against is not None and gate.against not in scores.models:
         texts.append("there is no champion yet: nothing to compare with")
@@ -115,48 +115,50 @@ def _of(stage: Evaluate, scores: Scores, measured: dict, name: str, model: str) 
 
 
 def _tested(
-    stage: Evaluate, gate: Gate, pair: Pair, asked: Question, scores: Scores, rounds: list[dict], seed: int
+    stage: Evaluate, gate: Gate, pair: Pair, question: Question, scores: Scores, rounds: list[dict], seed: int
 ) -> Outcome:
-    new_P, old_P = (_of(stage, scores, rounds[0], asked.name, model) for model in (pair.new, pair.old))
+    new_P, old_P = (_of(stage, scores, rounds[0], question.name, model) for model in (pair.new, pair.old))
     both_P = ~np.isnan(new_P) & ~np.isnan(old_P)
     gain_P = new_P[both_P] - old_P[both_P]
     if len(gain_P) == 0:
-        raise StepError(f"gate: no problem has a value of {asked.name} for both {pair.new} and {pair.old}")
+        raise StepError(f"gate: no problem has a value of {question.name} for both {pair.new} and {pair.old}")
     value, spread = float(gain_P.mean()), float(np.sqrt((gain_P**2).mean()))
     again = rounds[: gate.noise_repeats + 1]
-    new_R, old_R = ([np.nanmean(_of(stage, scores, r, asked.name, m)) for r in again] for m in (pair.new, pair.old))
-    floor = estimate_noise_floor(np.subtract(new_R, old_R), asked.tail) if gate.noise_repeats else 0.0
+    new_R, old_R = ([np.nanmean(_of(stage, scores, r, question.name, m)) for r in again] for m in (pair.new, pair.old))
+    floor = estimate_noise_floor(np.subtract(new_R, old_R), question.tail) if gate.noise_repeats else 0.0
     outcome: Outcome = {
-        "kind": asked.kind,
-        "name": asked.name,
-        "bound": asked.bound,
-        "tail": asked.tail,
+        "kind": question.kind,
+        "name": question.name,
+        "bound": question.bound,
+        "tail": question.tail,
         "value": value,
         "n": len(gain_P),
         "spread": spread,
         "floor": floor,
     }
-    outcome["detectable"] = find_minimum_detectable(len(gain_P), asked.tail, spread=spread, test=gate.test, floor=floor)
+    outcome["detectable"] = find_minimum_detectable(
+        len(gain_P), question.tail, spread=spread, test=gate.test, floor=floor
+    )
     if gate.test == "mcnemar":
-        outcome |= _mcnemar(asked, np.concatenate([new_P[both_P], old_P[both_P]]), gain_P)
-        proven = outcome["p_value"] <= asked.tail
+        outcome |= _mcnemar(question, np.concatenate([new_P[both_P], old_P[both_P]]), gain_P)
+        proven = outcome["p_value"] <= question.tail
     else:
-        low, high = compute_bootstrap_bounds(gain_P, asked.tail, num_bootstrap=stage.num_bootstrap, seed=seed)
-        proven = low >= asked.bound if asked.kind == "min_delta" else high < asked.bound
+        low, high = compute_bootstrap_bounds(gain_P, question.tail, num_bootstrap=stage.num_bootstrap, seed=seed)
+        proven = low >= question.bound if question.kind == "min_delta" else high < question.bound
         outcome |= {"low": low if np.isfinite(low) else None, "high": high if np.isfinite(high) else None}
-    if asked.kind == "min_delta":
-        return outcome | {"passed": bool(proven and (asked.bound < 0 or value >= floor))}
+    if question.kind == "min_delta":
+        return outcome | {"passed": bool(proven and (question.bound < 0 or value >= floor))}
     return outcome | {"passed": not (proven and -value > floor)}
 
 
-def _mcnemar(asked: Question, values_P: np.ndarray, gain_P: np.ndarray) -> Outcome:
+def _mcnemar(question: Question, values_P: np.ndarray, gain_P: np.ndarray) -> Outcome:
     if not np.isin(values_P, (0.0, 1.0)).all():
         raise StepError(
-            f"gate: McNemar's test wants 0 or 1 for each problem, and {asked.name} has other values; "
+            f"gate: McNemar's test wants 0 or 1 for each problem, and {question.name} has other values; "
             "write `test: paired_bootstrap`"
         )
     wins, losses = int((gain_P > 0).sum()), int((gain_P < 0).sum())
-    ordered = (wins, losses) if asked.kind == "min_delta" else (losses, wins)
+    ordered = (wins, losses) if question.kind == "min_delta" else (losses, wins)
     return {"wins": wins, "losses": losses, "p_value": compute_mcnemar_p(*ordered)}
 
 
@@ -164,9 +166,9 @@ def _text(pair: Pair, test: Outcome) -> str:
     text = f"{test['name']} of {pair.new} − {pair.old}: {test['value']:+.4f}"
     if "p_value" in test:
         what = "an improvement" if test["kind"] == "min_delta" else "a regression"
-        wanted = "<=" if test["kind"] == "min_delta" else ">"
+        sign = "<=" if test["kind"] == "min_delta" else ">"
         text += f" ({test['wins']} won, {test['losses']} lost), p of {what} {test['p_value']:.3g}, "
-        text += f"wanted {wanted} {test['tail']:.3g}"
+        text += f"wanted {sign} {test['tail']:.3g}"
     elif test["low"] is None:
         text += ", a single problem proves nothing"
     else:

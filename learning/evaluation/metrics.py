@@ -90,5 +90,5 @@ def answer_logprob(answer_logprob_P: np.ndarray) -> np.ndarray:
 
 def _answers(texts: Sequence[str], marker: str | None, ignore_case: bool) -> list[str | None]:
     """Final answers in the form in which they are compared; None where there is none."""
-    given = [extract_final_answer(text, marker) for text in texts]
-    return [str(normalise_answer(text, ignore_case)) if text and text.strip() else None for text in given]
+    final_answers = [extract_final_answer(text, marker) for text in texts]
+    return [str(normalise_answer(text, ignore_case)) if text and text.strip() else None for text in final_answers]

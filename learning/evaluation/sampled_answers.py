@@ -28,7 +28,7 @@ class AnswerSample:
     finish: Literal["stop", "length", "suspended"]
     turns: tuple[Turn, ...] = ()
     """Whole turns of an episode."""
-    whole: str = ""
+    transcript: str = ""
     """All of an episode to read, with what was observed."""
 
 
@@ -49,17 +49,17 @@ def sample_rows(
     knows (it is of one seed and one way to sample) is not sampled again, and what is sampled is written there at once.
     """
     names = [make_row_key(row) for row in rows]
-    known = {name: _read(journal[name]) for name in names if name in journal} if journal is not None else {}
-    missing = {name: row for name, row in zip(names, rows, strict=True) if name not in known}
-    if known:
+    samples = {name: _read(journal[name]) for name in names if name in journal} if journal is not None else {}
+    missing = {name: row for name, row in zip(names, rows, strict=True) if name not in samples}
+    if samples:
         on_progress(len(rows) - len(missing), 0)
-    total = len(known) + len(missing)
+    total = len(samples) + len(missing)
     for done, tokens in _sampled(engine, tokenizer, missing, n=n, seed=seed, sampling=sampling):
         if journal is not None:
             journal.add({name: [_written(one) for one in group] for name, group in done.items()})
-        known |= done
-        on_progress(len(rows) - total + len(known), tokens)
-    return [known[name] for name in names]
+        samples |= done
+        on_progress(len(rows) - total + len(samples), tokens)
+    return [samples[name] for name in names]
 
 
 def _sampled(
@@ -67,30 +67,30 @@ def _sampled(
 ) -> Iterator[tuple[dict[str, list[AnswerSample]], int]]:
     """Yield rows by name whose completions have all ended, with the tokens that were sampled for them."""
     names = list(rows)
-    asked = (
+    requests = (
         (i, Request(encode_prompt(tokenizer, row["prompt"], row), n, make_row_seed(seed, row), row=row))
         for i, row in enumerate(rows.values())
     )
     open_: dict[int, dict[int, Generation]] = {}
-    for made in stream_completions(engine, asked, sampling):
+    for made in stream_completions(engine, requests, sampling):
         for ticket, one in made:
             open_.setdefault(ticket, {})[one.sample] = one
-        whole = {ticket: open_.pop(ticket) for ticket in {t for t, _ in made} if len(open_[ticket]) == n}
-        if whole:
-            done = {names[t]: [_sample(tokenizer, of[k]) for k in sorted(of)] for t, of in sorted(whole.items())}
-            yield done, sum(one.sampled for of in whole.values() for one in of.values())
+        complete = {ticket: open_.pop(ticket) for ticket in {t for t, _ in made} if len(open_[ticket]) == n}
+        if complete:
+            done = {names[t]: [_sample(tokenizer, of[k]) for k in sorted(of)] for t, of in sorted(complete.items())}
+            yield done, sum(one.sampled for of in complete.values() for one in of.values())
 
 
 def _sample(tokenizer: Any, one: Generation) -> AnswerSample:
     text = decode(tokenizer, one.token_ids[last_turn(0, one.turns) :])
     if not one.turns:
         return AnswerSample(text, one.finish)
-    whole = transcript(partial(decode, tokenizer), one.token_ids, one.turns)
-    return AnswerSample(text, one.finish, tuple(one.turns), whole)
+    text_of_episode = transcript(partial(decode, tokenizer), one.token_ids, one.turns)
+    return AnswerSample(text, one.finish, tuple(one.turns), text_of_episode)
 
 
 def _written(one: AnswerSample) -> list[Any]:
-    return [one.text, one.finish, *([[asdict(turn) for turn in one.turns], one.whole] if one.turns else [])]
+    return [one.text, one.finish, *([[asdict(turn) for turn in one.turns], one.transcript] if one.turns else [])]
 
 
 def _read(value: list[list[Any]]) -> list[AnswerSample]:

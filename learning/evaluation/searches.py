@@ -23,7 +23,7 @@ def samples(problems: list[Row], ask: Ask, score: Score) -> list[Row]:
     """Every sample of a problem for itself."""
     groups = ask(problems)
     rows = [row for row, group in zip(problems, groups, strict=True) for _ in group]
-    return _tried(rows, [sample for group in groups for sample in group], score)
+    return _score_samples(rows, [sample for group in groups for sample in group], score)
 
 
 def mcts(
@@ -50,9 +50,9 @@ def mcts(
         rows = [leaf.row for leaf in leaves]
         groups = ask(rows)
         flat = [row for row, group in zip(rows, groups, strict=True) for _ in group]
-        found = iter(_tried(flat, [sample for group in groups for sample in group], score))
+        rows_scored = iter(_score_samples(flat, [sample for group in groups for sample in group], score))
         for leaf, group in zip(leaves, groups, strict=True):
-            leaf.expand([next(found) for _ in group])
+            leaf.expand([next(rows_scored) for _ in group])
     return [tried for root in roots for tried in root.tried()]
 
 
@@ -93,10 +93,10 @@ class Node:
         assert self.parent is not None
         return self.value + exploration * math.sqrt(math.log(max(self.parent.visits, 1)) / self.visits)
 
-    def expand(self, found: list[Row]) -> None:
+    def expand(self, continuations: list[Row]) -> None:
         """Add the different continuations that could be scored, and back their scores up; without any it ends here."""
         texts: set[str] = set()
-        for made in found:
+        for made in continuations:
             if made["score"] is not None and made["text"] not in texts:
                 texts.add(made["text"])
                 child = self._child(made)
@@ -121,12 +121,12 @@ class Node:
         *before, last = self.row["prompt"]
         shown = {**last, "content": last["content"] + self.separator + made["text"]}
         row = self.row | {"id": f"{self.row['id']}/{len(self.children)}", "prompt": [*before, shown]}
-        return Node(row, self, made, self.depth + 1, self.separator, closed=not made["whole"])
+        return Node(row, self, made, self.depth + 1, self.separator, closed=not made["finished"])
 
 
-def _tried(rows: list[Row], found: list[AnswerSample], score: Score) -> list[Row]:
-    scores = score(rows, [sample.text for sample in found])
+def _score_samples(rows: list[Row], samples: list[AnswerSample], score: Score) -> list[Row]:
+    scores = score(rows, [sample.text for sample in samples])
     return [
-        row | {"text": s.text, "whole": s.finish == "stop", "score": value}
-        for row, s, value in zip(rows, found, scores, strict=True)
+        row | {"text": s.text, "finished": s.finish == "stop", "score": value}
+        for row, s, value in zip(rows, samples, scores, strict=True)
     ]

@@ -102,12 +102,12 @@ def compute_sign_flip_p(gain_P: np.ndarray, num_flips: int, seed: int) -> float:
         from scipy.stats import binomtest
 
         return float(binomtest(int((moved_P > 0).sum()), len(moved_P)).pvalue)
-    rng, seen, batch = np.random.default_rng(seed), 1, max(1, DRAWS_PER_BATCH // len(moved_P))
+    rng, extreme, batch = np.random.default_rng(seed), 1, max(1, DRAWS_PER_BATCH // len(moved_P))
     least = abs(moved_P.sum()) * (1 - 1e-12)
     for done in range(0, num_flips, batch):
         signs = rng.integers(0, 2, (min(batch, num_flips - done), len(moved_P))) * 2 - 1
-        seen += int((np.abs(signs @ moved_P) >= least).sum())
-    return seen / (num_flips + 1)
+        extreme += int((np.abs(signs @ moved_P) >= least).sum())
+    return extreme / (num_flips + 1)
 
 
 def compute_detectable_difference(spread: float, n: int, *, confidence: float, power: float = 0.8) -> float:

@@ -106,14 +106,14 @@ def estimate_training(model: Trained, forward: Forward, passes: int, *, name: st
 
     With several `passes` per step the gradient of the first is there while the others run.
     """
-    held = {"weights": model.weights, "optimizer": model.optimizer, "exchange": model.gathered}
+    bytes_of_parts = {"weights": model.weights, "optimizer": model.optimizer, "exchange": model.gathered}
     shape, size = model.shape, model.size
-    whole = model.trained == model.parameters
-    matrix = shape.vocabulary * shape.width * size if whole and forward.chunks else 0
+    trains_all = model.trained == model.parameters
+    matrix = shape.vocabulary * shape.width * size if trains_all and forward.chunks else 0
     before = model.gradients if passes > 1 else 0
     head = max(forward.logits, matrix + forward.backward) if forward.chunks else forward.backward
     more = matrix if forward.chunks > 1 else 0
-    tied = shape.vocabulary * shape.width * size if whole and shape.tied and forward.chunks else 0
+    tied = shape.vocabulary * shape.width * size if trains_all and shape.tied and forward.chunks else 0
     last = forward.backward + forward.layer()
     begins = {
         "gradients": before,
@@ -121,7 +121,9 @@ def estimate_training(model: Trained, forward: Forward, passes: int, *, name: st
         "logits" if forward.chunks else "backward": head + more,
     }
     ends = {"gradients": model.gradients + tied, "activations": last}
-    return Phase(f"{name}: backward begins", {**held, **begins}), Phase(f"{name}: backward ends", {**held, **ends})
+    return Phase(f"{name}: backward begins", {**bytes_of_parts, **begins}), Phase(
+        f"{name}: backward ends", {**bytes_of_parts, **ends}
+    )
 
 
 @dataclass(frozen=True)
@@ -150,8 +152,8 @@ def estimate_sampling(shape: Shape, size: int, call: Slots) -> dict[str, int]:
     """
     token = 2 * shape.layers * shape.keys * size
     slab = call.slots * call.columns * (token + FULL)
-    kept, drawn = call.seats or call.samples, call.seats or call.slots
-    table = call.completion * (kept * (8 + FULL * (1 + call.entropy)) + drawn * 8)
+    stored, drawn = call.seats or call.samples, call.seats or call.slots
+    table = call.completion * (stored * (8 + FULL * (1 + call.entropy)) + drawn * 8)
     ahead = min(call.prompts, call.slots) * call.prompt
     width = 3 * shape.width + 3 * shape.inner * max(shape.active, 1)
     prefill = min(ahead, PREFILL_TOKENS) * width * size

@@ -69,7 +69,7 @@ class Forward:
     checkpointing: bool = False
 
     @cached_property
-    def _given(self) -> int:
+    def _input_bytes(self) -> int:
         """Bytes of a number that goes into a matrix; adapters take theirs in float32, once for every matrix."""
         return 0 if self.how.rank and self.how.weight != FULL else self.how.number
 
@@ -77,8 +77,8 @@ class Forward:
     def _norm(self) -> int:
         """Bytes for a number that goes through RMSNorm: x in float32, x̂ for the weight's gradient, y."""
         if self.shape.layer_norm:
-            return self.how.weight + self._given
-        return FULL + (0 if self.how.rank else self.how.weight) + self._given
+            return self.how.weight + self._input_bytes
+        return FULL + (0 if self.how.rank else self.how.weight) + self._input_bytes
 
     @cached_property
     def _norms(self) -> int:
@@ -96,12 +96,12 @@ class Forward:
         if not self.how.rank:
             return 0
         sides = [a for a, _ in self.shape.linears[: 7 if self.shape.gated else 6]]
-        return FULL * (len(sides) * self.how.rank + (0 if self._given else sum(sides)))
+        return FULL * (len(sides) * self.how.rank + (0 if self._input_bytes else sum(sides)))
 
     def _block(self, tokens: int) -> int:
         """Return the feed-forward block of a layer: gate, its activation, up and their product, or GELU's parts."""
         shape, size = self.shape, self.how.number
-        inner = ((4 if shape.gated else 5) - (0 if self._given else 1)) * shape.inner
+        inner = ((4 if shape.gated else 5) - (0 if self._input_bytes else 1)) * shape.inner
         if shape.experts:  # each token's row once for every expert that it uses, with what they put out
             return tokens * size * (shape.active * (inner + 2 * shape.width) + 2 * shape.experts)
         return tokens * size * inner
@@ -129,17 +129,17 @@ class Forward:
         for number, length in self.tokens.roots:
             if (number, length) in self._long[0]:
                 continue
-            kept = number * length * size
+            stored = number * length * size
             if not (self.how.on_cpu and ROW[0] <= length <= ROW[1]):
-                total += kept * (2 * shape.queries + 2 * shape.keys) + number * length * shape.heads * FULL
+                total += stored * (2 * shape.queries + 2 * shape.keys) + number * length * shape.heads * FULL
                 continue
             repeated = shape.queries if shape.heads != shape.kv_heads else shape.keys
-            total += kept * (shape.queries + 2 * repeated)
+            total += stored * (shape.queries + 2 * repeated)
             if size == FULL:
                 spans = max(1, round(length / SPAN))
                 total += number * shape.heads * size * (length * length * (spans + 1) // (2 * spans))
             else:  # queries and keys once more for their scale, and probabilities in float32
-                total += kept * (shape.queries + repeated) + number * shape.heads * FULL * length * length
+                total += stored * (shape.queries + repeated) + number * shape.heads * FULL * length * length
         return total
 
     @cached_property
@@ -157,8 +157,8 @@ class Forward:
         shape, size = self.shape, self.how.number
         chains = sum(n * p for n, _, _, p in self._short)
         children = sum(n * g * length for n, g, length, _ in self._short)
-        kept = children * (shape.queries + 2 * shape.keys) + chains * 2 * shape.keys
-        return kept * size + self.scores * (FULL + size)
+        stored = children * (shape.queries + 2 * shape.keys) + chains * 2 * shape.keys
+        return stored * size + self.scores * (FULL + size)
 
     @cached_property
     def attention(self) -> int:
@@ -167,7 +167,7 @@ class Forward:
         normed = shape.head_norms or shape.wide_norms
         of_head = FULL + (0 if self.how.rank else self.how.number)
         heads = of_head * (shape.queries + shape.keys) if normed else 0
-        out = self._given * shape.queries
+        out = self._input_bytes * shape.queries
         return self.tokens.tokens * (heads + out + self._adapters) + self._roots() + self._families() + self._paths
 
     def layer(self, tokens: int | None = None) -> int:
@@ -181,8 +181,8 @@ class Forward:
         shape, tokens, size = self.shape, self.tokens, self.how.weight
         ends = shape.width * (tokens.tokens * self._norm + min(tokens.needed, tokens.tokens) * size)
         some = tokens.needed if 0 < tokens.needed <= 0.9 * tokens.tokens else tokens.tokens
-        kept = tokens.tokens * shape.width * size if self.checkpointing else self.layer()
-        return ends + (shape.layers - 1) * kept + self.layer(some)
+        stored = tokens.tokens * shape.width * size if self.checkpointing else self.layer()
+        return ends + (shape.layers - 1) * stored + self.layer(some)
 
     @cached_property
     def backward(self) -> int:

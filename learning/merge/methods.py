@@ -219,8 +219,8 @@ def _random_keep(densities: list[float], seed: int, rescale: bool) -> Keep:
     generators = [torch.Generator().manual_seed((seed + 0x9E3779B97F4A7C15 * k) % 2**63) for k in range(len(densities))]
 
     def keep(k: int, delta: Tensor) -> Tensor:
-        kept = torch.rand(delta.shape, generator=generators[k]) < densities[k]
-        return delta * kept / (densities[k] if rescale else 1.0)
+        mask = torch.rand(delta.shape, generator=generators[k]) < densities[k]
+        return delta * mask / (densities[k] if rescale else 1.0)
 
     return keep
 

@@ -27,13 +27,13 @@ def make_slices(stage: Merge, weights_at: Open) -> list[Slice]:
         models = [
             (f"models.{i}", m.model, weights_at(f"models.{i}.model"), m.parameters) for i, m in enumerate(stage.models)
         ]
-        whole = [
+        complete = [
             Source(f"{port} ({ref})", w, parameters, 0, _layers(w), base is not None and w.folder == base.folder)
             for port, ref, w, parameters in models
         ]
-        if base is not None and not any(source.is_base for source in whole):
-            whole.append(Source(f"base_model ({stage.base_model})", base, {}, 0, _layers(base), True, False))
-        return [Slice(whole, {})]
+        if base is not None and not any(source.is_base for source in complete):
+            complete.append(Source(f"base_model ({stage.base_model})", base, {}, 0, _layers(base), True, False))
+        return [Slice(complete, {})]
     return [_slice(stage, i, weights_at, base) for i in range(len(stage.slices))]
 
 

@@ -57,15 +57,15 @@ class Method:
 
     def refuse_unknown(self, levels: list[Mapping[str, Any]]) -> None:
         """Raise StepError for a parameter that the method does not have."""
-        known = {_spelt(option) for option in self.options}
-        for name in sorted({name for level in levels for name in level} - known - WITHOUT_EFFECT):
-            near = get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"it has: {', '.join(sorted(known))}"
+        names = {_spelt(option) for option in self.options}
+        for name in sorted({name for level in levels for name in level} - names - WITHOUT_EFFECT):
+            near = get_close_matches(name, names, 1)
+            hint = f"did you mean {near[0]}?" if near else f"it has: {', '.join(sorted(names))}"
             raise StepError(f"merge_method {self.name}: no parameter {name!r}; {hint}")
 
     def bind(self, target: Target, models: list[Source], document: Mapping[str, Any]) -> Options:
         """Return the options for one tensor, checked against the signature; raises StepError when one is missing."""
-        given = {}
+        arguments = {}
         for option, per_model in self.options.items():
             name, shared = _spelt(option), [target.slice.parameters, document]
             if per_model:
@@ -79,10 +79,10 @@ class Method:
                 if value is None:
                     whose = f"{source.label} has" if per_model else "there is"
                     raise StepError(f"merge_method {self.name}: {whose} no {name} for tensor {target.name}; set one")
-            given[option] = values if per_model else values[0]
-        if repr(given) not in self._checked:
-            self._checked[repr(given)] = options_of(self.function, given, self.name)
-        return self._checked[repr(given)]
+            arguments[option] = values if per_model else values[0]
+        if repr(arguments) not in self._checked:
+            self._checked[repr(arguments)] = options_of(self.function, arguments, self.name)
+        return self._checked[repr(arguments)]
 
 
 def _spelt(option: str) -> str:
@@ -129,14 +129,14 @@ def collect_arguments(target: Target, method: Method, dtype: torch.dtype) -> tup
     models, base = select_participants(target, method)
     stored = {id(s): t.to(dtype) for s, t in zip(target.slice.sources, open_tensors(target), strict=True)}
     by_source = stored if method.by_blocks else {id_: t.read().view(t.shape) for id_, t in stored.items()}
-    given: Options = {"tensors": [by_source[id(source)] for source in models]}
+    arguments: Options = {"tensors": [by_source[id(source)] for source in models]}
     if base is not None:
-        given["base"] = by_source[id(base)]
-    return models, given
+        arguments["base"] = by_source[id(base)]
+    return models, arguments
 
 
 def sum_totals(
-    wanted: Iterable[Target], method: Method, document: Mapping[str, Any], dtype: torch.dtype
+    targets: Iterable[Target], method: Method, document: Mapping[str, Any], dtype: torch.dtype
 ) -> list[float]:
     """Return the sum of the method's `<method>_totals` over all tensors; raises StepError without that function."""
     if "totals" not in method.supplied:
@@ -147,11 +147,11 @@ def sum_totals(
         raise StepError(f"merge_method {method.name}: takes totals, but its module has no function {name}")
     options = {p.name for p in inspect.signature(count).parameters.values() if p.kind is p.KEYWORD_ONLY}
     totals: list[float] = []
-    for target in wanted:
+    for target in targets:
         if open_tensors(target)[0].is_floating_point():
-            models, given = collect_arguments(target, method, dtype)
+            models, arguments = collect_arguments(target, method, dtype)
             bound = method.bind(target, models, document)
-            counts = count(given["base"], given["tensors"], **{k: v for k, v in bound.items() if k in options})
+            counts = count(arguments["base"], arguments["tensors"], **{k: v for k, v in bound.items() if k in options})
             totals = [a + b for a, b in zip(totals or [0.0] * len(counts), counts, strict=True)]
     return totals
 
@@ -173,11 +173,11 @@ def merge_tensor(
         if any(not torch.equal(tensor.read().view(tensor.shape), integers) for tensor in others):
             raise StepError(f"merge: tensor {target.name} holds integers that differ between the models")
         return integers
-    models, given = collect_arguments(target, method, dtype)
+    models, arguments = collect_arguments(target, method, dtype)
     own_seed = int.from_bytes(hashlib.sha256(f"{seed}:{target.name}".encode()).digest()[:8], "little") >> 1
-    shape = given["tensors"][0].shape
-    given |= {k: v for k, v in {"seed": own_seed, "totals": totals}.items() if k in method.supplied}
-    result = method.function(**given, **method.bind(target, models, document))
+    shape = arguments["tensors"][0].shape
+    arguments |= {k: v for k, v in {"seed": own_seed, "totals": totals}.items() if k in method.supplied}
+    result = method.function(**arguments, **method.bind(target, models, document))
     if tuple(result.shape) != tuple(shape):
         raise StepError(f"merge_method {method.name}: made {list(result.shape)} for tensor {target.name}")
     return result.to(out_dtype)

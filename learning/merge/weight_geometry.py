@@ -92,8 +92,8 @@ def measure_weights(
         for name, measure in measures.items():
             value, entries = float(measure(*pair)), before[tensor].numel()
             if value == value:  # not NaN
-                kept = sums[name]
-                sums[name] = [kept[0] + value * entries, kept[1] + entries, kept[2] + 1]
+                sum_ = sums[name]
+                sums[name] = [sum_[0] + value * entries, sum_[1] + entries, sum_[2] + 1]
     return [
         {"model": model, "against": against, "measure": name, "value": s / n if n else None, "tensors": count}
         for name, (s, n, count) in sums.items()

@@ -70,8 +70,8 @@ def read_pairs(
         return iterate_rows(scan_rows(data, "preference_pairs", start=start))
 
     count = count_rows(data, "preference_pairs")
-    kept = store_rows(folder, SCHEMA, count, source, encode, make)
-    return kept, count - len(kept)
+    stored = store_rows(folder, SCHEMA, count, source, encode, make)
+    return stored, count - len(stored)
 
 
 def encode_pairs(tokenizer: PreTrainedTokenizerBase, rows: list[Row], max_length: int) -> list[Pair]:
@@ -108,8 +108,8 @@ def split_by_prompt(pairs: Sequence[Pair], fraction: float) -> tuple[Sequence[Pa
         )
     number = min(max(1, round(fraction * len(order))), len(order) - 1)
     last = order[number - 1]
-    train = RowSubset(pairs, [i for i, found in enumerate(hashes) if found > last])
-    held_out = RowSubset(pairs, [i for i, found in enumerate(hashes) if found <= last])
+    train = RowSubset(pairs, [i for i, value in enumerate(hashes) if value > last])
+    held_out = RowSubset(pairs, [i for i, value in enumerate(hashes) if value <= last])
     return (train, held_out) if isinstance(pairs, StoredRows) else (list(train), list(held_out))
 
 

@@ -46,14 +46,14 @@ def make_pair_set(pairs: Sequence[Pair], names: set[str], max_length: int) -> Pa
     """
     columns = {f"{s}_tokens": torch.tensor([len(getattr(p, s)) for p in pairs], dtype=torch.float64) for s in SIDES}
     if "margin" in names:
-        columns["margin"] = _said([pair.margin for pair in pairs], "margin")
+        columns["margin"] = _make_column([pair.margin for pair in pairs], "margin")
     for name in (f"{side}_score" for side in SIDES):
         if name in names:
-            columns[name] = _said([json.loads(pair.metadata or "{}").get(name) for pair in pairs], name)
+            columns[name] = _make_column([json.loads(pair.metadata or "{}").get(name) for pair in pairs], name)
     return PairSet(pairs, columns, mismatch_pairs(pairs, max_length) if "kl" in names else [])
 
 
-def _said(values: list[float | None], name: str) -> Tensor:
+def _make_column(values: list[float | None], name: str) -> Tensor:
     if without := sum(value is None for value in values):
         raise StepError(
             f"preference: a loss asks for {name}, but {without} of {len(values)} pairs have none; a synthesize stage "

@@ -111,8 +111,8 @@ def add_gradient(
         # Dropout of the second pass must be that of the first.
         devices = [model.device] if model.device.type == "cuda" else []
         with torch.random.fork_rng(devices, not once):
-            known = partial(compute_logprobs, model)
-            parts = [known(micros[0])] if once else trained.each(micros, lambda micro: known(micro).cpu())
+            log_probs = partial(compute_logprobs, model)
+            parts = [log_probs(micros[0])] if once else trained.each(micros, lambda micro: log_probs(micro).cpu())
         whole_B2 = torch.cat(parts)
         leaf_B2 = whole_B2.detach().requires_grad_()
         total = compute_loss(comparing, leaf_B2, columns, slice(None), step)
@@ -120,8 +120,8 @@ def add_gradient(
         loss = float(total.detach())
     rest = [term for term in terms if not term.compares]
 
-    def part_loss(given: tuple[list[Pair], slice]) -> tuple[Tensor, tuple[float, Tensor]]:
-        micro, part = given
+    def part_loss(item: tuple[list[Pair], slice]) -> tuple[Tensor, tuple[float, Tensor]]:
+        micro, part = item
         lp_P2 = whole_B2 if once and whole_B2 is not None else compute_logprobs(model, micro)
         total = compute_loss(rest, lp_P2, columns, part, step) * len(micro) / len(pairs)
         pulled = total if pull_B2 is None else total + (pull_B2.to(lp_P2)[part] * lp_P2).sum()
@@ -142,16 +142,16 @@ def locate_passes(micros: Sequence[Sequence[Pair]]) -> Iterator[slice]:
 
 def compute_loss(terms: Sequence[Term], lp_P2: Tensor, columns: Mapping[str, Any], part: slice, step: int) -> Tensor:
     """Return Σ of weight · mean over the pairs of one part of the step, of which `lp_P2` are the log-probabilities."""
-    known = dict(columns)
+    supplies = dict(columns)
     for name, value in columns.items():
         if name.endswith("_B"):
-            known[name] = value.to(lp_P2)
-            known[f"{name.removesuffix('_B')}_P"] = known[name][part]
-    known |= {f"{side}_{shape}": lp_P2[:, i] for i, side in enumerate(SIDES) for shape in "PB"}
-    known |= {"step": step, "kl": columns["kl"].to(lp_P2)} if "kl" in columns else {"step": step}
+            supplies[name] = value.to(lp_P2)
+            supplies[f"{name.removesuffix('_B')}_P"] = supplies[name][part]
+    supplies |= {f"{side}_{shape}": lp_P2[:, i] for i, side in enumerate(SIDES) for shape in "PB"}
+    supplies |= {"step": step, "kl": columns["kl"].to(lp_P2)} if "kl" in columns else {"step": step}
     total = lp_P2.new_zeros(())
     for term in terms:
-        loss_P = term.function.ask(step, known)
+        loss_P = term.function.ask(step, supplies)
         if loss_P.shape != lp_P2.shape[:1]:
             raise StepError(f"loss {term.function.name}: gives {tuple(loss_P.shape)} for {len(lp_P2)} pairs, one each")
         total = total + value_at(term.weight, step) * loss_P.mean()

@@ -11,13 +11,14 @@ each other: the policy then runs over all of them before any gradient is taken, 
 """
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from schemas.base import JsonObject
 from schemas.number_schedules import ScheduledFloat
 
 Flipped = Annotated[float, Field(ge=0, lt=0.5)]
@@ -146,8 +147,8 @@ def exo(
 ) -> Tensor:
     """KL(policy's preference ‖ smoothed label), the reverse of DPO's (Ji et al. 2024, eq. 16); TRL's `exo_pair`."""
     h = beta * _gap(chosen_P, rejected_P, chosen_ref_P, rejected_ref_P)
-    kept = h.sigmoid() * (logsigmoid(h) - math.log1p(-label_smoothing))
-    return kept + (-h).sigmoid() * (logsigmoid(-h) - math.log(label_smoothing))
+    weighted = h.sigmoid() * (logsigmoid(h) - math.log1p(-label_smoothing))
+    return weighted + (-h).sigmoid() * (logsigmoid(-h) - math.log(label_smoothing))
 
 
 def nca(
@@ -213,7 +214,7 @@ def bco(
     rejected_B: Tensor,
     chosen_ref_B: Tensor,
     rejected_ref_B: Tensor,
-    state: dict[str, Any],
+    state: JsonObject,
     *,
     beta: ScheduledFloat = 0.1,
 ) -> Tensor:

@@ -7,12 +7,13 @@ import difflib
 import hashlib
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from learning.data.rows import Row
 from learning.reasoning_gym.families import BLOCK, dataset, families
+from schemas.base import JsonObject
 from schemas.errors import StepError
 
 PATIENCE = 2000
@@ -27,7 +28,7 @@ def reasoning_gym(
     split: Literal["train", "test"],
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
     style: Literal["full", "short"] = "full",
-    config: dict[str, Any] = {},  # noqa: B006 (never changed; a recipe needs the default to be readable)
+    config: JsonObject = {},  # noqa: B006 (never changed; a recipe needs the default to be readable)
 ) -> list[Row]:
     """Generate `size` distinct problems of a family of reasoning-gym, for the train or test split.
 
@@ -39,28 +40,31 @@ def reasoning_gym(
         near = difflib.get_close_matches(family, families(), 1)
         raise StepError(f"reasoning_gym: no family {family!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
     rows: dict[str, Row] = {}
-    seen: set[str] = set()
+    questions: set[str] = set()
     stale = drawn = 0
     for entry, origin in draw_entries(family, seed, config):
         drawn, stale = drawn + 1, stale + 1
         question = " ".join(entry["question"].split())
-        if question not in seen:
+        if question not in questions:
             stale = 0
-            seen.add(question)
+            questions.add(question)
             if is_held_out(family, question, test_share) == (split == "test"):
                 add_row(rows, make_row(family, entry, origin, style))
         if len(rows) == size:
             return list(rows.values())
-        if stale > max(PATIENCE, 4 * len(seen)) or drawn > PATIENCE + 100 * size / min(test_share, 1 - test_share):
+        if stale > max(PATIENCE, 4 * len(questions)) or drawn > PATIENCE + 100 * size / min(test_share, 1 - test_share):
             break
     raise StepError(
-        f"reasoning_gym {family}: {drawn} draws gave {len(seen)} distinct problems, {len(rows)} of them {split}, but "
-        f"size is {size}; lower `size`, widen the space by `config`, or change `test_share` ({test_share})"
+        f"reasoning_gym {family}: {drawn} draws gave {len(questions)} distinct problems, {len(rows)} of them {split}, "
+        f"but size is {size}; lower `size`, widen the space by `config`, or change `test_share` ({test_share})"
     )
 
 
-def draw_entries(family: str, seed: int, config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Endless problems with their origin; reasoning-gym numbers problems seed + index, so seeds are spread first."""
+def draw_entries(family: str, seed: int, config: JsonObject) -> Iterator[tuple[JsonObject, JsonObject]]:
+    """Yield problems without end, each with its origin.
+
+    reasoning-gym gives problem i the seed `seed + i`; a hash spreads the seeds so that blocks do not overlap.
+    """
     block = 0
     while True:
         digest = hashlib.sha256(f"{family}\n{seed}\n{block}".encode()).digest()
@@ -72,13 +76,13 @@ def draw_entries(family: str, seed: int, config: dict[str, Any]) -> Iterator[tup
 
 
 def is_held_out(family: str, question: str, test_share: float) -> bool:
-    """Whether a problem is on the test side; it depends on nothing but its text."""
+    """Return whether a problem is in the test split; this depends only on its text."""
     digest = hashlib.sha256(f"held out\n{family}\n{question}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < test_share * 2**64
 
 
-def make_row(family: str, entry: dict[str, Any], origin: dict[str, Any], style: str) -> dict[str, Any]:
-    """A prompts row; its metadata is what `learning.reasoning_gym.families.entry_of` needs to make the entry again."""
+def make_row(family: str, entry: JsonObject, origin: JsonObject, style: str) -> Row:
+    """Return a prompts row; `learning.reasoning_gym.families.entry_of` makes the entry again from its metadata."""
     text = entry["question"].strip()
     if style == "short":
         text = text.rpartition(": ")[2].strip()
@@ -92,7 +96,7 @@ def make_row(family: str, entry: dict[str, Any], origin: dict[str, Any], style: 
 
 
 def add_row(rows: dict[str, Row], row: Row) -> None:
-    """Add a row under its id; raises StepError when another question already looks the same."""
+    """Add a row under its id; raise StepError if another question has the same id."""
     if row["id"] in rows:
         shown = row["prompt"][0]["content"]
         raise StepError(

@@ -28,11 +28,11 @@ def turns(*, of: ProblemsFunction, by: TeacherFunction, env: EnvUse, seed: int =
         messages = list(row["prompt"])
         for turn in range(env.max_turns):
             made.append(row | {"id": f"{row['id']}.{turn}", "prompt": list(messages)})
-            said = guide.bound(made[-1], rng)
-            outcome = episode.step(said)
+            action = guide.bound(made[-1], rng)
+            outcome = episode.step(action)
             if outcome.done:
                 break
-            messages += [{"role": "assistant", "content": said}, {"role": "user", "content": outcome.observation}]
+            messages += [{"role": "assistant", "content": action}, {"role": "user", "content": outcome.observation}]
         else:
             raise StepError(
                 f"problems turns: the episode of {row['id']} does not end within {env.max_turns} turns; raise max_turns"

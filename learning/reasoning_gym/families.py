@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from learning.reasoning_gym.grammar import means_no_number
+from schemas.base import JsonObject
 from schemas.errors import StepError
 
 BLOCK = 500
@@ -31,7 +32,7 @@ def dataset(family: str, config: str, seed: int) -> Any:
         raise StepError(f"reasoning_gym {family}: config {config}: {error}") from error
 
 
-def entry_of(row: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def entry_of(row: JsonObject) -> tuple[Any, JsonObject]:
     """Return the block and the entry that a row was generated from; raise StepError if they cannot be reproduced."""
     try:
         origin = origin_of(row)
@@ -47,7 +48,7 @@ def entry_of(row: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     return source, entry
 
 
-def origin_of(row: dict[str, Any]) -> dict[str, Any]:
+def origin_of(row: JsonObject) -> JsonObject:
     """Return family, config, seed and index of a row's problem; raise ValueError or TypeError without an object."""
     origin = json.loads(row["metadata"] or "")
     if not isinstance(origin, dict):
@@ -55,7 +56,7 @@ def origin_of(row: dict[str, Any]) -> dict[str, Any]:
     return origin
 
 
-def score_of(source: Any, entry: dict[str, Any], text: str) -> float:
+def score_of(source: Any, entry: JsonObject, text: str) -> float:
     """Return the score of an answer by the family's verifier; raise ValueError if it is not a number from 0 to 1.
 
     Verifiers may raise any exception. Only a process that is allowed to read the text may call this function: see

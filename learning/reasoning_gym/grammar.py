@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from schemas.base import JsonObject
+
 LONGEST_LITERAL, LONGEST_EXPRESSION = 20_000, 5_000
 """Limits of characters."""
 MOST_NODES, DEEPEST = 4_000, 500
@@ -78,24 +80,24 @@ def bits(node: ast.expr) -> float:
     """Return an upper bound of the bits of a value, symbols counted as 1; raise ValueError above `MOST_BITS`."""
     match node:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
-            found = bits_of_number(ast.unparse(node), value)
+            size = bits_of_number(ast.unparse(node), value)
         case ast.Name(id=name) if NAME.fullmatch(name):
-            found = 1.0
+            size = 1.0
         case ast.UnaryOp(op=ast.UAdd() | ast.USub(), operand=operand):
-            found = bits(operand)
+            size = bits(operand)
         case ast.Call(func=ast.Name(id=name), args=[_, *rest] as given, keywords=[]) if FUNCTION.fullmatch(name):
             if rest and (name != "log" or len(rest) > 1):
                 raise ValueError(f"{name} of {len(given)} arguments")
-            found = sum(map(bits, given))
+            size = sum(map(bits, given))
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
-            found = bits(left) * 2 ** min(bits(right), 64.0)
+            size = bits(left) * 2 ** min(bits(right), 64.0)
         case ast.BinOp(left=left, op=op, right=right) if isinstance(op, OPERATORS):
-            found = bits(left) + bits(right)
+            size = bits(left) + bits(right)
         case _:
             raise ValueError(f"{type(node).__name__} is no arithmetic")
-    if found > MOST_BITS:
+    if size > MOST_BITS:
         raise ValueError("a number without end")
-    return found
+    return size
 
 
 def bits_of_number(text: str, value: float) -> float:
@@ -123,7 +125,7 @@ allowed: frozenset[str] | None = None
 """Texts that are evaluated without restriction; None: all, because this process reads no text of a model."""
 
 
-def confine(entry: dict[str, Any]) -> None:
+def confine(entry: JsonObject) -> None:
     """Restrict modules of reasoning-gym to evaluate only literals, arithmetic, and the texts of this problem.
 
     This requires an earlier call of `replace_evaluators`.

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from learning.reasoning_gym.families import origin_of
+from schemas.base import JsonObject
 from schemas.errors import StepError
 
 COMPARE_ONLY = {
@@ -27,7 +28,7 @@ COMPARE_ONLY = {
 """The first 16 hexadecimal digits of the SHA-256 of each verifier's source."""
 
 
-def compares_only(row: dict[str, Any]) -> bool:
+def compares_only(row: JsonObject) -> bool:
     """Return whether the verifier of a row's family may read a text here; raise StepError if the row has no family."""
     try:
         family = origin_of(row)["family"]

@@ -33,6 +33,7 @@ from learning.reasoning_gym import grammar as gym_grammar
 from learning.sandbox import child
 from learning.sandbox.filters import compiled, machine
 from learning.sandbox.process import readable
+from schemas.base import JsonObject
 from schemas.errors import StepError
 
 MEMORY = 512 * 2**20
@@ -51,7 +52,7 @@ class Request:
     """Texts of one row to be scored."""
 
     number: int
-    row: dict[str, Any]
+    row: JsonObject
     sizes: list[int]
     """Bytes of each text."""
     texts: bytes = b""
@@ -66,7 +67,7 @@ class Running:
     pipe: int
     ends: float
     """Time at which it is killed, on the monotonic clock."""
-    said: bytes = b""
+    output: bytes = b""
     late: bool = False
 
 
@@ -140,11 +141,11 @@ class Server:
         code = 1
         try:
             tell = keep_only(tell)
-            held = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-            child.guard(parent, [held + MEMORY, COMPUTING, 0, OPEN_FILES], self.filter, self.folders)
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+            child.guard(parent, [used + MEMORY, COMPUTING, 0, OPEN_FILES], self.filter, self.folders)
             gym_grammar.confine(entry)
             for start, size in zip(accumulate(request.sizes, initial=0), request.sizes, strict=False):
-                os.write(tell, said_of(source, entry, request.texts[start : start + size]) + b"\n")
+                os.write(tell, score_text(source, entry, request.texts[start : start + size]) + b"\n")
             code = 0
         finally:
             os._exit(code)
@@ -153,23 +154,25 @@ class Server:
         """Read a child's output; when it has ended, answer the request."""
         most = LONGEST_LINE * len(one.request.sizes)
         chunk = os.read(one.pipe, most + 1)
-        one.said += chunk
-        if chunk and len(one.said) <= most:
+        one.output += chunk
+        if chunk and len(one.output) <= most:
             return
         os.kill(one.process, signal.SIGKILL)
         _, status = os.waitpid(one.process, 0)
         os.close(one.pipe)
         del self.running[one.pipe]
         well = os.WIFEXITED(status)
-        self.answer(one.request.number, said=read_lines(one), end="ended" if well else "time" if one.late else "killed")
+        self.answer(
+            one.request.number, scores=read_lines(one), end="ended" if well else "time" if one.late else "killed"
+        )
 
-    def answer(self, number: int, **said: Any) -> None:
+    def answer(self, number: int, **fields: Any) -> None:
         """Send one frame."""
-        frame = json.dumps({"number": number, **said}).encode()
+        frame = json.dumps({"number": number, **fields}).encode()
         self.link.sendall(struct.pack("!I", len(frame)) + frame)
 
 
-def said_of(source: Any, entry: dict[str, Any], text: bytes) -> bytes:
+def score_text(source: Any, entry: JsonObject, text: bytes) -> bytes:
     """Return a child's line for a text."""
     try:
         fix_chance()
@@ -183,20 +186,20 @@ def read_lines(one: Running) -> list[float | str]:
 
     Return an empty list if there are more lines than texts.
     """
-    lines = one.said.split(b"\n")[:-1]
-    found: list[float | str] = []
+    lines = one.output.split(b"\n")[:-1]
+    results: list[float | str] = []
     for line in lines if len(lines) <= len(one.request.sizes) else []:
         if score := SCORE.fullmatch(line):
-            found.append(float(score[1]))
+            results.append(float(score[1]))
         elif failed := FAILED.fullmatch(line):
-            found.append(failed[1].decode())
+            results.append(failed[1].decode())
         else:
             break
-    return found
+    return results
 
 
 @lru_cache(maxsize=512)
-def problem(**row: Any) -> tuple[Any, dict[str, Any]]:
+def problem(**row: Any) -> tuple[Any, JsonObject]:
     """Return the block and the entry that a row was generated from; cached, since the samples of a group share it.
 
     Raise StepError if they cannot be reproduced.
@@ -210,7 +213,7 @@ warm: set[Any] = set()
 """Verifiers that have read an answer in this process."""
 
 
-def warm_up(verifier: Any, source: Any, entry: dict[str, Any]) -> None:
+def warm_up(verifier: Any, source: Any, entry: JsonObject) -> None:
     """Score the library's own answer once with a verifier, so that children inherit its loaded modules and tables."""
     if verifier not in warm and isinstance(entry["answer"], str):
         warm.add(verifier)

@@ -31,9 +31,10 @@ from learning.models.checkpoint import add_prefix, load_weights, strip_prefix
 from learning.models.policy import Policy
 from learning.parallel.group import ALONE, Group
 from learning.rl.trained_network import TrainedNetwork
-from learning.samples.sample import JsonObject, Row, States
+from learning.samples.sample import Row, States
 from schemas.auxiliary import NEXT
 from schemas.auxiliary import Auxiliary as AuxiliaryBlock
+from schemas.base import JsonObject
 from schemas.critic import Critic as CriticBlock
 from schemas.errors import StepError
 from schemas.stages.rl import Rl

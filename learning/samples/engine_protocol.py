@@ -6,7 +6,9 @@ Shapes: B sequences at once, V vocabulary.
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+from schemas.base import JsonObject
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +49,7 @@ class Request:
     """Tokens of the completion that exist already: they count in its length and are not returned again."""
     temperature: float | None = None
     """None: that of the sampling; 0: greedy."""
-    row: dict[str, Any] | None = field(default=None, compare=False)
+    row: JsonObject | None = field(default=None, compare=False)
     """The problem, for an environment that answers the model's turns; engines do not look at it."""
     turns: tuple[Turn, ...] = ()
     """The whole turns among `begun`; what comes after them is the beginning of the next."""

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 
-from learning.samples.sample import JsonObject, Sample, by_group
+from learning.samples.sample import Sample, by_group
+from schemas.base import JsonObject
 
 
 class History:

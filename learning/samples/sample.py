@@ -6,17 +6,16 @@ the samples that are trained on as a batch.
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from learning.samples.engine_protocol import Turn
+from schemas.base import JsonObject
 
-Row = dict[str, Any]
+Row = JsonObject
 """A row of a prompts table, or one that a slot's function made up."""
 Messages = list[Row]
 States = dict[str, Row]
 """Memory of slot functions, by the path of the slot; plain values, because checkpoints hold it as JSON."""
-JsonObject = dict[str, Any]
-"""The state of a part, as it stands in a checkpoint."""
 Source = Literal[
     "policy",
     "greedy",

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from learning.samples.sample import JsonObject, Sample
+from learning.samples.sample import Sample
 from learning.sampling.pending_samples import Pending
+from schemas.base import JsonObject
 
 
 @dataclass(eq=False)

@@ -5,8 +5,9 @@ from itertools import chain
 from typing import Literal
 
 from learning.samples.engine_protocol import Generation, Request, Turn
-from learning.samples.sample import JsonObject, Sample, SampleRequest
+from learning.samples.sample import Sample, SampleRequest
 from learning.sampling.sampler import Sampler
+from schemas.base import JsonObject
 
 
 @dataclass
@@ -137,11 +138,11 @@ def group_ids(some: list[Pending], sampler: Sampler) -> dict[str, int]:
     """Return group ids: those that requests of this iteration name, new ones for the rest."""
     mark = f"{sampler.step}:given:"
     ids = {one.group: int(one.group.removeprefix(mark)) for one in some if one.group.startswith(mark)}
-    taken = set(ids.values())
+    used = set(ids.values())
     for one in some:
         while one.group not in ids:
             fresh = sampler.new_group()
-            if fresh not in taken:
+            if fresh not in used:
                 ids[one.group] = fresh
     return ids
 

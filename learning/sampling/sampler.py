@@ -168,6 +168,6 @@ def names(rewards: Sequence[Bound | PlacedReward]) -> list[str]:
     """Return the name of each reward in scores and metrics: its own, numbered from the second of the same name."""
     unique: list[str] = []
     for reward in rewards:
-        seen = sum(n == reward.name or n.startswith(f"{reward.name}#") for n in unique)
-        unique.append(f"{reward.name}#{seen + 1}" if seen else reward.name)
+        same = sum(n == reward.name or n.startswith(f"{reward.name}#") for n in unique)
+        unique.append(f"{reward.name}#{same + 1}" if same else reward.name)
     return unique

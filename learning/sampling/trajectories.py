@@ -74,13 +74,13 @@ class Trajectories:
 
     def add(self, step: int, samples: Sequence[Sample], advantages: Sequence[float | None]) -> None:
         """Add the samples of a step; the advantage of each, None where it was not trained on."""
-        kept = {g for g in {t.group for t in samples} if self._keeps(step, g)}
-        seen: dict[int, int] = {}
+        groups = {g for g in {t.group for t in samples} if self._keeps(step, g)}
+        stored: dict[int, int] = {}
         for sample, advantage in zip(samples, advantages, strict=True):
-            number = seen[sample.group] = seen.get(sample.group, -1) + 1
+            number = stored[sample.group] = stored.get(sample.group, -1) + 1
             sampled, trained = self.tally.get(sample.row["id"], (0, 0))
             self.tally[sample.row["id"]] = (sampled + 1, trained + bool(advantage))
-            if sample.group in kept:
+            if sample.group in groups:
                 place = {"step": step, "group": sample.group, "sample": number}
                 self.waiting.append({**place, **self._row(sample, advantage)})
 

@@ -47,11 +47,11 @@ def replies(
     seed = int(rng.integers(2**62))
     ids = [judge.encode(messages) for messages in questions]
     fits = [len(some) + sampling.max_new_tokens <= judge.policy.max_length for some in ids]
-    wanted = list(dict.fromkeys(tuple(some) for some, fit in zip(ids, fits, strict=True) if fit))
-    requests = [Request(list(some), n, _seed(seed, some)) for some in wanted]
+    prompts = list(dict.fromkeys(tuple(some) for some, fit in zip(ids, fits, strict=True) if fit))
+    requests = [Request(list(some), n, _seed(seed, some)) for some in prompts]
     made = judge.engine.generate(requests, sampling) if requests else []
     texts = [[decode(judge.policy.tokenizer, g.token_ids) for g in group] for group in made]
-    by_question = dict(zip(wanted, texts, strict=True))
+    by_question = dict(zip(prompts, texts, strict=True))
     return [by_question[tuple(some)] if fit else None for some, fit in zip(ids, fits, strict=True)]
 
 

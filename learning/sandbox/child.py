@@ -100,12 +100,12 @@ def fence(folders: list[str]) -> None:
     both = READ_FILE | READ_DIR
     own = both | WRITE_FILE | REMOVE_FILE | MAKE_REG | REFER | TRUNCATE
     allowed = [(folder, both) for folder in folders] + [(device, READ_FILE | WRITE_FILE) for device in DEVICES]
-    for path, asked in [*allowed, (".", own)]:
+    for path, wanted_rights in [*allowed, (".", own)]:
         try:
             folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except FileNotFoundError:
             continue
-        rule = Beneath(asked & rights, folder)
+        rule = Beneath(wanted_rights & rights, folder)
         done(libc.syscall(ADD_RULE, ruleset, 1, ctypes.byref(rule), 0), f"Landlock for {path}")
         os.close(folder)
     done(libc.syscall(RESTRICT_SELF, ruleset, 0), "Landlock")

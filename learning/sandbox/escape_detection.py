@@ -66,12 +66,12 @@ class Queue:
         """Read all pending events; an event other than an opening means that a watch has ended."""
         while True:
             try:
-                found = os.read(self.handle, 65536)
+                data = os.read(self.handle, 65536)
             except BlockingIOError:
                 return
             place = 0
-            while place < len(found):
-                mark, what, _, length = struct.unpack_from(HEAD, found, place)
+            while place < len(data):
+                mark, what, _, length = struct.unpack_from(HEAD, data, place)
                 place += struct.calcsize(HEAD) + length
                 if what & OPENED:
                     self.seen.add(mark)

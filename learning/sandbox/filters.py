@@ -103,10 +103,10 @@ def _opening() -> Lines:
     Mode 3 requests neither, so that Landlock would allow it on any device. Before Linux 6.2, Landlock does not check
     O_TRUNC, which empties a file even if it is opened for reading.
     """
-    known = [(LOAD, 0, 0, THIRD), (AND, 0, 0, ~OPENS & 0xFFFFFFFF), (EQUAL, 1, 0, 0), (RETURN, 0, 0, REFUSE)]
+    rules = [(LOAD, 0, 0, THIRD), (AND, 0, 0, ~OPENS & 0xFFFFFFFF), (EQUAL, 1, 0, 0), (RETURN, 0, 0, REFUSE)]
     mode = [(LOAD, 0, 0, THIRD), (AND, 0, 0, MODE), *_answered(MODE, REFUSE)]
     reading = [(LOAD, 0, 0, THIRD), (AND, 0, 0, MODE | EMPTIES), *_answered(EMPTIES, REFUSE)]
-    return [*known, *mode, *reading, (RETURN, 0, 0, ALLOW)]
+    return [*rules, *mode, *reading, (RETURN, 0, 0, ALLOW)]
 
 
 def _packed(lines: Lines) -> bytes:

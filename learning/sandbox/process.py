@@ -37,9 +37,9 @@ def started(folder: Path, stdin: Path, seconds: float, memory_mb: int, *, channe
     """Yield the running process of `program.py` in a folder, then end it; raise StepError if a guard is missing."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
-        with its, stdin.open("rb") as given:
+        with its, stdin.open("rb") as input_file:
             bounds = [memory_mb * 2**20, math.ceil(seconds) + 1, FILE_BYTES, OPEN_FILES]
-            process = begin([its.fileno(), os.getpid(), *bounds], its.fileno(), given.fileno(), folder, channel)
+            process = begin([its.fileno(), os.getpid(), *bounds], its.fileno(), input_file.fileno(), folder, channel)
         listener = -1
         try:
             listener = wait_until_ready(process, ours)
@@ -82,18 +82,18 @@ def wait_until_ready(process: subprocess.Popen[bytes], ours: socket.socket) -> i
     ours.settimeout(UNTIL_READY)
     listeners: list[int] = []
     try:
-        said, listeners, _, _ = socket.recv_fds(ours, 1000, 1, socket.MSG_CMSG_CLOEXEC)
+        message, listeners, _, _ = socket.recv_fds(ours, 1000, 1, socket.MSG_CMSG_CLOEXEC)
         if listeners:
-            said = ours.recv(1000)
+            message = ours.recv(1000)
     except TimeoutError:
-        said = b"no answer"
+        message = b"no answer"
     ours.setblocking(False)
-    if said == b"ready" and listeners:
+    if message == b"ready" and listeners:
         return listeners[0]
     for listener in listeners:
         os.close(listener)
     process.kill()
-    words = (said or (process.stderr.read() if process.stderr else b"")).decode(errors="replace")[-400:]
+    words = (message or (process.stderr.read() if process.stderr else b"")).decode(errors="replace")[-400:]
     raise StepError(
         f"the sandbox cannot put its guards up here, so code that a model wrote does not run: {words}. "
         "`posttrain doctor` tells what this machine enforces; docs/sandbox.md what is needed"

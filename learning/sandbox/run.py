@@ -37,8 +37,8 @@ def run(
     """
     if reason := available():
         raise StepError(reason)
-    given = {"stdin": stdin, "files": files, "seconds": seconds, "memory_mb": memory_mb}
-    return guarded(code, **given, keep=keep, notice=notice, answer=answer)
+    options = {"stdin": stdin, "files": files, "seconds": seconds, "memory_mb": memory_mb}
+    return guarded(code, **options, keep=keep, notice=notice, answer=answer)
 
 
 @cache
@@ -93,10 +93,10 @@ def guarded(
     """Do the work of `run` without its check that the guards hold; raise StepError if one cannot be installed."""
     with working_folder() as folder:
         fill(folder, {**files, "program.py": code})
-        given = folder.parent / "stdin"
-        given.write_bytes(stdin.encode(errors="replace"))
+        input_file = folder.parent / "stdin"
+        input_file.write_bytes(stdin.encode(errors="replace"))
         with Noticing(folder / name for name in notice) as noticing:
-            with started(folder, given, seconds, memory_mb, channel=answer is not None) as process:
+            with started(folder, input_file, seconds, memory_mb, channel=answer is not None) as process:
                 ran = watch(process, seconds, answer)
             opened = frozenset(path.name for path in noticing.opened())
         return replace(ran, files=dict(left(folder, keep)), opened=opened)
@@ -112,17 +112,17 @@ def left(folder: Path, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
 @contextmanager
 def working_folder() -> Iterator[Path]:
     """Yield a folder that is deleted afterwards; a lock next to it marks it as in use for later cleanups."""
-    with ExitStack() as held:
-        while (folder := locked_folder(held)) is None:
+    with ExitStack() as stack:
+        while (folder := locked_folder(stack)) is None:
             continue
         yield folder
 
 
-def locked_folder(held: ExitStack) -> Path | None:
+def locked_folder(stack: ExitStack) -> Path | None:
     """Return a folder with its lock; None if another run's cleanup removed it before it was locked."""
-    name = held.enter_context(tempfile.TemporaryDirectory(prefix="posttrain-sandbox-"))
+    name = stack.enter_context(tempfile.TemporaryDirectory(prefix="posttrain-sandbox-"))
     try:
-        fcntl.flock(held.enter_context((Path(name) / "lock").open("wb")), fcntl.LOCK_EX)
+        fcntl.flock(stack.enter_context((Path(name) / "lock").open("wb")), fcntl.LOCK_EX)
         folder = Path(name).resolve() / "work"
         folder.mkdir()
     except FileNotFoundError:

@@ -56,10 +56,10 @@ class Storage:
         try:
             stored, nameless = self.stored()
         except PermissionError as error:
-            if not self._asked(WAITS, question[:8]):
+            if not self._control(WAITS, question[:8]):
                 return ""
             raise StepError(f"the sandbox cannot count what a program stores: {error}; docs/sandbox.md") from error
-        if not self._asked(WAITS, question[:8]):  # a signal interrupted the call: the count may be out of date
+        if not self._control(WAITS, question[:8]):  # a signal interrupted the call: the count may be out of date
             return ""
         most = may_grow_to(stored, nameless)
         if most < BLOCK or (creates & CREATES and len(stored) + nameless >= MOST_FILES):
@@ -75,20 +75,20 @@ class Storage:
         The count is exact if the program is waiting; if it is not, concurrent changes raise no error. Raise
         PermissionError if this process may not inspect the program's descriptors.
         """
-        found = {inode: (size, False) for inode, size in in_folder(self.folder)}
+        sizes = {inode: (size, False) for inode, size in in_folder(self.folder)}
         maps = b""
         try:
-            for held, writes in self._held():
-                if stat.S_ISREG(held.st_mode) and (writes or not held.st_nlink):
-                    inode = (held.st_dev, held.st_ino)
-                    found[inode] = (size_of(held), writes or found.get(inode, (0, False))[1])
+            for status, writes in self._open_files():
+                if stat.S_ISREG(status.st_mode) and (writes or not status.st_nlink):
+                    inode = (status.st_dev, status.st_ino)
+                    sizes[inode] = (size_of(status), writes or sizes.get(inode, (0, False))[1])
             maps = Path(f"/proc/{self.pid}/maps").read_bytes()
         except (FileNotFoundError, ProcessLookupError):  # it has ended
             pass
         removed = set(map(int, NAMELESS.findall(maps))) if b" (deleted)" in maps else set()
-        return found, len(removed - {number for _, number in found})
+        return sizes, len(removed - {number for _, number in sizes})
 
-    def _held(self) -> Iterator[tuple[os.stat_result, bool]]:
+    def _open_files(self) -> Iterator[tuple[os.stat_result, bool]]:
         """Yield the status of each file that the program has open, and whether it is open for writing."""
         handles = f"/proc/{self.pid}/fd"
         for name in os.listdir(handles):  # noqa: PTH208 - pathlib takes three times as long
@@ -102,14 +102,14 @@ class Storage:
         waiting.register(self.listener, select.POLLIN)
         if not any(what & select.POLLIN for _, what in waiting.poll(0)):
             return False
-        return self._asked(RECEIVE, question)
+        return self._control(RECEIVE, question)
 
     def _send(self, of: bytes) -> None:
         """Let the waiting call continue."""
         (number,) = struct.unpack("=Q", of)
-        self._asked(SEND, bytearray(struct.pack(ANSWER, number, 0, 0, GO_ON)))
+        self._control(SEND, bytearray(struct.pack(ANSWER, number, 0, 0, GO_ON)))
 
-    def _asked(self, request: int, about: bytearray) -> bool:
+    def _control(self, request: int, about: bytearray) -> bool:
         try:
             fcntl.ioctl(self.listener, request, about)
         except OSError as error:
@@ -127,13 +127,13 @@ def in_folder(folder: Path | str) -> Iterator[tuple[Inode, int]]:
                 yield from in_folder(entry.path)
                 continue
             with suppress(FileNotFoundError):
-                found = entry.stat(follow_symlinks=False)
-                yield (found.st_dev, found.st_ino), size_of(found)
+                status = entry.stat(follow_symlinks=False)
+                yield (status.st_dev, status.st_ino), size_of(status)
 
 
-def size_of(found: os.stat_result) -> int:
+def size_of(status: os.stat_result) -> int:
     """Return the bytes that a file takes on disk, or may take if blocks are unwritten or sparse."""
-    return max(found.st_size, found.st_blocks * 512)
+    return max(status.st_size, status.st_blocks * 512)
 
 
 def may_grow_to(stored: dict[Inode, tuple[int, bool]], nameless: int) -> int:

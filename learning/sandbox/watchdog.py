@@ -32,7 +32,7 @@ class Ran:
     timed_out: bool
     seconds: float
     """Wall time since the guards were installed."""
-    told: str = ""
+    reason: str = ""
     """Why the sandbox ended it; empty: it ended by itself."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Contents of the requested files that it left in its folder."""
@@ -45,13 +45,13 @@ def watch(of: Started, seconds: float, answer: Answer | None) -> Ran:
     begun = time.monotonic()
     with Watching(of, answer) as watching:
         while watching.selector.get_map():
-            left = math.inf if watching.ended or watching.told else begun + seconds - time.monotonic()
+            left = math.inf if watching.ended or watching.reason else begun + seconds - time.monotonic()
             if left <= 0:
                 watching.end(f"time: {seconds:g} seconds are over")
             else:
                 watching.look(None if left == math.inf else left)
     texts = [bytes(part[:MOST_OUTPUT]).decode(errors="replace") for part in (watching.out, watching.err)]
-    reason = watching.told
+    reason = watching.reason
     code, seconds_used = of.process.wait(), time.monotonic() - begun
     return Ran(texts[0], texts[1], code, reason.startswith("time"), seconds_used, reason)
 
@@ -62,7 +62,7 @@ class Watching:
     def __init__(self, of: Started, answer: Answer | None) -> None:
         self.of, self.answer = of, answer
         self.out, self.err = bytearray(), bytearray()
-        self.told, self.ended, self.messages = "", False, 0
+        self.reason, self.ended, self.messages = "", False, 0
 
     def __enter__(self) -> "Watching":
         """Register all event sources of the program."""
@@ -89,7 +89,7 @@ class Watching:
 
     def end(self, why: str) -> None:
         """End the program; the first reason is kept."""
-        self.told = self.told or why
+        self.reason = self.reason or why
         self.of.process.kill()
 
     def _ended(self, over: int) -> None:
@@ -98,31 +98,31 @@ class Watching:
         self.selector.unregister(self.of.storage.listener)
 
     def _output(self, pipe: IO[bytes]) -> None:
-        kept = self.out if pipe is self.of.process.stdout else self.err
+        output = self.out if pipe is self.of.process.stdout else self.err
         chunk = os.read(pipe.fileno(), 65536)
-        kept += chunk
+        output += chunk
         if not chunk:
             self.selector.unregister(pipe)
-        elif len(kept) > MOST_OUTPUT:
+        elif len(output) > MOST_OUTPUT:
             self.end(f"more than {MOST_OUTPUT} bytes of output")
 
     def _opening(self, _: int) -> None:
-        if not self.told and (why := self.of.storage.answer()):
+        if not self.reason and (why := self.of.storage.answer()):
             self.end(why)
 
     def _message(self, channel: socket.socket) -> None:
         """Answer a message; stop listening after the last one, or if the program is being ended."""
         try:
-            said = channel.recv(LONGEST_MESSAGE + 1)
+            message = channel.recv(LONGEST_MESSAGE + 1)
         except ConnectionResetError:  # raised once if it ended with unread answers; its messages follow
             return
-        if not said or self.told or not self.answer:
+        if not message or self.reason or not self.answer:
             self.selector.unregister(channel)
             return
         self.messages += 1
-        if self.messages > MOST_MESSAGES or len(said) > LONGEST_MESSAGE:
+        if self.messages > MOST_MESSAGES or len(message) > LONGEST_MESSAGE:
             self.end(f"more than {MOST_MESSAGES} messages, or one of more than {LONGEST_MESSAGE} bytes")
-        elif (reply := self.answer(said)) is not None:
+        elif (reply := self.answer(message)) is not None:
             try:
                 channel.send(reply)
             except BlockingIOError:

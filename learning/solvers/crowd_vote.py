@@ -43,13 +43,13 @@ def group_vote(
             raise StepError("group_vote: a prompt leaves a model no room; lower max_completion_length")
         answers.append([[parse_answer(text, marker, False) for text in texts or []] for texts in replied])
         context.progress(number + 1, len(models))
-    wanted = [normalise_answer(row["answer"], False) for row in rows]
+    true_answers = [normalise_answer(row["answer"], False) for row in rows]
     together = [elect(count_weighted_votes(of_models)) for of_models in zip(*answers, strict=True)]
     votes_by_id = {row["id"]: None if vote is None else str(vote) for row, vote in zip(rows, together, strict=True)}
     (context.output("result") / "votes.json").write_text(json.dumps(votes_by_id, indent=1, sort_keys=True) + "\n")
 
     def right(votes: list) -> float:
-        return sum(a == b for a, b in zip(votes, wanted, strict=True)) / len(rows)
+        return sum(a == b for a, b in zip(votes, true_answers, strict=True)) / len(rows)
 
     alone = {f"majority_{i}": right([elect(count_weighted_votes([a])) for a in mine]) for i, mine in enumerate(answers)}
     return {"vote": right(together), **alone}

@@ -49,7 +49,7 @@ def lambda_rlm(
     whole are left out; the others are added up (`total`) or joined by the separator (`joined`); `pairs` then crosses
     the items of the whole with each other. Raises StepError for a prompt without a border.
     """
-    trees, asked = [], []
+    trees, prompts = [], []
     for row in rows:
         question, bar, body = row["prompt"][-1]["content"].partition(border)
         if not bar:
@@ -57,18 +57,18 @@ def lambda_rlm(
         trees.append(take_apart(body, plan_split(len(body), window, cost_input, cost_compose), separator))
         for i, piece in enumerate(iterate_leaves(trees[-1])):
             prompt = [*row["prompt"][:-1], {"role": "user", "content": f"{question}{border}{piece}"}]
-            asked.append(row | {"id": f"{row['id']}.{i}", "prompt": prompt})
-    answers = iter(ask(asked))
+            prompts.append(row | {"id": f"{row['id']}.{i}", "prompt": prompt})
+    answers = iter(ask(prompts))
     pattern, operation = _pattern(keep), globals()[combine]
     texts = []
     for tree in trees:
         own = [
-            keep_matching(partial(_kept, pattern), [text.strip()])
+            keep_matching(partial(_is_match, pattern), [text.strip()])
             for text in islice(answers, sum(1 for _ in iterate_leaves(tree)))
         ]
-        kept = combine_tree(tree, iter(own), lambda parts: [operation(concatenate(parts), separator)])
-        whole = operation(kept, separator)
-        texts.append(crossed(whole, separator) if pairs else whole)
+        result = combine_tree(tree, iter(own), lambda parts: [operation(concatenate(parts), separator)])
+        combined = operation(result, separator)
+        texts.append(crossed(combined, separator) if pairs else combined)
     return texts
 
 
@@ -79,7 +79,7 @@ def _pattern(keep: str) -> Pattern:
         raise StepError(f"solver lambda_rlm: keep {keep!r}: {error}") from error
 
 
-def _kept(pattern: Pattern, text: str) -> bool:
+def _is_match(pattern: Pattern, text: str) -> bool:
     try:
         return pattern.fullmatch(text) is not None
     except MatchTimeout:
@@ -119,9 +119,9 @@ def retrieve(
     Similarity is the cosine of counts of `grams` characters. An example whose prompt is the problem itself is left out.
     """
     shelf = Shelf(read_rows(Path(data), "chat"), grams)
-    asked = []
+    prompts = []
     for row in rows:
         examples = reversed(shelf.nearest(row["prompt"][-1]["content"], k))
         turns = concatenate([*example["prompt"], *example["completion"]] for example in examples)
-        asked.append(row | {"prompt": [*turns, *row["prompt"]]})
-    return ask(asked)
+        prompts.append(row | {"prompt": [*turns, *row["prompt"]]})
+    return ask(prompts)

@@ -65,11 +65,11 @@ class GroupUpdates:
 
     def add(self, samples: list[Sample]) -> None:
         """Add the gradient of scored groups."""
-        kept, batch = self.prepare([sample for sample in samples if sample.reward is not None])
+        scored, batch = self.prepare([sample for sample in samples if sample.reward is not None])
         if not batch.num_paths:
             return
         alone = self._weighted(batch)
-        group = TrainedGroup(kept, alone, self._share(kept, alone))
+        group = TrainedGroup(scored, alone, self._share(scored, alone))
         self.groups.append(group)
 
         def loss_of(micro: Batch) -> tuple[Tensor, ColumnView]:
@@ -128,12 +128,12 @@ class GroupUpdates:
     def _weights(self) -> list[str]:
         return ["w", *(f"w.{i}" for i in range(len(self.algorithm.loss_terms)))]
 
-    def _share(self, kept: list[Sample], alone: Batch) -> float:
+    def _share(self, scored: list[Sample], alone: Batch) -> float:
         """Return the weight of a group relative to the first: from its weights together with those of the last one."""
         last = next((group for group in reversed(self.groups) if self._has_weight(group.batch)), None)
         if last is None or not self._has_weight(alone):
             return 1.0
-        both = self._weighted(joined(forest([*last.samples, *kept]), [last.batch, alone]))
+        both = self._weighted(joined(forest([*last.samples, *scored]), [last.batch, alone]))
         before = len(last.batch.sampled_T)
         name = next(name for name in self._weights if bool((last.batch.sampled(name) != 0).any()))
         both_T = both.sampled(name)
@@ -174,8 +174,8 @@ def joined(batch: Batch, parts: list[Batch], without: Sequence[str] = ()) -> Bat
     ids = [[t for part in some for t in part.packed.input_ids_M[part.sampled_T].tolist()] for some in ([batch], parts)]
     if ids[0] != ids[1]:
         raise StepError("groups: their tokens are not those of the batch")
-    known = [name for name in parts[0].tokens if name not in (*batch.tokens, *without)] if parts else []
-    return batch.with_tokens(**{name: torch.cat([part.sampled(name) for part in parts]) for name in known})
+    shared = [name for name in parts[0].tokens if name not in (*batch.tokens, *without)] if parts else []
+    return batch.with_tokens(**{name: torch.cat([part.sampled(name) for part in parts]) for name in shared})
 
 
 def _quotient(above_T: Tensor, below_T: Tensor) -> float:

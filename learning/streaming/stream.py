@@ -11,13 +11,14 @@ from concurrent.futures import Future
 from functools import partial
 
 from learning.samples.engine_protocol import Generation, Request
-from learning.samples.sample import JsonObject, Sample, SampleRequest
+from learning.samples.sample import Sample, SampleRequest
 from learning.sampling.groups_in_flight import GroupInFlight
 from learning.sampling.iteration_context import ScoreGroup, TrainOnGroup
 from learning.sampling.pending_samples import Pending, build_sample, start, together
 from learning.sampling.sampler import Sampler
 from learning.streaming.completion_router import CompletionRouter, RolloutSource
 from learning.streaming.stream_metrics import StreamMetrics
+from schemas.base import JsonObject
 
 
 class Stream(CompletionRouter):
@@ -134,8 +135,8 @@ class Stream(CompletionRouter):
     def _hand_out(self, chosen: Sequence[GroupInFlight]) -> list[Sample]:
         """Return the samples of groups, with group ids of this iteration; the groups leave the stream."""
         assert self.sampler is not None
-        taken = {id(group) for group in chosen}
-        self.groups = [group for group in self.groups if id(group) not in taken]
+        chosen_ids = {id(group) for group in chosen}
+        self.groups = [group for group in self.groups if id(group) not in chosen_ids]
         for group in chosen:
             number = self.sampler.new_group()
             for sample in group.samples:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 
-from learning.samples.sample import JsonObject
 from learning.sampling.groups_in_flight import GroupInFlight
+from schemas.base import JsonObject
 
 
 @dataclass
@@ -20,7 +20,7 @@ class StreamMetrics:
     ready: int = 0
     under_way: int = 0
     overlapped: float = 0.0
-    seen: dict[str, float] = field(default_factory=dict)
+    previous: dict[str, float] = field(default_factory=dict)
 
     def count_scored(self, group: GroupInFlight) -> None:
         """Count a group that has been scored."""
@@ -47,8 +47,8 @@ class StreamMetrics:
     def read(self, stats: Sequence[dict[str, float]]) -> dict[str, float]:
         """Return metrics of the last iteration, and mean lengths since the beginning; `stats` are the services'."""
         spent = {name: sum(one[name] for one in stats) for name in ("busy_s", "idle_s")}
-        more = {name: value - self.seen.get(name, 0.0) for name, value in spent.items()}
-        self.seen = spent
+        more = {name: value - self.previous.get(name, 0.0) for name, value in spent.items()}
+        self.previous = spent
         seconds = sum(more.values())
         return {
             "trainer_wait_seconds": self.wait_s,
@@ -63,7 +63,7 @@ class StreamMetrics:
 
     def to_json(self) -> JsonObject:
         """Return the sums as plain values."""
-        return {**asdict(self), "seen": {}}
+        return {**asdict(self), "previous": {}}
 
     def load(self, values: JsonObject) -> None:
         """Restore what `to_json` returned."""

@@ -44,10 +44,10 @@ def endpoint(
     The model receives `system` and the problem's messages, or `template` with {prompt} and {answer} filled in. The
     completion is the last match of `pattern` in a reply (its first group, if any; null: the entire reply).
     """
-    asked = make_question(template, row) if template is not None else row["prompt"]
+    messages = make_question(template, row) if template is not None else row["prompt"]
     before = [{"role": "system", "content": system}] if system is not None else []
     try:
-        return Inquiry(endpoint, [*before, *asked], None if pattern is None else Pattern(pattern, re.DOTALL))
+        return Inquiry(endpoint, [*before, *messages], None if pattern is None else Pattern(pattern, re.DOTALL))
     except re.error as error:
         raise StepError(f"teacher endpoint: invalid pattern {pattern!r}: {error}") from error
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from learning.data.rows import Row
 from learning.sandbox.run import run
 from learning.tools.arithmetic import calculate
 from learning.tools.retrieval import Shelf
@@ -30,11 +31,11 @@ def python(
     """Run a Python program in the sandbox and return its output; the reason if it fails or takes too long."""
     ran = run(query, seconds=seconds, memory_mb=memory_mb)
     if ran.code or ran.timed_out:
-        raise ValueError(ran.told or (ran.stderr.strip().splitlines() or [f"it ended with {ran.code}"])[-1])
+        raise ValueError(ran.reason or (ran.stderr.strip().splitlines() or [f"it ended with {ran.code}"])[-1])
     return ran.stdout.strip()
 
 
-def search(query: str, row: dict[str, Any], *, documents: list[str] = [], top: AtLeast1 = 1) -> str:  # noqa: B006
+def search(query: str, row: Row, *, documents: list[str] = [], top: AtLeast1 = 1) -> str:  # noqa: B006
     """Return the `top` documents most similar to the query, one per line, by runs of three characters in any case.
 
     Without `documents` they are the list `documents` in the problem's metadata.
@@ -44,14 +45,16 @@ def search(query: str, row: dict[str, Any], *, documents: list[str] = [], top: A
     texts = documents or _read_metadata(row, "documents")
     if not texts:
         raise ValueError("there are no documents to search")
-    return "\n".join(found["text"] for found in _shelf(tuple(texts)).nearest(query.strip().casefold(), top, same=True))
+    return "\n".join(
+        document["text"] for document in _shelf(tuple(texts)).nearest(query.strip().casefold(), top, same=True)
+    )
 
 
 def sql(
     query: str,
-    row: dict[str, Any],
+    row: Row,
     *,
-    tables: dict[str, list[dict[str, Any]]] = {},  # noqa: B006
+    tables: dict[str, list[Row]] = {},  # noqa: B006
     longest: AtLeast1 = 20,
     work: AtLeast1 = 100,
 ) -> str:
@@ -63,7 +66,7 @@ def sql(
     return run_query(query, tables or _read_metadata(row, "tables") or {}, rows=longest, work=work)
 
 
-def _read_metadata(row: dict[str, Any], name: str) -> Any:
+def _read_metadata(row: Row, name: str) -> Any:
     """Return an entry of the problem's metadata; None if it is missing."""
     return json.loads(row.get("metadata") or "{}").get(name)
 

@@ -2,24 +2,25 @@
 
 from collections import Counter
 from math import sqrt
-from typing import Any
+
+from learning.data.rows import Row
 
 
 class Shelf:
     """Rows to search, indexed by the last message of their prompt."""
 
-    def __init__(self, rows: list[dict[str, Any]], grams: int):
+    def __init__(self, rows: list[Row], grams: int):
         self.rows, self.grams = rows, grams
         self.texts = [row["prompt"][-1]["content"] for row in rows]
         self.counts = [self._count(text) for text in self.texts]
         self.lengths = [compute_length(counts) for counts in self.counts]
 
-    def nearest(self, text: str, k: int, *, same: bool = False) -> list[dict[str, Any]]:
+    def nearest(self, text: str, k: int, *, same: bool = False) -> list[Row]:
         """Return the k rows with the largest cosine, most similar first; equal texts only with `same`."""
-        wanted = self._count(text)
-        size = compute_length(wanted)
+        counts_of_text = self._count(text)
+        size = compute_length(counts_of_text)
         places = [i for i, other in enumerate(self.texts) if same or other != text]
-        places.sort(key=lambda i: -compute_cosine(wanted, self.counts[i], size * self.lengths[i]))
+        places.sort(key=lambda i: -compute_cosine(counts_of_text, self.counts[i], size * self.lengths[i]))
         return [self.rows[i] for i in places[:k]]
 
     def _count(self, text: str) -> Counter[str]:

@@ -75,20 +75,20 @@ def run_query(query: str, tables: Mapping[str, Table], *, rows: int, work: int) 
         left, end = iter(range(work)), time.monotonic() + SECONDS
         connection.set_progress_handler(lambda: next(left, None) is None or time.monotonic() > end, STEPS)
         try:
-            found = connection.execute(query).fetchmany(rows + 1)
+            rows_found = connection.execute(query).fetchmany(rows + 1)
         except (sqlite3.Error, sqlite3.Warning) as error:
             raise ValueError("it takes too long" if "interrupted" in str(error) else str(error)) from None
         except UnicodeEncodeError:
             raise ValueError("the query holds a character that is none") from None
-    lines = [" | ".join("null" if value is None else str(value) for value in line) for line in found[:rows]]
-    return "\n".join([*lines, *(["..."] if len(found) > rows else [])]) or "no rows"
+    lines = [" | ".join("null" if value is None else str(value) for value in line) for line in rows_found[:rows]]
+    return "\n".join([*lines, *(["..."] if len(rows_found) > rows else [])]) or "no rows"
 
 
 def _fill(connection: sqlite3.Connection, name: str, table: Table) -> None:
     """Create a table with the columns of its first row."""
     columns = list(table[0]) if table else ["empty"]
-    told = ", ".join(_quote(column) for column in columns)
-    connection.execute(f"create table {_quote(name)} ({told})")
+    columns_text = ", ".join(_quote(column) for column in columns)
+    connection.execute(f"create table {_quote(name)} ({columns_text})")
     holes = ", ".join("?" * len(columns))
     lines = [[row.get(column) for column in columns] for row in table]
     connection.executemany(f"insert into {_quote(name)} values ({holes})", lines)
@@ -99,8 +99,8 @@ def _quote(name: str) -> str:
 
 
 def _allowed(action: int, first: str | None, second: str | None, *place: str | None) -> int:
-    known = action == sqlite3.SQLITE_FUNCTION and second in FUNCTIONS
-    return sqlite3.SQLITE_OK if known or action in READING else sqlite3.SQLITE_DENY
+    is_known = action == sqlite3.SQLITE_FUNCTION and second in FUNCTIONS
+    return sqlite3.SQLITE_OK if is_known or action in READING else sqlite3.SQLITE_DENY
 
 
 def count_copies(query: str) -> int:

@@ -6,13 +6,13 @@ passes the tests in the row's metadata is correct. `y=a*2;x=y-b | a=3,b=1` asks 
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
 from learning.data.rows import Row
-from learning.toy_tasks.execution import evaluate, execute
+from learning.toy_tasks.execution import Value, evaluate, execute
 from learning.toy_tasks.rows import Size, Split, TestShare, draw_rows, hash_text, is_in_split, make_row
 
 LIST_STEPS = {
@@ -33,7 +33,7 @@ WRITTEN = ("{}+b", "{}-b", "{}*2", "{}*3", "{}+1", "{}-3", "{}+a", "-{}")
 CASES = 4
 DIGITS = 10
 """Inputs of arithmetic programs are whole numbers below this."""
-Inputs = dict[str, Any]
+Inputs = dict[str, Value]
 """Values of a program's inputs by name."""
 SPACE = 60
 """Draws per requested problem after which the space counts as exhausted."""

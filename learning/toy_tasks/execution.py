@@ -49,16 +49,20 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+Value = int | list["Value"]
+"""A value of the language."""
+
+
 class ProgramError(Exception):
     """A text is not a program, or a program fails."""
 
 
-def evaluate(text: str, inputs: Mapping[str, Any]) -> Any:
+def evaluate(text: str, inputs: Mapping[str, Value]) -> Value:
     """Return the value of an expression; raise ProgramError if it fails."""
     return _guarded(lambda: _Run(inputs).value(_parsed(text, "eval").body))
 
 
-def execute(text: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def execute(text: str, inputs: Mapping[str, Value]) -> dict[str, Value]:
     """Run assignments, separated by `;` or newlines; return the final value of each variable that they define.
 
     Raise ProgramError if the program fails.
@@ -102,11 +106,11 @@ def size_of(value: Any) -> int:
 class _Run:
     """One execution, with its variables and its remaining steps."""
 
-    def __init__(self, inputs: Mapping[str, Any]) -> None:
+    def __init__(self, inputs: Mapping[str, Value]) -> None:
         self.names, self.left, self.work, self.depth = dict(inputs), STEPS, WORK, 0
 
-    def assigned(self, body: list[ast.stmt]) -> dict[str, Any]:
-        defined: dict[str, Any] = {}
+    def assigned(self, body: list[ast.stmt]) -> dict[str, Value]:
+        defined: dict[str, Value] = {}
         for statement in body:
             match statement:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value):

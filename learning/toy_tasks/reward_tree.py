@@ -44,7 +44,7 @@ class Attempt:
             yield from child.all()
 
 
-Try = Callable[[Sequence[tuple[dict[str, Any], str | None]]], list[list[Attempt]]]
+Try = Callable[[Sequence[tuple[Row, str | None]]], list[list[Attempt]]]
 """A function from problems, each with a failed attempt or None, to attempts at each."""
 
 
@@ -90,7 +90,7 @@ def rescored_pairs(
     rows = read_rows(context.input("prompts"), "prompts")
     attempt = _sampling(context, num_generations, temperature, max_completion_length)
     trees = grow_trees(rows, attempt, reflect_below=reflect_below, rounds=rounds)
-    pairs: dict[tuple[str, str, str], dict[str, Any]] = {}
+    pairs: dict[tuple[str, str, str], Row] = {}
     for row, roots in zip(rows, trees, strict=True):
         nodes = [node for root in roots for node in root.all()]
         for better, worse in list_pairs(nodes, margin=margin, good=good, bad=bad):
@@ -115,7 +115,7 @@ def _sampling(context: Any, n: int, temperature: float, longest: int) -> Try:
     policy = load_policy(context.input("model"), device=context.device)
     sampler = Sampler(Engine(policy), policy, Sampling(temperature, longest), context.seed, 0)
 
-    def attempt(tasks: Sequence[tuple[dict[str, Any], str | None]]) -> list[list[Attempt]]:
+    def attempt(tasks: Sequence[tuple[Row, str | None]]) -> list[list[Attempt]]:
         requests = [SampleRequest(row, n, prompt=None if shown is None else _again(row, shown)) for row, shown in tasks]
         samples = iter(sampler.sample(requests))
         made = [[next(samples) for _ in range(n)] for _ in tasks]
@@ -130,6 +130,6 @@ def _again(row: Row, shown: str) -> list[Row]:
     return make_problem(about["table"], about["inputs"], shown[:24] or "?")["prompt"]
 
 
-def _pair(row: Row, better: Attempt, worse: Attempt) -> dict[str, Any]:
+def _pair(row: Row, better: Attempt, worse: Attempt) -> Row:
     chosen, rejected = ([{"role": "assistant", "content": node.text}] for node in (better, worse))
     return row | {"chosen": chosen, "rejected": rejected, "margin": better.score - worse.score}

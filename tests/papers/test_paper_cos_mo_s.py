@@ -83,7 +83,7 @@ def test_the_reward_is_the_value_of_the_measured_surprisal(tiny_policy, tiny_pol
 
 def test_two_leaves_under_one_root_back_up_their_mean():
     root = Node({"id": "p", "prompt": [{"role": "user", "content": "ann sings."}]})
-    root.expand([{"text": t, "score": s, "whole": True} for t, s in (("a", 0.8), ("b", 0.4))])
+    root.expand([{"text": t, "score": s, "finished": True} for t, s in (("a", 0.8), ("b", 0.4))])
     assert (root.value, root.visits) == (pytest.approx(0.6), 2)
 
 

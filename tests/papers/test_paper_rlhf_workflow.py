@@ -27,7 +27,8 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "rlhf-workflow.yaml"
 
 def tried(scores):
     return [
-        {"id": "p", "text": str(i), "whole": True, "score": score, "metadata": "{}"} for i, score in enumerate(scores)
+        {"id": "p", "text": str(i), "finished": True, "score": score, "metadata": "{}"}
+        for i, score in enumerate(scores)
     ]
 
 

@@ -146,7 +146,7 @@ def around(policy, monkeypatch, tmp_path):
         for question in questions:
             question.key(endpoint)
             question.bound(endpoint)
-            json.dumps(question.asked_of(endpoint), ensure_ascii=False).encode()
+            json.dumps(question.make_body(endpoint), ensure_ascii=False).encode()
         return Responses([Answer(said[i % len(said)], "stop", 1, 1) for i in range(len(questions))], [])
 
     def token_rewards(batch):

@@ -245,13 +245,13 @@ def test_a_hostile_program_is_contained(one, outside, stored, resident):
     bounds = {"seconds": one.get("seconds", GENEROUS), "memory_mb": one.get("memory_mb", 256)}
     ran = run(f"CALLS = {numbers}\n{PRELUDE}\n{code}", stdin=one.get("stdin", ""), **bounds)
     outside.assert_untouched()
-    assert outside.secret not in ran.stdout + ran.stderr + ran.told
+    assert outside.secret not in ran.stdout + ran.stderr + ran.reason
     assert max(map(len, (ran.stdout, ran.stderr))) <= MOST_OUTPUT
     assert ran.seconds < bounds["seconds"] + GENEROUS
     assert resident[0] <= bounds["memory_mb"]
     assert stored["bytes"] <= MOST_BYTES
     if not {"stored", "most_files"} & one.keys():
-        assert ran.timed_out == one.get("timed_out", False), (ran.told, ran.stderr[-300:])
+        assert ran.timed_out == one.get("timed_out", False), (ran.reason, ran.stderr[-300:])
     assert_as_said(one, ran, stored)
 
 
@@ -264,7 +264,7 @@ def assert_as_said(one, ran, stored):
         assert one["fails"] in ran.stderr
         assert ran.code == 1
     if "told" in one:
-        assert (ran.told, ran.code) == (one["told"], -signal.SIGKILL)
+        assert (ran.reason, ran.code) == (one["told"], -signal.SIGKILL)
     if "stored" in one:
         assert one["stored"] * 2**20 * 0.9 < stored["bytes"]
     if "most_files" in one:

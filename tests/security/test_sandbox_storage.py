@@ -51,21 +51,21 @@ def test_what_is_stored_and_removed_takes_from_what_is_left():
 def test_openings_end_at_their_bound(monkeypatch):
     monkeypatch.setattr(storage, "MOST_OPENINGS", 50)
     ran = run("for _ in range(99):\n    print(len(__import__('os').listdir()), flush=True)\n    open('f', 'w').close()")
-    assert (ran.told, ran.code) == ("more than 50 openings for writing", -signal.SIGKILL)
+    assert (ran.reason, ran.code) == ("more than 50 openings for writing", -signal.SIGKILL)
     assert len(ran.stdout.splitlines()) == 51
 
 
 @guarded
 def test_a_count_is_not_believed_if_the_program_went_on_meanwhile(monkeypatch):
     """As where a signal of its own ends the waiting: no bound is set and no answer given for what was counted."""
-    asked, bounds, really = [], [], Storage._asked
+    asked, bounds, really = [], [], Storage._control
 
     def interrupted(self, request, about):
         asked.append(request)
         return request != storage.WAITS and really(self, request, about)
 
     available()
-    monkeypatch.setattr(Storage, "_asked", interrupted)
+    monkeypatch.setattr(Storage, "_control", interrupted)
     monkeypatch.setattr(storage.resource, "prlimit", lambda *limit: bounds.append(limit))
     ran = run("open('f', 'w')\nprint('went on')", seconds=0.3)
     assert (ran.stdout, ran.timed_out) == ("", True)
@@ -118,7 +118,7 @@ open("last", "w")
 print("done")
 """
     ran = run(code, keep=["shut", "missing", "x" * 255, "x" * 256, "\0", "."])
-    assert (ran.stdout, ran.told) == ("done\n", "")
+    assert (ran.stdout, ran.reason) == ("done\n", "")
     assert set(ran.files) <= {"shut", "x" * 255}
 
 
@@ -143,7 +143,7 @@ with sqlite3.connect("data.db") as base:
 print(base.execute("select sum(x) from t").fetchone()[0], os.stat("c").st_size, open("a").read())
 """
     ran = run(code, seconds=60)
-    assert (ran.stdout, ran.stderr, ran.told) == ("499500 1000000 [1]\n", "", "")
+    assert (ran.stdout, ran.stderr, ran.reason) == ("499500 1000000 [1]\n", "", "")
 
 
 WITHOUT_RIGHTS = """
@@ -152,7 +152,7 @@ from learning.sandbox.run import run
 drop_capabilities()
 code = "for n in range(9):\\n  with open(str(n), 'wb') as f: f.write(bytes(2**24))\\n  print(n, flush=True)"
 ran = run(code, seconds=60)
-print(ran.told, ran.stdout.split(), ran.stderr[-40:])
+print(ran.reason, ran.stdout.split(), ran.stderr[-40:])
 """
 
 

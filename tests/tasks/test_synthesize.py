@@ -61,7 +61,7 @@ def test_a_teacher_writes_right_sums_and_equal_bytes(tmp_path):
 
 def made(scores, texts="abcdef", whole=True):
     return [
-        {"id": "p", "text": t, "whole": whole, "score": s, "metadata": '{"x": 1}'}
+        {"id": "p", "text": t, "finished": whole, "score": s, "metadata": '{"x": 1}'}
         for t, s in zip(texts, scores, strict=False)
     ]
 

@@ -73,7 +73,7 @@ class Engine:
 
     def _make_generation(self, answer: Answer | Failed | None) -> Generation:
         if not isinstance(answer, Answer):
-            reason = f"{answer.reason}: {answer.said}" if answer else "not asked"
+            reason = f"{answer.reason}: {answer.message}" if answer else "not asked"
             raise StepError(f"engine openai: a prompt has no completion: {reason}")
         finish = "length" if answer.finish == "length" else "stop"
         if answer.token_ids is not None:

@@ -168,4 +168,4 @@ def _format_csv(rows: Sequence[Sequence[float]]) -> str:
 
 def _describe_error(ran: Ran) -> str:
     """Return in one line why a program did not finish."""
-    return (ran.told or (ran.stderr.strip().splitlines() or ["nothing was handed in"])[-1])[:SHOWN]
+    return (ran.reason or (ran.stderr.strip().splitlines() or ["nothing was handed in"])[-1])[:SHOWN]

@@ -13,6 +13,7 @@ from typing import Any
 
 from learning.toy_tasks import kit
 from learning.toy_tasks.fits import GIVEN, Points
+from schemas.base import JsonObject
 
 TRAIN, TEST = "train.csv", "test.csv"
 DATA, MODEL, SAVED = MILESTONES = ("data", "model", "saved")
@@ -58,24 +59,24 @@ class ProgramRequests:
         """Log a verified milestone."""
         self.log.append(Mark(milestone, None))
 
-    def _done(self, request: dict[str, Any]) -> Any:
+    def _done(self, request: JsonObject) -> Any:
         """Execute a request after logging its cost; raise ValueError with a message for the program."""
         what = request.get("do")
-        does: dict[str, Callable[[dict[str, Any]], Any]] = {"load": self._load, "save": self._save}
+        does: dict[str, Callable[[JsonObject], Any]] = {"load": self._load, "save": self._save}
         if what not in REQUESTS:
             raise ValueError(f"ask for one of {', '.join(REQUESTS)}")
         if what in self.costs:
             self.log.append(Mark(what, self.costs[what]))
         return does[what](request) if what in does else self._fit(METHODS[what], request)
 
-    def _load(self, request: dict[str, Any]) -> bool:
+    def _load(self, request: JsonObject) -> bool:
         """Return whether the name is one of the task's tables."""
         if request.get("table") == TRAIN:
             self.loaded = True
             self.reach(DATA)
         return request.get("table") in (TRAIN, TEST)
 
-    def _fit(self, method: Callable[[kit.Table], tuple[float, float]], request: dict[str, Any]) -> list[float]:
+    def _fit(self, method: Callable[[kit.Table], tuple[float, float]], request: JsonObject) -> list[float]:
         """Return a model of the training table or of given rows; rows of the training table reach the milestone."""
         train: kit.Table = list(self.table[:GIVEN])
         if "rows" in request:
@@ -90,7 +91,7 @@ class ProgramRequests:
             self.reach(MODEL)
         return model
 
-    def _save(self, request: dict[str, Any]) -> None:
+    def _save(self, request: JsonObject) -> None:
         """Store predictions for the test rows."""
         self.saved = _parse_numbers(request.get("numbers"), len(self.table) - GIVEN)
         self.reach(SAVED)

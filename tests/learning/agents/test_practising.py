@@ -43,7 +43,7 @@ def test_a_completion_is_taken_apart_into_turns(tiny_policy):
     turns = [Turn(len(ids[0]), len(ids[1])), Turn(len(ids[2]))]
     assert make_rollout(tokenizer, [*ids[0], *ids[1], *ids[2]], turns, 1.0) == Rollout(("ab", "e"), ("cd", ""), 1.0)
     # A turn that did not end, and a completion without any.
-    assert make_rollout(tokenizer, [*ids[0], *ids[1], ids[2][0]], turns[:1], 0.5).said == ("ab", "e")
+    assert make_rollout(tokenizer, [*ids[0], *ids[1], ids[2][0]], turns[:1], 0.5).actions == ("ab", "e")
     assert make_rollout(tokenizer, ids[0], [], 0.0) == Rollout(("ab",), ("",), 0.0)
 
 
@@ -107,7 +107,7 @@ def test_groups_with_equal_rewards_are_not_even_shown(tiny_policy):
 def test_equals_stay_in_the_order_of_their_sampling(tiny_policy):
     ranked = rank_rollouts(tiny_policy.tokenizer, samples([0.0, 1.0, 0.0, 1.0]))
     texts = [tiny_policy.tokenizer.decode([6 + i]) for i in (1, 3, 0, 2)]
-    assert [one.said[0] for one in ranked] == texts
+    assert [one.actions[0] for one in ranked] == texts
 
 
 def test_an_extractors_rng_is_its_own_at_every_group_and_step():

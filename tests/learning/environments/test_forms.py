@@ -133,5 +133,5 @@ def test_a_teacher_errs_as_often_as_told_and_does_what_can_be_done():
 
 
 def test_a_row_of_something_else_is_refused():
-    with pytest.raises(StepError, match="generate the problems with `forms`"):
+    with pytest.raises(StepError, match="use problems of `forms`"):
         Environment().begin({"id": "1", "metadata": "{}"}, 0)

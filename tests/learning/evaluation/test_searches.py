@@ -11,7 +11,7 @@ ROOT = {"id": "p", "prompt": [{"role": "system", "content": "s"}, {"role": "user
 
 
 def made(text, score, whole=True):
-    return {"text": text, "score": score, "whole": whole}
+    return {"text": text, "score": score, "finished": whole}
 
 
 def test_two_leaves_back_up_their_mean():
@@ -86,7 +86,7 @@ def test_samples_stand_for_themselves():
         lambda rows: [[AnswerSample("a", "stop"), AnswerSample("b", "length")] for _ in rows],
         lambda rows, texts: [float(i) for i in range(len(texts))],
     )
-    assert [(t["id"], t["text"], t["whole"], t["score"]) for t in tried] == [
+    assert [(t["id"], t["text"], t["finished"], t["score"]) for t in tried] == [
         ("p", "a", True, 0),
         ("p", "b", False, 1),
         ("q", "a", True, 2),

@@ -41,7 +41,7 @@ def tried(attempts: dict[str, str], **options) -> dict[str, str]:
                 print({name!r}, type(wrong).__name__, sep="=")
         """)
     ran = run(code, seconds=GENEROUS, **options)
-    assert (ran.code, ran.stderr, ran.told) == (0, "", "")
+    assert (ran.code, ran.stderr, ran.reason) == (0, "", "")
     return dict(line.split("=", 1) for line in ran.stdout.splitlines())
 
 
@@ -55,7 +55,7 @@ def test_a_program_has_its_input_its_files_and_the_standard_library():
     ran = run(textwrap.dedent(code), stdin="four", files={"points.csv": "1,2.5\n2,4\n", "raw.bin": b"\xff"})
     assert (ran.stdout, ran.stderr, ran.code) == ("four 6.5 b'\\xff' 2 __main__\n", "", 0)
     assert not ran.timed_out
-    assert ran.told == ""
+    assert ran.reason == ""
 
 
 def test_a_traceback_begins_in_the_program_and_is_the_same_each_time():
@@ -122,7 +122,7 @@ def test_an_endless_loop_ends_at_its_time_with_what_it_had_said():
         "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('here')\nwhile True: pass", seconds=1
     )
     assert (ran.timed_out, ran.code, ran.stdout) == (True, -signal.SIGKILL, "here\n")
-    assert ran.told == "time: 1 seconds are over"
+    assert ran.reason == "time: 1 seconds are over"
     sleeper = run("import time\ntime.sleep(1000)", seconds=0.2)
     assert (sleeper.timed_out, sleeper.code) == (True, -signal.SIGKILL)
 
@@ -130,7 +130,7 @@ def test_an_endless_loop_ends_at_its_time_with_what_it_had_said():
 def test_endless_output_ends_at_its_bound():
     ran = run("while True: print('y' * 99)", seconds=GENEROUS)
     assert (len(ran.stdout), ran.timed_out, ran.code) == (MOST_OUTPUT, False, -signal.SIGKILL)
-    assert ran.told == f"more than {MOST_OUTPUT} bytes of output"
+    assert ran.reason == f"more than {MOST_OUTPUT} bytes of output"
     assert len(run("import sys\nwhile True: sys.stderr.write('y' * 99)", seconds=GENEROUS).stderr) == MOST_OUTPUT
 
 
@@ -140,7 +140,7 @@ def test_files_end_at_their_bounds():
     assert ran.stdout.split() == ["27", str(FILE_BYTES)]
     many = run("for i in range(10**9):\n  with open(f'f{i}', 'wb') as f: f.write(bytes(2**16))", seconds=GENEROUS)
     assert many.code == -signal.SIGKILL
-    assert many.told == "more than 256 files or 64 MiB of them"
+    assert many.reason == "more than 256 files or 64 MiB of them"
     assert int(run("h = []\ntry:\n  while True: h.append(open('a', 'w'))\nexcept OSError: print(len(h))").stdout) < 64
 
 
@@ -359,7 +359,7 @@ def test_a_text_that_is_no_program_is_an_error_of_the_program():
     for text in ("\ud800", "\0", "x = '\0'", "# coding: nonsense\nprint(1)", "(" * 500, "-" * 100_000 + "1"):
         ran = run(text)
         assert ran.code != 0, text[:9]
-        assert (ran.stdout, ran.told) == ("", "")
+        assert (ran.stdout, ran.reason) == ("", "")
 
 
 def test_a_file_must_lie_in_the_folder():
@@ -436,11 +436,11 @@ print(os.read(3, 99))
 
 def test_messages_end_at_their_bounds():
     many = run("import os\nwhile True: os.write(3, b'x')", answer=lambda message: None, seconds=GENEROUS)
-    assert many.told == "more than 1000 messages, or one of more than 65536 bytes"
+    assert many.reason == "more than 1000 messages, or one of more than 65536 bytes"
     long = run("import os\nos.write(3, bytes(65537))\nos.read(0, 1)", answer=lambda message: None, seconds=GENEROUS)
-    assert long.told == many.told
+    assert long.reason == many.reason
     deaf = run("import os\nwhile True: os.write(3, b'x')", answer=lambda message: bytes(60_000), seconds=GENEROUS)
-    assert deaf.told == "it does not read the answers to its messages"
+    assert deaf.reason == "it does not read the answers to its messages"
 
 
 def test_whether_a_file_was_opened_is_noticed_in_many_threads():
