@@ -189,6 +189,7 @@ def lay_out(
         texts = _list_texts(whole.messages[number], opening if number == resumed else None, final=number == last)
         if not _holds(view.text[start:end], texts):
             return _lay_out_as_sampled(view, numbers, number)
+        _refuse_foreign_text(view, number, start, end)
     closed = bool(find_end_text(tokenizer))
     if not closed and last in numbers:
         return Layout(view.text[: turns[-1][1]], tuple(turns), closed=False)
@@ -247,12 +248,16 @@ class _View:
         return start, end
 
     def _find_end_of_prefix(self, number: int) -> int:
-        """Return where the conversation up to a message ends; 0 if it ends without a special token, or differs."""
+        """Return where the conversation up to a message ends; 0 where no rendering shows it."""
         try:
             prefix = fill_template(self.tokenizer, self.dialogue, self.dialogue.messages[: number + 1])
         except StepError:
             return 0
-        return len(cut_after_special(self.tokenizer, prefix)) if self.text.startswith(prefix) else 0
+        if not self.text.startswith(prefix):
+            return 0
+        end = len(cut_after_special(self.tokenizer, prefix))
+        plain = set(self.dialogue.messages[number]) == {"role", "content"}
+        return end or (0 if plain else len(prefix.rstrip()))
 
     def render_before(self, number: int) -> str | None:
         """Return what a model receives before it samples a turn; None where the template renders no such beginning."""
@@ -285,7 +290,7 @@ class _View:
         special = get_special_pattern(self.tokenizer)
         match = special.search(opening) if special is not None else None
         head = opening[: match.end()] if match else opening
-        at = self.text.rfind(head, 0, common) if head else -1
+        at = self.text.rfind(head, count_common(self.text, closed), common) if head else -1
         # A template may write less before a turn that is over than before one that is to come.
         return at + count_common(self.text[at:common], opening) if at >= 0 else common
 
@@ -344,6 +349,17 @@ def _list_texts(message: Row, opening: str | None, *, final: bool) -> list[str]:
     calls = [call.get("function", call) for call in message.get("tool_calls") or () if isinstance(call, dict)]
     thinking = [message.get(key) for key in ("reasoning_content", "thinking")] if final else []
     return [text for text in [*texts, *thinking, *(call.get("name") for call in calls)] if isinstance(text, str)]
+
+
+def _refuse_foreign_text(view: _View, number: int, start: int, end: int) -> None:
+    """Raise StepError if the message after a turn seems to stand inside of it."""
+    after = view.dialogue.messages[number + 1 : number + 2]
+    texts = [message["content"] for message in after if isinstance(message.get("content"), str)]
+    if texts and texts[0].strip() and not _holds(view.text[end:], texts) and _holds(view.text[start:end], texts):
+        raise StepError(
+            f"{view.dialogue.name}: the chat template does not say where message {number + 1} ends: message "
+            f"{number + 2} stands inside of it; give a `chat_template` with {{% generation %}} tags"
+        )
 
 
 def _holds(turn: str, texts: Sequence[str]) -> bool:

@@ -186,3 +186,27 @@ def test_marked_takes_the_tags_of_the_template_where_no_message_has_a_mark():
 def test_a_system_message_that_the_template_refuses_is_an_error_with_its_words():
     with pytest.raises(StepError, match="System role not supported"):
         encode_prompt(make_tokenizer("gemma"), [say("system", "x"), say("user", "y")])
+
+
+RESULT_INSIDE = (
+    "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>user {{ m.content }}\n"
+    "{% elif m.role == 'tool' %} gives {{ m.content }}{% else %}{% if not loop.previtem.role == 'tool' %}"
+    "<|im_start|>assistant {% endif %}{% if m.tool_calls %}add(2){% else %}{{ m.content }}<|im_end|>{% endif %}"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant {% endif %}"
+)
+
+
+def test_results_that_a_template_writes_into_a_turn_have_no_loss():
+    tokenizer = make_tokenizer("chatml")
+    tokenizer.chat_template = RESULT_INSIDE
+    prompt, completion = converse_with_tools("qwen 3")
+    made = encode_conversation(tokenizer, prompt[1:], completion, train_on="all")
+    assert made.ids == render(tokenizer, [*prompt[1:], *completion])[0]
+    learned = tokenizer.decode([t for t, bit in zip(made.ids, made.learned, strict=True) if bit])
+    assert learned == "add(2)It is 4.<|im_end|>"
+
+
+def test_a_part_of_a_turn_that_the_template_drops_is_an_error_that_names_it():
+    thought = [say("assistant", "6", reasoning_content="easy")]
+    with pytest.raises(StepError, match=r"row a: .* a part of message 2, .*\(role, content, reasoning_content\)"):
+        encode_conversation(make_tokenizer("gemma"), [say("user", "3+3?")], thought, row={"id": "a"})
