@@ -192,7 +192,7 @@ def _collect_template_settings(read: ChatBody, body: Any) -> dict[str, Any]:
         asked = Chat(tools=read.tools or None, chat_template_kwargs=read.chat_template_kwargs or None)
     except ValidationError as error:
         param = "tools" if "`tools" in str(error) else "chat_template_kwargs"
-        raise Refused(quoted(error.errors(include_url=False)[0]["msg"]), param) from error
+        raise Refused(str(error.errors(include_url=False)[0]["msg"]), param) from error
     tools = None if body.get("tool_choice") == "none" else asked.tools
     settings = {"tools": tools, "chat_template_kwargs": asked.chat_template_kwargs}
     return {name: value for name, value in settings.items() if value}
