@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
-from learning.evaluation.gate_statistics import Question, list_questions
+from learning.evaluation.gate_questions import Question, list_questions
 from learning.evaluation.paired_tests import POWER, find_minimum_detectable
 from lineage.layout import Layout
 from lineage.tracing.history import find_latest

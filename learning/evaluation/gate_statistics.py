@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from learning.evaluation.evaluation import ALL, Scores, compute_values, make_metric_name
+from learning.evaluation.gate_questions import Question, list_questions
 from learning.evaluation.paired_tests import (
     compute_bootstrap_bounds,
     compute_mcnemar_p,
@@ -28,32 +29,11 @@ CHAMPION = "champion"
 
 
 @dataclass(frozen=True)
-class Question:
-    """One test of a gate: of which metric and family, against which bound, wrong how often."""
-
-    kind: str
-    """`min_delta` or `max_regression`."""
-    name: str
-    """As the gate names it: `accuracy`, `accuracy.chain_sum`."""
-    bound: float
-    """The difference must reach it (`min_delta`), or must not be proven to lie below it (`max_regression`)."""
-    tail: float
-
-
-@dataclass(frozen=True)
 class Pair:
     """The two models of a gate, by name."""
 
     new: str
     old: str
-
-
-def list_questions(gate: Gate, confidence: float) -> list[Question]:
-    """Return the tests of a gate; `confidence` is the stage's."""
-    tail = (1 - (gate.confidence or confidence)) / 2
-    questions = [] if gate.min_delta is None else [Question("min_delta", gate.metric, gate.min_delta, tail)]
-    budgets = list_regressions(gate)
-    return questions + [Question("max_regression", n, -allowed, tail / len(budgets)) for n, allowed in budgets.items()]
 
 
 def check_gates(stage: Evaluate, models: Sequence[str], families: Iterable[str]) -> None:

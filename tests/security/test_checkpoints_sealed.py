@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from learning.data.row_journal import RowJournal
-from learning.models.checkpoint import load_latest, save_checkpoint
+from learning.models.checkpoint import VERSION, load_latest, save_checkpoint
 from learning.sampling.trajectories import Trajectories
 from learning.training.loop import TrainingLoop
 from lineage.artifacts.store import Store
@@ -67,7 +67,7 @@ def edit_state(folder, seal_again=None):
 def reseal(folder, key):
     digests = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir() if p.name != "seal.json"}
     with sealing_with(key):
-        write_sealed(folder / "seal.json", f"checkpoint {folder.parent.name}/{folder.name}", digests)
+        write_sealed(folder / "seal.json", f"checkpoint {VERSION} {folder.parent.name}/{folder.name}", digests)
 
 
 def swap_weights(folder):
@@ -135,7 +135,7 @@ def test_seals_of_one_label_fit_no_other_and_no_length_can_be_shifted(tmp_path):
         write_sealed(tmp_path / "a", "round 1", {"x": 1})
         assert read_sealed(tmp_path / "a", "round 1") == {"x": 1}
         for label in ("round 2", "round", "round 1 "):
-            with pytest.raises(NotSealed, match="is not as it was written"):
+            with pytest.raises(NotSealed, match="changed after it was written"):
                 read_sealed(tmp_path / "a", label)
     with pytest.raises(NotSealed):
         read_sealed(tmp_path / "a", "round 1")

@@ -7,7 +7,8 @@ import pytest
 from scipy.stats import binom, binomtest, norm, t
 
 from learning.evaluation.evaluation import Scores
-from learning.evaluation.gate_statistics import check_gates, judge_gates, list_questions
+from learning.evaluation.gate_questions import list_questions
+from learning.evaluation.gate_statistics import check_gates, judge_gates
 from learning.evaluation.paired_tests import (
     compute_bootstrap_bounds,
     compute_mcnemar_p,

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from learning.models import checkpoint
 from learning.models.checkpoint import (
     get_optimizer_state,
     load_latest,
@@ -130,3 +131,10 @@ def test_clipping_keeps_the_direction_and_tells_the_norm_before():
     model.weight.grad = torch.tensor([[3.0, torch.inf]])
     with pytest.raises(StepError, match="gradient is not finite"):
         clip_gradients(model, 1.0)
+
+
+def test_another_version_of_the_code_does_not_read_a_checkpoint(tmp_path, monkeypatch, capsys):
+    save_checkpoint(tmp_path, 1, {"a": torch.ones(2)}, {})
+    monkeypatch.setattr(checkpoint, "VERSION", "another")
+    assert load_latest(tmp_path) is None
+    assert "its seal is not the one" in capsys.readouterr().out
