@@ -8,6 +8,7 @@ from learning.data.chat import encode_prompt, find_turn_ends
 from learning.data.chat_settings import ChatSettings, apply_chat, read_settings
 from learning.data.rows import write_rows
 from learning.data.tokenizers import characters
+from learning.generation.replicas.replica_worker import serve
 from learning.models.policy import load_policy
 from learning.samples.engine_protocol import Request
 from schemas.chat import Chat
@@ -16,6 +17,7 @@ from schemas.stages.evaluate import Evaluate
 from schemas.stages.rl import Rl
 from schemas.stages.sft import Sft
 from schemas.stages.synthesize import Synthesize
+from schemas.use import EngineUse
 from tasks import evaluate, rl, sft, synthesize
 from tests.tasks.test_rl import ALGORITHM
 
@@ -137,3 +139,15 @@ def test_another_template_ends_turns_otherwise():
     before = find_turn_ends(tokenizer)
     apply_chat(tokenizer, Chat(chat_template="{% for m in messages %}{{ m['content'] }}<system>{% endfor %}"))
     assert find_turn_ends(tokenizer) == (tokenizer.convert_tokens_to_ids("<system>"), *before)
+
+
+def test_workers_of_their_own_end_turns_by_the_settings_of_the_stage(tiny_policy_folder):
+    chat = Chat(chat_template="{% for m in messages %}{{ m['content'] }}<system>{% endfor %}")
+    plain, changed = (serve(EngineUse(use="torch"), str(tiny_policy_folder), "float32", None, c) for c in (None, chat))
+    try:
+        eos, system = characters().convert_tokens_to_ids(["<eos>", "<system>"])
+        assert plain.policy.stop_ids == (eos,)
+        assert changed.policy.stop_ids == (system, eos)
+    finally:
+        for service in (plain, changed):
+            service.close()

@@ -106,3 +106,17 @@ def test_arguments_as_json_text_are_the_object(tmp_path):
         [*PROMPT[:2], {"role": "assistant", "content": None, "tool_calls": c}, PROMPT[3]] for c in (CALLS[:1], texts)
     ]
     assert encode_prompt(tokenizer, prompts[0]) == encode_prompt(tokenizer, prompts[1])
+
+
+def test_rows_kept_on_disk_have_the_same_losses(tmp_path, monkeypatch):
+    tokenizer = make_tokenizer("qwen 3")
+    prompts = [[*PROMPT[:2], {"role": "assistant", "content": "4"}, *PROMPT[1:2]], PROMPT[:2]]
+    rows = [PLAIN | {"id": str(n), "prompt": prompt} for n, prompt in enumerate(prompts)]
+    write_rows(tmp_path, "chat", rows)
+    in_memory = list(read_examples(tokenizer, tmp_path, 1024, tmp_path / "x", "all").kept)
+    monkeypatch.setattr("learning.data.examples.fits_in_memory", lambda folder: False)
+    on_disk = list(read_examples(tokenizer, tmp_path, 1024, tmp_path / "x", "all").kept)
+    assert on_disk == in_memory == [encode_row(tokenizer, row, "all") for row in rows]
+    assert [len(example.skipped) for example in on_disk] == [4, 2]
+    for example in on_disk:
+        assert example.num_learned == sum(example.learned)
