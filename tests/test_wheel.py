@@ -208,7 +208,7 @@ def test_a_recipe_runs_and_finds_the_reward_beside_it(installed):
         made = json.loads(manifest.read_text())
         assert (made["commit"], made["versions"]["posttrain"]) == (None, VERSION)
     assert made["metrics"]["problems"] == 4
-    assert "4 of 4 steps are there" in installed.run("plan", "small.yaml")
+    assert "4 of 4 steps are cached" in installed.run("plan", "small.yaml")
 
 
 @pytest.mark.slow

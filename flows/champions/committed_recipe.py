@@ -44,27 +44,30 @@ def read_committed_recipe(file: str, profile: str | None, layout: Layout) -> Com
     """Return the recipe of a file as committed. Raise PlanError if it is not committed or not valid there."""
     path = next((p for p in (Path(file), layout.root / file) if p.is_file()), None)
     if path is None:
-        raise PlanError(f"{file} is not there any more, so what it asks of a champion cannot be known")
+        raise PlanError(f"{file} no longer exists, so the promotion cannot be checked against it; restore the file")
     path = path.resolve()
     repository, checkout = _find_repository(path.parent), _find_repository(layout.root.resolve())
     try:
         if repository is None and checkout is None:
             return Committed(load_recipe(path, profile=profile), UNVERSIONED, ())
         if repository is None or checkout not in (None, repository):
-            raise PlanError(f"{file} lies outside the repository of this checkout, so it is not committed there")
+            raise PlanError(
+                f"{file} is outside the repository of this checkout, so it has no committed version to compare with"
+            )
         return _read_from_commit(path, profile, repository)
     except RecipeError as error:
-        raise PlanError(f"{file}, as it is committed, is no valid recipe: {str(error).splitlines()[0]}") from error
+        raise PlanError(f"{file}: its committed version is not a valid recipe: {str(error).splitlines()[0]}") from error
 
 
 def list_promotion_changes(plan: Plan, committed: Committed, layout: Layout) -> list[str]:
     """Return the differences of `promote`, its gate and what that judges from the committed recipe."""
     if plan.promotion is None:
         return []
-    asked = plan.promotion.model_dump(mode="json")
-    wanted = committed.recipe.promotion.model_dump(mode="json") if committed.recipe.promotion else {}
+    planned = plan.promotion.model_dump(mode="json")
+    promoted = committed.recipe.promotion.model_dump(mode="json") if committed.recipe.promotion else {}
     differences = [
-        f"promote.{path}: {format_value(old)} → {format_value(new)}" for path, old, new in list_changes(wanted, asked)
+        f"promote.{path}: {format_value(old)} → {format_value(new)}"
+        for path, old, new in list_changes(promoted, planned)
     ]
     return differences + list_gate_changes(plan, committed, layout, plan.promotion.gates, plan.promotion.models)
 
@@ -78,7 +81,7 @@ def warn_of_changes(plan: Plan, layout: Layout, warn: Callable[[str], None]) -> 
     except PlanError as error:
         differences = [str(error)]
     if differences:
-        warn(f"this run will promote nothing: not by the committed recipe: {', '.join(differences[:3])}")
+        warn(f"this run will not promote: its settings differ from the committed recipe: {', '.join(differences[:3])}")
 
 
 def list_gate_changes(
@@ -92,7 +95,7 @@ def list_gate_changes(
 def find_deciding_steps(plan: Plan, gates: tuple[str, ...], models: tuple[str, ...]) -> set[str]:
     """Return the steps that decide a gate: evaluations, their problems, judges and rivals, and their ancestors.
 
-    Ancestors of only the promoted models are left out, for those are what is judged.
+    Ancestors of only the promoted models are left out, since those are judged.
     """
     steps = {step.name: step for step in plan.steps}
     judged = _find_ancestors(steps, set(models) & set(steps))
@@ -115,7 +118,7 @@ def _find_ancestors(steps: dict[str, Step], names: set[str]) -> set[str]:
         name = waiting.pop()
         if name not in ancestors:
             ancestors.add(name)
-            waiting += [source for given in steps[name].inputs for source in given.steps if source in steps]
+            waiting += [source for step_input in steps[name].inputs for source in step_input.steps if source in steps]
     return ancestors
 
 
@@ -151,7 +154,8 @@ def _read_from_commit(path: Path, profile: str | None, repository: Path) -> Comm
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(text)
             waiting += _list_parents(copy, name)
-        edited = tuple(name for name, text in texts.items() if not _is_unchanged(repository / name, text))
+        files = {name: repository / name for name in texts}
+        edited = tuple(n for n, file in files.items() if not file.is_file() or file.read_bytes() != texts[n])
         source = Path(folder, start) if edited else path
         recipe = load_recipe(source, profile=profile, home=path.parent)
     assert version is not None  # else the loop has raised
@@ -164,12 +168,8 @@ def _list_parents(copy: Path, name: str) -> Iterator[str]:
     for item in (listed.value if listed.is_list else [listed]) if listed is not None else ():
         place = os.path.normpath(PurePosixPath(name).parent / str(item.value))
         if place.startswith("..") or Path(place).is_absolute():
-            raise PlanError(f"{name} extends {item.value}, which lies outside the repository")
+            raise PlanError(f"{name} extends {item.value}, which is outside the repository")
         yield place
-
-
-def _is_unchanged(path: Path, text: bytes) -> bool:
-    return path.is_file() and path.read_bytes() == text
 
 
 def _find_repository(folder: Path) -> Path | None:

@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from flows.champions.committed_recipe import list_gate_changes, list_promotion_changes, read_committed_recipe
+from flows.champions.committed_recipe import Committed, list_gate_changes, list_promotion_changes, read_committed_recipe
 from flows.execution.audit_entries import read_verified_plan
 from flows.execution.states import FINISHED, StepState
 from lineage.artifacts.artifact_check import check_artifact
@@ -17,11 +16,11 @@ from lineage.audit.approvals import describe_decision, latest_decision
 from lineage.audit.chain import read_chain
 from lineage.digests import digest_of
 from lineage.layout import Layout
-from lineage.registry.champions import Champion, find_champion, move_champion, read_standing
+from lineage.registry.champions import find_champion, move_champion, read_standing
 from lineage.registry.client import hide_credentials, is_registry_empty, registry_uri
 from schemas.atomic_write import write_text_atomically
 from schemas.errors import GateError, PlanError
-from schemas.manifest import Manifest
+from schemas.manifest import InputRecord, Manifest
 from schemas.plan import Plan, Promotion
 
 
@@ -35,44 +34,41 @@ class Verdict:
 
 
 def promote_after(plan: Plan, states: dict[str, StepState], layout: Layout) -> Verdict | None:
-    """Apply the recipe's `promote` after a run; never raise, for the run stands. Return None without `promote`.
+    """Apply the recipe's `promote` after a run; never raise, since the run has ended. Return None without `promote`.
 
     One evaluation promotes a model once: a run that finds all artifacts does not undo a rollback.
     """
-    wanted = plan.promotion
-    if wanted is None:
+    promotion = plan.promotion
+    if promotion is None:
         return None
+    try:
+        return _promote_finished(plan, promotion, states, layout)
+    except (GateError, PlanError, OSError) as error:
+        return Verdict(promotion.name, False, f"champion of {promotion.name} unchanged: {error}")
 
-    def asked() -> dict[str, object]:
+
+def _promote_finished(plan: Plan, promotion: Promotion, states: dict[str, StepState], layout: Layout) -> Verdict:
+    """Promote what a run has finished. Raise GateError or PlanError with the reason against it."""
+    (step, gate), (_, model) = _find_finished(promotion.gates, states), _find_finished(promotion.models, states)
+
+    def add_committed() -> dict[str, object]:
         committed = read_committed_recipe(plan.file, plan.profile, layout)
         if differences := list_promotion_changes(plan, committed, layout):
             raise OverriddenGate(differences)
-        evidence: dict[str, object] = {"committed": committed.evidence()}
-        return evidence | ({"set": list(plan.overrides)} if plan.overrides else {})
+        return _describe_recipe(plan, committed)
 
+    approved = {state.index: state.text for state in states[step].gates if state.verdict == "approved"}
+    evidence = collect_evidence(layout, gate, model, promotion.output, approved)
+    if earlier := _find_earlier_promotion(layout, promotion, gate, model):
+        reason = f"{gate.step} made {model.step} ({model.key[:12]}) champion before, on {earlier}"
+        raise GateError(f"{reason}; see: posttrain champions")
     try:
-        (step, gate), (_, model) = _find_finished(wanted.gates, states), _find_finished(wanted.models, states)
-    except GateError as error:
-        return Verdict(wanted.name, False, f"champion of {wanted.name} unchanged: {error}")
-    try:
-        approved = {
-            gate_state.index: gate_state.text for gate_state in states[step].gates if gate_state.verdict == "approved"
-        }
-        evidence = collect_evidence(layout, gate, model, wanted.output, approved)
-        if earlier := _find_earlier_promotion(layout, wanted, gate, model):
-            reason = f"{gate.step} made {model.step} ({model.key[:12]}) champion before, on {earlier}"
-            return Verdict(
-                wanted.name, False, f"champion of {wanted.name} unchanged: {reason}; see: posttrain champions"
-            )
-        verdict = promote(layout, wanted.name, gate, model, wanted.output, evidence, asked)
-        _write_note(layout, wanted, gate, model)
-        return verdict
+        verdict = promote(layout, promotion.name, gate, model, promotion.output, evidence, add_committed)
     except OverriddenGate as error:
-        words = f"posttrain promote {model.key[:16]} --gate {gate.key[:16]} --name {wanted.name}"
-        how = f"a person can answer for it: {words} --approve-override --why TEXT"
-        return Verdict(wanted.name, False, f"champion of {wanted.name} unchanged: {error}; {how}")
-    except (GateError, PlanError, OSError) as error:
-        return Verdict(wanted.name, False, f"champion of {wanted.name} unchanged: {error}")
+        command = f"posttrain promote {model.key[:16]} --gate {gate.key[:16]} --name {promotion.name}"
+        raise OverriddenGate(error.changes, f"; to promote anyway: {command} --approve-override --why TEXT") from None
+    _write_note(layout, promotion, gate, model)
+    return verdict
 
 
 def promote_step(
@@ -91,10 +87,10 @@ def promote_step(
     if the evaluation does not prove the model, PlanError if one of them is not found.
     """
     if approve and not why.strip():
-        raise PlanError("say why: --approve-override wants --why TEXT")
+        raise PlanError("--approve-override needs a reason: --why TEXT")
     model, gate = find_artifact(layout, model_word), find_artifact(layout, gate_word)
     output = next(iter(model.outputs))
-    judged = {given.output for given in _list_models(gate) if given.key == model.key}
+    judged = {record.output for record in _list_models(gate) if record.key == model.key and record.output}
     if judged:
         output = next(name for name in (output, *sorted(judged)) if name in judged)
     decisions = ((i, latest_decision(layout, gate.key, i)) for i in range(len(gate.details.get("gates", []))))
@@ -102,7 +98,7 @@ def promote_step(
         i: describe_decision(decided) for i, decided in decisions if decided and decided["decision"] == "approve"
     }
 
-    def asked() -> dict[str, object]:
+    def add_committed() -> dict[str, object]:
         differences, evidence = _find_changes(layout, gate, model)
         if differences and not approve:
             raise OverriddenGate(differences)
@@ -111,9 +107,9 @@ def promote_step(
 
     evidence = collect_evidence(layout, gate, model, output, approved)
     try:
-        return promote(layout, name, gate, model, output, evidence, asked).text
+        return promote(layout, name, gate, model, output, evidence, add_committed).text
     except OverriddenGate as error:
-        raise OverriddenGate(error.changes, "; a person can answer for it: --approve-override --why TEXT") from None
+        raise OverriddenGate(error.changes, "; to promote anyway: --approve-override --why TEXT") from None
 
 
 def _find_changes(layout: Layout, gate: Manifest, model: Manifest) -> tuple[list[str], dict[str, object]]:
@@ -127,10 +123,13 @@ def _find_changes(layout: Layout, gate: Manifest, model: Manifest) -> tuple[list
     models = tuple(step.name for step in plan.steps if step.key == model.key)
     if not gates:
         return [f"run {gate.run} did not plan {gate.step} ({gate.key[:12]})"], {}
-    evidence: dict[str, object] = {"committed": committed.evidence()}
-    if plan.overrides:
-        evidence["set"] = list(plan.overrides)
-    return list_gate_changes(plan, committed, layout, gates, models), evidence
+    return list_gate_changes(plan, committed, layout, gates, models), _describe_recipe(plan, committed)
+
+
+def _describe_recipe(plan: Plan, committed: Committed) -> dict[str, object]:
+    """Return the evidence of the recipe that a plan was made from: its committed version and the overrides."""
+    overrides: dict[str, object] = {"set": list(plan.overrides)} if plan.overrides else {}
+    return {"committed": committed.evidence(), **overrides}
 
 
 class OverriddenGate(GateError):
@@ -139,7 +138,7 @@ class OverriddenGate(GateError):
     def __init__(self, changes: list[str], advice: str = ""):
         self.changes = changes
         more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
-        super().__init__(f"not by the committed recipe: {', '.join(changes[:3])}{more}{advice}")
+        super().__init__(f"settings differ from the committed recipe: {', '.join(changes[:3])}{more}{advice}")
 
 
 def promote(
@@ -149,28 +148,29 @@ def promote(
     model: Manifest,
     output: str,
     evidence: dict[str, object],
-    asked: Callable[[], dict[str, object]],
+    add_committed: Callable[[], dict[str, object]],
 ) -> Verdict:
-    """Make a model champion by an evaluation; `asked` returns what the committed recipe adds to the evidence.
+    """Make a model champion by an evaluation; `add_committed` returns what the committed recipe adds to the evidence.
 
-    Raise PlanError if either is damaged or the champion moved meanwhile, GateError if `asked` does.
+    Raise PlanError if either is damaged or the champion moved meanwhile, GateError if `add_committed` does.
     """
     check_artifact(layout, gate)
     before = find_champion(layout, name)
-    if (compared := _find_compared_version(gate, name)) is not None and compared != (before.version if before else 0):
-        had, has = (f"version {v}" if v else "none" for v in (compared, before.version if before else 0))
+    current, compared = before.version if before else 0, _find_compared_version(gate, name)
+    if compared is not None and compared != current:
         raise PlanError(
-            f"{gate.step} compared with the champion of {name} as it was ({had}), which is now {has}: evaluate again"
+            f"{gate.step} compared with an earlier champion of {name} "
+            f"({_describe_version(compared)}); it is now {_describe_version(current)}: evaluate again"
         )
     digest = model.outputs[output].digest
     after = move_champion(
-        layout, name, model.key, evidence=evidence | asked(), output=output, expected=before, digest=digest
+        layout, name, model.key, evidence=evidence | add_committed(), output=output, expected=before, digest=digest
     )
     if before is not None and before.by == after.by:
         reason = f"{model.step} is the champion of {name} already: version {after.version}, since {after.since}"
         return Verdict(name, False, reason)
     who = f"{model.step} ({model.key[:12]}), by {gate.step}"
-    return Verdict(name, True, f"champion of {name}: {_parse_version(before)} → version {after.version}, {who}")
+    return Verdict(name, True, f"champion of {name}: {_describe_version(current)} → version {after.version}, {who}")
 
 
 def collect_evidence(
@@ -181,17 +181,15 @@ def collect_evidence(
     `approved`: gates, by index, that a person let through, with their words; the audit log must record it too.
     """
     digest = model.outputs[output].digest if output in model.outputs else ""
-    names = {_find_name(given) for given in _list_models(gate) if (given.key, given.digest) == (model.key, digest)}
+    names = {_model_name(record) for record in _list_models(gate) if (record.key, record.digest) == (model.key, digest)}
     outcomes: list[dict[str, object]] = gate.details.get("gates", [])
     if not names:
         raise GateError(f"{gate.step} ({gate.key[:12]}) did not evaluate {model.step} ({model.key[:12]})")
     if not any(outcome.get("model") in names for outcome in outcomes):
-        raise GateError(f"no gate of {gate.step} ({gate.key[:12]}) is on {model.step}")
+        raise GateError(f"no gate of {gate.step} ({gate.key[:12]}) tests {model.step}")
     let_through = {i for i, outcome in enumerate(outcomes) if i in approved and not outcome.get("passed")}
     if unknown := sorted(let_through - _find_approvals(layout, gate.key)):
-        raise GateError(
-            f"the audit log does not know the approval of gate {unknown[0]} of {gate.step}: approve it again"
-        )
+        raise GateError(f"the audit log has no approval of gate {unknown[0]} of {gate.step}: approve it again")
     texts = [approved.get(i, str(outcome["text"])) for i, outcome in enumerate(outcomes)]
     failed = [text for i, text in enumerate(texts) if not outcomes[i].get("passed") and i not in approved]
     if failed:
@@ -216,7 +214,7 @@ def find_artifact(layout: Layout, word: str) -> Manifest:
 
     target = query_index(layout, lambda index: find_target(index, word))
     if len(target.keys) != 1:
-        raise PlanError(f"{word} ({target.what}) stands for {len(target.keys)} artifacts: name a step or a key")
+        raise PlanError(f"{word} ({target.what}) matches {len(target.keys)} artifacts: name a step or a key")
     manifest = Store(layout).with_key(target.keys[0])
     if manifest is None:
         raise PlanError(f"the artifact {target.keys[0][:16]} of {word} is damaged; see: posttrain lineage --verify")
@@ -232,48 +230,49 @@ def _find_finished(names: tuple[str, ...], states: dict[str, StepState]) -> tupl
     raise GateError(f"{name} {states[name].state}" if name in states else f"{name} is not part of this run")
 
 
-def _list_models(gate: Manifest) -> list[Any]:
-    return [given for given in gate.inputs if given.port == "model" or given.port.startswith("models.")]
+def _list_models(gate: Manifest) -> list[InputRecord]:
+    """Return the models that an evaluation evaluated."""
+    return [record for record in gate.inputs if record.port == "model" or record.port.startswith("models.")]
 
 
-def _find_name(given: Any) -> str:
-    return given.port.removeprefix("models.")
+def _model_name(record: InputRecord) -> str:
+    return record.port.removeprefix("models.")
 
 
-def _find_earlier_promotion(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest) -> str | None:
+def _find_earlier_promotion(layout: Layout, promotion: Promotion, gate: Manifest, model: Manifest) -> str | None:
     """Return when an evaluation promoted a model, None if it did not; a note answers before MLflow does."""
-    note = _note_path(layout, wanted, gate, model)
+    note = _note_path(layout, promotion, gate, model)
     if note.is_file() and not is_registry_empty(layout):
         return note.read_text()
-    here = read_standing(layout, wanted.name)
+    here = read_standing(layout, promotion.name)
     when = next((m.when for m in here.moves if (m.key, m.evidence.get("key")) == (model.key, gate.key)), None)
     if when is not None and not here.is_unfinished:
-        _write_note(layout, wanted, gate, model, when)
+        _write_note(layout, promotion, gate, model, when)
     return None if here.is_unfinished else when
 
 
-def _write_note(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest, when: str | None = None) -> None:
+def _write_note(layout: Layout, promotion: Promotion, gate: Manifest, model: Manifest, when: str | None = None) -> None:
     write_text_atomically(
-        _note_path(layout, wanted, gate, model), when or datetime.now(UTC).isoformat(timespec="seconds")
+        _note_path(layout, promotion, gate, model), when or datetime.now(UTC).isoformat(timespec="seconds")
     )
 
 
-def _note_path(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest) -> Path:
+def _note_path(layout: Layout, promotion: Promotion, gate: Manifest, model: Manifest) -> Path:
     where = hide_credentials(registry_uri(layout))
-    return layout.state / "promoted" / digest_of([where, wanted.name, gate.key, model.key, wanted.output])
+    return layout.state / "promoted" / digest_of([where, promotion.name, gate.key, model.key, promotion.output])
 
 
 def _find_compared_version(gate: Manifest, name: str) -> int | None:
     """Return the champion's version that a gate compared with, 0 without a champion; None if it did not compare."""
-    versions = [re.fullmatch(rf"mlflow:{re.escape(name)}@(\d+)", given.source or "") for given in gate.inputs]
+    versions = [re.fullmatch(rf"mlflow:{re.escape(name)}@(\d+)", record.source or "") for record in gate.inputs]
     if version := next(filter(None, versions), None):
         return int(version[1])
-    if any(given.port.startswith("against.champion") for given in gate.inputs):
+    if any(record.port.startswith("against.champion") for record in gate.inputs):
         return None  # the champion of another name
     gates = gate.identity.get("settings", {}).get("gate") or []
-    asked = any(each.get("against") == "champion" and each.get("champion") in (None, name) for each in gates)
-    return 0 if asked else None
+    is_compared = any(each.get("against") == "champion" and each.get("champion") in (None, name) for each in gates)
+    return 0 if is_compared else None
 
 
-def _parse_version(champion: Champion | None) -> str:
-    return f"version {champion.version}" if champion else "none"
+def _describe_version(version: int) -> str:
+    return f"version {version}" if version else "none"

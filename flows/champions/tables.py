@@ -42,8 +42,8 @@ def show_history(layout: Layout, name: str, console: Console, as_json: bool) -> 
     """
     here = read_standing(layout, name)
     if not here.moves and not here.alarms:
-        known = suggest(name, [each.name for each in read_standings(layout)], "champions")
-        raise PlanError(f"`{name}` has no champion; {known}")
+        suggestion = suggest(name, [each.name for each in read_standings(layout)], "champions")
+        raise PlanError(f"`{name}` has no champion; {suggestion}")
     code = 1 if here.alarms else 0
     if as_json:
         content = {"champion": _as_json(here) if here.champion else None, "moves": [m.plain() for m in here.moves]}

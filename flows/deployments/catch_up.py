@@ -23,7 +23,7 @@ from flows.deployments.schedules import list_due_times
 from schemas.errors import StepError
 from schemas.schedule import Schedule
 
-MADE_UP = "made-up-for"
+CATCH_UP = "made-up-for"
 """Tag of flow runs for due times that Prefect had not scheduled."""
 WAITING = ("Scheduled", "Late", "AwaitingConcurrencySlot")
 GRACE = timedelta(minutes=1)
@@ -34,12 +34,12 @@ FIRST_TURN, TURN = timedelta(seconds=15), timedelta(minutes=1)
 A worker starts flow runs up to ten seconds early. The delays ensure that this run has ended by then, and that a failed
 attempt is repeated before the next flow run.
 """
-MAKES_WAY = 120.0
+CANCEL_LIMIT = 120.0
 """Seconds until a cancelled run must have ended."""
 
 
 @dataclass(frozen=True)
-class Occasion:
+class DueRun:
     """A flow run for a due time."""
 
     due: datetime
@@ -50,7 +50,7 @@ class Occasion:
     """The due time after it; None when there is none."""
     later: Sequence[datetime] = field(default=())
     """Later due times that have come, and have a flow run that was not cancelled and did not crash."""
-    meets: str | None = None
+    overlaps: str | None = None
     """Name of another run that was going on when this one was due."""
 
     @property
@@ -60,20 +60,20 @@ class Occasion:
         return self.tried - self.due > min(GRACE, half)
 
 
-def find_skip_reason(occasion: Occasion, schedule: Schedule) -> str | None:
+def find_skip_reason(due_run: DueRun, schedule: Schedule) -> str | None:
     """Return why a flow run must not do its work; None if it may."""
-    if occasion.is_missed:
+    if due_run.is_missed:
         policy = schedule.catch_up
-        if policy == "skip" or (policy == "latest" and occasion.later):
+        if policy == "skip" or (policy == "latest" and due_run.later):
             return f"Skipped: missed while down (catch_up: {policy})"
-    elif occasion.meets and schedule.overlap == "skip":
-        return f"Skipped: {occasion.meets} was still running (overlap: skip)"
+    elif due_run.overlaps and schedule.overlap == "skip":
+        return f"Skipped: {due_run.overlaps} was still running (overlap: skip)"
     return None
 
 
-def list_unscheduled(schedule: Schedule, now: datetime, known: Iterable[datetime]) -> list[datetime]:
-    """Return due times between the first of `known` and now that have no flow run."""
-    there = sorted(known)
+def list_unscheduled(schedule: Schedule, now: datetime, scheduled: Iterable[datetime]) -> list[datetime]:
+    """Return due times between the first of `scheduled` and now that have no flow run."""
+    there = sorted(scheduled)
     gone = list_due_times(schedule, there[0], until=now) if there else []
     return [due for due in gone if all(abs(due - other) > timedelta(seconds=0.5) for other in there)]
 
@@ -90,18 +90,18 @@ def settle_due_times(schedule: Schedule | None) -> str | None:
             return None
         siblings.settle()
         if siblings.reason is None and siblings.schedule.overlap == "cancel":
-            siblings.make_way()
+            siblings.cancel_active()
         return siblings.reason
 
 
-def line_up_waiting(schedule: Schedule | None) -> None:
+def queue_waiting_runs(schedule: Schedule | None) -> None:
     """Let the waiting flow run that was due first take this one's place; called last in a deployed flow run.
 
     Prefect would let them try in turns, and the first to try would take the place.
     """
     with suppress(Exception), _find_siblings(schedule) as siblings:  # a matter of order only: the run has ended
         if siblings is not None:
-            siblings.line_up()
+            siblings.queue_waiting()
 
 
 @contextmanager
@@ -116,7 +116,7 @@ def _find_siblings(schedule: Schedule | None) -> Iterator["Siblings | None"]:
 
 def is_due(run: FlowRun) -> bool:
     """Return whether a flow run is for a due time."""
-    return bool(run.auto_scheduled) or MADE_UP in run.tags
+    return bool(run.auto_scheduled) or CATCH_UP in run.tags
 
 
 class Siblings:
@@ -125,7 +125,7 @@ class Siblings:
     def __init__(self, client: SyncPrefectClient, run: FlowRun, schedule: Schedule):
         self.client, self.run, self.schedule = client, run, schedule
         self.now = datetime.now(UTC)
-        self.come = [r for r in self._runs(expected_start_time={"before_": self.now}) if is_due(r)]
+        self.arrived = [r for r in self._runs(expected_start_time={"before_": self.now}) if is_due(r)]
         """Latest flow runs whose due time has come."""
         self.reason: str | None = None
         """Reason why the run that has this view must not do its work."""
@@ -135,16 +135,16 @@ class Siblings:
     def verdict(self, run: FlowRun) -> str | None:
         """Return why one of them must not do its work; None if it may."""
         due = _due_time(run)
-        kept = [_due_time(r) for r in self.come if r.state_type not in (StateType.CANCELLED, StateType.CRASHED)]
+        due_times = [_due_time(r) for r in self.arrived if r.state_type not in (StateType.CANCELLED, StateType.CRASHED)]
         following = list_due_times(self.schedule, due, count=1)
-        occasion = Occasion(
+        due_run = DueRun(
             due=due,
-            tried=self._tried(run),
+            tried=self._find_first_try(run),
             following=following[0] if following else None,
-            later=[other for other in kept if other > due],
-            meets=self._meets(run, due),
+            later=[other for other in due_times if other > due],
+            overlaps=self._find_overlap(run, due),
         )
-        return find_skip_reason(occasion, self.schedule)
+        return find_skip_reason(due_run, self.schedule)
 
     def settle(self) -> None:
         """End missed flow runs that must not run; create flow runs for due times that have none."""
@@ -153,19 +153,19 @@ class Siblings:
                 self.client.set_flow_run_state(other.id, Completed(name="Skipped", message=reason), force=True)
         if self.schedule.catch_up != "all" or not is_due(self.run):
             return
-        begun = [r for r in self.come if r.state_type != StateType.CRASHED or r.run_count]
-        known = [_due_time(r) for r in begun if _due_time(r) >= _due_time(self.run)]
+        started = [r for r in self.arrived if r.state_type != StateType.CRASHED or r.run_count]
+        scheduled = [_due_time(r) for r in started if _due_time(r) >= _due_time(self.run)]
         assert self.run.deployment_id is not None  # siblings are those of a deployment
-        for due in list_unscheduled(self.schedule, self.now, known):
+        for due in list_unscheduled(self.schedule, self.now, scheduled):
             self.client.create_flow_run_from_deployment(
                 self.run.deployment_id,
                 state=Scheduled(scheduled_time=due, message="missed while down"),
                 parameters=self.run.parameters,
-                tags=[MADE_UP],
-                idempotency_key=f"{MADE_UP} {due.isoformat()}",
+                tags=[CATCH_UP],
+                idempotency_key=f"{CATCH_UP} {due.isoformat()}",
             )
 
-    def line_up(self) -> None:
+    def queue_waiting(self) -> None:
         """Schedule waiting flow runs one after the other, in the order of their due times."""
         if self.schedule.overlap == "cancel":
             return
@@ -174,16 +174,16 @@ class Siblings:
             state = Scheduled(name="AwaitingConcurrencySlot", scheduled_time=when, message="waits for its turn")
             self.client.set_flow_run_state(other.id, state, force=True)
 
-    def make_way(self) -> None:
+    def cancel_active(self) -> None:
         """Cancel active runs and wait until they have ended."""
-        running = self._under_way()
+        running = self._list_active()
         for other in running:
             message = f"cancelled for {self.run.name} (overlap: cancel)"
             self.client.set_flow_run_state(other.id, Cancelling(message=message))
-        limit = time.monotonic() + MAKES_WAY
+        limit = time.monotonic() + CANCEL_LIMIT
         while running := [r for r in (self.client.read_flow_run(r.id) for r in running) if not _has_ended(r)]:
             if time.monotonic() > limit:
-                raise StepError(f"{running[0].name} was cancelled and has not ended after {MAKES_WAY:.0f} s")
+                raise StepError(f"{running[0].name} was cancelled and has not ended after {CANCEL_LIMIT:.0f} s")
             time.sleep(0.5)
 
     def _waiting(self) -> list[FlowRun]:
@@ -193,19 +193,19 @@ class Siblings:
         )
         return [run for run in scheduled if run.id != self.run.id and run.state_name in WAITING]
 
-    def _under_way(self) -> list[FlowRun]:
+    def _list_active(self) -> list[FlowRun]:
         """Return active runs that started before this one, without those that will skip themselves."""
-        wanted = {"type": {"any_": [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]}}
-        active = [r for r in self._runs(state=wanted) if r.id != self.run.id and _due_time(r) <= _due_time(self.run)]
+        going_on = {"type": {"any_": [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]}}
+        active = [r for r in self._runs(state=going_on) if r.id != self.run.id and _due_time(r) <= _due_time(self.run)]
         return [r for r in active if not (is_due(r) and self.verdict(r))]
 
-    def _tried(self, run: FlowRun) -> datetime:
+    def _find_first_try(self, run: FlowRun) -> datetime:
         for state in sorted(self.client.read_flow_run_states(run.id), key=lambda s: s.timestamp):
             if state.type != StateType.SCHEDULED or state.name == "AwaitingConcurrencySlot":
                 return _to_utc(state.timestamp)
         return self.now
 
-    def _meets(self, run: FlowRun, due: datetime) -> str | None:
+    def _find_overlap(self, run: FlowRun, due: datetime) -> str | None:
         """Return another run that began before `due` and had not ended then; runs that skipped do not count."""
         for other in self._runs(start_time={"before_": due}):
             looked = other.state_name == "Skipped" or (other.id == self.run.id and self.reason is not None)
@@ -214,10 +214,10 @@ class Siblings:
                 return other.name
         return None
 
-    def _runs(self, **wanted: Any) -> list[FlowRun]:
+    def _runs(self, **filters: Any) -> list[FlowRun]:
         """Return the 200 latest flow runs of the deployment."""
         return self.client.read_flow_runs(
-            flow_run_filter=FlowRunFilter.model_validate(wanted),
+            flow_run_filter=FlowRunFilter.model_validate(filters),
             deployment_filter=DeploymentFilter.model_validate({"id": {"any_": [self.run.deployment_id]}}),
             sort=FlowRunSort.EXPECTED_START_TIME_DESC,
             limit=200,

@@ -14,10 +14,10 @@ from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Cancelled, Crashed
 
-GOES_ON = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
-BEGINS = timedelta(minutes=3)
+ACTIVE = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
+START_LIMIT = timedelta(minutes=3)
 """Time within which a worker has started a process for a flow run that it took."""
-SAID = "its process is gone: killed, or the machine went down; Retry goes on with what is finished"
+MESSAGE = "its process died: killed, or the machine went down; Retry continues from the finished steps"
 
 
 def mark_crashed(client: SyncPrefectClient, deployments: Iterable[UUID]) -> list[FlowRun]:
@@ -26,14 +26,16 @@ def mark_crashed(client: SyncPrefectClient, deployments: Iterable[UUID]) -> list
     if not ids:
         return []
     active = client.read_flow_runs(
-        flow_run_filter=FlowRunFilter.model_validate({"state": {"type": {"any_": list(GOES_ON)}}}),
+        flow_run_filter=FlowRunFilter.model_validate({"state": {"type": {"any_": list(ACTIVE)}}}),
         deployment_filter=DeploymentFilter.model_validate({"id": {"any_": ids}}),
         limit=200,
     )
     dead = [run for run in active if is_dead(run, datetime.now(UTC))]
     for run in dead:
-        ends = Cancelled if run.state_type == StateType.CANCELLING else Crashed  # the worker may not have said so yet
-        client.set_flow_run_state(run.id, ends(message=SAID), force=True)
+        ends = (
+            Cancelled if run.state_type == StateType.CANCELLING else Crashed
+        )  # the worker may not have reported it yet
+        client.set_flow_run_state(run.id, ends(message=MESSAGE), force=True)
     return dead
 
 
@@ -42,7 +44,7 @@ def is_dead(run: FlowRun, now: datetime) -> bool:
     host, _, number = (run.infrastructure_pid or "").rpartition(":")
     since = run.state.timestamp if run.state else run.created or now
     if not number.isdigit():
-        return run.state_type == StateType.PENDING and now.timestamp() - since.timestamp() > BEGINS.total_seconds()
+        return run.state_type == StateType.PENDING and now.timestamp() - since.timestamp() > START_LIMIT.total_seconds()
     if host and host != socket.gethostname():
         return False
     try:

@@ -28,12 +28,12 @@ def deploy_recipes(
 ) -> int:
     """Deploy recipes, print one line for each, and return the exit code: 3 if one is not valid.
 
-    `locked` holds each to its lock from now on; without it an earlier hold ends.
+    `locked` pins each to its lock; without it the deployment is no longer pinned.
 
     Raise PlanError if no server answers, or nothing was named.
     """
     if not recipes and not every:
-        raise PlanError("which recipes? Name some, or all of them: posttrain deploy --all")
+        raise PlanError("no recipes named: give their files, or --all for all of them")
     made, wrong = make_deployables([*recipes, *(list_recipe_files(layout) if every else ())], layout, locked=locked)
     for error in wrong:
         print(error, file=sys.stderr)
@@ -49,12 +49,12 @@ def deploy_recipes(
 
 def find_server(layout: Layout) -> str:
     """Return the API of the server to deploy to: PREFECT_API_URL, or that of `posttrain up`. Raise PlanError."""
-    given = os.environ.get("PREFECT_API_URL")
-    url = given or (read_addresses(layout) or {}).get("prefect")
+    configured = os.environ.get("PREFECT_API_URL")
+    url = configured or read_addresses(layout).get("prefect")
     if url is None:
         raise PlanError("no Prefect server to deploy to: start one with `posttrain up`, or set PREFECT_API_URL")
     if not is_healthy(url):
-        which = "PREFECT_API_URL" if given else "of `posttrain up`"
+        which = "PREFECT_API_URL" if configured else "of `posttrain up`"
         raise PlanError(f"Prefect's server at {url} ({which}) does not answer")
     return url
 
@@ -75,8 +75,8 @@ def _deploy_to_server(made: list[Deployable], layout: Layout, *, prune: bool) ->
 
 
 def _log_deployed(one: Deployable, layout: Layout) -> None:
-    """Record what was deployed in the audit log, and which lock holds it."""
-    append(layout, "deployed", recipe=one.recipe.name, file=one.file, locked=one.held.digest if one.held else None)
+    """Record what was deployed in the audit log, and the lock that pins it."""
+    append(layout, "deployed", recipe=one.recipe.name, file=one.file, locked=one.lock.digest if one.lock else None)
 
 
 def write_prefect_yaml(made: list[Deployable], layout: Layout) -> Path:

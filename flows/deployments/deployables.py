@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.deployments.form import Schema, make_form, make_locked_form
-from flows.deployments.held import HeldLock, read_current_lock
+from flows.deployments.deployed_lock import RecipeLock, read_current_lock
+from flows.deployments.form import make_form, make_locked_form
 from lineage.layout import Layout
+from schemas.base import JsonObject
 from schemas.errors import PlanError, PosttrainError, Problem, RecipeError
 from schemas.package import IMPORT_FOLDER, ROOT
 from schemas.recipe.load import Recipe, load_recipe
@@ -30,14 +31,14 @@ class Deployable:
     file: str
     """Path in the deployment's parameters: relative to the checkout, or absolute if it is outside."""
     description: str
-    form: Schema
-    held: HeldLock | None = None
+    form: JsonObject
+    lock: RecipeLock | None = None
     """The lock that it is deployed with; None: it runs the current version of the recipe."""
 
     @property
     def parameters(self) -> dict[str, str]:
         """Return the parameters of every run of the deployment."""
-        return {"recipe": self.file} | ({"locked": self.held.digest} if self.held else {})
+        return {"recipe": self.file} | ({"locked": self.lock.digest} if self.lock else {})
 
     @property
     def tags(self) -> list[str]:
@@ -51,7 +52,7 @@ def list_recipe_files(layout: Layout) -> list[Path]:
     for path in sorted((layout.root / "recipes").rglob("*.yaml")):
         try:
             lines = read_text(path, str(path)).splitlines()
-        except RecipeError:  # named, so that deploying it says what is wrong
+        except RecipeError:  # listed, so that deploying it reports the error
             recipes.append(path)
             continue
         if any(line.startswith(("stages:", "extends:")) for line in lines) and "bases" not in path.parts:
@@ -89,22 +90,22 @@ def _refuse_same_name(path: Path, made: Deployable, other: Deployable) -> Recipe
 def make_deployable(path: Path, layout: Layout, *, locked: bool = False) -> Deployable:
     """Return a recipe with its form. Raise RecipeError, also for a profile that does not validate.
 
-    `locked`: held to its lock. Raise PlanError if there is none, or the recipe has drifted from it.
+    `locked`: pinned to its lock. Raise PlanError if there is none, or the recipe has drifted from it.
     """
     recipe = load_recipe(path)
     profiles = list(recipe.head.profiles)
     stages = dict.fromkeys(recipe.origin(name) for name in recipe.steps)
     for profile in profiles:
-        known = load_recipe(path, profile=profile)
-        stages |= dict.fromkeys(known.origin(name) for name in known.steps)
+        variant = load_recipe(path, profile=profile)
+        stages |= dict.fromkeys(variant.origin(name) for name in variant.steps)
     inside = path.resolve().is_relative_to(layout.root)
     file = str(path.resolve().relative_to(layout.root) if inside else path.resolve())
     description = describe_recipe(recipe, read_text(path, str(path)))
     if not locked:
         return Deployable(recipe, file, description, make_form(recipe, profiles, list(stages)))
-    held = read_current_lock(path, layout)
+    lock = read_current_lock(path, layout)
     return Deployable(
-        recipe, file, description, make_locked_form(make_form(recipe, profiles, list(stages)), file, held.digest), held
+        recipe, file, description, make_locked_form(make_form(recipe, profiles, list(stages)), file, lock.digest), lock
     )
 
 
@@ -124,7 +125,7 @@ def _find_links(line: str) -> Iterator[str]:
 
 
 def make_environment(layout: Layout) -> dict[str, str]:
-    """Return the variables of every flow run: where the checkout lies, and that nothing need be installed."""
+    """Return the variables of every flow run: the checkout, and that nothing is installed."""
     return {
         "POSTTRAIN_ROOT": str(layout.root),
         "PYTHONPATH": str(IMPORT_FOLDER),

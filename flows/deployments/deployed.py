@@ -18,9 +18,9 @@ from prefect.exceptions import FailedRun, TerminationSignal
 from prefect.states import Completed, Failed
 from rich.console import Console
 
-from flows.deployments.catch_up import line_up_waiting, settle_due_times
+from flows.deployments.catch_up import queue_waiting_runs, settle_due_times
+from flows.deployments.deployed_lock import RunOptions, apply_lock
 from flows.deployments.flow_runs import FlowRunRecord, find_run_of, write_flow_run
-from flows.deployments.held import RunOptions, apply_lock
 from flows.execution.audit_entries import read_verified_plan
 from flows.execution.run_log import make_run_name
 from flows.execution.states import EXIT_CANCELLED
@@ -48,16 +48,16 @@ def recipe_run(
     fresh: bool = False,
     locked: str | None = None,
 ) -> State[Any]:
-    """Run a recipe of this checkout; what is there already is not done again.
+    """Run a recipe of this checkout; cached steps are not run again.
 
     Args:
         recipe: File of the recipe, relative to the checkout.
         profile: Named set of overrides in the recipe.
-        seed: Of every stage that has none of its own.
-        from_stages: Begin at these stages; what is before must be there.
-        to_stages: Only these stages and what they need.
+        seed: Seed of every stage without its own.
+        from_stages: Start at these stages; earlier steps must be cached.
+        to_stages: Run only these stages and their ancestors.
         overrides: Keys to set in the recipe, each as stages.x.y=value.
-        fresh: Do again what is there already; the earlier artifacts stay and are compared.
+        fresh: Run cached steps again; the earlier artifacts stay and are compared.
         locked: Digest of the recipe's lock, for a deployment that runs only the version that the lock pins.
     """
     survive_closed_output()  # the worker, which may be killed
@@ -85,10 +85,10 @@ def run_interruptibly(work: Callable[[threading.Event], State[Any]]) -> State[An
 
     Prefect reports a cancellation only while its own handler is installed: ours, and Ray's, would replace it.
     """
-    stop, begun, done = threading.Event(), threading.Event(), threading.Event()
+    stop, started, done = threading.Event(), threading.Event(), threading.Event()
 
     def body() -> State[Any]:
-        begun.set()
+        started.set()
         try:
             return work(stop)
         finally:
@@ -98,8 +98,8 @@ def run_interruptibly(work: Callable[[threading.Event], State[Any]]) -> State[An
         return ThreadPoolExecutor(1, thread_name_prefix="run").submit(copy_context().run, body).result()
     except TerminationSignal:
         stop.set()
-        _wait_for_event(begun, 1.0)  # the signal may have come before the thread
-        while begun.is_set() and not _wait_for_event(done, 1.0):
+        _wait_for_event(started, 1.0)  # the signal may have come before the thread
+        while started.is_set() and not _wait_for_event(done, 1.0):
             continue
         raise
 
@@ -121,7 +121,7 @@ def _run_recipe(
             return Completed(name="Skipped", message=reason)
         run, plan = _find_or_plan_run(recipe, layout, apply_lock(layout, recipe, locked, options))
         outcome = _run_plan(run, plan, layout, stop)
-        line_up_waiting(schedule)
+        queue_waiting_runs(schedule)
     except PosttrainError as error:
         get_run_logger().error(str(error))
         return Failed(message=str(error).splitlines()[0])
@@ -135,7 +135,7 @@ def _find_or_plan_run(recipe: str, layout: Layout, options: RunOptions) -> tuple
     shown, logger = current_flow_run(), get_run_logger()
     if run := find_run_of(layout, str(shown.id), shown.name):
         plan = read_verified_plan(layout, run)
-        logger.info("going on with run %s of %s as it was planned", run, plan.file)
+        logger.info("continuing run %s of %s as planned", run, plan.file)
         append(layout, "flow run retried", run=run, flow_run=str(shown.id), attempt=shown.run_count)
         return run, plan
     plan = plan_recipe(recipe, layout, warn=logger.warning, **options)
@@ -152,10 +152,10 @@ def _run_plan(run: str, plan: Plan, layout: Layout, stop: threading.Event) -> Ou
     output, logger = io.StringIO(), get_run_logger()
     console = Console(file=output, width=200)
 
-    def tell(outcome: Outcome) -> Path:
+    def update(outcome: Outcome) -> Path:
         report = update_projections(outcome, plan, layout, console)
         for line in filter(None, output.getvalue().splitlines()):
             logger.warning(line)
         return report
 
-    return run_plan(plan, layout, run=run, carry=perform_in_flow, project=tell, stop=stop)
+    return run_plan(plan, layout, run=run, perform=perform_in_flow, project=update, stop=stop)

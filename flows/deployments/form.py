@@ -1,22 +1,20 @@
 """The form of a recipe's deployment in Prefect's UI: a JSON Schema of a few typed fields."""
 
 from collections.abc import Sequence
-from typing import Any
 
+from schemas.base import JsonObject
 from schemas.recipe.load import Recipe
 
-Schema = dict[str, Any]
 
-
-def make_form(recipe: Recipe, profiles: Sequence[str], stages: Sequence[str]) -> Schema:
+def make_form(recipe: Recipe, profiles: Sequence[str], stages: Sequence[str]) -> JsonObject:
     """Return the parameters of a recipe's deployment, as the OpenAPI schema that Prefect stores."""
-    fields: dict[str, Schema] = {}
+    fields: dict[str, JsonObject] = {}
     if profiles:
         fields["profile"] = {
             "type": "string",
             "title": "Profile",
             "enum": list(profiles),
-            "description": "Named set of overrides in the recipe; empty: the recipe as it stands.",
+            "description": "Named set of overrides in the recipe; empty: the recipe without overrides.",
         }
     fields |= {
         "seed": {
@@ -24,7 +22,7 @@ def make_form(recipe: Recipe, profiles: Sequence[str], stages: Sequence[str]) ->
             "title": "Seed",
             "minimum": 0,
             "maximum": 2**31 - 1,
-            "description": "Of every stage that has none of its own; empty: as the recipe or the profile says "
+            "description": "Seed of every stage without its own; empty: that of the recipe or the profile "
             f"({recipe.head.seed}).",
         },
         "from_stages": {
@@ -32,14 +30,14 @@ def make_form(recipe: Recipe, profiles: Sequence[str], stages: Sequence[str]) ->
             "title": "From",
             "items": {"type": "string", "enum": list(stages)},
             "default": [],
-            "description": "Begin at these stages; what is before must be there. Empty: at the beginning.",
+            "description": "Start at these stages; earlier steps must be cached. Empty: at the beginning.",
         },
         "to_stages": {
             "type": "array",
             "title": "To",
             "items": {"type": "string", "enum": list(stages)},
             "default": [],
-            "description": "Only these stages and what they need. Empty: all.",
+            "description": "Run only these stages and their ancestors. Empty: all.",
         },
         "overrides": {
             "type": "array",
@@ -52,18 +50,18 @@ def make_form(recipe: Recipe, profiles: Sequence[str], stages: Sequence[str]) ->
             "type": "boolean",
             "title": "Fresh",
             "default": False,
-            "description": "Do again what is there already; the earlier artifacts stay and are compared.",
+            "description": "Run cached steps again; the earlier artifacts stay and are compared.",
         },
     }
     for place, field in enumerate(fields.values()):
         field["position"] = place
-    known = {"enum": [*fields, "recipe"]}  # which is no field of the form: the deployment says it
-    return {"type": "object", "title": "Parameters", "properties": fields, "propertyNames": known, "required": []}
+    names = {"enum": [*fields, "recipe"]}  # set by the deployment, not a field of the form
+    return {"type": "object", "title": "Parameters", "properties": fields, "propertyNames": names, "required": []}
 
 
-def make_locked_form(whole: Schema, recipe: str, digest: str) -> Schema:
+def make_locked_form(form: JsonObject, recipe: str, digest: str) -> JsonObject:
     """Return the form of a locked deployment: stages and `fresh`, nothing that changes them."""
-    fields = {name: whole["properties"][name] for name in ("from_stages", "to_stages", "fresh")}
+    fields = {name: form["properties"][name] for name in ("from_stages", "to_stages", "fresh")}
     same = {"properties": {"recipe": {"const": recipe}, "locked": {"const": digest}}}
-    known = {"enum": [*fields, "recipe", "locked"]}
-    return whole | {"properties": fields, "propertyNames": known, "allOf": [same]}
+    names = {"enum": [*fields, "recipe", "locked"]}
+    return form | {"properties": fields, "propertyNames": names, "allOf": [same]}

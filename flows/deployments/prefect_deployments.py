@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
@@ -15,7 +16,7 @@ from lineage.layout import Layout
 from schemas.package import ROOT
 
 PAGE = 100
-"""Deployments asked for at once."""
+"""Deployments per request."""
 
 
 def ensure_pool(name: str) -> None:
@@ -38,7 +39,7 @@ def put_deployment(one: Deployable, layout: Layout) -> str:
     with get_client(sync_client=True) as client:
         flow = client.create_flow_from_name(one.recipe.name)
         name = f"{one.recipe.name}/{one.recipe.name}"
-        is_there = any(d.flow_id == flow and d.name == one.recipe.name for d in _list_own(client))
+        is_there = any(d.flow_id == flow and d.name == one.recipe.name for d in _list_tagged(client))
         client.create_deployment(
             flow_id=flow,
             name=one.recipe.name,
@@ -56,24 +57,30 @@ def put_deployment(one: Deployable, layout: Layout) -> str:
             concurrency_limit=None if limits is None else 1,
             concurrency_options=limits,
         )
-    held = ", held to its lock" if one.held else ""
-    return f"{name}: {'updated' if is_there else 'deployed'} ({one.file}{held})"
+    note = ", pinned to its lock" if one.lock else ""
+    return f"{name}: {'updated' if is_there else 'deployed'} ({one.file}{note})"
 
 
 def find_vanished(layout: Layout, prune: bool) -> Iterator[str]:
     """Yield deployments of this checkout whose recipe is gone: removed with `prune`, else listed."""
     with get_client(sync_client=True) as client:
-        for deployment in _list_own(client):
-            file = str(deployment.parameters.get("recipe", ""))
-            mine = (deployment.job_variables or {}).get("env", {}).get("POSTTRAIN_ROOT") == str(layout.root)
-            if not mine or not file or (layout.root / file).is_file():
+        for deployment in list_deployments(client, layout):
+            file = deployment.parameters["recipe"]
+            if (layout.root / file).is_file():
                 continue
             if prune:
                 client.delete_deployment(deployment.id)
             yield f"{deployment.name}: {'removed' if prune else 'its recipe is gone (--prune removes it)'} ({file})"
 
 
-def _list_own(client: SyncPrefectClient) -> Iterator:
+def list_deployments(client: SyncPrefectClient, layout: Layout) -> list[DeploymentResponse]:
+    """Return the deployments of this checkout; a server may have those of others too."""
+    root = str(layout.root)
+    own = [d for d in _list_tagged(client) if (d.job_variables or {}).get("env", {}).get("POSTTRAIN_ROOT") == root]
+    return [deployment for deployment in own if deployment.parameters.get("recipe")]
+
+
+def _list_tagged(client: SyncPrefectClient) -> Iterator[DeploymentResponse]:
     tagged = DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG]))
     offset = 0
     while page := client.read_deployments(deployment_filter=tagged, limit=PAGE, offset=offset):

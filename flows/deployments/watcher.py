@@ -11,11 +11,11 @@ from pathlib import Path
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import DeploymentFilter
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.states import Scheduled
 
-from flows.deployments.dead_runs import SAID, mark_crashed
+from flows.deployments.dead_runs import MESSAGE, mark_crashed
+from flows.deployments.prefect_deployments import list_deployments
 from flows.deployments.watching import Change, Watch
 from lineage.audit.log import append
 from lineage.layout import Layout
@@ -47,7 +47,7 @@ class Watcher:
         ours = list_deployments(client, self.layout)
         for run in mark_crashed(client, [deployment.id for deployment in ours]):
             append(self.layout, "flow run found dead", flow_run=str(run.id), name=run.name)
-            self.say(f"{run.name}: {SAID}")
+            self.say(f"{run.name}: {MESSAGE}")
         for deployment in ours:
             schedule, file = self._schedule(deployment)
             if schedule is None or not schedule.active or deployment.paused or not schedule.on_change:
@@ -78,8 +78,8 @@ class Watcher:
         file = (self.layout.root / deployment.parameters["recipe"]).resolve()
         with self.forgiving(deployment.name):
             return load_recipe(file).head.schedule, file
-        kept = self.watches.get(deployment.id)
-        return (Schedule(on_change=list(kept.sources)) if kept else None), file
+        watch = self.watches.get(deployment.id)
+        return (Schedule(on_change=list(watch.sources)) if watch else None), file
 
     def _start(self, client: SyncPrefectClient, deployment: UUID, changes: list[Change], key: str) -> None:
         what = "; ".join(map(str, changes))
@@ -108,17 +108,6 @@ class Watcher:
             if self.printed.get(who) != message:
                 self.say(f"{who}: {message}")
             self.printed[who] = message
-
-
-def list_deployments(client: SyncPrefectClient, layout: Layout) -> list[DeploymentResponse]:
-    """Return the deployments of this checkout; a server may have those of others too."""
-    tagged = DeploymentFilter.model_validate({"tags": {"all_": ["posttrain"]}})
-    own: list[DeploymentResponse] = []
-    while page := client.read_deployments(deployment_filter=tagged, limit=200, offset=len(own)):
-        own += page
-    root = str(layout.root)
-    ours = [d for d in own if (d.job_variables or {}).get("env", {}).get("POSTTRAIN_ROOT") == root]
-    return [deployment for deployment in ours if "recipe" in deployment.parameters]
 
 
 def main() -> None:

@@ -48,19 +48,19 @@ class Watch:
     """Cheap, and may differ although nothing changed; None: only the content counts."""
     content: Look
     """What counts, None while the source is not there; read when the glance is new, and the same twice in a row."""
-    seen: dict[str, str | None] = field(default_factory=dict)
+    last_glances: dict[str, str | None] = field(default_factory=dict)
     """Glance of the last look."""
     settled: dict[str, str | None] = field(default_factory=dict)
     """Glance at which the content was read, and reported if it had changed."""
 
-    def look(self, tell: Callable[[list[Change], str], None]) -> list[Change]:
-        """Check once; call `tell` with what changed since the last report, and a key that identifies the change.
+    def look(self, report: Callable[[list[Change], str], None]) -> list[Change]:
+        """Check once; call `report` with what changed since the last report, and a key that identifies the change.
 
-        What `tell` raises is passed on, and the change is reported at the next check.
+        An error of `report` is passed on, and the change is reported at the next check.
         """
         contents, glances = self._contents()
-        known = self._remembered()
-        digests: dict[str, str | None] = {s: d for s, d in known["digests"].items() if s in self.sources}
+        memory = self._read_memory()
+        digests: dict[str, str | None] = {s: d for s, d in memory["digests"].items() if s in self.sources}
         changes = [
             Change(source, digests[source], digest)
             for source, digest in contents.items()
@@ -68,10 +68,11 @@ class Watch:
         ]
         if changes:
             identity = [[change.source, change.after] for change in changes]
-            tell(changes, digest_of([known["since"], known["changes"] + 1, identity]))
+            report(changes, digest_of([memory["since"], memory["changes"] + 1, identity]))
         now = {**contents, **digests, **{change.source: change.after for change in changes}}
-        if now != known["digests"]:
-            self._remember(Memory(since=known["since"], digests=now, changes=known["changes"] + bool(changes)))
+        if now != memory["digests"]:
+            memory = Memory(since=memory["since"], digests=now, changes=memory["changes"] + bool(changes))
+            write_text_atomically(self.file, json.dumps(memory, indent=1))
         self.settled |= glances
         return changes
 
@@ -80,22 +81,19 @@ class Watch:
         contents, glances = {}, {}
         for source in self.sources:
             now = self.glance(source)
-            rests = source in self.seen and self.seen[source] == now
+            rests = source in self.last_glances and self.last_glances[source] == now
             if now is None or (rests and self.settled.get(source) != now):
                 content = self.content(source)
                 if self.glance(source) == now:
                     contents[source], glances[source] = content, now
-            self.seen[source] = now
+            self.last_glances[source] = now
         return contents, glances
 
-    def _remembered(self) -> Memory:
+    def _read_memory(self) -> Memory:
         try:
             return json.loads(self.file.read_text())
         except (OSError, ValueError):
             return Memory(since=secrets.token_hex(8), changes=0, digests={})
-
-    def _remember(self, known: Memory) -> None:
-        write_text_atomically(self.file, json.dumps(known, indent=1))
 
 
 def shorten_digest(digest: str | None) -> str:

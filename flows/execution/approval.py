@@ -51,7 +51,7 @@ class PendingStep(Protocol):
 
     @property
     def wrapped_future(self) -> Future[Any]:
-        """Return the thread's own future, which asks no server."""
+        """Return the thread's own future, which sends no request to a server."""
         ...
 
     def wait(self) -> None:
@@ -63,7 +63,7 @@ AskPerson = Callable[[ApprovalRequest, Callable[[], bool]], PersonalDecision | N
 
 
 class ApprovalQueue:
-    """Where the steps of one run wait for people while other steps go on.
+    """The gates of one run that wait for people while other steps run.
 
     `ask` is called in the threads of steps, `attend` in the flow, which alone can pause.
     """
@@ -96,23 +96,23 @@ class ApprovalQueue:
 
     def attend(self, futures: Iterable[PendingStep]) -> None:
         """Wait for all steps, and ask about those that wait for people."""
-        under_way = {future.wrapped_future: future for future in futures}
-        while under_way:
+        pending = {future.wrapped_future: future for future in futures}
+        while pending:
             if self.questions:
-                self._put(self.questions.popleft())
+                self._pause(self.questions.popleft())
                 continue
-            for ended in wait(under_way, LOOK, FIRST_COMPLETED).done:
-                under_way.pop(ended).wait()
+            for ended in wait(pending, LOOK, FIRST_COMPLETED).done:
+                pending.pop(ended).wait()
 
-    def _put(self, question: ApprovalRequest) -> None:
+    def _pause(self, question: ApprovalRequest) -> None:
         layout, step, index = self.execution.layout, question.step, question.gate.index
 
-        def over() -> bool:
+        def is_over() -> bool:
             decided = latest_decision(layout, question.manifest.key, index) is not None
             return decided or self.execution.stop.is_set()
 
-        answer = None if over() else self.pause(question, over)
-        if answer is not None and not over():
+        answer = None if is_over() else self.pause(question, is_over)
+        if answer is not None and not is_over():
             record_answer(
                 layout, self.execution.run, question.step, question.manifest, question.gate, answer, "prefect"
             )
@@ -146,28 +146,28 @@ def decide_gates(
 ) -> None:
     """Decide about the gates of a step that wait for a person or were decided otherwise before.
 
-    Raise PlanError if the step is unknown or has not run, or if no gate of it asks a person.
+    Raise PlanError if the step is unknown or has not run, or if none of its gates needs a person.
     """
     plan = read_plan(layout, run)
     names = [s.name for s in plan.steps]
     if step_name not in names:
         raise PlanError(f"no step `{step_name}` in run {run}; {suggest(step_name, names, 'steps')}")
     if not reason.strip():
-        raise PlanError("say why: --reason TEXT")
+        raise PlanError("a decision needs a reason: --reason TEXT")
     step = plan.step(step_name)
     manifest = Store(layout).find(step.kind, step.key)
     if manifest is None:
-        raise PlanError(f"{step_name} has not run yet; there is nothing to decide about")
+        raise PlanError(f"{step_name} has not run yet, so there is nothing to decide")
     settled = "approved" if choice == "approve" else "rejected"
     gates = [
         g for g in judge_gates(step, manifest, layout) if g.verdict in {"waiting", "approved", "rejected"} - {settled}
     ]
     if not gates:
-        raise PlanError(f"no gate of {step_name} waits to be {settled}; see: posttrain status {run}")
+        raise PlanError(f"no gate of {step_name} can be {settled}; see: posttrain status {run}")
     answer = PersonalDecision(choice, name or audit_log.current_user(), reason.strip())
     for gate in gates:
         entry = record_answer(layout, run, step, manifest, gate, answer, "command line")
         console.print(
             f"{step_name}: {gate.name} {describe_decision(entry)}", highlight=False, markup=False, soft_wrap=True
         )
-    console.print(f"a run that waits goes on by itself; one that ended goes on with: posttrain resume {run}")
+    console.print(f"a waiting run continues by itself; continue an ended one with: posttrain resume {run}")

@@ -18,17 +18,17 @@ def read_verified_plan(layout: Layout, run: str) -> Plan:
     Raise PlanError if there is no such run, or its plan is not the one it began with.
     """
     plan = read_plan(layout, run)
-    known = [
+    digests = [
         e["facts"].get("plan")
         for e in read_chain(layout).entries
         if e["action"] == "run started" and e["facts"].get("run") == run
     ]
     file = layout.run(run) / PLAN
-    if known and known[-1] != describe_file(file)["sha256"]:
-        raise PlanError(f"{file} is not the plan that run {run} began with, by the audit log; run the recipe again")
+    if digests and digests[-1] != describe_file(file)["sha256"]:
+        raise PlanError(f"{file} differs from the plan that the audit log has for run {run}; run the recipe again")
     wrong = [step.name for step in plan.steps if not has_own_key(step, plan)]
     if wrong:
-        raise PlanError(f"{file}: what {wrong[0]} does is not what its key says; run the recipe again")
+        raise PlanError(f"{file}: the settings of {wrong[0]} do not match its key; run the recipe again")
     return plan
 
 

@@ -1,7 +1,10 @@
 """Events of a run, as reporters receive them and `events.jsonl` keeps them."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, NotRequired, Protocol, TypedDict
+from typing import TYPE_CHECKING, Literal, NotRequired, Protocol, TypedDict
+
+if TYPE_CHECKING:
+    from lineage.audit.log import Anchor
 
 State = Literal["queued", "running", "cached", "done", "failed", "skipped", "blocked", "cancelled", "waiting"]
 
@@ -22,7 +25,7 @@ class StepEvent(TypedDict):
 
 
 class ProgressEvent(TypedDict):
-    """How far a running step is; it holds the step's figures by name as well."""
+    """The progress of a running step, with the step's figures by name."""
 
     type: Literal["progress"]
     step: str
@@ -56,8 +59,8 @@ class RunEvent(TypedDict):
     recipe: NotRequired[str]
     steps: NotRequired[int]
     exit_code: NotRequired[int]
-    audit: NotRequired[Any]
-    """Where the audit log stands."""
+    audit: NotRequired["Anchor"]
+    """Anchor of the audit log at that time."""
 
 
 Event = StepEvent | ProgressEvent | LogEvent | RetryEvent | RunEvent

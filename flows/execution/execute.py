@@ -1,4 +1,4 @@
-"""Execute a plan in plain Python: what may start, what is found, skipped, blocked or tried again.
+"""Execute a plan in plain Python: which steps start, are cached, skipped, blocked or retried.
 
 Executors run the steps (`flows.steps.in_process`, `flows.steps.ray_workers`); reporters show what happens.
 """
@@ -76,11 +76,11 @@ class Execution:
         run: str,
         stop: threading.Event | None = None,
         ledger: Ledger | None = None,
-        outlook: Forecast | None = None,
+        forecast: Forecast | None = None,
     ):
         self.plan, self.layout, self.executor, self.reporter, self.run = plan, layout, executor, reporter, run
         self.ledger = ledger or Ledger(plan, layout, run, {})
-        self.outlook = outlook or Forecast(plan, layout)
+        self.forecast = forecast or Forecast(plan, layout)
         self.store = Store(layout)
         self.states: dict[str, StepState] = {}
         self.stop = stop or threading.Event()
@@ -92,11 +92,11 @@ class Execution:
 
     def perform(self, step: Step, on_line: Callable[[str], None] = lambda line: None) -> StepState:
         """Do a step unless its artifact exists or it is skipped or blocked; return its state, also when it fails."""
-        begun = time.monotonic()
+        started = time.monotonic()
         try:
             state = self._settle(step) or self._find_artifact(step) or self._try(step, on_line)
         except StepError as error:
-            state = StepState(step.name, "failed", _message_of(step, error), seconds=time.monotonic() - begun)
+            state = StepState(step.name, "failed", _message_of(step, error), seconds=time.monotonic() - started)
         if state.manifest is not None:
             state = replace(state, gates=judge_gates(step, state.manifest, self.layout))
         if state.waits:
@@ -118,26 +118,26 @@ class Execution:
         if (reason := self._not_on_branch(step)) is not None:
             return StepState(step.name, "skipped", reason)
         for until in step.unless:
-            if self.states[until.step].state == "skipped" or self._holds(until):
+            if self.states[until.step].state == "skipped" or self._is_met(until):
                 return StepState(step.name, "skipped", f"{until.step}: {until.metric} {until.op} {until.value}")
-        if any(given.steps and self._first_finished(given.steps) is None for given in step.inputs):
+        if any(step_input.steps and self._first_finished(step_input.steps) is None for step_input in step.inputs):
             return StepState(step.name, "skipped", "what it reads was skipped")
         return None
 
     def _not_on_branch(self, step: Step) -> str | None:
         """Return why gates that branch keep a step from running; None when they do not."""
-        taken = {b.step for b in step.branch_of if b.gate in self.states[b.step].branches}
-        if step.branch_of and not taken:
+        chosen = {b.step for b in step.branch_of if b.gate in self.states[b.step].branches}
+        if step.branch_of and not chosen:
             return f"only if a gate of {', '.join(dict.fromkeys(b.step for b in step.branch_of))} fails"
-        barred = [name for name in step.needs if self.states[name].branches and name not in taken]
+        barred = [name for name in step.needs if self.states[name].branches and name not in chosen]
         return f"a gate of {barred[0]} failed: its branch runs instead" if barred else None
 
-    def _holds(self, until: Until) -> bool:
+    def _is_met(self, until: Until) -> bool:
         manifest = self.states[until.step].manifest
         value = manifest.metrics.get(until.metric) if manifest else None
         if not isinstance(value, int | float):
-            known = ", ".join(manifest.metrics) if manifest else ""
-            raise StepError(f"until: {until.step} has no number `{until.metric}`; it has: {known or 'none'}")
+            names = ", ".join(manifest.metrics) if manifest else ""
+            raise StepError(f"until: {until.step} has no number `{until.metric}`; it has: {names or 'none'}")
         return COMPARE[until.op](value, until.value)
 
     def _first_finished(self, candidates: tuple[str, ...]) -> Manifest | None:
@@ -153,7 +153,7 @@ class Execution:
         return StepState(step.name, "cached", f"made by run {manifest.run}{restored}", manifest)
 
     def _try(self, step: Step, on_line: Callable[[str], None]) -> StepState:
-        begun, error = time.monotonic(), ""
+        started, error = time.monotonic(), ""
         for attempt in range(step.retries + 1):
             if exceeded := self.ledger.find_stop_reason():
                 error = error or exceeded
@@ -169,10 +169,10 @@ class Execution:
                     return StepState(step.name, "cancelled", reason)
                 continue
             if manifest.run != self.run:
-                reason = f"made by run {manifest.run} meanwhile"
-                return StepState(step.name, "cached", reason, manifest, time.monotonic() - begun)
-            return StepState(step.name, "done", "", manifest, time.monotonic() - begun)
-        return StepState(step.name, "failed", error, seconds=time.monotonic() - begun)
+                reason = f"made by run {manifest.run} during this run"
+                return StepState(step.name, "cached", reason, manifest, time.monotonic() - started)
+            return StepState(step.name, "done", "", manifest, time.monotonic() - started)
+        return StepState(step.name, "failed", error, seconds=time.monotonic() - started)
 
     def _run_once(self, step: Step, on_line: Callable[[str], None]) -> Manifest:
         """Run one attempt; watch it until it ends, exceeds its time limit or the run is stopped."""
@@ -215,7 +215,7 @@ class Execution:
             if not ended and (late or exceeded or self.stop.is_set()):
                 handle.kill()
                 reason = f"exceeded its time limit of {step.timeout:g} s" if late else exceeded or "stopped"
-                raise StepError(f"{step.name}: {reason}, its process was ended")
+                raise StepError(f"{step.name}: {reason}; its process was killed")
         return has_reported
 
     def _pass_on(self, step: Step, report: TaskReport) -> None:
@@ -233,15 +233,15 @@ class Execution:
         else:
             figures = {name: value for name, value in report.items() if name != "step"}
             progress = {"type": "progress", "step": step.name, "at": report.get("step"), **figures}
-            event = cast(ProgressEvent, progress)  # tasks name their figures freely
+            event = cast(ProgressEvent, progress)  # tasks choose the names of their figures
         self.reporter.report(event)
 
     def _make_spec(self, step: Step) -> StepSpec:
         inputs: dict[str, MadeInput] = {}
-        for given in step.inputs:
-            made = self._first_finished(given.steps) if given.steps else None
+        for step_input in step.inputs:
+            made = self._first_finished(step_input.steps) if step_input.steps else None
             if made is not None:
-                inputs[given.port] = MadeInput(made.kind, made.key, str(given.output), made.step)
+                inputs[step_input.port] = MadeInput(made.kind, made.key, str(step_input.output), made.step)
         return StepSpec(
             root=self.layout.root,
             run=self.run,

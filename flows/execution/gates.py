@@ -26,7 +26,7 @@ class GateState:
 
 
 def judge_gates(step: Step, manifest: Manifest, layout: Layout) -> tuple[GateState, ...]:
-    """Return the gates of a finished step; the plan, not the artifact, says what a failed gate does."""
+    """Return the gates of a finished step; the plan, not the artifact, decides what a failed gate does."""
     policies = step.settings.get("gate") or []
     states = []
     for index, outcome in enumerate(manifest.details.get("gates", [])):

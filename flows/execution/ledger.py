@@ -12,11 +12,12 @@ from pydantic import ValidationError
 from flows.planning.estimate import Forecast, cost_of_holding, format_cost, list_exceeded_limits, predict_costs
 from lineage.layout import Layout
 from lineage.reports.spending import Cost, Spending, read_spending, sum_costs, write_spending
+from schemas.base import JsonObject
 from schemas.budget import MONEY_NEEDS_PRICES, Budget, Prices
 from schemas.errors import PlanError
 from schemas.plan import Plan, Step
 
-EVERY = 5.0
+WRITE_SECONDS = 5.0
 """Seconds between notes of what running steps spend: so much a killed run may forget."""
 
 ADVICE = "raise `budget:` and run again, or go on with `posttrain resume --budget KEY=VALUE`"
@@ -34,7 +35,7 @@ class _Attempt:
 
 
 class Consumption(NamedTuple):
-    """What the manifest of an artifact says its step consumed."""
+    """What a step consumed, by the manifest of its artifact."""
 
     seconds: float
     tokens: int = 0
@@ -53,16 +54,16 @@ class Ledger:
         plan: Plan,
         layout: Layout,
         run: str,
-        foreseen: dict[str, Cost | None],
+        predicted: dict[str, Cost | None],
         clock: Callable[[], float] = time.monotonic,
     ):
         self.budget, self.layout, self.run, self.clock = plan.budget, layout, run, clock
         before = read_spending(layout, run)
-        self.foreseen = before.predicted if before else foreseen
+        self.predicted = before.predicted if before else predicted
         self.spent = dict(before.spent) if before else {}
         self.attempts: dict[str, _Attempt] = {}
         self.lock = threading.Lock()
-        self.noted = self.clock()
+        self.last_write = self.clock()
 
     def begin(self, step: Step) -> None:
         """Start to count an attempt at a step."""
@@ -78,7 +79,7 @@ class Ledger:
                 attempt.paid_tokens += (paid is not None) * number
 
     def end(self, step: Step, made: Consumption | None = None) -> None:
-        """Add the cost of an attempt that ended; `made` is what the artifact says that the step consumed.
+        """Add the cost of an attempt that ended; `made` is what the step consumed by the manifest of its artifact.
 
         The larger of both counts: an attempt may end before its reports are read.
         """
@@ -93,16 +94,16 @@ class Ledger:
                     max(cost.paid_tokens, made.paid_tokens),
                 )
             self.spent[step.name] = self.spent.get(step.name, Cost()) + cost
-            self._note()
+            self._write()
 
     def list_exceeded(self) -> list[str]:
-        """Return the limits of the budget that the run has exceeded, whatever `on_exceed` says."""
+        """Return the limits of the budget that the run has exceeded, for any `on_exceed`."""
         if self.budget is None:
             return []
         with self.lock:
             running = [self._cost(attempt) for attempt in self.attempts.values()]
-            if self.clock() - self.noted > EVERY:
-                self._note()
+            if self.clock() - self.last_write > WRITE_SECONDS:
+                self._write()
             return list_exceeded_limits(self.budget, sum_costs([*self.spent.values(), *running]))
 
     def find_stop_reason(self) -> str:
@@ -116,36 +117,36 @@ class Ledger:
         seconds = self.clock() - attempt.since
         return cost_of_holding(attempt.step, seconds, attempt.tokens, attempt.paid, attempt.paid_tokens)
 
-    def _note(self) -> None:
+    def _write(self) -> None:
         running = {name: self.spent.get(name, Cost()) + self._cost(one) for name, one in self.attempts.items()}
-        write_spending(self.layout, self.run, Spending(self.foreseen, self.spent | running))
-        self.noted = self.clock()
+        write_spending(self.layout, self.run, Spending(self.predicted, self.spent | running))
+        self.last_write = self.clock()
 
 
-def open_ledger(run: str, outlook: Forecast) -> Ledger:
+def open_ledger(run: str, forecast: Forecast) -> Ledger:
     """Return the ledger of a run that begins or resumes; its cost is predicted once, before its first step."""
-    return Ledger(outlook.plan, outlook.layout, run, predict_costs(outlook.estimates))
+    return Ledger(forecast.plan, forecast.layout, run, predict_costs(forecast.estimates))
 
 
 def describe_spending(plan: Plan, layout: Layout, run: str) -> Iterator[str]:
     """Yield what a run spent next to the prediction, and the limits it exceeded; nothing if it spent nothing."""
-    noted = read_spending(layout, run)
-    if noted is None:
+    spending = read_spending(layout, run)
+    if spending is None:
         return
-    prices, spent = plan.budget.prices if plan.budget else Prices(), sum_costs(noted.spent.values())
-    foreseen = [cost for cost in noted.predicted.values() if cost is not None]
-    before = f"; estimated: {format_cost(sum_costs(foreseen), prices)}" if foreseen else ""
+    prices, spent = plan.budget.prices if plan.budget else Prices(), sum_costs(spending.spent.values())
+    predicted = [cost for cost in spending.predicted.values() if cost is not None]
+    before = f"; estimated: {format_cost(sum_costs(predicted), prices)}" if predicted else ""
     yield f"spent: {format_cost(spent, prices)}{before}"
     if plan.budget and (passed := list_exceeded_limits(plan.budget, spent)):
         advice = f"; {ADVICE}" if plan.budget.on_exceed == "stop" else ""
-        yield f"the run passed its budget: {'; '.join(passed)}{advice}"
+        yield f"the run exceeded its budget: {'; '.join(passed)}{advice}"
 
 
 def change_budget(plan: Plan, changes: Sequence[str]) -> Plan:
     """Return the plan with budget keys changed, as `core_seconds=600`. Raise PlanError if a change is not valid."""
     if not changes:
         return plan
-    values: dict[str, Any] = plan.budget.model_dump() if plan.budget else {}
+    values: JsonObject = plan.budget.model_dump() if plan.budget else {}
     try:
         for change in changes:
             _set_key(values, change)
@@ -159,12 +160,12 @@ def change_budget(plan: Plan, changes: Sequence[str]) -> Plan:
         raise PlanError(f"--budget: {problems}\n    keys: {', '.join(Budget.model_fields)}") from error
 
 
-def _set_key(values: dict[str, Any], change: str) -> None:
+def _set_key(values: JsonObject, change: str) -> None:
     name, equals, text = change.partition("=")
     *parents, last = name.split(".")
     place: Any = values
     for parent in parents:
         place = place.setdefault(parent, {}) if isinstance(place, dict) else None
     if not equals or not isinstance(place, dict):
-        raise PlanError(f"--budget wants key=value, as core_seconds=600, this is {change!r}")
+        raise PlanError(f"--budget {change!r}: not key=value; write it as core_seconds=600")
     place[last] = yaml.safe_load(text)

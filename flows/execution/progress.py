@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TypeGuard
 
 from rich.console import Console
 from rich.live import Live
@@ -13,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.execution.events import Event, ProgressEvent, StepEvent
+from flows.execution.results import is_number
 from flows.execution.states import STYLES
 from schemas.plan import Plan
 
@@ -83,7 +83,7 @@ class TerminalReporter:
             row.started, row.first = row.started if row.started is not None else now, None
         elif row.state != "queued":
             row.ended = now
-            row.values |= {k: v for k, v in event.get("metrics", {}).items() if k in FIGURES and _is_number(v)}
+            row.values |= {k: v for k, v in event.get("metrics", {}).items() if k in FIGURES and is_number(v)}
         row.reason = "; ".join(part for part in (row.reason, event.get("gates", "")) if part)
         if row.state != before:
             took = f" in {format_clock(elapsed)}" if row.state == "done" and (elapsed := self._elapsed(row)) else ""
@@ -143,9 +143,9 @@ class TerminalReporter:
 
 def format_clock(seconds: float) -> str:
     """Return seconds as 0:07, 12:03 or 1:02:03."""
-    whole = int(seconds + 0.5)
-    hours, minutes = whole // 3600, whole % 3600 // 60
-    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+    total = int(seconds + 0.5)
+    hours, minutes = total // 3600, total % 3600 // 60
+    return f"{hours}:{minutes:02d}:{total % 60:02d}" if hours else f"{minutes}:{total % 60:02d}"
 
 
 def _format_steps(row: Row) -> str:
@@ -166,11 +166,5 @@ def _format_speed(row: Row) -> str:
 def extract_figures(event: Mapping[str, object]) -> dict[str, float]:
     """Return the numbers that a step reports with its progress, by name."""
     return {
-        name: value
-        for name, value in event.items()
-        if name not in ("type", "step", "at", "total") and _is_number(value)
+        name: value for name, value in event.items() if name not in ("type", "step", "at", "total") and is_number(value)
     }
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,6 +1,6 @@
 """Tables that finished steps leave in the details of their manifests, for kinds whose traits declare them."""
 
-from typing import TypedDict
+from typing import TypedDict, TypeGuard
 
 from schemas.manifest import Manifest
 from schemas.stages.union import traits_of
@@ -30,3 +30,8 @@ def read_yields(manifest: Manifest | None) -> list[dict[str, str | float | None]
     if manifest is None or not traits_of(manifest.kind).counts_yield:
         return []
     return manifest.details.get("yield") or []
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether a metric is a number; truth values are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

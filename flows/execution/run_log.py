@@ -8,9 +8,8 @@ import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from flows.execution.events import Event, RecordedStep, Reporter
+from flows.execution.events import Event, RecordedStep, Reporter, RetryEvent, RunEvent
 from lineage.layout import Layout
 from schemas.atomic_write import write_text_atomically
 from schemas.errors import PlanError
@@ -76,7 +75,7 @@ def list_runs(layout: Layout) -> list[str]:
     return sorted((p.parent.name for p in folder.glob("*/plan.json")), reverse=True)
 
 
-def read_events(layout: Layout, run: str) -> Iterator[Any]:
+def read_events(layout: Layout, run: str) -> Iterator[RecordedStep | RetryEvent | RunEvent]:
     """Yield the recorded events of a run; skip a line that a killed process left unfinished."""
     file = layout.run(run) / "events.jsonl"
     for line in file.read_text().splitlines() if file.is_file() else ():

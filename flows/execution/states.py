@@ -1,5 +1,7 @@
 """States of the steps of a run, and the exit code that follows from them."""
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from flows.execution.events import State, StepEvent
@@ -79,6 +81,11 @@ class StepState:
         if self.gate_text:
             event["gates"] = self.gate_text
         return event
+
+
+def describe_states(states: Iterable[StepState]) -> str:
+    """Return how many steps are in each state, as `2 done, 1 failed`."""
+    return ", ".join(f"{count} {name}" for name, count in Counter(state.state for state in states).items())
 
 
 def compute_exit_code(states: dict[str, StepState]) -> int:

@@ -16,7 +16,7 @@ def show_lineage(target: str | None, layout: Layout, console: Console, as_json: 
     from lineage.tracing.ancestry import render, trace
 
     if target is None:
-        raise PlanError("lineage of what? name a step, run, key, digest, artifact, row or source; or use --verify")
+        raise PlanError("no target: name a step, run, key, digest, artifact, row or source; or use --verify")
     lineage_trace = trace(layout, target)
     if as_json:
         print(json.dumps(lineage_trace.as_json(), indent=1))
@@ -42,7 +42,7 @@ def show_verification(
         append(layout, "verified", target=target, artifacts=verification.artifacts, problems=len(verification.problems))
     except (OSError, PlanError) as error:  # a checkout that is read-only or has no signing key can still be verified
         why = getattr(error, "strerror", None) or str(error)
-        note = f"{layout.state}: that this was checked could not be noted: {why}"
+        note = f"{layout.state}: the verification could not be recorded: {why}"
         verification = replace(verification, notes=(*verification.notes, note))
     if as_json:
         print(json.dumps(asdict(verification), indent=1))

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from flows.execution.events import RecordedStep
-from flows.execution.results import ScoredRow, read_scores
+from flows.execution.results import ScoredRow, is_number, read_scores
 from flows.execution.run_log import read_plan, read_step_events
 from flows.execution.states import FINISHED
 from flows.history.diff_data import DataChange, compare_data
@@ -170,12 +170,12 @@ def _compare_metrics(a: Side, b: Side, both: Iterable[str]) -> Iterator[MetricCh
                 interval = compute_difference_interval(one, other)
                 outside = not interval[0] <= 0.0 <= interval[1]
                 yield MetricChange(name, line, one["value"], other["value"], interval, outside)
-        known = {
+        compared = {
             *measured[0],
             *(line["metric"] for line in measured[0].values()),
         }  # `accuracy`: the last model's
         for metric, one, other in list_changes(old.metrics, new.metrics):
-            if metric not in known and _is_number(one, other):
+            if metric not in compared and is_number(one) and is_number(other):
                 yield MetricChange(name, metric, one, other)
 
 
@@ -193,10 +193,6 @@ def compute_difference_interval(one: ScoredRow, other: ScoredRow) -> tuple[float
     down = math.hypot(other["value"] - other["low"], one["high"] - one["value"])
     up = math.hypot(other["high"] - other["value"], one["value"] - one["low"])
     return gain - down, gain + up
-
-
-def _is_number(*values: Any) -> bool:
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
 def _compare_steps(a: Side, b: Side, both: list[str]) -> Steps:

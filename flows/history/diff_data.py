@@ -48,12 +48,19 @@ def compare_data(
 
 def _compare_sources(before: Step, after: Step) -> Iterator[DataChange]:
     old = {i.port: i for i in before.inputs if i.source is not None}
-    for given in after.inputs:
-        was = old.get(given.port)
-        if given.source is None or was is None or (was.source, was.digest) == (given.source, given.digest):
+    for step_input in after.inputs:
+        was = old.get(step_input.port)
+        if (
+            step_input.source is None
+            or was is None
+            or (was.source, was.digest) == (step_input.source, step_input.digest)
+        ):
             continue
         yield DataChange(
-            after.name, port=given.port, source=(was.source, given.source), digest=(was.digest, given.digest)
+            after.name,
+            port=step_input.port,
+            source=(was.source, step_input.source),
+            digest=(was.digest, step_input.digest),
         )
 
 

@@ -13,7 +13,7 @@ from lineage.reports.report import format_duration
 
 SHOWN = 12
 """Most row ids per list; `--json` has all of them."""
-BECAME = {
+OUTCOMES = {
     "same": "the same artifact",
     "again": "ran again, same bytes",
     "changed": "changed",
@@ -49,7 +49,7 @@ def _make_tables(difference: Difference) -> Iterator[Table]:
     if difference.metrics:
         columns = ("step", "metric", "before", "after", "difference", "")
         yield _make_table("Metrics", columns, [_format_metric(change) for change in difference.metrics])
-    moved = [(what, getattr(difference.steps, name)) for name, what in BECAME.items()]
+    moved = [(what, getattr(difference.steps, name)) for name, what in OUTCOMES.items()]
     yield _make_table("Artifacts", ("", "steps"), [(what, ", ".join(names)) for what, names in moved if names])
     yield _make_table("Cost", ("", "before", "after"), list(_format_cost(difference)))
 
@@ -68,7 +68,7 @@ def _format_row(change: Change) -> tuple[str, str, str]:
 
 
 def _format_code(change: Change) -> str:
-    return "is used now" if change.before is None else "is used no more" if change.after is None else "changed"
+    return "is used now" if change.before is None else "is no longer used" if change.after is None else "changed"
 
 
 def _format_data(change: DataChange) -> tuple[str, ...]:

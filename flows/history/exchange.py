@@ -37,7 +37,7 @@ def pull(layout: Layout, remote: str | None, target: str | None, console: Consol
 def _print_moved(console: Console, done: str, moved: sharing.Moved) -> None:
     for record in moved.records:
         console.print(Text(f"{done} {record['step']} ({record['key'][:16]})"), soft_wrap=True)
-    counts = f"{len(moved.records)} artifacts {done}, {moved.there} were there; {moved.objects} files"
+    counts = f"{len(moved.records)} artifacts {done}, {moved.there} existed already; {moved.objects} files"
     console.print(counts, highlight=False)
 
 

@@ -25,7 +25,7 @@ def send_events(what: str, target: str, layout: Layout) -> str:
     """Send the events of a target to the server at OPENLINEAGE_URL; return a message. Raise PlanError."""
     url = os.environ.get("OPENLINEAGE_URL")
     if what != "openlineage" or not url:
-        raise PlanError("--send gives openlineage events to the server that OPENLINEAGE_URL names; set it")
+        raise PlanError("--send needs the format openlineage and OPENLINEAGE_URL, the address of the server; set it")
     from lineage.exports.openlineage_events import make_lineage_events, send_events
 
     return f"{send_events(make_lineage_events(layout, target), url)} events sent\n"

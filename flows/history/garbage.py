@@ -22,6 +22,7 @@ from lineage.artifacts.reclaim import (
 from lineage.audit import log as audit_log
 from lineage.layout import Layout
 from lineage.records import Record, read_records
+from lineage.reports.report import format_size
 from lineage.retention.keep import add_ancestors, find_best, find_pinned, find_promoted, refuse_damaged, refuse_missing
 from lineage.retention.pins import pin_artifacts, read_pins, unpin_artifacts
 from lineage.tracing.ancestry import trace
@@ -49,7 +50,7 @@ class Policy:
 class Clearance:
     """Artifacts that stay, with reasons, and what can be removed."""
 
-    kept: list[tuple[Record, str]]
+    needed: list[tuple[Record, str]]
     garbage: Garbage
     in_use: frozenset[Path]
     """Work folders of steps that are running; they stay."""
@@ -77,7 +78,7 @@ def find_garbage(layout: Layout, policy: Policy) -> Clearance:
     log = check_log(layout)
     if log.problems:
         what = f"{log.problems[0]}; see: posttrain lineage --verify"
-        raise PlanError(f"the audit log does not hold, so what must stay is unknown and nothing is removed: {what}")
+        raise PlanError(f"the audit log does not verify, so nothing is removed: {what}")
     records = read_records(layout)
     reasons = find_promoted(layout, policy.champions) | find_pinned(layout)
     refuse_missing(log, records, reasons)
@@ -87,10 +88,10 @@ def find_garbage(layout: Layout, policy: Policy) -> Clearance:
         makers = {record["run"]: leaders[record["key"]] for record in records if record["key"] in leaders}
         reasons = leaders | reasons
         planned = {key: why for run, why in makers.items() for key in list_keys(layout, log, run)} | planned
-    kept = add_ancestors(records, planned | reasons)
-    stay = [(record, kept[record["key"]]) for record in records if record["key"] in kept]
+    needed = add_ancestors(records, planned | reasons)
+    stay = [(record, needed[record["key"]]) for record in records if record["key"] in needed]
     refuse_damaged(layout, log, (record for record, _ in stay))
-    go = [record for record in records if record["key"] not in kept]
+    go = [record for record in records if record["key"] not in needed]
     works = [p for p in sorted((layout.state / "work").glob("*")) if p.is_dir() and p.name not in planned]
     in_use = frozenset(work for work in works if _is_used(work))
     objects = tuple(find_unneeded_objects(layout, [record for record, _ in stay], go))
@@ -126,7 +127,7 @@ def _remove_garbage(layout: Layout, clearance: Clearance, size: int, policy: Pol
         objects=len(garbage.objects),
         works=[work.name for work in garbage.works],
         bytes=size,
-        kept=len(clearance.kept),
+        kept=len(clearance.needed),
         policy=asdict(policy),
     )
     remove_garbage(layout, garbage)
@@ -139,7 +140,7 @@ def _remove_garbage(layout: Layout, clearance: Clearance, size: int, policy: Pol
 def _as_json(clearance: Clearance) -> dict[str, object]:
     garbage = clearance.garbage
     return {
-        "kept": [{**_describe_record(record), "why": why} for record, why in clearance.kept],
+        "kept": [{**_describe_record(record), "why": why} for record, why in clearance.needed],
         "artifacts": [
             {**_describe_record(record), "bytes": count_freed_bytes([Path(record["folder"])])}
             for record in garbage.artifacts
@@ -157,12 +158,12 @@ def _describe_record(record: Record) -> dict[str, str]:
 
 def _print_clearance(clearance: Clearance, size: int, console: Console, yes: bool) -> None:
     garbage = clearance.garbage
-    table = Table(title="What nothing needs any more", title_justify="left")
+    table = Table(title="Artifacts that nothing needs", title_justify="left")
     for column in ("step", "kind", "key", "made by run", "size"):
         table.add_column(column, justify="right" if column == "size" else "left")
     for record in garbage.artifacts:
         names = (Text(record["step"]), record["kind"], record["key"][:16], record["run"])
-        table.add_row(*names, format_bytes(sum(f["size"] for o in record["outputs"].values() for f in o["files"])))
+        table.add_row(*names, format_size(sum(f["size"] for o in record["outputs"].values() for f in o["files"])))
     if garbage.artifacts:
         console.print(table)
     counts = (
@@ -172,17 +173,8 @@ def _print_clearance(clearance: Clearance, size: int, console: Console, yes: boo
         (len(garbage.temporaries), "temporary files left in DVC's cache"),
     )
     what = ", ".join(f"{count} {noun}" for count, noun in counts if count) or "nothing"
-    did = "removed" if yes else "could go"
-    console.print(f"{did}: {what}; {len(clearance.kept)} artifacts stay", highlight=False, soft_wrap=True)
-    gets = "got back" if yes else "would get back"
+    did = "removed" if yes else "removable"
+    console.print(f"{did}: {what}; {len(clearance.needed)} artifacts stay", highlight=False, soft_wrap=True)
+    did = "freed" if yes else "would free"
     more = "" if yes or not size else "; remove it with --yes"
-    console.print(f"the disk {gets} {format_bytes(size)} ({size} bytes){more}", highlight=False, soft_wrap=True)
-
-
-def format_bytes(size: float) -> str:
-    """Return a number of bytes as text."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
+    console.print(f"{did} {format_size(size)} ({size} bytes){more}", highlight=False, soft_wrap=True)

@@ -20,7 +20,7 @@ FAILED = 1
 
 
 def find_needed(layout: Layout, log: AuditCheck, last: int, given_up: tuple[str, ...]) -> Reasons:
-    """Return, by key, why a run needs the artifact or the work that was begun on it.
+    """Return, by key, why a run needs the artifact or the unfinished work on it.
 
     Runs that only found artifacts do not count among the latest. A run in `given_up` (`all`: every one) keeps nothing
     for being resumed. Raise PlanError if there is no such run.
@@ -34,7 +34,7 @@ def find_needed(layout: Layout, log: AuditCheck, last: int, given_up: tuple[str,
     for run in names:
         latest += run in log.busy
         if is_active(layout, run):
-            why = f"run {run}, which goes on"
+            why = f"run {run}, which is active"
         elif run in log.busy and latest <= last:
             why = f"run {run}"
         elif not {run, ALL} & set(given_up) and is_resumable(layout, log, run):

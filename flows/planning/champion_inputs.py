@@ -1,9 +1,10 @@
 """`against: champion`: the champion that a gate compares with becomes an input of the evaluation."""
 
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from lineage.layout import Layout
 from lineage.sources.resolve import find_source
+from schemas.base import JsonObject
 from schemas.errors import PlanError
 from schemas.plan import Input
 from schemas.recipe.load import Recipe
@@ -20,11 +21,11 @@ class GateSettings(TypedDict):
 
 
 def add_champions(
-    recipe: Recipe, settings: dict[str, Any], inputs: tuple[Input, ...], layout: Layout
-) -> tuple[dict[str, Any], tuple[Input, ...]]:
+    recipe: Recipe, settings: JsonObject, inputs: tuple[Input, ...], layout: Layout
+) -> tuple[JsonObject, tuple[Input, ...]]:
     """Return settings and inputs of an evaluation with the champions that its gates name.
 
-    Without a champion they stay as they are, and the gate says so. Raise PlanError if the audit log does not verify,
+    Without a champion they are unchanged, and the gate reports it. Raise PlanError if the audit log does not verify,
     MLflow does not answer or names a champion that no recorded move made, or the champion is not in this checkout.
     """
     from lineage.registry.champions import read_standing

@@ -7,7 +7,6 @@ stage that defines its model, whose tokenizer settings stand for the fingerprint
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 from lineage.artifacts.contract import find_disagreement, find_other_setting, override_contract, read_contract
 from lineage.artifacts.store import Store
@@ -34,7 +33,7 @@ class KnownContract:
     """A model's contract as far as it is known: its fingerprints if the model exists, else its tokenizer settings."""
 
     contract: Contract | None = None
-    tokenizer: dict[str, Any] | None = None
+    tokenizer: JsonObject | None = None
     chat: JsonObject = field(default_factory=dict)
     """Chat settings that the model carries."""
 
@@ -74,11 +73,11 @@ def _find_own(step: Step, received: list[KnownContract], store: Store) -> KnownC
 
 
 def _find_received(
-    given: Input, bonds: dict[str, KnownContract], layout: Layout, folders: tuple[Path, ...]
+    step_input: Input, bonds: dict[str, KnownContract], layout: Layout, folders: tuple[Path, ...]
 ) -> KnownContract:
-    if given.steps:
-        return bonds[given.steps[0]]
-    contract = read_contract(find_source(str(given.source), layout, folders).folder)
+    if step_input.steps:
+        return bonds[step_input.steps[0]]
+    contract = read_contract(find_source(str(step_input.source), layout, folders).folder)
     return KnownContract(contract, chat=contract.chat if contract else {})
 
 

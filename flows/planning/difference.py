@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from schemas.base import JsonObject
+
 ABSENT = "nothing"
 
 
@@ -14,12 +16,12 @@ class Definitions(Protocol):
         ...
 
 
-def find_first_difference(old: dict[str, Any], new: dict[str, Any], known: Definitions | None = None) -> str:
+def find_first_difference(old: JsonObject, new: JsonObject, definitions: Definitions | None = None) -> str:
     """Return the first thing in which two identities differ: settings, then seed, inputs and code."""
-    return next(list_differences(old, new, known), "nothing differs")
+    return next(list_differences(old, new, definitions), "nothing differs")
 
 
-def list_differences(old: dict[str, Any], new: dict[str, Any], known: Definitions | None = None) -> Iterator[str]:
+def list_differences(old: JsonObject, new: JsonObject, definitions: Definitions | None = None) -> Iterator[str]:
     """Yield everything in which two identities differ, as `learning_rate: 0.001 → 0.002`."""
     for path, before, after in list_changes(old.get("settings", {}), new.get("settings", {})):
         yield f"{path}: {format_value(before)} → {format_value(after)}"
@@ -27,21 +29,23 @@ def list_differences(old: dict[str, Any], new: dict[str, Any], known: Definition
         if old.get(field) != new.get(field):
             yield f"{field}: {format_value(old.get(field))} → {format_value(new.get(field))}"
     before, now = old.get("inputs", {}), new.get("inputs", {})
-    yield from (f"input {port}: is something else" for port in now if port in before and before[port] != now[port])
+    yield from (f"input {port}: changed" for port in now if port in before and before[port] != now[port])
     yield from (f"input {port}: is new" for port in now if port not in before)
-    yield from (f"input {port}: is gone" for port in before if port not in now)
-    yield from list_code_changes(old.get("code", {}), new.get("code", {}), known)
+    yield from (f"input {port}: was removed" for port in before if port not in now)
+    yield from list_code_changes(old.get("code", {}), new.get("code", {}), definitions)
 
 
-def list_code_changes(before: dict[str, str], now: dict[str, str], known: Definitions | None = None) -> Iterator[str]:
+def list_code_changes(
+    before: dict[str, str], now: dict[str, str], definitions: Definitions | None = None
+) -> Iterator[str]:
     """Yield the modules that changed, are used now, or no more, as `code: learning/losses.py changed (clipped)`."""
     for module in now:
         if module not in before:
             yield f"code: {_module_path(module)} is used now"
         elif before[module] != now[module]:
-            names = known.changed(before[module], now[module]) if known is not None else []
+            names = definitions.changed(before[module], now[module]) if definitions is not None else []
             yield f"code: {_module_path(module)} changed" + (f" ({', '.join(names)})" if names else "")
-    yield from (f"code: {_module_path(module)} is used no more" for module in before if module not in now)
+    yield from (f"code: {_module_path(module)} is no longer used" for module in before if module not in now)
 
 
 def list_changes(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:

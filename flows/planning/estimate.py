@@ -15,7 +15,7 @@ from schemas.budget import Budget, Prices
 from schemas.plan import Plan, Step
 
 SIMILAR = 3
-"""Settings in which an artifact of a step of another name may differ and still say something."""
+"""Most settings in which an artifact of a step of another name may differ to serve as an estimate."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ def compute_cost(record: Record, step: Step) -> Cost:
 
 def cost_of_holding(step: Step, seconds: float, tokens: int, paid: float = 0.0, paid_tokens: int = 0) -> Cost:
     """Return the cost of holding a step's resources, with its tokens and what servers charged."""
-    held = step.resources
-    return Cost(seconds, seconds * held.all_cpus, seconds * held.all_gpus, tokens, paid, paid_tokens)
+    resources = step.resources
+    return Cost(seconds, seconds * resources.all_cpus, seconds * resources.all_gpus, tokens, paid, paid_tokens)
 
 
 def predict_costs(estimates: Mapping[str, Estimate]) -> dict[str, Cost | None]:
@@ -99,12 +99,12 @@ def describe_costs(plan: Plan, estimates: Mapping[str, Estimate]) -> Iterator[st
     costs = predict_costs(estimates)
     unknown = [name for name, cost in costs.items() if cost is None]
     if len(unknown) < len(costs):
-        without = f", without {', '.join(unknown)}: nothing like that ran before" if unknown else ""
+        without = f", without {', '.join(unknown)}: no similar step ran before" if unknown else ""
         yield f"estimated cost: {format_cost(sum_costs(costs.values()), prices)}{without}"
     elif unknown:
-        yield "estimated cost: unknown, nothing like these steps ran before"
+        yield "estimated cost: unknown, no similar steps ran before"
     if saved := [estimate.cost for estimate in estimates.values() if estimate.is_hit]:
-        yield f"saved by what is there: {format_cost(sum_costs(saved), prices)}"
+        yield f"saved by cached steps: {format_cost(sum_costs(saved), prices)}"
 
 
 def describe_excess(plan: Plan, estimates: Mapping[str, Estimate]) -> Iterator[str]:
@@ -112,7 +112,7 @@ def describe_excess(plan: Plan, estimates: Mapping[str, Estimate]) -> Iterator[s
     if plan.budget is None:
         return
     for line in list_exceeded_limits(plan.budget, sum_costs(predict_costs(estimates).values())):
-        yield f"the plan is predicted to pass its budget: {line}"
+        yield f"the plan is predicted to exceed its budget: {line}"
 
 
 def list_exceeded_limits(budget: Budget, cost: Cost) -> list[str]:

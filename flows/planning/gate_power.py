@@ -1,7 +1,6 @@
 """Before a run: the smallest difference that each gate of a plan can detect, and which steps gates decide about."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 from scipy.special import ndtri
@@ -10,6 +9,7 @@ from learning.evaluation.gate_questions import Question, list_questions
 from learning.evaluation.paired_tests import POWER, find_minimum_detectable
 from lineage.layout import Layout
 from lineage.tracing.history import find_latest
+from schemas.base import JsonObject
 from schemas.gates import Gate, split_metric
 from schemas.manifest import Manifest
 from schemas.plan import Plan, Step
@@ -24,61 +24,61 @@ def describe_gate_power(plan: Plan, layout: Layout) -> list[str]:
 
     A difference of this size is detected in 80 % of evaluations.
     """
-    asked = [s for s in plan.steps if any(g.get("against") for g in s.settings.get("gate") or ())]
-    if not asked:
+    comparing = [s for s in plan.steps if any(g.get("against") for g in s.settings.get("gate") or ())]
+    if not comparing:
         return []
-    before = find_latest(layout, plan.recipe, [step.name for step in asked])
+    before = find_latest(layout, plan.recipe, [step.name for step in comparing])
     last = {name: manifest for name, manifest in before.items() if traits_of(manifest.kind).scores_models}
-    return [line for step in asked for line in _describe_step(step, last.get(step.name))]
+    return [line for step in comparing for line in _describe_step(step, last.get(step.name))]
 
 
 def _describe_step(step: Step, last: Manifest | None) -> Iterator[str]:
     names = list(step.settings["models"]) or ["model"]
     for raw in step.settings["gate"]:
         gate = Gate.model_validate(raw)
-        for asked in list_questions(gate, step.settings["confidence"]) if gate.against else ():
-            pair = f"{asked.name} of {gate.model or names[-1]} − {gate.against}"
-            yield f"gate of {step.name}: {pair}: {_describe_detectable(step, gate, asked, last)}"
+        for question in list_questions(gate, step.settings["confidence"]) if gate.against else ():
+            pair = f"{question.name} of {gate.model or names[-1]} − {gate.against}"
+            yield f"gate of {step.name}: {pair}: {_describe_detectable(step, gate, question, last)}"
 
 
-def _describe_detectable(step: Step, gate: Gate, asked: Question, last: Manifest | None) -> str:
-    known = _find_earlier_test(asked, gate, last) if last else None
-    planned = _count_problems(step, asked.name)
-    if known is None and (planned is None or not _is_share(step, asked.name)):
-        return "what it can see is known after the first evaluation"
+def _describe_detectable(step: Step, gate: Gate, question: Question, last: Manifest | None) -> str:
+    earlier = _find_earlier_test(question, gate, last) if last else None
+    planned = _count_problems(step, question.name)
+    if earlier is None and (planned is None or not _is_share(step, question.name)):
+        return "the detectable difference is known after the first evaluation"
     n = planned or 0
-    if last and known and (planned is None or last.details.get("problems") == _count_problems(step, "")):
-        n = known[0]
-    spread, floor = known[1:] if known else (WORST, 0.0)
-    detectable = find_minimum_detectable(n, asked.tail, spread=spread, test=gate.test, floor=floor)
-    rates = f"error rate {asked.tail:.2g}, power {POWER:g}"
-    basis = f"spread {spread:.2f} as in run {last.run}" if known and last else "at worst: it was never evaluated"
+    if last and earlier and (planned is None or last.details.get("problems") == _count_problems(step, "")):
+        n = earlier[0]
+    spread, floor = earlier[1:] if earlier else (WORST, 0.0)
+    detectable = find_minimum_detectable(n, question.tail, spread=spread, test=gate.test, floor=floor)
+    rates = f"error rate {question.tail:.2g}, power {POWER:g}"
+    basis = f"spread {spread:.2f} as in run {last.run}" if earlier and last else "at worst: it was never evaluated"
     if detectable is None or detectable > 1:
         return f"{n:,} problems are too few to show any difference ({rates}; {basis})"
     return f"{n:,} problems show a difference of {detectable:.3f} ({rates}; {basis})"
 
 
-def _find_earlier_test(asked: Question, gate: Gate, last: Manifest) -> tuple[int, float, float] | None:
+def _find_earlier_test(question: Question, gate: Gate, last: Manifest) -> tuple[int, float, float] | None:
     """Return problems, spread and noise floor of the same test, else of a comparison of the metric; None without."""
     for outcome in last.details.get("gates", []):
         for test in outcome.get("tests", []):
-            if test["name"] == asked.name and outcome.get("model") == (gate.model or outcome.get("model")):
+            if test["name"] == question.name and outcome.get("model") == (gate.model or outcome.get("model")):
                 return test["n"], test["spread"], test["floor"] if gate.noise_repeats else 0.0
     confidence = last.details.get("confidence", 0.95)
     width = ndtri(1 - (1 - confidence) / 2) + ndtri(POWER)
     for line in reversed(last.details.get("comparisons", [])):
         name = line["metric"] if line["family"] == "all" else f"{line['metric']}.{line['family']}"
-        if name == asked.name and line["detectable"] is not None:
+        if name == question.name and line["detectable"] is not None:
             deviation = line["detectable"] * np.sqrt(line["n"]) / width
             return line["n"], float(np.sqrt(deviation**2 * (line["n"] - 1) / line["n"] + line["value"] ** 2)), 0.0
     return None
 
 
 def _count_problems(step: Step, name: str) -> int | None:
-    """Return the problems that a step's tasks make, of the metric's family; None where the settings do not tell."""
+    """Return the problems that a step's tasks make, of the metric's family; None if the settings do not define them."""
     parts = split_metric(name, [_metric_name(m) for m in step.settings["metrics"]])
     family = parts[1] if parts else None
-    tasks: list[Mapping[str, Any]] = step.settings["tasks"]
+    tasks: list[JsonObject] = step.settings["tasks"]
     if step.settings.get("prompts") or any("size" not in task for task in tasks):
         return None
     if family is not None:
@@ -97,7 +97,7 @@ def _is_share(step: Step, name: str) -> bool:
     )
 
 
-def _metric_name(use: Mapping[str, Any]) -> str:
+def _metric_name(use: JsonObject) -> str:
     name = str(use["use"]).replace(":", ".").rpartition(".")[2]
     return "_".join([name, *(str(value) for key, value in use.items() if key != "use")])
 

@@ -18,13 +18,14 @@ from lineage.artifacts.provenance import find_needed_packages
 from lineage.layout import Layout
 from lineage.sources.resolve import pin_source
 from schemas.atomic_write import write_text_atomically
+from schemas.base import JsonObject
 from schemas.errors import PlanError
 from schemas.plan import Plan, Step
 from schemas.recipe.load import load_recipe
 from schemas.references import MODEL_TYPES
 
 VERSION = 2
-HEAD = "# What `posttrain run --locked {name}` holds this recipe to; written by `posttrain lock`.\n"
+HEAD = "# The state to which `posttrain run --locked {name}` pins this recipe; written by `posttrain lock`.\n"
 SECTIONS = ("sources", "models", "steps", "code", "packages")
 SHORT = 16
 """Number of characters of digests and commits in messages."""
@@ -40,7 +41,7 @@ class LockedStep(TypedDict):
     key: str | None
     kind: str
     seed: int
-    settings: dict[str, Any]
+    settings: JsonObject
 
 
 class Lock(TypedDict):
@@ -52,7 +53,7 @@ class Lock(TypedDict):
     seed: int
     promote: dict[str, object] | None
     sources: dict[str, dict[str, str]]
-    models: dict[str, Any]
+    models: dict[str, str | JsonObject]
     steps: dict[str, LockedStep]
     code: dict[str, str]
     python: str
@@ -72,7 +73,7 @@ class _PlainDumper(yaml.SafeDumper):
 
 
 def lock_path(recipe: Path | str) -> Path:
-    """Return where the lock of a recipe lies: `recipe.lock` next to `recipe.yaml`."""
+    """Return the path of the lock of a recipe: `recipe.lock` next to `recipe.yaml`."""
     return Path(recipe).with_suffix(".lock")
 
 
@@ -125,11 +126,11 @@ def _remove_floating_champions(step: Step) -> Step:
     return step.model_copy(update={"settings": settings, "inputs": inputs, "key": ""})
 
 
-def _list_helpers(step: Step) -> Iterator[tuple[str, Any]]:
+def _list_helpers(step: Step) -> Iterator[tuple[str, str | JsonObject]]:
     """Yield judges, teachers and remote engines by dotted path: models other than the step's own."""
-    for given in step.inputs:
-        if given.type in MODEL_TYPES and given.port.partition(".")[0] not in OWN:
-            yield f"{step.name}.{given.port}", given.source or given.steps[0]
+    for step_input in step.inputs:
+        if step_input.type in MODEL_TYPES and step_input.port.partition(".")[0] not in OWN:
+            yield f"{step.name}.{step_input.port}", step_input.source or step_input.steps[0]
     for slot in ("teacher", "engine"):
         if (use := step.settings.get(slot)) and use["use"] != EMBEDDED:
             yield f"{step.name}.{slot}", use
@@ -175,7 +176,9 @@ def verify_lock(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> None:
     if wrong:
         lines = "\n".join(f"    {line}" for line in wrong)
         command = " ".join(["posttrain lock", plan.file, *([f"--profile {plan.profile}"] if plan.profile else [])])
-        raise PlanError(f"{plan.file} has drifted from {file}:\n{lines}\nif that is meant, lock it again: {command}")
+        raise PlanError(
+            f"{plan.file} has drifted from {file}:\n{lines}\nto accept the changes, lock it again: {command}"
+        )
 
 
 def read_lock(file: Path) -> Lock:
@@ -188,11 +191,11 @@ def read_lock(file: Path) -> Lock:
         raise PlanError(f"{file}: no such lock; write it: posttrain lock {recipe}") from error
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise PlanError(f"{file}: not a lock, or cut off: {reason}; {again}") from error
+        raise PlanError(f"{file}: not a lock: {reason}; {again}") from error
     if not isinstance(lock, dict) or lock.get("lock_version") != VERSION:
         raise PlanError(f"{file}: not a lock of version {VERSION}; {again}")
     if lock.get("end") is not True:
-        raise PlanError(f"{file}: not a lock to its end: it was cut off; {again}")
+        raise PlanError(f"{file}: not a lock: the end of the file is missing; {again}")
     wrong = [name for name in SECTIONS if not isinstance(lock.get(name), dict)]
     wrong = wrong or [f"steps.{name}" for name, step in lock["steps"].items() if not _is_step(step)]
     if wrong:
@@ -242,7 +245,7 @@ def _list_step_drift(
     name: str, before: LockedStep | None, now: LockedStep | None, facts: tuple[str, ...]
 ) -> Iterator[str]:
     if before is None or now is None:
-        yield f"step {name}: {'is new' if before is None else 'is not in the recipe any more'}"
+        yield f"step {name}: {'is new' if before is None else 'is no longer in the recipe'}"
         return
     for what in ("kind", *facts):
         if before[what] != now[what]:

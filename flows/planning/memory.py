@@ -43,7 +43,7 @@ def show_memory(
 ) -> None:
     """Print the memory table, or JSON. Raise PlanError if `gpu` is not a size."""
     if gpu is not None and not re.fullmatch(MEMORY, gpu):
-        raise PlanError(f"--gpu-memory: {gpu!r} is no size; write 80GB, 40GiB or the like")
+        raise PlanError(f"--gpu-memory: {gpu!r} is not a size; write it as 80GB or 40GiB")
     limit = parse_memory(gpu) or None
     steps = estimate_memory(plan, layout, gpu=limit, prompt=prompt)
     if as_json:

@@ -6,11 +6,11 @@ not part of the tasks, so that a change of an estimate does not change the key o
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from flows.planning.memory_models import KnownModel
 from learning.memory_model.estimate import BYTES, Trained
 from learning.memory_model.forward import Forward, Pass, Precision
+from schemas.base import JsonObject
 from schemas.errors import StepError
 from schemas.resources import Resources, Role
 
@@ -19,7 +19,7 @@ from schemas.resources import Resources, Role
 class StepDemand:
     """A step: its settings, resources and models by port; optional limits `gpu` (bytes) and `prompt` (tokens)."""
 
-    settings: Mapping[str, Any]
+    settings: JsonObject
     resources: Resources
     models: Mapping[str, KnownModel | str]
     gpu: int | None = None

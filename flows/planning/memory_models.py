@@ -6,13 +6,13 @@ An existing model is known by its `config.json`, a future one by the stage at it
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from learning.memory_model.shape import Shape, read_shape
 from lineage.artifacts.contract import UNBOUNDED
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
 from lineage.sources.resolve import find_source
+from schemas.base import JsonObject
 from schemas.errors import PosttrainError, StepError
 from schemas.plan import Input, Plan, Step
 from schemas.references import MODEL_TYPES, POLICY_TYPES
@@ -49,7 +49,9 @@ class PlanModels:
 
     def ports(self, step: Step) -> dict[str, KnownModel | str]:
         """Return, by port, its model, or why it is unknown."""
-        return {given.port: self._received(given) for given in step.inputs if given.type in MODEL_TYPES}
+        return {
+            step_input.port: self._received(step_input) for step_input in step.inputs if step_input.type in MODEL_TYPES
+        }
 
     def _outputs(self, step: Step) -> dict[str, KnownModel | str]:
         manifest = self.store.find(step.kind, step.key)
@@ -58,15 +60,15 @@ class PlanModels:
             return {name: _read_model(self.store.output_folder(step.kind, step.key, name)) for name in named}
         if traits_of(step.kind).defines_model and not step.settings.get("model"):
             return dict.fromkeys(named, _define_model(step.settings))
-        first = next(iter(self.ports(step).values()), f"{step.name} makes it, and nothing says of what shape")
+        first = next(iter(self.ports(step).values()), f"{step.name} makes a model of unknown shape")
         return {name: _with_head(first, kind) for name, kind in named.items()}
 
-    def _received(self, given: Input) -> KnownModel | str:
-        if given.steps:
-            outputs = self.made[given.steps[0]]
-            return outputs.get(given.output or next(iter(outputs), ""), f"{given.steps[0]} makes no model")
+    def _received(self, step_input: Input) -> KnownModel | str:
+        if step_input.steps:
+            outputs = self.made[step_input.steps[0]]
+            return outputs.get(step_input.output or next(iter(outputs), ""), f"{step_input.steps[0]} makes no model")
         try:
-            return _read_model(find_source(str(given.source), self.layout, self.folders).folder)
+            return _read_model(find_source(str(step_input.source), self.layout, self.folders).folder)
         except PosttrainError as error:
             return str(error)
 
@@ -95,7 +97,7 @@ def _read_model(folder: Path) -> KnownModel | str:
     return KnownModel(shape, int(min([n for n in limits if n], default=UNBOUNDED)), not labelled)
 
 
-def _read_config(base: Path) -> dict[str, Any]:
+def _read_config(base: Path) -> JsonObject:
     """Return the configuration of a model folder. Raise StepError if it has none."""
     if (base / "config.json").is_file():
         return json.loads((base / "config.json").read_text())
@@ -106,7 +108,7 @@ def _read_config(base: Path) -> dict[str, Any]:
     return read_gguf_config(gguf)
 
 
-def _complete_config(config: dict[str, Any]) -> dict[str, Any]:
+def _complete_config(config: JsonObject) -> JsonObject:
     """Return a configuration completed by the defaults of its model type. Raise StepError if the type refuses it."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING  # takes seconds to import
@@ -119,7 +121,7 @@ def _complete_config(config: dict[str, Any]) -> dict[str, Any]:
         raise StepError(f"config: {kind} refuses these values: {error}") from error
 
 
-def _define_model(settings: dict[str, Any]) -> KnownModel | str:
+def _define_model(settings: JsonObject) -> KnownModel | str:
     """Return the model that a stage's settings define; its vocabulary is that of its tokenizer."""
     try:
         use = TokenizerUse.model_validate(settings["tokenizer"])

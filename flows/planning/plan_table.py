@@ -19,11 +19,11 @@ def make_plan_table(plan: Plan, layout: Layout) -> Table:
     """Return a table with one row per step: HIT or MISS and why, what it reads and needs, its time."""
     from flows.planning.gate_power import describe_condition, describe_gate_power
 
-    outlook = Forecast(plan, layout)
-    verdicts, estimates = outlook.verdicts, outlook.estimates
+    forecast = Forecast(plan, layout)
+    verdicts, estimates = forecast.verdicts, forecast.estimates
     hits = sum(verdict == "HIT" for verdict, _ in verdicts.values())
     lines = [
-        f"{hits} of {len(plan.steps)} steps are there",
+        f"{hits} of {len(plan.steps)} steps are cached",
         *describe_costs(plan, estimates),
         *describe_gate_power(plan, layout),
     ]
@@ -50,11 +50,11 @@ def _format_time(estimate: Estimate) -> str:
 
 def describe_promotion(plan: Plan) -> list[str]:
     """Return one line that says what becomes champion and when; none without `promote`."""
-    wanted = plan.promotion
-    if wanted is None:
+    promotion = plan.promotion
+    if promotion is None:
         return []
-    model, gate = wanted.models[-1], wanted.gates[-1]
-    return [f"{model} becomes mlflow:{wanted.name}@champion when every gate of {gate} passes"]
+    model, gate = promotion.models[-1], promotion.gates[-1]
+    return [f"{model} becomes mlflow:{promotion.name}@champion when every gate of {gate} passes"]
 
 
 def explain_step(plan: Plan, name: str, layout: Layout) -> str:
@@ -67,6 +67,6 @@ def explain_step(plan: Plan, name: str, layout: Layout) -> str:
     if verdict == "HIT":
         return f"{name}: HIT, {why} (key {step.key[:16]})"
     before = find_latest(layout, plan.recipe, [name]).get(name)
-    known = FactsCache(layout)
-    lines = [f"  {line}" for line in list_differences(before.identity, step.identity, known)] if before else []
+    definitions = FactsCache(layout)
+    lines = [f"  {line}" for line in list_differences(before.identity, step.identity, definitions)] if before else []
     return "\n".join([f"{name}: MISS, {why} (key {step.key[:16]})", *lines])

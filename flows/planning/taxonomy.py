@@ -50,7 +50,7 @@ def taxonomy_report(context: Context, *, folder: str = "papers") -> dict[str, in
 def tabulate(leaves_by_recipe: Mapping[str, Sequence[Leaf]]) -> tuple[dict[Leaf, list[str]], list[str]]:
     """Return every leaf of the tree with its recipes, and the names of the leaves without any."""
     leaves = [(aspect, leaf) for aspect, names in TREE.items() for leaf in names]
-    table = {leaf: [name for name, stands in leaves_by_recipe.items() if leaf in stands] for leaf in leaves}
+    table = {leaf: [name for name, own in leaves_by_recipe.items() if leaf in own] for leaf in leaves}
     return table, [" / ".join(leaf) for leaf, names in table.items() if not names]
 
 
@@ -64,7 +64,7 @@ def classify(plan: Plan) -> list[Leaf]:
 
 def _classify_training(step: Step) -> Iterator[Leaf]:
     """Yield the leaves of one step: trajectories, technique, reward and optimiser."""
-    settings, ports = step.settings, [given.port for given in step.inputs]
+    settings, ports = step.settings, [step_input.port for step_input in step.inputs]
     traits = traits_of(step.kind)
     if traits.counts_yield and "prompts" not in step.outputs.values():
         yield "trajectories", "written" if settings["teacher"] else "sampled"
@@ -92,8 +92,8 @@ def _classify_frozen(step: Step) -> Iterator[Leaf]:
 
 def _classify_branches(plan: Plan) -> Iterator[Leaf]:
     """Yield the branch of every evaluated model that no other evaluated model was made from."""
-    inputs = [given for step in plan.steps if traits_of(step.kind).scores_models for given in step.inputs]
-    evaluated = {name for given in inputs if given.type in ("policy", "adapter") for name in given.steps}
+    inputs = [step_input for step in plan.steps if traits_of(step.kind).scores_models for step_input in step.inputs]
+    evaluated = {name for step_input in inputs if step_input.type in ("policy", "adapter") for name in step_input.steps}
     made = {name: _find_ancestors(name, plan) for name in sorted(evaluated)}
     for name, through in made.items():
         signals = {traits_of(plan.step(step).kind).training_signal for step in through | {name}}
@@ -106,7 +106,7 @@ def _classify_branches(plan: Plan) -> Iterator[Leaf]:
 def _find_ancestors(name: str, plan: Plan) -> set[str]:
     """Return the steps that a step's weights went through before it."""
     starts = [i for i in plan.step(name).inputs if i.type in ("policy", "adapter") and _is_start(i.port)]
-    before = {step for given in starts for step in given.steps}
+    before = {step for step_input in starts for step in step_input.steps}
     return before.union(*(_find_ancestors(step, plan) for step in before))
 
 

@@ -28,9 +28,9 @@ MARGIN = 600.0
 
 
 class Approval(RunInput):
-    """A gate did not pass. Approve to go on as if it had, reject to end here."""
+    """A gate did not pass. Approve to continue as if it had, reject to stop here."""
 
-    decision: Decision = Field(title="Decision", description="Go on as if the gate had passed, or end here.")
+    decision: Decision = Field(title="Decision", description="Continue as if the gate had passed, or stop here.")
     name: str = Field(title="Your name", min_length=1)
     reason: str = Field(title="Reason", min_length=1, description="Kept with the model's lineage.")
 
@@ -41,16 +41,16 @@ def open_queue(execution: Execution) -> ApprovalQueue:
     def pause(question: ApprovalRequest, over: Callable[[], bool]) -> PersonalDecision | None:
         return ask_in_prefect(execution, question, over)
 
-    desk = ApprovalQueue(execution, pause)
+    queue = ApprovalQueue(execution, pause)
     if is_watched(execution.layout):
-        execution.ask_people = desk.ask
-    return desk
+        execution.ask_people = queue.ask
+    return queue
 
 
 def is_watched(layout: Layout) -> bool:
     """Return whether the Prefect server outlives this run: that of `posttrain up`, or the user's own."""
     url = os.environ.get("PREFECT_API_URL", "")
-    if (read_addresses(layout) or {}).get("prefect") == url:
+    if read_addresses(layout).get("prefect") == url:
         return True
     try:
         own = (layout.state / "prefect" / "server.json").read_text()
@@ -94,8 +94,8 @@ def ask_in_prefect(
                 return None
             if now.is_running():
                 # Outside of an event loop Prefect returns the form, and not a coroutine as its stubs say.
-                given = cast(Approval, form.load(keys, flow_run_id=flow_run))
-                return PersonalDecision(given.decision, given.name, given.reason)
+                answer = cast(Approval, form.load(keys, flow_run_id=flow_run))
+                return PersonalDecision(answer.decision, answer.name, answer.reason)
             execution.stop.wait(LOOK)
         if (now := client.read_flow_run(flow_run).state) is not None and now.is_paused():
             client.set_flow_run_state(flow_run, Running(), force=True)

@@ -9,9 +9,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import get_client
@@ -29,23 +27,24 @@ from flows.prefect_runs.run_page import list_result_rows, make_plan_page, make_r
 from flows.servers.up import read_addresses
 from lineage.layout import Layout
 from lineage.tracking.record import find_run_page
+from schemas.base import JsonObject
 from schemas.plan import Plan
 
-EVERY = 2.0
-"""Seconds between updates of progress; a step that is over before has no bar."""
+UPDATE_SECONDS = 2.0
+"""Seconds between updates of progress; a shorter step has no bar."""
 log = logging.getLogger("prefect.flow_runs.posttrain")
 
 
 def show_plan(execution: Execution) -> None:
     """Show the plan as it is before the first step."""
     plan, layout = execution.plan, execution.layout
-    verdicts, estimates = execution.outlook.verdicts, execution.outlook.estimates
+    verdicts, estimates = execution.forecast.verdicts, execution.forecast.estimates
     took = {name: estimate.cost.seconds for name, estimate in estimates.items() if estimate.cost}
     page = make_plan_page(plan, execution.run, verdicts, took)
     page = "\n\n".join(
         [page, *describe_costs(plan, estimates), *describe_excess(plan, estimates), *describe_gate_power(plan, layout)]
     )
-    _create_artifact(plan, "plan", "markdown", page, f"What run {execution.run} is going to do, and why.")
+    _create_artifact(plan, "plan", "markdown", page, f"What run {execution.run} will do, and why.")
 
 
 def show_ended(execution: Execution) -> None:
@@ -70,7 +69,7 @@ def show_page(plan: Plan, name: str, page: str, description: str) -> str:
 def _find_links(layout: Layout, run: str) -> dict[str, str]:
     """Return links to a run's pages in MLflow where they are served, and to its files."""
     links = {"files": f"`{layout.run(run)}` (report.html, plan.json, events.jsonl)"}
-    served = (read_addresses(layout) or {}).get("mlflow") or os.environ.get("MLFLOW_TRACKING_URI", "")
+    served = read_addresses(layout).get("mlflow") or os.environ.get("MLFLOW_TRACKING_URI", "")
     try:
         page = find_run_page(layout, run) if served.startswith("http") else None
     except Exception as error:  # MLflow's record is a projection, this is a link to it
@@ -110,10 +109,10 @@ class ProgressBars:
         self.inner, self.plan, self.flow_run = inner, plan, flow_run
         self.lock, self.over = threading.Lock(), threading.Event()
         self.tasks: dict[str, UUID] = {}
-        self.nameless: dict[str, UUID] = {}
-        self.heard: dict[str, dict[str, object]] = {}
+        self.unnamed: dict[str, UUID] = {}
+        self.progress: dict[str, JsonObject] = {}
         self.shown: dict[str, tuple[UUID, float, str]] = {}
-        self.thread = threading.Thread(target=self._show, name="progress", daemon=True)
+        self.thread = threading.Thread(target=self._update_bars, name="progress", daemon=True)
 
     def __enter__(self) -> "ProgressBars":
         """Start the thread."""
@@ -129,53 +128,53 @@ class ProgressBars:
         """Set the task run that shows a step."""
         with self.lock:
             self.tasks[step] = task_run
-            self.nameless.pop(step, None)
+            self.unnamed.pop(step, None)
 
     def expect_task_run(self, step: str, task_run: UUID) -> None:
         """Set the task run of a step that may have to wait: Prefect names it only when it begins."""
         with self.lock:
-            self.nameless[step] = task_run
+            self.unnamed[step] = task_run
 
     def report(self, event: Event) -> None:
         """Pass an event on, and keep the progress of a step from it."""
         self.inner.report(event)
         with self.lock:
             if event["type"] == "progress":
-                known = self.heard.get(event["step"], {})
-                self.heard[event["step"]] = known | {k: v for k, v in event.items() if v is not None}
-            elif event["type"] == "step" and event["state"] == "done" and event["step"] in self.heard:
-                self.heard[event["step"]]["at"] = self.heard[event["step"]].get("total", 0)
+                progress = self.progress.get(event["step"], {})
+                self.progress[event["step"]] = progress | {k: v for k, v in event.items() if v is not None}
+            elif event["type"] == "step" and event["state"] == "done" and event["step"] in self.progress:
+                self.progress[event["step"]]["at"] = self.progress[event["step"]].get("total", 0)
 
-    def _show(self) -> None:
+    def _update_bars(self) -> None:
         ending = False
         while not ending:
-            ending = self.over.wait(EVERY)
+            ending = self.over.wait(UPDATE_SECONDS)
             with self.lock:
-                now = {step: format_progress(event) for step, event in self.heard.items() if event.get("total")}
+                now = {step: format_progress(event) for step, event in self.progress.items() if event.get("total")}
             try:
-                self._name()
+                self._name_task_runs()
                 for step, (percent, text) in now.items():
                     if self.shown.get(step, (None, None, None))[1:] != (percent, text):
-                        self._put(step, percent, text, ending)
+                        self._write_bar(step, percent, text, ending)
             except Exception as error:
                 log.warning("progress was not shown: %s", error)
 
-    def _name(self) -> None:
+    def _name_task_runs(self) -> None:
         with self.lock:
-            waiting = dict(self.nameless)
+            waiting = dict(self.unnamed)
         for step, task_run in waiting.items():
             # Prefect learns of task runs with a delay: not found means try again.
             with get_client(sync_client=True) as client, contextlib.suppress(PrefectHTTPStatusError):
                 client.set_task_run_name(task_run, step)
                 with self.lock:
-                    self.nameless.pop(step, None)
+                    self.unnamed.pop(step, None)
 
-    def _put(self, step: str, percent: float, text: str, ending: bool) -> None:
-        known = self.shown.get(step)
-        if known is None and ending:
+    def _write_bar(self, step: str, percent: float, text: str, ending: bool) -> None:
+        bar = self.shown.get(step)
+        if bar is None and ending:
             return
         with get_client(sync_client=True) as client:
-            if known is None:
+            if bar is None:
                 made = client.create_artifact(
                     ArtifactCreate(
                         key=make_artifact_key(self.plan.recipe, f"progress-{step}"),
@@ -186,13 +185,13 @@ class ProgressBars:
                         task_run_id=self.tasks.get(step),
                     )
                 )
-                known = (made.id, percent, text)
+                bar = (made.id, percent, text)
             else:
-                client.update_artifact(known[0], ArtifactUpdate(data=percent, description=f"{step}: {text}"))
-        self.shown[step] = (known[0], percent, text)
+                client.update_artifact(bar[0], ArtifactUpdate(data=percent, description=f"{step}: {text}"))
+        self.shown[step] = (bar[0], percent, text)
 
 
-def format_progress(event: Mapping[str, Any]) -> tuple[float, str]:
+def format_progress(event: JsonObject) -> tuple[float, str]:
     """Return percent done, and the figures of a progress event as text."""
     at, total = event.get("at") or 0, event["total"]
     figures = [f"{k} {v:.4g}" for k, v in extract_figures(event).items()]

@@ -41,7 +41,7 @@ def make_evidence_page(execution: Execution, question: ApprovalRequest) -> str:
     parts = [
         f"# {question.step.name}: approve or reject",
         f"The gate on `{question.gate.name}` did not pass. Run `{execution.run}` of `{plan.file}`; the key of the "
-        f"evaluation is `{manifest.key[:16]}`. Approving lets the run go on as if the gate had passed.",
+        f"evaluation is `{manifest.key[:16]}`. If you approve, the run continues as if the gate had passed.",
         "## Gates",
         make_gate_table(manifest.details.get("gates", [])),
     ]
@@ -59,7 +59,7 @@ def make_gate_table(gates: Sequence[Mapping[str, object]]) -> str:
         [str(i), str(g.get("metric", "")), "passed" if g.get("passed") else "**failed**", str(g.get("text", ""))]
         for i, g in enumerate(gates)
     ]
-    return _make_table(["gate", "metric", "", "measured and wanted"], rows)
+    return _make_table(["gate", "metric", "", "measured and required"], rows)
 
 
 def make_sample_table(samples: Sequence[Sample]) -> str:
@@ -82,11 +82,11 @@ def _format_score(score: float | None) -> str:
 
 def _find_ancestors(plan: Plan, step: Step, store: Store) -> dict[str, Manifest]:
     """Return everything that an evaluation was made from, in the order of the plan."""
-    wanted = {name for given in step.inputs for name in given.steps}
+    ancestors = {name for step_input in step.inputs for name in step_input.steps}
     for before in reversed(plan.steps):
-        if before.name in wanted:
-            wanted |= {name for given in before.inputs for name in given.steps}
-    manifests = {s.name: store.find(s.kind, s.key) for s in plan.steps if s.name in wanted}
+        if before.name in ancestors:
+            ancestors |= {name for step_input in before.inputs for name in step_input.steps}
+    manifests = {s.name: store.find(s.kind, s.key) for s in plan.steps if s.name in ancestors}
     return {name: manifest for name, manifest in manifests.items() if manifest is not None}
 
 
@@ -102,7 +102,7 @@ def _make_lineage_table(made: dict[str, Manifest]) -> str:
 
 def _describe_cost(made: list[Manifest]) -> str:
     wall, cpu, gpu = (sum(getattr(m, what) for m in made) for what in ("seconds", "cpu_seconds", "gpu_seconds"))
-    return f"{format_duration(wall)} of steps, {cpu:.0f} core-seconds, {gpu:.0f} GPU-seconds, over all that led here."
+    return f"{format_duration(wall)} of steps, {cpu:.0f} core-seconds, {gpu:.0f} GPU-seconds for all steps above."
 
 
 def _make_table(head: list[str], rows: list[list[str]]) -> str:

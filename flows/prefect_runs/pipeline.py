@@ -11,12 +11,13 @@ from prefect import allow_failure, flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.events.worker import EventsWorker
+from prefect.futures import PrefectConcurrentFuture
 from prefect.logging.handlers import APILogHandler
 from prefect.states import Completed, Failed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from flows.execution.execute import Execution
-from flows.execution.states import EXIT_CANCELLED, StepState, compute_exit_code
+from flows.execution.states import EXIT_CANCELLED, StepState, compute_exit_code, describe_states
 from flows.prefect_runs.approval_form import open_queue
 from flows.prefect_runs.artifacts import ProgressBars, show_ended, show_plan
 from flows.prefect_runs.flow_context import current_flow_run, current_task_run
@@ -24,7 +25,7 @@ from flows.processes.stop_signals import set_on_signals
 from schemas.plan import Step
 
 THREADS = 1000
-"""Steps of a flow that may be under way or waiting at once; a thread is only made when it is needed."""
+"""Most steps of a flow that run or wait at a time; a thread starts only when it is needed."""
 
 
 def make_task_runner() -> TaskRunner[Any]:
@@ -69,17 +70,19 @@ def perform_in_flow(execution: Execution, ended: Callable[[], None]) -> dict[str
     with set_on_signals(execution.stop):  # Prefect would crash the flow and leave its steps running
         with ProgressBars(execution.reporter, execution.plan, current_flow_run().id) as bars:
             execution.reporter = bars
-            desk = open_queue(execution)
-            futures: dict[str, Any] = {}  # futures of threads; the stubs of `submit` name their base class
+            queue = open_queue(execution)
+            futures: dict[str, PrefectConcurrentFuture[State[Any]]] = {}
             for step in execution.plan.steps:
                 named = task(name=step.name, task_run_name=step.name, persist_result=False, cache_policy=NO_CACHE)(
                     _make_task(execution, step, bars)
                 )
                 needs = [allow_failure(futures[name]) for name in step.needs]
-                futures[step.name] = named.submit(key=step.key, kind=step.kind, wait_for=needs)
+                # A thread runs the task: the stubs of `submit` name the base class of its future.
+                submitted = named.submit(key=step.key, kind=step.kind, wait_for=needs)
+                futures[step.name] = cast(PrefectConcurrentFuture[State[Any]], submitted)
                 bars.expect_task_run(step.name, futures[step.name].task_run_id)
-            desk.attend(futures.values())
-            for step in execution.plan.steps:  # what Prefect did not let begin, for reasons of its own
+            queue.attend(futures.values())
+            for step in execution.plan.steps:  # steps that Prefect did not start
                 if step.name not in execution.states:
                     execution.perform(step)
         ended()
@@ -88,7 +91,7 @@ def perform_in_flow(execution: Execution, ended: Callable[[], None]) -> dict[str
         compute_exit_code(execution.states) == EXIT_CANCELLED
     ):  # before Ray is closed, which may end this process with it
         get_run_logger().warning(
-            "stopped; what is finished stays. Go on: Retry here, or posttrain resume %s", execution.run
+            "stopped; finished artifacts are kept. Continue with Retry here, or posttrain resume %s", execution.run
         )
         APILogHandler().flush()
     return execution.states
@@ -104,7 +107,7 @@ def _make_task(execution: Execution, step: Step, bars: ProgressBars) -> Any:
 
 
 def make_task_state(state: StepState) -> State[Any]:
-    """Return how Prefect shows the end of a step; everything that is no success is Failed, so dependants say why."""
+    """Return the state that Prefect shows for an ended step: Failed for all but successes."""
     if state.gate:
         return Failed(name="GateFailed", message=state.gate_text)
     if state.waits:
@@ -117,12 +120,10 @@ def make_task_state(state: StepState) -> State[Any]:
 
 
 def make_flow_state(states: dict[str, StepState]) -> State[Any]:
-    """Return how Prefect shows the end of a run."""
-    counts: dict[str, int] = {}
-    for state in states.values():
-        counts[state.state] = counts.get(state.state, 0) + 1
-    message = ", ".join(f"{count} {name}" for name, count in counts.items())
-    if set(counts) <= {"cached", "skipped"}:
-        message = f"nothing changed: {counts.get('cached', 0)} of {counts.get('cached', 0)} cached"
+    """Return the state that Prefect shows for an ended run."""
+    message = describe_states(states.values())
+    if all(state.state in ("cached", "skipped") for state in states.values()):
+        cached = sum(state.state == "cached" for state in states.values())
+        message = f"nothing changed: {cached} of {cached} cached"
     code = compute_exit_code(states)
     return Completed(message=message) if code == 0 else Failed(message=f"exit code {code}: {message}")

@@ -9,8 +9,8 @@ from flows.execution.execute import Execution, execute_plan
 from flows.prefect_runs.pipeline import run_flow
 
 GONE = (
-    "Prefect's server does not answer any more ({error}): its UI shows this run as it stood then.\n"
-    "    Nothing else is lost; the run goes on without it"
+    "Prefect's server no longer answers ({error}): its UI shows the run as of now.\n"
+    "    Nothing else is lost; the run continues without it"
 )
 
 

@@ -6,8 +6,8 @@
 from collections.abc import Mapping
 from typing import TypedDict
 
-from flows.execution.results import read_scores, read_yields
-from flows.execution.states import EXIT_CANCELLED, StepState, compute_exit_code
+from flows.execution.results import is_number, read_scores, read_yields
+from flows.execution.states import EXIT_CANCELLED, StepState, compute_exit_code, describe_states
 from flows.planning.explain import Verdict
 from flows.planning.gate_power import describe_condition
 from lineage.reports.report import format_duration, format_number
@@ -22,7 +22,7 @@ def make_plan_page(plan: Plan, run: str, verdicts: Mapping[str, Verdict], took: 
     lines = [
         f"## Plan of {plan.recipe}",
         f"Run `{run}` of `{plan.file}`" + (f", profile `{plan.profile}`" if plan.profile else ""),
-        f"**{hits} of {len(plan.steps)} steps are there.** {describe_expected_time(verdicts, took)}",
+        f"**{hits} of {len(plan.steps)} steps are cached.** {describe_expected_time(verdicts, took)}",
         "| step | kind | | why | reads | cores | last took |\n|---|---|---|---|---|---|---|",
     ]
     for step in plan.steps:
@@ -38,13 +38,17 @@ def describe_expected_time(verdicts: Mapping[str, Verdict], took: Mapping[str, f
     """Return how long the missing steps took when they last ran, and for which steps that is unknown."""
     missing = [name for name, (verdict, _) in verdicts.items() if verdict == "MISS"]
     if not missing:
-        return "Nothing is to be done."
-    known = [took[name] for name in missing if name in took]
+        return "Nothing to run."
+    seconds = [took[name] for name in missing if name in took]
     unknown = [name for name in missing if name not in took]
-    text = f"Those to be done took {format_duration(sum(known))} when they last ran" if known else "They have never run"
-    if known and unknown:
+    text = (
+        f"The missing steps took {format_duration(sum(seconds))} when they last ran"
+        if seconds
+        else "They have never run"
+    )
+    if seconds and unknown:
         return f"{text}; not known: {', '.join(unknown)}."
-    return f"{text}." if known else f"{text}: nothing is known of their cost."
+    return f"{text}." if seconds else f"{text}: their cost is unknown."
 
 
 class ResultRow(TypedDict):
@@ -80,7 +84,7 @@ def make_result_page(
     """Return a page with the end of a run: every step, its gates, its main metrics, and links."""
     lines = [f"## Results of run {run}", f"**{describe_outcome(states)}**"]
     if again:
-        lines.append("\n".join(f"- Done again: {name} came to {comparison}" for name, comparison in again.items()))
+        lines.append("\n".join(f"- Repeated: {name} produced {comparison}" for name, comparison in again.items()))
     lines.append("| step | state | seconds | numbers | why |\n|---|---|---|---|---|")
     for name, state in states.items():
         why = "; ".join(part for part in (state.reason, state.gate_text) if part)
@@ -115,21 +119,18 @@ def make_yield_tables(states: Mapping[str, StepState]) -> list[str]:
 
 def describe_outcome(states: Mapping[str, StepState]) -> str:
     """Return the end of a run as a sentence."""
-    counts: dict[str, int] = {}
-    for state in states.values():
-        counts[state.state] = counts.get(state.state, 0) + 1
-    text = ", ".join(f"{count} {name}" for name, count in counts.items())
+    text = describe_states(states.values())
     code = compute_exit_code(dict(states))
     if code == EXIT_CANCELLED:
-        return f"Stopped: {text}. What is finished stays; Retry, or `posttrain resume`, goes on."
+        return f"Stopped: {text}. Finished artifacts are kept; continue with Retry or `posttrain resume`."
     ends = {0: "All is well", 1: "A step failed", 2: "A gate failed"}
-    return f"{ends[code]}: {text}." + ("" if code == 0 else " What is finished stays.")
+    return f"{ends[code]}: {text}." + ("" if code == 0 else " Finished artifacts are kept.")
 
 
 def _format_metrics(state: StepState) -> str:
     metrics = state.manifest.metrics if state.manifest else {}
-    plain = [(k, v) for k, v in metrics.items() if isinstance(v, int | float) and not isinstance(v, bool)]
-    return ", ".join(f"{name} {format_number(value)}" for name, value in plain[:4])
+    numbers = [f"{name} {format_number(value)}" for name, value in metrics.items() if is_number(value)]
+    return ", ".join(numbers[:4])
 
 
 def _format_row(*cells: str) -> str:

@@ -74,13 +74,13 @@ class RedactedFile(io.RawIOBase):
         return True
 
     def write(self, content: Any) -> int:
-        """Write bytes without the secrets; return how many were taken."""
-        taken = bytes(content)
-        write_all(self.handle, self.stream.feed(taken))
-        return len(taken)
+        """Write bytes without the secrets; return how many bytes were accepted."""
+        data = bytes(content)
+        write_all(self.handle, self.stream.feed(data))
+        return len(data)
 
     def close(self) -> None:
-        """Write what was held back."""
+        """Write the rest of the content."""
         if not self.closed:
             write_all(self.handle, self.stream.end())
         super().close()
@@ -123,7 +123,7 @@ def _start_log_writer(log: Path, patterns: list[bytes]) -> Iterator[Any]:
             process.stdout.readline()
             try:
                 yield pipe
-            finally:  # said, not only closed: a process that was forked meanwhile holds the same end
+            finally:  # a message, since closing is not enough: a process forked in between has the same end open
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.write(b"over\n")
                     process.stdin.flush()
@@ -149,13 +149,13 @@ class ThreadStream:
 def _redirect_descriptors(target: int) -> Iterator[None]:
     sys.stdout.flush()
     sys.stderr.flush()
-    kept = [(number, os.dup(number)) for number in (1, 2)]
+    saved = [(number, os.dup(number)) for number in (1, 2)]
     try:
-        for number, _ in kept:
+        for number, _ in saved:
             os.dup2(target, number)
         yield
     finally:
-        for number, copy in kept:
+        for number, copy in saved:
             os.dup2(copy, number)
             os.close(copy)
 

@@ -1,4 +1,4 @@
-"""Remove what killed runs left behind; checkpoints and logs of unfinished steps stay.
+"""Remove the remains of killed runs; checkpoints and logs of unfinished steps stay.
 
 A lock in each folder tells whether it is in use: the kernel releases it when its holder dies.
 """
@@ -11,9 +11,9 @@ from flows.processes.locks import lock_if_free
 from lineage.layout import Layout
 
 RAY_FOLDER_PREFIX = "posttrain-ray-"
-"""How the folders of sessions begin that lie in the system's temporary folder because paths of sockets are short."""
+"""Prefix of session folders in the system's temporary folder; paths of sockets must be short."""
 SANDBOX_PREFIX = "posttrain-sandbox-"
-"""How the folders of programs of models begin, likewise (learning/sandbox/run.py)."""
+"""Prefix of the folders of sandboxed programs (learning/sandbox/run.py)."""
 UNFINISHED = ("tmp-*", "damaged-*")
 
 

@@ -4,7 +4,8 @@ import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+
+from schemas.base import JsonObject
 
 
 class FileTail:
@@ -22,11 +23,11 @@ class FileTail:
             pass
         if self.stream is None:
             return
-        *whole, self.rest = (self.rest + self.stream.read()).split(b"\n")
-        for line in whole:
+        *complete, self.rest = (self.rest + self.stream.read()).split(b"\n")
+        for line in complete:
             yield line.decode(errors="replace")
 
-    def events(self) -> Iterator[dict[str, Any]]:
+    def events(self) -> Iterator[JsonObject]:
         """Yield complete lines as JSON objects."""
         for line in self.lines():
             yield json.loads(line)

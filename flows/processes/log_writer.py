@@ -16,7 +16,7 @@ from collections.abc import Sequence
 STARS = b"***"
 AT_ONCE = 65536
 LAST = 64
-"""Pieces that are still read when the step has ended; what it left running may write for ever."""
+"""Pieces that are still read when the step has ended; processes that it left running may write without end."""
 
 
 class RedactingStream:
@@ -24,7 +24,7 @@ class RedactingStream:
 
     def __init__(self, patterns: Sequence[bytes]):
         self.patterns = sorted(set(patterns), key=len, reverse=True)
-        self.found = re.compile(b"|".join(map(re.escape, self.patterns)))
+        self.pattern = re.compile(b"|".join(map(re.escape, self.patterns)))
         self.firsts = frozenset(pattern[0] for pattern in self.patterns)
         self.longest = len(self.patterns[0])
         self.waiting = b""
@@ -32,21 +32,21 @@ class RedactingStream:
     def feed(self, data: bytes) -> bytes:
         """Take a piece; return what may be written now."""
         content, written, at = self.waiting + data, [], 0
-        held = self._held(content, at)
-        while (secret := self.found.search(content, at)) and secret.start() < held:
+        certain = self._find_certain_end(content, at)
+        while (secret := self.pattern.search(content, at)) and secret.start() < certain:
             written += [content[at : secret.start()], STARS]
             at = secret.end()
-            if at > held:
-                held = self._held(content, at)
-        self.waiting = content[held:]
-        return b"".join([*written, content[at:held]])
+            if at > certain:
+                certain = self._find_certain_end(content, at)
+        self.waiting = content[certain:]
+        return b"".join([*written, content[at:certain]])
 
     def end(self) -> bytes:
         """Return what was held back, at the end of the stream."""
         rest, self.waiting = self.waiting, b""
-        return self.found.sub(STARS, rest)
+        return self.pattern.sub(STARS, rest)
 
-    def _held(self, content: bytes, start: int) -> int:
+    def _find_certain_end(self, content: bytes, start: int) -> int:
         """Return where the longest possible beginning of a secret starts at the end of the content."""
         for at in range(max(start, len(content) - self.longest + 1), len(content)):
             if content[at] in self.firsts:

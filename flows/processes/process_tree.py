@@ -62,7 +62,7 @@ def die_with_parent() -> None:
 def use_default_stop_signals() -> None:
     """Make the kernel end this process at SIGINT, SIGTERM and SIGHUP: Python's handlers wait for C code.
 
-    What a step has done so far is kept, as when it is killed.
+    The step's checkpoints stay, as when it is killed.
     """
     if threading.current_thread() is threading.main_thread():
         for number in STOP_SIGNALS:
@@ -99,11 +99,11 @@ def kill_descendants(patience: float = 10.0) -> None:
         psutil.wait_procs(alive, timeout=0.5)
 
 
-def reap_children(known: Collection[int]) -> None:
-    """Reap adopted children that have ended; `known` are those that other code waits for."""
+def reap_children(awaited: Collection[int]) -> None:
+    """Reap adopted children that have ended; `awaited` are those that other code waits for."""
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error, ChildProcessError):
-            if child.pid not in known and child.status() == psutil.STATUS_ZOMBIE:
+            if child.pid not in awaited and child.status() == psutil.STATUS_ZOMBIE:
                 os.waitpid(child.pid, os.WNOHANG)
 
 
@@ -118,22 +118,22 @@ def _list_descendants() -> list[psutil.Process]:
 
 def _run_keeper(work: Callable[[WaitForStop], int], pipe: int) -> int:
     """Run the work as the keeper: in its own session, so that Ctrl-C reaches it through the front only."""
-    asked = False
+    must_stop = False
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        nonlocal must_stop
+        must_stop = True
 
     def stopped(seconds: float) -> bool:
-        nonlocal asked
-        if not asked and select.select([pipe], [], [], seconds)[0]:
-            asked = True  # the pipe has no writer: the front is gone
-        return asked
+        nonlocal must_stop
+        if not must_stop and select.select([pipe], [], [], seconds)[0]:
+            must_stop = True  # the pipe has no writer: the front is gone
+        return must_stop
 
     os.setsid()
     _prctl(SUBREAPER, 1)
     for number in STOP_SIGNALS:
-        signal.signal(number, ask)
+        signal.signal(number, on_signal)
     code = 1
     try:
         code = work(stopped)

@@ -122,7 +122,7 @@ def _write_forms(text: str) -> set[str]:
 def _escape(text: str) -> Iterator[str]:
     yield repr(text)[1:-1]
     yield ascii(text)[1:-1]
-    yield repr(text + "'\"")[1:-1].removesuffix("\\'\"")  # as in a text that holds both kinds of quotes
+    yield repr(text + "'\"")[1:-1].removesuffix("\\'\"")  # as in a text with both kinds of quotes
     yield repr(text.encode(errors="surrogateescape"))[2:-1]
     yield json.dumps(text)[1:-1]
     yield json.dumps(text, ensure_ascii=False)[1:-1]
@@ -145,8 +145,8 @@ def _encode(text: str) -> Iterator[str]:
     yield raw.hex()
     yield raw.hex().upper()
     for before in range(3):
-        whole = base64.b64encode(b"\0" * before + raw).decode()
-        # Characters that also hold bits of what is before or after it are left out.
-        certain = whole[-(-8 * before // 6) : 8 * (before + len(raw)) // 6]
+        encoded = base64.b64encode(b"\0" * before + raw).decode()
+        # Characters that also encode bits of the text before or after it are left out.
+        certain = encoded[-(-8 * before // 6) : 8 * (before + len(raw)) // 6]
         yield certain
         yield certain.translate({ord("+"): "-", ord("/"): "_"})

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 GRACE = 15.0
@@ -23,7 +23,7 @@ GRACE = 15.0
 TWICE = 0.5
 """Seconds after which another signal is a second request; one request may reach a process in two ways."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-MESSAGE = "the run did not stop when it was asked to, so its process was ended; go on with: posttrain resume\n"
+MESSAGE = "the run did not stop in time, so it was killed; continue with: posttrain resume\n"
 
 
 @contextlib.contextmanager
@@ -79,10 +79,18 @@ def set_on_signals(stop: threading.Event) -> Iterator[None]:
         yield
         return
 
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        stop.set()
+    with handle_signals(STOP_SIGNALS, stop.set):
+        yield
 
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+
+@contextlib.contextmanager
+def handle_signals(numbers: Sequence[signal.Signals], handle: Callable[[], None]) -> Iterator[None]:
+    """Call `handle` on these signals inside, and restore the handlers that were set before."""
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        handle()
+
+    before = {number: signal.signal(number, on_signal) for number in numbers}
     try:
         yield
     finally:

@@ -34,8 +34,8 @@ def push_to_hub(layout: Layout, word: str, repository: str, *, public: bool, max
         folder = Path(work)
         write_hf(chosen, folder, max_shard_size)
         write_model_card(layout, chosen, folder)
-        url = _upload(folder, repository, token, f"posttrain: {chosen.said}", public=public)
-    append(layout, "published", target=chosen.said, digest=chosen.digest, repository=repository, commit=url)
+        url = _upload(folder, repository, token, f"posttrain: {chosen.description}", public=public)
+    append(layout, "published", target=chosen.description, digest=chosen.digest, repository=repository, commit=url)
     return url
 
 

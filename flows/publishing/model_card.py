@@ -38,7 +38,7 @@ print(tokenizer.decode(model.generate(**ids, max_new_tokens=64)[0]))
 def write_model_card(layout: Layout, chosen: Chosen, folder: Path) -> None:
     """Write README.md: origin, data and evaluations with intervals, as far as this checkout knows them."""
     bom = _read_bom(layout, chosen)
-    origin = f"Exported by posttrain from `{chosen.said}`."
+    origin = f"Exported by posttrain from `{chosen.description}`."
     parts = [TEXT.format(name=chosen.name, origin=origin)]
     if chosen.digest:
         parts.append(f"\nContent digest: `{chosen.digest}`.\n")

@@ -90,7 +90,7 @@ def open_new_folder(folder: Path) -> Iterator[Path]:
 
 def _describe(folder: Path, chosen: Chosen, wider: int = 0) -> ExportedModel:
     sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
-    return ExportedModel(folder, chosen.said, sum(sizes), len(sizes), wider)
+    return ExportedModel(folder, chosen.description, sum(sizes), len(sizes), wider)
 
 
 def _file_name(name: str) -> str:

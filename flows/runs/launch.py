@@ -50,13 +50,13 @@ def run_plan(
     prefect: bool = True,
     reporter: Reporter | None = None,
     run: str | None = None,
-    carry: Perform | None = None,
+    perform: Perform | None = None,
     project: Callable[[Outcome], object] = lambda outcome: None,
     stop: threading.Event | None = None,
 ) -> Outcome:
     """Run a plan to its end; `run` resumes that run. If nothing is missing, no server and no Ray start.
 
-    `carry` performs it in an existing flow run; `project` is called at the end unless the run is stopped. Ctrl-C,
+    `perform` does it in an existing flow run; `project` is called at the end unless the run is stopped. Ctrl-C,
     SIGTERM or `stop` ends the steps and the run (exit code 130), which can be resumed; steps in this process that do
     not end are killed with it (`flows.processes.stop_signals`). Raise PlanError before anything starts if a step asks
     for more than there is.
@@ -66,23 +66,23 @@ def run_plan(
     write_plan(layout, run, plan)
     clean_up(layout)
     log = RunLog(layout, run, reporter)
-    outlook = _announce_run(log, run, Forecast(plan, layout))
-    used_prefect = prefect and carry is None and executor == "ray" and bool(missing)
+    forecast = _announce_run(log, run, Forecast(plan, layout))
+    used_prefect = prefect and perform is None and executor == "ray" and bool(missing)
     stop = stop or threading.Event()
     with (
         mark_active(layout, run),
         set_on_signals(stop),
         _open_server(layout, used_prefect) as ready,
-        _open_executor(executor if missing else None, layout) as hands,
+        _open_executor(executor if missing else None, layout) as backend,
         set_on_signals(stop),  # again: Ray sets handlers of its own
     ):
-        if hands is not None:
-            hands.check(missing)
-        ledger = open_ledger(run, outlook) if missing else None
-        execution = Execution(plan, layout, hands, log, run, stop, ledger, outlook)
+        if backend is not None:
+            backend.check(missing)
+        ledger = open_ledger(run, forecast) if missing else None
+        execution = Execution(plan, layout, backend, log, run, stop, ledger, forecast)
         execution.restored = restored
         used_prefect = used_prefect and ready(stop)
-        _perform_all(execution, used_prefect, carry, lambda: _end_run(execution, log, project))
+        _perform_all(execution, used_prefect, perform, lambda: _end_run(execution, log, project))
     return Outcome(run, execution.states)
 
 
@@ -98,44 +98,44 @@ def _find_missing(plan: Plan, layout: Layout, executor: ExecutorName) -> list[St
 
 def _end_run(execution: Execution, log: RunLog, project: Callable[[Outcome], object]) -> None:
     outcome = Outcome(execution.run, execution.states)
-    noted = log_run_ended(execution.layout, outcome.run, outcome.states, outcome.exit_code)
+    entry = log_run_ended(execution.layout, outcome.run, outcome.states, outcome.exit_code)
     log.report(
         {
             "type": "run",
             "run": outcome.run,
             "state": "ended",
             "exit_code": outcome.exit_code,
-            "audit": anchor_of(noted),
+            "audit": anchor_of(entry),
         }
     )
     if outcome.exit_code != EXIT_CANCELLED:  # a stopped run ends at once; resuming it updates the projections
         project(outcome)
 
 
-def _announce_run(log: RunLog, run: str, outlook: Forecast) -> Forecast:
-    plan, verdicts = outlook.plan, outlook.verdicts
-    log_run_started(outlook.layout, run, plan, sum(hit == "HIT" for hit, _ in verdicts.values()))
+def _announce_run(log: RunLog, run: str, forecast: Forecast) -> Forecast:
+    plan, verdicts = forecast.plan, forecast.verdicts
+    log_run_started(forecast.layout, run, plan, sum(hit == "HIT" for hit, _ in verdicts.values()))
     log.report({"type": "run", "run": run, "state": "started", "recipe": plan.recipe, "steps": len(plan.steps)})
     for name, (hit, why) in verdicts.items():
         log.report({"type": "step", "step": name, "state": "queued", "reason": f"{hit}: {why}"})
-    return outlook
+    return forecast
 
 
-def _perform_all(execution: Execution, prefect: bool, carry: Perform | None, ended: Callable[[], None]) -> None:
-    if carry is None and prefect:
+def _perform_all(execution: Execution, prefect: bool, perform: Perform | None, ended: Callable[[], None]) -> None:
+    if perform is None and prefect:
         from flows.prefect_runs.prefect_fallback import run_flow_with_fallback
 
-        carry = run_flow_with_fallback
-    if carry is not None:
-        carry(execution, ended)
+        perform = run_flow_with_fallback
+    if perform is not None:
+        perform(execution, ended)
     else:
         execute_plan(execution)
         ended()
 
 
 @contextmanager
-def _open_server(layout: Layout, wanted: bool) -> Iterator[Callable[[threading.Event], bool]]:
-    if not wanted:
+def _open_server(layout: Layout, is_needed: bool) -> Iterator[Callable[[threading.Event], bool]]:
+    if not is_needed:
         yield lambda stop: False
         return
     from flows.servers.prefect_server import use_prefect_server
@@ -151,8 +151,8 @@ def _open_executor(name: ExecutorName | None, layout: Layout) -> Iterator[Execut
     elif name == "ray":
         from flows.steps.ray_workers import RayWorkers
 
-        with closing(RayWorkers(layout)) as hands:
-            yield hands
+        with closing(RayWorkers(layout)) as backend:
+            yield backend
     else:
         from flows.steps.in_process import InProcess
 

@@ -41,11 +41,13 @@ def find_step(
     if len(words) == 2:
         return words[0], words[1], profile, overrides
     if len(words) > 2:
-        raise PlanError(f"one recipe and one step, these are {len(words)} words: {' '.join(words)}")
+        raise PlanError(f"expected a recipe and a step, got {len(words)} words: {' '.join(words)}")
     plan = read_plan(layout, find_run(None, layout))
     file = next((f for f in (Path(plan.file), layout.root / plan.file) if f.is_file()), None)
     if file is None:
-        raise PlanError(f"the recipe of the latest run, {plan.file}, is not there; name one: posttrain why RECIPE STEP")
+        raise PlanError(
+            f"the recipe of the latest run, {plan.file}, does not exist; name a recipe: posttrain why RECIPE STEP"
+        )
     return str(file), words[0], profile or plan.profile, overrides or list(plan.overrides)
 
 
@@ -57,9 +59,9 @@ def make_status_table(run: str | None, layout: Layout) -> Table:
     state = "planned"
     for event in read_events(layout, name):
         if event["type"] == "run":
-            under_way = "under way, or killed (then: posttrain resume)"
+            under_way = "active, or killed (then: posttrain resume)"
             ended = event.get("exit_code")
-            stopped = f"stopped (go on with: posttrain resume {name})"
+            stopped = f"stopped (continue with: posttrain resume {name})"
             state = under_way if ended is None else stopped if ended == EXIT_CANCELLED else f"exit code {ended}"
     table = Table(title=f"Run {name} of {plan.recipe}: {state}", title_justify="left")
     for column in ("step", "state", "seconds", "key", "why"):

@@ -38,7 +38,7 @@ def start_run(plan: Plan, layout: Layout, executor: ExecutorName, console: Conso
             project=lambda ended: report.append(update_projections(ended, plan, layout, console)),
         )
     if outcome.exit_code == EXIT_CANCELLED:
-        print_line(console, "", f"stopped; finished artifacts stay; go on with: posttrain resume {outcome.run}")
+        print_line(console, "", f"stopped; finished artifacts are kept; continue with: posttrain resume {outcome.run}")
         return outcome.exit_code
     for table in make_result_tables(outcome):
         console.print(table)
@@ -51,24 +51,24 @@ def start_run(plan: Plan, layout: Layout, executor: ExecutorName, console: Conso
             how = f"posttrain approve {outcome.run} {state.step} --approve --reason TEXT (or --reject), then resume"
             print_line(console, "waiting for approval", f"{state.step}: {state.waits}; {how}")
     if outcome.exit_code not in (0, 2):
-        print_line(console, "", f"finished artifacts stay; go on with: posttrain resume {outcome.run}")
+        print_line(console, "", f"finished artifacts are kept; continue with: posttrain resume {outcome.run}")
     for line in describe_spending(plan, layout, outcome.run):
         print_line(console, "", line)
     for step, comparison in compare_repeated(plan.steps, layout).items():
-        print_line(console, "", f"done again: {step} came to {comparison}")
+        print_line(console, "", f"repeated: {step} produced {comparison}")
     print_line(console, "", f"run {outcome.run}, report {os.path.relpath(report[0])}")
     return outcome.exit_code
 
 
 def print_line(console: Console, what: str, text: str) -> None:
-    """Print a line of its own, whatever it contains and however long it is."""
+    """Print one line, without wrapping or markup."""
     console.print(Text.assemble((f"{what} " if what else "", "red"), text), soft_wrap=True, highlight=False)
 
 
 def update_projections(outcome: Outcome, plan: Plan, layout: Layout, console: Console) -> Path:
     """Update DVC's files, MLflow and the report to what the run left; return the report's path.
 
-    These are projections of manifests: if one cannot be written, the run stands, and a warning is printed.
+    These are projections of manifests: if one cannot be written, a warning is printed and the run keeps its result.
     """
     from flows.history.exporting import send_run
     from lineage.catalogue.index import query_index
@@ -105,7 +105,7 @@ def _update_projection(what: str, projection: Callable[[], object], console: Con
     try:
         projection()
     except Exception as error:  # a projection can be rebuilt; the artifacts must not suffer from it
-        print_line(console, f"{what} was not brought up to date:", str(error))
+        print_line(console, f"{what} was not updated:", str(error))
 
 
 def make_result_tables(outcome: Outcome) -> Iterable[Table]:

@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypedDict
 
+from flows.processes.locks import lock_if_free
+from flows.processes.process_env import make_python_path
 from flows.servers.prefect_host import LOOK, PATIENCE, write_server
 from lineage.database import SCHEMAS, prefect_address, read_chosen_database
 from lineage.layout import Layout
 from schemas.errors import PlanError
-from schemas.package import IMPORT_FOLDER, import_path
+from schemas.package import import_path
 
 HOST = "127.0.0.1"
 START_LIMIT = 120.0
@@ -35,7 +37,7 @@ NOTICE = 5 * LOOK
 def make_prefect_environment(layout: Layout) -> dict[str, str]:
     """Return settings that keep Prefect in the state folder and quiet; variables already set are kept."""
     home = layout.state / "prefect"
-    wanted = {
+    settings = {
         "PREFECT_HOME": str(home),
         "PREFECT_LOCAL_STORAGE_PATH": str(home / "storage"),
         "PREFECT_LOGGING_SETTINGS_PATH": str(home / "logging.yml"),
@@ -52,7 +54,7 @@ def make_prefect_environment(layout: Layout) -> dict[str, str]:
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
         "DO_NOT_TRACK": "1",
     }
-    return {name: value for name, value in wanted.items() if name not in os.environ}
+    return {name: value for name, value in settings.items() if name not in os.environ}
 
 
 def make_server_environment(layout: Layout) -> dict[str, str]:
@@ -74,8 +76,9 @@ def use_prefect_server(layout: Layout) -> Iterator[Callable[[threading.Event], b
     Prefect must not be imported before.
     """
     os.environ.update(make_prefect_environment(layout))
-    if given := os.environ.get("PREFECT_API_URL"):
-        yield lambda stop: _add_defaults(given)
+    if url := os.environ.get("PREFECT_API_URL"):
+        verify_answering("Prefect's server", url, "PREFECT_API_URL")
+        yield lambda stop: True
         return
     home = layout.make_state() / "prefect"
     home.mkdir(exist_ok=True)
@@ -166,10 +169,10 @@ def start_server(layout: Layout) -> subprocess.Popen[bytes] | None:
         )
 
 
-def _add_defaults(url: str) -> bool:
-    if not is_healthy(url):
-        raise PlanError(f"Prefect's server at {url} (PREFECT_API_URL) does not answer; start it or unset the variable")
-    return True
+def verify_answering(what: str, url: str, variable: str) -> None:
+    """Raise PlanError if the server that a variable names does not answer; `url` has a page `health`."""
+    if not is_answering(f"{url}/health"):
+        raise PlanError(f"{what} at {url} ({variable}) does not answer; start it or unset the variable")
 
 
 def _wait_until_healthy(layout: Layout, stop: threading.Event) -> bool:
@@ -186,12 +189,8 @@ def _wait_until_healthy(layout: Layout, stop: threading.Event) -> bool:
 
 def _is_hosted(home: Path) -> bool:
     """Return whether a host is alive: it holds the lock that was passed to it."""
-    with (home / "host.lock").open("ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+    with lock_if_free(home / "host.lock") as is_free:
+        return not is_free
 
 
 def _wait_until_ended(process: subprocess.Popen[bytes] | None, layout: Layout) -> None:
@@ -204,11 +203,6 @@ def _wait_until_ended(process: subprocess.Popen[bytes] | None, layout: Layout) -
     if find_server_url(layout) is None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(3 * PATIENCE)
-
-
-def make_python_path() -> str:
-    """Return PYTHONPATH for a process that imports posttrain."""
-    return os.pathsep.join([str(IMPORT_FOLDER), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
 
 
 def find_free_port() -> int:

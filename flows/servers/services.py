@@ -9,11 +9,11 @@ import urllib.request
 from collections.abc import Callable
 from datetime import datetime
 
+from flows.processes.process_env import make_python_path
 from flows.servers.prefect_server import (
     HOST,
     is_answering,
     make_prefect_environment,
-    make_python_path,
     make_server_environment,
 )
 from flows.servers.supervisor import Service
@@ -108,13 +108,13 @@ def _make_poll_check(api: str, name: str) -> Callable[[float], bool]:
     """Return a function that returns whether the worker has reported to the server since it was started."""
 
     def polls(since: float) -> bool:
-        asked = urllib.request.Request(
+        request = urllib.request.Request(
             f"{api}/work_pools/{POOL}/workers/filter",
             b"{}",
             {"Content-Type": "application/json", **_read_credentials()},
         )
         try:
-            with urllib.request.urlopen(asked, timeout=5) as answer:
+            with urllib.request.urlopen(request, timeout=5) as answer:
                 workers = json.loads(answer.read())
         except (OSError, ValueError):
             return False

@@ -68,7 +68,7 @@ class Supervisor:
     """Keeps services running until it is stopped; calls `changed` whenever a process starts or ends."""
 
     def __init__(self, services: Sequence[Service], folder: Path, say: Say, changed: Callable[[dict[str, int]], None]):
-        self.kept = {service.name: RunningService(service) for service in services}
+        self.services = {service.name: RunningService(service) for service in services}
         self.folder, self.say, self.changed = folder, say, changed
 
     def run(self, stopped: WaitForStop, ready: Callable[[], None]) -> None:
@@ -80,7 +80,7 @@ class Supervisor:
         try:
             while not stopped(LOOK):
                 self._look()
-                if not is_ready and all(kept.answered for kept in self.kept.values()):
+                if not is_ready and all(running.answered for running in self.services.values()):
                     is_ready = True
                     ready()
         finally:
@@ -88,32 +88,32 @@ class Supervisor:
 
     def _look(self) -> None:
         before = self.pids()
-        for kept in self.kept.values():
-            if kept.process is not None and kept.process.poll() is not None:
-                self._died(kept)
-            needed = self.kept.get(kept.service.needs)
-            if kept.process is None and time.time() >= kept.due and (needed is None or needed.answered):
-                self._start(kept)
+        for running in self.services.values():
+            if running.process is not None and running.process.poll() is not None:
+                self._died(running)
+            needed = self.services.get(running.service.needs)
+            if running.process is None and time.time() >= running.due and (needed is None or needed.answered):
+                self._start(running)
         reap_children({*before.values(), *self.pids().values()})
         if self.pids() != before:
             self.changed(self.pids())
-        for kept in self.kept.values():
-            if kept.process is not None:
-                self._ask(kept)
+        for running in self.services.values():
+            if running.process is not None:
+                self._ask(running)
 
     def pids(self) -> dict[str, int]:
         """Return the process id of each service."""
-        return {name: kept.process.pid for name, kept in self.kept.items() if kept.process is not None}
+        return {name: running.process.pid for name, running in self.services.items() if running.process is not None}
 
     def log(self, name: str) -> Path:
         """Return the log of a service."""
         return self.folder / f"{name}.log"
 
-    def _start(self, kept: RunningService) -> None:
-        with self.log(kept.service.name).open("ab") as log:
-            kept.process = subprocess.Popen(
-                kept.service.command,
-                env=kept.service.environment,
+    def _start(self, running: RunningService) -> None:
+        with self.log(running.service.name).open("ab") as log:
+            running.process = subprocess.Popen(
+                running.service.command,
+                env=running.service.environment,
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -121,58 +121,58 @@ class Supervisor:
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )
-        kept.started, kept.answered = time.time(), False
+        running.started, running.answered = time.time(), False
 
-    def _ask(self, kept: RunningService) -> None:
-        name = kept.service.name
-        if kept.answered:
-            if time.time() - kept.started > STEADY:
-                kept.ends = 0
-        elif kept.service.answers(kept.started):
-            if kept.answered_ever:
+    def _ask(self, running: RunningService) -> None:
+        name = running.service.name
+        if running.answered:
+            if time.time() - running.started > STEADY:
+                running.ends = 0
+        elif running.service.answers(running.started):
+            if running.answered_ever:
                 self.say(name, "answers again")
-            kept.answered = kept.answered_ever = True
-        elif not kept.answered_ever and time.time() - kept.started > START_LIMIT:
+            running.answered = running.answered_ever = True
+        elif not running.answered_ever and time.time() - running.started > START_LIMIT:
             raise StepError(f"{name} did not answer within {START_LIMIT:.0f} s; see {self.log(name)}")
-        if kept.service.jobs:
-            kept.jobs = {pid for pid in kept.jobs if _is_process_alive(pid)} | {
-                child.pid for child in _list_children(kept.process)
+        if running.service.jobs:
+            running.jobs = {pid for pid in running.jobs if _is_process_alive(pid)} | {
+                child.pid for child in _list_children(running.process)
             }
 
-    def _died(self, kept: RunningService) -> None:
-        process = kept.process
+    def _died(self, running: RunningService) -> None:
+        process = running.process
         assert process is not None
-        name, code = kept.service.name, process.returncode
+        name, code = running.service.name, process.returncode
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        if not kept.answered_ever:
+        if not running.answered_ever:
             raise StepError(f"{name} {how} before it answered; see {self.log(name)}")
-        if not kept.service.jobs:
+        if not running.service.jobs:
             _signal_group(process, signal.SIGKILL)  # its remaining processes would hold its port
-        wait = min(FIRST_WAIT * 2**kept.ends, LONGEST_WAIT)
-        alive = [pid for pid in kept.jobs if _is_process_alive(pid)]
-        going_on = f"; {len(alive)} of its flow runs go on without it" if alive else ""
-        self.say(name, f"{how}{going_on}; it is started again in {wait:.0f} s; see {self.log(name)}")
-        kept.process, kept.due, kept.ends = None, time.time() + wait, kept.ends + 1
+        wait = min(FIRST_WAIT * 2**running.ends, LONGEST_WAIT)
+        alive = [pid for pid in running.jobs if _is_process_alive(pid)]
+        going_on = f"; {len(alive)} of its flow runs continue without it" if alive else ""
+        self.say(name, f"{how}{going_on}; restarting in {wait:.0f} s; see {self.log(name)}")
+        running.process, running.due, running.ends = None, time.time() + wait, running.ends + 1
 
     def _end(self) -> None:
-        """End dependants first, so that a flow run can report its end to a server that is still running."""
-        for kept in reversed(self.kept.values()):
-            if kept.service.jobs:
-                self._stop_jobs(kept)
-            if kept.process is not None:
-                _end(kept.process)
+        """Stop dependants first, so that a flow run can report its end to a running server."""
+        for running in reversed(self.services.values()):
+            if running.service.jobs:
+                self._stop_jobs(running)
+            if running.process is not None:
+                _end(running.process)
 
-    def _stop_jobs(self, kept: RunningService) -> None:
-        limit, asked = time.monotonic() + JOB_PATIENCE, set()
+    def _stop_jobs(self, running: RunningService) -> None:
+        limit, signalled = time.monotonic() + JOB_PATIENCE, set()
         while time.monotonic() < limit:
-            kept.jobs |= {child.pid for child in _list_children(kept.process)}
-            alive = [pid for pid in kept.jobs if _is_process_alive(pid)]
+            running.jobs |= {child.pid for child in _list_children(running.process)}
+            alive = [pid for pid in running.jobs if _is_process_alive(pid)]
             if not alive:
                 return
-            for pid in set(alive) - asked:
+            for pid in set(alive) - signalled:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
-                asked.add(pid)
+                signalled.add(pid)
             time.sleep(LOOK)
 
 

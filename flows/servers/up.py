@@ -10,13 +10,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 from rich.console import Console
 from rich.text import Text
 
 from flows.processes.process_tree import WaitForStop, run_in_process_tree
 from flows.servers.prefect_host import write_server
-from flows.servers.prefect_server import HOST, find_free_port, is_healthy
+from flows.servers.prefect_server import HOST, find_free_port, verify_answering
 from flows.servers.services import (
     POOL,
     make_mlflow_service,
@@ -46,6 +47,15 @@ class Addresses:
     mlflow_given: bool = False
 
 
+class UpRecord(TypedDict, total=False):
+    """Addresses and processes of a running `up`, as its file has them."""
+
+    prefect: str
+    mlflow: str
+    pids: dict[str, int]
+    """Process of each service, and of `up` itself."""
+
+
 def run_services(
     layout: Layout, console: Console, *, prefect_port: int, mlflow_port: int, database: str | None, limit: int
 ) -> int:
@@ -62,15 +72,15 @@ def run_services(
         return run_in_process_tree(lambda stopped: _run_until_stopped(layout, console, addresses, limit, stopped))
 
 
-def read_addresses(layout: Layout) -> dict | None:
-    """Return the addresses of the `up` that runs in this checkout; None if none does."""
+def read_addresses(layout: Layout) -> UpRecord:
+    """Return the addresses of the `up` that runs in this checkout; empty if none does."""
     folder = layout.state / FOLDER
     with contextlib.suppress(OSError, ValueError), (folder / LOCK).open("rb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return json.loads((layout.state / FILE).read_text())
-    return None
+    return {}
 
 
 def _run_until_stopped(layout: Layout, console: Console, addresses: Addresses, limit: int, stopped: WaitForStop) -> int:
@@ -78,13 +88,13 @@ def _run_until_stopped(layout: Layout, console: Console, addresses: Addresses, l
         console.print(Text.assemble((f"{name}: ", "bold"), text), soft_wrap=True, highlight=False)
 
     def changed(pids: dict[str, int]) -> None:
-        content = {"prefect": addresses.prefect, "mlflow": addresses.mlflow, "pids": {"up": os.getppid(), **pids}}
+        content = UpRecord(prefect=addresses.prefect, mlflow=addresses.mlflow, pids={"up": os.getppid(), **pids})
         write_text_atomically(layout.state / FILE, json.dumps(content, indent=1) + "\n")
         if "prefect" in pids:  # other runs see that it is another process now
             write_server(layout.state / "prefect", pids["prefect"], addresses.prefect)
 
     supervisor = Supervisor(_make_services(layout, addresses, limit), layout.state / FOLDER, say, changed)
-    for name in supervisor.kept:
+    for name in supervisor.services:
         _move_records(supervisor.log(name))
     changed({})
     try:
@@ -112,14 +122,17 @@ def _make_services(layout: Layout, addresses: Addresses, limit: int) -> list[Ser
 def _print_addresses(console: Console, layout: Layout, addresses: Addresses, limit: int) -> None:
     database = read_chosen_database(layout.state)
     for name, text in (
-        ("Prefect", addresses.prefect.removesuffix("/api") + (" (was there)" if addresses.prefect_given else "")),
-        ("MLflow", addresses.mlflow + (" (was there)" if addresses.mlflow_given else "")),
+        (
+            "Prefect",
+            addresses.prefect.removesuffix("/api") + (" (not managed here)" if addresses.prefect_given else ""),
+        ),
+        ("MLflow", addresses.mlflow + (" (not managed here)" if addresses.mlflow_given else "")),
         ("worker", f"pool {POOL}, at most {limit} flow runs at a time"),
         ("records", hide_password(database) if database else f"SQLite in {_shorten_path(layout.state)}"),
         ("logs", _shorten_path(layout.state / FOLDER)),
     ):
         console.print(f"{name:<8} {text}", highlight=False, markup=False, soft_wrap=True)
-    console.print("Ctrl-C ends all of it", highlight=False)
+    console.print("Ctrl-C stops everything", highlight=False)
 
 
 def _shorten_path(path: Path) -> str:
@@ -136,8 +149,8 @@ def _lock_checkout(layout: Layout, folder: Path) -> Iterator[None]:
                 break
             time.sleep(0.1)
         else:
-            there = read_addresses(layout) or {}
-            where = ", ".join(f"{name} at {there[name]}" for name in ("prefect", "mlflow") if name in there)
+            there = read_addresses(layout)
+            where = ", ".join(f"{name} at {url}" for name in ("prefect", "mlflow") if (url := there.get(name)))
             pid = there.get("pids", {}).get("up", "?")
             raise PlanError(
                 f"`posttrain up` runs in this checkout already: {where or 'it is starting'}\n"
@@ -177,22 +190,18 @@ def _replace_server(layout: Layout, api: str, say: Say, stopped: WaitForStop) ->
 def _choose_addresses(prefect_port: int, mlflow_port: int) -> Addresses:
     """Return the addresses to use; PREFECT_API_URL and MLFLOW_TRACKING_URI name existing servers."""
     prefect, mlflow = os.environ.get("PREFECT_API_URL"), os.environ.get("MLFLOW_TRACKING_URI", "")
-    if prefect and not is_healthy(prefect):
-        raise PlanError(
-            f"Prefect's server at {prefect} (PREFECT_API_URL) does not answer; start it or unset the variable"
-        )
-    given = mlflow.rstrip("/") if mlflow.startswith(("http://", "https://")) else ""
-    if given and not is_healthy(given):
-        raise PlanError(
-            f"MLflow's server at {given} (MLFLOW_TRACKING_URI) does not answer; start it or unset the variable"
-        )
+    if prefect:
+        verify_answering("Prefect's server", prefect, "PREFECT_API_URL")
+    server = mlflow.rstrip("/") if mlflow.startswith(("http://", "https://")) else ""
+    if server:
+        verify_answering("MLflow's server", server, "MLFLOW_TRACKING_URI")
     api = (
         prefect.rstrip("/")
         if prefect
         else f"http://{HOST}:{_choose_port('Prefect', '--prefect-port', prefect_port)}/api"
     )
-    ui = given or f"http://{HOST}:{_choose_port('MLflow', '--mlflow-port', mlflow_port)}"
-    return Addresses(api, ui, bool(prefect), bool(given))
+    ui = server or f"http://{HOST}:{_choose_port('MLflow', '--mlflow-port', mlflow_port)}"
+    return Addresses(api, ui, bool(prefect), bool(server))
 
 
 def _choose_port(who: str, option: str, port: int) -> int:
@@ -224,7 +233,7 @@ def _choose_database(layout: Layout, database: str | None) -> None:
 def _refuse_password(database: str) -> None:
     if hide_password(database) != database:
         raise PlanError(
-            f"--database {hide_password(database)}: everybody on this machine sees a password given so\n"
+            f"--database {hide_password(database)}: all users of this machine can see a password on the command line\n"
             "    put it into PGPASSWORD or ~/.pgpass, or the whole address into POSTTRAIN_DATABASE"
         )
 

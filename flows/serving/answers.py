@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, TypedDict
 
-from flows.serving.asked import CompletionRequest
 from flows.serving.batch import Token
+from flows.serving.requests import CompletionRequest
 from flows.serving.worker import Finish, Piece
 
 
@@ -34,11 +34,11 @@ class Choice:
 class Chat:
     """The format of the chat endpoint."""
 
-    whole, part, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl-"
+    object_type, chunk_type, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl-"
 
-    def choice(self, choice: Choice, tokenizer: Any, wanted: bool) -> dict[str, object]:
+    def choice(self, choice: Choice, tokenizer: Any, with_logprobs: bool) -> dict[str, object]:
         """Return a finished choice."""
-        logprobs = {"content": self._logprobs(choice.tokens, tokenizer), "refusal": None} if wanted else None
+        logprobs = {"content": self._logprobs(choice.tokens, tokenizer), "refusal": None} if with_logprobs else None
         message = {"role": "assistant", "content": choice.text, "refusal": None}
         return {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish}
 
@@ -47,9 +47,9 @@ class Chat:
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def piece(self, choice: Choice, piece: Piece, tokenizer: Any, wanted: bool) -> dict[str, object]:
+    def piece(self, choice: Choice, piece: Piece, tokenizer: Any, with_logprobs: bool) -> dict[str, object]:
         """Return the new part of a choice."""
-        logprobs = {"content": self._logprobs(piece.tokens, tokenizer)} if wanted and piece.tokens else None
+        logprobs = {"content": self._logprobs(piece.tokens, tokenizer)} if with_logprobs and piece.tokens else None
         delta = {"content": piece.text} if piece.text else {}
         return {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": piece.finish}
 
@@ -73,20 +73,20 @@ class PlainLogprobs(TypedDict):
 class Plain:
     """The format of the completions endpoint."""
 
-    whole, part, prefix = "text_completion", "text_completion", "cmpl-"
+    object_type, chunk_type, prefix = "text_completion", "text_completion", "cmpl-"
 
-    def choice(self, choice: Choice, tokenizer: Any, wanted: bool) -> dict[str, object]:
+    def choice(self, choice: Choice, tokenizer: Any, with_logprobs: bool) -> dict[str, object]:
         """Return a finished choice."""
-        logprobs = self._logprobs(choice.tokens, tokenizer, 0) if wanted else None
+        logprobs = self._logprobs(choice.tokens, tokenizer, 0) if with_logprobs else None
         return {"index": choice.index, "text": choice.text, "logprobs": logprobs, "finish_reason": choice.finish}
 
     def first(self, index: int) -> dict[str, object] | None:
         """Return None: a stream begins with its first text."""
         return None
 
-    def piece(self, choice: Choice, piece: Piece, tokenizer: Any, wanted: bool) -> dict[str, object]:
+    def piece(self, choice: Choice, piece: Piece, tokenizer: Any, with_logprobs: bool) -> dict[str, object]:
         """Return the new part of a choice."""
-        logprobs = self._logprobs(piece.tokens, tokenizer, choice.offset) if wanted and piece.tokens else None
+        logprobs = self._logprobs(piece.tokens, tokenizer, choice.offset) if with_logprobs and piece.tokens else None
         if logprobs is not None:
             choice.offset += sum(map(len, logprobs["tokens"]))
         return {"index": choice.index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish}
@@ -106,26 +106,21 @@ class Plain:
 class Answer:
     """One response in progress: its id, its time, its counts."""
 
-    def __init__(self, asked: CompletionRequest, words: Chat | Plain, fingerprint: str, tokenizer: Any):
-        self.asked, self.words, self.tokenizer = asked, words, tokenizer
-        self.wanted = asked.asks[0].alternatives is not None
-        self.choices = [Choice(index) for index in range(len(asked.asks) * asked.n)]
+    def __init__(self, request: CompletionRequest, words: Chat | Plain, fingerprint: str, tokenizer: Any):
+        self.request, self.words, self.tokenizer = request, words, tokenizer
+        self.with_logprobs = request.prompts[0].alternatives is not None
+        self.choices = [Choice(index) for index in range(len(request.prompts) * request.n)]
         self.head = {
             "id": words.prefix + secrets.token_hex(12),
             "created": int(time.time()),
-            "model": asked.model,
+            "model": request.model,
             "system_fingerprint": fingerprint,
         }
 
-    @property
-    def is_over(self) -> bool:
-        """Return whether every choice has ended."""
-        return all(choice.finish for choice in self.choices)
-
     def rendered(self) -> bytes:
         """Return the finished response as JSON, one choice at a time, so that other threads run meanwhile."""
-        choices = [json.dumps(self.words.choice(choice, self.tokenizer, self.wanted)) for choice in self.choices]
-        head = json.dumps(self.head | {"object": self.words.whole, "usage": self.usage()})
+        choices = [json.dumps(self.words.choice(choice, self.tokenizer, self.with_logprobs)) for choice in self.choices]
+        head = json.dumps(self.head | {"object": self.words.object_type, "usage": self.usage()})
         return f'{head[:-1]}, "choices": [{", ".join(choices)}]}}'.encode()
 
     def opening(self) -> list[dict[str, object]]:
@@ -136,21 +131,21 @@ class Answer:
     def chunk(self, index: int, piece: Piece) -> dict[str, object]:
         """Take a piece and return its chunk."""
         choice = self.choices[index]
-        made = self.words.piece(choice, piece, self.tokenizer, self.wanted)
+        made = self.words.piece(choice, piece, self.tokenizer, self.with_logprobs)
         choice.take(piece, False)
         return self._chunk([made])
 
     def closing(self) -> list[dict[str, object]]:
         """Return the chunk with the counts, if it was requested."""
-        return [self._chunk([]) | {"usage": self.usage()}] if self.asked.with_usage else []
+        return [self._chunk([]) | {"usage": self.usage()}] if self.request.with_usage else []
 
     def usage(self) -> dict[str, int]:
         """Return the tokens of the prompts, each once, and of the completions, with the end token."""
-        read, made = sum(len(ask.prompt_ids) for ask in self.asked.asks), sum(c.made for c in self.choices)
+        read, made = sum(len(prompt.prompt_ids) for prompt in self.request.prompts), sum(c.made for c in self.choices)
         return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
 
     def _chunk(self, choices: list[dict[str, object]]) -> dict[str, object]:
-        return self.head | {"object": self.words.part, "choices": choices}
+        return self.head | {"object": self.words.chunk_type, "choices": choices}
 
 
 def _show_token(tokenizer: Any, token: int, logprob: float | None) -> dict[str, object]:

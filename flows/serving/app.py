@@ -12,14 +12,14 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from flows.serving import asked
+from flows.serving import requests
 from flows.serving.answers import Answer, Chat, Plain
-from flows.serving.asked import CompletionRequest
 from flows.serving.bodies import max_body_bytes, parse_json, read_body
 from flows.serving.current import Current, Served
 from flows.serving.guard import Guard
 from flows.serving.pieces import TIMED_OUT, stream_pieces
 from flows.serving.refusals import Refused, error_body, quoted
+from flows.serving.requests import CompletionRequest
 from flows.serving.rules import Rules
 from flows.serving.worker import Piece
 
@@ -53,11 +53,11 @@ def make_app(current: Current, rules: Rules | None = None) -> FastAPI:
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        return await endpoint.answer(request, asked.read_chat, Chat())
+        return await endpoint.answer(request, requests.read_chat, Chat())
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        return await endpoint.answer(request, asked.read_text_request, Plain())
+        return await endpoint.answer(request, requests.read_text_request, Plain())
 
     return app
 
@@ -75,9 +75,11 @@ class Endpoint:
         loop = asyncio.get_running_loop()
         until = loop.time() + self.rules.timeout
         try:
-            body = await read_body(request, self._most_bytes(), self.rules.body_seconds)
+            body = await read_body(
+                request, max_body_bytes(self.current.served.worker.max_length), self.rules.body_seconds
+            )
             async with asyncio.timeout_at(until):
-                served, understood = await loop.run_in_executor(self.reading, self._understood, body, read)
+                served, understood = await loop.run_in_executor(self.reading, self._parse, body, read)
             answer = Answer(understood, words, served.fingerprint, served.worker.policy.tokenizer)
             pieces = stream_pieces(understood, served.worker, until)
             if understood.stream:
@@ -92,10 +94,7 @@ class Endpoint:
         headers = {"content-length": str(len(content))}
         return StreamingResponse(_split_text(content), media_type="application/json", headers=headers)
 
-    def _most_bytes(self) -> int:
-        return max_body_bytes(self.current.served.worker.max_length)
-
-    def _understood(self, body: bytes, read: Reader) -> tuple[Served, CompletionRequest]:
+    def _parse(self, body: bytes, read: Reader) -> tuple[Served, CompletionRequest]:
         value = parse_json(body, self.current.served.worker.max_length)
         served = _find_served(self.current, value.get("model") if isinstance(value, dict) else None)
         return served, read(value, served.worker.policy.tokenizer, served.worker.max_length)
@@ -106,7 +105,7 @@ async def _take_pieces(answer: Answer, pieces: Pieces, request: Request) -> bool
     async with contextlib.aclosing(pieces):
         async for index, piece in pieces:
             if piece is not None:
-                answer.choices[index].take(piece, answer.wanted)
+                answer.choices[index].take(piece, answer.with_logprobs)
             elif await request.is_disconnected():
                 return False
     return True
@@ -114,9 +113,9 @@ async def _take_pieces(answer: Answer, pieces: Pieces, request: Request) -> bool
 
 def _find_served(current: Current, name: Any) -> Served:
     if not isinstance(name, str):
-        raise Refused("model: the name of a model is wanted", "model")
+        raise Refused("model: must be the name of a model", "model")
     if name != current.served.name:
-        message = f"the model `{quoted(name)}` does not exist here; there is `{current.served.name}`"
+        message = f"the model `{quoted(name)}` does not exist; this server has `{current.served.name}`"
         raise Refused(message, "model", "model_not_found", 404)
     return current.served
 

@@ -37,7 +37,7 @@ class Token:
 class Sample:
     """One completion in progress."""
 
-    ask: PromptRequest
+    request: PromptRequest
     number: int
     """Index of the sample in its request; selects its random stream."""
     owner: Any
@@ -50,13 +50,13 @@ class Sample:
 
     def __post_init__(self) -> None:
         """Create its random stream."""
-        key = np.array([self.ask.seed, self.number], dtype=np.uint64)
-        self.stream, self.last = np.random.Generator(np.random.Philox(key=key)), self.ask.prompt_ids[-1]
+        key = np.array([self.request.seed, self.number], dtype=np.uint64)
+        self.stream, self.last = np.random.Generator(np.random.Philox(key=key)), self.request.prompt_ids[-1]
 
     @property
     def position(self) -> int:
         """Return the position of its last token."""
-        return len(self.ask.prompt_ids) - 1 + self.count
+        return len(self.request.prompt_ids) - 1 + self.count
 
 
 class Batch:
@@ -73,12 +73,12 @@ class Batch:
         """Return how many samples can be admitted now."""
         return self.max_slots - len(self.samples)
 
-    def admit(self, ask: PromptRequest, samples: list[Sample]) -> None:
+    def admit(self, request: PromptRequest, samples: list[Sample]) -> None:
         """Start samples of one prompt, at most `room`; the prompt is computed once."""
         rows = self._tensor(range(len(self.samples), len(self.samples) + len(samples)))
-        known = ask.prompt_ids[:-1]
-        prefix = prefill(self.model, self._tensor(known)[None]) if known else None
-        self.slots.place(rows, prefix, torch.zeros_like(rows), torch.full_like(rows, len(known)))
+        prefix_ids = request.prompt_ids[:-1]
+        prefix = prefill(self.model, self._tensor(prefix_ids)[None]) if prefix_ids else None
+        self.slots.place(rows, prefix, torch.zeros_like(rows), torch.full_like(rows, len(prefix_ids)))
         self.samples += samples
 
     def step(self) -> list[tuple[Sample, Token]]:
@@ -86,7 +86,7 @@ class Batch:
         position_B = self._tensor([sample.position for sample in self.samples])
         token_B = self._tensor([sample.last for sample in self.samples])
         logits_BV = compute_slot_logits(self.model, self.slots, token_B, position_B)
-        tokens = self._picked(logits_BV)
+        tokens = self._sample(logits_BV)
         step_tokens = self._with_logprobs(tokens, logits_BV)
         for sample, token in zip(self.samples, tokens, strict=True):
             sample.last, sample.count = token, sample.count + 1
@@ -99,27 +99,27 @@ class Batch:
         movers = [b for b in stay if b >= len(stay)]
         if holes:
             self.slots.move(self._tensor(movers), self._tensor(holes))
-        kept = self.samples[: len(stay)]
+        remaining = self.samples[: len(stay)]
         for hole, mover in zip(holes, movers, strict=True):
-            kept[hole] = self.samples[mover]
-        self.samples = kept
+            remaining[hole] = self.samples[mover]
+        self.samples = remaining
 
-    def _picked(self, logits_BV: Tensor) -> list[int]:
-        heats = [sample.ask.temperature for sample in self.samples]
+    def _sample(self, logits_BV: Tensor) -> list[int]:
+        temperatures = [sample.request.temperature for sample in self.samples]
         drawn = torch.tensor([[sample.stream.random()] for sample in self.samples], dtype=torch.float64)
-        nucleus = any(sample.ask.top_p < 1 for sample in self.samples)
+        nucleus = any(sample.request.top_p < 1 for sample in self.samples)
         return pick(
             logits_BV,
-            torch.tensor(heats, dtype=torch.float32, device=self.device),
-            drawn.to(self.device) if max(heats) > 0 else None,
-            greedy=min(heats) <= 0,
+            torch.tensor(temperatures, dtype=torch.float32, device=self.device),
+            drawn.to(self.device) if max(temperatures) > 0 else None,
+            greedy=min(temperatures) <= 0,
             place_B=logits_BV.new_zeros(0),
             processor=self._nucleus if nucleus else None,
         ).token_B.tolist()
 
     def _nucleus(self, logits_BV: Tensor, place_B: Tensor) -> Tensor:
         """Keep the fewest tokens whose probabilities reach top_p (Holtzman et al. 2020), never fewer than one."""
-        top_p_B1 = torch.tensor([[s.ask.top_p] for s in self.samples], dtype=torch.float32, device=self.device)
+        top_p_B1 = torch.tensor([[s.request.top_p] for s in self.samples], dtype=torch.float32, device=self.device)
         sorted_BV, order_BV = logits_BV.sort(-1, descending=True)
         share_BV = sorted_BV.softmax(-1)
         before_BV = share_BV.cumsum(-1) - share_BV
@@ -127,17 +127,17 @@ class Batch:
         return logits_BV.masked_fill(torch.zeros_like(cut_BV).scatter(1, order_BV, cut_BV), float("-inf"))
 
     def _with_logprobs(self, tokens: list[int], logits_BV: Tensor) -> list[Token]:
-        wanted = [sample.ask.alternatives for sample in self.samples]
-        if all(each is None for each in wanted):
+        alternatives = [sample.request.alternatives for sample in self.samples]
+        if all(each is None for each in alternatives):
             return [Token(token) for token in tokens]
         logp_BV = logits_BV.float().log_softmax(-1)
         own_B = logp_BV.gather(1, self._tensor(tokens)[:, None])[:, 0].tolist()
-        most = min(max(each or 0 for each in wanted), logp_BV.shape[1])
+        most = min(max(each or 0 for each in alternatives), logp_BV.shape[1])
         best = logp_BV.topk(most)
         values, ids = best.values.tolist(), best.indices.tolist()
         return [
             Token(token, own, tuple(zip(ids[b][:number], values[b][:number], strict=True)))
-            if (number := wanted[b]) is not None
+            if (number := alternatives[b]) is not None
             else Token(token)
             for b, (token, own) in enumerate(zip(tokens, own_B, strict=True))
         ]

@@ -9,10 +9,11 @@ from typing import Any, Never
 from fastapi import Request
 
 from flows.serving.refusals import Refused, quoted
+from schemas.base import JsonObject
 
 BASE_BYTES = 64 * 1024
 BYTES_PER_TOKEN = 192
-"""Bytes of a body per token: 32 characters (`asked.CHARACTERS_PER_TOKEN`), each written as `\\uXXXX`."""
+"""Bytes of a body per token: 32 characters (`requests.CHARACTERS_PER_TOKEN`), each written as `\\uXXXX`."""
 BASE_ELEMENTS = 1024
 ELEMENTS_PER_TOKEN = 8
 """Most values in a body per token, enough for a batch of prompts given as token ids."""
@@ -62,7 +63,7 @@ def parse_json(body: bytes, max_length: int) -> Any:
     except RecursionError as error:
         raise _refuse_too_deep() from error
     except ValueError as error:  # also raised for text that is not UTF-8
-        raise Refused(f"the body is no JSON: {error}") from error
+        raise Refused(f"the body is not JSON: {error}") from error
     _check_values(value)
     return value
 
@@ -112,8 +113,8 @@ def _check_text(text: str) -> None:
         raise Refused("a text holds half of a surrogate pair") from error
 
 
-def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members: dict[str, Any] = {}
+def _make_object(pairs: list[tuple[str, Any]]) -> JsonObject:
+    members: JsonObject = {}
     for key, value in pairs:
         if key in members:
             raise Refused(f"the key {quoted(ascii(key))} occurs twice in an object")
@@ -134,7 +135,7 @@ def _parse_float(text: str) -> float:
 
 
 def _refuse_constant(text: str) -> Never:
-    raise Refused(f"{text} is no JSON number")
+    raise Refused(f"{text} is not a JSON number")
 
 
 def _refuse_too_large(limit: int) -> Refused:

@@ -52,7 +52,7 @@ class Served:
             "object": "model",
             "created": self.since,
             "owned_by": "posttrain",
-            "root": self.chosen.said,
+            "root": self.chosen.description,
             "max_model_len": self.worker.max_length,
             "digest": self.chosen.digest,
         }
@@ -83,9 +83,9 @@ class Current:
                 if new is not None:
                     before, self.served = self.served, load(new, limits, device, dtype)
                     before.worker.close()
-                    say(f"now serving {new.said}")
+                    say(f"now serving {new.description}")
             except (PosttrainError, OSError, RuntimeError) as error:  # no MLflow, no memory: the old model stays
-                alarm = f"still serving {self.served.chosen.said}: {error}"
+                alarm = f"still serving {self.served.chosen.description}: {error}"
             if alarm not in (None, last):
                 say(str(alarm))
             last = alarm
@@ -94,7 +94,7 @@ class Current:
         """Return the champion by the audit log if it is not the served model, and an alarm, if any."""
         here = read_standing(layout, str(self.served.chosen.alias))
         if here.champion is None:
-            raise PlanError(f"the audit log knows no champion of {here.name} any more; see: posttrain champions")
+            raise PlanError(f"the audit log no longer has a champion of {here.name}; see: posttrain champions")
         alarm = f"ALARM {'; '.join(here.alarms)}; see: posttrain champions {here.name}" if here.alarms else None
         if here.champion.digest == self.served.chosen.digest:
             return None, alarm
@@ -109,11 +109,11 @@ def load(chosen: Chosen, limits: Limits, device: str, dtype: str) -> Served:
     policy = load_policy(chosen.folder, device=device, dtype=dtype)
     _own_weights(policy)
     if chosen.files and files_of(chosen.folder) != chosen.files:
-        raise StepError(f"{chosen.said}: its files changed after they were verified; start again")
+        raise StepError(f"{chosen.description}: its files changed after they were verified; start again")
     if limits.max_length is not None and limits.max_length > policy.max_length:
-        raise StepError(f"--max-length {limits.max_length}: {chosen.name} was made for {policy.max_length} tokens")
+        raise StepError(f"--max-length {limits.max_length}: {chosen.name} supports at most {policy.max_length} tokens")
     if reason := explain_slot_misfit(policy.model):
-        raise StepError(f"{chosen.name}: engine torch cannot serve it exactly ({reason}); give --engine vllm")
+        raise StepError(f"{chosen.name}: engine torch cannot serve it exactly ({reason}); use --engine vllm")
     longest = limits.max_length or min(policy.max_length, 4096)
     return Served(chosen, Worker(policy, max_slots=limits.max_slots, max_length=longest))
 

@@ -47,7 +47,7 @@ class Guard:
 
     def _check_room(self) -> None:
         if self.under_way >= self.rules.max_queue:
-            message = f"{self.under_way} requests are under way or waiting, and no more are taken; try again later"
+            message = f"{self.under_way} requests are running or queued, which is the limit; try again later"
             raise Refused(message, code="queue_full", status=429, headers={"retry-after": str(RETRY_AFTER)})
 
 
@@ -58,12 +58,12 @@ def check_request(scope: Scope, rules: Rules) -> None:
         raise Refused(f"{len(scope['headers'])} headers, more than {MOST_HEADERS}", status=431)
     host = headers.get("host", "")
     if not rules.allows_host(host, scope["server"][1]):
-        message = "the Host header names another server; ask 127.0.0.1 or localhost, or start this one with --host NAME"
+        message = "the Host header names another server; use 127.0.0.1 or localhost, or start this one with --host NAME"
         raise Refused(message, code="unknown_host", status=421)
     # Browsers send Origin with the requests of a page; pages of other origins are refused.
     origins = {origin.lower() for origin in headers.getlist("origin")}
     if origins - {f"http://{host.lower()}", f"https://{host.lower()}"}:
-        raise Refused("requests of web pages from elsewhere are not answered", code="foreign_origin", status=403)
+        raise Refused("requests from web pages of other origins are refused", code="foreign_origin", status=403)
     if rules.token is not None and scope["path"] not in OPEN_PATHS:
         _check_token(headers, rules.token)
     if scope["method"] == "POST":
@@ -71,18 +71,18 @@ def check_request(scope: Scope, rules: Rules) -> None:
 
 
 def _check_token(headers: Headers, token: str) -> None:
-    scheme, _, given = headers.get("authorization", "").partition(" ")
-    fits = hmac.compare_digest(given.strip().encode(), token.encode())
+    scheme, _, credentials = headers.get("authorization", "").partition(" ")
+    fits = hmac.compare_digest(credentials.strip().encode(), token.encode())
     if scheme.lower() != "bearer" or not fits:
-        message = "a token is wanted: Authorization: Bearer TOKEN"
+        message = "a token is required: Authorization: Bearer TOKEN"
         raise Refused(message, code="invalid_api_key", status=401, headers={"www-authenticate": "Bearer"})
 
 
 def _check_type(headers: Headers) -> None:
     kind, _, more = headers.get("content-type", "").lower().partition(";")
     if kind.strip() != "application/json" or more.strip() not in ("", "charset=utf-8", 'charset="utf-8"'):
-        raise Refused("a body of Content-Type application/json (UTF-8) is wanted", status=415)
+        raise Refused("Content-Type must be application/json (UTF-8)", status=415)
     if headers.get("content-encoding", "identity").lower() != "identity":
-        raise Refused("a compressed body is not read; send it as it is", status=415)
+        raise Refused("compressed bodies are not supported; send the body uncompressed", status=415)
     if "transfer-encoding" in headers and "content-length" in headers:
         raise Refused("Transfer-Encoding and Content-Length exclude each other")

@@ -26,7 +26,7 @@ class Chosen:
     folder: Path
     digest: str
     """Content digest, or the hub's commit; empty for a folder."""
-    said: str
+    description: str
     """Description for messages."""
     alias: str | None = None
     """Registered model of which it is the champion; None for other models."""
@@ -71,27 +71,27 @@ def _registered(rest: str, layout: Layout) -> Chosen:
     here = read_standing(layout, name)
     if version in ("", ALIAS):
         if here.champion is None:
-            why = f"the audit log knows none: {here.alarms[0]}" if here.alarms else "there is no champion yet"
+            why = f"the audit log has none: {here.alarms[0]}" if here.alarms else "there is no champion yet"
             raise PlanError(f"mlflow:{name}@{ALIAS}: {why}; see: posttrain champions")
         return _promoted(layout, name, here.champion.by, ALIAS, tuple(here.alarms))
     was = next((move for move in reversed(here.moves) if str(move.version) == version), None)
     if was is None:
-        raise PlanError(f"mlflow:{rest} was never champion, so nothing says what it should be; serve a step or a key")
+        raise PlanError(f"mlflow:{rest} was never champion, so its content cannot be verified; serve a step or a key")
     return _promoted(layout, name, was, version, ())
 
 
-def _promoted(layout: Layout, name: str, by: Move, asked: str, alarms: tuple[str, ...]) -> Chosen:
+def _promoted(layout: Layout, name: str, by: Move, version: str, alarms: tuple[str, ...]) -> Chosen:
     """Return the artifact that a move made champion, with every byte verified."""
     store = Store(layout)
     manifest = store.with_key(by.key)
     if manifest is None:
-        raise PlanError(f"mlflow:{name}@{asked}: version {by.version} ({by.key[:16]}) is not in this checkout")
+        raise PlanError(f"mlflow:{name}@{version}: version {by.version} ({by.key[:16]}) is not in this checkout")
     folder = store.output_folder(manifest.kind, by.key, by.output)
     files = files_of(folder)
     load_promoted_artifact(layout, by)
-    number = f", version {by.version}" if asked == ALIAS else ""
-    description = f"mlflow:{name}@{asked}{number}: {manifest.recipe}.{manifest.step} ({by.key[:12]})"
-    alias = name if asked == ALIAS else None
+    number = f", version {by.version}" if version == ALIAS else ""
+    description = f"mlflow:{name}@{version}{number}: {manifest.recipe}.{manifest.step} ({by.key[:12]})"
+    alias = name if version == ALIAS else None
     return Chosen(name, folder, by.digest, description, alias, alarms, key=by.key, files=files)
 
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
 
-from flows.serving.asked import CompletionRequest
+from flows.serving.requests import CompletionRequest
 from flows.serving.worker import Piece, ServingJob, Worker
 
 LOOK = 1.0
@@ -31,7 +31,7 @@ async def stream_pieces(
         return receive
 
     n = understood.n
-    jobs = [ServingJob(ask, n, understood.stops, receiver(i * n)) for i, ask in enumerate(understood.asks)]
+    jobs = [ServingJob(request, n, understood.stops, receiver(i * n)) for i, request in enumerate(understood.prompts)]
     left = n * len(jobs)
     look = loop.time() + LOOK
     try:

@@ -52,7 +52,7 @@ def read_rules(
         raise PlanError(f"--timeout {timeout}: give seconds")
     for host in hosts:
         if not host or host in ("0.0.0.0", "*", "::", "[::]") or not host.isascii() or set(host) & set("/@ ,"):
-            raise PlanError(f"--host {host}: give a name under which clients ask, as `NAME` or `NAME:PORT`")
+            raise PlanError(f"--host {host}: give the name that clients use, as `NAME` or `NAME:PORT`")
     return Rules(
         frozenset(map(str.lower, hosts)), _token(token_variable, environment), max_queue=max_queue, timeout=timeout
     )
@@ -66,5 +66,5 @@ def _token(variable: str | None, environment: Mapping[str, str]) -> str | None:
     if not token:
         raise PlanError(f"{name}: the variable that holds the endpoint's token is not set, or empty")
     if not all("!" <= character <= "~" for character in token):
-        raise PlanError(f"{name}: a token is of printable ASCII characters without spaces, as HTTP headers want it")
+        raise PlanError(f"{name}: a token is of printable ASCII characters without spaces, as HTTP headers require")
     return token

@@ -3,16 +3,15 @@
 import asyncio
 import contextlib
 import gc
-import signal
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import FrameType
 from typing import Any, cast
 
 import torch
 import uvicorn
 
+from flows.processes.stop_signals import STOP_SIGNALS, handle_signals
 from flows.serving.app import make_app
 from flows.serving.connections import Connection
 from flows.serving.current import Current, Limits, load
@@ -22,7 +21,7 @@ from lineage.layout import Layout
 from schemas.errors import PlanError
 
 HOST = "127.0.0.1"
-LAST = 30
+CLOSE_SECONDS = 30
 """Seconds in which responses in progress may still end."""
 
 
@@ -42,16 +41,12 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Handle SIGINT and SIGTERM as requests to end."""
 
-        def asked(number: int, frame: FrameType | None) -> None:
+        def end() -> None:
             self.force_exit = self.should_exit
             self.should_exit = True
 
-        before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
+        with handle_signals(STOP_SIGNALS, end):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def serve(
@@ -69,14 +64,14 @@ def serve(
     listening = listen(port)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = dtype or ("bfloat16" if device == "cuda" else "float32")
-    say(f"loading {chosen.said}")
+    say(f"loading {chosen.description}")
     current = Current(load(chosen, limits, device, dtype))
     if follow:
         current.follow(layout, limits, device, dtype, say)
     address = f"http://{HOST}:{listening.getsockname()[1]}/v1"
 
     def ready() -> None:
-        say(f"serving {chosen.said} as `{chosen.name}` at {address} ({device}, {dtype}); Ctrl-C ends it")
+        say(f"serving {chosen.description} as `{chosen.name}` at {address} ({device}, {dtype}); Ctrl-C ends it")
 
     gc.freeze()  # else every collection traverses all modules and the model, which delays requests
     try:
@@ -98,7 +93,7 @@ def configuration(app: Any, rules: Rules) -> uvicorn.Config:
         lifespan="off",
         log_level="error",
         access_log=False,
-        timeout_graceful_shutdown=LAST,
+        timeout_graceful_shutdown=CLOSE_SECONDS,
         server_header=False,
         proxy_headers=False,
     )

@@ -12,12 +12,12 @@ from typing import Literal
 import torch
 
 from flows.serving.batch import Batch, PromptRequest, Sample, Token
-from flows.serving.texts import DecodedText
+from flows.serving.decoded_text import DecodedText
 from learning.generation.engines.slots import use_slot_attention
 from learning.models.policy import Policy
 
 Finish = Literal["stop", "length"]
-LATE = 5.0
+CLOSE_GRACE = 5.0
 """Seconds for which a closed worker still accepts requests that were sent to it just before."""
 
 
@@ -38,7 +38,7 @@ class Piece:
 class ServingJob:
     """A request: `n` samples of one prompt."""
 
-    ask: PromptRequest
+    request: PromptRequest
     n: int
     stops: tuple[str, ...]
     on_piece: Callable[["Piece | Exception"], None]
@@ -65,8 +65,8 @@ class Worker:
     def __init__(self, policy: Policy, *, max_slots: int, max_length: int):
         self.policy, self.max_slots, self.max_length = policy, max_slots, max_length
         self.ends = frozenset(policy.stop_ids)
-        self.batch = self._empty()
-        self.asked: queue.SimpleQueue[ServingJob | None] = queue.SimpleQueue()
+        self.batch = self._make_batch()
+        self.arrived: queue.SimpleQueue[ServingJob | None] = queue.SimpleQueue()
         self.waiting: list[ServingJob] = []
         self.closing = False
         self.thread = threading.Thread(target=self._run, name="serving", daemon=True)
@@ -74,34 +74,34 @@ class Worker:
 
     def submit(self, job: ServingJob) -> None:
         """Queue a request; one that arrives too late receives an error."""
-        self.asked.put(job)
+        self.arrived.put(job)
         if not self.thread.is_alive():
-            job.on_piece(RuntimeError("this model is not served any more; ask again"))
+            job.on_piece(RuntimeError("this model is no longer served; send the request again"))
 
     def close(self) -> None:
         """End when no request is running; return at once."""
-        self.asked.put(None)
+        self.arrived.put(None)
 
     def _run(self) -> None:
         with torch.inference_mode(), use_slot_attention(self.policy.model):
-            while self._listen():
+            while self._receive():
                 try:
-                    self._turn(self.batch)
+                    self._advance(self.batch)
                 except Exception as error:  # an error of the model or the device fails all waiting requests
                     for job in {sample.owner.job for sample in self.batch.samples} | set(self.waiting):
                         job.on_piece(error)
                     self.waiting.clear()
-                    self.batch = self._empty()
+                    self.batch = self._make_batch()
 
-    def _empty(self) -> Batch:
+    def _make_batch(self) -> Batch:
         return Batch(self.policy.model, self.max_slots, self.max_length)
 
-    def _listen(self) -> bool:
+    def _receive(self) -> bool:
         """Take requests, waiting if there is nothing to do; return False when all is done for good."""
         while True:
             idle = not self.batch.samples and not self.waiting
             try:
-                job = self.asked.get(block=idle, timeout=LATE if self.closing else None)
+                job = self.arrived.get(block=idle, timeout=CLOSE_GRACE if self.closing else None)
             except queue.Empty:
                 return not idle
             if job is None:
@@ -109,41 +109,41 @@ class Worker:
             else:
                 self.waiting.append(job)
 
-    def _turn(self, batch: Batch) -> None:
+    def _advance(self, batch: Batch) -> None:
         self.waiting = [job for job in self.waiting if not job.left]
         while self.waiting and batch.room:
             job = self.waiting[0]
             number = min(job.n - job.begun, batch.room)
-            samples = [Sample(job.ask, i, self._voice(job, i)) for i in range(job.begun, job.begun + number)]
-            batch.admit(job.ask, samples)
+            samples = [Sample(job.request, i, self._make_stream(job, i)) for i in range(job.begun, job.begun + number)]
+            batch.admit(job.request, samples)
             job.begun += number
             if job.begun == job.n:
                 self.waiting.pop(0)
         if batch.samples:
             for sample, token in batch.step():
-                sample.over = self._tell(sample, token)
+                sample.over = self._send_token(sample, token)
             batch.leave()
 
-    def _voice(self, job: ServingJob, number: int) -> SampleStream:
+    def _make_stream(self, job: ServingJob, number: int) -> SampleStream:
         return SampleStream(job, number, DecodedText(self.policy.tokenizer, job.stops))
 
-    def _tell(self, sample: Sample, token: Token) -> bool:
+    def _send_token(self, sample: Sample, token: Token) -> bool:
         """Pass a token on; return whether the sample is over."""
-        voice: SampleStream = sample.owner
-        if voice.job.left:
+        stream: SampleStream = sample.owner
+        if stream.job.left:
             return True
-        ended, full = token.id in self.ends, sample.count == sample.ask.max_tokens
+        ended, full = token.id in self.ends, sample.count == sample.request.max_tokens
         new = ""
         if not ended:
-            voice.pending.append((len(voice.text.text), token))
-            new = voice.text.add(token.id)
-        stopped = ended or voice.text.stopped
+            stream.pending.append((len(stream.text.text), token))
+            new = stream.text.add(token.id)
+        stopped = ended or stream.text.stopped
         if over := stopped or full:
-            new += voice.text.finish()
-        whole = over and not voice.text.stopped
-        sent = tuple(t for at, t in voice.pending if whole or at < voice.text.said)
-        voice.pending = [(at, t) for at, t in voice.pending if not whole and at >= voice.text.said]
+            new += stream.text.finish()
+        all_certain = over and not stream.text.stopped
+        sent = tuple(t for at, t in stream.pending if all_certain or at < stream.text.sent)
+        stream.pending = [(at, t) for at, t in stream.pending if not all_certain and at >= stream.text.sent]
         finish: Finish | None = ("stop" if stopped else "length") if over else None
         if new or sent or finish:
-            voice.job.on_piece(Piece(voice.number, new, sent, sample.count, finish))
+            stream.job.on_piece(Piece(stream.number, new, sent, sample.count, finish))
         return over

@@ -28,9 +28,9 @@ def restore_damaged(steps: Iterable[Step], layout: Layout) -> RestoredFiles:
         if not store.is_restorable(store.examine(step.kind, step.key)):
             continue
         work = layout.work(step.key)
-        with try_lock(work) as held:
+        with try_lock(work) as is_locked:
             condition = store.examine(step.kind, step.key)
-            if held and store.is_restorable(condition):
+            if is_locked and store.is_restorable(condition):
                 restored[step.name] = _restore(store, condition)
                 shutil.rmtree(work, ignore_errors=True)
     return restored
@@ -46,15 +46,18 @@ def find_or_restore(store: Store, step: Step) -> Manifest | None:
         _restore(store, condition)
         condition = store.examine(step.kind, step.key)
     if condition.damages:
-        log_damaged(store.layout, step.kind, step.key, [str(damage) for damage in condition.damages])
+        damages = [str(damage) for damage in condition.damages[:MOST_DAMAGES]]
+        count = len(condition.damages)
+        append(store.layout, "artifact damaged", kind=step.kind, key=step.key, damages=damages, count=count)
     return condition.manifest if condition.is_complete else None
 
 
 def _restore(store: Store, condition: Condition) -> list[str]:
-    assert condition.manifest is not None
-    store.restore(condition.manifest)
+    made = condition.manifest
+    assert made is not None
+    store.restore(made)
     files = [damage.path for damage in condition.damages]
-    log_restored(store.layout, condition.manifest, files)
+    append(store.layout, "artifact restored", step=made.step, kind=made.kind, key=made.key, files=files)
     return files
 
 
@@ -70,13 +73,3 @@ def log_published(layout: Layout, manifest: Manifest) -> Entry:
         digests={name: output.digest for name, output in manifest.outputs.items()},
         signed_by=read_signer_name(Store(layout).folder(manifest)),
     )
-
-
-def log_restored(layout: Layout, manifest: Manifest, files: list[str]) -> Entry:
-    """Record which files of an artifact were damaged and restored."""
-    return append(layout, "artifact restored", step=manifest.step, kind=manifest.kind, key=manifest.key, files=files)
-
-
-def log_damaged(layout: Layout, kind: str, key: str, damages: list[str]) -> Entry:
-    """Record what is wrong with an artifact that will be made again."""
-    return append(layout, "artifact damaged", kind=kind, key=key, damages=damages[:MOST_DAMAGES], count=len(damages))

@@ -74,4 +74,4 @@ class InProcess:
         return RunningStep(spec)
 
     def close(self) -> None:
-        """Release nothing: nothing is held."""
+        """Do nothing: there are no resources to release."""

@@ -26,7 +26,7 @@ from learning.parallel.actors import Actors, Factory, Lost, Remote, Threads, des
 from schemas.errors import StepError
 from schemas.resources import Resources, parse_memory
 
-Recipe = tuple[Factory, Sequence[Any], Mapping[str, Any]]
+Recipe = tuple[Factory, Sequence[object], Mapping[str, object]]
 """How an object is made: its factory with arguments."""
 Answer = tuple[Any, str | None]
 """The value that a call returned, or its error."""
@@ -69,11 +69,11 @@ class ActorHost:
         self.role, self.object, self.error = role, None, None
         self.redact = make_redactor(home.secrets).text
 
-    def make(self, factory: Factory, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def make(self, factory: Factory, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         """Make the object; if that fails, every call returns the error."""
         self.object, self.error = self._attempt(lambda: factory(*args, **kwargs))
 
-    def call(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Answer:
+    def call(self, method: str, args: Sequence[object], kwargs: Mapping[str, object]) -> Answer:
         """Return the value of a method, or its error as text."""
         if self.error is not None:
             return None, self.error
@@ -104,7 +104,7 @@ class RayActors:
     def start(self, role: str, factory: Factory, *args: Any, **kwargs: Any) -> list[Remote]:
         """Start one process with one object per worker."""
         if any(remote.alive() for remote in self.at_work.get(role, [])):
-            raise StepError(f"role {role}: its workers are at work already; stop them first")
+            raise StepError(f"role {role}: its workers are already running; stop them first")
         remotes = [RayRemote(self, role, index, (factory, args, kwargs)) for index in range(self.size(role))]
         self.at_work[role] = remotes
         return list(remotes)

@@ -23,15 +23,15 @@ LOOK = 0.01
 Bundle = dict[str, float]
 
 
-def make_bundle(asked: Role | Resources) -> Bundle:
-    """Return what one process holds, as Ray names it."""
-    wanted = {"CPU": asked.num_cpus, "GPU": asked.num_gpus, "memory": float(parse_memory(asked.memory))}
-    return {name: amount for name, amount in wanted.items() if amount}
+def make_bundle(role: Role | Resources) -> Bundle:
+    """Return the resources of one process by the names that Ray uses."""
+    amounts = {"CPU": role.num_cpus, "GPU": role.num_gpus, "memory": float(parse_memory(role.memory))}
+    return {name: amount for name, amount in amounts.items() if amount}
 
 
 def list_bundles(resources: Resources) -> list[Bundle]:
     """Return every bundle of a step in order; a process that only waits has none."""
-    return [wanted for name in ORDER for wanted in _list_role_bundles(resources, name)]
+    return [bundle for name in ORDER for bundle in _list_role_bundles(resources, name)]
 
 
 def find_bundle_indices(resources: Resources, role: str) -> list[int]:
@@ -47,10 +47,10 @@ def _list_role_bundles(resources: Resources, name: str) -> list[Bundle]:
     return [make_bundle(role)] * role.workers if role is not None else []
 
 
-def find_misfit(wanted: Sequence[Bundle], nodes: Sequence[Bundle]) -> Bundle | None:
+def find_misfit(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> Bundle | None:
     """Return the first bundle that fits no empty node, placing the largest first; None if all fit."""
     left = [dict(node) for node in nodes]
-    for one in sorted(wanted, key=lambda b: (b.get("GPU", 0), b.get("CPU", 0), b.get("memory", 0)), reverse=True):
+    for one in sorted(bundles, key=lambda b: (b.get("GPU", 0), b.get("CPU", 0), b.get("memory", 0)), reverse=True):
         room = next((node for node in left if all(node.get(k, 0) >= v for k, v in one.items())), None)
         if room is None:
             return one
@@ -76,16 +76,16 @@ class Placement:
         return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=(self.own or [-1])[0])
 
     def free(self) -> None:
-        """Remove the group with its processes and wait until it holds nothing. Raise StepError if it stays."""
+        """Remove the group with its processes. Raise StepError if its resources are not free in time."""
         from ray.util import placement_group_table, remove_placement_group
 
         remove_placement_group(self.group)
         wait_until(
-            lambda: placement_group_table(self.group).get("state") == "REMOVED" and not self._held(),
+            lambda: placement_group_table(self.group).get("state") == "REMOVED" and not self._is_reserved(),
             "its placement group is still held",
         )
 
-    def _held(self) -> bool:
+    def _is_reserved(self) -> bool:
         """Return whether resources still count as this group's; nodes report its removal with a delay."""
         mark = self.group.id.hex()
         return any(mark in name for name in [*self.ray.cluster_resources(), *self.ray.available_resources()])
@@ -100,10 +100,10 @@ def is_group_gone(process_group: int) -> bool:
     return False
 
 
-def wait_until(holds: Callable[[], bool], otherwise: str, patience: float = PATIENCE) -> None:
+def wait_until(condition: Callable[[], bool], otherwise: str, patience: float = PATIENCE) -> None:
     """Wait until a condition holds. Raise StepError with `otherwise` after `patience` seconds."""
     until = time.monotonic() + patience
-    while not holds():
+    while not condition():
         if time.monotonic() > until:
             raise StepError(f"{otherwise}, {patience:g} s after it ended; look at the cluster")
         time.sleep(LOOK)

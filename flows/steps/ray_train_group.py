@@ -37,6 +37,7 @@ from flows.steps.ray_placement import make_bundle
 from flows.steps.step_spec import StepSpec, TaskReport
 from flows.steps.task_run import make_report_listener, measure_cpu_seconds, measure_peak_rss, run_task
 from learning.parallel.group import Group
+from schemas.base import JsonObject
 from schemas.errors import StepError
 from schemas.resources import TrainRole
 from tasks.context import Context, Result
@@ -53,7 +54,7 @@ QUIET = {
 """Ray Train without reports that are not used here; it checks its workers four times a second."""
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 LONGEST_WAIT = 86_400
-"""Seconds that a rank waits for the others: rewards are scored meanwhile, and a step has a time limit of its own."""
+"""Seconds that a rank waits for the others: rewards may be scored in between, and a step has its own time limit."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class RankJob:
     spec: StepSpec
     group: ProcessGroup
     context: Context
-    """Without what holds secrets or cannot travel."""
+    """Without values that contain secrets or cannot be serialised."""
 
 
 def run_group(spec: StepSpec, context: Context) -> tuple[Result, dict[str, float]]:
@@ -189,7 +190,7 @@ def _ignore(report: TaskReport) -> None:
     """Drop a report: rank 0 reports for all."""
 
 
-def _unchanged(values: dict[str, Any]) -> dict[str, Any]:
+def _unchanged(values: JsonObject) -> JsonObject:
     return values
 
 
@@ -201,7 +202,7 @@ def _first_cause(error: TrainingFailedError, work: Path, attempt: str, workers: 
         return min(causes, key=lambda failed: failed["time"])["message"]
     dead = [rank for rank, failure in failures.items() if isinstance(failure, RayActorError)]
     silent = sorted(dead or set(range(workers)) - {failed["rank"] for failed in failed_ranks})
-    # Ray may notice the death while it polls; then its message alone says so, without naming the worker.
+    # If Ray notices the death while it polls, only its message reports it, without the worker's name.
     if failed_ranks or dead or "worker process has died" in str(error):
         which = f"train worker {silent[0]}" if len(silent) == 1 else f"one of its train workers {silent}"
         return f"{which} died (killed, or out of memory)"
@@ -217,8 +218,8 @@ class StepTrainer(TorchTrainer):
     """Ray Train without its process that removes placement groups: the step's group is removed with the step."""
 
     def _create_default_callbacks(self) -> list[Any]:
-        kept = super()._create_default_callbacks()
-        return [callback for callback in kept if not isinstance(callback, PlacementGroupCleanerCallback)]
+        callbacks = super()._create_default_callbacks()
+        return [callback for callback in callbacks if not isinstance(callback, PlacementGroupCleanerCallback)]
 
 
 class StepPlacement(WorkerGroupCallback):

@@ -23,13 +23,13 @@ from typing import Any, TextIO
 import psutil
 
 from flows.processes.cleanup import RAY_FOLDER_PREFIX
+from flows.processes.process_env import make_python_path
 from flows.steps.ray_placement import Bundle, Placement, find_misfit, is_group_gone, list_bundles, wait_until
 from flows.steps.ray_worker_main import pid_file, run_worker
 from flows.steps.step_spec import StepFailure, StepSpec
 from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
 from schemas.manifest import Manifest
-from schemas.package import IMPORT_FOLDER
 from schemas.plan import Step
 from schemas.resources import parse_memory
 
@@ -42,12 +42,12 @@ QUIET = {
 }
 TRIES = 3
 """Number of attempts to start a cluster on this machine."""
-PILLARS = ("gcs_server", "raylet")
+ESSENTIAL = ("gcs_server", "raylet")
 """Processes of Ray that no run can continue without."""
 LONGEST_TEMPORARY = 40
 """Most characters of the path of Ray's folder: paths of Unix sockets in it must stay below 108."""
 NAMES = ("CPU", "GPU", "memory")
-LEAVING = 5.0
+EXIT_PATIENCE = 5.0
 """Seconds in which processes of an ended step go by themselves."""
 OBJECT_STORE = 100 * 2**20
 """Bytes; specs, manifests, requests and completions pass through, weights do not."""
@@ -59,26 +59,25 @@ class RayWorkers:
     def __init__(self, layout: Layout):
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)
-        paths = [str(IMPORT_FOLDER), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-        os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+        os.environ["PYTHONPATH"] = make_python_path()
         if not os.environ.get("RAY_ADDRESS"):  # a token for this run; Ray would write one to the home folder
             os.environ.setdefault("RAY_AUTH_MODE", "token")
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-            # Ray would end this process a minute after its gcs_server died, before it has said what is lost.
+            # Ray would end this process a minute after its gcs_server died, before it has reported the loss.
             os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "3600")
         import ray
 
         self.ray = ray
         self.session: TextIO | None = None
         self.temporary: Path | None = None
-        self.pillars: dict[str, psutil.Process] = {}
+        self.essential: dict[str, psutil.Process] = {}
         self.helpers: list[psutil.Process] = []
         if address := os.environ.get("RAY_ADDRESS"):
             environment = {"env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"], "PYTHONHASHSEED": "0"}}
             try:
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=environment)
             except ConnectionError as error:
-                advice = "is it up? Where it wants a token: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or ~/.ray/auth_token"
+                advice = "start it; if it needs a token: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or ~/.ray/auth_token"
                 raise PlanError(f"no Ray cluster answers at RAY_ADDRESS={address}; {advice}") from error
         else:
             self._start(layout)
@@ -109,8 +108,8 @@ class RayWorkers:
                 if not left:
                     raise PlanError(f"Ray did not start, {TRIES} times: {str(error).splitlines()[0]}") from error
             else:
-                self.pillars = {p.name(): p for p in psutil.Process().children() if p.name() in PILLARS}
-                self.helpers = [c for p in self.pillars.values() for c in p.children(recursive=True)]
+                self.essential = {p.name(): p for p in psutil.Process().children() if p.name() in ESSENTIAL}
+                self.helpers = [c for p in self.essential.values() for c in p.children(recursive=True)]
                 return
 
     def check(self, steps: list[Step]) -> None:
@@ -134,13 +133,13 @@ class RayWorkers:
 
     def verify_alive(self) -> None:
         """Raise StepError if a Ray process that was started here has died: Ray itself would wait for minutes."""
-        for name, pillar in self.pillars.items():
+        for name, process in self.essential.items():
             try:
-                alive = pillar.status() != psutil.STATUS_ZOMBIE
+                alive = process.status() != psutil.STATUS_ZOMBIE
             except psutil.Error:
                 alive = False
             if not alive:
-                raise StepError(f"Ray died under it ({name}: killed, or out of memory)")
+                raise StepError(f"Ray died ({name}: killed, or out of memory)")
 
     def close(self) -> None:
         """End the cluster that was started here and remove its files."""
@@ -220,7 +219,7 @@ class SubmittedStep:
             if self.process_group is not None:
                 left = partial(is_group_gone, self.process_group)
                 with contextlib.suppress(StepError):  # Ray prints a warning for one that is killed as it leaves
-                    wait_until(left, "", LEAVING)
+                    wait_until(left, "", EXIT_PATIENCE)
                 self._end()
                 wait_until(left, "processes of its roles are still there")
 
@@ -243,13 +242,13 @@ def refuse_impossible(steps: list[Step], nodes: list[Bundle]) -> None:
     """Raise PlanError with every step whose processes no nodes can ever take."""
     wrong = []
     for step in steps:
-        wanted = list_bundles(step.resources)
-        lone = next((one for one in wanted if find_misfit([one], nodes) is not None), None)
+        bundles = list_bundles(step.resources)
+        lone = next((one for one in bundles if find_misfit([one], nodes) is not None), None)
         if lone is not None:
             wrong.append(f"{step.name}: no node has {_format_amounts(lone)} (resources)")
-        elif find_misfit(wanted, nodes) is not None:
-            whole = {name: sum(one.get(name, 0) for one in wanted) for name in NAMES}
-            wrong.append(f"{step.name}: its {len(wanted)} processes need {_format_amounts(whole)} at once (resources)")
+        elif find_misfit(bundles, nodes) is not None:
+            total = {name: sum(one.get(name, 0) for one in bundles) for name in NAMES}
+            wrong.append(f"{step.name}: its {len(bundles)} processes need {_format_amounts(total)} at once (resources)")
     if wrong:
         most = {name: max(n.get(name, 0) for n in nodes) for name in NAMES}
         has = ", ".join(f"{name} {amount:g}" for name, amount in most.items() if amount < math.inf)

@@ -140,12 +140,14 @@ def _run_captured(spec: StepSpec, inputs: list[ReceivedInput], folder: Path) -> 
 
 def _check_identity(step: Step) -> None:
     """Raise StepError if the settings are not those that the key stands for: the plan was edited."""
-    ports = {given.port for given in step.inputs}
+    ports = {step_input.port for step_input in step.inputs}
     settings = blank_references(strip_operation(strip_policy(step.settings)), ports)
     planned = {"kind": step.kind, "seed": step.seed, "code": step.code, "settings": settings}
-    kept = {name: step.identity.get(name) for name in planned}
-    if digest_of(step.identity) != step.key or digest_of(planned) != digest_of(kept):
-        raise StepError(f"{step.name}: its plan was changed and is not what its key stands for; run the recipe again")
+    identified = {name: step.identity.get(name) for name in planned}
+    if digest_of(step.identity) != step.key or digest_of(planned) != digest_of(identified):
+        raise StepError(
+            f"{step.name}: its settings in the plan do not match its key: the plan was edited; run the recipe again"
+        )
 
 
 @contextlib.contextmanager
@@ -165,10 +167,10 @@ def _check_contracts(step: Step, received: list[ReceivedInput]) -> None:
     if not traits_of(step.kind).shares_tokens:
         return
     models = [(one.record, read_contract(one.folder)) for one in received if one.record.type in CARRIERS]
-    known = [(r, override_contract(contract, step.settings)) for r, contract in models if contract is not None]
-    for record, contract in known[1:]:
-        if (problem := find_disagreement(known[0][1], contract)) is not None:
-            pair = " and ".join(f"{r.port} ({r.step or r.source})" for r in (known[0][0], record))
+    contracts = [(r, override_contract(contract, step.settings)) for r, contract in models if contract is not None]
+    for record, contract in contracts[1:]:
+        if (problem := find_disagreement(contracts[0][1], contract)) is not None:
+            pair = " and ".join(f"{r.port} ({r.step or r.source})" for r in (contracts[0][0], record))
             raise StepError(f"{step.name}: {pair} do not fit together: {problem}")
 
 
@@ -187,8 +189,8 @@ def _claim_checkpoints(folder: Path, step: Step) -> None:
         left = json.loads(owner.read_text())
         if left["key"] != step.key:
             what = find_first_difference(left["identity"], step.identity)
-            raise StepError(f"{step.name}: {folder} holds checkpoints of another step ({what}); remove the folder")
+            raise StepError(f"{step.name}: {folder} contains checkpoints of another step ({what}); remove the folder")
     elif not all(is_fragment(left) for left in folder.iterdir()):
-        raise StepError(f"{step.name}: {folder} holds checkpoints that do not say whose they are; remove the folder")
+        raise StepError(f"{step.name}: {folder} contains checkpoints without the key of their step; remove the folder")
     else:
         write_text_atomically(owner, json.dumps({"key": step.key, "identity": step.identity}))

@@ -19,7 +19,7 @@ class ReceivedInput:
 
     record: InputRecord
     folder: Path
-    seen: Scan
+    scan: Scan
     """State of its files when they were compared."""
     digests: dict[str, str]
     """sha256 of its files by path."""
@@ -34,49 +34,49 @@ def find_inputs(spec: StepSpec) -> list[ReceivedInput]:
     """
     step, layout = spec.step, spec.layout
     return [
-        _find_source_input(given, step, layout, list(spec.folders))
-        if given.source is not None
-        else _find_made_input(given, spec.inputs[given.port], step, layout)
-        for given in step.inputs
+        _find_source_input(step_input, step, layout, list(spec.folders))
+        if step_input.source is not None
+        else _find_made_input(step_input, spec.inputs[step_input.port], step, layout)
+        for step_input in step.inputs
     ]
 
 
-def _find_source_input(given: Input, step: Step, layout: Layout, folders: list[Path]) -> ReceivedInput:
-    reference = str(given.source)
+def _find_source_input(step_input: Input, step: Step, layout: Layout, folders: list[Path]) -> ReceivedInput:
+    reference = str(step_input.source)
     source = find_source(reference, layout, folders)
     # First the stamps, then the comparison: what changes in between is seen when the step has ended.
-    seen = scan_folder(source.folder, links=source.key is None)
+    scan = scan_folder(source.folder, links=source.key is None)
     source = find_source(reference, layout, folders)
-    if source.digest != given.digest:
+    if source.digest != step_input.digest:
         raise StepError(f"{step.name}: {reference} changed since the plan was made; run the recipe again")
     check_source(reference, source, layout)
     made = {"step": source.step, "key": source.key, "output": source.output}
-    record = InputRecord(port=given.port, source=reference, digest=source.digest, type=given.type, **made)
+    record = InputRecord(port=step_input.port, source=reference, digest=source.digest, type=step_input.type, **made)
     if source.key is not None and (manifest := Store(layout).with_key(source.key)) is not None:
-        return ReceivedInput(record, source.folder, seen, _list_digests(manifest, source.output), links=False)
-    digests = DigestCache(layout).digests(source.folder, seen.files, links=True)
-    return ReceivedInput(record, source.folder, seen, digests, links=True)
+        return ReceivedInput(record, source.folder, scan, _list_digests(manifest, source.output), links=False)
+    digests = DigestCache(layout).digests(source.folder, scan.files, links=True)
+    return ReceivedInput(record, source.folder, scan, digests, links=True)
 
 
-def _find_made_input(given: Input, made: MadeInput, step: Step, layout: Layout) -> ReceivedInput:
+def _find_made_input(step_input: Input, made: MadeInput, step: Step, layout: Layout) -> ReceivedInput:
     store = Store(layout)
     folder = store.output_folder(made.kind, made.key, made.output)
-    seen = scan_folder(folder) if folder.is_dir() else Scan({}, ())
+    scan = scan_folder(folder) if folder.is_dir() else Scan({}, ())
     condition = store.examine(made.kind, made.key)
     if condition.manifest is None or not condition.is_complete:
         what = f"is damaged: {condition.text}" if condition.damages else "is missing"
-        advice = "run the recipe again: what DVC's cache holds is restored, the rest is made again"
-        raise StepError(f"{step.name}: input {given.port}: the artifact of {made.step} {what}; {advice}")
+        advice = "run the recipe again: DVC's cache restores it, or its step runs again"
+        raise StepError(f"{step.name}: input {step_input.port}: the artifact of {made.step} {what}; {advice}")
     output = condition.manifest.outputs[made.output]
     record = InputRecord(
-        port=given.port,
+        port=step_input.port,
         step=made.step,
         key=made.key,
         output=made.output,
         digest=output.digest,
         type=output.type,
     )
-    return ReceivedInput(record, folder, seen, _list_digests(condition.manifest, made.output), links=False)
+    return ReceivedInput(record, folder, scan, _list_digests(condition.manifest, made.output), links=False)
 
 
 def _list_digests(manifest: Manifest, output: str | None) -> dict[str, str]:
@@ -93,7 +93,7 @@ def verify_unchanged(step: Step, received: list[ReceivedInput]) -> None:
             where = one.record.source or one.record.step
             raise StepError(
                 f"{step.name}: input {one.record.port} ({where}) changed while the step read it: {what}; nothing was "
-                "published, and what it had made so far is not used; run again"
+                "published; run again"
             )
 
 
@@ -102,12 +102,12 @@ def _describe_change(one: ReceivedInput) -> str | None:
         now = scan_folder(one.folder, links=one.links)
     except OSError as error:
         return f"{one.folder}: {error.strerror}"
-    if now == one.seen:
+    if now == one.scan:
         return None
-    if names := sorted(now.files.keys() ^ one.seen.files.keys()):
+    if names := sorted(now.files.keys() ^ one.scan.files.keys()):
         return f"{names[0]} was {'added' if names[0] in now.files else 'removed'}"
     for name, stamp in now.files.items():
-        before = one.seen.files[name]
+        before = one.scan.files[name]
         if (stamp.inode, stamp.size, stamp.mtime_ns) != (before.inode, before.size, before.mtime_ns):
             return f"{name} was written to"
         if stamp != before and hash_file(one.folder / name, links=one.links)[0] != one.digests[name]:

@@ -105,16 +105,6 @@ def read_standings(layout: Layout) -> list[Standing]:
         return [_read_standing_or_alarm(layout, mlflow, name, name in moves) for name in sorted({*moves, *aliased})]
 
 
-def list_champions(layout: Layout) -> list[Champion]:
-    """Return all champions, by name. Raise PlanError as `read_standing` does."""
-    return [standing.champion for standing in read_standings(layout) if standing.champion]
-
-
-def read_history(layout: Layout, name: str) -> list[Move]:
-    """Return every known move of a champion, oldest first. Raise PlanError as `read_standing` does."""
-    return read_standing(layout, name).moves
-
-
 def check_registry(layout: Layout) -> list[str]:
     """Return a line for each difference between MLflow's registry and the promotions in the log.
 

@@ -1,5 +1,6 @@
 """The report of a run: one self-contained HTML file, made from the plan, the states and the manifests."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,9 +112,12 @@ def format_duration(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def format_size(num_bytes: int) -> str:
+def format_size(num_bytes: float) -> str:
     """Return bytes in the unit that fits."""
-    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
+    if num_bytes < 1000:
+        return f"{num_bytes:.0f} bytes"
+    exponent = min(4, int(math.log10(num_bytes) // 3))
+    return f"{num_bytes / 1000**exponent:.1f} {('kB', 'MB', 'GB', 'TB')[exponent - 1]}"
 
 
 FOLLOWS = {"stop": "failed", "warn": "failed, only said", "approve": "awaits approval"}

@@ -197,7 +197,7 @@ def test_a_plan_that_was_changed_by_hand_is_refused(make, change):
         planned["identity"]["seed"] += 1
     else:
         planned["code"] = dict.fromkeys(planned["code"], "0" * 64)
-    with pytest.raises(StepError, match="its plan was changed"):
+    with pytest.raises(StepError, match="the plan was edited"):
         run_step(replace(given, step=Step.model_validate(planned)))
     assert not began(lab)
 

@@ -175,19 +175,19 @@ def test_files_that_were_edited_or_are_not_committed(lab):
     with pytest.raises(PlanError, match=r"draft\.yaml is not committed; commit it"):
         lab.changes(file="draft.yaml")
     (lab.folder / "draft.yaml").unlink()
-    with pytest.raises(PlanError, match="is not there any more"):
+    with pytest.raises(PlanError, match="no longer exists"):
         read_committed_recipe("draft.yaml", None, lab.layout)
 
 
 def test_a_recipe_outside_the_repository_of_the_checkout_is_not_its_committed_one(lab, tmp_path, monkeypatch):
     (tmp_path / "small.yaml").write_text(RECIPE)
     (tmp_path / "base.yaml").write_text(BASE)
-    with pytest.raises(PlanError, match="lies outside the repository of this checkout"):
+    with pytest.raises(PlanError, match="is outside the repository of this checkout"):
         read_committed_recipe(str(tmp_path / "small.yaml"), None, lab.layout)
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", "small.yaml", "base.yaml")
     git(tmp_path, "commit", "-qm", "my own")
-    with pytest.raises(PlanError, match="lies outside the repository of this checkout"):
+    with pytest.raises(PlanError, match="is outside the repository of this checkout"):
         read_committed_recipe(str(tmp_path / "small.yaml"), None, lab.layout)
     monkeypatch.setenv("GIT_DIR", str(tmp_path / ".git"))  # Git is not led to another repository
     lab.write("small.yaml", RECIPE)
@@ -210,18 +210,19 @@ def test_the_story_of_an_override(lab):
     """One test, for its steps follow from one another."""
     # The gate of the file says no; an override of it makes it pass, and promotes nothing.
     said = lab.run("--set", "stages.exam.gate.min=0.0")
-    assert "warning: this run will promote nothing: not by the committed recipe" in said
-    assert "champion of chat unchanged: not by the committed recipe: stages.exam.gate.0.min: 0.5 → 0.0" in said
+    assert "warning: this run will not promote: its settings differ from the committed recipe" in said
+    unchanged = "champion of chat unchanged: settings differ from the committed recipe"
+    assert f"{unchanged}: stages.exam.gate.0.min: 0.5 → 0.0" in said
     (two,), (exam,) = lab.made("two"), lab.made("exam")
     words = ("promote", two.key[:16], "--gate", exam.key[:16], "--name", "chat")
     assert f"posttrain {' '.join(words)} --approve-override --why TEXT" in said
     assert find_champion(lab.layout, "chat") is None
     # Nor afterwards, by hand or by a run that finds the evaluation there.
-    assert "not by the committed recipe: stages.exam.gate.0.min: 0.5 → 0.0" in lab(*words, code=2)
+    assert "settings differ from the committed recipe: stages.exam.gate.0.min: 0.5 → 0.0" in lab(*words, code=2)
     lab.write("small.yaml", RECIPE)
-    assert "not by the committed recipe: stages.exam.gate.0.min: 0.5 → 0.0" in lab.run()
+    assert "settings differ from the committed recipe: stages.exam.gate.0.min: 0.5 → 0.0" in lab.run()
     lab.write("small.yaml", STRICT)
-    assert "say why" in lab(*words, "--approve-override", code=3)
+    assert "needs a reason" in lab(*words, "--approve-override", code=3)
     assert find_champion(lab.layout, "chat") is None
     # A person answers for it, and the log says who, why and for what.
     said = lab(*words, "--approve-override", "--why", "the exam is new", "--who", "Grace")
@@ -248,7 +249,7 @@ def test_the_story_of_an_override(lab):
     # An evaluation that the recipe's gate does not want any more proves nothing.
     older = lab.made("exam")[-1]
     words = ("promote", lab.made("two")[-1].key[:16], "--gate", older.key[:16], "--name", "else")
-    assert "not by the committed recipe: stages.exam.gate.0.min: 0.5 → 0.0" in lab(*words, code=2)
+    assert "settings differ from the committed recipe: stages.exam.gate.0.min: 0.5 → 0.0" in lab(*words, code=2)
 
 
 def test_a_plan_that_was_edited_is_not_gone_on_with(lab):
@@ -265,7 +266,7 @@ def test_a_plan_that_was_edited_is_not_gone_on_with(lab):
     other = lab.layout.run("20990101-000000-000000")
     other.mkdir(parents=True)
     (other / "plan.json").write_text(json.dumps(plan))
-    assert "what exam does is not what its key says" in lab("resume", other.name, "--executor", "inprocess", code=3)
+    assert "the settings of exam do not match its key" in lab("resume", other.name, "--executor", "inprocess", code=3)
     (other / "plan.json").unlink()
     file.write_text(before)
     lab("resume", run, "--executor", "inprocess", code=2)
@@ -279,8 +280,8 @@ def test_an_approval_that_only_lies_beside_the_log_counts_for_nothing(lab):
     decisions_file(lab.layout, exam.key).parent.mkdir(exist_ok=True)
     decisions_file(lab.layout, exam.key).write_text(json.dumps(record) + "\n")
     said = lab("promote", two.key, "--gate", exam.key, "--name", "else", code=2)
-    assert said == "the audit log does not know the approval of gate 0 of exam: approve it again"
-    assert "the audit log does not know the approval" in lab.run()
+    assert said == "the audit log has no approval of gate 0 of exam: approve it again"
+    assert "the audit log has no approval" in lab.run()
     decisions_file(lab.layout, exam.key).unlink()
     lab("approve", list_runs(lab.layout)[0], "exam", "--approve", "--reason", "the exam is too hard", "--name", "Grace")
     assert lab("promote", two.key, "--gate", exam.key, "--name", "else").startswith("champion of else: none")

@@ -317,7 +317,7 @@ def test_an_alias_without_any_promotion_is_no_champion(lab):
         mlflow.create_registered_model(name)
         mlflow.create_model_version(name, "dvc:///files/md5/ab/cd", tags={"key": lab.made["evil"].key})
         mlflow.set_registered_model_alias(name, "champion", "1")
-    with pytest.raises(PlanError, match="the audit log knows none"):
+    with pytest.raises(PlanError, match="the audit log has none"):
         choose("mlflow:fresh@champion", lab.layout)
     with pytest.raises(PlanError, match="no move is known that made it champion"):
         find_source("mlflow:fresh@champion", lab.layout, ())

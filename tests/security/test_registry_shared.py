@@ -81,7 +81,7 @@ def test_a_signed_move_of_a_trusted_checkout_is_known_kept_and_built_upon(checko
 def test_a_checkout_that_trusts_no_other_refuses_and_says_the_way_out(checkouts):
     here, there = checkouts
     promote(there, "one")
-    with pytest.raises(PlanError, match="the audit log knows none"):
+    with pytest.raises(PlanError, match="the audit log has none"):
         choose("mlflow:chat@champion", here.layout)
     (alarm, _) = sorted(read_standing(here.layout, "chat").alarms, key=lambda line: "trusted" not in line)
     assert "is signed by a key that is not trusted here" in alarm
@@ -107,13 +107,13 @@ def test_moves_of_another_name_or_history_are_not_taken_over(checkouts):
     mlflow.create_registered_model("other")
     mlflow.create_model_version("other", "dvc:///files/x", tags={"posttrain.move.000001": tags[0]})
     mlflow.set_registered_model_alias("other", "champion", "1")
-    with pytest.raises(PlanError, match="the audit log knows none"):
+    with pytest.raises(PlanError, match="the audit log has none"):
         choose("mlflow:other@champion", here.layout)
     # A genuine move without the one that it follows.
     mlflow.delete_model_version_tag("chat", "1", "posttrain.move.000001")
     alarms = read_standing(here.layout, "chat").alarms
     assert any("follows a move that is not known here" in alarm for alarm in alarms)
-    with pytest.raises(PlanError, match="the audit log knows none"):
+    with pytest.raises(PlanError, match="the audit log has none"):
         choose("mlflow:chat@champion", here.layout)
     # The one whose log has both puts it right.
     assert restore_registry(there.layout, "chat")

@@ -37,7 +37,7 @@ def policy():
 def serve(policy, monkeypatch):
     """Serves the tiny model by some rules; ends it after the test."""
     started = []
-    monkeypatch.setattr("flows.serving.worker.LATE", 0.05)
+    monkeypatch.setattr("flows.serving.worker.CLOSE_GRACE", 0.05)
 
     def start(**rules):
         worker = Worker(policy, max_slots=4, max_length=96)
@@ -174,7 +174,7 @@ def test_no_more_than_so_many_requests_wait(serve, held):
     askers = [threading.Thread(target=lambda: replies.append(made.client.post(HELLO).status)) for _ in range(3)]
     for asker in askers:
         asker.start()
-    wait_for(lambda: len(made.worker.batch.samples) + len(made.worker.waiting) + made.worker.asked.qsize() == 3)
+    wait_for(lambda: len(made.worker.batch.samples) + len(made.worker.waiting) + made.worker.arrived.qsize() == 3)
     refused = made.client.post(HELLO)
     assert (refused.status, refused.error["code"], refused.error["type"]) == (429, "queue_full", "rate_limit_error")
     assert int(refused.headers["retry-after"]) > 0

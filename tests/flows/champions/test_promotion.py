@@ -15,7 +15,7 @@ from lineage.audit import log as audit_log
 from lineage.audit.approvals import append_decision
 from lineage.digests import digest_of
 from lineage.layout import Layout
-from lineage.registry.champions import find_champion, read_history
+from lineage.registry.champions import find_champion, read_standing
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow's own dependencies
 RECIPE = """\
@@ -164,7 +164,7 @@ def test_the_story_of_a_champion(lab):
         assert word in table
     listed = json.loads(lab("champions", "--json"))
     assert [(c["name"], c["version"], c["by"]["action"]) for c in listed] == [("chat", 1, "rollback")]
-    assert [m.action for m in read_history(lab.layout, "chat")] == ["promote", "promote", "rollback"]
+    assert [m.action for m in read_standing(lab.layout, "chat").moves] == ["promote", "promote", "rollback"]
     actions = [e["action"] for e in audit_log.read_entries(lab.layout) if e["facts"].get("model") == "chat"]
     assert actions == ["promote", "promote", "rollback"]
 
@@ -173,7 +173,7 @@ def test_by_hand_only_what_an_evaluation_has_proven(lab):
     (one,), exams = lab.made("one"), lab.made("exam")
     passed, failed = exams[0], exams[-1]
     refused = lab("promote", one.key, "--gate", passed.key, "--name", "chat", code=2)
-    assert refused == f"no gate of exam ({passed.key[:12]}) is on one"
+    assert refused == f"no gate of exam ({passed.key[:12]}) tests one"
     refused = lab("promote", "three", "--gate", passed.key, "--name", "chat", code=2)
     assert "did not evaluate three" in refused
     assert "did not evaluate two" in lab("promote", lab.made("two")[0].key, "--gate", failed.key, "--name", "x", code=2)
@@ -220,7 +220,7 @@ def test_what_was_compared_with_a_champion_that_is_gone_proves_nothing_now(lab):
     outcome = run_plan(plan, lab.layout, executor="inprocess", prefect=False)
     verdict = promote_after(plan, outcome.states, lab.layout)
     assert not verdict.moved
-    assert "exam compared with the champion of chat as it was (version 1), which is now version 2" in verdict.text
+    assert "exam compared with an earlier champion of chat (version 1); it is now version 2" in verdict.text
     again = lab.run(*against)
     assert "champion of chat: version 2 → version 3" in again
 

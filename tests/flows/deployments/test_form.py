@@ -146,12 +146,12 @@ def test_the_plan_says_hits_reasons_and_cost(made, monkeypatch):
     plan = plan_of(path, layout)
     verdicts = {"one": ("HIT", "made by run r1"), "two": ("MISS", "seed: 1 → 2 | x")}
     page = make_plan_page(plan, "r2", verdicts, {"one": 4.0, "two": 100.0})
-    assert "**1 of 2 steps are there.** Those to be done took 1.7 min when they last ran." in page
+    assert "**1 of 2 steps are cached.** The missing steps took 1.7 min when they last ran." in page
     assert "| one | python | ✓ HIT | made by run r1 |  | 1 | 4.0 s |" in page
     assert "| two | python | → MISS | seed: 1 → 2 \\| x |  | 1 | 1.7 min |" in page  # a bar would end the cell
-    assert describe_expected_time(verdicts, {}) == "They have never run: nothing is known of their cost."
+    assert describe_expected_time(verdicts, {}) == "They have never run: their cost is unknown."
     assert describe_expected_time({**verdicts, "three": ("MISS", "")}, {"two": 5.0}).endswith("not known: three.")
-    assert describe_expected_time({"one": ("HIT", "")}, {}) == "Nothing is to be done."
+    assert describe_expected_time({"one": ("HIT", "")}, {}) == "Nothing to run."
 
 
 def test_results_say_states_intervals_and_links():
@@ -174,13 +174,13 @@ def test_results_say_states_intervals_and_links():
     page = make_result_page(
         "r9", states, {"exam": "the same content as run r1 made"}, {"report": "[the report](http://x)"}
     )
-    assert "**A step failed: 1 done, 1 failed. What is finished stays.**" in page
+    assert "**A step failed: 1 done, 1 failed. Finished artifacts are kept.**" in page
     assert "| next | failed |  |  | no luck |" in page
     assert "| m | accuracy | all | 0.5123 | [0.400, 0.600] |" in page
-    assert "- Done again: exam came to the same content as run r1 made" in page
+    assert "- Repeated: exam produced the same content as run r1 made" in page
     assert "- report: [the report](http://x)" in page
     stopped = {"exam": StepState("exam", "cancelled", "stopped")}
-    assert describe_outcome(stopped).endswith("What is finished stays; Retry, or `posttrain resume`, goes on.")
+    assert describe_outcome(stopped).endswith("Finished artifacts are kept; continue with Retry or `posttrain resume`.")
 
 
 def test_progress_in_words_and_keys_of_artifacts():

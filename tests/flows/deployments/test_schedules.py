@@ -10,7 +10,7 @@ import pytest
 import yaml
 from prefect.client.schemas.objects import ConcurrencyLimitStrategy
 
-from flows.deployments.catch_up import Occasion, find_skip_reason, list_unscheduled
+from flows.deployments.catch_up import DueRun, find_skip_reason, list_unscheduled
 from flows.deployments.schedules import (
     describe_schedule,
     list_due_times,
@@ -118,10 +118,10 @@ def test_runs_wait_for_one_another_unless_the_later_cancels_the_earlier():
     assert make_concurrency(recipe()) is None
 
 
-def occasion(late, apart=3600.0, later=(), meets=None):
+def occasion(late, apart=3600.0, later=(), overlaps=None):
     """Due at noon and tried `late` seconds after that."""
     following = NOON + timedelta(seconds=apart) if apart else None
-    return Occasion(NOON, NOON + timedelta(seconds=late), following, later, meets)
+    return DueRun(NOON, NOON + timedelta(seconds=late), following, later, overlaps)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_of_missed_due_times_none_the_latest_or_all_run(policy, late, later, rea
     ],
 )
 def test_a_due_time_during_a_run_is_skipped_only_where_the_recipe_says_so(overlap, late, reason):
-    assert find_skip_reason(occasion(late, meets="r1"), Schedule(interval="1h", overlap=overlap)) == reason
+    assert find_skip_reason(occasion(late, overlaps="r1"), Schedule(interval="1h", overlap=overlap)) == reason
 
 
 def test_due_times_that_nobody_had_scheduled_are_found_between_the_first_that_was_and_now():

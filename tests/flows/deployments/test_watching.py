@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from flows.deployments import watching
 from flows.deployments.watching import Change, Watch
 from lineage.layout import Layout
 from lineage.sources.watched import digest_source, stat_source
@@ -106,10 +107,10 @@ def test_killed_between_telling_and_remembering_tells_the_same_key(files, monkey
     listener = Listener()
     looks(watch(files, "path:x"), listener)
     (layout.root / "x").write_text("22")
-    dies = watch(files, "path:x")
-    monkeypatch.setattr(dies, "_remember", lambda known: (_ for _ in ()).throw(Killed))
-    with pytest.raises(Killed):
-        looks(dies, listener)
+    with monkeypatch.context() as patch:
+        patch.setattr(watching, "write_text_atomically", lambda file, text: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            looks(watch(files, "path:x"), listener)
     assert looks(watch(files, "path:x"), listener) != []
     assert (listener.calls, len(listener.runs)) == (2, 1)
     assert looks(watch(files, "path:x"), listener) == []

@@ -111,13 +111,13 @@ def test_a_budget_that_warns_stops_nothing(lab):
     assert outcome.exit_code == 0
     (spent, passed) = describe_spending(plan, lab.layout, outcome.run)
     assert "45 tokens" in spent
-    assert passed == "the run passed its budget: 45 tokens, the limit is 10"
+    assert passed == "the run exceeded its budget: 45 tokens, the limit is 10"
 
 
 def test_what_is_unknown_is_said_to_be_and_what_ran_is_foreseen(lab):
     before = lab.found(lab.plan())
     assert {name: estimate.cost for name, estimate in before.items()} == dict.fromkeys(before)
-    assert list(describe_costs(lab.plan(), before)) == ["estimated cost: unknown, nothing like these steps ran before"]
+    assert list(describe_costs(lab.plan(), before)) == ["estimated cost: unknown, no similar steps ran before"]
     lab.run(lab.plan(to=["first", "beside"]))
     plan = lab.plan(overrides=["stages.beside.function.tokens=6"], to=["beside"])
     found = lab.found(plan)
@@ -145,8 +145,8 @@ def test_a_plan_above_its_budget_says_so(lab):
     plan = lab.plan("{tokens: 30, money: 0.0001, prices: {million_tokens: 10}}", to=["first"], fresh=True)
     found = lab.found(plan)
     assert list(describe_excess(plan, found)) == [
-        "the plan is predicted to pass its budget: 40 tokens, the limit is 30",
-        "the plan is predicted to pass its budget: 0.0004 of money, the limit is 0.0001",
+        "the plan is predicted to exceed its budget: 40 tokens, the limit is 30",
+        "the plan is predicted to exceed its budget: 0.0004 of money, the limit is 0.0001",
     ]
     assert "0.0004 of money" in next(describe_costs(plan, found))
 

@@ -256,7 +256,7 @@ def test_checkpoints_whose_name_was_only_half_written_are_this_steps_own(lab):
     unknown = lab.layout.work(plan.step("b").key) / "checkpoints"
     unknown.mkdir(parents=True)
     (unknown / "state.json").write_text("{}")
-    with pytest.raises(StepError, match="do not say whose they are"):
+    with pytest.raises(StepError, match="checkpoints without the key of their step"):
         run_step(spec_of(plan, lab.layout, "b"))
 
 

@@ -150,7 +150,7 @@ def test_a_gate_waits_for_a_person_and_never_asks_the_same_again(lab):
     (entry,) = [e for e in audit_log.read_entries(lab.layout) if e["action"] == "approve"]
     assert (entry["who"], entry["facts"]["key"]) == ("ada", plan.step("check").key)
     assert kept["audit"] == audit_log.anchor_of(entry)
-    with pytest.raises(PlanError, match="no gate of check waits to be approved"):
+    with pytest.raises(PlanError, match="no gate of check can be approved"):
         decide_gates(lab.layout, outcome.run, "check", "approve", "twice", None, console)
     (traced,) = trace(lab.layout, "check").as_json()["up"][:1]
     assert traced["decisions"] == [kept]
@@ -167,12 +167,14 @@ def test_a_gate_waits_for_a_person_and_never_asks_the_same_again(lab):
     assert explain_plan(plan, lab.layout)["check"][0] == "HIT"
 
 
-@pytest.mark.parametrize(("step", "words"), [("chek", "did you mean `check`"), ("aside", "no gate of aside waits")])
+@pytest.mark.parametrize(
+    ("step", "words"), [("chek", "did you mean `check`"), ("aside", "no gate of aside can be approved")]
+)
 def test_nothing_else_can_be_approved(lab, step, words):
     outcome = go(lab("min: 0.9, on_fail: approve"), lab.layout)
     with pytest.raises(PlanError, match=words):
         decide_gates(lab.layout, outcome.run, step, "approve", "why not", None, Console())
-    with pytest.raises(PlanError, match="say why"):
+    with pytest.raises(PlanError, match="needs a reason"):
         decide_gates(lab.layout, outcome.run, "check", "approve", " ", None, Console())
 
 

@@ -261,7 +261,7 @@ def test_why_asks_about_the_latest_run(lab, capsys, monkeypatch):
     assert said("tuned")[1].startswith("tuned: HIT")
     assert "learning_rate: 0.005 → 0.25" in said("tuned", "--set", "stages.tuned.learning_rate=0.25")[1]
     assert said("nothing")[0] == 3
-    assert "one recipe and one step" in said("a", "b", "c")[1]
+    assert "expected a recipe and a step" in said("a", "b", "c")[1]
 
 
 def test_the_interval_of_a_difference():

@@ -84,11 +84,11 @@ def bytes_of(layout):
 def goes_round(layout, remote):
     """Send everything, lose it, fetch it: nothing differs, everything is HIT and verifies."""
     before = bytes_of(layout)
-    assert "3 artifacts sent, 0 were there" in told("push", "--all", "--remote", remote)
-    assert "0 artifacts sent, 3 were there; 0 files" in told("push", "--all", "--remote", remote)
+    assert "3 artifacts sent, 0 existed already" in told("push", "--all", "--remote", remote)
+    assert "0 artifacts sent, 3 existed already; 0 files" in told("push", "--all", "--remote", remote)
     emptied(layout)
     assert set(verdicts(layout).values()) == {"MISS"}
-    assert "3 artifacts fetched, 0 were there" in told("pull", "--all", "--trust", "--remote", remote)
+    assert "3 artifacts fetched, 0 existed already" in told("pull", "--all", "--trust", "--remote", remote)
     assert bytes_of(layout) == before
     assert set(verdicts(layout).values()) == {"HIT"}
     found = verify(layout)
@@ -150,7 +150,7 @@ def test_a_target_travels_with_its_ancestors_and_nothing_else(checkout, tmp_path
     emptied(checkout)
     assert "2 artifacts fetched" in told("pull", "sent.c", "--trust", "--remote", remote)
     assert verdicts(checkout) == {"a": "HIT", "b": "MISS", "c": "HIT"}
-    assert "1 artifacts fetched, 2 were there" in told("pull", "run-1", "--remote", remote)
+    assert "1 artifacts fetched, 2 existed already" in told("pull", "run-1", "--remote", remote)
     assert verify(checkout).problems == ()
 
 
@@ -165,7 +165,7 @@ def test_files_that_were_cleared_from_the_remote_are_missed_and_sent_again(check
         told("pull", "a", "--remote", tmp_path / "remote")
     assert list(Store(checkout).manifests()) == []
     shutil.copytree(kept, checkout.root, dirs_exist_ok=True)
-    assert "0 artifacts sent, 3 were there; 1 files" in told("push", "--all", "--remote", tmp_path / "remote")
+    assert "0 artifacts sent, 3 existed already; 1 files" in told("push", "--all", "--remote", tmp_path / "remote")
     assert gone.is_file()
 
 
@@ -174,7 +174,7 @@ def test_keys_of_strangers_are_named_and_trusted_only_when_told(checkout, tmp_pa
     emptied(checkout)
     assert "not trusted here" in told("pull", "--all", "--remote", tmp_path / "remote")
     assert len(verify(checkout).problems) == 3
-    assert "0 artifacts fetched, 3 were there" in told("pull", "--all", "--trust", "--remote", tmp_path / "remote")
+    assert "0 artifacts fetched, 3 existed already" in told("pull", "--all", "--trust", "--remote", tmp_path / "remote")
     assert verify(checkout).problems == ()
 
 

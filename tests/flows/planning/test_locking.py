@@ -93,7 +93,7 @@ class Held:
         assert code == 3, said
         head, *lines, advice = said.strip().splitlines()
         assert head == "held.yaml has drifted from held.lock:"
-        assert advice.startswith("if that is meant, lock it again: posttrain lock held.yaml")
+        assert advice.startswith("to accept the changes, lock it again: posttrain lock held.yaml")
         return [line.strip() for line in lines]
 
 
@@ -179,7 +179,7 @@ def test_a_module_of_the_users_own(held):
 
 def test_steps_that_came_and_went(held):
     held.write("held.yaml", RECIPE.replace("  words:", "  others:"))
-    assert held.drift() == ["step others: is new", "step words: is not in the recipe any more"]
+    assert held.drift() == ["step others: is new", "step words: is no longer in the recipe"]
 
 
 def test_packages_and_python(held):
@@ -246,7 +246,7 @@ def test_a_lock_that_was_cut_off_anywhere_says_so(held):
         with pytest.raises(PlanError, match=r"held\.lock: not a lock.*posttrain lock .*held\.yaml"):
             read_lock(file)
     code, said = held("plan", "--locked", "held.yaml")
-    assert (code, "cut off" in said) == (3, True)
+    assert (code, "the end of the file is missing" in said) == (3, True)
 
 
 @pytest.mark.parametrize(

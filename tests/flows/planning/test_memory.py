@@ -277,7 +277,7 @@ def test_a_size_that_is_none_is_refused(planned):
     from flows.planning.memory import show_memory
 
     plan, layout = planned()
-    with pytest.raises(PlanError, match="--gpu-memory: '80' is no size"):
+    with pytest.raises(PlanError, match="--gpu-memory: '80' is not a size"):
         show_memory(plan, layout, SimpleNamespace(), gpu="80", prompt=None, as_json=False)
 
 

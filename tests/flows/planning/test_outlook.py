@@ -65,7 +65,7 @@ def test_a_run_that_prefect_shows_is_explained_and_estimated_once(recipe, calls,
     for verdict in ("MISS", "HIT"):
         calls.clear()
         plan = plan_recipe(recipe, layout)
-        assert run_plan(plan, layout, executor="inprocess", carry=carry).exit_code == 0
+        assert run_plan(plan, layout, executor="inprocess", perform=carry).exit_code == 0
         assert calls == {"load_recipe": 1, "explain_plan": 1, "estimate_steps": 1}
         assert pages[-1].count(verdict) == 2
 

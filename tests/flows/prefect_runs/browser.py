@@ -45,7 +45,7 @@ class Served:
         self.output = checkout.output
         addresses = self.until(self._addresses)
         self.api, self.mlflow = addresses["prefect"], addresses["mlflow"]
-        self.until(lambda: "Ctrl-C ends all of it" in self.output.read_text())
+        self.until(lambda: "Ctrl-C stops everything" in self.output.read_text())
 
     def _addresses(self):
         assert self.process.poll() is None, self.output.read_text()

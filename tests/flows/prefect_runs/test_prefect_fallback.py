@@ -45,7 +45,7 @@ def test_what_is_left_is_done_and_the_end_is_told_once(tmp_path, monkeypatch, ca
     assert {name: state.state for name, state in execution.states.items()} == {"a": "done", "b": "done"}
     assert [event for event in heard.events if event[1] == "done"] == [("a", "done"), ("b", "done")]
     assert [set(states) for states in ends] == [{"a", "b"}]
-    assert "Prefect's server does not answer any more (refused)" in capsys.readouterr().err
+    assert "Prefect's server no longer answers (refused)" in capsys.readouterr().err
 
 
 def test_other_errors_are_not_taken_for_a_lost_server(monkeypatch):

@@ -156,7 +156,7 @@ def test_a_run_from_the_form_to_the_curves_cancelled_and_retried(served, tmp_pat
         page.screenshot(path=tmp_path / "run.png")
         page.get_by_text("Artifacts", exact=True).click()
         page.get_by_text("story-plan").first.click()
-        page.get_by_text("0 of 5 steps are there.").wait_for()
+        page.get_by_text("0 of 5 steps are cached.").wait_for()
         page.screenshot(path=tmp_path / "plan.png")
 
         page.goto(f"{ui}/runs/flow-run/{number}")
@@ -173,7 +173,7 @@ def test_a_run_from_the_form_to_the_curves_cancelled_and_retried(served, tmp_pat
             "exam": "Cancelled",
         }
         assert any(f"posttrain resume {run}" in line for line in served.logs(number))
-        assert f"stopped (go on with: posttrain resume {run})" in said(served, "status")
+        assert f"stopped (continue with: posttrain resume {run})" in said(served, "status")
 
         (served.checkout.layout.root / "go").touch()
         page.goto(f"{ui}/runs/flow-run/{number}")
@@ -277,7 +277,7 @@ def test_a_failed_run_is_retried_at_the_failed_stage_and_a_fresh_one_does_it_all
     assert served.ended(again)["state"]["message"] == "1 cached, 2 done"
     assert (root / "ran.txt").read_text() == "counted\n" * 3
     page = next(a["data"] for a in served.artifacts(again) if a["key"] == "quick-results")
-    assert f"Done again: two came to the same content as run {failed['name']} made" in page
+    assert f"Repeated: two produced the same content as run {failed['name']} made" in page
     wrong = served.ended(served.start("quick", overrides=["stages.two.nothing=1"])["id"])
     assert wrong["state_name"] == "Failed"
     assert wrong["state"]["message"].startswith("--set stages.two.nothing=1:1:1: stages.two")

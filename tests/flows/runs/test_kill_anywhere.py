@@ -142,7 +142,7 @@ def test_interrupted_then_resumed(checkout, processes, executor, number):
     os.killpg(process.pid, number)
     assert process.wait(60) == 130, other.output.read_text()
     other.is_quiet()
-    assert "go on with: posttrain resume" in other.output.read_text()
+    assert "continue with: posttrain resume" in other.output.read_text()
     assert rounds_done(other) > 60
     other.finish(other.go_on(executor))
     assert other.digests() == calm.digests()

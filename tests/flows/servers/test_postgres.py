@@ -77,7 +77,7 @@ def test_a_run_is_recorded_in_postgresql_by_both(checkout, processes, database):
     made = checkout("root", RECIPE, {"kept_work": NUMBER})
     up = made.start("up", "--prefect-port", 0, "--mlflow-port", 0, "--database", database, PGPASSWORD=PASSWORD)
     told = made.output
-    processes.wait_for(lambda: up.poll() is not None or "Ctrl-C ends" in told.read_text(), 240)
+    processes.wait_for(lambda: up.poll() is not None or "Ctrl-C stops everything" in told.read_text(), 240)
     assert up.poll() is None, told.read_text()
     assert f"records  {database}" in told.read_text()
     commands = [" ".join(process.cmdline()) for process in processes.tree(up)]

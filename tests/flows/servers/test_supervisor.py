@@ -172,7 +172,7 @@ def test_what_dies_is_started_again_and_that_is_said(keep):
     assert own == before["first"]
     os.kill(own, signal.SIGKILL)
     wait_for(lambda: keeper.said("first answers again"))
-    assert keeper.said(f"first was killed by signal 9; it is started again in 0 s; see {keeper.folder}/first.log")
+    assert keeper.said(f"first was killed by signal 9; restarting in 0 s; see {keeper.folder}/first.log")
     after = keeper.pids()
     assert after["second"] == before["second"]
     assert after["first"] != before["first"]
@@ -187,7 +187,7 @@ def test_the_jobs_of_a_service_outlive_it_and_are_asked_before_it_ends(keep):
     job = int((keeper.folder / "job.pid").read_text())
     os.kill(keeper.pids()["boss"], signal.SIGKILL)
     wait_for(lambda: keeper.said("boss answers again"))
-    assert keeper.said("boss was killed by signal 9; 1 of its flow runs go on without it; it is started again")
+    assert keeper.said("boss was killed by signal 9; 1 of its flow runs continue without it; restarting")
     assert psutil.Process(job).is_running()
     keeper.front.terminate()
     assert keeper.front.wait(60) == 0

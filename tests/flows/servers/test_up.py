@@ -62,7 +62,7 @@ def test_a_second_up_says_where_the_first_is(layout):
     (layout.state / "up").mkdir(parents=True)
     told = {"prefect": "http://127.0.0.1:4711/api", "mlflow": "http://127.0.0.1:4712", "pids": {"up": 99}}
     (layout.state / "up.json").write_text(json.dumps(told))
-    assert read_addresses(layout) is None  # what a killed one left
+    assert read_addresses(layout) == {}  # what a killed one left
     with (layout.state / "up" / "lock").open("ab") as first:
         fcntl.flock(first, fcntl.LOCK_EX)
         assert read_addresses(layout) == told
@@ -92,7 +92,7 @@ def begun(made, processes, *words, **environment):
     """An `up` that has said that it is ready, and its output."""
     process = made.start("up", *PORTS, *words, **environment)
     output = made.output
-    processes.wait_for(lambda: process.poll() is not None or "Ctrl-C ends" in output.read_text(), 240)
+    processes.wait_for(lambda: process.poll() is not None or "Ctrl-C stops everything" in output.read_text(), 240)
     assert process.poll() is None, output.read_text()
     return process, output
 
@@ -124,7 +124,7 @@ def test_up_serves_survives_kills_and_ends_cleanly(checkout, processes):
         before = told(made)["pids"][name]
         os.kill(before, signal.SIGKILL)
         processes.wait_for(lambda name=name: f"{name}: answers again" in output.read_text())
-        assert f"{name}: was killed by signal 9; it is started again in 1 s" in output.read_text()
+        assert f"{name}: was killed by signal 9; restarting in 1 s" in output.read_text()
         assert told(made)["pids"][name] != before
         assert {k: v for k, v in told(made).items() if k != "pids"} == {k: v for k, v in at.items() if k != "pids"}
     os.killpg(process.pid, signal.SIGINT)
@@ -157,7 +157,7 @@ def test_servers_that_are_there_are_used_and_left_running(checkout, processes):
     guest = checkout("guest", RECIPE, {"beside_work": NUMBER})
     given = {"PREFECT_API_URL": at["prefect"], "MLFLOW_TRACKING_URI": at["mlflow"]}
     second, output = begun(guest, processes, **given)
-    assert output.read_text().count("(was there)") == 2
+    assert output.read_text().count("(not managed here)") == 2
     assert set(told(guest)["pids"]) & {"prefect", "mlflow"} == set()
     guest.finish(guest.start("run", guest.recipe, MLFLOW_TRACKING_URI=at["mlflow"]))  # finds Prefect by itself
     assert len(post(f"{at['prefect']}/flow_runs/filter", {})) == 1

@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Con
 from flows.serving.app import make_app
 from flows.serving.batch import Batch, PromptRequest
 from flows.serving.current import Current, Limits, Served, load
+from flows.serving.decoded_text import DecodedText
 from flows.serving.models import Chosen
 from flows.serving.server import listen
-from flows.serving.texts import DecodedText
 from flows.serving.worker import ServingJob, Worker
 from learning.data.chat import decode, encode_prompt
 from learning.data.tokenizers import characters
@@ -94,7 +94,7 @@ def test_models_and_health(served):
     (model,) = served.client.models.list().data
     assert (model.id, model.owned_by, model.max_model_len) == ("tiny", "posttrain", LENGTH)
     assert served.client.models.retrieve("tiny").id == "tiny"
-    with pytest.raises(openai.NotFoundError, match="the model `tina` does not exist here; there is `tiny`"):
+    with pytest.raises(openai.NotFoundError, match="the model `tina` does not exist; this server has `tiny`"):
         served.client.models.retrieve("tina")
 
 
@@ -238,7 +238,7 @@ def test_what_is_wrong_is_refused_in_the_shape_of_openais_errors(served):
 
     bad = openai.BadRequestError
     assert refused(openai.NotFoundError, "model_not_found", "model", model="gpt") == (
-        "the model `gpt` does not exist here; there is `tiny`"
+        "the model `gpt` does not exist; this server has `tiny`"
     )
     refused(bad, "unknown_parameter", "top_k", extra_body={"top_k": 3})
     refused(bad, "unsupported_parameter", "frequency_penalty", frequency_penalty=0.5)
@@ -248,11 +248,13 @@ def test_what_is_wrong_is_refused_in_the_shape_of_openais_errors(served):
     refused(bad, None, "top_logprobs", top_logprobs=2)
     refused(bad, None, "stop", stop=["a", "b", "c", "d", "e"])
     refused(bad, None, "messages", messages=[{"role": "tool", "content": "x"}])  # the template's own refusal
-    assert "text are wanted" in refused(
+    assert "must have a role and a text content" in refused(
         bad, None, "messages", messages=[{"role": "user", "content": [{"type": "image_url"}]}]
     )
     said = refused(bad, "context_length_exceeded", "messages", max_tokens=LENGTH)
-    assert said.startswith(f"the model holds {LENGTH} tokens; you asked for 8 in messages and {LENGTH} for")
+    assert said.startswith(
+        f"the context of the model is {LENGTH} tokens; the request needs 8 for messages and {LENGTH} for"
+    )
     assert asked(served, max_tokens=1, frequency_penalty=0, user="me", response_format={"type": "text"}).choices
     with pytest.raises(openai.BadRequestError, match="not among the"):
         served.client.completions.create(model="tiny", prompt=[10**6])
@@ -290,7 +292,7 @@ def test_who_chose_a_model_just_before_it_was_changed_is_still_answered(policy):
     worker.thread.join(120)
     assert heard[-1].finish in ("stop", "length")
     worker.submit(ServingJob(PromptRequest((5, 6), 3, 0, 0.0), 1, (), heard.append))
-    assert "not served any more" in str(heard[-1])
+    assert "no longer served" in str(heard[-1])
 
 
 def test_only_whole_characters_are_said():
@@ -331,6 +333,6 @@ def test_a_model_that_slots_do_not_fit_is_refused_before_it_is_served(tmp_path):
     tokenizer = characters()
     tokenizer.model_max_length = 96
     save_policy(Policy(make_family("mistral", vocab_size=len(tokenizer)), tokenizer, 96), tmp_path)
-    chosen = Chosen(name="windows", folder=tmp_path, digest="", said="windows")
+    chosen = Chosen(name="windows", folder=tmp_path, digest="", description="windows")
     with pytest.raises(StepError, match=r"cannot serve it exactly \(mistral: attention within a sliding window\)"):
         load(chosen, Limits(max_slots=2, max_length=None), "cpu", "float32")

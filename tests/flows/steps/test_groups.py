@@ -214,7 +214,7 @@ def test_a_stopped_step_leaves_no_process_and_no_place(place, monkeypatch):
     watcher.start()
     freed = []
     original = Placement.free
-    monkeypatch.setattr(Placement, "free", lambda self: (original(self), freed.append(self._held())))
+    monkeypatch.setattr(Placement, "free", lambda self: (original(self), freed.append(self._is_reserved())))
     try:
         outcome = run_plan(plan, layout, prefect=False, stop=stop)
     finally:

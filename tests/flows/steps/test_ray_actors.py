@@ -72,7 +72,7 @@ def test_processes_of_their_own_with_their_threads_in_the_steps_group(actors):
     answers = [first.call("add", n) for n in (1, 10, 100)]
     assert [a.result(PATIENCE) for a in answers] == [4, 14, 114]
     assert second.call("add", 0).result(PATIENCE) == 3
-    with pytest.raises(StepError, match="at work already"):
+    with pytest.raises(StepError, match="already running"):
         actors.start("reward", Counter, 0)
     assert actors.size("reward") == 2
     assert actors.size("rollout") == 0

@@ -96,7 +96,7 @@ def test_a_store_that_cannot_be_written_can_be_checked_and_that_is_said(claimed,
     monkeypatch.setattr("lineage.audit.log.append", read_only)
     assert show_verification(None, claimed.layout, Console(), True) == 0
     said = json.loads(capsys.readouterr().out)
-    assert said["notes"] == [f"{claimed.layout.state}: that this was checked could not be noted: Read-only file system"]
+    assert said["notes"] == [f"{claimed.layout.state}: the verification could not be recorded: Read-only file system"]
     monkeypatch.undo()
     assert show_verification(None, claimed.layout, Console(), True) == 0
     last = json.loads(log_file(claimed.layout).read_bytes().splitlines()[-1])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lineage.audit import log as audit_log
-from lineage.registry.champions import Moved, find_champion, list_champions, move_champion, read_history, read_standing
+from lineage.registry.champions import Moved, find_champion, move_champion, read_standing, read_standings
 from lineage.registry.rollback import roll_back
 from lineage.sources.resolve import find_source
 from schemas.errors import PlanError
@@ -36,7 +36,7 @@ def own_store(monkeypatch):
 
 
 def told(layout, name="chat"):
-    return [(m.number, m.action, m.before, m.version) for m in read_history(layout, name)]
+    return [(m.number, m.action, m.before, m.version) for m in read_standing(layout, name).moves]
 
 
 def test_a_champion_moves_is_found_by_recipes_and_goes_back(small_run):
@@ -55,7 +55,7 @@ def test_a_champion_moves_is_found_by_recipes_and_goes_back(small_run):
 
     second = move_champion(layout, "chat", made["raw"].key, evidence=GATE, expected=first)
     assert find_champion(layout, "chat") == second
-    assert list_champions(layout) == [second]
+    assert [each.champion for each in read_standings(layout)] == [second]
     source = find_source("mlflow:chat@champion", layout, ())
     assert (source.digest, source.folder) == (second.digest, second.folder)
     assert find_source("mlflow:chat@1", layout, ()).digest == first.digest
@@ -84,7 +84,7 @@ def test_a_champion_moves_is_found_by_recipes_and_goes_back(small_run):
         (5, "rollback", 2, 1),
         (6, "rollback", 1, 3),
     ]
-    assert read_history(layout, "chat")[3].evidence == {"why": "it swears"}
+    assert read_standing(layout, "chat").moves[3].evidence == {"why": "it swears"}
     logged = [e for e in audit_log.read_entries(layout) if e["action"] in ("promote", "rollback")]
     assert [(e["facts"]["number"], e["action"], e["facts"]["version"]) for e in logged] == [
         (n, action, version) for n, action, _, version in told(layout)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lineage.registry.champions import find_champion, move_champion, read_history
+from lineage.registry.champions import find_champion, move_champion, read_standing
 from lineage.registry.rollback import roll_back
 from lineage.tracking.record import project_run
 from tests.waiting import wait_for
@@ -98,4 +98,4 @@ def test_the_page_of_a_registered_model_shows_its_champion(small_run, address, p
     for word in ("champion again since", "posttrain.move.000001", made["tuned"].key):
         page.get_by_text(word).first.wait_for(timeout=120_000)
     page.screenshot(path=str(tmp_path / "version.png"), full_page=True)
-    assert [m.action for m in read_history(layout, "chat")] == ["promote", "promote", "rollback"]
+    assert [m.action for m in read_standing(layout, "chat").moves] == ["promote", "promote", "rollback"]

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from flows.serving.batch import PromptRequest
 from flows.serving.refusals import Refused, quoted
 from learning.data.chat import encode_prompt
+from schemas.base import JsonObject
 from schemas.chat import Chat
 from schemas.errors import StepError
 
@@ -88,12 +89,12 @@ class Body(BaseModel):
 class ChatBody(Body):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[dict[str, Any]], FailFast()] = Field(min_length=1, max_length=MOST_MESSAGES)
+    messages: Annotated[list[JsonObject], FailFast()] = Field(min_length=1, max_length=MOST_MESSAGES)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = False
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    tools: list[dict[str, Any]] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[JsonObject] | None = None
+    chat_template_kwargs: JsonObject | None = None
 
 
 class TextBody(Body):
@@ -108,7 +109,7 @@ class CompletionRequest:
     """A parsed request: `n` samples of every prompt."""
 
     model: str
-    asks: tuple[PromptRequest, ...]
+    prompts: tuple[PromptRequest, ...]
     n: int
     stops: tuple[str, ...]
     stream: bool
@@ -146,37 +147,38 @@ def _check_request(
     read: Body, prompts: Iterable[list[int]], limit: int | None, alternatives: int | None, max_length: int, param: str
 ) -> CompletionRequest:
     seed = secrets.randbelow(LARGEST_SEED) if read.seed is None else read.seed % LARGEST_SEED
-    heat = 1.0 if read.temperature is None else read.temperature
-    asks = []
+    temperature = 1.0 if read.temperature is None else read.temperature
+    requests = []
     for ids in prompts:
         if not ids:
             raise Refused(f"{param}: empty", param)
         room = max_length - len(ids)
         if room < (limit or 1):
-            wanted = f"{limit} for the completion" if limit else "room for a completion"
-            message = f"the model holds {max_length} tokens; you asked for {len(ids)} in {param} and {wanted}"
+            room_text = f"{limit} for the completion" if limit else "room for a completion"
+            need = f"{len(ids)} for {param} and {room_text}"
+            message = f"the context of the model is {max_length} tokens; the request needs {need}"
             raise Refused(message, param, "context_length_exceeded")
-        asks.append(PromptRequest(tuple(ids), limit or room, seed, heat, read.top_p or 1.0, alternatives))
-    if not asks:
+        requests.append(PromptRequest(tuple(ids), limit or room, seed, temperature, read.top_p or 1.0, alternatives))
+    if not requests:
         raise Refused(f"{param}: empty", param)
-    _check_answer(asks, read.n or 1, alternatives)
+    _check_answer(requests, read.n or 1, alternatives)
     with_usage = bool(read.stream_options and read.stream_options.include_usage)
-    return CompletionRequest(read.model, tuple(asks), read.n or 1, read.stops, bool(read.stream), with_usage)
+    return CompletionRequest(read.model, tuple(requests), read.n or 1, read.stops, bool(read.stream), with_usage)
 
 
 def _read_body(kind: type[Any], body: Any) -> Any:
     """Parse a body by its schema. Raise Refused with the parameter that is wrong."""
     if not isinstance(body, dict):
         raise Refused("the body must be a JSON object")
-    kept = {}
+    parameters = {}
     for name, value in body.items():
         if name in WITHOUT_EFFECT or (name in NEUTRAL and (value is None or value in NEUTRAL[name])):
             continue
         if name in NEUTRAL:
             raise Refused(f"{name} is not supported here", name, "unsupported_parameter")
-        kept[name] = value
+        parameters[name] = value
     try:
-        return kind.model_validate(kept)
+        return kind.model_validate(parameters)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         param = str(first["loc"][0]) if first["loc"] else None
@@ -186,15 +188,15 @@ def _read_body(kind: type[Any], body: Any) -> Any:
         raise Refused(f"{where}: {first['msg']}", param) from error
 
 
-def _collect_template_settings(read: ChatBody, body: Any) -> dict[str, Any]:
+def _collect_template_settings(read: ChatBody, body: Any) -> JsonObject:
     """Return what the chat template receives besides messages. Raise Refused for a tool or an argument that is none."""
     try:
-        asked = Chat(tools=read.tools or None, chat_template_kwargs=read.chat_template_kwargs or None)
+        chat = Chat(tools=read.tools or None, chat_template_kwargs=read.chat_template_kwargs or None)
     except ValidationError as error:
         param = "tools" if "`tools" in str(error) else "chat_template_kwargs"
         raise Refused(str(error.errors(include_url=False)[0]["msg"]), param) from error
-    tools = None if body.get("tool_choice") == "none" else asked.tools
-    settings = {"tools": tools, "chat_template_kwargs": asked.chat_template_kwargs}
+    tools = None if body.get("tool_choice") == "none" else chat.tools
+    settings = {"tools": tools, "chat_template_kwargs": chat.chat_template_kwargs}
     return {name: value for name, value in settings.items() if value}
 
 
@@ -205,7 +207,7 @@ def _count_characters(value: Any) -> int:
     return sum(map(_count_characters, value)) if isinstance(value, list) else len(str(value))
 
 
-def _check_message(message: dict[str, Any], index: int) -> dict[str, Any]:
+def _check_message(message: JsonObject, index: int) -> JsonObject:
     """Return a message with a role, and a text or tool calls. Raise Refused for images and the like."""
     where = f"messages[{index}]"
     content = message.get("content")
@@ -216,15 +218,15 @@ def _check_message(message: dict[str, Any], index: int) -> dict[str, Any]:
     if calls and content is None:
         content = ""
     if not isinstance(role, str) or not isinstance(content, str):
-        raise Refused(f"{where}: a role and a content of text are wanted", "messages")
+        raise Refused(f"{where}: must have a role and a text content", "messages")
     if not ROLE.fullmatch(role):  # templates insert the role unescaped, even if it holds special tokens
-        raise Refused(f"{where}: a role is a word of small letters", "messages")
+        raise Refused(f"{where}: a role must consist of lower-case letters and underscores", "messages")
     if more := [k for k, v in message.items() if k not in MESSAGE_KEYS and v not in (None, [])]:
         raise Refused(f"{where}.{quoted(more[0])} is not supported here", "messages", "unsupported_parameter")
-    kept = {"tool_calls": calls, "tool_call_id": message.get("tool_call_id")}
+    extra = {"tool_calls": calls, "tool_call_id": message.get("tool_call_id")}
     if role == "tool":
-        kept["name"] = message.get("name")
-    return {"role": role, "content": content} | {key: value for key, value in kept.items() if value}
+        extra["name"] = message.get("name")
+    return {"role": role, "content": content} | {key: value for key, value in extra.items() if value}
 
 
 def _list_prompts(prompt: Any) -> list[Any]:
@@ -233,7 +235,7 @@ def _list_prompts(prompt: Any) -> list[Any]:
         return [prompt]
     if isinstance(prompt, list) and (all(isinstance(each, str) for each in prompt) or all(map(_are_ids, prompt))):
         return prompt
-    raise Refused("prompt: a text, a list of texts, a list of token ids or a list of such lists is wanted", "prompt")
+    raise Refused("prompt: a text, a list of texts, a list of token ids or a list of such lists is required", "prompt")
 
 
 def _encode_prompt(prompt: str | list[int], tokenizer: Any, max_length: int) -> list[int]:
@@ -241,9 +243,9 @@ def _encode_prompt(prompt: str | list[int], tokenizer: Any, max_length: int) -> 
     if isinstance(prompt, str):
         _check_characters(len(prompt), max_length, "prompt")
         return tokenizer.encode(prompt)
-    known = len(tokenizer)
-    if not all(0 <= token < known for token in prompt):
-        raise Refused(f"prompt: a token id is not among the {known} of the model", "prompt")
+    size = len(tokenizer)
+    if not all(0 <= token < size for token in prompt):
+        raise Refused(f"prompt: a token id is not among the {size} of the model", "prompt")
     return prompt
 
 
@@ -258,7 +260,7 @@ def _is_stop(word: Any) -> bool:
 def _check_choices(read: Body, prompts: int) -> None:
     if prompts * (read.n or 1) > MOST_CHOICES:
         message = f"{prompts} prompts with {read.n or 1} completions each are more than {MOST_CHOICES} completions"
-        raise Refused(f"{message}; ask in several requests", "prompt")
+        raise Refused(f"{message}; split it into several requests", "prompt")
 
 
 def _check_characters(count: int, max_length: int, param: str) -> None:
@@ -271,9 +273,9 @@ def _check_characters(count: int, max_length: int, param: str) -> None:
         raise Refused(message, param, "context_length_exceeded")
 
 
-def _check_answer(asks: list[PromptRequest], n: int, alternatives: int | None) -> None:
+def _check_answer(requests: list[PromptRequest], n: int, alternatives: int | None) -> None:
     """Raise Refused if the response would not fit into memory."""
-    tokens = n * sum(ask.max_tokens for ask in asks)
+    tokens = n * sum(request.max_tokens for request in requests)
     if tokens > MOST_TOKENS:
         message = f"the completions may have {tokens} tokens together, more than {MOST_TOKENS}; lower n or max_tokens"
         raise Refused(message, "max_tokens")

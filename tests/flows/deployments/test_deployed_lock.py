@@ -6,7 +6,7 @@ from jsonschema import Draft202012Validator, ValidationError
 
 from flows.deployments.deploy import deploy_recipes
 from flows.deployments.deployables import make_deployable
-from flows.deployments.held import apply_lock
+from flows.deployments.deployed_lock import apply_lock
 from flows.planning.locking import lock_recipe
 from flows.planning.recipe_plan import plan_recipe
 from lineage.audit import log as audit_log
@@ -54,7 +54,7 @@ def test_a_deployment_is_held_to_its_lock_until_it_is_deployed_again(checkout, c
     lock(checkout)
     assert deploy(checkout) == 0
     given = yaml.safe_load((checkout.root / "prefect.yaml").read_text())["deployments"][0]["parameters"]
-    digest = make_deployable(checkout.root / "held.yaml", checkout, locked=True).held.digest
+    digest = make_deployable(checkout.root / "held.yaml", checkout, locked=True).lock.digest
     assert given == {"recipe": "held.yaml", "locked": digest}
     entry = list(audit_log.read_entries(checkout))[-1]
     assert (entry["action"], entry["facts"]) == (
@@ -76,7 +76,7 @@ def test_a_deployment_is_held_to_its_lock_until_it_is_deployed_again(checkout, c
         with pytest.raises(PlanError, match=again):
             apply_lock(checkout, "held.yaml", parameter, NOTHING)
     assert deploy(checkout) == 0
-    now = make_deployable(checkout.root / "held.yaml", checkout, locked=True).held.digest
+    now = make_deployable(checkout.root / "held.yaml", checkout, locked=True).lock.digest
     assert apply_lock(checkout, "held.yaml", now, NOTHING)["locked"]
     with pytest.raises(PlanError, match=again):  # the digest of a lock that was deployed before
         apply_lock(checkout, "held.yaml", digest, NOTHING)
@@ -89,7 +89,7 @@ def test_a_deployment_is_held_to_its_lock_until_it_is_deployed_again(checkout, c
 
 def test_a_checkout_whose_log_knows_no_deployment_holds_to_the_parameter(checkout):
     lock(checkout)
-    digest = make_deployable(checkout.root / "held.yaml", checkout, locked=True).held.digest
+    digest = make_deployable(checkout.root / "held.yaml", checkout, locked=True).lock.digest
     assert apply_lock(checkout, "held.yaml", digest, NOTHING)["locked"]
     with pytest.raises(PlanError, match="is not the lock"):
         apply_lock(checkout, "held.yaml", "ab" * 32, NOTHING)
@@ -100,7 +100,7 @@ def test_a_held_run_takes_nothing_that_changes_what_it_does(checkout):
     made = make_deployable(checkout.root / "held.yaml", checkout, locked=True)
     for options in ({"overrides": ["stages.exam.gate.min=-1"]}, {"overrides": ["seed=4"]}, {"profile": "tiny"}):
         with pytest.raises(PlanError, match="a run takes no seed, overrides or other profile"):
-            apply_lock(checkout, "held.yaml", made.held.digest, NOTHING | options)
+            apply_lock(checkout, "held.yaml", made.lock.digest, NOTHING | options)
     assert list(made.form["properties"]) == ["from_stages", "to_stages", "fresh"]
     Draft202012Validator.check_schema(made.form)
     check = Draft202012Validator(made.form).validate
@@ -113,7 +113,7 @@ def test_a_held_run_takes_nothing_that_changes_what_it_does(checkout):
 def test_a_lock_of_a_profile_runs_that_profile(checkout):
     lock(checkout, profile="tiny")
     made = make_deployable(checkout.root / "held.yaml", checkout, locked=True)
-    assert apply_lock(checkout, "held.yaml", made.held.digest, NOTHING)["profile"] == "tiny"
+    assert apply_lock(checkout, "held.yaml", made.lock.digest, NOTHING)["profile"] == "tiny"
 
 
 def test_what_cannot_be_held_is_not_deployed_and_says_why(checkout, capsys):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-HALF = "�"
+REPLACEMENT = "�"
 """Replacement character that a tokenizer returns for an incomplete character."""
 
 
@@ -18,33 +18,33 @@ class DecodedText:
         self.ids: list[int] = []
         self.begin = self.read = 0
         self.text = ""
-        self.said = 0
+        self.sent = 0
         self.stopped = False
 
     def add(self, token: int) -> str:
         """Take a token; return text that is certain and not returned yet. Set `stopped` at a stop string."""
         self.ids.append(token)
-        whole = self._decode(self.ids[self.begin :])
-        if not whole.endswith(HALF):
-            self._take(whole)
-        return self._say(len(self.text) - self._held())
+        text = self._decode(self.ids[self.begin :])
+        if not text.endswith(REPLACEMENT):
+            self._take(text)
+        return self._return_until(len(self.text) - self._count_held_back())
 
     def finish(self) -> str:
         """Return the text that was held back, after the last token."""
         if not self.stopped and self.read < len(self.ids):
             self._take(self._decode(self.ids[self.begin :]))
-        return self._say(len(self.text))
+        return self._return_until(len(self.text))
 
-    def _take(self, whole: str) -> None:
-        known = self._decode(self.ids[self.begin : self.read])
+    def _take(self, text: str) -> None:
+        returned = self._decode(self.ids[self.begin : self.read])
         looked = max(0, len(self.text) - max(map(len, self.stops), default=1) + 1)
-        self.text += whole[len(known) :]
+        self.text += text[len(returned) :]
         self.begin, self.read = self.read, len(self.ids)
         positions = [at for stop in self.stops if (at := self.text.find(stop, looked)) >= 0]
         if positions:
             self.text, self.stopped = self.text[: min(positions)], True
 
-    def _held(self) -> int:
+    def _count_held_back(self) -> int:
         """Return the length of the longest end of the text that begins a stop string."""
         if self.stopped:
             return 0
@@ -54,9 +54,9 @@ class DecodedText:
                 return length
         return 0
 
-    def _say(self, end: int) -> str:
-        new = self.text[self.said : end]
-        self.said = max(self.said, end)
+    def _return_until(self, end: int) -> str:
+        new = self.text[self.sent : end]
+        self.sent = max(self.sent, end)
         return new
 
     def _decode(self, ids: list[int]) -> str:
