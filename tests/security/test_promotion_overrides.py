@@ -261,7 +261,7 @@ def test_a_plan_that_was_edited_is_not_gone_on_with(lab):
     exam = next(step for step in plan["steps"] if step["name"] == "exam")
     exam["settings"]["gate"][0]["min"] = 0.0
     file.write_text(json.dumps(plan))
-    assert "is not the plan that run" in lab("resume", run, "--executor", "inprocess", code=3)
+    assert "differs from the plan that the audit log has" in lab("resume", run, "--executor", "inprocess", code=3)
     # As a run of its own, which the log never saw: its keys do not fit what it does.
     other = lab.layout.run("20990101-000000-000000")
     other.mkdir(parents=True)
