@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from flows.serving.asked import read_chat
 from flows.serving.refusals import Refused
+from flows.serving.requests import read_chat
 from learning.data.chat_settings import PINNED_DATE, apply_chat
 from schemas.chat import Chat
 from tests.learning.data.template_families import make_tokenizer
@@ -21,7 +21,7 @@ MESSAGES = [
 
 
 def read(tokenizer, **body):
-    (asked,) = read_chat({"model": "m", "messages": MESSAGES, **body}, tokenizer, 4096).asks
+    (asked,) = read_chat({"model": "m", "messages": MESSAGES, **body}, tokenizer, 4096).prompts
     return list(asked.prompt_ids)
 
 
@@ -61,7 +61,7 @@ def test_what_the_model_carries_holds_unless_the_request_says_otherwise():
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "is given by posttrain itself"),
         ({"tool_choice": "required", "tools": [TOOL]}, "tool_choice", "not supported"),
         ({"messages": [{"role": "assistant", "content": "", "tool_calls": ["x"]}]}, "messages", "list of calls"),
-        ({"messages": [{"role": "user", "content": None}]}, "messages", "a content of text"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages", "a role and a text content"),
     ],
 )
 def test_requests_that_no_template_can_take_are_refused_by_name(body, param, message):
