@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.planning.memory_demand import StepDemand
-from flows.planning.memory_models import PlanModels
+from flows.planning.memory_models import KnownModel, PlanModels
 from learning.memory_model.estimate import Place
 from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
@@ -26,6 +26,8 @@ SHORT = {"gradients": "grads", "optimizer": "optim.", "activations": "activ.", "
 """Headings that leave room for numbers."""
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "cache", "other models")
 """Columns; what a phase holds under other names is shown as working memory."""
+TRAINS = ("sft", "preference", "reward_model", "rl")
+"""Kinds whose forward passes `learning.models.packed` chooses."""
 GIB = 2**30
 
 
@@ -36,6 +38,8 @@ class StepMemory:
     step: str
     places: tuple[Place, ...] = ()
     unknown: str = ""
+    forward: str = ""
+    """The forward pass that a step that trains is expected to use; empty for others."""
 
 
 def show_memory(
@@ -67,8 +71,11 @@ def _estimate_step_memory(step: Step, models: PlanModels, gpu: int | None, promp
     ports = dict(models.ports(step))
     if traits_of(step.kind).defines_model:
         ports["made"] = next(iter(models.made[step.name].values()))
+    trained = ports.get("model")
+    forward = trained.forward if step.kind in TRAINS and isinstance(trained, KnownModel) else ""
     try:
-        return StepMemory(step.name, tuple(estimate(StepDemand(step.settings, step.resources, ports, gpu, prompt))))
+        places = tuple(estimate(StepDemand(step.settings, step.resources, ports, gpu, prompt)))
+        return StepMemory(step.name, places, forward=forward)
     except StepError as error:
         return StepMemory(step.name, unknown=str(error))
 
@@ -112,7 +119,7 @@ def advise(place: Place) -> str:
 def make_memory_table(plan: Plan, steps: list[StepMemory], gpu: int | None = None) -> Table:
     """Return a table with one row per place: the parts of its peak, and what was reserved."""
     caption = "At the worst moment, tensors only: Python with its libraries takes about 1 GiB more, a CUDA context 0.5."
-    caption = "\n".join([caption, *list_warnings(plan, steps, gpu)])
+    caption = "\n".join([caption, *describe_forwards(steps), *list_warnings(plan, steps, gpu)])
     table = Table(
         title=f"Memory of {plan.recipe}",
         caption=caption,
@@ -143,6 +150,13 @@ def make_memory_table(plan: Plan, steps: list[StepMemory], gpu: int | None = Non
     return table
 
 
+def describe_forwards(steps: list[StepMemory]) -> Iterator[str]:
+    """Yield the expected forward passes with the steps that use them."""
+    for forward in sorted({need.forward for need in steps if need.forward}):
+        names = ", ".join(need.step for need in steps if need.forward == forward)
+        yield f"Expected forward of {names}: {forward}; a check on the weights decides."
+
+
 def format_size(number: int) -> str:
     """Return bytes as text."""
     if not number:
@@ -166,6 +180,7 @@ def _step_as_json(need: StepMemory) -> dict[str, object]:
     return {
         "step": need.step,
         **({"unknown": need.unknown} if need.unknown else {}),
+        **({"forward": need.forward} if need.forward else {}),
         "places": [
             {
                 "role": place.role,

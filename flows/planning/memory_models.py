@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from learning.memory_model.expected_forward import expect_forward
 from learning.memory_model.shape import Shape, read_shape
 from lineage.artifacts.contract import UNBOUNDED
 from lineage.artifacts.store import Store
@@ -30,6 +31,8 @@ class KnownModel:
     shape: Shape
     max_length: int
     language: bool = True
+    forward: str = "forest"
+    """The forward pass that its configuration lets expect."""
 
     @property
     def parameters(self) -> int:
@@ -90,11 +93,16 @@ def _read_model(folder: Path) -> KnownModel | str:
         return f"{folder.name}: its configuration cannot be read: {error}"
     labelled = any("ForCausalLM" not in name and "LMHead" not in name for name in config.get("architectures") or [])
     try:
-        shape = read_shape(_complete_config(config))
+        config = _complete_config(config)
     except StepError as error:
         return str(error)
+    forward = expect_forward(config)
+    try:
+        shape = read_shape(config)
+    except StepError as error:
+        return f"{error}; expected forward: {forward}"
     limits = (max_length, config.get("max_position_embeddings"), config.get("n_positions"))
-    return KnownModel(shape, int(min([n for n in limits if n], default=UNBOUNDED)), not labelled)
+    return KnownModel(shape, int(min([n for n in limits if n], default=UNBOUNDED)), not labelled, forward)
 
 
 def _read_config(base: Path) -> JsonObject:
@@ -128,10 +136,11 @@ def _define_model(settings: JsonObject) -> KnownModel | str:
         size = _count_vocabulary(use)
         if size is None:
             return f"its tokenizer is that of {use.options.get('source')}, and its vocabulary known when it has run"
-        shape = read_shape(_complete_config({**settings["config"], "vocab_size": size}))
+        config = _complete_config({**settings["config"], "vocab_size": size})
+        shape = read_shape(config)
     except (PosttrainError, TypeError, ValueError) as error:
         return str(error)
-    return KnownModel(shape, settings["max_length"])
+    return KnownModel(shape, settings["max_length"], forward=expect_forward(config))
 
 
 def _count_vocabulary(use: TokenizerUse) -> int | None:

@@ -10,6 +10,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from learning.data.tokenizers import characters
 from learning.generation.engines.torch import Engine
+from learning.memory_model.expected_forward import PADDED, expect_forward
 from learning.models import segments as segments_module
 from learning.models.packed import choose_forward, forest_hidden, pack, packed_logprobs
 from learning.models.policy import Policy, load_policy, save_policy
@@ -24,14 +25,7 @@ PACKED_EXPERTS = {"gpt_oss": {f"model.layers.{layer}.mlp.experts.gate_up_proj" f
 """Published checkpoints that hold all experts of a layer in one tensor."""
 REFUSED_BY_ENGINE = {"rwkv"}
 """Their cached decoding in the installed transformers differs from their own forward."""
-PADDED = {
-    "alibi or positions of their own": {"bloom", "mpt", "gptj", "codegen"},
-    "attention that cannot be replaced": {"falcon", "stablelm", "nemotron"},
-    "attention within a window of another name, or in chunks": {"gpt_neo", "llama4_text", "recurrent_gemma"},
-    "linear attention": {"qwen3_next", "qwen3_5_text", "minimax", "rwkv"},
-    "state spaces and convolutions": {"mamba", "mamba2", "falcon_mamba", "bamba", "jamba", "falcon_h1", "lfm2"},
-    "state spaces beside attention": {"nemotron_h", "granitemoehybrid"},
-}
+PADDED_FAMILIES = {kind for kinds in PADDED.values() for kind in kinds}
 """Families that take transformers' own forward; all others take the forest."""
 IN_FLOAT64 = {"gemma4_text"}
 """Families whose gradients differ by 2e-5 in float32, from rounding alone."""
@@ -60,7 +54,9 @@ def test_logprobs_and_gradients_are_those_of_the_own_forward(kind):
     weight = torch.randn(starts[-1], generator=torch.Generator().manual_seed(1))
     logp, _ = packed_logprobs(model, pack(segments, PARENTS))
     choice = choose_forward(model)
-    assert choice.body == ("padded" if kind in set().union(*PADDED.values()) else "forest"), choice.reason
+    expected = expect_forward(model.config.to_dict())
+    assert choice.body == expected.split()[0], (expected, choice.reason)
+    assert (choice.body == "padded") == (kind in PADDED_FAMILIES)
     assert choice.head == "shared"
     (logp * weight).sum().backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
@@ -115,8 +111,10 @@ def test_a_saved_model_loads_again_and_has_the_names_of_published_checkpoints(ki
         torch.testing.assert_close(again(ids).logits, model(ids).logits, atol=1e-6, rtol=0)
 
 
-def test_at_least_55_families_are_compared():
+def test_at_least_55_families_are_compared_and_50_take_the_forest():
     assert len(FAMILIES) >= 55
+    assert len(FAMILIES) - len(PADDED_FAMILIES) >= 50
+    assert set(FAMILIES) > PADDED_FAMILIES
 
 
 def test_wrong_attention_is_found_on_the_weights(monkeypatch):

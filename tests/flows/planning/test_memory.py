@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from flows.planning.memory import estimate_memory, find_estimate, list_warnings, memory_as_json
+from flows.planning.memory import describe_forwards, estimate_memory, find_estimate, list_warnings, memory_as_json
 from flows.planning.memory_kinds.preference import FORWARD_TOKENS
 from flows.planning.memory_sampling import MAX_OPEN
 from flows.planning.recipe_plan import plan_recipe
@@ -243,6 +243,12 @@ def test_a_plan_knows_models_that_are_still_to_be_made(planned):
     assert place.peak.parts["optimizer"] == 2 * parameters
     assert found["lessons"].places == ()
     assert found["theirs"].unknown.startswith("memory of a mamba model is not known")
+    assert found["theirs"].unknown.endswith("expected forward: padded (layers of state spaces)")
+    assert [found[name].forward for name in ("base", "first", "better")] == ["", "forest", "forest"]
+    assert list(describe_forwards(list(found.values()))) == [
+        "Expected forward of first, better: forest; a check on the weights decides."
+    ]
+    assert [step.get("forward") for step in memory_as_json(plan, [found["first"]])["steps"]] == ["forest"]
     # The reference of the KL term is a model of its own.
     assert found["better"].places[0].peak.parts["other models"] == parameters
     (said,) = [w for w in list_warnings(plan, list(found.values())) if w.startswith("first")]

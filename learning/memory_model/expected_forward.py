@@ -1,0 +1,32 @@
+"""The forward pass that a model's configuration lets expect, read without torch; a check on the weights decides.
+
+See `learning.models.packed.choose_forward`. `tests/models` compares both for every family.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+KNOWN_LAYERS = frozenset({"full_attention", "attention", "sliding_attention"})
+"""Layers that the forest computes, as transformers names them in `layer_types`."""
+PADDED = {
+    "positions that are not those of a path": ("bloom", "codegen", "gptj", "mpt"),
+    "attention that cannot be replaced": ("falcon", "nemotron", "stablelm"),
+    "attention in chunks": ("llama4_text",),
+    "attention within a window of another name": ("gpt_neo", "recurrent_gemma"),
+    "layers of state spaces": ("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "mamba", "mamba2")
+    + ("nemotron_h", "rwkv"),
+    "layers of linear attention": ("minimax", "qwen3_5_text", "qwen3_next"),
+    "layers of convolutions": ("lfm2",),
+}
+"""Model types with transformers' own forward over padded rows, by the reason."""
+
+
+def expect_forward(config: Mapping[str, Any]) -> str:
+    """Return `forest`, or `padded` with the reason, for a complete configuration of transformers."""
+    config = config.get("text_config") or config
+    for reason, kinds in PADDED.items():
+        if config.get("model_type") in kinds:
+            return f"padded ({reason})"
+    if other := {str(kind) for kind in config.get("layer_types") or ()} - KNOWN_LAYERS:
+        return f"padded (layers of {', '.join(sorted(other))})"
+    return "padded (attention in chunks)" if config.get("attention_chunk_size") else "forest"
