@@ -13,8 +13,10 @@ PADDED = {
     "attention that cannot be replaced": ("falcon", "nemotron", "stablelm"),
     "attention in chunks": ("llama4_text",),
     "attention within a window of another name": ("gpt_neo", "recurrent_gemma"),
-    "layers of state spaces": ("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "mamba", "mamba2")
-    + ("nemotron_h", "rwkv"),
+    "layers of state spaces": (
+        *("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba"),
+        *("mamba", "mamba2", "nemotron_h", "rwkv"),
+    ),
     "layers of linear attention": ("minimax", "qwen3_5_text", "qwen3_next"),
     "layers of convolutions": ("lfm2",),
 }
