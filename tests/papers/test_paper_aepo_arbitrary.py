@@ -1,4 +1,4 @@
-"""Arbitrary Entropy Policy Optimization: the extra gradient is π^T − π to the digit, and entropy says which T.
+"""Arbitrary Entropy Policy Optimization: the extra gradient equals π^T − π, and the entropy selects T.
 
 Not shown: the accuracy that first rises and then falls with entropy at 7B.
 """

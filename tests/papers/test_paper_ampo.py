@@ -1,4 +1,5 @@
-"""More Than One Teacher: teachers enter all-wrong groups only, the best understood ones, with weight p/(p + 0.1).
+"""More Than One Teacher: answers of the teachers that the policy understands best enter groups without a right answer,
+with weight p/(p + 0.1).
 
 Whether the score is a mean over the answer's tokens is not certain; the mean is what is proven, the sum is an option.
 

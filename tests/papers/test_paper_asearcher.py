@@ -1,4 +1,5 @@
-"""Beyond Ten Turns: questions are made harder without losing their answer, and updates do not wait for the longest.
+"""Beyond Ten Turns: questions are made harder without changing their answer, and updates do not wait for the longest
+episode.
 
 One episode of 40 turns goes on among fifteen of 4: on the recipe's clock the asynchronous loop has made three updates
 before it ends, the synchronous one none; every token knows its weights, and none is older than `max_staleness`. What

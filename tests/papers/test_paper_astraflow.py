@@ -1,7 +1,7 @@
-"""AstraFlow: a policy that stands still holds up no other, a rollout worker may die, and data algorithms are a list.
+"""AstraFlow: an idle policy delays no other, a rollout worker may die, and data algorithms are a list.
 
 Not shown: regions, machines of several kinds, 2.7 times the speed. Policies take turns in rounds of stages: a paused
-one holds up the round after. A worker that has died is made anew in its place; none is added beside the others.
+one delays the next round. A worker that has died is replaced; none is added.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""AsyncFlow: what is sampled is scored while others are sampled, each row is taken once, and the lag has a threshold.
+"""AsyncFlow: completions are scored while others are sampled, each row is used once, and a threshold bounds the lag.
 
 Not shown: 1.59 times the throughput; a store that is spread over machines.
 """

@@ -1,4 +1,4 @@
-"""BAPO: the recipe's controls raise the upper bound just until positive advantages have their share, and no further.
+"""BAPO: the recipe's controllers raise the upper bound exactly until positive advantages reach their share.
 
 Not shown: AIME and entropy curves at 7B and 32B. Unsure: which bound moves first; the recipe moves the lower one, as
 the released code does, and both orders are options.

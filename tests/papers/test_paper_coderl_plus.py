@@ -1,4 +1,5 @@
-"""CodeRL+: what own programs do becomes a task of the same iteration, and trains where code rewards say nothing.
+"""CodeRL+: executing the own programs becomes a task of the same iteration, and gives a gradient where code rewards
+give none.
 
 Whether a half-right answer earns a half or nothing is not certain: it is an option, and both are proven.
 

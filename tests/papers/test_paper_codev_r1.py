@@ -1,4 +1,4 @@
-"""CodeV-R1: only equivalent round trips are kept, and asking for B over the keep rate spares rounds of sampling.
+"""CodeV-R1: only equivalent round trips are kept, and requesting B / keep rate samples saves sampling rounds.
 
 The paper's formula of the adaptive rate is not known here: what is proven is that the next size follows the last keep
 rate.

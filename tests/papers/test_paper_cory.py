@@ -1,6 +1,7 @@
-"""Coevolving with the Other You: both agents earn the sum, the observer sees the answer, and weights swap roles.
+"""Coevolving with the Other You: both agents receive the sum of the rewards, the observer sees the answer, and the
+roles swap.
 
-Not shown: robustness against collapse. Training is in rounds: within one each agent's partner stands still.
+Not shown: robustness against collapse. Training is in rounds: within a round each agent's partner does not change.
 """
 
 from pathlib import Path

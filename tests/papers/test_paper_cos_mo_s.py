@@ -1,4 +1,5 @@
-"""COS(M+O)S: curiosity is an inverted U that incoherence lowers, values back up a tree, ORPO needs no reference.
+"""COS(M+O)S: curiosity is an inverted U lowered by incoherence, values are backed up in a tree, and ORPO needs no
+reference model.
 
 Not shown: what people think of the stories. The paper's exact index of curiosity is unsure; ours is a bell over the
 surprisal, and what is proven is its shape.

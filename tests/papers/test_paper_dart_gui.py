@@ -1,4 +1,5 @@
-"""DART: uncertain turns alone are trained on, successes help where all fail, workers take new weights one by one.
+"""DART: only uncertain turns are trained on, stored successes join groups that all fail, and workers are updated one by
+one.
 
 Not shown: screens as images; OSWorld; the utilisation of GPUs.
 """

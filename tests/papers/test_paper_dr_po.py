@@ -1,4 +1,5 @@
-"""Dr. PO: rollouts begin with strict prefixes of chosen answers, which are judged but not learnt; mix says how often.
+"""Dr. PO: rollouts begin with strict prefixes of chosen answers, which are scored but have no loss; `mix` is their
+share.
 
 Not shown: GPT-4 win rates on TL;DR.
 """

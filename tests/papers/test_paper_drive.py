@@ -1,4 +1,4 @@
-"""DRIVE: first every problem equally often with few samples, then many samples of the hardest, of which fewer stay.
+"""DRIVE: first all problems equally often with few samples each, then many samples of a shrinking set of the hardest.
 
 How many problems the paper retains, and when, is not known here: the shares are the recipe's.
 

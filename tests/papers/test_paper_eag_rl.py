@@ -1,4 +1,5 @@
-"""EHR Reasoning with Expert Attention: looking where the expert looks is rewarded, and its prior steers the search.
+"""EHR Reasoning with Expert Attention: attention to the measurements that the expert attends to is rewarded, and its
+prior guides the search.
 
 Not shown: MIMIC data, clinical transfer. Unsure: the measure of alignment; both the share of attention and the overlap
 of the top features are proven.

@@ -1,4 +1,4 @@
-"""FAPO: a critic earns by how near it is to the first wrong step, and flawed right answers lose what it takes off.
+"""FAPO: a critic's reward falls with its distance from the first wrong step, and right but flawed answers lose λ.
 
 Not shown: critic quality of a 4B model, the gain of asynchronous serving.
 """

@@ -1,4 +1,4 @@
-"""GHPO: a hint of 25, then 50 % of the solution turns a group without a gradient into one with, and nothing else.
+"""GHPO: a hint of 25, then 50 % of the solution gives a group without a gradient one, and changes nothing else.
 
 Not shown: 5 % on six benchmarks of mathematics.
 """

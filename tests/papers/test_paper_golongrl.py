@@ -1,4 +1,5 @@
-"""GoLongRL: TMN-Reweight puts the problems of a task on one scale and weighs them by difficulty, to the digit.
+"""GoLongRL: TMN-Reweight puts the problems of a task on one scale and weights them by difficulty, with the exact
+values.
 
 Not shown: real long contexts.
 """

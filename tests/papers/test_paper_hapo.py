@@ -1,4 +1,5 @@
-"""From Uniform to Heterogeneous: bounds, advantages and temperature follow the entropy of a token, by HAPO's numbers.
+"""From Uniform to Heterogeneous: bounds, advantages and temperature depend on the entropy of a token, with HAPO's
+constants.
 
 Not shown: gains on AIME.
 """

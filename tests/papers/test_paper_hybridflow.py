@@ -1,4 +1,4 @@
-"""HybridFlow: where the models of PPO run changes nothing in its first losses and gradients.
+"""HybridFlow: the placement of the models of PPO does not change its first losses and gradients.
 
 Shares of 5 over 2 workers come back in order, without what filled them up; after a step by two holders of half the
 parameters each, those that sample have the trainer's checksums.

@@ -1,4 +1,5 @@
-"""Think Outside the Policy: demonstrated completions train the plain prompt, at ratio e^½ and with a fading bonus.
+"""Think Outside the Policy: completions sampled with demonstrations train the plain prompt, at ratio e^½ and with a
+decaying bonus.
 
 How the paper shapes the ratio and fades the bonus is not known here: what is proven is LUFFY's shape and a straight
 line that is full at the first iteration and exactly 0 at the last.

@@ -1,4 +1,5 @@
-"""Iterative Nash Policy Optimization: the squared loss on pairs has the paper's values, and play by it comes to Nash.
+"""Iterative Nash Policy Optimization: the squared loss on pairs has the paper's values, and self-play with it converges
+to the Nash policy.
 
 Not shown: AlpacaEval; convergence is shown on a bandit of three answers, whose preference is stone, scissors and paper.
 """

@@ -1,4 +1,5 @@
-"""The Y-Combinator for LLMs: the plan and its 16 bounded calls, and a true count where one call gives a wrong one.
+"""The Y-Combinator for LLMs: the plan has 16 bounded calls and gives the right count where a single call gives a wrong
+one.
 
 Not shown: frontier models' accuracy and latency against generated control code.
 """

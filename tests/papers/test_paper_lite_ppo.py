@@ -1,4 +1,4 @@
-"""Part I: Tricks or Traps?: Lite PPO's advantages and its mean over tokens give the paper's numbers, GRPO's do not.
+"""Part I: Tricks or Traps?: Lite PPO's advantages and mean over tokens give the paper's values; GRPO's differ.
 
 Not shown: the ranking against DAPO at 4B and 8B.
 """

@@ -1,4 +1,5 @@
-"""LlamaRL: the weight of a gradient is min(π/μ, 2)·A, and the generator works one update behind, beside the trainer.
+"""LlamaRL: the weight of a gradient is min(π/μ, 2)·A, and the generator runs concurrently, one update behind the
+trainer.
 
 Not shown: 10.7 times the speed at 405B, direct memory access.
 """

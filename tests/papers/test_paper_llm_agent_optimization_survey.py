@@ -1,4 +1,4 @@
-"""A Survey on the Optimization of Large Language Model-based Agents: the tree of recipes follows from their stages.
+"""A Survey on the Optimization of Large Language Model-based Agents: the tree of recipes is derived from their stages.
 
 Not shown: anything about training. The tree is the survey's as far as text without tools goes.
 """

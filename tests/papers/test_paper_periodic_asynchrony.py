@@ -1,4 +1,4 @@
-"""Periodic Asynchrony: training begins while others are sampled by one version, to the synchronous gradient.
+"""Periodic Asynchrony: training overlaps sampling by one version of the weights and gives the synchronous gradient.
 
 Not shown: 2 times the throughput on NPUs.
 """

@@ -1,4 +1,4 @@
-"""Chain of Thought Imitation with Procedure Cloning: the trace is what is learnt and what the move then hangs on.
+"""Chain of Thought Imitation with Procedure Cloning: the loss covers the trace, and the predicted move depends on it.
 
 Not shown: image games; traces of Monte Carlo tree search.
 """

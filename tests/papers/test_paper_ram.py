@@ -1,4 +1,5 @@
-"""Behavior Knowledge Merge in Reinforced Agentic Models: unique updates are kept, shared ones averaged, to the digit.
+"""Behavior Knowledge Merge in Reinforced Agentic Models: unique updates are kept and shared ones averaged, with the
+exact values.
 
 Not shown: a merged model better than its specialists; agents with tools. Unsure: how far unique updates are scaled; the
 released code's rule is taken, with counts over the whole model.

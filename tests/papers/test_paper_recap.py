@@ -1,4 +1,5 @@
-"""RECAP: the recipe's controls weigh objectives by convergence and instability of their losses, fixed weights do not.
+"""RECAP: the recipe's controllers weight objectives by convergence and instability of their losses; fixed weights do
+not.
 
 Not shown: vision-language models; forgetting on OCR and segmentation.
 """

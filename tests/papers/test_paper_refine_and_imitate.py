@@ -1,6 +1,7 @@
-"""Refine and Imitate: one sentence after each context, scored by what was said; the selector learns from people.
+"""Refine and Imitate: one sentence after each context is scored by its context, and the selector learns from human
+replies.
 
-Not shown: persuasion of people. Unsure: how large the paper's rewards are; here each penalty is as large as the reward.
+Not shown: persuasion of people. Unsure: the size of the paper's rewards; here each penalty is as large as the reward.
 """
 
 import json

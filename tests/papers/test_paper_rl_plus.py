@@ -1,4 +1,4 @@
-"""RL-PLUS: an expert's tokens have the mixture's ratio and the focal factor, own ones keep GRPO's value, to the digit.
+"""RL-PLUS: expert tokens have the mixture's ratio and the focal factor; own tokens have exactly GRPO's values.
 
 Not shown: that capability boundaries collapse without it.
 """

@@ -1,6 +1,8 @@
-"""Wisdom of the Crowd: the vote of models, each heard by its self-consistency, is the only label that training sees.
+"""Wisdom of the Crowd: the vote of the models, weighted by their self-consistency, is the only label that training
+uses.
 
-Not shown: the gain of four models of 7B to 9B. Joint training is in rounds: within one the other models stand still.
+Not shown: the gain of four models of 7B to 9B. Joint training is in rounds: within a round the other models do not
+change.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""RLHF Workflow: best against worst of n, one reference in all rounds, pairs are kept; the pairwise model is fair.
+"""RLHF Workflow: best and worst of n form pairs, all rounds share one reference and all pairs so far, and the pairwise
+model is symmetric.
 
 Not shown: chat benchmarks.
 """

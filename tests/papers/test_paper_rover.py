@@ -1,4 +1,5 @@
-"""Random Policy Valuation is Enough for LLM Reasoning with Verifiable Rewards: target, loss and gradient of ROVER.
+"""Random Policy Valuation is Enough for LLM Reasoning with Verifiable Rewards: target, loss and gradient have the exact
+values.
 
 Not shown: the gain in diversity at 8B.
 """

@@ -1,4 +1,4 @@
-"""SAFE: the recipe's two critics give the soft minimum, its penalty follows entropy, its threshold stays in its band.
+"""SAFE: the two critics give the soft minimum, the penalty depends on entropy, and the threshold stays in its range.
 
 Not shown: the stability of runs at 3B.
 """

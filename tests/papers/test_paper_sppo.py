@@ -1,4 +1,4 @@
-"""Self-Play Preference Optimization: each log-prob is pulled to its own target, which win rates of duels give.
+"""Self-Play Preference Optimization: each log-prob is regressed on its own target, computed from win rates of duels.
 
 Not shown: win rates on AlpacaEval.
 """

@@ -1,6 +1,7 @@
-"""Stabilizing Reinforcement Learning with LLMs: MiniRL's coefficient to the digit; routing replay on a real mixture.
+"""Stabilizing Reinforcement Learning with LLMs: MiniRL's coefficient has the exact value, and routing replay works on a
+real mixture of experts.
 
-Not shown: collapse curves of a 30B mixture. Unsure: the bound of the importance weight; the recipe takes 5. A rollout
+Not shown: collapse curves of a 30B mixture. Unsure: the bound of the importance weight; the recipe uses 5. A rollout
 engine's record (R3) is replayed here from a bfloat16 copy; the loop itself records the trainer's routing (R2).
 """
 

@@ -1,4 +1,5 @@
-"""T-PPO: an open window bootstraps from its last value, trains the policy once and the critic never, and goes on.
+"""T-PPO: an unfinished window bootstraps from its last value, trains the policy once and the critic not at all, and is
+continued.
 
 Not shown: 2.5 times less wall-clock time at 32B; a gain in accuracy at this size.
 """

@@ -1,6 +1,6 @@
-"""TraPO: unlabelled problems are trained on only while their pass rates develop as labelled ones do.
+"""TraPO: unlabelled problems are trained on only while their pass rates develop like those of labelled ones.
 
-Not shown: the gain over fully supervised training. Unsure: what the first visits of an unlabelled problem count for;
+Not shown: the gain over fully supervised training. Unsure: the treatment of the first visits of an unlabelled problem;
 the recipe leaves them out.
 """
 

@@ -1,4 +1,4 @@
-"""UloRL: completions come segment by segment, old segments are weighed in two ways, mastered tokens are left out.
+"""UloRL: completions are sampled in segments, old segments are weighted in two ways, and mastered tokens are masked.
 
 Not shown: outputs of 128k tokens and twice the speed of training.
 """

@@ -1,4 +1,5 @@
-"""URPO: one batch of three kinds gets three rewards, and the model's own judgement moves with its weights.
+"""URPO: one batch has three kinds of problems with three rewards, and the model's own judgement changes with its
+weights.
 
 Not shown: judge skill emerging at 7B.
 """

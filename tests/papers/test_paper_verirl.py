@@ -1,4 +1,4 @@
-"""VERIRL: trace-back rescoring, the rule for pairs and sample-balanced weights, to the digit.
+"""VERIRL: trace-back rescoring, the rule for pairs and sample-balanced weights have the exact values.
 
 Not shown: timing and all else of Verilog. Unsure: what a completion's probability is; the geometric mean of its tokens'
 is taken, which is the probability itself for one token.

@@ -1,4 +1,4 @@
-"""VerlTool: trajectories go on by themselves, what tools said has no gradient, and a recipe alone adds a tool.
+"""VerlTool: trajectories continue independently, tool output has no gradient, and a recipe alone adds a tool.
 
 Two tool turns with latencies (1, 1), (1, 3), (3, 1), (1, 1) take 4 units when every trajectory goes on as soon as its
 own tool has answered, and 6 when all wait for the slowest of a turn; the tokens are the same. Loss weights are 0 and

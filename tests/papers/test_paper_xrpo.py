@@ -1,4 +1,5 @@
-"""XRPO: completions go to the widest interval, retries to failed problems only, unlikely right answers gain.
+"""XRPO: samples are allocated to the widest interval, only failed problems are retried, and unlikely right answers gain
+weight.
 
 The paper's exact sharpening of advantages is not known here: what is proven is that it favours the less likely of two
 right answers and leaves wrong ones alone.

@@ -1,5 +1,5 @@
-"""Youtu-Agent: practice changes the experiences and no weight, a group with equal rewards adds nothing, and what is
-generated for an agent is taken only when the schema and its own tests in the sandbox let it pass.
+"""Youtu-Agent: practice changes the experiences and no weight, a group with equal rewards adds no experience, and
+generated parts of an agent are used only if they pass the schema and their own tests in the sandbox.
 
 Not shown: experiences and tools written by a large model; GAIA and WebWalkerQA; the 40% of speed.
 """
