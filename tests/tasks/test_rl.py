@@ -182,5 +182,5 @@ def test_nothing_to_learn_leaves_the_weights(at, inputs):
 
 
 def test_prompts_too_long_are_refused(at):
-    with pytest.raises(StepError, match="lower that length"):
+    with pytest.raises(StepError, match="lower max_completion_length"):
         run(stage(max_completion_length=10_000), at("long"))
