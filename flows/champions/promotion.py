@@ -14,10 +14,12 @@ from lineage.artifacts.store import Store
 from lineage.audit import log as audit_log
 from lineage.audit.approvals import describe_decision, latest_decision
 from lineage.audit.chain import read_chain
+from lineage.catalogue.index import query_index
 from lineage.digests import digest_of
 from lineage.layout import Layout
 from lineage.registry.champions import find_champion, move_champion, read_standing
 from lineage.registry.client import hide_credentials, is_registry_empty, registry_uri
+from lineage.tracing.target import find_target
 from schemas.atomic_write import write_text_atomically
 from schemas.errors import GateError, PlanError
 from schemas.manifest import InputRecord, Manifest
@@ -209,9 +211,6 @@ def _find_approvals(layout: Layout, key: str) -> set[int]:
 
 def find_artifact(layout: Layout, word: str) -> Manifest:
     """Return the one artifact that a step, key or folder names. Raise PlanError otherwise."""
-    from lineage.catalogue.index import query_index
-    from lineage.tracing.target import find_target
-
     target = query_index(layout, lambda index: find_target(index, word))
     if len(target.keys) != 1:
         raise PlanError(f"{word} ({target.what}) matches {len(target.keys)} artifacts: name a step or a key")

@@ -7,14 +7,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lineage.audit.log import append
 from lineage.layout import Layout
+from lineage.tracing.ancestry import render, trace
+from lineage.verification.verify import verify
 from schemas.errors import PlanError
 
 
 def show_lineage(target: str | None, layout: Layout, console: Console, as_json: bool) -> int:
     """Print the ancestors and descendants of a target. Raise PlanError without a target."""
-    from lineage.tracing.ancestry import render, trace
-
     if target is None:
         raise PlanError("no target: name a step, run, key, digest, artifact, row or source; or use --verify")
     lineage_trace = trace(layout, target)
@@ -34,9 +35,6 @@ def show_verification(
     rebuild: bool = False,
 ) -> int:
     """Verify a target, print the problems and record the result in the audit log; return 1 if there are problems."""
-    from lineage.audit.log import append
-    from lineage.verification.verify import verify
-
     verification = verify(layout, target, all_signed=all_signed, rebuild=rebuild)
     try:
         append(layout, "verified", target=target, artifacts=verification.artifacts, problems=len(verification.problems))

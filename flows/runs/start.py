@@ -13,20 +13,23 @@ from rich.text import Text
 from flows.champions.promotion import promote_after
 from flows.execution.audit_entries import log_report_written, read_verified_plan
 from flows.execution.ledger import change_budget, describe_spending
+from flows.execution.progress import TerminalReporter
 from flows.execution.results import ScoredRow, read_scores
 from flows.execution.run_log import append_event
 from flows.execution.states import EXIT_CANCELLED, StepState
+from flows.history.exporting import send_run
 from flows.planning.recipe_plan import compare_repeated
 from flows.runs.launch import ExecutorName, Outcome, run_plan
 from flows.runs.lookup import find_run
+from lineage.catalogue.index import query_index
+from lineage.catalogue.row_index import read_new_tables
 from lineage.layout import Layout
+from lineage.tracking.record import add_report, project_run
 from schemas.plan import Plan
 
 
 def start_run(plan: Plan, layout: Layout, executor: ExecutorName, console: Console, run: str | None = None) -> int:
     """Run a plan, show its progress, update projections, print the results; return the exit code."""
-    from flows.execution.progress import TerminalReporter
-
     report: list[Path] = []
     with TerminalReporter(plan, console) as reporter:
         outcome = run_plan(
@@ -70,12 +73,8 @@ def update_projections(outcome: Outcome, plan: Plan, layout: Layout, console: Co
 
     These are projections of manifests: if one cannot be written, a warning is printed and the run keeps its result.
     """
-    from flows.history.exporting import send_run
-    from lineage.catalogue.index import query_index
-    from lineage.catalogue.row_index import read_new_tables
     from lineage.exchange.dvc_files import project_dvc
     from lineage.reports.report import write_report
-    from lineage.tracking.record import add_report, project_run
 
     states = {name: dict(_as_done(state, outcome.run).as_event()) for name, state in outcome.states.items()}
     manifests = {name: s.manifest for name, s in outcome.states.items() if s.manifest is not None}
