@@ -102,12 +102,6 @@ def _read(value: list[list[Any]]) -> list[AnswerSample]:
     ]
 
 
-def split_chunks(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:
-    """Yield the rows, `size` at a time."""
-    for start in range(0, len(rows), size):
-        yield rows[start : start + size]
-
-
 def make_row_seed(seed: int, row: Row) -> int:
     """Return random stream of a row, below 2^63."""
     return int.from_bytes(hashlib.sha256(f"{seed}\n{row['id']}".encode()).digest()[:8], "big") >> 1
