@@ -121,7 +121,8 @@ def exact_ties(base: torch.Tensor, models: list[torch.Tensor], weights: list[flo
     for delta in deltas:
         threshold = delta.abs().float().kthvalue(delta.numel() - int(density * delta.numel()) + 1).values.double()
         delta[delta.abs() < threshold * (1 - 1e-7)] = 0
-    elected = torch.where(sum(w * d for w, d in zip(weights, deltas, strict=True)) >= 0, 1.0, -1.0)
+    votes = [w * d for w, d in zip(weights, deltas, strict=True)]
+    elected = torch.where(sum(votes) >= -1e-12 * sum(vote.abs() for vote in votes), 1.0, -1.0)
     agree = [(delta * elected > 0).double() for delta in deltas]
     total = sum(w * d * a for w, d, a in zip(weights, deltas, agree, strict=True))
     mass = sum(w * a for w, a in zip(weights, agree, strict=True))

@@ -17,7 +17,7 @@ WIDER = {torch.float32: torch.float64, torch.float64: torch.float64}
 
 def iterate_blocks(tensors: Sequence[Blocks]) -> Iterator[tuple[slice, list[Tensor]]]:
     """Yield consecutive flat blocks of equally shaped tensors, in the precision of the arithmetic."""
-    wide, size = WIDER.get(tensors[0].dtype, torch.float32), tensors[0].numel()
+    wide, size = _wide(tensors[0]), tensors[0].numel()
     for start in range(0, size, BLOCK):
         where = slice(start, min(start + BLOCK, size))
         yield where, [_read_block(tensor, where).to(wide) for tensor in tensors]
@@ -37,27 +37,42 @@ def apply_blockwise(rule: Callable[..., Tensor], tensors: Sequence[Blocks]) -> T
 
 
 def find_kth_magnitude(tensor: Blocks, base: Blocks, k: int) -> float:
-    """Return the k-th largest |tensor − base| (k from 1), exact, in two passes and O(n).
+    """Return the k-th largest |tensor − base| (k from 1), exact, in O(n) and in memory that does not grow with n.
 
-    The bits of a magnitude order like the magnitude, so its upper 16 bits are a bucket: the first pass counts buckets,
-    the second sorts only the bucket that holds the answer.
+    The bits of a magnitude order like the magnitude. Each pass counts the next 16 bits of the magnitudes that agree
+    with the answer in all bits before, until so few are left that they can be sorted: differences of bfloat16 weights
+    take few values, of which millions are equal.
     """
-    counts = torch.zeros(1 << 15, dtype=torch.int64)
-    for _, (mine, theirs) in iterate_blocks([tensor, base]):
-        counts += torch.bincount(_bucket((mine - theirs).abs_()), minlength=1 << 15)
-    above = counts.flip(0).cumsum(0).flip(0)
-    bucket = int((above >= k).nonzero().max())
-    rank = k - int(above[bucket] - counts[bucket])
-    members = []
-    for _, (mine, theirs) in iterate_blocks([tensor, base]):
-        magnitude = (mine - theirs).abs_()
-        members.append(magnitude[_bucket(magnitude) == bucket])
-    inside = torch.cat(members)
-    return float(inside.kthvalue(len(inside) - rank + 1).values)
+    prefix, rank, shift = 0, k, 48 if _wide(tensor) == torch.float64 else 16
+    while True:
+        counts = torch.zeros(1 << 16, dtype=torch.int64)
+        for bits in _iterate_magnitude_bits(tensor, base, prefix, shift + 16):
+            counts += torch.bincount((bits >> shift) & 0xFFFF, minlength=1 << 16)
+        above = counts.flip(0).cumsum(0).flip(0)
+        digit = int((above >= rank).nonzero().max())
+        rank -= int(above[digit] - counts[digit])
+        prefix = prefix << 16 | digit
+        if shift == 0:
+            found = torch.tensor([prefix], dtype=_BITS[_wide(tensor)])
+            break
+        if int(counts[digit]) <= BLOCK:
+            inside = torch.cat(list(_iterate_magnitude_bits(tensor, base, prefix, shift)))
+            found = inside.kthvalue(len(inside) - rank + 1).values.view(1)
+            break
+        shift -= 16
+    return float(found.view(_wide(tensor)))
 
 
-def _bucket(magnitude: Tensor) -> Tensor:
-    """Return the upper 16 bits of non-negative floats."""
-    if magnitude.dtype == torch.float64:
-        return magnitude.view(torch.int64) >> 48
-    return magnitude.view(torch.int32) >> 16
+_BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
+"""Integers of the width of a precision."""
+
+
+def _wide(tensor: Blocks) -> torch.dtype:
+    return WIDER.get(tensor.dtype, torch.float32)
+
+
+def _iterate_magnitude_bits(tensor: Blocks, base: Blocks, prefix: int, shift: int) -> Iterator[Tensor]:
+    """Yield, block by block, the bits of the magnitudes whose bits from `shift` on are `prefix`."""
+    for _, (mine, theirs) in iterate_blocks([tensor, base]):
+        bits = (mine - theirs).abs_().view(_BITS[mine.dtype])
+        yield bits if shift == 8 * bits.itemsize else bits[bits >> shift == prefix]

@@ -75,8 +75,8 @@ def ties(
     """Trim, elect sign, disjoint mean (TIES, Yadav et al. 2023).
 
     Of each model's n differences the ⌊density·n⌋ largest by magnitude stay, and so do those equal to the smallest of
-    them: the result does not hang on the order of entries. The sign of an entry is that of Σ wᵏ δᵏ (+ for zero); models
-    of that sign are averaged with their weights (`normalize`) or summed.
+    them: the result does not hang on the order of entries. The sign of an entry is that of Σ wᵏ δᵏ (+ for zero, within
+    rounding); models of that sign are averaged with their weights (`normalize`) or summed.
     """
     thresholds = [_threshold(x, base, d) for x, d in zip(tensors, _densities(density, len(tensors)), strict=True)]
 
@@ -244,7 +244,7 @@ def _disjoint_mean(
 ) -> Tensor:
     def rule(origin: Tensor, *parts_K: Tensor) -> Tensor:
         deltas_K = [keep(k, part - origin).mul_(weight[k]) for k, part in enumerate(parts_K)]
-        elected = torch.where(sum(deltas_K[1:], deltas_K[0]) >= 0, 1.0, -1.0).to(origin.dtype)
+        elected = _elect_sign(deltas_K)
         total, mass = torch.zeros_like(origin), torch.zeros_like(origin)
         for k, delta in enumerate(deltas_K):
             agrees = delta * elected > 0
@@ -255,3 +255,15 @@ def _disjoint_mean(
         return origin.add(total, alpha=lambda_)
 
     return apply_blockwise(rule, [base, *tensors])
+
+
+def _elect_sign(deltas_K: list[Tensor]) -> Tensor:
+    """Return the sign (1 or −1) of the sum of weighted differences; sums within rounding of zero count as zero: 1.
+
+    Differences of bfloat16 weights are multiples of few steps, so that sums such as 0.6·2 − 0.4·3 are common.
+    """
+    total, size = torch.zeros_like(deltas_K[0]), torch.zeros_like(deltas_K[0])
+    for delta in deltas_K:
+        total.add_(delta)
+        size.add_(delta.abs())
+    return torch.where(total >= -8 * torch.finfo(total.dtype).eps * size, 1.0, -1.0).to(total.dtype)

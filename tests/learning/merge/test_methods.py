@@ -1,6 +1,7 @@
 """Merge methods against numbers worked by hand and direct formulas in float64."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -85,6 +86,39 @@ def test_ties_against_the_direct_formula_over_several_blocks(dtype):
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-7)
 
 
+def rational_ties(models, base, weights, density):
+    """TIES of lists of numbers in exact arithmetic; a weight is the decimal number that a recipe writes."""
+    deltas = [[Fraction(m) - Fraction(b) for m, b in zip(model, base, strict=True)] for model in models]
+    for delta in deltas:
+        smallest = sorted((abs(d) for d in delta), reverse=True)[int(density * len(delta)) - 1]
+        delta[:] = [d if abs(d) >= smallest else Fraction(0) for d in delta]
+    merged = []
+    for b, *row in zip(base, *deltas, strict=True):
+        votes = [Fraction(w) * d for w, d in zip(weights, row, strict=True)]
+        sign = 1 if sum(votes) >= 0 else -1
+        agreeing = [(v, Fraction(w)) for v, w in zip(votes, weights, strict=True) if v * sign > 0]
+        mass = sum(w for _, w in agreeing)
+        merged.append(float(Fraction(b) + (sum(v for v, _ in agreeing) / mass if mass else 0)))
+    return torch.tensor(merged, dtype=torch.float64)
+
+
+def test_ties_of_bfloat16_weights_is_the_formula_in_exact_arithmetic():
+    """Weights of 0.02 and steps of training of 0.002: differences are few multiples of a unit, and votes often tie."""
+    base = (random(4000, 0, torch.float64) * 0.02).bfloat16()
+    one = (base.double() + 0.002 * random(4000, 1, torch.float64)).bfloat16()
+    two = (base.double() + 0.003 * random(4000, 2, torch.float64)).bfloat16()
+    got = ties([one, two], base, weight=[0.6, 0.4], density=[0.5, 0.5])
+    expected = rational_ties([one.tolist(), two.tolist()], base.tolist(), ["0.6", "0.4"], 0.5)
+    assert bool(((got.double() - expected).abs() <= 2.0**-8 * expected.abs() + 1e-12).all())
+    # Votes that tie exactly are among them; an election by sums in bfloat16 takes another sign in some entries.
+    votes = [Fraction("0.6") * (Fraction(x) - Fraction(b)) for x, b in zip(one.tolist(), base.tolist(), strict=True)]
+    against = [Fraction("0.4") * (Fraction(x) - Fraction(b)) for x, b in zip(two.tolist(), base.tolist(), strict=True)]
+    assert any(v and v == -w for v, w in zip(votes, against, strict=True))
+    rounded = 0.6 * (one - base) + 0.4 * (two - base)
+    signs = [v + w >= 0 for v, w in zip(votes, against, strict=True)]
+    assert signs != (rounded >= 0).tolist()
+
+
 def test_ties_of_one_whole_model_is_that_model():
     base, model = random(999, 0, torch.bfloat16), random(999, 1, torch.bfloat16)
     assert torch.equal(ties([model], base, weight=[1.0], density=[1.0]), model)
@@ -108,6 +142,15 @@ def test_kth_magnitude_is_exact(dtype, k):
     assert find_kth_magnitude(x, base, k) == float(
         (x.to(wide) - base.to(wide)).abs().sort(descending=True).values[k - 1]
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_kth_magnitude_is_exact_among_more_equal_values_than_a_block(dtype):
+    base = torch.zeros(3 * BLOCK, dtype=dtype)
+    x = torch.full_like(base, 3.0)
+    x[: BLOCK // 2], x[-5:] = 3.03125, 1.0
+    found = [find_kth_magnitude(x, base, k) for k in (1, BLOCK // 2, BLOCK // 2 + 1, x.numel() - 5, x.numel())]
+    assert found == [3.03125, 3.03125, 3.0, 3.0, 1.0]
 
 
 def test_slerp_on_the_circle_is_the_angle_between():
