@@ -103,6 +103,29 @@ class Training(Schema):
         return self
 
 
+class Evaluation(Schema):
+    """Loss on held-out rows during training, early stopping, and the choice of the best weights."""
+
+    validation_fraction: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the prompts that is held out and not trained on; 0: none."""
+    eval_steps: int | None = Field(default=None, ge=1)
+    """Optimiser steps between evaluations on the held-out rows; null: one at the end."""
+    early_stopping_patience: int | None = Field(default=None, ge=1)
+    """Evaluations in a row without a lower `eval_loss` after which training ends; null: it takes all its steps."""
+    load_best_model_at_end: bool = False
+    """Whether the output has the weights of the evaluation with the lowest `eval_loss` instead of the last ones."""
+
+    @model_validator(mode="after")
+    def refuse_choice_without_evaluation(self) -> Self:
+        """Refuse options of evaluation if nothing is held out, or if there is only one evaluation."""
+        if self.eval_steps and not self.validation_fraction:
+            raise ValueError("eval_steps: no rows are held out; set `validation_fraction`")
+        for option in ("early_stopping_patience", "load_best_model_at_end"):
+            if getattr(self, option) and not self.eval_steps:
+                raise ValueError(f"{option}: compares evaluations during training; set `eval_steps`")
+        return self
+
+
 class LoRA(Schema):
     """Low-rank adapters (Hu et al. 2021), named as in TRL's ModelConfig."""
 

@@ -117,7 +117,7 @@ def run(stage: Preference, context: Context) -> Result:
         objective=PreferenceObjective(terms, pairs, epochs, model, stage.max_tokens_per_micro_batch),
         reporter=context,
         checkpoints=context.checkpoints,
-        eval_steps=stage.eval_steps,
+        evaluation=stage,
     )
     loop.run()
     model.gather()
@@ -151,9 +151,9 @@ def publish(
     stage: Preference, context: Context, policy: Policy, pairs: Pairs, epochs: Epochs, loop: TrainingLoop
 ) -> Result:
     """Write the trained model and the rows used, and return the metrics. Rank 0 alone calls it."""
-    last = loop.curve[-1].metrics
+    last = loop.published.metrics
     metrics = {
-        "steps": loop.total_steps,
+        "steps": loop.steps_taken,
         "pairs": len(pairs.train.pairs),
         "held_out": len(pairs.held_out.pairs),
         "dropped.too_long": pairs.too_long,
@@ -163,6 +163,6 @@ def publish(
     }
     save_trained(policy, context.output("model"), adapted=stage.use_peft)
     write_rows_used(
-        context.folder, count_batched((pair.id for pair in pairs.train.pairs), epochs.uses(loop.total_steps))
+        context.folder, count_batched((pair.id for pair in pairs.train.pairs), epochs.uses(loop.steps_taken))
     )
     return Result(metrics | describe_forward(policy.model))

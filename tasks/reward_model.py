@@ -51,18 +51,27 @@ class PairwiseObjective(Objective):
 
     stage: Stage
     judge: RewardModel
-    train: Sequence[Pair]
+    pairs: Pairs
     epochs: Epochs
     model: Trained
 
     def backward(self, step: int) -> BatchResult:
         """Add the gradient of one batch of pairs and return its loss and accuracy."""
-        batch = [self.train[row] for row in self.epochs.at(step)[0]]
+        batch = [self.pairs.train[row] for row in self.epochs.at(step)[0]]
         group, sizes = self.model.group, [pair.size for pair in batch]
         passes = group_by_tokens(batch, group.fair(TOKENS, sum(sizes), max(sizes)))
         shares = self.model.backward(passes, lambda pairs: self.compute_share(pairs, len(batch)))
         loss, accuracy = group.add_up([sum(column) for column in zip(*shares, strict=True)] or [0.0, 0.0])
         return BatchResult({"loss": loss, "accuracy": accuracy}, sum(sizes))
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Return loss and accuracy on the held-out pairs, if they are measured during training."""
+        if self.stage.eval_steps is None:
+            return {}
+        passes, count = group_by_tokens(self.pairs.held_out, TOKENS), len(self.pairs.held_out)
+        shares = self.model.each(passes, lambda pairs: self.compute_share(pairs, count)[1])
+        loss, accuracy = (sum(column) for column in zip(*shares, strict=True))
+        return {"eval_loss": loss, "eval_accuracy": accuracy}
 
     def compute_share(self, pairs: list[Pair], count: int) -> tuple[torch.Tensor, tuple[float, float]]:
         """Return what a forward pass adds to the means over `count` pairs: loss, and loss and accuracy as numbers."""
@@ -91,9 +100,10 @@ def run(stage: Stage, context: Context) -> Result:
         total_steps=count_steps(stage.max_steps, stage.num_train_epochs, epochs.steps_per_epoch),
         model=model,
         optimizer=make_optimizer(judge.policy.model, stage),
-        objective=PairwiseObjective(stage, judge, pairs.train, epochs, model),
+        objective=PairwiseObjective(stage, judge, pairs, epochs, model),
         reporter=context,
         checkpoints=context.checkpoints,
+        evaluation=stage,
     )
     loop.run()
     passes = group_by_tokens(pairs.held_out, TOKENS)
@@ -129,13 +139,13 @@ def publish(
     judge.scale = Scale(quality["rewards"]["mean"], quality["rewards"]["std"])
     judge.save(context.output("model"))
     write_report(context, pairs.held_out, quality, rewards_P2)
-    write_rows_used(context.folder, count_batched((pair.id for pair in pairs.train), epochs.uses(loop.total_steps)))
+    write_rows_used(context.folder, count_batched((pair.id for pair in pairs.train), epochs.uses(loop.steps_taken)))
     metrics = {
-        "steps": loop.total_steps,
+        "steps": loop.steps_taken,
         "pairs": len(pairs.train),
         "held_out": len(pairs.held_out),
         "dropped.too_long": pairs.too_long,
-        "loss": loop.curve[-1].metrics["loss"],
+        "loss": loop.published.metrics["loss"],
         "accuracy": quality["accuracy"]["value"],
         "length_correlation": quality["length_bias"]["correlation"],
         "expected_calibration_error": quality["calibration"]["expected_calibration_error"],

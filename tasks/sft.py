@@ -1,16 +1,17 @@
 """kind: sft — supervised fine-tuning on completions."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from learning.data.chat_settings import apply_chat
 from learning.data.epochs import Epochs
 from learning.data.examples import Example, Examples, read_examples
+from learning.data.held_out import split_rows
 from learning.data.rows_used import write_rows_used
 from learning.models.crossentropy import Loss, choose_loss
-from learning.models.forwards import apply_compute_options
+from learning.models.forwards import apply_compute_options, without_dropout
 from learning.models.memory import keep_pages
 from learning.models.optimize import make_optimizer
 from learning.models.packed import describe_forward
@@ -31,6 +32,8 @@ class CompletionObjective(Objective):
     epochs: Epochs
     loss: Loss
     model: Trained
+    held_out: Sequence[Example] = ()
+    rows_per_pass: int = 1
 
     def backward(self, step: int) -> BatchResult:
         """Add the gradient of a step's forward passes and return the mean loss.
@@ -49,6 +52,16 @@ class CompletionObjective(Objective):
         tokens = sum(len(example.ids) for examples in passes for example in examples)
         return BatchResult({"loss": group.add_up([sum(shares)])[0]}, tokens)
 
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Return the mean cross-entropy over the completion tokens of the held-out rows; empty if there are none."""
+        rows = self.rows_per_pass
+        passes = [self.held_out[i : i + rows] for i in range(0, len(self.held_out), rows)]
+        if not passes:
+            return {}
+        with without_dropout(self.model.model):
+            sums = self.model.each(passes, lambda examples: float(self.loss(self.model.model, examples)))
+        return {"eval_loss": sum(sums) / max(1, sum(example.num_learned for example in self.held_out))}
+
 
 def run(stage: Sft, context: Context) -> Result:
     """Train `stage.model` on `stage.data`; continue from the step's own checkpoints."""
@@ -59,6 +72,11 @@ def run(stage: Sft, context: Context) -> Result:
     limit = resolve_max_length(policy, stage.max_length)
     encoded = context.checkpoints / "encoded"
     examples = read_examples(policy.tokenizer, context.input("data"), limit, encoded, stage.train_on)
+    held_out: Sequence[Example] = ()
+    if stage.validation_fraction:
+        prompts = (example.ids[: example.num_given] for example in examples.kept)
+        train, held_out = split_rows(examples.kept, prompts, stage.validation_fraction)
+        examples = replace(examples, kept=train)
     epochs = Epochs(
         examples.lengths,
         per_pass=stage.per_device_train_batch_size,
@@ -76,9 +94,12 @@ def run(stage: Sft, context: Context) -> Result:
         total_steps=count_steps(stage.max_steps, stage.num_train_epochs, epochs.steps_per_epoch),
         model=model,
         optimizer=make_optimizer(policy.model, stage),
-        objective=CompletionObjective(examples, epochs, loss, model),
+        objective=CompletionObjective(
+            examples, epochs, loss, model, held_out=held_out, rows_per_pass=stage.per_device_train_batch_size
+        ),
         reporter=context,
         checkpoints=context.checkpoints,
+        evaluation=stage,
     )
     loop.run()
     model.gather()
@@ -100,16 +121,18 @@ def publish(
 ) -> Result:
     """Write the trained model and the rows used, and return the metrics. Rank 0 alone calls it."""
     metrics = {
-        "loss": loop.curve[-1].metrics["loss"],
-        "steps": loop.total_steps,
+        "loss": loop.published.metrics["loss"],
+        "steps": loop.steps_taken,
         "tokens": loop.tokens,
         "rows": len(examples.kept),
         "dropped_rows": examples.dropped,
         "unknown_tokens": examples.unknown,
         "trained_parameters": loop.count_trained(),
     }
+    if "eval_loss" in loop.published.metrics:
+        metrics |= {"eval_loss": loop.published.metrics["eval_loss"], "published_step": loop.published.step}
     save_trained(policy, context.output("model"), adapted=stage.use_peft)
-    counts = epochs.uses(loop.total_steps).tolist()
+    counts = epochs.uses(loop.steps_taken).tolist()
     used = ((e.row, n, n if e.num_learned > 0 else 0) for e, n in zip(examples.kept, counts, strict=True))
     write_rows_used(context.folder, (row for row in used if row[1]))
     return Result(metrics | describe_forward(policy.model))

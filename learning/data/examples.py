@@ -14,7 +14,7 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from learning.data.rows import Row, count_rows, fits_in_memory, read_rows, scan_rows
-from learning.data.stored_rows import StoredRows, iterate_rows, store_rows
+from learning.data.stored_rows import RowSubset, StoredRows, iterate_rows, store_rows
 from learning.data.turns import TrainOn, encode_conversation
 from schemas.errors import StepError
 
@@ -69,6 +69,8 @@ class Examples:
     @property
     def lengths(self) -> np.ndarray:
         """Tokens of each row that is kept."""
+        if isinstance(self.kept, RowSubset) and isinstance(self.kept.rows, StoredRows):
+            return self.kept.rows.column("length")[self.kept.numbers].astype(np.int64)
         if isinstance(self.kept, StoredRows):
             return self.kept.column("length").astype(np.int64)
         return np.array([len(example.ids) for example in self.kept], np.int64)

@@ -33,6 +33,19 @@ def keep_score_caps(model: Any) -> None:
         model.set_attn_implementation("eager")
 
 
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """Switch off the modules in training mode, such as the dropout of adapters, and on again afterwards."""
+    active = [module for module in model.modules() if module.training]
+    try:
+        for module in active:
+            module.training = False
+        yield
+    finally:
+        for module in active:
+            module.training = True
+
+
 def apply_compute_options(model: nn.Module, training: Training) -> None:
     """Apply the options `bf16` and `gradient_checkpointing` to a model."""
     wrapped: Any = model

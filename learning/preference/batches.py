@@ -3,8 +3,6 @@
 Pairs that fit into memory stay there; of more, the ids are kept on disk and read when their turn comes.
 """
 
-import hashlib
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,9 +11,9 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from learning.data.chat import encode_answer
+from learning.data.held_out import split_rows
 from learning.data.rows import Row, count_rows, fits_in_memory, read_rows, scan_rows
 from learning.data.stored_rows import RowSubset, StoredRows, iterate_rows, store_rows
-from schemas.errors import StepError
 
 TOKENS = pa.list_(pa.int32())
 SCHEMA = pa.schema(
@@ -99,18 +97,7 @@ def split_by_prompt(pairs: Sequence[Pair], fraction: float) -> tuple[Sequence[Pa
     A prompt lies wholly on one side, whatever the seed; at least one prompt is on each. Raises StepError when there
     are not two prompts.
     """
-    hashes = [hashlib.sha256(json.dumps(pair.prompt).encode()).digest() for pair in pairs]
-    order = sorted(set(hashes))
-    if len(order) < 2:
-        raise StepError(
-            f"data: {len(order)} distinct prompt(s) among the pairs that fit, at least 2 are needed to hold one out; "
-            "give more data or raise max_length"
-        )
-    number = min(max(1, round(fraction * len(order))), len(order) - 1)
-    last = order[number - 1]
-    train = RowSubset(pairs, [i for i, value in enumerate(hashes) if value > last])
-    held_out = RowSubset(pairs, [i for i, value in enumerate(hashes) if value <= last])
-    return (train, held_out) if isinstance(pairs, StoredRows) else (list(train), list(held_out))
+    return split_rows(pairs, (pair.prompt for pair in pairs), fraction)
 
 
 def group_by_tokens(pairs: Iterable[Pair], max_tokens: int) -> list[list[Pair]]:

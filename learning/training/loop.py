@@ -14,11 +14,22 @@ from typing import Any, Protocol
 
 import torch
 
-from learning.models.checkpoint import get_trained_weights, load_training, save_training
+from learning.models.checkpoint import (
+    get_trained_weights,
+    load_latest,
+    load_training,
+    load_weights,
+    save_checkpoint,
+    save_training,
+)
 from learning.models.learning_rate import learning_rate_at
 from learning.models.optimize import clip_gradients
 from learning.models.sharded_model import Trained
-from schemas.training import Training
+from schemas.errors import StepError
+from schemas.training import Evaluation, Training
+
+BEST = "best"
+"""Folder of the weights with the lowest loss on held-out rows, beside the checkpoints."""
 
 
 class Reporter(Protocol):
@@ -89,17 +100,68 @@ class TrainingLoop:
     objective: Objective
     reporter: Reporter
     checkpoints: Path
-    eval_steps: int | None = None
+    evaluation: Evaluation = field(default_factory=Evaluation)
     curve: list[CurvePoint] = field(default_factory=list)
     window: list[StepRecord] = field(default_factory=list)
     tokens: int = 0
 
     def run(self) -> None:
-        """Train until `total_steps`; continue from the latest checkpoint if there is one."""
+        """Train until `total_steps` or early stopping; continue from the latest checkpoint if there is one."""
+        keeps_best = self.evaluation.load_best_model_at_end
         for step in range(self.resume(), self.total_steps):
             self.train_step(step)
-            if (step + 1) % self.settings.save_steps == 0 and step + 1 < self.total_steps:
+            is_best = keeps_best and self.best is not None and self.best.step == step + 1
+            if is_best:
+                weights = get_trained_weights(self.model.model)
+                save_checkpoint(self.checkpoints / BEST, step + 1, weights, None, self.model.group)
+            if self.has_stopped_early or step + 1 == self.total_steps:
+                break
+            # A checkpoint follows the best weights at once, so that it never refers to weights that were replaced.
+            if is_best or (step + 1) % self.settings.save_steps == 0:
                 self.save(step + 1)
+        if keeps_best:
+            self.restore_best()
+
+    @property
+    def evaluated(self) -> list[CurvePoint]:
+        """Return the points of the curve that have a loss on held-out rows."""
+        return [point for point in self.curve if "eval_loss" in point.metrics]
+
+    @property
+    def best(self) -> CurvePoint | None:
+        """Return the first point with the lowest loss on held-out rows; None without evaluations."""
+        return min(self.evaluated, key=lambda point: point.metrics["eval_loss"], default=None)
+
+    @property
+    def has_stopped_early(self) -> bool:
+        """Return whether as many evaluations as the patience allows followed the best one."""
+        patience, best = self.evaluation.early_stopping_patience, self.best
+        return patience is not None and best is not None and len(self.evaluated) > self.evaluated.index(best) + patience
+
+    @property
+    def steps_taken(self) -> int:
+        """Return the number of optimiser steps taken at the end."""
+        return self.curve[-1].step
+
+    @property
+    def published(self) -> CurvePoint:
+        """Return the point of the curve that belongs to the final weights."""
+        best = self.best if self.evaluation.load_best_model_at_end else None
+        return best or self.curve[-1]
+
+    def restore_best(self) -> None:
+        """Load the weights of the evaluation with the lowest loss; raise StepError if they are missing or damaged."""
+        step, weights = self.published.step, get_trained_weights(self.model.model)
+
+        def like(name: str, shape: tuple[int, ...]) -> torch.Tensor | None:
+            return weights.get(name)
+
+        found = load_latest(self.checkpoints / BEST, step, like=like, group=self.model.group)
+        if found is None or found[0] != step:
+            raise StepError(
+                f"load_best_model_at_end: the weights of step {step} are missing or damaged; run the stage with --fresh"
+            )
+        load_weights(weights, found[1])
 
     def train_step(self, step: int) -> None:
         """Take one optimiser step and report its metrics."""
@@ -120,7 +182,8 @@ class TrainingLoop:
         self.reporter.spend(record.tokens)
         self.window.append(record)
         is_last = step + 1 == self.total_steps
-        eval_due = is_last or (self.eval_steps is not None and (step + 1) % self.eval_steps == 0)
+        every = self.evaluation.eval_steps
+        eval_due = is_last or (every is not None and (step + 1) % every == 0)
         if eval_due or (step + 1) % self.settings.logging_steps == 0:
             held_out = self.objective.evaluate(step) if eval_due else {}
             self.curve.append(CurvePoint(step + 1, {**average_steps(self.window), **held_out}))

@@ -8,11 +8,11 @@ from pydantic import Field
 from schemas.chat import Chat
 from schemas.references import PolicyRef, PreferencePairsRef
 from schemas.stages.base import BaseStage
-from schemas.training import LoRA, Training
+from schemas.training import Evaluation, LoRA, Training
 from schemas.use import PairLossUse
 
 
-class Preference(Training, LoRA, Chat, BaseStage):
+class Preference(Training, LoRA, Evaluation, Chat, BaseStage):
     """Make chosen completions likelier than rejected ones: DPO, its relatives, and regressions on win rates.
 
     `loss: dpo` is one loss; a list is the weighted sum of its losses. The reference is loaded only if a loss needs its
@@ -38,8 +38,6 @@ class Preference(Training, LoRA, Chat, BaseStage):
     """Second reference policy (columns `_prev`), in self-play that of the previous round; null: the starting model."""
     validation_fraction: float = Field(default=0.1, ge=0, lt=1)
     """Share of the prompts held out to measure the accuracy of the implicit reward; 0: none."""
-    eval_steps: int | None = Field(default=None, ge=1)
-    """Optimiser steps between evaluations on the held-out pairs; null: evaluate once at the end."""
     max_length: int | None = Field(default=None, ge=2)
     """Most tokens of prompt and completion, at most the model's maximum length (null: that); drops longer pairs."""
     per_device_train_batch_size: int = Field(default=32, ge=1)

@@ -8,10 +8,10 @@ from pydantic import Field
 from schemas.chat import Chat
 from schemas.references import PolicyRef, PreferencePairsRef
 from schemas.stages.base import BaseStage
-from schemas.training import Training
+from schemas.training import Evaluation, Training
 
 
-class RewardModel(Training, Chat, BaseStage):
+class RewardModel(Training, Evaluation, Chat, BaseStage):
     """Bradley-Terry reward model: -log sigmoid(r_chosen - r_rejected - margin)."""
 
     can: ClassVar = frozenset({"train"})

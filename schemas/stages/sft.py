@@ -8,10 +8,10 @@ from pydantic import Field
 from schemas.chat import Chat
 from schemas.references import ChatRef, PolicyRef
 from schemas.stages.base import BaseStage
-from schemas.training import LoRA, Training
+from schemas.training import Evaluation, LoRA, Training
 
 
-class Sft(Training, LoRA, Chat, BaseStage):
+class Sft(Training, LoRA, Evaluation, Chat, BaseStage):
     """Supervised fine-tuning; the loss is the mean cross-entropy of the learned tokens of the whole batch."""
 
     can: ClassVar = frozenset({"train"})

@@ -1,12 +1,13 @@
 import math
 from dataclasses import replace
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from learning.data.chat import decode, encode_prompt
-from learning.data.examples import encode_rows
+from learning.data.examples import encode_row, encode_rows
 from learning.data.rows import read_rows, write_rows
 from learning.generation.engines.torch import Engine
 from learning.models.policy import load_policy
@@ -231,3 +232,36 @@ def files_of(folder):
 def test_rows_longer_than_the_model_holds_are_refused_before_training(at):
     with pytest.raises(StepError, match="max_length: 129 is more than the 128 tokens that the model holds"):
         run(stage(max_length=129), at("a"))
+
+
+EVALUATED = {"validation_fraction": 0.3, "eval_steps": 2, "load_best_model_at_end": True, "learning_rate": 0.05}
+
+
+@pytest.mark.parametrize("more", [{}, {"use_peft": True, "lora_dropout": 0.3}], ids=["full", "lora"])
+def test_held_out_rows_are_evaluated_and_the_best_weights_published(inputs, same_when_interrupted, tmp_path, more):
+    made = stage(**EVALUATED, max_steps=9, **more)
+    points = [point for point in same_when_interrupted(run, made, (5, 7)) if "eval_loss" in point]
+    assert [point["step"] for point in points] == [2, 4, 6, 8, 9]
+    best = min(points, key=lambda point: point["eval_loss"])
+    # The published model has that loss on the rows that were not trained on, by a formula of its own.
+    folder = tmp_path / "whole-0"
+    policy = load_policy(folder / "outputs" / "model")
+    used = {entry["id"] for entry in pq.read_table(folder / "rows_used.parquet").to_pylist()}
+    losses = []
+    for entry in read_rows(inputs["data"], "chat"):
+        example = encode_row(policy.tokenizer, entry)
+        if entry["id"] in used:
+            continue
+        ids = torch.tensor([example.ids])
+        labels = ids.masked_fill(~torch.tensor([example.learned]), -100)
+        logits = policy.model(input_ids=ids).logits[0, :-1].detach()
+        losses.append(torch.nn.functional.cross_entropy(logits, labels[0, 1:], reduction="none")[labels[0, 1:] >= 0])
+    assert 2 <= len(losses) <= 8
+    assert float(torch.cat(losses).mean()) == pytest.approx(best["eval_loss"], rel=1e-4)
+
+
+def test_training_stops_when_the_held_out_loss_no_longer_falls(inputs, at):
+    context = at("stopped")
+    made = stage(**{**EVALUATED, "eval_steps": 1, "learning_rate": 0.3}, early_stopping_patience=2, max_steps=60)
+    result = run(made, context)
+    assert result.metrics["steps"] == result.metrics["published_step"] + 2 < 60

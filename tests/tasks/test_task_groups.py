@@ -24,6 +24,7 @@ HERE = Path(__file__).resolve().parent
 HOUSE = HERE.parents[1]
 TRAINING = {"max_steps": 3, "save_steps": 1, "logging_steps": 1, "learning_rate": 1e-3, "weight_decay": 0.1}
 PAIRS = {"model": "m", "data": "d", "per_device_train_batch_size": 7, "validation_fraction": 0.3}
+PAIRS |= {"eval_steps": 1, "load_best_model_at_end": True}
 STAGES = {
     "sft": {"model": "m", "data": "d", "per_device_train_batch_size": 3, "gradient_accumulation_steps": 3},
     "adapters": {

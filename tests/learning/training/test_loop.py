@@ -4,12 +4,16 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from learning.models.optimize import make_optimizer
 from learning.models.sharded_model import Trained
 from learning.training.loop import BatchResult, Objective, TrainingLoop, count_steps
-from schemas.training import Training
+from schemas.errors import StepError
+from schemas.training import Evaluation, Training
+
+EVERY_FIFTH = Evaluation(validation_fraction=0.1, eval_steps=5)
 
 
 @dataclass
@@ -25,7 +29,8 @@ class Distance(Objective):
         return BatchResult({"loss": float(loss.detach())}, tokens=step + 1)
 
     def evaluate(self, step):
-        return {"eval_batches": float(self.state["batches"])}
+        distance = float((self.model.model.weight - 0.3).square().sum().detach())
+        return {"eval_batches": float(self.state["batches"]), "eval_loss": distance}
 
 
 class Reports:
@@ -48,13 +53,13 @@ class Reports:
 
 @pytest.fixture
 def make_loop(tmp_path):
-    def make(checkpoints, reports, **settings):
+    def make(checkpoints, reports, evaluation=EVERY_FIFTH, **settings):
         settings = Training(learning_rate=0.1, save_steps=2, logging_steps=3, max_grad_norm=None, **settings)
         module = nn.Linear(1, 1, bias=False)
         nn.init.zeros_(module.weight)
         model = Trained(module)
         optimizer = make_optimizer(module, settings)
-        return TrainingLoop(settings, 7, model, optimizer, Distance(model), reports, tmp_path / checkpoints, 5)
+        return TrainingLoop(settings, 7, model, optimizer, Distance(model), reports, tmp_path / checkpoints, evaluation)
 
     return make
 
@@ -92,3 +97,57 @@ def test_a_killed_loop_continues_from_its_checkpoint_bit_identical(make_loop, ki
 def test_passes_over_the_data_or_max_steps_give_the_number_of_steps():
     assert count_steps(-1, 1.5, 5) == 8
     assert count_steps(3, 1.5, 5) == 3
+
+
+BEST_OF_ALL = Evaluation(validation_fraction=0.1, eval_steps=1, load_best_model_at_end=True)
+STOPPED = BEST_OF_ALL.model_copy(update={"early_stopping_patience": 2})
+"""The weight grows by 0.1 a step, and the held-out loss is lowest at 0.3: after the third step."""
+
+
+@pytest.mark.parametrize(("evaluation", "steps"), [(BEST_OF_ALL, 7), (STOPPED, 5)])
+def test_the_best_weights_are_published_and_training_stops_when_patience_ends(make_loop, evaluation, steps):
+    reports = Reports()
+    loop = make_loop("best", reports, evaluation)
+    loop.run()
+    assert reports.steps == list(range(1, steps + 1))
+    assert (loop.steps_taken, loop.published.step) == (steps, 3)
+    assert float(loop.model.model.weight.detach()) == pytest.approx(0.3, abs=0.01)
+    last = make_loop("last", Reports(), evaluation.model_copy(update={"load_best_model_at_end": False}))
+    last.run()
+    assert last.published.step == steps
+    assert float(last.model.model.weight.detach()) == pytest.approx(0.1 * steps, abs=0.03)
+
+
+@pytest.mark.parametrize("killed", [1, 2, 3, 4, 5])
+def test_a_killed_loop_publishes_the_same_weights(make_loop, killed):
+    whole = make_loop("whole", Reports(), STOPPED)
+    whole.run()
+    with pytest.raises(KeyboardInterrupt):
+        make_loop("broken", Reports(stop_at=killed), STOPPED).run()
+    reports = Reports()
+    resumed = make_loop("broken", reports, STOPPED)
+    resumed.run()
+    assert torch.equal(resumed.model.model.weight, whole.model.model.weight)
+    assert [p.step for p in resumed.curve] == [p.step for p in whole.curve] == [1, 2, 3, 4, 5]
+
+
+def test_best_weights_that_are_gone_are_an_error(make_loop, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        make_loop("broken", Reports(stop_at=5), STOPPED).run()
+    for file in (tmp_path / "broken" / "best").rglob("tensors.safetensors"):
+        file.write_bytes(b"")
+    with pytest.raises(StepError, match="the weights of step 3 are missing or damaged"):
+        make_loop("broken", Reports(), STOPPED).run()
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"eval_steps": 2}, "eval_steps: no rows are held out; set `validation_fraction`"),
+        ({"validation_fraction": 0.1, "early_stopping_patience": 2}, "early_stopping_patience: compares evaluations"),
+        ({"load_best_model_at_end": True}, "load_best_model_at_end: compares evaluations during training"),
+    ],
+)
+def test_a_choice_without_evaluations_is_refused(settings, problem):
+    with pytest.raises(ValidationError, match=problem):
+        Evaluation(**settings)
