@@ -33,7 +33,7 @@ class Chat(Schema):
     stage sets it, 2024-07-26."""
 
     @model_validator(mode="after")
-    def usable_by_templates(self) -> Self:
+    def check_template_inputs(self) -> Self:
         """Check the date, the names of arguments and the shape of tools."""
         if self.chat_date is not None:
             try:
@@ -41,7 +41,7 @@ class Chat(Schema):
             except ValueError as error:
                 raise ValueError(f"`chat_date`: {error}; write a day as 2025-01-31") from error
         if reserved := sorted(OWN_ARGUMENTS & (self.chat_template_kwargs or {}).keys()):
-            raise ValueError(f"`chat_template_kwargs`: `{reserved[0]}` is given by posttrain itself; leave it out")
+            raise ValueError(f"`chat_template_kwargs`: `{reserved[0]}` is set by posttrain; remove it")
         for index, tool in enumerate(self.tools or []):
             function = tool.get("function")
             if tool.get("type") != "function" or not isinstance(function, dict) or "name" not in function:

@@ -59,7 +59,7 @@ class TokenizerUse(Use):
 
     @model_validator(mode="before")
     @classmethod
-    def bare_source(cls, value: Any) -> Any:
+    def accept_source(cls, value: Any) -> Any:
         """Accept `path:./folder` for `{use: pretrained, source: path:./folder}`."""
         outside = isinstance(value, str) and value.partition(":")[0] in SCHEMES and ":" in value
         return {"use": "pretrained", "source": value} if outside else value

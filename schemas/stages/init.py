@@ -52,12 +52,12 @@ class Init(BaseStage):
     """Maximum sequence length of the model in tokens; part of its contract with later stages."""
 
     @model_validator(mode="after")
-    def new_or_given(self) -> Self:
+    def refuse_keys_of_a_new_model(self) -> Self:
         """Require `added_tokens` with `model`, and refuse the keys of a new model."""
         if self.model is None:
             return self
         if set_too := sorted(self.model_fields_set & {"config", "tokenizer", "max_length"}):
-            raise ValueError(f"`{set_too[0]}` is for a new model: leave it out, or leave out `model`")
+            raise ValueError(f"`{set_too[0]}` is for a new model: remove it, or remove `model`")
         if not self.added_tokens:
             raise ValueError("`model` without `added_tokens` changes nothing: name the new tokens")
         return self

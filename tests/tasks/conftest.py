@@ -7,6 +7,7 @@ import pytest
 
 from learning.rl.monitoring import TIMED as OF_STREAMS
 from tasks.context import Context
+from tests.tasks.rl_stages import write_prompts
 
 TIMED = {"time", "tokens_per_second", "generation_seconds", *OF_STREAMS}
 
@@ -33,6 +34,12 @@ def curve(context):
     """The curves without what is timed."""
     lines = [json.loads(line) for line in (context.folder / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in line.items() if k not in TIMED} for line in lines]
+
+
+@pytest.fixture
+def inputs(tiny_policy_folder, tmp_path):
+    """The inputs of an rl stage: a tiny policy and a table of prompts."""
+    return {"model": tiny_policy_folder, "prompts": write_prompts(tmp_path / "prompts")}
 
 
 @pytest.fixture

@@ -5,11 +5,10 @@ import pytest
 import torch
 
 from learning.data.chat import encode_prompt
-from learning.data.rows import write_rows
 from learning.models.policy import load_policy
 from schemas.errors import StepError
-from schemas.stages.rl import Rl
 from tasks.rl import run
+from tests.tasks.rl_stages import make_rl_stage
 
 ALGORITHM = {
     "advantage": ["center", "scale"],
@@ -21,20 +20,7 @@ ALGORITHM = {
 
 
 def stage(**more):
-    base = {
-        "kind": "rl",
-        "model": "m",
-        "prompts": "p",
-        "rewards": [f"{__name__}:short"],
-        "generation_batch_size": 16,
-        "num_generations": 4,
-        "max_completion_length": 8,
-        "max_steps": 6,
-        "save_steps": 2,
-        "logging_steps": 1,
-        "learning_rate": 1e-2,
-    }
-    return Rl.model_validate({**base, **ALGORITHM, **more})
+    return make_rl_stage(**{"rewards": [f"{__name__}:short"], **ALGORITHM, **more})
 
 
 def short(rows, completions):
@@ -50,19 +36,6 @@ def constant(rows, completions):
 def sometimes(rows, completions):
     """Cannot judge a text with an e in it."""
     return [None if "e" in text else float(len(text) % 2) for text in completions]
-
-
-PROMPTS = ["ab", "abc", "b", "cab", "ba"]
-
-
-@pytest.fixture
-def inputs(tiny_policy_folder, tmp_path):
-    folder = tmp_path / "prompts"
-    folder.mkdir()
-    rest = {"answer": "", "family": "letters", "metadata": "{}"}
-    rows = [{"id": t, "prompt": [{"role": "user", "content": t}], **rest} for t in PROMPTS]
-    write_rows(folder, "prompts", rows)
-    return {"model": tiny_policy_folder, "prompts": folder}
 
 
 def moved(inputs, context):

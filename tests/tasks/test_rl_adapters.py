@@ -11,34 +11,25 @@ from learning.models.policy import load_policy
 from learning.models.sharded_model import Trained
 from learning.rl.references import References, statistics_of
 from learning.samples.engine_protocol import Generation
-from schemas.stages.rl import Rl
 from tasks.rl import run
+from tests.tasks.rl_stages import make_rl_stage
 
 HERE = __name__
 
 
 def stage(**more):
-    base = {
-        "kind": "rl",
-        "model": "m",
-        "prompts": "p",
-        "rewards": [f"{HERE}:early"],
-        "generation_batch_size": 16,
-        "num_generations": 4,
-        "max_completion_length": 6,
-        "max_steps": 4,
-        "save_steps": 2,
-        "logging_steps": 1,
-        "learning_rate": 3e-2,
-        "advantage": ["center", "scale"],
-        "ratio": "token",
-        "policy_loss": "clipped",
-        "loss_aggregation": "token_mean",
-        "loss_terms": [{"use": "kl", "estimator": "k3", "coef": 0.01}],
-        "use_peft": True,
-        "lora_r": 4,
-    }
-    return Rl.model_validate({**base, **more})
+    return make_rl_stage(
+        **{
+            "rewards": [f"{HERE}:early"],
+            "max_completion_length": 6,
+            "max_steps": 4,
+            "learning_rate": 3e-2,
+            "loss_terms": [{"use": "kl", "estimator": "k3", "coef": 0.01}],
+            "use_peft": True,
+            "lora_r": 4,
+            **more,
+        }
+    )
 
 
 def early(completions):

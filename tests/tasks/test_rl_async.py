@@ -8,37 +8,26 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from learning.data.rows import write_rows
 from learning.parallel.actors import Threads
 from learning.rl.monitoring import TIMED
 from schemas.errors import StepError
-from schemas.stages.rl import Rl
 from tasks.rl import run
+from tests.tasks.rl_stages import make_rl_stage
 
-PROMPTS = ["ab", "abc", "b", "cab", "ba"]
 HERE = __name__
 
 
 def stage(**more):
-    base = {
-        "kind": "rl",
-        "model": "m",
-        "prompts": "p",
-        "rewards": [f"{HERE}:short"],
-        "generation_batch_size": 12,
-        "num_generations": 3,
-        "max_completion_length": 8,
-        "max_steps": 6,
-        "save_steps": 2,
-        "logging_steps": 1,
-        "learning_rate": 1e-2,
-        "advantage": ["center", "scale"],
-        "ratio": "decoupled",
-        "importance_correction": [{"use": "token", "high": 5.0}],
-        "policy_loss": "clipped",
-        "loss_aggregation": "token_mean",
-    }
-    return Rl.model_validate({**base, **more})
+    return make_rl_stage(
+        **{
+            "rewards": [f"{HERE}:short"],
+            "generation_batch_size": 12,
+            "num_generations": 3,
+            "ratio": "decoupled",
+            "importance_correction": [{"use": "token", "high": 5.0}],
+            **more,
+        }
+    )
 
 
 def short(completions):
@@ -49,16 +38,6 @@ def short(completions):
 def breaks(completions):
     """A server that is not there."""
     raise StepError("judge: nobody answers at 127.0.0.1:9")
-
-
-@pytest.fixture
-def inputs(tiny_policy_folder, tmp_path):
-    rest = {"answer": "", "family": "letters", "metadata": "{}"}
-    rows = [{"id": t, "prompt": [{"role": "user", "content": t}], **rest} for t in PROMPTS]
-    folder = tmp_path / "prompts"
-    folder.mkdir()
-    write_rows(folder, "prompts", rows)
-    return {"model": tiny_policy_folder, "prompts": folder}
 
 
 def rows_of(context):

@@ -11,14 +11,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from learning.data.rows import write_rows
 from schemas.stages.rl import Rl
 from tasks.context import Context
 from tasks.rl import run
 from tests.waiting import wait_for
 
 HOUSE = Path(__file__).resolve().parents[2]
-PROMPTS = ["ab", "abc", "b", "cab", "ba"]
 LIMIT = 400
 """Seconds after which a process that should have come somewhere is taken for hanging."""
 CHILD = """
@@ -56,15 +54,6 @@ def stage(drive):
         "loss_aggregation": "token_mean",
         "rollout": drive,
     }
-
-
-@pytest.fixture
-def inputs(tiny_policy_folder, tmp_path):
-    rest = {"answer": "", "family": "letters", "metadata": "{}"}
-    (tmp_path / "prompts").mkdir()
-    rows = [{"id": t, "prompt": [{"role": "user", "content": t}], **rest} for t in PROMPTS]
-    write_rows(tmp_path / "prompts", "prompts", rows)
-    return {"model": tiny_policy_folder, "prompts": tmp_path / "prompts"}
 
 
 def killed(settings, inputs, folder, checkpoints):

@@ -4,37 +4,18 @@ import pytest
 import torch
 
 from learning.auxiliary_networks.heads import load_network
-from learning.data.rows import write_rows
 from learning.models.policy import load_policy
 from learning.rewards.models import process
 from lineage.artifacts.contract import read_contract
 from schemas.errors import StepError
-from schemas.stages.rl import Rl
 from tasks.rl import run
+from tests.tasks.rl_stages import make_rl_stage
 
-PROMPTS = ["ab", "abc", "b", "cab", "ba"]
 HERE = __name__
 
 
 def stage(**more):
-    base = {
-        "kind": "rl",
-        "model": "m",
-        "prompts": "p",
-        "rewards": [f"{HERE}:early"],
-        "generation_batch_size": 16,
-        "num_generations": 4,
-        "max_completion_length": 8,
-        "max_steps": 4,
-        "save_steps": 2,
-        "logging_steps": 1,
-        "learning_rate": 1e-2,
-        "advantage": ["center"],
-        "ratio": "token",
-        "policy_loss": "clipped",
-        "loss_aggregation": "token_mean",
-    }
-    return Rl.model_validate({**base, **more})
+    return make_rl_stage(**{"rewards": [f"{HERE}:early"], "max_steps": 4, "advantage": ["center"], **more})
 
 
 def early(completions):
@@ -50,16 +31,6 @@ def share(place_T, length_T):
 def far(lp_T, progress_T):
     """A term of the loss that asks for an auxiliary by name."""
     return -lp_T * (progress_T - 0.5)
-
-
-@pytest.fixture
-def inputs(tiny_policy_folder, tmp_path):
-    folder = tmp_path / "prompts"
-    folder.mkdir()
-    rest = {"answer": "", "family": "letters", "metadata": "{}"}
-    rows = [{"id": t, "prompt": [{"role": "user", "content": t}], **rest} for t in PROMPTS]
-    write_rows(folder, "prompts", rows)
-    return {"model": tiny_policy_folder, "prompts": folder}
 
 
 FIVE = {

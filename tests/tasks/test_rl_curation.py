@@ -8,7 +8,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from learning.data.rows import write_rows
 from learning.parallel.actors import Threads
 from schemas.stages.rl import Rl
 from tasks.context import Context
@@ -18,7 +17,6 @@ SPEC = importlib.util.spec_from_file_location("episode_world", Path(__file__).wi
 world = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(world)
 Environment, short = world.Environment, world.short
-PROMPTS = ["ab", "abc", "b", "cab", "ba"]
 CURATED = {
     "prompt_sampler": {"use": "by_difficulty", "least": 2, "spare_turns": 0},
     "extra_samples": ["successes"],
@@ -29,16 +27,6 @@ CURATED = {
 def lucky(samples):
     """1 for an episode whose tokens add up to a multiple of 3: a success that hangs on what was sampled."""
     return [float(sum(sample.completion_ids) % 3 == 0) for sample in samples]
-
-
-@pytest.fixture
-def inputs(tiny_policy_folder, tmp_path):
-    folder = tmp_path / "prompts"
-    folder.mkdir()
-    rest = {"answer": "", "family": "letters", "metadata": "{}"}
-    rows = [{"id": t, "prompt": [{"role": "user", "content": t}], **rest} for t in PROMPTS]
-    write_rows(folder, "prompts", rows)
-    return {"model": tiny_policy_folder, "prompts": folder}
 
 
 def stage(**more):

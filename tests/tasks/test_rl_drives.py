@@ -8,32 +8,14 @@ import pytest
 import tasks.rl
 from learning.data.rows import write_rows
 from learning.generation.engines.torch import Engine
-from schemas.stages.rl import Rl
 from tasks.rl import run
+from tests.tasks.rl_stages import PROMPTS, make_rl_stage
 
-PROMPTS = ["ab", "abc", "b", "cab", "ba"]
 HERE = __name__
 
 
 def stage(**more):
-    base = {
-        "kind": "rl",
-        "model": "m",
-        "prompts": "p",
-        "rewards": [f"{HERE}:short"],
-        "generation_batch_size": 16,
-        "num_generations": 4,
-        "max_completion_length": 8,
-        "max_steps": 6,
-        "save_steps": 2,
-        "logging_steps": 1,
-        "learning_rate": 1e-2,
-        "advantage": ["center", "scale"],
-        "ratio": "token",
-        "policy_loss": "clipped",
-        "loss_aggregation": "token_mean",
-    }
-    return Rl.model_validate({**base, **more})
+    return make_rl_stage(**{"rewards": [f"{HERE}:short"], **more})
 
 
 def short(completions):

@@ -3,13 +3,10 @@
 import pyarrow.parquet as pq
 import pytest
 
-from learning.data.rows import write_rows
 from learning.environments.protocol import Outcome
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
 from tasks.rl import run
-
-PROMPTS = ["ab", "abc", "b", "cab", "ba"]
 
 
 class Environment:
@@ -34,15 +31,6 @@ def short(logits_BV, place_B):
     logits_BV = logits_BV.clone()
     logits_BV[:, 1] = logits_BV.logsumexp(-1) - 1.0
     return logits_BV
-
-
-@pytest.fixture
-def inputs(tiny_policy_folder, tmp_path):
-    folder = tmp_path / "prompts"
-    folder.mkdir()
-    rest = {"answer": "", "family": "letters", "metadata": "{}"}
-    write_rows(folder, "prompts", [{"id": t, "prompt": [{"role": "user", "content": t}], **rest} for t in PROMPTS])
-    return {"model": tiny_policy_folder, "prompts": folder}
 
 
 def stage(**more):

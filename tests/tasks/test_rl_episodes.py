@@ -7,12 +7,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from learning.data.chat import decode
-from learning.data.rows import write_rows
 from learning.models.policy import load_policy
 from learning.parallel.actors import Threads
-from schemas.stages.rl import Rl
 from tasks.context import Context
 from tasks.rl import run
+from tests.tasks.rl_stages import make_rl_stage
 
 SPEC = importlib.util.spec_from_file_location("episode_world", Path(__file__).with_name("episode_world.py"))
 world = importlib.util.module_from_spec(SPEC)
@@ -24,36 +23,19 @@ ALGORITHM = {
     "policy_loss": "clipped",
     "loss_aggregation": "sequence_mean",
 }
-PROMPTS = ["ab", "abc", "b", "cab", "ba"]
-
-
-@pytest.fixture
-def inputs(tiny_policy_folder, tmp_path):
-    folder = tmp_path / "prompts"
-    folder.mkdir()
-    rest = {"answer": "", "family": "letters", "metadata": "{}"}
-    rows = [{"id": t, "prompt": [{"role": "user", "content": t}], **rest} for t in PROMPTS]
-    write_rows(folder, "prompts", rows)
-    return {"model": tiny_policy_folder, "prompts": folder}
 
 
 def stage(**more):
-    base = {
-        "kind": "rl",
-        "model": "m",
-        "prompts": "p",
-        "rewards": ["environment.earned"],
-        "env": {"use": f"{__name__}:Environment", "max_turns": 4},
-        "generation_batch_size": 16,
-        "num_generations": 4,
-        "max_completion_length": 40,
-        "max_steps": 6,
-        "save_steps": 2,
-        "logging_steps": 1,
-        "learning_rate": 1e-2,
-        "logits_processors": [f"{__name__}:short"],
-    }
-    return Rl.model_validate({**base, **ALGORITHM, **more})
+    return make_rl_stage(
+        **{
+            "rewards": ["environment.earned"],
+            "env": {"use": f"{__name__}:Environment", "max_turns": 4},
+            "max_completion_length": 40,
+            "logits_processors": [f"{__name__}:short"],
+            **ALGORITHM,
+            **more,
+        }
+    )
 
 
 ROLLOUTS = {

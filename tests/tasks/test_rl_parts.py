@@ -3,36 +3,17 @@
 import pytest
 import torch
 
-from learning.data.rows import write_rows
 from learning.models.policy import load_policy
 from learning.samples.sample import SampleRequest
 from schemas.errors import StepError
-from schemas.stages.rl import Rl
 from tasks.rl import run
+from tests.tasks.rl_stages import make_rl_stage, write_prompts
 
-PROMPTS = ["ab", "abc", "b", "cab", "ba"]
 HERE = __name__
 
 
 def stage(**more):
-    base = {
-        "kind": "rl",
-        "model": "m",
-        "prompts": "p",
-        "rewards": [f"{HERE}:short"],
-        "generation_batch_size": 16,
-        "num_generations": 4,
-        "max_completion_length": 8,
-        "max_steps": 6,
-        "save_steps": 2,
-        "logging_steps": 1,
-        "learning_rate": 1e-2,
-        "advantage": ["center", "scale"],
-        "ratio": "token",
-        "policy_loss": "clipped",
-        "loss_aggregation": "token_mean",
-    }
-    return Rl.model_validate({**base, **more})
+    return make_rl_stage(**{"rewards": [f"{HERE}:short"], **more})
 
 
 def short(completions):
@@ -77,11 +58,7 @@ def by_visits(metrics, state):
 
 @pytest.fixture
 def inputs(tiny_policy_folder, tmp_path):
-    folder = tmp_path / "prompts"
-    folder.mkdir()
-    rest = {"answer": "", "family": "letters", "metadata": "{}"}
-    rows = [{"id": t, "prompt": [{"role": "user", "content": t}], **rest} for t in PROMPTS]
-    write_rows(folder, "prompts", rows)
+    folder = write_prompts(tmp_path / "prompts")
     return {"model": tiny_policy_folder, "prompts": folder, "eval_prompts": folder}
 
 

@@ -7,31 +7,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from learning.data.rows import write_rows
-from schemas.stages.rl import Rl
 from tasks.rl import run
+from tests.tasks.rl_stages import make_rl_stage
 
 MARKS = {"1": 1.0, "0": 0.0}
 JUDGED = {"template": "rate {completion}", "words": MARKS, "high": 1.0}
 
 
 def stage(**more):
-    base = {
-        "kind": "rl",
-        "model": "m",
-        "prompts": "p",
-        "generation_batch_size": 16,
-        "num_generations": 4,
-        "max_completion_length": 6,
-        "max_steps": 4,
-        "save_steps": 2,
-        "logging_steps": 1,
-        "learning_rate": 1e-2,
-        "advantage": ["center", "scale"],
-        "ratio": "token",
-        "policy_loss": "clipped",
-        "loss_aggregation": "token_mean",
-    }
-    return Rl.model_validate({**base, **more})
+    return make_rl_stage(**{"max_completion_length": 6, "max_steps": 4, **more})
 
 
 @pytest.fixture

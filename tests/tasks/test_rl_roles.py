@@ -8,9 +8,9 @@ from safetensors.torch import load_file
 
 from learning.data.rows import write_rows
 from learning.parallel.actors import Threads
-from schemas.stages.rl import Rl
 from tasks.context import Context
 from tasks.rl import run
+from tests.tasks.rl_stages import make_rl_stage
 
 ROLES = {"rollout": 2, "reward": 2, "reference": 2}
 TIMED = {"time", "tokens_per_second", "generation_seconds"}
@@ -22,25 +22,16 @@ def short(rows, completions):
 
 
 def stage(**more):
-    base = {
-        "kind": "rl",
-        "model": "m",
-        "prompts": "p",
-        "rewards": [f"{__name__}:short"],
-        "generation_batch_size": 16,
-        "num_generations": 4,
-        "max_completion_length": 8,
-        "max_steps": 4,
-        "save_steps": 2,
-        "logging_steps": 1,
-        "learning_rate": 1e-3,
-        "advantage": ["center", "scale"],
-        "ratio": "token",
-        "policy_loss": "clipped",
-        "loss_aggregation": "sequence_mean",
-        "loss_terms": [{"use": "kl", "coef": 0.1}],
-    }
-    return Rl.model_validate({**base, **more})
+    return make_rl_stage(
+        **{
+            "rewards": [f"{__name__}:short"],
+            "max_steps": 4,
+            "learning_rate": 1e-3,
+            "loss_aggregation": "sequence_mean",
+            "loss_terms": [{"use": "kl", "coef": 0.1}],
+            **more,
+        }
+    )
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from learning.data.rows import write_rows
-from schemas.stages.rl import Rl
 from tasks.rl import run
+from tests.tasks.rl_stages import make_rl_stage
 
 HERE = __name__
 PROMPTS = ["ab", "abc", "b", "cab", "ba", "bb", "ca", "cc"]
@@ -39,25 +39,17 @@ def inputs(tiny_policy_folder, tmp_path):
 
 
 def stage(**more):
-    base = {
-        "kind": "rl",
-        "model": "m",
-        "prompts": "p",
-        "rewards": [f"{HERE}:even"],
-        "advantage": ["center"],
-        "ratio": "token",
-        "policy_loss": "clipped",
-        "loss_aggregation": "token_mean",
-        "loss_terms": [],
-        "generation_batch_size": 8,
-        "num_generations": 2,
-        "max_completion_length": 6,
-        "max_steps": 6,
-        "save_steps": 2,
-        "logging_steps": 1,
-        "learning_rate": 1e-2,
-    }
-    return Rl.model_validate({**base, **more})
+    return make_rl_stage(
+        **{
+            "rewards": [f"{HERE}:even"],
+            "advantage": ["center"],
+            "loss_terms": [],
+            "generation_batch_size": 8,
+            "num_generations": 2,
+            "max_completion_length": 6,
+            **more,
+        }
+    )
 
 
 REFILLED = {

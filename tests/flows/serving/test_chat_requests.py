@@ -58,7 +58,7 @@ def test_what_the_model_carries_holds_unless_the_request_says_otherwise():
     ("body", "param", "message"),
     [
         ({"tools": [{"name": "add"}]}, "tools", "a tool is a map"),
-        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "is given by posttrain itself"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "is set by posttrain"),
         ({"tool_choice": "required", "tools": [TOOL]}, "tool_choice", "not supported"),
         ({"messages": [{"role": "assistant", "content": "", "tool_calls": ["x"]}]}, "messages", "list of calls"),
         ({"messages": [{"role": "user", "content": None}]}, "messages", "a role and a text content"),
