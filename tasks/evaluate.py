@@ -96,7 +96,9 @@ def measure_answers(
     if not any(ANSWER_LOGPROBS in bind(use, f"metrics.{i}").asks for i, use in enumerate(stage.metrics)):
         return {}
     return {
-        name: measure_answer_logprobs(load_policy(context.input(port), device=context.device), problems)
+        name: measure_answer_logprobs(
+            load_policy(context.input(port), device=context.device, dtype=stage.dtype), problems
+        )
         for name, port in ports.items()
     }
 

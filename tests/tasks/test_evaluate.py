@@ -5,13 +5,14 @@ import pytest
 import torch
 
 from learning.data.rows import write_rows
+from learning.evaluation.answer_likelihood import measure_answer_logprobs
 from learning.generation.replicas.engine_loading import open_engine
 from learning.models.policy import load_policy, save_policy
 from schemas.errors import StepError
 from schemas.gates import Gate
 from schemas.stages.evaluate import Evaluate
 from tasks.context import Context
-from tasks.evaluate import run
+from tasks.evaluate import gather_problems, run
 
 SUMS = {"use": "reasoning_gym", "family": "chain_sum", "split": "test", "size": 12, "style": "short"}
 
@@ -200,3 +201,15 @@ def test_what_a_gate_compares_with_answers_the_same_problems(tmp_path, two_model
     bare = made.model_copy(update={"gate": [Gate.model_validate(gate | {"noise_repeats": 0})]})
     (alone,) = run(bare, context(tmp_path, "b", **inputs)).details["gates"]
     assert (alone["tests"][0]["value"], alone["tests"][0]["floor"]) == (test["value"], 0.0)
+
+
+def test_answers_are_measured_beside_the_samples_and_gated(tmp_path, two_models):
+    gate = Gate(metric="answer_logprob", model="two", against="one", max_regression=0.0)
+    made = stage(metrics=["accuracy", "answer_logprob"], rewards=["answers.last_number"], gate=[gate])
+    result = run(made, context(tmp_path, "a", **two_models))
+    problems = gather_problems(made, context(tmp_path, "b"))[0]
+    for model in ("one", "two"):
+        values = measure_answer_logprobs(load_policy(two_models[f"models.{model}"]), problems)
+        assert result.metrics[f"answer_logprob.{model}"] == pytest.approx(values.mean())
+    (judged,) = result.details["gates"]
+    assert judged["metric"] == "answer_logprob"
