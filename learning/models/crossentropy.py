@@ -29,7 +29,7 @@ def compute_padded_loss(model: Any, examples: Sequence[Example]) -> Tensor:
 def _sum_losses(model: Any, examples: Sequence[Example], body: Body) -> Tensor:
     """Return the sum of −log p over learned tokens; logits are computed in chunks, of learned tokens only."""
     packed = pack([example.ids for example in examples], [-1] * len(examples))
-    learn_M = torch.cat([torch.arange(len(e.ids)) >= max(e.num_given, 1) for e in examples])
+    learn_M = torch.tensor([learned for example in examples for learned in example.learned])
     logp_M, _ = packed_logprobs(model, packed.to(model.device), needed_M=learn_M, body=body)
     return -logp_M.sum()
 
