@@ -1,17 +1,17 @@
-"""Synchronous, periodic, partial and fully asynchronous rollouts beside each other, where answers come late.
+"""Synchronous, periodic, partial and fully asynchronous rollouts compared, with an environment that answers late.
 
     python benchmarks/async_rollout.py [--quick] [--seeds 5] [--steps 30] [--scale 0.05]
 
-Every completion is judged by an environment that answers late: after (0.5 + length / longest) · X seconds, with X from
-a Pareto distribution of shape 1.5 that begins at `--scale` seconds and is cut at 60 times that. Its variance is
-infinite but for the cut, and long answers are slower. Waits go on at the same time, in the synchronous loop too: it
-waits for the slowest of a batch, never for their sum. All modes run the loop that `posttrain run` runs, from the same
-weights, with the same algorithm (`async_grpo`), problems, random streams and waits, and train on as many completions;
-modes take turns within a seed. The final reward is that of 512 completions of the trained model on the problems.
+An environment scores every completion after (0.5 + length / longest) · X seconds, with X from a Pareto distribution of
+shape 1.5 with minimum `--scale` seconds, cut at 60 times that. Without the cut its variance would be infinite; longer
+completions wait longer. Waits run concurrently, in the synchronous loop too: it waits for the slowest completion of a
+batch, never for the sum. All modes use the loop of `posttrain run`, with the same initial weights, algorithm
+(`async_grpo`), problems, random streams and waits, and train on the same number of completions; modes take turns within
+a seed. The final reward is that of 512 completions of the trained model on the problems.
 
-One line of JSON: completions trained per second and how often that is the synchronous loop's, final rewards with 95 %
-intervals, ages of tokens, quantiles of sampled and of trained lengths, and how much of the synchronous loop's time the
-environment takes.
+Prints one line of JSON: completions trained per second and their ratio to the synchronous loop's, final rewards with
+95 % intervals, ages of tokens, quantiles of sampled and of trained lengths, and the share of the synchronous loop's
+time that the environment takes.
 """
 
 import argparse

@@ -1,15 +1,16 @@
-"""Curation of millions of rows: time, peak memory, and what is found of what was planted.
+"""Curation of millions of rows: time, peak memory, and the recall and precision of each filter on planted rows.
 
     python benchmarks/curate_scale.py [--rows 10000000] [--threads 2] [--peer-rows 20000] [--folder DIR]
 
-Rows are made as Parquet shards: conversations of 36 words, some 250 characters. Planted among them, each a text that
-stood earlier: 5 % exact duplicates, 5 % near-duplicates (one letter is another), and 2 % rows that share two thirds of
-their words with an earlier one and must stay. 0.1 % hold a problem of an evaluation with 2000 problems. Then the
-`curate` task runs in a process of its own (exact and near deduplication at its default threshold, decontamination), and
+Rows are generated as Parquet shards: conversations of 36 words, some 250 characters. Each planted row repeats the text
+of an earlier row: 5 % are exact duplicates, 5 % near-duplicates (one letter differs), and 2 % share two thirds of their
+words with an earlier row and must be kept. 0.1 % contain a problem of an evaluation with 2000 problems. Then the
+`curate` task runs in a separate process (exact and near deduplication at its default threshold, decontamination), and
 one JSON line gives rows per second, CPU time and peak memory of that process, and recall and precision of each filter.
 Disk: about 1.1 kB per row, below --folder (default: the system's temporary folder), removed at the end.
 
-The peer is datasketch, row by row, on the texts of fewer rows: the same must go. One JSON line gives the ratio.
+The peer is datasketch, applied row by row to the texts of fewer rows; both must remove the same rows. One JSON line
+gives the ratio.
 """
 
 import argparse

@@ -1,17 +1,18 @@
-"""Episodes that go on by themselves against synchronised batches, where tools answer late.
+"""Episodes that continue independently compared with synchronised batches, with tools that answer late.
 
     python benchmarks/episodes.py [--quick] [--seeds 5] [--episodes 64] [--turns 4] [--scale 0.02]
 
 Every episode calls a tool in each of its turns and then answers. A call takes X seconds, with X from a Pareto
-distribution of shape 1.5 that begins at 1 (virtual clock) or at `--scale` (real time) and is cut at 60 times that. What
-the model says is dictated, so that both orders sample the same tokens from the same engine; calls run all at the same
-time in both. `each`: an episode goes on as soon as its own call has ended (`env: {order: each}`); `together`: all wait
-for the slowest call of the turn.
+distribution of shape 1.5 with minimum 1 (virtual clock) or `--scale` (real time), cut at 60 times that. The model's
+text is prescribed, so that both orders sample the same tokens from the same engine; calls run concurrently in both.
+`each`: an episode continues as soon as its own call has ended (`env: {order: each}`); `together`: all wait for the
+slowest call of the turn.
 
 On the virtual clock, a discrete-event simulation around the real engine, a decode step takes `--decode` seconds and
-nothing is waited for. In real time calls sleep and decode steps take what they take. Orders take turns within a seed.
+nothing really waits. In real time calls sleep and decode steps take their own time. Orders take turns within a seed.
 
-One line of JSON: seconds from the first token to the last answer in both orders, and their ratio, mean and lowest.
+Prints one line of JSON: seconds from the first token to the last answer in both orders, and their ratio, mean and
+lowest.
 """
 
 import argparse

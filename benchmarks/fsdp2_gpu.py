@@ -3,11 +3,11 @@
     python benchmarks/fsdp2_gpu.py [--shape 1b|tiny] [--ranks 0] [--rows 8] [--tokens 1024] [--steps 5]
                                    [--strategy fsdp2|ddp] [--no-bf16] [--no-checkpointing] [--device cuda|cpu]
 
-One process per GPU (`--ranks 0`: all there are), and the code of the tasks: `Trained.backward` over the packed
-cross-entropy, AdamW on weights in float32, computing in bfloat16, blocks computed again in the backward pass. One JSON
-line gives the median seconds of a step after the first, tokens a second, the peak that each rank's allocator saw, the
-bytes that it holds between steps, and what these must be: 4 bytes each of weight, gradient and two moments a parameter,
-over the ranks. `--device cpu --shape tiny --ranks 2` tries the script with gloo; there is no peak then.
+One process per GPU (`--ranks 0`: all GPUs), with the code of the tasks: `Trained.backward` over the packed
+cross-entropy, AdamW on float32 weights, computation in bfloat16, blocks recomputed in the backward pass. One JSON line
+gives the median seconds of a step after the first, tokens per second, the peak of each rank's allocator, the bytes
+allocated between steps, and their expected value: 4 bytes each for weight, gradient and two moments per parameter,
+divided by the ranks. `--device cpu --shape tiny --ranks 2` tests the script with gloo; it reports no peak then.
 """
 
 import argparse

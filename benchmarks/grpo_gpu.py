@@ -1,13 +1,13 @@
-"""A GRPO step at the shapes of real models, in bfloat16 on a GPU, beside TRL's GRPOTrainer with its own generation.
+"""A GRPO step at the shapes of real models, in bfloat16 on a GPU, against TRL's GRPOTrainer with its own generation.
 
     python benchmarks/grpo_gpu.py [--shape 0.5b|1.5b|tiny] [--prompts 64] [--prompt 512] [--completion 512] [--steps 3]
                                   [--rounds 1] [--sides ours trl trl_batching] [--device cuda]
 
-Models are randomly initialised, of the sizes of Qwen2.5; the end of sequence has no logit, so that lengths are fixed.
-Every side runs in a process of its own. One JSON line gives medians over all steps after each process's first, and the
-floating-point operations of a step (6 · parameters a trained token, 2 · parameters a generated or prefilled one, and
-attention) over the seconds and over the card's own rate, measured with a matrix product. `--device cpu --shape tiny`
-tries the script.
+Models are randomly initialised, with the sizes of Qwen2.5; the end of sequence has no logit, so that lengths are fixed.
+Each side runs in its own process. One JSON line gives medians over all steps after each process's first, and the
+floating-point operations of a step (6 · parameters per trained token, 2 · parameters per generated or prefilled token,
+and attention) divided by the seconds and by the card's own rate, measured with a matrix product. `--device cpu --shape
+tiny` tests the script.
 """
 
 import argparse

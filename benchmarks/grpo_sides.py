@@ -1,4 +1,4 @@
-"""The two sides of benchmarks/grpo_step.py: one model, one reward, one batch, set up like for like."""
+"""The two sides of benchmarks/grpo_step.py, with equal settings: one model, one reward, one batch."""
 
 import random
 import tempfile

@@ -1,10 +1,10 @@
-"""Time and peak memory of one GRPO step beside TRL's GRPOTrainer: same weights, prompts, batch, optimiser and loss.
+"""Time and peak memory of one GRPO step compared with TRL's GRPOTrainer: same weights, prompts, batch, optimiser, loss.
 
     python benchmarks/grpo_step.py [--quick] [--rounds 3] [--steps 4] [--threads 2]
 
-First it proves that both sides give the same gradient on the same ragged batch. Then every side runs in a process of
-its own, the two taking turns, and one JSON line per workload gives medians over all steps after each process's first.
-The model is 1.8M parameters, randomly initialised; the end-of-sequence token has no logit, so that lengths are fixed.
+First it checks that both sides give the same gradient on the same ragged batch. Then each side runs in its own process,
+the two taking turns, and one JSON line per workload gives medians over all steps after each process's first. The model
+has 1.8M parameters, randomly initialised; the end-of-sequence token has no logit, so that lengths are fixed.
 """
 
 import argparse

@@ -1,10 +1,11 @@
-"""What five algorithms make of one cold start with equal numbers of sampled tokens, over five seeds.
+"""Results of five algorithms from one cold start with equal numbers of sampled tokens, over five seeds.
 
     python benchmarks/learning_table.py [--set KEY=VALUE ...] [--keep FOLDER]
 
-Runs recipes/learning.yaml in a state folder of its own, then writes docs/learning.md (table) and docs/learning.png
+Runs recipes/learning.yaml in a separate state folder, then writes docs/learning.md (table) and docs/learning.png
 (curves), and prints one JSON line. Intervals of an algorithm are Student's t over its seeds; the cold start's is that
-of the evaluation. `--set` changes the recipe (fewer seeds for a quick look); nothing is written to docs then.
+of the evaluation. `--set` changes the recipe (for example fewer seeds for a quick test); then nothing is written to
+docs.
 """
 
 import argparse

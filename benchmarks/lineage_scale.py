@@ -1,10 +1,10 @@
-"""Lineage over 10,000 runs: ancestry of a model, what a dataset and a row went into, a query; one JSON line.
+"""Lineage over 10,000 runs: ancestry of a model, models that depend on a dataset and a row, a query; one JSON line.
 
     python benchmarks/lineage_scale.py [--runs 10000] [--generations 100] [--keep FOLDER]
 
 Every run makes a table of rows, drops some in curation and trains a model on the rest, starting from the model of the
-run before it; after `generations` runs a new line of models begins. Every question is a process of its own, its start
-included: [wall seconds, processor seconds], medians. `first` are the questions that make the index.
+previous run; after `generations` runs a new line of models begins. Each query is a separate process, its start
+included: [wall seconds, processor seconds], medians. `first` are the queries that create the index.
 """
 
 import argparse

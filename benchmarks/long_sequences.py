@@ -1,12 +1,12 @@
-"""Forward and backward pass over long completions of one prompt, beside transformers' own SDPA forward.
+"""Forward and backward pass over long completions of one prompt, compared with transformers' own SDPA forward pass.
 
     python benchmarks/long_sequences.py [--quick] [--prompts 64 4096] [--completions 512 2048 8192] [--threads 1]
 
 Eight completions of each length follow each prompt. Our side packs them behind one copy of the prompt; transformers'
 side has eight rows of prompt and completion, without padding because all are equally long, which is its best case.
 Both compute the summed log-probability of the completions and its gradient, with the same weights and threads, each in
-a process of its own. One JSON line gives for every shape the wall seconds, the CPU seconds (which a busy machine
-disturbs less), and the bytes by which resident memory rose during the pass (VmHWM - VmRSS before it), with the ratios
+its own process. One JSON line gives for every shape the wall seconds, the CPU seconds (which other load on the machine
+affects less), and the increase of resident memory during the pass in bytes (VmHWM - VmRSS before it), with the ratios
 ours / theirs. Both sides must have the same loss and the same norm of the gradient.
 """
 

@@ -1,12 +1,12 @@
-"""What steps cost on one core, measured: input of the simulation of a cluster whose workers are such cores.
+"""Costs of steps, measured on one core: input of the simulation of a cluster whose workers are such cores.
 
     python benchmarks/measure_costs.py [--shape quickstart|larger|async_rollout] [--repeats 5]
 
-One JSON line in the form that `benchmarks/scheduler_simulation.py --costs FILE` takes: a decode step of the torch
-engine's flight over slots in use and context (base + per sequence + per token of context), prompts, all that an
-iteration of the `rl` loop does beside generation (update, scores, files) over its tokens, weights through a file, the
-beginning and the end of a stage. Everything is the time of a processor at one thread, which other work on the machine
-disturbs less than time on the wall: what waits for disks or networks is not in it. Medians of repeats.
+One JSON line in the format of `benchmarks/scheduler_simulation.py --costs FILE`: a decode step of the torch engine's
+flight as a function of slots in use and context (base + per sequence + per token of context), prompts, the work of an
+iteration of the `rl` loop other than generation (update, scores, files) as a function of its tokens, weights through a
+file, the start and the end of a stage. All times are processor time with one thread, which other work on the machine
+affects less than wall time; waiting for disks or networks is not included. Medians of repeats.
 """
 
 import argparse

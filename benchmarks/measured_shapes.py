@@ -1,4 +1,4 @@
-"""Models whose costs are measured, and the cluster and work that suit each in a simulation."""
+"""Models whose costs are measured, and a suitable cluster and workload for each in a simulation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What iterations of the `rl` loop cost on this processor, apart from generation: the loop itself, watched."""
+"""Costs of iterations of the `rl` loop on this processor without generation, measured on the loop itself."""
 
 import statistics
 import time

@@ -1,4 +1,4 @@
-"""The most memory that tensors held while a block ran: counted op by op on a CPU, told by the allocator on a GPU."""
+"""Peak memory of tensors during a block: counted operation by operation on a CPU, read from the allocator on a GPU."""
 
 import weakref
 from collections.abc import Iterator

@@ -1,10 +1,11 @@
-"""Memory that `posttrain plan --memory` predicts beside what real steps take, on data as long as their settings allow.
+"""Memory predicted by `posttrain plan --memory` compared with real steps, on data as long as their settings allow.
 
     python benchmarks/memory_predicted.py [--cases sft_rows rl_groups ...] [--device cpu|cuda] [--list]
 
-Every case is a process of its own that runs three optimiser steps (two iterations, one evaluation) of the real task.
-One JSON line: for each case the prediction, the most that tensors held (counted op by op on a CPU, the allocator's
-`max_memory_allocated` on a GPU), and on a CPU how far the process's resident memory rose (VmHWM − VmRSS before it).
+Every case is a separate process that runs three optimiser steps (two iterations, one evaluation) of the real task. One
+JSON line: for each case the prediction, the peak of the tensors (counted operation by operation on a CPU, the
+allocator's `max_memory_allocated` on a GPU), and on a CPU the increase of the process's resident memory (VmHWM − VmRSS
+before it).
 """
 
 import argparse

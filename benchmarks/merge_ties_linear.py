@@ -1,11 +1,11 @@
-"""TIES and linear merges of 0.4B-parameter bf16 models (base and two) beside mergekit, each run a process of its own.
+"""TIES and linear merges of 0.4B-parameter bf16 models (base and two) compared with mergekit, each in its own process.
 
     MERGEKIT_PYTHON=<python of an environment with mergekit> python benchmarks/merge_ties_linear.py [--rounds 3]
 
-mergekit (LGPL) is only ever run as a program. The two sides take turns; one JSON line per method gives medians of wall
-time and peak resident memory, and the largest absolute difference between the two results. For TIES it also compares
-both with the formula in float64: the number of elements of each that are further from it than one unit in the last
-place of bfloat16, and the largest such distance.
+mergekit (LGPL) is only run as a program, never imported. The two sides take turns; one JSON line per method gives
+medians of wall time and peak resident memory, and the largest absolute difference between the two results. For TIES it
+also compares both with the formula in float64: the number of elements of each that differ from it by more than one unit
+in the last place of bfloat16, and the largest such difference.
 """
 
 import argparse

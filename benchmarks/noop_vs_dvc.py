@@ -1,8 +1,8 @@
-"""What it costs to find that nothing is to be done: a second `posttrain run`, all HIT, beside `dvc repro`.
+"""Time of a second `posttrain run`, all HIT, compared with `dvc repro` when nothing has changed.
 
     python benchmarks/noop_vs_dvc.py [--rounds 5]
 
-Runs the recipe of dvc.yaml first, so that both have nothing to do.
+Runs the recipe of dvc.yaml first, so that neither has work to do.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""What the machinery costs: a run with everything on beside the sum of its tasks' own time.
+"""Overhead of a complete pipeline: a run with everything enabled compared with the sum of its tasks' own time.
 
     python benchmarks/pipeline_overhead.py [RECIPE] [--profile tiny]
 
 In a fresh state folder: `posttrain run` (Prefect, Ray, MLflow, DVC, report), then the wall time of every task's `run`
-from the manifests. Steps that ran at the same time are counted by the longest chain, which no pipeline can beat.
+from the manifests. For concurrent steps the longest chain counts, which no pipeline can beat.
 """
 
 import argparse

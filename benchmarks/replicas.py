@@ -1,10 +1,10 @@
-"""Tokens per second of one and of two replicas of the torch engine, each a process of Ray with one thread.
+"""Tokens per second of one and of two replicas of the torch engine, each a Ray process with one thread.
 
     python benchmarks/replicas.py [--rounds 5] [--requests 64] [--samples 8] [--tokens 96]
 
-The engine in this process, with one thread too, is the third side; all take turns, so that a busy machine hurts all
-alike. First it proves that the three sample the same tokens. The model is the one of `benchmarks/sft_step.py`; a
-completion ends at its end token or at `--tokens`. One JSON line.
+The third side is the engine in this process, also with one thread; all take turns, so that other load on the machine
+affects all alike. First it checks that the three sample the same tokens. The model is that of `benchmarks/sft_step.py`;
+a completion ends at its end token or at `--tokens`. One JSON line.
 """
 
 import argparse

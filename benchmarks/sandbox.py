@@ -1,6 +1,7 @@
-"""What the sandbox costs: a program that does nothing, in it, beside a bare interpreter; one JSON line.
+"""Overhead of the sandbox: an empty program in it compared with a bare interpreter; one JSON line.
 
-Milliseconds on the wall, which a busy machine makes long, and of computing in the child, which it does not.
+Milliseconds of wall time, which other load on the machine increases, and of processor time of the child, which it does
+not.
 
 python benchmarks/sandbox.py [--rounds 100] [--workers 2]
 """

@@ -3,11 +3,11 @@
     python benchmarks/scheduler_simulation.py [--gpus 1000] [--iterations 15] [--seeds 2] [--modes ...]
                               [--costs assumed|measured|FILE] [--halved synchronous asynchronous]
 
-Discrete events over the product's own drives (`benchmarks/simulated_modes.py`), with costs by name:
-`benchmarks/simulation_costs.json` says of every number where it comes from, `assumed` for large GPUs, `measured` where
-a "GPU" is one core of a CPU; or those of a file, as `benchmarks/measure_costs.py` prints them. Where GPUs either
-generate or train, the share that generates is the fastest of 0.5, 0.6, … 0.9. For the modes of `--halved` every cost
-is halved in turn, the GPUs shared out anew, and the gain told: the largest is the bottleneck. One JSON line.
+Discrete events over the product's own rollout functions (`benchmarks/simulated_modes.py`), with costs by name:
+`benchmarks/simulation_costs.json` gives the source of every number, `assumed` for large GPUs, `measured` where a "GPU"
+is one core of a CPU; a FILE is in the format that `benchmarks/measure_costs.py` prints. Where GPUs either generate or
+train, the share that generates is the fastest of 0.5, 0.6, … 0.9. For the modes of `--halved` every cost is halved in
+turn, the GPUs are redistributed, and the gain is reported: the largest gain is the bottleneck. One JSON line.
 """
 
 import argparse

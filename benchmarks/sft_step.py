@@ -1,12 +1,12 @@
-"""Time and peak memory of one SFT step beside TRL's SFTTrainer: same weights, ragged rows, batch size and optimiser.
+"""Time and peak memory of one SFT step compared with TRL's SFTTrainer: same weights, rows, batch size and optimiser.
 
     python benchmarks/sft_step.py [--quick] [--rounds 3] [--steps 12] [--threads 2]
 
-First it proves that both sides give the same gradient on the same ragged batch. Then every side runs in a process of
-its own, all taking turns, and one JSON line gives medians over all steps after each process's first two. TRL runs
-padded, padded with rows of like length together, and packed; it is compared by the fastest of the three. Since packing
-puts other rows into a step, sides are compared by tokens per second, padding not counted.
-The model is 1.8M parameters; rows have 16 to 256 tokens, three quarters of them learned.
+First it checks that both sides give the same gradient on the same ragged batch. Then each side runs in its own process,
+all taking turns, and one JSON line gives medians over all steps after each process's first two. TRL runs padded, padded
+with rows of similar length together, and packed; the fastest of the three is compared. Since packing puts other rows
+into a step, sides are compared by tokens per second, without padding. The model has 1.8M parameters; rows have 16 to
+256 tokens, three quarters of which have a loss.
 """
 
 import argparse

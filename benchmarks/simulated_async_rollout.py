@@ -1,11 +1,12 @@
-"""The simulator held against reality: it runs what `benchmarks/async_rollout.py` runs, with costs measured on one core.
+"""The simulator compared with real runs of `benchmarks/async_rollout.py`, with costs measured on one core.
 
     python benchmarks/async_rollout.py > measured.json
     python benchmarks/simulated_async_rollout.py --against measured.json [--costs async_rollout] [--seeds 200]
 
-One generator and one trainer, that benchmark's drives, groups, iterations and distribution of waiting times; nothing is
-fitted to its seconds. One JSON line: seconds of every mode, how often the synchronous loop's rate, with the standard
-deviation between single seeds; and with `--against` what was measured, and by how much the prediction is off.
+One generator and one trainer, with that benchmark's rollout functions, groups, iterations and distribution of waiting
+times; nothing is fitted to its seconds. One JSON line: seconds of every mode and the ratio of its rate to the
+synchronous loop's, with the standard deviation between single seeds; with `--against` also the measurement and the
+error of the prediction.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""A cluster in virtual time: replicas that generate with continuous batching, weights on their way.
+"""A cluster in virtual time: replicas that generate with continuous batching, and weight transfers.
 
-The loop that trains is ordinary code that lets time pass (`Clock.sleep`, `Clock.until`); replicas and environments are
-events of simpy behind it. Completions are lengths instead of tokens.
+The training loop is ordinary code that advances virtual time (`Clock.sleep`, `Clock.until`); replicas and environments
+are simpy events. Completions are lengths instead of tokens.
 """
 
 import heapq

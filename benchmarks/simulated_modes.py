@@ -1,4 +1,4 @@
-"""Modes of rollout and training in virtual time: the trainer's side of a run, over the product's own drives."""
+"""Modes of rollout and training in virtual time: the trainer's side of a run, with the product's rollout functions."""
 
 import math
 from collections.abc import Callable

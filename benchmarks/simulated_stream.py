@@ -1,7 +1,7 @@
 """The product's own `Stream` in virtual time.
 
-Which iteration is asked for when, what is waited for and which groups are handed out is not simulated: a virtual clock
-takes the place of threads, and replicas of `simulated_cluster` that of services.
+The scheduling is not simulated: which iteration is requested when, what is waited for and which groups are passed on is
+decided by `Stream` itself. A virtual clock replaces threads, and replicas of `simulated_cluster` replace services.
 """
 
 import threading

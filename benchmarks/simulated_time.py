@@ -1,4 +1,4 @@
-"""Virtual time: code that waits, and what happens meanwhile."""
+"""Virtual time: code that waits, and events that happen meanwhile."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What a simulation is of: a cluster, costs by name, and work whose lengths and waits are drawn."""
+"""Inputs of a simulation: a cluster, costs by name, and a workload with randomly drawn lengths and waits."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Start-up of the command line beside DVC's: `posttrain --help`, `validate RECIPE`, `plan RECIPE`, `dvc --version`.
+"""Start-up time of the command line compared with DVC's: `posttrain --help`, `validate`, `plan`, `dvc --version`.
 
 python benchmarks/startup.py [--rounds 7] [--recipe recipes/quickstart.yaml]
 """

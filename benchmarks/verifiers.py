@@ -1,8 +1,8 @@
-"""What it costs to score where a model's text cannot do harm, beside the library's verifier called directly.
+"""Cost of scoring completions in the sandbox, compared with the library's verifier called directly.
 
-Completions per second, in groups of eight to a problem as a stage of reinforcement learning scores them, half of them
-right; rounds of the two alternate, and ratios are of neighbouring rounds. Milliseconds of computing per completion, the
-server's and its children's included, do not depend on what else the machine does. One JSON line.
+Completions per second, in groups of eight per problem as an `rl` stage scores them, half of them right; rounds of the
+two alternate, and ratios are of neighbouring rounds. Milliseconds of processor time per completion, including the
+server and its children, do not depend on other load on the machine. One JSON line.
 
 python benchmarks/verifiers.py [--rounds 5] [--completions 256]
 """

@@ -1,10 +1,10 @@
-"""What orchestration costs when many steps run at the same time: `flows.execution.execute` over steps that do nothing.
+"""Cost of orchestration when many steps run at the same time: `flows.execution.execute` over steps that do nothing.
 
     python benchmarks/wide_plan.py [--width 200] [--seconds 10]
 
-One step, then `--width` steps that need it and take `--seconds` each, all at once, in an executor that only waits. One
-JSON line: seconds of processor time of this process to plan, per step to schedule, watch and report (what the step
-itself does and publishes is taken off), and to find that everything is there already.
+One step, then `--width` concurrent steps that need it and take `--seconds` each, in an executor that only waits. One
+JSON line: seconds of processor time of this process to plan, per step to schedule, watch and report (excluding the
+step's own work and publishing), and to find that all artifacts exist already.
 """
 
 import argparse
