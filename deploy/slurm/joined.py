@@ -7,7 +7,7 @@ import ray
 
 
 def main(nodes: int, patience: float = 600.0) -> None:
-    """Raises SystemExit when they do not come."""
+    """Raise SystemExit if some nodes have not joined in time."""
     ray.init(log_to_driver=False, logging_level="error")
     until = time.monotonic() + patience
     while (alive := sum(node["Alive"] for node in ray.nodes())) < nodes:

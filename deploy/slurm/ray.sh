@@ -1,14 +1,14 @@
 # shellcheck shell=bash
-# A Ray cluster over the nodes of a Slurm job, to be sourced: `ray_up` starts it and sets RAY_ADDRESS, `ray_down` ends it.
+# A Ray cluster over the nodes of a Slurm job. Source this file: `ray_up` starts it and sets RAY_ADDRESS, `ray_down` ends it.
 #
-# `python` and `here` (this folder) are set by whoever sources it.
+# The script that sources this file sets `python` and `here` (this folder).
 #
-# Every process of it wants a token, made here and known to this job alone. `ray stop` is never called: it would end the
-# Ray of other jobs on a shared node; each `ray start --block` ends with the srun that holds it.
+# Every Ray process requires a token, which is generated here for this job only. `ray stop` is never called, because it
+# would end the Ray processes of other jobs on a shared node; each `ray start --block` ends with its srun.
 
 : "${python:=python}" "${here:=$SLURM_SUBMIT_DIR/deploy/slurm}"
 
-# A process of Ray on some nodes: ray_member NODES OPTION...
+# Start Ray processes on some nodes: ray_member NODES OPTION...
 ray_member() {
   local nodes=$1
   shift
@@ -24,8 +24,8 @@ ray_up() {
   mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
   first=${RAY_HEAD_ADDRESS:-$(srun --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" hostname --ip-address | awk '{print $1}')}
   export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0 RAY_DISABLE_IMPORT_WARNING=1
-  export RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=1   # 0, which posttrain sets on one machine, would listen on 127.0.0.1 alone
-  export RAY_raylet_start_wait_time_s=300      # Ray's libraries come from a shared file system
+  export RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=1   # with 0, which posttrain sets on one machine, Ray listens on 127.0.0.1 only
+  export RAY_raylet_start_wait_time_s=300      # loading Ray's libraries from a shared file system is slow
   RAY_AUTH_TOKEN=$("$python" -c 'import secrets; print(secrets.token_hex(32))')
   export RAY_AUTH_TOKEN RAY_ADDRESS="$first:$port"
   RAY_ADDRESS='' ray_member "${nodes[0]}" --head --node-ip-address="$first" --port="$port" --include-dashboard=false \
