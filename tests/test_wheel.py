@@ -194,7 +194,7 @@ def test_keys_are_those_of_the_checkout(installed, tmp_path):
     command = [sys.executable, "-m", "flows.cli", "plan", "reinforced.yaml", "--json"]
     here = keys(run(command, tmp_path, PYTHONPATH=str(ROOT)))
     assert keys(installed.run("plan", "reinforced.yaml", "--json")) == here
-    assert {"my_lab", "schemas.errors"} <= set(here["exam"][1])
+    assert {"my_lab", "learning.data.chat"} <= set(here["exam"][1])
     assert "learning.rewards.answers" in here["rl"][1]
 
 

@@ -82,8 +82,10 @@ def _estimate_step_memory(step: Step, models: PlanModels, gpu: int | None, promp
 
 def find_estimate(kind: str) -> Callable[[StepDemand], list[Place]] | None:
     """Return `estimate` of a kind's module in `flows/planning/memory_kinds`; None if the kind has none."""
-    module = import_path(f"flows.planning.memory_kinds.{kind}")
-    return importlib.import_module(module).estimate if importlib.util.find_spec(module) else None
+    name = f"flows.planning.memory_kinds.{kind}"
+    if importlib.util.find_spec(import_path(name)) is None:
+        return None
+    return importlib.import_module(import_path(name)).estimate
 
 
 def list_warnings(plan: Plan, steps: list[StepMemory], gpu: int | None = None) -> Iterator[str]:

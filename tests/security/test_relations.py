@@ -231,7 +231,7 @@ def test_stages_that_learn_from_pairs_record_the_pairs_of_their_batches(context,
 
     def watched(loop, step):
         objective = loop.objective
-        train = objective.pairs.train.pairs if kind == "preference" else objective.train
+        train = objective.pairs.train.pairs if kind == "preference" else objective.pairs.train
         seen.extend(train[i].id for i in objective.epochs.at(step)[0])
         train_step(loop, step)
 

@@ -250,10 +250,10 @@ def test_a_log_that_does_not_hold_removes_nothing(rolled_back):
     for how, change in LOGS.items():
         log.write_bytes(b"".join(change(lines)))
         for words in ([], ["--yes"]):
-            assert "audit log does not hold" in refused(*words), how
+            assert "audit log does not verify" in refused(*words), how
     log.unlink()
     (layout.state / "audit.head.json").unlink()
-    assert "audit log does not hold" in refused("--yes")
+    assert "audit log does not verify" in refused("--yes")
     assert here(layout) == before
 
 

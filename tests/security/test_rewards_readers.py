@@ -158,7 +158,7 @@ def test_a_query_far_longer_than_the_documents_finds_as_fast():
 def test_extractors_read_whatever_was_said(use, texts):
     row = {"id": "q", "prompt": [{"role": "user", "content": "aab"}]}
     for text in [*texts[:220:5], BAIT] if use != "[\\s\\S]+" else texts:
-        rollouts = [SimpleNamespace(said=(text, "b")), SimpleNamespace(said=("b",))]
+        rollouts = [SimpleNamespace(actions=(text, "b")), SimpleNamespace(actions=("b",))]
         found = first_difference(row, rollouts, ["known"], action=use, subject=use)
         assert found[0] == "known"
         assert add_experience(["known"], text)[0] == "known"

@@ -73,7 +73,7 @@ def test_a_second_up_says_where_the_first_is(layout):
 
 
 def test_a_password_on_the_command_line_is_refused(layout):
-    with pytest.raises(PlanError, match=r"postgresql://u@h/n: everybody.*\n.*PGPASSWORD.*POSTTRAIN_DATABASE") as error:
+    with pytest.raises(PlanError, match=r"postgresql://u@h/n: all users.*\n.*PGPASSWORD.*POSTTRAIN_DATABASE") as error:
         started(layout, database="postgresql://u:hidden@h/n")
     assert "hidden" not in str(error.value)
     assert not (layout.state / "database").exists()

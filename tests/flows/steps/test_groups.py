@@ -173,6 +173,7 @@ def test_two_workers_of_ray_train_make_the_model_of_one_and_leave_their_places_f
     outcome = run_plan(again, two, prefect=False)
     assert outcome.exit_code == 0, outcome.states["taught"].reason
     both = made(two, "taught")
+    assert both["metrics"].pop("forward") == alone["metrics"].pop("forward")
     assert both["metrics"] == pytest.approx(alone["metrics"], rel=1e-5)
     for name, tensor in alone["weights"].items():
         assert float((both["weights"][name] - tensor).abs().max()) < 2e-5

@@ -93,7 +93,7 @@ def test_a_store_that_cannot_be_written_can_be_checked_and_that_is_said(claimed,
     def read_only(*words, **facts):
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr("lineage.audit.log.append", read_only)
+    monkeypatch.setattr("flows.history.audit.append", read_only)
     assert show_verification(None, claimed.layout, Console(), True) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["notes"] == [f"{claimed.layout.state}: the verification could not be recorded: Read-only file system"]
