@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from flows.publishing.model_export import export_hf
+from learning.generation.engines.vllm_host import preserve_process_state
 from learning.models.policy import save_policy
 from lineage.layout import Layout
 from tests.learning.models.test_gguf import make_policy
@@ -24,18 +25,11 @@ SHAPES = {"qwen3": {"head_dim": 32}, "qwen3_moe": {"head_dim": 32}}
 def test_vllm_answers_as_transformers(kind, tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-    from vllm import LLM, SamplingParams
-
     policy = make_policy(kind, **SHAPES[kind])
     save_policy(policy, tmp_path / "model")
     export_hf(Layout(tmp_path), str(tmp_path / "model"), tmp_path / "out", "0.1MB")
-    engine = LLM(str(tmp_path / "out"), dtype="float32", enforce_eager=True, max_model_len=64, seed=0)
-    try:
-        sampling = SamplingParams(temperature=0.0, max_tokens=8, logprobs=0, ignore_eos=True)
-        made = engine.generate({"prompt_token_ids": PROMPT}, sampling, use_tqdm=False)[0].outputs[0]
-    finally:
-        del engine
-        gc.collect()
+    with preserve_process_state():
+        made = sample_with_vllm(tmp_path / "out")
     ids = PROMPT + list(made.token_ids)
     with torch.no_grad():
         lp = policy.model(torch.tensor([ids])).logits[0].log_softmax(-1)
@@ -43,3 +37,16 @@ def test_vllm_answers_as_transformers(kind, tmp_path, monkeypatch):
     found = [step[token].logprob for step, token in zip(made.logprobs, made.token_ids, strict=True)]
     assert [int(lp[i - 1].argmax()) for i in range(len(PROMPT), len(ids))] == list(made.token_ids)
     assert max(abs(a - b) for a, b in zip(expected, found, strict=True)) < 1e-4
+
+
+def sample_with_vllm(folder):
+    """Return eight greedy tokens after PROMPT with their log-probabilities."""
+    from vllm import LLM, SamplingParams
+
+    engine = LLM(str(folder), dtype="float32", enforce_eager=True, max_model_len=64, seed=0)
+    try:
+        sampling = SamplingParams(temperature=0.0, max_tokens=8, logprobs=0, ignore_eos=True)
+        return engine.generate({"prompt_token_ids": PROMPT}, sampling, use_tqdm=False)[0].outputs[0]
+    finally:
+        del engine
+        gc.collect()
