@@ -37,7 +37,7 @@ def lineage(
     verify: Annotated[bool, typer.Option("--verify", help="Check files, seals, signatures and the audit log.")] = False,
     signed: Annotated[bool, typer.Option("--signed", help="With --verify: refuse unsigned artifacts.")] = False,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="With --verify: write an index or decisions that differ again.")
+        bool, typer.Option("--rebuild", help="With --verify: rebuild an index or decisions that differ.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -51,7 +51,7 @@ def lineage(
 
 
 def export(
-    what: Annotated[ExportFormat, typer.Argument(help="What to write.")],
+    what: Annotated[ExportFormat, typer.Argument(help="What to export.")],
     target: Annotated[
         str,
         typer.Argument(help="As for `lineage`; for `bom` one model; for `hf` and `gguf` a model as for `serve`."),
@@ -59,7 +59,7 @@ def export(
     folder: Annotated[Path | None, typer.Argument(help="With hf and gguf: a new folder to write.")] = None,
     out: Annotated[Path | None, typer.Option(help="A file to write; default: the terminal.")] = None,
     send: Annotated[
-        bool, typer.Option("--send", help="With openlineage: give the events to the server of OPENLINEAGE_URL.")
+        bool, typer.Option("--send", help="With openlineage: send the events to the server OPENLINEAGE_URL.")
     ] = False,
     kind: Annotated[
         GgufPrecision, typer.Option("--type", help="With gguf: precision of the matrices.")

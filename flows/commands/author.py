@@ -77,9 +77,9 @@ def plan(
     start: Start = [],  # noqa: B006
     fresh: Fresh = False,
     locked: Locked = False,
-    dvc: Annotated[bool, typer.Option("--dvc", help="Write dvc.yaml for this recipe as well.")] = False,
+    dvc: Annotated[bool, typer.Option("--dvc", help="Also write dvc.yaml for this recipe.")] = False,
     as_json: AsJson = False,
-    memory: Annotated[bool, typer.Option("--memory", help="Show what every step needs in memory instead.")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Show the memory that every step needs instead.")] = False,
     gpu_memory: GpuMemory = None,
     prompt_length: PromptLength = None,
 ) -> None:

@@ -12,14 +12,16 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="A registered model.")
 
 
 def promote(
-    model: Annotated[str, typer.Argument(help="A step or key of a model that was made.")],
+    model: Annotated[str, typer.Argument(help="A step or key of a finished model.")],
     gate: Annotated[str, typer.Option(help="A step or key of an evaluation whose gates the model passed.")],
     name: Annotated[str, typer.Option(help="The registered model whose champion it becomes.")],
     approve_override: Annotated[
-        bool, typer.Option("--approve-override", help="Answer for a gate that is not that of the committed recipe.")
+        bool, typer.Option("--approve-override", help="Approve a gate that differs from the committed recipe's.")
     ] = False,
-    why: Annotated[str, typer.Option(help="With --approve-override: the reason, kept in the history.")] = "",
-    who: Annotated[str | None, typer.Option(help="Who answers; default: POSTTRAIN_USER, or the user here.")] = None,
+    why: Annotated[str, typer.Option(help="With --approve-override: the reason, recorded in the history.")] = "",
+    who: Annotated[
+        str | None, typer.Option(help="Person who answers; default: POSTTRAIN_USER, or the current user.")
+    ] = None,
 ) -> None:
     """Make a model champion; an earlier evaluation whose gates it passed is required."""
     from flows.champions.promotion import promote_step
@@ -32,7 +34,7 @@ def promote(
 def rollback(
     name: Name,
     to: Annotated[int | None, typer.Option(min=1, help="A version that was champion; default: the one before.")] = None,
-    why: Annotated[str, typer.Option(help="Kept in the history.")] = "",
+    why: Annotated[str, typer.Option(help="Reason, recorded in the history.")] = "",
 ) -> None:
     """Undo the latest promotion: the previous champion becomes champion again."""
     from lineage.layout import Layout
@@ -46,7 +48,7 @@ def rollback(
 def champions(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show how its champion moved.")] = None,
     as_json: AsJson = False,
-    restore: Annotated[bool, typer.Option("--restore", help="Write MLflow again as the audit log has it.")] = False,
+    restore: Annotated[bool, typer.Option("--restore", help="Restore MLflow from the audit log.")] = False,
 ) -> None:
     """Show every champion with time and gate of its promotion, or the history of one; exit code 1 on an alarm."""
     from flows.champions.tables import show_champions, show_history
@@ -83,23 +85,30 @@ class Precision(enum.StrEnum):
 def serve(
     model: Annotated[str, typer.Argument(help="mlflow:NAME@champion, a step, a key, a folder, or a source.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of 127.0.0.1; 0: any free one.")] = 8000,
-    engine: Annotated[EngineChoice, typer.Option(help="`vllm` hands over to vLLM's own server.")] = EngineChoice.torch,
-    name: Annotated[str | None, typer.Option(help="What clients call it; default: NAME, the step, the folder.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Change over when the champion does.")] = False,
-    max_slots: Annotated[int, typer.Option(min=1, help="Completions side by side.")] = 32,
+    engine: Annotated[EngineChoice, typer.Option(help="`vllm` starts vLLM's own server.")] = EngineChoice.torch,
+    name: Annotated[
+        str | None, typer.Option(help="Model name for clients; default: NAME, the step or the folder.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Switch to a new champion when there is one.")] = False,
+    max_slots: Annotated[int, typer.Option(min=1, help="Completions sampled at a time.")] = 32,
     max_length: Annotated[
         int | None, typer.Option(min=2, help="Tokens of prompt and completion; default: the model's, at most 4096.")
     ] = None,
     dtype: Annotated[Precision | None, typer.Option(help="Default: float32, and bfloat16 on a GPU.")] = None,
-    max_queue: Annotated[int, typer.Option(min=1, help="Requests under way or waiting; more get status 429.")] = 128,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds for a whole answer, waiting included.")] = 600.0,
+    max_queue: Annotated[
+        int, typer.Option(min=1, help="Requests running or queued; further ones get status 429.")
+    ] = 128,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds for a whole answer, including the queue.")] = 600.0,
     host: Annotated[
         list[str],
-        typer.Option(metavar="NAME", help="A further name that clients use, such as a proxy's; repeatable."),
+        typer.Option(metavar="NAME", help="Another host name that clients use, such as a proxy's; repeatable."),
     ] = [],  # noqa: B006
     token_env: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Variable with the token clients must send; else POSTTRAIN_SERVE_TOKEN."),
+        typer.Option(
+            metavar="NAME",
+            help="Environment variable with the token that clients must send; default: POSTTRAIN_SERVE_TOKEN.",
+        ),
     ] = None,
 ) -> None:
     """Serve a model with an OpenAI-compatible API on 127.0.0.1 until Ctrl-C."""

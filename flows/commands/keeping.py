@@ -20,7 +20,7 @@ def gc(
     give_up: Annotated[
         list[str] | None, typer.Option("--give-up", metavar="RUN", help="A run that will not be resumed; or `all`.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove it; without, it is only said.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove it; without this flag, only list it.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List what can be removed and the disk space that it frees; keep promoted and pinned artifacts and ancestors."""
@@ -38,7 +38,7 @@ def pin(
     target: Annotated[
         str | None, typer.Argument(help="A step, key, digest, run or artifact folder; default: list.")
     ] = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Keep it no longer than others.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the pin: keep it no longer than others.")] = False,
 ) -> None:
     """Protect an artifact and its ancestors from `gc`; without a target, list the pinned artifacts."""
     from flows.history.garbage import pin_target
@@ -50,7 +50,7 @@ def pin(
 Remote = Annotated[
     str | None, typer.Option("--remote", help="A remote of DVC by name, a folder, or a URL; default: DVC's default.")
 ]
-Every = Annotated[bool, typer.Option("--all", help="Everything.")]
+Every = Annotated[bool, typer.Option("--all", help="All artifacts.")]
 
 
 def push(
@@ -88,7 +88,7 @@ def pull(
     target: Annotated[str | None, typer.Argument(help="A step, run, key or digest of the remote.")] = None,
     every: Every = False,
     remote: Remote = None,
-    trust: Annotated[bool, typer.Option("--trust", help="Trust the keys that signed what is fetched.")] = False,
+    trust: Annotated[bool, typer.Option("--trust", help="Trust the keys that signed the fetched artifacts.")] = False,
 ) -> None:
     """Fetch artifacts and their ancestors from a DVC remote; afterwards their steps are HIT."""
     from flows.history.exchange import pull

@@ -15,7 +15,7 @@ def up(
     mlflow_port: Port = 5000,
     database: Annotated[
         str | None,
-        typer.Option(metavar="postgresql://USER@HOST:PORT/NAME", help="Keep records there from now on; or: sqlite."),
+        typer.Option(metavar="postgresql://USER@HOST:PORT/NAME", help="Database for records from now on; or: sqlite."),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Flow runs of deployments at a time.")] = 4,
 ) -> None:
@@ -29,7 +29,7 @@ def up(
 
 def deploy(
     recipes: Annotated[list[Path], typer.Argument(metavar="RECIPE...", help="Recipe YAMLs.")] = [],  # noqa: B006
-    every: Annotated[bool, typer.Option("--all", help="Every recipe below recipes/.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="All recipes in recipes/.")] = False,
     prune: Annotated[bool, typer.Option(help="Remove deployments of this checkout whose recipe is gone.")] = False,
     prefect_yaml: Annotated[
         bool, typer.Option("--prefect-yaml", help="Write prefect.yaml instead, for `prefect deploy --all`.")

@@ -33,9 +33,10 @@ Profile = Annotated[str | None, typer.Option("--profile", help="Apply a profile 
 Overrides = Annotated[list[str], typer.Option("--set", metavar="stages.x.y=v", help="Override a key; repeatable.")]
 To = Annotated[list[str], typer.Option("--to", metavar="STAGE", help="Only this stage and what it needs; repeatable.")]
 Start = Annotated[
-    list[str], typer.Option("--from", metavar="STAGE", help="Begin here; what is before must be there; repeatable.")
+    list[str],
+    typer.Option("--from", metavar="STAGE", help="Start at this step; earlier artifacts must exist; repeatable."),
 ]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Do again what is there already; the earlier artifacts stay.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Run cached steps again; the earlier artifacts stay.")]
 
 
 class ExecutorChoice(enum.StrEnum):
@@ -46,9 +47,11 @@ class ExecutorChoice(enum.StrEnum):
 
 
 Executor = Annotated[ExecutorChoice, typer.Option(help="`inprocess` is for debugging: no Prefect, no Ray.")]
-Locked = Annotated[bool, typer.Option("--locked", help="Refuse, and name, what drifted from recipe.lock.")]
+Locked = Annotated[
+    bool, typer.Option("--locked", help="Refuse a recipe that differs from recipe.lock, and name the differences.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-GpuMemory = Annotated[str | None, typer.Option(metavar="SIZE", help="With --memory: what one GPU has, as 80GB.")]
+GpuMemory = Annotated[str | None, typer.Option(metavar="SIZE", help="With --memory: memory of one GPU, such as 80GB.")]
 PromptLength = Annotated[
-    int | None, typer.Option(min=1, help="With --memory: tokens of the longest prompt; else all there is room for.")
+    int | None, typer.Option(min=1, help="With --memory: tokens of the longest prompt; default: the model's limit.")
 ]

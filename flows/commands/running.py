@@ -28,7 +28,7 @@ def run(
     fresh: Fresh = False,
     locked: Locked = False,
     promote: Annotated[
-        bool, typer.Option("--promote/--no-promote", help="Do what `promote` of the recipe says.")
+        bool, typer.Option("--promote/--no-promote", help="Promote as `promote` of the recipe declares.")
     ] = True,
     executor: Executor = ExecutorChoice.ray,
 ) -> None:
@@ -67,9 +67,13 @@ def resume(
 def approve(
     run: Annotated[str, typer.Argument(help="A run.")],
     step: Annotated[str, typer.Argument(help="The evaluation whose gate waits for a person.")],
-    approved: Annotated[bool, typer.Option("--approve/--reject", help="Go on as if the gate had passed, or not.")],
-    reason: Annotated[str, typer.Option(help="Why; kept with the lineage of what follows.")],
-    name: Annotated[str | None, typer.Option(help="Who decides; default: POSTTRAIN_USER, or the user here.")] = None,
+    approved: Annotated[
+        bool, typer.Option("--approve/--reject", help="Continue as if the gate had passed, or reject.")
+    ],
+    reason: Annotated[str, typer.Option(help="Reason; recorded in the lineage of later steps.")],
+    name: Annotated[
+        str | None, typer.Option(help="Person who decides; default: POSTTRAIN_USER, or the current user.")
+    ] = None,
 ) -> None:
     """Decide about a gate with `on_fail: approve`. A waiting run continues by itself; resume one that has ended."""
     from flows.execution.approval import decide_gates
