@@ -31,6 +31,11 @@ def characters(*, alphabet: str = PRINTABLE, chat_template: str = CHAT_TEMPLATE)
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
+    return wrap_tokenizer(tokenizer, chat_template)
+
+
+def wrap_tokenizer(tokenizer: Tokenizer, chat_template: str) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of transformers with the special tokens of `SPECIAL` and a chat template."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,

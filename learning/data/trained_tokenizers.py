@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from learning.data.rows import MESSAGES
 from learning.data.shards import find_shards
-from learning.data.tokenizers import ASSISTANT, CHAT_TEMPLATE, EOS, PAD, SPECIAL, SYSTEM, UNKNOWN, USER
+from learning.data.tokenizers import CHAT_TEMPLATE, SPECIAL, UNKNOWN, wrap_tokenizer
 from schemas.errors import StepError
 from schemas.references import RowsRef
 
@@ -85,16 +85,7 @@ def _train(tokenizer: Any, trainer: Any, data: RowsRef, chat_template: str) -> P
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator(_read_texts(Path(data)), trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD,
-        eos_token=EOS,
-        unk_token=UNKNOWN,
-        additional_special_tokens=[USER, ASSISTANT, SYSTEM],
-        chat_template=chat_template,
-        clean_up_tokenization_spaces=False,
-        padding_side="right",
-    )
+    return wrap_tokenizer(tokenizer, chat_template)
 
 
 def _estimate_unigram(backend: Any, folder: Path) -> models.Unigram:
