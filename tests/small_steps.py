@@ -1,5 +1,19 @@
-"""A step that writes a number, and a recipe of two of them, for tests that are about something else."""
+"""Small steps and models for tests that are about something else: two steps that write numbers, a tiny model."""
 
+TINY_DEFAULTS = """\
+defaults:
+  init:
+    config:
+      model_type: qwen3
+      hidden_size: 16
+      intermediate_size: 32
+      num_hidden_layers: 1
+      num_attention_heads: 2
+      num_key_value_heads: 2
+      head_dim: 8
+    max_length: 96
+"""
+"""Defaults of a recipe whose `init` stages make a model of one layer."""
 NUMBER = """
 def number(context, *, value: int = 1):
     (context.output("result") / "n.txt").write_text(str(value))

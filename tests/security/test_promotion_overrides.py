@@ -20,21 +20,9 @@ from lineage.layout import Layout
 from lineage.registry.champions import find_champion
 from schemas.errors import PlanError
 from tests.registries import lay_empty_registry
+from tests.small_steps import TINY_DEFAULTS
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow's own dependencies
-BASE = """\
-defaults:
-  init:
-    config:
-      model_type: qwen3
-      hidden_size: 16
-      intermediate_size: 32
-      num_hidden_layers: 1
-      num_attention_heads: 2
-      num_key_value_heads: 2
-      head_dim: 8
-    max_length: 96
-"""
 RECIPE = """\
 extends: base.yaml
 name: small
@@ -109,7 +97,7 @@ def lab(tmp_path_factory):
         patch.chdir(folder)
         lab = Lab(folder)
         lay_empty_registry(lab.layout)
-        lab.write("base.yaml", BASE)
+        lab.write("base.yaml", TINY_DEFAULTS)
         lab.write("small.yaml", STRICT)
         git(folder, "init", "-q")
         lab.commit()
@@ -118,7 +106,7 @@ def lab(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def as_committed(lab):
-    lab.write("base.yaml", BASE)
+    lab.write("base.yaml", TINY_DEFAULTS)
     lab.write("small.yaml", STRICT)
 
 
@@ -167,10 +155,10 @@ def test_files_that_were_edited_or_are_not_committed(lab):
     lab.write("small.yaml", RECIPE)
     assert lab.changes() == ["stages.exam.gate.0.min: 0.5 → 0.0"]
     lab.write("small.yaml", STRICT)
-    lab.write("base.yaml", BASE + "  evaluate: {limit: 1}\n")
+    lab.write("base.yaml", TINY_DEFAULTS + "  evaluate: {limit: 1}\n")
     assert lab.changes() == ["stages.exam.limit: null → 1"]
     assert read_committed_recipe("small.yaml", None, lab.layout).edited == ("base.yaml",)
-    lab.write("base.yaml", BASE)
+    lab.write("base.yaml", TINY_DEFAULTS)
     lab.write("draft.yaml", RECIPE)
     with pytest.raises(PlanError, match=r"draft\.yaml is not committed; commit it"):
         lab.changes(file="draft.yaml")
@@ -181,7 +169,7 @@ def test_files_that_were_edited_or_are_not_committed(lab):
 
 def test_a_recipe_outside_the_repository_of_the_checkout_is_not_its_committed_one(lab, tmp_path, monkeypatch):
     (tmp_path / "small.yaml").write_text(RECIPE)
-    (tmp_path / "base.yaml").write_text(BASE)
+    (tmp_path / "base.yaml").write_text(TINY_DEFAULTS)
     with pytest.raises(PlanError, match="is outside the repository of this checkout"):
         read_committed_recipe(str(tmp_path / "small.yaml"), None, lab.layout)
     git(tmp_path, "init", "-q")
@@ -198,7 +186,7 @@ def test_a_recipe_outside_the_repository_of_the_checkout_is_not_its_committed_on
 def test_outside_git_the_file_counts_and_that_is_recorded(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lab = Lab(tmp_path)
-    lab.write("base.yaml", BASE)
+    lab.write("base.yaml", TINY_DEFAULTS)
     lab.write("small.yaml", RECIPE)
     assert lab.changes() == []
     assert lab.changes("vars.wanted=-1") == ["stages.exam.gate.0.min: 0.0 → -1.0"]

@@ -12,23 +12,17 @@ from typer.testing import CliRunner
 from flows.cli import app
 from lineage.registry.champions import find_champion
 from tests.flows.checkout import REPOSITORY
+from tests.small_steps import TINY_DEFAULTS
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow's own dependencies
-RECIPE = """\
+RECIPE = (
+    """\
 name: small
 seed: 3
 promote: {model: two, gate: exam, name: chat}
-defaults:
-  init:
-    config:
-      model_type: qwen3
-      hidden_size: 16
-      intermediate_size: 32
-      num_hidden_layers: 1
-      num_attention_heads: 2
-      num_key_value_heads: 2
-      head_dim: 8
-    max_length: 96
+"""
+    + TINY_DEFAULTS
+    + """\
 stages:
   one: {kind: init}
   two: {kind: init, seed: 4}
@@ -40,6 +34,7 @@ stages:
     num_bootstrap: 100
     gate: {metric: accuracy, min: 0.0}
 """
+)
 VLLM = """
 import json, os, sys
 told = {name: os.environ.get(name) for name in ("VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "HF_HUB_OFFLINE")}
