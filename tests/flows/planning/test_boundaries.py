@@ -315,7 +315,7 @@ def _computes(value):
 
 
 def _inherits(of, key):
-    """Return whether a listed method of a base class is defined anew."""
+    """Return whether a listed method of a base class is overridden."""
     return any((base.__name__, key) in SETTINGS_METHODS for base in of.__mro__[1:])
 
 
