@@ -8,6 +8,7 @@ from functools import lru_cache
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
 from tenacity.wait import wait_exponential, wait_random
 
+from learning.api.background_loop import run_coroutine
 from learning.api.concurrency_limiter import Cap, SpendingLimiter
 from learning.api.rate_limiter import RateLimiter
 from learning.api.request_locks import RequestLocks
@@ -20,7 +21,7 @@ from schemas.endpoint import Endpoint
 from schemas.errors import StepError
 
 BEAT = 0.5
-"""Seconds between two polls for signals and other processes' answers."""
+"""Seconds between two polls for other processes' answers."""
 BYTES_PER_TOKEN = 4
 """Estimate for ordinary text, to account tokens per minute before they are known."""
 
@@ -40,32 +41,13 @@ def ask(
     request, or if more requests fail than the endpoint allows; answers received until then are stored.
     """
     with closing(ResponseStore(desk.folder)) as answers, closing(RequestLocks(desk.folder)) as claims:
-        return asyncio.run(_Batch(endpoint, desk, questions, answers, claims, cap, on_answer).ended())
+        return run_coroutine(_Batch(endpoint, desk, questions, answers, claims, cap, on_answer).ended())
 
 
 @lru_cache(maxsize=64)
 def get_rate_limiters(base_url: str, requests: float | None, tokens: float | None) -> tuple[RateLimiter, RateLimiter]:
     """Return the limiters of requests and tokens of a server, shared by all calls of this process."""
     return RateLimiter(requests), RateLimiter(tokens)
-
-
-async def _poll_signals(work: "asyncio.Future[list[None]]") -> None:
-    """Wait for work and poll, so that signals are delivered to the interpreter."""
-
-    async def beat() -> None:
-        while True:
-            await asyncio.sleep(BEAT)
-
-    pulse = asyncio.ensure_future(beat())
-    try:
-        await asyncio.wait((work, pulse), return_when=asyncio.FIRST_COMPLETED)
-        for ended in (pulse, work):
-            if ended.done():
-                ended.result()
-    finally:
-        pulse.cancel()
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
 
 
 class _Batch:
@@ -106,7 +88,7 @@ class _Batch:
             # If all answers are stored, skip the connection and its delays.
             missing = any(key not in self.known for key in self.keys)
             self.client = await stack.enter_async_context(make_client(self.endpoint)) if missing else None
-            await _poll_signals(asyncio.gather(*(self._work(places, turn) for _ in range(workers))))
+            await asyncio.gather(*(self._work(places, turn) for _ in range(workers)))
         if self.wrong is not None:
             raise self.wrong
         return self.asked
