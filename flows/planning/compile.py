@@ -10,6 +10,7 @@ from flows.planning.champion_inputs import GateSettings, add_champions
 from flows.planning.closure import Closure
 from flows.planning.contracts import verify_contracts
 from flows.planning.facts_cache import FactsCache
+from flows.planning.reward_sources import verify_reward_models
 from lineage.digests import digest_of
 from lineage.layout import Layout
 from lineage.sources.resolve import find_source
@@ -28,7 +29,10 @@ FRESH = "fresh"
 
 
 def compile_recipe(recipe: Recipe, layout: Layout) -> Plan:
-    """Return the plan of a recipe. Raise PlanError if a source is missing or the models of a step do not fit."""
+    """Return the plan of a recipe.
+
+    Raise PlanError if a source is missing or the models of a step do not fit, RecipeError for a source of another kind.
+    """
     known = FactsCache(layout)
     closure = Closure(recipe.folders, known)
     steps: dict[str, Step] = {}
@@ -45,6 +49,7 @@ def compile_recipe(recipe: Recipe, layout: Layout) -> Plan:
         budget=recipe.head.budget,
         schedule=recipe.head.schedule,
     )
+    verify_reward_models(recipe, layout)
     verify_contracts(plan, layout, recipe.folders)
     return plan
 

@@ -16,7 +16,7 @@ from lineage.sources.resolve import find_source
 from schemas.base import JsonObject
 from schemas.chat_settings import merge_settings, read_chat
 from schemas.errors import PlanError
-from schemas.manifest import Contract
+from schemas.manifest import Contract, InputRecord
 from schemas.plan import Input, Plan, Step
 from schemas.references import MODEL_TYPES
 from schemas.stages.union import traits_of
@@ -46,12 +46,22 @@ class KnownContract:
         return KnownContract(contract, tokenizer, merge_settings(self.chat, chat))
 
 
+def shares_tokens(given: Input | InputRecord) -> bool:
+    """Return whether an input must fit to the tokenizer of a step's other models.
+
+    A reward model from outside reads texts through its own tokenizer.
+    """
+    if given.type == "reward_model" and given.source is not None and given.port.startswith("rewards."):
+        return False
+    return given.type in CARRIERS
+
+
 def verify_contracts(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> None:
     """Raise PlanError with both fingerprints and steps if models that meet in a step do not fit together."""
     store = Store(layout)
     bonds: dict[str, KnownContract] = {}
     for step in plan.steps:
-        carried = [i for i in step.inputs if i.type in CARRIERS]
+        carried = [i for i in step.inputs if shares_tokens(i)]
         met = [(i, _find_received(i, bonds, layout, folders).under(step.settings)) for i in carried]
         if traits_of(step.kind).shares_tokens:
             for (one, first), (other, second) in combinations(met, 2):

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from flows.planning.compile import blank_references
-from flows.planning.contracts import CARRIERS
+from flows.planning.contracts import CARRIERS, shares_tokens
 from flows.planning.difference import find_first_difference
 from flows.processes.capture import capture_output, wait_for_writers
 from flows.processes.locks import hold_lock
@@ -166,7 +166,7 @@ def _watch_inputs(step: Step, received: list[ReceivedInput], work: Path) -> Iter
 def _check_contracts(step: Step, received: list[ReceivedInput]) -> None:
     if not traits_of(step.kind).shares_tokens:
         return
-    models = [(one.record, read_contract(one.folder)) for one in received if one.record.type in CARRIERS]
+    models = [(one.record, read_contract(one.folder)) for one in received if shares_tokens(one.record)]
     contracts = [(r, override_contract(contract, step.settings)) for r, contract in models if contract is not None]
     for record, contract in contracts[1:]:
         if (problem := find_disagreement(contracts[0][1], contract)) is not None:

@@ -18,9 +18,10 @@ from transformers import AutoModelForTokenClassification
 
 from learning.auxiliary_networks.network import Head, Likelihood, Valued, copy_body
 from learning.batch.batch import Batch
+from learning.models.forwards import keep_score_caps
 from learning.models.packed import unwrap
 from learning.models.policy import LOCAL_ONLY, Policy, load_policy, load_tokenizer, save_policy
-from learning.models.reward_model import FILE as REWARD_FILE
+from learning.models.reward_files import is_reward_model
 from learning.models.reward_model import load_reward_model
 from learning.models.weights import Weights
 from schemas.errors import StepError
@@ -103,6 +104,7 @@ def load_network(folder: Path, *, device: str = "cpu", dtype: str = "float32") -
     loaded = AutoModelForTokenClassification.from_pretrained(
         folder, dtype=getattr(torch, dtype), use_safetensors=True, **LOCAL_ONLY
     )
+    keep_score_caps(loaded)
     network = Valued(loaded.to(device).eval().base_model, settings["head"], settings["heads"], 0)
     file = Weights(folder)
     name = next(n for n, module in loaded.named_children() if module is _linear(loaded))
@@ -157,7 +159,7 @@ def make_network(block: Any, reads: Reads, policy: Policy, folder: Path | None, 
         start = policy if folder is None else load_policy(folder, **how)
         model = unwrap(start.model)
         return Likelihood(deepcopy(model), deepcopy(model), block.beta or BETA)
-    if folder is not None and (folder / REWARD_FILE).is_file():
+    if folder is not None and is_reward_model(folder):
         judge: Any = load_reward_model(folder, **how).policy.model
         network = Valued(judge.base_model, reads, block.heads, seed, name)
         if reads != "action":

@@ -101,7 +101,7 @@ def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32") ->
         from learning.models.adapters import fold_adapters  # peft takes long to import, and few need it
 
         model = fold_adapters(model, folder)
-    return Policy(model.to(device).eval(), tokenizer, _longest(tokenizer, model))
+    return Policy(model.to(device).eval(), tokenizer, find_max_length(tokenizer, model))
 
 
 def load_outline(folder: Path, *, dtype: str = "float32") -> Policy:
@@ -120,7 +120,7 @@ def load_outline(folder: Path, *, dtype: str = "float32") -> Policy:
             tokenizer = load_tokenizer(base)
     except UNREADABLE as error:
         raise StepError(f"{Path(folder).name}: this model cannot be loaded: {error}") from error
-    return Policy(model.eval(), tokenizer, _longest(tokenizer, model))
+    return Policy(model.eval(), tokenizer, find_max_length(tokenizer, model))
 
 
 def read_dtype(folder: Path) -> str:
@@ -147,7 +147,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     return (PreTrainedTokenizerFast if exact else AutoTokenizer).from_pretrained(folder, **LOCAL_ONLY)
 
 
-def _longest(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> int:
+def find_max_length(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> int:
+    """Return the length in tokens of the longest sequence that both tokenizer and model allow."""
     return min(int(tokenizer.model_max_length), int(getattr(model.config, "max_position_embeddings", 2**31)))
 
 

@@ -1,7 +1,7 @@
 """A reward model: a policy's body with a scalar head, read at the last token of a completion.
 
-Its folder is one of transformers' sequence classifiers with one label, plus `reward_model.json`: mean and standard
-deviation of its rewards on held-out pairs, and the longest sequence it was trained on.
+Its folder is one of transformers' sequence classifiers with one label. A reward_model stage adds `reward_model.json`:
+mean and standard deviation of its rewards on held-out pairs, and the longest sequence it was trained on.
 
 Shapes: P completions, C width of the model.
 """
@@ -13,14 +13,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
-from learning.models.packed import pack, packed_hidden
-from learning.models.policy import LOADING, Policy, load_tokenizer, resolve_max_length, save_policy
+from learning.models.forwards import keep_score_caps
+from learning.models.gguf import UNREADABLE
+from learning.models.packed import pack, packed_hidden, unwrap
+from learning.models.policy import (
+    LOADING,
+    LOCAL_ONLY,
+    Policy,
+    find_max_length,
+    load_tokenizer,
+    resolve_max_length,
+    save_policy,
+)
+from learning.models.reward_files import FILE, HEAD, find_reward_model_problem
 from schemas.errors import StepError
-
-FILE = "reward_model.json"
 
 
 @dataclass(frozen=True)
@@ -36,27 +46,41 @@ class RewardModel:
     """A sequence classifier with one label, held as a `Policy`, and the scale of its rewards."""
 
     policy: Policy
-    scale: Scale = field(default_factory=Scale)
+    scale: Scale | None = field(default_factory=Scale)
+    """None: it was not trained by a reward_model stage, and its scale is unknown."""
 
     def rewards(self, prompts: list[list[int]], completions: list[list[list[int]]]) -> Tensor:
-        """Return rewards (P,) of the completions, prompt by prompt; each prompt is computed once."""
-        segments, parents, leaves = [], [], []
+        """Return rewards (P,) of the completions, prompt by prompt; each prompt is computed once.
+
+        As in transformers, a reward is read at the last token that is not the padding token.
+        """
+        classifier = unwrap(self.policy.model)
+        padding = classifier.config.get_text_config().pad_token_id
+        segments, parents, places = [], [], []
         for prompt, answers in zip(prompts, completions, strict=True):
             root = len(segments)
-            leaves += range(root + 1, root + 1 + len(answers))
+            for number, answer in enumerate(answers):
+                at = _find_last(answer, padding)
+                places.append((root + 1 + number, at) if at >= 0 else (root, max(0, _find_last(prompt, padding))))
             segments += [prompt, *answers]
             parents += [-1] + [root] * len(answers)
         packed = pack(segments, parents).to(self.policy.model.device)
         hidden_MC = packed_hidden(self.policy.model, packed)
-        last_P = packed.cu_seqlens_S1[torch.tensor(leaves, dtype=torch.long) + 1] - 1
-        head: Any = self.policy.model.score
-        return head(hidden_MC[last_P.to(hidden_MC.device)])[:, 0]
+        segment_P, place_P = torch.tensor(places, dtype=torch.long).view(-1, 2).T
+        last_P = packed.cu_seqlens_S1[segment_P] + place_P
+        return getattr(classifier, HEAD)(hidden_MC[last_P.to(hidden_MC.device)])[:, 0]
 
     def save(self, folder: Path) -> None:
         """Write the folder; equal models give equal bytes."""
         save_policy(self.policy, folder)
-        settings = {"max_length": self.policy.max_length, "mean": self.scale.mean, "std": self.scale.std}
+        scale = self.scale or Scale()
+        settings = {"max_length": self.policy.max_length, "mean": scale.mean, "std": scale.std}
         (folder / FILE).write_text(json.dumps(settings, indent=1) + "\n")
+
+
+def _find_last(ids: list[int], padding: int | None) -> int:
+    """Return the index of the last id that is not padding, −1 if there is none."""
+    return next((place for place in reversed(range(len(ids))) if ids[place] != padding), -1)
 
 
 def make_reward_model(policy: Policy, max_length: int | None) -> RewardModel:
@@ -72,14 +96,15 @@ def make_reward_model(policy: Policy, max_length: int | None) -> RewardModel:
         model = AutoModelForSequenceClassification.from_config(
             config, dtype=policy.model.dtype, attn_implementation="sdpa"
         )
+        keep_score_caps(model)
         model.base_model.load_state_dict(body.state_dict())
     except (ValueError, RuntimeError) as error:
         raise StepError(
             f"reward_model: transformers has no sequence classifier with the body of a {config.model_type} "
             "language model; start from a decoder such as qwen3, llama or gpt2"
         ) from error
-    if not isinstance(getattr(model, "score", None), torch.nn.Linear):
-        raise StepError(f"reward_model: the classifier of {config.model_type} has no linear `score` head")
+    if not isinstance(getattr(model, HEAD, None), torch.nn.Linear):
+        raise StepError(f"reward_model: the classifier of {config.model_type} has no linear `{HEAD}` head")
     torch.nn.init.zeros_(model.score.weight)
     model.config.architectures = [type(model).__name__]
     return RewardModel(
@@ -88,21 +113,33 @@ def make_reward_model(policy: Policy, max_length: int | None) -> RewardModel:
 
 
 def load_reward_model(folder: Path, *, device: str = "cpu", dtype: str = "float32") -> RewardModel:
-    """Load what `RewardModel.save` wrote; raise StepError if the folder is not a reward model."""
+    """Load a reward model: what `RewardModel.save` wrote, or another sequence classifier with one label.
+
+    Only safetensors are read and no code of the folder is executed. Raise StepError if the folder is not a reward
+    model.
+    """
+    if problem := find_reward_model_problem(folder):
+        raise StepError(f"{folder.name}: {problem}")
+    try:
+        with LOADING:
+            loaded: Any = AutoModelForSequenceClassification.from_pretrained(
+                folder,
+                dtype=getattr(torch, dtype),
+                use_safetensors=True,
+                attn_implementation="sdpa",
+                ignore_mismatched_sizes=True,  # they are refused below, by name
+                output_loading_info=True,
+                **LOCAL_ONLY,
+            )
+            tokenizer = load_tokenizer(folder)
+    except (*UNREADABLE, SafetensorError) as error:
+        raise StepError(f"{folder.name}: this reward model cannot be loaded: {error}") from error
+    model, info = loaded
+    if wrong := sorted([*info["missing_keys"], *info["mismatched_keys"]], key=str):
+        raise StepError(f"{folder.name}: weights do not fit config.json, {len(wrong)} differ, first {wrong[0]}")
+    keep_score_caps(model)
+    model = model.to(device).eval()
     if not (folder / FILE).is_file():
-        raise StepError(
-            f"{folder.name}: no reward model here, {FILE} is missing; give the output of a reward_model stage"
-        )
+        return RewardModel(Policy(model, tokenizer, find_max_length(tokenizer, model)), None)
     settings = json.loads((folder / FILE).read_text())
-    with LOADING:
-        model = AutoModelForSequenceClassification.from_pretrained(
-            folder,
-            dtype=getattr(torch, dtype),
-            use_safetensors=True,
-            attn_implementation="sdpa",
-            local_files_only=True,
-            trust_remote_code=False,
-        )
-        tokenizer = load_tokenizer(folder)
-    policy = Policy(model.to(device).eval(), tokenizer, settings["max_length"])
-    return RewardModel(policy, Scale(settings["mean"], settings["std"]))
+    return RewardModel(Policy(model, tokenizer, settings["max_length"]), Scale(settings["mean"], settings["std"]))

@@ -8,14 +8,19 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from learning.auxiliary_networks.heads import TokenJudge, load_token_judge
 from learning.batch.batch_layout import single_turn
-from learning.data.chat import encode_answer
+from learning.data.chat import encode_answer, encode_prompt
+from learning.data.rendering import Messages
 from learning.data.rows import Row
+from learning.data.turns import encode_conversation
 from learning.models.policy import Policy
+from learning.models.reward_files import NO_SCALE
 from learning.models.reward_model import RewardModel, load_reward_model
 from learning.samples.engine_protocol import Generation
+from schemas.errors import StepError
 from schemas.references import ProcessRewardModelRef, RewardModelRef
 
 TOKENS = 16_384
@@ -31,12 +36,15 @@ def learned(
 ) -> list[float | None]:
     """Score of a reward model; None if prompt and completion are longer than it was trained for.
 
-    `standard` subtracts the mean and divides by the standard deviation of the held-out pairs that the model was tested
-    on; `sigmoid` maps that to (0, 1), for sums with verifiable rewards.
+    The model is the output of a reward_model stage or a sequence classifier of transformers with one label; such a
+    classifier reads the whole conversation as its own chat template renders it. `standard` subtracts the mean and
+    divides by the standard deviation of the held-out pairs that the model was tested on; `sigmoid` maps that to (0, 1),
+    for sums with verifiable rewards.
     """
     judge = load_cached_reward_model(str(model))
+    encode = encode_answer if judge.scale else encode_whole
     scores: list[float | None] = [None] * len(rows)
-    for batch in _make_batches(_group_by_prompt(judge.policy, rows, completions)):
+    for batch in _make_batches(_group_by_prompt(judge.policy, rows, completions, encode)):
         places = [i for _, answers in batch for i, _ in answers]
         with torch.no_grad():
             rewards_P = judge.rewards([p for p, _ in batch], [[ids for _, ids in answers] for _, answers in batch])
@@ -66,7 +74,7 @@ def process(
         "sum": sum,
     }
     summarise = statistics[stat]
-    for batch in _make_batches(_group_by_prompt(judge.policy, rows, completions)):
+    for batch in _make_batches(_group_by_prompt(judge.policy, rows, completions, encode_answer)):
         places = [i for _, answers in batch for i, _ in answers]
         answered = [[Generation(ids, [0.0] * len(ids), "stop") for _, ids in answers] for _, answers in batch]
         record = single_turn([prompt for prompt, _ in batch], answered)
@@ -82,14 +90,28 @@ def load_process_reward_model(folder: str) -> TokenJudge:
     return load_token_judge(Path(folder), device="cuda" if torch.cuda.is_available() else "cpu")
 
 
+def encode_whole(
+    tokenizer: PreTrainedTokenizerBase, prompt: Messages, completion: Messages, row: Row | None = None
+) -> tuple[list[int], list[int]]:
+    """Return the ids of a rendered conversation, parted after the longest beginning that its prompt shares with it.
+
+    Other than `encode_answer` it ends with everything that the template writes, as reward models from outside were
+    trained.
+    """
+    whole = encode_conversation(tokenizer, prompt, completion, row=row).ids
+    given = encode_prompt(tokenizer, prompt, row)
+    shared = next((i for i, (one, other) in enumerate(zip(whole, given, strict=False)) if one != other), len(given))
+    return whole[:shared], whole[shared:]
+
+
 def _group_by_prompt(
-    policy: Policy, rows: list[Row], completions: list[str]
+    policy: Policy, rows: list[Row], completions: list[str], encode: Callable[..., tuple[list[int], list[int]]]
 ) -> dict[tuple[int, ...], list[tuple[int, list[int]]]]:
     """Return completions with their indices, by prompt, without those longer than the model was trained for."""
     groups: dict[tuple[int, ...], list[tuple[int, list[int]]]] = defaultdict(list)
     for i, (row, completion) in enumerate(zip(rows, completions, strict=True)):
         said = [{"role": "assistant", "content": completion}]
-        prompt, answer = encode_answer(policy.tokenizer, row["prompt"], said, row)
+        prompt, answer = encode(policy.tokenizer, row["prompt"], said, row)
         if len(prompt) + len(answer) <= policy.max_length:
             groups[tuple(prompt)].append((i, answer))
     return groups
@@ -116,8 +138,10 @@ def _make_batches(groups: dict[tuple[int, ...], list[tuple[int, list[int]]]]) ->
 
 
 def normalise_reward(reward: float, judge: RewardModel, how: str) -> float:
-    """Return a reward on the requested scale."""
+    """Return a reward on the requested scale; raise StepError if that of the model is unknown."""
     if how == "none":
         return reward
+    if judge.scale is None:
+        raise StepError(f"models.learned: {NO_SCALE}")
     standard = (reward - judge.scale.mean) / max(judge.scale.std, 1e-6)
     return standard if how == "standard" else (1 + math.tanh(standard / 2)) / 2

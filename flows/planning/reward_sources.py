@@ -1,0 +1,35 @@
+"""Reward models from outside at plan time: their files must be those of a classifier with one label."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from learning.models.reward_files import FILE, NO_SCALE, find_reward_model_problem
+from lineage.layout import Layout
+from lineage.sources.resolve import find_source
+from schemas.errors import Problem, RecipeError
+from schemas.recipe.load import Recipe
+from schemas.source.tree import join_path
+from schemas.steps.step_info import Port, StepInfo
+
+
+def verify_reward_models(recipe: Recipe, layout: Layout) -> None:
+    """Raise RecipeError for sources that are no reward model, and for scales that a source does not state."""
+    problems = [
+        problem
+        for info in recipe.steps.values()
+        for port in info.ports
+        if port.source is not None and port.type == "reward_model"
+        for problem in _check(info, port, find_source(port.source, layout, recipe.folders).folder)
+    ]
+    if problems:
+        raise RecipeError(problems)
+
+
+def _check(info: StepInfo, port: Port, folder: Path) -> Iterator[Problem]:
+    if text := find_reward_model_problem(folder):
+        yield info.problem(port.path, f"{port.source}: {text}")
+        return
+    owner = port.path.rpartition(".")[0]
+    values = next((slot.values for slot in info.slots if slot.path == owner), {})
+    if values.get("normalise", "none") != "none" and not (folder / FILE).is_file():
+        yield info.problem(join_path(owner, "normalise"), f"{port.source}: {NO_SCALE}")

@@ -1,0 +1,49 @@
+"""Reward models from outside, when a recipe is planned: accepted with tokenizers of their own, or refused at a line."""
+
+import pytest
+
+from flows.planning.compile import compile_recipe
+from lineage.layout import Layout
+from schemas.errors import RecipeError
+from schemas.recipe.load import load_recipe
+from tests.learning.models.test_reward_model import save_classifier
+
+RECIPE = """\
+name: scored
+stages:
+  base: {kind: init, tokenizer: {use: characters, alphabet: "abc0123456789"}}
+  asked:
+    kind: synthesize
+    emit: prompts
+    problems: [{use: reasoning_gym, family: chain_sum, split: train, size: 10}]
+  better:
+    kind: rl
+    algorithm: grpo
+    model: base
+    prompts: asked
+    rewards:
+      - {use: models.learned, model: "path:./judge"%s}
+    max_steps: 1
+"""
+
+
+def plan(tmp_path, more=""):
+    (tmp_path / "recipe.yaml").write_text(RECIPE % more)
+    return compile_recipe(load_recipe(tmp_path / "recipe.yaml"), Layout(tmp_path))
+
+
+def test_a_classifier_is_a_reward_model_whatever_its_tokenizer(tmp_path):
+    save_classifier(tmp_path / "judge", "llama")
+    (given,) = [i for i in plan(tmp_path).step("better").inputs if i.port == "rewards.0.model"]
+    assert (given.type, given.source) == ("reward_model", "path:./judge")
+
+
+def test_other_sources_and_unknown_scales_are_refused_where_they_are_written(tmp_path):
+    save_classifier(tmp_path / "judge", "llama", labels=2)
+    with pytest.raises(
+        RecipeError, match=r"recipe\.yaml:14:38: .*rewards\.0\.model: path:./judge: a classifier with 2"
+    ):
+        plan(tmp_path)
+    save_classifier(tmp_path / "judge", "llama")
+    with pytest.raises(RecipeError, match=r"recipe\.yaml:14:65: .*rewards\.0\.normalise: .*scale .* is unknown"):
+        plan(tmp_path, ", normalise: sigmoid")
