@@ -18,8 +18,8 @@ from flows.planning.name_uses import (
     Scope,
     Use,
     attribute_chain,
+    child_nodes,
     find_bound_names,
-    is_text,
     is_type_checking,
     list_arguments,
     list_import_bindings,
@@ -183,7 +183,7 @@ class _Reader:
     def _add(self, node: ast.stmt, names: tuple[str, ...], *, always: bool) -> None:
         collected = NameUses()
         collected.add(node, self.scope)
-        collected.is_dynamic |= self._reads_any_module(node)
+        collected.is_dynamic |= any(self._full_path(use)[:2] == ("sys", "modules") for use in collected.unsubscripted)
         _strip(node)
         self.statements.append(
             Statement(
@@ -199,19 +199,17 @@ class _Reader:
             )
         )
 
-    def _reads_any_module(self, tree: ast.AST) -> bool:
-        """Return whether code looks at `sys.modules`, but for one entry of it by a fixed name."""
-        nodes = list(ast.walk(tree))
-        fixed = {id(n.value) for n in nodes if isinstance(n, ast.Subscript) and is_text([n.slice])}
-        return any(id(node) not in fixed and self._path(node)[:2] == ("sys", "modules") for node in nodes)
-
     def _path(self, node: ast.AST) -> tuple[str, ...]:
         """Return the dotted path of a name as Python would import it; empty where it has no name at its root."""
         root, chain = attribute_chain(node)
-        use = self.aliases.get(root) if root is not None else None
-        if use is None:
-            return (root, *chain) if root is not None else ()
-        return (*(use.module or "").split("."), *([use.name] if use.name else []), *chain)
+        return () if root is None else self._full_path(Use(root, chain))
+
+    def _full_path(self, use: Use) -> tuple[str, ...]:
+        """Return the dotted path of a used name as Python would import it."""
+        source = use if use.module is not None else self.aliases.get(use.name)
+        if source is None:
+            return (use.name, *use.chain)
+        return (*(source.module or "").split("."), *([source.name] if source.name else []), *use.chain)
 
     def _defines_only(self, node: Function | ast.ClassDef) -> bool:
         """Return whether to define it has no other effect: what it calls meanwhile only returns something."""
@@ -252,7 +250,7 @@ class _Reader:
                 continue
             if isinstance(part, ast.Call) and not self._is_pure_call(part):
                 return False
-            waiting += ast.iter_child_nodes(part)
+            waiting += child_nodes(part)
         return True
 
     def _is_pure_call(self, node: ast.Call) -> bool:
@@ -282,7 +280,7 @@ def _executed(tree: ast.AST) -> Iterator[ast.AST]:
         if isinstance(node, ast.If) and is_type_checking(node.test):
             waiting += node.orelse
         else:
-            waiting += ast.iter_child_nodes(node)
+            waiting += child_nodes(node)
 
 
 def _is_outside_functions(wanted: ast.AST, tree: ast.AST) -> bool:
@@ -292,7 +290,7 @@ def _is_outside_functions(wanted: ast.AST, tree: ast.AST) -> bool:
         if node is wanted:
             return True
         if not isinstance(node, Function | ast.Lambda | ast.ClassDef):
-            waiting += ast.iter_child_nodes(node)
+            waiting += child_nodes(node)
     return False
 
 
@@ -305,8 +303,12 @@ def _is_docstring(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
-def _strip(tree: ast.stmt) -> None:
-    """Remove docstrings from a tree; they do not count."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+def _strip(statement: ast.stmt) -> None:
+    """Remove docstrings from a statement; they do not count."""
+    waiting: list[ast.AST] = [statement]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.ClassDef | Function):
             node.body = [inner for inner in node.body if not _is_docstring(inner)]
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            waiting += getattr(node, name, ())

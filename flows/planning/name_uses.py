@@ -2,10 +2,11 @@
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple, get_args
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
@@ -13,6 +14,8 @@ IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*", re.ASCII)
 """How a function of any module is named by a text: `package.module:function`."""
 OPAQUE = frozenset({"globals", "eval", "exec", "__import__"})
 """Built-in functions through which code may reach any name of its module."""
+NO_NAMES = frozenset({"ctx", "op", "ops", "id", "attr", "level", "kind", "type_comment", "type_ignores"})
+"""Fields of syntax nodes that hold no names, or texts and numbers alone."""
 OPAQUE_IF_BARE = frozenset({"vars", "dir", "locals"})
 
 
@@ -59,42 +62,44 @@ class NameUses:
         self.uses: dict[Use, None] = {}
         self.imports: dict[Use, None] = {}
         self.literals: dict[str, None] = {}
+        self.unsubscripted: set[Use] = set()
+        """Uses that are more than one entry by a fixed key, `name["key"]`."""
         self.is_opaque = self.is_dynamic = self.has_hooks = False
 
     def add(self, node: ast.AST, scope: Scope) -> None:
         """Collect from a node that is evaluated in `scope`."""
-        if isinstance(node, Function):
-            self._function(node, scope)
-        elif isinstance(node, ast.Lambda):
-            self._defaults(node.args, scope)
-            self.add(node.body, Scope(scope, [node.body], _parameters(node.args)))
-        elif isinstance(node, ast.ClassDef):
-            self._class(node, scope)
-        elif isinstance(node, Comprehension):
-            self._comprehension(node, scope)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            self._late_import(node, scope)
-        elif isinstance(node, ast.Name | ast.Attribute):
-            self._name(node, scope)
-        elif isinstance(node, ast.Call):
-            self._call(node, scope)
-        elif isinstance(node, ast.Constant):
-            if isinstance(node.value, str) and IMPORT_PATH.fullmatch(node.value):
-                self.literals[node.value] = None
-        elif isinstance(node, ast.List | ast.Tuple):
-            self._command(node.elts)
-            self.add_all(node.elts, scope)
-        elif isinstance(node, ast.AnnAssign):
-            self._annotated(node, scope)
-        elif not (isinstance(node, ast.If) and is_type_checking(node.test)):
-            self.add_all(ast.iter_child_nodes(node), scope)
+        collect = _COLLECTORS.get(type(node))
+        if collect is None:
+            self.add_all(child_nodes(node), scope)
         else:
-            self.add_all(node.orelse, scope)
+            collect(self, node, scope)
 
     def add_all(self, nodes: Iterable[ast.AST], scope: Scope) -> None:
         """Collect from several nodes."""
         for node in nodes:
             self.add(node, scope)
+
+    def _lambda(self, node: ast.Lambda, scope: Scope) -> None:
+        self._defaults(node.args, scope)
+        self.add(node.body, Scope(scope, [node.body], _parameters(node.args)))
+
+    def _constant(self, node: ast.Constant, scope: Scope) -> None:
+        if isinstance(node.value, str) and IMPORT_PATH.fullmatch(node.value):
+            self.literals[node.value] = None
+
+    def _elements(self, node: ast.List | ast.Tuple, scope: Scope) -> None:
+        self._command(node.elts)
+        self.add_all(node.elts, scope)
+
+    def _if(self, node: ast.If, scope: Scope) -> None:
+        self.add_all(node.orelse if is_type_checking(node.test) else child_nodes(node), scope)
+
+    def _subscript(self, node: ast.Subscript, scope: Scope) -> None:
+        if isinstance(node.value, ast.Name | ast.Attribute) and is_text([node.slice]):
+            self._name(node.value, scope, is_entry=True)
+        else:
+            self.add(node.value, scope)
+        self.add(node.slice, scope)
 
     def _function(self, node: Function, scope: Scope) -> None:
         self.add_all(node.decorator_list, scope)
@@ -156,26 +161,19 @@ class NameUses:
         if node is not None:
             self.add(node, scope)
 
-    def _name(self, node: ast.Name | ast.Attribute, scope: Scope) -> None:
+    def _name(self, node: ast.Name | ast.Attribute, scope: Scope, *, is_entry: bool = False) -> None:
         root, chain = attribute_chain(node)
         self.has_hooks |= "__subclasses__" in chain
         self.is_opaque |= "__globals__" in chain
         if root is not None:
-            self._use(root, chain, scope)
+            uses = _resolve(root, chain, scope)
+            self.uses |= dict.fromkeys(uses)
+            if not is_entry:
+                self.unsubscripted |= set(uses)
             return
         while isinstance(node, ast.Attribute):
             node = node.value  # pyright: ignore[reportAssignmentType]  # any expression
         self.add(node, scope)
-
-    def _use(self, root: str, chain: tuple[str, ...], scope: Scope) -> None:
-        holder: Scope | None = scope
-        while holder is not None:
-            for late in holder.imports.get(root, ()):
-                self.uses[late._replace(chain=chain)] = None
-            if root in holder.names and not holder.is_class:
-                return
-            holder = holder.parent
-        self.uses[Use(root, chain)] = None
 
     def _command(self, words: Sequence[ast.expr]) -> None:
         """Collect the module of `python -m module`."""
@@ -195,7 +193,58 @@ class NameUses:
         elif word in ("import_module", "run_module"):
             self.literals[ast.literal_eval(node.args[0])] = None
         self._command(node.args)
-        self.add_all(ast.iter_child_nodes(node), scope)
+        self.add_all(child_nodes(node), scope)
+
+
+_COLLECTORS: dict[type[ast.AST], Callable[[NameUses, Any, Scope], None]] = {
+    ast.FunctionDef: NameUses._function,
+    ast.AsyncFunctionDef: NameUses._function,
+    ast.Lambda: NameUses._lambda,
+    ast.ClassDef: NameUses._class,
+    **dict.fromkeys(get_args(Comprehension), NameUses._comprehension),
+    ast.Import: NameUses._late_import,
+    ast.ImportFrom: NameUses._late_import,
+    ast.Name: NameUses._name,
+    ast.Attribute: NameUses._name,
+    ast.Subscript: NameUses._subscript,
+    ast.Call: NameUses._call,
+    ast.Constant: NameUses._constant,
+    ast.List: NameUses._elements,
+    ast.Tuple: NameUses._elements,
+    ast.AnnAssign: NameUses._annotated,
+    ast.If: NameUses._if,
+}
+"""How the names of a node are collected, by the node's type; of other types, from the nodes below it."""
+
+
+def _resolve(root: str, chain: tuple[str, ...], scope: Scope) -> list[Use]:
+    """Return the uses of a name in a scope: late imports that bind it, else or also the name of the module."""
+    uses: list[Use] = []
+    holder: Scope | None = scope
+    while holder is not None:
+        uses += (late._replace(chain=chain) for late in holder.imports.get(root, ()))
+        if root in holder.names and not holder.is_class:
+            return uses
+        holder = holder.parent
+    return [*uses, Use(root, chain)]
+
+
+@cache
+def _node_fields(kind: type[ast.AST]) -> tuple[str, ...]:
+    """Return the fields of a type of node that hold nodes with names, in order."""
+    return tuple(name for name in kind._fields if name not in NO_NAMES)
+
+
+def child_nodes(node: ast.AST) -> list[ast.AST]:
+    """Return the nodes directly below a node, in order, as `ast.iter_child_nodes`; without operators and contexts."""
+    children: list[ast.AST] = []
+    for name in _node_fields(type(node)):
+        value = getattr(node, name, None)
+        if isinstance(value, ast.AST):
+            children.append(value)
+        elif isinstance(value, list):
+            children += [item for item in value if isinstance(item, ast.AST)]
+    return children
 
 
 def list_arguments(node: ast.Call) -> list[ast.expr]:
@@ -262,7 +311,7 @@ def find_bound_names(body: Sequence[ast.AST]) -> _Bound:
             bound.names.add(node.name)
         elif isinstance(node, ast.MatchMapping) and node.rest:
             bound.names.add(node.rest)
-        waiting += ast.iter_child_nodes(node)
+        waiting += child_nodes(node)
     return bound
 
 
