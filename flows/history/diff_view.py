@@ -9,7 +9,7 @@ from rich.text import Text
 from flows.history.diff import Change, Difference, MetricChange
 from flows.history.diff_data import DataChange
 from flows.planning.difference import format_value
-from lineage.reports.report import format_duration
+from lineage.reports.formatting import format_duration
 
 SHOWN = 12
 """Most row ids per list; `--json` has all of them."""

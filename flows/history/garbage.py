@@ -22,7 +22,7 @@ from lineage.artifacts.reclaim import (
 from lineage.audit import log as audit_log
 from lineage.layout import Layout
 from lineage.records import Record, read_records
-from lineage.reports.report import format_size
+from lineage.reports.formatting import format_size
 from lineage.retention.keep import add_ancestors, find_best, find_pinned, find_promoted, refuse_damaged, refuse_missing
 from lineage.retention.pins import pin_artifacts, read_pins, unpin_artifacts
 from lineage.tracing.ancestry import trace

@@ -3,7 +3,9 @@
 A key is made of what a step does and reads, never of names: renaming a stage reruns nothing.
 """
 
-from collections.abc import Iterable
+import gc
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 from flows.planning.champion_inputs import GateSettings, add_champions
@@ -36,8 +38,9 @@ def compile_recipe(recipe: Recipe, layout: Layout) -> Plan:
     known = FactsCache(layout)
     closure = Closure(recipe.folders, known)
     steps: dict[str, Step] = {}
-    for name in recipe.steps:
-        steps[name] = _make_step(recipe, name, steps, closure, layout)
+    with _paused_collection():
+        for name in recipe.steps:
+            steps[name] = _make_step(recipe, name, steps, closure, layout)
     known.save()
     plan = Plan(
         recipe=recipe.name,
@@ -52,6 +55,18 @@ def compile_recipe(recipe: Recipe, layout: Layout) -> Plan:
     verify_reward_models(recipe, layout)
     verify_contracts(plan, layout, recipe.folders)
     return plan
+
+
+@contextmanager
+def _paused_collection() -> Iterator[None]:
+    """Pause the garbage collector: syntax trees have no cycles, and searching them takes a tenth of planning."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def select_stages(plan: Plan, names: Iterable[str]) -> Plan:

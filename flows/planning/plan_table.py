@@ -8,7 +8,7 @@ from flows.planning.estimate import Estimate, Forecast, describe_costs, describe
 from flows.planning.explain import explain_plan
 from flows.planning.facts_cache import FactsCache
 from lineage.layout import Layout
-from lineage.reports.report import format_duration
+from lineage.reports.formatting import format_duration
 from lineage.tracing.history import find_latest
 from schemas.errors import PlanError
 from schemas.plan import Plan

@@ -6,7 +6,7 @@ from typing import TypedDict
 from flows.execution.approval import ApprovalRequest
 from flows.execution.execute import Execution
 from lineage.artifacts.store import Store
-from lineage.reports.report import format_duration
+from lineage.reports.formatting import format_duration
 from schemas.manifest import Manifest
 from schemas.plan import Plan, Step
 

@@ -10,7 +10,7 @@ from flows.execution.results import is_number, read_scores, read_yields
 from flows.execution.states import EXIT_CANCELLED, StepState, compute_exit_code, describe_states
 from flows.planning.explain import Verdict
 from flows.planning.gate_power import describe_condition
-from lineage.reports.report import format_duration, format_number
+from lineage.reports.formatting import format_duration, format_number
 from schemas.plan import Plan
 
 MARKS = {"HIT": "✓", "MISS": "→"}

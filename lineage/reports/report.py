@@ -1,10 +1,8 @@
 """The report of a run: one self-contained HTML file, made from the plan, the states and the manifests."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -12,6 +10,7 @@ from lineage.audit.approvals import describe_decision, latest_decision
 from lineage.layout import Layout
 from lineage.reports.cost import compute_costs
 from lineage.reports.curves import read_curves
+from lineage.reports.formatting import format_duration, format_number, format_size
 from lineage.reports.graph import draw_steps
 from schemas.base import JsonObject
 from schemas.manifest import Manifest
@@ -98,29 +97,7 @@ def _is_shown(section: ReportSection, details: JsonObject) -> bool:
     return section.detail in details and (section.may_be_empty or bool(details[section.detail]))
 
 
-def format_number(value: Any) -> str:
-    """Return four significant digits; integers and words as they are."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return "–" if value is None else str(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-
-
-def format_duration(seconds: float) -> str:
-    """Return seconds, or minutes and hours for long durations."""
-    if seconds < 90:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def format_size(num_bytes: float) -> str:
-    """Return bytes in the unit that fits."""
-    if num_bytes < 1000:
-        return f"{num_bytes:.0f} bytes"
-    exponent = min(4, int(math.log10(num_bytes) // 3))
-    return f"{num_bytes / 1000**exponent:.1f} {('kB', 'MB', 'GB', 'TB')[exponent - 1]}"
-
-
-FOLLOWS = {"stop": "failed", "warn": "failed, only said", "approve": "awaits approval"}
+FOLLOWS = {"stop": "failed", "warn": "failed, with a warning", "approve": "awaits approval"}
 
 
 def collect_gate_rows(plan: Plan, made: dict[str, Manifest], layout: Layout) -> Iterator[JsonObject]:
