@@ -65,7 +65,7 @@ class Batch:
     def __init__(self, model: torch.nn.Module, max_slots: int, max_length: int):
         self.model, self.max_slots, self.max_length = model, max_slots, max_length
         self.device = next(model.parameters()).device
-        self.slots = Slots(max_slots, max_length, self.device)
+        self.slots = Slots(model, max_slots, max_length)
         self.samples: list[Sample] = []
 
     @property

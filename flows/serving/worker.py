@@ -13,7 +13,7 @@ import torch
 
 from flows.serving.batch import Batch, PromptRequest, Sample, Token
 from flows.serving.decoded_text import DecodedText
-from learning.generation.engines.slots import use_slot_attention
+from learning.generation.engines.slot_attention import use_slot_attention
 from learning.models.policy import Policy
 
 Finish = Literal["stop", "length"]

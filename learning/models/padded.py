@@ -74,19 +74,3 @@ def lay_out_rows(packed: "Packed") -> tuple[Tensor, Tensor, Tensor]:
     device = packed.input_ids_M.device
     ids_BL = packed.input_ids_M[at_BL.clamp(min=0).to(device)].masked_fill(~real_BL.to(device), 0)
     return ids_BL, real_BL.long().to(device), place_M.to(device)
-
-
-def describe_limited_attention(config: Any) -> str:
-    """Return how a config limits attention to earlier tokens; empty if it does not.
-
-    A numerical comparison would miss a window longer than its probe, so the config is read.
-    """
-    config = config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "attention"}
-    if kinds:
-        return f"layers of {', '.join(sorted(map(str, kinds)))}"
-    if getattr(config, "attention_chunk_size", None):
-        return "attention in chunks"
-    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-        return "attention within a sliding window"
-    return ""

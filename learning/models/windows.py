@@ -6,7 +6,8 @@ from typing import Any
 
 NAME = "sliding_window"
 """How transformers names a window in configs and modules; its masks and attention calls read it there."""
-KNOWN_LAYERS = {"full_attention", "attention", "sliding_attention"}
+KNOWN_LAYERS = frozenset({"full_attention", "attention", "sliding_attention"})
+"""Layers of attention that is limited by causality and windows alone, as transformers names them in `layer_types`."""
 
 
 @contextmanager
@@ -27,10 +28,10 @@ def narrow_windows(model: Any, size: int) -> Iterator[None]:
             setattr(holder, NAME, window)
 
 
-def describe_unsupported_attention(config: Any) -> str:
-    """Return what of a config's attention only the model's own forward computes; empty if there is no such thing."""
+def describe_unsupported_attention(config: Any, known: frozenset[str] = KNOWN_LAYERS) -> str:
+    """Return what of a config's layers only the model's own forward computes; empty if all are `known`."""
     config = config.get_text_config()
-    if kinds := set(getattr(config, "layer_types", None) or ()) - KNOWN_LAYERS:
+    if kinds := set(getattr(config, "layer_types", None) or ()) - known:
         return f"layers of {', '.join(sorted(map(str, kinds)))}"
     if getattr(config, "attention_chunk_size", None):
         return "attention in chunks"

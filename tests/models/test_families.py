@@ -9,6 +9,9 @@ from safetensors import safe_open
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from learning.data.tokenizers import characters
+from learning.generation.engines import slot_attention
+from learning.generation.engines.slot_check import explain_slot_misfit
+from learning.generation.engines.slots import Slots
 from learning.generation.engines.torch import Engine
 from learning.memory_model.expected_forward import PADDED, expect_forward
 from learning.models import segments as segments_module
@@ -25,6 +28,11 @@ PACKED_EXPERTS = {"gpt_oss": {f"model.layers.{layer}.mlp.experts.gate_up_proj" f
 """Published checkpoints that hold all experts of a layer in one tensor."""
 REFUSED_BY_ENGINE = {"rwkv"}
 """Their cached decoding in the installed transformers differs from their own forward."""
+OWN_CACHE = {
+    *("bloom", "codegen", "falcon", "gpt_neo", "gptj", "llama4_text", "minimax"),
+    *("mpt", "nemotron", "recurrent_gemma", "rwkv", "stablelm"),
+}
+"""Families that the engine does not decode over slots; all others are batched continuously."""
 PADDED_FAMILIES = {kind for kinds in PADDED.values() for kind in kinds}
 """Families that take transformers' own forward; all others take the forest."""
 IN_FLOAT64 = {"gemma4_text"}
@@ -80,6 +88,7 @@ def test_completions_are_drawn_from_the_own_forward_or_refused(kind):
         with pytest.raises(StepError, match=f"decoding a {kind} model with its cache gives other numbers"):
             engine.generate(requests, sampling)
         return
+    assert bool(explain_slot_misfit(model)) == (kind in OWN_CACHE), explain_slot_misfit(model)
     completions = engine.generate(requests, sampling)
     for request, generations in zip(requests, completions, strict=True):
         for one in generations:
@@ -144,27 +153,44 @@ def test_wrong_attention_is_found_on_the_weights(monkeypatch):
         assert float((wrong[:12] - planted.model(torch.tensor([segments[0]]))[0][0]).abs().max()) > 1e-3
 
 
-def plant(monkeypatch, model, layer, **changed):
-    """Make a layer call the forest's attention with other arguments than its own."""
-    inner = segments_module.attend
+def plant(monkeypatch, model, layer, name=segments_module.NAME, **changed):
+    """Make a layer call the attention of the forest, or another one, with other arguments than its own."""
+    inner = ALL_ATTENTION_FUNCTIONS[name]
 
     def attend(module, *args, **kwargs):
         wrong = module is model.model.layers[layer].self_attn
         return inner(module, *args, **{**kwargs, **(changed if wrong else {})})
 
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, segments_module.NAME, attend)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, name, attend)
 
 
-@pytest.mark.parametrize(
-    ("kind", "layer", "changed"),
-    [
-        ("gemma2", 0, {"sliding_window": None}),
-        ("gemma2", 1, {"softcap": 0.5}),
-        ("gemma3_text", 0, {"sliding_window": 5}),
-        ("mistral", 1, {"sliding_window": 3}),
-        ("gpt_oss", 1, {"s_aux": None}),
-    ],
-)
+PLANTED = [
+    ("gemma2", 0, {"sliding_window": None}),
+    ("gemma2", 1, {"softcap": 0.5}),
+    ("gemma3_text", 0, {"sliding_window": 5}),
+    ("mistral", 1, {"sliding_window": 3}),
+    ("gpt_oss", 1, {"s_aux": None}),
+]
+
+
+@pytest.mark.parametrize(("kind", "layer", "changed"), PLANTED)
+def test_wrong_windows_caps_and_sinks_over_slots_are_found_on_the_weights(kind, layer, changed, monkeypatch):
+    planted = make_family(kind, sliding_window=128)
+    plant(monkeypatch, planted, layer, slot_attention.NAME, **changed)
+    assert explain_slot_misfit(planted) == f"{kind}: decoding over slots gives other numbers than its own forward"
+    monkeypatch.undo()
+    assert not explain_slot_misfit(make_family(kind, sliding_window=128))
+
+
+def test_wrong_states_of_slots_are_found_on_the_weights(monkeypatch):
+    """A cache that gives every slot the states of the first prompt."""
+    place = Slots.place
+    monkeypatch.setattr(Slots, "place", lambda self, at, prefix, source, n: place(self, at * 0, prefix, source, n))
+    reason = explain_slot_misfit(make_family("mamba2"))
+    assert reason == "mamba2: decoding over slots gives other numbers than its own forward"
+
+
+@pytest.mark.parametrize(("kind", "layer", "changed"), PLANTED)
 def test_wrong_windows_caps_and_sinks_are_found_on_the_weights(kind, layer, changed, monkeypatch):
     planted = make_family(kind, sliding_window=128)
     plant(monkeypatch, planted, layer, **changed)

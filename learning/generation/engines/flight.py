@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import torch
 
 from learning.generation.engines.running import Decoding
-from learning.generation.engines.slots import use_slot_attention
+from learning.generation.engines.slot_attention import use_slot_attention
 from learning.samples.engine_protocol import Generation, Request, Sampling
 
 Finish = Literal["stop", "length", "suspended"]

@@ -1,7 +1,7 @@
-"""Decoding with a model's own cache, for architectures whose attention does not fit slots.
+"""Decoding with a model's own cache, for architectures whose cache does not fit slots.
 
 Requests with equal numbers of known tokens are decoded together by transformers' `generate`, so that no row is padded
-and hybrids, windows and state-space models use their own cache. Tokens come from this package's sampler and random
+and the model makes its own cache. Tokens come from this package's sampler and random
 streams, so completions equal those over slots. Stepwise generation caches nothing: each token costs a forward over all
 tokens before it.
 

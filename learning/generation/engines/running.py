@@ -59,7 +59,7 @@ class Decoding:
         self.ends_E = self._tensor(list(ends))
         self.prefilled: dict[int, Prefilled] = {}
         self.num_slots, most = slots[0], sampling.max_new_tokens
-        self.slots = Slots(*slots, self.device)
+        self.slots = Slots(model, *slots)
         self.tokens_NK = self._zeros(samples + 1, most)
         self.logprobs_NK = self._zeros(samples + 1, most, dtype=torch.float32)
         self.entropies_NK = self._zeros(samples + 1, most if sampling.entropy else 0, dtype=torch.float32)
@@ -152,6 +152,8 @@ class Decoding:
                 self.prefilled[ordered.pop(0)] = Prefilled(None, 0)
                 continue
             while take < len(ordered) and (take + 1) * len(self.known[ordered[take]]) <= PREFILL_TOKENS:
+                if self.slots.keeps_states and len(self.known[ordered[take]]) > width + 1:
+                    break  # padding would change the states
                 take += 1
             group, ordered = ordered[:take], ordered[take:]
             prompts = [self.known[r][:-1] for r in group]

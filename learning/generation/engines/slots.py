@@ -1,64 +1,109 @@
-"""Key-value cache of the torch engine: one slab of rows per layer, each row a slot with its own length.
+"""Cache of the torch engine: rows of keys, values and states, each row a slot with its own length.
 
-A row's column is the position of its token, so slots never need padding; a new occupant of a slot overwrites the old
-one. Prompts are computed right-padded in a batch and copied into as many slots as they have samples.
+Keys and values lie in one slab per layer; a row's column is the position of its token, so slots never need padding.
+States of linear attention, state spaces and convolutions have one row per slot. A new occupant of a slot overwrites the
+old one. Prompts are computed in a batch and copied into as many slots as they have samples.
 
-Shapes: B rows in use, S slots, L columns, H key-value heads, G queries per head, D width of a head, T tokens at once.
+Shapes: B rows in use, S slots, L columns, H key-value heads, D width of a head, T tokens at once, R prompts.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+import inspect
+from copy import copy
+from functools import lru_cache
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, DynamicCache, LinearAttentionCacheLayerMixin, LinearAttentionLayer
 
-from learning.models.forwards import evaluation_mode
-from schemas.errors import StepError
+StateName = Literal["conv_states", "recurrent_states"]
 
-NAME = "posttrain_slots"
+
+def has_states(model: Any) -> bool:
+    """Return whether a model has layers that keep a state instead of keys and values."""
+    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in DynamicCache(config=model.config).layers)
+
+
+def _make_state_holders(model: Any) -> list[LinearAttentionLayer]:
+    """Return an empty holder of states for every layer; those of plain attention stay empty."""
+    layers = DynamicCache(config=model.config).layers
+    return [LinearAttentionLayer(getattr(layer, "number_of_states", 1)) for layer in layers]
 
 
 class Prefix(Cache):
-    """Keys and values of a batch of right-padded prompts, one pair (R, H, T, D) per layer."""
+    """A batch of prompts: keys and values (R, H, T, D) of each layer that has them, and the states of the others."""
 
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-        self.pairs: list[tuple[Tensor, Tensor]] = []
+    def __init__(self, model: Any) -> None:
+        self.holders = _make_state_holders(model)
+        super().__init__(layers=[*self.holders])
+        self.pairs: dict[int, tuple[Tensor, Tensor]] = {}
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any) -> tuple[Tensor, Tensor]:
         """Store a layer's keys and values."""
-        self.pairs.append((key_states, value_states))
+        self.pairs[layer_idx] = key_states, value_states
         return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return 0: the positions of tokens are given to the model."""
+        return 0
+
+    def list_states(self) -> dict[tuple[int, StateName, int], Tensor]:
+        """Return the states (R, …) by layer, kind and number."""
+        names: tuple[StateName, ...] = ("conv_states", "recurrent_states")
+        return {
+            (index, name, number): state
+            for index, holder in enumerate(self.holders)
+            for name in names
+            for number, state in getattr(holder, name).items()
+            if state is not None
+        }
 
 
 class Slots(Cache):
     """The slabs: `aim` sets the position of every row's next token; the model then calls `update` layer by layer."""
 
-    def __init__(self, num_slots: int, num_columns: int, device: str | torch.device) -> None:
+    def __init__(self, model: Any, num_slots: int, num_columns: int) -> None:
         super().__init__(layers=[])
-        self.slabs: list[tuple[Tensor, Tensor]] = []
+        device = next(model.parameters()).device
+        self.slabs: dict[int, tuple[Tensor, Tensor]] = {}
+        self.states: dict[tuple[int, StateName, int], Tensor] = {}
+        """States of all slots (S, …) by layer, kind and number; empty until a prompt shows their shapes."""
+        self.keeps_states = has_states(model)
         self.num_columns = num_columns
         self.bias_SL = torch.full((num_slots, num_columns), float("-inf"), device=device)
         """0 where a slot holds a token, −inf elsewhere: added to the attention scores."""
         self.row_B = self.position_B = torch.zeros(0, dtype=torch.long, device=device)
         self.columns = 0
+        self.windowed: dict[int, Tensor] = {}
 
-    def aim(self, position_B: Tensor) -> Tensor:
-        """Set the positions of the next tokens of rows 0..B−1; return the bias of their attention (B, 1, 1, L)."""
+    def aim(self, position_B: Tensor) -> None:
+        """Set the positions of the next tokens of rows 0..B−1."""
         rows = len(position_B)
         self.row_B, self.position_B = torch.arange(rows, device=position_B.device), position_B
         self.bias_SL[self.row_B, position_B] = 0.0
         self.columns = int(position_B.max()) + 1
-        return self.bias_SL[:rows, None, None, : self.columns]
+        self.windowed = {}
+        for (layer, name, number), state in self.states.items():
+            getattr(self.layers[layer], name)[number] = state[:rows]  # the model writes into this view
+
+    def compute_bias(self, window: int | None) -> Tensor:
+        """Return what is added to attention scores (B, 1, 1, L): −inf for keys that a row's next token does not see.
+
+        `window` is the number of keys that it sees, itself included.
+        """
+        bias_BL = self.bias_SL[: len(self.row_B), : self.columns]
+        if window and window < self.columns:
+            if window not in self.windowed:
+                column_L = torch.arange(self.columns, device=bias_BL.device)
+                far_BL = column_L <= self.position_B[:, None] - window
+                self.windowed[window] = bias_BL.masked_fill(far_BL, float("-inf"))
+            bias_BL = self.windowed[window]
+        return bias_BL[:, None, None]
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any) -> tuple[Tensor, Tensor]:
         """Store one token (B, H, 1, D) per row; return all keys and values of the rows (B, H, L, D)."""
-        if len(self.slabs) <= layer_idx:
-            self.slabs.append((self._slab(key_states), self._slab(value_states)))
+        if layer_idx not in self.slabs:
+            self.slabs[layer_idx] = self._slab(key_states), self._slab(value_states)
         stored = []
         rows, heads = key_states.shape[:2]
         head_H = torch.arange(heads, device=key_states.device)
@@ -69,35 +114,60 @@ class Slots(Cache):
             stored.append(slab_SHLD[:rows, :, : self.columns])
         return stored[0], stored[1]
 
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return 0: the positions of tokens are given to the model."""
+        return 0
+
     def place(self, slots_X: Tensor, prefix: Prefix | None, source_X: Tensor, lengths_X: Tensor) -> None:
         """Fill slots with the first `lengths_X` columns of rows `source_X` of a prefix; without one, empty them."""
         column_L = torch.arange(self.num_columns, device=lengths_X.device)
         self.bias_SL[slots_X] = torch.where(column_L < lengths_X[:, None], 0.0, float("-inf"))
         if prefix is None:
+            for state in self.states.values():
+                state[slots_X] = 0.0
             return
-        for layer, pair in enumerate(prefix.pairs):
-            if len(self.slabs) <= layer:
-                self.slabs.append((self._slab(pair[0]), self._slab(pair[1])))
+        for layer, pair in prefix.pairs.items():
+            if layer not in self.slabs:
+                self.slabs[layer] = self._slab(pair[0]), self._slab(pair[1])
             for slab_SHLD, states_RHTD in zip(self.slabs[layer], pair, strict=True):
                 slab_SHLD[slots_X, :, : states_RHTD.shape[2]] = states_RHTD[source_X]
+        self.make_states(prefix)
+        for at, state in prefix.list_states().items():
+            self.states[at][slots_X] = state[source_X]
+
+    def make_states(self, prefix: Prefix) -> None:
+        """Make states of zeros for all slots, of the shapes of a prefix, unless there are some."""
+        if self.states or not self.keeps_states:
+            return
+        holders = [copy(holder) for holder in prefix.holders]
+        for holder in holders:
+            holder.conv_states, holder.recurrent_states = dict(holder.conv_states), dict(holder.recurrent_states)
+        self.layers = [*holders]
+        for at, state in prefix.list_states().items():
+            self.states[at] = state.new_zeros(len(self.bias_SL), *state.shape[1:])
 
     def move(self, from_X: Tensor, to_X: Tensor) -> None:
         """Copy rows, so that those in use are adjacent."""
         self.bias_SL[to_X] = self.bias_SL[from_X]
-        for pair in self.slabs:
+        for pair in self.slabs.values():
             for slab_SHLD in pair:
                 slab_SHLD[to_X, :, : self.columns] = slab_SHLD[from_X, :, : self.columns]
+        for state in self.states.values():
+            state[to_X] = state[from_X]
 
     def grow(self, num_slots: int, num_columns: int) -> None:
         """Make room for more slots and longer sequences; the contents of the slots stay."""
         old_SL, self.num_columns = self.bias_SL, num_columns
         self.bias_SL = old_SL.new_full((num_slots, num_columns), float("-inf"))
         self.bias_SL[: old_SL.shape[0], : old_SL.shape[1]] = old_SL
-        for layer, pair in enumerate(self.slabs):
+        for layer, pair in self.slabs.items():
             grown = tuple(self._slab(slab_SHLD) for slab_SHLD in pair)
             for new_SHLD, slab_SHLD in zip(grown, pair, strict=True):
                 new_SHLD[: slab_SHLD.shape[0], :, : slab_SHLD.shape[2]] = slab_SHLD
             self.slabs[layer] = (grown[0], grown[1])
+        for at, state in self.states.items():
+            self.states[at] = state.new_zeros(num_slots, *state.shape[1:])
+            self.states[at][: len(state)] = state
 
     def _slab(self, like_BHTD: Tensor) -> Tensor:
         heads, width = like_BHTD.shape[1], like_BHTD.shape[3]
@@ -105,66 +175,28 @@ class Slots(Cache):
 
 
 def prefill(model: Any, ids_RT: Tensor) -> Prefix:
-    """Return keys and values of right-padded prompts (R, T)."""
-    prefix = Prefix()
+    """Return keys, values and states of prompts (R, T), right-padded if the model keeps no states."""
+    prefix = Prefix(model)
     positions = torch.arange(ids_RT.shape[1], device=ids_RT.device)[None]
-    model.base_model(input_ids=ids_RT, position_ids=positions, past_key_values=prefix, use_cache=True)
+    model.base_model(input_ids=ids_RT, position_ids=positions, use_cache=True, **{_name_of_cache(type(model)): prefix})
     return prefix
 
 
 def compute_slot_logits(model: Any, slots: Slots, token_B: Tensor, position_B: Tensor) -> Tensor:
     """Run the model on one token per row at its position; return the logits (B, V) after it."""
+    if slots.keeps_states and not slots.states:
+        slots.make_states(prefill(model, token_B[:1, None]))
+    slots.aim(position_B)
     return model(
         input_ids=token_B[:, None],
         position_ids=position_B[:, None],
-        past_key_values=slots,
         use_cache=True,
-        slot_bias=slots.aim(position_B),
+        slots=slots,
+        **{_name_of_cache(type(model)): slots},
     ).logits[:, -1]
 
 
-def slot_attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    slot_bias: Tensor | None = None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    **ignored: Any,
-) -> tuple[Tensor, None]:
-    """Return attention of prompts (causal, `slot_bias` None) or of one new token per slot, over (B, heads, T, D).
-
-    Queries that share a key-value head take the place of the token dimension, so that keys are never repeated. Raise
-    StepError for features that it does not implement: sliding windows, softcapped scores and attention sinks.
-    """
-    if ignored.get("softcap") is not None or ignored.get("s_aux") is not None or sliding_window:
-        raise StepError(
-            "engine torch: attention over slots supports no sliding windows, softcapped scores or sinks; "
-            "use another engine for this model"
-        )
-    if slot_bias is None:
-        grouped = query.shape[1] != key.shape[1]
-        out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
-        return out.transpose(1, 2), None
-    rows, heads = query.shape[:2]
-    query_BHGD = query.reshape(rows, key.shape[1], heads // key.shape[1], -1)
-    out_BHGD = scaled_dot_product_attention(query_BHGD, key, value, attn_mask=slot_bias.to(query.dtype), scale=scaling)
-    return out_BHGD.reshape(rows, 1, heads, -1), None
-
-
-AttentionInterface.register(NAME, slot_attention)
-
-
-@contextmanager
-def use_slot_attention(model: Any) -> Iterator[None]:
-    """Within the context the model is in evaluation mode and uses attention over slots."""
-    implementation = model.config._attn_implementation
-    model.config._attn_implementation = NAME
-    try:
-        with evaluation_mode(model):
-            yield
-    finally:
-        model.config._attn_implementation = implementation
+@lru_cache
+def _name_of_cache(model: type) -> str:
+    """Return the parameter of a model's forward that takes its cache; that of pure state spaces has another name."""
+    return "cache_params" if "cache_params" in inspect.signature(model.forward).parameters else "past_key_values"

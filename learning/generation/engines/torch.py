@@ -9,8 +9,8 @@ from learning.generation.engines.context_room import check_room
 from learning.generation.engines.flight import InFlight
 from learning.generation.engines.own_cache import UncachedFlight, generate_with_own_cache
 from learning.generation.engines.running import Running
+from learning.generation.engines.slot_attention import use_slot_attention
 from learning.generation.engines.slot_check import explain_slot_misfit
-from learning.generation.engines.slots import use_slot_attention
 from learning.models.policy import Policy
 from learning.samples.engine_protocol import Flight, Generation, Request, Sampling
 
@@ -18,9 +18,9 @@ from learning.samples.engine_protocol import Flight, Generation, Request, Sampli
 class Engine:
     """Continuous batching over a decoder-only model of transformers.
 
-    `max_slots` is the number of samples that run at once. A model whose attention does not fit slots (windows, sinks,
-    hybrids, state spaces; checked on its own weights) is decoded with its own cache instead. No cache outlives a call
-    of `generate`; a flight computes it again after a sync.
+    `max_slots` is the number of samples that run at once. A model whose cache does not fit slots (attention in chunks,
+    ALiBi, caches of its own; checked on its own weights) is decoded with transformers' cache instead. No cache outlives
+    a call of `generate`; a flight computes it again after a sync.
     """
 
     def __init__(self, policy: Policy, *, max_slots: Annotated[int, Field(ge=1)] = 256) -> None:

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 
 from flows.serving.app import make_app
-from flows.serving.batch import Batch, PromptRequest
+from flows.serving.batch import Batch, PromptRequest, Sample
 from flows.serving.current import Current, Limits, Served, load
 from flows.serving.decoded_text import DecodedText
 from flows.serving.models import Chosen
@@ -23,6 +23,7 @@ from flows.serving.server import listen
 from flows.serving.worker import ServingJob, Worker
 from learning.data.chat import decode, encode_prompt
 from learning.data.tokenizers import characters
+from learning.generation.engines.slot_attention import use_slot_attention
 from learning.generation.engines.torch import Engine
 from learning.models.policy import Policy, save_policy
 from learning.samples.engine_protocol import Request, Sampling
@@ -329,10 +330,33 @@ def test_it_listens_on_this_machine_only(served):
 
 
 @pytest.mark.filterwarnings("ignore")  # transformers warns of kernels that are not installed
+@pytest.mark.parametrize("kind", ["gemma2", "gpt_oss", "lfm2"])
+def test_windows_caps_sinks_and_states_are_served_exactly(kind):
+    model = make_family(kind)
+    batch, found = Batch(model, 3, 40), {}
+    prompts = [tuple(range(3, 3 + n)) for n in (17, 5, 11)]
+    with torch.inference_mode(), use_slot_attention(model):
+        for step in range(16):
+            if step in (0, 3, 6):  # a sample joins while the ones before it are decoded
+                request = PromptRequest(prompts[step // 3], max_tokens=9, seed=0, temperature=0.0)
+                batch.admit(request, [Sample(request, 0, owner=None)])
+            for sample, token in batch.step():
+                found.setdefault(sample.request.prompt_ids, []).append(token.id)
+                sample.over = sample.count == 9
+            batch.leave()
+            if not batch.samples:
+                break
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        given = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0, "eos_token_id": 60}
+        assert found[prompt] == model.generate(ids, max_new_tokens=9, **given)[0, len(prompt) :].tolist()
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers warns of kernels that are not installed
 def test_a_model_that_slots_do_not_fit_is_refused_before_it_is_served(tmp_path):
     tokenizer = characters()
     tokenizer.model_max_length = 96
-    save_policy(Policy(make_family("mistral", vocab_size=len(tokenizer)), tokenizer, 96), tmp_path)
-    chosen = Chosen(name="windows", folder=tmp_path, digest="", description="windows")
-    with pytest.raises(StepError, match=r"cannot serve it exactly \(mistral: attention within a sliding window\)"):
+    save_policy(Policy(make_family("llama4_text", vocab_size=len(tokenizer)), tokenizer, 96), tmp_path)
+    chosen = Chosen(name="chunks", folder=tmp_path, digest="", description="chunks")
+    with pytest.raises(StepError, match=r"cannot serve it exactly \(llama4_text: layers of chunked_attention\)"):
         load(chosen, Limits(max_slots=2, max_length=None), "cpu", "float32")
