@@ -78,7 +78,7 @@ def update_projections(outcome: Outcome, plan: Plan, layout: Layout, console: Co
 
     states = {name: dict(_as_done(state, outcome.run).as_event()) for name, state in outcome.states.items()}
     manifests = {name: s.manifest for name, s in outcome.states.items() if s.manifest is not None}
-    _update_projection("DVC", lambda: project_dvc(layout, plan), console)
+    _update_projection("DVC", lambda: project_dvc(layout, plan, succeeded=outcome.exit_code == 0), console)
     _update_projection("The index of lineage", lambda: query_index(layout, read_new_tables), console)
     _update_projection("MLflow", lambda: project_run(layout, outcome.run, plan, states), console)
     if outcome.exit_code != EXIT_CANCELLED and (verdict := promote_after(plan, outcome.states, layout)):

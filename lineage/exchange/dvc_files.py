@@ -2,7 +2,9 @@
 
 A stage depends on the folders of its upstream steps and on its own part of the recipe: its entry under `stages`, the
 `vars` it names, the `defaults` of its kind and the recipe's seed. So `dvc repro` after a change in the recipe runs
-only the stages that the change affects. Only `posttrain plan` detects changes of code; DVC does not see them.
+only the stages that the change affects. A recipe that DVC's YAML parser refuses, such as one with `{use: a.b:c}`
+(a colon inside of braces or brackets, without quotes), is one file for all of its stages. Only `posttrain plan` detects
+changes of code; DVC does not see them.
 """
 
 import json
@@ -14,6 +16,7 @@ from typing import Any
 import yaml
 
 from lineage.digests import digest_file, dvc_digest, folder_digests
+from lineage.exchange.dvc_project import complete_project
 from lineage.exchange.materialise import materialise, runs_folder, write_curves, write_if_changed
 from lineage.layout import Layout
 from lineage.records import OutputRecord, Record, read_record
@@ -21,15 +24,28 @@ from schemas.base import JsonObject
 from schemas.errors import PlanError, RecipeError
 from schemas.plan import Input, Plan, Step
 from schemas.recipe.load import load_recipe
+from schemas.source.parser import read_source
 
 Entry = JsonObject
-HEADER = "# Written by posttrain from {file}; change that file, not this one.\n"
+WRITTEN = "# Written by posttrain from "
+HEADER = WRITTEN + "{file}; change that file, not this one.\n"
+UNREADABLE = """\
+# DVC cannot read that file ({why}), so each of these stages depends on the whole of it. Put values with a
+# colon inside of braces or brackets into quotes, and they depend on single keys.
+"""
 
 
 def write_pipeline(layout: Layout, plan: Plan) -> dict[str, Entry]:
-    """Write dvc.yaml for a recipe and return its stages. Raise PlanError for a recipe with a loop."""
+    """Write dvc.yaml for a recipe, and what DVC needs to read it; return its stages.
+
+    Raise PlanError for a recipe with a loop, and if there is a dvc.yaml that posttrain did not write.
+    """
     text, stages = render_pipeline(layout, plan)
-    write_if_changed(layout.root / "dvc.yaml", text)
+    pipeline = layout.root / "dvc.yaml"
+    if pipeline.is_file() and not pipeline.read_text().startswith(WRITTEN):
+        raise PlanError(f"{pipeline} was not written by posttrain and stays as it is; move it away to have one written")
+    complete_project(layout.root)
+    write_if_changed(pipeline, text)
     return stages
 
 
@@ -46,16 +62,18 @@ def render_pipeline(layout: Layout, plan: Plan) -> tuple[str, dict[str, Entry]]:
     curves = f"data/runs/{plan.recipe}/curves.csv"
     plots = [{curves: {"template": "curves", "x": "step", "y": "value", "title": f"Curves of {plan.recipe}"}}]
     text = yaml.safe_dump({"stages": stages, "plots": plots}, sort_keys=False, width=120, allow_unicode=True)
-    return HEADER.format(file=recipe.file) + text, stages
+    header = HEADER.format(file=recipe.file)
+    return header + (UNREADABLE.format(why=recipe.unreadable) if recipe.unreadable else "") + text, stages
 
 
-def project_dvc(layout: Layout, plan: Plan) -> None:
+def project_dvc(layout: Layout, plan: Plan, *, succeeded: bool) -> None:
     """Update data/runs/<recipe>, dvc.yaml and dvc.lock to the artifacts of a plan.
 
-    Only for the recipe that dvc.yaml shows (the first that is run, where there is none), and only as it stands in its
-    file: a plan with a profile or overrides, or with a loop, changes nothing. Inside `dvc repro` DVC writes the lock.
+    dvc.yaml shows the recipe that succeeded last; a run that failed changes it only if it shows this recipe already. A
+    plan with a profile or overrides, or with a loop, changes nothing, and a dvc.yaml that posttrain did not write
+    stays. Inside `dvc repro` DVC writes the lock.
     """
-    if not is_shown_by_dvc(layout, plan):
+    if not is_as_written(layout, plan) or not may_show(layout, plan, succeeded=succeeded):
         return
     folder = runs_folder(layout, plan.recipe)
     planned = {step.name: read_record(layout.artifact(step.kind, step.key)) for step in plan.steps}
@@ -67,7 +85,8 @@ def project_dvc(layout: Layout, plan: Plan) -> None:
     if "DVC_STAGE" in os.environ:
         return
     recipe = Recipe(layout, plan)
-    locked = {n: e for n, e in _read_stages(layout.root / "dvc.lock").items() if n in stages and n not in planned}
+    before = _read_stages(layout.root / "dvc.lock").items()
+    locked = {n: e for n, e in before if n not in planned and e["cmd"] == stages.get(n, {}).get("cmd")}
     for step in plan.steps:
         if step.name in records and all(source in records for i in step.inputs for source in i.steps):
             locked[step.name] = recipe.lock(step, stages[step.name], records)
@@ -76,14 +95,20 @@ def project_dvc(layout: Layout, plan: Plan) -> None:
     write_if_changed(layout.root / "dvc.lock", text)
 
 
-def is_shown_by_dvc(layout: Layout, plan: Plan) -> bool:
-    """Return whether dvc.yaml is about this very plan."""
+def may_show(layout: Layout, plan: Plan, *, succeeded: bool) -> bool:
+    """Return whether dvc.yaml may be written for a plan: whether there is none, or what it shows may be replaced."""
+    pipeline = layout.root / "dvc.yaml"
+    text = pipeline.read_text() if pipeline.is_file() else ""
+    if text and not text.startswith(WRITTEN):
+        return False
+    shown = HEADER.format(file=os.path.relpath((layout.root / plan.file).resolve(), layout.root))
+    return succeeded or text.startswith(shown)
+
+
+def is_as_written(layout: Layout, plan: Plan) -> bool:
+    """Return whether a plan is a recipe of this checkout as it stands in its file, and one that DVC can show."""
     path = (layout.root / plan.file).resolve()
     if not path.is_relative_to(layout.root) or not path.is_file() or any(step.is_conditional for step in plan.steps):
-        return False
-    pipeline = layout.root / "dvc.yaml"
-    header = HEADER.format(file=path.relative_to(layout.root).as_posix())
-    if pipeline.is_file() and not pipeline.read_text().startswith(header):
         return False
     try:
         written = load_recipe(path).resolved
@@ -100,12 +125,25 @@ class Recipe:
             raise PlanError(
                 f"dvc.yaml cannot show {plan.file}: step {loop} is part of a loop or a branch, and DVC knows neither"
             )
-        from dvc.utils.serialize import load_yaml  # YAML 1.2 as DVC reads it: 1e-3 is a number
-
         path = (layout.root / plan.file).resolve()
         self.root, self.recipe = layout.root, plan.recipe
         self.file = os.path.relpath(path, layout.root)
-        self.source: JsonObject = json.loads(json.dumps(load_yaml(str(path))))
+        self.unreadable = ""
+        """Why DVC cannot read the file; empty if it can."""
+        self.source: JsonObject = self._read(path)
+
+    def _read(self, path: Path) -> JsonObject:
+        """Return the file as DVC reads it, or as posttrain does where DVC refuses it."""
+        from dvc.utils.serialize import YAMLFileCorruptedError, load_yaml  # YAML 1.2: 1e-3 is a number
+        from ruamel.yaml.error import MarkedYAMLError
+
+        try:
+            return json.loads(json.dumps(load_yaml(str(path))))
+        except YAMLFileCorruptedError as error:
+            cause, self.unreadable = error.__cause__, "its YAML"
+            if isinstance(cause, MarkedYAMLError) and cause.problem_mark:
+                self.unreadable = f"line {cause.problem_mark.line + 1}: {cause.problem}"
+            return read_source(path).plain()
 
     def owns(self, entry: Entry) -> bool:
         """Return whether a stage of an older dvc.yaml is still one of this recipe."""
@@ -166,7 +204,7 @@ class Recipe:
     def _params(self, step: Step) -> list[str]:
         """Return the keys of the recipe that the step reads; none when its stage does not stand in the file itself."""
         stage = self._stage(step)
-        if not stage:
+        if not stage or self.unreadable:
             return []
         own = [f"stages.{step.stage}", f"defaults.{step.kind}"]
         if step.settings.get("decontaminate"):

@@ -20,11 +20,8 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 @pytest.fixture
 def checkout(small_run):
-    """The small run in a DVC repository of its own, configured as ours."""
-    root = small_run.layout.root
-    shutil.copytree(REPOSITORY / ".dvc/plots", root / ".dvc/plots")
-    config = (REPOSITORY / ".dvc/config").read_text()
-    (root / ".dvc/config").write_text(config + "    no_scm = true\n")
+    """The small run in a folder outside of git, without a template of plots."""
+    assert not (small_run.layout.root / ".dvc/plots").exists()
     return small_run
 
 
@@ -60,10 +57,10 @@ def test_the_shipped_pipeline_is_what_the_shipped_recipe_says(monkeypatch):
 
 def test_a_part_of_a_plan_keeps_the_other_stages(small_run):
     whole = small_run.plan()
-    project_dvc(small_run.layout, whole)
+    project_dvc(small_run.layout, whole, succeeded=True)
     before = [(small_run.layout.root / name).read_bytes() for name in ("dvc.yaml", "dvc.lock")]
     part = whole.model_copy(update={"steps": tuple(s for s in whole.steps if s.name in ("base", "lessons"))})
-    project_dvc(small_run.layout, part)
+    project_dvc(small_run.layout, part, succeeded=True)
     assert set(yaml.safe_load(before[0])["stages"]) - {"raw"} == set(
         yaml.safe_load((small_run.layout.root / "dvc.yaml").read_text())["stages"]
     )
@@ -73,7 +70,7 @@ def test_a_part_of_a_plan_keeps_the_other_stages(small_run):
 
 
 def test_outputs_are_links_numbers_and_curves_lie_beside(small_run):
-    project_dvc(small_run.layout, small_run.plan())
+    project_dvc(small_run.layout, small_run.plan(), succeeded=True)
     folder = small_run.layout.root / "data/runs/small"
     artifact = small_run.store.output_folder("sft", small_run.made["tuned"].key, "policy") / "model.safetensors"
     assert (folder / "tuned/policy/model.safetensors").samefile(artifact)
@@ -81,28 +78,56 @@ def test_outputs_are_links_numbers_and_curves_lie_beside(small_run):
     curves = (folder / "curves.csv").read_text().splitlines()
     assert curves == ["stage,figure,step,value", "tuned,loss,1,1.0", "tuned,loss,2,0.5", "tuned,loss,4,0.25"]
     newer = small_run.make("base", "init", {"policy": {"model.safetensors": b"new"}}, {"policy": "policy"}, salt="2")
-    project_dvc(small_run.layout, small_run.plan())
+    project_dvc(small_run.layout, small_run.plan(), succeeded=True)
     assert (folder / "base/policy/model.safetensors").read_bytes() == b"new"
     assert not (folder / "base/policy/config.json").exists()
     assert newer.outputs["policy"].dvc in (small_run.layout.root / "dvc.lock").read_text()
     assert not list(folder.rglob(".*"))
 
 
-def test_another_recipe_a_profile_or_an_override_leaves_dvc_files_alone(small_run):
-    project_dvc(small_run.layout, small_run.plan())
+def test_dvc_files_follow_the_recipe_that_succeeded_last(small_run):
+    root, plan = small_run.layout.root, small_run.plan()
+    project_dvc(small_run.layout, plan, succeeded=False)
+    assert not (root / "dvc.yaml").exists()
+    project_dvc(small_run.layout, plan, succeeded=True)
+    before = [(root / name).read_bytes() for name in ("dvc.yaml", "dvc.lock")]
+    (root / "recipes/other.yaml").write_text((root / "recipes/small.yaml").read_text())
+    other = plan.model_copy(update={"file": "recipes/other.yaml"})
+    project_dvc(small_run.layout, other, succeeded=False)
+    assert [(root / name).read_bytes() for name in ("dvc.yaml", "dvc.lock")] == before
+    part = other.model_copy(update={"steps": tuple(s for s in plan.steps if s.name == "base")})
+    project_dvc(small_run.layout, part, succeeded=True)
+    stages, locked = (yaml.safe_load((root / name).read_text())["stages"] for name in ("dvc.yaml", "dvc.lock"))
+    assert list(stages) == list(locked) == ["base"]
+    assert stages["base"]["cmd"] == locked["base"]["cmd"] == "posttrain run recipes/other.yaml --to base"
+    project_dvc(small_run.layout, plan, succeeded=False)
+    assert list(yaml.safe_load((root / "dvc.yaml").read_text())["stages"]) == ["base"]
+    project_dvc(small_run.layout, plan, succeeded=True)
+    assert [(root / name).read_bytes() for name in ("dvc.yaml", "dvc.lock")] == before
+
+
+def test_a_dvc_yaml_of_someone_else_stays(small_run):
+    own = small_run.layout.root / "dvc.yaml"
+    own.write_text("stages: {mine: {cmd: make}}\n")
+    project_dvc(small_run.layout, small_run.plan(), succeeded=True)
+    with pytest.raises(PlanError, match="was not written by posttrain and stays as it is"):
+        write_pipeline(small_run.layout, small_run.plan())
+    assert own.read_text() == "stages: {mine: {cmd: make}}\n"
+
+
+def test_a_profile_or_an_override_leaves_dvc_files_alone(small_run):
+    project_dvc(small_run.layout, small_run.plan(), succeeded=True)
     root = small_run.layout.root
     before = [(root / name).read_bytes() for name in ("dvc.yaml", "dvc.lock")]
     plan = small_run.plan()
-    (root / "recipes/other.yaml").write_text((root / "recipes/small.yaml").read_text())
     small_run.make("base", "init", {"policy": {"config.json": b"[]"}}, {"policy": "policy"}, salt="9")
     for other in (
-        small_run.plan().model_copy(update={"file": "recipes/other.yaml"}),
         small_run.plan().model_copy(update={"resolved": {**plan.resolved, "seed": 8}}),
         small_run.plan().model_copy(update={"file": "../elsewhere.yaml"}),
     ):
-        project_dvc(small_run.layout, other)
+        project_dvc(small_run.layout, other, succeeded=True)
         assert [(root / name).read_bytes() for name in ("dvc.yaml", "dvc.lock")] == before
-    project_dvc(small_run.layout, small_run.plan())
+    project_dvc(small_run.layout, small_run.plan(), succeeded=True)
     assert (root / "dvc.lock").read_bytes() != before[1]
 
 
@@ -113,11 +138,35 @@ def test_a_loop_is_refused(small_run):
         write_pipeline(small_run.layout, plan.model_copy(update={"steps": (*plan.steps[:-1], looped)}))
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("seed: 7\n", "seed: 7\nschedule: {on_change: [path:./feedback, mlflow:tutor@champion]}\n"),
+        ("tokenizer: {use: characters}", "tokenizer: {use: characters, chat_template: path:x.jinja}"),
+    ],
+)
+def test_a_recipe_that_dvc_cannot_read_is_one_file_for_all_stages(checkout, old, new):
+    root = checkout.layout.root
+    recipe = root / "recipes/small.yaml"
+    recipe.write_text(recipe.read_text().replace(old, new))
+    del checkout.made["raw"]
+    project_dvc(checkout.layout, checkout.plan(), succeeded=True)
+    text = (root / "dvc.yaml").read_text()
+    line = recipe.read_text().partition("path:")[0].count("\n") + 1
+    assert f"# DVC cannot read that file (line {line}: found unexpected ':')" in text
+    for stage in yaml.safe_load(text)["stages"].values():
+        assert "params" not in stage
+        assert stage["deps"][-1] == "recipes/small.yaml"
+    assert "up to date" in dvc(root, "status")
+    recipe.write_text(recipe.read_text().replace("rate: 0.1}", "rate: 0.2}"))
+    assert "recipes/small.yaml" in dvc(root, "status")
+
+
 def test_dvc_agrees(checkout):
     """status, dag, metrics, plots, checkout, push; and repro does nothing, then what a changed value asks for."""
     root = checkout.layout.root
     del checkout.made["raw"]
-    project_dvc(checkout.layout, checkout.plan())
+    project_dvc(checkout.layout, checkout.plan(), succeeded=True)
     assert "up to date" in dvc(root, "status")
     assert dvc(root, "repro", "--dry").count("didn't change, skipping") == 4
     assert "lessons_clean" in dvc(root, "dag", "--md")
