@@ -147,8 +147,9 @@ def test_the_wheel_holds_every_module_and_the_data_that_they_read(wheel):
     modules = {f"posttrain/{path.relative_to(ROOT)}" for path in SOURCES}
     recipes = {f"posttrain/{path.relative_to(ROOT)}" for path in (ROOT / "recipes").rglob("*.yaml")}
     own = {f"posttrain/{name}" for name in ("__init__.py", "__main__.py", "py.typed")}
-    templates = {f"posttrain/{path.relative_to(ROOT)}" for path in (ROOT / "lineage").rglob("*.j2")}
-    assert templates
+    kinds = [(ROOT / "lineage").rglob(kind) for kind in ("*.j2", "*.json")]
+    templates = {f"posttrain/{path.relative_to(ROOT)}" for paths in kinds for path in paths}
+    assert {Path(name).suffix for name in templates} == {".j2", ".json"}
     assert names == modules | recipes | own | templates
 
 

@@ -135,7 +135,7 @@ class Recipe:
     def _read(self, path: Path) -> JsonObject:
         """Return the file as DVC reads it, or as posttrain does where DVC refuses it."""
         from dvc.utils.serialize import YAMLFileCorruptedError, load_yaml  # YAML 1.2: 1e-3 is a number
-        from ruamel.yaml.error import MarkedYAMLError
+        from ruamel.yaml.error import MarkedYAMLError  # comes with DVC
 
         try:
             return json.loads(json.dumps(load_yaml(str(path))))
