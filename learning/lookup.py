@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import ConfigDict, ValidationError, create_model
 
 from schemas import use as slots
-from schemas.addresses import AddressError, find_address
+from schemas.addresses import GGUF_READER, AddressError, find_address
 from schemas.errors import StepError
 from schemas.number_schedules import SCHEDULES, Controlled, Number, settle, value_at
 from schemas.package import import_path
@@ -190,6 +190,12 @@ def load_optional(stage: HasOptionalCode, part: str) -> Callable[..., Any] | Non
     if part not in stage.optional_code:
         return None
     module, name = stage.optional_code[part]
+    return getattr(importlib.import_module(import_path(module)), name)
+
+
+def load_gguf_reader() -> Callable[..., Any]:
+    """Return the class `learning.models.gguf:GgufFile`, imported only where an input is a GGUF file."""
+    module, name = GGUF_READER
     return getattr(importlib.import_module(import_path(module)), name)
 
 

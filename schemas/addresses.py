@@ -12,6 +12,8 @@ from schemas.use import Use
 
 REFERENCE = re.compile(r"lp_[a-z][a-z0-9_]*_T")
 """Log-probabilities under a named reference policy."""
+GGUF_READER = ("learning.models.gguf", "GgufFile")
+"""Module and name of the class that reads GGUF files: the key of a step covers it if an input may hold such a file."""
 
 
 class AddressError(Exception):

@@ -12,6 +12,12 @@ EIGHT_BIT: tuple[Optimizer, ...] = ("adamw_8bit", "lion_8bit")
 """Optimisers with quantised state, by bitsandbytes."""
 WHOLE_ONLY: tuple[Optimizer, ...] = ("adafactor", *EIGHT_BIT)
 """Optimisers that need whole tensors: none for shards."""
+OPTIMIZER_CODE: dict[Optimizer, tuple[str, str]] = {
+    "lion": ("learning.models.optimizers", "make_lion"),
+    "muon": ("learning.models.optimizers", "make_muon"),
+    **dict.fromkeys(EIGHT_BIT, ("learning.models.optimizers", "make_eight_bit")),
+}
+"""Optimisers that torch does not have: module and name of the function that makes one."""
 Dtype = Literal["float32", "bfloat16"]
 Schedule = Literal["constant", "linear", "cosine", "cosine_with_min_lr", "warmup_stable_decay"]
 SCHEDULE_OPTIONS: dict[str, tuple[Schedule, ...]] = {
@@ -64,6 +70,11 @@ class Training(Schema):
     gradient_checkpointing: bool = False
     """Whether to store only the inputs of blocks and recompute activations in the backward pass: saves memory, costs
     time."""
+
+    @property
+    def optional_code(self) -> dict[str, tuple[str, str]]:
+        """Return module and name of the code of the optimiser, unless torch has it; see `BaseStage.optional_code`."""
+        return {"optimizer": OPTIMIZER_CODE[self.optim]} if self.optim in OPTIMIZER_CODE else {}
 
     @model_validator(mode="after")
     def refuse_no_steps(self) -> Self:

@@ -12,8 +12,7 @@ from torch import Tensor
 from learning.merge.document import Slice, Target, list_targets, refuse_unused_tensors
 from learning.merge.sources import make_slices, refuse_misfits, write_other_files
 from learning.merge.tensor import Method, check_shapes, merge_tensor, sum_totals
-from learning.models.gguf import find_gguf
-from learning.models.policy import load_policy, save_policy
+from learning.models.policy import find_gguf, load_policy, save_policy
 from learning.models.weights import Weights, WeightsWriter
 from schemas.stages.merge import Merge
 from tasks.context import Context, Result

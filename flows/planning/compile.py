@@ -16,6 +16,7 @@ from flows.planning.reward_sources import verify_reward_models
 from lineage.digests import digest_of
 from lineage.layout import Layout
 from lineage.sources.resolve import find_source
+from schemas.addresses import GGUF_READER
 from schemas.endpoint import strip_operation
 from schemas.errors import PlanError
 from schemas.gates import strip_policy
@@ -95,7 +96,8 @@ def _make_step(recipe: Recipe, name: str, steps: dict[str, Step], closure: Closu
     inputs = tuple(_make_input(recipe, port, layout) for port in ports)
     if settings.get("gate"):
         settings, inputs = add_champions(recipe, settings, inputs, layout)
-    code = closure.of([(f"tasks.{kind}", "run"), *recipe.code(name)])
+    may_be_gguf = any(_may_hold_gguf(given, recipe, layout) for given in inputs)
+    code = closure.of([(f"tasks.{kind}", "run"), *recipe.code(name), *([GGUF_READER] if may_be_gguf else [])])
     identity = _make_identity(kind, settings, recipe.seed(name), inputs, code, steps)
     return Step(
         name=name,
@@ -152,6 +154,13 @@ def _make_input(recipe: Recipe, port: Port, layout: Layout) -> Input:
         return Input(port=port.path, source=port.source, digest=digest, type=cast(ArtifactType, port.type))
     output = port.output or next(iter(recipe.outputs(port.steps[0])))
     return Input(port=port.path, steps=port.steps, output=output, type=cast(ArtifactType, port.type))
+
+
+def _may_hold_gguf(given: Input, recipe: Recipe, layout: Layout) -> bool:
+    """Return whether a model of an input may be a GGUF file: posttrain itself writes none into artifacts of steps."""
+    if given.source is None:
+        return any(recipe.stages[name].runs_user_code for name in given.steps)
+    return any(find_source(given.source, layout, recipe.folders).folder.rglob("*.gguf"))
 
 
 def identify_input(given: Input, steps: dict[str, Step]) -> dict[str, object]:

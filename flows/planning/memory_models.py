@@ -109,11 +109,11 @@ def _read_config(base: Path) -> JsonObject:
     """Return the configuration of a model folder. Raise StepError if it has none."""
     if (base / "config.json").is_file():
         return json.loads((base / "config.json").read_text())
-    from learning.models.gguf import find_gguf, read_gguf_config  # torch comes with it
+    from learning.models.policy import open_gguf  # torch comes with it
 
-    if (gguf := find_gguf(base)) is None:
+    if (gguf := open_gguf(base)) is None:
         raise StepError(f"{base.name} has no config.json")
-    return read_gguf_config(gguf)
+    return gguf.read_config()
 
 
 def _complete_config(config: JsonObject) -> JsonObject:

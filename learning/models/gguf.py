@@ -4,40 +4,72 @@ transformers reads them. What it would lose in silence is refused here: tensors 
 embeddings.
 """
 
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from transformers import GgufConfig, PreTrainedConfig, PreTrainedModel
+from transformers import GgufConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations.gguf.reader import GgufHeader, read_gguf_metadata
 
+from learning.models.gguf_tokenizer import load_gguf_tokenizer
+from learning.models.policy import UNREADABLE
 from schemas.errors import StepError
 
-SUFFIX = ".gguf"
-UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, NotImplementedError, OverflowError)
-"""What transformers raises for files that are cut short, and for architectures that it does not know."""
 HEAD_SIZE_OMITTED = ("qwen3", "qwen3moe")
 """Architectures whose head size transformers does not take from the file."""
 
 
-def find_gguf(folder: Path) -> Path | None:
-    """Return the GGUF file that is the model of a folder; None if the folder has a config.json or no GGUF file.
+class GgufFile:
+    """A GGUF file as transformers loads it. What reads the file raises StepError if it cannot be read."""
 
-    Raise StepError if there are several: a folder is one model.
-    """
-    if (folder / "config.json").is_file():
-        return None
-    files = sorted(path for path in folder.glob(f"*{SUFFIX}") if path.is_file())
-    if len(files) > 1:
-        names = ", ".join(path.name for path in files)
-        raise StepError(f"{folder.name}: {len(files)} GGUF files ({names}); name one of them: path:./FILE.gguf")
-    return files[0] if files else None
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def config_options(self) -> dict[str, Any]:
+        """Options for the configuration, with sizes that transformers would omit."""
+        return make_config_options(self.path)
+
+    @property
+    def loading_options(self) -> dict[str, Any]:
+        """Options for the weights: quantised blocks become plain tensors, which can be trained."""
+        return {**self.config_options, "quantization_config": GgufConfig(dequantize=True)}
+
+    def load_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Return the tokenizer of the file."""
+        return load_gguf_tokenizer(self.path)
+
+    def read_config(self) -> dict[str, Any]:
+        """Return the configuration, as in config.json."""
+        name, sizes = self.path.name, self.config_options
+        try:
+            config, _ = PreTrainedConfig.get_config_dict(self.path.parent, gguf_file=name, local_files_only=True)
+        except UNREADABLE as error:
+            raise StepError(f"{name}: this GGUF file cannot be read: {error}") from error
+        return config | {key: value for key, value in sizes.items() if key != "gguf_file"}
+
+    def finish(self, model: PreTrainedModel) -> None:
+        """Remove the note that the weights came from quantised ones: they are plain tensors, and saved as such.
+
+        Raise StepError if the model has not all values of the file.
+        """
+        loaded: Any = model
+        loaded.config.__dict__.pop("quantization_config", None)
+        loaded.hf_quantizer = None
+        loaded.is_quantized = False
+        there = {info.name: prod(info.shape) for info in GgufHeader.from_file(str(self.path)).tensors}
+        here = sum(parameter.numel() for parameter in model.parameters())
+        if sum(there.values()) != here:
+            raise StepError(
+                f"{self.path.name}: it holds {sum(there.values()):,} values in {len(there)} tensors, of which "
+                f"transformers' {model.config.model_type} has {here:,}: the model would not be the same; use its "
+                "safetensors"
+            )
 
 
-def make_config_options(file: Path | None) -> dict[str, Any]:
+def make_config_options(file: Path) -> dict[str, Any]:
     """Return transformers' options for configuration and tokenizer of a GGUF file, with sizes that it would omit."""
-    if file is None:
-        return {}
     metadata = read_metadata(file)
     kind = metadata["general.architecture"]
     scaling = metadata.get(f"{kind}.rope.scaling.type", "none")
@@ -60,36 +92,3 @@ def read_metadata(file: Path) -> dict[str, Any]:
     except Exception as error:  # the reader follows whatever offsets a file gives, and raises whatever comes of it
         raise StepError(f"{file.name}: no readable GGUF file: {error}") from error
     return found
-
-
-def make_dequantization(file: Path | None) -> dict[str, Any]:
-    """Return transformers' loading options that turn quantised blocks into plain tensors, which can be trained."""
-    return {"quantization_config": GgufConfig(dequantize=True)} if file else {}
-
-
-def read_gguf_config(file: Path) -> dict[str, Any]:
-    """Return the configuration of a GGUF file, as in config.json; raise StepError if transformers cannot read it."""
-    options = make_config_options(file)
-    try:
-        found, _ = PreTrainedConfig.get_config_dict(file.parent, gguf_file=options["gguf_file"], local_files_only=True)
-    except UNREADABLE as error:
-        raise StepError(f"{file.name}: this GGUF file cannot be read: {error}") from error
-    return found | {name: value for name, value in options.items() if name != "gguf_file"}
-
-
-def finish_gguf(model: PreTrainedModel, file: Path) -> None:
-    """Remove the note that the weights came from quantised ones: they are plain tensors, and saved as such.
-
-    Raise StepError if the model has not all values of the file.
-    """
-    loaded: Any = model
-    loaded.config.__dict__.pop("quantization_config", None)
-    loaded.hf_quantizer = None
-    loaded.is_quantized = False
-    there = {info.name: prod(info.shape) for info in GgufHeader.from_file(str(file)).tensors}
-    here = sum(parameter.numel() for parameter in model.parameters())
-    if sum(there.values()) != here:
-        raise StepError(
-            f"{file.name}: it holds {sum(there.values()):,} values in {len(there)} tensors, of which transformers' "
-            f"{model.config.model_type} has {here:,}: the model would not be the same; use its safetensors"
-        )

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from learning.models.forwards import find_blocks
-from learning.models.optimizers import Lion, MuonWithAdamW, list_block_matrices, make_eight_bit
+from learning.lookup import load_optional
 from learning.parallel.group import gather_shards
 from schemas.errors import StepError
 from schemas.training import WHOLE_ONLY, Training
@@ -21,28 +20,24 @@ def make_optimizer(model: nn.Module, training: Training) -> torch.optim.Optimize
     StepError if an optimiser cannot be had here.
     """
     trainable = [p for p in model.parameters() if p.requires_grad]
-    groups = _group_by_decay(trainable, training.weight_decay)
-    rate, betas = training.learning_rate, (training.adam_beta1, training.adam_beta2)
     if training.optim == "adamw":
-        return torch.optim.AdamW(groups, lr=rate, betas=betas, fused=True)
+        return make_adamw(trainable, training)
     if training.optim in WHOLE_ONLY and any(hasattr(p, "full_tensor") for p in trainable):
         raise StepError(
             f"optim: {training.optim} cannot update sharded weights; use strategy ddp, or another optimiser"
         )
-    if training.optim == "adafactor":
-        return torch.optim.Adafactor(groups, lr=rate)
-    if training.optim == "lion":
-        return Lion(groups, rate, betas)
-    if training.optim != "muon":
-        return make_eight_bit(groups, training)
-    if not (matrices := list_block_matrices(find_blocks(model))):
-        return torch.optim.AdamW(groups, lr=rate, betas=betas, fused=True)
-    chosen = set(map(id, matrices))
-    others = _group_by_decay([p for p in trainable if id(p) not in chosen], training.weight_decay)
-    return MuonWithAdamW(matrices, others, training)
+    if (make_other := load_optional(training, "optimizer")) is not None:
+        return make_other(model, training)
+    return torch.optim.Adafactor(group_by_decay(trainable, training.weight_decay), lr=training.learning_rate)
 
 
-def _group_by_decay(parameters: Sequence[Tensor], weight_decay: float) -> list[dict[str, Any]]:
+def make_adamw(parameters: Sequence[Tensor], training: Training) -> torch.optim.AdamW:
+    """Return AdamW over some parameters."""
+    groups, betas = group_by_decay(parameters, training.weight_decay), (training.adam_beta1, training.adam_beta2)
+    return torch.optim.AdamW(groups, lr=training.learning_rate, betas=betas, fused=True)
+
+
+def group_by_decay(parameters: Sequence[Tensor], weight_decay: float) -> list[dict[str, Any]]:
     """Return the parameter groups of an optimiser that decays matrices only."""
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},

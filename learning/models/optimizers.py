@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from learning.models.forwards import find_blocks
+from learning.models.optimize import group_by_decay, make_adamw
 from learning.parallel.group import gather_shards, shard_like
 from schemas.errors import StepError
 from schemas.training import Training
@@ -44,10 +46,10 @@ class MuonWithAdamW(torch.optim.Optimizer):
     one learning rate. AdamW reads and writes the state and the groups of this optimiser.
     """
 
-    def __init__(self, matrices: list[Tensor], others: list[dict[str, Any]], training: Training) -> None:
-        decay, betas = training.weight_decay, (training.adam_beta1, training.adam_beta2)
-        self.adamw = torch.optim.AdamW(others, lr=training.learning_rate, betas=betas, fused=True) if others else None
-        group = {"params": matrices, "lr": training.learning_rate, "weight_decay": decay, "momentum": MUON_MOMENTUM}
+    def __init__(self, matrices: list[Tensor], others: list[Tensor], training: Training) -> None:
+        self.adamw = make_adamw(others, training) if others else None
+        rate, decay = training.learning_rate, training.weight_decay
+        group = {"params": matrices, "lr": rate, "weight_decay": decay, "momentum": MUON_MOMENTUM}
         super().__init__([group, *(self.adamw.param_groups if self.adamw else [])], {})
         self._share()
 
@@ -93,7 +95,22 @@ def orthogonalise(matrix: Tensor, learning_rate: float) -> Tensor:
     return change.detach()
 
 
-def make_eight_bit(groups: list[dict[str, Any]], training: Training) -> torch.optim.Optimizer:
+def make_lion(model: nn.Module, training: Training) -> Lion:
+    """Return Lion over the trainable parameters."""
+    groups = group_by_decay(_list_trainable(model), training.weight_decay)
+    return Lion(groups, training.learning_rate, (training.adam_beta1, training.adam_beta2))
+
+
+def make_muon(model: nn.Module, training: Training) -> torch.optim.Optimizer:
+    """Return Muon over the trainable matrices of blocks, with AdamW over the rest; AdamW alone without matrices."""
+    trainable = _list_trainable(model)
+    matrices = list_block_matrices(find_blocks(model))
+    chosen = set(map(id, matrices))
+    others = [p for p in trainable if id(p) not in chosen]
+    return MuonWithAdamW(matrices, others, training) if matrices else make_adamw(trainable, training)
+
+
+def make_eight_bit(model: nn.Module, training: Training) -> torch.optim.Optimizer:
     """Return an optimiser with block-wise 8-bit state (Dettmers et al. 2022, arXiv 2110.02861) of bitsandbytes.
 
     Raise StepError if bitsandbytes is not installed.
@@ -107,7 +124,12 @@ def make_eight_bit(groups: list[dict[str, Any]], training: Training) -> torch.op
         ) from error
     betas = (training.adam_beta1, training.adam_beta2)
     kinds: Mapping[str, Any] = {"adamw_8bit": bitsandbytes.optim.AdamW8bit, "lion_8bit": bitsandbytes.optim.Lion8bit}
+    groups = group_by_decay(_list_trainable(model), training.weight_decay)
     return kinds[training.optim](groups, lr=training.learning_rate, betas=betas)
+
+
+def _list_trainable(model: nn.Module) -> list[Tensor]:
+    return [p for p in model.parameters() if p.requires_grad]
 
 
 def list_block_matrices(blocks: Iterable[nn.Module]) -> list[Tensor]:

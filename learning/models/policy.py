@@ -6,7 +6,7 @@ import random
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,11 +22,13 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from learning.data.chat import find_turn_ends
+from learning.lookup import load_gguf_reader
 from learning.models.forwards import keep_score_caps
-from learning.models.gguf import UNREADABLE, find_gguf, finish_gguf, make_config_options, make_dequantization
-from learning.models.gguf_tokenizer import load_gguf_tokenizer
 from schemas.errors import StepError
 from schemas.training import LoRA
+
+if TYPE_CHECKING:
+    from learning.models.gguf import GgufFile
 
 transformers_logging.set_verbosity_error()
 transformers_logging.disable_progress_bar()
@@ -36,6 +38,8 @@ LOCAL_ONLY: dict[str, Any] = {"local_files_only": True, "trust_remote_code": Fal
 """Loading options: nothing is downloaded, and no code of a folder is executed."""
 
 STORED_DTYPES = ("float32", "bfloat16", "float16")
+UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, NotImplementedError, OverflowError)
+"""What transformers raises for files that are cut short, and for architectures that it does not know."""
 GENERIC = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Classes of tokenizers that are defined by their tokenizer.json alone."""
 
@@ -69,12 +73,11 @@ def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32") ->
     folder = Path(folder)
     adapter = (folder / "adapter_config.json").is_file()
     base = folder / "base" if adapter else folder
-    gguf = find_gguf(base)
-    needed = [gguf or base / "config.json", *([folder / "adapter_model.safetensors"] if adapter else [])]
+    gguf = open_gguf(base)
+    needed = [gguf.path if gguf else base / "config.json", *([folder / "adapter_model.safetensors"] if adapter else [])]
     for file in needed:
         if not file.is_file():
             raise StepError(f"{folder.name}: no model here, {file.relative_to(folder)} is missing")
-    options = make_config_options(gguf)
     try:
         with LOADING:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -83,8 +86,7 @@ def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32") ->
                 use_safetensors=True,
                 ignore_mismatched_sizes=True,  # they are refused below, by name
                 output_loading_info=True,
-                **options,
-                **make_dequantization(gguf),
+                **(gguf.loading_options if gguf else {}),
                 **LOCAL_ONLY,
             )
             tokenizer = load_tokenizer(base)
@@ -96,12 +98,32 @@ def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32") ->
     if wrong := sorted([*info["missing_keys"], *info["mismatched_keys"]], key=str):
         raise StepError(f"{folder.name}: weights do not fit config.json, {len(wrong)} differ, first {wrong[0]}")
     if gguf:
-        finish_gguf(model, gguf)
+        gguf.finish(model)
     if adapter:
         from learning.models.adapters import fold_adapters  # peft takes long to import, and few need it
 
         model = fold_adapters(model, folder)
     return Policy(model.to(device).eval(), tokenizer, find_max_length(tokenizer, model))
+
+
+def find_gguf(folder: Path) -> Path | None:
+    """Return the GGUF file that is the model of a folder; None if the folder has a config.json or no GGUF file.
+
+    Raise StepError if there are several: a folder is one model.
+    """
+    if (folder / "config.json").is_file():
+        return None
+    files = sorted(path for path in folder.glob("*.gguf") if path.is_file())
+    if len(files) > 1:
+        names = ", ".join(path.name for path in files)
+        raise StepError(f"{folder.name}: {len(files)} GGUF files ({names}); name one of them: path:./FILE.gguf")
+    return files[0] if files else None
+
+
+def open_gguf(folder: Path) -> "GgufFile | None":
+    """Return the GGUF file that is the model of a folder; None without one. Raise StepError if it cannot be read."""
+    file = find_gguf(folder)
+    return load_gguf_reader()(file) if file else None
 
 
 def load_outline(folder: Path, *, dtype: str = "float32") -> Policy:
@@ -110,8 +132,8 @@ def load_outline(folder: Path, *, dtype: str = "float32") -> Policy:
     Raise StepError if the folder is not a model.
     """
     base = Path(folder) / "base" if (Path(folder) / "adapter_config.json").is_file() else Path(folder)
-    gguf = find_gguf(base)
-    options = {**make_config_options(gguf), **LOCAL_ONLY}
+    gguf = open_gguf(base)
+    options = {**(gguf.config_options if gguf else {}), **LOCAL_ONLY}
     try:
         with LOADING:
             config: Any = AutoConfig.from_pretrained(base, **options)
@@ -139,8 +161,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     A folder whose tokenizer names no class of its own gets exactly its tokenizer.json: transformers would replace the
     rules of some (a byte-level one under model_type qwen2) by those of the architecture's published models.
     """
-    if gguf := find_gguf(folder):
-        return load_gguf_tokenizer(gguf)
+    if gguf := open_gguf(folder):
+        return gguf.load_tokenizer()
     settings = folder / "tokenizer_config.json"
     named = json.loads(settings.read_text()).get("tokenizer_class") if settings.is_file() else None
     exact = named in GENERIC and (folder / "tokenizer.json").is_file()

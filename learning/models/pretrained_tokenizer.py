@@ -4,8 +4,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from learning.models.gguf import UNREADABLE
-from learning.models.policy import load_tokenizer
+from learning.models.policy import UNREADABLE, load_tokenizer
 from schemas.errors import StepError
 from schemas.references import AnyRef
 

@@ -18,11 +18,11 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
 from learning.models.forwards import keep_score_caps
-from learning.models.gguf import UNREADABLE
 from learning.models.packed import pack, packed_hidden, unwrap
 from learning.models.policy import (
     LOADING,
     LOCAL_ONLY,
+    UNREADABLE,
     Policy,
     find_max_length,
     load_tokenizer,

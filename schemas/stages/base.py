@@ -40,6 +40,8 @@ class BaseStage(Schema):
     """Learning approach of the kind, as CycloneDX names it."""
     training_signal: ClassVar[Literal["demonstrations", "preferences", "rewards"] | None] = None
     """What the kind trains a policy on; None for kinds that train no policy."""
+    runs_user_code: ClassVar[bool] = False
+    """Whether a function of the user writes the outputs, so that a model may be in any format that can be loaded."""
     drops_rows: ClassVar[bool] = False
     """Whether the output may lack rows of the input; `dropped` in the details counts them by reason."""
     shares_tokens: ClassVar[bool] = True

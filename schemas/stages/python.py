@@ -16,6 +16,7 @@ class Python(BaseStage):
     fan_port: ClassVar = "inputs"
 
     shares_tokens: ClassVar = False
+    runs_user_code: ClassVar = True
 
     kind: Literal["python"]
     function: FunctionUse

@@ -181,7 +181,7 @@ class Rl(Capped, Training, LoRA, Chat, BaseStage):
             "auxiliary_models": self.critic is not None or bool(self.auxiliary_models),
             "routing_replay": self.routing_replay,
         }
-        return {part: code for part, code in OPTIONAL_CODE.items() if uses[part]}
+        return super().optional_code | {part: code for part, code in OPTIONAL_CODE.items() if uses[part]}
 
     @model_validator(mode="after")
     def require_complete_groups(self) -> Self:

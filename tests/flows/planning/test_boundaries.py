@@ -105,6 +105,7 @@ NUMBER_GIVING = [
 """Definitions that determine the numbers of the quickstart's GRPO step."""
 SETTINGS_METHODS = {
     ("BaseStage", "optional_code"): "names roots of the closure",
+    ("Training", "optional_code"): "names roots of the closure",
     ("BaseStage", "outputs"): "names and types of outputs, which are in the plan and in the keys of later steps",
     ("Use", "options"): "the mapping of the recipe's own values; a slot's values are in the key",
     ("Reference", "scheme"): "read by plans",

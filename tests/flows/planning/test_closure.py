@@ -233,8 +233,8 @@ def test_imports_for_type_checkers_do_not_count():
     assert read_facts(hints, "hints").imports == ["typing:TYPE_CHECKING", "json:"]
 
 
-def test_house_code_loads_modules_of_a_computed_name_in_four_places():
-    """Slots, optional parts of a stage and the counts of a merge, all roots of the closure; reasoning-gym's modules."""
+def test_house_code_loads_modules_of_a_computed_name_in_five_places():
+    """Slots, optional parts, the GGUF reader, the counts of a merge: all roots of closures. Reasoning-gym's modules."""
     places = set()
     for package in ("learning", "tasks", "schemas"):
         for file in (REPOSITORY / package).rglob("*.py"):
@@ -244,6 +244,7 @@ def test_house_code_loads_modules_of_a_computed_name_in_four_places():
     assert {names for _, *names in map(tuple, places) for names in names} == {
         "find",
         "load_optional",
+        "load_gguf_reader",
         "sum_totals",
         "replace_evaluators",
     }

@@ -51,6 +51,52 @@ def test_editing_a_surrogate_changes_rl_and_not_sft(monkeypatch, tmp_path):
     assert all("learning.algorithm.policy_losses.policy_gradient" not in s.code for s in after.steps if s.kind != "rl")
 
 
+OPTIMISERS = """
+name: optimisers
+stages:
+  base: {kind: init}
+  data:
+    kind: synthesize
+    problems: [{use: reasoning_gym, family: chain_sum, split: train, size: 10}]
+    teacher: {use: answer}
+  tuned: {kind: sft, model: base, data: data, max_steps: 1, optim: %s}
+"""
+
+
+@pytest.mark.parametrize(("optim", "counts"), [("adamw", False), ("adafactor", False), ("muon", True), ("lion", True)])
+def test_an_optimiser_is_in_the_key_of_a_step_that_uses_it(tmp_path, optim, counts):
+    code = compiled(tmp_path, OPTIMISERS % optim).step("tuned").code
+    assert ("learning.models.optimizers" in code) == counts
+    assert "learning.models.optimize" in code
+
+
+SOURCES = """
+name: sources
+stages:
+  outside: {kind: init, tokenizer: "path:./%s"}
+  own: {kind: init}
+  given: {kind: python, function: {use: "writer:write"}, produces: {model: policy}}
+  evaluated:
+    kind: evaluate
+    models: {model: %s}
+    tasks: [{use: reasoning_gym, family: chain_sum, split: test, size: 10}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder", "model", "readers"),
+    [("plain", "own", set()), ("gguf", "own", {"outside"}), ("plain", "given", {"evaluated"})],
+)
+def test_the_reader_of_gguf_files_is_in_the_key_where_an_input_may_be_one(tmp_path, folder, model, readers):
+    (tmp_path / "writer.py").write_text("def write(context):\n    pass\n")
+    for name, file in (("plain", "tokenizer.json"), ("gguf", "base/model.gguf")):
+        (tmp_path / name / file).parent.mkdir(parents=True)
+        (tmp_path / name / file).write_bytes(b"")
+    plan = compiled(tmp_path, SOURCES % (folder, model))
+    assert {step.name for step in plan.steps if "learning.models.gguf" in step.code} == readers
+    assert {step.name for step in plan.steps if "learning.models.gguf_tokenizer" in step.code} == readers
+
+
 def test_models_of_two_tokenizers_do_not_meet_in_a_merge(tmp_path):
     compiled(tmp_path, MODELS % ("", ""))
     with pytest.raises(PlanError, match=r"merged: models.0.model \(one\) and models.1.model \(tuned\).*alphabet"):

@@ -6,10 +6,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from learning.models.gguf import find_gguf
 from learning.models.gguf_tokenizer import NFC, SPLITS
 from learning.models.gguf_writing import refuse_inexact, write_gguf
-from learning.models.policy import Policy, load_outline, load_policy, save_policy
+from learning.models.policy import Policy, find_gguf, load_outline, load_policy, save_policy
 from schemas.errors import StepError
 
 IDS = torch.arange(5, 45)[None]
