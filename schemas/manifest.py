@@ -3,6 +3,9 @@
 from schemas.base import JsonObject, Schema
 from schemas.references import ArtifactType
 
+NOTICES = "notices"
+"""Key of a manifest's details: what a user should know of the result, a list of sentences."""
+
 
 class FileDigest(Schema):
     """One file of an output."""

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +27,9 @@ class Result:
 
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     details: Mapping[str, object] = field(default_factory=dict)
+    notices: Sequence[str] = ()
+    """What a user should know of the result, a sentence each: dropped rows, completions without a score, … The run
+    prints them, and the report shows them."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """kind: evaluate — several models on the same held-out problems: a table with intervals, paired differences, gates."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ from learning.lookup import Bound, bind
 from learning.merge.weight_geometry import measure_weights
 from learning.models.policy import get_untied_weights, load_policy, set_determinism
 from learning.samples.engine_protocol import Sampling
+from learning.samples.truncation import describe_truncated
 from learning.sampling.placed_rewards import place_rewards
 from learning.sampling.scoring import PlacedReward
 from schemas.errors import StepError
@@ -73,7 +74,9 @@ def run(stage: Evaluate, context: Context) -> Result:
     results["gates"] = judge_gates(stage, measured, context.seed)
     write_report(context.output("report"), results, make_sample_rows(problems, samples, scores))
     return Result(
-        flatten_metrics(results, scores, names[-1]), results | {"samples": select_examples(problems, samples, scores)}
+        flatten_metrics(results, scores, names[-1]) | measure_truncated(samples),
+        results | {"samples": select_examples(problems, samples, scores)},
+        describe_completions(stage, samples, scores, work.shown),
     )
 
 
@@ -134,7 +137,7 @@ class Evaluation:
         placed = place_rewards([*rewards, *selector], context.actors)
         self.rewards, self.selector = placed[: len(rewards)], placed[len(rewards) :]
         self.spend = context.spend
-        self.shown: set[str] = set()
+        self.shown: dict[str, str] = {}
 
     def evaluate(self, port: str, seed: int) -> tuple[list[list[AnswerSample]], np.ndarray, dict[str, int]]:
         """Return the completions of one model, their scores (P, N), and the number of a solver's calls.
@@ -146,7 +149,9 @@ class Evaluation:
             samples = select_samples(self.selector, self.problems, samples, self.desk, self.shown)
             self.done += len(self.problems)
             weights = [use.weight for use in self.stage.rewards]
-            return samples, score_samples(self.rewards, weights, self.problems, samples, self.desk, self.shown), calls
+            score_PN = score_samples(self.rewards, weights, self.problems, samples, self.desk, self.shown)
+            refuse_no_scores(port, self.stage, self.problems, score_PN)
+            return samples, score_PN, calls
         finally:
             self.spending.report()
 
@@ -211,7 +216,7 @@ def select_samples(
     problems: list[Row],
     groups: list[list[AnswerSample]],
     desk: SpendingAccount,
-    shown: set[str],
+    shown: dict[str, str],
 ) -> list[list[AnswerSample]]:
     """Return for every problem the sample that the selector scores highest; all samples without a selector."""
     if not selector:
@@ -229,7 +234,7 @@ def score_samples(
     problems: list[Row],
     samples: list[list[AnswerSample]],
     desk: SpendingAccount,
-    shown: set[str],
+    shown: dict[str, str],
 ) -> np.ndarray:
     """Return scores (P, N), NaN where a reward gives none."""
     rows = [row for row, group in zip(problems, samples, strict=True) for _ in group]
@@ -238,6 +243,41 @@ def score_samples(
         rewards, weights, rows, [one.text for one in flat_samples], desk, flat_samples, shown
     )
     return np.array([np.nan if s is None else s for s in flat_scores]).reshape(len(problems), -1)
+
+
+def refuse_no_scores(port: str, stage: Evaluate, problems: list[Row], score_PN: np.ndarray) -> None:
+    """Raise StepError if no completion of a model has a score."""
+    if score_PN.size > 1 and np.isnan(score_PN).all():
+        rewards = ", ".join(use.use for use in stage.rewards)
+        raise StepError(
+            f"evaluate: none of {score_PN.size} completions of `{port}` has a score, so nothing is measured: at least "
+            f"one of the rewards ({rewards}) returns None or raises for each, first for row {problems[0]['id']!r}. "
+            "Does the reward find what it needs in the rows (`answer`, `metadata`)?"
+        )
+
+
+def describe_completions(
+    stage: Evaluate,
+    samples: dict[str, list[list[AnswerSample]]],
+    scores: dict[str, np.ndarray],
+    failures: Mapping[str, str],
+) -> list[str]:
+    """Return a sentence for each model about completions that were truncated or have no score."""
+    notices: list[str] = []
+    for model, groups in samples.items():
+        cut = sum(one.finish == "length" for group in groups for one in group)
+        size, missing = sum(map(len, groups)), int(np.isnan(scores[model]).sum())
+        notices += [f"{model}: {text}" for text in describe_truncated(cut, size, stage.max_completion_length)]
+        if missing:
+            why = "; ".join(failures.values()) or "a reward returned None for them"
+            notices.append(f"{model}: {missing} of {size} completions have no score and are not counted: {why}")
+    return notices
+
+
+def measure_truncated(samples: dict[str, list[list[AnswerSample]]]) -> dict[str, float]:
+    """Return the share of each model's completions that hit the length limit, as `truncated.<model>`."""
+    ends = {model: [one.finish == "length" for group in groups for one in group] for model, groups in samples.items()}
+    return {f"truncated.{model}": sum(cut) / len(cut) for model, cut in ends.items()}
 
 
 def flatten_metrics(results: Row, scores: dict[str, np.ndarray], last: str) -> dict[str, float | int]:

@@ -32,6 +32,7 @@ from learning.training.loop import BatchResult, Objective, TrainingLoop, count_s
 from schemas.errors import StepError
 from schemas.stages.preference import Preference
 from tasks.context import Context, Result
+from tasks.dropped_rows import describe_dropped
 
 PORTS = {"ref": "reference", "prev": "previous"}
 """Base of a log-ratio to the key of the stage that names its policy."""
@@ -165,4 +166,6 @@ def publish(
     write_rows_used(
         context.folder, count_batched((pair.id for pair in pairs.train.pairs), epochs.uses(loop.steps_taken))
     )
-    return Result(metrics | describe_forward(policy.model))
+    rows = len(pairs.train.pairs) + len(pairs.held_out.pairs) + pairs.too_long
+    notices = describe_dropped(pairs.too_long, rows, resolve_max_length(policy, stage.max_length))
+    return Result(metrics | describe_forward(policy.model), notices=notices)

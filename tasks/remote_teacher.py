@@ -32,7 +32,7 @@ class RemoteTeacher:
         rewards = [bind(use, f"rewards.{i}", context.inputs) for i, use in enumerate(stage.rewards)]
         reward_desk = make_desk(context, stage.max_tokens_total, stage.max_cost)
         self.score = partial(
-            compute_weighted_scores, rewards, [use.weight for use in stage.rewards], desk=reward_desk, shown=set()
+            compute_weighted_scores, rewards, [use.weight for use in stage.rewards], desk=reward_desk, shown={}
         )
         self.ends = ReplyCounts(self.endpoint)
         self.used, self.done = Spent(), 0

@@ -31,6 +31,7 @@ from learning.training.loop import BatchResult, Objective, TrainingLoop, count_s
 from schemas.errors import StepError
 from schemas.stages.reward_model import RewardModel as Stage
 from tasks.context import Context, Result
+from tasks.dropped_rows import describe_dropped
 
 TOKENS = 16_384
 """Tokens per forward pass; a step with more accumulates gradients."""
@@ -150,7 +151,9 @@ def publish(
         "length_correlation": quality["length_bias"]["correlation"],
         "expected_calibration_error": quality["calibration"]["expected_calibration_error"],
     }
-    return Result(metrics | describe_forward(judge.policy.model), quality)
+    rows = len(pairs.train) + len(pairs.held_out) + pairs.too_long
+    notices = describe_dropped(pairs.too_long, rows, judge.policy.max_length)
+    return Result(metrics | describe_forward(judge.policy.model), quality, notices)
 
 
 def write_report(context: Context, held_out: Sequence[Pair], quality: RewardQuality, rewards_P2: np.ndarray) -> None:

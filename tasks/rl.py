@@ -200,4 +200,6 @@ def publish(training: TrainingState, context: Context) -> Result:
     final = {key: value for key, value in last.items() if key not in timed}
     final |= describe_forward(training.trained.model)
     details = {"samples": training.examples} | ({"stopped": training.stopped} if training.stopped else {})
-    return Result({"steps": int(last["step"]), "tokens": training.sampled, **final}, details)
+    notices = training.counts.describe(training.stage.max_completion_length)
+    notices += [f"it ended early: {training.stopped}"] if training.stopped else []
+    return Result({"steps": int(last["step"]), "tokens": training.sampled, **final}, details, notices)

@@ -22,6 +22,7 @@ from learning.parallel.random_states import seed_rank
 from learning.training.loop import BatchResult, Objective, TrainingLoop, count_steps
 from schemas.stages.sft import Sft
 from tasks.context import Context, Result
+from tasks.dropped_rows import describe_dropped
 
 
 @dataclass
@@ -103,7 +104,10 @@ def run(stage: Sft, context: Context) -> Result:
     )
     loop.run()
     model.gather()
-    return publish(stage, context, policy, examples, epochs, loop) if model.group.main else Result()
+    if not model.group.main:
+        return Result()
+    notices = describe_dropped(examples.dropped, len(examples.kept) + len(held_out) + examples.dropped, limit)
+    return replace(publish(stage, context, policy, examples, epochs, loop), notices=notices)
 
 
 def split_evenly(passes: Sequence[Sequence[Example]], ranks: int) -> list[Sequence[Example]]:

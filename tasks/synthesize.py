@@ -14,6 +14,7 @@ from learning.data.messages import make_batch
 from learning.data.questions import Inquiry
 from learning.data.rows import SCHEMAS, Row, open_row_writer, read_rows, scan_rows
 from learning.lookup import Bound, bind
+from learning.samples.truncation import describe_truncated
 from learning.sampling.placed_rewards import place_rewards
 from schemas.errors import StepError
 from schemas.stages.synthesize import Synthesize
@@ -50,8 +51,9 @@ def run(stage: Synthesize, context: Context) -> Result:
         raise StepError(
             f"synthesize: none of {tally.totals['generated']} samples was accepted; lower min_reward or min_margin, "
             f"raise num_generations, or start from a better model{tally.describe_ends()}"
+            + "".join(f"; {notice}" for notice in tally.describe_samples(stage.max_completion_length))
         )
-    return tally.report(repeated)
+    return tally.report(repeated, stage.max_completion_length)
 
 
 def generate_rows(
@@ -113,7 +115,9 @@ def sample_model(stage: Synthesize, context: Context, problems: list[Row], tally
     policy = load_sampling_policy(context.input("model"), context.device, context.actors, stage, stage.dtype)
     desk = make_desk(context, stage.max_tokens_total, stage.max_cost)
     spending = SpendingReporter(context, desk)
-    score = partial(compute_weighted_scores, rewards, [use.weight for use in stage.rewards], desk=desk, shown=set())
+    score = partial(
+        compute_weighted_scores, rewards, [use.weight for use in stage.rewards], desk=desk, shown=tally.failures
+    )
     search = bind(stage.search, "search", context.inputs)
     sampling, used = Sampling(stage.temperature, stage.max_completion_length), 0
     size = max(1, (SAMPLES_TO_CAP if stage.max_tokens_total else SAMPLES) // stage.num_generations)
@@ -193,6 +197,10 @@ class Tally:
     generated: Counter[str] = field(default_factory=Counter)
     accepted: Counter[str] = field(default_factory=Counter)
     unscorable: int = 0
+    truncated: int = 0
+    """Samples of a model that hit the length limit."""
+    failures: dict[str, str] = field(default_factory=dict)
+    """First failure of each reward that has raised."""
     examples: list[Row] = field(default_factory=list)
     stride: int = 1
     teacher: "RemoteTeacher | None" = None
@@ -215,13 +223,23 @@ class Tally:
         self.generated.update(row["family"] for row in generated)
         self.accepted.update(row["family"] for row in accepted)
         self.unscorable += sum(row.get("score", 0.0) is None for row in generated)
+        self.truncated += sum(not row.get("finished", True) for row in generated)
         for place, row in enumerate(accepted, before):
             if place % self.stride == 0:
                 self.examples.append({key: row[key] for key in SHOWN if key in row})
             if len(self.examples) == 2 * EXAMPLES:
                 self.examples, self.stride = self.examples[::2], 2 * self.stride
 
-    def report(self, repeated: int) -> Result:
+    def describe_samples(self, max_completion_length: int) -> list[str]:
+        """Return sentences about samples that were truncated or have no score."""
+        generated = self.generated.total()
+        notices = describe_truncated(self.truncated, generated, max_completion_length)
+        if self.unscorable:
+            why = "; ".join(self.failures.values()) or "a reward returned None for them"
+            notices.append(f"{self.unscorable} of {generated} samples have no score: {why}")
+        return notices
+
+    def report(self, repeated: int, max_completion_length: int) -> Result:
         """Return metrics and details of the finished stage."""
         counts = {name: getattr(self, name) for name in self.totals}
         table: list[Row] = [{"family": f} | {name: of[f] for name, of in counts.items()} for f in sorted(self.problems)]
@@ -233,4 +251,4 @@ class Tally:
         if self.teacher is not None:
             details["yield"], more_metrics, more_details = self.teacher.report(self.problems)
             metrics, details = metrics | more_metrics, details | more_details
-        return Result(metrics, details)
+        return Result(metrics, details, self.describe_samples(max_completion_length))

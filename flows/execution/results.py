@@ -2,7 +2,7 @@
 
 from typing import TypedDict, TypeGuard
 
-from schemas.manifest import Manifest
+from schemas.manifest import NOTICES, Manifest
 from schemas.stages.union import traits_of
 
 
@@ -30,6 +30,11 @@ def read_yields(manifest: Manifest | None) -> list[dict[str, str | float | None]
     if manifest is None or not traits_of(manifest.kind).counts_yield:
         return []
     return manifest.details.get("yield") or []
+
+
+def read_notices(manifest: Manifest | None) -> list[str]:
+    """Return what a step reported about its result that a user should know; none for a step without a manifest."""
+    return [] if manifest is None else manifest.details.get(NOTICES, [])
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -14,7 +14,7 @@ from flows.champions.promotion import promote_after
 from flows.execution.audit_entries import log_report_written, read_verified_plan
 from flows.execution.ledger import change_budget, describe_spending
 from flows.execution.progress import TerminalReporter
-from flows.execution.results import ScoredRow, read_scores
+from flows.execution.results import ScoredRow, read_notices, read_scores
 from flows.execution.run_log import append_event
 from flows.execution.states import EXIT_CANCELLED, StepState
 from flows.history.exporting import send_run
@@ -46,6 +46,8 @@ def start_run(plan: Plan, layout: Layout, executor: ExecutorName, console: Conso
     for table in make_result_tables(outcome):
         console.print(table)
     for state in outcome.states.values():
+        for notice in read_notices(state.manifest) if state.state == "done" else ():
+            print_line(console, "", f"{state.step}: {notice}")
         if state.state == "failed":
             print_line(console, "failed", f"{state.step}: {state.reason}; its log: posttrain logs {state.step}")
         if state.gate:

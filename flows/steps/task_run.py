@@ -20,6 +20,7 @@ from flows.steps.step_spec import TaskReport
 from lineage.keys import derive_key, load_signer
 from lineage.layout import Layout
 from schemas.errors import PosttrainError, StepError
+from schemas.manifest import NOTICES
 from schemas.package import import_path
 from schemas.plan import Step
 from schemas.sealed import sealing_with
@@ -83,7 +84,8 @@ def run_task(step: Step, context: Context, layout: Layout, folders: Iterable[Pat
     try:
         with sealing_with(_derive_checkpoint_key(layout, step)):
             result = importlib.import_module(import_path(f"tasks.{step.kind}")).run(_parse_stage(step), context)
-        return Result(hide.value(result.metrics), hide.value(result.details))
+        details = {**result.details, **({NOTICES: list(result.notices)} if result.notices else {})}
+        return Result(hide.value(result.metrics), hide.value(details))
     except PosttrainError as error:
         traceback.print_exc()
         raise StepError(f"{step.name}: {hide.text(str(error))}") from hide.error(error)

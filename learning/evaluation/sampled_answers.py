@@ -121,14 +121,14 @@ def compute_weighted_scores(
     texts: list[str],
     desk: SpendingAccount | None = None,
     samples: Sequence[AnswerSample] = (),
-    shown: set[str] | None = None,
+    shown: dict[str, str] | None = None,
 ) -> list[float | None]:
     """Return weighted sum of the rewards of each completion, None where one of them could not score it.
 
     `desk` is for rewards that ask remote models, `samples` for those that look at the turns of episodes; `shown` and
     what happens when a reward raises are as in `scores_of`.
     """
-    totals, shown = [0.0] * len(texts), set() if shown is None else shown
+    totals, shown = [0.0] * len(texts), {} if shown is None else shown
     places = {row["id"]: i for i, row in enumerate({r["id"]: r for r in rows}.values())}
     have = {"rows": rows, "completions": texts, "groups": [places[row["id"]] for row in rows]}
     have |= {"sources": ["policy"] * len(rows), "step": 0, "seed": 0, "states": {}, "desk": desk}

@@ -12,6 +12,7 @@ from learning.generation.replicas.shared_engine import by_main
 from learning.lookup import load_optional
 from learning.models.learning_rate import learning_rate_at
 from learning.rl.monitoring import Metrics, describe_samples, describe_staleness
+from learning.rl.sample_counts import refuse_rewards_without_scores
 from learning.rl.sampling_slots import SamplingSlots, UpdatesByGroup, keep_groups
 from learning.rl.state import TrainingState, iteration_context, roll_back, sync_weights
 from learning.rl.update import regulate, update, with_proximal
@@ -52,6 +53,9 @@ def run_iteration(training: TrainingState, step: int) -> None:
         context = replace(context, consume=updates.add)
 
     collected = collect_batch(training, context, controls)
+    if step == 0:
+        refuse_rewards_without_scores(collected.samples)
+    training.counts.add(collected.samples, training.slots.shown)
     sampled_at = time.perf_counter()
 
     batch, metrics = collected.batch, {f"controller/{name}": value for name, value in controls.items()}

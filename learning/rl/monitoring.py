@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from learning.batch.batch import Batch
+from learning.rl.sample_counts import list_equal_groups
 from learning.samples.sample import Sample
 from schemas.training import Watch
 
@@ -108,6 +109,8 @@ def describe_samples(samples: Sequence[Sample], trained: Batch, *, episodes: boo
             metrics[f"reward/{name}"] = sum(values) / len(values)
     if rewards := [sample.reward for sample in ended if sample.reward is not None]:
         metrics["reward"] = sum(rewards) / len(rewards)
+    if equal := list_equal_groups(ended):
+        metrics["frac_reward_zero_std"] = sum(equal) / len(equal)
     metrics |= describe_turns(own) if episodes else {}
     return metrics | {
         "completions": float(len(samples)),

@@ -77,8 +77,8 @@ class SamplingSlots:
     max_sampling_rounds: int
     read: frozenset[str] = frozenset()
     """Rewards whose raw scores other parts read."""
-    shown: set[str] = field(default_factory=set, compare=False)
-    """Rewards whose first failure was printed to the step's log."""
+    shown: dict[str, str] = field(default_factory=dict, compare=False)
+    """First failure of each reward that has raised, as printed to the step's log."""
 
     def needs(self, name: str) -> bool:
         """Return whether a function asks for a name."""

@@ -28,6 +28,7 @@ from learning.parallel.group import Group
 from learning.parallel.random_states import collect_random_states, restore_random_states
 from learning.rl.monitoring import Curves, Watchdogs
 from learning.rl.references import References
+from learning.rl.sample_counts import SampleCounts
 from learning.rl.sampling_slots import SamplingSlots
 from learning.samples.engine_protocol import EngineProtocol
 from learning.samples.history import History
@@ -137,6 +138,7 @@ class TrainingState:
     spend: Callable[[int], None] = lambda tokens: None
     """Counts sampled tokens against the budget."""
     report_progress: Callable[..., None] = lambda step, total, **metrics: None
+    counts: SampleCounts = field(default_factory=SampleCounts)
     history: History = field(default_factory=History)
     states: States = field(default_factory=dict)
     """Memory of slot functions, by slot."""
@@ -158,7 +160,12 @@ class TrainingState:
     @property
     def saved_parts(self) -> dict[str, Saved]:
         """Parts that return their own state for a checkpoint."""
-        parts: dict[str, Saved] = {"history": self.history, "curves": self.curves, "watchdogs": self.watchdogs}
+        parts: dict[str, Saved] = {
+            "history": self.history,
+            "curves": self.curves,
+            "watchdogs": self.watchdogs,
+            "counts": self.counts,
+        }
         engine: Any = self.engine
         return parts | {"engine": engine} if hasattr(engine, "to_json") else parts
 

@@ -130,7 +130,7 @@ def score(
     samples: list[Sample],
     supplies: Supplies,
     read: Collection[str] = (),
-    shown: set[str] | None = None,
+    shown: dict[str, str] | None = None,
 ) -> None:
     """Fill in `scores` (raw; None: unscorable) and `reward` (their weighted sum) of samples.
 
@@ -138,7 +138,7 @@ def score(
     `supplies` holds the iteration as `step`, and what rewards ask for besides the samples. `shown` names the rewards
     whose first failure was printed, as in `scores_of`. Suspended samples are not scored; their scores are 0.
     """
-    step, shown = supplies["step"], set() if shown is None else shown
+    step, shown = supplies["step"], {} if shown is None else shown
     ended = [sample for sample in samples if sample.finish != "suspended"]
     for name, reward in zip(names(rewards), rewards, strict=True):
         scores = scores_of(reward, step, Overlay(supplies, scoring(ended)), shown) if ended else []

@@ -2,16 +2,17 @@
 
 A reward is called with all completions at once. Only if that raises is it called with each alone, to find those for
 which it raises: they cannot be scored (None), and it is called again with the others together. A reward that raises
-for every completion is wrong itself, and the step fails.
+for every completion is wrong itself, and the step fails. So is one that returns something else than one finite number
+or None per completion.
 """
 
 import math
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypedDict
+from typing import Protocol, TypedDict
 
 from learning.lookup import Bound, Overlay, Supplies, asked_of
 from learning.samples.sample import Row, Sample, States
@@ -21,6 +22,8 @@ PER_COMPLETION = ("rows", "completions", "groups", "sources", "samples")
 """Supplies with one entry per completion."""
 MESSAGE, SHOWN, TRACE = 300, 80, 4_000
 """Characters of an exception, of a completion and of a traceback that are shown."""
+LARGEST = 10**60
+"""Largest integer that is shown in digits."""
 FAILURES = (Exception, SystemExit)
 """A reward that calls `exit()` must not end the step either."""
 
@@ -67,29 +70,27 @@ class PlacedReward(Protocol):
         ...
 
 
-def scores_of(reward: Bound | PlacedReward, step: int, supplies: Supplies, shown: set[str]) -> list[float | None]:
-    """Return one score per completion; None where the reward gives None, no finite number, or raises.
+def scores_of(reward: Bound | PlacedReward, step: int, supplies: Supplies, shown: dict[str, str]) -> list[float | None]:
+    """Return one score per completion; None where the reward gives None or raises.
 
-    The first failure of each reward is printed to the step's log; `shown` remembers for which. Raise StepError when a
-    reward gives another number of scores, and when it raises for every one of several completions.
+    The first failure of each reward is printed to the step's log and kept in `shown`, by the reward's name. Raise
+    StepError when a reward gives another number of scores, a score that is no finite number, and when it raises for
+    every one of several completions.
     """
     answer = answered(reward, step, supplies) if isinstance(reward, Bound) else reward.answered(step, supplies)
     if answer.failures:
         size, place = len(answer.scores), min(answer.failures)
-        message, text = answer.failures[place], supplies["completions"][place]
-        which = repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}...")
+        message, which = answer.failures[place], _describe_completion(supplies, place)
         if 1 < size == len(answer.failures):
             print(answer.trace, file=sys.stderr, flush=True)
             raise StepError(
                 f"reward {reward.name}: it raises for every one of {size} completions, so the reward is wrong; "
-                f"the first time {message}, for the completion {which}"
+                f"the first time {message}, for {which}"
             )
         if reward.name not in shown:
-            shown.add(reward.name)
-            more = (
-                f"reward {reward.name}: {len(answer.failures)} of {size} completions cannot be scored: {message}, for "
-            )
-            print(f"{answer.trace}\n{more}{which}; further failures are not shown", file=sys.stderr, flush=True)
+            shown[reward.name] = f"reward {reward.name} raises {message}, for {which}"
+            more = f"reward {reward.name}: {len(answer.failures)} of {size} completions cannot be scored: {message}"
+            print(f"{answer.trace}\n{more}, for {which}; further failures are not shown", file=sys.stderr, flush=True)
     return answer.scores
 
 
@@ -154,15 +155,47 @@ def _reraise_ours(error: BaseException) -> None:
 
 
 def _call(bound: Bound, step: int, supplies: Supplies, size: int) -> list[float | None]:
-    scores = list(bound.ask(step, supplies))
+    returned = bound.ask(step, supplies)
+    if isinstance(returned, str | bytes) or not isinstance(returned, Iterable):
+        raise StepError(
+            f"reward {bound.name}: it returns {_describe_value(returned)} instead of a score per completion"
+        )
+    scores = list(returned)
     if len(scores) != size:
-        raise StepError(f"reward {bound.name}: {len(scores)} scores for {size} completions")
-    return [_number(score) for score in scores]
+        raise StepError(
+            f"reward {bound.name}: {len(scores)} scores for {size} completions; return one per completion, None where "
+            "there is none"
+        )
+    return [_read_score(bound, score, supplies, place) for place, score in enumerate(scores)]
 
 
-def _number(score: Any) -> float | None:
-    """Return a score as a number; None where it is not finite."""
-    return float(score) if score is not None and math.isfinite(score) else None
+def _read_score(bound: Bound, score: Any, supplies: Supplies, place: int) -> float | None:
+    """Return a score as a number. Raise StepError for anything but None and finite numbers."""
+    if score is None:
+        return None
+    try:
+        number = math.nan if isinstance(score, str | bytes) else float(score)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise StepError(
+            f"reward {bound.name}: its score is {_describe_value(score)}, for {_describe_completion(supplies, place)}; "
+            "return a finite number, or None where there is no score"
+        )
+    return number
+
+
+def _describe_value(value: object) -> str:
+    """Return a value with its type, shortened."""
+    shown = "a number beyond all limits" if isinstance(value, int) and abs(value) > LARGEST else repr(value)
+    return f"{shown if len(shown) <= SHOWN else shown[:SHOWN] + '...'} ({type(value).__name__})"
+
+
+def _describe_completion(supplies: Supplies, place: int) -> str:
+    """Return a completion, shortened, and the id of its row."""
+    text, row = supplies["completions"][place], supplies["rows"][place] if "rows" in supplies else {}
+    which = repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}...")
+    return f"the completion {which}" + (f" of row {row['id']!r}" if "id" in row else "")
 
 
 def _select(supplies: Supplies, places: Sequence[int]) -> Supplies:

@@ -13,7 +13,7 @@ from lineage.reports.curves import read_curves
 from lineage.reports.formatting import format_duration, format_number, format_size
 from lineage.reports.graph import draw_steps
 from schemas.base import JsonObject
-from schemas.manifest import Manifest
+from schemas.manifest import NOTICES, Manifest
 from schemas.plan import Plan
 from schemas.stages.base import ReportSection
 from schemas.stages.union import KINDS
@@ -60,6 +60,7 @@ def collect_content(
         "dirty": any(m.dirty for m in made.values()),
         "started": min((m.started for name, m in made.items() if state[name] == "done"), default=None),
         "reasons": {n: s["reason"] for n, s in states.items() if s.get("reason")},
+        "notices": {name: m.details[NOTICES] for name, m in made.items() if m.details.get(NOTICES)},
         "picture": draw_steps(plan, state),
         "curves": {name: charts for name, charts in drawn.items() if charts},
         "gates": list(collect_gate_rows(plan, made, layout)),

@@ -19,6 +19,7 @@ ALWAYS = (
     "completion_length",
     "truncated",
     "unscorable",
+    "frac_reward_zero_std",
     "trained",
     "broken_logprobs",
     "sampled_tokens",

@@ -111,7 +111,7 @@ def test_rows_of_another_stage_and_one_model(tmp_path, tiny_policy_folder):
     assert result.metrics["problems"] == 4
     assert result.metrics["accuracy"] == result.metrics["accuracy.model.own"] == 1.0
     assert result.details["repeated"] == 1
-    with pytest.raises(StepError, match="no value on any problem"):
+    with pytest.raises(StepError, match="none of 4 completions of `model` has a score"):
         run(made.model_copy(update={"rewards": stage().rewards}), context(tmp_path, "b", **inputs))
 
 

@@ -190,5 +190,6 @@ def test_pairs_that_are_too_long_are_dropped_and_without_a_held_out_part_all_are
     write_rows(inputs["data"], "preference_pairs", long)
     result = run(stage(validation_fraction=0, max_steps=-1, num_train_epochs=1.5), at("all"))
     assert (result.metrics["pairs"], result.metrics["dropped.too_long"], result.metrics["held_out"]) == (59, 1, 0)
+    assert result.notices[0].startswith("1 of 60 rows (1.7%) are longer than max_length")
     assert result.metrics["accuracy"] is None
     assert result.metrics["steps"] == 12  # 8 steps to a pass

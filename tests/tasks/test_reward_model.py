@@ -125,6 +125,7 @@ def test_pairs_that_are_too_long_are_dropped_and_counted(train):
     rows[3]["chosen"] = said("x" * 100)
     result, _ = train("long", rows, max_steps=1)
     assert result.metrics["dropped.too_long"] == 1
+    assert result.notices[0].startswith("1 of 20 rows (5.0%) are longer than max_length")
     assert result.metrics["pairs"] + result.metrics["held_out"] == 19
 
 

@@ -143,6 +143,9 @@ def test_unscorable_completions_are_counted_and_left_out(at, training):
         mine = [r["advantage"] for r in table if (r["step"], r["group"]) == (step, group) and r["trained"]]
         assert sum(mine) == pytest.approx(0, abs=1e-9)
     assert result.metrics["unscorable"] == pytest.approx(share[-1])
+    cut = sum(r["status"] == "truncated" or ("e" in r["completion"] and len(r["token_ids"]) == 8) for r in table)
+    assert any(f"{len(lost)} of 48 completions have no reward: a reward returned None" in n for n in result.notices)
+    assert any(n.startswith(f"{cut} of 48 completions (") for n in result.notices)
 
 
 def test_nothing_to_learn_leaves_the_weights(at, inputs):

@@ -175,6 +175,7 @@ def test_epochs_steps_and_dropped_rows_are_counted(at):
     # 15 rows: <user>a+b=<eos><assistant>c<eos> is 9 tokens, and 4 or 8 more for a = 1, 4 and 2
     rows = 15 - 9
     assert (result.metrics["rows"], result.metrics["dropped_rows"]) == (rows, 9)
+    assert result.notices[0].startswith("9 of 15 rows (60.0%) are longer than max_length: 12 tokens and were dropped")
     assert result.metrics["steps"] == math.ceil(1.5 * rows / 2)
     assert result.metrics["tokens"] == 9 * 2 * result.metrics["steps"]
 

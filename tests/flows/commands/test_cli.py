@@ -35,7 +35,8 @@ def waits_for(context: Context, *, file: str) -> None:
 def gated(context: Context) -> Result:
     """Write a number that a gate refuses."""
     (context.output("result") / "n.txt").write_text("1")
-    return Result({"accuracy": 0.1}, {"gates": [{"metric": "accuracy", "passed": False, "on_fail": "stop"}]})
+    gates = {"gates": [{"metric": "accuracy", "passed": False, "on_fail": "stop"}]}
+    return Result({"accuracy": 0.1}, gates, ["2 of 9 rows [bold] were dropped"])
 '''
 GOOD = """
 name: good
@@ -264,6 +265,7 @@ def test_a_gate_ends_the_run_with_its_own_code(ran):
     said = ran("run", "gate.yaml", "--executor", "inprocess", code=2)
     assert "after: blocked (the gate of judged failed: accuracy)" in said
     assert "gate failed judged: accuracy" in said
+    assert "judged: 2 of 9 rows [bold] were dropped" in said
     status = ran("status")
     assert "exit code 2" in status
     assert "gate failed: accuracy" in status

@@ -125,7 +125,7 @@ def test_what_a_reward_raises_over_there_costs_the_completion_alone_unless_it_is
         scores([wrong])
     assert [one[1] for one in scores([exits])] == [1.0] * 5 + [None] + [1.0] * 3
     assert (
-        "test_placed_roles:exiting: 1 of 9 completions cannot be scored: SystemExit: 3, for 'c'"
+        "test_placed_roles:exiting: 1 of 9 completions cannot be scored: SystemExit: 3, for the completion 'c'"
         in capsys.readouterr().err
     )
     with pytest.raises(StepError, match=r"broken: it raises for every one of 9 completions.*KeyError.*completion 'a'"):

@@ -43,10 +43,18 @@ def crowded(completions):
 
 
 def odd(completions):
-    """Says all kinds of things."""
-    return [
-        {"inf": math.inf, "nan": math.nan, "none": None, "true": True, "huge": 10**400}.get(t, 0.5) for t in completions
-    ]
+    """Returns all kinds of things."""
+    kinds = {"inf": math.inf, "nan": math.nan, "none": None, "true": True, "huge": 10**5000, "text": "0.5", "list": [1]}
+    return [kinds.get(t, 0.5) for t in completions]
+
+
+def short(completions):
+    """Forgets the last completion."""
+    return [1.0] * (len(completions) - 1)
+
+
+def mute(completions):
+    """Forgets to return."""
 
 
 def recursive(completions):
@@ -102,7 +110,8 @@ def test_completions_that_raise_cannot_be_scored_and_the_others_are(capsys):
     assert [t.reward for t in made] == [1.0, None, 2.0, 3.0]
     assert CALLS == [["1", "x", "2", "3e0"], ["1"], ["x"], ["2"], ["3e0"], ["1", "2", "3e0"]]
     said = capsys.readouterr().err
-    assert "1 of 4 completions cannot be scored: ValueError: could not convert string to float: 'x', for 'x'" in said
+    assert "1 of 4 completions cannot be scored: ValueError: could not convert string to float: 'x', for the" in said
+    assert "the completion 'x' of row '0'" in said
     assert "Traceback" in said
 
 
@@ -137,12 +146,37 @@ def test_a_memory_notes_what_was_scored_and_nothing_else():
     [
         ("recursive", ["[[", "[" * 5000, ""], [2.0, None, 0.0]),
         ("leaving", ["1", "exit()"], [1.0, None]),
-        ("odd", ["inf", "nan", "none", "true", "x", "huge"], [None, None, None, 1.0, 0.5, None]),
+        ("odd", ["none", "true", "x"], [None, 1.0, 0.5]),
         ("numbers", ["x"], [None]),
     ],
 )
-def test_whatever_is_raised_and_whatever_is_no_number_is_no_score(name, texts, rewards):
+def test_whatever_is_raised_is_no_score(name, texts, rewards):
     assert [t.reward for t in scored(name, texts)] == rewards
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("inf", "inf (float)"),
+        ("nan", "nan (float)"),
+        ("huge", "a number beyond all limits (int)"),
+        ("text", "'0.5' (str)"),
+        ("list", "[1] (list)"),
+    ],
+)
+def test_a_score_that_is_no_finite_number_ends_the_step_with_the_reward_the_row_and_the_value(value, shown):
+    with pytest.raises(StepError) as e:
+        scored("odd", ["x", "none", value])
+    assert f"test_scoring:odd: its score is {shown}, for the completion '{value}' of row '1'; return" in str(e.value)
+    with pytest.raises(StepError, match=r"its score is .* of row '7'"):
+        compute_weighted_scores([bound("odd")], [1.0], [{"id": "7"}], [value])
+
+
+def test_another_number_of_scores_ends_the_step():
+    with pytest.raises(StepError, match=r"test_scoring:short: 1 scores for 2 completions; return one per completion"):
+        scored("short", ["a", "b"])
+    with pytest.raises(StepError, match=r"mute: it returns None \(NoneType\) instead of a score per completion"):
+        scored("mute", ["a", "b"])
 
 
 def test_a_reward_that_always_raises_ends_the_step_with_its_name_the_error_and_a_completion():
@@ -150,7 +184,7 @@ def test_a_reward_that_always_raises_ends_the_step_with_its_name_the_error_and_a
         StepError, match=r"test_scoring:wrong: it raises for every one of 3 completions.*NameError"
     ) as e:
         scored("wrong", ["a" * 500, "b", "c"])
-    assert f"for the completion '{'a' * 80}...'" in str(e.value)
+    assert f"for the completion '{'a' * 80}...' of row '0'" in str(e.value)
     with pytest.raises(StepError, match=r"crowded: it raises for every one of 2.*MemoryError: too many"):
         scored("crowded", ["a", "b"])
     with pytest.raises(StepError, match=r"^row 7: no answer$"):
@@ -158,14 +192,14 @@ def test_a_reward_that_always_raises_ends_the_step_with_its_name_the_error_and_a
 
 
 def test_the_first_failure_alone_is_shown(capsys):
-    shown = set()
+    shown = {}
     for _ in range(3):
         scored("numbers", ["1", "x"], shown=shown)
     assert capsys.readouterr().err.count("cannot be scored") == 1
 
 
 def test_samples_of_an_evaluation_are_scored_alike(capsys):
-    rows, texts, shown = [{"id": "0"}] * 3, ["4", "x", "5"], set()
+    rows, texts, shown = [{"id": "0"}] * 3, ["4", "x", "5"], {}
     for _ in range(2):
         assert compute_weighted_scores([bound("numbers")], [2.0], rows, texts, shown=shown) == [8.0, None, 10.0]
     assert capsys.readouterr().err.count("cannot be scored") == 1

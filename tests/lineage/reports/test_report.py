@@ -133,7 +133,7 @@ def page(tmp_path):
     manifests = {
         "base": manifest("base", "init", seconds=33.3),
         "clean": manifest("clean", "curate", details=CURATION),
-        "tuned": manifest("tuned", "rl"),
+        "tuned": manifest("tuned", "rl", details={"notices": ["3 of 9 <completions> were cut"]}),
         "eval": manifest("eval", "evaluate", details=EVALUATION),
         "clerk": manifest("clerk", "agent", details=WRITTEN),
         "practised": manifest("practised", "practice", details=PRACTICE),
@@ -185,7 +185,16 @@ def test_all_states_and_numbers_are_there_and_every_tag_is_closed(page):
         assert said in text, said
     for said in ("in step 1 <b>search</b>", "search: 4-2", "spell('a') gives <i>", "1 experiences, 0 before"):
         assert said in text, said
-    for said in ("tensor <x> differs", "wanted 0.9", "abcdef012345", "eeeeeeeeeeee", "0 → 1", "1 + 2 =", "run-7"):
+    for said in (
+        "tensor <x> differs",
+        "3 of 9 <completions> were cut",
+        "wanted 0.9",
+        "abcdef012345",
+        "eeeeeeeeeeee",
+        "0 → 1",
+        "1 + 2 =",
+        "run-7",
+    ):
         assert said in text, said
     assert text.count(HOSTILE) >= 3
 

@@ -1,0 +1,11 @@
+"""What a run prints about rows that a training stage did not use."""
+
+
+def describe_dropped(dropped: int, rows: int, max_length: int) -> list[str]:
+    """Return a sentence about rows over the length limit; none if there are none. `rows` are all, dropped or not."""
+    if not dropped:
+        return []
+    return [
+        f"{dropped} of {rows} rows ({dropped / rows:.1%}) are longer than max_length: {max_length} tokens and were "
+        "dropped; raise `max_length` here and in the model's init stage, or shorten them"
+    ]
