@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Protocol, TypedDict
+from typing import Any, Protocol, TypedDict
 
 from learning.lookup import Bound, Overlay, Supplies, asked_of
 from learning.samples.sample import Row, Sample, States
