@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 
-from lineage.artifacts.contract import find_disagreement, find_other_setting, override_contract, read_contract
+from flows.planning.turn_ends import find_model_disagreement
+from lineage.artifacts.contract import find_other_setting, holds_tokenizer, override_contract, read_contract
 from lineage.artifacts.store import Store
 from lineage.digests import digest_of
 from lineage.layout import Layout
@@ -36,6 +37,8 @@ class KnownContract:
     tokenizer: JsonObject | None = None
     chat: JsonObject = field(default_factory=dict)
     """Chat settings that the model carries."""
+    folder: Path | None = None
+    """Folder of the model that has the contract; None if no such model exists yet."""
 
     def under(self, settings: JsonObject) -> "KnownContract":
         """Return the contract under the chat settings of a stage."""
@@ -43,7 +46,7 @@ class KnownContract:
         if tokenizer is not None and chat.chat_template is not None:
             tokenizer = {**tokenizer, "chat_template": chat.chat_template}
         contract = None if contract is None else override_contract(contract, settings)
-        return KnownContract(contract, tokenizer, merge_settings(self.chat, chat))
+        return KnownContract(contract, tokenizer, merge_settings(self.chat, chat), self.folder)
 
 
 def shares_tokens(given: Input | InputRecord) -> bool:
@@ -65,7 +68,7 @@ def verify_contracts(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> N
         met = [(i, _find_received(i, bonds, layout, folders).under(step.settings)) for i in carried]
         if traits_of(step.kind).shares_tokens:
             for (one, first), (other, second) in combinations(met, 2):
-                if (problem := _find_disagreement(first, second)) is not None:
+                if (problem := _find_disagreement(first, second, step.settings)) is not None:
                     raise PlanError(_format_problem(step, one, other, problem))
         bonds[step.name] = _find_own(step, [bond for _, bond in met], store)
 
@@ -73,13 +76,22 @@ def verify_contracts(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> N
 def _find_own(step: Step, received: list[KnownContract], store: Store) -> KnownContract:
     manifest = store.find(step.kind, step.key)
     contract = manifest.contract if manifest else None
+    folder = _find_model(step, store) if contract else None
     if traits_of(step.kind).defines_model and received:
-        return KnownContract(contract)  # it adds tokens to those of the model that it received
+        return KnownContract(contract, folder=folder)  # it adds tokens to those of the model that it received
     if traits_of(step.kind).defines_model:
         code = {m: d for m, d in step.code.items() if m.startswith(TOKENIZERS)}
-        return KnownContract(contract, {**step.settings.get("tokenizer", {}), "code": digest_of(code)})
+        return KnownContract(contract, {**step.settings.get("tokenizer", {}), "code": digest_of(code)}, folder=folder)
     first = received[0] if received else KnownContract()
-    return KnownContract(contract or first.contract, first.tokenizer, contract.chat if contract else first.chat)
+    chat = contract.chat if contract else first.chat
+    return KnownContract(contract or first.contract, first.tokenizer, chat, folder or first.folder)
+
+
+def _find_model(step: Step, store: Store) -> Path | None:
+    """Return the folder of the output that a step's contract was read from."""
+    names = [name for name, artifact_type in step.outputs.items() if artifact_type in CARRIERS]
+    folders = (store.output_folder(step.kind, step.key, name) for name in names)
+    return next((folder for folder in folders if holds_tokenizer(folder)), None)
 
 
 def _find_received(
@@ -87,13 +99,14 @@ def _find_received(
 ) -> KnownContract:
     if step_input.steps:
         return bonds[step_input.steps[0]]
-    contract = read_contract(find_source(str(step_input.source), layout, folders).folder)
-    return KnownContract(contract, chat=contract.chat if contract else {})
+    folder = find_source(str(step_input.source), layout, folders).folder
+    contract = read_contract(folder)
+    return KnownContract(contract, chat=contract.chat if contract else {}, folder=folder)
 
 
-def _find_disagreement(one: KnownContract, other: KnownContract) -> str | None:
+def _find_disagreement(one: KnownContract, other: KnownContract, settings: JsonObject) -> str | None:
     if one.contract is not None and other.contract is not None:
-        return find_disagreement(one.contract, other.contract)
+        return find_model_disagreement(one.contract, other.contract, one.folder or other.folder, settings)
     if one.tokenizer is None or other.tokenizer is None:
         return None
     if one.tokenizer == other.tokenizer:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from flows.publishing.model_card import write_model_card
 from flows.serving.models import Chosen, choose
@@ -60,10 +59,6 @@ def export_gguf(layout: Layout, word: str, folder: Path, kind: GgufType) -> Expo
 def write_hf(chosen: Chosen, folder: Path, max_shard_size: str) -> None:
     """Write config, weights, tokenizer, template and generation config in the precision of the model's files."""
     policy = load_policy(chosen.folder, dtype=read_dtype(chosen.folder))
-    generation: Any = policy.model.generation_config
-    if generation is not None:  # engines stop at these ids
-        generation.eos_token_id = list(policy.stop_ids)
-        generation.pad_token_id = policy.tokenizer.pad_token_id
     save_policy(policy, folder, max_shard_size)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from flows.planning.compile import blank_references
 from flows.planning.contracts import CARRIERS, shares_tokens
 from flows.planning.difference import find_first_difference
+from flows.planning.turn_ends import find_model_disagreement
 from flows.processes.capture import capture_output, wait_for_writers
 from flows.processes.locks import hold_lock
 from flows.processes.redaction import make_redactor
@@ -29,7 +30,7 @@ from flows.steps.task_run import (
     measure_peak_rss,
     run_task,
 )
-from lineage.artifacts.contract import find_disagreement, override_contract, read_contract
+from lineage.artifacts.contract import override_contract, read_contract
 from lineage.artifacts.provenance import describe_machine, read_commit, read_versions
 from lineage.artifacts.store import Store
 from lineage.digests import digest_of
@@ -166,11 +167,12 @@ def _watch_inputs(step: Step, received: list[ReceivedInput], work: Path) -> Iter
 def _check_contracts(step: Step, received: list[ReceivedInput]) -> None:
     if not traits_of(step.kind).shares_tokens:
         return
-    models = [(one.record, read_contract(one.folder)) for one in received if shares_tokens(one.record)]
-    contracts = [(r, override_contract(contract, step.settings)) for r, contract in models if contract is not None]
-    for record, contract in contracts[1:]:
-        if (problem := find_disagreement(contracts[0][1], contract)) is not None:
-            pair = " and ".join(f"{r.port} ({r.step or r.source})" for r in (contracts[0][0], record))
+    models = [(one, read_contract(one.folder)) for one in received if shares_tokens(one.record)]
+    contracts = [(one, override_contract(contract, step.settings)) for one, contract in models if contract is not None]
+    for other, contract in contracts[1:]:
+        first, expected = contracts[0]
+        if (problem := find_model_disagreement(expected, contract, other.folder, step.settings)) is not None:
+            pair = " and ".join(f"{r.port} ({r.step or r.source})" for r in (first.record, other.record))
             raise StepError(f"{step.name}: {pair} do not fit together: {problem}")
 
 

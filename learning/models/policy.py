@@ -185,8 +185,13 @@ def save_policy(policy: Policy, folder: Path, max_shard_size: str = LARGEST_FILE
     """Write config, weights (safetensors, tied ones once) and tokenizer; equal policies give equal bytes.
 
     Weights have the names of published checkpoints, which vLLM and llama.cpp expect, not those that transformers uses
-    in memory. Weights larger than `max_shard_size` are split over several files with an index.
+    in memory. Weights larger than `max_shard_size` are split over several files with an index. The ids that end a
+    completion are listed in generation_config.json, where engines look for them.
     """
+    generation: Any = getattr(policy.model, "generation_config", None)
+    if generation is not None:
+        generation.eos_token_id = list(policy.stop_ids)
+        generation.pad_token_id = policy.tokenizer.pad_token_id
     policy.model.config.architectures = [type(policy.model).__name__]
     policy.model.config.dtype = policy.model.dtype
     policy.model.save_pretrained(folder, max_shard_size=max_shard_size)

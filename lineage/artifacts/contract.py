@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ UNBOUNDED = 2**31
 
 def read_contract(folder: Path) -> Contract | None:
     """Return the contract of a model folder (or of an adapter's base), or None if it holds no tokenizer."""
-    folder = folder / "base" if (folder / "base" / "tokenizer.json").is_file() else folder
-    if not (folder / "tokenizer.json").is_file():
+    if not holds_tokenizer(folder):
         return None
+    folder = folder / "base" if (folder / "base" / "tokenizer.json").is_file() else folder
     tokenizer, settings = _read_json(folder / "tokenizer.json"), _read_json(folder / "tokenizer_config.json")
     template_file = folder / "chat_template.jinja"
     template = template_file.read_text() if template_file.is_file() else settings.get("chat_template") or ""
@@ -37,6 +38,11 @@ def read_contract(folder: Path) -> Contract | None:
     )
 
 
+def holds_tokenizer(folder: Path) -> bool:
+    """Return whether a model folder, or an adapter's base, holds a tokenizer."""
+    return any((place / "tokenizer.json").is_file() for place in (folder, folder / "base"))
+
+
 def override_contract(contract: Contract, settings: JsonObject) -> Contract:
     """Return the contract of a model under the chat settings of a stage."""
     chat = read_chat(settings)
@@ -44,16 +50,23 @@ def override_contract(contract: Contract, settings: JsonObject) -> Contract:
     return contract.model_copy(update={"chat_template": template, "chat": merge_settings(contract.chat, chat)})
 
 
-def find_disagreement(one: Contract, other: Contract) -> str | None:
-    """Return what differs between two contracts, or None if the models fit; lengths may differ."""
+def find_disagreement(
+    one: Contract, other: Contract, read_turn_ends: Callable[[], frozenset[int]] = frozenset
+) -> str | None:
+    """Return what differs between two contracts, or None if the models fit; lengths may differ.
+
+    `read_turn_ends` returns the ids at which both stop by tokenizer and template; it is called where their files list
+    different ones, since posttrain lists all of them and published models often do not.
+    """
     names = {"tokenizer": "tokenizers", "chat_template": "chat templates", "special_tokens": "special tokens"}
     for field, words in names.items():
         left, right = getattr(one, field), getattr(other, field)
         if left != right:
             return f"{words} differ ({left[:12]} and {right[:12]})"
     if one.stop_ids is not None and other.stop_ids is not None and one.stop_ids != other.stop_ids:
-        left, right = (list(contract.stop_ids or ()) for contract in (one, other))
-        return f"eos_token_id of generation_config.json differ ({left} and {right})"
+        if {*one.stop_ids} ^ {*other.stop_ids} <= read_turn_ends():
+            return find_other_setting(one.chat, other.chat)
+        return f"eos_token_id of generation_config.json differ ({list(one.stop_ids)} and {list(other.stop_ids)})"
     return find_other_setting(one.chat, other.chat)
 
 
