@@ -21,10 +21,9 @@ def read_turn_ends(folder: Path | None, settings: JsonObject) -> frozenset[int]:
     """Return the ids that end a turn in a model's folder under the chat settings of a stage; none without a folder."""
     if folder is None:
         return frozenset()
-    # transformers takes seconds to import, and models whose files list the same ids do not need it
-    from learning.data.chat import find_turn_ends
-    from learning.data.chat_settings import apply_chat
-    from learning.models.policy import load_tokenizer
+    from learning.data.chat import find_turn_ends  # transformers takes seconds to import, and few plans need it
+    from learning.data.chat_settings import apply_chat  # likewise
+    from learning.models.policy import load_tokenizer  # likewise
 
     tokenizer = load_tokenizer(folder / "base" if (folder / "base" / "tokenizer.json").is_file() else folder)
     apply_chat(tokenizer, read_chat(settings))
