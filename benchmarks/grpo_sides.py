@@ -2,13 +2,17 @@
 
 import random
 import tempfile
-import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-WORKLOADS = {"short": {"prompt": 8, "completion": 64}, "long": {"prompt": 256, "completion": 32}}
-GROUPS, GENERATIONS, VOCABULARY = 16, 8, 128
+from timing import between, now
+
+WORKLOADS = {
+    "short": {"prompt": 8, "completion": 64, "groups": 16},
+    "long": {"prompt": 256, "completion": 32, "groups": 16},
+    "longest": {"prompt": 64, "completion": 2048, "groups": 1},
+}
+GENERATIONS, VOCABULARY, MAX_LENGTH = 8, 128, 2304
 ALPHABET = [chr(c) for c in range(32, 127)] + [chr(c) for c in range(192, 192 + VOCABULARY - 95)]
 LR, EPSILON = 1e-4, 1e-4
 
@@ -29,7 +33,7 @@ def make_model(folder: Path) -> None:
     plain.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="<eos>", pad_token=ALPHABET[0])
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    tokenizer.model_max_length = 512
+    tokenizer.model_max_length = MAX_LENGTH
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=VOCABULARY,
@@ -38,7 +42,7 @@ def make_model(folder: Path) -> None:
         num_hidden_layers=4,
         num_attention_heads=6,
         num_key_value_heads=6,
-        max_position_embeddings=512,
+        max_position_embeddings=MAX_LENGTH,
         tie_word_embeddings=True,
         eos_token_id=VOCABULARY,
         pad_token_id=0,
@@ -65,7 +69,7 @@ def our_stage(work: dict[str, int], steps: int) -> Any:
         "loss_aggregation": "token_mean",
     }
     sizes = {
-        "generation_batch_size": GROUPS * GENERATIONS,
+        "generation_batch_size": work["groups"] * GENERATIONS,
         "num_generations": GENERATIONS,
         "max_completion_length": work["completion"],
         "max_steps": steps,
@@ -74,17 +78,17 @@ def our_stage(work: dict[str, int], steps: int) -> Any:
     return Rl.model_validate({**ports, **algorithm, **sizes, "learning_rate": LR})
 
 
-def run_ours(folder: Path, work: dict[str, int], steps: int, threads: int) -> list[float]:
-    """Seconds of each step of the rl task, everything included."""
+def run_ours(folder: Path, work: dict[str, int], steps: int, threads: int) -> list[tuple[float, float]]:
+    """Wall and CPU seconds of each step of the rl task, everything included."""
     from learning.data.rows import write_rows
     from tasks.context import Context
     from tasks.rl import run
 
-    ends: list[float] = []
+    ends: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as scratch:
         prompts = Path(scratch, "prompts")
         prompts.mkdir()
-        messages = [[{"role": "user", "content": text}] for text in texts(work["prompt"], GROUPS * steps)]
+        messages = [[{"role": "user", "content": text}] for text in texts(work["prompt"], work["groups"] * steps)]
         rest = {"answer": "", "family": "letters", "metadata": "{}"}
         write_rows(prompts, "prompts", [{"id": str(i), "prompt": m, **rest} for i, m in enumerate(messages)])
         context = Context(
@@ -93,12 +97,12 @@ def run_ours(folder: Path, work: dict[str, int], steps: int, threads: int) -> li
             Path(scratch, "checkpoints"),
             seed=0,
             num_threads=threads,
-            on_progress=lambda event: ends.append(time.perf_counter()) if "total" in event else None,
+            on_progress=lambda event: ends.append(now()) if "total" in event else None,
         )
         context.folder.mkdir()
-        ends.append(time.perf_counter())
+        ends.append(now())
         run(our_stage(work, steps), context)
-    return [b - a for a, b in pairwise(ends)]
+    return between(ends)
 
 
 def trl_trainer(folder: Path, scratch: str, work: dict[str, int], steps: int, callbacks: list[Any]) -> Any:
@@ -112,7 +116,7 @@ def trl_trainer(folder: Path, scratch: str, work: dict[str, int], steps: int, ca
         use_cpu=True,
         bf16=False,
         gradient_checkpointing=False,
-        per_device_train_batch_size=GROUPS * GENERATIONS,
+        per_device_train_batch_size=work["groups"] * GENERATIONS,
         num_generations=GENERATIONS,
         max_completion_length=work["completion"],
         max_steps=steps,
@@ -135,29 +139,29 @@ def trl_trainer(folder: Path, scratch: str, work: dict[str, int], steps: int, ca
         processing_class=AutoTokenizer.from_pretrained(folder),
         reward_funcs=lambda completions, **rest: letters([], completions),
         args=config,
-        train_dataset=Dataset.from_dict({"prompt": texts(work["prompt"], GROUPS * steps)}),
+        train_dataset=Dataset.from_dict({"prompt": texts(work["prompt"], work["groups"] * steps)}),
         callbacks=callbacks,
     )
 
 
-def run_trl(folder: Path, work: dict[str, int], steps: int, threads: int) -> list[float]:
-    """Seconds of each step of GRPOTrainer."""
+def run_trl(folder: Path, work: dict[str, int], steps: int, threads: int) -> list[tuple[float, float]]:
+    """Wall and CPU seconds of each step of GRPOTrainer."""
     import torch
     from transformers import TrainerCallback
 
     torch.set_num_threads(threads)
-    ends: list[float] = []
+    ends: list[tuple[float, float]] = []
 
     class Clock(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            ends.append(time.perf_counter())
+            ends.append(now())
 
         def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            ends.append(time.perf_counter())
+            ends.append(now())
 
     with tempfile.TemporaryDirectory() as scratch:
         trl_trainer(folder, scratch, work, steps, [Clock()]).train()
-    return [b - a for a, b in pairwise(ends)]
+    return between(ends)
 
 
 def ragged() -> tuple[list[list[int]], list[list[Any]], Any]:

@@ -4,9 +4,25 @@ import json
 import statistics
 import subprocess
 import time
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def now() -> tuple[float, float]:
+    """Wall seconds and CPU seconds of this process; other load on the machine affects the latter less."""
+    return time.perf_counter(), time.process_time()
+
+
+def between(moments: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Wall and CPU seconds from each moment to the next."""
+    return [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(moments)]
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Median, smallest and largest value."""
+    return {name: round(f(values), 2) for name, f in (("median", statistics.median), ("min", min), ("max", max))}
 
 
 def seconds(command: list[str], cwd: Path = ROOT) -> float:
