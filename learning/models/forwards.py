@@ -57,7 +57,7 @@ def apply_compute_options(model: nn.Module, training: Training) -> None:
     if training.gradient_checkpointing:
         # The last block's backward pass comes first: recomputing it would save no memory.
         for block in find_blocks(model)[:-1]:
-            block.forward = MethodType(_computed_again, block)
+            block.forward = MethodType(recompute_block, block)
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
@@ -71,7 +71,7 @@ def _in_bfloat16(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return type(self).forward(self, *args, **kwargs)
 
 
-def _computed_again(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def recompute_block(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Run a block and keep only its inputs; the backward pass recomputes it (Chen et al. 2016, arXiv 1604.06174)."""
     if not torch.is_grad_enabled():
         return type(self).forward(self, *args, **kwargs)

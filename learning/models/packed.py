@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from learning.models.forwards import evaluation_mode
 from learning.models.padded import get_body, padded_hidden, padded_logits, padded_outputs
+from learning.models.reduced import reduced
 from learning.models.segments import NAME, Layout, make_layout, measure_chains
 from learning.models.windows import describe_unsupported_attention, narrow_windows
 from schemas.errors import StepError
@@ -275,7 +276,7 @@ def describe_forward(model: Any) -> dict[str, str]:
 @torch.no_grad()
 def _examine(model: Any) -> Forward:
     """Compare the forward passes on a prefix with two completions; return the fastest exact one."""
-    with evaluation_mode(model), narrow_windows(model, NARROW):
+    with evaluation_mode(model), narrow_windows(model, NARROW), reduced(model):
         probe = _probe(model.get_input_embeddings().weight.shape[0]).to(model.device)
         truth_MC, logits_MV = padded_outputs(model, probe)
         own = logits_MV is not None and not is_close(compute_logits(model, truth_MC), logits_MV)

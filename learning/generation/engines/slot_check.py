@@ -12,6 +12,7 @@ from learning.generation.engines.slot_attention import use_slot_attention
 from learning.generation.engines.slots import Slots, compute_slot_logits, prefill
 from learning.models.forwards import evaluation_mode
 from learning.models.packed import NARROW, UNFIT, is_close
+from learning.models.reduced import reduced
 from learning.models.windows import KNOWN_LAYERS, describe_unsupported_attention, narrow_windows
 
 PROMPTS = (12, 7)
@@ -29,7 +30,7 @@ def explain_slot_misfit(model: Any) -> str:
     if model not in _REASONS:
         reason = describe_unsupported_attention(model.config, SLOT_LAYERS)
         if not reason:
-            with narrow_windows(model, NARROW):
+            with narrow_windows(model, NARROW), reduced(model):
                 reason = _find_difference(model)
         _REASONS[model] = reason and f"{model.config.model_type}: {reason}"
     return _REASONS[model]

@@ -1,0 +1,104 @@
+"""A model reduced to a few layers of each kind and a head of few tokens, while its forward passes are compared.
+
+Layers of one kind execute the same code with other weights, and rows of the head are independent, so comparing all of
+them would only repeat the comparison: it costs a few milliseconds instead of a pass over all weights.
+"""
+
+from collections.abc import Hashable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import nn
+
+from learning.models.forwards import find_blocks, recompute_block
+
+FEWEST_LAYERS = 4
+"""Layers that are compared even if all are of one kind."""
+HEAD_ROWS = 256
+"""Tokens whose logits are compared."""
+SCALARS = (bool, int, float, str, type(None))
+
+
+@contextmanager
+def reduced(model: Any) -> Iterator[None]:
+    """Reduce a model, and restore it afterwards.
+
+    It keeps its first layers up to the first of the last kind that appears, and FEWEST_LAYERS at least. A model without
+    a single list of blocks keeps all, and one with another head than a plain linear layer, or a sharded one, keeps all
+    tokens.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(_fewer_layers(model))
+        stack.enter_context(_narrow_head(model))
+        yield
+
+
+@contextmanager
+def _fewer_layers(model: nn.Module) -> Iterator[None]:
+    blocks = find_blocks(model)
+    places = [
+        (parent, name)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, nn.ModuleList) and list(child) == blocks
+    ]
+    if not blocks or len(places) != 1:
+        yield
+        return
+    [(parent, name)] = places
+    layers = getattr(parent, name)
+    setattr(parent, name, layers[: count_distinct_layers(blocks)])
+    try:
+        yield
+    finally:
+        setattr(parent, name, layers)
+
+
+def count_distinct_layers(layers: list[nn.Module]) -> int:
+    """Return how many layers from the first on contain one of every kind, FEWEST_LAYERS at least."""
+    first: dict[Hashable, int] = {}
+    for place, layer in enumerate(layers):
+        first.setdefault(_kind(layer), place)
+    return max(FEWEST_LAYERS, *(place + 1 for place in first.values()))
+
+
+def _kind(layer: nn.Module) -> Hashable:
+    """Return what distinguishes layers with different computations: classes, sizes, settings, functions and hooks."""
+    return tuple((name, type(module), _settings(module)) for name, module in layer.named_modules())
+
+
+def _settings(module: nn.Module) -> Hashable:
+    values = {name: value for name, value in vars(module).items() if name not in ("layer_idx", "training")}
+    plain = [(name, value) for name, value in values.items() if isinstance(value, SCALARS)]
+    lists = [(name, repr(value)) for name, value in values.items() if isinstance(value, list | tuple)]
+    functions = [(name, _identity(value)) for name, value in values.items() if callable(value)]
+    sizes = [(name, p.shape, p.dtype) for name, p in module.named_parameters(recurse=False)]
+    hooks = (len(module._forward_hooks), len(module._forward_pre_hooks))
+    return (tuple(plain), tuple(lists), tuple(filter(_matters, functions)), tuple(sizes), hooks)
+
+
+def _identity(function: Any) -> Hashable:
+    """Return which function a bound or partial one calls, and with which arguments."""
+    inner = getattr(function, "__func__", getattr(function, "func", function))
+    return inner, repr((getattr(function, "args", ()), getattr(function, "keywords", {})))
+
+
+def _matters(named: tuple[str, Hashable]) -> bool:
+    """Return whether a function that is set on a module changes its results: gradient checkpointing does not."""
+    return named != ("forward", _identity(recompute_block))
+
+
+@contextmanager
+def _narrow_head(model: Any) -> Iterator[None]:
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear or head.out_features <= HEAD_ROWS or hasattr(head.weight, "full_tensor"):
+        yield
+        return
+    whole = dict(head.named_parameters())
+    for name, parameter in whole.items():
+        setattr(head, name, nn.Parameter(parameter.detach()[:HEAD_ROWS], requires_grad=False))
+    try:
+        yield
+    finally:
+        for name, parameter in whole.items():
+            setattr(head, name, parameter)
