@@ -32,6 +32,23 @@ POLICY_TYPES = ("policy", "adapter")
 TABLE_TYPES = ("prompts", "chat", "preference_pairs", "trajectories")
 """Artifact types that hold tables of rows."""
 SCHEMES = ("hub", "path", "mlflow")
+DATA_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".md")
+"""Suffixes of files of rows."""
+COMPRESSED = (".gz", ".zst")
+"""Suffixes that may follow them."""
+
+
+def is_data_file(name: str) -> bool:
+    """Return whether a file of this name holds rows, by its suffix."""
+    plain = name.lower()
+    for suffix in COMPRESSED:
+        plain = plain.removesuffix(suffix)
+    return plain.endswith(DATA_SUFFIXES)
+
+
+def is_pattern(path: str) -> bool:
+    """Return whether a path names files by a pattern."""
+    return any(mark in path for mark in "*?[")
 
 
 class Reference(str):
@@ -127,6 +144,13 @@ class RowsRef(Reference):
 
     accepts = ("prompts", "chat", "preference_pairs")
     outside = "chat"
+
+
+class DataRef(Reference):
+    """Rows in any format: files, a data set of the hub, or a table of rows."""
+
+    accepts = ("prompts", "chat", "directory")
+    outside = "directory"
 
 
 class AnyRef(Reference):

@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
+from learning.data.messages import PLAIN
 from learning.data.rows import Row, count_rows, fits_in_memory, read_rows, scan_rows
 from learning.data.stored_rows import RowSubset, StoredRows, iterate_rows, store_rows
-from learning.data.turns import TrainOn, encode_conversation
+from learning.data.turns import TrainOn, encode_conversation, require_eos
 from schemas.errors import StepError
 
 SCHEMA = pa.schema(
@@ -116,11 +117,24 @@ def read_examples(
 
 
 def encode_row(tokenizer: PreTrainedTokenizerBase, row: Row, train_on: TrainOn = "last") -> Example:
-    """Return one chat row as ids, with what `train_on` selects as learned."""
+    """Return one chat row as ids, with what `train_on` selects as learned; of plain text, all tokens are learned."""
+    if row["completion"][0]["role"] == PLAIN:
+        ids = encode_plain(tokenizer, row["completion"][0]["content"])
+        return Example(ids, 0, row.get("id", ""))
     made = encode_conversation(tokenizer, row["prompt"], row["completion"], train_on=train_on, row=row)
     # Borders between what is learned and what is not; the end counts as learned, so that they come in pairs.
     given, *skipped = [i for i, (a, b) in enumerate(pairwise([False, *made.learned, True])) if a != b]
     return Example(made.ids, given, row.get("id", ""), tuple(skipped))
+
+
+def encode_plain(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Return the ids of a text with the special tokens that the tokenizer puts around one, and the end of sequence.
+
+    Text that looks like a special token stays text.
+    """
+    ids = cast(list[int], tokenizer.encode(text, split_special_tokens=True))
+    end = require_eos(tokenizer)
+    return ids if ids[-1:] == [end] else [*ids, end]
 
 
 def encode_rows(

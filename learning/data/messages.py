@@ -11,6 +11,8 @@ import pyarrow as pa
 
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string()), ("more", pa.string())]))
 JSON_COLUMNS = ("tools", "chat_template_kwargs")
+PLAIN = "text"
+"""Role of a message that is plain text: it is encoded without a chat template, and all of it is learned."""
 Values = dict[str, Any]
 
 
@@ -65,13 +67,13 @@ def has_more_keys(kind: pa.DataType) -> bool:
 
 def convert_messages(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Return messages of any struct type as `MESSAGES`; keys without a value are left out, also within tool calls."""
-    lists = [None if messages is None else _pack_messages(_drop_nulls(messages)) for messages in column.to_pylist()]
+    lists = [None if messages is None else _pack_messages(drop_nulls(messages)) for messages in column.to_pylist()]
     return pa.array(lists, MESSAGES)
 
 
 def convert_json(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Return a column of lists or structs as JSON text."""
-    values = [None if value is None else _write_json(_drop_nulls(value)) for value in column.to_pylist()]
+    values = [None if value is None else _write_json(drop_nulls(value)) for value in column.to_pylist()]
     return pa.array(values, pa.string())
 
 
@@ -93,11 +95,11 @@ def _pack_message(message: Values) -> Values:
     return packed | {"more": json.dumps(more)} if more else packed
 
 
-def _drop_nulls(value: Any) -> Any:
+def drop_nulls(value: Any) -> Any:
     """Return a value without the keys that a struct type adds because other rows have them."""
     if isinstance(value, dict):
-        kept = {key: _drop_nulls(item) for key, item in value.items() if item is not None or key == "content"}
+        kept = {key: drop_nulls(item) for key, item in value.items() if item is not None or key == "content"}
         if isinstance(more := kept.get("more"), str):
             kept |= json.loads(kept.pop("more")) if more else {}
         return kept
-    return [_drop_nulls(item) for item in value] if isinstance(value, list) else value
+    return [drop_nulls(item) for item in value] if isinstance(value, list) else value

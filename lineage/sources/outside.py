@@ -8,10 +8,12 @@ import os
 import re
 import stat
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 
 from lineage.layout import Layout
 from schemas.errors import PlanError
+from schemas.references import is_data_file, is_pattern
 
 SYSTEM = frozenset(
     map(
@@ -41,6 +43,32 @@ def check_outside(reference: str, layout: Layout, folders: Iterable[Path]) -> No
                 _check_place(folder, rest, layout)
                 _check_content(folder, rest)
                 return
+            if (file := _resolve_file(base, rest)) is not None:
+                _check_kernel(file, rest)
+                return
+
+
+def find_matching_files(base: Path, rest: str) -> dict[str, Path]:
+    """Return the files of rows that a pattern below `base` matches, by their path from where the pattern begins.
+
+    Hidden files are left out. Raise PlanError for a pattern that begins at a folder that cannot be data.
+    """
+    try:
+        path = Path(rest).expanduser()
+        parts = path.parts
+        fixed = next(i for i, part in enumerate(parts) if is_pattern(part))
+        start = (base / Path(*parts[:fixed])).resolve()
+        found = list(islice(start.glob(str(Path(*parts[fixed:]))), MAX_FILES + 1))
+    except (OSError, RuntimeError, ValueError, NotImplementedError) as error:
+        raise PlanError(f"path:{rest[:SHOWN]} is no pattern of paths: {error}") from error
+    if len(found) > MAX_FILES:
+        raise PlanError(f"path:{rest[:SHOWN]} matches more than {MAX_FILES} files; name fewer")
+    names = {file.relative_to(start).as_posix(): file for file in found if is_data_file(file.name) and file.is_file()}
+    return {name: file.resolve() for name, file in sorted(names.items()) if not _is_hidden(name)}
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith((".", "_")) for part in name.split("/"))
 
 
 def _check_hub(rest: str) -> None:
@@ -59,6 +87,11 @@ def _resolve_folder(base: Path, rest: str) -> Path | None:
         raise PlanError(f"path:{rest[:SHOWN]} is no path: {reason}; name a folder as path:./data") from error
 
 
+def _resolve_file(base: Path, rest: str) -> Path | None:
+    file = base / Path(rest).expanduser()
+    return file.resolve() if file.is_file() else None
+
+
 def _check_place(folder: Path, rest: str, layout: Layout) -> None:
     protected = [("the home folder", _home_folder()), ("this checkout", layout.root.resolve())]
     if folder == Path(folder.anchor):
@@ -68,9 +101,13 @@ def _check_place(folder: Path, rest: str, layout: Layout) -> None:
     for what, place in protected:
         if place is not None and place.is_relative_to(folder):
             raise _refuse_folder(rest, f"is {what}, or holds it")
+    _check_kernel(folder, rest)
+
+
+def _check_kernel(place: Path, rest: str) -> None:
     for kernel in KERNEL:
-        below = folder.is_relative_to(kernel) and not folder.is_relative_to(SHARED_MEMORY)
-        if below or folder == SHARED_MEMORY or (kernel.is_dir() and _is_on_device(folder, kernel)):
+        below = place.is_relative_to(kernel) and not place.is_relative_to(SHARED_MEMORY)
+        if below or place == SHARED_MEMORY or (kernel.is_dir() and _is_on_device(place, kernel)):
             raise _refuse_folder(rest, f"lies in {kernel}, whose files are no files on a disk")
 
 

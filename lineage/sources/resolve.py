@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +16,9 @@ from lineage.artifacts.store import Store
 from lineage.digests import content_digest_of
 from lineage.layout import Layout
 from lineage.registry.client import dvc_uri
-from lineage.sources.outside import check_outside
+from lineage.sources.outside import check_outside, find_matching_files
 from schemas.errors import PlanError
+from schemas.references import DATA_SUFFIXES, is_data_file, is_pattern
 
 if TYPE_CHECKING:
     from lineage.audit.moves import Move
@@ -54,21 +55,32 @@ def _resolve_path(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Sourc
         folder = base / Path(rest).expanduser()
         if folder.is_dir():
             return Source(folder.resolve(), digest_folder(folder.resolve(), layout))
-        if folder.is_file() and folder.suffix == GGUF:
-            linked = _link_file(folder.resolve(), layout)
+        if folder.is_file() and (folder.suffix == GGUF or is_data_file(folder.name)):
+            name = f"model{GGUF}" if folder.suffix == GGUF else folder.name
+            linked = _link_files({name: folder.resolve()}, layout)
             return Source(linked, digest_folder(linked, layout))
         if folder.exists():
-            raise PlanError(f"path:{rest} is a file; name the folder that holds it (only .gguf files are inputs)")
+            suffixes = ", ".join(DATA_SUFFIXES)
+            raise PlanError(
+                f"path:{rest} is a file that is no input by itself (those are {GGUF} and {suffixes}, "
+                "also compressed); name the folder that holds it"
+            )
+        if is_pattern(rest) and (files := find_matching_files(base, rest)):
+            linked = _link_files(files, layout)
+            return Source(linked, digest_folder(linked, layout))
     searched = ", ".join(str(base) for base in folders)
-    raise PlanError(f"path:{rest}: no such folder; relative paths start at {searched}")
+    what = "no file matches" if is_pattern(rest) else "no such file or folder"
+    raise PlanError(f"path:{rest}: {what}; relative paths start at {searched}")
 
 
-def _link_file(file: Path, layout: Layout) -> Path:
-    """Return a folder of the state folder that holds only a link to a file: every input is a folder."""
-    folder = layout.make_state() / "cache" / "files" / hashlib.sha256(str(file).encode()).hexdigest()[:32]
-    folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):  # the folder's name is that of the link's target
-        (folder / f"model{GGUF}").symlink_to(file)
+def _link_files(files: Mapping[str, Path], layout: Layout) -> Path:
+    """Return a folder of the state folder that holds only links to files: every input is a folder."""
+    listing = "\n".join(f"{name}\0{file}" for name, file in sorted(files.items()))
+    folder = layout.make_state() / "cache" / "files" / hashlib.sha256(listing.encode()).hexdigest()[:32]
+    for name, file in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # the folder's name is that of the links' names and targets
+            (folder / name).symlink_to(file)
     return folder
 
 

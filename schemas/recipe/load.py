@@ -15,6 +15,7 @@ from schemas.endpoint import Endpoint
 from schemas.errors import Problem, RecipeError
 from schemas.expansion.endpoint_names import read_endpoints, replace_endpoints
 from schemas.expansion.expand import Unit, check_defaults, expand
+from schemas.expansion.inline_data import add_data_stages
 from schemas.modules import bounded_reading
 from schemas.plan import BranchOf, Promotion, Until
 from schemas.schedule import Schedule
@@ -173,11 +174,12 @@ def _load_checked(path: Path, profile: str | None, overrides: tuple[str, ...], h
     if head is None:
         raise RecipeError(limit_problems(problems))
     check_defaults(root.get("defaults"))
+    folders = tuple(dict.fromkeys((home, Path.cwd())))
     units = expand(root.value["stages"], root.get("defaults"), scope)
+    units = add_data_stages(units, root.get("defaults"), scope, folders)
     endpoints = root.get("endpoints")
     servers = read_endpoints(endpoints and substitute(endpoints, scope, "endpoints"))
     units = [replace(unit, node=replace_endpoints(unit.node, servers, unit.path, scope.allowance)) for unit in units]
-    folders = tuple(dict.fromkeys((home, Path.cwd())))
     infos = _validate_steps(units, folders, problems)
     _raise_problems(problems)
     if head.budget is not None and head.budget.lacks_prices(info.dump() for info in infos.values()):

@@ -7,6 +7,7 @@ from pydantic import Field
 from schemas.stages.agent import AgentStage
 from schemas.stages.base import BaseStage
 from schemas.stages.curate import Curate
+from schemas.stages.data import Data
 from schemas.stages.evaluate import Evaluate
 from schemas.stages.init import Init
 from schemas.stages.merge import Merge
@@ -21,6 +22,7 @@ from schemas.stages.synthesize import Synthesize
 Stage = Annotated[
     Init
     | Synthesize
+    | Data
     | Curate
     | Sft
     | RewardModel

@@ -86,8 +86,8 @@ def _walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Use | Reference):
         yield path, value
     if isinstance(value, BaseModel):
-        for name in type(value).model_fields:
-            yield from _walk(getattr(value, name), join_path(path, name))
+        for name, field in type(value).model_fields.items():
+            yield from _walk(getattr(value, name), join_path(path, field.alias or name))
     elif isinstance(value, dict):
         for name, child in value.items():
             yield from _walk(child, join_path(path, name))

@@ -1,0 +1,1 @@
+"""Rows of files in any supported format, as posttrain's own rows."""

@@ -1,0 +1,213 @@
+"""Rows of every format as posttrain's own rows; what does not fit raises BadRow with the reason."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from learning.data.messages import JSON_COLUMNS, PLAIN
+from learning.data.rows import SCHEMAS, Row
+from learning.data.sources.columns import Values, list_columns
+from learning.data.sources.conversations import Message, read_messages, refuse_media, split_last_turn
+from learning.data.sources.records import BadRow
+from schemas.stages.data import EMITS, Emit, Format
+
+COMMON = ("id", "answer", "family", *JSON_COLUMNS)
+"""Columns that rows of every format may have."""
+
+
+@dataclass(frozen=True)
+class FormatReader:
+    """How rows of a format are recognised and converted."""
+
+    needs: tuple[str, ...]
+    """Fields that every row has."""
+    takes: tuple[str, ...]
+    """Fields that are read if a row has them."""
+    convert: Callable[[Values], Row]
+
+
+def convert_row(reader: FormatReader, fields: Values, place: str, emit: Emit) -> Row:
+    """Return the row of an artifact type from the fields of a format; `place` is the id of a row without one.
+
+    Columns that the format does not read become `metadata`. Raise BadRow.
+    """
+    refuse_media(fields)
+    if missing := [name for name in reader.needs if fields.get(name) is None]:
+        raise BadRow(f"no `{missing[0]}`; its columns: {list_columns(fields)}")
+    made = reader.convert(fields)
+    known = {*reader.needs, *reader.takes, *COMMON, "metadata"}
+    rest = {name: value for name, value in fields.items() if name not in known and value is not None}
+    metadata = fields.get("metadata")
+    if rest or not isinstance(metadata, str):
+        rest = ({} if metadata is None else {"metadata": metadata}) | rest
+        metadata = json.dumps(rest, default=str)
+    row: Row = {"id": _read_id(fields, place), "answer": _read_scalar(fields, "answer"), "metadata": metadata}
+    row["family"] = _read_scalar(fields, "family")
+    for name in JSON_COLUMNS:
+        if fields.get(name) not in (None, [], {}, ""):
+            row[name] = _check_json(fields[name], name)
+    row |= made
+    if emit == "chat" and "completion" not in row:
+        raise BadRow("no `completion`")
+    _refuse_half_characters(row)
+    return row
+
+
+def _read_id(fields: Values, place: str) -> str:
+    own = fields.get("id")
+    if own is None or own == "":
+        return place
+    if isinstance(own, bool) or not isinstance(own, str | int):
+        raise BadRow(f"`id` is no text but {type(own).__name__}")
+    return str(own)
+
+
+def _read_scalar(fields: Values, name: str) -> str | None:
+    value = fields.get(name)
+    return value if value is None or isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _check_json(value: Any, name: str) -> Any:
+    try:
+        parsed = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError) as error:
+        raise BadRow(f"`{name}` is no JSON: {error}") from error
+    if not isinstance(parsed, list if name == "tools" else dict):
+        raise BadRow(f"`{name}` is no {'list' if name == 'tools' else 'object'}")
+    return value
+
+
+def _refuse_half_characters(row: Row) -> None:
+    try:
+        json.dumps(row, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError as error:
+        raise BadRow(f"text with half a character (U+{ord(error.object[error.start]):04X})") from error
+
+
+def _convert_messages(fields: Values) -> Row:
+    field = "messages" if fields.get("messages") is not None else "conversations"
+    if fields.get(field) is None:
+        raise BadRow(f"no `messages`; its columns: {list_columns(fields)}")
+    messages = _add_system(read_messages(fields[field], field), fields)
+    prompt, completion = split_last_turn(messages, field)
+    return {"prompt": prompt, "completion": completion}
+
+
+def _add_system(messages: list[Message], fields: Values) -> list[Message]:
+    system = fields.get("system")
+    if system is None or system == "":
+        return messages
+    if not isinstance(system, str):
+        raise BadRow(f"`system` is no text but {type(system).__name__}")
+    if messages[0]["role"] in ("system", "developer"):
+        raise BadRow("a column `system` and a system message")
+    return [{"role": "system", "content": system}, *messages]
+
+
+def _convert_alpaca(fields: Values) -> Row:
+    instruction, given = _read_text(fields, "instruction"), _read_text(fields, "input", optional=True)
+    question = f"{instruction}\n\n{given}" if given.strip() else instruction
+    prompt = [*_read_history(fields), {"role": "user", "content": question}]
+    answer = [{"role": "assistant", "content": _read_text(fields, "output")}]
+    return {"prompt": _add_system(prompt, fields), "completion": answer}
+
+
+def _read_history(fields: Values) -> list[Message]:
+    """Return earlier turns, which are pairs of texts."""
+    turns = fields.get("history")
+    if turns in (None, []):
+        return []
+    if not isinstance(turns, list):
+        raise BadRow("`history` is no list of pairs of texts")
+    messages: list[Message] = []
+    for turn in turns:
+        if not isinstance(turn, list) or len(turn) != 2 or not all(isinstance(t, str) and t.strip() for t in turn):
+            raise BadRow("`history` is no list of pairs of texts")
+        messages += [{"role": "user", "content": turn[0]}, {"role": "assistant", "content": turn[1]}]
+    return messages
+
+
+def _convert_prompt_completion(fields: Values) -> Row:
+    prompt, completion = _read_prompt(fields), read_side(fields, "completion")
+    return {"prompt": prompt, "completion": completion}
+
+
+def _read_prompt(fields: Values) -> list[Message]:
+    prompt = fields["prompt"]
+    if isinstance(prompt, str):
+        return _add_system([{"role": "user", "content": _read_text(fields, "prompt")}], fields)
+    return _add_system(read_messages(prompt, "prompt"), fields)
+
+
+def read_side(fields: Values, name: str) -> list[Message]:
+    """Return what the assistant writes after a prompt: a text, or messages that begin and end with its own."""
+    if isinstance(fields[name], str):
+        return [{"role": "assistant", "content": _read_text(fields, name)}]
+    if not isinstance(fields[name], list) or not fields[name]:
+        raise BadRow(f"`{name}` is neither text nor a list of messages")
+    # The order of roles is checked as that of a conversation, which begins with the user.
+    messages = read_messages([{"role": "user", "content": "?"}, *fields[name]], name)[1:]
+    if messages[0]["role"] != "assistant" or messages[-1]["role"] != "assistant":
+        raise BadRow(f"`{name}` does not begin and end with a message of the assistant")
+    return messages
+
+
+def _convert_text(fields: Values) -> Row:
+    return {"prompt": [], "completion": [{"role": PLAIN, "content": _read_text(fields, "text")}]}
+
+
+def _convert_prompts(fields: Values) -> Row:
+    return {"prompt": _read_prompt(fields)}
+
+
+def _convert_rows(fields: Values) -> Row:
+    return {name: _check_own(fields[name], name) for name in ("prompt", "completion") if fields.get(name) is not None}
+
+
+def _check_own(messages: Any, name: str) -> list[Message]:
+    are_messages = isinstance(messages, list) and all(
+        isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages
+    )
+    if not are_messages:
+        raise BadRow(f"`{name}` is no list of messages")
+    return messages
+
+
+def _read_text(fields: Values, name: str, *, optional: bool = False) -> str:
+    value = fields.get(name)
+    if optional and value is None:
+        return ""
+    if not isinstance(value, str):
+        raise BadRow(f"`{name}` is no text but {type(value).__name__}")
+    if not optional and not value.strip():
+        raise BadRow(f"`{name}` is empty")
+    return value
+
+
+READERS: dict[Format, FormatReader] = {
+    "rows": FormatReader(("id", "prompt"), ("completion",), _convert_rows),
+    "messages": FormatReader((), ("messages", "conversations", "system"), _convert_messages),
+    "alpaca": FormatReader(("instruction", "output"), ("input", "system", "history"), _convert_alpaca),
+    "prompt_completion": FormatReader(("prompt", "completion"), ("system",), _convert_prompt_completion),
+    "text": FormatReader(("text",), (), _convert_text),
+    "prompts": FormatReader(("prompt",), ("system",), _convert_prompts),
+}
+"""Format to reader, in the order in which formats are tried."""
+
+
+def detect_format(columns: set[str], emit: Emit) -> Format | None:
+    """Return the first format whose fields are among the columns and whose rows can become the artifact type."""
+    own = {name for name in SCHEMAS[emit].names if name not in JSON_COLUMNS}
+    for name in READERS:
+        if emit not in EMITS[name]:
+            continue
+        if name == "rows":
+            fits = own <= columns
+        elif name == "messages":
+            fits = bool(columns & {"messages", "conversations"})
+        else:
+            fits = set(READERS[name].needs) <= columns
+        if fits:
+            return name
+    return None

@@ -1,0 +1,87 @@
+"""The items of a JSON list in a file of any size, one at a time."""
+
+import codecs
+import json
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from learning.data.sources.records import LONGEST_ROW
+from schemas.errors import StepError
+
+CHUNK = 1 << 20
+"""Bytes that are read at a time."""
+BLANK = " \t\r\n"
+
+
+def iterate_json(file: BinaryIO, name: str) -> Iterator[Any]:
+    """Yield the items of a JSON list; one item and a chunk are in memory.
+
+    Raise StepError, naming the number of the item, at the first place that is no JSON: what follows cannot be read.
+    """
+    decoder = json.JSONDecoder(parse_constant=refuse_constant)
+    window = _Window(file)
+    window.skip("[")
+    number = 0
+    if window.peek() == "]":
+        window.skip("]")
+    else:
+        while True:
+            number += 1
+            yield _parse_item(decoder, window, f"{name}, row {number}")
+            mark = window.peek()
+            if mark not in (",", "]"):
+                raise StepError(f"{name}, row {number}: {mark!r} follows where `,` or `]` should; the file is no JSON")
+            window.skip(mark)
+            if mark == "]":
+                break
+    if rest := window.peek():
+        raise StepError(f"{name}: {rest!r} follows after the end of the list")
+
+
+def refuse_constant(text: str) -> Any:
+    """Raise ValueError for NaN and Infinity, which Python's parser accepts and JSON does not have."""
+    raise ValueError(f"{text} is no JSON value")
+
+
+class _Window:
+    """The part of a file that is decoded and not yet parsed."""
+
+    def __init__(self, file: BinaryIO):
+        self.file, self.text, self.at, self.ended = file, "", 0, False
+        self.decoder = codecs.getincrementaldecoder("utf-8-sig")()
+
+    def read(self, size: int = CHUNK) -> None:
+        content = self.file.read(size)
+        self.ended = not content
+        self.text, self.at = self.text[self.at :] + self.decoder.decode(content, self.ended), 0
+
+    def peek(self) -> str:
+        """Return the next character that is not blank, empty at the end."""
+        while True:
+            while self.at < len(self.text) and self.text[self.at] in BLANK:
+                self.at += 1
+            if self.at < len(self.text) or self.ended:
+                return self.text[self.at : self.at + 1]
+            self.read()
+
+    def skip(self, mark: str) -> None:
+        self.peek()
+        self.at += len(mark)
+
+
+def _parse_item(decoder: json.JSONDecoder, window: _Window, place: str) -> Any:
+    window.peek()
+    size = CHUNK
+    while True:
+        try:
+            value, end = decoder.raw_decode(window.text, window.at)
+        except (ValueError, RecursionError) as error:
+            # An item that is cut off and one that is no JSON look the same until more of the file is read.
+            if window.ended or len(window.text) - window.at > LONGEST_ROW:
+                raise StepError(f"{place}: no JSON, or longer than {LONGEST_ROW >> 20} MiB: {error}") from error
+        else:
+            if end < len(window.text) or window.ended:
+                window.at = end
+                return value
+        window.read(size)
+        size *= 2

@@ -1,0 +1,83 @@
+"""The rows of one source, converted one after the other; what does not fit goes to the dropped rows."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from learning.data.rows import Row
+from learning.data.sources.columns import list_columns, make_mapping
+from learning.data.sources.dropped import DroppedRows
+from learning.data.sources.files import list_data_files
+from learning.data.sources.formats import READERS, convert_row, detect_format
+from learning.data.sources.readers import read_records
+from learning.data.sources.records import BadRow, Record
+from schemas.errors import StepError
+from schemas.stages.data import EMITS, Emit, Format, Source
+
+LOOKED_AT = 100
+"""Rows whose columns decide the format."""
+
+
+@dataclass
+class SourceRows:
+    """Rows of one source; `read` counts what its files hold, `kept` what was converted."""
+
+    folder: Path
+    source: Source
+    emit: Emit
+    read: int = 0
+    kept: int = 0
+
+    def __post_init__(self) -> None:
+        self.files = list_data_files(self.folder)
+        self.map_columns = make_mapping(self.source.columns)
+        self.format: Format = self.source.format or self._detect_format()
+
+    def records(self) -> Iterator[Record]:
+        """Yield the rows of all files as they are written."""
+        for path in self.files:
+            yield from read_records(path, path.relative_to(self.folder).as_posix())
+
+    def convert(self, dropped: DroppedRows, before: int = 0) -> Iterator[tuple[Record, Row]]:
+        """Yield every row that fits, with what is written of it; `before` rows of other sources were read already."""
+        reader, on_bad_row = READERS[self.format], self.source.on_bad_row
+        for record in self.records():
+            number = before + self.read
+            self.read += 1
+            if record.problem:
+                dropped.add(record, number, "unreadable", record.problem, on_bad_row)
+                continue
+            try:
+                fields = self.map_columns(record.values)
+                row = convert_row(reader, fields, f"{record.file}:{record.number}", self.emit)
+            except BadRow as error:
+                dropped.add(record, number, "does not fit", str(error), on_bad_row)
+                continue
+            self.kept += 1
+            yield record, row
+
+    def _detect_format(self) -> Format:
+        """Return the format of the first rows. Raise StepError, naming their columns, if there is none."""
+        columns: dict[str, object] = {}
+        first = None
+        for record in islice(self.records(), LOOKED_AT):
+            first = first or record
+            columns |= dict.fromkeys(self.source.columns if record.values else ())
+            columns |= {name: value for name, value in record.values.items() if value is not None}
+        if first is None:
+            raise StepError(f"{self.files[0].name}: no rows")
+        if not columns:
+            raise StepError(f"{first.place}: {first.problem or 'no columns'}; none of the first rows can be read")
+        found = detect_format(set(columns), self.emit)
+        if found is None:
+            formats = "; ".join(
+                f"{name} ({', '.join(READERS[name].needs) or 'messages'})"
+                for name in READERS
+                if self.emit in EMITS[name]
+            )
+            raise StepError(
+                f"{first.file}: columns {list_columns(columns)} are those of no format whose rows can become "
+                f"{self.emit}: {formats}; map them with `columns: {{prompt: COLUMN}}`, or name the `format`"
+            )
+        return found

@@ -1,0 +1,88 @@
+"""kind: data — rows of files, of the hub and of other stages, as posttrain's own rows."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self, get_args
+
+from pydantic import Field, field_validator, model_validator
+
+from schemas.base import Schema
+from schemas.references import DataRef
+from schemas.row_templates import is_template, parse_template
+from schemas.stages.base import BaseStage, ReportSection
+
+Emit = Literal["chat", "prompts"]
+Format = Literal["messages", "alpaca", "prompt_completion", "text", "prompts", "rows"]
+FORMATS: tuple[str, ...] = get_args(Format)
+EMITS: dict[Format, tuple[Emit, ...]] = {
+    "messages": ("chat",),
+    "alpaca": ("chat",),
+    "prompt_completion": ("chat",),
+    "text": ("chat",),
+    "prompts": ("prompts",),
+    "rows": ("chat", "prompts"),
+}
+"""Artifact types that rows of a format can become."""
+
+
+class Source(Schema):
+    """Rows of one source. A text alone is its reference: `path:chats.jsonl` for `{from: path:chats.jsonl}`."""
+
+    from_: DataRef = Field(alias="from")
+    """A file, a folder or a pattern (`path:chats/*.jsonl`) of JSONL, JSON, CSV, TSV, Parquet, Arrow or text files, also
+    compressed (`.gz`, `.zst`), `hub:org/name@revision`, or a stage that makes rows."""
+    format: Format | None = None
+    """Format of the rows; null: detected from the columns of the first rows."""
+    columns: dict[str, str] = {}
+    """Field of the format to the column that holds it, or a template over columns:
+    `{prompt: "{question}\\n{context}", completion: answer}`."""
+    on_bad_row: Literal["stop", "drop", "quarantine"] = "stop"
+    """What happens with a row that does not fit: the step fails with file, row and reason; the row is dropped and
+    counted; or it is also written to `quarantine.jsonl` of the output `report`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def accept_reference(cls, value: Any) -> Any:
+        """Accept `path:x` for `{from: path:x}`."""
+        return {"from": value} if isinstance(value, str) else value
+
+    @field_validator("columns")
+    @classmethod
+    def refuse_bad_templates(cls, columns: dict[str, str]) -> dict[str, str]:
+        """Refuse templates with anything but names of columns in braces."""
+        for text in columns.values():
+            if is_template(text):
+                parse_template(text)
+        return columns
+
+
+class Data(BaseStage):
+    """Convert rows of any source and format into typed rows; every other kind can use them by the stage's name.
+
+    `data: path:chats.jsonl` in a stage that trains is short for such a stage (docs/data-sources.md).
+    """
+
+    single_keys: ClassVar = frozenset({"sources"})
+    drops_rows: ClassVar = True
+    report_section: ClassVar = ReportSection(detail="sources")
+    shares_tokens: ClassVar = False
+
+    kind: Literal["data"]
+    sources: list[Source] = Field(min_length=1)
+    """Where the rows come from. A single source needs no brackets."""
+    emit: Emit = "chat"
+    """Artifact type of the rows."""
+
+    @model_validator(mode="after")
+    def refuse_unfit_formats(self) -> Self:
+        """Refuse formats whose rows cannot become the artifact type."""
+        for source in self.sources:
+            if source.format is not None and self.emit not in EMITS[source.format]:
+                fitting = ", ".join(name for name, types in EMITS.items() if self.emit in types)
+                raise ValueError(
+                    f"rows of format {source.format} cannot become {self.emit}; formats that can: {fitting}"
+                )
+        return self
+
+    def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
+        """Return the rows, and the report on rows that were dropped."""
+        return {"data": self.emit, "report": "directory"}
