@@ -52,7 +52,9 @@ def validate(
     profile: Profile = None,
     overrides: Overrides = [],  # noqa: B006 — typer copies it
 ) -> None:
-    """Validate recipes: keys, values, slots, references, ports. Every error has file:line:column."""
+    """Validate recipes: keys, values, slots, references, ports, data. Errors in a recipe have file:line:column."""
+    from flows.planning.data_sources import validate_sources
+    from lineage.layout import Layout
     from schemas.recipe.load import load_recipe
 
     failures = []
@@ -61,6 +63,7 @@ def validate(
             recipe = load_recipe(path, profile=profile, overrides=overrides)
             for problem in recipe.warnings:
                 warn(str(problem))
+            validate_sources(recipe, Layout.find())
             print(f"{path}: ok, {len(recipe.stages)} steps")
         except PosttrainError as error:
             failures.append(error)
@@ -82,9 +85,11 @@ def plan(
     memory: Annotated[bool, typer.Option("--memory", help="Show the memory that every step needs instead.")] = False,
     gpu_memory: GpuMemory = None,
     prompt_length: PromptLength = None,
+    examples: Annotated[int, typer.Option(min=0, help="Print this many converted rows of every data source.")] = 0,
 ) -> None:
     """Show what a run would do: HIT or MISS for every step, with the first difference from an earlier run."""
     from flows.commands.recipes import describe_due_times
+    from flows.planning.data_sources import describe_sources, look_at_sources, show_examples
     from flows.planning.plan_table import make_plan_table
     from flows.planning.recipe_plan import plan_recipe
     from lineage.layout import Layout
@@ -104,7 +109,10 @@ def plan(
     elif as_json:
         print(made.model_dump_json(indent=2))
     else:
+        seen = look_at_sources(made, layout, examples)
         console.print(make_plan_table(made, layout))
+        for line in (*describe_sources(seen), *show_examples(seen)):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
         if due := describe_due_times(made.schedule):
             console.print(f"once deployed it runs by itself: {due}", markup=False, highlight=False, soft_wrap=True)
 

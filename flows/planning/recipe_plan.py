@@ -6,6 +6,7 @@ from pathlib import Path
 
 from flows.planning.compatibility import find_engine_problems
 from flows.planning.compile import FRESH, compile_recipe, identify_input, select_stages
+from flows.planning.data_sources import look_at_sources
 from flows.planning.locking import verify_lock
 from lineage.artifacts.store import Store
 from lineage.digests import digest_of
@@ -38,6 +39,7 @@ def plan_recipe(
     plan = compile_recipe(recipe, layout).model_copy(update={"overrides": tuple(overrides)})
     if locked:
         verify_lock(plan, layout, recipe.folders)
+    look_at_sources(plan, layout)
     for text in find_engine_problems(plan.steps):
         warn(text)
     return select_part(plan, layout, to=to, start=start, fresh=fresh)

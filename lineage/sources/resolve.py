@@ -69,7 +69,7 @@ def _resolve_path(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Sourc
             linked = _link_files(files, layout)
             return Source(linked, digest_folder(linked, layout))
     searched = ", ".join(str(base) for base in folders)
-    what = "no file matches" if is_pattern(rest) else "no such file or folder"
+    what = "no file of rows matches" if is_pattern(rest) else "no such folder or file"
     raise PlanError(f"path:{rest}: {what}; relative paths start at {searched}")
 
 

@@ -82,9 +82,9 @@ def _is_source(written: Node, folders: tuple[Path, ...]) -> bool:
         return True
     if not isinstance(written.value, str):
         return False
-    scheme, _, rest = written.value.partition(":")
+    rest = written.value.partition(":")[2]
     if scheme_of(written.value) != "path" or not rest.strip():
-        return scheme == "hub"
+        return False
     if is_data_file(rest) or is_pattern(rest):
         return True
     found = next((folder for base in folders if (folder := _find_folder(base, rest)) is not None), None)

@@ -13,6 +13,7 @@ from schemas.errors import Problem, RecipeError
 from schemas.expansion.expand import Unit, find_presets, list_preset_slots
 from schemas.expansion.names import Names, resolve_reference
 from schemas.plan import BranchOf, Until
+from schemas.references import is_data_file
 from schemas.source.limits import MAX_PROBLEMS
 from schemas.source.tree import Mark, Node, join_path, make_problem, parse_index
 from schemas.source.validation import convert_errors, find_coercions, follow_path
@@ -129,6 +130,10 @@ def resolve_port(info: StepInfo, where: str, reference: Any, problems: list[Prob
         problems += error.problems
         return None
     kind = reference.outside or reference.accepts[0] if resolved.source else ""
+    if kind not in ("", "directory") and (resolved.source or "").startswith("path:") and is_data_file(str(reference)):
+        advice = "convert it with a stage of kind data and name that stage, or name a folder"
+        problems.append(make_problem(mark, join_path(info.path, where), "a file of rows cannot be read here", advice))
+        return None
     return Port(where, str(reference), reference.accepts, resolved.steps, resolved.output, resolved.source, kind, mark)
 
 

@@ -7,6 +7,7 @@ from typing import BinaryIO, cast
 
 import pyarrow as pa
 
+from learning.data.shards import choose_split
 from schemas.errors import StepError
 from schemas.references import COMPRESSED, DATA_SUFFIXES, is_data_file
 
@@ -32,7 +33,7 @@ def list_data_files(folder: Path) -> list[Path]:
             )
     if not seen:
         raise StepError("data: no file of rows in the folder; " + f"those are {', '.join(DATA_SUFFIXES)}")
-    return seen
+    return choose_split(folder, seen)
 
 
 def _is_left_out(path: Path) -> bool:

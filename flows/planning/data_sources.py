@@ -1,0 +1,93 @@
+"""A look at the data sources of a plan before it runs: whether they exist, their format, and rows that do not fit."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from learning.data.sources.look import Look, describe_row, look_at_source
+from lineage.layout import Layout
+from lineage.sources.resolve import find_source
+from schemas.errors import PlanError, StepError, printable
+from schemas.plan import Plan
+from schemas.recipe.load import Recipe
+from schemas.stages.data import Data, Source
+
+SHOWN = 5
+"""Rows that do not fit, in one message."""
+UNITS = ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"))
+
+
+@dataclass(frozen=True)
+class SeenSource:
+    """A source of a step from outside, and what a look at it shows."""
+
+    step: str
+    reference: str
+    source: Source
+    look: Look
+
+
+def look_at_sources(plan: Plan, layout: Layout, examples: int = 0) -> list[SeenSource]:
+    """Return what every source from outside shows. Raise PlanError if one cannot be read, or rows do not fit."""
+    folders = tuple(dict.fromkeys((Path(plan.file).resolve().parent, Path.cwd(), layout.root)))
+    seen = []
+    for step in plan.steps:
+        if step.kind == "data":
+            references = {given.port: given.source for given in step.inputs if given.source is not None}
+            seen += _look(step.name, Data.model_validate(step.settings), references, layout, folders, examples)
+    return seen
+
+
+def validate_sources(recipe: Recipe, layout: Layout) -> None:
+    """Raise PlanError if a source from outside of a recipe cannot be read, or its first rows do not fit."""
+    for name, stage in recipe.stages.items():
+        if isinstance(stage, Data):
+            references = {port.path: port.source for port in recipe.ports(name) if port.source is not None}
+            list(_look(name, stage, references, layout, recipe.folders, 0))
+
+
+def _look(
+    step: str, stage: Data, references: Mapping[str, str], layout: Layout, folders: tuple[Path, ...], examples: int
+) -> Iterator[SeenSource]:
+    for index, source in enumerate(stage.sources):
+        if (reference := references.get(f"sources.{index}.from")) is not None:
+            folder = find_source(reference, layout, folders).folder
+            try:
+                look = look_at_source(folder, source, stage.emit, examples)
+            except StepError as error:
+                raise PlanError(f"{step}: {reference}: {error}") from error
+            if look.bad and source.on_bad_row == "stop":
+                raise PlanError(f"{step}: {reference}: {_describe_bad(look.bad)}")
+            yield SeenSource(step, reference, source, look)
+
+
+def _describe_bad(bad: tuple[str, ...]) -> str:
+    lines = "".join(f"\n    {line}" for line in bad[:SHOWN])
+    more = f"\n    and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
+    advice = "mend them, or set `on_bad_row: drop` or `quarantine`"
+    return f"{len(bad)} of the first rows {'do' if len(bad) > 1 else 'does'} not fit; {advice}:{lines}{more}"
+
+
+def describe_sources(seen: list[SeenSource]) -> list[str]:
+    """Return one line per source: format, files, rows, and how many of the first rows do not fit."""
+    return [f"{one.step} reads {one.reference}: {_describe_look(one)}" for one in seen]
+
+
+def _describe_look(one: SeenSource) -> str:
+    look = one.look
+    format_from = "" if one.source.format else " (detected)"
+    rows = "" if look.rows is None else f", {look.rows:,} rows"
+    bad = f"; {len(look.bad)} of the first rows do not fit: {one.source.on_bad_row}" if look.bad else ""
+    files = f"{look.files:,} file{'' if look.files == 1 else 's'}"
+    return f"{look.format}{format_from}, {files}, {_format_size(look.size)}{rows}{bad}"
+
+
+def _format_size(size: int) -> str:
+    return next((f"{size / unit:.1f} {name}" for unit, name in UNITS if size >= unit), f"{size} bytes")
+
+
+def show_examples(seen: list[SeenSource]) -> Iterator[str]:
+    """Yield the lines of the converted examples of every source."""
+    for one in seen:
+        for row in one.look.examples:
+            yield f"{one.step}: " + "\n".join(printable(line) for line in describe_row(row))

@@ -1,0 +1,79 @@
+"""A look at a source before anything runs: its files, its format, its number of rows, and the first rows converted."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from learning.data.messages import PLAIN
+from learning.data.rows import Row
+from learning.data.shards import open_shard
+from learning.data.sources.files import get_data_suffix
+from learning.data.sources.formats import READERS, convert_row
+from learning.data.sources.records import BadRow
+from learning.data.sources.source_rows import LOOKED_AT, SourceRows
+from schemas.errors import StepError
+from schemas.stages.data import Emit, Source
+
+CHEAP = 64 << 20
+"""Bytes of files up to which lines are counted."""
+COUNTED_BY_LINES = (".jsonl", ".ndjson")
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is known of a source without reading all of it."""
+
+    format: str
+    files: int
+    size: int
+    """Bytes of all files."""
+    rows: int | None
+    """Rows of all files; None where counting them would take long."""
+    examples: tuple[Row, ...]
+    bad: tuple[str, ...]
+    """File, row and reason of the rows that do not fit among the first."""
+
+
+def look_at_source(folder: Path, source: Source, emit: Emit, examples: int = 0) -> Look:
+    """Return what the first rows of a source show. Raise StepError if it cannot be read, or no format fits."""
+    rows = SourceRows(folder, source, emit)
+    converted: list[Row] = []
+    bad: list[str] = []
+    for record in islice(rows.records(), max(LOOKED_AT, examples)):
+        try:
+            if record.problem:
+                raise BadRow(record.problem)
+            place = f"{record.file}:{record.number}"
+            converted.append(convert_row(READERS[rows.format], rows.map_columns(record.values), place, emit))
+        except BadRow as error:
+            bad.append(f"{record.place}: {error}")
+    if not converted and not bad:
+        raise StepError(f"{rows.files[0].name}: no rows")
+    size = sum(path.stat().st_size for path in rows.files)
+    return Look(rows.format, len(rows.files), size, _count_rows(rows.files, size), (*converted[:examples],), (*bad,))
+
+
+def _count_rows(files: list[Path], size: int) -> int | None:
+    suffixes = {path.suffix.lower() for path in files}
+    if suffixes == {".parquet"}:
+        total = 0
+        for path in files:
+            with open_shard(path) as file:
+                total += file.metadata.num_rows
+        return total
+    if suffixes <= set(COUNTED_BY_LINES) and size <= CHEAP:
+        return sum(1 for path in files for line in path.read_bytes().splitlines() if line.strip())
+    if {get_data_suffix(path) for path in files} <= {".txt", ".md"}:
+        return len(files)
+    return None
+
+
+def describe_row(row: Row) -> Iterator[str]:
+    """Yield the lines of a converted row: one per message, with what is learned last."""
+    yield f"{row['id']}"
+    for name in ("prompt", "completion"):
+        for message in row.get(name) or ():
+            more = {key: value for key, value in message.items() if key not in ("role", "content")}
+            role = "text" if message["role"] == PLAIN else message["role"]
+            yield f"  {name} {role}: {message.get('content') or ''}" + (f" {more}" if more else "")

@@ -1,0 +1,152 @@
+import os
+import re
+
+import pytest
+
+from flows.planning.compile import compile_recipe
+from flows.planning.data_sources import describe_sources, look_at_sources, show_examples, validate_sources
+from lineage.layout import Layout
+from schemas.errors import PlanError, RecipeError
+from schemas.recipe.load import load_recipe
+from tests.tasks.data_stages import line
+
+RECIPE = """name: p
+stages:
+  base: {kind: init}
+  one: {kind: sft, model: base, max_steps: 1, data: %s}
+  two: {kind: sft, model: one, max_steps: 2, data: %s}
+"""
+FILE = "path:chats.jsonl"
+
+
+@pytest.fixture(scope="module")
+def layout(tmp_path_factory):
+    """A checkout that the tests share, so that what is known of the code is computed once."""
+    return Layout(tmp_path_factory.mktemp("sources"))
+
+
+@pytest.fixture
+def plan(layout):
+    """A plan of two stages that train on what is written in place of `data`."""
+    (layout.root / "chats.jsonl").write_text(line("2+2?", "4") + "\n" + line("1+1?", "2") + "\n")
+
+    def make(one=FILE, two=None, text=RECIPE):
+        (layout.root / "recipe.yaml").write_text(text % (one, two or one))
+        recipe = load_recipe(layout.root / "recipe.yaml")
+        validate_sources(recipe, layout)
+        return compile_recipe(recipe, layout)
+
+    make.folder, make.layout = layout.root, layout
+    return make
+
+
+def test_a_file_in_place_of_a_stage_is_a_step_that_stages_share(plan):
+    made = plan()
+    assert [(s.name, s.kind) for s in made.steps] == [
+        ("base", "init"),
+        ("one-data", "data"),
+        ("one", "sft"),
+        ("two", "sft"),
+    ]
+    assert made.step("two").inputs[1].steps == ("one-data",)
+    other = plan(two=f"{{from: {FILE}, on_bad_row: drop}}")
+    assert [s.name for s in other.steps] == ["base", "one-data", "one", "two-data", "two"]
+    whole = plan("{sources: [chats.jsonl]}".replace("chats", "path:chats"))
+    assert whole.step("one").key == made.step("one").key
+
+
+def test_the_key_is_that_of_the_bytes(plan):
+    file = plan.folder / "chats.jsonl"
+    first = plan().step("one-data").key
+    os.utime(file, (1, 1))
+    assert plan().step("one-data").key == first
+    content = file.read_text()
+    file.write_text(content.replace("2+2?", "2+3?"))
+    changed = plan().step("one-data").key
+    assert changed != first
+    file.unlink()
+    file.write_text(content)
+    assert plan().step("one-data").key == first
+    folder = plan.folder / "copy"
+    folder.mkdir()
+    (folder / "chats.jsonl").write_text(content)
+    for other in ("path:copy", "path:copy/*.jsonl", "path:copy/chats.jsonl"):
+        assert plan(other).step("one-data").key == first
+
+
+def test_a_look_shows_format_rows_and_examples(plan):
+    seen = look_at_sources(plan(f"{{from: {FILE}, format: messages}}", FILE), plan.layout, examples=1)
+    size = (plan.folder / "chats.jsonl").stat().st_size
+    described = f"1 file, {size} bytes, 2 rows"
+    assert describe_sources(seen) == [
+        f"one-data reads {FILE}: messages, {described}",
+        f"two-data reads {FILE}: messages (detected), {described}",
+    ]
+    assert next(show_examples(seen)) == "one-data: chats.jsonl:1\n  prompt user: 2+2?\n  completion assistant: 4"
+
+
+BAD = {
+    "path:none.jsonl": "path:none.jsonl: no such folder or file",
+    "'path:*.csv'": r"path:\*\.csv: no file of rows matches",
+    "{from: path:chats.jsonl, format: alpaca}": r"chats\.jsonl, row 1: no `instruction`; its columns: messages",
+    "{from: path:chats.jsonl, columns: {messages: chat}}": "row 1: no column `chat`, which is to be `messages`",
+    "{from: path:other}": "one-data: path:other: .*columns a are those of no format",
+}
+
+
+@pytest.mark.parametrize(("data", "message"), BAD.items(), ids=BAD)
+def test_what_cannot_be_read_is_refused_before_the_run(plan, data, message):
+    (plan.folder / "other").mkdir(exist_ok=True)
+    (plan.folder / "other/a.json").write_text('[{"a": 1}]')
+    with pytest.raises(PlanError, match=message):
+        plan(data)
+
+
+REFUSED = {
+    "{from: path:chats.jsonl, form: alpaca}": "unknown key `form`.*did you mean `format`",
+    "{from: path:chats.jsonl, format: alpacca}": "`alpacca` is not one of the words.*did you mean `alpaca`",
+    "{from: path:chats.jsonl, format: prompts}": "rows of format prompts cannot become chat",
+    "{from: path:chats.jsonl, columns: {prompt: '{a!r}'}}": "must be the name of a column",
+    "{from: base}": r"wants prompts or chat or directory, but `base` is policy",
+}
+
+
+@pytest.mark.parametrize(("data", "message"), REFUSED.items(), ids=REFUSED)
+def test_what_is_written_wrong_is_refused_at_its_place(plan, data, message):
+    with pytest.raises(RecipeError) as refused:
+        plan(data)
+    text = str(refused.value).replace("\n", " ")
+    assert "recipe.yaml:4:" in text
+    assert re.search(message, text), text
+
+
+def test_a_file_of_rows_is_refused_where_no_stage_converts_it(plan):
+    with pytest.raises(RecipeError, match=r"recipe\.yaml:4:.* stages\.one\.model: a file of rows cannot be read here"):
+        plan("path:own", text=RECIPE.replace("model: base", f"model: {FILE}"))
+
+
+def test_a_folder_of_own_rows_is_read_in_place(plan):
+    (plan.folder / "own").mkdir()
+    (plan.folder / "own/rows.parquet").write_bytes(b"")
+    assert [s.name for s in plan("path:own").steps] == ["base", "one", "two"]
+
+
+def test_the_same_name_means_other_rows_in_each_iteration(plan):
+    recipe = """name: p
+stages:
+  base: {kind: init}
+  loop:
+    repeat:
+      max: 2
+      first: {tuned: base}
+      stages:
+        lessons:
+          kind: synthesize
+          problems: [{use: reasoning_gym, family: spell_backward, split: train, size: 9}]
+          teacher: answer
+        tuned: {kind: sft, model: previous.tuned, data: [lessons, path:chats.jsonl], max_steps: 1}
+"""
+    (plan.folder / "recipe.yaml").write_text(recipe)
+    loaded = load_recipe(plan.folder / "recipe.yaml")
+    ports = {name: [p.steps for p in loaded.ports(name)] for name in loaded.steps if name.endswith("-data")}
+    assert ports == {"loop-1-tuned-data": [("loop-1-lessons",), ()], "loop-2-tuned-data": [("loop-2-lessons",), ()]}
