@@ -3,9 +3,10 @@
     MERGEKIT_PYTHON=<python of an environment with mergekit> python benchmarks/merge_ties_linear.py [--rounds 3]
 
 mergekit (LGPL) is only run as a program, never imported. The two sides take turns; one JSON line per method gives
-medians of wall time and peak resident memory, and the largest absolute difference between the two results. For TIES it
-also compares both with the formula in float64: the number of elements of each that differ from it by more than one unit
-in the last place of bfloat16, and the largest such difference.
+medians of wall time, CPU time and peak resident memory (all resident pages, those of mapped libraries too), and the
+largest absolute difference between the two results. For TIES it also compares both with the formula in float64: the
+number of elements of each that differ from it by more than one unit in the last place of bfloat16, and the largest such
+difference.
 """
 
 import argparse
@@ -74,7 +75,7 @@ def apart(function: Any, *arguments: Any) -> Any:
 
 
 def measure(command: list[str], environment: dict[str, str]) -> dict[str, float]:
-    """Wall time and peak resident memory of a process."""
+    """Return wall time, CPU time and peak resident memory (ru_maxrss: with mapped pages of files) of a process."""
     start = time.perf_counter()
     child = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     errors = child.stderr.read().decode()
@@ -82,7 +83,11 @@ def measure(command: list[str], environment: dict[str, str]) -> dict[str, float]
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
         raise SystemExit(f"{command[0]} failed:\n{errors[-3000:]}")
-    return {"seconds": time.perf_counter() - start, "gigabytes": used.ru_maxrss * 1024 / 1e9}
+    return {
+        "seconds": time.perf_counter() - start,
+        "cpu_seconds": used.ru_utime + used.ru_stime,
+        "gigabytes": used.ru_maxrss * 1024 / 1e9,
+    }
 
 
 def ours(method: str, root: Path, out: Path, threads: int) -> dict[str, float]:

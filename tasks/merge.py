@@ -12,7 +12,6 @@ from torch import Tensor
 from learning.merge.document import Slice, Target, list_targets, refuse_unused_tensors
 from learning.merge.sources import make_slices, refuse_misfits, write_other_files
 from learning.merge.tensor import Method, check_shapes, merge_tensor, sum_totals
-from learning.models.policy import find_gguf, load_policy, save_policy
 from learning.models.weights import Weights, WeightsWriter
 from schemas.stages.merge import Merge
 from tasks.context import Context, Result
@@ -70,6 +69,11 @@ def open_models(stage: Merge, context: Context, folded: Path) -> tuple[list[Slic
 
 def fold_model(folder: Path, into: Path) -> Path:
     """Return a folder with full weights: the model itself; an adapter merged into its base; a GGUF file converted."""
+    if (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
+        return folder
+    # Plain weights need no transformers, whose import takes as much memory as the largest tensors of a small model.
+    from learning.models.policy import find_gguf, load_policy, save_policy
+
     if find_gguf(folder):
         save_policy(load_policy(folder), into)
         return into

@@ -56,7 +56,11 @@ def find_kth_magnitude(tensor: Blocks, base: Blocks, k: int) -> float:
             found = torch.tensor([prefix], dtype=_BITS[_wide(tensor)])
             break
         if int(counts[digit]) <= BLOCK:
-            inside = torch.cat(list(_iterate_magnitude_bits(tensor, base, prefix, shift)))
+            # Small tensors that outlive their blocks would keep the allocator from returning the blocks' memory.
+            inside, filled = torch.empty(int(counts[digit]), dtype=_BITS[_wide(tensor)]), 0
+            for bits in _iterate_magnitude_bits(tensor, base, prefix, shift):
+                inside[filled : filled + len(bits)] = bits
+                filled += len(bits)
             found = inside.kthvalue(len(inside) - rank + 1).values.view(1)
             break
         shift -= 16

@@ -225,6 +225,7 @@ stage = Merge(kind='merge', merge_method='ties', base_model='a', models=[{'model
               parameters={'weight': 1.0, 'density': 0.5}, dtype='float32')
 inputs = {'base_model': root / 'a', 'models.0.model': root / 'b', 'models.1.model': root / 'c'}
 run(stage, Context(inputs, root / 'out', root / 'checkpoints', 0))
+assert 'transformers' not in sys.modules  # 0.4 GB, needed only for adapters and GGUF files
 print((peak() - before) // 1024)
 """
 
@@ -241,7 +242,7 @@ def test_memory_is_bounded_by_the_largest_tensor_and_not_by_the_models(tmp_path)
     child = [sys.executable, "-c", CHILD, str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(child, capture_output=True, text=True, env=environment, check=True)
-    assert int(done.stdout) < 220
+    assert int(done.stdout) < 160
 
 
 def test_ram_plus_counts_over_the_whole_model(models, tmp_path):

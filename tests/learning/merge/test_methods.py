@@ -119,6 +119,17 @@ def test_ties_of_bfloat16_weights_is_the_formula_in_exact_arithmetic():
     assert signs != (rounded >= 0).tolist()
 
 
+def test_ties_elects_the_sign_of_votes_that_are_equal_once_they_are_rounded():
+    # Of 0.39B elements of a comparison, the one whose result was furthest from mergekit's (docs/merging.md).
+    base, one, two = (torch.tensor([x]).bfloat16() for x in (0.00115966796875, -0.0022735596, 0.0062866211))
+    deltas = [Fraction(float(x)) - Fraction(float(base)) for x in (one, two)]
+    assert Fraction(6, 10) * deltas[0] + Fraction(4, 10) * deltas[1] < 0  # by 9e-6: the mean is that of `one` alone
+    merged = ties([one, two], base, weight=[0.6, 0.4], density=[1.0, 1.0])
+    assert torch.equal(merged, one)
+    votes = torch.stack([one - base, two - base]) * torch.tensor([[0.6], [0.4]]).bfloat16()
+    assert float(votes.sum()) == 0.0  # in bfloat16, both are 135 units in the last place: zero elects +, hence `two`
+
+
 def test_ties_of_one_whole_model_is_that_model():
     base, model = random(999, 0, torch.bfloat16), random(999, 1, torch.bfloat16)
     assert torch.equal(ties([model], base, weight=[1.0], density=[1.0]), model)
