@@ -1,5 +1,6 @@
 """Training keys shared by stages, named as in Hugging Face's TrainingArguments, and bounds on training metrics."""
 
+import re
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -137,8 +138,12 @@ class Evaluation(Schema):
         return self
 
 
+ALL_LINEAR = "all-linear"
+"""All linear modules but the head."""
+
+
 class LoRA(Schema):
-    """Low-rank adapters (Hu et al. 2021), named as in TRL's ModelConfig."""
+    """Low-rank adapters (Hu et al. 2021), named as in TRL's ModelConfig and PEFT's LoraConfig."""
 
     use_peft: bool = False
     """Whether to train adapters instead of all weights."""
@@ -148,8 +153,39 @@ class LoRA(Schema):
     """Scale of the adapters: their output is multiplied by lora_alpha / lora_r."""
     lora_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout probability on the input of the adapters."""
-    lora_target_modules: list[str] | Literal["all-linear"] = "all-linear"
-    """Names of the layers that get adapters."""
+    lora_target_modules: list[str] | str = ALL_LINEAR
+    """Modules that get adapters: a list of names or ends of dotted names, a regular expression that matches whole
+    dotted names, or `all-linear` (all but the head)."""
+    modules_to_save: list[str] = []
+    """Modules that are trained whole and saved with the adapters, by names or ends of dotted names."""
+    use_rslora: bool = False
+    """Whether to multiply by lora_alpha / √lora_r instead (rsLoRA, Kalajdzievski 2023)."""
+    use_dora: bool = False
+    """Whether to train direction and length of the weights' columns apart (DoRA, Liu et al. 2024)."""
+
+    @model_validator(mode="after")
+    def refuse_options_without_adapters(self) -> Self:
+        """Refuse options of adapters where none are trained; `use_peft: false` in a stage switches them off."""
+        if not self.use_peft and "use_peft" not in self.model_fields_set:
+            for option in LoRA.model_fields:
+                if option in self.model_fields_set:
+                    raise ValueError(f"{option}: has an effect only with `use_peft: true`; add that, or leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def refuse_wrong_targets(self) -> Self:
+        """Refuse no targets, and an expression that is none."""
+        targets = self.lora_target_modules
+        if not targets or (isinstance(targets, list) and "" in targets):
+            raise ValueError("lora_target_modules: names nothing; leave it out for all linear modules")
+        if isinstance(targets, list) and ALL_LINEAR in targets:
+            raise ValueError(f"lora_target_modules: write `{ALL_LINEAR}` without a list")
+        if isinstance(targets, str):
+            try:
+                re.compile(targets)
+            except re.error as error:
+                raise ValueError(f"lora_target_modules: {targets!r} is no regular expression: {error}") from None
+        return self
 
 
 class Watch(Schema):

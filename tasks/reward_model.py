@@ -11,11 +11,11 @@ from learning.data.chat_settings import apply_chat
 from learning.data.epochs import Epochs
 from learning.data.rows import count_missing, count_rows
 from learning.data.rows_used import count_batched, write_rows_used
-from learning.models.forwards import apply_compute_options
+from learning.models.forwards import apply_compute_options, evaluation_mode
 from learning.models.memory import keep_pages
 from learning.models.optimize import make_optimizer
 from learning.models.packed import describe_forward
-from learning.models.policy import Policy, load_policy, set_determinism
+from learning.models.policy import Policy, add_adapters, load_policy, set_determinism
 from learning.models.reward_model import RewardModel, Scale, make_reward_model
 from learning.models.sharded_model import Trained
 from learning.parallel.group import ALONE
@@ -70,7 +70,8 @@ class PairwiseObjective(Objective):
         if self.stage.eval_steps is None:
             return {}
         passes, count = group_by_tokens(self.pairs.held_out, TOKENS), len(self.pairs.held_out)
-        shares = self.model.each(passes, lambda pairs: self.compute_share(pairs, count)[1])
+        with evaluation_mode(self.model.model):
+            shares = self.model.each(passes, lambda pairs: self.compute_share(pairs, count)[1])
         loss, accuracy = (sum(column) for column in zip(*shares, strict=True))
         return {"eval_loss": loss, "eval_accuracy": accuracy}
 
@@ -94,6 +95,7 @@ def run(stage: Stage, context: Context) -> Result:
     sizes = count_tokens(pairs.train)
     epochs = Epochs(sizes, per_pass=stage.per_device_train_batch_size, passes=1, seed=context.seed)
     apply_compute_options(judge.policy.model, stage)
+    judge.policy = add_adapters(judge.policy, stage)
     model = Trained(judge.policy.model, context.group or ALONE)
     seed_rank(model.group, context.seed)
     loop = TrainingLoop(
@@ -108,11 +110,12 @@ def run(stage: Stage, context: Context) -> Result:
     )
     loop.run()
     passes = group_by_tokens(pairs.held_out, TOKENS)
-    held_out_rewards = model.each(passes, lambda batch: compute_rewards(judge, batch).cpu().double())
+    with evaluation_mode(model.model):
+        held_out_rewards = model.each(passes, lambda batch: compute_rewards(judge, batch).cpu().double())
     model.gather()
     if not model.group.main:
         return Result()
-    return publish(context, judge, pairs, epochs, loop, torch.cat(held_out_rewards).numpy())
+    return publish(stage, context, judge, pairs, epochs, loop, torch.cat(held_out_rewards).numpy())
 
 
 def prepare_pairs(stage: Stage, context: Context, policy: Policy) -> Pairs:
@@ -132,13 +135,19 @@ def compute_rewards(judge: RewardModel, pairs: list[Pair]) -> torch.Tensor:
 
 
 def publish(
-    context: Context, judge: RewardModel, pairs: Pairs, epochs: Epochs, loop: TrainingLoop, rewards_P2: np.ndarray
+    stage: Stage,
+    context: Context,
+    judge: RewardModel,
+    pairs: Pairs,
+    epochs: Epochs,
+    loop: TrainingLoop,
+    rewards_P2: np.ndarray,
 ) -> Result:
     """Write the model, the report on the held-out pairs and the rows used. Rank 0 alone calls it."""
     tokens_P2 = np.array([[len(p.chosen), len(p.rejected)] for p in pairs.held_out])
     quality = measure_quality(rewards_P2, tokens_P2, seed=context.seed)
     judge.scale = Scale(quality["rewards"]["mean"], quality["rewards"]["std"])
-    judge.save(context.output("model"))
+    judge.save(context.output("model"), adapted=stage.use_peft)
     write_report(context, pairs.held_out, quality, rewards_P2)
     write_rows_used(context.folder, count_batched((pair.id for pair in pairs.train), epochs.uses(loop.steps_taken)))
     metrics = {

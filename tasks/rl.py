@@ -24,7 +24,7 @@ from learning.models.forwards import apply_compute_options
 from learning.models.memory import keep_pages
 from learning.models.optimize import make_optimizer
 from learning.models.packed import describe_forward
-from learning.models.policy import Policy, load_policy, save_trained, set_determinism
+from learning.models.policy import Policy, add_adapters, load_policy, save_trained, set_determinism
 from learning.models.sharded_model import Trained
 from learning.parallel.group import ALONE, Group
 from learning.parallel.random_states import seed_rank
@@ -73,10 +73,7 @@ def prepare(stage: Rl, context: Context) -> TrainingState:
     rows, held_out = load_problems(stage, context, policy)
     # Auxiliary models copy the body of the policy as it is without adapters.
     auxiliary_models = make_auxiliary_models(stage, policy, context, group)
-    if stage.use_peft:
-        from learning.models.adapters import attach_adapters  # peft takes seconds to import, and few stages need it
-
-        policy.model = attach_adapters(policy.model, stage)  # pyright: ignore[reportAttributeAccessIssue]  # peft forwards calls
+    policy.model = add_adapters(policy, stage).model
     slots = replace(slots, rewards=place_rewards(slots.rewards, context.actors if group.main else None))
     references = References(stage, algorithm, policy, context.inputs, context.actors, group)
     apart = slots.overlap is not None or samples_elsewhere(context)

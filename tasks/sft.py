@@ -11,7 +11,7 @@ from learning.data.examples import Example, Examples, read_examples
 from learning.data.held_out import split_rows
 from learning.data.rows_used import write_rows_used
 from learning.models.crossentropy import Loss, choose_loss
-from learning.models.forwards import apply_compute_options, without_dropout
+from learning.models.forwards import apply_compute_options, evaluation_mode
 from learning.models.memory import keep_pages
 from learning.models.optimize import make_optimizer
 from learning.models.packed import describe_forward
@@ -59,7 +59,7 @@ class CompletionObjective(Objective):
         passes = [self.held_out[i : i + rows] for i in range(0, len(self.held_out), rows)]
         if not passes:
             return {}
-        with without_dropout(self.model.model):
+        with evaluation_mode(self.model.model):
             sums = self.model.each(passes, lambda examples: float(self.loss(self.model.model, examples)))
         return {"eval_loss": sum(sums) / max(1, sum(example.num_learned for example in self.held_out))}
 

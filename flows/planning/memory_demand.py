@@ -10,9 +10,16 @@ from dataclasses import dataclass
 from flows.planning.memory_models import KnownModel
 from learning.memory_model.estimate import BYTES, Trained
 from learning.memory_model.forward import Forward, Pass, Precision
+from learning.memory_model.shape import Adapters
 from schemas.base import JsonObject
 from schemas.errors import StepError
 from schemas.resources import Resources, Role
+
+
+def read_adapters(settings: JsonObject) -> Adapters:
+    """Return the adapters that the settings of a stage with `use_peft` describe."""
+    saved, targets = tuple(settings["modules_to_save"]), settings["lora_target_modules"]
+    return Adapters(settings["lora_r"], targets, saved, settings["use_dora"])
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,8 @@ class StepDemand:
         """Return a model in training, spread as `resources` says."""
         total = trainable = parameters or model.parameters
         if self.settings.get("use_peft"):
-            trainable = model.shape.adapter_parameters(self.settings["lora_r"], self.settings["lora_target_modules"])
+            head = model.shape.width if self.settings["kind"] == "reward_model" else 0
+            trainable = model.shape.adapter_parameters(read_adapters(self.settings)) + head
         strategy = self.resources.train.strategy if self.resources.train and self.workers > 1 else None
         shards = self.workers if strategy == "fsdp2" else 1
         optim = self.settings.get("optim", "adamw")

@@ -1,6 +1,7 @@
 """`posttrain serve --engine vllm`: replace this process with vLLM's own server over the model's folder."""
 
 import importlib.util
+import json
 import os
 import sys
 from dataclasses import replace
@@ -9,6 +10,9 @@ from flows.serving.models import Chosen
 from flows.serving.rules import Rules
 from flows.serving.server import HOST
 from schemas.errors import PlanError
+
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of vLLM's --max-lora-rank."""
 
 
 def replace_process(
@@ -37,9 +41,24 @@ def command(chosen: Chosen, *, port: int, dtype: str | None, max_slots: int, max
     words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", HOST, "--port", str(port)]
     words += ["--model", str(model), "--max-num-seqs", str(max_slots)]
     if adapter:
-        words += ["--enable-lora", "--lora-modules", f"{chosen.name}={chosen.folder}"]
+        words += ["--enable-lora", "--max-lora-rank", str(_find_rank(chosen))]
+        words += ["--lora-modules", f"{chosen.name}={chosen.folder}"]
     else:
         words += ["--served-model-name", chosen.name]
     if dtype:
         words += ["--dtype", dtype]
     return words + (["--max-model-len", str(max_length)] if max_length else [])
+
+
+def _find_rank(chosen: Chosen) -> int:
+    """Return the smallest rank that vLLM reserves memory for and an adapter fits in. Raise PlanError if it has none."""
+    config = json.loads((chosen.folder / "adapter_config.json").read_text())
+    for option in ("use_dora", "modules_to_save"):
+        if config.get(option):
+            raise PlanError(
+                f"vLLM serves no adapters with `{option}`; merge them first with `posttrain export`, or --engine torch"
+            )
+    rank = next((rank for rank in RANKS if rank >= config["r"]), None)
+    if rank is None:
+        raise PlanError(f"vLLM serves adapters of rank {RANKS[-1]} at most; merge them first with `posttrain export`")
+    return rank

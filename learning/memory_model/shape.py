@@ -3,6 +3,7 @@
 Shapes: C width, I inner width of the feed-forward block, H query heads, K key-value heads, D head size, V vocabulary.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,24 @@ ARCHITECTURES: dict[str, dict[str, bool]] = {
 }
 """Decoders whose tensors are known here, and how each differs from a Llama."""
 ALIASES = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """Adapters of a stage: their rank, the modules that have them, and those that are trained whole."""
+
+    rank: int
+    targets: list[str] | str = "all-linear"
+    saved: tuple[str, ...] = ()
+    dora: bool = False
+
+    def adapts(self, name: str) -> bool:
+        """Return whether a module gets adapters, by the rule of `learning.models.adapter_targets`."""
+        if self.targets == "all-linear":
+            return name.endswith("_proj")
+        if isinstance(self.targets, str):
+            return bool(re.fullmatch(self.targets, name))
+        return any(name == target or name.endswith(f".{target}") for target in self.targets)
 
 
 @dataclass(frozen=True)
@@ -92,15 +111,33 @@ class Shape:
         """Of a language model; a tied head is its embedding."""
         return self.body_parameters + (0 if self.tied else self.vocabulary * self.width)
 
-    def adapter_parameters(self, rank: int, targets: list[str] | str) -> int:
-        """Return of LoRA's matrices: `rank`·(inputs + outputs) for each adapted one (Hu et al. 2021, section 4.1)."""
+    @property
+    def modules(self) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of linear modules, embedding and last norm, by their names in a Llama."""
         names = ["q_proj", "k_proj", "v_proj", "o_proj", *(["gate_proj"] if self.gated else []), "up_proj", "down_proj"]
-        chosen = [
-            sides
+        layer = {
+            f"{'self_attn' if name[0] in 'qkvo' else 'mlp'}.{name}": sides
             for name, sides in zip(names, self.linears[: len(names)], strict=True)
-            if targets == "all-linear" or name in targets
-        ]
-        return self.layers * rank * sum(a + b for a, b in chosen)
+        }
+        ends = {"model.embed_tokens": (self.width, self.vocabulary), "model.norm": (self.width, 1)}
+        inner = {f"model.layers.{i}.{name}": sides for i in range(self.layers) for name, sides in layer.items()}
+        return {**inner, **ends, "lm_head": (self.width, self.vocabulary)}
+
+    def adapter_parameters(self, chosen: Adapters) -> int:
+        """Return the parameters that are trained with adapters.
+
+        These are `rank`·(inputs + outputs) for each adapted matrix (Hu et al. 2021, section 4.1), with DoRA one more
+        for each output (Liu et al. 2024), and the modules that are trained whole.
+        """
+        saved = {n for n in self.modules for name in chosen.saved if n == name or n.endswith(f".{name}")}
+        total = sum(a * b for a, b in (self.modules[name] for name in saved))
+        ends = {"model.embed_tokens", "lm_head"}
+        if self.tied and ends <= saved:
+            total -= self.vocabulary * self.width
+        for name, (inputs, outputs) in self.modules.items():
+            if name not in saved and chosen.adapts(name):
+                total += chosen.rank * (inputs + outputs) + chosen.dora * outputs
+        return total
 
 
 def read_shape(config: Mapping[str, Any]) -> Shape:

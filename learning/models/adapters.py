@@ -1,30 +1,49 @@
-"""Low-rank adapters (Hu et al. 2021, arXiv 2106.09685) by peft: attaching, merging and saving."""
+"""Low-rank adapters by peft: attaching, merging, saving, loading.
+
+LoRA: Hu et al. 2021 (arXiv 2106.09685); rank-stabilised: Kalajdzievski 2023 (2312.03732); DoRA: Liu et al. 2024
+(2402.09353). peft computes them all; what is checked here is that it adapts exactly the modules that were asked for.
+"""
 
 import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
+from peft.utils.other import ModulesToSaveWrapper
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from learning.models.adapter_targets import TargetError, find_targets
 from schemas.errors import StepError
 from schemas.training import LoRA
 
 
 def attach_adapters(model: PreTrainedModel, options: LoRA) -> PeftModel:
-    """Return the model with new adapters, its only trainable parameters; raise StepError if a layer does not exist."""
+    """Return the model with new adapters, which alone are trainable with `modules_to_save` and a classifier's head.
+
+    Raise StepError if a module does not exist or cannot be adapted.
+    """
+    try:
+        targets = find_targets(model, options)
+    except TargetError as error:
+        raise StepError(f"{error.option}: {error}") from error
     config = LoraConfig(
-        task_type="CAUSAL_LM",
+        task_type="SEQ_CLS" if type(model).__name__.endswith("ForSequenceClassification") else "CAUSAL_LM",
         r=options.lora_r,
         lora_alpha=options.lora_alpha,
         lora_dropout=options.lora_dropout,
         target_modules=options.lora_target_modules,
+        use_rslora=options.use_rslora,
+        use_dora=options.use_dora,
+        modules_to_save=sorted(targets.saved) or None,
+        ensure_weight_tying=targets.tied,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
     )
     try:
@@ -32,10 +51,23 @@ def attach_adapters(model: PreTrainedModel, options: LoRA) -> PeftModel:
             adapted = get_peft_model(model, config)
     except ValueError as error:
         raise StepError(f"lora_target_modules: {error}") from error
+    if (lists := (_list_adapted(adapted), _list_saved(adapted))) != (targets.adapted, targets.saved):
+        wrong = sorted((lists[0] ^ targets.adapted) | (lists[1] ^ targets.saved))
+        raise StepError(f"lora_target_modules: peft would adapt other modules than those named: {', '.join(wrong)}")
     # Only the adapters' own dropout is active: the base computes as in sampling.
     for name, module in adapted.eval().named_modules():
         module.training = "lora_dropout" in name
     return adapted
+
+
+def _list_adapted(model: PeftModel) -> set[str]:
+    named = model.get_base_model().named_modules(remove_duplicate=False)
+    return {name for name, module in named if isinstance(module, LoraLayer)}
+
+
+def _list_saved(model: PeftModel) -> set[str]:
+    named = model.get_base_model().named_modules(remove_duplicate=False)
+    return {name for name, module in named if isinstance(module, ModulesToSaveWrapper)}
 
 
 def fold_adapters(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
@@ -46,10 +78,31 @@ def fold_adapters(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
 
 def write_adapters(model: PeftModel, folder: Path) -> None:
     """Write the adapters' weights and configuration; equal adapters give equal bytes."""
-    weights = {k: v.detach().contiguous().cpu() for k, v in sorted(get_peft_model_state_dict(model).items())}
-    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    state = get_peft_model_state_dict(model, save_embedding_layers=False)
+    weights = {k: v.detach().contiguous().cpu() for k, v in sorted(state.items())}
+    save_file(_drop_aliases(weights), folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config = model.peft_config["default"].to_dict() | {"base_model_name_or_path": None, "inference_mode": True}
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True, default=sorted) + "\n")
+
+
+def _drop_aliases(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights with storage of their own: a tied head is a copy of its embedding, as peft saves it."""
+    places: set[int] = set()
+    separate = {}
+    for name, tensor in weights.items():
+        separate[name] = tensor.clone() if tensor.data_ptr() in places else tensor
+        places.add(tensor.data_ptr())
+    return separate
+
+
+def remove_adapters(model: PeftModel) -> PreTrainedModel:
+    """Return the base model as it was before adapters were attached; `model` cannot be used afterwards."""
+    for wrapper in model.modules():
+        if isinstance(wrapper, ModulesToSaveWrapper):  # unloading would leave the trained module
+            for name in list(wrapper.modules_to_save):
+                wrapper.modules_to_save[name] = wrapper.original_module
+    plain: Any = model.unload()
+    return plain
 
 
 @contextmanager
@@ -61,21 +114,37 @@ def _current_transformers() -> Iterator[None]:
 
 
 def merge_weights(model: PeftModel) -> dict[str, Tensor]:
-    """Return the merged weights, W + ΔW, by their names in the plain model.
+    """Return the weights with adapters merged, by their names in the plain model.
 
-    They are new tensors, because merging and unmerging in place would accumulate rounding errors in the base.
+    Merged weights are new tensors, because merging and unmerging in place would accumulate rounding errors in the base.
     """
-    updates = {
-        f"{name.removeprefix('base_model.model.')}.weight": layer.get_delta_weight(adapter).detach()  # pyright: ignore[reportAttributeAccessIssue]  # of its subclasses
-        for name, layer in model.named_modules()
-        if isinstance(layer, LoraLayer)
-        for adapter in layer.active_adapters
-    }
+    base: Any = model.get_base_model()
+    named = base.named_modules(remove_duplicate=False)
+    adapted = {name: module for name, module in named if isinstance(module, LoraLayer | ModulesToSaveWrapper)}
     plain: dict[str, Tensor] = {}
-    for name, tensor in model.get_base_model().state_dict().items():
-        if ".lora_" in name:
-            continue
-        name = name.replace(".base_layer.", ".")
-        update = updates.get(name)
-        plain[name] = tensor.detach() if update is None else (tensor.detach() + update.to(tensor.dtype))
+    merged: set[str] = set()
+    for name, tensor in base.state_dict().items():
+        owner = next((above for above in _list_owners(name) if above in adapted), None)
+        if owner is None:
+            plain[name] = tensor.detach()
+        elif owner not in merged:
+            merged.add(owner)
+            plain |= {f"{owner}.{key}": whole for key, whole in _merge_module(adapted[owner]).items()}
     return plain
+
+
+def _list_owners(name: str) -> Iterator[str]:
+    """Yield the dotted names of the modules around a tensor, the innermost first."""
+    while dot := name.rpartition(".")[0]:
+        yield dot
+        name = dot
+
+
+def _merge_module(module: Any) -> dict[str, Tensor]:
+    """Return the weights that an adapted module amounts to, or those of one that is trained whole."""
+    if isinstance(module, ModulesToSaveWrapper):
+        (name,) = module.active_adapters
+        return {key: tensor.detach() for key, tensor in module.modules_to_save[name].state_dict().items()}
+    alone = deepcopy(module)
+    alone.merge()
+    return {key: tensor.detach() for key, tensor in alone.get_base_layer().state_dict().items()}

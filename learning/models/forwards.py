@@ -18,32 +18,20 @@ from schemas.training import Training
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Switch a model to evaluation mode, and back afterwards."""
-    training = model.training
+    """Switch off every module in training mode, such as the dropout of adapters, and the same ones on again."""
+    active = [module for module in model.modules() if module.training]
     model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        for module in active:
+            module.training = True
 
 
 def keep_score_caps(model: Any) -> None:
     """Switch a model with capped attention scores to transformers' eager attention, since its SDPA ignores the caps."""
     if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
         model.set_attn_implementation("eager")
-
-
-@contextmanager
-def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Switch off the modules in training mode, such as the dropout of adapters, and on again afterwards."""
-    active = [module for module in model.modules() if module.training]
-    try:
-        for module in active:
-            module.training = False
-        yield
-    finally:
-        for module in active:
-            module.training = True
 
 
 def apply_compute_options(model: nn.Module, training: Training) -> None:

@@ -238,12 +238,12 @@ def save_trained(policy: Policy, folder: Path, *, adapted: bool) -> None:
     if not adapted:
         save_policy(policy, folder)
         return
-    from learning.models.adapters import write_adapters  # peft takes long to import, and few need it
+    from learning.models.adapters import remove_adapters, write_adapters  # peft takes long to import, and few need it
 
     adapted_model: Any = policy.model
     write_adapters(adapted_model, folder)
     save_tokenizer(policy.tokenizer, folder)
-    save_policy(replace(policy, model=adapted_model.unload()), folder / "base")
+    save_policy(replace(policy, model=remove_adapters(adapted_model)), folder / "base")
 
 
 def set_determinism(seed: int, num_threads: int) -> None:

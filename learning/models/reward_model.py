@@ -27,9 +27,9 @@ from learning.models.policy import (
     find_max_length,
     load_tokenizer,
     resolve_max_length,
-    save_policy,
+    save_trained,
 )
-from learning.models.reward_files import FILE, HEAD, find_reward_model_problem
+from learning.models.reward_files import ADAPTER, FILE, HEAD, find_reward_model_problem
 from schemas.errors import StepError
 
 
@@ -54,7 +54,7 @@ class RewardModel:
 
         As in transformers, a reward is read at the last token that is not the padding token.
         """
-        classifier = unwrap(self.policy.model)
+        classifier = unwrap(self.policy.model)  # adapters are inside its modules
         padding = classifier.config.get_text_config().pad_token_id
         segments, parents, places = [], [], []
         for prompt, answers in zip(prompts, completions, strict=True):
@@ -70,9 +70,9 @@ class RewardModel:
         last_P = packed.cu_seqlens_S1[segment_P] + place_P
         return getattr(classifier, HEAD)(hidden_MC[last_P.to(hidden_MC.device)])[:, 0]
 
-    def save(self, folder: Path) -> None:
-        """Write the folder; equal models give equal bytes."""
-        save_policy(self.policy, folder)
+    def save(self, folder: Path, *, adapted: bool = False) -> None:
+        """Write the folder; equal models give equal bytes. Adapters are written over their base and removed."""
+        save_trained(self.policy, folder, adapted=adapted)
         scale = self.scale or Scale()
         settings = {"max_length": self.policy.max_length, "mean": scale.mean, "std": scale.std}
         (folder / FILE).write_text(json.dumps(settings, indent=1) + "\n")
@@ -120,23 +120,31 @@ def load_reward_model(folder: Path, *, device: str = "cpu", dtype: str = "float3
     """
     if problem := find_reward_model_problem(folder):
         raise StepError(f"{folder.name}: {problem}")
+    adapter = (folder / ADAPTER).is_file()
+    base = folder / "base" if adapter else folder
     try:
         with LOADING:
             loaded: Any = AutoModelForSequenceClassification.from_pretrained(
-                folder,
+                base,
                 dtype=getattr(torch, dtype),
                 use_safetensors=True,
                 attn_implementation="sdpa",
+                num_labels=1,
                 ignore_mismatched_sizes=True,  # they are refused below, by name
                 output_loading_info=True,
                 **LOCAL_ONLY,
             )
-            tokenizer = load_tokenizer(folder)
+            tokenizer = load_tokenizer(base)
     except (*UNREADABLE, SafetensorError) as error:
         raise StepError(f"{folder.name}: this reward model cannot be loaded: {error}") from error
     model, info = loaded
-    if wrong := sorted([*info["missing_keys"], *info["mismatched_keys"]], key=str):
+    missing = set(info["missing_keys"]) - ({f"{HEAD}.weight"} if adapter else set())  # an adapter has its own head
+    if wrong := sorted([*missing, *info["mismatched_keys"]], key=str):
         raise StepError(f"{folder.name}: weights do not fit config.json, {len(wrong)} differ, first {wrong[0]}")
+    if adapter:
+        from learning.models.adapters import fold_adapters  # peft takes long to import, and few need it
+
+        model = fold_adapters(model, folder)
     keep_score_caps(model)
     model = model.to(device).eval()
     if not (folder / FILE).is_file():

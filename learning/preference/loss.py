@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from learning.lookup import Bound, bind
+from learning.models.forwards import evaluation_mode
 from learning.models.packed import pack, packed_logprobs
 from learning.models.sharded_model import Trained
 from learning.parallel.group import ALONE, Each
@@ -82,14 +83,10 @@ def compute_fixed_logprobs(model: Any, pairs: Sequence[Pair], max_tokens: int, e
 
     `each` is how the ranks of a group share the forward passes.
     """
-    active = [module for module in model.modules() if module.training]
-    for module in active:
-        module.training = False
     micros, logprobs = iterate_groups(pairs, max_tokens), []
-    while some := list(islice(micros, AT_A_TIME)):
-        logprobs += each(some, lambda micro: compute_logprobs(model, micro).cpu())
-    for module in active:
-        module.training = True
+    with evaluation_mode(model):
+        while some := list(islice(micros, AT_A_TIME)):
+            logprobs += each(some, lambda micro: compute_logprobs(model, micro).cpu())
     return torch.cat(logprobs) if logprobs else torch.zeros(0, 2)
 
 

@@ -2,6 +2,7 @@
 
 SYNONYMS = {
     "adapter": "use_peft",
+    "additional_target": "modules_to_save",
     "advantage_estimator": "advantage",
     "advantages": "advantage",
     "base_model": "model",
@@ -26,6 +27,7 @@ SYNONYMS = {
     "importance_sampling": "importance_correction",
     "inputs": "models",
     "logits_processor": "logits_processors",
+    "lora_modules_to_save": "modules_to_save",
     "lora_rank": "lora_r",
     "lora_target": "lora_target_modules",
     "loss": "policy_loss",
@@ -51,6 +53,8 @@ SYNONYMS = {
     "num_samples": "num_generations",
     "optimizer": "optim",
     "pack": "packing",
+    "peft_use_dora": "use_dora",
+    "peft_use_rslora": "use_rslora",
     "ppo_epochs": "num_iterations",
     "preference_data": "data",
     "ref_model": "reference",

@@ -8,10 +8,10 @@ from pydantic import Field
 from schemas.chat import Chat
 from schemas.references import PolicyRef, PreferencePairsRef
 from schemas.stages.base import BaseStage
-from schemas.training import Evaluation, Training
+from schemas.training import Evaluation, LoRA, Training
 
 
-class RewardModel(Training, Evaluation, Chat, BaseStage):
+class RewardModel(Training, LoRA, Evaluation, Chat, BaseStage):
     """Bradley-Terry reward model: -log sigmoid(r_chosen - r_rejected - margin)."""
 
     can: ClassVar = frozenset({"train"})
@@ -20,7 +20,7 @@ class RewardModel(Training, Evaluation, Chat, BaseStage):
 
     kind: Literal["reward_model"]
     model: PolicyRef
-    """Model whose body is used; the scalar head is newly initialised."""
+    """Model whose body is used; the scalar head is newly initialised, and always trained whole."""
     data: PreferencePairsRef
     """Prompts with a chosen and a rejected completion."""
     margin: bool = False

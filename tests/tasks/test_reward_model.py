@@ -7,6 +7,7 @@ import torch
 from learning.data.rows import write_rows
 from learning.models.policy import load_policy
 from learning.models.reward_model import load_reward_model
+from learning.rewards.models import learned, load_cached_reward_model
 from learning.training.loop import TrainingLoop
 from schemas.errors import StepError
 from schemas.stages.reward_model import RewardModel
@@ -138,3 +139,52 @@ def test_passes_over_the_data_give_the_number_of_steps(train):
     result, _ = train("passes", separable(40), max_steps=-1, num_train_epochs=1.5, per_device_train_batch_size=10)
     assert result.metrics["pairs"] == 32
     assert result.metrics["steps"] == 6  # 4 steps to a pass
+
+
+def test_adapters_learn_with_a_head_and_peft_reads_them(train, tiny_policy_folder):
+    from peft import PeftModel
+    from transformers import AutoModelForSequenceClassification
+
+    lora = {"use_peft": True, "lora_r": 4, "use_dora": True, "learning_rate": 1e-2}
+    result, folder = train("adapted", max_steps=40, **lora)
+    assert result.metrics["accuracy"] >= 0.9
+    made = folder / "outputs/model"
+    judge = load_reward_model(made)
+    ids = [[5, 6, 7], [8, 9, 10, 11]]
+    with torch.no_grad():
+        ours = judge.rewards([ids[0]], [[ids[1]]])
+        base = AutoModelForSequenceClassification.from_pretrained(made / "base").eval()
+        assert float(base(torch.tensor([ids[0] + ids[1]])).logits.abs().max()) == 0.0
+        adapted = PeftModel.from_pretrained(base, made).eval()
+        theirs = adapted(torch.tensor([ids[0] + ids[1]])).logits[:, 0]
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+    body = AutoModelForSequenceClassification.from_pretrained(made / "base").base_model.state_dict()
+    start = load_policy(tiny_policy_folder).model.base_model.state_dict()
+    assert all(torch.equal(body[name], start[name]) for name in start)
+
+
+def test_adapters_of_an_interrupted_step_give_the_same_bits(train, monkeypatch):
+    lora = {"use_peft": True, "lora_r": 2, "lora_dropout": 0.3, "max_steps": 7, "modules_to_save": ["norm"]}
+    _, whole = train("whole", **lora)
+    train_step = TrainingLoop.train_step
+
+    def killed(loop, step):
+        if step == 6:
+            raise KeyboardInterrupt
+        train_step(loop, step)
+
+    monkeypatch.setattr(TrainingLoop, "train_step", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train("first", checkpoints="shared", **lora)
+    monkeypatch.setattr(TrainingLoop, "train_step", train_step)
+    _, second = train("second", checkpoints="shared", **lora)
+    files = sorted(p.relative_to(whole) for p in (whole / "outputs").rglob("*") if p.is_file())
+    assert "outputs/model/adapter_model.safetensors" in map(str, files)
+    # Held-out rewards are those of the published model: dropout is off.
+    pairs = [json.loads(line) for line in (whole / "outputs/report/held_out.jsonl").read_text().splitlines()]
+    row = next(row for row in separable() if row["id"] == pairs[0]["id"])
+    texts = [row[side][0]["content"] for side in ("chosen", "rejected")]
+    again = learned([row, row], texts, model=str(whole / "outputs/model"))
+    assert again == pytest.approx([pairs[0]["chosen"], pairs[0]["rejected"]], abs=1e-5)
+    load_cached_reward_model.cache_clear()
+    assert all((whole / f).read_bytes() == (second / f).read_bytes() for f in files)

@@ -34,12 +34,15 @@ STAGES = {
         "per_device_train_batch_size": 9,
         "use_peft": True,
         "lora_r": 2,
+        "use_dora": True,
+        "modules_to_save": ["norm"],
         "gradient_checkpointing": True,
         "packing": True,
     },
     "muon": {"kind": "sft", "model": "m", "data": "d", "per_device_train_batch_size": 9, "optim": "muon"},
     "lion": {"kind": "sft", "model": "m", "data": "d", "per_device_train_batch_size": 9, "optim": "lion"},
     "reward_model": PAIRS,
+    "adapted_reward_model": {**PAIRS, "kind": "reward_model", "use_peft": True, "lora_r": 2},
     "preference": {
         **PAIRS,
         "max_tokens_per_micro_batch": 60,
@@ -201,7 +204,7 @@ def test_two_ranks_take_the_steps_of_one_and_end_with_its_model(place, kind, str
 def test_a_shard_is_half_of_what_is_trained(place, kind):
     for rank in range(2):
         held, total = json.loads((place / f"fsdp2-{kind}" / str(rank) / "held.json").read_text())
-        assert held == pytest.approx(total / 2, rel=0.01)
+        assert held == pytest.approx(total / 2, rel=0.02)  # a head of one row is whole on one rank
         held, total = json.loads((place / f"ddp-{kind}" / str(rank) / "held.json").read_text())
         assert held == total
 

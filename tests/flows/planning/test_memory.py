@@ -62,17 +62,29 @@ def test_parameters_are_counted_exactly(kind, tied):
     assert read_shape(config.to_dict()).parameters == model.num_parameters()
 
 
-def test_adapters_are_counted_exactly():
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"lora_target_modules": ["q_proj", "v_proj"], "use_dora": True},
+        {"lora_target_modules": r"model\.layers\.1\.mlp\..*_proj"},
+        {"modules_to_save": ["embed_tokens", "model.norm"], "use_rslora": True},
+        {"modules_to_save": ["down_proj", "lm_head"]},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("tied", [False, True])
+def test_adapters_are_counted_exactly(more, tied):
+    from flows.planning.memory_demand import read_adapters
     from learning.models.adapters import attach_adapters
     from schemas.stages.sft import Sft
 
     config = config_of("qwen3")
-    for targets in ("all-linear", ["q_proj", "v_proj"]):
-        given = {"kind": "sft", "model": "m", "data": "d", "use_peft": True, "lora_r": 3}
-        stage = Sft.model_validate({**given, "lora_target_modules": targets})
-        adapted = attach_adapters(AutoModelForCausalLM.from_config(config), stage)
-        trained = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
-        assert read_shape(config.to_dict()).adapter_parameters(3, targets) == trained
+    config.tie_word_embeddings = tied
+    stage = Sft.model_validate({"kind": "sft", "model": "m", "data": "d", "use_peft": True, "lora_r": 3, **more})
+    adapted = attach_adapters(AutoModelForCausalLM.from_config(config), stage)
+    trained = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+    assert read_shape(config.to_dict()).adapter_parameters(read_adapters(stage.model_dump())) == trained
 
 
 def test_constants_are_those_of_the_code():

@@ -1,0 +1,125 @@
+"""Which modules of a model get adapters, and which are trained whole, by the names that a recipe gives."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from schemas.training import ALL_LINEAR, LoRA
+
+LINEAR = (nn.Linear, Conv1D)
+ADAPTABLE = (*LINEAR, nn.Embedding)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Names of modules with adapters and of modules that are trained whole."""
+
+    adapted: frozenset[str]
+    saved: frozenset[str]
+    tied: bool = False
+    """Whether a saved module shares its weights with another one."""
+
+
+class TargetError(Exception):
+    """No module fits what `option` names."""
+
+    def __init__(self, option: str, message: str):
+        self.option = option
+        super().__init__(message)
+
+
+def find_targets(model: Any, options: LoRA) -> Targets:
+    """Return the modules that the options name. Raise TargetError if they name none, or one that cannot be adapted."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    saved = {found for name in options.modules_to_save for found in _find_saved(modules, name)}
+    ends = _list_ends(model)
+    shared = [name for name, module in modules.items() if module in ends] if _is_tied(model) else []
+    tied = bool(saved & {*shared})
+    if tied:
+        saved |= {*shared}
+    head = getattr(model, "score", None)
+    if isinstance(head, nn.Linear):
+        saved.add("score")
+    adapted = _find_adapted(modules, options.lora_target_modules, saved, {*ends, head})
+    if both := sorted(adapted & {*shared}):
+        raise TargetError(
+            "lora_target_modules",
+            f"`{both[0]}` shares its weights with {_name_other(shared, both[0])}, and an adapter would change only one "
+            "of them; name it in `modules_to_save` instead",
+        )
+    return Targets(frozenset(adapted), frozenset(saved), tied)
+
+
+def _find_adapted(modules: dict[str, Any], wanted: list[str] | str, saved: set[str], ends: set[Any]) -> set[str]:
+    """Return the names of the modules that get adapters."""
+    option = "lora_target_modules"
+    if wanted == ALL_LINEAR:
+        found = {n for n, module in modules.items() if isinstance(module, LINEAR) and module not in ends} - saved
+        if not found:
+            raise TargetError(option, f"no linear module is left; {_describe_linear(modules)}")
+        return found
+    names = [wanted] if isinstance(wanted, str) else wanted
+    found = set()
+    for name in names:
+        here = {other for other in modules if _matches(name, other, regex=isinstance(wanted, str))}
+        if not here:
+            what = "the regular expression matches no module" if isinstance(wanted, str) else f"no module `{name}`"
+            raise TargetError(option, f"{what} of this model; {_describe_linear(modules)}")
+        if wrong := sorted(other for other in here if not isinstance(modules[other], ADAPTABLE)):
+            kind = type(modules[wrong[0]]).__name__
+            raise TargetError(option, f"`{wrong[0]}` is no linear module but {kind}; {_describe_linear(modules)}")
+        found |= here
+    if both := sorted(found & saved):
+        raise TargetError(option, f"`{both[0]}` is trained whole by `modules_to_save`; leave it out here or there")
+    return found
+
+
+def _matches(wanted: str, name: str, *, regex: bool) -> bool:
+    """Return whether a module is meant, by peft's rule: a whole match of an expression, or the end of a dotted name."""
+    return bool(re.fullmatch(wanted, name)) if regex else name == wanted or name.endswith(f".{wanted}")
+
+
+def _find_saved(modules: dict[str, Any], wanted: str) -> set[str]:
+    """Return the modules of a name that is to be trained whole."""
+    found = {name for name in modules if _matches(wanted, name, regex=False)}
+    if not found:
+        leaves = {n.rpartition(".")[2] for n, module in modules.items() if n and _is_leaf(module)}
+        raise TargetError(
+            "modules_to_save", f"no module `{wanted}` in this model; modules with weights: {', '.join(sorted(leaves))}"
+        )
+    for name in sorted(found):
+        if parts := [part for part, _ in modules[name].named_children()]:
+            raise TargetError("modules_to_save", f"`{name}` consists of other modules; name them: {', '.join(parts)}")
+        if not _is_leaf(modules[name]):
+            raise TargetError("modules_to_save", f"`{name}` has no weights")
+    return found
+
+
+def _is_leaf(module: nn.Module) -> bool:
+    return not any(module.children()) and any(True for _ in module.parameters())
+
+
+def _list_ends(model: Any) -> set[Any]:
+    """Return the embedding and the head of a language model."""
+    return {end for end in (model.get_input_embeddings(), model.get_output_embeddings()) if end is not None}
+
+
+def _is_tied(model: Any) -> bool:
+    above, below = model.get_input_embeddings(), model.get_output_embeddings()
+    return above is not None and below is not None and above.weight is below.weight
+
+
+def _name_other(shared: list[str], name: str) -> str:
+    return " and ".join(f"`{other}`" for other in shared if other != name)
+
+
+def _describe_linear(modules: dict[str, Any]) -> str:
+    """Return the linear modules of a model in words, by the ends of their names."""
+    names = sorted(name for name, module in modules.items() if isinstance(module, LINEAR))
+    if not names:
+        return "it has no linear modules"
+    ends = sorted({name.rpartition(".")[2] for name in names})
+    return f"its linear modules are {', '.join(ends)} (in full, for example {names[0]})"
