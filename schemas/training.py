@@ -5,7 +5,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from schemas.base import Schema
+from schemas.base import JsonObject, Schema
+from schemas.learning_rates import FROM_SCRATCH
 from schemas.schedule_phases import find_schedule_problem
 
 Optimizer = Literal["adamw", "adafactor", "lion", "muon", "adamw_8bit", "lion_8bit"]
@@ -29,14 +30,20 @@ SCHEDULE_OPTIONS: dict[str, tuple[Schedule, ...]] = {
 """Options of a learning-rate schedule: the schedules that have them."""
 
 
+def hide_default(schema: JsonObject) -> None:
+    """Remove the default from a key's schema for editors: a recipe that sets none gets another value."""
+    schema.pop("default", None)
+
+
 class Training(Schema):
     """Optimiser, learning-rate schedule and checkpoints."""
 
     optim: Optimizer = "adamw"
     """Optimiser. `muon` trains the matrices of the blocks, AdamW everything else; `adafactor` has no first moment and a
     learning rate relative to the size of each tensor; `_8bit` has quantised state and needs bitsandbytes."""
-    learning_rate: float = Field(default=1e-3, gt=0)
-    """Peak learning rate."""
+    learning_rate: float = Field(default=FROM_SCRATCH.default, gt=0, json_schema_extra=hide_default)
+    """Peak learning rate. A recipe that sets none gets the usual one for what the stage trains: 2e-5 in sft, 1e-5 in
+    reward_model, 1e-6 in rl and preference; ten times that with LoRA; 1e-3 for a model of an init stage."""
     lr_scheduler_type: Schedule = "constant"
     """Shape of the learning rate after the warm-up: constant, falling to 0 (`linear`, `cosine`) or to `min_lr_ratio`,
     or constant until the last `num_decay_steps` (`warmup_stable_decay`)."""

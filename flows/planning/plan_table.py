@@ -24,6 +24,7 @@ def make_plan_table(plan: Plan, layout: Layout) -> Table:
     hits = sum(verdict == "HIT" for verdict, _ in verdicts.values())
     lines = [
         f"{hits} of {len(plan.steps)} steps are cached",
+        *describe_learning_rates(plan),
         *describe_costs(plan, estimates),
         *describe_gate_power(plan, layout),
     ]
@@ -39,6 +40,12 @@ def make_plan_table(plan: Plan, layout: Layout) -> Table:
         cells = (Text(step.name), step.kind, mark, Text(why), Text(step.reads))
         table.add_row(*cells, f"{step.resources.all_cpus:g}", _format_time(estimates[step.name]))
     return table
+
+
+def describe_learning_rates(plan: Plan) -> list[str]:
+    """Return one line with the learning rate of every step that trains; none if no step does."""
+    rates = {step.name: step.settings["learning_rate"] for step in plan.steps if "learning_rate" in step.settings}
+    return [f"learning rates: {', '.join(f'{name} {rate:g}' for name, rate in rates.items())}"] if rates else []
 
 
 def _format_time(estimate: Estimate) -> str:

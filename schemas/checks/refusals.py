@@ -9,7 +9,7 @@ from schemas.checks.init import check_config
 from schemas.checks.merges import check_merge
 from schemas.checks.patterns import check_patterns
 from schemas.checks.sanity import check_ranges
-from schemas.checks.training import check_training
+from schemas.checks.training import check_learning_rate, check_training
 from schemas.errors import Problem
 from schemas.source.limits import MAX_PROBLEMS
 from schemas.stages.evaluate import Evaluate
@@ -31,6 +31,7 @@ def find_refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Probl
         refused += [*check_endpoints(info), *check_ranges(info)]
         if isinstance(info.stage, Training):
             refused += check_training(info, info.stage)
+            warned += check_learning_rate(info, info.stage, steps)
         if isinstance(info.stage, Rl):
             wrong, odd = find_contradictions(info, info.stage)
             refused, warned = refused + wrong, warned + odd

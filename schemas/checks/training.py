@@ -1,8 +1,9 @@
-"""Rules of training stages that a type cannot state: what a group of trainers cannot do."""
+"""Rules of training stages that a type cannot state: what a group of trainers cannot do, unusual learning rates."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from schemas.errors import Problem
+from schemas.steps.learning_rates import find_usual_rate
 from schemas.steps.step_info import StepInfo
 from schemas.training import WHOLE_ONLY, Training
 
@@ -13,3 +14,19 @@ def check_training(info: StepInfo, training: Training) -> Iterator[Problem]:
     if train is not None and train.strategy == "fsdp2" and train.workers > 1 and training.optim in WHOLE_ONLY:
         message = f"{training.optim} cannot update weights that are sharded over workers"
         yield info.problem("optim", message, "use `strategy: ddp`, or `optim: adamw`, `lion` or `muon`")
+
+
+def check_learning_rate(info: StepInfo, training: Training, steps: Mapping[str, StepInfo]) -> Iterator[Problem]:
+    """Yield a learning rate of AdamW that is far from the usual ones for what the step trains."""
+    usual = find_usual_rate(info, steps)
+    if usual is None or not training.optim.startswith("adamw") or usual.low <= training.learning_rate <= usual.high:
+        return
+    risk = "ruin the model" if training.learning_rate > usual.high else "change next to nothing"
+    message = f"a learning rate of {_format_rate(training.learning_rate)} may {risk}: here it trains {usual.trained}"
+    span = f"usual are {_format_rate(usual.low)} to {_format_rate(usual.high)}"
+    yield info.problem("learning_rate", message, f"{span}; without this key it is {_format_rate(usual.default)}")
+
+
+def _format_rate(rate: float) -> str:
+    """Return a rate in the shortest form, such as 2e-5 or 0.01."""
+    return f"{rate:g}".replace("e-0", "e-")

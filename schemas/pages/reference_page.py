@@ -26,7 +26,7 @@ from schemas.signatures import Option, Signature, list_names, read_signature
 from schemas.stages.base import BaseStage
 from schemas.stages.union import KINDS
 from schemas.steps.promotion import Promote
-from schemas.training import LoRA, Training
+from schemas.training import LoRA, Training, hide_default
 from schemas.use import MergeMethodUse, Use
 
 INTRODUCTION = """# Recipes
@@ -210,6 +210,8 @@ def _flatten(text: str | None) -> str:
 def _describe_default(spec: FieldInfo) -> str:
     if spec.is_required() or spec.default is PydanticUndefined:
         return "required"
+    if spec.json_schema_extra is hide_default:
+        return "by what is trained"
     return _describe_literal(spec.default)
 
 

@@ -28,6 +28,7 @@ from schemas.stages.base import BaseStage
 from schemas.stages.merge import Merge
 from schemas.steps.decontamination import complete_decontamination
 from schemas.steps.gate_baselines import resolve_baselines
+from schemas.steps.learning_rates import complete_learning_rates
 from schemas.steps.order import check_graph
 from schemas.steps.promotion import Promote, resolve_promotion
 from schemas.steps.step_info import Port, StepInfo, validate_step
@@ -188,6 +189,7 @@ def _load_checked(path: Path, profile: str | None, overrides: tuple[str, ...], h
     infos = resolve_baselines(complete_decontamination(infos, problems), problems)
     steps = check_graph(infos, problems)
     _raise_problems(problems)
+    steps = complete_learning_rates(steps)
     problems, warnings = find_refusals(steps)
     promote = root.get("promote")
     promoted = (
