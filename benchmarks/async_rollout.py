@@ -59,8 +59,8 @@ def late(
 
 def wait_of(seed: int, step: int, problem: str, sample: int, length: int, scale: float) -> float:
     """Seconds that a completion is waited for: the same whichever mode, and whenever, it is sampled."""
-    told = hashlib.sha256(f"{seed} {step} {problem} {sample}".encode()).digest()
-    uniform = (int.from_bytes(told[:8], "big") + 0.5) / 2**64
+    digest = hashlib.sha256(f"{seed} {step} {problem} {sample}".encode()).digest()
+    uniform = (int.from_bytes(digest[:8], "big") + 0.5) / 2**64
     return (0.5 + length / LONGEST) * scale * min(uniform ** (-1 / SHAPE), CUT)
 
 

@@ -202,15 +202,15 @@ def curate(folder: Path, rows: int, threads: int) -> dict[str, Any]:
     planted = generate(folder, rows)
     made_in = time.perf_counter() - began
     size = sum(path.stat().st_size for path in (folder / "data").iterdir())
-    told = spawn(folder, threads)
+    measured = spawn(folder, threads)
     return {
         "rows": rows,
         "threads": threads,
-        "seconds": round(told["seconds"], 1),
-        "cpu_seconds": round(told["cpu_seconds"], 1),
-        "rows_per_second": round(rows / told["seconds"]),
-        "peak_mb": round(told["peak_kb"] / 1024),
-        "kept": told["metrics"]["kept"],
+        "seconds": round(measured["seconds"], 1),
+        "cpu_seconds": round(measured["cpu_seconds"], 1),
+        "rows_per_second": round(rows / measured["seconds"]),
+        "peak_mb": round(measured["peak_kb"] / 1024),
+        "kept": measured["metrics"]["kept"],
         **quality(folder, planted),
         "shards_mb": round(size / 2**20),
         "seconds_to_generate": round(made_in, 1),

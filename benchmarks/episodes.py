@@ -32,8 +32,8 @@ ORDERS = ("together", "each")
 
 def latency(seed: int, problem: str, turn: int) -> float:
     """Seconds that a call takes, in units of the least: the same in both orders."""
-    told = hashlib.sha256(f"{seed} {problem} {turn}".encode()).digest()
-    uniform = (int.from_bytes(told[:8], "big") + 0.5) / 2**64
+    digest = hashlib.sha256(f"{seed} {problem} {turn}".encode()).digest()
+    uniform = (int.from_bytes(digest[:8], "big") + 0.5) / 2**64
     return min(uniform ** (-1 / SHAPE), CUT)
 
 

@@ -218,8 +218,8 @@ def rows_of(case: Case) -> tuple[str, list[dict[str, Any]]]:
             found.append({**row, **sides, "margin": 1.0})
             continue
         row |= {"answer": "", "family": "letters"}
-        said = [{"role": "assistant", "content": "b" * (answer - 1)}]
-        found.append({**row, "completion": said} if kind == "chat" else row)
+        messages = [{"role": "assistant", "content": "b" * (answer - 1)}]
+        found.append({**row, "completion": messages} if kind == "chat" else row)
     return kind, found
 
 

@@ -28,9 +28,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=96)
-    told = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps({"benchmark": "replicas", **measured(Path(folder), told)}))
+        print(json.dumps({"benchmark": "replicas", **measured(Path(folder), options)}))
 
 
 def measured(folder: Path, told: argparse.Namespace) -> dict[str, Any]:

@@ -60,10 +60,10 @@ def told_of(name: str) -> dict[str, Any]:
         return known[name]
     if not Path(name).is_file():
         raise SystemExit(f"--costs {name}: neither a file nor one of {', '.join(known)}")
-    told = json.loads(Path(name).read_text())
-    if missing := {"cluster", "costs", "work"} - set(told):
+    record = json.loads(Path(name).read_text())
+    if missing := {"cluster", "costs", "work"} - set(record):
         raise SystemExit(f"--costs {name}: lacks {', '.join(sorted(missing))}; measure_costs.py prints what is needed")
-    return told
+    return record
 
 
 def work_of(given: dict[str, Any]) -> Work:

@@ -58,8 +58,12 @@ class Teacher:
                 return self.made[key]
             self.paid.append((key, json.dumps(body, sort_keys=True)))
             text, finish = self.answer(body)
-            said = {"message": {"role": "assistant", "content": text}} if "messages" in body else {"text": text}
-            made = {"id": "x", "object": "chat.completion", "choices": [{"index": 0, "finish_reason": finish} | said]}
+            replies = {"message": {"role": "assistant", "content": text}} if "messages" in body else {"text": text}
+            made = {
+                "id": "x",
+                "object": "chat.completion",
+                "choices": [{"index": 0, "finish_reason": finish} | replies],
+            }
             if self.usage:
                 made["usage"] = self._usage(body, text, finish)
             self.made[key] = made

@@ -92,8 +92,8 @@ def test_a_reward_made_of_rewards_validates_and_scores(lab):
     assert ("learning.rewards.formats", "matches") in recipe.code("rl_2")
     reward = bind(RewardUse.model_validate(rewards["rewards"][0]))
     rows = [{"answer": "3"}, {"answer": "3"}, {"answer": None}, {"answer": "x"}]
-    have = {"rows": rows, "completions": ["3", "4", "5", "no"]}
-    assert reward.ask(0, have) == [1.0, 0.1, 0.1, 0.0]
+    supplies = {"rows": rows, "completions": ["3", "4", "5", "no"]}
+    assert reward.ask(0, supplies) == [1.0, 0.1, 0.1, 0.0]
 
 
 def test_an_algorithm_is_a_file(lab):
@@ -137,8 +137,11 @@ def loss_of(slots: dict, ratios: list[float], step: int = 0) -> float:
     made = single_turn([[1]], [[Generation([7] * n, [-1.0] * n, "stop") for n in (2, 1)]])
     batch = with_dropped(made.with_paths(reward=torch.tensor([1.0, 0.0], dtype=torch.float64)), False)
     batch = with_weights(algorithm, with_advantages(algorithm, batch, step), step, 64)
-    have = {"log_ratio_T": torch.tensor(ratios, dtype=torch.float64).log(), "advantage_T": batch.sampled("advantage")}
-    return float((batch.sampled("w") * algorithm.policy_loss.ask(step, have)).sum())
+    supplies = {
+        "log_ratio_T": torch.tensor(ratios, dtype=torch.float64).log(),
+        "advantage_T": batch.sampled("advantage"),
+    }
+    return float((batch.sampled("w") * algorithm.policy_loss.ask(step, supplies)).sum())
 
 
 def after_one_iteration(lab: Path, name: str, policy: Path, slots: dict) -> dict[str, torch.Tensor]:

@@ -37,7 +37,7 @@ def test_pods_are_valid(name):
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_pods_are_confined_and_hold_what_ray_is_told(name):
+def test_pods_are_confined_and_have_the_resources_that_ray_is_given(name):
     group = GROUPS[name]
     pod = group["template"]["spec"]
     (container,) = pod["containers"]

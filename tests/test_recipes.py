@@ -60,8 +60,8 @@ def test_validate_imports_nothing_heavy(path, profile):
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(path), *options], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    told = json.loads(done.stdout)
-    assert (told["code"], told["heavy"]) == (0, []), told["said"]
+    record = json.loads(done.stdout)
+    assert (record["code"], record["heavy"]) == (0, []), record["said"]
 
 
 def test_the_quickstart_is_the_whole_job():

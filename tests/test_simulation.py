@@ -242,7 +242,7 @@ def test_costs_come_by_name_or_from_a_file(tmp_path):
         inputs.told_of(str(tmp_path / "half.json"))
 
 
-def test_what_is_measured_is_told_in_the_form_of_the_simulator():
+def test_measurements_have_the_form_that_the_simulator_reads():
     """Work and cluster of every shape are taken; names of costs are those of `Costs`."""
     for name in shapes.SHAPES:
         costs = {"decode_base": {"value": 1.0}, "decode_each": {"value": 0.0}, "prefill_token": {"value": 0.0}}

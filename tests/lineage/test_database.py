@@ -63,7 +63,7 @@ def test_what_is_no_database_is_refused(address):
     assert "hidden" not in str(error.value)
 
 
-def test_nobody_there_is_told_without_the_password():
+def test_an_unreachable_server_is_reported_without_the_password():
     with pytest.raises(PlanError, match=r"postgresql://lab@127.0.0.1:1/records cannot be used: .*refused") as error:
         prepare_database("postgresql://lab:hidden@127.0.0.1:1/records")
     assert "hidden" not in str(error.value)

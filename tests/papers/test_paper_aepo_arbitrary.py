@@ -61,8 +61,8 @@ def test_the_expected_extra_gradient_of_a_bandit(temperature, want):
 def test_the_entropy_says_which_temperature(entropy, source, temperature):
     plan = bind_sampling_slots(stage(), {}).prompt_sampler
     assert plan.options["target"] == 0.5
-    have = {"rows": [{"id": "a"}, {"id": "b"}], "num_groups": 2, "n": 8, "seed": 0, "step": 3, "states": {}}
-    requests = plan.ask(3, {**have, "history": History(), "metrics": {"entropy": entropy}})
+    supplies = {"rows": [{"id": "a"}, {"id": "b"}], "num_groups": 2, "n": 8, "seed": 0, "step": 3, "states": {}}
+    requests = plan.ask(3, {**supplies, "history": History(), "metrics": {"entropy": entropy}})
     assert [(a.source, a.temperature) for a in requests] == [("policy", None)] * 2 + [(source, temperature)] * 2
 
 

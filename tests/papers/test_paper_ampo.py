@@ -33,8 +33,8 @@ def stage(name="trained"):
 
 
 def row(name, problem, answer):
-    said = [{"role": "user", "content": problem}]
-    return {"id": name, "prompt": said, "answer": answer, "family": "chain_sum", "metadata": "{}"}
+    messages = [{"role": "user", "content": problem}]
+    return {"id": name, "prompt": messages, "answer": answer, "family": "chain_sum", "metadata": "{}"}
 
 
 ROWS = [row("a", "1 + 2 + 3 + 4 =", "10"), row("b", "7 - 2 + 3 - 4 =", "4")]

@@ -146,10 +146,10 @@ def test_old_tokens_keep_their_place_in_the_ratio_of_every_algorithm(scripted, n
     assert first.tolist() == pytest.approx([float(first[0])] * 9)
     assert float(first[0]) > 0
     lp = torch.linspace(-2.0, -1.0, 18, dtype=torch.float64)
-    have = {"lp_T": lp, "lp_behav_T": batch.sampled("lp_behav"), "path_T": batch.path_T}
+    supplies = {"lp_T": lp, "lp_behav_T": batch.sampled("lp_behav"), "path_T": batch.path_T}
     token = lp - torch.tensor([*samples[0].logprobs, *samples[1].logprobs], dtype=torch.float64)
     sequence = token.reshape(2, 9).mean(1).repeat_interleave(9)
-    got = algorithm.ratio.ask(phases.step, have)
+    got = algorithm.ratio.ask(phases.step, supplies)
     torch.testing.assert_close(got, sequence if name == "gspo" else token, atol=1e-12, rtol=0)
     assert torch.equal(forest(samples).sampled("version")[:9], torch.tensor(samples[0].versions))
     assert len(set(samples[0].versions)) > 1

@@ -195,9 +195,9 @@ def served(name, answering, facts, corpus, monkeypatch, steps=4):
 
     for step in range(steps):
         sampler = answering(write, step=step, max_new_tokens=12)
-        have = {"rows": facts, "num_groups": 8, "n": 8, "seed": 0, "step": step, "states": states, "metrics": {}}
-        samples = collect_samples(parts, IterationContext(**have, sampler=sampler, history=history), {})
-        batch = keep_groups(parts.filter_groups, samples, step, {}, {**have, "history": history})
+        supplies = {"rows": facts, "num_groups": 8, "n": 8, "seed": 0, "step": step, "states": states, "metrics": {}}
+        samples = collect_samples(parts, IterationContext(**supplies, sampler=sampler, history=history), {})
+        batch = keep_groups(parts.filter_groups, samples, step, {}, {**supplies, "history": history})
         found.append((samples, batch))
     return found
 

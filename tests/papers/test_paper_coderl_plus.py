@@ -35,9 +35,9 @@ def stage(name="trained"):
 def sampled(answering, write, name="trained"):
     """The samples of one iteration of the recipe's stage over four problems."""
     sampler = answering(write, max_new_tokens=32)
-    have = {"rows": ROWS, "num_groups": 4, "n": 4, "seed": 1, "step": 0, "states": {}, "metrics": {}}
+    supplies = {"rows": ROWS, "num_groups": 4, "n": 4, "seed": 1, "step": 0, "states": {}, "metrics": {}}
     return collect_samples(
-        bind_sampling_slots(stage(name), {}), IterationContext(**have, sampler=sampler, history=History()), {}
+        bind_sampling_slots(stage(name), {}), IterationContext(**supplies, sampler=sampler, history=History()), {}
     ), sampler
 
 

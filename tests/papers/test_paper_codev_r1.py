@@ -59,8 +59,8 @@ def visited(rate):
 @pytest.mark.parametrize(("rate", "size"), [(0.5, 16), (0.8, 10)])
 def test_the_next_generation_follows_the_keep_rate(rate, size):
     plan = bind_sampling_slots(stage(), {}).prompt_sampler
-    have = {"rows": [{"id": str(i)} for i in range(99)], "num_groups": GROUPS, "n": 8, "seed": 1, "states": {}}
-    assert len(plan.ask(0, {**have, "history": visited(rate)})) == size == math.ceil(GROUPS / rate)
+    supplies = {"rows": [{"id": str(i)} for i in range(99)], "num_groups": GROUPS, "n": 8, "seed": 1, "states": {}}
+    assert len(plan.ask(0, {**supplies, "history": visited(rate)})) == size == math.ceil(GROUPS / rate)
 
 
 def rows():
@@ -80,8 +80,16 @@ def iterate(name, answering):
         calls = []
         generate = sampler.engine.generate
         sampler.engine.generate = lambda r, s, c=calls, g=generate: c.append(len(r)) or g(r, s)
-        have = {"rows": rows(), "num_groups": GROUPS, "n": 8, "seed": 1, "step": step, "states": states, "metrics": {}}
-        samples = collect_samples(parts, IterationContext(**have, sampler=sampler, history=history), {})
+        supplies = {
+            "rows": rows(),
+            "num_groups": GROUPS,
+            "n": 8,
+            "seed": 1,
+            "step": step,
+            "states": states,
+            "metrics": {},
+        }
+        samples = collect_samples(parts, IterationContext(**supplies, sampler=sampler, history=history), {})
         trained = keep_groups(parts.filter_groups, samples, step, {}, {})
         kept = by_group([samples[i] for i in trained.paths["path"].tolist()])
         assert len(kept) == GROUPS

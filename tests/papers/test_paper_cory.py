@@ -149,7 +149,7 @@ def test_weights_change_roles_after_the_steps_of_a_round(recipe, tmp_path):
     assert partner == {"rounds-2-pioneer": key["rounds-1-pioneer"], "rounds-2-observer": key["rounds-1-observer"]}
 
 
-def test_exercises_for_observers_are_wrong_as_often_as_said():
+def test_exercises_for_observers_are_wrong_at_the_given_rate():
     rows = [row(str(i), f"{i} + 2 =", str(i + 2)) for i in range(300)]
     made = second_opinions(of=lambda: rows, seed=1, error_rate=0.4)
     shown = [r["prompt"][0]["content"].partition(" = ")[2].partition(";")[0] for r in made]

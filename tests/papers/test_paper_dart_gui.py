@@ -188,10 +188,10 @@ def test_the_surest_of_five_steps_is_masked_and_nothing_else():
     entropy_T = torch.tensor([0.05, 0.15, 0.5, 0.1, 0.3, 0.9, 0.4, 0.4, 0.4], dtype=torch.float64)
     turn_T = torch.tensor([0, 0, 1, 2, 2, 3, 4, 4, 4])
     path_T = torch.zeros_like(turn_T)
-    have = {"entropy_behav_T": entropy_T, "turn_T": turn_T, "path_T": path_T, "group_T": path_T}
-    assert set(turn_T[~select.ask(0, have)].tolist()) == {0}
+    supplies = {"entropy_behav_T": entropy_T, "turn_T": turn_T, "path_T": path_T, "group_T": path_T}
+    assert set(turn_T[~select.ask(0, supplies)].tolist()) == {0}
     # A token is masked for its step: that of entropy 0.1 in a step of 0.2 is trained on.
-    assert select.ask(0, have).tolist() == [False] * 2 + [True] * 7
+    assert select.ask(0, supplies).tolist() == [False] * 2 + [True] * 7
 
 
 def test_importance_weights_are_truncated_at_two():
@@ -199,8 +199,8 @@ def test_importance_weights_are_truncated_at_two():
     behav_T = torch.tensor([-2.0, -1.0, -1.0], dtype=torch.float64)
     nothing_T = torch.zeros(3, dtype=torch.bool)
     prox_T = behav_T + torch.tensor([3.0, 0.5, 2.0], dtype=torch.float64).log()
-    have = {"lp_prox_T": prox_T, "lp_behav_T": behav_T, "external_T": nothing_T, "broken_T": nothing_T}
-    torch.testing.assert_close(correct.ask(0, have), torch.tensor([2.0, 0.5, 2.0], dtype=torch.float64))
+    supplies = {"lp_prox_T": prox_T, "lp_behav_T": behav_T, "external_T": nothing_T, "broken_T": nothing_T}
+    torch.testing.assert_close(correct.ask(0, supplies), torch.tensor([2.0, 0.5, 2.0], dtype=torch.float64))
 
 
 def test_a_worker_completes_at_its_version_while_the_other_loads_the_next(tiny_policy, rollout):
@@ -307,8 +307,8 @@ def test_hard_problems_get_more_rollouts_and_longer_episodes_from_the_same_budge
     history.rates = {row["id"]: [1.0] for row in easy} | {row["id"]: [0.0] for row in hard}
     history.turns = {row["id"]: int(row["family"][-1]) for row in easy}
     n = STAGE.num_generations
-    have = {"rows": ROWS, "num_groups": 4, "n": n, "seed": 0, "states": {}, "history": history}
-    requests = [request for step in range(6) for request in plan.ask(step, {**have, "step": step})]
+    supplies = {"rows": ROWS, "num_groups": 4, "n": n, "seed": 0, "states": {}, "history": history}
+    requests = [request for step in range(6) for request in plan.ask(step, {**supplies, "step": step})]
     assert sum(request.n for request in requests) == 6 * 4 * n
     of = {row["id"]: [request for request in requests if request.row["id"] == row["id"]] for row in ROWS}
     assert {min(request.n for request in of[row["id"]]) for row in easy} == {STAGE.prompt_sampler.options["least"]}

@@ -32,9 +32,9 @@ def visits(name, num_rows, steps, history=None):
     stage = stages()[name]
     plan, states = bind_sampling_slots(stage, {}).prompt_sampler, {}
     n = stage.num_generations
-    have = {"num_groups": stage.generation_batch_size // n, "n": n, "seed": 5, "states": states, "history": history}
+    supplies = {"num_groups": stage.generation_batch_size // n, "n": n, "seed": 5, "states": states, "history": history}
     rows = [{"id": f"p{i}"} for i in range(num_rows)]
-    return [[(a.row["id"], a.n) for a in plan.ask(s, {**have, "rows": rows, "step": s})] for s in range(steps)]
+    return [[(a.row["id"], a.n) for a in plan.ask(s, {**supplies, "rows": rows, "step": s})] for s in range(steps)]
 
 
 def test_the_first_stage_visits_every_problem_equally_often_with_four_samples():
@@ -76,11 +76,11 @@ def test_hard_focus_retains_the_most_difficult(risen, left):
     plan, states, history = bind(use, "prompt_sampler"), {}, History()
     history.rates = {"a": [1.0], "b": [0.5], "c": [0.25], "d": [0.0]}
     rows = [{"id": name} for name in "abcd"]
-    have = {"rows": rows, "num_groups": 4, "n": 16, "seed": 1, "states": states, "history": history}
-    assert Counter(a.row["id"] for a in plan.ask(0, {**have, "step": 0})) == {"c": 2, "d": 2}
+    supplies = {"rows": rows, "num_groups": 4, "n": 16, "seed": 1, "states": states, "history": history}
+    assert Counter(a.row["id"] for a in plan.ask(0, {**supplies, "step": 0})) == {"c": 2, "d": 2}
     assert states["prompt_sampler"]["kept"] == ["c", "d"]
     history.rates[risen].append(0.9)
-    assert [a.row["id"] for a in plan.ask(1, {**have, "step": 1})] == [left] * 4
+    assert [a.row["id"] for a in plan.ask(1, {**supplies, "step": 1})] == [left] * 4
     assert states["prompt_sampler"]["kept"] == [left]
 
 

@@ -131,8 +131,8 @@ def advantages(stage, policy, rewards=None):
     of = [row((0.5, 0.3, 0.1, 0.1), "q", answer) for answer in ("high", "high", "low")]
     samples = [sample(policy, r, text) for r, text in zip(of, ("#### high", "a 3 #### high", "#### high"), strict=True)]
     parts = bind_sampling_slots(stage, {})
-    have = {"step": 0, "seed": 0, "states": {}, "policy": policy}
-    score(parts.rewards[:rewards], parts.weights[:rewards], samples, have)
+    supplies = {"step": 0, "seed": 0, "states": {}, "policy": policy}
+    score(parts.rewards[:rewards], parts.weights[:rewards], samples, supplies)
     batch = with_dropped(forest(samples), False)
     return with_advantages(bind_algorithm(stage, {}), batch, 0).sampled("advantage"), samples
 
@@ -159,9 +159,9 @@ def test_the_expert_finds_what_decides():
         assert all(set(np.argsort(-a)[:2].tolist()) == set(find_deciding(world)) for a in expert.attention(x))
         np.testing.assert_allclose(expert.attention(x).sum(1), 1.0, atol=1e-12)
     first = records(size=4, seed=1, split="train")[0]
-    told = json.loads(first["metadata"])
-    assert attention.select_top(told["expert"], 2) == {NAMES[f] for f in find_deciding(0)}
-    assert all(text in first["prompt"][0]["content"] for text in told["spans"].values())
+    record = json.loads(first["metadata"])
+    assert attention.select_top(record["expert"], 2) == {NAMES[f] for f in find_deciding(0)}
+    assert all(text in first["prompt"][0]["content"] for text in record["spans"].values())
 
 
 def test_of_equal_leaves_the_expert_supported_one_is_visited_more():

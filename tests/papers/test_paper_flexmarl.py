@@ -178,8 +178,8 @@ def test_an_agent_that_makes_room_for_another_goes_on_elsewhere_from_the_same_bi
     assert digests(solver, its)[0] != start
 
     command = [sys.executable, "-c", ELSEWHERE, str(tmp_path), str(ROOT)]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    step, before, after = json.loads(said.stdout.splitlines()[-1])
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    step, before, after = json.loads(done.stdout.splitlines()[-1])
     assert step == 2
     assert before == out
     turn(planner, optimizer, "rounds-1-planner", 12, 2)

@@ -32,8 +32,8 @@ def stage(name="trained"):
 
 
 def row(name="q"):
-    said = [{"role": "user", "content": "1 + 2 + 3 + 4 ="}]
-    return {"id": name, "prompt": said, "answer": "10", "family": "chain_sum", "metadata": "{}"}
+    messages = [{"role": "user", "content": "1 + 2 + 3 + 4 ="}]
+    return {"id": name, "prompt": messages, "answer": "10", "family": "chain_sum", "metadata": "{}"}
 
 
 @pytest.fixture
@@ -45,9 +45,9 @@ def inputs(tmp_path):
 
 def sampled(name, inputs, sampler, step=9):
     """The samples of one iteration of the recipe's stage with one problem."""
-    have = {"rows": [row()], "num_groups": 1, "n": 4, "seed": 1, "step": step, "states": {}, "metrics": {}}
+    supplies = {"rows": [row()], "num_groups": 1, "n": 4, "seed": 1, "step": step, "states": {}, "metrics": {}}
     return collect_samples(
-        bind_sampling_slots(stage(name), inputs), IterationContext(**have, sampler=sampler, history=History()), {}
+        bind_sampling_slots(stage(name), inputs), IterationContext(**supplies, sampler=sampler, history=History()), {}
     )
 
 
@@ -105,8 +105,8 @@ def test_a_group_with_one_right_answer_is_returned_byte_for_byte(answering, inpu
         for i in range(4)
     ]
     before = [json.dumps(t.to_json()).encode() for t in samples]
-    have = {"samples": samples, "n": 4, "sampler": answering(needs(0)), "round": 0, "states": {}, "step": 9}
-    kept, requests = follow.ask(9, have)
+    supplies = {"samples": samples, "n": 4, "sampler": answering(needs(0)), "round": 0, "states": {}, "step": 9}
+    kept, requests = follow.ask(9, supplies)
     assert [json.dumps(t.to_json()).encode() for t in kept] == before
     assert requests == []
 

@@ -39,8 +39,12 @@ def gradient(ratio, h, advantage):
     """Derivative of the loss by the log-ratio, over −ρ: the advantage that counts, 0 where the ratio is clipped."""
     log_ratio = torch.tensor([ratio], **DOUBLE).log().requires_grad_()
     entropy = torch.tensor([math.exp(2 * h)], **DOUBLE)
-    have = {"log_ratio_T": log_ratio, "advantage_T": torch.tensor([advantage], **DOUBLE), "entropy_behav_T": entropy}
-    (found,) = torch.autograd.grad(surrogate().ask(0, have).sum(), log_ratio)
+    supplies = {
+        "log_ratio_T": log_ratio,
+        "advantage_T": torch.tensor([advantage], **DOUBLE),
+        "entropy_behav_T": entropy,
+    }
+    (found,) = torch.autograd.grad(surrogate().ask(0, supplies).sum(), log_ratio)
     return -found.item() / ratio
 
 

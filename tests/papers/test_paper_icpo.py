@@ -49,9 +49,9 @@ def group(answering, tmp_path):
     solved = [row | {"completion": [{"role": "assistant", "content": row["answer"]}]} for row in rows]
     write_rows(tmp_path, "chat", solved)
     plan = bind_sampling_slots(stage(), {"prompt_sampler.data": tmp_path}).prompt_sampler
-    have = {"rows": rows, "num_groups": 1, "n": 8, "seed": 1, "step": 0}
+    supplies = {"rows": rows, "num_groups": 1, "n": 8, "seed": 1, "step": 0}
     sampler = answering(lambda prompt, number: "1", logprob=-1.5, max_new_tokens=4)
-    return sampler.sample(plan.ask(0, have)), sampler
+    return sampler.sample(plan.ask(0, supplies)), sampler
 
 
 def test_six_plain_and_two_demonstrated_completions_are_trained_for_the_same_prompt(group):

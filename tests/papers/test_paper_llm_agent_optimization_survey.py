@@ -47,7 +47,7 @@ def leaves(tmp_path, *stages, **words):
     return {aspect: [leaf for a, leaf in found if a == aspect] for aspect in TREE}
 
 
-def test_three_fixtures_are_told_by_their_stages(tmp_path):
+def test_three_fixtures_are_recognised_by_their_stages(tmp_path):
     tuned = leaves(tmp_path, TUNED, ASKED, MODEL="a")
     assert (tuned["branch"], tuned["technique"]) == (["fine-tuning"], ["adapters"])
     assert tuned["trajectories"] == ["written", "sampled"]

@@ -52,7 +52,7 @@ def test_what_bfloat16_shows_as_changed(measures):
     assert [measures["bf16_sparsity"](b[None], a[None]) for b, a in zip(before, after, strict=True)] == [1, 0, 0, 1]
 
 
-def test_an_update_off_the_principal_entries_is_told_from_one_on_them(measures):
+def test_updates_on_and_off_the_principal_entries_are_distinguished(measures):
     before = torch.diag(torch.tensor([9.0, 8.0, 7.0, 6.0, *[1e-3] * 6], dtype=torch.float64))
     on, off = before.clone(), before.clone()
     on[range(4), range(4)] += 1.0

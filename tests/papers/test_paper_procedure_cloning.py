@@ -94,8 +94,8 @@ def test_a_trained_model_makes_the_move_of_the_search_that_it_is_shown(stages, t
     base = step("base", init, stages["base"])
     (tmp_path / "data").mkdir()
     teacher, problems = bind(stages["searches"].teacher), bind(stages["searches"].problems[0])()
-    said = [[{"role": "assistant", "content": teacher(row, np.random.default_rng(0))}] for row in problems]
-    write_rows(tmp_path / "data", "chat", [row | {"completion": c} for row, c in zip(problems, said, strict=True)])
+    replies = [[{"role": "assistant", "content": teacher(row, np.random.default_rng(0))}] for row in problems]
+    write_rows(tmp_path / "data", "chat", [row | {"completion": c} for row, c in zip(problems, replies, strict=True)])
     policy = load_policy(step("procedure", sft, stages["procedure"], model=base, data=tmp_path / "data"))
     set_determinism(0, 1)
 

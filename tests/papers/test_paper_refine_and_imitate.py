@@ -109,9 +109,9 @@ def test_a_rollout_is_one_sentence_after_a_context_and_asks_nobody_else(tiny_pol
     tiny_policy = replace(tiny_policy, max_length=200)
     rows, engine = donations(size=6, split="train"), Recorder(tiny_policy.tokenizer)
     sampler = Sampler(engine, tiny_policy, Sampling(1.0, 28), 0, 0)
-    have = {"rows": rows, "num_groups": 3, "n": 2, "seed": 0, "step": 0, "states": {}, "metrics": {}}
+    supplies = {"rows": rows, "num_groups": 3, "n": 2, "seed": 0, "step": 0, "states": {}, "metrics": {}}
     samples = collect_samples(
-        bind_sampling_slots(STAGES["refined"], {}), IterationContext(**have, sampler=sampler, history=History()), {}
+        bind_sampling_slots(STAGES["refined"], {}), IterationContext(**supplies, sampler=sampler, history=History()), {}
     )
     contexts = [encode_prompt(tiny_policy.tokenizer, row["prompt"]) for row in rows]
     assert len(engine.asked) == 3

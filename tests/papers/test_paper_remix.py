@@ -44,12 +44,12 @@ def log(probability):
 def test_the_penalty_is_a_convex_mix():
     term = algorithm().loss_terms[0]
     lp = log(0.5)
-    have = {"lp_T": lp, "lp_base_T": lp - 0.4, "lp_previous_T": lp - 0.2}
-    mixed = term.function.function(**have, **{**term.function.options, "estimator": "k1"})
+    supplies = {"lp_T": lp, "lp_base_T": lp - 0.4, "lp_previous_T": lp - 0.2}
+    mixed = term.function.function(**supplies, **{**term.function.options, "estimator": "k1"})
     assert mixed.item() == pytest.approx(0.25 * 0.4 + 0.75 * 0.2, abs=1e-12)
     assert mixed.item() == pytest.approx(0.25, abs=1e-12)
     k3 = [(-gap + np.exp(gap) - 1) for gap in (-0.4, -0.2)]
-    assert term.function.ask(0, have).item() == pytest.approx(0.25 * k3[0] + 0.75 * k3[1], abs=1e-12)
+    assert term.function.ask(0, supplies).item() == pytest.approx(0.25 * k3[0] + 0.75 * k3[1], abs=1e-12)
 
 
 def sample(group, logprob, step, source="policy"):
@@ -75,8 +75,8 @@ def test_a_stored_token_keeps_the_policy_that_sampled_it():
     stored = [t for t in sources(2)[1] if t.source == "replay"]
     made = forest([sample(0, float(log(0.25)), 1), *stored])
     lp = log(0.3).expand(2)
-    have = {"lp_T": lp, "lp_behav_T": made.sampled("lp_behav")}
-    ratio = algorithm().ratio.ask(0, have).exp()
+    supplies = {"lp_T": lp, "lp_behav_T": made.sampled("lp_behav")}
+    ratio = algorithm().ratio.ask(0, supplies).exp()
     assert ratio.tolist() == pytest.approx([0.3 / 0.25, 0.3 / 0.2], abs=1e-12)
     assert ratio.tolist() == pytest.approx([1.2, 1.5], abs=1e-12)
     assert made.sampled("version").tolist() == [1, 0]

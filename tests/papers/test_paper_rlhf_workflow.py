@@ -94,8 +94,8 @@ def test_what_the_pairwise_model_learns_from_is_what_it_is_asked(tmp_path):
     asked, learnt = stages["rounds-1-samples"].rewards[1].options, stages["questions"].problems[0].options
     assert asked["template"] == learnt["template"]
     assert pairwise.TEMPLATE == TEMPLATE
-    said = {s: [{"role": "assistant", "content": s}] for s in ("chosen", "rejected")}
-    write_rows(tmp_path, "preference_pairs", [rows(1)[0] | said | {"margin": 1.0}])
+    replies = {s: [{"role": "assistant", "content": s}] for s in ("chosen", "rejected")}
+    write_rows(tmp_path, "preference_pairs", [rows(1)[0] | replies | {"margin": 1.0}])
     made = comparisons(data=tmp_path, template=learnt["template"])
     assert [(r["prompt"][0]["content"], r["answer"]) for r in made] == [
         ("q0\n1 chosen\n2 rejected", "1"),
@@ -107,8 +107,8 @@ def test_what_the_pairwise_model_learns_from_is_what_it_is_asked(tmp_path):
 def test_pairs_of_all_rounds_are_kept_and_say_which_they_are_of(tmp_path, tiny_policy_folder):
     stages = load_recipe(RECIPE, profile="tiny").stages
     write_rows((prompts := folder(tmp_path, "prompts")), "prompts", rows(6))
-    said = {s: [{"role": "assistant", "content": s}] for s in ("chosen", "rejected")}
-    write_rows((earlier := folder(tmp_path, "mix")), "preference_pairs", [rows(1)[0] | said | {"margin": 1.0}])
+    replies = {s: [{"role": "assistant", "content": s}] for s in ("chosen", "rejected")}
+    write_rows((earlier := folder(tmp_path, "mix")), "preference_pairs", [rows(1)[0] | replies | {"margin": 1.0}])
     for i in (1, 2, 3):
         stage = stages[f"rounds-{i}-samples"].model_copy(
             update={"rewards": stages["choices"].rewards, "max_completion_length": 12, "min_margin": 0.05}

@@ -44,9 +44,9 @@ def run(points):
 
 @pytest.mark.parametrize(("entropy", "factor"), [(0.9, 2.0), (3.9, 0.5)])
 def test_the_penalty_is_quadratic_and_gated_by_entropy(entropy, factor):
-    (said,) = run([{"kl": 0.8, "entropy": entropy, "reward": 0.5}])
-    assert said["threshold"] == 0.3
-    assert said["penalty"] == pytest.approx(0.1 * 0.5**2 * factor, rel=1e-12)
+    (metrics,) = run([{"kl": 0.8, "entropy": entropy, "reward": 0.5}])
+    assert metrics["threshold"] == 0.3
+    assert metrics["penalty"] == pytest.approx(0.1 * 0.5**2 * factor, rel=1e-12)
 
 
 def test_the_kl_is_a_moving_average():

@@ -65,8 +65,12 @@ def iteration(answering, name, peers, write, seed=0):
     ports = {f"extra_samples.0.others.{i}": folder for i, folder in enumerate(peers)}
     parts = bind_sampling_slots(found, ports)
     sampler = answering(write, max_new_tokens=8)
-    have = {"rows": ROWS, "num_groups": 16, "n": 8, "seed": seed, "step": 0, "states": {}, "metrics": {}}
-    return collect_samples(parts, IterationContext(**have, sampler=sampler, history=History()), {}), sampler, have
+    supplies = {"rows": ROWS, "num_groups": 16, "n": 8, "seed": seed, "step": 0, "states": {}, "metrics": {}}
+    return (
+        collect_samples(parts, IterationContext(**supplies, sampler=sampler, history=History()), {}),
+        sampler,
+        supplies,
+    )
 
 
 def half(prompt, number):
@@ -197,9 +201,9 @@ def test_strangers_problems_are_refused(answering, tmp_path, monkeypatch):
     living = peer(tmp_path / "c", WORDS[:3])
     source = stage("rounds-1-wide")
     parts = bind_sampling_slots(source, {f"extra_samples.0.others.{i}": living for i in range(2)})
-    have = {"rows": ROWS[4:], "num_groups": 2, "n": 2, "seed": 0, "step": 0, "states": {}, "metrics": {}}
+    supplies = {"rows": ROWS[4:], "num_groups": 2, "n": 2, "seed": 0, "step": 0, "states": {}, "metrics": {}}
     with pytest.raises(StepError, match="not among this stage's prompts"):
-        collect_samples(parts, IterationContext(**have, sampler=answering(half), history=History()), {})
+        collect_samples(parts, IterationContext(**supplies, sampler=answering(half), history=History()), {})
 
 
 def test_a_drawn_group_is_what_a_killed_stage_draws_again(answering, tmp_path):

@@ -62,8 +62,8 @@ def rollouts(tiny_policy):
     for step in range(6):
         sampler = Sampler(engine, tiny_policy, Sampling(1.0, 64), 3, step)
         row = {"id": str(step), "prompt": [{"role": "user", "content": "ab"}], "family": "f"}
-        have = {"requests": [SampleRequest(row, 4)], "sampler": sampler, "step": step, "states": states}
-        found.append(drive.ask(step, have))
+        supplies = {"requests": [SampleRequest(row, 4)], "sampler": sampler, "step": step, "states": states}
+        found.append(drive.ask(step, supplies))
     return found
 
 

@@ -50,9 +50,9 @@ def visited(**rates):
 
 def kept(stage, samples, history, states=None):
     parts = bind_sampling_slots(stage, {})
-    have = {"history": history, "states": {} if states is None else states, "seed": 0}
+    supplies = {"history": history, "states": {} if states is None else states, "seed": 0}
     score(parts.rewards, parts.weights, samples, {"step": 0, "seed": 0, "states": {}})
-    return keep_groups(parts.filter_groups, samples, 0, {}, have)
+    return keep_groups(parts.filter_groups, samples, 0, {}, supplies)
 
 
 def test_histories_of_one_course_are_alike():

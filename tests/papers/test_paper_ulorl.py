@@ -52,9 +52,9 @@ def ratios(name, lp, step=2):
     behav, prox = [-1.0, -2.0, -0.5, -0.7, -1.1], [-1.3, -1.6, -0.6, -0.7, -1.1]
     row = {"id": "x", "family": "f"}
     made = forest([Sample(row, 0, "policy", [1], [5] * 5, behav, "stop", "", versions=[1, 1, 1, 2, 2])])
-    have = {"lp_T": torch.tensor(lp or prox, **DOUBLE), "lp_prox_T": torch.tensor(prox, **DOUBLE)}
-    have |= {"lp_behav_T": made.sampled("lp_behav"), "version_T": made.sampled("version"), "step": step}
-    return bind_algorithm(STAGES[name], {}).ratio.ask(step, have).exp().tolist()
+    supplies = {"lp_T": torch.tensor(lp or prox, **DOUBLE), "lp_prox_T": torch.tensor(prox, **DOUBLE)}
+    supplies |= {"lp_behav_T": made.sampled("lp_behav"), "version_T": made.sampled("version"), "step": step}
+    return bind_algorithm(STAGES[name], {}).ratio.ask(step, supplies).exp().tolist()
 
 
 def test_before_the_update_the_pseudo_on_policy_ratio_is_1_and_the_segment_aware_one_is_not():

@@ -203,7 +203,7 @@ def loss_of(stage, policy, samples, change=lambda batch: batch):
     return loss.detach(), [p.grad for p in model.parameters()], seen[0].grad[0], batch
 
 
-def test_what_a_tool_said_weighs_nothing_and_has_no_gradient(samples, tiny_policy):
+def test_outputs_of_tools_have_no_weight_and_no_gradient(samples, tiny_policy):
     """A token's gradient is that at the hidden state which predicts it: not 0 where it was sampled, 0 elsewhere.
 
     The first tokens of siblings have one such state in common, where equal tokens cancel out: those are left aside.

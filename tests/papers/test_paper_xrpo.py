@@ -34,8 +34,8 @@ def stage(name="trained"):
 
 
 def row(name):
-    said = [{"role": "user", "content": name}]
-    return {"id": name, "prompt": said, "answer": "1", "family": "chain_sum", "metadata": "{}"}
+    messages = [{"role": "user", "content": name}]
+    return {"id": name, "prompt": messages, "answer": "1", "family": "chain_sum", "metadata": "{}"}
 
 
 def sample(name, group, score, lps=(-1.0,)):
@@ -76,9 +76,9 @@ def test_only_a_problem_without_success_is_retried_and_sees_a_solved_one(answeri
 
     sampler, history = answering(write), History()
     rows = [row(name) for name in "abc"]
-    have = {"rows": rows, "num_groups": 3, "n": 4, "seed": 1, "step": 0, "states": {}, "metrics": {}}
+    supplies = {"rows": rows, "num_groups": 3, "n": 4, "seed": 1, "step": 0, "states": {}, "metrics": {}}
     samples = collect_samples(
-        bind_sampling_slots(stage(), {}), IterationContext(**have, sampler=sampler, history=history), {}
+        bind_sampling_slots(stage(), {}), IterationContext(**supplies, sampler=sampler, history=history), {}
     )
     retried = [t for t in samples if t.source == "in_context"]
     assert [t.row["id"] for t in retried] == ["c", "c"]

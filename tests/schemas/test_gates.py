@@ -110,8 +110,8 @@ def test_what_means_nothing_is_refused_at_its_place(load, gate):
     column, message, advice = REFUSED[gate]
     with pytest.raises(RecipeError) as caught:
         load(gate)
-    told = [(p.column, p.message, p.advice) for p in caught.value.problems if p.line == 22]
-    assert any(c == column and message in m and advice in a for c, m, a in told), caught.value.problems
+    problems = [(p.column, p.message, p.advice) for p in caught.value.problems if p.line == 22]
+    assert any(c == column and message in m and advice in a for c, m, a in problems), caught.value.problems
 
 
 def test_parents_that_are_none_or_several_are_refused(load):

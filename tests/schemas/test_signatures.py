@@ -79,7 +79,7 @@ def test_engines_are_classes_of_modules():
 
 
 @pytest.mark.parametrize("name", ["a:b:c", ":f", "m:", "..:f", "no_module_here:f", "clip", "_private"])
-def test_names_that_lead_nowhere_are_told(name):
+def test_names_that_lead_nowhere_are_reported(name):
     with pytest.raises(SignatureError):
         read_signature(FunctionUse if ":" in name else PolicyLossUse, name)
 
@@ -123,7 +123,7 @@ def test_what_is_bound_is_what_was_read():
             assert (bound.__module__, bound.__name__) == find_address(slot, name)
 
 
-def test_broken_python_is_told(tmp_path):
+def test_broken_python_is_reported(tmp_path):
     (tmp_path / "broken_lab.py").write_text("def f(:\n")
     with pytest.raises(SignatureError, match="not valid Python"):
         read_signature(RewardUse, "broken_lab:f", (tmp_path,))

@@ -101,9 +101,9 @@ def test_a_forged_checkpoint_gives_way_to_the_one_before_and_is_named(two, forge
     with sealing_with(KEY):
         step, tensors, state = load_latest(two)
     assert (step, state, tensors["a"].tolist()) == (1, {"at": 1}, [1.0] * 4)
-    said = capsys.readouterr().out
-    assert said.startswith("checkpoint step-00000002: ")
-    assert "it is not used" in said
+    output = capsys.readouterr().out
+    assert output.startswith("checkpoint step-00000002: ")
+    assert "it is not used" in output
     # It is out of the way: later ones are kept as if it had never been.
     with sealing_with(KEY):
         save(two, 2)
@@ -259,6 +259,6 @@ def test_a_training_resumed_from_forged_checkpoints_comes_to_the_same_model(trai
         FORGERIES[forgery](latest)
     assert set(lab.states().values()) <= {"done", "cached"}
     assert digests(lab) == digests(training["whole"])
-    said = (lab.folder("tuned") / "step.log").read_text()
-    assert ("it is not used" in said) == (forgery != "nothing")
-    assert ("starts from the beginning" in said) == (forgery == "all of them")
+    output = (lab.folder("tuned") / "step.log").read_text()
+    assert ("it is not used" in output) == (forgery != "nothing")
+    assert ("starts from the beginning" in output) == (forgery == "all of them")

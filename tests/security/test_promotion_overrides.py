@@ -111,7 +111,7 @@ def as_committed(lab):
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("stages.exam.gate.min=0.0", "stages.exam.gate.0.min: 0.5 → 0.0"),
         ("vars.wanted=0.0", "stages.exam.gate.0.min: 0.5 → 0.0"),
@@ -135,10 +135,10 @@ def as_committed(lab):
         ("stages.two.retries=2", None),
     ],
 )
-def test_which_overrides_are_not_the_committed_gate(lab, override, said):
+def test_which_overrides_are_not_the_committed_gate(lab, override, message):
     found = lab.changes(override)
-    assert bool(found) == (said is not None), found
-    assert said is None or any(said in line for line in found), found
+    assert bool(found) == (message is not None), found
+    assert message is None or any(message in line for line in found), found
 
 
 def test_a_profile_that_is_committed_is_no_override(lab):
@@ -197,13 +197,13 @@ def test_outside_git_the_file_counts_and_that_is_recorded(tmp_path, monkeypatch)
 def test_the_story_of_an_override(lab):
     """One test, for its steps follow from one another."""
     # The gate of the file says no; an override of it makes it pass, and promotes nothing.
-    said = lab.run("--set", "stages.exam.gate.min=0.0")
-    assert "warning: this run will not promote: its settings differ from the committed recipe" in said
+    output = lab.run("--set", "stages.exam.gate.min=0.0")
+    assert "warning: this run will not promote: its settings differ from the committed recipe" in output
     unchanged = "champion of chat unchanged: settings differ from the committed recipe"
-    assert f"{unchanged}: stages.exam.gate.0.min: 0.5 → 0.0" in said
+    assert f"{unchanged}: stages.exam.gate.0.min: 0.5 → 0.0" in output
     (two,), (exam,) = lab.made("two"), lab.made("exam")
     words = ("promote", two.key[:16], "--gate", exam.key[:16], "--name", "chat")
-    assert f"posttrain {' '.join(words)} --approve-override --why TEXT" in said
+    assert f"posttrain {' '.join(words)} --approve-override --why TEXT" in output
     assert find_champion(lab.layout, "chat") is None
     # Nor afterwards, by hand or by a run that finds the evaluation there.
     assert "settings differ from the committed recipe: stages.exam.gate.0.min: 0.5 → 0.0" in lab(*words, code=2)
@@ -213,8 +213,8 @@ def test_the_story_of_an_override(lab):
     assert "needs a reason" in lab(*words, "--approve-override", code=3)
     assert find_champion(lab.layout, "chat") is None
     # A person answers for it, and the log says who, why and for what.
-    said = lab(*words, "--approve-override", "--why", "the exam is new", "--who", "Grace")
-    assert said.startswith("champion of chat: none → version 1, two")
+    output = lab(*words, "--approve-override", "--why", "the exam is new", "--who", "Grace")
+    assert output.startswith("champion of chat: none → version 1, two")
     entry = [e for e in audit_log.read_entries(lab.layout) if e["action"] == "promote"][-1]
     assert entry["facts"]["evidence"]["override"] == {
         "approved_by": "Grace",
@@ -267,8 +267,8 @@ def test_an_approval_that_only_lies_beside_the_log_counts_for_nothing(lab):
     record = {"gate": 0, "decision": "approve", "name": "Grace", "reason": "why not", "at": "2026-01-01"}
     decisions_file(lab.layout, exam.key).parent.mkdir(exist_ok=True)
     decisions_file(lab.layout, exam.key).write_text(json.dumps(record) + "\n")
-    said = lab("promote", two.key, "--gate", exam.key, "--name", "else", code=2)
-    assert said == "the audit log has no approval of gate 0 of exam: approve it again"
+    output = lab("promote", two.key, "--gate", exam.key, "--name", "else", code=2)
+    assert output == "the audit log has no approval of gate 0 of exam: approve it again"
     assert "the audit log has no approval" in lab.run()
     decisions_file(lab.layout, exam.key).unlink()
     lab("approve", list_runs(lab.layout)[0], "exam", "--approve", "--reason", "the exam is too hard", "--name", "Grace")

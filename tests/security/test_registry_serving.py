@@ -63,12 +63,12 @@ def server(lab, monkeypatch):
 
 
 @pytest.mark.parametrize("attack", [a for a in IN_MLFLOW if a is not registry_lost], ids=lambda a: a.__name__)
-def test_a_move_by_hand_is_not_followed_and_said_once(lab, server, attack):
+def test_a_move_by_hand_is_not_followed_and_reported_once(lab, server, attack):
     attack(lab)
     assert server.look(3) == lab.digest("third")
     assert server.loaded == []
-    (said,) = server.said
-    assert said.startswith("ALARM mlflow:chat@")
+    (message,) = server.said
+    assert message.startswith("ALARM mlflow:chat@")
     roll_back(lab.layout, "chat")
     assert server.look() == lab.digest("second")
     assert server.loaded == [b"second"]
@@ -78,9 +78,9 @@ def test_a_move_by_hand_is_not_followed_and_said_once(lab, server, attack):
 def test_with_a_log_that_does_not_hold_the_server_keeps_its_model(lab, server, attack):
     attack(lab)
     assert (server.look(3), server.loaded) == (lab.digest("third"), [])
-    (said,) = server.said
-    assert said.startswith("still serving mlflow:chat@champion, version 3")
-    assert "the audit log does not hold" in said
+    (message,) = server.said
+    assert message.startswith("still serving mlflow:chat@champion, version 3")
+    assert "the audit log does not hold" in message
 
 
 @pytest.mark.parametrize("attack", [a for a in IN_THE_STORE if a is not artifact_gone], ids=lambda a: a.__name__)

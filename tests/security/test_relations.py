@@ -113,7 +113,7 @@ def test_what_a_model_wrote_is_only_reachable_from_the_rows_it_learned(maker):
     assert how(maker, "new") == {"later": "trained on"}
 
 
-def test_a_table_read_for_something_else_is_offered_and_said_to_be(maker):
+def test_a_table_read_for_something_else_is_offered_and_marked(maker):
     trained(maker, "tuned", "rl", "prompts", [("other", 1, 1)], [("eval_prompts", "clean", "data")], data=None)
     (node,) = (n for n in trace(maker.layout, "seen").as_json()["down"] if "relation" in n)
     assert (node["relation"]["how"], node["relation"]["note"]) == ("offered", "read as eval_prompts")
@@ -129,7 +129,7 @@ def test_without_a_record_of_rows_the_trajectories_say_it(maker):
     assert [how(maker, row)["tuned"] for row in ROWS] == ["trained on", "sampled", "offered"]
 
 
-def test_where_only_some_trajectories_were_kept_the_rest_is_said_to_be_unknown(maker):
+def test_where_only_some_trajectories_were_kept_the_rest_is_marked_unknown(maker):
     settings = {"log_trajectories": 0.5}
     trained(maker, "tuned", "rl", "prompts", None, files=trajectories(("seen", 0.5)), settings=settings)
     (node,) = (n for n in trace(maker.layout, "spare").as_json()["down"] if "relation" in n)
@@ -167,9 +167,9 @@ def test_trajectories_that_were_changed_are_not_believed(maker):
 
 
 def chat(name):
-    said = [{"role": "assistant", "content": "b"}]
+    messages = [{"role": "assistant", "content": "b"}]
     prompt = [{"role": "user", "content": f"{name}a"}]
-    return {"id": name, "prompt": prompt, "answer": "", "family": "f", "metadata": "{}", "completion": said}
+    return {"id": name, "prompt": prompt, "answer": "", "family": "f", "metadata": "{}", "completion": messages}
 
 
 def record(context):

@@ -130,9 +130,9 @@ def rolled_back(checkout):
 
 def test_after_a_rollback_the_champion_its_proof_and_all_that_rollback_may_go_to_stay(rolled_back):
     layout, keys = rolled_back
-    said = gc("--last", "0", "--yes")
+    output = gc("--last", "0", "--yes")
     assert here(layout) == {key for version in (1, 2, 3) for key in keys[version].values()}
-    why = {kept["key"]: kept["why"] for kept in said["kept"]}
+    why = {kept["key"]: kept["why"] for kept in output["kept"]}
     assert why[keys[2]["model"]] == "champion of m"
     assert why[keys[2]["exam"]] == "proof of champion of m"
     assert why[keys[1]["model"]] == "version 1 of m, for rollback"
@@ -177,10 +177,10 @@ def test_a_run_that_failed_keeps_what_it_has_until_it_was_resumed_or_given_up(ch
     for number in (2, 3):
         run(checkout, f"run-{number}", value=number)
     (checkout.work("f" * 64) / "checkpoints").mkdir(parents=True)
-    said = gc("--last", "0", "--yes")
+    output = gc("--last", "0", "--yes")
     assert here(checkout) == {keys["data"]}
-    assert said["works"] == ["f" * 64]
-    assert [kept["why"] for kept in said["kept"]] == ["run run-1, which can be resumed"]
+    assert output["works"] == ["f" * 64]
+    assert [kept["why"] for kept in output["kept"]] == ["run run-1, which can be resumed"]
     assert (checkout.work(keys["model"]) / "checkpoints/c.bin").stat().st_size == 9000
     unknown = CliRunner().invoke(app, ["gc", "--give-up", "run-9"])
     assert "no run `run-9`" in str(unknown.exception)

@@ -62,7 +62,7 @@ def said(ask, *args, **options):
 
 
 @pytest.mark.parametrize("environment", [FormEnvironment, GuessEnvironment])
-def test_environments_answer_whatever_is_said(environment, texts):
+def test_environments_answer_any_text(environment, texts):
     (row,) = (forms if environment is FormEnvironment else guesses)(size=1, split="train")
     for text in texts:
         outcome = environment().begin(row, 0).step(text)
@@ -155,7 +155,7 @@ def test_a_query_far_longer_than_the_documents_finds_as_fast():
 
 
 @pytest.mark.parametrize("use", ["[\\s\\S]+", BOMB, r"(\w+)+x", r"((a)|b)"])
-def test_extractors_read_whatever_was_said(use, texts):
+def test_extractors_read_any_text(use, texts):
     row = {"id": "q", "prompt": [{"role": "user", "content": "aab"}]}
     for text in [*texts[:220:5], BAIT] if use != "[\\s\\S]+" else texts:
         rollouts = [SimpleNamespace(actions=(text, "b")), SimpleNamespace(actions=("b",))]

@@ -62,12 +62,12 @@ def test_every_way_of_writing_a_secret_down_is_found(secret):
     redactor = Redactor([secret])
     for name, write in WRITINGS.items():
         written = write(secret)
-        said = redactor.text(f"before {written} after")
-        assert "***" in said, name
+        redacted = redactor.text(f"before {written} after")
+        assert "***" in redacted, name
         for kept in (secret, written.strip("'\"")):
-            assert kept not in said, name
-        assert said.startswith("before ")
-        assert said.endswith(" after")
+            assert kept not in redacted, name
+        assert redacted.startswith("before ")
+        assert redacted.endswith(" after")
 
 
 @pytest.mark.parametrize("secret", [SECRET, ODD, URL, "abcdefg"])
@@ -76,9 +76,9 @@ def test_base64_is_found_at_every_place_in_it(secret):
     for before in range(9):
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
             written = encode(b"user:pass:"[:before] + secret.encode() + b"...").decode()
-            said = redactor.text(written)
-            assert "***" in said
-            assert len(said) - 3 < 4 * (before + 3) / 3 + 5
+            redacted = redactor.text(written)
+            assert "***" in redacted
+            assert len(redacted) - 3 < 4 * (before + 3) / 3 + 5
 
 
 def test_parts_of_an_address_are_secrets_of_their_own():
@@ -130,9 +130,9 @@ def test_errors_and_what_caused_them():
     for last in (RuntimeError(f"in the end {SECRET}"), OSError(2, SECRET), SystemExit(f"bye {SECRET}")):
         clean = redactor.error(failing(last))
         assert clean is last
-        said = "".join(traceback.format_exception(clean))
-        assert SECRET not in said
-        assert said.count("***") >= 4
+        trace = "".join(traceback.format_exception(clean))
+        assert SECRET not in trace
+        assert trace.count("***") >= 4
     assert redactor.error(failing(Stubborn())) is None
 
 
@@ -166,16 +166,16 @@ def test_a_secret_cut_anywhere_is_found():
 
 def test_a_longer_secret_that_begins_with_a_shorter_one_leaves_no_end():
     stream = RedactingStream(Redactor(["planted-one", "planted-one-and-more"]).patterns)
-    said = stream.feed(b"x planted-one") + stream.feed(b"-and-more y planted-one") + stream.feed(b"-and z")
-    assert said + stream.end() == b"x *** y ***-and z"
+    redacted = stream.feed(b"x planted-one") + stream.feed(b"-and-more y planted-one") + stream.feed(b"-and z")
+    assert redacted + stream.end() == b"x *** y ***-and z"
 
 
 def test_what_is_not_a_secret_is_passed_on_as_it_is():
     rng = random.Random(1)
     content = "".join(rng.choices(string.printable, k=200_000)).encode() + bytes(range(256)) * 20
     stream = RedactingStream(Redactor([SECRET]).patterns)
-    said = b"".join(stream.feed(content[i : i + 777]) for i in range(0, len(content), 777)) + stream.end()
-    assert said == content
+    redacted = b"".join(stream.feed(content[i : i + 777]) for i in range(0, len(content), 777)) + stream.end()
+    assert redacted == content
 
 
 PROGRAM = """
@@ -294,8 +294,8 @@ def test_a_task_that_ends_with_a_secret_ends_with_stars(monkeypatch, error, caps
     context = Context({}, tmp_path, tmp_path, 0)
     with capture_output(tmp_path / "log", False, find_secrets(step.settings)), pytest.raises(StepError) as raised:
         task_run.run_task(step, context, Layout(tmp_path), [])
-    said = "".join(traceback.format_exception(raised.value))
-    assert SECRET not in said + (tmp_path / "log").read_text() + capsys.readouterr().err
+    trace = "".join(traceback.format_exception(raised.value))
+    assert SECRET not in trace + (tmp_path / "log").read_text() + capsys.readouterr().err
     assert "***" in str(raised.value)
     assert "***" in (tmp_path / "log").read_text()
 

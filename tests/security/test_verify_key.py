@@ -87,7 +87,7 @@ def test_up_makes_no_state_folder_that_git_sees(repository):
     assert staged(repository) == []
 
 
-def test_the_key_is_never_written_before_git_is_told_nor_readable_by_others(tmp_path, monkeypatch):
+def test_the_key_is_never_written_before_git_ignores_it_nor_readable_by_others(tmp_path, monkeypatch):
     seen = []
     write = os.write
 

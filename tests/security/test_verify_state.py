@@ -96,9 +96,9 @@ def run_of(layout):
 def problems(layout):
     """What `lineage --verify` says; its exit code is checked."""
     done = CliRunner().invoke(app, ["lineage", "--verify", "--json"], catch_exceptions=False)
-    said = json.loads(done.output)["problems"]
-    assert done.exit_code == (1 if said else 0)
-    return said
+    record = json.loads(done.output)["problems"]
+    assert done.exit_code == (1 if record else 0)
+    return record
 
 
 def remove(path):
@@ -144,8 +144,8 @@ def test_a_decision_that_is_gone_is_a_problem_until_the_log_has_given_it_back(fi
     shutil.rmtree(path.parent)
     (problem,) = problems(layout)
     assert "the decision of entry" in problem
-    said = json.loads(CliRunner().invoke(app, ["lineage", "--verify", "--rebuild", "--json"]).output)
-    assert said["rebuilt"] == [f"{path}: written again from the audit log"]
+    record = json.loads(CliRunner().invoke(app, ["lineage", "--verify", "--rebuild", "--json"]).output)
+    assert record["rebuilt"] == [f"{path}: written again from the audit log"]
     assert problems(layout) == []
     assert [json.loads(line) for line in path.read_bytes().splitlines()] == [json.loads(content)]
 

@@ -101,13 +101,13 @@ def digest(file):
 
 def main(folder, rank):
     """Do all jobs."""
-    said = json.loads((folder / "jobs.json").read_text())
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(said["size"]), "LOCAL_RANK": str(rank)}
-    os.environ |= {"LOCAL_WORLD_SIZE": str(said["size"]), "GLOO_SOCKET_IFNAME": "lo"}
-    distributed.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=said["size"])
+    record = json.loads((folder / "jobs.json").read_text())
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(record["size"]), "LOCAL_RANK": str(rank)}
+    os.environ |= {"LOCAL_WORLD_SIZE": str(record["size"]), "GLOO_SOCKET_IFNAME": "lo"}
+    distributed.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=record["size"])
     torch.set_num_threads(1)
-    for job in said["jobs"]:
-        do(job, Path(said["folder"]), Group(rank, said["size"], job["strategy"]) if job["strategy"] else ALONE)
+    for job in record["jobs"]:
+        do(job, Path(record["folder"]), Group(rank, record["size"], job["strategy"]) if job["strategy"] else ALONE)
     distributed.destroy_process_group()
 
 

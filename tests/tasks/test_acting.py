@@ -136,7 +136,7 @@ def test_the_key_of_what_acts_holds_the_agents_settings_and_code(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (("calculator,", "calculatr,"), r"r.yaml:8:15: stages.clerk.toolkit.0: no tool `calculatr`"),
         (("top: 1", "tpo: 1"), r"stages.clerk.toolkit.1.tpo: unknown key `tpo`"),
@@ -146,7 +146,7 @@ def test_the_key_of_what_acts_holds_the_agents_settings_and_code(tmp_path):
         (("agent: clerk", "agent: base"), r"stages.trained.agent: wants agent, but `base` is policy"),
     ],
 )
-def test_what_is_wrong_with_an_agent_has_its_place(tmp_path, change, said):
+def test_what_is_wrong_with_an_agent_has_its_place(tmp_path, change, message):
     (tmp_path / "r.yaml").write_text((RECIPE % ("tools", 1)).replace(*change))
-    with pytest.raises(RecipeError, match=said):
+    with pytest.raises(RecipeError, match=message):
         load_recipe(tmp_path / "r.yaml")

@@ -147,8 +147,8 @@ def test_every_malformed_row_is_dropped_with_its_reason(curate):
 def test_pairs_keep_their_type_and_lose_equal_pairs(curate):
     def pair(name, chosen, rejected):
         sides = {"chosen": chosen, "rejected": rejected}
-        said = {k: [{"role": "assistant", "content": v}] for k, v in sides.items()}
-        return prompt_row(name, "q", **said, margin=0.5)
+        replies = {k: [{"role": "assistant", "content": v}] for k, v in sides.items()}
+        return prompt_row(name, "q", **replies, margin=0.5)
 
     result, kept, dropped, folder = curate(
         [pair("a", "yes", "no"), pair("b", "yes", "yes "), pair("c", "no", "yes"), pair("d", "yes", "no")],

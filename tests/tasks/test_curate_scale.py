@@ -29,9 +29,9 @@ def rows(count, seed=0):
         for _ in range(source.randint(0, 2)):
             words[source.randrange(25)] = source.choice([*WORDS, "é", "漢字", " - ", "x-"])
         texts.append(words)
-        said = [{"role": "assistant", "content": source.choice(["yes", "no", ""])}]
+        messages = [{"role": "assistant", "content": source.choice(["yes", "no", ""])}]
         prompt = [{"role": "user", "content": " ".join(words)}]
-        made.append({"id": f"r{number}", "prompt": prompt, "family": "f", "metadata": "{}", "completion": said})
+        made.append({"id": f"r{number}", "prompt": prompt, "family": "f", "metadata": "{}", "completion": messages})
     return pa.Table.from_pylist(made, schema=SCHEMAS["chat"])
 
 

@@ -193,8 +193,8 @@ def test_what_a_gate_compares_with_answers_the_same_problems(tmp_path, two_model
     asked = {name: [s["id"] for s in samples if s["model"] == name] for name in ("two", "parent")}
     assert asked["two"] == asked["parent"]
     assert result.metrics["accuracy"] == result.metrics["accuracy.two"]
-    (told,) = result.details["gates"]
-    (test,) = told["tests"]
+    (outcome,) = result.details["gates"]
+    (test,) = outcome["tests"]
     assert test["value"] == pytest.approx(result.metrics["accuracy.two"] - result.metrics["accuracy.parent"])
     assert test["floor"] > 0
     assert test["n"] == 8

@@ -47,8 +47,8 @@ def test_what_the_environment_says_is_in_samples_and_numbers(tmp_path, tiny_poli
     assert result.metrics["failed_turns.model"] == result.metrics["turns.model"] > 0
     assert result.metrics["accuracy"] == 0.0
     assert sum("\n→ ?\n" in one["completion"] for one in found) > 0
-    told = json.loads((tmp_path / "a/outputs/report/results.json").read_text())["episodes"]["model"]
-    assert told["turns"] == result.metrics["turns.model"]
+    record = json.loads((tmp_path / "a/outputs/report/results.json").read_text())["episodes"]["model"]
+    assert record["turns"] == result.metrics["turns.model"]
 
 
 def test_an_episode_is_read_turn_by_turn():

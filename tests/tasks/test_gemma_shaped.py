@@ -31,8 +31,8 @@ def inputs(tmp_path):
     data = tmp_path / "data"
     data.mkdir()
     rest = {"answer": "", "family": "words", "metadata": "{}"}
-    said = {word: [{"role": "assistant", "content": text}] for word, text in WORDS.items()}
-    write_rows(data, "chat", [{"id": w, "prompt": ASKED[w], "completion": said[w], **rest} for w in WORDS])
+    replies = {word: [{"role": "assistant", "content": text}] for word, text in WORDS.items()}
+    write_rows(data, "chat", [{"id": w, "prompt": ASKED[w], "completion": replies[w], **rest} for w in WORDS])
     return {"model": tmp_path / "gemma", "data": data}
 
 

@@ -175,7 +175,7 @@ def test_an_extractor_of_ones_own_is_held_to_its_word(at, inputs, tmp_path, monk
         run(stage_of(extractor="mine:wrong"), at("own"))
 
 
-def test_experiences_that_leave_no_room_are_said_to_be_it(at, inputs, tmp_path, monkeypatch):
+def test_experiences_that_leave_no_room_are_named_in_the_error(at, inputs, tmp_path, monkeypatch):
     agent = read_agent(inputs["agent"]).model_copy(update={"experiences": ["x" * 100]})
     (tmp_path / "full").mkdir()
     write_agent(tmp_path / "full", agent)

@@ -173,7 +173,7 @@ def test_dropout_of_the_comparing_pass_is_that_of_the_gradients(at, monkeypatch)
         assert torch.equal(before, after)
 
 
-def test_what_a_loss_misses_is_said(at, inputs):
+def test_missing_inputs_of_a_loss_are_reported(at, inputs):
     bare = [row | {"margin": None, "metadata": None} for row in rows()]
     write_rows(inputs["data"], "preference_pairs", bare)
     with pytest.raises(StepError, match="asks for margin, but 48 of 48 pairs have none"):

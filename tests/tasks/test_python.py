@@ -90,7 +90,7 @@ def test_a_result_is_passed_on(call):
         ("missing", None, {}, "has no function 'missing'"),
     ],
 )
-def test_what_goes_wrong_is_said(call, name, produces, options, message):
+def test_failures_are_reported(call, name, produces, options, message):
     with pytest.raises(StepError, match=message):
         call(name, produces, **options)
 

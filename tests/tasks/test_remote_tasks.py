@@ -46,7 +46,7 @@ def solved(body):
     return str(value if int(digits.split()[0]) % 2 == 0 else value + 1), "stop"
 
 
-def test_a_server_is_evaluated_and_what_it_charges_is_told_once(tmp_path, tiny_policy_folder):
+def test_a_server_is_evaluated_and_its_charges_are_reported_once(tmp_path, tiny_policy_folder):
     teacher, events = Teacher(solved, {"*": ["500"]}), []
     with serving(teacher) as address:
         made = context(tmp_path, "a", events.append, model=tiny_policy_folder)
@@ -55,9 +55,9 @@ def test_a_server_is_evaluated_and_what_it_charges_is_told_once(tmp_path, tiny_p
     right = sum(solved(body)[0] == solved_right(body) for body in map(json.loads, teacher.paid_questions))
     assert result.metrics["accuracy"] == again.metrics["accuracy"] == right / 6
     assert len(teacher.paid) == 6
-    told = [event for event in events if "spent" in event]
-    assert sum(event["spent"] for event in told) == sum(teacher.paid_tokens)
-    assert sum(event["paid"] for event in told) == pytest.approx(teacher.paid_tokens[1])
+    spending = [event for event in events if "spent" in event]
+    assert sum(event["spent"] for event in spending) == sum(teacher.paid_tokens)
+    assert sum(event["paid"] for event in spending) == pytest.approx(teacher.paid_tokens[1])
 
 
 def solved_right(body):

@@ -53,8 +53,8 @@ def rows_of(place, name):
 
 
 def curve(place, name):
-    told = json.loads((place / name / "0" / "told.json").read_text())
-    return [{key: value for key, value in line.items() if key not in TIMED} for line in told["curve"]]
+    record = json.loads((place / name / "0" / "told.json").read_text())
+    return [{key: value for key, value in line.items() if key not in TIMED} for line in record["curve"]]
 
 
 @pytest.mark.slow

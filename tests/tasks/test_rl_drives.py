@@ -129,7 +129,7 @@ def test_iterations_without_an_ended_group_train_nothing_and_lose_nothing(at):
     assert all(len(r["logprobs"]) == len(r["token_ids"]) for r in rows)
 
 
-def test_suspended_completions_are_told_apart_and_earn_nothing(at):
+def test_suspended_completions_are_marked_and_get_no_reward(at):
     context = at("all")
     run(stage(**ROLLOUTS["all"]), context)
     rows = rows_of(context)

@@ -87,7 +87,7 @@ def sources(context):
     return {source: [r for r in rows if r["source"] == source] for source in {r["source"] for r in rows}}
 
 
-def test_every_source_is_told_and_replays_are_older_than_their_iteration(at):
+def test_every_source_is_recorded_and_replays_are_older_than_their_iteration(at):
     context = at("refilled")
     result = run(stage(**REFILLED), context)
     found = sources(context)
@@ -98,7 +98,7 @@ def test_every_source_is_told_and_replays_are_older_than_their_iteration(at):
     assert result.metrics["sampled_tokens"] <= 6 * 6 * len(found["policy"])
 
 
-def test_greedy_completions_are_told_and_not_trained(at):
+def test_greedy_completions_are_counted_and_not_trained(at):
     context = at("guided")
     run(stage(**GUIDED), context)
     found = sources(context)

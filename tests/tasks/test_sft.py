@@ -187,7 +187,7 @@ def test_the_learning_rate_follows_its_schedule(at, training):
     assert rates == pytest.approx([1 / 2, 1, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6])
 
 
-def test_nothing_to_train_on_is_said(at):
+def test_an_empty_training_set_is_reported(at):
     with pytest.raises(StepError, match=r"all 15 rows are longer than 5 tokens \(the shortest has 9\)"):
         run(stage(max_length=5), at("a"))
 

@@ -123,9 +123,9 @@ def test_the_yield_is_what_the_server_did(tmp_path):
     assert numbers.items() <= result.metrics.items()
     asked, said = teacher.paid_tokens
     assert (whole["input_tokens"], whole["output_tokens"], whole["cost"]) == (asked, said, asked + 2 * said)
-    told = [event for event in events if "spent" in event]
-    assert sum(event["spent"] for event in told) == sum(event["paid_tokens"] for event in told) == asked + said
-    assert sum(event["paid"] for event in told) == pytest.approx(asked + 2 * said)
+    spending = [event for event in events if "spent" in event]
+    assert sum(event["spent"] for event in spending) == sum(event["paid_tokens"] for event in spending) == asked + said
+    assert sum(event["paid"] for event in spending) == pytest.approx(asked + 2 * said)
 
 
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)

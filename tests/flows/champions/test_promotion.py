@@ -172,8 +172,8 @@ def test_by_hand_only_what_an_evaluation_has_proven(lab):
     refused = lab("promote", "three", "--gate", passed.key, "--name", "chat", code=2)
     assert "did not evaluate three" in refused
     assert "did not evaluate two" in lab("promote", lab.made("two")[0].key, "--gate", failed.key, "--name", "x", code=2)
-    said = lab("promote", lab.made("two")[0].key, "--gate", passed.key, "--name", "other")
-    assert said.startswith("champion of other: none → version 1, two")
+    output = lab("promote", lab.made("two")[0].key, "--gate", passed.key, "--name", "other")
+    assert output.startswith("champion of other: none → version 1, two")
     assert "is the champion of other already" in lab(
         "promote", lab.made("two")[0].key, "--gate", passed.key, "--name", "other"
     )
@@ -193,9 +193,9 @@ def test_a_later_recipe_reads_the_champion_and_its_key_follows(lab):
 
 def test_the_lineage_of_a_champion_and_of_what_read_it_goes_on_behind_the_registry(lab):
     now = find_champion(lab.layout, "chat")
-    told = json.loads(lab("lineage", "mlflow:chat@champion", "--json"))
-    assert told["what"] == "version 1 of chat"
-    assert [(node["step"], node["key"]) for node in told["up"]] == [("two", now.key)]
+    record = json.loads(lab("lineage", "mlflow:chat@champion", "--json"))
+    assert record["what"] == "version 1 of chat"
+    assert [(node["step"], node["key"]) for node in record["up"]] == [("two", now.key)]
     lab("run", "uses.yaml", "--executor", "inprocess")
     (read,) = next(m for m in lab.made("exam") if m.recipe == "uses").inputs
     assert (read.source, read.step, read.key, read.output) == ("mlflow:chat@champion", "two", now.key, "model")
@@ -230,7 +230,7 @@ def test_a_damaged_model_or_gate_is_not_promoted(lab):
     assert find_champion(lab.layout, "third") is None
 
 
-def test_what_does_not_exist_is_said(lab, capsys, monkeypatch):
+def test_unknown_names_are_reported(lab, capsys, monkeypatch):
     assert "`caht` has no champion; did you mean `chat`?" in lab("champions", "caht", code=3)
     assert "caht has no champion" in lab("rollback", "caht", code=3)
     monkeypatch.setattr("sys.argv", ["posttrain", "promote", "two"])

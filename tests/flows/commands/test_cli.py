@@ -72,11 +72,11 @@ class Root:
     def __call__(self, *words: str, code: int = 0, **environment: str) -> str:
         """What a command said on both streams, after a look at its exit code."""
         done = self.done([sys.executable, "-m", "flows.cli", *words], **environment)
-        said = done.stdout + done.stderr
-        assert done.returncode == code, said
+        output = done.stdout + done.stderr
+        assert done.returncode == code, output
         if words[0] != "logs":
-            assert "Traceback" not in said, said
-        return said
+            assert "Traceback" not in output, output
+        return output
 
     def here(self, words, monkeypatch, capsys) -> tuple[int, str]:
         """Exit code and what was said, by the entry point called in this process."""
@@ -85,8 +85,8 @@ class Root:
         monkeypatch.setattr(sys, "argv", ["posttrain", *words])
         with pytest.raises(SystemExit) as ended:
             main()
-        said = capsys.readouterr()
-        return ended.value.code, said.out + said.err
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out + captured.err
 
     def done(self, command, shell: bool = False, **environment: str) -> subprocess.CompletedProcess:
         kept = {k: v for k, v in os.environ.items() if k not in ("POSTTRAIN_ROOT", "COLUMNS")}
@@ -111,9 +111,9 @@ def ran(tmp_path_factory):
     ("file", "what"), [("nope.yaml", "no such file"), (".", "this is a folder"), ("binary.yaml", "not UTF-8")]
 )
 def test_what_is_no_recipe_is_refused(empty, verb, file, what, monkeypatch, capsys):
-    code, said = empty.here([verb, file, *(["a"] if verb == "why" else [])], monkeypatch, capsys)
+    code, output = empty.here([verb, file, *(["a"] if verb == "why" else [])], monkeypatch, capsys)
     assert code == 3
-    assert what in said
+    assert what in output
 
 
 @pytest.mark.parametrize(
@@ -147,23 +147,23 @@ def test_what_is_no_recipe_is_refused(empty, verb, file, what, monkeypatch, caps
     ],
     ids=lambda value: "-".join(value)[:40].replace("/", "_") if isinstance(value, list) else "",
 )
-def test_a_mistake_is_told_with_what_to_do(empty, words, advice, monkeypatch, capsys):
-    code, said = empty.here(words, monkeypatch, capsys)
+def test_a_mistake_is_reported_with_what_to_do(empty, words, advice, monkeypatch, capsys):
+    code, output = empty.here(words, monkeypatch, capsys)
     assert code == 3
-    assert advice in said
+    assert advice in output
 
 
 def test_validate_says_of_each_recipe_how_it_is(empty):
-    said = empty("validate", "nope.yaml", "good.yaml", code=3)
-    assert "good.yaml: ok, 2 steps" in said
-    assert "nope.yaml:1:1: no such file" in said
+    output = empty("validate", "nope.yaml", "good.yaml", code=3)
+    assert "good.yaml: ok, 2 steps" in output
+    assert "nope.yaml:1:1: no such file" in output
 
 
-def test_a_state_folder_that_cannot_be_written_is_told(empty):
+def test_a_state_folder_that_cannot_be_written_is_reported(empty):
     (empty.folder / "a_file").write_text("")
-    said = empty("run", "good.yaml", "--executor", "inprocess", code=3, POSTTRAIN_ROOT=str(empty.folder / "a_file"))
-    assert "cannot be written" in said
-    assert "POSTTRAIN_ROOT" in said
+    output = empty("run", "good.yaml", "--executor", "inprocess", code=3, POSTTRAIN_ROOT=str(empty.folder / "a_file"))
+    assert "cannot be written" in output
+    assert "POSTTRAIN_ROOT" in output
 
 
 def test_a_starter_is_a_recipe(empty):
@@ -241,12 +241,12 @@ def test_a_reader_may_leave(ran, options):
 
 
 def test_a_failed_step_ends_the_run_and_resume_goes_on(ran):
-    said = ran("run", "fails.yaml", "--executor", "inprocess", code=1)
-    assert "failed waiting: " in said
-    assert "[/red] not there: [bold]there.txt" in said
-    assert "after: blocked (waiting failed)" in said
-    assert "posttrain resume" in said
-    assert "posttrain logs waiting" in said
+    output = ran("run", "fails.yaml", "--executor", "inprocess", code=1)
+    assert "failed waiting: " in output
+    assert "[/red] not there: [bold]there.txt" in output
+    assert "after: blocked (waiting failed)" in output
+    assert "posttrain resume" in output
+    assert "posttrain logs waiting" in output
     log = ran("logs", "waiting")
     assert log.startswith("looking for there.txt")
     assert "RuntimeError" in log
@@ -262,10 +262,10 @@ def test_a_failed_step_ends_the_run_and_resume_goes_on(ran):
 
 
 def test_a_gate_ends_the_run_with_its_own_code(ran):
-    said = ran("run", "gate.yaml", "--executor", "inprocess", code=2)
-    assert "after: blocked (the gate of judged failed: accuracy)" in said
-    assert "gate failed judged: accuracy" in said
-    assert "judged: 2 of 9 rows [bold] were dropped" in said
+    output = ran("run", "gate.yaml", "--executor", "inprocess", code=2)
+    assert "after: blocked (the gate of judged failed: accuracy)" in output
+    assert "gate failed judged: accuracy" in output
+    assert "judged: 2 of 9 rows [bold] were dropped" in output
     status = ran("status")
     assert "exit code 2" in status
     assert "gate failed: accuracy" in status

@@ -57,6 +57,6 @@ def test_verbs_say_what_is_wrong_and_return_3(lab, monkeypatch, capsys, words):
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 3
-    said = capsys.readouterr().err
-    assert said
-    assert "Traceback" not in said
+    output = capsys.readouterr().err
+    assert output
+    assert "Traceback" not in output

@@ -94,7 +94,7 @@ def test_a_deployment_says_what_the_recipe_says_and_links_its_paper(made, monkey
     ]
 
 
-def test_what_does_not_validate_is_told_with_its_place_and_the_others_are_kept(made, monkeypatch):
+def test_an_invalid_recipe_is_reported_with_its_place_and_the_others_are_kept(made, monkeypatch):
     path, layout = made
     monkeypatch.chdir(layout.root)
     (path.parent / "bad.yaml").write_text("name: bad\nstages:\n  one: {kind: pyton}\n")

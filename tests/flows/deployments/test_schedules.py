@@ -33,10 +33,10 @@ def local(schedule, after, count):
     return [due.astimezone(BERLIN) for due in list_due_times(schedule, after, count=count)]
 
 
-@pytest.mark.parametrize("said", [{"cron": "0 9 * * *"}, {"rrule": "FREQ=DAILY;BYHOUR=9;BYMINUTE=0;BYSECOND=0"}])
+@pytest.mark.parametrize("options", [{"cron": "0 9 * * *"}, {"rrule": "FREQ=DAILY;BYHOUR=9;BYMINUTE=0;BYSECOND=0"}])
 @pytest.mark.parametrize("change", [datetime(2027, 3, 28, tzinfo=BERLIN), datetime(2027, 10, 31, tzinfo=BERLIN)])
-def test_a_time_of_the_day_stays_that_time_when_clocks_change(said, change):
-    dues = local(Schedule(timezone="Europe/Berlin", **said), change - timedelta(days=1), 4)
+def test_a_time_of_the_day_stays_that_time_when_clocks_change(options, change):
+    dues = local(Schedule(timezone="Europe/Berlin", **options), change - timedelta(days=1), 4)
     assert [(due.hour, due.minute) for due in dues] == [(9, 0)] * 4
     assert [due.day for due in dues] == [(change + timedelta(days=i)).day for i in (-1, 0, 1, 2)]
     assert len({due.utcoffset() for due in dues}) == 2
@@ -91,22 +91,22 @@ def test_prefect_gets_one_schedule_under_a_name_that_stays():
 
 
 @pytest.mark.parametrize(
-    "said",
+    "options",
     [
         {"cron": "0 6 * * 1", "timezone": "Europe/Berlin", "profile": "tiny"},
         {"interval": "6h", "active": False},
         {"rrule": "FREQ=DAILY;BYHOUR=6", "timezone": "Asia/Tokyo", "overlap": "cancel"},
     ],
 )
-def test_prefect_reads_the_same_schedule_from_prefect_yaml(said):
+def test_prefect_reads_the_same_schedule_from_prefect_yaml(options):
     from prefect.cli.deploy._schedules import _schedule_config_to_deployment_schedule
     from prefect.client.schemas.actions import DeploymentScheduleCreate
 
-    written = yaml.safe_load(yaml.safe_dump(make_yaml(recipe(**said))))
+    written = yaml.safe_load(yaml.safe_dump(make_yaml(recipe(**options))))
     (config,) = written["schedules"]
     read = DeploymentScheduleCreate.model_validate(_schedule_config_to_deployment_schedule(config))
-    assert [read] == make_prefect_schedules(recipe(**said))
-    limit = None if said.get("overlap") == "cancel" else {"limit": 1, "collision_strategy": "ENQUEUE"}
+    assert [read] == make_prefect_schedules(recipe(**options))
+    limit = None if options.get("overlap") == "cancel" else {"limit": 1, "collision_strategy": "ENQUEUE"}
     assert written.get("concurrency_limit") == limit
     assert make_yaml(recipe()) == {}
 

@@ -38,7 +38,7 @@ def looks(watch, listener, times=2):
     return [change for _ in range(times) for change in watch.look(listener)]
 
 
-def test_what_is_there_at_first_is_no_change_and_a_change_is_told_once(files):
+def test_the_first_look_reports_no_change_and_a_change_is_reported_once(files):
     layout, _ = files
     (layout.root / "data.csv").write_text("1")
     seen, listener = watch(files, "path:data.csv"), Listener()
@@ -120,7 +120,7 @@ def refused(changes, key):
     raise ConnectionError
 
 
-def test_a_change_that_could_not_be_told_is_told_later_also_one_made_while_nobody_looked(files):
+def test_a_change_that_could_not_be_reported_is_reported_later(files):
     layout, _ = files
     (layout.root / "x").write_text("1")
     listener = Listener()

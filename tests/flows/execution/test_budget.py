@@ -114,7 +114,7 @@ def test_a_budget_that_warns_stops_nothing(lab):
     assert passed == "the run exceeded its budget: 45 tokens, the limit is 10"
 
 
-def test_what_is_unknown_is_said_to_be_and_what_ran_is_foreseen(lab):
+def test_unknown_costs_are_marked_and_earlier_runs_give_estimates(lab):
     before = lab.found(lab.plan())
     assert {name: estimate.cost for name, estimate in before.items()} == dict.fromkeys(before)
     assert list(describe_costs(lab.plan(), before)) == ["estimated cost: unknown, no similar steps ran before"]
@@ -185,7 +185,7 @@ def test_the_budget_enters_no_key(lab):
 
 
 @pytest.mark.parametrize(
-    ("budget", "said"),
+    ("budget", "message"),
     [
         ("{money: 3}", "`money` needs `prices`"),
         ("{core_second: 3}", "did you mean `core_seconds`"),
@@ -193,10 +193,10 @@ def test_the_budget_enters_no_key(lab):
         ("{on_exceed: never}", "words: stop, warn"),
     ],
 )
-def test_a_budget_that_means_nothing_is_refused(lab, budget, said):
+def test_a_budget_that_means_nothing_is_refused(lab, budget, message):
     with pytest.raises(RecipeError) as refused:
         lab.plan(budget)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert "counted.yaml:3:" in str(refused.value)
 
 

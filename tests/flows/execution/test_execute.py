@@ -150,8 +150,8 @@ def test_retries_then_succeeds(lab):
     text = f"name: r\nstages:\n  c: {{kind: python, retries: 2, function: {call}}}\n"
     outcome = go(lab(text), lab.layout)
     assert (states(outcome), calls.read_text()) == ({"c": "done"}, "xxx")
-    told = [e["attempt"] for e in read_events(lab.layout, outcome.run) if e["type"] == "retry"]
-    assert told == [2, 3]
+    events = [e["attempt"] for e in read_events(lab.layout, outcome.run) if e["type"] == "retry"]
+    assert events == [2, 3]
 
 
 def test_a_failed_gate_blocks_and_gives_exit_code_two_also_from_the_cache(lab):
@@ -217,17 +217,17 @@ def test_two_processes_at_once_do_a_step_once(lab):
 
 
 def test_killed_in_the_middle_goes_on_from_its_checkpoint_to_the_same_digest(lab):
-    told = lab.root / "told"
-    call = f'{{use: "lab:slow_sum", rounds: 30, file: "{told}"}}'
+    marker = lab.root / "told"
+    call = f'{{use: "lab:slow_sum", rounds: 30, file: "{marker}"}}'
     plan = lab(f"name: k\nstages:\n  c: {{kind: python, function: {call}}}\n")
     process = multiprocessing.get_context("fork").Process(target=run_step, args=(spec_of(plan, lab.layout),))
     process.start()
-    wait_for(lambda: told.exists() and told.read_text().count("\n") >= 5, alive=process.is_alive)
+    wait_for(lambda: marker.exists() and marker.read_text().count("\n") >= 5, alive=process.is_alive)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     assert Store(lab.layout).find("python", plan.step("c").key) is None
     resumed = go(plan, lab.layout).states["c"].manifest
-    rounds = told.read_text().split()
+    rounds = marker.read_text().split()
     assert (set(map(int, rounds)), rounds.count("0")) == (set(range(30)), 1)
     other = Layout(lab.root / "undisturbed")
     other.root.mkdir()
@@ -284,7 +284,7 @@ def test_inprocess_executor_reports_errors_as_step_errors(lab):
         handle.result()
 
 
-def test_a_step_that_is_over_before_the_first_look_is_told_as_any_other(lab, monkeypatch):
+def test_a_step_that_ends_before_the_first_look_is_reported_as_any_other(lab, monkeypatch):
     def over_at_once(executor, spec):
         running = RunningStep(spec)
         running.thread.join()
@@ -293,5 +293,5 @@ def test_a_step_that_is_over_before_the_first_look_is_told_as_any_other(lab, mon
     monkeypatch.setattr(InProcess, "submit", over_at_once)
     plan = lab("name: quick\nstages:\n  a: {kind: python, function: 'lab:number'}\n")
     outcome = run_plan(plan, lab.layout, executor="inprocess", prefect=False)
-    told = [e["state"] for e in read_events(lab.layout, outcome.run) if e["type"] == "step"]
-    assert [state for state in told if state != "queued"] == ["running", "done"]
+    events = [e["state"] for e in read_events(lab.layout, outcome.run) if e["type"] == "step"]
+    assert [state for state in events if state != "queued"] == ["running", "done"]

@@ -213,8 +213,8 @@ def test_other_steps_go_on_while_people_think(lab, processes):
     execution = attended(lab("min: 0.9, on_fail: approve"), lab.layout, pause)
     assert execution.states["check"].gates[0].verdict == "approved"
     assert execution.states["polish"].state == "done"
-    told = [e["state"] for e in read_events(lab.layout, "attended") if e["type"] == "step" and e["step"] == "check"]
-    assert told == ["running", "waiting", "done"]
+    events = [e["state"] for e in read_events(lab.layout, "attended") if e["type"] == "step" and e["step"] == "check"]
+    assert events == ["running", "waiting", "done"]
 
 
 def test_a_decision_from_elsewhere_ends_the_question_and_no_answer_leaves_it_open(lab, processes):

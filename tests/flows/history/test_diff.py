@@ -254,8 +254,8 @@ def test_why_asks_about_the_latest_run(lab, capsys, monkeypatch):
         monkeypatch.setattr(sys, "argv", ["posttrain", "why", *words])
         with pytest.raises(SystemExit) as ended:
             main()
-        told = capsys.readouterr()
-        return ended.value.code, told.out + told.err
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out + captured.err
 
     assert said("tuned") == said("small.yaml", "tuned", "--set", "stages.tuned.learning_rate=5e-3")
     assert said("tuned")[1].startswith("tuned: HIT")
@@ -291,7 +291,7 @@ def test_what_is_shown_and_the_names_of_runs(lab, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["posttrain", "diff", lab.first, "latest", "--json"])
     with pytest.raises(SystemExit) as ended:
         main()
-    told = json.loads(capsys.readouterr().out)
+    output = json.loads(capsys.readouterr().out)
     assert ended.value.code == 0
-    assert (told["before"], told["after"]) == (lab.first, last)
-    assert [change["what"] for change in told["recipe"]] == ["stages.tuned.learning_rate"]
+    assert (output["before"], output["after"]) == (lab.first, last)
+    assert [change["what"] for change in output["recipe"]] == ["stages.tuned.learning_rate"]

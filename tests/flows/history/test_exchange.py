@@ -169,7 +169,7 @@ def test_files_that_were_cleared_from_the_remote_are_missed_and_sent_again(check
     assert gone.is_file()
 
 
-def test_keys_of_strangers_are_named_and_trusted_only_when_told(checkout, tmp_path):
+def test_unknown_keys_are_named_and_trusted_only_on_request(checkout, tmp_path):
     told("push", "--all", "--remote", tmp_path / "remote")
     emptied(checkout)
     assert "not trusted here" in told("pull", "--all", "--remote", tmp_path / "remote")
@@ -224,7 +224,7 @@ def test_a_name_that_leads_out_of_the_artifact_is_refused(checkout, tmp_path):
     _check_path("outputs/model/model.safetensors")
 
 
-def test_what_is_missing_is_said(checkout, tmp_path):
+def test_missing_parts_are_reported(checkout, tmp_path):
     with pytest.raises(PlanError, match="holds no artifacts"):
         told("pull", "--all", "--remote", tmp_path / "empty")
     with pytest.raises(PlanError, match="cannot be used"):

@@ -94,11 +94,11 @@ def test_ten_artifacts_are_cleared_to_the_byte_and_the_rest_verifies(checkout):
     tree = [path for path in places(checkout) if path.exists()]
     assert len(here(checkout)) == 10
     before = used(*tree)
-    said = gc("--last", "1", "--keep", "1", "--by", "score")
+    output = gc("--last", "1", "--keep", "1", "--by", "score")
     assert used(*tree) == before
-    assert (said["removed"], len(said["artifacts"]), len(said["kept"])) == (False, 6, 4)
+    assert (output["removed"], len(output["artifacts"]), len(output["kept"])) == (False, 6, 4)
     done = gc("--last", "1", "--keep", "1", "--by", "score", "--yes")
-    assert done["bytes"] == said["bytes"] == before - used(*tree)
+    assert done["bytes"] == output["bytes"] == before - used(*tree)
     # Values 2, 3 and 4 go with their own 50 kB, twice: in the artifact and in the cache. What all share stays cached.
     assert done["bytes"] >= 3 * (2 * 50_000 + 30_000)
     assert here(checkout) == {*keys[5].values(), *keys[1].values()}
@@ -137,9 +137,9 @@ def test_an_ancestor_of_what_any_alias_names_is_never_cleared(checkout, monkeypa
         version = mlflow.create_model_version("reader", "dvc:///files/x", tags=tags)
         if alias:
             mlflow.set_registered_model_alias("reader", alias, version.version)
-    said = gc("--last", "0", "--yes")
+    output = gc("--last", "0", "--yes")
     assert here(checkout) == set(keys[1].values())
-    assert {kept["step"]: kept["why"] for kept in said["kept"]} == {
+    assert {kept["step"]: kept["why"] for kept in output["kept"]} == {
         "first": "made into what is kept: reader@canary",
         "second": "reader@canary",
     }
@@ -158,9 +158,9 @@ def test_what_a_run_under_way_uses_stays_also_its_checkpoints(checkout):
         assert {a["key"] for a in gc("--last", "0")["artifacts"]} == set(keys[2].values())
     assert len(gc("--last", "0")["artifacts"]) == 4
     before = used(*places(checkout))
-    said = gc("--last", "2", "--yes")
-    assert said["works"] == ["f" * 64]
-    assert said["bytes"] == before - used(*places(checkout)) >= 9000
+    output = gc("--last", "2", "--yes")
+    assert output["works"] == ["f" * 64]
+    assert output["bytes"] == before - used(*places(checkout)) >= 9000
     assert (checkout.work(keys[1]["second"]) / "checkpoints/c.bin").is_file()
 
 
@@ -170,8 +170,8 @@ def test_left_over_temporary_files_go_when_they_are_old(checkout):
     for name, age in ((".old.tmp", 7200), (".new.tmp", 60)):
         (folder / name).write_bytes(b"t" * 5000)
         os.utime(folder / name, (time.time() - age,) * 2)
-    said = gc("--yes")
-    assert (said["temporaries"], said["artifacts"]) == (1, [])
+    output = gc("--yes")
+    assert (output["temporaries"], output["artifacts"]) == (1, [])
     assert not (folder / ".old.tmp").exists()
     assert (folder / ".new.tmp").exists()
 
@@ -233,12 +233,12 @@ def test_clearing_beside_a_run_in_another_process_takes_nothing_from_it(checkout
     with subprocess.Popen(command, cwd=checkout.root, env=env, stdout=subprocess.DEVNULL) as process:
         try:
             processes.wait_for(lambda: list(checkout.state.glob("work/*/checkpoints/c.txt")), 300)
-            said = gc("--last", "0", "--yes")
+            output = gc("--last", "0", "--yes")
             (checkout.root / "go").touch()
             assert process.wait(300) == 0
         finally:
             process.kill()
-    assert {artifact["recipe"] for artifact in said["artifacts"]} == {"numbers"}
-    assert [kept["step"] for kept in said["kept"]] == ["a"]
+    assert {artifact["recipe"] for artifact in output["artifacts"]} == {"numbers"}
+    assert [kept["step"] for kept in output["kept"]] == ["a"]
     assert {m.step for m in Store(checkout).manifests()} == {"a", "b"}
     assert verify(checkout).problems == ()

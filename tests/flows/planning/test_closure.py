@@ -296,7 +296,7 @@ def test_facts_are_remembered_and_the_keys_are_the_same(tmp_path):
     assert file.read_bytes() == written
 
 
-def test_what_differs_is_said_by_definition(lab):
+def test_differences_are_reported_by_definition(lab):
     load_signer(Layout(lab))
 
     def identity():

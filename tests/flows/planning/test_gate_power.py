@@ -43,7 +43,7 @@ def plan(tmp_path):
     return plan_recipe(tmp_path / "recipe.yaml", layout), layout
 
 
-def test_the_smallest_difference_is_told_at_worst_first_and_from_the_evaluation_then(plan):
+def test_the_smallest_difference_is_at_worst_before_and_measured_after_an_evaluation(plan):
     made, layout = plan
     before = describe_gate_power(made, layout)
     assert [line.split(": ")[1] for line in before] == [

@@ -84,14 +84,14 @@ class Held:
         self.monkeypatch.setattr(sys, "argv", ["posttrain", *words])
         with pytest.raises(SystemExit) as ended:
             main()
-        told = self.capsys.readouterr()
-        return ended.value.code, told.out + told.err
+        captured = self.capsys.readouterr()
+        return ended.value.code, captured.out + captured.err
 
     def drift(self, *words):
         """What `plan --locked` names."""
-        code, said = self("plan", "--locked", "held.yaml", *words)
-        assert code == 3, said
-        head, *lines, advice = said.strip().splitlines()
+        code, output = self("plan", "--locked", "held.yaml", *words)
+        assert code == 3, output
+        head, *lines, advice = output.strip().splitlines()
         assert head == "held.yaml has drifted from held.lock:"
         assert advice.startswith("to accept the changes, lock it again: posttrain lock held.yaml")
         return [line.strip() for line in lines]
@@ -203,13 +203,13 @@ def test_packages_and_python(held):
 def test_several_drifts_are_all_named_and_nothing_runs(held):
     held.write("hub/models--lab--judge/refs/main", COMMITS[1])
     held.write("lock_lab_words.py", "WORDS = []\n")
-    code, said = held("run", "--locked", "held.yaml", "--executor", "inprocess")
+    code, output = held("run", "--locked", "held.yaml", "--executor", "inprocess")
     assert code == 3
-    assert "commit 1111111111111111 → 2222222222222222" in said
-    assert "code: lock_lab_words.py changed" in said
+    assert "commit 1111111111111111 → 2222222222222222" in output
+    assert "code: lock_lab_words.py changed" in output
     assert not (Layout(held.folder).state / "runs").exists()
-    code, said = held("lock", "held.yaml")
-    assert "changed since the last lock: code: lock_lab_words.py changed" in said
+    code, output = held("lock", "held.yaml")
+    assert "changed since the last lock: code: lock_lab_words.py changed" in output
     assert held("plan", "--locked", "held.yaml")[0] == 0
 
 
@@ -228,12 +228,12 @@ def test_an_edited_key_is_seen(held):
 
 
 @pytest.mark.parametrize("text", [None, "", "[1]", "lock_version: 99", "{", "[" * 900, "\0", "lock_version: 2"])
-def test_no_lock_or_none_of_this_version_is_told(held, text):
+def test_a_missing_lock_or_one_of_another_version_is_reported(held, text):
     file = held.folder / "held.lock"
     file.unlink() if text is None else file.write_text(text)
-    code, said = held("plan", "--locked", "held.yaml")
+    code, output = held("plan", "--locked", "held.yaml")
     assert code == 3
-    assert "posttrain lock held.yaml" in said if text is None else "not a lock" in said
+    assert "posttrain lock held.yaml" in output if text is None else "not a lock" in output
 
 
 def test_a_lock_that_was_cut_off_anywhere_says_so(held):
@@ -245,8 +245,8 @@ def test_a_lock_that_was_cut_off_anywhere_says_so(held):
         file.write_text(whole[:end])
         with pytest.raises(PlanError, match=r"held\.lock: not a lock.*posttrain lock .*held\.yaml"):
             read_lock(file)
-    code, said = held("plan", "--locked", "held.yaml")
-    assert (code, "the end of the file is missing" in said) == (3, True)
+    code, output = held("plan", "--locked", "held.yaml")
+    assert (code, "the end of the file is missing" in output) == (3, True)
 
 
 @pytest.mark.parametrize(
@@ -265,8 +265,8 @@ def test_a_lock_with_a_section_that_is_none_says_which(held, section, content):
     file = held.folder / "held.lock"
     lock = yaml.safe_load(file.read_text())
     file.write_text(yaml.safe_dump({**lock, section: content}, sort_keys=False))
-    code, said = held("plan", "--locked", "held.yaml")
-    assert (code, f"not a lock: {section}" in said) == (3, True), said
+    code, output = held("plan", "--locked", "held.yaml")
+    assert (code, f"not a lock: {section}" in output) == (3, True), output
 
 
 def test_the_packages_are_those_that_are_needed():

@@ -75,9 +75,9 @@ def test_fresh_does_again_what_is_there_keeps_it_and_says_whether_it_came_out_th
     run(plan(), layout)
     before = {m.key for m in Store(layout).manifests()}
     again = plan(start=["b"], fresh=True)
-    said = explain_plan(again, layout)
-    assert said["a"][0] == said["side"][0] == "HIT"
-    assert said["b"] == said["c"] == ("MISS", "runs again although its artifact exists (fresh)")
+    verdicts = explain_plan(again, layout)
+    assert verdicts["a"][0] == verdicts["side"][0] == "HIT"
+    assert verdicts["b"] == verdicts["c"] == ("MISS", "runs again although its artifact exists (fresh)")
     (folder / "mood.txt").write_text("bad")
     assert run(again, layout) == {"a": "cached", "side": "cached", "b": "done", "c": "done"}
     earlier = next(m.run for m in Store(layout).manifests() if m.key in before)

@@ -23,7 +23,7 @@ class Heard:
 
 
 @pytest.mark.parametrize("after_the_end", [False, True])
-def test_what_is_left_is_done_and_the_end_is_told_once(tmp_path, monkeypatch, capsys, after_the_end):
+def test_the_rest_is_done_and_the_end_is_reported_once(tmp_path, monkeypatch, capsys, after_the_end):
     (tmp_path / "unshown_work.py").write_text(NUMBER)
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     layout, heard, ends = Layout(tmp_path), Heard(), []

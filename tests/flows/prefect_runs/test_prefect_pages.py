@@ -100,9 +100,9 @@ def served(tmp_path_factory):
     up = Served(checkout)
     deploying = checkout.start("deploy", "--all")
     assert deploying.wait(300) == 3, checkout.output.read_text()
-    said = checkout.output.read_text()
-    assert "story/story: deployed" in said
-    assert "recipes/broken.yaml:3:15" in said
+    output = checkout.output.read_text()
+    assert "story/story: deployed" in output
+    assert "recipes/broken.yaml:3:15" in output
     (recipes / "broken.yaml").unlink()
     yield up
     up.close()
@@ -285,7 +285,7 @@ def test_a_failed_run_is_retried_at_the_failed_stage_and_a_fresh_one_does_it_all
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_deploying_again_updates_and_what_vanished_is_told_then_removed(served):
+def test_deploying_again_updates_and_vanished_recipes_are_reported_then_removed(served):
     recipe = served.checkout.layout.root / "recipes" / "late.yaml"
     recipe.write_text(QUICK.replace("name: quick", "name: late\ndescription: First."))
     assert "late/late: deployed" in said(served, "deploy", recipe)

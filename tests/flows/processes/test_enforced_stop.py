@@ -50,25 +50,25 @@ with enforce_stop(grace=float(sys.argv[2])):
 
 
 def deaf(tmp_path, grace):
-    told = tmp_path / "told"
+    marker = tmp_path / "told"
     process = subprocess.Popen(
-        [sys.executable, "-c", ALONE, str(told), str(grace)], cwd=REPOSITORY, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", ALONE, str(marker), str(grace)], cwd=REPOSITORY, stderr=subprocess.PIPE, text=True
     )
-    wait_for(lambda: told.is_file() and told.read_text(), alive=lambda: process.poll() is None)
+    wait_for(lambda: marker.is_file() and marker.read_text(), alive=lambda: process.poll() is None)
     time.sleep(0.2)  # it writes before it compares
     return process
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_process_that_hears_nothing_is_ended_after_the_grace(tmp_path, number):
+def test_a_process_that_ignores_signals_is_killed_after_the_grace_period(tmp_path, number):
     process = deaf(tmp_path, 1.0)
     children = psutil.Process(process.pid).children()
     began = time.monotonic()
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, output = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL
     assert time.monotonic() - began >= 0.9
-    assert "did not stop in time" in said
+    assert "did not stop in time" in output
     psutil.wait_procs(children, timeout=10)
     assert len(children) == 1
     assert not children[0].is_running()
@@ -109,11 +109,11 @@ def test_another_thread_has_no_signals_to_wait_for():
 
 
 def start(checkout, tmp_path, executor):
-    told = tmp_path / "told"
-    made = checkout("deaf", RECIPE.replace("TOLD", str(told)), {"deaf_work": DEAF})
+    marker = tmp_path / "told"
+    made = checkout("deaf", RECIPE.replace("TOLD", str(marker)), {"deaf_work": DEAF})
     process = made.run(executor)
-    wait_for(lambda: told.is_file() and told.read_text(), alive=lambda: process.poll() is None)
-    return made, process, int(told.read_text())
+    wait_for(lambda: marker.is_file() and marker.read_text(), alive=lambda: process.poll() is None)
+    return made, process, int(marker.read_text())
 
 
 @pytest.mark.parametrize(("executor", "again"), [("inprocess", True), pytest.param("inprocess", False, marks=SLOW)])

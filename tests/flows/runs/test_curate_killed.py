@@ -31,9 +31,9 @@ def write_shards(folder, rows=12_000):
     letters[2::10] = letters[::10]
     letters[2::10, 70] = ord("-")
     prompt = [[{"role": "user", "content": row.tobytes().decode()}] for row in letters]
-    said = [[{"role": "assistant", "content": "yes"}]] * rows
+    replies = [[{"role": "assistant", "content": "yes"}]] * rows
     fixed = {name: [""] * rows for name in ("answer", "family", "metadata")}
-    table = pa.table({"id": [f"r{i}" for i in range(rows)], "prompt": prompt, **fixed, "completion": said})
+    table = pa.table({"id": [f"r{i}" for i in range(rows)], "prompt": prompt, **fixed, "completion": replies})
     for number in range(3):
         path = folder / f"train-{number:05d}-of-00003.parquet"
         pq.write_table(table.slice(number * rows // 3, rows // 3), path)

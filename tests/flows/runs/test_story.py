@@ -106,10 +106,10 @@ def story(tmp_path_factory):
 def test_another_learning_rate_runs_that_stage_and_those_below_and_plan_says_why(story):
     folder, layout = story
     plan = plan_recipe(folder / "tiny.yaml", layout, overrides=["stages.better.learning_rate=2e-3"])
-    said = verdicts(plan, layout)
+    verdicts_now = verdicts(plan, layout)
     assert missing(plan, layout) == {"better", "exam"}
-    assert said["better"] == ("MISS", "learning_rate: 0.001 → 0.002")
-    assert said["exam"] == ("MISS", "input models.better: better runs again")
+    assert verdicts_now["better"] == ("MISS", "learning_rate: 0.001 → 0.002")
+    assert verdicts_now["exam"] == ("MISS", "input models.better: better runs again")
     outcome = run_plan(plan, layout, executor="inprocess", prefect=False)
     done = {name for name, state in outcome.states.items() if state.state == "done"}
     assert done == {"better", "exam"}

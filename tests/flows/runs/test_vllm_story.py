@@ -66,7 +66,7 @@ def ran(tmp_path_factory):
     return finished(root / "quickstart.yaml", root, "inprocess", [])
 
 
-def test_the_difference_from_the_trainer_is_told_at_every_step(ran):
+def test_the_difference_from_the_trainer_is_reported_at_every_step(ran):
     manifest, curve = ran["rl_1"]
     gaps = [point["logprob_gap"] for point in curve]
     assert len(gaps) == yaml.safe_load(QUICKSTART.read_text())["stages"]["rl_1"]["max_steps"]

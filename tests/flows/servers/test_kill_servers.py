@@ -119,9 +119,9 @@ def test_ray(begun, name):
     made, run = begun()
     victim(made, name).kill()
     assert run.wait(PATIENCE) == 1, made.output.read_text()
-    said = made.output.read_text()
-    assert f"Ray died ({name}: killed, or out of memory)" in said
-    assert "finished artifacts are kept; continue with: posttrain resume" in said
+    output = made.output.read_text()
+    assert f"Ray died ({name}: killed, or out of memory)" in output
+    assert "finished artifacts are kept; continue with: posttrain resume" in output
     made.is_quiet(60)
     assert rounds_done(made) > 60
     again = made.go_on("ray")
@@ -211,13 +211,13 @@ def test_the_runner_and_the_server_under_a_deployment(checkout, processes, name)
     made = checkout("root", RECIPE, {"served_work": WORK})
     up, said = made.start("up", "--prefect-port", 0, "--mlflow-port", 0), made.output
     processes.wait_for(lambda: up.poll() is not None or "Ctrl-C stops everything" in said.read_text(), PATIENCE)
-    told = json.loads((made.layout.state / "up.json").read_text())
-    api = told["prefect"]
+    record = json.loads((made.layout.state / "up.json").read_text())
+    api = record["prefect"]
     assert made.start("deploy", made.recipe).wait(PATIENCE) == 0, made.output.read_text()
     (deployment,) = ask(f"{api}/deployments/filter", {})
     flow_run = ask(f"{api}/deployments/{deployment['id']}/create_flow_run", {})["id"]
     in_the_middle(made, processes, up)
-    os.kill(told["pids"][name], signal.SIGKILL)
+    os.kill(record["pids"][name], signal.SIGKILL)
 
     def state():
         (found,) = ask(f"{api}/flow_runs/filter", {"flow_runs": {"id": {"any_": [flow_run]}}}) or [{}]

@@ -117,13 +117,13 @@ def test_a_run_is_recorded_in_postgresql_by_both(checkout, processes, database):
 
 
 @pytest.mark.slow
-def test_a_database_that_refuses_is_told_before_anything_starts(checkout, database):
+def test_a_database_that_refuses_is_reported_before_anything_starts(checkout, database):
     made = checkout("root", RECIPE)
     refused = made.start("up", "--prefect-port", 0, "--mlflow-port", 0, "--database", database, PGPASSWORD="wrong-one")
     assert refused.wait(120) == 3
-    said = made.output.read_text()
-    assert f"{database} cannot be used" in said
-    assert "password authentication failed" in said
-    assert "PGPASSWORD" in said
-    assert "wrong-one" not in said
+    output = made.output.read_text()
+    assert f"{database} cannot be used" in output
+    assert "password authentication failed" in output
+    assert "PGPASSWORD" in output
+    assert "wrong-one" not in output
     assert not (made.layout.state / "database").exists()

@@ -68,10 +68,10 @@ def test_a_server_that_died_is_started_again_at_its_address(hosted):
         (server,) = psutil.Process(host.pid).children()
         server.kill()
         wait_for(lambda server=server: json.loads((folder / "server.json").read_text())["pid"] not in (0, server.pid))
-        told = json.loads((folder / "server.json").read_text())
-        assert told["url"] == f"http://127.0.0.1:{port}/api"
+        record = json.loads((folder / "server.json").read_text())
+        assert record["url"] == f"http://127.0.0.1:{port}/api"
         wait_for(lambda: listens(port))
-        assert [child.pid for child in psutil.Process(host.pid).children()] == [told["pid"]]
+        assert [child.pid for child in psutil.Process(host.pid).children()] == [record["pid"]]
     fcntl.flock(users, fcntl.LOCK_UN)
     assert host.wait(60) == 0
     assert not (folder / "server.json").exists()

@@ -164,7 +164,7 @@ def test_killed_it_leaves_nothing_behind(keep, victim):
         assert (keeper.folder / "ends").read_text().split() == ["second", "first"]
 
 
-def test_what_dies_is_started_again_and_that_is_said(keep):
+def test_processes_that_die_are_restarted_and_reported(keep):
     keeper = keep("pair")
     keeper.is_ready()
     before = keeper.pids()

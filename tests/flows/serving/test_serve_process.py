@@ -50,9 +50,9 @@ def test_a_server_follows_the_champion_without_failing_a_request_and_ends_in_pea
     server = made.start("serve", "mlflow:chat@champion", "--follow", "--port", "0", "--max-slots", "1")
     output = made.output
     processes.wait_for(lambda: server.poll() is not None or "Ctrl-C ends it" in output.read_text(), 240)
-    said = output.read_text()
-    assert f"serving mlflow:chat@champion, version 1: small.two ({first.key[:12]}) as `chat`" in said
-    (port,) = re.findall(r"http://127\.0\.0\.1:(\d+)/v1", said)
+    text = output.read_text()
+    assert f"serving mlflow:chat@champion, version 1: small.two ({first.key[:12]}) as `chat`" in text
+    (port,) = re.findall(r"http://127\.0\.0\.1:(\d+)/v1", text)
 
     taken = made.start("serve", "two", "--port", port)
     assert taken.wait(240) == 3
@@ -109,8 +109,8 @@ def test_vllm_gets_the_folder_and_takes_the_process_over(checkout, tiny_policy_f
     made = checkout("vllm", RECIPE)
     words = ("serve", tiny_policy_folder, "--engine", "vllm", "--port", "8123", "--name", "mine", "--max-length", "64")
     made.finish(made.start(*words, PYTHONPATH=f"{stands_in.parents[2]}:{REPOSITORY}"))
-    told = json.loads(made.output.read_text().splitlines()[-1])
-    assert told["words"] == [
+    record = json.loads(made.output.read_text().splitlines()[-1])
+    assert record["words"] == [
         "--host",
         "127.0.0.1",
         "--port",
@@ -124,7 +124,7 @@ def test_vllm_gets_the_folder_and_takes_the_process_over(checkout, tiny_policy_f
         "--max-model-len",
         "64",
     ]
-    assert told["told"] == {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+    assert record["told"] == {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
 
 
 def test_what_cannot_be_served_is_refused(tiny_policy_folder, tmp_path, monkeypatch):

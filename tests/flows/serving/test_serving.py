@@ -132,7 +132,7 @@ def test_samples_of_a_seed_are_those_of_the_engine_and_come_again(served):
     assert len(free) == 4  # without a seed: another each time
 
 
-def test_the_end_token_ends_and_is_counted_but_not_said(served):
+def test_the_end_token_ends_a_completion_and_is_counted_but_not_returned(served):
     ids = served.policy.tokenizer.encode("ab")
     for seed in range(200):
         (wanted,) = direct(served.policy, ids, 1, seed, 1.5, 40)
@@ -169,7 +169,7 @@ def test_a_stream_says_the_same_as_a_whole_answer(served):
     assert offsets == wanted.logprobs.text_offset
 
 
-def test_stop_strings_end_before_them_and_are_never_said(served):
+def test_stop_strings_end_a_completion_and_are_never_returned(served):
     text = asked(served, temperature=0, max_tokens=40).choices[0].message.content
     stop = text[10:13]
     at = text.index(stop)
@@ -252,8 +252,8 @@ def test_what_is_wrong_is_refused_in_the_shape_of_openais_errors(served):
     assert "must have a role and a text content" in refused(
         bad, None, "messages", messages=[{"role": "user", "content": [{"type": "image_url"}]}]
     )
-    said = refused(bad, "context_length_exceeded", "messages", max_tokens=LENGTH)
-    assert said.startswith(
+    output = refused(bad, "context_length_exceeded", "messages", max_tokens=LENGTH)
+    assert output.startswith(
         f"the context of the model is {LENGTH} tokens; the request needs 8 for messages and {LENGTH} for"
     )
     assert asked(served, max_tokens=1, frequency_penalty=0, user="me", response_format={"type": "text"}).choices
@@ -272,7 +272,7 @@ def test_whoever_leaves_frees_the_slots(served):
     assert asked(served, max_tokens=2).choices
 
 
-def test_a_failure_of_the_engine_is_told_and_the_next_request_is_served(served, monkeypatch):
+def test_a_failure_of_the_engine_is_reported_and_the_next_request_is_served(served, monkeypatch):
     def broken(batch):
         raise RuntimeError("out of memory")
 
@@ -296,7 +296,7 @@ def test_who_chose_a_model_just_before_it_was_changed_is_still_answered(policy):
     assert "no longer served" in str(heard[-1])
 
 
-def test_only_whole_characters_are_said():
+def test_only_whole_characters_are_returned():
     vocabulary = {token: i for i, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     bytewise = Tokenizer(models.BPE(vocabulary, []))
     bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

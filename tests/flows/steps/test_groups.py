@@ -253,7 +253,7 @@ def made(layout, name):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_of_what_ranks_say_the_first_cause_is_told_and_who_is_silent_has_died(tmp_path):
+def test_the_first_cause_among_ranks_is_reported_and_silent_ranks_have_died(tmp_path):
     from flows.steps.ray_train_group import TrainingFailedError, _first_cause, _lost_another
 
     def fails(rank, time, lost, said):

@@ -96,7 +96,7 @@ def test_errors_come_back_in_their_own_words_and_into_the_log(actors, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_factory_that_fails_is_told_by_every_call(actors):
+def test_a_factory_that_fails_is_reported_by_every_call(actors):
     for remote in actors.start("reward", Counter, 0, refuse="no model here"):
         for _ in range(2):
             with pytest.raises(StepError, match=r"^no model here$"):

@@ -45,13 +45,13 @@ def alive(pid):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_fresh_process_each_and_a_time_limit_ends_it_with_its_children(tmp_path):
-    told = tmp_path / "told"
+    marker = tmp_path / "told"
     text = f"""
 name: r
 stages:
   a: {{kind: python, function: {{use: "lab:who", mark: 1}}}}
   b: {{kind: python, function: {{use: "lab:who", mark: 2}}, after: [a]}}
-  c: {{kind: python, timeout: 2, after: [b], function: {{use: "lab:hang", told: "{told}"}}}}
+  c: {{kind: python, timeout: 2, after: [b], function: {{use: "lab:hang", told: "{marker}"}}}}
 """
     plan, layout = make(tmp_path, text)
     outcome = run_plan(plan, layout, prefect=False)
@@ -59,7 +59,7 @@ stages:
     assert len({*pids, os.getpid()}) == 3
     assert outcome.states["c"].state == "failed"
     assert "time limit of 2 s" in outcome.states["c"].reason
-    killed = [int(p) for p in told.read_text().split()]
+    killed = [int(p) for p in marker.read_text().split()]
     wait_for(lambda: not any(alive(p) for p in killed), 10)
     too_much, _ = make(
         tmp_path, 'name: x\nstages:\n  a: {kind: python, resources: {num_cpus: 4096}, function: "lab:who"}\n'
@@ -68,7 +68,7 @@ stages:
         run_plan(too_much, layout, prefect=False)
 
 
-def test_a_cluster_that_does_not_start_is_tried_again_and_then_told(tmp_path):
+def test_a_cluster_that_does_not_start_is_tried_again_and_then_reported(tmp_path):
     import ray
 
     tried = []

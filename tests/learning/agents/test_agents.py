@@ -167,8 +167,8 @@ def twice(query):
     ],
 )
 def test_a_tool_that_fails_its_test_says_why(code, more, why):
-    (said,) = list_failures(tool(code, **more))
-    assert re.search(why, said), said
+    (message,) = list_failures(tool(code, **more))
+    assert re.search(why, message), message
 
 
 def author(*drafts):
@@ -192,7 +192,7 @@ BROKEN = {
 
 
 @sandboxed
-def test_a_planted_broken_tool_is_refused_and_its_author_told_why():
+def test_a_planted_broken_tool_is_refused_and_its_author_gets_the_reason():
     write, told = author({"tools": [GOOD, BROKEN]}, {"tools": [BROKEN]})
     drafting = Drafting(agent())
     found = drafting.written(write, "a task", 2, {})
@@ -260,8 +260,8 @@ def test_each_template_passes_its_tests_and_its_slip_does_not(one):
 
 def test_templates_write_what_the_task_says_and_again_what_was_refused():
     use = AuthorUse(use="templates", system="{task}\n{tools}")
-    have = {"task": "Turn texts backward", "toolkit": {"count": "c"}, "refused": [], "attempt": 0, "seed": 1}
-    draft = bind(use).ask(0, have)
+    supplies = {"task": "Turn texts backward", "toolkit": {"count": "c"}, "refused": [], "attempt": 0, "seed": 1}
+    draft = bind(use).ask(0, supplies)
     assert [one["name"] for one in draft["tools"]] == ["reverse"]
     assert draft["context"]["system"] == "Turn texts backward\ncount: c\nreverse: The text backward."
     again = templates("sort and reverse", {}, [{"name": "arrange"}], 1, np.random.default_rng(0), error_rate=1.0)

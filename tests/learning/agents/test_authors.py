@@ -81,12 +81,12 @@ def test_what_a_server_says_of_a_group_becomes_an_experience(desk):
 
     with serving(Teacher(answer)) as address:
         use = ExtractorUse.model_validate({"use": "endpoint", "endpoint": said(address)})
-        have = {"row": row, "rollouts": ranked, "experiences": ["old"], "desk": desk}
-        assert bind(use, "extractor").ask(0, have) == ["old", "Look it up first."]
+        supplies = {"row": row, "rollouts": ranked, "experiences": ["old"], "desk": desk}
+        assert bind(use, "extractor").ask(0, supplies) == ["old", "Look it up first."]
         # The system message holds what is known: it is no part of the problem.
         (text,) = set(shown)
         best = "The best attempt (score 1):\nsearch: 4-2\n=> 4-2 bolt\nbolt"
         assert text.startswith(f"Problem: 4-2\n\n{best}\n\nThe worst attempt (score 0.25):\n6\n")
         odd = ExtractorUse.model_validate({"use": "endpoint", "endpoint": said(address), "order": "{wurst}"})
         with pytest.raises(StepError, match=r"no field \{wurst\}"):
-            bind(odd, "extractor").ask(0, have)
+            bind(odd, "extractor").ask(0, supplies)

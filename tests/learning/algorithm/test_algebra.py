@@ -98,12 +98,12 @@ def test_clipped_gradient_weight_is_the_closed_form(sign):
 
 def test_an_option_may_be_a_schedule():
     use = PolicyLossUse.model_validate({"use": "clipped", "epsilon": {"linear": {"from": 0.4, "to": 0.0, "steps": 4}}})
-    have = {"log_ratio_T": torch.tensor([1.0]), "advantage_T": torch.tensor([1.0])}
-    losses = [float(bind(use).ask(step, have)[0]) for step in (0, 1, 4, 9)]
+    supplies = {"log_ratio_T": torch.tensor([1.0]), "advantage_T": torch.tensor([1.0])}
+    losses = [float(bind(use).ask(step, supplies)[0]) for step in (0, 1, 4, 9)]
     assert losses == pytest.approx([-1.4, -1.3, -1.0, -1.0])
 
 
-def test_a_part_that_asks_for_what_nobody_has_is_told_so():
+def test_a_part_that_asks_for_an_unknown_name_is_refused():
     with pytest.raises(StepError, match="asks for moon_T; here there is lp_T"):
         Bound("mine", lambda moon_T: moon_T, {}).ask(0, {"lp_T": torch.zeros(1)})
 

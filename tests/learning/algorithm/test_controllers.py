@@ -35,8 +35,8 @@ def test_adaptive_kl_follows_ziegler():
 
 def test_pid_is_the_sum_of_its_three_terms():
     points = [{"x": v} for v in (1.0, 3.0, 2.0)]
-    said = run(pid, [{}, *points], metric="x", target=1.0, initial=0.5, kp=0.1, ki=0.01, kd=0.2, low=-9.0, high=9.0)
-    assert said == pytest.approx(
+    values = run(pid, [{}, *points], metric="x", target=1.0, initial=0.5, kp=0.1, ki=0.01, kd=0.2, low=-9.0, high=9.0)
+    assert values == pytest.approx(
         [0.5, 0.5, 0.5 + 0.1 * 2 + 0.01 * 2 + 0.2 * 2, 0.5 + 0.1 * 1 + 0.01 * 3 - 0.2 * 1], rel=1e-12
     )
 
@@ -48,25 +48,25 @@ def test_pid_of_a_change_starts_at_the_second_point():
 
 def test_pid_stays_in_its_range_and_comes_back_at_once():
     points = [{"x": 10.0}] * 50 + [{"x": -1.0}] * 2
-    said = run(pid, points, metric="x", ki=0.1, low=0.0, high=1.0)
-    assert max(said) == 1.0
-    assert said[50:] == pytest.approx([0.9, 0.8])  # had the sum gone on growing, these would still be 1
+    values = run(pid, points, metric="x", ki=0.1, low=0.0, high=1.0)
+    assert max(values) == 1.0
+    assert values[50:] == pytest.approx([0.9, 0.8])  # had the sum gone on growing, these would still be 1
     with pytest.raises(StepError, match="low 2"):
         pid({}, {}, metric="x", low=2.0, high=1.0)
 
 
 def test_entropy_coefficient_leaves_zero_again():
     low, high = {"entropy": 0.1}, {"entropy": 0.5}
-    said = run(entropy_target, [{}, high, high, low, low, high, low], target=0.2, rate=0.01, initial=0.01)
-    assert said == pytest.approx([0.01, 0.0, 0.0, 0.01, 0.02, 0.0, 0.02])
+    values = run(entropy_target, [{}, high, high, low, low, high, low], target=0.2, rate=0.01, initial=0.01)
+    assert values == pytest.approx([0.01, 0.0, 0.0, 0.01, 0.02, 0.0, 0.02])
     assert run(entropy_target, [low] * 400, rate=0.005, high=1.0)[-1] == 1.0
 
 
 def test_entropy_gate_of_safe():
     # Factor 2.0 at H = 0.9 and 0.5 at H = 3.9; nothing below the threshold.
     for entropy, factor in ((0.9, 2.0), (3.9, 0.5), (50.0, 0.5)):
-        (said,) = run(entropy_gated, [{"kl": 0.7, "entropy": entropy}], threshold=0.3)
-        assert said == pytest.approx(0.1 * 0.4**2 * factor, rel=1e-12)
+        (value,) = run(entropy_gated, [{"kl": 0.7, "entropy": entropy}], threshold=0.3)
+        assert value == pytest.approx(0.1 * 0.4**2 * factor, rel=1e-12)
     assert run(entropy_gated, [{}, {"kl": 0.3, "entropy": 0.9}], threshold=0.3) == [0.0, 0.0]
     average = run(entropy_gated, [{"kl": 0.5, "entropy": 0.9}, {"kl": 1.5, "entropy": 0.9}], threshold=0.3, decay=0.9)
     assert average[1] == pytest.approx(0.1 * 0.3**2 * 2.0, rel=1e-12)
@@ -95,9 +95,9 @@ def test_recap_weights_in_closed_form():
 
 def test_recap_waits_for_two_windows_and_knows_its_objectives():
     points = [{"a": 0.5, "b": 0.1 * i} for i in range(9)]
-    said = run(recap, points, objective="a", best={"a": 1.0, "b": 1.0}, window=4)
-    assert said[:7] == [1.0] * 7
-    assert said[7] != 1.0
+    values = run(recap, points, objective="a", best={"a": 1.0, "b": 1.0}, window=4)
+    assert values[:7] == [1.0] * 7
+    assert values[7] != 1.0
     with pytest.raises(StepError, match="objective 'c'"):
         recap({}, {}, objective="c", best={"a": 1.0})
     done = weights_of({"a": [0.5] * 8, "b": [0.0] * 8}, window=4, temperature=1.0)

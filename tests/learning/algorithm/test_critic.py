@@ -213,7 +213,7 @@ def test_explained_variance():
     assert explained_variance(target, torch.ones(3).double()) == 0.0
 
 
-def test_what_is_missing_is_said(tiny_policy):
+def test_missing_parts_are_reported(tiny_policy):
     made = batch()
     with pytest.raises(StepError, match="asks for value_T"):
         Bound("gae", credit.gae, {}).ask(0, ColumnView(made), of_rewards(made), made)

@@ -49,13 +49,13 @@ def ours(name):
     algorithm = bind_algorithm(stage(name), {})
     made = with_weights(algorithm, with_advantages(algorithm, with_dropped(batch(), False), 0), 0, MAX_LENGTH)
     lp, behav, ref = columns(made)
-    have = {"lp_T": lp, "lp_behav_T": behav, "lp_ref_T": ref, "path_T": made.path_T}
-    have["advantage_T"] = made.sampled("advantage")
-    have["log_ratio_T"] = algorithm.ratio.ask(0, have)
-    loss = (algorithm.policy_loss.ask(0, have) * made.sampled("w")).sum()
+    supplies = {"lp_T": lp, "lp_behav_T": behav, "lp_ref_T": ref, "path_T": made.path_T}
+    supplies["advantage_T"] = made.sampled("advantage")
+    supplies["log_ratio_T"] = algorithm.ratio.ask(0, supplies)
+    loss = (algorithm.policy_loss.ask(0, supplies) * made.sampled("w")).sum()
     for i, term in enumerate(algorithm.loss_terms):
-        loss = loss + (term.function.ask(0, have) * made.sampled(f"w.{i}")).sum()
-    return have["advantage_T"], loss, torch.autograd.grad(loss, lp)[0]
+        loss = loss + (term.function.ask(0, supplies) * made.sampled(f"w.{i}")).sum()
+    return supplies["advantage_T"], loss, torch.autograd.grad(loss, lp)[0]
 
 
 def clip(rho, a, low, high):

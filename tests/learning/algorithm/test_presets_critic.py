@@ -84,12 +84,12 @@ def test_preset_with_a_critic_is_its_paper(name):
     torch.testing.assert_close(made.sampled("return"), targets, atol=1e-12, rtol=0)
     behav = made.sampled("lp_behav")
     lp = (behav + numbers(TOTAL, 4, 0.3)).requires_grad_()
-    have = {"lp_T": lp, "lp_behav_T": behav, "lp_ref_T": behav + numbers(TOTAL, 5, 0.2), "advantage_T": adv}
-    have["log_ratio_T"] = algorithm.ratio.ask(0, have)
-    loss = (algorithm.policy_loss.ask(0, have) * made.sampled("w")).sum()
+    supplies = {"lp_T": lp, "lp_behav_T": behav, "lp_ref_T": behav + numbers(TOTAL, 5, 0.2), "advantage_T": adv}
+    supplies["log_ratio_T"] = algorithm.ratio.ask(0, supplies)
+    loss = (algorithm.policy_loss.ask(0, supplies) * made.sampled("w")).sum()
     for i, term in enumerate(algorithm.loss_terms):
-        loss = loss + (term.function.ask(0, have) * made.sampled(f"w.{i}")).sum()
-    want = direct(name, lp, behav, have["lp_ref_T"], adv)
+        loss = loss + (term.function.ask(0, supplies) * made.sampled(f"w.{i}")).sum()
+    want = direct(name, lp, behav, supplies["lp_ref_T"], adv)
     torch.testing.assert_close(loss, want, atol=1e-12, rtol=0)
     got_grad, want_grad = (torch.autograd.grad(x, lp)[0] for x in (loss, want))
     torch.testing.assert_close(got_grad, want_grad, atol=1e-12, rtol=0)

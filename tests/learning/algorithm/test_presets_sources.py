@@ -104,13 +104,13 @@ def test_preset_dapo_samples_other_problems_for_groups_without_variance(golden):
     refill = bind(stage.resample[0], "resample.0")
     rows = [sample(name, 0, 0.0).row for name in "abcdefgh"]
     samples = [sample(name, g, s) for g, name in enumerate("abc") for s in ((0.0, 1.0) if name == "b" else (1.0, 1.0))]
-    have = {"rows": rows, "num_groups": 3, "n": 2, "seed": 1, "states": {}, "round": 0}
-    kept, requests = refill.ask(0, {**have, "samples": samples})
+    supplies = {"rows": rows, "num_groups": 3, "n": 2, "seed": 1, "states": {}, "round": 0}
+    kept, requests = refill.ask(0, {**supplies, "samples": samples})
     assert kept == samples
     assert len(requests) == 2
     assert all(request.n == 2 and request.row["id"] not in "abc" for request in requests)
     new = [sample(request.row["id"], 3 + i, s) for i, request in enumerate(requests) for s in (0.0, 1.0)]
-    kept, requests = refill.ask(0, {**have, "samples": samples + new, "round": 1})
+    kept, requests = refill.ask(0, {**supplies, "samples": samples + new, "round": 1})
     assert requests == []
     keep_P = bind(stage.filter_groups, "filter_groups").ask(
         0,

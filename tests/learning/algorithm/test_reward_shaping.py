@@ -52,8 +52,8 @@ def test_bonus_counts_only_where_its_gate_is_met_and_may_fade():
     assert everywhere.tolist() == [0.0, -0.5, 1.0]
     fading = {"linear": {"from": 1.0, "to": 0.0, "steps": 4}}
     bound = bind(RewardShapingUse.model_validate({"use": "bonus", "of": "formats.brevity", "weight": fading}))
-    have = {"reward_P": reward, "scores_P": scores}
-    assert [bound.ask(step, have).tolist()[0] for step in (0, 2, 4)] == [0.5, 0.75, 1.0]
+    supplies = {"reward_P": reward, "scores_P": scores}
+    assert [bound.ask(step, supplies).tolist()[0] for step in (0, 2, 4)] == [0.5, 0.75, 1.0]
     with pytest.raises(StepError, match=r"no reward 'exact' in this stage; it has: answers.exact, formats.brevity"):
         shaping.bonus(reward, scores, of="exact")
 

@@ -53,9 +53,9 @@ def test_a_potential_telescopes_and_leaves_totals_of_a_problem_in_their_order(ba
     phi = batch.sampled("aux:phi")
     # Before the first token every completion of a problem is in the same state.
     phi[4], phi[7] = phi[0], phi[5]
-    have = {"phi": phi}
+    supplies = {"phi": phi}
     plain = reward_to_go(Column(REWARDS, REWARDS, torch.arange(4), "path"), batch, gamma=gamma)
-    shaped = reward_to_go(potential(of_rewards(batch), batch, have, of="phi", gamma=gamma), batch, gamma=gamma)
+    shaped = reward_to_go(potential(of_rewards(batch), batch, supplies, of="phi", gamma=gamma), batch, gamma=gamma)
     # The return from each token on is lower by the potential of its own state: a function of the state alone.
     torch.testing.assert_close(shaped.values_X, plain.values_X - phi, atol=1e-12, rtol=0)
     first = torch.tensor([0, 4, 5, 7])

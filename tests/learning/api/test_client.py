@@ -34,8 +34,8 @@ def endpoint(address, **more):
 
 
 def questions(number=4, tokens=5):
-    said = [{"role": "user", "content": f"question {i}"} for i in range(number)]
-    return [make_chat_question([one], 0, temperature=1.0, max_tokens=tokens) for one in said]
+    messages = [{"role": "user", "content": f"question {i}"} for i in range(number)]
+    return [make_chat_question([one], 0, temperature=1.0, max_tokens=tokens) for one in messages]
 
 
 def texts(asked):
@@ -203,12 +203,12 @@ def test_a_share_of_failures_may_be_allowed(desk):
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "message"),
     [("401", "answers 401: scripted 401"), ("404", "answers 404"), ("quota", "exceeded your quota")],
 )
-def test_what_concerns_every_request_ends_at_once_and_tells_no_key(desk, word, said):
+def test_what_concerns_every_request_ends_at_once_and_tells_no_key(desk, word, message):
     teacher = Teacher(own_answer, {"*": [word] * 99})
-    with serving(teacher) as address, pytest.raises(StepError, match=said) as caught:
+    with serving(teacher) as address, pytest.raises(StepError, match=message) as caught:
         ask(endpoint(address, max_concurrency=1, api_key=KEY), desk, questions())
     assert teacher.met == {word: 1}
     assert teacher.headers[0]["authorization"] == f"Bearer {KEY}"
@@ -226,7 +226,7 @@ def test_nothing_of_another_account_goes_to_a_server(desk, monkeypatch):
     assert "planted" not in str(teacher.headers)
 
 
-def test_a_server_that_is_not_there_is_said_to_be(desk):
+def test_an_unreachable_server_is_reported(desk):
     with serving(Teacher()) as address:
         pass
     with pytest.raises(StepError, match="failed for good, after 2 tries each; the last one: connection"):
@@ -387,7 +387,7 @@ def test_a_step_that_waits_for_a_server_can_be_ended(desk):
     assert teacher.paid == []
 
 
-def test_a_file_that_is_no_database_is_said_to_be(desk):
+def test_a_file_that_is_not_a_database_is_refused(desk):
     desk.folder.mkdir()
     (desk.folder / "answers.sqlite").write_bytes(b"no database" * 100)
     with pytest.raises(StepError, match=r"answers\.sqlite cannot be read or written: file is not a database"):

@@ -23,8 +23,8 @@ from schemas.use import ExtraSamplesUse
 
 
 def row(name, answer=None):
-    said = [{"role": "user", "content": name}]
-    return {"id": name, "prompt": said, "answer": answer or name, "family": "f", "metadata": "{}"}
+    messages = [{"role": "user", "content": name}]
+    return {"id": name, "prompt": messages, "answer": answer or name, "family": "f", "metadata": "{}"}
 
 
 def sample(name, group, score, *, source="policy", text="x", step=0, **more):
@@ -68,7 +68,7 @@ def test_replay_gives_back_the_last_policies_first_in_first_out(answering):
         states = json.loads(json.dumps(states))
 
 
-def test_replay_draws_as_many_groups_as_it_is_told_and_stores_only_what_was_sampled(answering):
+def test_replay_draws_the_given_number_of_groups_and_stores_only_sampled_ones(answering):
     use = {"use": "replay", "groups": 3}
     states = {}
     first = [sample("a", g, 1.0) for g in range(5)]
@@ -133,7 +133,7 @@ def test_an_expert_takes_the_place_of_one_completion(tmp_path, answering):
     assert [(t.group, t.source) for t in got] == [(0, "policy"), (0, "policy"), (1, "policy"), (1, "expert")]
 
 
-def test_an_expert_of_other_problems_or_beyond_the_model_is_said(tmp_path, answering):
+def test_an_expert_of_other_problems_or_beyond_the_model_is_refused(tmp_path, answering):
     sampler = answering(lambda *_: "")
     inputs = chat(tmp_path, z=["known"], a=["y" * 200])
     with pytest.raises(StepError, match="has no completion for any problem of this iteration"):

@@ -15,8 +15,8 @@ from schemas.use import PromptSamplerUse
 
 
 def row(name, prompt=None):
-    said = [{"role": "user", "content": prompt or name}]
-    return {"id": name, "prompt": said, "answer": name, "family": "f", "metadata": "{}"}
+    messages = [{"role": "user", "content": prompt or name}]
+    return {"id": name, "prompt": messages, "answer": name, "family": "f", "metadata": "{}"}
 
 
 ROWS = [row(name) for name in "abcdefgh"]

@@ -11,8 +11,8 @@ from schemas.errors import StepError
 
 @pytest.fixture
 def folder(tmp_path):
-    said = [{"role": "assistant", "content": "ok"}]
-    rest = {"answer": "ok", "family": "old", "metadata": "{}", "completion": said}
+    messages = [{"role": "assistant", "content": "ok"}]
+    rest = {"answer": "ok", "family": "old", "metadata": "{}", "completion": messages}
     rows = [{"id": str(i), "prompt": [{"role": "user", "content": f"q{i}"}], **rest} for i in range(9)]
     write_rows(tmp_path, "chat", rows)
     return tmp_path
@@ -33,7 +33,7 @@ def test_rows_are_drawn_without_repetition_and_anew(tiny_policy, folder):
         assert sample.completion_ids == [*tokenizer.encode("ok", add_special_tokens=False), tokenizer.eos_token_id]
 
 
-def test_nothing_to_rehearse_is_said(tiny_policy, tmp_path):
+def test_a_lack_of_rows_to_rehearse_is_reported(tiny_policy, tmp_path):
     write_rows(tmp_path, "chat", [])
     with pytest.raises(StepError, match="`data` has no rows"):
         rehearse([], Sampler(None, tiny_policy, None, 0, 0), np.random.default_rng(0), data=tmp_path)

@@ -20,8 +20,8 @@ from schemas.use import FilterGroupsUse, PromptSamplerUse, ResampleUse, RolloutU
 
 
 def row(name, answer="1"):
-    said = [{"role": "user", "content": name}]
-    return {"id": name, "prompt": said, "answer": answer, "family": "f", "metadata": "{}"}
+    messages = [{"role": "user", "content": name}]
+    return {"id": name, "prompt": messages, "answer": answer, "family": "f", "metadata": "{}"}
 
 
 ROWS = [row(name) for name in "abcdefghijklmnop"]
@@ -63,9 +63,16 @@ def parts(follow_ups, *, plan="uniform", keep=None, inputs=None, max_rounds=8):
 
 
 def run(made, sampler, *, history=None, states=None, rows=ROWS, num_groups=4, n=2, metrics=None):
-    have = {"rows": rows, "num_groups": num_groups, "n": n, "seed": 3, "step": sampler.step, "metrics": metrics or {}}
-    have["states"] = {} if states is None else states
-    return collect_samples(made, IterationContext(**have, sampler=sampler, history=history or History()), {})
+    supplies = {
+        "rows": rows,
+        "num_groups": num_groups,
+        "n": n,
+        "seed": 3,
+        "step": sampler.step,
+        "metrics": metrics or {},
+    }
+    supplies["states"] = {} if states is None else states
+    return collect_samples(made, IterationContext(**supplies, sampler=sampler, history=history or History()), {})
 
 
 def varied(prompt, number):

@@ -57,13 +57,13 @@ def test_rows_come_back_as_they_were_written(tmp_path):
 
 def test_tables_of_others_keep_their_tool_calls_and_need_no_column_for_tools(tmp_path):
     """Hugging Face writes tool calls as structs: a key that one call has, all have, mostly without a value."""
-    said = [{"role": "assistant", "content": "4"}]
+    messages = [{"role": "assistant", "content": "4"}]
     calls = [
         {"function": {"name": "add", "arguments": {"a": 2}}},
         {"function": {"name": "say", "arguments": {"t": "x"}}},
     ]
     prompts = [[{"role": "user", "content": "?"}, {"role": "assistant", "content": None, "tool_calls": calls}]]
-    table = pa.table({"id": ["a"], "prompt": prompts, "completion": [said], **{k: [v] for k, v in REST.items()}})
+    table = pa.table({"id": ["a"], "prompt": prompts, "completion": [messages], **{k: [v] for k, v in REST.items()}})
     assert "tool_calls" in str(table.schema.field("prompt").type)
     pq.write_table(table, tmp_path / "rows.parquet")
     (row,) = read_rows(tmp_path, "chat")

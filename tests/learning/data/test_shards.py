@@ -14,10 +14,10 @@ from schemas.errors import StepError
 
 def row(number, source):
     text = "".join(source.choices("abc dé漢", k=source.randint(0, 60)))
-    said = [{"role": "assistant", "content": text if number % 5 else None}] if number % 7 else None
+    messages = [{"role": "assistant", "content": text if number % 5 else None}] if number % 7 else None
     prompt = [{"role": "user", "content": text}] * (number % 3)
     fixed = {"answer": None if number % 2 else text, "family": "f", "metadata": "{}"}
-    return {"id": f"r{number}", "prompt": prompt, **fixed, "completion": said}
+    return {"id": f"r{number}", "prompt": prompt, **fixed, "completion": messages}
 
 
 @pytest.fixture(scope="module")

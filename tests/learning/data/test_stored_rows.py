@@ -112,8 +112,8 @@ def test_a_file_damaged_while_it_is_read_is_named(kept, tmp_path):
 
 
 def prompt(number):
-    said = [{"role": "user", "content": f"{number}"}, {"role": "user", "content": None}]
-    return {"id": f"{number}", "prompt": said, "answer": None, "family": "f", "metadata": "{}"}
+    messages = [{"role": "user", "content": f"{number}"}, {"role": "user", "content": None}]
+    return {"id": f"{number}", "prompt": messages, "answer": None, "family": "f", "metadata": "{}"}
 
 
 def test_rows_that_do_not_fit_are_the_same_rows(tmp_path, monkeypatch):

@@ -118,7 +118,7 @@ def test_an_expert_sets_right_what_slipped():
     assert corrected > 10
 
 
-def test_a_teacher_errs_as_often_as_told_and_does_what_can_be_done():
+def test_a_teacher_errs_at_the_given_rate_and_makes_possible_moves():
     rows = lessons(100)
     said = [form_filler(row, np.random.default_rng([0, i]), error_rate=0.2) for i, row in enumerate(rows)]
     wrong = []

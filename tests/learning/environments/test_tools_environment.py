@@ -80,7 +80,7 @@ def test_what_is_no_call_is_the_answer(made, turn):
         ("mute: x", "error: RuntimeError"),
     ],
 )
-def test_what_cannot_be_carried_out_is_said_and_the_episode_goes_on(made, turn, told):
+def test_an_impossible_call_is_reported_and_the_episode_goes_on(made, turn, told):
     bad, good = said(made("broken", "mute"), turn, "calculator: 1+1")
     assert (bad.observation, bad.ok, bad.done) == (told, False, False)
     assert (good.observation, good.ok) == ("2", True)
@@ -128,7 +128,7 @@ def test_a_form_of_ones_own(made):
         ([], {"call": r"(\w+)"}, "two groups"),
     ],
 )
-def test_what_a_recipe_says_wrongly_is_said(made, names, options, why):
+def test_wrong_options_of_a_recipe_are_reported(made, names, options, why):
     with pytest.raises(StepError, match=why):
         made(*names, **options)
 

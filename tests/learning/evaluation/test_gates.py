@@ -35,8 +35,8 @@ def paired(rng, n, gained, lost, both=0.4):
 
 
 def judged(made, old, new):
-    (told,) = judge_gates(made, Scores({"old": old, "new": new}, ["f"] * len(old)), 0)
-    return told
+    (outcome,) = judge_gates(made, Scores({"old": old, "new": new}, ["f"] * len(old)), 0)
+    return outcome
 
 
 @pytest.fixture
@@ -139,8 +139,8 @@ def test_several_budgets_together_alarm_no_more_often_than_one(quick):
     alarms = 0
     for _ in range(SIMULATIONS // 4):
         old, new = paired(rng, n, 0.25, 0.25)
-        (told,) = judge_gates(made, Scores({"old": old, "new": new}, families), 0)
-        alarms += not told["passed"]
+        (outcome,) = judge_gates(made, Scores({"old": old, "new": new}, families), 0)
+        alarms += not outcome["passed"]
     assert alarms <= binom.ppf(0.999, SIMULATIONS // 4, 0.05)
     assert [q.tail for q in list_questions(made.gate[0], 0.95)] == [pytest.approx(0.01)] * 5
 

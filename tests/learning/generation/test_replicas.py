@@ -163,7 +163,7 @@ def test_one_that_dies_again_and_again_ends_it():
         replicas.generate([Request([n], 2, n) for n in range(1, 60)], HEAT)
 
 
-def test_what_is_wrong_with_a_request_is_said_and_nothing_is_left_under_way():
+def test_a_wrong_request_is_reported_and_nothing_stays_under_way():
     replicas = replicas_of(2, Log(), in_flight=4)
     with pytest.raises(StepError, match=r"^an empty prompt$"):
         replicas.generate([Request([1], 3, 1), Request([], 1, 2), Request([3], 9, 1)], HEAT)

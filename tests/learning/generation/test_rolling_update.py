@@ -142,7 +142,7 @@ def test_a_worker_completes_at_its_version_while_another_loads_the_next(workers)
     assert {tuple(one.versions) for one in collected(replicas, 2).values()} == {((1, TOKENS),)}
 
 
-def test_when_all_are_told_at_once_none_completes_at_its_version(workers):
+def test_when_all_are_updated_at_once_none_completes_at_its_version(workers):
     made, replicas, _ = workers
     made.halted.clear()
     replicas.submit([(0, Request([5, 6], 1, 1)), (1, Request([7, 8], 1, 2))], sampling(made))
@@ -309,13 +309,13 @@ def test_tokens_are_of_the_version_they_say_and_never_older_than_the_bound(tiny_
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"max_staleness": 0}, "ahead 0 is more than max_staleness 0 minus 1"),
         ({"max_staleness": 2, "ahead": 2}, "ahead 2 is more than max_staleness 2 minus 1"),
         ({"max_staleness": 2, "interrupt": False}, "set `interrupt: true`"),
     ],
 )
-def test_what_leaves_no_room_for_the_lag_is_refused(options, said):
-    with pytest.raises(StepError, match=said):
+def test_what_leaves_no_room_for_the_lag_is_refused(options, message):
+    with pytest.raises(StepError, match=message):
         streamed([], None, None, plan_of, rated, 0, 0, STEPS, sync="each", **options)

@@ -114,7 +114,7 @@ def test_what_is_suspended_goes_on_where_it_was(tiny_policy, serve):
     assert made == {(t, i): g.token_ids for t, of in enumerate(want) for i, g in enumerate(of)}
 
 
-def test_likelihoods_are_told_while_others_run(tiny_policy, serve):
+def test_likelihoods_are_computed_while_others_run(tiny_policy, serve):
     service = serve()
     service.submit(list(enumerate(REQUESTS)), SAMPLING)
     (told,) = service.likelihoods([([5, 6], [7, 8, 9])], 0.7)
@@ -124,7 +124,7 @@ def test_likelihoods_are_told_while_others_run(tiny_policy, serve):
     assert told == pytest.approx([float(logp[i, t]) for i, t in enumerate([7, 8, 9])], abs=1e-5)
 
 
-def test_what_goes_wrong_is_told_to_whoever_calls_next_or_waits(serve):
+def test_a_failure_is_raised_in_the_next_call_and_in_waiting_ones(serve):
     service = serve()
     service.submit([(0, Request([], 1, 0))], SAMPLING)
     with pytest.raises(StepError, match="a prompt of 0 tokens"):

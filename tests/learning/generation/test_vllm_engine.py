@@ -207,7 +207,7 @@ def test_trap_22_new_weights_give_new_outputs_and_the_very_same_log_probabilitie
 
 
 @pytest.mark.parametrize(
-    ("lost", "said"),
+    ("lost", "message"),
     [
         (lambda name: True, "lacks lm_head.weight, model.embed_tokens.weight"),
         (lambda name: name == "lm_head.weight", r"lacks lm_head\.weight; "),
@@ -216,12 +216,12 @@ def test_trap_22_new_weights_give_new_outputs_and_the_very_same_log_probabilitie
     ],
     ids=["all", "tied head", "part of a fused layer", "norms"],
 )
-def test_trap_22_what_is_not_delivered_is_an_error(wide_policy, lost, said):
+def test_trap_22_what_is_not_delivered_is_an_error(wide_policy, lost, message):
     engine = Engine(wide_policy)
     changed(wide_policy.model)
     engine.sync(1)
     some = [(name, tensor) for name, tensor in collect_weights(wide_policy.model).items() if not lost(name)]
-    with pytest.raises(StepError, match=said):
+    with pytest.raises(StepError, match=message):
         engine.deliver(some)
     assert measure_logprob_gap(engine, wide_policy, PROMPTS) < 1e-5  # and the next call delivers everything
 
@@ -361,7 +361,7 @@ def test_flights_of_one_engine_are_in_the_air_together(wide_policy):
     assert len(Engine(other).generate(REQUESTS, Sampling(1.0, 8))) == 5
 
 
-def test_what_cannot_be_sampled_is_said_before(wide_policy, tiny_policy):
+def test_unsupported_requests_are_refused_before_sampling(wide_policy, tiny_policy):
     engine = Engine(wide_policy, max_model_len=64)
     with pytest.raises(StepError, match="a prompt of 0 tokens"):
         engine.generate([Request([], 1, 0)], Sampling(1.0, 8))

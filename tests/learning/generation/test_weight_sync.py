@@ -129,7 +129,7 @@ def damaged(receipt, how, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "message"),
     [
         ("nothing", "lacks lm_head.weight"),
         ("partial", r"lacks model\.layers\.0\.self_attn\.q_proj\.weight"),
@@ -137,10 +137,10 @@ def damaged(receipt, how, tmp_path):
         ("renamed", r"model\.layers\.9\.mlp\.up_proj\.weight of version 1 was not published"),
     ],
 )
-def test_trap_22_what_does_not_arrive_is_an_error(tiny_policy, replica, tmp_path, how, said):
+def test_trap_22_what_does_not_arrive_is_an_error(tiny_policy, replica, tmp_path, how, message):
     sync, receiver = Files(tiny_policy, tmp_path / "sync"), PolicyReceiver(*replica, read_weights)
     receipt = sync.publish(1)
-    with pytest.raises(StepError, match=said):
+    with pytest.raises(StepError, match=message):
         receiver.load(damaged(receipt, how, tmp_path))
     assert receiver.version == -1
     receiver.load(receipt)

@@ -42,8 +42,10 @@ def save_classifier(folder, kind, *, labels=1, pad="pad_token", **more):
 def compute_own_scores(folder, tokenizer, side):
     """Scores by transformers: rendered conversations in one batch, padded on a side, eager attention."""
     model = AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation="eager").eval()
-    said = [[*row["prompt"], {"role": "assistant", "content": text}] for row, text in zip(ROWS, TEXTS, strict=True)]
-    rendered = tokenizer.apply_chat_template(said, tokenize=False)
+    conversations = [
+        [*row["prompt"], {"role": "assistant", "content": text}] for row, text in zip(ROWS, TEXTS, strict=True)
+    ]
+    rendered = tokenizer.apply_chat_template(conversations, tokenize=False)
     batch = tokenizer(rendered, add_special_tokens=False, padding=True, padding_side=side, return_tensors="pt")
     assert (batch["attention_mask"] == 0).any()
     positions = (batch["attention_mask"].cumsum(-1) - 1).clamp(min=0)

@@ -27,7 +27,7 @@ def test_a_logistic_judge_weighs_being_right_against_being_short():
     assert logistic(ROW, "well, 7", "7", brevity=0.1, marker=", ") == pytest.approx(sigmoid(2 - 0.6))
 
 
-def test_styles_are_told_apart_and_the_answer_in_them_is_read():
+def test_styles_are_distinguished_and_their_answers_are_read():
     assert styles(ROW, "= 7", "so 7", styles=THREE) == pytest.approx(sigmoid(2))
     assert styles(ROW, "= 7", "= 9", styles=THREE) == pytest.approx(sigmoid(2))
     assert styles(ROW, "so 9", "7", styles=THREE) == 0.5
@@ -45,10 +45,10 @@ def test_a_duel_by_a_reward_and_the_win_rates_it_gives():
         [2 / 3, 1 / 6, 2 / 3]
     )
     soft = bind(DuelUse(use="better", of=quality, scale=0.5), "by")
-    have = {"row": ROW, "first": "yes", "second": "no", "step": 0, "seed": 0, "states": {}}
-    assert soft.ask(0, have) == pytest.approx(sigmoid(0.9 / 0.5))
+    supplies = {"row": ROW, "first": "yes", "second": "no", "step": 0, "seed": 0, "states": {}}
+    assert soft.ask(0, supplies) == pytest.approx(sigmoid(0.9 / 0.5))
     unknown = bind(DuelUse(use="better", of={"use": "answers.exact"}), "by")
-    assert unknown.ask(0, have | {"row": ROW | {"answer": None}}) == 0.5
+    assert unknown.ask(0, supplies | {"row": ROW | {"answer": None}}) == 0.5
 
 
 def test_against_an_opponent_that_says_the_same_it_is_a_draw(tiny_policy_folder):

@@ -79,7 +79,7 @@ def test_the_teacher_writes_the_turn_that_is_due_and_errs_at_its_rate():
         scripted(row | {"prompt": [*row["prompt"], *so_far]}, rng)
 
 
-def test_an_episode_is_a_lesson_for_every_turn_with_what_tools_really_said():
+def test_an_episode_is_a_lesson_for_every_turn_with_the_real_outputs_of_tools():
     """A question with a weight is three: the search, the product of what was found, and what came of it."""
     of = {"use": "almanac", "size": 6, "split": "train", "kinds": ["weight", "table"]}
     env = {"use": "tools", "tools": ["calculator", "search", "sql"]}

@@ -223,12 +223,14 @@ def test_a_guest_is_loaded_once_and_answers_as_the_model_it_is(tiny_policy_folde
     assert word_logprobs(host, asked, ["1"])[0] == pytest.approx(word_logprobs(sampler, asked, ["1"])[0], abs=1e-5)
     use = {"use": "judges.model", "judge": "critic", "words": {"1": 1.0, "0": 0.0}, "high": 1.0}
     bound = bind(RewardUse.model_validate(use), "rewards.1", {"rewards.1.judge": tiny_policy_folder})
-    have = {"rows": [ROW], "completions": ["3"], "seed": 0}
+    supplies = {"rows": [ROW], "completions": ["3"], "seed": 0}
     own = judges.own([ROW], ["3"], sampler, rng(), words={"1": 1.0, "0": 0.0}, high=1.0)
-    assert bound.ask(0, have) == pytest.approx(own, abs=1e-5)
+    assert bound.ask(0, supplies) == pytest.approx(own, abs=1e-5)
     assert not any(p.requires_grad for p in host.policy.model.parameters())
     use |= {"engine": {"use": "torch", "max_slots": 3}}
-    assert bind(RewardUse.model_validate(use), "r", {"r.judge": tiny_policy_folder}).ask(0, have) == pytest.approx(own)
+    assert bind(RewardUse.model_validate(use), "r", {"r.judge": tiny_policy_folder}).ask(0, supplies) == pytest.approx(
+        own
+    )
     assert guest(tiny_policy_folder, EngineUse(use="torch", max_slots=3)).engine.max_slots == 3
 
 

@@ -95,8 +95,8 @@ def samples(texts):
 
 def scored(name, texts, states=None, shown=None):
     made = samples(texts)
-    have = {"step": 0, "seed": 3, "states": {} if states is None else states}
-    score([bound(name)], [1.0], made, have, shown=shown)
+    supplies = {"step": 0, "seed": 3, "states": {} if states is None else states}
+    score([bound(name)], [1.0], made, supplies, shown=shown)
     return made
 
 
@@ -109,10 +109,10 @@ def test_completions_that_raise_cannot_be_scored_and_the_others_are(capsys):
     made = scored("numbers", ["1", "x", "2", "3e0"])
     assert [t.reward for t in made] == [1.0, None, 2.0, 3.0]
     assert CALLS == [["1", "x", "2", "3e0"], ["1"], ["x"], ["2"], ["3e0"], ["1", "2", "3e0"]]
-    said = capsys.readouterr().err
-    assert "1 of 4 completions cannot be scored: ValueError: could not convert string to float: 'x', for the" in said
-    assert "the completion 'x' of row '0'" in said
-    assert "Traceback" in said
+    output = capsys.readouterr().err
+    assert "1 of 4 completions cannot be scored: ValueError: could not convert string to float: 'x', for the" in output
+    assert "the completion 'x' of row '0'" in output
+    assert "Traceback" in output
 
 
 def test_a_call_without_an_exception_is_one_call():

@@ -117,7 +117,7 @@ def test_memory_ends_at_its_bound_and_the_bound_cannot_be_raised():
     assert ended.stderr.endswith("MemoryError\n")
 
 
-def test_an_endless_loop_ends_at_its_time_with_what_it_had_said():
+def test_an_endless_loop_ends_at_its_time_limit_and_keeps_its_output():
     ran = run(
         "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('here')\nwhile True: pass", seconds=1
     )
@@ -337,7 +337,7 @@ def test_without_a_guard_a_program_does_not_run(guard):
     assert "posttrain doctor" in done.stdout
 
 
-def test_another_machine_is_told_why(monkeypatch):
+def test_other_machines_are_refused_with_the_reason(monkeypatch):
     monkeypatch.setattr("platform.system", lambda: "Darwin")
     available.cache_clear()
     assert "only on Linux" in available()

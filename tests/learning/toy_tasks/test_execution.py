@@ -117,7 +117,7 @@ def test_tests_are_passed_wholly_or_in_part():
 
 
 @pytest.mark.parametrize(
-    ("said", "share"),
+    ("text", "share"),
     [
         ("x=5,y=6", 1.0),
         (" y=6, x=5 ", 1.0),
@@ -128,11 +128,11 @@ def test_tests_are_passed_wholly_or_in_part():
         ("5", 0.0),
     ],
 )
-def test_states_are_right_wholly_or_in_part(said, share):
+def test_states_are_right_wholly_or_in_part(text, share):
     row = {"id": "s", "metadata": '{"states": {"x": 5, "y": 6}}'}
-    assert states([row], [said], partial=True) == [share]
-    assert states([row], [said]) == [float(share == 1)]
-    assert states([row | {"metadata": "{}"}], [said]) == [None]
+    assert states([row], [text], partial=True) == [share]
+    assert states([row], [text]) == [float(share == 1)]
+    assert states([row | {"metadata": "{}"}], [text]) == [None]
 
 
 def test_states_of_programs_are_their_answers():

@@ -9,8 +9,8 @@ from schemas.errors import StepError
 
 def row(code, kind="out"):
     text = describe_code(code, kind)
-    said = [{"role": "user", "content": text}]
-    return {"id": "m", "prompt": said, "answer": code, "family": "modules", "metadata": f'{{"kind": "{kind}"}}'}
+    messages = [{"role": "user", "content": text}]
+    return {"id": "m", "prompt": messages, "answer": code, "family": "modules", "metadata": f'{{"kind": "{kind}"}}'}
 
 
 def test_golden_code_passes_its_testbench_and_comes_back_from_its_description():
@@ -45,7 +45,7 @@ def test_a_register_is_judged_by_what_it_does_after_a_reset():
     assert held[: len(held) // 2] != held[len(held) // 2 :]
 
 
-def test_what_is_no_code_fails_and_what_is_no_module_is_said():
+def test_invalid_code_fails_and_a_missing_module_is_reported():
     assert rewards.equivalent([row("a&b")] * 3, ["", "a and b", "a&d"]) == [0.0] * 3
     with pytest.raises(StepError, match="use problems of `modules`"):
         is_equivalent(row("a&b") | {"metadata": "{}"}, "a&b")

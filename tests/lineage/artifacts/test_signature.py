@@ -105,7 +105,7 @@ def test_taking_the_signature_off_does_not_help_once_the_log_saw_it(small_run):
     assert any("its digests are not those that entry 4 of the audit log saw" in problem for problem in problems)
 
 
-def test_what_was_never_signed_is_said_and_refused_where_signatures_are_asked_for(small_run):
+def test_unsigned_artifacts_are_reported_and_refused_where_signatures_are_required(small_run):
     for made in small_run.made.values():
         (small_run.store.folder(made) / SIGNATURE).unlink()
     found = verify(small_run.layout)

@@ -74,7 +74,7 @@ def test_a_log_cut_off_before_a_decision_is_found_out_by_it(claimed):
     )
 
 
-def test_an_artifact_that_is_gone_is_told_unless_gc_removed_it(claimed):
+def test_a_missing_artifact_is_reported_unless_gc_removed_it(claimed):
     made = claimed.made["tuned"]
     shutil.rmtree(claimed.store.folder(made))
     found = check_audit(claimed.layout)
@@ -85,7 +85,7 @@ def test_an_artifact_that_is_gone_is_told_unless_gc_removed_it(claimed):
     assert check_audit(claimed.layout).notes == []
 
 
-def test_a_store_that_cannot_be_written_can_be_checked_and_that_is_said(claimed, capsys, monkeypatch):
+def test_a_read_only_store_can_be_checked_and_is_reported(claimed, capsys, monkeypatch):
     from rich.console import Console
 
     from flows.history.audit import show_verification
@@ -95,8 +95,8 @@ def test_a_store_that_cannot_be_written_can_be_checked_and_that_is_said(claimed,
 
     monkeypatch.setattr("flows.history.audit.append", read_only)
     assert show_verification(None, claimed.layout, Console(), True) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["notes"] == [f"{claimed.layout.state}: the verification could not be recorded: Read-only file system"]
+    output = json.loads(capsys.readouterr().out)
+    assert output["notes"] == [f"{claimed.layout.state}: the verification could not be recorded: Read-only file system"]
     monkeypatch.undo()
     assert show_verification(None, claimed.layout, Console(), True) == 0
     last = json.loads(log_file(claimed.layout).read_bytes().splitlines()[-1])

@@ -224,7 +224,7 @@ def test_a_run_tells_what_it_did_and_not_what_it_found(examined, receiver, monke
 
 
 @pytest.mark.parametrize("password", ["", "user:planted-password@"])
-def test_a_server_that_refuses_or_is_away_is_told_without_its_address(examined, receiver, password):
+def test_a_server_that_refuses_or_is_away_is_reported_without_its_address(examined, receiver, password):
     receiver.answer = 403
     url = receiver.url.replace("//", f"//{password}")
     with pytest.raises(PlanError, match="answered 403") as refused:

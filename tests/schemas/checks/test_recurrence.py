@@ -32,7 +32,7 @@ def test_rules_that_come_due_are_accepted(rule):
 
 
 @pytest.mark.parametrize(
-    ("rule", "said"),
+    ("rule", "message"),
     [
         ("FREQ=SECONDLY;BYMONTHDAY=31;BYSETPOS=366", "more often than"),
         ("FREQ=MINUTELY", "more often than"),
@@ -51,8 +51,8 @@ def test_rules_that_come_due_are_accepted(rule):
         ("", "no"),
     ],
 )
-def test_others_are_refused_with_the_reason(rule, said):
-    assert said in find_rrule_problem(rule)
+def test_others_are_refused_with_the_reason(rule, message):
+    assert message in find_rrule_problem(rule)
 
 
 @pytest.mark.parametrize(

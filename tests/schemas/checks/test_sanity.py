@@ -24,7 +24,7 @@ def load(tmp_path, text, *overrides):
 
 
 @pytest.mark.parametrize(
-    ("said", "path", "message"),
+    ("text", "path", "message"),
     [
         (
             "stages.base.config={model_type: qwen3, hidden_size: many}",
@@ -61,18 +61,18 @@ def load(tmp_path, text, *overrides):
         ("stages.problems.problems.0.seed=-1", "stages.problems.problems.0.seed", "not -1"),
     ],
 )
-def test_nonsense_is_refused_at_its_place(tmp_path, said, path, message):
+def test_nonsense_is_refused_at_its_place(tmp_path, text, path, message):
     with pytest.raises(RecipeError) as caught:
-        load(tmp_path, RL, said)
+        load(tmp_path, RL, text)
     (one,) = caught.value.problems
     assert one.path == path
     assert message in one.message
 
 
-@pytest.mark.parametrize("said", ["e.a > 1e999", "e.a > .", "e.a > 1..2", "e.a > ²", "a" * 90_000])
-def test_a_condition_compares_with_a_finite_number(tmp_path, said):
+@pytest.mark.parametrize("condition", ["e.a > 1e999", "e.a > .", "e.a > 1..2", "e.a > ²", "a" * 90_000])
+def test_a_condition_compares_with_a_finite_number(tmp_path, condition):
     stages = "{e: {kind: evaluate, model: base, prompts: problems}}"
-    loop = f"  l: {{repeat: {{max: 2, until: '{said}', stages: {stages}}}}}\n"
+    loop = f"  l: {{repeat: {{max: 2, until: '{condition}', stages: {stages}}}}}\n"
     with pytest.raises(RecipeError, match="a comparison and a number"):
         load(tmp_path, RL + loop)
 

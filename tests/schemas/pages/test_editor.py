@@ -76,7 +76,7 @@ def test_the_shipped_recipe_has_no_diagnostics(editor, folder):
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    ("good", "bad", "said"),
+    ("good", "bad", "message"),
     [
         ("learning_rate: 2e-4", "learning_rat: 2e-4", "learning_rat"),
         ("kind: curate", "kind: currate", "Valid values"),
@@ -84,7 +84,7 @@ def test_the_shipped_recipe_has_no_diagnostics(editor, folder):
         ("num_generations: 4", "num_generations: four", "Incorrect type"),
     ],
 )
-def test_a_mistake_is_marked_where_it_is(editor, folder, good, bad, said):
+def test_a_mistake_is_marked_where_it_is(editor, folder, good, bad, message):
     text = (ROOT / "recipes/quickstart.yaml").read_text().replace(good, bad, 1)
     recipe = folder / f"{bad.partition(':')[0]}_{len(bad)}.yaml"
     recipe.write_text(text)
@@ -93,4 +93,4 @@ def test_a_mistake_is_marked_where_it_is(editor, folder, good, bad, said):
     first, line = text[:stage_start].count("\n"), text[: text.index(bad)].count("\n")
     assert found, bad
     assert all(first <= d["range"]["start"]["line"] <= line for d in found), found
-    assert any(said in json.dumps(d) for d in found), found
+    assert any(message in json.dumps(d) for d in found), found

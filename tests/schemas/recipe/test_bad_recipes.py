@@ -22,7 +22,7 @@ def test_a_malformed_recipe_is_refused_at_its_place_with_advice(file):
     with pytest.raises(RecipeError) as caught:
         load_recipe(file)
     assert caught.value.exit_code == 3
-    told = [(p.line, p.column, p.message, p.advice) for p in caught.value.problems]
-    fits = [t for t in told if t[:2] == (int(line), int(column)) and message in t[2] and advice in t[3]]
-    assert fits, told
+    problems = [(p.line, p.column, p.message, p.advice) for p in caught.value.problems]
+    fits = [t for t in problems if t[:2] == (int(line), int(column)) and message in t[2] and advice in t[3]]
+    assert fits, problems
     assert all(p.file == str(file) for p in caught.value.problems)

@@ -64,9 +64,9 @@ def test_each_parent_is_read_once_however_often_it_is_extended(tmp_path, monkeyp
     assert sorted(read) == sorted(["r.yaml", *(f"{name}.yaml" for name in levels)])
 
 
-@pytest.mark.parametrize("said", ["extends: /dev/zero", "extends: .", 'extends: "a\\0b"', "extends: " + "a" * 5000])
-def test_what_is_no_file_cannot_be_extended(tmp_path, said):
-    (one,) = refused(written(tmp_path, r=f"{said}\n{HEAD}"))
+@pytest.mark.parametrize("line", ["extends: /dev/zero", "extends: .", 'extends: "a\\0b"', "extends: " + "a" * 5000])
+def test_what_is_no_file_cannot_be_extended(tmp_path, line):
+    (one,) = refused(written(tmp_path, r=f"{line}\n{HEAD}"))
     assert (one.file, one.line, one.column, one.path) == (str(tmp_path / "r.yaml"), 1, 10, "extends")
 
 
@@ -78,7 +78,7 @@ def test_many_errors_are_counted_and_not_listed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("text", "message"),
     [
         ("stages.base.config={a: 1e999}", "a finite number is wanted, this is inf"),
         ("stages.base.config={a: .nan}", "a finite number is wanted, this is nan"),
@@ -88,14 +88,16 @@ def test_many_errors_are_counted_and_not_listed(tmp_path):
         ("stages.base.config={a: [" + "1, " * 2001 + "]}", "2001 entries in one place are too many"),
     ],
 )
-def test_values_that_nothing_can_use_are_refused_wherever_they_stand(tmp_path, said, message):
-    assert message in refused(written(tmp_path, r=HEAD), overrides=[said])[0].message
+def test_values_that_nothing_can_use_are_refused_wherever_they_stand(tmp_path, text, message):
+    assert message in refused(written(tmp_path, r=HEAD), overrides=[text])[0].message
 
 
-@pytest.mark.parametrize("said", [".².=1", "stages.base.².x=1", "stages.p.problems.²=1", "a." * 5000 + "b=1", "=", ""])
-def test_overrides_that_name_nothing_are_refused(tmp_path, said):
+@pytest.mark.parametrize(
+    "override", [".².=1", "stages.base.².x=1", "stages.p.problems.²=1", "a." * 5000 + "b=1", "=", ""]
+)
+def test_overrides_that_name_nothing_are_refused(tmp_path, override):
     stages = "  p: {kind: synthesize, emit: prompts, problems: [chain]}\n"
-    assert refused(written(tmp_path, r=HEAD + stages), overrides=[said])[0].file.startswith("--set ")
+    assert refused(written(tmp_path, r=HEAD + stages), overrides=[override])[0].file.startswith("--set ")
 
 
 def test_control_characters_are_shown_as_escapes_and_long_texts_cut():
