@@ -149,7 +149,7 @@ class RowsRef(Reference):
 class DataRef(Reference):
     """Rows in any format: files, a data set of the hub, or a table of rows."""
 
-    accepts = ("prompts", "chat", "directory")
+    accepts = ("prompts", "chat", "preference_pairs", "directory")
     outside = "directory"
 
 

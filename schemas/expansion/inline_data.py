@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 from schemas.expansion.expand import Unit
 from schemas.expansion.names import Target, scheme_of
@@ -11,7 +12,7 @@ from schemas.references import Reference, RowsRef, is_data_file, is_pattern
 from schemas.source.tree import Node, join_path, make_nodes, merge_nodes
 from schemas.source.variables import Scope, substitute
 from schemas.stages.base import BaseStage
-from schemas.stages.data import Data
+from schemas.stages.data import Data, Emit
 from schemas.stages.union import traits_of
 
 OWN_ROWS = ("rows.parquet", "rows-00000.parquet")
@@ -65,7 +66,7 @@ def list_row_ports(node: Node) -> list[Port]:
     for name, field in stage.model_fields.items():
         for reference in _list_references(field.annotation):
             emit = reference.outside or reference.accepts[0]
-            is_rows = reference is RowsRef or reference.accepts in (("chat",), ("prompts",))
+            is_rows = reference is RowsRef or (len(reference.accepts) == 1 and reference.accepts[0] in get_args(Emit))
             if is_rows and node.get(name) is not None:
                 ports.append(Port(name, emit))
     return ports

@@ -1,7 +1,7 @@
 """kind: data — rows of files, of the hub and of other stages, as posttrain's own rows."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -10,16 +10,17 @@ from schemas.references import DataRef
 from schemas.row_templates import is_template, parse_template
 from schemas.stages.base import BaseStage, ReportSection
 
-Emit = Literal["chat", "prompts"]
-Format = Literal["messages", "alpaca", "prompt_completion", "text", "prompts", "rows"]
-FORMATS: tuple[str, ...] = get_args(Format)
+Emit = Literal["chat", "preference_pairs", "prompts"]
+Format = Literal["messages", "alpaca", "prompt_completion", "text", "preference", "scored", "prompts", "rows"]
 EMITS: dict[Format, tuple[Emit, ...]] = {
     "messages": ("chat",),
     "alpaca": ("chat",),
     "prompt_completion": ("chat",),
     "text": ("chat",),
+    "preference": ("preference_pairs",),
+    "scored": ("preference_pairs",),
     "prompts": ("prompts",),
-    "rows": ("chat", "prompts"),
+    "rows": ("chat", "preference_pairs", "prompts"),
 }
 """Artifact types that rows of a format can become."""
 

@@ -9,9 +9,14 @@ from learning.data.messages import JSON_COLUMNS, PLAIN
 from learning.data.rows import SCHEMAS, Row
 from learning.data.sources.columns import Values, list_columns
 from learning.data.sources.conversations import Message, read_messages, refuse_media, split_last_turn
+from learning.data.sources.preferences import SIDES, convert_preference, convert_scored
 from learning.data.sources.records import BadRow
+from learning.data.sources.texts import add_system, read_prompt, read_side, read_text
 from schemas.stages.data import EMITS, Emit, Format
 
+WRITTEN: dict[Emit, tuple[str, ...]] = {"chat": ("completion",), "preference_pairs": SIDES, "prompts": ()}
+"""Columns of an artifact type that a model or a person wrote for a prompt."""
+SCORES = tuple(f"score_{side}" for side in SIDES)
 COMMON = ("id", "answer", "family", *JSON_COLUMNS)
 """Columns that rows of every format may have."""
 
@@ -39,6 +44,7 @@ def convert_row(reader: FormatReader, fields: Values, place: str, emit: Emit) ->
     known = {*reader.needs, *reader.takes, *COMMON, "metadata"}
     rest = {name: value for name, value in fields.items() if name not in known and value is not None}
     metadata = fields.get("metadata")
+    rest |= made.pop("notes", {})
     if rest or not isinstance(metadata, str):
         rest = ({} if metadata is None else {"metadata": metadata}) | rest
         metadata = json.dumps(rest, default=str)
@@ -48,8 +54,8 @@ def convert_row(reader: FormatReader, fields: Values, place: str, emit: Emit) ->
         if fields.get(name) not in (None, [], {}, ""):
             row[name] = _check_json(fields[name], name)
     row |= made
-    if emit == "chat" and "completion" not in row:
-        raise BadRow("no `completion`")
+    if lacking := next((name for name in WRITTEN[emit] if name not in row), None):
+        raise BadRow(f"no `{lacking}`")
     _refuse_half_characters(row)
     return row
 
@@ -89,28 +95,17 @@ def _convert_messages(fields: Values) -> Row:
     field = "messages" if fields.get("messages") is not None else "conversations"
     if fields.get(field) is None:
         raise BadRow(f"no `messages`; its columns: {list_columns(fields)}")
-    messages = _add_system(read_messages(fields[field], field), fields)
+    messages = add_system(read_messages(fields[field], field), fields)
     prompt, completion = split_last_turn(messages, field)
     return {"prompt": prompt, "completion": completion}
 
 
-def _add_system(messages: list[Message], fields: Values) -> list[Message]:
-    system = fields.get("system")
-    if system is None or system == "":
-        return messages
-    if not isinstance(system, str):
-        raise BadRow(f"`system` is no text but {type(system).__name__}")
-    if messages[0]["role"] in ("system", "developer"):
-        raise BadRow("a column `system` and a system message")
-    return [{"role": "system", "content": system}, *messages]
-
-
 def _convert_alpaca(fields: Values) -> Row:
-    instruction, given = _read_text(fields, "instruction"), _read_text(fields, "input", optional=True)
+    instruction, given = read_text(fields, "instruction"), read_text(fields, "input", optional=True)
     question = f"{instruction}\n\n{given}" if given.strip() else instruction
     prompt = [*_read_history(fields), {"role": "user", "content": question}]
-    answer = [{"role": "assistant", "content": _read_text(fields, "output")}]
-    return {"prompt": _add_system(prompt, fields), "completion": answer}
+    answer = [{"role": "assistant", "content": read_text(fields, "output")}]
+    return {"prompt": add_system(prompt, fields), "completion": answer}
 
 
 def _read_history(fields: Values) -> list[Message]:
@@ -129,40 +124,22 @@ def _read_history(fields: Values) -> list[Message]:
 
 
 def _convert_prompt_completion(fields: Values) -> Row:
-    prompt, completion = _read_prompt(fields), read_side(fields, "completion")
+    prompt, completion = read_prompt(fields), read_side(fields, "completion")
     return {"prompt": prompt, "completion": completion}
 
 
-def _read_prompt(fields: Values) -> list[Message]:
-    prompt = fields["prompt"]
-    if isinstance(prompt, str):
-        return _add_system([{"role": "user", "content": _read_text(fields, "prompt")}], fields)
-    return _add_system(read_messages(prompt, "prompt"), fields)
-
-
-def read_side(fields: Values, name: str) -> list[Message]:
-    """Return what the assistant writes after a prompt: a text, or messages that begin and end with its own."""
-    if isinstance(fields[name], str):
-        return [{"role": "assistant", "content": _read_text(fields, name)}]
-    if not isinstance(fields[name], list) or not fields[name]:
-        raise BadRow(f"`{name}` is neither text nor a list of messages")
-    # The order of roles is checked as that of a conversation, which begins with the user.
-    messages = read_messages([{"role": "user", "content": "?"}, *fields[name]], name)[1:]
-    if messages[0]["role"] != "assistant" or messages[-1]["role"] != "assistant":
-        raise BadRow(f"`{name}` does not begin and end with a message of the assistant")
-    return messages
-
-
 def _convert_text(fields: Values) -> Row:
-    return {"prompt": [], "completion": [{"role": PLAIN, "content": _read_text(fields, "text")}]}
+    return {"prompt": [], "completion": [{"role": PLAIN, "content": read_text(fields, "text")}]}
 
 
 def _convert_prompts(fields: Values) -> Row:
-    return {"prompt": _read_prompt(fields)}
+    return {"prompt": read_prompt(fields)}
 
 
 def _convert_rows(fields: Values) -> Row:
-    return {name: _check_own(fields[name], name) for name in ("prompt", "completion") if fields.get(name) is not None}
+    written = ("prompt", "completion", *SIDES)
+    made: Row = {name: _check_own(fields[name], name) for name in written if fields.get(name) is not None}
+    return made | {"margin": fields.get("margin")}
 
 
 def _check_own(messages: Any, name: str) -> list[Message]:
@@ -174,19 +151,10 @@ def _check_own(messages: Any, name: str) -> list[Message]:
     return messages
 
 
-def _read_text(fields: Values, name: str, *, optional: bool = False) -> str:
-    value = fields.get(name)
-    if optional and value is None:
-        return ""
-    if not isinstance(value, str):
-        raise BadRow(f"`{name}` is no text but {type(value).__name__}")
-    if not optional and not value.strip():
-        raise BadRow(f"`{name}` is empty")
-    return value
-
-
 READERS: dict[Format, FormatReader] = {
-    "rows": FormatReader(("id", "prompt"), ("completion",), _convert_rows),
+    "rows": FormatReader(("id", "prompt"), ("completion", *SIDES, "margin"), _convert_rows),
+    "preference": FormatReader(SIDES, ("prompt", "system", "margin", *SCORES), convert_preference),
+    "scored": FormatReader(("completions",), ("prompt", "instruction", "system"), convert_scored),
     "messages": FormatReader((), ("messages", "conversations", "system"), _convert_messages),
     "alpaca": FormatReader(("instruction", "output"), ("input", "system", "history"), _convert_alpaca),
     "prompt_completion": FormatReader(("prompt", "completion"), ("system",), _convert_prompt_completion),

@@ -72,7 +72,7 @@ def _count_rows(files: list[Path], size: int) -> int | None:
 def describe_row(row: Row) -> Iterator[str]:
     """Yield the lines of a converted row: one per message, with what is learned last."""
     yield f"{row['id']}"
-    for name in ("prompt", "completion"):
+    for name in ("prompt", "completion", "chosen", "rejected"):
         for message in row.get(name) or ():
             more = {key: value for key, value in message.items() if key not in ("role", "content")}
             role = "text" if message["role"] == PLAIN else message["role"]

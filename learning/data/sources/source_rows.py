@@ -15,6 +15,12 @@ from learning.data.sources.records import BadRow, Record
 from schemas.errors import StepError
 from schemas.stages.data import EMITS, Emit, Format, Source
 
+UNSUPPORTED = {
+    frozenset({"prompt", "completion", "label"}): "labels of single completions (KTO)",
+    frozenset({"prompt", "completions", "labels"}): "labels of steps (process reward models)",
+    frozenset({"prompt", "response", "helpfulness"}): "ratings per attribute",
+}
+"""Columns by which formats without a stage are recognised, so that their labels are not ignored in silence."""
 LOOKED_AT = 100
 """Rows whose columns decide the format."""
 
@@ -69,6 +75,12 @@ class SourceRows:
             raise StepError(f"{self.files[0].name}: no rows")
         if not columns:
             raise StepError(f"{first.place}: {first.problem or 'no columns'}; none of the first rows can be read")
+        for marks, what in UNSUPPORTED.items():
+            if marks <= columns.keys():
+                raise StepError(
+                    f"{first.file}: columns {list_columns(columns)} are {what}, which no stage trains on yet; to use "
+                    "the rows in another way, name the `format` or map `columns`"
+                )
         found = detect_format(set(columns), self.emit)
         if found is None:
             formats = "; ".join(
