@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -9,13 +10,21 @@ from torch import Tensor
 from learning.data.chat_settings import apply_chat
 from learning.data.epochs import Epochs
 from learning.data.rows_used import count_batched, write_rows_used
-from learning.models.forwards import apply_compute_options
+from learning.models.forwards import apply_compute_options, without_adapters
 from learning.models.memory import keep_pages
 from learning.models.optimize import make_optimizer
 from learning.models.packed import describe_forward
-from learning.models.policy import Policy, add_adapters, load_policy, resolve_max_length, save_trained, set_determinism
-from learning.models.sharded_model import Trained
-from learning.parallel.group import ALONE
+from learning.models.policy import (
+    Policy,
+    add_adapters,
+    load_policy,
+    load_trained_policy,
+    resolve_max_length,
+    save_trained,
+    set_determinism,
+)
+from learning.models.sharded_model import Trained, share_passes
+from learning.parallel.group import ALONE, Each
 from learning.parallel.random_states import seed_rank
 from learning.preference.batches import count_tokens, read_pairs, split_by_prompt
 from learning.preference.columns import PairSet, add_reference, list_bases, make_pair_set
@@ -97,7 +106,8 @@ def run(stage: Preference, context: Context) -> Result:
     """Train `stage.model` on the pairs of `stage.data`; continue from the step's own checkpoints."""
     set_determinism(context.seed, context.num_threads)
     keep_pages()
-    policy = load_policy(context.input("model"), device=context.device, dtype=stage.dtype)
+    group = context.group or ALONE
+    policy = load_trained_policy(context.input("model"), stage, device=context.device, dtype=stage.dtype, group=group)
     apply_chat(policy.tokenizer, stage)
     apply_compute_options(policy.model, stage)
     terms = bind_losses(stage, context.inputs)
@@ -106,9 +116,14 @@ def run(stage: Preference, context: Context) -> Result:
     epochs = Epochs(sizes, per_pass=stage.per_device_train_batch_size, passes=1, seed=context.seed)
     total_steps = count_steps(stage.max_steps, stage.num_train_epochs, epochs.steps_per_epoch)
     used = sorted({row for step in range(min(total_steps, epochs.steps_per_epoch)) for row in epochs.at(step)[0]})
-    add_references(stage, context, policy, collect_asked(terms), pairs, used)
+    add_reference_columns = partial(add_references, stage, context, collect_asked(terms), pairs, used)
+    if policy.unread is None:
+        add_reference_columns(policy.model, group.each)
     policy = add_adapters(policy, stage)
-    model = Trained(policy.model, context.group or ALONE)
+    model = Trained(policy.model, group, policy.unread)
+    if policy.unread is not None:
+        with without_adapters(policy.model):
+            add_reference_columns(policy.model, model.each)
     seed_rank(model.group, context.seed)
     loop = TrainingLoop(
         settings=stage,
@@ -136,16 +151,20 @@ def prepare_pairs(stage: Preference, context: Context, policy: Policy, names: se
 
 
 def add_references(
-    stage: Preference, context: Context, start: Policy, names: set[str], pairs: Pairs, used: Sequence[int]
+    stage: Preference, context: Context, names: set[str], pairs: Pairs, used: Sequence[int], start: Any, each: Each
 ) -> None:
-    """Add the log-probabilities of the reference policies, for the pairs that will be used."""
+    """Add the log-probabilities of the reference policies, for the pairs that will be used.
+
+    `start` is the starting model, whose forward passes `each` shares among the ranks.
+    """
+    group = context.group or ALONE
     for base in list_bases(names):
-        model = start.model
+        model, passes = start, each
         if getattr(stage, PORTS[base]) is not None:
-            model = load_policy(context.input(PORTS[base]), device=context.device, dtype=stage.dtype).model
-        each = (context.group or ALONE).each
+            policy = load_policy(context.input(PORTS[base]), device=context.device, dtype=stage.dtype, group=group)
+            model, passes = policy.model, share_passes(policy, group)
         for part, rows in ((pairs.train, used), (pairs.held_out, range(len(pairs.held_out.pairs)))):
-            add_reference(part, base, model, rows, names, stage.max_tokens_per_micro_batch, each)
+            add_reference(part, base, model, rows, names, stage.max_tokens_per_micro_batch, passes)
 
 
 def publish(

@@ -15,7 +15,7 @@ from learning.models.forwards import apply_compute_options, evaluation_mode
 from learning.models.memory import keep_pages
 from learning.models.optimize import make_optimizer
 from learning.models.packed import describe_forward
-from learning.models.policy import Policy, add_adapters, load_policy, set_determinism
+from learning.models.policy import Policy, add_adapters, load_trained_policy, set_determinism
 from learning.models.reward_model import RewardModel, Scale, make_reward_model
 from learning.models.sharded_model import Trained
 from learning.parallel.group import ALONE
@@ -88,7 +88,8 @@ def run(stage: Stage, context: Context) -> Result:
     """Train a reward model on `stage.data` and test it; continue from the step's own checkpoints."""
     set_determinism(context.seed, context.num_threads)
     keep_pages()
-    policy = load_policy(context.input("model"), device=context.device, dtype=stage.dtype)
+    group = context.group or ALONE
+    policy = load_trained_policy(context.input("model"), stage, device=context.device, dtype=stage.dtype, group=group)
     apply_chat(policy.tokenizer, stage)
     judge = make_reward_model(policy, stage.max_length)
     pairs = prepare_pairs(stage, context, judge.policy)
@@ -96,7 +97,7 @@ def run(stage: Stage, context: Context) -> Result:
     epochs = Epochs(sizes, per_pass=stage.per_device_train_batch_size, passes=1, seed=context.seed)
     apply_compute_options(judge.policy.model, stage)
     judge.policy = add_adapters(judge.policy, stage)
-    model = Trained(judge.policy.model, context.group or ALONE)
+    model = Trained(judge.policy.model, group, judge.policy.unread)
     seed_rank(model.group, context.seed)
     loop = TrainingLoop(
         settings=stage,

@@ -24,7 +24,7 @@ from learning.models.forwards import apply_compute_options
 from learning.models.memory import keep_pages
 from learning.models.optimize import make_optimizer
 from learning.models.packed import describe_forward
-from learning.models.policy import Policy, add_adapters, load_policy, save_trained, set_determinism
+from learning.models.policy import Policy, add_adapters, load_trained_policy, save_trained, set_determinism
 from learning.models.sharded_model import Trained
 from learning.parallel.group import ALONE, Group
 from learning.parallel.random_states import seed_rank
@@ -65,20 +65,21 @@ def prepare(stage: Rl, context: Context) -> TrainingState:
     set_determinism(context.seed, context.num_threads)
     keep_pages()
     group = context.group or ALONE
-    policy = load_policy(context.input("model"), device=context.device, dtype=stage.dtype)
-    apply_chat(policy.tokenizer, stage)
-    apply_compute_options(policy.model, stage)
+    policy = load_start(stage, context, group)
     algorithm, slots = bind_algorithm(stage, context.inputs), bind_sampling_slots(stage, context.inputs)
     refuse_incomplete(stage, algorithm, slots, group)
     rows, held_out = load_problems(stage, context, policy)
+    apart = slots.overlap is not None or samples_elsewhere(context)
+    whole = load_whole(stage, context, policy, group, apart)
     # Auxiliary models copy the body of the policy as it is without adapters.
-    auxiliary_models = make_auxiliary_models(stage, policy, context, group)
-    policy.model = add_adapters(policy, stage).model
+    auxiliary_models = make_auxiliary_models(stage, whole, context, group)
+    copied, policy = whole is not policy, add_adapters(policy, stage)
     slots = replace(slots, rewards=place_rewards(slots.rewards, context.actors if group.main else None))
     references = References(stage, algorithm, policy, context.inputs, context.actors, group)
-    apart = slots.overlap is not None or samples_elsewhere(context)
-    acting = select_sampling_policy(policy, group, apart)
-    trained = Trained(policy.model, group)
+    acting = add_adapters(whole, stage) if copied else select_sampling_policy(policy, group, apart)
+    trained = Trained(policy.model, group, policy.unread)
+    if policy.unread is not None:
+        trained.copy_to(acting.model)  # for adapters, which are drawn
     seed_rank(group, context.seed)
     return TrainingState(
         stage=stage,
@@ -102,6 +103,33 @@ def prepare(stage: Rl, context: Context) -> TrainingState:
         spend=context.spend,
         report_progress=context.progress,
     )
+
+
+def load_start(stage: Rl, context: Context, group: Group) -> Policy:
+    """Load the starting policy; in a group that shards it, without values until then.
+
+    References that follow the policy are copies of it on every rank, and need it whole.
+    """
+    followed = any(spec.model is None and spec.sync_steps is not None for spec in stage.references.values())
+    return load_part(stage, context, ALONE if followed else group)
+
+
+def load_whole(stage: Rl, context: Context, policy: Policy, group: Group, apart: bool) -> Policy:
+    """Return the starting policy with its values, where a rank samples with it or copies it; else the policy itself.
+
+    `apart` is whether separate workers sample, which rank 0 sends its weights to.
+    """
+    copies = group.main or not apart or "auxiliary_models" in stage.optional_code
+    return load_part(stage, context, ALONE) if policy.unread is not None and copies else policy
+
+
+def load_part(stage: Rl, context: Context, group: Group) -> Policy:
+    """Load `stage.model` with the stage's chat settings and compute options."""
+    folder = context.input("model")
+    policy = load_trained_policy(folder, stage, device=context.device, dtype=stage.dtype, group=group)
+    apply_chat(policy.tokenizer, stage)
+    apply_compute_options(policy.model, stage)
+    return policy
 
 
 def refuse_incomplete(stage: Rl, algorithm: Algorithm, slots: SamplingSlots, group: Group) -> None:

@@ -15,7 +15,14 @@ from learning.models.forwards import apply_compute_options, evaluation_mode
 from learning.models.memory import keep_pages
 from learning.models.optimize import make_optimizer
 from learning.models.packed import describe_forward
-from learning.models.policy import Policy, add_adapters, load_policy, resolve_max_length, save_trained, set_determinism
+from learning.models.policy import (
+    Policy,
+    add_adapters,
+    load_trained_policy,
+    resolve_max_length,
+    save_trained,
+    set_determinism,
+)
 from learning.models.sharded_model import Trained
 from learning.parallel.group import ALONE
 from learning.parallel.random_states import seed_rank
@@ -68,7 +75,8 @@ def run(stage: Sft, context: Context) -> Result:
     """Train `stage.model` on `stage.data`; continue from the step's own checkpoints."""
     set_determinism(context.seed, context.num_threads)
     keep_pages()
-    policy = load_policy(context.input("model"), device=context.device, dtype=stage.dtype)
+    group = context.group or ALONE
+    policy = load_trained_policy(context.input("model"), stage, device=context.device, dtype=stage.dtype, group=group)
     apply_chat(policy.tokenizer, stage)
     limit = resolve_max_length(policy, stage.max_length)
     encoded = context.checkpoints / "encoded"
@@ -87,8 +95,8 @@ def run(stage: Sft, context: Context) -> Result:
     )
     apply_compute_options(policy.model, stage)
     policy = add_adapters(policy, stage)
-    loss = choose_loss(policy.model, packing=stage.packing)
-    model = Trained(policy.model, context.group or ALONE)
+    model = Trained(policy.model, group, policy.unread)
+    loss = model.examine(lambda: choose_loss(policy.model, packing=stage.packing))
     seed_rank(model.group, context.seed)
     loop = TrainingLoop(
         settings=stage,

@@ -34,6 +34,11 @@ def keep_score_caps(model: Any) -> None:
         model.set_attn_implementation("eager")
 
 
+def without_adapters(model: Any) -> AbstractContextManager[None]:
+    """Return a context in which a model computes without its adapters, if it has any."""
+    return model.disable_adapter() if hasattr(model, "disable_adapter") else nullcontext()
+
+
 def apply_compute_options(model: nn.Module, training: Training) -> None:
     """Apply the options `bf16` and `gradient_checkpointing` to a model."""
     wrapped: Any = model

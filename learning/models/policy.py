@@ -24,6 +24,8 @@ from transformers.utils import logging as transformers_logging
 from learning.data.chat import find_turn_ends
 from learning.lookup import load_gguf_reader
 from learning.models.forwards import keep_score_caps
+from learning.models.unread_weights import UnreadWeights, fill_buffers, find_obstacle, list_unread
+from learning.parallel.group import ALONE, Group
 from schemas.errors import StepError
 from schemas.training import LoRA
 
@@ -54,6 +56,8 @@ class Policy:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     max_length: int
+    unread: UnreadWeights | None = None
+    """Weights that are still in their files, of a model without values (device `meta`)."""
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -64,8 +68,11 @@ class Policy:
         return tuple(dict.fromkeys(token for token in ids if token is not None))
 
 
-def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32") -> Policy:
+def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32", group: Group = ALONE) -> Policy:
     """Load a model folder; adapters of an adapter folder are merged into its base model in `base/`.
+
+    For a group that shards its models, the weights stay in their files (`unread`) and the model is without values until
+    it is sharded; of adapter folders, GGUF and quantised files every rank reads all weights at once.
 
     Only safetensors and GGUF files are read and no code of the folder is executed; quantised weights of a GGUF file
     become plain ones. Raise StepError if the folder is not a model.
@@ -78,6 +85,39 @@ def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32") ->
     for file in needed:
         if not file.is_file():
             raise StepError(f"{folder.name}: no model here, {file.relative_to(folder)} is missing")
+    model: Any
+    if group.shards:
+        whole = "its adapters are merged into it" if adapter else "it is a GGUF file" if gguf else find_obstacle(base)
+        if not whole:
+            model, tokenizer = _load_model(folder, base, dtype, device_map={"": "meta"})
+            fill_buffers(model)
+            return Policy(model.eval(), tokenizer, find_max_length(tokenizer, model), list_unread(model, base))
+        if group.main:
+            print(f"{folder.name}: {whole}, so every rank loads the whole model before it is sharded")
+    model, tokenizer = _load_model(folder, base, dtype, gguf)
+    if gguf:
+        gguf.finish(model)
+    if adapter:
+        from learning.models.adapters import fold_adapters  # peft takes long to import, and few need it
+
+        model = fold_adapters(model, folder)
+    return Policy(model.to(device).eval(), tokenizer, find_max_length(tokenizer, model))
+
+
+def load_trained_policy(folder: Path, options: LoRA, *, device: str, dtype: str, group: Group) -> Policy:
+    """Load the policy that a stage trains; a group that shards it reads it later, unless adapters need its weights."""
+    from_weights = options.use_peft and (options.use_dora or bool(options.modules_to_save))
+    if from_weights and group.shards and group.main:
+        print(
+            "use_dora and modules_to_save start from the weights: every rank loads the whole model before it is sharded"
+        )
+    return load_policy(folder, device=device, dtype=dtype, group=ALONE if from_weights else group)
+
+
+def _load_model(
+    folder: Path, base: Path, dtype: str, gguf: "GgufFile | None" = None, **options: Any
+) -> tuple[Any, PreTrainedTokenizerBase]:
+    """Return model and tokenizer of a folder; raise StepError, which names `folder`, if it does not hold them."""
     try:
         with LOADING:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -87,23 +127,17 @@ def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32") ->
                 ignore_mismatched_sizes=True,  # they are refused below, by name
                 output_loading_info=True,
                 **(gguf.loading_options if gguf else {}),
+                **options,
                 **LOCAL_ONLY,
             )
             tokenizer = load_tokenizer(base)
-        model: Any = loaded[0]
+        model, info = loaded
         keep_score_caps(model)
-        info = loaded[1]
     except (*UNREADABLE, SafetensorError) as error:
         raise StepError(f"{folder.name}: this model cannot be loaded: {error}") from error
     if wrong := sorted([*info["missing_keys"], *info["mismatched_keys"]], key=str):
         raise StepError(f"{folder.name}: weights do not fit config.json, {len(wrong)} differ, first {wrong[0]}")
-    if gguf:
-        gguf.finish(model)
-    if adapter:
-        from learning.models.adapters import fold_adapters  # peft takes long to import, and few need it
-
-        model = fold_adapters(model, folder)
-    return Policy(model.to(device).eval(), tokenizer, find_max_length(tokenizer, model))
+    return model, tokenizer
 
 
 def find_gguf(folder: Path) -> Path | None:
@@ -227,7 +261,16 @@ def add_adapters(policy: Policy, options: LoRA) -> Policy:
         return policy
     from learning.models.adapters import attach_adapters  # peft takes long to import, and few stages need it
 
-    return replace(policy, model=attach_adapters(policy.model, options))
+    if policy.unread is None:
+        return replace(policy, model=attach_adapters(policy.model, options))
+    with policy.unread.stand_ins():
+        adapted: Any = attach_adapters(policy.model, options)
+        trained = [p for p in adapted.parameters() if p.requires_grad]
+    if not all(bool(p.isfinite().all()) for p in trained):
+        raise StepError(
+            "these adapters start from the weights, which are read after them with `strategy: fsdp2`; use ddp"
+        )
+    return replace(policy, model=adapted)
 
 
 def save_trained(policy: Policy, folder: Path, *, adapted: bool) -> None:

@@ -30,6 +30,7 @@ from learning.models.policy import (
     save_trained,
 )
 from learning.models.reward_files import ADAPTER, FILE, HEAD, find_reward_model_problem
+from learning.models.unread_weights import fill_buffers, list_unread
 from schemas.errors import StepError
 
 
@@ -86,18 +87,21 @@ def _find_last(ids: list[int], padding: int | None) -> int:
 def make_reward_model(policy: Policy, max_length: int | None) -> RewardModel:
     """Return a reward model with the policy's body and a zero head: before training, all rewards are 0.
 
-    Raise StepError if transformers has no sequence classifier of the architecture.
+    It shares the policy's tensors. Raise StepError if transformers has no sequence classifier of the architecture.
     """
     config = deepcopy(policy.model.config)
     config.num_labels = 1
     config.pad_token_id = policy.tokenizer.pad_token_id
     body = policy.model.base_model
     try:
-        model = AutoModelForSequenceClassification.from_config(
-            config, dtype=policy.model.dtype, attn_implementation="sdpa"
-        )
+        with torch.device("meta"):
+            model = AutoModelForSequenceClassification.from_config(
+                config, dtype=policy.model.dtype, attn_implementation="sdpa"
+            )
         keep_score_caps(model)
-        model.base_model.load_state_dict(body.state_dict())
+        fill_buffers(model)
+        # The same tensors, not a second copy of the model.
+        model.base_model.load_state_dict(body.state_dict(), assign=True)
     except (ValueError, RuntimeError) as error:
         raise StepError(
             f"reward_model: transformers has no sequence classifier with the body of a {config.model_type} "
@@ -105,11 +109,11 @@ def make_reward_model(policy: Policy, max_length: int | None) -> RewardModel:
         ) from error
     if not isinstance(getattr(model, HEAD, None), torch.nn.Linear):
         raise StepError(f"reward_model: the classifier of {config.model_type} has no linear `{HEAD}` head")
-    torch.nn.init.zeros_(model.score.weight)
+    torch.nn.init.zeros_(model.score.to_empty(device="cpu").weight)
     model.config.architectures = [type(model).__name__]
-    return RewardModel(
-        Policy(model.to(policy.model.device).eval(), policy.tokenizer, resolve_max_length(policy, max_length))
-    )
+    unread = policy.unread and list_unread(model, policy.unread.folder)
+    model = model if unread else model.to(policy.model.device)
+    return RewardModel(Policy(model.eval(), policy.tokenizer, resolve_max_length(policy, max_length), unread))
 
 
 def load_reward_model(folder: Path, *, device: str = "cpu", dtype: str = "float32") -> RewardModel:

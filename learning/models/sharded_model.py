@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, distributed, nn
 
 from learning.models.forwards import find_blocks
-from learning.parallel.group import ALONE, Group, gather_shards
+from learning.models.policy import Policy
+from learning.models.unread_weights import UnreadWeights
+from learning.parallel.group import ALONE, Each, Group, gather_shards
 from schemas.errors import StepError
 
 Part = TypeVar("Part")
@@ -40,17 +42,29 @@ class Trained:
     With `fsdp2` its parameters are shards between forward passes, and no other code may compute with it.
     """
 
-    def __init__(self, model: nn.Module, group: Group = ALONE):
+    def __init__(self, model: nn.Module, group: Group = ALONE, unread: UnreadWeights | None = None):
+        """Shard or replicate a model. `unread` are its weights if it has none yet: each rank reads its own shards."""
         self.model, self.group = model, group
         experts = any(".experts." in name for name, _ in model.named_parameters())
         self.rests = experts and group.size > 1 and not group.shards
         self.calls: Any = None
         if group.size > 1:
             self.calls = _sharded(model, group) if group.shards else _replicated(model, group)
+        if unread is not None:
+            unread.read(self.calls, group.device)
 
     def __call__(self, function: Callable[[], Found]) -> Found:
         """Call a function that computes with the model; every rank must call it equally often."""
         return function() if self.calls is None else self.calls(function)
+
+    def examine(self, function: Callable[[], Found]) -> Found:
+        """Return the result of a function that computes with the model once, without gradient, on every rank."""
+        if not self.group.shards:
+            return function()
+        with torch.no_grad():
+            result = self(function)
+            self.calls.reshard()
+            return result
 
     def backward(self, parts: Sequence[Part], loss_of: Callable[[Part], tuple[Tensor, Found]]) -> list[Found]:
         """Accumulate the gradient of the summed loss over `parts`; return the second results of this rank's own parts.
@@ -118,6 +132,11 @@ class Trained:
         else:
             with self.calls.no_sync():
                 yield
+
+
+def share_passes(policy: Policy, group: Group) -> Each:
+    """Return how the ranks share forward passes of a policy that is not trained; it is sharded if it is unread."""
+    return group.each if policy.unread is None else Trained(policy.model, group, policy.unread).each
 
 
 def _replicated(model: nn.Module, group: Group) -> nn.Module:

@@ -63,8 +63,7 @@ class Weights:
 
     def read(self, name: str) -> Tensor:
         """Return one tensor, in newly allocated memory."""
-        stored = self.open(name)
-        return stored.read().view(stored.shape)
+        return self.open(name).read_whole()
 
     def open(self, name: str) -> "StoredTensor":
         """Return one tensor without reading it."""
@@ -111,6 +110,10 @@ class StoredTensor:
                     view = view[got:]
         return out.to(self.dtype)
 
+    def read_whole(self) -> Tensor:
+        """Return the whole tensor in its shape, in newly allocated memory."""
+        return self.read().view(self.shape)
+
 
 def _files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
@@ -141,7 +144,7 @@ def _entries(file: Path) -> dict[str, Entry]:
     for name, item in header.items():
         start, end = item["data_offsets"]
         if item["dtype"] not in DTYPES:
-            raise StepError(f"{file.name}: tensor {name} has precision {item['dtype']}, which cannot be merged")
+            raise StepError(f"{file.name}: tensor {name} has precision {item['dtype']}, which is not supported")
         dtype, shape = DTYPES[item["dtype"]], tuple(item["shape"])
         if end - start != torch.Size(shape).numel() * dtype.itemsize or 8 + length + end > total or start < 0:
             raise broken

@@ -19,7 +19,7 @@ from learning.batch.token_statistics import compute_token_statistics
 from learning.models.checkpoint import load_weights
 from learning.models.forwards import apply_compute_options
 from learning.models.policy import Policy, load_policy
-from learning.models.sharded_model import Trained
+from learning.models.sharded_model import Trained, share_passes
 from learning.parallel.actors import Actors
 from learning.parallel.group import ALONE, Each, Group, gather_shards
 from learning.parallel.pool import Pool
@@ -43,6 +43,8 @@ class References:
         specs = {"ref": ReferenceSpec(model=stage.reference), **stage.references}
         self.specs = {name: spec for name, spec in specs.items() if algorithm.needs(f"lp_{name}_T")}
         self.models: dict[str, Any] = {}
+        self.passes: dict[str, Each] = {}
+        """How ranks share the forward passes of those models that are sharded."""
         self.placed: set[str] = set()
         self.pool: Pool | None = None
         if actors is not None and actors.size("reference"):
@@ -54,8 +56,21 @@ class References:
                 continue
             if spec.model is None and spec.sync_steps is None and hasattr(policy.model, "disable_adapter"):
                 continue  # this one is the policy without its adapters
+            if policy.unread is not None and spec.sync_steps is None:
+                self._load_sharded(name, stage, policy, inputs, group)
+                continue
             self.models[name] = deepcopy(policy.model) if spec.model is None else _load(inputs[_port(name)], policy)
             self.models[name].requires_grad_(False)
+
+    def _load_sharded(self, name: str, stage: Rl, policy: Policy, inputs: Mapping[str, Path], group: Group) -> None:
+        """Load a reference that does not change; every rank reads its shards of it."""
+        dtype = str(policy.model.dtype).removeprefix("torch.")
+        own = self.specs[name].model is None
+        loaded = load_policy(inputs["model" if own else _port(name)], device=group.device, dtype=dtype, group=group)
+        if own:
+            apply_compute_options(loaded.model, stage)
+        self.models[name] = loaded.model.requires_grad_(False)
+        self.passes[name] = share_passes(loaded, group)
 
     def add_to(self, batch: Batch, trained: Trained, *, max_tokens: int, temperature: float) -> Batch:
         """Add the token columns `lp_<name>`, at the sampling temperature."""
@@ -68,7 +83,7 @@ class References:
             if name in self.placed:
                 lp_T = logprobs(None, self._remote_pass(name, trained.group, temperature))
             elif name in self.models:
-                lp_T = logprobs(self.models[name], trained.group.each)
+                lp_T = logprobs(self.models[name], self.passes.get(name, trained.group.each))
             else:
                 adapted: Any = trained.model
                 with adapted.disable_adapter():

@@ -62,10 +62,13 @@ class SharedEngine:
 
 
 def select_sampling_policy(policy: Policy, group: Group, apart: bool) -> Policy:
-    """Return the policy that samples: the trained one, or a full copy if ranks hold shards and this one samples."""
+    """Return the policy that samples: the trained one, or a full copy if ranks hold shards and this one samples.
+
+    An unread policy has no values to copy.
+    """
     if not group.shards:
         return policy
-    samples = group.main or not apart
+    samples = (group.main or not apart) and policy.unread is None
     return replace(policy, model=deepcopy(policy.model) if samples else policy.model)
 
 
