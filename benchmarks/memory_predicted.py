@@ -48,6 +48,15 @@ LLAMA = {
     "num_key_value_heads": 4,
     "tie_word_embeddings": True,
 }
+WINDOWED = {
+    "model_type": "mistral",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "sliding_window": 64,
+}
 BILLION = {
     "model_type": "llama",
     "hidden_size": 2048,
@@ -56,6 +65,15 @@ BILLION = {
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
     "tie_word_embeddings": False,
+}
+SMOLLM2 = {
+    "model_type": "llama",
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "tie_word_embeddings": True,
 }
 RL = {
     "advantage": ["center"],
@@ -90,6 +108,7 @@ CASES = {
     "sft_bfloat16": Case("sft", NARROW, 700, 4, {"per_device_train_batch_size": 4, "dtype": "bfloat16"}),
     "sft_mixed": Case("sft", NARROW, 700, 4, {"per_device_train_batch_size": 4, "bf16": True}),
     "sft_checkpointing": Case("sft", WIDE, 128, 4, {"per_device_train_batch_size": 8, "gradient_checkpointing": True}),
+    "sft_windows": Case("sft", WINDOWED, 400, 4, {"per_device_train_batch_size": 4}),
     "rl_groups": Case(
         "rl",
         NARROW,
@@ -123,6 +142,27 @@ CASES = {
     "evaluate_prompts": Case("evaluate", WIDE, 216, 200, {"max_completion_length": 16, "temperature": 1.0}),
 }
 """What runs on a CPU in seconds."""
+REAL_CASES = {
+    "sft_smollm2": Case("sft", SMOLLM2, 256, 16, {"per_device_train_batch_size": 4}, vocabulary=49152, rows=12),
+    "rl_smollm2": Case(
+        "rl",
+        SMOLLM2,
+        128,
+        64,
+        {
+            **RL,
+            "generation_batch_size": 16,
+            "num_generations": 8,
+            "max_completion_length": 64,
+            "max_tokens_per_micro_batch": 1200,
+        },
+        vocabulary=49152,
+    ),
+    "evaluate_smollm2": Case(
+        "evaluate", SMOLLM2, 264, 200, {"max_completion_length": 64, "temperature": 1.0}, vocabulary=49152
+    ),
+}
+"""The shape of SmolLM2-135M with random weights: minutes, and up to 8 GB."""
 GPU_CASES = {
     "sft_1b": Case(
         "sft", BILLION, 2048, 16, {"per_device_train_batch_size": 2, "dtype": "bfloat16"}, vocabulary=32000, rows=8
@@ -169,7 +209,7 @@ def endless(logits_BV: Any, place_B: Any) -> Any:
 def letters(case: Case) -> str:
     """An alphabet that makes the vocabulary: six special tokens come with it."""
     return "abcdefghijklmnopqrstuvwxyz"[: case.vocabulary - 6] + "".join(
-        chr(0x4E00 + i) for i in range(case.vocabulary - 32)
+        chr(0x20000 + i) for i in range(case.vocabulary - 32)
     )
 
 
@@ -279,7 +319,7 @@ def spawn(name: str, device: str) -> dict[str, Any]:
 
 def one(name: str, device: str) -> dict[str, Any]:
     """Prediction, measurement and their ratio."""
-    case = {**CASES, **GPU_CASES}[name]
+    case = {**CASES, **REAL_CASES, **GPU_CASES}[name]
     found = {"predicted": predicted(case, device), **measured(case, device)}
     return {**found, "ratio": round(found["predicted"] / found["measured"], 3)}
 
@@ -287,13 +327,13 @@ def one(name: str, device: str) -> dict[str, Any]:
 def main(say: Callable[[str], None] = print) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--cases", nargs="+", choices=[*CASES, *GPU_CASES])
-    parser.add_argument("--case", choices=[*CASES, *GPU_CASES], help=argparse.SUPPRESS)
+    parser.add_argument("--cases", nargs="+", choices=[*CASES, *REAL_CASES, *GPU_CASES])
+    parser.add_argument("--case", choices=[*CASES, *REAL_CASES, *GPU_CASES], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
         say(json.dumps(one(options.case, options.device)))
         return
-    names = options.cases or list(CASES if options.device == "cpu" else GPU_CASES)
+    names = options.cases or list(CASES | REAL_CASES if options.device == "cpu" else GPU_CASES)
     found = {name: spawn(name, options.device) for name in names}
     say(json.dumps({"benchmark": "memory_predicted", "device": options.device, "cases": found}))
 

@@ -40,6 +40,8 @@ class StepMemory:
     unknown: str = ""
     forward: str = ""
     """The forward pass that a step that trains is expected to use; empty for others."""
+    assumed_prompt: int = 0
+    """Tokens of a prompt that the sizes of caches assume, as none were given; 0: no assumption."""
 
 
 def show_memory(
@@ -73,9 +75,13 @@ def _estimate_step_memory(step: Step, models: PlanModels, gpu: int | None, promp
         ports["made"] = next(iter(models.made[step.name].values()))
     trained = ports.get("model")
     forward = trained.forward if step.kind in TRAINS and isinstance(trained, KnownModel) else ""
+    demand = StepDemand(step.settings, step.resources, ports, gpu, prompt)
     try:
-        places = tuple(estimate(StepDemand(step.settings, step.resources, ports, gpu, prompt)))
-        return StepMemory(step.name, places, forward=forward)
+        places = tuple(estimate(demand))
+        caches = any(phase.parts.get("cache") for place in places for phase in place.phases)
+        known = [model for model in ports.values() if isinstance(model, KnownModel)]
+        assumed = max(map(demand.prompt_tokens, known), default=0) if caches and prompt is None else 0
+        return StepMemory(step.name, places, forward=forward, assumed_prompt=assumed)
     except StepError as error:
         return StepMemory(step.name, unknown=str(error))
 
@@ -121,7 +127,9 @@ def advise(place: Place) -> str:
 def make_memory_table(plan: Plan, steps: list[StepMemory], gpu: int | None = None) -> Table:
     """Return a table with one row per place: the parts of its peak, and what was reserved."""
     caption = "At the worst moment, tensors only: Python with its libraries takes about 1 GiB more, a CUDA context 0.5."
-    caption = "\n".join([caption, *describe_forwards(steps), *list_warnings(plan, steps, gpu)])
+    caption = "\n".join(
+        [caption, *describe_forwards(steps), *describe_prompts(steps), *list_warnings(plan, steps, gpu)]
+    )
     table = Table(
         title=f"Memory of {plan.recipe}",
         caption=caption,
@@ -159,6 +167,16 @@ def describe_forwards(steps: list[StepMemory]) -> Iterator[str]:
         yield f"Expected forward of {names}: {forward}; a check on the weights decides."
 
 
+def describe_prompts(steps: list[StepMemory]) -> Iterator[str]:
+    """Yield the lengths of prompts that caches are estimated for, with the steps, where none was given."""
+    for tokens in sorted({need.assumed_prompt for need in steps if need.assumed_prompt}):
+        names = ", ".join(need.step for need in steps if need.assumed_prompt == tokens)
+        yield (
+            f"Prompts of {names} are assumed to have {tokens:,} tokens, all that the model holds besides a completion; "
+            "give the length of yours with --prompt-length."
+        )
+
+
 def format_size(number: int) -> str:
     """Return bytes as text."""
     if not number:
@@ -183,6 +201,7 @@ def _step_as_json(need: StepMemory) -> dict[str, object]:
         "step": need.step,
         **({"unknown": need.unknown} if need.unknown else {}),
         **({"forward": need.forward} if need.forward else {}),
+        **({"assumed_prompt_tokens": need.assumed_prompt} if need.assumed_prompt else {}),
         "places": [
             {
                 "role": place.role,

@@ -170,10 +170,24 @@ class Forward:
         out = self._input_bytes * shape.queries
         return self.tokens.tokens * (heads + out + self._adapters) + self._roots() + self._families() + self._paths
 
+    @cached_property
+    def _windowed(self) -> int:
+        """Layers whose window is shorter than the longest path; the others attend as if they had none."""
+        paths = [length for _, length in self.tokens.roots] + [p + length for _, _, length, p in self.tokens.families]
+        return self.shape.windowed if self.shape.window < max(paths, default=0) else 0
+
+    @cached_property
+    def _less_by_windows(self) -> int:
+        """Bytes that attention keeps less in a windowed layer: queries, keys, values, log-sum-exps and no scores."""
+        shape, size = self.shape, self.how.number
+        stored = self.tokens.tokens * ((shape.queries + 2 * shape.keys) * size + shape.heads * FULL)
+        return self._roots() + self._families() + self._paths - stored
+
     def layer(self, tokens: int | None = None) -> int:
-        """Return a layer whose feed-forward block works on some of the tokens."""
+        """Return a layer, without a window if any has none, whose feed-forward block works on some of the tokens."""
         block = self._block(self.tokens.tokens if tokens is None else tokens)
-        return self.tokens.tokens * self.shape.width * self._norms + self.attention + block + self._copies
+        less = self._less_by_windows if self._windowed == self.shape.layers else 0
+        return self.tokens.tokens * self.shape.width * self._norms + self.attention - less + block + self._copies
 
     @cached_property
     def saved(self) -> int:
@@ -182,7 +196,9 @@ class Forward:
         ends = shape.width * (tokens.tokens * self._norm + min(tokens.needed, tokens.tokens) * size)
         some = tokens.needed if 0 < tokens.needed <= 0.9 * tokens.tokens else tokens.tokens
         stored = tokens.tokens * shape.width * size if self.checkpointing else self.layer()
-        return ends + (shape.layers - 1) * stored + self.layer(some)
+        mixed = 0 < self._windowed < shape.layers and not self.checkpointing
+        less = self._windowed * self._less_by_windows if mixed else 0
+        return ends + (shape.layers - 1) * stored + self.layer(some) - less
 
     @cached_property
     def backward(self) -> int:
@@ -190,7 +206,8 @@ class Forward:
         shape, size, tokens = self.shape, self.how.number, self.tokens.tokens
         inner = shape.inner * max(shape.active, 1)
         block = 3 * tokens * inner * size
-        attention = max(0, 3 * self.scores * FULL - self._block(tokens))
+        scores = 0 if self._windowed == shape.layers else self.scores
+        attention = max(0, 3 * scores * FULL - self._block(tokens))
         return max(block, attention) + 2 * tokens * shape.width * size
 
     @cached_property

@@ -73,6 +73,10 @@ class Shape:
     """Experts of a layer, 0 for a dense block."""
     active: int = 0
     """Experts that a token uses."""
+    window: int = 0
+    """Keys that a token of a windowed layer sees; 0: no layer has a window."""
+    windowed: int = 0
+    """Layers with this window."""
 
     @property
     def queries(self) -> int:
@@ -173,5 +177,15 @@ def read_shape(config: Mapping[str, Any]) -> Shape:
         positions=number("max_position_embeddings", config.get("n_positions")) if kind == "gpt2" else 0,
         experts=experts,
         active=int(config.get("num_experts_per_tok") or 0),
+        window=int(config.get("sliding_window") or 0) if _count_windowed(config) else 0,
+        windowed=_count_windowed(config),
         **traits,
     )
+
+
+def _count_windowed(config: Mapping[str, Any]) -> int:
+    """Return how many layers of a complete configuration of transformers have a sliding window."""
+    if not config.get("sliding_window") or config.get("use_sliding_window") is False:
+        return 0
+    kinds = config.get("layer_types")
+    return int(config["num_hidden_layers"]) if kinds is None else list(kinds).count("sliding_attention")

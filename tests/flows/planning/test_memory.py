@@ -7,13 +7,21 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from flows.planning.memory import describe_forwards, estimate_memory, find_estimate, list_warnings, memory_as_json
+from flows.planning.memory import (
+    describe_forwards,
+    describe_prompts,
+    estimate_memory,
+    find_estimate,
+    list_warnings,
+    memory_as_json,
+)
 from flows.planning.memory_kinds.preference import FORWARD_TOKENS
 from flows.planning.memory_sampling import MAX_OPEN
 from flows.planning.recipe_plan import plan_recipe
@@ -159,6 +167,32 @@ def test_attention_of_rows_grows_with_the_square_of_their_length():
     assert kept(512, 1) - kept(64, 8) == 2 * 4 * (512 * 512 * 9 // 16 - 8 * 64 * 64)
 
 
+def test_windows_shorter_than_a_path_keep_no_scores():
+    def kept(window, windowed, **how):
+        shape = replace(SMALL, window=window, windowed=windowed)
+        return Forward(shape, Pass(((2, 256),)), Precision(on_cpu=True), **how).saved
+
+    scores = 2 * 2 * 4 * 256 * 256 * 5 // 8  # rows, heads, bytes, and the lower triangle in 4 spans
+    repeated = 2 * 256 * 4 * 2 * (8 - 4)  # one key-value head becomes two
+    fewer = scores + repeated - 2 * 256 * 2 * 4  # log-sum-exps
+    assert kept(0, 0) == kept(256, 2)
+    assert [kept(0, 0) - kept(64, n) for n in (1, 2)] == [fewer, 2 * fewer]
+    assert kept(0, 0, checkpointing=True) - kept(64, 1, checkpointing=True) == 0
+
+
+def test_windows_are_read_from_complete_configurations():
+    sizes = {"num_hidden_layers": 6, "sliding_window": 32}
+    kinds = ["sliding_attention"] * 4 + ["full_attention"] * 2
+    given = {"mistral": {}, "qwen3": {"use_sliding_window": True, "layer_types": kinds}, "qwen2": {}}
+    configs = {kind: CONFIG_MAPPING[kind](**sizes, **own).to_dict() for kind, own in given.items()}
+    found = {kind: read_shape(config) for kind, config in configs.items()}
+    assert {kind: (shape.window, shape.windowed) for kind, shape in found.items()} == {
+        "mistral": (32, 6),
+        "qwen3": (32, 4),
+        "qwen2": (0, 0),
+    }
+
+
 def test_one_pass_has_no_gradient_yet_when_its_backward_begins():
     forward = Forward(SMALL, Pass(((2, 16),), needed=10))
     once, often = (estimate_training(Trained(SMALL, 1000, 1000), forward, passes)[0] for passes in (1, 2))
@@ -195,6 +229,7 @@ def test_predictions_hold_in_a_process_of_their_own(name):
         "sft_bfloat16",
         "sft_mixed",
         "sft_checkpointing",
+        "sft_windows",
         "rl_groups",
         "rl_sampling",
         "reward_model",
@@ -289,6 +324,13 @@ def test_shorter_prompts_need_less(planned):
         for prompt in (None, 8)
     )
     assert short.peak.total < long.peak.total
+
+
+def test_the_length_of_prompts_that_a_cache_assumes_is_said(planned):
+    plan, layout = planned()
+    (line,) = describe_prompts(estimate_memory(plan, layout))
+    assert line.startswith("Prompts of better are assumed to have 64 tokens")
+    assert list(describe_prompts(estimate_memory(plan, layout, prompt=8))) == []
 
 
 def test_a_size_that_is_none_is_refused(planned):
