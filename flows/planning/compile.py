@@ -12,7 +12,7 @@ from flows.planning.champion_inputs import GateSettings, add_champions
 from flows.planning.closure import Closure
 from flows.planning.contracts import verify_contracts
 from flows.planning.facts_cache import FactsCache
-from flows.planning.reward_sources import verify_reward_models
+from flows.planning.outside_models import verify_outside_models
 from lineage.digests import digest_of
 from lineage.layout import Layout
 from lineage.sources.resolve import find_source
@@ -53,7 +53,7 @@ def compile_recipe(recipe: Recipe, layout: Layout) -> Plan:
         budget=recipe.head.budget,
         schedule=recipe.head.schedule,
     )
-    verify_reward_models(recipe, layout)
+    verify_outside_models(recipe, layout)
     verify_contracts(plan, layout, recipe.folders)
     return plan
 

@@ -10,6 +10,7 @@ from lineage.audit.moves import Move
 from lineage.layout import Layout
 from lineage.registry.champions import load_promoted_artifact, read_standing
 from lineage.registry.registered import ALIAS
+from lineage.sources.adapter_base import lacks_base
 from lineage.sources.resolve import find_source
 from schemas.errors import PlanError
 from schemas.references import POLICY_TYPES
@@ -53,7 +54,7 @@ def choose(word: str, layout: Layout, name: str | None = None) -> Chosen:
     elif colon and scheme in ("path", "hub"):
         source = find_source(word, layout, (Path.cwd(), layout.root))
         chosen = Chosen(rest.rstrip("/").rpartition("/")[2] or rest, source.folder, source.digest, word)
-    elif folder.suffix == ".gguf" and folder.is_file():
+    elif (folder.suffix == ".gguf" and folder.is_file()) or lacks_base(folder):
         chosen = choose(f"path:{folder.absolute()}", layout)
     elif any((folder / file).is_file() for file in FILES):
         chosen = Chosen(folder.resolve().name, folder.resolve(), "", str(folder))

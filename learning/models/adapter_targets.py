@@ -36,7 +36,7 @@ def find_targets(model: Any, options: LoRA) -> Targets:
     modules = dict(model.named_modules(remove_duplicate=False))
     saved = {found for name in options.modules_to_save for found in _find_saved(modules, name)}
     ends = _list_ends(model)
-    shared = [name for name, module in modules.items() if module in ends] if _is_tied(model) else []
+    shared = [name for name, module in modules.items() if module in ends] if is_tied(model) else []
     tied = bool(saved & {*shared})
     if tied:
         saved |= {*shared}
@@ -107,7 +107,8 @@ def _list_ends(model: Any) -> set[Any]:
     return {end for end in (model.get_input_embeddings(), model.get_output_embeddings()) if end is not None}
 
 
-def _is_tied(model: Any) -> bool:
+def is_tied(model: Any) -> bool:
+    """Return whether a model's head and embedding are one matrix."""
     above, below = model.get_input_embeddings(), model.get_output_embeddings()
     return above is not None and below is not None and above.weight is below.weight
 

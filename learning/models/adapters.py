@@ -6,7 +6,7 @@ LoRA: Hu et al. 2021 (arXiv 2106.09685); rank-stabilised: Kalajdzievski 2023 (23
 
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -15,12 +15,14 @@ from typing import Any
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from peft.utils.other import ModulesToSaveWrapper
-from safetensors.torch import save_file
-from torch import Tensor
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from learning.models.adapter_targets import TargetError, find_targets
+from learning.models.adapter_files import CONFIG, WEIGHTS, find_adapter_problem
+from learning.models.adapter_targets import TargetError, find_targets, is_tied
 from schemas.errors import StepError
 from schemas.training import LoRA
 
@@ -71,18 +73,59 @@ def _list_saved(model: PeftModel) -> set[str]:
 
 
 def fold_adapters(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """Return the base model with the adapters in `folder` merged into its weights."""
-    with _current_transformers():
-        return PeftModel.from_pretrained(model, folder, torch_device="cpu").merge_and_unload()
+    """Return the base model with the adapters in `folder` merged into its weights.
+
+    Raise StepError if they cannot be merged, or were trained over another base.
+    """
+    task = "SEQ_CLS" if type(model).__name__.endswith("ForSequenceClassification") else "CAUSAL_LM"
+    if problem := find_adapter_problem(folder, task):
+        raise StepError(f"{folder.name}: {problem}")
+    try:
+        stored = load_file(folder / WEIGHTS)
+        if _adapts_an_end(stored):
+            _untie(model)
+        with _current_transformers():
+            adapted = PeftModel.from_pretrained(model, folder, torch_device="cpu")
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        raise StepError(f"{folder.name}: its base is not the model that it was trained over: {error}") from error
+    expected = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
+    if wrong := sorted((expected - set(stored)) | (set(stored) - expected - set(adapted.state_dict()))):
+        raise StepError(
+            f"{folder.name}: its base is not the model that it was trained over, {len(wrong)} tensors differ, first "
+            f"{wrong[0]}; put the right one into its folder as `base`"
+        )
+    merged: Any = adapted.merge_and_unload()
+    if merged.get_output_embeddings() is not None and not is_tied(merged):
+        _forget_tie(merged)
+    return merged
+
+
+def _adapts_an_end(stored: Mapping[str, Tensor]) -> bool:
+    """Return whether adapters change the embedding or the head, of which a tied model has one copy for both."""
+    return any(".lora_embedding_" in name or ".lm_head.lora_" in name for name in stored)
+
+
+def _untie(model: Any) -> None:
+    """Give a tied head weights of its own."""
+    if is_tied(model):
+        head = model.get_output_embeddings()
+        head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+        _forget_tie(model)
+
+
+def _forget_tie(model: Any) -> None:
+    model.config.get_text_config().tie_word_embeddings = False
+    model.config.tie_word_embeddings = False
+    model.all_tied_weights_keys = {}
 
 
 def write_adapters(model: PeftModel, folder: Path) -> None:
     """Write the adapters' weights and configuration; equal adapters give equal bytes."""
     state = get_peft_model_state_dict(model, save_embedding_layers=False)
     weights = {k: v.detach().contiguous().cpu() for k, v in sorted(state.items())}
-    save_file(_drop_aliases(weights), folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    save_file(_drop_aliases(weights), folder / WEIGHTS, metadata={"format": "pt"})
     config = model.peft_config["default"].to_dict() | {"base_model_name_or_path": None, "inference_mode": True}
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True, default=sorted) + "\n")
+    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True, default=sorted) + "\n")
 
 
 def _drop_aliases(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -107,8 +150,10 @@ def remove_adapters(model: PeftModel) -> PreTrainedModel:
 
 @contextmanager
 def _current_transformers() -> Iterator[None]:
-    """Suppress the warning about a property that peft still reads and transformers has renamed."""
+    """Suppress warnings: of a property that transformers has renamed, and of what is checked here."""
     with warnings.catch_warnings():
+        for text in (".*tie_word_embeddings", "Found missing adapter keys", ".*ensure_weight_tying"):
+            warnings.filterwarnings("ignore", text, UserWarning)
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
         yield
 

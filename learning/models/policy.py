@@ -133,7 +133,7 @@ def _load_model(
             tokenizer = load_tokenizer(base)
         model, info = loaded
         keep_score_caps(model)
-    except (*UNREADABLE, SafetensorError) as error:
+    except (*UNREADABLE, ImportError, SafetensorError) as error:
         raise StepError(f"{folder.name}: this model cannot be loaded: {error}") from error
     if wrong := sorted([*info["missing_keys"], *info["mismatched_keys"]], key=str):
         raise StepError(f"{folder.name}: weights do not fit config.json, {len(wrong)} differ, first {wrong[0]}")

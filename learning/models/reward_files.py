@@ -8,6 +8,7 @@ import json
 import struct
 from pathlib import Path
 
+from learning.models.adapter_files import CONFIG, find_adapter_problem
 from schemas.base import JsonObject
 
 FILE = "reward_model.json"
@@ -18,7 +19,6 @@ NO_SCALE = (
     f"without {FILE} the scale of this model's rewards is unknown; write `normalise: none`, or add the file with mean "
     'and std of its rewards: {"max_length": 2048, "mean": 0.0, "std": 1.0}'
 )
-ADAPTER = "adapter_config.json"
 LARGEST_HEADER = 100 << 20
 
 
@@ -26,16 +26,16 @@ def is_reward_model(folder: Path) -> bool:
     """Return whether a folder claims to hold a reward model or another sequence classifier."""
     if (folder / FILE).is_file():
         return True
-    if (folder / ADAPTER).is_file():
-        return _read_json(folder / ADAPTER).get("task_type") == "SEQ_CLS"
+    if (folder / CONFIG).is_file():
+        return _read_json(folder / CONFIG).get("task_type") == "SEQ_CLS"
     return _is_classifier(_read_json(folder / "config.json"))
 
 
 def find_reward_model_problem(folder: Path) -> str | None:
     """Return why a folder cannot be a reward model and what to do; None if its files fit."""
     if (folder / FILE).is_file():
-        return None
-    adapter = (folder / ADAPTER).is_file()
+        return None  # of a reward_model stage
+    adapter = (folder / CONFIG).is_file()
     base = folder / "base" if adapter else folder
     config = _read_json(base / "config.json")
     if not config:
@@ -44,7 +44,7 @@ def find_reward_model_problem(folder: Path) -> str | None:
             "of a reward_model stage or a sequence classifier with one label"
         )
     if adapter:
-        return None if is_reward_model(folder) else "an adapter of a language model, which scores nothing"
+        return find_adapter_problem(folder, "SEQ_CLS")
     kind = (config.get("architectures") or ["model without `architectures`"])[0]
     if not _is_classifier(config):
         return f"{kind} gives no reward: name a sequence classifier with one label (…ForSequenceClassification)"

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
+from learning.models.adapter_files import CONFIG
 from learning.models.forwards import keep_score_caps
 from learning.models.packed import pack, packed_hidden, unwrap
 from learning.models.policy import (
@@ -29,7 +30,7 @@ from learning.models.policy import (
     resolve_max_length,
     save_trained,
 )
-from learning.models.reward_files import ADAPTER, FILE, HEAD, find_reward_model_problem
+from learning.models.reward_files import FILE, HEAD, find_reward_model_problem
 from learning.models.unread_weights import fill_buffers, list_unread
 from schemas.errors import StepError
 
@@ -124,7 +125,7 @@ def load_reward_model(folder: Path, *, device: str = "cpu", dtype: str = "float3
     """
     if problem := find_reward_model_problem(folder):
         raise StepError(f"{folder.name}: {problem}")
-    adapter = (folder / ADAPTER).is_file()
+    adapter = (folder / CONFIG).is_file()
     base = folder / "base" if adapter else folder
     try:
         with LOADING:
@@ -139,9 +140,10 @@ def load_reward_model(folder: Path, *, device: str = "cpu", dtype: str = "float3
                 **LOCAL_ONLY,
             )
             tokenizer = load_tokenizer(base)
-    except (*UNREADABLE, SafetensorError) as error:
+    except (*UNREADABLE, ImportError, SafetensorError) as error:
         raise StepError(f"{folder.name}: this reward model cannot be loaded: {error}") from error
-    model, info = loaded
+    model: Any = loaded[0]
+    info = loaded[1]
     missing = set(info["missing_keys"]) - ({f"{HEAD}.weight"} if adapter else set())  # an adapter has its own head
     if wrong := sorted([*missing, *info["mismatched_keys"]], key=str):
         raise StepError(f"{folder.name}: weights do not fit config.json, {len(wrong)} differ, first {wrong[0]}")

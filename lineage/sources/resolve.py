@@ -16,6 +16,7 @@ from lineage.artifacts.store import Store
 from lineage.digests import content_digest_of
 from lineage.layout import Layout
 from lineage.registry.client import dvc_uri
+from lineage.sources.adapter_base import find_base, lacks_base, link_with_base
 from lineage.sources.outside import check_outside, find_matching_files
 from schemas.errors import PlanError
 from schemas.references import DATA_SUFFIXES, is_data_file, is_pattern
@@ -43,11 +44,31 @@ class Source:
 
 
 def find_source(reference: str, layout: Layout, folders: Iterable[Path]) -> Source:
-    """Resolve a reference; relative paths are searched below each of `folders`. Raise PlanError."""
+    """Resolve a reference; relative paths are searched below each of `folders`. Raise PlanError.
+
+    An adapter without its base becomes a folder that has both (`lineage.sources.adapter_base`).
+    """
     scheme, _, rest = reference.partition(":")
     folders = tuple(folders)
     check_outside(reference, layout, folders)
-    return {"path": _resolve_path, "hub": _resolve_hub, "mlflow": _resolve_mlflow}[scheme](rest, layout, folders)
+    source = {"path": _resolve_path, "hub": _resolve_hub, "mlflow": _resolve_mlflow}[scheme](rest, layout, folders)
+    return _add_base(source, reference, layout, folders) if lacks_base(source.folder) else source
+
+
+def _add_base(source: Source, reference: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
+    """Return an adapter with its base model; the digest is that of both. Raise PlanError if the base is not here."""
+    found: dict[Path, str] = {}
+
+    def find_hub(name: str) -> Path:
+        check_outside(f"hub:{name}", layout, folders)
+        base = _resolve_hub(name, layout, folders)
+        found[base.folder] = base.digest
+        return base.folder
+
+    base = find_base(source.folder, reference, folders, find_hub)
+    digest = found.get(base) or digest_folder(base, layout)
+    both = content_digest_of({"adapter": source.digest, "base": digest})
+    return Source(link_with_base(source.folder, base, layout), both)
 
 
 def _resolve_path(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:

@@ -1,24 +1,26 @@
-"""Reward models from outside at plan time: their files must be those of a classifier with one label."""
+"""Models from outside at plan time: classifiers with one label, and adapters that can be merged."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
+from learning.models.adapter_files import CONFIG, find_adapter_problem
 from learning.models.reward_files import FILE, NO_SCALE, find_reward_model_problem
 from lineage.layout import Layout
 from lineage.sources.resolve import find_source
 from schemas.errors import Problem, RecipeError
 from schemas.recipe.load import Recipe
+from schemas.references import POLICY_TYPES
 from schemas.source.tree import join_path
 from schemas.steps.step_info import Port, StepInfo
 
 
-def verify_reward_models(recipe: Recipe, layout: Layout) -> None:
-    """Raise RecipeError for sources that are no reward model, and for scales that a source does not state."""
+def verify_outside_models(recipe: Recipe, layout: Layout) -> None:
+    """Raise RecipeError for sources that are not what a port takes, and for a scale that a source does not state."""
     problems = [
         problem
         for info in recipe.steps.values()
         for port in info.ports
-        if port.source is not None and port.type == "reward_model"
+        if port.source is not None and port.type in ("reward_model", *POLICY_TYPES)
         for problem in _check(info, port, find_source(port.source, layout, recipe.folders).folder)
     ]
     if problems:
@@ -26,6 +28,10 @@ def verify_reward_models(recipe: Recipe, layout: Layout) -> None:
 
 
 def _check(info: StepInfo, port: Port, folder: Path) -> Iterator[Problem]:
+    if port.type != "reward_model":
+        if (folder / CONFIG).is_file() and (text := find_adapter_problem(folder)):
+            yield info.problem(port.path, f"{port.source}: {text}")
+        return
     if text := find_reward_model_problem(folder):
         yield info.problem(port.path, f"{port.source}: {text}")
         return

@@ -1,4 +1,4 @@
-"""Reward models from outside, when a recipe is planned: accepted with tokenizers of their own, or refused at a line."""
+"""Models from outside, when a recipe is planned: reward models with tokenizers of their own, adapters, and refusals."""
 
 import pytest
 
@@ -47,3 +47,13 @@ def test_other_sources_and_unknown_scales_are_refused_where_they_are_written(tmp
     save_classifier(tmp_path / "judge", "llama")
     with pytest.raises(RecipeError, match=r"recipe\.yaml:14:65: .*rewards\.0\.normalise: .*scale .* is unknown"):
         plan(tmp_path, ", normalise: sigmoid")
+
+
+def test_adapters_that_cannot_be_merged_are_refused_where_they_are_written(tmp_path):
+    adapter = tmp_path / "judge"
+    (adapter / "base").mkdir(parents=True)
+    (adapter / "adapter_config.json").write_text('{"peft_type": "LOHA", "task_type": "CAUSAL_LM"}')
+    text = RECIPE.replace("model: base", 'model: "path:./judge"') % ""
+    (tmp_path / "recipe.yaml").write_text(text)
+    with pytest.raises(RecipeError, match=r"recipe\.yaml:11:12: .*model: path:./judge: an adapter of type LOHA; only"):
+        compile_recipe(load_recipe(tmp_path / "recipe.yaml"), Layout(tmp_path))

@@ -1,0 +1,88 @@
+"""Adapters from outside: a folder as peft writes it names its base model, which is found and put beside it.
+
+The result is a folder of links in the state folder, laid out as the adapters of this checkout are: adapter files, and
+the base in `base/`, with the tokenizer of the adapter where it has one.
+"""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from lineage.layout import Layout
+from schemas.base import JsonObject
+from schemas.errors import PlanError
+
+CONFIG = "adapter_config.json"
+TOKENIZER = ("tokenizer", "special_tokens_map", "chat_template", "vocab.", "merges.", "added_tokens")
+"""How the names of a tokenizer's files begin."""
+
+
+def lacks_base(folder: Path) -> bool:
+    """Return whether a folder is an adapter without its base, or with no more than a link to it."""
+    base = folder / "base"
+    return (folder / CONFIG).is_file() and (base.is_symlink() or not base.is_dir())
+
+
+def find_base(folder: Path, reference: str, folders: tuple[Path, ...], find_hub: Callable[[str], Path]) -> Path:
+    """Return the folder of an adapter's base model.
+
+    That is what its `base` links to, the folder that `base_model_name_or_path` names (for `path:` references), or that
+    model in the hub's cache, found by `find_hub`. Raise PlanError with what to do if there is none.
+    """
+    if (folder / "base").is_dir():
+        return (folder / "base").resolve()
+    config = _read_config(folder, reference)
+    name = config.get("base_model_name_or_path")
+    where = "its folder" if reference.startswith("path:") else "a copy of its folder (path:./copy)"
+    advice = f"put the base model, or a link to its folder, into {where} as `base`"
+    if not isinstance(name, str) or not name:
+        raise PlanError(f"{reference}: {CONFIG} names no base model (`base_model_name_or_path`); {advice}")
+    if reference.startswith("path:"):
+        for start in (folder, folder.parent, *folders):
+            place = start / Path(name).expanduser()
+            if (place / "config.json").is_file():
+                return place.resolve()
+    revision = config.get("revision")
+    try:
+        return find_hub(f"{name}@{revision}" if isinstance(revision, str) and revision else name)
+    except PlanError as error:
+        raise PlanError(
+            f"{reference}: the base model of this adapter, {name!r}, is neither a folder here nor in the hub's local "
+            f"cache; fetch it: hf download {name}; or {advice}"
+        ) from error
+
+
+def link_with_base(folder: Path, base: Path, layout: Layout) -> Path:
+    """Return a folder that holds links to an adapter's files, and to those of its base in `base/`."""
+    links = dict(_list_links(folder, base))
+    place = json.dumps([[name, str(target)] for name, target in sorted(links.items())])
+    linked = layout.make_state() / "cache" / "adapters" / hashlib.sha256(place.encode()).hexdigest()[:32]
+    (linked / "base").mkdir(parents=True, exist_ok=True)
+    for name, target in links.items():
+        with contextlib.suppress(FileExistsError):  # the folder's name is that of all targets
+            (linked / name).symlink_to(target)
+    return linked
+
+
+def _list_links(folder: Path, base: Path) -> Iterator[tuple[str, Path]]:
+    own = {file.name: file for file in folder.iterdir() if file.is_file()}
+    yield from own.items()
+    tokenizer = {name: file for name, file in own.items() if name.startswith(TOKENIZER)}
+    has_tokenizer = "tokenizer.json" in tokenizer
+    for file in base.iterdir():
+        if file.is_file() and not (has_tokenizer and file.name.startswith(TOKENIZER)):
+            yield f"base/{file.name}", file
+    if has_tokenizer:
+        yield from ((f"base/{name}", file) for name, file in tokenizer.items())
+
+
+def _read_config(folder: Path, reference: str) -> JsonObject:
+    try:
+        config = json.loads((folder / CONFIG).read_text())
+    except (OSError, ValueError) as error:
+        raise PlanError(f"{reference}: {CONFIG} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise PlanError(f"{reference}: {CONFIG} holds no settings")
+    return config
