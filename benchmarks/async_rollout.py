@@ -64,7 +64,7 @@ def wait_of(seed: int, step: int, problem: str, sample: int, length: int, scale:
     return (0.5 + length / LONGEST) * scale * min(uniform ** (-1 / SHAPE), CUT)
 
 
-def stage_of(drive: Any, seed: int, options: argparse.Namespace) -> Any:
+def stage_of(rollout: Any, seed: int, options: argparse.Namespace) -> Any:
     """The rl stage of a mode."""
     import yaml
 
@@ -73,7 +73,7 @@ def stage_of(drive: Any, seed: int, options: argparse.Namespace) -> Any:
     preset = Path(__file__).parents[1] / "recipes" / "algorithms" / "async_grpo.yaml"
     sizes = {"generation_batch_size": GROUPS * N, "num_generations": N, "max_completion_length": LONGEST}
     reward = {"use": "async_rollout:late", "seed": seed, "scale": options.scale}
-    rest = {"rewards": [reward], "rollout": drive, "max_steps": options.steps, "learning_rate": options.learning_rate}
+    rest = {"rewards": [reward], "rollout": rollout, "max_steps": options.steps, "learning_rate": options.learning_rate}
     ports = {"kind": "rl", "model": "model", "prompts": "prompts"}
     return Rl.model_validate({**yaml.safe_load(preset.read_text()), **ports, **sizes, **rest, "logging_steps": 1})
 

@@ -132,7 +132,7 @@ def synchronous(cluster: Cluster, costs: Costs, work: Work, iterations: int, see
 
 
 def off_by_one(cluster: Cluster, costs: Costs, work: Work, iterations: int, seed: int) -> Found:
-    """The next batch is generated while this one is trained on: the drive `one_step_off`."""
+    """The next batch is generated while this one is trained on: the rollout `one_step_off`."""
     loop = Loop(cluster, costs, work, seed)
 
     def one(step: int) -> list[Completion]:
@@ -144,7 +144,7 @@ def off_by_one(cluster: Cluster, costs: Costs, work: Work, iterations: int, seed
 
 
 def overlapped(cluster: Cluster, costs: Costs, work: Work, iterations: int, seed: int) -> Found:
-    """Groups are trained on as they arrive, by the weights that sampled them: the drive `periodic`."""
+    """Groups are trained on as they arrive, by the weights that sampled them: the rollout `periodic`."""
     loop = Loop(cluster, costs, work, seed)
 
     def one(step: int) -> list[Completion]:
@@ -196,7 +196,7 @@ def asynchronous(
     ahead: int | None = None,
     ends: bool = False,
 ) -> Found:
-    """Generation never waits for the trainer but for admission: the drive `streamed`.
+    """Generation never waits for the trainer but for admission: the rollout `streamed`.
 
     `ends`: nothing is asked for beyond the last iteration.
     """

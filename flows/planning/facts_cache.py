@@ -24,7 +24,7 @@ from schemas.errors import PlanError
 
 SHORT = 16
 """Digits of digests of definitions: they are for messages."""
-MOST = 4096
+MAX_SOURCES = 4096
 """Sources that are remembered; above it, only those that were looked at."""
 
 
@@ -76,8 +76,8 @@ class FactsCache:
         """Write what was learnt; a cache that cannot be written costs time, nothing else."""
         if not self._is_new or not self._key or self.file is None:
             return
-        facts = self._record["facts"] if len(self._record["facts"]) <= MOST else self._used
-        parts = dict(list(self._record["parts"].items())[-MOST:])
+        facts = self._record["facts"] if len(self._record["facts"]) <= MAX_SOURCES else self._used
+        parts = dict(list(self._record["parts"].items())[-MAX_SOURCES:])
         body = json.dumps({"facts": facts, "parts": parts}, separators=(",", ":")).encode()
         with contextlib.suppress(OSError), atomic_file(self.file, flush=False) as fresh:
             fresh.write_bytes(_seal(self._key, body) + b"\n" + body)

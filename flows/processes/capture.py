@@ -22,7 +22,7 @@ from flows.processes.redaction import make_redactor
 
 LOOK = 0.01
 """Seconds between looks whether a log is written to."""
-PATIENCE = 10.0
+TIMEOUT = 10.0
 """Seconds that the writers of a log have to end when their processes have."""
 
 
@@ -53,8 +53,8 @@ def capture_output(log: Path, whole_process: bool, secrets: frozenset[str] = fro
 
 
 def wait_for_writers(log: Path) -> None:
-    """Wait until no process writes to a log, at most PATIENCE seconds."""
-    limit = time.monotonic() + PATIENCE
+    """Wait until no process writes to a log, at most TIMEOUT seconds."""
+    limit = time.monotonic() + TIMEOUT
     with log.open("rb") as file:
         while time.monotonic() < limit:
             with contextlib.suppress(BlockingIOError):

@@ -89,9 +89,9 @@ class ProcessGroup:
                 os.setpgid(0, self.number)
 
 
-def kill_descendants(patience: float = 10.0) -> None:
+def kill_descendants(timeout: float = 10.0) -> None:
     """Kill every descendant of this process, including those that start meanwhile."""
-    limit = time.monotonic() + patience
+    limit = time.monotonic() + timeout
     while (alive := _list_descendants()) and time.monotonic() < limit:
         for process in alive:
             with contextlib.suppress(psutil.Error):

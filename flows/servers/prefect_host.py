@@ -17,7 +17,7 @@ from schemas.atomic_write import write_text_atomically
 
 LOOK = 0.2
 """Seconds between checks for processes that use the server."""
-PATIENCE = 5.0
+STOP_TIMEOUT = 5.0
 """Seconds in which the server must end after SIGTERM."""
 
 
@@ -32,7 +32,7 @@ def run_host(folder: Path, port: int, command: list[str]) -> None:
                 if not answered:
                     break
                 _end(server)
-                time.sleep(min(LOOK * 2**deaths, PATIENCE))
+                time.sleep(min(LOOK * 2**deaths, STOP_TIMEOUT))
                 server, deaths = _start(command, folder, log), deaths + 1
                 write_server(folder, server.pid)
         (folder / "server.json").unlink(missing_ok=True)
@@ -76,7 +76,7 @@ def _end(server: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(PATIENCE)
+            server.wait(STOP_TIMEOUT)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGKILL)
 

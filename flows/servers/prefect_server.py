@@ -17,7 +17,7 @@ from typing import TypedDict
 
 from flows.processes.locks import lock_if_free
 from flows.processes.process_env import make_python_path
-from flows.servers.prefect_host import LOOK, PATIENCE, write_server
+from flows.servers.prefect_host import LOOK, STOP_TIMEOUT, write_server
 from lineage.database import SCHEMAS, prefect_address, read_chosen_database
 from lineage.layout import Layout
 from schemas.errors import PlanError
@@ -202,7 +202,7 @@ def _wait_until_ended(process: subprocess.Popen[bytes] | None, layout: Layout) -
         time.sleep(0.02)
     if find_server_url(layout) is None:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(3 * PATIENCE)
+            process.wait(3 * STOP_TIMEOUT)
 
 
 def find_free_port() -> int:

@@ -22,9 +22,9 @@ FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 """Seconds before a dead service is restarted: first and longest wait; doubled until the service is steady."""
 STEADY = 60.0
 """Seconds of uptime after which a service that answers counts as steady, and its earlier deaths no longer count."""
-PATIENCE = 5.0
+STOP_TIMEOUT = 5.0
 """Seconds in which a service must end after SIGTERM."""
-JOB_PATIENCE = 20.0
+JOB_STOP_TIMEOUT = 20.0
 """Seconds in which the flow runs of a worker must stop: they end their steps and can be resumed later."""
 
 Say = Callable[[str, str], None]
@@ -163,7 +163,7 @@ class Supervisor:
                 _end(running.process)
 
     def _stop_jobs(self, running: RunningService) -> None:
-        limit, signalled = time.monotonic() + JOB_PATIENCE, set()
+        limit, signalled = time.monotonic() + JOB_STOP_TIMEOUT, set()
         while time.monotonic() < limit:
             running.jobs |= {child.pid for child in _list_children(running.process)}
             alive = [pid for pid in running.jobs if _is_process_alive(pid)]
@@ -182,7 +182,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(number)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(PATIENCE)
+                process.wait(STOP_TIMEOUT)
     _signal_group(process, signal.SIGKILL)
 
 

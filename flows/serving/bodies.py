@@ -17,7 +17,7 @@ BYTES_PER_TOKEN = 192
 BASE_ELEMENTS = 1024
 ELEMENTS_PER_TOKEN = 8
 """Most values in a body per token, enough for a batch of prompts given as token ids."""
-MOST_CONTAINERS = 4096
+MAX_CONTAINERS = 4096
 """Most lists and objects in a body; these cost the most to create."""
 TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 DEEPEST = 16
@@ -78,8 +78,8 @@ def _check_counts(body: bytes, most: int) -> None:
         at = text.end()
     signs += body[at:]
     containers = signs.count(b"[") + signs.count(b"{")
-    if containers > MOST_CONTAINERS:
-        raise Refused(f"the body has more than {MOST_CONTAINERS} lists and objects", status=413)
+    if containers > MAX_CONTAINERS:
+        raise Refused(f"the body has more than {MAX_CONTAINERS} lists and objects", status=413)
     if containers + signs.count(b",") > most:
         raise Refused(f"the body has more than {most} values", status=413)
 

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from flows.serving.refusals import Refused
 from flows.serving.rules import Rules
 
-MOST_HEADERS = 100
+MAX_HEADERS = 100
 OPEN_PATHS = ("/health",)
 """Paths that need no token, for health checks."""
 RETRY_AFTER = 2
@@ -54,8 +54,8 @@ class Guard:
 def check_request(scope: Scope, rules: Rules) -> None:
     """Raise Refused if the head of a request breaks a rule."""
     headers = Headers(scope=scope)
-    if len(scope["headers"]) > MOST_HEADERS:
-        raise Refused(f"{len(scope['headers'])} headers, more than {MOST_HEADERS}", status=431)
+    if len(scope["headers"]) > MAX_HEADERS:
+        raise Refused(f"{len(scope['headers'])} headers, more than {MAX_HEADERS}", status=431)
     host = headers.get("host", "")
     if not rules.allows_host(host, scope["server"][1]):
         message = "the Host header names another server; use 127.0.0.1 or localhost, or start this one with --host NAME"

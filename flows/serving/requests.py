@@ -16,16 +16,16 @@ from schemas.chat import Chat
 from schemas.errors import StepError
 
 LARGEST_SEED = 2**63
-MOST_CHOICES = 128
+MAX_CHOICES = 128
 """Most completions of a request: prompts times n."""
-MOST_MESSAGES = 1024
-MOST_TOKENS = 2**20
+MAX_MESSAGES = 1024
+MAX_TOKENS = 2**20
 """Most tokens in all completions of a request together."""
-MOST_LOGPROBS = 2**17
+MAX_LOGPROBS = 2**17
 """Most log-probabilities in all completions of a request together."""
 CHARACTERS_PER_TOKEN = 32
 """A prompt with more characters than this times the model's maximum length is refused before tokenisation."""
-MOST_STOPS, LONGEST_STOP = 4, 256
+MAX_STOPS, MAX_STOP_LENGTH = 4, 256
 ROLE = re.compile(r"[a-z_]{1,32}")
 WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "user": (),
@@ -67,7 +67,7 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
     model: str
-    n: int | None = Field(default=1, ge=1, le=MOST_CHOICES)
+    n: int | None = Field(default=1, ge=1, le=MAX_CHOICES)
     max_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=1.0, ge=0, le=2)
     top_p: float | None = Field(default=1.0, gt=0, le=1)
@@ -80,8 +80,10 @@ class Body(BaseModel):
     def stops(self) -> tuple[str, ...]:
         """Return the stop strings, checked. Raise Refused."""
         strings = [] if self.stop is None else [self.stop] if isinstance(self.stop, str) else self.stop
-        if not isinstance(strings, list) or len(strings) > MOST_STOPS or not all(map(_is_stop, strings)):
-            message = f"stop: at most {MOST_STOPS} strings, none of them empty or longer than {LONGEST_STOP} characters"
+        if not isinstance(strings, list) or len(strings) > MAX_STOPS or not all(map(_is_stop, strings)):
+            message = (
+                f"stop: at most {MAX_STOPS} strings, none of them empty or longer than {MAX_STOP_LENGTH} characters"
+            )
             raise Refused(message, "stop")
         return tuple(strings)
 
@@ -89,7 +91,7 @@ class Body(BaseModel):
 class ChatBody(Body):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[JsonObject], FailFast()] = Field(min_length=1, max_length=MOST_MESSAGES)
+    messages: Annotated[list[JsonObject], FailFast()] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = False
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
@@ -254,12 +256,12 @@ def _are_ids(prompt: Any) -> bool:
 
 
 def _is_stop(word: Any) -> bool:
-    return isinstance(word, str) and 0 < len(word) <= LONGEST_STOP
+    return isinstance(word, str) and 0 < len(word) <= MAX_STOP_LENGTH
 
 
 def _check_choices(read: Body, prompts: int) -> None:
-    if prompts * (read.n or 1) > MOST_CHOICES:
-        message = f"{prompts} prompts with {read.n or 1} completions each are more than {MOST_CHOICES} completions"
+    if prompts * (read.n or 1) > MAX_CHOICES:
+        message = f"{prompts} prompts with {read.n or 1} completions each are more than {MAX_CHOICES} completions"
         raise Refused(f"{message}; split it into several requests", "prompt")
 
 
@@ -276,9 +278,9 @@ def _check_characters(count: int, max_length: int, param: str) -> None:
 def _check_answer(requests: list[PromptRequest], n: int, alternatives: int | None) -> None:
     """Raise Refused if the response would not fit into memory."""
     tokens = n * sum(request.max_tokens for request in requests)
-    if tokens > MOST_TOKENS:
-        message = f"the completions may have {tokens} tokens together, more than {MOST_TOKENS}; lower n or max_tokens"
+    if tokens > MAX_TOKENS:
+        message = f"the completions may have {tokens} tokens together, more than {MAX_TOKENS}; lower n or max_tokens"
         raise Refused(message, "max_tokens")
-    if alternatives is not None and tokens * (1 + alternatives) > MOST_LOGPROBS:
-        message = f"{tokens} tokens with {1 + alternatives} log-probabilities each are more than {MOST_LOGPROBS}"
+    if alternatives is not None and tokens * (1 + alternatives) > MAX_LOGPROBS:
+        message = f"{tokens} tokens with {1 + alternatives} log-probabilities each are more than {MAX_LOGPROBS}"
         raise Refused(f"{message}; lower n, max_tokens or top_logprobs", "max_tokens")

@@ -14,7 +14,7 @@ from schemas.plan import Step
 
 RestoredFiles = dict[str, list[str]]
 """Names of steps, each with the files of its artifact that were put back."""
-MOST_DAMAGES = 20
+MAX_DAMAGES = 20
 """Most damages of one artifact that an entry names."""
 
 
@@ -46,7 +46,7 @@ def find_or_restore(store: Store, step: Step) -> Manifest | None:
         _restore(store, condition)
         condition = store.examine(step.kind, step.key)
     if condition.damages:
-        damages = [str(damage) for damage in condition.damages[:MOST_DAMAGES]]
+        damages = [str(damage) for damage in condition.damages[:MAX_DAMAGES]]
         count = len(condition.damages)
         append(store.layout, "artifact damaged", kind=step.kind, key=step.key, damages=damages, count=count)
     return condition.manifest if condition.is_complete else None

@@ -17,7 +17,7 @@ ONE_AT_A_TIME = threading.Lock()
 """Output is captured and random states are set per process."""
 
 
-PATIENCE = 5.0
+TIMEOUT = 5.0
 """Seconds that a step has to end when it is stopped."""
 
 
@@ -60,7 +60,7 @@ class RunningStep:
         """Raise in the step's thread; a step inside a long call of C code ends after the call, or with the process."""
         identity = ctypes.c_ulong(self.thread.ident or 0)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(StepStopped))
-        self.thread.join(PATIENCE)
+        self.thread.join(TIMEOUT)
 
 
 class InProcess:

@@ -15,7 +15,7 @@ from schemas.resources import Resources, Role, parse_memory
 OWN = "own"
 """The step's own process, among the names of roles."""
 ORDER = ("train", OWN, "rollout", "reward", "reference")
-PATIENCE = 60.0
+TIMEOUT = 60.0
 """Seconds in which a removed group must be free."""
 LOOK = 0.01
 """Seconds between looks."""
@@ -100,10 +100,10 @@ def is_group_gone(process_group: int) -> bool:
     return False
 
 
-def wait_until(condition: Callable[[], bool], otherwise: str, patience: float = PATIENCE) -> None:
-    """Wait until a condition holds. Raise StepError with `otherwise` after `patience` seconds."""
-    until = time.monotonic() + patience
+def wait_until(condition: Callable[[], bool], otherwise: str, timeout: float = TIMEOUT) -> None:
+    """Wait until a condition holds. Raise StepError with `otherwise` after `timeout` seconds."""
+    until = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > until:
-            raise StepError(f"{otherwise}, {patience:g} s after it ended; look at the cluster")
+            raise StepError(f"{otherwise}, {timeout:g} s after it ended; look at the cluster")
         time.sleep(LOOK)

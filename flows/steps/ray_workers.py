@@ -47,7 +47,7 @@ ESSENTIAL = ("gcs_server", "raylet")
 LONGEST_TEMPORARY = 40
 """Most characters of the path of Ray's folder: paths of Unix sockets in it must stay below 108."""
 NAMES = ("CPU", "GPU", "memory")
-EXIT_PATIENCE = 5.0
+EXIT_TIMEOUT = 5.0
 """Seconds in which processes of an ended step go by themselves."""
 OBJECT_STORE = 100 * 2**20
 """Bytes; specs, manifests, requests and completions pass through, weights do not."""
@@ -219,7 +219,7 @@ class SubmittedStep:
             if self.process_group is not None:
                 left = partial(is_group_gone, self.process_group)
                 with contextlib.suppress(StepError):  # Ray prints a warning for one that is killed as it leaves
-                    wait_until(left, "", EXIT_PATIENCE)
+                    wait_until(left, "", EXIT_TIMEOUT)
                 self._end()
                 wait_until(left, "processes of its roles are still there")
 

@@ -14,7 +14,7 @@ from learning.api.requests import Answer, load_answer
 from schemas.errors import StepError
 
 FILE = "answers.sqlite"
-PATIENCE = 60.0
+TIMEOUT = 60.0
 """Timeout for another process that writes."""
 PER_QUERY = 500
 TABLES = """
@@ -78,7 +78,7 @@ class ResponseStore:
         with self._name_file_in_errors():
             folder.mkdir(parents=True, exist_ok=True)
             # Every commit is on disk when it returns; a journal per commit also works on shared file systems.
-            self.base = sqlite3.connect(self.file, timeout=PATIENCE, check_same_thread=False)
+            self.base = sqlite3.connect(self.file, timeout=TIMEOUT, check_same_thread=False)
             self.base.execute("PRAGMA synchronous = FULL")
             self.base.executescript(TABLES)
         self.lock = threading.Lock()

@@ -16,7 +16,7 @@ from learning.reasoning_gym.families import BLOCK, dataset, families
 from schemas.base import JsonObject
 from schemas.errors import StepError
 
-PATIENCE = 2000
+STALE_DRAWS = 2000
 """Draws without a new problem after which a space counts as exhausted, at least."""
 
 
@@ -52,7 +52,9 @@ def reasoning_gym(
                 add_row(rows, make_row(family, entry, origin, style))
         if len(rows) == size:
             return list(rows.values())
-        if stale > max(PATIENCE, 4 * len(questions)) or drawn > PATIENCE + 100 * size / min(test_share, 1 - test_share):
+        if stale > max(STALE_DRAWS, 4 * len(questions)):
+            break
+        if drawn > STALE_DRAWS + 100 * size / min(test_share, 1 - test_share):
             break
     raise StepError(
         f"reasoning_gym {family}: {drawn} draws gave {len(questions)} distinct problems, {len(rows)} of them {split}, "

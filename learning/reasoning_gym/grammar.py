@@ -18,8 +18,8 @@ from schemas.base import JsonObject
 
 LONGEST_LITERAL, LONGEST_EXPRESSION = 20_000, 5_000
 """Limits of characters."""
-MOST_NODES, DEEPEST = 4_000, 500
-MOST_BITS = 20_000
+MAX_NODES, MAX_DEPTH = 4_000, 500
+MAX_BITS = 20_000
 """Limit of bits of any integer in the evaluation of an expression whose symbols are 1."""
 DIGITS, EXPONENT = 60, 300
 """Limits of the digits of a number literal, and of its power of ten."""
@@ -68,16 +68,16 @@ def parsed(text: str, longest: int) -> ast.Expression:
     except (SyntaxError, MemoryError, RecursionError) as error:
         raise ValueError("no expression") from error
     level, nodes = [tree.body], 0
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         nodes += len(level)
         level = [child for node in level for child in ast.iter_child_nodes(node)]
-    if level or nodes > MOST_NODES:
-        raise ValueError(f"more than {MOST_NODES} parts or {DEEPEST} levels")
+    if level or nodes > MAX_NODES:
+        raise ValueError(f"more than {MAX_NODES} parts or {MAX_DEPTH} levels")
     return tree
 
 
 def bits(node: ast.expr) -> float:
-    """Return an upper bound of the bits of a value, symbols counted as 1; raise ValueError above `MOST_BITS`."""
+    """Return an upper bound of the bits of a value, symbols counted as 1; raise ValueError above `MAX_BITS`."""
     match node:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
             size = bits_of_number(ast.unparse(node), value)
@@ -95,7 +95,7 @@ def bits(node: ast.expr) -> float:
             size = bits(left) + bits(right)
         case _:
             raise ValueError(f"{type(node).__name__} is no arithmetic")
-    if size > MOST_BITS:
+    if size > MAX_BITS:
         raise ValueError("a number without end")
     return size
 

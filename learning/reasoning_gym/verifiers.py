@@ -23,7 +23,7 @@ from schemas.base import JsonObject
 from schemas.errors import StepError
 from schemas.package import import_path
 
-MOST_TEXT = 2**20
+MAX_TEXT = 2**20
 """Limit of characters of a text; a longer one is not scored."""
 UNTIL_ANSWERED = 300.0
 """Seconds without any answer after which the server counts as lost; a child has 20, problem generation no limit."""
@@ -119,7 +119,7 @@ def judge(rows: Sequence[JsonObject], texts: Sequence[str]) -> list[Verdict]:
         return []
     if reason := available():
         raise StepError(f"verifiers of reasoning-gym read texts of models in the sandbox alone: {reason}")
-    verdicts: list[Verdict | None] = [None if len(text) <= MOST_TEXT else Verdict(None, "length") for text in texts]
+    verdicts: list[Verdict | None] = [None if len(text) <= MAX_TEXT else Verdict(None, "length") for text in texts]
     alike: dict[tuple[Any, ...], list[int]] = {}
     for i, row in enumerate(rows):
         if verdicts[i] is None:

@@ -21,9 +21,9 @@ from pathlib import Path
 from learning.sandbox.filters import CREATES
 from schemas.errors import StepError
 
-MOST_BYTES, MOST_FILES, FILE_BYTES = 64 * 2**20, 256, 16 * 2**20
+MAX_BYTES, MAX_FILES, FILE_BYTES = 64 * 2**20, 256, 16 * 2**20
 """Limits: bytes of all files of a program, number of files, bytes of one file."""
-MOST_OPENINGS = 10_000
+MAX_OPENINGS = 10_000
 """Limit of openings for writing in a run: each takes time of the parent."""
 BLOCK, INDEX = 4096, 16 * 4096
 """Bytes of a disk block, and of the metadata that a file system may need in addition to the blocks of one file."""
@@ -50,8 +50,8 @@ class Storage:
         if not self._received(question):
             return ""
         self.openings += 1
-        if self.openings > MOST_OPENINGS:
-            return f"more than {MOST_OPENINGS} openings for writing"
+        if self.openings > MAX_OPENINGS:
+            return f"more than {MAX_OPENINGS} openings for writing"
         (creates,) = struct.unpack_from("=Q", question, FLAGS_AT)
         try:
             stored, nameless = self.stored()
@@ -62,8 +62,8 @@ class Storage:
         if not self._control(WAITS, question[:8]):  # a signal interrupted the call: the count may be out of date
             return ""
         most = may_grow_to(stored, nameless)
-        if most < BLOCK or (creates & CREATES and len(stored) + nameless >= MOST_FILES):
-            return f"more than {MOST_FILES} files or {MOST_BYTES // 2**20} MiB of them"
+        if most < BLOCK or (creates & CREATES and len(stored) + nameless >= MAX_FILES):
+            return f"more than {MAX_FILES} files or {MAX_BYTES // 2**20} MiB of them"
         with suppress(ProcessLookupError):
             resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (most, FILE_BYTES))
         self._send(bytes(question[:8]))
@@ -139,7 +139,7 @@ def size_of(status: os.stat_result) -> int:
 def may_grow_to(stored: dict[Inode, tuple[int, bool]], nameless: int) -> int:
     """Return the size to which every file open for writing, and a new one, may grow within the limit of all files."""
     sizes = sorted(size for size, writes in stored.values() if writes)
-    left = MOST_BYTES - sum(size for size, _ in stored.values())
+    left = MAX_BYTES - sum(size for size, _ in stored.values())
     left -= nameless * (FILE_BYTES + INDEX) + (len(sizes) + 1) * INDEX
     level = 0
     for below, size in enumerate([*sizes, FILE_BYTES], start=1):

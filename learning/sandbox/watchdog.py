@@ -11,9 +11,9 @@ from typing import IO
 
 from learning.sandbox.process import Started
 
-MOST_OUTPUT = 64 * 1024
+MAX_OUTPUT = 64 * 1024
 """Limit of bytes for each of stdout and stderr; a program that writes more is ended."""
-LONGEST_MESSAGE, MOST_MESSAGES = 64 * 1024, 1000
+MAX_MESSAGE_BYTES, MAX_MESSAGES = 64 * 1024, 1000
 """Limits of the bytes of a message on descriptor 3 and of their number; a program that sends more is ended."""
 
 Answer = Callable[[bytes], bytes | None]
@@ -50,7 +50,7 @@ def watch(of: Started, seconds: float, answer: Answer | None) -> Ran:
                 watching.end(f"time: {seconds:g} seconds are over")
             else:
                 watching.look(None if left == math.inf else left)
-    texts = [bytes(part[:MOST_OUTPUT]).decode(errors="replace") for part in (watching.out, watching.err)]
+    texts = [bytes(part[:MAX_OUTPUT]).decode(errors="replace") for part in (watching.out, watching.err)]
     reason = watching.reason
     code, seconds_used = of.process.wait(), time.monotonic() - begun
     return Ran(texts[0], texts[1], code, reason.startswith("time"), seconds_used, reason)
@@ -103,8 +103,8 @@ class Watching:
         output += chunk
         if not chunk:
             self.selector.unregister(pipe)
-        elif len(output) > MOST_OUTPUT:
-            self.end(f"more than {MOST_OUTPUT} bytes of output")
+        elif len(output) > MAX_OUTPUT:
+            self.end(f"more than {MAX_OUTPUT} bytes of output")
 
     def _opening(self, _: int) -> None:
         if not self.reason and (why := self.of.storage.answer()):
@@ -113,15 +113,15 @@ class Watching:
     def _message(self, channel: socket.socket) -> None:
         """Answer a message; stop listening after the last one, or if the program is being ended."""
         try:
-            message = channel.recv(LONGEST_MESSAGE + 1)
+            message = channel.recv(MAX_MESSAGE_BYTES + 1)
         except ConnectionResetError:  # raised once if it ended with unread answers; its messages follow
             return
         if not message or self.reason or not self.answer:
             self.selector.unregister(channel)
             return
         self.messages += 1
-        if self.messages > MOST_MESSAGES or len(message) > LONGEST_MESSAGE:
-            self.end(f"more than {MOST_MESSAGES} messages, or one of more than {LONGEST_MESSAGE} bytes")
+        if self.messages > MAX_MESSAGES or len(message) > MAX_MESSAGE_BYTES:
+            self.end(f"more than {MAX_MESSAGES} messages, or one of more than {MAX_MESSAGE_BYTES} bytes")
         elif (reply := self.answer(message)) is not None:
             try:
                 channel.send(reply)

@@ -25,7 +25,7 @@ from schemas.references import ChatRef
 Ask = Callable[[list[Row]], list[str]]
 WHOLE = re.compile(r"[+-]?\d{1,1000}")
 """A number with more digits takes Python too long to read."""
-MOST_ITEMS = 1_000
+MAX_ITEMS = 1_000
 """Items that are crossed with each other."""
 
 
@@ -99,9 +99,9 @@ def joined(texts: list[str], separator: str) -> str:
 
 
 def crossed(text: str, separator: str) -> str:
-    """Every pair of two different items, as `a:b`; empty where there are more than `MOST_ITEMS`."""
+    """Every pair of two different items, as `a:b`; empty where there are more than `MAX_ITEMS`."""
     items = keep_matching(bool, text.split(separator))
-    if len(items) > MOST_ITEMS:
+    if len(items) > MAX_ITEMS:
         return ""
     return separator.join(f"{a}:{b}" for a, b in make_pairs(items, items) if a != b)
 

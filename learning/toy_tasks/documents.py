@@ -18,7 +18,7 @@ from schemas.errors import StepError
 Kind = Literal["lookup", "total", "ranking", "ordering", "extraction", "listing"]
 Entries = list[tuple[str, int]]
 LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz"))
-PATIENCE = 20
+MAX_DRAWS = 20
 """Draws per requested problem after which the space counts as exhausted."""
 
 
@@ -50,7 +50,7 @@ def documents(
             return None
         return make_row(kind, f"{text}; {question}", answer, {"entries": entries}, salt=f"documents\n{kind}")
 
-    return draw_rows(draw, size, size * PATIENCE, f"documents {kind}", split, "raise `entries` for longer documents")
+    return draw_rows(draw, size, size * MAX_DRAWS, f"documents {kind}", split, "raise `entries` for longer documents")
 
 
 def _document(rng: np.random.Generator, entries: int, largest: int, letters: int) -> Entries:

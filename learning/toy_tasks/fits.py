@@ -24,7 +24,7 @@ LINES = {
 }
 HEAD = "from kit import line, load, mean, save"
 METHODS = ("mean", "line")
-PATIENCE = 100
+MAX_DRAWS = 100
 
 Points = list[tuple[float, float]]
 
@@ -92,7 +92,7 @@ def fits(
         row = {"id": name, "prompt": prompt, "answer": None, "family": "fit", "metadata": metadata}
         return row if is_in_split(name, split, test_share) else None
 
-    return draw_rows(draw, size, PATIENCE * size, "fits", split, "lower `size` or change `test_share`")
+    return draw_rows(draw, size, MAX_DRAWS * size, "fits", split, "lower `size` or change `test_share`")
 
 
 def fit_turns(

@@ -30,7 +30,7 @@ CHOICES = {
 """Choices of each field; no two choices begin with the same letter."""
 PAGES = {3: ((2,),), 4: ((1, 1), (3,)), 5: ((2, 1), (1, 2)), 6: ((2, 2),)}
 """Number of turns to layouts: requested fields per page. Each field and each page takes one turn."""
-PATIENCE = 200
+MAX_DRAWS = 200
 """Draws per form after which the space counts as exhausted."""
 
 Turns = Literal[3, 4, 5, 6]
@@ -113,7 +113,7 @@ def forms(
         row = _draw_form(turns[len(rows) % len(turns)], idle, rng)
         return row if is_in_split(row["id"], split, test_share) else None
 
-    return draw_rows(draw, size, PATIENCE * size, "forms", split, "lower `size`")
+    return draw_rows(draw, size, MAX_DRAWS * size, "forms", split, "lower `size`")
 
 
 def form_filler(row: Row, rng: np.random.Generator, *, error_rate: Rate = 0.0) -> str:

@@ -18,7 +18,7 @@ from lineage.layout import Layout
 from lineage.records import Record, read_record, slim_record, table_name
 
 VERSION = 1
-PATIENCE = 20.0
+TIMEOUT = 20.0
 """Seconds to wait for another process that writes the index."""
 FILE = "index.db"
 PREFIX = 16
@@ -137,7 +137,7 @@ def query_manifests(layout: Layout, question: Callable[[Index], T]) -> T:
 @contextlib.contextmanager
 def open_index(layout: Layout, place: str) -> Iterator[Index]:
     """Open the index in a file of SQLite and bring it up to date. Raise sqlite3.Error."""
-    with contextlib.closing(sqlite3.connect(place, timeout=PATIENCE, isolation_level=None)) as connection:
+    with contextlib.closing(sqlite3.connect(place, timeout=TIMEOUT, isolation_level=None)) as connection:
         connection.execute("pragma foreign_keys = on")
         connection.execute("pragma synchronous = normal")
         _refresh(connection, layout)

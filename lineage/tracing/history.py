@@ -8,7 +8,7 @@ from lineage.layout import Layout
 from lineage.records import Record
 from schemas.manifest import Manifest
 
-MOST = 50
+MAX_ARTIFACTS = 50
 """Artifacts of a step that are looked at, the latest ones."""
 
 
@@ -42,6 +42,6 @@ def find_earlier(index: Index, kind: str, step: str, recipe: str) -> tuple[list[
         ("kind = ? and step = ?", (kind, step)),
         ("kind = ?", (kind,)),
     ):
-        if records := index.latest(condition, *values, most=MOST):
+        if records := index.latest(condition, *values, most=MAX_ARTIFACTS):
             return records, len(values) > 1
     return [], False

@@ -38,7 +38,7 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "dart-gui.yaml"
 STAGES = load_recipe(RECIPE, profile="tiny").stages
 STAGE = STAGES["policy"]
 ROWS = forms(size=8, split="train", seed=9)
-PATIENCE = 30
+TIMEOUT = 30
 
 
 class Clerk:
@@ -89,7 +89,7 @@ class Desk:
         self.open += [[ticket, request.first + i, [], [], list(left)] for i in range(request.n)]
 
     def step(self):
-        assert self.clerk.going.wait(PATIENCE)
+        assert self.clerk.going.wait(TIMEOUT)
         ended = []
         for one in self.open:
             one[2].append(one[4].pop(0))
@@ -132,12 +132,12 @@ class Service:
         """Wait until a worker has been told of new weights, in the middle of its work."""
         service = self.services[number]
         with service.changed:
-            assert service.changed.wait_for(lambda: service.running and service.inbox, PATIENCE)
+            assert service.changed.wait_for(lambda: service.running and service.inbox, TIMEOUT)
 
     def take(self, clerk, receipt):
         if clerk is self.clerks[0]:
             self.loading.set()
-            assert self.let.wait(PATIENCE)
+            assert self.let.wait(TIMEOUT)
         clerk.sync(receipt.version)
         self.loads.append((self.clerks.index(clerk), receipt.version))
 
@@ -210,7 +210,7 @@ def test_a_worker_completes_at_its_version_while_the_other_loads_the_next(tiny_p
     episodes.sync(1, each=STAGE.rollout.options["sync"] == "each")
     made.told(0)
     made.going.set()
-    assert made.loading.wait(PATIENCE)
+    assert made.loading.wait(TIMEOUT)
     # Half of the episodes had their turn at the worker that loads; the others go on at the other one, to their ends.
     ended = until(episodes, lambda found: len(found) == len(ROWS) // 2)
     assert made.loads == []
@@ -231,10 +231,10 @@ def test_with_one_synchronisation_for_all_none_does(tiny_policy, rollout):
     made.told(0)
     made.told(1)
     made.going.set()
-    assert made.loading.wait(PATIENCE)
+    assert made.loading.wait(TIMEOUT)
     assert trainer.is_alive()
     made.let.set()
-    trainer.join(PATIENCE)
+    trainer.join(TIMEOUT)
     found = until(episodes, lambda found: len(found) == len(ROWS))
     assert all(max(versions(one)) == 1 for one in found)
 

@@ -18,8 +18,8 @@ import yaml
 from learning.sandbox import process
 from learning.sandbox.filters import machine
 from learning.sandbox.run import available, run
-from learning.sandbox.storage import FILE_BYTES, INDEX, MOST_BYTES, Storage
-from learning.sandbox.watchdog import MOST_OUTPUT
+from learning.sandbox.storage import FILE_BYTES, INDEX, MAX_BYTES, Storage
+from learning.sandbox.watchdog import MAX_OUTPUT
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
@@ -246,10 +246,10 @@ def test_a_hostile_program_is_contained(one, outside, stored, resident):
     ran = run(f"CALLS = {numbers}\n{PRELUDE}\n{code}", stdin=one.get("stdin", ""), **bounds)
     outside.assert_untouched()
     assert outside.secret not in ran.stdout + ran.stderr + ran.reason
-    assert max(map(len, (ran.stdout, ran.stderr))) <= MOST_OUTPUT
+    assert max(map(len, (ran.stdout, ran.stderr))) <= MAX_OUTPUT
     assert ran.seconds < bounds["seconds"] + GENEROUS
     assert resident[0] <= bounds["memory_mb"]
-    assert stored["bytes"] <= MOST_BYTES
+    assert stored["bytes"] <= MAX_BYTES
     if not {"stored", "most_files"} & one.keys():
         assert ran.timed_out == one.get("timed_out", False), (ran.reason, ran.stderr[-300:])
     assert_as_said(one, ran, stored)
@@ -270,7 +270,7 @@ def assert_as_said(one, ran, stored):
     if "most_files" in one:
         assert stored["files"] == one["most_files"]
     if "most" in one:
-        assert len(getattr(ran, one["most"])) == MOST_OUTPUT
+        assert len(getattr(ran, one["most"])) == MAX_OUTPUT
     if "bytes" in one:
         assert len(ran.stdout) == one["bytes"]
     if "dies" in one:

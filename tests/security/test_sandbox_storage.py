@@ -12,7 +12,7 @@ import pytest
 
 from learning.sandbox import storage
 from learning.sandbox.run import available, run
-from learning.sandbox.storage import BLOCK, FILE_BYTES, INDEX, MOST_BYTES, Storage, may_grow_to
+from learning.sandbox.storage import BLOCK, FILE_BYTES, INDEX, MAX_BYTES, Storage, may_grow_to
 
 ROOT = Path(__file__).parents[2]
 guarded = pytest.mark.skipif(available() is not None, reason=str(available()))
@@ -32,24 +32,24 @@ def test_all_files_together_stay_within_the_bound_however_they_grow(open_already
     most = may_grow_to(held, 0)
     grown = stored + sum(max(size, most) + INDEX for size, _ in writing.values()) + most + INDEX
     now = stored + sum(size for size, _ in writing.values())
-    assert grown <= MOST_BYTES or most < BLOCK
+    assert grown <= MAX_BYTES or most < BLOCK
     assert most % BLOCK == 0
-    if now < MOST_BYTES / 2:
-        assert most >= min(FILE_BYTES, (MOST_BYTES - now) // (open_already + 1)) - INDEX - BLOCK, "no less than is left"
+    if now < MAX_BYTES / 2:
+        assert most >= min(FILE_BYTES, (MAX_BYTES - now) // (open_already + 1)) - INDEX - BLOCK, "no less than is left"
 
 
 def test_what_is_stored_and_removed_takes_from_what_is_left():
     assert may_grow_to({}, 0) == FILE_BYTES
-    assert may_grow_to(files(MOST_BYTES - 5 * MB, writes=False), 0) == 5 * MB - INDEX
+    assert may_grow_to(files(MAX_BYTES - 5 * MB, writes=False), 0) == 5 * MB - INDEX
     assert may_grow_to(files(16 * MB, 16 * MB, 16 * MB, writes=True), 0) == 16 * MB - 4 * INDEX
     assert may_grow_to({}, 3) == 16 * MB - 4 * INDEX
     assert may_grow_to({}, 4) < BLOCK
-    assert may_grow_to(files(MOST_BYTES + 1, writes=False), 0) < BLOCK
+    assert may_grow_to(files(MAX_BYTES + 1, writes=False), 0) < BLOCK
 
 
 @guarded
 def test_openings_end_at_their_bound(monkeypatch):
-    monkeypatch.setattr(storage, "MOST_OPENINGS", 50)
+    monkeypatch.setattr(storage, "MAX_OPENINGS", 50)
     ran = run("for _ in range(99):\n    print(len(__import__('os').listdir()), flush=True)\n    open('f', 'w').close()")
     assert (ran.reason, ran.code) == ("more than 50 openings for writing", -signal.SIGKILL)
     assert len(ran.stdout.splitlines()) == 51

@@ -213,7 +213,7 @@ def test_memory_is_bounded(monkeypatch, fresh):
 
 def test_a_text_of_more_than_a_megabyte_is_not_scored(fresh):
     row = one("chain_sum")
-    found = verifiers.judge([row] * 2, ["1" * (verifiers.MOST_TEXT + 1), row["answer"]])
+    found = verifiers.judge([row] * 2, ["1" * (verifiers.MAX_TEXT + 1), row["answer"]])
     assert [(v.score, v.why) for v in found] == [(None, "length"), (1.0, "")]
 
 

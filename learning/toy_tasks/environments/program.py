@@ -36,7 +36,7 @@ OWN = "rows"
 """Name of the charge for reading the training rows: the highest cost, since the program can compute from them anything
 that has a cost."""
 Price = Annotated[float, Field(ge=0)]
-LEAST = 1.0
+MIN_DURATION = 1.0
 """Minimum duration of an action, in units of the clock."""
 SHOWN = 40
 """Maximum length of an error message to the model, in characters."""
@@ -125,7 +125,7 @@ class Work:
         left = None if self.of.budget is None else self.of.budget - self.spent
         units, reached, finished = limit_log(tried.log, left)
         of = tried.score if finished else None
-        took = max(LEAST, units) if self.of.costs else tried.seconds
+        took = max(MIN_DURATION, units) if self.of.costs else tried.seconds
         self.spent += took
         ended = of is not None if self.of.budget is None else self.spent >= self.of.budget
         reply = tried.error if of is None else format_score(of)

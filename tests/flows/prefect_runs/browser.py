@@ -13,7 +13,7 @@ import pytest
 from tests.waiting import wait_for
 
 CHROMIUM = "/usr/bin/chromium"
-PATIENCE = 600.0
+TIMEOUT = 600.0
 """Seconds for anything that a loaded machine does."""
 
 
@@ -31,7 +31,7 @@ def _browser(sync_api):
         path = CHROMIUM if os.path.exists(CHROMIUM) else shutil.which("chromium")  # noqa: PTH110
         chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         page = chromium.new_page(viewport={"width": 1280, "height": 900})
-        page.set_default_timeout(PATIENCE * 1000)
+        page.set_default_timeout(TIMEOUT * 1000)
         yield page
         chromium.close()
 
@@ -65,7 +65,7 @@ class Served:
         except urllib.error.HTTPError as error:
             return {"refused": error.code, "detail": error.read().decode()}
 
-    def until(self, condition, seconds=PATIENCE):
+    def until(self, condition, seconds=TIMEOUT):
         return wait_for(condition, seconds)
 
     def deployment(self, name):

@@ -12,7 +12,7 @@ import pytest
 from flows.servers.prefect_server import find_free_port, is_healthy, make_prefect_environment
 from lineage.audit.approvals import read_decisions
 from lineage.layout import Layout
-from tests.flows.prefect_runs.browser import PATIENCE, open_browser
+from tests.flows.prefect_runs.browser import TIMEOUT, open_browser
 
 pytestmark = pytest.mark.slow
 LAB = """
@@ -80,15 +80,15 @@ def fill(page, decision, name, reason):
 def test_a_run_pauses_shows_its_evidence_and_goes_on_when_the_form_is_sent(checkout, processes, server, tmp_path):
     opened = open_browser()
     made = checkout("asking", RECIPE, {"asking_lab": LAB})
-    processes.wait_for(lambda: is_healthy(f"{server}/api"), PATIENCE)
+    processes.wait_for(lambda: is_healthy(f"{server}/api"), TIMEOUT)
     process = made.start("run", made.recipe, PREFECT_API_URL=f"{server}/api", POSTTRAIN_USER="ada")
 
     def paused():
         assert process.poll() is None, made.output.read_text()
         return [run for run in flow_runs(server) if run["state"]["type"] == "PAUSED"]
 
-    (run,) = processes.wait_for(paused, 2 * PATIENCE)
-    processes.wait_for(lambda: "aside: done" in made.output.read_text(), PATIENCE)
+    (run,) = processes.wait_for(paused, 2 * TIMEOUT)
+    processes.wait_for(lambda: "aside: done" in made.output.read_text(), TIMEOUT)
     assert "after:" not in made.output.read_text()
     assert "check: waiting (decide in Prefect, or: posttrain approve" in made.output.read_text()
     with opened as page:

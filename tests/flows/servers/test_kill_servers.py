@@ -13,7 +13,7 @@ import urllib.request
 import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
-PATIENCE = 900
+TIMEOUT = 900
 """Seconds after which something hangs; a busy machine is slow."""
 WORK = '''
 import time
@@ -83,7 +83,7 @@ def begun(checkout, processes):
 
 
 def in_the_middle(made, processes, process):
-    processes.wait_for(lambda: process.poll() is not None or rounds_done(made) > 60, PATIENCE)
+    processes.wait_for(lambda: process.poll() is not None or rounds_done(made) > 60, TIMEOUT)
     assert process.poll() is None, made.output.read_text()
 
 
@@ -97,7 +97,7 @@ def victim(made, *words):
 def test_prefects_server_of_a_run(begun):
     made, run = begun()
     victim(made, "prefect", "server").kill()
-    assert run.wait(PATIENCE) == 0, made.output.read_text()
+    assert run.wait(TIMEOUT) == 0, made.output.read_text()
     assert "Prefect's server died during this run" in made.output.read_text()
     assert is_right(made)
     made.is_quiet(60)
@@ -107,7 +107,7 @@ def test_prefects_server_of_a_run(begun):
 def test_prefect_gone_for_good(begun):
     made, run = begun(PREFECT_CLIENT_MAX_RETRIES="1")
     next(p for p in made.processes() if "flows.servers.prefect_host" in p.cmdline()).kill()  # its server dies with it
-    assert run.wait(PATIENCE) == 0, made.output.read_text()
+    assert run.wait(TIMEOUT) == 0, made.output.read_text()
     assert "Prefect's server no longer answers" in made.output.read_text()
     assert "the run continues without it" in made.output.read_text()
     assert is_right(made)
@@ -118,14 +118,14 @@ def test_prefect_gone_for_good(begun):
 def test_ray(begun, name):
     made, run = begun()
     victim(made, name).kill()
-    assert run.wait(PATIENCE) == 1, made.output.read_text()
+    assert run.wait(TIMEOUT) == 1, made.output.read_text()
     output = made.output.read_text()
     assert f"Ray died ({name}: killed, or out of memory)" in output
     assert "finished artifacts are kept; continue with: posttrain resume" in output
     made.is_quiet(60)
     assert rounds_done(made) > 60
     again = made.go_on("ray")
-    assert again.wait(PATIENCE) == 0, made.output.read_text()
+    assert again.wait(TIMEOUT) == 0, made.output.read_text()
     assert "a: cached" in made.output.read_text()
     assert is_right(made)
     made.is_quiet(60)
@@ -135,11 +135,11 @@ def test_ray(begun, name):
 def test_the_process_of_a_step(begun):
     made, run = begun()
     victim(made, "ray::b").kill()
-    assert run.wait(PATIENCE) == 1, made.output.read_text()
+    assert run.wait(TIMEOUT) == 1, made.output.read_text()
     assert "b: failed (its worker process died (killed, or out of memory)" in made.output.read_text()
     made.is_quiet(60)
     again = made.go_on("ray")
-    assert again.wait(PATIENCE) == 0, made.output.read_text()
+    assert again.wait(TIMEOUT) == 0, made.output.read_text()
     assert is_right(made)
 
 
@@ -160,7 +160,7 @@ def mlflow_server(tmp_path, processes):
                 command, env=environment, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True
             )
         started.append(process)
-        processes.wait_for(lambda: process.poll() is not None or healthy(port), PATIENCE)
+        processes.wait_for(lambda: process.poll() is not None or healthy(port), TIMEOUT)
         return process
 
     yield start, f"http://127.0.0.1:{port}"
@@ -181,14 +181,14 @@ def test_mlflow(begun, mlflow_server):
     server = start()
     made, run = begun(MLFLOW_TRACKING_URI=url)
     os.killpg(server.pid, signal.SIGKILL)
-    assert run.wait(PATIENCE) == 0, made.output.read_text()
+    assert run.wait(TIMEOUT) == 0, made.output.read_text()
     assert "MLflow was not updated" in made.output.read_text()
     assert is_right(made)
     made.is_quiet(60)
     start()
     made.recipe.write_text(RECIPE.replace("rounds: 30", "rounds: 31"))
     again = made.start("run", made.recipe, MLFLOW_TRACKING_URI=url)
-    assert again.wait(PATIENCE) == 0, made.output.read_text()
+    assert again.wait(TIMEOUT) == 0, made.output.read_text()
     body = json.dumps({"experiment_ids": ["1"], "max_results": 100}).encode()
     asked = urllib.request.Request(f"{url}/api/2.0/mlflow/runs/search", body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(asked, timeout=60) as answer:
@@ -210,10 +210,10 @@ def ask(url, body):
 def test_the_runner_and_the_server_under_a_deployment(checkout, processes, name):
     made = checkout("root", RECIPE, {"served_work": WORK})
     up, said = made.start("up", "--prefect-port", 0, "--mlflow-port", 0), made.output
-    processes.wait_for(lambda: up.poll() is not None or "Ctrl-C stops everything" in said.read_text(), PATIENCE)
+    processes.wait_for(lambda: up.poll() is not None or "Ctrl-C stops everything" in said.read_text(), TIMEOUT)
     record = json.loads((made.layout.state / "up.json").read_text())
     api = record["prefect"]
-    assert made.start("deploy", made.recipe).wait(PATIENCE) == 0, made.output.read_text()
+    assert made.start("deploy", made.recipe).wait(TIMEOUT) == 0, made.output.read_text()
     (deployment,) = ask(f"{api}/deployments/filter", {})
     flow_run = ask(f"{api}/deployments/{deployment['id']}/create_flow_run", {})["id"]
     in_the_middle(made, processes, up)
@@ -223,9 +223,9 @@ def test_the_runner_and_the_server_under_a_deployment(checkout, processes, name)
         (found,) = ask(f"{api}/flow_runs/filter", {"flow_runs": {"id": {"any_": [flow_run]}}}) or [{}]
         return found.get("state_type") if found.get("state_type") in ("COMPLETED", "FAILED", "CRASHED") else None
 
-    assert processes.wait_for(state, PATIENCE) == "COMPLETED"
+    assert processes.wait_for(state, TIMEOUT) == "COMPLETED"
     assert is_right(made)
-    processes.wait_for(lambda: f"{name}: answers again" in said.read_text(), PATIENCE)
+    processes.wait_for(lambda: f"{name}: answers again" in said.read_text(), TIMEOUT)
     assert f"{name}: was killed by signal 9" in said.read_text()
     if name == "worker":
         assert "1 of its flow runs continue without it" in said.read_text()
@@ -237,9 +237,9 @@ def test_the_runner_and_the_server_under_a_deployment(checkout, processes, name)
 def test_up_stopped_in_the_middle_of_a_deployments_run_leaves_one_that_goes_on(checkout, processes):
     made = checkout("root", RECIPE, {"served_work": WORK})
     up, said = made.start("up", "--prefect-port", 0, "--mlflow-port", 0), made.output
-    processes.wait_for(lambda: up.poll() is not None or "Ctrl-C stops everything" in said.read_text(), PATIENCE)
+    processes.wait_for(lambda: up.poll() is not None or "Ctrl-C stops everything" in said.read_text(), TIMEOUT)
     api = json.loads((made.layout.state / "up.json").read_text())["prefect"]
-    assert made.start("deploy", made.recipe).wait(PATIENCE) == 0, made.output.read_text()
+    assert made.start("deploy", made.recipe).wait(TIMEOUT) == 0, made.output.read_text()
     (deployment,) = ask(f"{api}/deployments/filter", {})
     ask(f"{api}/deployments/{deployment['id']}/create_flow_run", {})
     in_the_middle(made, processes, up)
@@ -248,6 +248,6 @@ def test_up_stopped_in_the_middle_of_a_deployments_run_leaves_one_that_goes_on(c
     made.is_quiet(60)
     assert rounds_done(made) > 60
     again = made.go_on("ray")
-    assert again.wait(PATIENCE) == 0, made.output.read_text()
+    assert again.wait(TIMEOUT) == 0, made.output.read_text()
     assert "a: cached" in made.output.read_text()
     assert is_right(made)

@@ -21,7 +21,7 @@ from flows.servers.supervisor import Service, Supervisor
 
 folder, kind = Path(sys.argv[1]), sys.argv[2]
 supervisor.FIRST_WAIT = 0.05
-supervisor.PATIENCE = 1.0
+supervisor.STOP_TIMEOUT = 1.0
 mark = {**os.environ, "KEPT": str(folder)}
 # Each starts a child in a session of its own, and takes its time when it is asked to end.
 body = '''

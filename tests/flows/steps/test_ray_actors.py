@@ -16,7 +16,7 @@ from schemas.errors import StepError
 from schemas.resources import Resources, Role
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-PATIENCE = 120
+TIMEOUT = 120
 
 
 class Counter:
@@ -63,15 +63,15 @@ def actors(cluster, tmp_path):
 
 def test_processes_of_their_own_with_their_threads_in_the_steps_group(actors):
     first, second = actors.start("reward", Counter, 3)
-    told = [remote.call("where").result(PATIENCE) for remote in (first, second)]
+    told = [remote.call("where").result(TIMEOUT) for remote in (first, second)]
     assert len({os.getpid(), *(one["pid"] for one in told)}) == 3
     assert {one["group"] for one in told} == {os.getpgid(0)}
     assert {one["threads"] for one in told} == {"1"}
-    assert first.call("devices").result(PATIENCE) == ""
+    assert first.call("devices").result(TIMEOUT) == ""
     # One call after the other, in order; each worker has an object of its own.
     answers = [first.call("add", n) for n in (1, 10, 100)]
-    assert [a.result(PATIENCE) for a in answers] == [4, 14, 114]
-    assert second.call("add", 0).result(PATIENCE) == 3
+    assert [a.result(TIMEOUT) for a in answers] == [4, 14, 114]
+    assert second.call("add", 0).result(TIMEOUT) == 3
     with pytest.raises(StepError, match="already running"):
         actors.start("reward", Counter, 0)
     assert actors.size("reward") == 2
@@ -82,13 +82,13 @@ def test_processes_of_their_own_with_their_threads_in_the_steps_group(actors):
 def test_errors_come_back_in_their_own_words_and_into_the_log(actors, tmp_path):
     first, _ = actors.start("reward", Counter, 0)
     with pytest.raises(StepError, match=r"^lower the temperature$"):
-        first.call("fail", StepError("lower the temperature")).result(PATIENCE)
+        first.call("fail", StepError("lower the temperature")).result(TIMEOUT)
     with pytest.raises(StepError, match=r"^reward: ZeroDivisionError: by hand$"):
-        first.call("fail", ZeroDivisionError("by hand")).result(PATIENCE)
+        first.call("fail", ZeroDivisionError("by hand")).result(TIMEOUT)
     with pytest.raises(StepError, match="hush"):
-        first.call("fail", StepError("hush")).result(PATIENCE)
+        first.call("fail", StepError("hush")).result(TIMEOUT)
     assert first.alive()
-    assert first.call("add", 1).result(PATIENCE) == 1
+    assert first.call("add", 1).result(TIMEOUT) == 1
     log = (tmp_path / "log").read_text()
     assert log.count("before the end") == 3
     assert "ZeroDivisionError: by hand" in log
@@ -100,37 +100,37 @@ def test_a_factory_that_fails_is_reported_by_every_call(actors):
     for remote in actors.start("reward", Counter, 0, refuse="no model here"):
         for _ in range(2):
             with pytest.raises(StepError, match=r"^no model here$"):
-                remote.call("add", 1).result(PATIENCE)
+                remote.call("add", 1).result(TIMEOUT)
 
 
 def test_a_killed_process_is_lost_and_made_anew(actors):
     first, second = actors.start("reward", Counter, 5)
-    pid = first.call("where").result(PATIENCE)["pid"]
-    first.call("add", 1).result(PATIENCE)
+    pid = first.call("where").result(TIMEOUT)["pid"]
+    first.call("add", 1).result(TIMEOUT)
     os.kill(pid, signal.SIGSTOP)
     waiting = first.call("add", 1)
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(Lost, match="reward worker 0: its process died"):
-        waiting.result(PATIENCE)
+        waiting.result(TIMEOUT)
     assert not first.alive()
     with pytest.raises(Lost):
-        first.call("add", 1).result(PATIENCE)
+        first.call("add", 1).result(TIMEOUT)
     fresh = actors.restart(first)
-    assert fresh.call("add", 1).result(PATIENCE) == 6
-    assert fresh.call("where").result(PATIENCE)["pid"] != pid
-    assert second.call("add", 1).result(PATIENCE) == 6
+    assert fresh.call("add", 1).result(TIMEOUT) == 6
+    assert fresh.call("where").result(TIMEOUT)["pid"] != pid
+    assert second.call("add", 1).result(TIMEOUT) == 6
 
 
 @pytest.mark.slow
 def test_what_is_stopped_has_no_process(actors):
     first, second = actors.start("reward", Counter, 0)
-    pids = [remote.call("where").result(PATIENCE)["pid"] for remote in (first, second)]
+    pids = [remote.call("where").result(TIMEOUT)["pid"] for remote in (first, second)]
     first.stop()
     first.stop()
     with pytest.raises(Lost, match="stopped"):
-        first.call("add", 1).result(PATIENCE)
+        first.call("add", 1).result(TIMEOUT)
     actors.close()
-    _, left = psutil.wait_procs([psutil.Process(p) for p in pids if Path(f"/proc/{p}").exists()], timeout=PATIENCE)
+    _, left = psutil.wait_procs([psutil.Process(p) for p in pids if Path(f"/proc/{p}").exists()], timeout=TIMEOUT)
     assert not left
     again = actors.start("reward", Counter, 7)
-    assert again[0].call("add", 0).result(PATIENCE) == 7
+    assert again[0].call("add", 0).result(TIMEOUT) == 7

@@ -22,7 +22,7 @@ from schemas.errors import StepError
 from schemas.use import EngineUse
 from tests.waiting import wait_for
 
-PATIENCE = 30
+TIMEOUT = 30
 TOKENS = 12
 
 
@@ -50,13 +50,13 @@ class Workers:
         number = self.services.index(service)
         if number == 0:
             self.loading.set()
-            assert self.let.wait(PATIENCE)
+            assert self.let.wait(TIMEOUT)
         engine.sync(receipt.version)
         self.loads.append((number, receipt.version))
 
     def hold(self, logits_BV, place_B):
         """A processor that lets decoding go on only while it is not halted, and no completion end before its time."""
-        assert self.halted.wait(PATIENCE)
+        assert self.halted.wait(TIMEOUT)
         end = torch.tensor([self.policy.tokenizer.eos_token_id])
         return logits_BV.index_fill(1, end, -torch.inf)
 
@@ -99,7 +99,7 @@ def sampling(made):
 
 def collected(replicas, number):
     made = []
-    wait_for(lambda: made.extend(replicas.collect(0.05)) or len(made) >= number, PATIENCE)
+    wait_for(lambda: made.extend(replicas.collect(0.05)) or len(made) >= number, TIMEOUT)
     return dict(made)
 
 
@@ -115,7 +115,7 @@ def go_on_once_told(made, *numbers):
         service, began = made.services[number], number == 0 and made.loading.is_set()
         return began or (service.running and service.inbox) or number in dict(made.loads)
 
-    wait_for(lambda: all(map(told, numbers)), PATIENCE)
+    wait_for(lambda: all(map(told, numbers)), TIMEOUT)
     made.halted.set()
 
 
@@ -125,7 +125,7 @@ def test_a_worker_completes_at_its_version_while_another_loads_the_next(workers)
     replicas.submit([(0, Request([5, 6], 1, 1)), (1, Request([7, 8], 1, 2))], sampling(made))
     replicas.sync(1, each=True)  # returns although nobody has loaded anything
     go_on_once_told(made, 0)
-    assert made.loading.wait(PATIENCE)
+    assert made.loading.wait(TIMEOUT)
     # Worker 0 stands still until it is let; worker 1 ends what it had, and what comes anew, by the weights it has.
     assert collected(replicas, 1)[1].versions == [(0, TOKENS)]
     replicas.submit([(2, Request([9], 1, 3))], sampling(made))
@@ -149,30 +149,30 @@ def test_when_all_are_updated_at_once_none_completes_at_its_version(workers):
     trainer = threading.Thread(target=replicas.sync, args=(1,))
     trainer.start()
     go_on_once_told(made, 0, 1)
-    assert made.loading.wait(PATIENCE)
+    assert made.loading.wait(TIMEOUT)
     # Worker 1 has its weights and ends under them; the trainer waits for worker 0 and hears of nothing.
     with made.services[1].changed:
-        assert made.services[1].changed.wait_for(lambda: made.services[1].outbox, PATIENCE)
+        assert made.services[1].changed.wait_for(lambda: made.services[1].outbox, TIMEOUT)
         versions = [generation.versions[-1][0] for _, generation in made.services[1].outbox]
     assert versions == [1]
     assert made.loads == [(1, 1)]
     assert trainer.is_alive()
     made.let.set()
-    trainer.join(PATIENCE)
+    trainer.join(TIMEOUT)
     assert all(one.versions[-1][0] == 1 for one in collected(replicas, 2).values())
 
 
 def test_no_worker_is_more_than_one_version_behind(workers):
     made, replicas, trainer = workers
     replicas.sync(1, each=True)
-    assert made.loading.wait(PATIENCE)
+    assert made.loading.wait(TIMEOUT)
     second = threading.Thread(target=replicas.sync, args=(2,), kwargs={"each": True})
     second.start()
     # Version 2 is not even published while worker 0 has not taken version 1, and worker 1 after it.
     assert trainer.published == [1]
     assert second.is_alive()
     made.let.set()
-    second.join(PATIENCE)
+    second.join(TIMEOUT)
     assert made.loads[:2] == [(0, 1), (1, 1)]
     assert trainer.published == [1, 2]
     # Whole batches are of one version.
@@ -184,7 +184,7 @@ def test_no_worker_is_more_than_one_version_behind(workers):
 def test_one_that_dies_while_it_loads_is_made_anew_with_the_weights_and_the_others_get_theirs(workers):
     made, replicas, _ = workers
     replicas.sync(1, each=True)
-    assert made.loading.wait(PATIENCE)
+    assert made.loading.wait(TIMEOUT)
     replicas.replicas[0].remote.stop()
     settle(replicas)
     replicas.submit([(n, Request([n + 5], 1, n)) for n in range(6)], sampling(made))
@@ -196,7 +196,7 @@ def test_numbers_of_one_that_loads_are_not_waited_for(workers):
     made, replicas, _ = workers
     before = replicas.stats()
     replicas.sync(1, each=True)
-    assert made.loading.wait(PATIENCE)
+    assert made.loading.wait(TIMEOUT)
     told = replicas.stats()
     assert told[0] == before[0]
     made.let.set()
@@ -210,12 +210,12 @@ def test_what_is_taken_out_while_one_loads_is_all_that_was_under_way(workers):
     replicas.submit([(n, Request([n + 5], 1, n)) for n in range(6)], sampling(made))
     replicas.sync(1, each=True)
     go_on_once_told(made, 0)
-    assert made.loading.wait(PATIENCE)
+    assert made.loading.wait(TIMEOUT)
     found = []
     taking = threading.Thread(target=lambda: found.extend(replicas.suspend()))
     taking.start()
     made.let.set()
-    taking.join(PATIENCE)
+    taking.join(TIMEOUT)
     assert sorted(ticket for ticket, _ in found) == list(range(6))
     # They go on where they were, under what is there by then.
     settle(replicas)

@@ -13,14 +13,14 @@ from schemas.errors import StepError
 
 REQUESTS = [Request(ids, 3, seed) for seed, ids in enumerate([[5, 6, 7], [9], [4, 8, 15, 16, 23, 42]])]
 SAMPLING = Sampling(1.3, 16)
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 
 def everything(service, number):
     """Completions until there are so many."""
     made = []
     while len(made) < number:
-        more = service.collect(PATIENCE)
+        more = service.collect(TIMEOUT)
         assert more
         made += more
     return {(ticket, g.sample): g for ticket, g in made}
@@ -128,7 +128,7 @@ def test_a_failure_is_raised_in_the_next_call_and_in_waiting_ones(serve):
     service = serve()
     service.submit([(0, Request([], 1, 0))], SAMPLING)
     with pytest.raises(StepError, match="a prompt of 0 tokens"):
-        service.collect(PATIENCE)
+        service.collect(TIMEOUT)
     with pytest.raises(StepError, match="a prompt of 0 tokens"):
         service.load((1, 1.0))
 
@@ -140,14 +140,14 @@ def test_a_failure_is_raised_in_the_next_call_and_in_waiting_ones(serve):
 
     def wait():
         try:
-            other.collect(PATIENCE)
+            other.collect(TIMEOUT)
         except StepError as error:
             heard.append(str(error))
 
     waiting = threading.Thread(target=wait)
     waiting.start()
     other.submit([(0, REQUESTS[0])], replace(SAMPLING, processor=burst))
-    waiting.join(PATIENCE)
+    waiting.join(TIMEOUT)
     assert heard == ["rollout service: ZeroDivisionError: no such number"]
 
 

@@ -19,7 +19,7 @@ from flows.processes.cleanup import clean_up
 from learning.sandbox.filters import ASK, FCNTL, IOCTL, MMAP, OPENAT, PLAIN, compiled, machine, watched
 from learning.sandbox.run import available, run
 from learning.sandbox.storage import FILE_BYTES
-from learning.sandbox.watchdog import MOST_OUTPUT
+from learning.sandbox.watchdog import MAX_OUTPUT
 from lineage.layout import Layout
 from schemas.errors import StepError
 
@@ -129,9 +129,9 @@ def test_an_endless_loop_ends_at_its_time_limit_and_keeps_its_output():
 
 def test_endless_output_ends_at_its_bound():
     ran = run("while True: print('y' * 99)", seconds=GENEROUS)
-    assert (len(ran.stdout), ran.timed_out, ran.code) == (MOST_OUTPUT, False, -signal.SIGKILL)
-    assert ran.reason == f"more than {MOST_OUTPUT} bytes of output"
-    assert len(run("import sys\nwhile True: sys.stderr.write('y' * 99)", seconds=GENEROUS).stderr) == MOST_OUTPUT
+    assert (len(ran.stdout), ran.timed_out, ran.code) == (MAX_OUTPUT, False, -signal.SIGKILL)
+    assert ran.reason == f"more than {MAX_OUTPUT} bytes of output"
+    assert len(run("import sys\nwhile True: sys.stderr.write('y' * 99)", seconds=GENEROUS).stderr) == MAX_OUTPUT
 
 
 def test_files_end_at_their_bounds():
