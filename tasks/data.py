@@ -4,9 +4,12 @@ import json
 import tempfile
 from pathlib import Path
 
-from learning.data.rows import SCHEMAS, open_row_writer
-from learning.data.sources.collect import drop_repeated, find_repeated, scan_converted, write_converted
+import numpy as np
+
+from learning.data.rows import open_row_writer
+from learning.data.sources.collect import drop_repeated, find_repeated, list_converted, scan_chosen, write_converted
 from learning.data.sources.dropped import DroppedRows
+from learning.data.sources.mixture import choose_rows, count_chosen, name_sources
 from learning.data.sources.source_rows import SourceRows
 from schemas.errors import StepError
 from schemas.stages.data import Data
@@ -14,47 +17,73 @@ from tasks.context import Context, Result
 
 
 def run(stage: Data, context: Context) -> Result:
-    """Write the rows that fit to output `data`, in the order of sources and files, and the rest to output `report`.
+    """Write the rows of the mixture to output `data`, in the order of sources and files, and a report to `report`.
 
-    Metrics: `rows` (read), `kept`, `dropped` and `dropped.<reason>`. Raises StepError for a file that cannot be read,
-    for rows that do not fit unless `on_bad_row` says otherwise, and if no row is left.
+    Metrics: `rows` (read), `kept` (those that fit), `dropped`, `dropped.<reason>`, and `mixed`, the rows of the output.
+    Raises StepError for a file that cannot be read, for rows that do not fit unless `on_bad_row` says otherwise, and if
+    no row is left.
     """
     sources = [
         SourceRows(context.input(f"sources.{i}.from"), source, stage.emit) for i, source in enumerate(stage.sources)
     ]
+    names = name_sources(stage, [source.stem for source in sources])
     with (
         tempfile.TemporaryDirectory(dir=context.folder, prefix="spill-") as spill,
         DroppedRows(context.output("report")) as dropped,
     ):
         converted = Path(spill, "rows")
         converted.mkdir()
-        write_converted(sources, stage.emit, converted, dropped)
+        write_converted(sources, names, stage.emit, converted, dropped)
         repeated = find_repeated(converted, Path(spill), context.num_threads)
         if len(repeated):
-            drop_repeated(converted, repeated, dropped, sources)
-        if not (kept := sum(source.kept for source in sources)):
+            drop_repeated(converted, stage.emit, repeated, dropped, sources)
+        if not any(source.kept for source in sources):
             raise StepError(f"data: none of {sum(source.read for source in sources)} rows is left")
+        chosen = count_chosen(stage, [source.kept for source in sources])
+        left = np.setdiff1d(list_converted(converted, stage.emit), repeated, assume_unique=True)
+        times = choose_all(stage, sources, chosen, left, context.seed)
         with open_row_writer(context.output("data"), stage.emit) as writer:
-            for batch in scan_converted(converted, SCHEMAS[stage.emit].names, repeated):
+            for batch in scan_chosen(converted, stage.emit, times):
                 writer.write(batch)
-    return report(stage, context, sources, dropped, kept)
+    return report(stage, context, sources, names, chosen, dropped)
 
 
-def report(stage: Data, context: Context, sources: list[SourceRows], dropped: DroppedRows, kept: int) -> Result:
+def choose_all(stage: Data, sources: list[SourceRows], chosen: list[int], left: np.ndarray, seed: int) -> np.ndarray:
+    """Return how often each row that was read is in the mixture; `left` are the numbers of those that fit, sorted."""
+    times, start = np.zeros(sum(source.read for source in sources), np.int32), 0
+    for i, (source, count) in enumerate(zip(sources, chosen, strict=True)):
+        own = left[start : start + source.kept]
+        start += source.kept
+        times[own] = choose_rows(stage.sources[i], source.kept, count, (seed, i))
+    return times
+
+
+def report(
+    stage: Data,
+    context: Context,
+    sources: list[SourceRows],
+    names: list[str],
+    chosen: list[int],
+    dropped: DroppedRows,
+) -> Result:
     """Write report.json and return the metrics: rows read are those kept and those dropped."""
-    rows = sum(source.read for source in sources)
+    rows, kept = sum(source.read for source in sources), sum(source.kept for source in sources)
     by_reason = {reason: number for reason, number in dropped.counts.items() if number}
     described = [
         {
+            "name": name,
             "format": source.format,
             "files": len(source.files),
             "rows": source.read,
             "kept": source.kept,
             "dropped": source.read - source.kept,
+            "weight": source.source.weight,
+            "mixed": count,
+            "share": count / sum(chosen),
         }
-        for source in sources
+        for source, name, count in zip(sources, names, chosen, strict=True)
     ]
     details = {"type": stage.emit, "rows": rows, "kept": kept, "dropped": by_reason, "sources": described}
     (context.output("report") / "report.json").write_text(json.dumps(details, indent=1) + "\n")
     reasons = {f"dropped.{reason}": number for reason, number in by_reason.items()}
-    return Result({"rows": rows, "kept": kept, "dropped": rows - kept, **reasons}, details)
+    return Result({"rows": rows, "kept": kept, "dropped": rows - kept, "mixed": sum(chosen), **reasons}, details)

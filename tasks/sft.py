@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -9,6 +10,7 @@ from learning.data.chat_settings import apply_chat
 from learning.data.epochs import Epochs
 from learning.data.examples import Example, Examples, read_examples
 from learning.data.held_out import split_rows
+from learning.data.rows import list_sources
 from learning.data.rows_used import write_rows_used
 from learning.models.crossentropy import Loss, choose_loss
 from learning.models.forwards import apply_compute_options, evaluation_mode
@@ -42,6 +44,8 @@ class CompletionObjective(Objective):
     model: Trained
     held_out: Sequence[Example] = ()
     rows_per_pass: int = 1
+    sources: Sequence[str] = ()
+    """Sources of a mixture, each of which has a curve; empty for rows of one."""
 
     def backward(self, step: int) -> BatchResult:
         """Add the gradient of a step's forward passes and return the mean loss.
@@ -51,24 +55,49 @@ class CompletionObjective(Objective):
         passes = [[self.examples.kept[row] for row in rows] for rows in self.epochs.at(step)]
         learned = sum(example.num_learned for examples in passes for example in examples)
 
-        def compute_share(examples: Sequence[Example]) -> tuple[torch.Tensor, float]:
-            loss = self.loss(self.model.model, examples) / max(learned, 1)
-            return loss, float(loss.detach())
+        def compute_share(examples: Sequence[Example]) -> tuple[torch.Tensor, list[float]]:
+            rows: list[float] = []
+            loss = self.loss(self.model.model, examples, rows if self.sources else None) / max(learned, 1)
+            return loss, [float(loss.detach()), *self.sum_by_source(examples, rows)]
 
         group = self.model.group
         shares = self.model.backward(split_evenly(passes, group.size), compute_share)
-        tokens = sum(len(example.ids) for examples in passes for example in examples)
-        return BatchResult({"loss": group.add_up([sum(shares)])[0]}, tokens)
+        nothing = [0.0] * (1 + len(self.sources))
+        loss, *sums = group.add_up([sum(column) for column in zip(*shares, strict=True)] or nothing)
+        batch = [example for examples in passes for example in examples]
+        tokens = sum(len(example.ids) for example in batch)
+        return BatchResult({"loss": loss, **self.average_by_source(sums, batch, "loss")}, tokens)
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Return the mean cross-entropy over the completion tokens of the held-out rows; empty if there are none."""
-        rows = self.rows_per_pass
-        passes = [self.held_out[i : i + rows] for i in range(0, len(self.held_out), rows)]
+        size = self.rows_per_pass
+        passes = [self.held_out[i : i + size] for i in range(0, len(self.held_out), size)]
         if not passes:
             return {}
+
+        def measure(examples: Sequence[Example]) -> list[float]:
+            rows: list[float] = []
+            loss = float(self.loss(self.model.model, examples, rows if self.sources else None))
+            return [loss, *self.sum_by_source(examples, rows)]
+
         with evaluation_mode(self.model.model):
-            sums = self.model.each(passes, lambda examples: float(self.loss(self.model.model, examples)))
-        return {"eval_loss": sum(sums) / max(1, sum(example.num_learned for example in self.held_out))}
+            loss, *sums = (sum(column) for column in zip(*self.model.each(passes, measure), strict=True))
+        mean = loss / max(1, sum(example.num_learned for example in self.held_out))
+        return {"eval_loss": mean, **self.average_by_source(sums, self.held_out, "eval_loss")}
+
+    def sum_by_source(self, examples: Sequence[Example], rows: Sequence[float]) -> list[float]:
+        """Return the summed losses of each source of a mixture; empty if the rows are not of several sources."""
+        pairs = list(zip(examples, rows, strict=bool(self.sources)))
+        return [sum(loss for example, loss in pairs if example.source == name) for name in self.sources]
+
+    def average_by_source(self, sums: Sequence[float], examples: Sequence[Example], name: str) -> dict[str, float]:
+        """Return the mean loss of the sources that have learned tokens among some rows, as `loss/<source>`."""
+        learned = [sum(e.num_learned for e in examples if e.source == source) for source in self.sources]
+        return {
+            f"{name}/{source}": total / count
+            for source, total, count in zip(self.sources, sums, learned, strict=True)
+            if count
+        }
 
 
 def run(stage: Sft, context: Context) -> Result:
@@ -104,7 +133,13 @@ def run(stage: Sft, context: Context) -> Result:
         model=model,
         optimizer=make_optimizer(policy.model, stage),
         objective=CompletionObjective(
-            examples, epochs, loss, model, held_out=held_out, rows_per_pass=stage.per_device_train_batch_size
+            examples,
+            epochs,
+            loss,
+            model,
+            held_out=held_out,
+            rows_per_pass=stage.per_device_train_batch_size,
+            sources=list_mixed_sources(context.input("data")),
         ),
         reporter=context,
         checkpoints=context.checkpoints,
@@ -116,6 +151,12 @@ def run(stage: Sft, context: Context) -> Result:
         return Result()
     notices = describe_dropped(examples.dropped, len(examples.kept) + len(held_out) + examples.dropped, limit)
     return replace(publish(stage, context, policy, examples, epochs, loop), notices=notices)
+
+
+def list_mixed_sources(data: Path) -> list[str]:
+    """Return the sources of a mixture; empty if the rows are of one source, or have none."""
+    names = list_sources(data, "chat")
+    return names if len(names) > 1 else []
 
 
 def split_evenly(passes: Sequence[Sequence[Example]], ranks: int) -> list[Sequence[Example]]:

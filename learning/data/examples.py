@@ -27,6 +27,7 @@ SCHEMA = pa.schema(
         ("length", pa.int32()),
         ("unknown", pa.int32()),
         ("row", pa.string()),
+        ("source", pa.string()),
     ]
 )
 
@@ -40,6 +41,8 @@ class Example:
     """Tokens before the first that is learned."""
     row: str = field(default="", compare=False)
     """Id of the row."""
+    source: str = field(default="", compare=False)
+    """Source of the row in a mixture; empty if it has none."""
     skipped: tuple[int, ...] = ()
     """Borders of later parts that are not learned: from `skipped[0]` to before `skipped[1]`, and so on."""
 
@@ -97,6 +100,7 @@ def read_examples(
             return None
         unknown = _count_unknown(tokenizer, [example])
         same = {"ids": example.ids, "num_given": example.num_given, "skipped": example.skipped, "row": example.row}
+        same["source"] = example.source
         return {**same, "length": length, "unknown": unknown}
 
     def source(start: int) -> Any:
@@ -109,7 +113,7 @@ def read_examples(
         count,
         source,
         encode,
-        lambda row: Example(row["ids"], row["num_given"], row["row"], tuple(row["skipped"])),
+        lambda row: Example(row["ids"], row["num_given"], row["row"], row["source"], tuple(row["skipped"])),
     )
     if not len(kept):
         raise _make_empty_error(count, shortest, max_length)
@@ -120,11 +124,11 @@ def encode_row(tokenizer: PreTrainedTokenizerBase, row: Row, train_on: TrainOn =
     """Return one chat row as ids, with what `train_on` selects as learned; of plain text, all tokens are learned."""
     if row["completion"][0]["role"] == PLAIN:
         ids = encode_plain(tokenizer, row["completion"][0]["content"])
-        return Example(ids, 0, row.get("id", ""))
+        return Example(ids, 0, row.get("id", ""), row.get("source", ""))
     made = encode_conversation(tokenizer, row["prompt"], row["completion"], train_on=train_on, row=row)
     # Borders between what is learned and what is not; the end counts as learned, so that they come in pairs.
     given, *skipped = [i for i, (a, b) in enumerate(pairwise([False, *made.learned, True])) if a != b]
-    return Example(made.ids, given, row.get("id", ""), tuple(skipped))
+    return Example(made.ids, given, row.get("id", ""), row.get("source", ""), tuple(skipped))
 
 
 def encode_plain(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

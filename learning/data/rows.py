@@ -23,11 +23,13 @@ PROMPT = [("id", TEXT), ("prompt", MESSAGES), ("answer", TEXT), ("family", TEXT)
 CHAT_COLUMNS = JSON_COLUMNS
 """Columns of a row that its chat template receives; a table may lack them."""
 FOR_TEMPLATE = [make_optional_field(name) for name in CHAT_COLUMNS]
+SOURCE = make_optional_field("source")
+"""Name of the source that a row of a mixture came from."""
 SCHEMAS: dict[str, pa.Schema] = {
-    "prompts": pa.schema([*PROMPT, *FOR_TEMPLATE]),
-    "chat": pa.schema([*PROMPT, ("completion", MESSAGES), *FOR_TEMPLATE]),
+    "prompts": pa.schema([*PROMPT, *FOR_TEMPLATE, SOURCE]),
+    "chat": pa.schema([*PROMPT, ("completion", MESSAGES), *FOR_TEMPLATE, SOURCE]),
     "preference_pairs": pa.schema(
-        [*PROMPT, ("chosen", MESSAGES), ("rejected", MESSAGES), ("margin", pa.float64()), *FOR_TEMPLATE]
+        [*PROMPT, ("chosen", MESSAGES), ("rejected", MESSAGES), ("margin", pa.float64()), *FOR_TEMPLATE, SOURCE]
     ),
 }
 Row = dict[str, Any]
@@ -73,6 +75,14 @@ def count_rows(folder: Path, artifact_type: str) -> int:
 def count_missing(folder: Path, artifact_type: str, column: str) -> int:
     """Return rows of an artifact that have nothing in a column."""
     return sum(batch.column(0).null_count for batch in scan_rows(folder, artifact_type, columns=[column]))
+
+
+def list_sources(folder: Path, artifact_type: str) -> list[str]:
+    """Return the names of the sources that rows of an artifact came from, sorted; rows without one do not count."""
+    names: set[str] = set()
+    for batch in scan_rows(folder, artifact_type, columns=["source"]):
+        names |= {str(name) for name in batch.column(0).unique().to_pylist() if name is not None}
+    return sorted(names)
 
 
 def fits_in_memory(folder: Path) -> bool:

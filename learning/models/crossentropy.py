@@ -3,8 +3,8 @@
 A mean per forward pass would give the tokens of short passes more weight. Shapes: M packed tokens.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,24 +13,33 @@ from learning.data.examples import Example
 from learning.models.packed import Body, choose_forward, pack, packed_logprobs, unwrap
 from schemas.errors import StepError
 
-Loss = Callable[[Any, Sequence[Example]], Tensor]
+
+class Loss(Protocol):
+    """Sum of −log p over the learned tokens of rows; a list that is given receives the sum of each row."""
+
+    def __call__(self, model: Any, examples: Sequence[Example], rows: list[float] | None = None) -> Tensor:
+        """Return the sum of all rows, with its gradient."""
+        ...
 
 
-def compute_packed_loss(model: Any, examples: Sequence[Example]) -> Tensor:
+def compute_packed_loss(model: Any, examples: Sequence[Example], rows: list[float] | None = None) -> Tensor:
     """Return the sum of −log p over learned tokens, from one forward pass without padding or attention between rows."""
-    return _sum_losses(model, examples, "forest")
+    return _sum_losses(model, examples, "forest", rows)
 
 
-def compute_padded_loss(model: Any, examples: Sequence[Example]) -> Tensor:
+def compute_padded_loss(model: Any, examples: Sequence[Example], rows: list[float] | None = None) -> Tensor:
     """Return the same sum from right-padded rows, for architectures with other layers than attention."""
-    return _sum_losses(model, examples, "padded")
+    return _sum_losses(model, examples, "padded", rows)
 
 
-def _sum_losses(model: Any, examples: Sequence[Example], body: Body) -> Tensor:
+def _sum_losses(model: Any, examples: Sequence[Example], body: Body, rows: list[float] | None) -> Tensor:
     """Return the sum of −log p over learned tokens; logits are computed in chunks, of learned tokens only."""
     packed = pack([example.ids for example in examples], [-1] * len(examples))
     learn_M = torch.tensor([learned for example in examples for learned in example.learned])
     logp_M, _ = packed_logprobs(model, packed.to(model.device), needed_M=learn_M, body=body)
+    if rows is not None:
+        parts = logp_M.detach().double().split([len(example.ids) for example in examples])
+        rows += (-torch.stack([part.sum() for part in parts])).tolist()
     return -logp_M.sum()
 
 

@@ -229,8 +229,10 @@ class TrainingLoop:
 
 
 def average_steps(window: list[StepRecord]) -> dict[str, float]:
-    """Return the mean of each metric over some steps, and their tokens per second."""
-    means = {name: sum(record.metrics[name] for record in window) / len(window) for name in window[0].metrics}
+    """Return the mean of each metric over the steps that have it, and the tokens per second of all."""
+    names = dict.fromkeys(name for record in window for name in record.metrics)
+    values = {name: [record.metrics[name] for record in window if name in record.metrics] for name in names}
+    means = {name: sum(numbers) / len(numbers) for name, numbers in values.items()}
     seconds = sum(record.seconds for record in window)
     return {**means, "tokens_per_second": sum(record.tokens for record in window) / seconds}
 

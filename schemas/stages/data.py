@@ -36,6 +36,14 @@ class Source(Schema):
     columns: dict[str, str] = {}
     """Field of the format to the column that holds it, or a template over columns:
     `{prompt: "{question}\\n{context}", completion: answer}`."""
+    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    """Name of the source in curves and reports; null: that of its only file, or `source1`, `source2`, …"""
+    weight: float | None = Field(default=None, gt=0)
+    """Share of the source in the mixture, relative to the other weights; all sources have one, or none."""
+    max_rows: int | None = Field(default=None, ge=1)
+    """Most rows of the source, drawn at random with the stage's seed; null: all."""
+    repeat: int = Field(default=1, ge=1, le=1000)
+    """How often the rows are in the mixture."""
     on_bad_row: Literal["stop", "drop", "quarantine"] = "stop"
     """What happens with a row that does not fit: the step fails with file, row and reason; the row is dropped and
     counted; or it is also written to `quarantine.jsonl` of the output `report`."""
@@ -72,6 +80,26 @@ class Data(BaseStage):
     """Where the rows come from. A single source needs no brackets."""
     emit: Emit = "chat"
     """Artifact type of the rows."""
+
+    temperature: float | None = Field(default=None, ge=1)
+    """Shares of the sources are proportional to their rows to the power of 1 / temperature: 1 keeps the proportions, a
+    high one makes them equal; instead of weights."""
+    max_rows: int | None = Field(default=None, ge=1)
+    """Rows of the mixture; null: all rows, or with weights or a temperature as many as their shares allow without
+    repeating a row."""
+
+    @model_validator(mode="after")
+    def refuse_mixed_shares(self) -> Self:
+        """Refuse weights for some sources only, weights with a temperature, and names that are given twice."""
+        weights = [source.weight for source in self.sources]
+        if any(weight is None for weight in weights) and any(weight is not None for weight in weights):
+            raise ValueError("sources: give every source a `weight`, or none")
+        if weights[0] is not None and self.temperature is not None:
+            raise ValueError("temperature: the sources have weights; remove one of the two")
+        names = [source.name for source in self.sources if source.name is not None]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"sources: two are called `{twice}`; rename one")
+        return self
 
     @model_validator(mode="after")
     def refuse_unfit_formats(self) -> Self:

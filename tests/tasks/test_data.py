@@ -59,7 +59,7 @@ SAME = {
 def test_every_format_gives_the_same_conversation(tmp_path, name, content, source):
     rows, result, _ = convert(tmp_path, {name: content}, **source)
     assert [spoken(row) for row in rows] == [EXPECTED]
-    assert result.metrics == {"rows": 1, "kept": 1, "dropped": 0}
+    assert result.metrics == {"rows": 1, "kept": 1, "dropped": 0, "mixed": 1}
     assert rows[0]["id"] == f"{name}:1"
 
 

@@ -21,24 +21,34 @@ MEMORY = "512MiB"
 """Memory of DuckDB while it looks for ids that are there twice; beyond it, DuckDB spills to disk."""
 PLACES = [pa.field("file", pa.string()), pa.field("number", pa.int64()), pa.field("read", pa.int64())]
 """Columns of the rows on disk beside their own: file, number in the file, and number among all rows."""
+COPY = "#"
+"""Stands between the id of a row and the number of its copy, for rows that a mixture repeats."""
 
 
-def write_converted(sources: Sequence[SourceRows], emit: Emit, folder: Path, dropped: DroppedRows) -> None:
-    """Write the rows of every source that fit into `folder`, with their places. Raise StepError for bad rows."""
+def write_converted(
+    sources: Sequence[SourceRows], names: Sequence[str], emit: Emit, folder: Path, dropped: DroppedRows
+) -> None:
+    """Write the rows of every source that fit into `folder`, with their places. Raise StepError for bad rows.
+
+    Of several sources, rows have the name of theirs, which is also the beginning of their id.
+    """
     schema = pa.schema([*SCHEMAS[emit], *PLACES])
     with ShardWriter(folder, schema) as writer:
         before = 0
-        for source in sources:
-            for batch in _make_batches(source, dropped, before, schema):
+        for source, name in zip(sources, names, strict=True):
+            for batch in _make_batches(source, name if len(sources) > 1 else None, dropped, before, schema):
                 writer.write(batch)
             before += source.read
     dropped.stop()
 
 
-def _make_batches(source: SourceRows, dropped: DroppedRows, before: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _make_batches(
+    source: SourceRows, name: str | None, dropped: DroppedRows, before: int, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
     rows: list[Row] = []
     for record, row in source.convert(dropped, before):
-        rows.append(row | {"file": record.file, "number": record.number, "read": before + source.read - 1})
+        named = {} if name is None else {"id": f"{name}/{row['id']}", "source": name}
+        rows.append(row | named | {"file": record.file, "number": record.number, "read": before + source.read - 1})
         if len(rows) == PIECE:
             yield make_batch(rows, schema)
             rows = []
@@ -60,11 +70,13 @@ def find_repeated(folder: Path, spill: Path, num_threads: int) -> np.ndarray:
     return np.asarray(repeated, np.int64)
 
 
-def drop_repeated(folder: Path, repeated: np.ndarray, dropped: DroppedRows, sources: Sequence[SourceRows]) -> None:
+def drop_repeated(
+    folder: Path, emit: Emit, repeated: np.ndarray, dropped: DroppedRows, sources: Sequence[SourceRows]
+) -> None:
     """Add the rows whose id is there twice to the dropped ones. Raise StepError where the source is to stop."""
     ends = np.cumsum([source.read for source in sources])
-    for batch in scan_converted(folder, ["id", *(field.name for field in PLACES)], repeated, keep=False):
-        for row in batch.to_pylist():
+    for batch in _scan(folder, emit, ["id", *(field.name for field in PLACES)]):
+        for row in batch.filter(pa.array(np.isin(batch.column("read").to_numpy(), repeated))).to_pylist():
             source = sources[int(ends.searchsorted(row["read"], "right"))]
             record = Record(row["file"], row["number"], {"id": row["id"]})
             source.kept -= 1
@@ -73,14 +85,30 @@ def drop_repeated(folder: Path, repeated: np.ndarray, dropped: DroppedRows, sour
     dropped.stop()
 
 
-def scan_converted(
-    folder: Path, columns: Sequence[str], repeated: np.ndarray, *, keep: bool = True
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows on disk without those whose number is among `repeated`, or with `keep=False` only those."""
-    files = find_shards(folder)
-    named = {field.name: field for schema in SCHEMAS.values() for field in schema} | {f.name: f for f in PLACES}
-    wanted = pa.schema([named[name] for name in dict.fromkeys([*columns, "read"])])
-    for batch in scan_shards(files, wanted, "converted"):
-        chosen = np.isin(batch.column("read").to_numpy(), repeated, invert=keep)
-        if chosen.any():
-            yield batch.filter(pa.array(chosen)).select(list(columns))
+def scan_chosen(folder: Path, emit: Emit, times: np.ndarray) -> Iterator[pa.RecordBatch]:
+    """Yield the rows on disk, each as often as `times` says by its number; the id of a copy ends with its number."""
+    for batch in _scan(folder, emit, [*SCHEMAS[emit].names, "read"]):
+        number = times[batch.column("read").to_numpy()]
+        rows = batch.drop_columns(["read"])
+        if (number == 1).all():
+            yield rows
+        elif number.any():
+            places = np.repeat(np.arange(len(number)), number)
+            copies = np.arange(len(places)) - np.repeat(np.cumsum(number) - number, number)
+            taken = rows.take(pa.array(places))
+            ids = [
+                f"{name}{COPY}{copy + 1}" if copy else name
+                for name, copy in zip(taken.column("id").to_pylist(), copies.tolist(), strict=True)
+            ]
+            yield taken.set_column(taken.schema.get_field_index("id"), "id", pa.array(ids, pa.string()))
+
+
+def list_converted(folder: Path, emit: Emit) -> np.ndarray:
+    """Return the numbers of the rows on disk, in order."""
+    parts = [batch.column("read").to_numpy() for batch in _scan(folder, emit, ["read"])]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def _scan(folder: Path, emit: Emit, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    schema = pa.schema([*SCHEMAS[emit], *PLACES])
+    yield from scan_shards(find_shards(folder), pa.schema([schema.field(name) for name in columns]), "converted")

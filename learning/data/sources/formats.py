@@ -50,6 +50,8 @@ def convert_row(reader: FormatReader, fields: Values, place: str, emit: Emit) ->
         metadata = json.dumps(rest, default=str)
     row: Row = {"id": _read_id(fields, place), "answer": _read_scalar(fields, "answer"), "metadata": metadata}
     row["family"] = _read_scalar(fields, "family")
+    if reader is READERS["rows"] and fields.get("source") is not None:
+        row["source"] = str(fields["source"])
     for name in JSON_COLUMNS:
         if fields.get(name) not in (None, [], {}, ""):
             row[name] = _check_json(fields[name], name)
@@ -152,7 +154,7 @@ def _check_own(messages: Any, name: str) -> list[Message]:
 
 
 READERS: dict[Format, FormatReader] = {
-    "rows": FormatReader(("id", "prompt"), ("completion", *SIDES, "margin"), _convert_rows),
+    "rows": FormatReader(("id", "prompt"), ("completion", *SIDES, "margin", "source"), _convert_rows),
     "preference": FormatReader(SIDES, ("prompt", "system", "margin", *SCORES), convert_preference),
     "scored": FormatReader(("completions",), ("prompt", "instruction", "system"), convert_scored),
     "messages": FormatReader((), ("messages", "conversations", "system"), _convert_messages),

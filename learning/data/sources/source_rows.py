@@ -1,5 +1,6 @@
 """The rows of one source, converted one after the other; what does not fit goes to the dropped rows."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -21,6 +22,7 @@ UNSUPPORTED = {
     frozenset({"prompt", "response", "helpfulness"}): "ratings per attribute",
 }
 """Columns by which formats without a stage are recognised, so that their labels are not ignored in silence."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 LOOKED_AT = 100
 """Rows whose columns decide the format."""
 
@@ -39,6 +41,12 @@ class SourceRows:
         self.files = list_data_files(self.folder)
         self.map_columns = make_mapping(self.source.columns)
         self.format: Format = self.source.format or self._detect_format()
+
+    @property
+    def stem(self) -> str | None:
+        """Return the name of the only file without suffixes; None for several files, and for a table of a stage."""
+        name = self.files[0].name.split(".")[0]
+        return name if len(self.files) == 1 and name != "rows" and NAME.fullmatch(name) else None
 
     def records(self) -> Iterator[Record]:
         """Yield the rows of all files as they are written."""
