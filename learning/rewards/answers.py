@@ -1,7 +1,11 @@
 """Verifiable rewards for the final answer; None if a row cannot be scored."""
 
+import math
 import re
 from decimal import Decimal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from learning.data.rows import Row
 from learning.reasoning_gym import families as gym
@@ -11,6 +15,10 @@ from learning.reasoning_gym import verifiers
 NUMBER = re.compile(r"[+-]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?")
 
 ANY_NUMBER = re.compile(r"(?<![\w.])[+-]?(\d{1,3}(,\d{3})+|\d+)(\.\d+)?")
+SCIENTIFIC = re.compile(r"(?<![\w.])[+-]?(\d{1,3}(,\d{3})+|\d+)(\.\d+)?([eE][+-]?\d{1,3})?(?!\d)")
+BOXED = "\\boxed{"
+LONGEST_BOXED, LONGEST_SEARCHED, MOST_DIGITS = 1_000, 100_000, 100
+"""Characters of the content of a box, of the end of a completion that is searched for a number, and of a number."""
 WORD = re.compile(r"\w+")
 
 
@@ -46,6 +54,73 @@ def last_number(rows: list[Row], completions: list[str]) -> list[float | None]:
         right = last is not None and normalise_answer(last[0], ignore_case=False) == answer
         scores.append(float(right) if isinstance(answer, Decimal) else None)
     return scores
+
+
+def boxed(rows: list[Row], completions: list[str], *, ignore_case: bool = False) -> list[float | None]:
+    r"""Return 1 if the content of the last `\boxed{…}` is the row's answer, else 0; None for rows without an answer.
+
+    Braces inside may be nested. White space and a final full stop are ignored, and numbers are compared as numbers.
+    """
+    return [
+        None
+        if row["answer"] is None
+        else float(
+            (answer := find_boxed(completion)) is not None
+            and normalise_answer(answer, ignore_case) == normalise_answer(row["answer"], ignore_case)
+        )
+        for row, completion in zip(rows, completions, strict=True)
+    ]
+
+
+def close(
+    rows: list[Row],
+    completions: list[str],
+    *,
+    rel_tol: Annotated[float, Field(ge=0)] = 1e-2,
+    abs_tol: Annotated[float, Field(ge=0)] = 0.0,
+    where: Literal["last", "boxed", "whole"] = "last",
+) -> list[float | None]:
+    r"""Return 1 if a number is near the row's answer: |x − answer| ≤ max(rel_tol·|answer|, abs_tol), else 0.
+
+    The number is the last one of the completion, the content of the last `\boxed{…}`, or the entire completion; it may
+    have an exponent (`1.5e3`). None for a row whose answer is no number.
+    """
+    scores: list[float | None] = []
+    for row, completion in zip(rows, completions, strict=True):
+        answer = read_number(row["answer"] or "")
+        if answer is None:
+            scores.append(None)
+            continue
+        text = find_boxed(completion) if where == "boxed" else completion
+        number = find_last_number(completion) if where == "last" else read_number(text or "")
+        scores.append(float(number is not None and abs(number - answer) <= max(rel_tol * abs(answer), abs_tol)))
+    return scores
+
+
+def find_boxed(text: str) -> str | None:
+    r"""Return the content of the last `\boxed{…}` whose braces close within 1,000 characters; None without one."""
+    start = text.rfind(BOXED)
+    if start < 0:
+        return None
+    depth, begin = 1, start + len(BOXED)
+    for place, character in enumerate(text[begin : begin + LONGEST_BOXED], begin):
+        depth += (character == "{") - (character == "}")
+        if depth == 0:
+            return text[begin:place]
+    return None
+
+
+def find_last_number(text: str) -> float | None:
+    """Return the last number of a text; None without one."""
+    last = next(reversed(list(SCIENTIFIC.finditer(text[-LONGEST_SEARCHED:]))), None)
+    return None if last is None else read_number(last[0])
+
+
+def read_number(text: str) -> float | None:
+    """Return the finite number that a text is, with thousands separators, a final full stop or an exponent, or None."""
+    match = SCIENTIFIC.fullmatch(text.strip().removesuffix("."))
+    number = math.inf if match is None or len(match[0]) > MOST_DIGITS else float(match[0].replace(",", ""))
+    return number if math.isfinite(number) else None
 
 
 def mentions(rows: list[Row], completions: list[str]) -> list[float | None]:

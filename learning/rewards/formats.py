@@ -1,7 +1,8 @@
 """Rewards for the format of a completion."""
 
 import re
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -10,8 +11,10 @@ from learning.data.rows import Row
 from schemas.errors import StepError
 
 
-def matches(rows: list[Row], completions: list[str], *, pattern: str) -> list[float | None]:
-    """1 if the entire completion matches the regular expression, else 0.
+def matches(
+    rows: list[Row], completions: list[str], *, pattern: str, where: Literal["whole", "anywhere"] = "whole"
+) -> list[float | None]:
+    """1 if the entire completion matches the regular expression, or with `where: anywhere` a part of it, else 0.
 
     None if matching exceeds the time limit (`learning.data.patterns`). Raise StepError for an invalid pattern.
     """
@@ -19,12 +22,30 @@ def matches(rows: list[Row], completions: list[str], *, pattern: str) -> list[fl
         compiled = Pattern(pattern, re.DOTALL)
     except re.error as error:
         raise StepError(f"reward formats.matches: invalid pattern {pattern!r}: {error}") from error
-    return [_score_match(compiled, completion.strip()) for completion in completions]
+    find = compiled.fullmatch if where == "whole" else compiled.search
+    return [_score_match(find, completion.strip()) for completion in completions]
 
 
-def _score_match(pattern: Pattern, text: str) -> float | None:
+def contains(
+    completions: list[str],
+    *,
+    texts: Annotated[list[str], Field(min_length=1)],
+    ignore_case: bool = False,
+    share: bool = False,
+) -> list[float | None]:
+    """1 if a completion contains every one of `texts`, else 0; with `share` the share of them that it contains."""
+    wanted = [text.casefold() if ignore_case else text for text in texts]
+    scores: list[float | None] = []
+    for completion in completions:
+        text = completion.casefold() if ignore_case else completion
+        found = sum(part in text for part in wanted) / len(wanted)
+        scores.append(found if share else float(found == 1))
+    return scores
+
+
+def _score_match(find: Callable[[str], object], text: str) -> float | None:
     try:
-        return float(pattern.fullmatch(text) is not None)
+        return float(find(text) is not None)
     except MatchTimeout:
         return None
 

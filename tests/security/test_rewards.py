@@ -46,6 +46,17 @@ SECONDS = 20.0
 SLOW = pytest.mark.slow
 PLAIN = {"id": "q", "prompt": [{"role": "user", "content": "1+2="}], "answer": "3", "family": "sums", "metadata": "{}"}
 PATTERN = r"(a|aa)+|(\w+\s?)*|(\d+)+ *[+=]"
+SCHEMA = {
+    "anyOf": [{"type": ["string", "number", "null", "boolean"], "pattern": PATTERN}, {"$ref": "#/$defs/parts"}],
+    "$defs": {
+        "parts": {
+            "uniqueItems": True,
+            "items": {"$ref": "#"},
+            "additionalProperties": {"$ref": "#"},
+            "patternProperties": {PATTERN: {"multipleOf": 0.1}},
+        }
+    },
+}
 SUITS = {"of": "answers.exact"}
 OPTIONS = {
     "collective.led": SUITS | {"partner": "p", "calls": 2},
@@ -61,6 +72,7 @@ OPTIONS = {
     "duels.against": {"by": {"use": "logistic"}, "opponent": "p"},
     "duels.win_rate": {"by": {"use": "better", "of": {"use": "answers.exact"}}},
     "formats.brevity": {"soft": 4, "hard": 80},
+    "formats.contains": {"texts": ["a", "{"]},
     "formats.matches": {"pattern": PATTERN},
     "judges.endpoint": {
         "endpoint": {"base_url": "http://127.0.0.1:9/v1", "model": "m"},
@@ -79,17 +91,23 @@ OPTIONS = {
     "pairwise.win_rate": SUITS | {"scale": 0.5},
     "steps.sound": {"judge": "p"},
     "stories.curiosity": {"model": "p"},
+    "structured.valid_json": {"json_schema": SCHEMA},
     "wording.keywords": {"words": ["a", "the"], "per_character": 0.1},
 }
 VARIANTS = {
+    "answers.boxed": [{"ignore_case": True}],
+    "answers.close": [{"where": "boxed"}, {"where": "whole"}],
     "answers.exact": [{"marker": "####"}, {"ignore_case": True}],
     "consensus.majority": [{"marker": "#"}],
     "execution.passed": [{"partial": True}],
     "execution.states": [{"partial": True}],
+    "formats.contains": [{"share": True, "ignore_case": True}],
+    "formats.matches": [{"where": "anywhere"}],
     "judges.model": [{"pattern": PATTERN}],
     "judges.own": [{"words": None, "votes": 3, "temperature": 1.0}],
     "likelihood.answer": [{"marker": "#"}, {"gain": True}],
     "pairwise.judged": [{"first": "yes", "second": "no"}],
+    "structured.valid_json": [{"where": "fenced"}],
     "steps.distance": [{"floor": None}],
 }
 """Further options."""

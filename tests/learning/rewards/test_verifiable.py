@@ -1,7 +1,7 @@
 import pytest
 
 from learning.rewards.answers import exact
-from learning.rewards.formats import brevity, matches
+from learning.rewards.formats import brevity, contains, matches
 from schemas.errors import StepError
 
 
@@ -42,3 +42,16 @@ def test_forms():
         matches(rows, ["a"] * 3, pattern="(")
     with pytest.raises(StepError, match="must be above"):
         brevity(rows, ["a"] * 3, soft=4, hard=4)
+
+
+def test_every_text_or_the_share_of_them():
+    texts = ["<think>", "</think>"]
+    completions = ["<think>a</think>", "<think>a", "", "<THINK></THINK>"]
+    assert contains(completions, texts=texts) == [1.0, 0.0, 0.0, 0.0]
+    assert contains(completions, texts=texts, share=True) == [1.0, 0.5, 0.0, 0.0]
+    assert contains(completions, texts=texts, ignore_case=True) == [1.0, 0.0, 0.0, 1.0]
+
+
+def test_a_part_may_match():
+    assert matches([{}] * 2, ["so: 12 eggs", "none"], pattern=r"\d+ eggs", where="anywhere") == [1.0, 0.0]
+    assert matches([{}], ["so: 12 eggs"], pattern=r"\d+ eggs") == [0.0]
