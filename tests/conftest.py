@@ -10,7 +10,14 @@ os.environ.update(
     MLFLOW_DISABLE_TELEMETRY="true",
 )
 
+from functools import cache
+
 import pytest
+
+from flows.planning import facts_cache
+
+# To parse our own sources takes a second, and hundreds of tests plan in an empty state folder.
+facts_cache.read_facts = cache(facts_cache.read_facts)
 
 
 def small_policy(max_length, **shape):
