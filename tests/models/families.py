@@ -57,7 +57,7 @@ FAMILIES = {
     "gemma": {},
     "gemma2": {**WINDOW, "query_pre_attn_scalar": 8},
     "gemma3_text": {**WINDOW, "query_pre_attn_scalar": 8},
-    "gemma4_text": {**WINDOW},
+    "gemma4_text": {**WINDOW, "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8},
     "phi": {"num_key_value_heads": 4},
     "phi3": {},
     "olmo": {},

@@ -231,13 +231,13 @@ print((peak() - before) // 1024)
 
 
 def test_memory_is_bounded_by_the_largest_tensor_and_not_by_the_models(tmp_path):
-    """Three models of 160 MB, 20 tensors of 8 MB each: a merge that held them would need 640 MB more."""
+    """Three models of 96 MB, 12 tensors of 8 MB each: a merge that held them would need 384 MB more."""
     for seed, name in enumerate("abc"):
         (tmp_path / name).mkdir()
         generator = torch.Generator().manual_seed(seed)
-        state = {f"model.layers.{i}.w": torch.randn(1024, 2048, generator=generator) for i in range(20)}
+        state = {f"model.layers.{i}.w": torch.randn(1024, 2048, generator=generator) for i in range(12)}
         save_file(state, tmp_path / name / "model.safetensors")
-        (tmp_path / name / "config.json").write_text(json.dumps({"model_type": "qwen3", "num_hidden_layers": 20}))
+        (tmp_path / name / "config.json").write_text(json.dumps({"model_type": "qwen3", "num_hidden_layers": 12}))
     (tmp_path / "out").mkdir()
     child = [sys.executable, "-c", CHILD, str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}

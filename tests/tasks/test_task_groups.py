@@ -14,11 +14,12 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from learning.data.rows import write_rows
 from learning.data.tokenizers import characters
 from learning.models.policy import Policy, save_policy, set_determinism
-from learning.parallel.group import Group
+from learning.parallel.group import ALONE, Group
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
 from tasks.context import Context
 from tasks.rl import run
+from tests.tasks.group_ranks import do
 
 HERE = Path(__file__).resolve().parent
 HOUSE = HERE.parents[1]
@@ -126,15 +127,23 @@ def job(folder, kind, name, strategy=None, *, stop=None, after=None):
     }
 
 
-def start(folder, jobs, name, size):
-    """Every job on `size` processes, which must end well."""
-    place = folder / name
+def start(folder, jobs):
+    """Every job on two processes, which must end well."""
+    place = folder / "two"
     place.mkdir()
-    (place / "jobs.json").write_text(json.dumps({"size": size, "jobs": jobs, "folder": str(folder)}))
+    (place / "jobs.json").write_text(json.dumps({"size": 2, "jobs": jobs, "folder": str(folder)}))
     path = f"{HOUSE}:{HERE}"
-    words = [[sys.executable, str(HERE / "group_ranks.py"), str(place), str(rank)] for rank in range(size)]
+    words = [[sys.executable, str(HERE / "group_ranks.py"), str(place), str(rank)] for rank in range(2)]
     started = [subprocess.Popen(w, cwd=HOUSE, env={**os.environ, "PYTHONPATH": path}) for w in words]
-    assert [process.wait(500) for process in started] == [0] * size
+    assert [process.wait(500) for process in started] == [0, 0]
+
+
+def do_alone(folder, jobs):
+    """Every job in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(HERE)  # the jobs name a reward in this folder
+        for one in jobs:
+            do(one, folder, ALONE)
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +153,7 @@ def place(tmp_path_factory):
     make_inputs(folder)
     alone = [job(folder, kind, "alone") for kind in KINDS]
     alone += [job(folder, kind, "begun", stop=2) for kind in RESUMED]
-    start(folder, alone, "one", 1)
+    do_alone(folder, alone)
     both = [job(folder, kind, strategy, strategy) for kind in KINDS for strategy in STRATEGIES]
     for kind in RESUMED:
         both += [
@@ -152,8 +161,8 @@ def place(tmp_path_factory):
             job(folder, kind, "continued", "fsdp2", after="cut"),
             job(folder, kind, "grown", "fsdp2", after="begun"),
         ]
-    start(folder, both, "two", 2)
-    start(folder, [job(folder, kind, "shrunk", after="cut") for kind in RESUMED], "one-again", 1)
+    start(folder, both)
+    do_alone(folder, [job(folder, kind, "shrunk", after="cut") for kind in RESUMED])
     return folder
 
 
