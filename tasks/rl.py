@@ -32,7 +32,7 @@ from learning.rl.iteration import run_iteration
 from learning.rl.monitoring import TIMED, Curves, Watchdogs
 from learning.rl.references import References
 from learning.rl.sampling_slots import SamplingSlots, bind_sampling_slots
-from learning.rl.state import AuxiliaryNetworks, TrainingState, resume, save
+from learning.rl.state import AuxiliaryNetworks, TrainingState, restore_best, resume, save
 from learning.samples.engine_protocol import EngineProtocol
 from learning.samples.sample import Row
 from learning.sampling.placed_rewards import place_rewards
@@ -53,8 +53,12 @@ def run(stage: Rl, context: Context) -> Result:
             if training.stopped is None:
                 run_iteration(training, step)
                 spending.report(training.group.main)
-            if training.stopped is None and (step + 1) % stage.save_steps == 0 and step + 1 < stage.max_steps:
+            # A new best is saved at once, so that a checkpoint never refers to weights that were replaced.
+            due = (step + 1) % stage.save_steps == 0 or training.keeps(step + 1)
+            if training.stopped is None and due and step + 1 < stage.max_steps:
                 save(training, step + 1)
+        if stage.load_best_model_at_end and training.evaluations:
+            restore_best(training)
         return publish(training, context)
     finally:
         training.close()
@@ -223,6 +227,8 @@ def publish(training: TrainingState, context: Context) -> Result:
     last = training.curves.lines[-1]
     timed = ("step", "tokens_per_second", "generation_seconds", *TIMED)
     final = {key: value for key, value in last.items() if key not in timed}
+    if training.stage.load_best_model_at_end and training.evaluations:
+        final |= dict(zip(("published_step", "eval_reward"), training.best_evaluation, strict=True))
     final |= describe_forward(training.trained.model)
     details = {"samples": training.examples} | ({"stopped": training.stopped} if training.stopped else {})
     notices = training.counts.describe(training.stage.max_completion_length)

@@ -14,14 +14,16 @@ from learning.models.learning_rate import learning_rate_at
 from learning.rl.monitoring import Metrics, describe_samples, describe_staleness
 from learning.rl.sample_counts import refuse_rewards_without_scores
 from learning.rl.sampling_slots import SamplingSlots, UpdatesByGroup, keep_groups
-from learning.rl.state import TrainingState, iteration_context, roll_back, sync_weights
+from learning.rl.state import TrainingState, iteration_context, roll_back, save_best, sync_weights
 from learning.rl.update import regulate, update, with_proximal
 from learning.samples.engine_protocol import Sampling
 from learning.samples.sample import Sample, SampleRequest, States
 from learning.sampling.iteration_context import IterationContext
-from learning.sampling.sampler import Sampler
+from learning.sampling.sampler import Sampler, stream
 from learning.sampling.trajectories import path_advantages
 
+HELD_OUT = 0x68656C64
+"""Place of the random streams of evaluations, where training has the number of an iteration."""
 Controls = Mapping[str, float]
 """Numbers that controllers give for an iteration, by controller."""
 
@@ -77,6 +79,7 @@ def run_iteration(training: TrainingState, step: int) -> None:
         "learning_rate": training.optimizer.param_groups[0]["lr"],
     }
     metrics = training.group.broadcast(metrics)
+    note_evaluation(training, step, metrics)
     check_watches(training, step, metrics)
     check_token_limit(training, step)
     report_iteration(training, step, metrics, collected.samples)
@@ -257,8 +260,10 @@ def evaluate_held_out(training: TrainingState, context: IterationContext, contro
     stage, step = training.stage, context.step
     if not training.held_out_rows or (step + 1) % stage.eval_steps:
         return {}
-    sampling = Sampling(stage.temperature, stage.max_completion_length)
-    sampler = Sampler(training.engine, training.acting, sampling, training.seed, step)
+    temperature = stage.temperature if stage.eval_temperature is None else stage.eval_temperature
+    sampling = Sampling(temperature, stage.max_completion_length)
+    # Streams of their own: evaluations and training draw independently of each other.
+    sampler = Sampler(training.engine, training.acting, sampling, stream(training.seed, HELD_OUT), step)
     context = replace(context, sampler=sampler, history=training.history, states={}, consume=None)
 
     def sample_rewards() -> list[float]:
@@ -268,6 +273,23 @@ def evaluate_held_out(training: TrainingState, context: IterationContext, contro
 
     rewards = by_main(training.group, training.engine, None, sample_rewards)
     return {"eval_reward": sum(rewards) / len(rewards)} if rewards else {}
+
+
+def note_evaluation(training: TrainingState, step: int, metrics: Metrics) -> None:
+    """Remember the held-out reward, keep the weights if it is the highest so far, and stop when patience ends."""
+    if "eval_reward" not in metrics:
+        return
+    training.evaluations.append((step + 1, metrics["eval_reward"]))
+    if training.keeps(step + 1):
+        save_best(training, step + 1)
+    best = training.best_evaluation
+    since = len(training.evaluations) - 1 - training.evaluations.index(best)
+    patience = training.stage.early_stopping_patience
+    if patience is not None and since >= patience:
+        training.stopped = (
+            f"eval_reward was not above {best[1]:.4g}, that of iteration {best[0]}, in {since} evaluation(s); "
+            f"stopped at iteration {step + 1}"
+        )
 
 
 def describe_engine(training: TrainingState) -> Metrics:

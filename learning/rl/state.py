@@ -38,10 +38,16 @@ from learning.sampling.trajectories import Parts, Trajectories
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
 
-PLAIN = ("states", "examples", "parts", "rate", "stopped", "sampled")
+PLAIN = ("states", "examples", "parts", "rate", "stopped", "sampled", "evaluations")
 """Fields that a checkpoint holds as JSON as they are."""
 Json = Any
 """A plain value in a checkpoint's JSON."""
+
+
+Evaluated = tuple[int, float]
+"""Number of iterations done, and the mean reward on the held-out problems after them."""
+BEST = "best"
+"""Folder of the weights with the highest held-out reward, beside the checkpoints."""
 
 
 class ReportExample(TypedDict):
@@ -151,11 +157,22 @@ class TrainingState:
     """Factor on the learning rate that rollbacks leave."""
     stopped: str | None = None
     """Why the stage ended early."""
+    evaluations: list[Evaluated] = field(default_factory=list)
+    """Evaluations on the held-out problems so far."""
 
     @property
     def group(self) -> Group:
         """The processes that train."""
         return self.trained.group
+
+    @property
+    def best_evaluation(self) -> Evaluated:
+        """The first evaluation with the highest reward; raise ValueError if there is none."""
+        return max(self.evaluations, key=lambda evaluated: evaluated[1])
+
+    def keeps(self, step: int) -> bool:
+        """Return whether the weights after `step` iterations are kept as the best so far."""
+        return self.stage.load_best_model_at_end and bool(self.evaluations) and self.best_evaluation[0] == step
 
     @property
     def saved_parts(self) -> dict[str, Saved]:
@@ -230,6 +247,7 @@ def resume(training: TrainingState) -> int:
     restore_random_states(tensors, state, training.group)
     for name in PLAIN:
         setattr(training, name, state["plain"][name])
+    training.evaluations = [(step, reward) for step, reward in training.evaluations]
     for name, part in training.saved_parts.items():
         part.load(state["memories"][name])
     sync_weights(training, step)
@@ -241,6 +259,28 @@ def save_good(training: TrainingState, step: int) -> None:
     if any(watch.action != "warn" for watch in training.watchdogs.watches):
         tensors, state = _trained_state(training)
         save_checkpoint(training.checkpoints / "good", step, tensors, state, training.group)
+
+
+def save_best(training: TrainingState, step: int) -> None:
+    """Keep the policy's weights after `step` iterations, until better ones are kept."""
+    save_checkpoint(training.checkpoints / BEST, step, get_trained_weights(training.policy.model), None, training.group)
+
+
+def restore_best(training: TrainingState) -> None:
+    """Load the weights of the best evaluation into the policy, and into the copy that samples.
+
+    Raise StepError if they are missing or damaged.
+    """
+    weights, (step, _) = get_trained_weights(training.policy.model), training.best_evaluation
+    found = load_latest(
+        training.checkpoints / BEST, step, like=lambda name, shape: weights.get(name), group=training.group
+    )
+    if found is None or found[0] != step:
+        where = f"the weights of iteration {step}"
+        raise StepError(f"load_best_model_at_end: {where} are missing or damaged; run the stage with --fresh")
+    load_weights(weights, found[1])
+    if training.acting is not training.policy:
+        training.trained.copy_to(training.acting.model)
 
 
 def roll_back(training: TrainingState, step: int) -> int:

@@ -168,6 +168,12 @@ class Rl(Capped, Training, LoRA, Chat, BaseStage):
     """Held-out prompts; their mean reward is the metric `eval_reward`. Required by a watch on `reward_gap`."""
     eval_steps: int = Field(default=20, ge=1)
     """Iterations between evaluations on `eval_prompts`."""
+    eval_temperature: float | None = Field(default=None, ge=0)
+    """Sampling temperature of these evaluations, one completion per prompt; 0: greedy; null: `temperature`."""
+    early_stopping_patience: int | None = Field(default=None, ge=1)
+    """Evaluations in a row without a higher `eval_reward` after which training ends; null: it takes all its steps."""
+    load_best_model_at_end: bool = False
+    """Whether the output has the weights of the evaluation with the highest `eval_reward` instead of the last ones."""
     log_trajectories: float = Field(default=1.0, ge=0, le=1)
     """Share of the groups whose trajectories are stored as Parquet."""
 
@@ -230,6 +236,18 @@ class Rl(Capped, Training, LoRA, Chat, BaseStage):
         """Require `eval_prompts` for a watch on metrics of held-out prompts."""
         if self.eval_prompts is None and any(w.metric.startswith(("eval_", "reward_gap")) for w in self.watch):
             raise ValueError("`watch` names a metric of held-out problems: give `eval_prompts`")
+        return self
+
+    @model_validator(mode="after")
+    def refuse_choice_without_evaluation(self) -> Self:
+        """Refuse options of evaluation without held-out prompts, or if no evaluation takes place."""
+        for option in ("eval_temperature", "early_stopping_patience", "load_best_model_at_end"):
+            if option not in self.model_fields_set or not (getattr(self, option) or option == "eval_temperature"):
+                continue
+            if self.eval_prompts is None:
+                raise ValueError(f"{option}: no prompts are held out; give `eval_prompts`")
+            if self.eval_steps > self.max_steps:
+                raise ValueError(f"{option}: nothing is evaluated; lower `eval_steps` to `max_steps` or less")
         return self
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:

@@ -65,6 +65,9 @@ STAGES = {
         "loss_terms": [{"use": "kl", "coef": 0.05}],
         "critic": {"learning_rate": 1e-3},
         "log_trajectories": 1.0,
+        "eval_prompts": "p",
+        "eval_steps": 1,
+        "load_best_model_at_end": True,
     },
 }
 KINDS, STRATEGIES, RESUMED = list(STAGES), ("ddp", "fsdp2"), ("sft", "rl")
@@ -113,7 +116,10 @@ def make_inputs(folder):
 
 def job(folder, kind, name, strategy=None, *, stop=None, after=None):
     taught = {"data": "chat"}
-    tables = {**dict.fromkeys(("sft", "adapters", "muon", "lion"), taught), "rl": {"prompts": "prompts"}}
+    tables = {
+        **dict.fromkeys(("sft", "adapters", "muon", "lion"), taught),
+        "rl": {"prompts": "prompts", "eval_prompts": "prompts"},
+    }
     tables = tables.get(kind, {"data": "preference_pairs"})
     inputs = {"model": str(folder / "policy"), **{port: str(folder / table) for port, table in tables.items()}}
     stage = {"kind": kind, **STAGES[kind], **TRAINING}
