@@ -28,6 +28,7 @@ from flows.servers.services import (
 from flows.servers.supervisor import Say, Service, Supervisor
 from lineage.database import SQLITE, hide_password, prepare_database, read_chosen_database, remember_database
 from lineage.layout import Layout
+from lineage.registry.client import is_registry_empty, open_client
 from schemas.atomic_write import write_text_atomically
 from schemas.errors import PlanError
 
@@ -110,6 +111,8 @@ def _run_until_stopped(layout: Layout, console: Console, addresses: Addresses, l
 
 def _make_services(layout: Layout, addresses: Addresses, limit: int) -> list[Service]:
     api, needs = addresses.prefect, "" if addresses.prefect_given else "prefect"
+    if is_registry_empty(layout):
+        open_client(layout)  # creates the database whole; a server that is killed while it does would leave a part
     services = [
         None if addresses.prefect_given else make_prefect_service(layout, api),
         None if addresses.mlflow_given else make_mlflow_service(layout, addresses.mlflow),

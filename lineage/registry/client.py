@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from lineage.layout import Layout
+from lineage.registry.own_database import create_own_database
 from schemas.errors import PlanError
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ def open_client(layout: Layout) -> "MlflowClient":
     if registry_uri(layout) == f"sqlite:///{file}" and os.path.lexists(file) and not file.is_file():
         raise PlanError(f"MLflow at {file} cannot be used: that is no regular file")  # MLflow would try for minutes
     try:
+        if layout.mlflow_uri in (tracking_uri(layout), registry_uri(layout)):
+            create_own_database(layout)
         return MlflowClient(tracking_uri(layout), registry_uri=registry_uri(layout))
     except Exception as error:  # database drivers raise errors of any type, whose text may hold the password
         raise PlanError(

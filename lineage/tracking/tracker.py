@@ -10,6 +10,7 @@ from mlflow.entities import LoggedModelInput, LoggedModelOutput, Param
 from lineage.layout import Layout
 from lineage.records import Record, read_record
 from lineage.registry.client import dvc_uri
+from lineage.registry.own_database import create_own_database
 from lineage.tracking.content import (
     flatten,
     make_curve_metrics,
@@ -32,7 +33,8 @@ class Tracker:
 
     def __init__(self, layout: Layout, recipe: str):
         uri = os.environ.get("MLFLOW_TRACKING_URI") or layout.mlflow_uri
-        layout.make_state()
+        if uri == layout.mlflow_uri:
+            create_own_database(layout)
         self.client = MlflowClient(uri, registry_uri=os.environ.get("MLFLOW_REGISTRY_URI") or uri)
         self.recipe = recipe
         experiment = self.client.get_experiment_by_name(recipe)

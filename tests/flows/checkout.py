@@ -61,7 +61,8 @@ class Checkout:
 
     def digests(self):
         """Step to the digests of its outputs, from manifests that verify."""
-        assert verify(self.layout).problems == ()
+        problems = verify(self.layout).problems
+        assert problems == (), problems
         return {m.step: {n: o.digest for n, o in m.outputs.items()} for m in Store(self.layout).manifests()}
 
     def processes(self):
