@@ -3,7 +3,7 @@
 import re
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from schemas.base import JsonObject, Schema
 from schemas.learning_rates import FROM_SCRATCH
@@ -179,20 +179,20 @@ class LoRA(Schema):
                     raise ValueError(f"{option}: has an effect only with `use_peft: true`; add that, or leave it out")
         return self
 
-    @model_validator(mode="after")
-    def refuse_wrong_targets(self) -> Self:
+    @field_validator("lora_target_modules")
+    @classmethod
+    def refuse_wrong_targets(cls, targets: list[str] | str) -> list[str] | str:
         """Refuse no targets, and an expression that is none."""
-        targets = self.lora_target_modules
         if not targets or (isinstance(targets, list) and "" in targets):
-            raise ValueError("lora_target_modules: names nothing; leave it out for all linear modules")
+            raise ValueError("names nothing; leave it out for all linear modules")
         if isinstance(targets, list) and ALL_LINEAR in targets:
-            raise ValueError(f"lora_target_modules: write `{ALL_LINEAR}` without a list")
+            raise ValueError(f"write `{ALL_LINEAR}` without a list")
         if isinstance(targets, str):
             try:
                 re.compile(targets)
             except re.error as error:
-                raise ValueError(f"lora_target_modules: {targets!r} is no regular expression: {error}") from None
-        return self
+                raise ValueError(f"{targets!r} is no regular expression: {error}") from None
+        return targets
 
 
 class Watch(Schema):

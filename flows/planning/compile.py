@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
+from flows.planning.adapter_check import verify_adapters
 from flows.planning.champion_inputs import GateSettings, add_champions
 from flows.planning.closure import Closure
 from flows.planning.contracts import verify_contracts
@@ -34,7 +35,8 @@ FRESH = "fresh"
 def compile_recipe(recipe: Recipe, layout: Layout) -> Plan:
     """Return the plan of a recipe.
 
-    Raise PlanError if a source is missing or the models of a step do not fit, RecipeError for a source of another kind.
+    Raise PlanError if a source is missing or the models of a step do not fit, RecipeError for a source of
+    another kind and for adapters of modules that a model lacks.
     """
     known = FactsCache(layout)
     closure = Closure(recipe.folders, known)
@@ -55,6 +57,7 @@ def compile_recipe(recipe: Recipe, layout: Layout) -> Plan:
     )
     verify_outside_models(recipe, layout)
     verify_contracts(plan, layout, recipe.folders)
+    verify_adapters(recipe, plan, layout)
     return plan
 
 

@@ -4,9 +4,13 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.pytorch_utils import Conv1D
 
+from schemas.base import JsonObject
 from schemas.training import ALL_LINEAR, LoRA
 
 LINEAR = (nn.Linear, Conv1D)
@@ -51,6 +55,22 @@ def find_targets(model: Any, options: LoRA) -> Targets:
             "of them; name it in `modules_to_save` instead",
         )
     return Targets(frozenset(adapted), frozenset(saved), tied)
+
+
+def check_targets(config: JsonObject, options: LoRA, *, classifier: bool) -> None:
+    """Raise TargetError if a model of a configuration lacks modules that the options name; it has no weights yet.
+
+    A configuration that transformers refuses is not judged here.
+    """
+    rest = {name: value for name, value in config.items() if name != "model_type"}
+    make = AutoModelForSequenceClassification if classifier else AutoModelForCausalLM
+    try:
+        made = CONFIG_MAPPING[str(config.get("model_type"))](**rest, **({"num_labels": 1} if classifier else {}))
+        with torch.device("meta"):
+            model = make.from_config(made)
+    except (StrictDataclassError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError):
+        return
+    find_targets(model, options)
 
 
 def _find_adapted(modules: dict[str, Any], wanted: list[str] | str, saved: set[str], ends: set[Any]) -> set[str]:

@@ -1,0 +1,58 @@
+"""The modules that adapters name, at plan time: as far as a stage's model is known, they must be modules of it."""
+
+import json
+from pathlib import Path
+
+from lineage.artifacts.store import Store
+from lineage.layout import Layout
+from lineage.sources.resolve import find_source
+from schemas.base import JsonObject
+from schemas.errors import RecipeError
+from schemas.plan import Plan, Step
+from schemas.recipe.load import Recipe
+from schemas.references import MODEL_TYPES
+from schemas.stages.union import traits_of
+from schemas.training import ALL_LINEAR, LoRA
+
+
+def verify_adapters(recipe: Recipe, plan: Plan, layout: Layout) -> None:
+    """Raise RecipeError, with the line, for names of modules that the model of a stage does not have.
+
+    The model is that of a source or of the stage at the beginning that defines it; steps with an artifact are skipped.
+    """
+    store, problems = Store(layout), []
+    for step in plan.steps:
+        settings = step.settings
+        if not settings.get("use_peft") or store.find(step.kind, step.key) is not None:
+            continue
+        if settings["lora_target_modules"] == ALL_LINEAR and not settings["modules_to_save"]:
+            continue
+        if (config := _find_config(step, plan, layout, recipe.folders)) is None:
+            continue
+        from learning.models.adapter_targets import TargetError, check_targets  # torch comes with it
+
+        options = LoRA.model_validate({name: settings[name] for name in LoRA.model_fields})
+        try:
+            check_targets(config, options, classifier=step.kind == "reward_model")
+        except TargetError as error:
+            problems.append(recipe.problem(step.name, error.option, str(error)))
+    if problems:
+        raise RecipeError(problems)
+
+
+def _find_config(step: Step, plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> JsonObject | None:
+    """Return the configuration of the model that a step receives; None if it is not known before the run."""
+    given = next((i for i in step.inputs if i.type in MODEL_TYPES), None)
+    if given is None:
+        return None
+    if given.source is not None:
+        folder = find_source(given.source, layout, folders).folder
+        base = folder / "base" if (folder / "adapter_config.json").is_file() else folder
+        try:
+            return json.loads((base / "config.json").read_text())
+        except (OSError, ValueError):
+            return None
+    maker = plan.step(given.steps[0])
+    if traits_of(maker.kind).defines_model and not maker.settings.get("model"):
+        return maker.settings.get("config")
+    return _find_config(maker, plan, layout, folders)
