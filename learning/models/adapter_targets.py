@@ -62,10 +62,11 @@ def check_targets(config: JsonObject, options: LoRA, *, classifier: bool) -> Non
 
     A configuration that transformers refuses is not judged here.
     """
-    rest = {name: value for name, value in config.items() if name != "model_type"}
+    rest: dict[str, Any] = {name: value for name, value in config.items() if name != "model_type"}
+    rest |= {"num_labels": 1} if classifier else {}
     make = AutoModelForSequenceClassification if classifier else AutoModelForCausalLM
     try:
-        made = CONFIG_MAPPING[str(config.get("model_type"))](**rest, **({"num_labels": 1} if classifier else {}))
+        made = CONFIG_MAPPING[str(config.get("model_type"))](**rest)
         with torch.device("meta"):
             model = make.from_config(made)
     except (StrictDataclassError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError):
