@@ -48,7 +48,7 @@ def find_shards(folder: Path, stem: str = "rows") -> list[Path]:
     paths = sorted(path for path in folder.rglob("*.parquet") if path.is_file() and _seen(path.relative_to(folder)))
     if not paths:
         raise StepError(f"{folder}: no {stem}.parquet and no other Parquet file")
-    return choose_split(folder, paths)
+    return _one_split(folder, paths)
 
 
 def get_shard_path(folder: Path, stem: str, number: int) -> Path:
@@ -60,8 +60,7 @@ def _seen(path: Path) -> bool:
     return not any(part.startswith((".", "_")) for part in path.parts)
 
 
-def choose_split(folder: Path, paths: list[Path]) -> list[Path]:
-    """Return the files of the split `train`, or all where no name is that of a split. Raise StepError."""
+def _one_split(folder: Path, paths: list[Path]) -> list[Path]:
     named = {path: match[1] for path in paths if (match := SPLIT.fullmatch(path.stem))}
     splits = sorted(set(named.values()))
     if len(splits) > 1 and "train" not in splits:

@@ -89,6 +89,9 @@ def _resolve_path(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Sourc
         if is_pattern(rest) and (files := find_matching_files(base, rest)):
             linked = _link_files(files, layout)
             return Source(linked, digest_folder(linked, layout))
+    tracked = next((base / f"{rest}.dvc" for base in folders if (base / f"{rest}.dvc").is_file()), None)
+    if tracked is not None:
+        raise PlanError(f"path:{rest} is tracked by DVC and not checked out; fetch it: dvc pull {tracked}")
     searched = ", ".join(str(base) for base in folders)
     what = "no file of rows matches" if is_pattern(rest) else "no such folder or file"
     raise PlanError(f"path:{rest}: {what}; relative paths start at {searched}")

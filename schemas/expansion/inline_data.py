@@ -85,7 +85,7 @@ def _is_source(written: Node, folders: tuple[Path, ...]) -> bool:
         return False
     rest = written.value.partition(":")[2]
     if scheme_of(written.value) != "path" or not rest.strip():
-        return False
+        return scheme_of(written.value) == "hub"
     if is_data_file(rest) or is_pattern(rest):
         return True
     found = next((folder for base in folders if (folder := _find_folder(base, rest)) is not None), None)

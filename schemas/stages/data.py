@@ -31,6 +31,10 @@ class Source(Schema):
     from_: DataRef = Field(alias="from")
     """A file, a folder or a pattern (`path:chats/*.jsonl`) of JSONL, JSON, CSV, TSV, Parquet, Arrow or text files, also
     compressed (`.gz`, `.zst`), `hub:org/name@revision`, or a stage that makes rows."""
+    subset: str | None = Field(default=None, min_length=1)
+    """Subset of a data set with several: a name in its README, or a folder; null: the default or only one."""
+    split: str | None = Field(default=None, min_length=1)
+    """Split of a data set with several: `train`, `validation`, …; null: `train`, or the only one."""
     format: Format | None = None
     """Format of the rows; null: detected from the columns of the first rows."""
     columns: dict[str, str] = {}

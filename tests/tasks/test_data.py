@@ -174,7 +174,7 @@ BAD_FILES = {
     "mixed formats": ({"a.jsonl": GOOD, "b.jsonl": '{"text": "x"}'}, r"b\.jsonl, row 1: no `messages`"),
     "several splits": (
         {"dev-00000-of-00001.jsonl": GOOD, "test-00000-of-00001.jsonl": GOOD},
-        "holds dev, test and no train",
+        "holds test, validation and no train",
     ),
 }
 

@@ -7,7 +7,7 @@ from typing import BinaryIO, cast
 
 import pyarrow as pa
 
-from learning.data.shards import choose_split
+from learning.data.sources.splits import choose_files
 from schemas.errors import StepError
 from schemas.references import COMPRESSED, DATA_SUFFIXES, is_data_file
 
@@ -15,14 +15,14 @@ IGNORED = ("readme", "license", "licence", "changelog", "dataset_info", "dataset
 """Names, without suffix, of files that describe a folder of data and hold no rows."""
 
 
-def list_data_files(folder: Path) -> list[Path]:
-    """Return the files of rows below a folder, in the order of their paths.
+def list_data_files(folder: Path, subset: str | None = None, split: str | None = None) -> list[Path]:
+    """Return the files of rows of a subset and split below a folder, in the order of their paths.
 
     Hidden files, Markdown and files that describe the folder are left out, unless the folder holds one file only.
     Raise StepError for a file that is no file of rows.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    if len(files) == 1 and is_data_file(files[0].name):
+    if len(files) == 1 and is_data_file(files[0].name) and subset is None and split is None:
         return files
     seen = [path for path in files if not _is_left_out(path.relative_to(folder))]
     for path in seen:
@@ -33,7 +33,7 @@ def list_data_files(folder: Path) -> list[Path]:
             )
     if not seen:
         raise StepError("data: no file of rows in the folder; " + f"those are {', '.join(DATA_SUFFIXES)}")
-    return choose_split(folder, seen)
+    return choose_files(folder, seen, subset, split)
 
 
 def _is_left_out(path: Path) -> bool:

@@ -38,7 +38,7 @@ class SourceRows:
     kept: int = 0
 
     def __post_init__(self) -> None:
-        self.files = list_data_files(self.folder)
+        self.files = list_data_files(self.folder, self.source.subset, self.source.split)
         self.map_columns = make_mapping(self.source.columns)
         self.format: Format = self.source.format or self._detect_format()
 

@@ -74,6 +74,30 @@ def test_the_key_is_that_of_the_bytes(plan):
         assert plan(other).step("one-data").key == first
 
 
+def test_a_data_set_of_the_hub_is_pinned_by_its_commit(plan, monkeypatch):
+    commit = "3" * 40
+    monkeypatch.setenv("HF_HUB_CACHE", str(plan.folder / "hub"))
+    home = plan.folder / "hub/datasets--lab--chats"
+    (home / "refs").mkdir(parents=True)
+    (home / "refs/main").write_text(commit)
+    files = home / "snapshots" / commit
+    files.mkdir(parents=True)
+    for name in ("train", "test"):
+        (files / f"{name}.jsonl").write_text(line(name, "a") + "\n")
+    made = plan("hub:lab/chats", "{from: hub:lab/chats, split: test}")
+    assert [step.inputs[0].digest for step in made.steps if step.kind == "data"] == [commit, commit]
+    examples = list(show_examples(look_at_sources(made, plan.layout, examples=1)))
+    assert ["user: train" in text for text in examples] == [True, False]
+    with pytest.raises(PlanError, match=r"hf download lab/other \(--repo-type dataset for data\)"):
+        plan("hub:lab/other")
+
+
+def test_data_that_dvc_has_and_the_checkout_lacks_is_asked_for(plan):
+    (plan.folder / "kept.jsonl.dvc").write_text("outs: []")
+    with pytest.raises(PlanError, match=r"tracked by DVC and not checked out; fetch it: dvc pull .*kept\.jsonl\.dvc"):
+        plan("path:kept.jsonl")
+
+
 def test_a_look_shows_format_rows_and_examples(plan):
     seen = look_at_sources(plan(f"{{from: {FILE}, format: messages}}", FILE), plan.layout, examples=1)
     size = (plan.folder / "chats.jsonl").stat().st_size
