@@ -49,9 +49,9 @@ def test_hostile_recipes_get_an_answer_in_two_seconds_and_half_a_gigabyte(tmp_pa
 
 
 def test_mutated_recipes_get_an_answer(tmp_path):
-    results = read_all("mutated", tmp_path, seed=7, count=1200)
+    results = read_all("mutated", tmp_path, seed=7, count=400)
     check(results)
-    assert 50 < sum(one["outcome"] == "accepted" for one in results) < 1000  # neither all nonsense nor all the same
+    assert 16 < sum(one["outcome"] == "accepted" for one in results) < 330  # neither all nonsense nor all the same
 
 
 @pytest.mark.slow
