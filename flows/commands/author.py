@@ -54,6 +54,7 @@ def validate(
 ) -> None:
     """Validate recipes: keys, values, slots, references, ports, data. Errors in a recipe have file:line:column."""
     from flows.planning.data_sources import validate_sources
+    from flows.planning.reward_tests import verify_own_rewards
     from lineage.layout import Layout
     from schemas.recipe.load import load_recipe
 
@@ -64,6 +65,7 @@ def validate(
             for problem in recipe.warnings:
                 warn(str(problem))
             validate_sources(recipe, Layout.find())
+            verify_own_rewards(recipe)
             print(f"{path}: ok, {len(recipe.stages)} steps")
         except PosttrainError as error:
             failures.append(error)
@@ -134,6 +136,34 @@ def why(
     recipe, step, profile, overrides = find_step(words, profile, overrides, layout)
     made = plan_recipe(recipe, layout, profile=profile, overrides=overrides)
     console.print(explain_step(made, step, layout), highlight=False, markup=False, soft_wrap=True)
+
+
+def check_reward(
+    recipe: RecipeFile,
+    step: Annotated[str, typer.Argument(help="A step with rewards.")],
+    tests: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="YAML list of {prompt, answer, good: [...], bad: [...]}.")
+    ] = None,
+    size: Annotated[int, typer.Option(min=1, help="Without --tests: number of the step's own problems.")] = 3,
+    profile: Profile = None,
+    overrides: Overrides = [],  # noqa: B006
+    as_json: AsJson = False,
+) -> None:
+    """Score good and bad answers, and texts that cheat, with the rewards of a step; 1 if one scores as a good answer.
+
+    Without --tests the answers of the step's own problems are the good ones.
+    """
+    from flows.planning.reward_tests import count_failures, score_reward_tests
+    from flows.planning.reward_tests_table import make_reward_table
+    from schemas.recipe.load import load_recipe
+
+    results = score_reward_tests(load_recipe(recipe, profile=profile, overrides=overrides), step, tests, size)
+    if as_json:
+        print(json.dumps([result.to_json() for result in results], indent=1))
+    else:
+        console.print(make_reward_table(step, results))
+    if count_failures(results):
+        raise typer.Exit(1)
 
 
 def schema(

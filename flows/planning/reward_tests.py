@@ -1,0 +1,176 @@
+"""The rewards of a stage, called as its step calls them: for `posttrain test-reward` and before a run."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from learning.evaluation.reward_probes import RewardTest, Score, Scored, run_reward_tests
+from learning.lookup import Bound, asked_of, bind
+from learning.sampling.scoring import scores_of
+from schemas.errors import PlanError, RecipeError, StepError
+from schemas.recipe.load import Recipe
+from schemas.steps.step_info import StepInfo
+from schemas.suggestions import suggest
+from schemas.use import ProblemsUse, RewardUse
+
+PLAIN = frozenset({"rows", "completions", "groups", "sources", "step", "state", "rng"})
+"""What a reward may ask for and still be called without a model."""
+KEYS = {"prompt", "answer", "good", "bad", "metadata", "family"}
+
+
+def score_reward_tests(recipe: Recipe, step: str, file: Path | None, size: int) -> list[Scored]:
+    """Return the scores of a step's rewards for tests of a file, or for its problems and their answers.
+
+    Raise PlanError for a step without rewards, for rewards that need a model, and for wrong tests.
+    """
+    if step not in recipe.steps:
+        raise PlanError(f"no step `{step}` in {recipe.name}; {suggest(step, recipe.steps, 'steps')}")
+    _find_own_code(recipe)
+    score = make_score(recipe.steps[step])
+    tests = read_tests(file) if file else [_make_test(row) for row in _find_rows(recipe, step, size)[:size]]
+    if not tests:
+        raise PlanError(
+            f"{step}: its problems are not known before a run; give tests: posttrain test-reward RECIPE {step} "
+            "--tests FILE, a YAML list of {prompt, answer, good: [...], bad: [...]}"
+        )
+    return run_reward_tests(tests, score)
+
+
+def make_score(info: StepInfo) -> Score:
+    """Return the weighted sum of a step's rewards. Raise PlanError if it has none, or one that needs a model."""
+    from learning.evaluation.sampled_answers import compute_weighted_scores
+
+    uses: list[RewardUse] = list(getattr(info.stage, "rewards", []))
+    if not uses:
+        raise PlanError(f"{info.name}: this step has no rewards")
+    rewards = [_bind(info, use, i) for i, use in enumerate(uses)]
+    return partial(compute_weighted_scores, rewards, [use.weight for use in uses])
+
+
+def _bind(info: StepInfo, use: RewardUse, index: int) -> Bound:
+    if any(port.path.startswith(f"rewards.{index}.") for port in info.ports):
+        raise PlanError(
+            f"{info.name}: reward {use.use} reads what another step makes; it cannot be tested before a run"
+        )
+    reward = bind(use, f"rewards.{index}")
+    if more := sorted(asked_of(reward) - PLAIN):
+        raise PlanError(f"{info.name}: reward {use.use} needs {', '.join(more)}; it cannot be tested without a model")
+    return reward
+
+
+def read_tests(file: Path) -> list[RewardTest]:
+    """Return the tests of a YAML file. Raise PlanError for anything else than a list of maps with the right keys."""
+    try:
+        entries: Any = yaml.safe_load(file.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise PlanError(f"{file}: {error}") from None
+    if not isinstance(entries, list) or not entries:
+        raise PlanError(f"{file}: must be a list of tests: - {{prompt: 1+2, answer: 3, good: [...], bad: [...]}}")
+    return [_read_test(file, number, entry) for number, entry in enumerate(entries, 1)]
+
+
+def _read_test(file: Path, number: int, entry: Any) -> RewardTest:
+    where = f"{file}: test {number}"
+    if not isinstance(entry, dict):
+        raise PlanError(f"{where}: must be a map with `good`, and if needed {', '.join(sorted(KEYS - {'good'}))}")
+    if unknown := [str(key) for key in entry if key not in KEYS]:
+        raise PlanError(f"{where}: unknown key `{unknown[0]}`; {suggest(unknown[0], sorted(KEYS), 'keys')}")
+    texts: dict[str, list[str]] = {}
+    for side in ("good", "bad"):
+        given = entry.get(side, [])
+        given = given if isinstance(given, list) else [given]
+        texts[side] = [str(text) for text in given if not isinstance(text, dict | list)]
+        if len(texts[side]) < len(given):
+            raise PlanError(f"{where}: `{side}` must be a list of texts")
+    if not texts["good"]:
+        raise PlanError(f"{where}: `good` must name at least one completion that deserves a high score")
+    answer, metadata = entry.get("answer"), entry.get("metadata") or {}
+    row = {
+        "id": str(number),
+        "prompt": [{"role": "user", "content": str(entry.get("prompt", ""))}],
+        "answer": None if answer is None else str(answer),
+        "family": str(entry.get("family", "tests")),
+        "metadata": metadata if isinstance(metadata, str) else json.dumps(metadata),
+    }
+    return RewardTest(row, texts["good"], texts["bad"])
+
+
+def _make_test(row: dict[str, Any]) -> RewardTest:
+    """Return a test of a problem whose good answer is the row's own."""
+    return RewardTest(row, [row["answer"]] if row.get("answer") else [])
+
+
+def _shrink(use: ProblemsUse, size: int) -> ProblemsUse:
+    """Return a generator that makes at most `size` problems, if it has that option."""
+    own = use.options.get("size")
+    return use.model_copy(update={"size": min(own, size)}) if isinstance(own, int) else use
+
+
+def _find_rows(recipe: Recipe, step: str, size: int, seen: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
+    """Return some problems of a step, or of the steps that it reads them from; none if they are not generated."""
+    info = recipe.steps[step]
+    for name in ("problems", "tasks"):
+        uses: list[ProblemsUse] = getattr(info.stage, name, [])
+        if uses and not any(port.path.startswith(f"{name}.") for port in info.ports):
+            return [row for i, use in enumerate(uses) for row in bind(_shrink(use, size), f"{name}.{i}")()]
+    for port in info.ports:
+        for earlier in port.steps if "prompts" in port.accepts else ():
+            if earlier not in seen and (rows := _find_rows(recipe, earlier, size, seen | {step})):
+                return rows
+    return []
+
+
+def verify_own_rewards(recipe: Recipe) -> None:
+    """Call each reward from the user's own code on the answers of two problems. Raise RecipeError if it fails.
+
+    Rewards that need a model or another step's output are not called, nor are those whose problems have no answers.
+    """
+    if all(":" not in use.use for info in recipe.steps.values() for use in getattr(info.stage, "rewards", [])):
+        return
+    _find_own_code(recipe)
+    problems = [
+        info.problem(f"rewards.{index}", text, "try it: posttrain test-reward RECIPE STEP")
+        for info in recipe.steps.values()
+        for index, use in enumerate(getattr(info.stage, "rewards", []))
+        if ":" in use.use
+        for text in _find_reward_problem(recipe, info, use, index)
+    ]
+    if problems:
+        raise RecipeError(problems)
+
+
+def _find_reward_problem(recipe: Recipe, info: StepInfo, use: RewardUse, index: int) -> Iterator[str]:
+    try:
+        reward = _bind(info, use, index)
+    except PlanError:
+        return
+    except StepError as error:
+        yield str(error)
+        return
+    try:
+        rows = [row for row in _find_rows(recipe, info.name, 2) if row.get("answer")][:2]
+    except StepError:
+        return  # about the problems: their step reports it
+    if len(rows) < 2:
+        return
+    texts = [row["answer"] for row in rows]
+    given = {"rows": rows, "completions": texts, "groups": [0, 1], "sources": ["policy"] * 2}
+    try:
+        scores_of(reward, 0, given | {"step": 0, "seed": 0, "states": {}}, {})
+    except StepError as error:
+        yield str(error)
+
+
+def _find_own_code(recipe: Recipe) -> None:
+    """Let the recipe's own modules be imported."""
+    sys.path.extend(str(folder) for folder in recipe.folders if str(folder) not in sys.path)
+
+
+def count_failures(results: Sequence[Scored]) -> int:
+    """Return how many tests do not hold."""
+    return sum(not result.ok for result in results)

@@ -1,0 +1,98 @@
+"""Rewards called as their step calls them, before a run."""
+
+import json
+import sys
+
+import pytest
+
+from flows.planning.reward_tests import read_tests, score_reward_tests, verify_own_rewards
+from schemas.errors import PlanError, RecipeError
+from schemas.recipe.load import load_recipe
+
+RECIPE = """name: r
+stages:
+  base: {kind: init}
+  problems:
+    kind: synthesize
+    emit: prompts
+    problems: [{use: reasoning_gym, family: chain_sum, size: 9, split: train}]
+  better: {kind: rl, model: base, prompts: problems, algorithm: grpo, max_steps: 1, rewards: [REWARD]}
+"""
+OWN = """
+SEEN = []
+def leaky(rows, completions):
+    SEEN.append(len(rows))
+    return [float(any(c.isalnum() for c in text)) for text in completions]
+def nan(completions):
+    return [float("nan")] * len(completions)
+def wrong(completions):
+    return [len(text) / missing for text in completions]
+def asks(completions, sampler):
+    return [nothing]
+"""
+
+
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rewards_on_trial.py").write_text(OWN)
+
+    def load(reward):
+        sys.modules.pop("rewards_on_trial", None)
+        (tmp_path / "r.yaml").write_text(RECIPE.replace("REWARD", reward))
+        return load_recipe(tmp_path / "r.yaml")
+
+    return load
+
+
+def test_the_answers_of_the_problems_are_good_and_cheats_are_not(load):
+    results = score_reward_tests(load("answers.exact"), "better", None, 2)
+    assert all(result.ok for result in results)
+    assert len({result.row for result in results}) == 2
+    leaky = score_reward_tests(load('"rewards_on_trial:leaky"'), "better", None, 1)
+    assert {result.kind for result in leaky if not result.ok} == {"prompt copied", "repeated", "format alone"}
+
+
+def test_tests_of_a_file_are_scored(load, tmp_path):
+    file = tmp_path / "tests.yaml"
+    file.write_text("- {prompt: 1+2=, answer: 3, good: [3, '3.'], bad: ['4'], metadata: {a: 1}}")
+    results = score_reward_tests(load("answers.exact"), "better", file, 1)
+    assert [(result.kind, result.score) for result in results[:3]] == [("good", 1.0), ("good", 1.0), ("bad", 0.0)]
+    assert json.loads(read_tests(file)[0].row["metadata"]) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1", "must be a list of tests"),
+        ("- 3", "test 1: must be a map"),
+        ("- {goods: [1]}", "unknown key `goods`; did you mean `good`?"),
+        ("- {good: []}", "must name at least one completion"),
+        ("- {good: [[1]]}", "`good` must be a list of texts"),
+        ("- {good: [", "while parsing"),
+    ],
+)
+def test_wrong_tests_are_refused(tmp_path, text, message):
+    (tmp_path / "t.yaml").write_text(text)
+    with pytest.raises(PlanError, match=message.replace("?", r"\?")):
+        read_tests(tmp_path / "t.yaml")
+
+
+def test_what_cannot_be_tested_is_refused_by_name(load):
+    with pytest.raises(PlanError, match="base: this step has no rewards"):
+        score_reward_tests(load("answers.exact"), "base", None, 1)
+    with pytest.raises(PlanError, match=r"no step `beter`.*did you mean `better`"):
+        score_reward_tests(load("answers.exact"), "beter", None, 1)
+    with pytest.raises(PlanError, match="reward rewards_on_trial:asks needs sampler"):
+        score_reward_tests(load('"rewards_on_trial:asks"'), "better", None, 1)
+
+
+def test_own_rewards_are_called_on_two_problems_before_a_run(load):
+    verify_own_rewards(load('"rewards_on_trial:leaky"'))
+    assert sys.modules["rewards_on_trial"].SEEN == [2]
+    verify_own_rewards(load('"rewards_on_trial:asks"'))
+    with pytest.raises(RecipeError, match=r"r.yaml:8:\d+: stages.better.rewards.0: .*its score is nan"):
+        verify_own_rewards(load('"rewards_on_trial:nan"'))
+    with pytest.raises(RecipeError, match=r"raises for every one of 2 completions.*NameError"):
+        verify_own_rewards(load('"rewards_on_trial:wrong"'))
