@@ -18,11 +18,21 @@ from schemas.errors import PosttrainError
 app = typer.Typer(
     name="posttrain",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 PANELS = {
     "Write": [author.init, author.ls, author.validate, author.plan, author.why, author.check_reward, author.schema],
-    "Run": [running.run, running.resume, running.approve, running.status, running.logs, running.report],
+    "Run": [
+        running.run,
+        running.resume,
+        running.approve,
+        running.runs,
+        running.status,
+        running.logs,
+        running.path,
+        running.report,
+    ],
     "Audit": [auditing.lineage, reproduction.diff, reproduction.lock, auditing.export, auditing.query],
     "Champions": [champions.champions, champions.promote, champions.rollback, champions.serve],
     "Operate": [operating.up, operating.deploy, operating.doctor],

@@ -1,10 +1,13 @@
 """Commands to run recipes and inspect runs."""
 
+import json
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from flows.commands.options import (
+    AsJson,
     Executor,
     ExecutorChoice,
     Fresh,
@@ -31,6 +34,7 @@ def run(
         bool, typer.Option("--promote/--no-promote", help="Promote as `promote` of the recipe declares.")
     ] = True,
     executor: Executor = ExecutorChoice.ray,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; run nothing.")] = False,
 ) -> None:
     """Run a recipe. Steps whose artifacts exist are not run again; after Ctrl-C the run can be resumed."""
     from flows.planning.recipe_plan import plan_recipe
@@ -41,6 +45,11 @@ def run(
     made = plan_recipe(
         recipe, layout, profile=profile, overrides=overrides, to=to, start=start, fresh=fresh, locked=locked, warn=warn
     )
+    if dry_run:
+        from flows.planning.plan_table import make_plan_table
+
+        console.print(make_plan_table(made, layout))
+        return
     if promote:
         from flows.champions.committed_recipe import warn_of_changes
 
@@ -84,12 +93,40 @@ def approve(
     decide_gates(layout, find_run(run, layout), step, choice, reason, name, console)
 
 
-def status(run: Annotated[str | None, typer.Argument(help="A run; default: the latest.")] = None) -> None:
-    """Show the state of every step of a run."""
-    from flows.runs.lookup import make_status_table
+def runs(as_json: AsJson = False) -> None:
+    """List the runs, the latest first, with recipe and outcome."""
+    from flows.runs.lookup import list_run_records, make_runs_table
     from lineage.layout import Layout
 
-    console.print(make_status_table(run, Layout.find()))
+    records = list_run_records(Layout.find())
+    if as_json:
+        print(json.dumps([asdict(record) for record in records], indent=1))
+    else:
+        console.print(make_runs_table(records))
+
+
+def status(
+    run: Annotated[str | None, typer.Argument(help="A run; default: the latest.")] = None, as_json: AsJson = False
+) -> None:
+    """Show the state of every step of a run."""
+    from flows.runs.lookup import list_step_records, make_status_table
+    from lineage.layout import Layout
+
+    if as_json:
+        print(json.dumps(list_step_records(run, Layout.find()), indent=1))
+    else:
+        console.print(make_status_table(run, Layout.find()))
+
+
+def path(
+    step: Annotated[str, typer.Argument(help="A finished step of the run, or STEP.OUTPUT.")],
+    run: Annotated[str | None, typer.Option(help="A run; default: the latest.")] = None,
+) -> None:
+    """Print the folder of a step's first output, such as its model; STEP.OUTPUT: of another output."""
+    from flows.runs.lookup import find_output
+    from lineage.layout import Layout
+
+    print(find_output(step, run, Layout.find()))
 
 
 def logs(

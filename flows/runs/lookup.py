@@ -1,6 +1,8 @@
 """Find a run, and show the state of its steps, their logs and its report."""
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.table import Table
@@ -15,6 +17,9 @@ from lineage.layout import Layout
 from schemas.errors import PlanError
 from schemas.manifest import Manifest
 from schemas.suggestions import suggest
+
+OUTCOMES = {0: "ok", 1: "a step failed", 2: "a gate failed", EXIT_CANCELLED: "stopped"}
+"""Exit codes of runs in words."""
 
 
 def find_run(run: str | None, layout: Layout) -> str:
@@ -49,6 +54,79 @@ def find_step(
             f"the recipe of the latest run, {plan.file}, does not exist; name a recipe: posttrain why RECIPE STEP"
         )
     return str(file), words[0], profile or plan.profile, overrides or list(plan.overrides)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run: its name, recipe and outcome in words; `exit_code` is None for a run that has not ended."""
+
+    run: str
+    recipe: str
+    profile: str | None
+    steps: int
+    done: int
+    outcome: str
+    exit_code: int | None
+
+
+def list_run_records(layout: Layout) -> list[RunRecord]:
+    """Return all runs, the latest first."""
+    return [_read_record(layout, name) for name in list_runs(layout)]
+
+
+def _read_record(layout: Layout, name: str) -> RunRecord:
+    plan, steps = read_plan(layout, name), read_step_events(layout, name)
+    codes = [event.get("exit_code") for event in read_events(layout, name) if event["type"] == "run"]
+    code = codes[-1] if codes else None
+    finished = sum(event["state"] in FINISHED for event in steps.values())
+    outcome = OUTCOMES.get(code, f"exit code {code}") if code is not None else "active, or killed"
+    return RunRecord(name, plan.recipe, plan.profile, len(plan.steps), finished, outcome, code)
+
+
+def make_runs_table(records: Sequence[RunRecord]) -> Table:
+    """Return a table with one row per run."""
+    table = Table("run", "recipe", "profile", "steps", "outcome")
+    for record in records:
+        done = f"{record.done} of {record.steps}"
+        table.add_row(Text(record.run), Text(record.recipe), Text(record.profile or ""), done, record.outcome)
+    return table
+
+
+def list_step_records(run: str | None, layout: Layout) -> list[dict[str, object]]:
+    """Return name, kind, key, state, seconds and reason of every step of a run."""
+    name = find_run(run, layout)
+    plan, steps = read_plan(layout, name), read_step_events(layout, name)
+    records: list[dict[str, object]] = []
+    for step in plan.steps:
+        event = steps.get(step.name) or StepEvent(type="step", step=step.name, state="queued")
+        records.append(
+            {
+                "step": step.name,
+                "kind": step.kind,
+                "key": step.key,
+                "state": event["state"],
+                "seconds": event.get("seconds"),
+                "reason": event.get("reason", ""),
+            }
+        )
+    return records
+
+
+def find_output(step: str, run: str | None, layout: Layout) -> Path:
+    """Return the folder of an output, by `STEP` (the first) or `STEP.OUTPUT`. Raise PlanError if there is none."""
+    plan = read_plan(layout, find_run(run, layout))
+    names = [planned.name for planned in plan.steps]
+    name, output = (step, "") if step in names else (step.rpartition(".")[0], step.rpartition(".")[2])
+    if name not in names:
+        raise PlanError(f"no step `{step}` in that run; {suggest(step, names, 'steps')}")
+    planned = plan.step(name)
+    manifest = Store(layout).find(planned.kind, planned.key)
+    if manifest is None:
+        raise PlanError(f"{name} has not finished; its state: posttrain status")
+    chosen = output or next(iter(manifest.outputs))
+    if chosen not in manifest.outputs:
+        raise PlanError(f"{name} has no output `{chosen}`; {suggest(chosen, manifest.outputs, 'outputs')}")
+    return layout.artifact(planned.kind, planned.key) / "outputs" / chosen
 
 
 def make_status_table(run: str | None, layout: Layout) -> Table:

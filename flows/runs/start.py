@@ -26,6 +26,10 @@ from lineage.catalogue.row_index import read_new_tables
 from lineage.layout import Layout
 from lineage.tracking.record import add_report, project_run
 from schemas.plan import Plan
+from schemas.stages.union import traits_of
+
+MODELS = ("policy", "adapter", "reward_model", "value_model")
+"""Types of artifacts whose folders are printed at the end of a run."""
 
 
 def start_run(plan: Plan, layout: Layout, executor: ExecutorName, console: Console, run: str | None = None) -> int:
@@ -61,8 +65,21 @@ def start_run(plan: Plan, layout: Layout, executor: ExecutorName, console: Conso
         print_line(console, "", line)
     for step, comparison in compare_repeated(plan.steps, layout).items():
         print_line(console, "", f"repeated: {step} produced {comparison}")
+    for line in describe_models(outcome, layout):
+        print_line(console, "", line)
     print_line(console, "", f"run {outcome.run}, report {os.path.relpath(report[0])}")
     return outcome.exit_code
+
+
+def describe_models(outcome: Outcome, layout: Layout) -> Iterable[str]:
+    """Yield a line with the folder of every model that a finished step of the run has trained or merged."""
+    for name, state in outcome.states.items():
+        if state.manifest is None or traits_of(state.manifest.kind).defines_model:
+            continue
+        for output, record in state.manifest.outputs.items():
+            if record.type in MODELS:
+                folder = layout.artifact(state.manifest.kind, state.manifest.key) / "outputs" / output
+                yield f"{record.type.replace('_', ' ')} of {name}: {os.path.relpath(folder)}"
 
 
 def print_line(console: Console, what: str, text: str) -> None:

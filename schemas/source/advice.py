@@ -76,6 +76,44 @@ SYNONYMS = {
 }
 
 
+PUBLISH = "publish a finished model as docs/publishing.md describes"
+ELSEWHERE = {
+    "beta": "it is `coef` of the KL term in `loss_terms` of an rl stage, and an option of a preference loss: "
+    "`loss: {use: dpo, beta: 0.1}`",
+    "dataset_name": "data comes from another stage: `data: STAGE`",
+    "do_eval": "set `validation_fraction` and `eval_steps`",
+    "epsilon": "it is an option of the policy loss: `policy_loss: {use: clipped, epsilon: 0.2}`",
+    "epsilon_high": "it is an option of the policy loss: `policy_loss: {use: clipped, epsilon_high: 0.28}`",
+    "eval_strategy": "set `eval_steps`",
+    "fp16": "use `bf16: true`, or `dtype: bfloat16`",
+    "gradient_accumulation_steps": "`max_tokens_per_micro_batch` splits a batch without changing the gradient",
+    "hub_model_id": PUBLISH,
+    "logging_dir": "all state is in `.posttrain`; curves are in MLflow and in the report",
+    "max_prompt_length": "prompts are never cut; drop long ones in a curate stage",
+    "num_train_epochs": "an rl stage counts iterations: `max_steps`",
+    "output_dir": "every step has its own folder, which `posttrain path STEP` prints",
+    "overwrite_output_dir": "every step has its own folder; `posttrain run --fresh` runs cached steps again",
+    "per_device_eval_batch_size": "leave it out: it follows the batch of training",
+    "per_device_train_batch_size": "an rl stage counts the completions of an iteration: `generation_batch_size`",
+    "push_to_hub": PUBLISH,
+    "remove_unused_columns": "leave it out: columns that a stage does not read are ignored",
+    "report_to": "leave it out: MLflow and the report get all metrics",
+    "resume_from_checkpoint": "`posttrain resume` continues from the last checkpoint",
+    "reward_weights": "each reward has its own: `rewards: [{use: answers.exact, weight: 0.5}]`",
+    "save_strategy": "set `save_steps`",
+    "save_total_limit": "leave it out: checkpoints of finished steps are removed",
+    "scale_rewards": "it is an operation of `advantage`: `[center, scale]` divides by the standard deviation",
+    "use_vllm": "choose the engine: `engine: vllm`",
+}
+"""Keys of TRL for which the stage has no key of its own, and what to do instead."""
+
+
+def explain_foreign_key(word: str, words: list[str]) -> str | None:
+    """Return what to write for another trainer's key, or None for a key of no known trainer."""
+    ours = find_our_key(word, words)
+    return f"posttrain calls this `{ours}`" if ours else ELSEWHERE.get(word)
+
+
 def find_our_key(word: str, words: list[str]) -> str | None:
     """Return our key for another trainer's, where it is one of `words`."""
     ours = SYNONYMS.get(word)

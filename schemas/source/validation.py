@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails
 
 from schemas.errors import Problem
 from schemas.renamed import describe_renaming, find_renamed_key, find_renamed_value
-from schemas.source.advice import find_our_key
+from schemas.source.advice import explain_foreign_key
 from schemas.source.limits import MAX_PROBLEMS
 from schemas.source.tree import Node, join_path, make_problem, parse_index
 from schemas.suggestions import suggest
@@ -182,8 +182,7 @@ def _convert_error(details: ErrorDetails, at: Node, path: str, rest: tuple[str, 
         word = path.rpartition(".")[2]
         if (new := find_renamed_key(word, keys)) is not None:
             return make_problem(at.where, path, describe_renaming(word, new), f"write `{new}:` in its place")
-        ours = find_our_key(word, keys)
-        advice = f"here it is called `{ours}`" if ours else suggest(word, keys, "keys here")
+        advice = explain_foreign_key(word, keys) or suggest(word, keys, "keys here")
         return make_problem(at.where, path, f"unknown key `{word}`", advice)
     if kind == "too_short":
         return make_problem(at.mark, path, "this is empty", "at least one entry is wanted")

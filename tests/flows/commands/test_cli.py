@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
+from flows.runs import lookup
+from lineage.layout import Layout
+from schemas.errors import PlanError
 from tests.flows.checkout import REPOSITORY
 
 LAB = '''
@@ -219,6 +222,29 @@ def test_what_was_run_can_be_asked_about(ran):
     assert Path(ran("report").strip()).is_file()
     rows = json.loads(ran("query", "--json", "select step, kind from steps order by step"))
     assert rows == [{"step": "a", "kind": "python"}, {"step": "b", "kind": "python"}]
+
+
+def test_runs_and_their_outputs_are_listed(ran):
+    layout = Layout(ran.folder)
+    records = lookup.list_run_records(layout)
+    assert [(r.recipe, r.steps, r.done, r.outcome) for r in records][-1] == ("good", 2, 2, "ok")
+    assert json.loads(ran("runs", "--json"))[-1]["exit_code"] == 0
+    assert [(step["step"], step["kind"]) for step in lookup.list_step_records(records[-1].run, layout)] == [
+        ("a", "python"),
+        ("b", "python"),
+    ]
+    folder = lookup.find_output("b", records[-1].run, layout)
+    assert (folder / "n.txt").read_text() == "4"
+    assert lookup.find_output("b.result", records[-1].run, layout) == folder
+    for step, advice in (("c", "steps: a, b"), ("b.model", "outputs: result")):
+        with pytest.raises(PlanError, match=advice):
+            lookup.find_output(step, records[-1].run, layout)
+
+
+def test_a_dry_run_runs_nothing(ran):
+    before = len(lookup.list_run_records(Layout(ran.folder)))
+    assert "2 of 2 steps are cached" in ran("run", "good.yaml", "--dry-run")
+    assert len(lookup.list_run_records(Layout(ran.folder))) == before
 
 
 def test_a_plan_as_json_is_a_plan(ran):

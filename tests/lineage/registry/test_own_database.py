@@ -27,7 +27,6 @@ def test_a_creation_that_was_cut_off_leaves_no_database_and_the_next_one_is_whol
             create_own_database(layout)
     assert list(layout.state.glob("*mlflow*")) == []
 
-
     create_own_database(layout)
     assert [path.name for path in layout.state.glob("*mlflow*")] == ["mlflow.db"]
     with closing(sqlite3.connect(file)) as database:
