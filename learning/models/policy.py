@@ -24,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 from learning.data.chat import find_turn_ends
 from learning.lookup import load_gguf_reader
 from learning.models.forwards import keep_score_caps
+from learning.models.towers import is_multimodal, keep_towers
 from learning.models.unread_weights import UnreadWeights, fill_buffers, find_obstacle, list_unread
 from learning.parallel.group import ALONE, Group
 from schemas.errors import StepError
@@ -58,6 +59,8 @@ class Policy:
     max_length: int
     unread: UnreadWeights | None = None
     """Weights that are still in their files, of a model without values (device `meta`)."""
+    origin: Path | None = None
+    """The multimodal checkpoint that the model is the text part of."""
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -91,7 +94,8 @@ def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32", gr
         if not whole:
             model, tokenizer = _load_model(folder, base, dtype, device_map={"": "meta"})
             fill_buffers(model)
-            return Policy(model.eval(), tokenizer, find_max_length(tokenizer, model), list_unread(model, base))
+            unread, origin = list_unread(model, base), base if is_multimodal(base) else None
+            return Policy(model.eval(), tokenizer, find_max_length(tokenizer, model), unread, origin)
         if group.main:
             print(f"{folder.name}: {whole}, so every rank loads the whole model before it is sharded")
     model, tokenizer = _load_model(folder, base, dtype, gguf)
@@ -101,7 +105,8 @@ def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32", gr
         from learning.models.adapters import fold_adapters  # peft takes long to import, and few need it
 
         model = fold_adapters(model, folder)
-    return Policy(model.to(device).eval(), tokenizer, find_max_length(tokenizer, model))
+    origin = base if is_multimodal(base) else None
+    return Policy(model.to(device).eval(), tokenizer, find_max_length(tokenizer, model), origin=origin)
 
 
 def load_trained_policy(folder: Path, options: LoRA, *, device: str, dtype: str, group: Group) -> Policy:
@@ -229,6 +234,8 @@ def save_policy(policy: Policy, folder: Path, max_shard_size: str = LARGEST_FILE
     policy.model.config.architectures = [type(policy.model).__name__]
     policy.model.config.dtype = policy.model.dtype
     policy.model.save_pretrained(folder, max_shard_size=max_shard_size)
+    if policy.origin is not None:
+        keep_towers(policy.origin, folder)
     _forget_paths(folder / "config.json")
     save_tokenizer(policy.tokenizer, folder)
 
