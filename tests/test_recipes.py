@@ -40,7 +40,8 @@ def with_model(path, folder):
     """Return a recipe beside a stand-in for the model that `make real` installs, if it names one."""
     if path.stem != "smollm2":
         return path
-    shutil.copytree(ROOT / "data/held_out", folder / "data/held_out")
+    for name in ("rehearsal", "held_out", "development"):
+        shutil.copytree(ROOT / "data" / name, folder / "data" / name)
     (folder / "recipes").mkdir()
     model = folder / "recipes" / yaml.safe_load(path.read_text())["vars"]["base"].removeprefix("path:")
     model.parent.mkdir(parents=True)
@@ -79,3 +80,13 @@ def test_the_quickstart_is_the_whole_job():
 def test_a_model_without_a_configuration_is_that_of_the_quickstart():
     quickstart = yaml.safe_load((ROOT / "recipes/quickstart.yaml").read_text())
     assert Init(kind="init").config == quickstart["stages"]["base"]["config"]
+
+
+def test_smollm2_trains_on_no_text_that_it_is_evaluated_on():
+    files = (
+        "rehearsal/prompts",
+        *(f"{part}/{name}" for part in ("held_out", "development") for name in ("questions", "prose")),
+    )
+    lines = [line for name in files for line in (ROOT / f"data/{name}.jsonl").read_text().splitlines()]
+    texts = [" ".join(json.loads(line)["question"].casefold().split()) for line in lines]
+    assert len(set(texts)) == len(texts) > 300

@@ -128,15 +128,18 @@ def step_chains(
     return draw_rows(draw, size, SPACE * size, "step_chains", split, "lower `size` or raise `max_steps`")
 
 
-def worked_sum(row: Row, rng: np.random.Generator, *, marker: str = "####", error_rate: Rate = 0.0) -> str:
+def worked_sum(
+    row: Row, rng: np.random.Generator, *, marker: str = "####", ending: str = "", error_rate: Rate = 0.0
+) -> str:
     """Write the running totals of a sum, then the answer: `12 + 7 - 3 =` becomes `12 + 7 = 19, 19 - 3 = 16 #### 16`.
 
-    An error changes one total and propagates. Raise StepError if the prompt does not end with a sum.
+    `ending` follows the answer, such as a full stop. An error changes one total and propagates. Raise StepError if the
+    prompt does not end with a sum.
     """
     numbers, signs = parse_sum(row)
     slip = int(rng.integers(len(signs))) if rng.random() < error_rate else None
     mistakes = {} if slip is None else {slip: int(rng.choice([-2, -1, 1, 2]))}
-    return write_chain(numbers, signs, mistakes, marker)
+    return write_chain(numbers, signs, mistakes, marker) + ending
 
 
 def worked_spelling(row: Row, rng: np.random.Generator, *, marker: str = "####", error_rate: Rate = 0.0) -> str:

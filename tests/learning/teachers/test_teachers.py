@@ -24,6 +24,7 @@ def test_without_errors_teachers_are_right():
     assert answer(SUM, rng()) == "-11"
     assert answer(SUM, rng(), marker="=>") == "=> -11"
     assert worked_sum(SUM, rng()) == "12 + 7 = 19, 19 - 30 = -11 #### -11"
+    assert worked_sum(SUM, rng(), marker="so it is", ending=".") == "12 + 7 = 19, 19 - 30 = -11 so it is -11."
     assert worked_spelling(row("sun", "nus"), rng()) == "s-u-n, n-u-s #### nus"
     assert exact([WORD], [worked_spelling(WORD, rng())], marker="####") == [1.0]
 
