@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from schemas.checks.contradictions import find_contradictions
 from schemas.checks.endpoints import check_endpoints
+from schemas.checks.families import check_families
 from schemas.checks.gates import check_gates
 from schemas.checks.init import check_config
 from schemas.checks.merges import check_merge
@@ -28,7 +29,7 @@ def find_refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Probl
     for info in steps.values():
         if len(refused) > MAX_PROBLEMS:
             break
-        refused += [*check_endpoints(info), *check_ranges(info)]
+        refused += [*check_endpoints(info), *check_ranges(info), *check_families(info)]
         if isinstance(info.stage, Training):
             refused += check_training(info, info.stage)
             warned += check_learning_rate(info, info.stage, steps)
