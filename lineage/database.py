@@ -58,7 +58,7 @@ def prefect_address(address: str) -> str:
 def prepare_database(address: str) -> None:
     """Create missing schemas. Raise PlanError if the address is wrong or no server answers."""
     if urlsplit(address).scheme not in ("postgresql", "postgres") or not urlsplit(address).path.strip("/"):
-        raise PlanError(f"{hide_password(address)} is no database: give {SHAPE}, or `{SQLITE}`")
+        raise PlanError(f"{hide_password(address)} is not a database address: give {SHAPE}, or `{SQLITE}`")
     connection = _connect(address)
     with contextlib.closing(connection), connection, connection.cursor() as cursor:
         cursor.execute("select pg_advisory_xact_lock(7705)")  # two processes at once would both find a schema missing

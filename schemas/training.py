@@ -191,7 +191,7 @@ class LoRA(Schema):
             try:
                 re.compile(targets)
             except re.error as error:
-                raise ValueError(f"{targets!r} is no regular expression: {error}") from None
+                raise ValueError(f"{targets!r} is not a regular expression: {error}") from None
         return targets
 
 

@@ -1,4 +1,4 @@
-"""The account of a step's remote requests, and the report of what they cost."""
+"""The account of a step's remote requests, and the reports of their cost."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ from learning.api.response_store import FILE, ResponseStore, Spent
 from learning.api.spending import SpendingAccount
 from tasks.context import Context
 
-EVERY = 20
+ANSWERS_PER_REPORT = 20
 """Answers between two reports of spending."""
 
 
@@ -16,12 +16,12 @@ def choose_spend(context: Context, engine: object) -> Callable[[int], None]:
 
 
 def make_desk(context: Context, max_tokens: int | None = None, max_cost: float | None = None) -> SpendingAccount:
-    """Return the account that a step's remote requests are paid from; the limits apply to what it pays."""
+    """Return the account of a step's remote requests; the limits apply to what it pays."""
     return SpendingAccount(context.remote or context.checkpoints.parent / "remote", context.key, max_tokens, max_cost)
 
 
 class SpendingReporter:
-    """Reports to the context what a step's processes have paid to servers since the last report."""
+    """Reports to the context what the processes of a step have paid to servers since the last report."""
 
     def __init__(self, context: Context, desk: SpendingAccount):
         self.context, self.desk = context, desk

@@ -15,7 +15,7 @@ from learning.evaluation.sampled_answers import compute_weighted_scores
 from learning.lookup import bind
 from schemas.stages.synthesize import Synthesize
 from tasks.context import Context
-from tasks.remote import EVERY, SpendingReporter, make_desk
+from tasks.remote import ANSWERS_PER_REPORT, SpendingReporter, make_desk
 
 SHOWN = 5
 """Most messages of failed requests in the details."""
@@ -47,7 +47,7 @@ class RemoteTeacher:
         before = self.done * n
 
         def report_answers(done: int) -> None:
-            if done % EVERY == 0 or done == len(questions):
+            if done % ANSWERS_PER_REPORT == 0 or done == len(questions):
                 self.spending.report()
                 self.context.progress(before + done, self.total * n)
 

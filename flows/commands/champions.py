@@ -59,7 +59,7 @@ def champions(
         from lineage.registry.rollback import restore_registry as write_again
 
         if name is None:
-            raise PlanError("--restore wants a name: posttrain champions NAME --restore")
+            raise PlanError("--restore needs a name: posttrain champions NAME --restore")
         for line in write_again(layout, name):
             console.print(f"put right: {line}", highlight=False, markup=False, soft_wrap=True)
     code = show_champions(layout, console, as_json) if name is None else show_history(layout, name, console, as_json)

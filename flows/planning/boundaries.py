@@ -1,4 +1,4 @@
-"""Modules that no key covers: what they do cannot change a result, or is in the key in another form.
+"""Modules that keys leave out: their code cannot change a result, or the key covers its effect in another form.
 
 The closure does not enter a module of this list, nor what is reached only through it. Code that computes values
 (losses, sampling, rewards, advantages, arithmetic on weights) must never be listed
@@ -13,17 +13,13 @@ from typing import NamedTuple
 class Reason(Enum):
     """Why the code of a module cannot change a result without changing the key."""
 
-    PLACEMENT = "chosen by `resources` or by the machine, which are not in the key: where a step runs"
-    STORAGE = (
-        "writes bytes and reads the same bytes back, or refuses; a step that was killed and resumed gives the same bits"
-    )
-    SPENDING = (
-        "counts what servers charge; at a limit the step fails or its settings, which are in the key, say what then"
-    )
-    RECORD = "writes for lineage what no later step reads; what lineage itself writes is in no key either"
-    REFUSAL = "defines or raises errors only, and a failed step has no result"
-    SETTINGS = "declares settings: validated and with all defaults, they are in the key themselves"
-    NAMES = "finds what a name stands for when a plan is made, and the key has what was found"
+    PLACEMENT = "depends on `resources` and the machine, which are not in the key: it decides where a step runs"
+    STORAGE = "returns the bytes that it was given, or refuses: a killed and resumed step gives bit-identical results"
+    SPENDING = "counts what servers charge; at a limit the step fails, or ends by a setting that is in the key"
+    RECORD = "writes records for lineage, which no later step reads"
+    REFUSAL = "only defines or raises errors, and a failed step has no result"
+    SETTINGS = "declares settings: the validated settings, defaults included, are in the key"
+    NAMES = "resolves names when a plan is made, and the key covers the result"
 
 
 class Boundary(NamedTuple):
@@ -61,7 +57,7 @@ BOUNDARIES = (
     Boundary("schemas.addresses", Reason.NAMES),
     Boundary("schemas.package", Reason.NAMES),
 )
-"""Every module that keys leave out; a test holds this list to the modules that it names, and says what it may hold."""
+"""All modules that keys leave out; tests check that each entry is needed and that its reason holds."""
 
 
 @cache

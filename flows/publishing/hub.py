@@ -25,7 +25,7 @@ def push_to_hub(layout: Layout, word: str, repository: str, *, public: bool, max
     without a token, for an invalid name, and if the server refuses; the token is in no message.
     """
     if not NAME.fullmatch(repository):
-        raise PlanError(f"{repository!r} is no repository of the hub; write ORGANISATION/NAME")
+        raise PlanError(f"{repository!r} is not a repository of the hub; write ORGANISATION/NAME")
     token = os.environ.get(TOKEN)
     if not token:
         raise PlanError(f"push hub: set the environment variable {TOKEN} to a token that may write to {repository}")

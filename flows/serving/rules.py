@@ -64,7 +64,7 @@ def _token(variable: str | None, environment: Mapping[str, str]) -> str | None:
     if token is None and variable is None:
         return None
     if not token:
-        raise PlanError(f"{name}: the variable that holds the endpoint's token is not set, or empty")
+        raise PlanError(f"{name}: the environment variable of the endpoint's token is not set or empty")
     if not all("!" <= character <= "~" for character in token):
         raise PlanError(f"{name}: a token is of printable ASCII characters without spaces, as HTTP headers require")
     return token

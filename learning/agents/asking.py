@@ -41,17 +41,17 @@ def find_object(text: str) -> JsonObject:
     """
     start, end = text.find("{"), text.rfind("}")
     if end - start > LONGEST:
-        raise ValueError(f"the reply holds a JSON object of more than {LONGEST} characters")
+        raise ValueError(f"the reply has a JSON object of more than {LONGEST} characters")
     try:
         value = json.loads(text[start : end + 1])
         if not isinstance(value, dict):
-            raise ValueError("the reply holds no JSON object")
+            raise ValueError("the reply has no JSON object")
         level: list[Any] = [value]
         for _ in range(DEEPEST):
             level = [item for one in level for item in (one.values() if isinstance(one, dict) else one)]
             level = [item for item in level if isinstance(item, dict | list)]
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"the reply holds no JSON object: {error}") from None
+        raise ValueError(f"the reply has no JSON object: {error}") from None
     if level:
-        raise ValueError(f"the reply holds a JSON object nested more than {DEEPEST} levels deep")
+        raise ValueError(f"the reply has a JSON object nested more than {DEEPEST} levels deep")
     return value

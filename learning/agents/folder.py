@@ -38,7 +38,7 @@ def read_agent(folder: Path) -> Agent:
         values = {part: json.loads((folder / f"{part}.json").read_text(encoding="utf-8")) for part in PARTS}
         return Agent.model_validate({**json.loads((folder / "agent.json").read_text(encoding="utf-8")), **values})
     except (OSError, ValueError, ValidationError) as error:
-        raise StepError(f"{folder}: this is no agent: {error}") from error
+        raise StepError(f"{folder}: not an agent: {error}") from error
 
 
 def load_agent(folder: Path | None) -> Agent:

@@ -130,7 +130,7 @@ def detect_type(folder: Path) -> str:
     fitting = [name for name, names in needed.items() if set(names) <= set(columns)]
     if not fitting:
         listed = "; ".join(f"{name}: {', '.join(names)}" for name, names in needed.items())
-        raise StepError(f"{first}: columns {', '.join(columns)} are no known rows ({listed})")
+        raise StepError(f"{first}: columns {', '.join(columns)} are not those of known rows ({listed})")
     return fitting[-1]
 
 

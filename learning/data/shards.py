@@ -64,11 +64,11 @@ def _one_split(folder: Path, paths: list[Path]) -> list[Path]:
     named = {path: match[1] for path in paths if (match := SPLIT.fullmatch(path.stem))}
     splits = sorted(set(named.values()))
     if len(splits) > 1 and "train" not in splits:
-        raise StepError(f"{folder}: holds {', '.join(splits)} and no train; name a folder that holds one of them")
+        raise StepError(f"{folder}: has {', '.join(splits)} and no train; name a folder that holds one of them")
     kept = [path for path in paths if len(splits) < 2 or named.get(path, "train") == "train"]
     places = sorted({path.parent.relative_to(folder).as_posix() for path in kept if path in named})
     if len(places) > 1:
-        raise StepError(f"{folder}: holds several data sets ({', '.join(places)}); name the folder of one of them")
+        raise StepError(f"{folder}: has several data sets ({', '.join(places)}); name the folder of one of them")
     return kept
 
 

@@ -244,7 +244,7 @@ class _View:
         start = self._find_start(number, before, common)
         end = self._find_end(other[at + len(place) :], end_text, common)
         if end <= start:
-            raise StepError(f"{self.dialogue.name}: the chat template does not say where message {number + 1} stands")
+            raise StepError(f"{self.dialogue.name}: the chat template does not show where message {number + 1} is")
         return start, end
 
     def _find_end_of_prefix(self, number: int) -> int:

@@ -40,7 +40,7 @@ def slerp(tensors: list[Blocks], base: Blocks, *, t: float) -> Tensor:
     where |cos φ| > 0.9995 or one of them is zero.
     """
     if len(tensors) != 1:
-        raise StepError(f"merge_method slerp: wants base_model and one other model, got {len(tensors)} others")
+        raise StepError(f"merge_method slerp: needs base_model and one other model, not {len(tensors)} others")
     dot = squared_base = squared_other = 0.0
     for _, (start, end) in iterate_blocks([base, tensors[0]]):
         a, b = start.numpy(), end.numpy()
@@ -121,7 +121,7 @@ def dare_ties(
 def passthrough(tensors: list[Tensor], *, scale: list | None = None) -> Tensor:
     """The tensor of the only model, times `scale`: for stacking layers of several models with `slices`."""
     if len(tensors) != 1:
-        raise StepError(f"merge_method passthrough: wants one model per slice, got {len(tensors)}")
+        raise StepError(f"merge_method passthrough: needs one model per slice, not {len(tensors)}")
     return tensors[0] if scale is None else apply_blockwise(lambda block: block * scale[0], tensors)
 
 

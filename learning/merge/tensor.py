@@ -171,7 +171,7 @@ def merge_tensor(
     if not first.is_floating_point():
         integers = first.read().view(first.shape)
         if any(not torch.equal(tensor.read().view(tensor.shape), integers) for tensor in others):
-            raise StepError(f"merge: tensor {target.name} holds integers that differ between the models")
+            raise StepError(f"merge: tensor {target.name} has integers that differ between the models")
         return integers
     models, arguments = collect_arguments(target, method, dtype)
     own_seed = int.from_bytes(hashlib.sha256(f"{seed}:{target.name}".encode()).digest()[:8], "little") >> 1

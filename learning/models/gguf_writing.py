@@ -145,5 +145,5 @@ def _encode(name: str, tensor: torch.Tensor, kind: GgufType) -> tuple[np.ndarray
     if kind == "q8_0" and tensor.shape[-1] % BLOCK == 0:
         return gguf.quants.quantize(data, GGMLQuantizationType.Q8_0), GGMLQuantizationType.Q8_0
     if float(np.abs(data).max(initial=0.0)) > F16_MAX:
-        raise StepError(f"GGUF: {name} holds values beyond the range of f16; write it with --type f32")
+        raise StepError(f"GGUF: {name} has values beyond the range of f16; write it with --type f32")
     return data.astype(np.float16), GGMLQuantizationType.F16

@@ -216,7 +216,7 @@ def find_max_length(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) 
 def resolve_max_length(policy: Policy, max_length: int | None) -> int:
     """Return the length in tokens of the longest training sequence; raise StepError if the model's limit is lower."""
     if max_length is not None and max_length > policy.max_length:
-        raise StepError(f"max_length: {max_length} is more than the {policy.max_length} tokens that the model holds")
+        raise StepError(f"max_length: {max_length} is more than the {policy.max_length} tokens that the model allows")
     return max_length or policy.max_length
 
 

@@ -19,7 +19,7 @@ def pretrained(*, source: AnyRef, chat_template: str | None = None) -> PreTraine
     try:
         tokenizer = load_tokenizer(folder / "base" if (folder / "adapter_config.json").is_file() else folder)
     except UNREADABLE as error:
-        raise StepError(f"tokenizer: {folder.name} holds none that can be loaded: {error}") from error
+        raise StepError(f"tokenizer: {folder.name} has no tokenizer that can be loaded: {error}") from error
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     if tokenizer.eos_token is None:

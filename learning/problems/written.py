@@ -17,7 +17,7 @@ def written(*, data: AnyRef, file: str, family: str, instruction: str = "") -> l
     folder = Path(data)
     path = folder / Path(file).name
     if not path.is_file():
-        raise StepError(f"written: there is no {file} in {folder.name}")
+        raise StepError(f"written: {folder.name} has no {file}")
     rows: dict[str, Row] = {}
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if line.strip():

@@ -41,9 +41,9 @@ def literal(text: str) -> Any:
     tree = parsed(text, LONGEST_LITERAL)
     for node in ast.walk(tree):
         if not isinstance(node, LITERALS):
-            raise ValueError(f"{type(node).__name__} is no literal")
+            raise ValueError(f"{type(node).__name__} is not a literal")
         if isinstance(node, ast.Constant) and not (node.value is None or isinstance(node.value, str | int | float)):
-            raise ValueError(f"{type(node.value).__name__} is no literal of an answer")
+            raise ValueError(f"{type(node.value).__name__} is not a literal of an answer")
     return ast.literal_eval(tree)
 
 
@@ -94,7 +94,7 @@ def bits(node: ast.expr) -> float:
         case ast.BinOp(left=left, op=op, right=right) if isinstance(op, OPERATORS):
             size = bits(left) + bits(right)
         case _:
-            raise ValueError(f"{type(node).__name__} is no arithmetic")
+            raise ValueError(f"{type(node).__name__} is not arithmetic")
     if size > MAX_BITS:
         raise ValueError("a number without end")
     return size

@@ -100,7 +100,7 @@ class Trajectories:
         try:
             counts = [self._counts(step) for step, _ in parts]
         except (NotSealed, OSError) as error:
-            raise StepError(f"{error}; run again: the step goes on from an earlier checkpoint") from error
+            raise StepError(f"{error}; run again: the step continues from an earlier checkpoint") from error
         return sum_tallies([*counts, self.tally])
 
     def damaged(self, parts: Parts) -> str | None:
@@ -129,7 +129,7 @@ class Trajectories:
         Raises StepError when the former are not as they were written.
         """
         if (problem := self.damaged(parts)) is not None:
-            raise StepError(f"{problem}; run again: the step goes on from an earlier checkpoint")
+            raise StepError(f"{problem}; run again: the step continues from an earlier checkpoint")
         with ShardWriter(output, self.schema, "trajectories") as writer:
             for batch in scan_shards([self._part(step) for step, _ in parts], self.schema, "trajectories"):
                 writer.write(batch)

@@ -107,7 +107,7 @@ class CompletionRouter:
             return
         while not condition():
             if not self.run_step():
-                raise StepError("stream: nothing is under way that could end")
+                raise StepError("stream: no completion is being generated")
 
     def drain(self) -> None:
         """Return when no completion is outstanding."""

@@ -79,7 +79,7 @@ def run_query(query: str, tables: Mapping[str, Table], *, rows: int, work: int) 
         except (sqlite3.Error, sqlite3.Warning) as error:
             raise ValueError("it takes too long" if "interrupted" in str(error) else str(error)) from None
         except UnicodeEncodeError:
-            raise ValueError("the query holds a character that is none") from None
+            raise ValueError("the query has an invalid character") from None
     lines = [" | ".join("null" if value is None else str(value) for value in line) for line in rows_found[:rows]]
     return "\n".join([*lines, *(["..."] if len(rows_found) > rows else [])]) or "no rows"
 

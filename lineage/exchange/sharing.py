@@ -96,7 +96,7 @@ def _find_wanted(place: Remote, desk: Layout, word: str | None) -> list[Record]:
         _check_path(name)
         place.get(desk.state / ARTIFACTS / folder / MANIFEST, ARTIFACTS, folder, MANIFEST)
     if not names:
-        raise PlanError(f"{place.label} holds no artifacts of posttrain; send some there: posttrain push --all")
+        raise PlanError(f"{place.label} has no artifacts of posttrain; send some there: posttrain push --all")
     if word is None:
         return read_records(desk)
     if place.has(RUNS, word, "plan.json"):
@@ -196,6 +196,6 @@ def _trust_keys(place: Remote, layout: Layout, keys: Iterable[str]) -> tuple[str
         with atomic_file(file) as fresh:
             place.get(fresh, KEYS, file.name)
             if key_name(load_public_key(fresh)) != key:
-                raise StepError(f"{place.label} holds another key than {key[:16]} under its name; it is not trusted")
+                raise StepError(f"{place.label} has another key than {key[:16]} under its name; it is not trusted")
         trusted_now.append(key)
     return tuple(trusted_now)

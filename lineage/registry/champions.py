@@ -240,7 +240,7 @@ def _verify_model(layout: Layout, key: str, output: str | None, digest: str | No
         raise PlanError(f"the artifact {key[:16]} is not in this checkout (any more): fetch it, or make it again")
     output = output or next((n for n, o in manifest.outputs.items() if o.type in MODEL_TYPES), None)
     if output is None or output not in manifest.outputs or manifest.outputs[output].type not in MODEL_TYPES:
-        raise PlanError(f"{manifest.step} ({key[:16]}) is no model: a champion must be {', '.join(MODEL_TYPES)}")
+        raise PlanError(f"{manifest.step} ({key[:16]}) is not a model: a champion must be {', '.join(MODEL_TYPES)}")
     if digest is not None and manifest.outputs[output].digest != digest:
         digest_here = manifest.outputs[output].digest[:16]
         raise PlanError(

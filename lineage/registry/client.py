@@ -37,7 +37,7 @@ def open_client(layout: Layout) -> "MlflowClient":
         logging.getLogger(name).setLevel(logging.WARNING)
     file = layout.make_state() / "mlflow.db"
     if registry_uri(layout) == f"sqlite:///{file}" and os.path.lexists(file) and not file.is_file():
-        raise PlanError(f"MLflow at {file} cannot be used: that is no regular file")  # MLflow would try for minutes
+        raise PlanError(f"MLflow at {file} cannot be used: it is not a regular file")  # MLflow would try for minutes
     try:
         if layout.mlflow_uri in (tracking_uri(layout), registry_uri(layout)):
             create_own_database(layout)

@@ -27,7 +27,7 @@ def read_pins(layout: Layout) -> dict[str, dict[str, str]]:
             return {}
         raise PlanError(f"{file}: {error}") from error
     except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise PlanError(f"{file}: holds no pins any more; delete it, and pin again what is to stay") from error
+        raise PlanError(f"{file}: not a list of pins; delete it, and pin the artifacts to keep again") from error
 
 
 def pin_artifacts(layout: Layout, keys: tuple[str, ...], word: str) -> None:

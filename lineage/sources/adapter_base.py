@@ -84,5 +84,5 @@ def _read_config(folder: Path, reference: str) -> JsonObject:
     except (OSError, ValueError) as error:
         raise PlanError(f"{reference}: {CONFIG} cannot be read: {error}") from error
     if not isinstance(config, dict):
-        raise PlanError(f"{reference}: {CONFIG} holds no settings")
+        raise PlanError(f"{reference}: {CONFIG} has no settings")
     return config

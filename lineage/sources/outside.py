@@ -74,7 +74,7 @@ def _is_hidden(name: str) -> bool:
 def _check_hub(rest: str) -> None:
     name, at, revision = rest.partition("@")
     if not NAME.fullmatch(name) or (at and not REVISION.fullmatch(revision)):
-        raise PlanError(f"hub:{rest[:SHOWN]} is no name of the hub; write hub:org/name or hub:org/name@revision")
+        raise PlanError(f"hub:{rest[:SHOWN]} is not a name of the hub; write hub:org/name or hub:org/name@revision")
 
 
 def _resolve_folder(base: Path, rest: str) -> Path | None:
@@ -140,11 +140,9 @@ def _check_content(folder: Path, rest: str) -> None:
             if entry.is_dir(follow_symlinks=False):
                 waiting.append((Path(entry.path), depth + 1))
             elif (kind := _describe_special_file(entry)) is not None:
-                raise PlanError(f"path:{rest[:SHOWN]}: {entry.path} is {kind}; a folder of data holds regular files")
+                raise PlanError(f"path:{rest[:SHOWN]}: {entry.path} is {kind}; data must be regular files")
         if count > MAX_FILES:
-            raise _refuse_folder(
-                rest, f"holds more than {MAX_FILES} files: pack them, or name the folder that is meant"
-            )
+            raise _refuse_folder(rest, f"has more than {MAX_FILES} files: pack them, or name a folder below it")
 
 
 def _describe_special_file(entry: os.DirEntry) -> str | None:

@@ -58,7 +58,9 @@ def test_the_choice_is_remembered_without_its_password_and_can_be_undone(tmp_pat
 
 @pytest.mark.parametrize("address", ["mysql://u@h/n", "postgresql://u:hidden@h", "records"])
 def test_what_is_no_database_is_refused(address):
-    with pytest.raises(PlanError, match="is no database: give postgresql://USER@HOST:PORT/NAME, or `sqlite`") as error:
+    with pytest.raises(
+        PlanError, match="is not a database address: give postgresql://USER@HOST:PORT/NAME, or `sqlite`"
+    ) as error:
         prepare_database(address)
     assert "hidden" not in str(error.value)
 

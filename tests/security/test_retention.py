@@ -283,7 +283,7 @@ def test_pins_or_records_of_dvc_that_cannot_be_read_remove_nothing(rolled_back):
     before = here(layout)
     for content in ("", "{", "[1]", '{"k": 1}', '{"k": {}}', "17"):
         (layout.state / "keepsakes.json").write_text(content)
-        assert "holds no pins any more" in refused("--yes")
+        assert "not a list of pins" in refused("--yes")
     (layout.state / "keepsakes.json").unlink()
     (layout.root / "data.dvc").write_text("outs: [")
     assert "nothing is removed" in refused("--yes")

@@ -304,7 +304,7 @@ def test_an_index_that_says_something_else_than_the_manifests_is_a_problem_until
 def test_a_folder_or_a_pipe_in_place_of_mlflows_database_is_a_problem_at_once(tmp_path, what):
     path = Layout(tmp_path).make_state() / "mlflow.db"
     path.mkdir() if what == "folder" else os.mkfifo(path)
-    assert verify(Layout(tmp_path)).problems == (f"MLflow at {path} cannot be used: that is no regular file",)
+    assert verify(Layout(tmp_path)).problems == (f"MLflow at {path} cannot be used: it is not a regular file",)
 
 
 def test_a_target_is_found_by_manifests_when_the_index_lies(finished):

@@ -217,7 +217,7 @@ def test_rows_of_no_known_type_are_refused(tmp_path):
     folder.mkdir()
     pq.write_table(pq.read_table(_plain(tmp_path)).select(["id"]), folder / "rows.parquet")
     context = Context({"data": folder}, tmp_path, tmp_path, seed=0)
-    with pytest.raises(StepError, match="columns id are no known rows"):
+    with pytest.raises(StepError, match="columns id are not those of known rows"):
         run(Curate(kind="curate", data="rows"), context)
 
 

@@ -231,7 +231,7 @@ def files_of(folder):
 
 
 def test_rows_longer_than_the_model_holds_are_refused_before_training(at):
-    with pytest.raises(StepError, match="max_length: 129 is more than the 128 tokens that the model holds"):
+    with pytest.raises(StepError, match="max_length: 129 is more than the 128 tokens that the model allows"):
         run(stage(max_length=129), at("a"))
 
 

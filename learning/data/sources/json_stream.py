@@ -30,7 +30,7 @@ def iterate_json(file: BinaryIO, name: str) -> Iterator[Any]:
             yield _parse_item(decoder, window, f"{name}, row {number}")
             mark = window.peek()
             if mark not in (",", "]"):
-                raise StepError(f"{name}, row {number}: {mark!r} follows where `,` or `]` should; the file is no JSON")
+                raise StepError(f"{name}, row {number}: {mark!r} follows where `,` or `]` should; the file is not JSON")
             window.skip(mark)
             if mark == "]":
                 break

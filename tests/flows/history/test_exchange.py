@@ -198,7 +198,7 @@ def test_a_byte_changed_in_the_remote_keeps_the_artifact_out(checkout, tmp_path,
     emptied(checkout)
     for file in (tmp_path / "remote/posttrain/artifacts").rglob(name):
         file.write_bytes(file.read_bytes() + b" ")
-    with pytest.raises((StepError, PlanError), match=r"damaged|holds no artifacts"):
+    with pytest.raises((StepError, PlanError), match=r"damaged|has no artifacts"):
         told("pull", "--all", "--remote", tmp_path / "remote")
     assert list(Store(checkout).manifests()) == []
 
@@ -225,7 +225,7 @@ def test_a_name_that_leads_out_of_the_artifact_is_refused(checkout, tmp_path):
 
 
 def test_missing_parts_are_reported(checkout, tmp_path):
-    with pytest.raises(PlanError, match="holds no artifacts"):
+    with pytest.raises(PlanError, match="has no artifacts"):
         told("pull", "--all", "--remote", tmp_path / "empty")
     with pytest.raises(PlanError, match="cannot be used"):
         told("push", "--all", "--remote", "nowhere")

@@ -89,7 +89,7 @@ def test_practice_changes_the_file_of_the_experiences_alone(tmp_path):
     assert "inputs/toolkit.0.rows/x" in one
     assert not any("author" in name for name in one)
     assert read_agent(tmp_path / "b").experiences == ["new"]
-    with pytest.raises(StepError, match="this is no agent"):
+    with pytest.raises(StepError, match="not an agent"):
         read_agent(tmp_path / "corpus")
     assert load_agent(None) == Agent()
 

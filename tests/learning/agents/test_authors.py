@@ -61,13 +61,13 @@ def test_a_reply_that_is_no_draft_is_refused_and_the_next_one_taken(desk):
     assert found.tool_names == ["calculator", "back"]
     assert (found.description, found.context.system) == ("turns texts", "Call back: and a text.")
     assert [(line["accepted"], line["reasons"]) for line in first.lines] == [
-        (False, ["the reply holds no JSON object: Expecting value: line 1 column 1 (char 0)"]),
+        (False, ["the reply has no JSON object: Expecting value: line 1 column 1 (char 0)"]),
         (True, []),
         (True, []),
     ]
     assert "Tools that there are: calculator: Evaluate an expression" in orders[0]
     assert "Refused so far: nothing" in orders[0]
-    assert "Refused so far: draft: the reply holds no JSON object" in orders[1]
+    assert "Refused so far: draft: the reply has no JSON object" in orders[1]
 
 
 def test_what_a_server_says_of_a_group_becomes_an_experience(desk):

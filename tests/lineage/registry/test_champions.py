@@ -62,7 +62,7 @@ def test_a_champion_moves_is_found_by_recipes_and_goes_back(small_run):
 
     with pytest.raises(Moved, match=r"champion of chat was version 1 and is now version 2, since .* by"):
         move_champion(layout, "chat", made["base"].key, evidence=GATE, expected=first)
-    with pytest.raises(PlanError, match=r"lessons .* is no model"):
+    with pytest.raises(PlanError, match=r"lessons .* is not a model"):
         move_champion(layout, "chat", made["lessons"].key, evidence=GATE, expected=second)
     with pytest.raises(PlanError, match="not in this checkout"):
         move_champion(layout, "chat", "0" * 64, evidence=GATE, expected=second)
