@@ -21,7 +21,7 @@ from schemas.recipe.load import load_recipe
 
 KNOWN = FactsCache()
 QUICKSTART = ROOT / "recipes/quickstart.yaml"
-MAX_MODULES = 72
+MAX_MODULES = 78
 """Modules in the key of a GRPO step."""
 HIDDEN = {
     "learning.api.requests": "what earlier requests cost",
