@@ -84,7 +84,7 @@ class Rounds:
         self.rows = read_rows(context.input("prompts"), "prompts")
         if not self.rows:
             raise StepError("practice: no problems; check what the previous stage dropped")
-        self.shown: set[str] = set()
+        self.shown: dict[str, str] = {}
         self.spending, self.spend = SpendingReporter(context, self.desk), choose_spend(context, self.engine)
 
     def run(self, step: int) -> None:

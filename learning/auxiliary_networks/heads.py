@@ -156,7 +156,7 @@ def make_network(block: Any, reads: Reads, policy: Policy, folder: Path | None, 
     if folder is not None and is_network(folder):
         return _continued(folder, block, reads, seed, name, how)
     if reads == "likelihood":
-        start = policy if folder is None else load_policy(folder, **how)
+        start = policy if folder is None else load_policy(folder, device=device, dtype=dtype)
         model = unwrap(start.model)
         return Likelihood(deepcopy(model), deepcopy(model), block.beta or BETA)
     if folder is not None and is_reward_model(folder):
@@ -165,7 +165,7 @@ def make_network(block: Any, reads: Reads, policy: Policy, folder: Path | None, 
         if reads != "action":
             network.head.weight.data += judge.score.weight.data.to(network.head.weight.dtype)
         return network
-    start_model: Any = None if folder is None else load_policy(folder, **how).model
+    start_model: Any = None if folder is None else load_policy(folder, device=device, dtype=dtype).model
     body = copy_body(policy) if start_model is None else start_model.base_model
     return Valued(body, reads, block.heads, seed, name)
 
