@@ -12,8 +12,9 @@ from itertools import islice
 from pathlib import Path
 
 from lineage.layout import Layout
+from schemas.data_files import is_data_file
 from schemas.errors import PlanError
-from schemas.references import is_data_file, is_pattern
+from schemas.references import is_pattern
 
 SYSTEM = frozenset(
     map(

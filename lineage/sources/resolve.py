@@ -18,8 +18,9 @@ from lineage.layout import Layout
 from lineage.registry.client import dvc_uri
 from lineage.sources.adapter_base import find_base, lacks_base, link_with_base
 from lineage.sources.outside import check_outside, find_matching_files
+from schemas.data_files import DATA_SUFFIXES, is_data_file
 from schemas.errors import PlanError
-from schemas.references import DATA_SUFFIXES, is_data_file, is_pattern
+from schemas.references import is_pattern
 
 if TYPE_CHECKING:
     from lineage.audit.moves import Move

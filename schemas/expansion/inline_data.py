@@ -6,13 +6,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
+from schemas.data_files import is_data_file
 from schemas.expansion.expand import Unit
 from schemas.expansion.names import Target, scheme_of
-from schemas.references import Reference, RowsRef, is_data_file, is_pattern
+from schemas.references import Reference, RowsRef, is_pattern
+from schemas.row_formats import Emit
 from schemas.source.tree import Node, join_path, make_nodes, merge_nodes
 from schemas.source.variables import Scope, substitute
 from schemas.stages.base import BaseStage
-from schemas.stages.data import Data, Emit
+from schemas.stages.data import Data
 from schemas.stages.union import traits_of
 
 OWN_ROWS = ("rows.parquet", "rows-00000.parquet")

@@ -7,22 +7,9 @@ from pydantic import Field, field_validator, model_validator
 
 from schemas.base import Schema
 from schemas.references import DataRef
+from schemas.row_formats import EMITS, Emit, Format
 from schemas.row_templates import is_template, parse_template
 from schemas.stages.base import BaseStage, ReportSection
-
-Emit = Literal["chat", "preference_pairs", "prompts"]
-Format = Literal["messages", "alpaca", "prompt_completion", "text", "preference", "scored", "prompts", "rows"]
-EMITS: dict[Format, tuple[Emit, ...]] = {
-    "messages": ("chat",),
-    "alpaca": ("chat",),
-    "prompt_completion": ("chat",),
-    "text": ("chat",),
-    "preference": ("preference_pairs",),
-    "scored": ("preference_pairs",),
-    "prompts": ("prompts",),
-    "rows": ("chat", "preference_pairs", "prompts"),
-}
-"""Artifact types that rows of a format can become."""
 
 
 class Source(Schema):

@@ -9,11 +9,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from schemas.base import JsonObject
+from schemas.data_files import is_data_file
 from schemas.errors import Problem, RecipeError
 from schemas.expansion.expand import Unit, find_presets, list_preset_slots
 from schemas.expansion.names import Names, resolve_reference
 from schemas.plan import BranchOf, Until
-from schemas.references import is_data_file
 from schemas.source.limits import MAX_PROBLEMS
 from schemas.source.tree import Mark, Node, join_path, make_problem, parse_index
 from schemas.source.validation import convert_errors, find_coercions, follow_path

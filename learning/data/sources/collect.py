@@ -13,7 +13,7 @@ from learning.data.shards import ShardWriter, find_shards, scan_shards
 from learning.data.sources.dropped import DroppedRows
 from learning.data.sources.records import Record
 from learning.data.sources.source_rows import SourceRows
-from schemas.stages.data import Emit
+from schemas.row_formats import Emit
 
 PIECE = 1024
 """Rows that become Arrow together."""

@@ -8,8 +8,8 @@ from typing import BinaryIO, cast
 import pyarrow as pa
 
 from learning.data.sources.splits import choose_files
+from schemas.data_files import COMPRESSED, DATA_SUFFIXES, is_data_file
 from schemas.errors import StepError
-from schemas.references import COMPRESSED, DATA_SUFFIXES, is_data_file
 
 IGNORED = ("readme", "license", "licence", "changelog", "dataset_info", "dataset_infos", "state")
 """Names, without suffix, of files that describe a folder of data and hold no rows."""

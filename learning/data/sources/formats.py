@@ -12,7 +12,7 @@ from learning.data.sources.conversations import Message, read_messages, refuse_m
 from learning.data.sources.preferences import SIDES, convert_preference, convert_scored
 from learning.data.sources.records import BadRow
 from learning.data.sources.texts import add_system, read_prompt, read_side, read_text
-from schemas.stages.data import EMITS, Emit, Format
+from schemas.row_formats import EMITS, Emit, Format
 
 WRITTEN: dict[Emit, tuple[str, ...]] = {"chat": ("completion",), "preference_pairs": SIDES, "prompts": ()}
 """Columns of an artifact type that a model or a person wrote for a prompt."""

@@ -13,7 +13,8 @@ from learning.data.sources.formats import READERS, convert_row
 from learning.data.sources.records import BadRow
 from learning.data.sources.source_rows import LOOKED_AT, SourceRows
 from schemas.errors import StepError
-from schemas.stages.data import Emit, Source
+from schemas.row_formats import Emit
+from schemas.stages.data import Source
 
 CHEAP = 64 << 20
 """Bytes of files up to which lines are counted."""

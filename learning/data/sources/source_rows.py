@@ -14,7 +14,8 @@ from learning.data.sources.formats import READERS, convert_row, detect_format
 from learning.data.sources.readers import read_records
 from learning.data.sources.records import BadRow, Record
 from schemas.errors import StepError
-from schemas.stages.data import EMITS, Emit, Format, Source
+from schemas.row_formats import EMITS, Emit, Format
+from schemas.stages.data import Source
 
 UNSUPPORTED = {
     frozenset({"prompt", "completion", "label"}): "labels of single completions (KTO)",

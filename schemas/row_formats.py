@@ -1,0 +1,17 @@
+"""Formats of rows that files have, and what rows of each can become."""
+
+from typing import Literal
+
+Emit = Literal["chat", "preference_pairs", "prompts"]
+Format = Literal["messages", "alpaca", "prompt_completion", "text", "preference", "scored", "prompts", "rows"]
+EMITS: dict[Format, tuple[Emit, ...]] = {
+    "messages": ("chat",),
+    "alpaca": ("chat",),
+    "prompt_completion": ("chat",),
+    "text": ("chat",),
+    "preference": ("preference_pairs",),
+    "scored": ("preference_pairs",),
+    "prompts": ("prompts",),
+    "rows": ("chat", "preference_pairs", "prompts"),
+}
+"""Artifact types that rows of a format can become."""
