@@ -241,9 +241,12 @@ class Rl(Capped, Training, LoRA, Chat, BaseStage):
     @model_validator(mode="after")
     def refuse_choice_without_evaluation(self) -> Self:
         """Refuse options of evaluation without held-out prompts, or if no evaluation takes place."""
-        for option in ("eval_temperature", "early_stopping_patience", "load_best_model_at_end"):
-            if option not in self.model_fields_set or not (getattr(self, option) or option == "eval_temperature"):
-                continue
+        given = {
+            "eval_temperature": self.eval_temperature is not None,
+            "early_stopping_patience": self.early_stopping_patience is not None,
+            "load_best_model_at_end": self.load_best_model_at_end,
+        }
+        for option in (name for name, is_given in given.items() if is_given):
             if self.eval_prompts is None:
                 raise ValueError(f"{option}: no prompts are held out; give `eval_prompts`")
             if self.eval_steps > self.max_steps:

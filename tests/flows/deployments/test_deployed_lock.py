@@ -147,7 +147,8 @@ def test_a_champion_in_a_gate_is_pinned_by_the_lock_or_declared_floating(checkou
 
     monkeypatch.setattr("lineage.registry.champions.read_standing", standing)
     monkeypatch.setattr(challenge, "find_source", lambda source, *_: Source(checkout.root, source[-1] * 64))
-    monkeypatch.setattr("flows.planning.contracts.find_source", lambda source, *_: Source(checkout.root, "x"))
+    for module in ("compile", "contracts"):
+        monkeypatch.setattr(f"flows.planning.{module}.find_source", lambda source, *_: Source(checkout.root, "x"))
     monkeypatch.setattr("flows.planning.locking.pin_source", lambda name, digest, *_: {"digest": digest})
     monkeypatch.setattr("flows.planning.compile.verify_contracts", lambda *_: None)
     against = "gate: {against: champion, max_regression: 0.1%s}"

@@ -108,5 +108,5 @@ def test_a_tokenizer_comes_from_a_model(tmp_path):
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
     (tmp_path / "model").mkdir()
-    with pytest.raises(StepError, match="holds none"):
+    with pytest.raises(StepError, match="model has no tokenizer"):
         made(Init(kind="init", tokenizer="path:model"), {"tokenizer.source": tmp_path / "model"}, tmp_path)
