@@ -35,8 +35,7 @@ def write_shards(folder, rows=12_000):
     fixed = {name: [""] * rows for name in ("answer", "family", "metadata")}
     table = pa.table({"id": [f"r{i}" for i in range(rows)], "prompt": prompt, **fixed, "completion": replies})
     for number in range(3):
-        path = folder / f"train-{number:05d}-of-00003.parquet"
-        pq.write_table(table.slice(number * rows // 3, rows // 3), path)
+        pq.write_table(table.slice(number * rows // 3, rows // 3), folder / f"rows-{number:05d}.parquet")
 
 
 def test_killed_it_starts_again_and_nothing_is_left_of_the_first_try(tmp_path):
