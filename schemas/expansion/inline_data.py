@@ -41,7 +41,7 @@ def add_data_stages(units: list[Unit], defaults: Node | None, scope: Scope, fold
     made: dict[str, str] = {}
     complete: list[Unit] = []
     for unit in units:
-        for port in list_row_ports(unit.node):
+        for port in _list_written_ports(unit.node):
             written = unit.node.value[port.name]
             if not _is_source(written, folders):
                 continue
@@ -58,20 +58,23 @@ def add_data_stages(units: list[Unit], defaults: Node | None, scope: Scope, fold
     return complete
 
 
-def list_row_ports(node: Node) -> list[Port]:
-    """Return the keys of a stage as written that take rows."""
-    kind = node.get("kind")
-    stage: type[BaseStage] = traits_of(kind.value) if kind is not None and isinstance(kind.value, str) else BaseStage
+def list_row_ports(stage: type[BaseStage]) -> list[Port]:
+    """Return the keys of a kind that take rows."""
     if stage is Data:
         return []
     ports = []
     for name, field in stage.model_fields.items():
         for reference in _list_references(field.annotation):
             emit = reference.outside or reference.accepts[0]
-            is_rows = reference is RowsRef or (len(reference.accepts) == 1 and reference.accepts[0] in get_args(Emit))
-            if is_rows and node.get(name) is not None:
+            if reference is RowsRef or (len(reference.accepts) == 1 and reference.accepts[0] in get_args(Emit)):
                 ports.append(Port(name, emit))
     return ports
+
+
+def _list_written_ports(node: Node) -> list[Port]:
+    kind = node.get("kind")
+    stage: type[BaseStage] = traits_of(kind.value) if kind is not None and isinstance(kind.value, str) else BaseStage
+    return [port for port in list_row_ports(stage) if node.get(port.name) is not None]
 
 
 def _list_references(annotation: object) -> list[type[Reference]]:

@@ -13,9 +13,11 @@ from pydantic.json_schema import models_json_schema
 from schemas.base import JsonObject
 from schemas.checks.merges import list_merge_methods
 from schemas.expansion.expand import find_presets, list_preset_slots
+from schemas.expansion.inline_data import list_row_ports
 from schemas.field_docs import document
 from schemas.recipe.load import Head
 from schemas.signatures import Signature, make_options_model, read_signatures
+from schemas.stages.data import Source
 from schemas.stages.union import KINDS, Stage
 from schemas.use import Use
 
@@ -93,6 +95,8 @@ def _make_stage(kind: str, body: JsonObject) -> JsonObject:
     properties = {**body["properties"], "kind": {"const": kind}, "matrix": {"$ref": "#/$defs/matrix"}}
     required = [k for k in body.get("required", []) if k != "kind"]
     schema = {**body, "properties": properties, "required": ["kind", *required]}
+    for port in list_row_ports(KINDS[kind]):
+        properties[port.name] = {"anyOf": [properties[port.name], {"$ref": "#/$defs/rows"}]}
     for key in sorted(KINDS[kind].single_keys):
         one = properties[key]["anyOf"][0]["items"]
         properties[key] = {**properties[key], "anyOf": [*properties[key]["anyOf"], one]}
@@ -128,7 +132,13 @@ def _make_shared() -> JsonObject:
     values = {"anyOf": [{"type": "array", "minItems": 1}, _TEXT]}
     described = {"repeat": repeat, "description": {"type": "string"}}
     loop = {"type": "object", "properties": described, "required": ["repeat"], "additionalProperties": False}
+    source = {"$ref": f"#/$defs/{Source.__name__}"}
+    inline = {"type": "object", "properties": {"sources": {}}, "required": ["sources"]}
     return {
+        "rows": {
+            "anyOf": [source, {"type": "array", "items": source, "minItems": 1}, inline],
+            "description": "Sources of rows in place of the name of a step: a step of kind `data` converts them.",
+        },
         "stage": {
             "type": "object",
             "properties": {"kind": kind},

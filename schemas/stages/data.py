@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, GetJsonSchemaHandler, field_validator, model_validator
+from pydantic_core import CoreSchema
 
 from schemas.base import Schema
 from schemas.references import DataRef
@@ -44,6 +45,11 @@ class Source(Schema):
     def accept_reference(cls, value: Any) -> Any:
         """Accept `path:x` for `{from: path:x}`."""
         return {"from": value} if isinstance(value, str) else value
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict:
+        """Accept a reference in editors, too."""
+        return {"anyOf": [handler(schema), {"type": "string", "minLength": 1}]}
 
     @field_validator("columns")
     @classmethod
