@@ -1,8 +1,8 @@
 """Default learning rates and their usual ranges, by kind of training and by what is trained.
 
-Sources: TRL's SFTConfig (2e-5), GRPOConfig and DPOConfig (1e-6), its example of a full reward model (1e-5); verl's
-actor (1e-6). Adapters take ten times the rate (verl's guide to LoRA). A model of an `init` stage has random weights;
-small ones take about 1e-3 (Brown et al. 2020, table 2.1: 6e-4 for 125 million parameters, falling with size).
+Sources: TRL's SFTConfig (2e-5), GRPOConfig and DPOConfig (1e-6), its example of a reward model (1e-5, with LoRA 1e-4);
+verl's actor (1e-6). Adapters take ten times the rate (verl's guide to LoRA). A model of an `init` stage has random
+weights; small ones take about 1e-3 (Brown et al. 2020, table 2.1: 6e-4 for 125 million parameters, falling with size).
 """
 
 from dataclasses import dataclass
