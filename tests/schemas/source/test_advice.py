@@ -20,6 +20,8 @@ from schemas.stages.sft import Sft
         (Rl, "beta", "`loss_terms`"),
         (Preference, "beta", "`loss: {use: dpo, beta: 0.1}`"),
         (Rl, "num_train_epochs", "`max_steps`"),
+        (Sft, "load_in_4bit", "QLoRA"),
+        (Sft, "dataset_name", "`data: hub:org/name`"),
     ],
 )
 def test_a_key_of_trl_is_explained(kind, word, advice):
