@@ -5,8 +5,11 @@ NOTEWORTHY = 0.05
 
 
 def describe_truncated(truncated: int, completions: int, max_completion_length: int) -> list[str]:
-    """Return a sentence about completions cut at the limit; none if they are less than a twentieth."""
-    if truncated < NOTEWORTHY * completions or not truncated:
+    """Return a sentence about completions cut at the limit; none if they are less than a twentieth.
+
+    Also none for a limit of 1: such completions only carry the likelihood of an answer.
+    """
+    if truncated < NOTEWORTHY * completions or not truncated or max_completion_length == 1:
         return []
     return [
         f"{truncated} of {completions} completions ({truncated / completions:.0%}) were cut at max_completion_length: "

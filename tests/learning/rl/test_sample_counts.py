@@ -45,6 +45,7 @@ def test_nothing_is_said_of_samples_that_teach():
     assert counts.describe(64) == []
     assert describe_truncated(4, 100, 8) == []
     assert len(describe_truncated(5, 100, 8)) == 1
+    assert describe_truncated(5, 5, 1) == []
 
 
 def test_a_reward_that_scores_nothing_at_first_is_refused_by_name():
