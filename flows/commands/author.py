@@ -31,9 +31,11 @@ def init(
     ] = "starter",
 ) -> None:
     """Write a starter recipe, and next to it the JSON Schema for completion and validation in editors."""
-    from flows.commands.starter import write_recipe
+    from flows.commands.starter import list_missing_sources, write_recipe
 
     written = ", ".join(str(file) for file in write_recipe(path, like))
+    for name in list_missing_sources(path):
+        warn(f"{path} reads path:{name}, which is not copied; name a file of your own")
     print(f"wrote {written}; next: posttrain validate {path}")
 
 

