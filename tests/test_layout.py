@@ -77,13 +77,20 @@ def test_no_folders_of_a_package_form_a_strongly_connected_set(package):
     TopologicalSorter(imported).prepare()
 
 
-LIGHT = ("schemas.recipe.load", "schemas.pages.editor_schema", "flows.cli", "flows.planning.compile")
+LIGHT = (
+    "schemas.recipe.load",
+    "schemas.pages.editor_schema",
+    "flows.cli",
+    "flows.planning.compile",
+    "flows.planning.data_sources",
+    "flows.planning.own_rewards",
+)
 """Modules that `posttrain validate` needs."""
 
 
 @pytest.mark.parametrize("module", LIGHT)
 def test_what_validate_needs_stays_light(module):
-    heavy = ("torch", "ray", "prefect", "mlflow", "transformers")
+    heavy = ("torch", "ray", "prefect", "mlflow", "transformers", "pyarrow")
     code = f"import sys, {module}; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -56,7 +56,7 @@ def validate(
 ) -> None:
     """Validate recipes: keys, values, slots, references, ports, data. Errors in a recipe have file:line:column."""
     from flows.planning.data_sources import validate_sources
-    from flows.planning.reward_tests import verify_own_rewards
+    from flows.planning.own_rewards import verify_own_rewards
     from lineage.layout import Layout
     from schemas.recipe.load import load_recipe
 

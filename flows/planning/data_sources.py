@@ -3,14 +3,16 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from learning.data.sources.look import Look, describe_row, look_at_source
 from lineage.layout import Layout
-from lineage.sources.resolve import find_source
 from schemas.errors import PlanError, StepError, printable
 from schemas.plan import Plan
 from schemas.recipe.load import Recipe
 from schemas.stages.data import Data, Source
+
+if TYPE_CHECKING:
+    from learning.data.sources.look import Look
 
 SHOWN = 5
 """Rows that do not fit, in one message."""
@@ -24,7 +26,7 @@ class SeenSource:
     step: str
     reference: str
     source: Source
-    look: Look
+    look: "Look"
 
 
 def look_at_sources(plan: Plan, layout: Layout, examples: int = 0) -> list[SeenSource]:
@@ -49,6 +51,9 @@ def validate_sources(recipe: Recipe, layout: Layout) -> None:
 def _look(
     step: str, stage: Data, references: Mapping[str, str], layout: Layout, folders: tuple[Path, ...], examples: int
 ) -> Iterator[SeenSource]:
+    from learning.data.sources.look import look_at_source  # pyarrow takes 0.1 s, and most recipes have no sources
+    from lineage.sources.resolve import find_source  # the store, which `validate` needs for sources only
+
     for index, source in enumerate(stage.sources):
         if (reference := references.get(f"sources.{index}.from")) is not None:
             folder = find_source(reference, layout, folders).folder
@@ -88,6 +93,8 @@ def _format_size(size: int) -> str:
 
 def show_examples(seen: list[SeenSource]) -> Iterator[str]:
     """Yield the lines of the converted examples of every source."""
+    from learning.data.sources.look import describe_row  # pyarrow takes 0.1 s, and most recipes have no sources
+
     for one in seen:
         for row in one.look.examples:
             yield f"{one.step}: " + "\n".join(printable(line) for line in describe_row(row))

@@ -8,7 +8,7 @@ from flows.planning.compatibility import find_engine_problems
 from flows.planning.compile import FRESH, compile_recipe, identify_input, select_stages
 from flows.planning.data_sources import look_at_sources
 from flows.planning.locking import verify_lock
-from flows.planning.reward_tests import verify_own_rewards
+from flows.planning.own_rewards import verify_own_rewards
 from lineage.artifacts.store import Store
 from lineage.digests import digest_of
 from lineage.layout import Layout

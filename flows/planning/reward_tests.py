@@ -12,7 +12,7 @@ import yaml
 from learning.evaluation.reward_probes import RewardTest, Score, Scored, run_reward_tests
 from learning.lookup import Bound, asked_of, bind
 from learning.sampling.scoring import scores_of
-from schemas.errors import PlanError, RecipeError, StepError
+from schemas.errors import PlanError, Problem, StepError
 from schemas.recipe.load import Recipe
 from schemas.steps.step_info import StepInfo
 from schemas.suggestions import suggest
@@ -125,23 +125,16 @@ def _find_rows(recipe: Recipe, step: str, size: int, seen: frozenset[str] = froz
     return []
 
 
-def verify_own_rewards(recipe: Recipe) -> None:
-    """Call each reward from the user's own code on the answers of two problems. Raise RecipeError if it fails.
-
-    Rewards that need a model or another step's output are not called, nor are those whose problems have no answers.
-    """
-    if all(":" not in use.use for info in recipe.steps.values() for use in getattr(info.stage, "rewards", [])):
-        return
+def find_reward_problems(recipe: Recipe) -> list[Problem]:
+    """Return what is wrong with rewards from the user's own code, each called on the answers of two problems."""
     _find_own_code(recipe)
-    problems = [
+    return [
         info.problem(f"rewards.{index}", text, "try it: posttrain test-reward RECIPE STEP")
         for info in recipe.steps.values()
         for index, use in enumerate(getattr(info.stage, "rewards", []))
         if ":" in use.use
         for text in _find_reward_problem(recipe, info, use, index)
     ]
-    if problems:
-        raise RecipeError(problems)
 
 
 def _find_reward_problem(recipe: Recipe, info: StepInfo, use: RewardUse, index: int) -> Iterator[str]:

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from flows.planning.reward_tests import read_tests, score_reward_tests, verify_own_rewards
+from flows.planning.own_rewards import verify_own_rewards
+from flows.planning.reward_tests import read_tests, score_reward_tests
 from schemas.errors import PlanError, RecipeError
 from schemas.recipe.load import load_recipe
 
