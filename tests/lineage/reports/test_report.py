@@ -199,6 +199,11 @@ def test_all_states_and_numbers_are_there_and_every_tag_is_closed(page):
     assert text.count(HOSTILE) >= 3
 
 
+def test_gates_come_first_then_results_then_notices(page):
+    places = [page.index(text) for text in ("wanted 0.9", "+0.682", "3 of 9", "<h2>Curves", "<h2>Cost")]
+    assert places == sorted(places)
+
+
 def test_nothing_is_loaded_and_nothing_breaks_out(page):
     reader = Reader(page)
     assert "script" not in reader.seen
