@@ -22,6 +22,7 @@ from lineage.layout import Layout
 from lineage.tracing.ancestry import render as render_lineage
 from lineage.tracing.ancestry import trace
 from schemas.errors import PlanError
+from tests.small_steps import TINY_DEFAULTS
 
 LAB = '''
 import json
@@ -59,25 +60,15 @@ def wanted(question: str) -> bool:
     return bool(question)
 '''
 WORDS = [f"{a} + {b} = {a + b}" for a in range(1, 5) for b in range(1, 5)] + ["9 + 9 = eighteen or so"]
-RECIPE = """
+RECIPE = f"""
 name: small
 seed: 3
-stages:
-  base:
-    kind: init
-    config:
-      model_type: qwen3
-      hidden_size: 16
-      intermediate_size: 32
-      num_hidden_layers: 1
-      num_attention_heads: 2
-      num_key_value_heads: 2
-      head_dim: 8
-    max_length: 32
-  rows: {kind: python, function: "diff_lab:rows", inputs: {words: "path:words"}, produces: {rows: chat}}
-  clean: {kind: curate, data: rows, filters: [{use: words, max_words: 2}]}
-  tuned: {kind: sft, model: base, data: clean, max_steps: 2, learning_rate: 1e-3, max_length: 32}
-  other: {kind: python, function: "diff_lab:other"}
+{TINY_DEFAULTS}stages:
+  base: {{kind: init, max_length: 32}}
+  rows: {{kind: python, function: "diff_lab:rows", inputs: {{words: "path:words"}}, produces: {{rows: chat}}}}
+  clean: {{kind: curate, data: rows, filters: [{{use: words, max_words: 2}}]}}
+  tuned: {{kind: sft, model: base, data: clean, max_steps: 2, learning_rate: 1e-3, max_length: 32}}
+  other: {{kind: python, function: "diff_lab:other"}}
 """
 
 

@@ -15,32 +15,23 @@ from lineage.artifacts.store import Store
 from lineage.layout import Layout
 from schemas.errors import PlanError
 from tests.flows.checkout import REPOSITORY
+from tests.small_steps import TINY_DEFAULTS
 
-TINY = """
+TINY = f"""
 name: tiny
 seed: 3
-stages:
-  base:
-    kind: init
-    config:
-      model_type: qwen3
-      hidden_size: 16
-      intermediate_size: 32
-      num_hidden_layers: 1
-      num_attention_heads: 2
-      num_key_value_heads: 2
-      head_dim: 8
-    max_length: 96
+{TINY_DEFAULTS}stages:
+  base: {{kind: init}}
   lessons:
     kind: synthesize
-    problems: [{use: reasoning_gym, family: chain_sum, split: train, size: 12, style: short}]
+    problems: [{{use: reasoning_gym, family: chain_sum, split: train, size: 12, style: short}}]
     teacher: answer
-  clean: {kind: curate, data: lessons}
-  cold_start: {kind: sft, model: base, data: clean, max_steps: 2, per_device_train_batch_size: 4, max_length: 96}
+  clean: {{kind: curate, data: lessons}}
+  cold_start: {{kind: sft, model: base, data: clean, max_steps: 2, per_device_train_batch_size: 4, max_length: 96}}
   prompts:
     kind: synthesize
     emit: prompts
-    problems: [{use: reasoning_gym, family: chain_sum, split: train, size: 4, style: short}]
+    problems: [{{use: reasoning_gym, family: chain_sum, split: train, size: 4, style: short}}]
   better:
     kind: rl
     algorithm: grpo
@@ -54,8 +45,8 @@ stages:
     learning_rate: 1e-3
   exam:
     kind: evaluate
-    models: {cold_start: cold_start, better: better}
-    tasks: [{use: reasoning_gym, family: chain_sum, split: test, size: 6, style: short}]
+    models: {{cold_start: cold_start, better: better}}
+    tasks: [{{use: reasoning_gym, family: chain_sum, split: test, size: 6, style: short}}]
     max_completion_length: 4
     num_bootstrap: 100
 """
