@@ -1,7 +1,7 @@
 """Sealed checkpoints: a step reads back only bytes that an attempt of the same step wrote.
 
 A seal is an HMAC-SHA256 over a label, which names the content and its place, and the bytes. While a step runs, the
-HMAC's key is derived from the signing key and the step's key (`sealing_with`): without the signing key nobody can make
+HMAC's key is derived from the signing key and the step's key (`sealing_with`): without the signing key no one can make
 a seal, and the seal of another step is not valid. Outside of a step the HMAC's key is empty, and a seal is a digest.
 """
 

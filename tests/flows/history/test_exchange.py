@@ -61,7 +61,7 @@ def verdicts(layout):
     return {name: hit for name, (hit, _) in explain_plan(planned(layout), layout).items()}
 
 
-def told(*words):
+def call(*words):
     done = CliRunner().invoke(app, [str(word) for word in words])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
@@ -84,11 +84,11 @@ def bytes_of(layout):
 def goes_round(layout, remote):
     """Send everything, lose it, fetch it: nothing differs, everything is HIT and verifies."""
     before = bytes_of(layout)
-    assert "3 artifacts sent, 0 existed already" in told("push", "--all", "--remote", remote)
-    assert "0 artifacts sent, 3 existed already; 0 files" in told("push", "--all", "--remote", remote)
+    assert "3 artifacts sent, 0 existed already" in call("push", "--all", "--remote", remote)
+    assert "0 artifacts sent, 3 existed already; 0 files" in call("push", "--all", "--remote", remote)
     emptied(layout)
     assert set(verdicts(layout).values()) == {"MISS"}
-    assert "3 artifacts fetched, 0 existed already" in told("pull", "--all", "--trust", "--remote", remote)
+    assert "3 artifacts fetched, 0 existed already" in call("pull", "--all", "--trust", "--remote", remote)
     assert bytes_of(layout) == before
     assert set(verdicts(layout).values()) == {"HIT"}
     found = verify(layout)
@@ -144,37 +144,37 @@ def test_s3_as_a_configured_remote(checkout, s3):
 
 def test_a_target_travels_with_its_ancestors_and_nothing_else(checkout, tmp_path):
     remote = tmp_path / "remote"
-    assert "2 artifacts sent" in told("push", "b", "--remote", remote)
+    assert "2 artifacts sent" in call("push", "b", "--remote", remote)
     keys = {step.name: step.key for step in planned(checkout).steps}
-    told("push", keys["c"][:12], "--remote", remote)
+    call("push", keys["c"][:12], "--remote", remote)
     emptied(checkout)
-    assert "2 artifacts fetched" in told("pull", "sent.c", "--trust", "--remote", remote)
+    assert "2 artifacts fetched" in call("pull", "sent.c", "--trust", "--remote", remote)
     assert verdicts(checkout) == {"a": "HIT", "b": "MISS", "c": "HIT"}
-    assert "1 artifacts fetched, 2 existed already" in told("pull", "run-1", "--remote", remote)
+    assert "1 artifacts fetched, 2 existed already" in call("pull", "run-1", "--remote", remote)
     assert verify(checkout).problems == ()
 
 
 def test_files_that_were_cleared_from_the_remote_are_missed_and_sent_again(checkout, tmp_path):
-    told("push", "--all", "--remote", tmp_path / "remote")
+    call("push", "--all", "--remote", tmp_path / "remote")
     (gone,) = (f for f in (tmp_path / "remote/files/md5").glob("*/*") if f.read_bytes() == b"shared")
     gone.unlink()
     kept = tmp_path / "kept"
     shutil.copytree(checkout.root, kept)
     emptied(checkout)
     with pytest.raises(StepError, match="2 files could not be fetched"):
-        told("pull", "a", "--remote", tmp_path / "remote")
+        call("pull", "a", "--remote", tmp_path / "remote")
     assert list(Store(checkout).manifests()) == []
     shutil.copytree(kept, checkout.root, dirs_exist_ok=True)
-    assert "0 artifacts sent, 3 existed already; 1 files" in told("push", "--all", "--remote", tmp_path / "remote")
+    assert "0 artifacts sent, 3 existed already; 1 files" in call("push", "--all", "--remote", tmp_path / "remote")
     assert gone.is_file()
 
 
 def test_unknown_keys_are_named_and_trusted_only_on_request(checkout, tmp_path):
-    told("push", "--all", "--remote", tmp_path / "remote")
+    call("push", "--all", "--remote", tmp_path / "remote")
     emptied(checkout)
-    assert "not trusted here" in told("pull", "--all", "--remote", tmp_path / "remote")
+    assert "not trusted here" in call("pull", "--all", "--remote", tmp_path / "remote")
     assert len(verify(checkout).problems) == 3
-    assert "0 artifacts fetched, 3 existed already" in told("pull", "--all", "--trust", "--remote", tmp_path / "remote")
+    assert "0 artifacts fetched, 3 existed already" in call("pull", "--all", "--trust", "--remote", tmp_path / "remote")
     assert verify(checkout).problems == ()
 
 
@@ -182,36 +182,36 @@ def test_a_key_under_anothers_name_is_not_trusted(checkout, tmp_path):
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-    told("push", "--all", "--remote", tmp_path / "remote")
+    call("push", "--all", "--remote", tmp_path / "remote")
     emptied(checkout)
     (file,) = (tmp_path / "remote/posttrain/keys").glob("*.pub")
     other = Ed25519PrivateKey.generate().public_key()
     file.write_bytes(other.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
     with pytest.raises(StepError, match="another key"):
-        told("pull", "--all", "--trust", "--remote", tmp_path / "remote")
+        call("pull", "--all", "--trust", "--remote", tmp_path / "remote")
     assert not list(checkout.state.glob("keys/trusted/*.pub"))
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "step.log"])
 def test_a_byte_changed_in_the_remote_keeps_the_artifact_out(checkout, tmp_path, name):
-    told("push", "b", "--remote", tmp_path / "remote")
+    call("push", "b", "--remote", tmp_path / "remote")
     emptied(checkout)
     for file in (tmp_path / "remote/posttrain/artifacts").rglob(name):
         file.write_bytes(file.read_bytes() + b" ")
     with pytest.raises((StepError, PlanError), match=r"damaged|has no artifacts"):
-        told("pull", "--all", "--remote", tmp_path / "remote")
+        call("pull", "--all", "--remote", tmp_path / "remote")
     assert list(Store(checkout).manifests()) == []
 
 
 def test_a_changed_object_keeps_its_artifact_out(checkout, tmp_path):
-    told("push", "--all", "--remote", tmp_path / "remote")
+    call("push", "--all", "--remote", tmp_path / "remote")
     emptied(checkout)
     for file in (tmp_path / "remote/files/md5").glob("*/*"):
         if not file.name.endswith(".dir"):
             file.chmod(0o644)
             file.write_bytes(b"X" * file.stat().st_size)
     with pytest.raises((StepError, PlanError)):
-        told("pull", "--all", "--remote", tmp_path / "remote")
+        call("pull", "--all", "--remote", tmp_path / "remote")
     assert list(Store(checkout).manifests()) == []
 
 
@@ -226,9 +226,9 @@ def test_a_name_that_leads_out_of_the_artifact_is_refused(checkout, tmp_path):
 
 def test_missing_parts_are_reported(checkout, tmp_path):
     with pytest.raises(PlanError, match="has no artifacts"):
-        told("pull", "--all", "--remote", tmp_path / "empty")
+        call("pull", "--all", "--remote", tmp_path / "empty")
     with pytest.raises(PlanError, match="cannot be used"):
-        told("push", "--all", "--remote", "nowhere")
+        call("push", "--all", "--remote", "nowhere")
     with pytest.raises(PlanError, match="or say --all"):
-        told("push", "--remote", tmp_path / "r")
+        call("push", "--remote", tmp_path / "r")
     assert Path(tmp_path / "r").exists() is False

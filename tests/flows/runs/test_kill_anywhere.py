@@ -1,4 +1,4 @@
-"""A run that is killed, whenever, is gone on with and gives what the undisturbed run gives."""
+"""A run that is killed at any moment continues, and gives what the undisturbed run gives."""
 
 import contextlib
 import os

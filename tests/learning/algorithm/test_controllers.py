@@ -50,7 +50,7 @@ def test_pid_stays_in_its_range_and_comes_back_at_once():
     points = [{"x": 10.0}] * 50 + [{"x": -1.0}] * 2
     values = run(pid, points, metric="x", ki=0.1, low=0.0, high=1.0)
     assert max(values) == 1.0
-    assert values[50:] == pytest.approx([0.9, 0.8])  # had the sum gone on growing, these would still be 1
+    assert values[50:] == pytest.approx([0.9, 0.8])  # if the sum still grew, these would be 1
     with pytest.raises(StepError, match="low 2"):
         pid({}, {}, metric="x", low=2.0, high=1.0)
 
