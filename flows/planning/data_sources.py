@@ -69,7 +69,7 @@ def _look(
 def _describe_bad(bad: tuple[str, ...]) -> str:
     lines = "".join(f"\n    {line}" for line in bad[:SHOWN])
     more = f"\n    and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
-    advice = "mend them, or set `on_bad_row: drop` or `quarantine`"
+    advice = "correct them, or set `on_bad_row: drop` or `quarantine`"
     return f"{len(bad)} of the first rows {'do' if len(bad) > 1 else 'does'} not fit; {advice}:{lines}{more}"
 
 
