@@ -41,7 +41,7 @@ from learning.training.loop import BatchResult, Objective, TrainingLoop, count_s
 from schemas.errors import StepError
 from schemas.stages.preference import Preference
 from tasks.context import Context, Result
-from tasks.dropped_rows import describe_dropped
+from tasks.dropped_rows import describe_cut, describe_dropped
 
 PORTS = {"ref": "reference", "prev": "previous"}
 """Base of a log-ratio to the key of the stage that names its policy."""
@@ -49,11 +49,12 @@ PORTS = {"ref": "reference", "prev": "previous"}
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs to train on, held-out pairs, and how many pairs were too long."""
+    """Pairs to train on, held-out pairs, and how many pairs were too long: left out, or cut."""
 
     train: PairSet
     held_out: PairSet
     too_long: int
+    cut: int
 
 
 @dataclass
@@ -143,11 +144,14 @@ def run(stage: Preference, context: Context) -> Result:
 def prepare_pairs(stage: Preference, context: Context, policy: Policy, names: set[str]) -> Pairs:
     """Encode and split the pairs; raise StepError if none fits or no prompt can be held out."""
     length = resolve_max_length(policy, stage.max_length)
-    pairs, too_long = read_pairs(policy.tokenizer, context.input("data"), length, context.checkpoints / "encoded")
-    if not pairs:
-        raise StepError(f"preference: none of {too_long} pairs fits into {length} tokens; raise max_length")
-    train, held_out = split_by_prompt(pairs, stage.validation_fraction) if stage.validation_fraction else (pairs, [])
-    return Pairs(make_pair_set(train, names, length), make_pair_set(held_out, names, length), too_long)
+    folder, truncate = context.checkpoints / "encoded", stage.long_rows == "truncate"
+    read = read_pairs(policy.tokenizer, context.input("data"), length, folder, truncate=truncate)
+    if not read.pairs:
+        raise StepError(f"preference: none of {read.too_long} pairs fits into {length} tokens; raise max_length")
+    train, held_out = (
+        split_by_prompt(read.pairs, stage.validation_fraction) if stage.validation_fraction else (read.pairs, [])
+    )
+    return Pairs(make_pair_set(train, names, length), make_pair_set(held_out, names, length), read.too_long, read.cut)
 
 
 def add_references(
@@ -177,6 +181,7 @@ def publish(
         "pairs": len(pairs.train.pairs),
         "held_out": len(pairs.held_out.pairs),
         "dropped.too_long": pairs.too_long,
+        "cut_rows": pairs.cut,
         "loss": last["loss"],
         "accuracy": last.get("eval_rewards/accuracies"),
         "margin": last.get("eval_rewards/margins"),
@@ -186,5 +191,6 @@ def publish(
         context.folder, count_batched((pair.id for pair in pairs.train.pairs), epochs.uses(loop.steps_taken))
     )
     rows = len(pairs.train.pairs) + len(pairs.held_out.pairs) + pairs.too_long
-    notices = describe_dropped(pairs.too_long, rows, resolve_max_length(policy, stage.max_length))
+    limit = resolve_max_length(policy, stage.max_length)
+    notices = [*describe_dropped(pairs.too_long, rows, limit), *describe_cut(pairs.cut, rows, limit)]
     return Result(metrics | describe_forward(policy.model), notices=notices)

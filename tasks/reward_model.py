@@ -125,9 +125,9 @@ def prepare_pairs(stage: Stage, context: Context, policy: Policy) -> Pairs:
     if stage.margin and (without := count_missing(data, "preference_pairs", "margin")):
         count = count_rows(data, "preference_pairs")
         raise StepError(f"reward_model: margin is on, but {without} of {count} pairs have no margin")
-    pairs, too_long = read_pairs(policy.tokenizer, data, policy.max_length, context.checkpoints / "encoded")
-    train, held_out = split_by_prompt(pairs, stage.validation_fraction)
-    return Pairs(train, held_out, too_long)
+    read = read_pairs(policy.tokenizer, data, policy.max_length, context.checkpoints / "encoded")
+    train, held_out = split_by_prompt(read.pairs, stage.validation_fraction)
+    return Pairs(train, held_out, read.too_long)
 
 
 def compute_rewards(judge: RewardModel, pairs: list[Pair]) -> torch.Tensor:

@@ -10,8 +10,9 @@ from learning.data.chat_settings import apply_chat
 from learning.data.epochs import Epochs
 from learning.data.examples import Example, Examples, read_examples
 from learning.data.held_out import split_rows
+from learning.data.long_rows import describe_lengths, summarise_lengths
 from learning.data.rows import list_sources
-from learning.data.rows_used import write_rows_used
+from learning.data.rows_used import sum_parts, write_rows_used
 from learning.models.crossentropy import Loss, choose_loss
 from learning.models.forwards import apply_compute_options, evaluation_mode
 from learning.models.memory import keep_pages
@@ -31,7 +32,7 @@ from learning.parallel.random_states import seed_rank
 from learning.training.loop import BatchResult, Objective, TrainingLoop, count_steps
 from schemas.stages.sft import Sft
 from tasks.context import Context, Result
-from tasks.dropped_rows import describe_dropped
+from tasks.dropped_rows import describe_cut, describe_dropped
 
 
 @dataclass
@@ -109,10 +110,13 @@ def run(stage: Sft, context: Context) -> Result:
     apply_chat(policy.tokenizer, stage)
     limit = resolve_max_length(policy, stage.max_length)
     encoded = context.checkpoints / "encoded"
-    examples = read_examples(policy.tokenizer, context.input("data"), limit, encoded, stage.train_on)
+    examples = read_examples(policy.tokenizer, context.input("data"), limit, encoded, stage.train_on, stage.long_rows)
+    lengths = summarise_lengths(examples.row_lengths, limit)
+    if group.main:
+        print(describe_lengths(lengths))
     held_out: Sequence[Example] = ()
     if stage.validation_fraction:
-        prompts = (example.ids[: example.num_given] for example in examples.kept)
+        prompts = (example.prompt_hash for example in examples.kept)
         train, held_out = split_rows(examples.kept, prompts, stage.validation_fraction)
         examples = replace(examples, kept=train)
     epochs = Epochs(
@@ -149,8 +153,10 @@ def run(stage: Sft, context: Context) -> Result:
     model.gather()
     if not model.group.main:
         return Result()
-    notices = describe_dropped(examples.dropped, len(examples.kept) + len(held_out) + examples.dropped, limit)
-    return replace(publish(stage, context, policy, examples, epochs, loop), notices=notices)
+    rows = len(examples.row_lengths)
+    notices = [*describe_dropped(examples.dropped, rows, limit), *describe_cut(examples.cut, rows, limit)]
+    result = publish(stage, context, policy, examples, epochs, loop)
+    return replace(result, details={"lengths": lengths}, notices=notices)
 
 
 def list_mixed_sources(data: Path) -> list[str]:
@@ -179,6 +185,7 @@ def publish(
         "tokens": loop.tokens,
         "rows": len(examples.kept),
         "dropped_rows": examples.dropped,
+        "cut_rows": examples.cut,
         "unknown_tokens": examples.unknown,
         "trained_parameters": loop.count_trained(),
     }
@@ -187,5 +194,5 @@ def publish(
     save_trained(policy, context.output("model"), adapted=stage.use_peft)
     counts = epochs.uses(loop.steps_taken).tolist()
     used = ((e.row, n, n if e.num_learned > 0 else 0) for e, n in zip(examples.kept, counts, strict=True))
-    write_rows_used(context.folder, (row for row in used if row[1]))
+    write_rows_used(context.folder, (row for row in sum_parts(used) if row[1]))
     return Result(metrics | describe_forward(policy.model))

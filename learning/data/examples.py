@@ -13,6 +13,8 @@ import numpy as np
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
+from learning.data.held_out import hash_prompt
+from learning.data.long_rows import LongRows, list_parts
 from learning.data.messages import PLAIN
 from learning.data.rows import Row, count_rows, fits_in_memory, read_rows, scan_rows
 from learning.data.stored_rows import RowSubset, StoredRows, iterate_rows, store_rows
@@ -25,9 +27,11 @@ SCHEMA = pa.schema(
         ("num_given", pa.int32()),
         ("skipped", pa.list_(pa.int32())),
         ("length", pa.int32()),
+        ("row_length", pa.int32()),
         ("unknown", pa.int32()),
         ("row", pa.string()),
         ("source", pa.string()),
+        ("whole_prompt", pa.binary()),
     ]
 )
 
@@ -45,6 +49,8 @@ class Example:
     """Source of the row in a mixture; empty if it has none."""
     skipped: tuple[int, ...] = ()
     """Borders of later parts that are not learned: from `skipped[0]` to before `skipped[1]`, and so on."""
+    whole_prompt: bytes = field(default=b"", compare=False)
+    """Hash of the prompt of the row that this is a part of; empty for a whole row."""
 
     @property
     def learned(self) -> list[bool]:
@@ -61,14 +67,24 @@ class Example:
         skipped = sum(self.skipped[1::2]) - sum(self.skipped[::2])
         return len(self.ids) - max(self.num_given, 1) - skipped
 
+    @property
+    def prompt_hash(self) -> bytes:
+        """Return the hash by which rows are held out: that of the row's prompt, or of a text without one."""
+        return self.whole_prompt or hash_prompt(self.ids[: self.num_given] or self.ids)
+
 
 @dataclass(frozen=True)
 class Examples:
-    """What is trained on, and what was seen on the way: rows too long, and tokens that the tokenizer does not know."""
+    """What is trained on, and what was seen on the way: long rows, and tokens that the tokenizer does not know."""
 
     kept: Sequence[Example]
     dropped: int
+    """Rows that are left out: over the limit, and dropped or without a learned token in the part that is kept."""
     unknown: int
+    cut: int
+    """Rows over the limit of which a part or several are trained on."""
+    row_lengths: np.ndarray
+    """Tokens of every row before anything was cut, also of those that are left out."""
 
     @property
     def lengths(self) -> np.ndarray:
@@ -81,43 +97,70 @@ class Examples:
 
 
 def read_examples(
-    tokenizer: PreTrainedTokenizerBase, data: Path, max_length: int, folder: Path, train_on: TrainOn = "last"
+    tokenizer: PreTrainedTokenizerBase,
+    data: Path,
+    max_length: int,
+    folder: Path,
+    train_on: TrainOn = "last",
+    long_rows: LongRows = "drop",
 ) -> Examples:
     """Return the encoded chat rows of an artifact; ids that do not fit into memory are kept in `folder`.
 
     A killed step finds there what it had encoded.
     """
     if fits_in_memory(data):
-        return encode_rows(tokenizer, read_rows(data, "chat"), max_length, train_on)
-    shortest = 0
+        return encode_rows(tokenizer, read_rows(data, "chat"), max_length, train_on, long_rows)
 
-    def encode(row: Row) -> Row | None:
-        nonlocal shortest
+    def encode(row: Row) -> list[Row]:
         example = encode_row(tokenizer, row, train_on)
+        parts = cut_example(example, max_length, long_rows)
         length = len(example.ids)
-        shortest = min(shortest or length, length)
-        if length > max_length:
-            return None
-        unknown = _count_unknown(tokenizer, [example])
-        same = {"ids": example.ids, "num_given": example.num_given, "skipped": example.skipped, "row": example.row}
-        same["source"] = example.source
-        return {**same, "length": length, "unknown": unknown}
+        # What is left out is stored without ids, so that a resumed step knows its length.
+        return [_store(tokenizer, part, 0 if i else length) for i, part in enumerate(parts)] or [
+            _store(tokenizer, Example([], 0, example.row), length)
+        ]
 
     def source(start: int) -> Any:
         return iterate_rows(scan_rows(data, "chat", start=start))
 
     count = count_rows(data, "chat")
-    kept = store_rows(
-        folder,
-        SCHEMA,
-        count,
-        source,
-        encode,
-        lambda row: Example(row["ids"], row["num_given"], row["row"], row["source"], tuple(row["skipped"])),
-    )
-    if not len(kept):
-        raise _make_empty_error(count, shortest, max_length)
-    return Examples(kept, count - len(kept), int(kept.column("unknown").sum()))
+    stored = store_rows(folder, SCHEMA, count, source, encode, _load)
+    lengths, row_lengths = stored.column("length"), stored.column("row_length")
+    row_lengths_N = row_lengths[row_lengths > 0].astype(np.int64)
+    if not lengths.any():
+        raise _make_empty_error(row_lengths_N, max_length)
+    kept = stored if lengths.all() else RowSubset(stored, np.flatnonzero(lengths))
+    dropped = int((lengths == 0).sum())
+    cut = int((row_lengths_N > max_length).sum()) - dropped
+    return Examples(kept, dropped, int(stored.column("unknown").sum()), cut, row_lengths_N)
+
+
+def _store(tokenizer: PreTrainedTokenizerBase, example: Example, row_length: int) -> Row:
+    """Return an example as it is kept on disk; only the first part of a row has the length of the row."""
+    unknown = _count_unknown(tokenizer, [example])
+    return {**vars(example), "length": len(example.ids), "row_length": row_length, "unknown": unknown}
+
+
+def _load(row: Row) -> Example:
+    skipped = tuple(row["skipped"])
+    return Example(row["ids"], row["num_given"], row["row"], row["source"], skipped, row["whole_prompt"])
+
+
+def cut_example(example: Example, max_length: int, long_rows: LongRows) -> list[Example]:
+    """Return the example if it has at most `max_length` tokens, else the parts of it that are trained on."""
+    if len(example.ids) <= max_length:
+        return [example]
+    learned = example.learned
+    return [
+        _make_example(example.ids[start:end], learned[start:end], example.row, example.source, example.prompt_hash)
+        for start, end in list_parts(learned, max_length, long_rows)
+    ]
+
+
+def _make_example(ids: list[int], learned: list[bool], row: str, source: str, whole_prompt: bytes = b"") -> Example:
+    # Borders between what is learned and what is not; the end counts as learned, so that they come in pairs.
+    given, *skipped = [i for i, (a, b) in enumerate(pairwise([False, *learned, True])) if a != b]
+    return Example(ids, given, row, source, tuple(skipped), whole_prompt)
 
 
 def encode_row(tokenizer: PreTrainedTokenizerBase, row: Row, train_on: TrainOn = "last") -> Example:
@@ -126,9 +169,7 @@ def encode_row(tokenizer: PreTrainedTokenizerBase, row: Row, train_on: TrainOn =
         ids = encode_plain(tokenizer, row["completion"][0]["content"])
         return Example(ids, 0, row.get("id", ""), row.get("source", ""))
     made = encode_conversation(tokenizer, row["prompt"], row["completion"], train_on=train_on, row=row)
-    # Borders between what is learned and what is not; the end counts as learned, so that they come in pairs.
-    given, *skipped = [i for i, (a, b) in enumerate(pairwise([False, *made.learned, True])) if a != b]
-    return Example(made.ids, given, row.get("id", ""), row.get("source", ""), tuple(skipped))
+    return _make_example(made.ids, made.learned, row.get("id", ""), row.get("source", ""))
 
 
 def encode_plain(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -142,14 +183,22 @@ def encode_plain(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def encode_rows(
-    tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], max_length: int, train_on: TrainOn = "last"
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Row],
+    max_length: int,
+    train_on: TrainOn = "last",
+    long_rows: LongRows = "drop",
 ) -> Examples:
-    """Encode chat rows; rows of more than `max_length` tokens are dropped. Raises StepError when none is left."""
+    """Encode chat rows; of those over `max_length` tokens, what `long_rows` says. Raise StepError if none is left."""
     examples = [encode_row(tokenizer, row, train_on) for row in rows]
-    kept = [example for example in examples if len(example.ids) <= max_length]
+    row_lengths_N = np.array([len(example.ids) for example in examples], np.int64)
+    parts = [cut_example(example, max_length, long_rows) for example in examples]
+    kept = [part for own in parts for part in own]
     if not kept:
-        raise _make_empty_error(len(examples), min((len(example.ids) for example in examples), default=0), max_length)
-    return Examples(kept, len(examples) - len(kept), _count_unknown(tokenizer, kept))
+        raise _make_empty_error(row_lengths_N, max_length)
+    dropped = sum(not own for own in parts)
+    cut = int((row_lengths_N > max_length).sum()) - dropped
+    return Examples(kept, dropped, _count_unknown(tokenizer, kept), cut, row_lengths_N)
 
 
 def _count_unknown(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> int:
@@ -158,10 +207,11 @@ def _count_unknown(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Exampl
     return 0 if token is None else sum(example.ids.count(token) for example in examples)
 
 
-def _make_empty_error(count: int, shortest: int, max_length: int) -> StepError:
+def _make_empty_error(row_lengths_N: np.ndarray, max_length: int) -> StepError:
+    if not len(row_lengths_N):
+        return StepError("data: no rows to train on; look at what the stage before dropped")
     return StepError(
-        f"data: all {count} rows are longer than {max_length} tokens (the shortest has {shortest}); "
-        "raise max_length here and in the model's init stage"
-        if count
-        else "data: no rows to train on; look at what the stage before dropped"
+        f"data: all {len(row_lengths_N)} rows are longer than {max_length} tokens (the shortest has "
+        f"{row_lengths_N.min()}); raise max_length here and in the model's init stage, or set "
+        "`long_rows: truncate` or `split`"
     )

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from learning.data.stored_rows import RowSubset, StoredRows
 from schemas.errors import StepError
@@ -11,13 +11,18 @@ from schemas.errors import StepError
 Row = TypeVar("Row")
 
 
-def split_rows(rows: Sequence[Row], prompts: Iterable[Any], fraction: float) -> tuple[Sequence[Row], Sequence[Row]]:
+def hash_prompt(prompt: Sequence[int]) -> bytes:
+    """Return the hash of a prompt's token ids, by which its rows are held out or trained on."""
+    return hashlib.sha256(json.dumps(list(prompt)).encode()).digest()
+
+
+def split_rows(rows: Sequence[Row], prompts: Iterable[bytes], fraction: float) -> tuple[Sequence[Row], Sequence[Row]]:
     """Return rows to train on, and held-out rows: those whose prompt's hash is among the smallest `fraction`.
 
-    The split does not depend on a seed; at least one prompt is on each side. Raise StepError if there are not two
-    prompts.
+    `prompts` are the hashes of the rows' prompts. The split does not depend on a seed; at least one prompt is on each
+    side. Raise StepError if there are not two prompts.
     """
-    hashes = [hashlib.sha256(json.dumps(prompt).encode()).digest() for prompt in prompts]
+    hashes = list(prompts)
     order = sorted(set(hashes))
     if len(order) < 2:
         raise StepError(
@@ -28,4 +33,6 @@ def split_rows(rows: Sequence[Row], prompts: Iterable[Any], fraction: float) -> 
     last = order[number - 1]
     train = RowSubset(rows, [i for i, found in enumerate(hashes) if found > last])
     held_out = RowSubset(rows, [i for i, found in enumerate(hashes) if found <= last])
+    if isinstance(rows, RowSubset) and isinstance(rows.rows, StoredRows):
+        return RowSubset(rows.rows, rows.numbers[train.numbers]), RowSubset(rows.rows, rows.numbers[held_out.numbers])
     return (train, held_out) if isinstance(rows, StoredRows) else (list(train), list(held_out))

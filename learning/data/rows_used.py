@@ -5,7 +5,8 @@ in it was never drawn.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,13 @@ def write_rows_used(folder: Path, used: Iterable[Used]) -> None:
 def count_batched(ids: Iterable[str], counts: np.ndarray) -> Iterator[Used]:
     """Yield the rows that were in a batch, from how often each was: every batch was trained on."""
     return ((name, count, count) for name, count in zip(ids, counts.tolist(), strict=True) if count)
+
+
+def sum_parts(used: Iterable[Used]) -> Iterator[Used]:
+    """Yield rows of which several parts are trained on once, with the sums of their parts, which follow each other."""
+    for name, parts in groupby(used, key=itemgetter(0)):
+        _, sampled, trained = zip(*parts, strict=True)
+        yield name, sum(sampled), sum(trained)
 
 
 def sum_tallies(tallies: Iterable[Mapping[str, tuple[int, int]]]) -> Iterator[Used]:

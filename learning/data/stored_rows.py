@@ -7,7 +7,7 @@ of rows.
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Generic, TypeVar, overload
 
@@ -99,7 +99,7 @@ class StoredRows(Sequence[T], Generic[T]):
 class RowSubset(Sequence[T], Generic[T]):
     """Some of the rows of a sequence, by their numbers, read when they are asked for."""
 
-    def __init__(self, rows: Sequence[T], numbers: Sequence[int]):
+    def __init__(self, rows: Sequence[T], numbers: Sequence[int] | np.ndarray):
         self.rows, self.numbers = rows, np.asarray(numbers, np.int64)
 
     def __len__(self) -> int:
@@ -127,10 +127,10 @@ def store_rows(
     schema: pa.Schema,
     count: int,
     source: Callable[[int], Iterator[Row]],
-    encode: Callable[[Row], Row | None],
+    encode: Callable[[Row], Iterable[Row]],
     make: Callable[[Row], T],
 ) -> StoredRows[T]:
-    """Encode the `count` rows of `source(start)` into `folder` and return them; rows encoded as None are left out.
+    """Encode the `count` rows of `source(start)` into `folder` and return what each becomes: none, one or several.
 
     Goes on after the parts that are there; of several processes one makes them and the others wait.
     """
@@ -141,8 +141,7 @@ def store_rows(
         rows = source(done * PART) if done < parts else iter(())
         for part in range(done, parts):
             here = islice(rows, min(PART, count - part * PART))
-            made = (row for row in map(encode, here) if row is not None)
-            _write(get_part_path(folder, part), schema, made)
+            _write(get_part_path(folder, part), schema, chain.from_iterable(map(encode, here)))
             write_sealed(_seal_of(folder, part), _label(folder, part), file_digest(get_part_path(folder, part)))
     return StoredRows(folder, parts, make)
 
@@ -191,4 +190,4 @@ def open_rows(data: Path, artifact_type: str, folder: Path) -> Sequence[Row]:
     def source(start: int) -> Iterator[Row]:
         return iterate_rows(scan_rows(data, artifact_type, start=start))
 
-    return store_rows(folder, SCHEMAS[artifact_type], count, source, lambda row: row, lambda row: row)
+    return store_rows(folder, SCHEMAS[artifact_type], count, source, lambda row: (row,), lambda row: row)

@@ -11,7 +11,7 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from learning.data.chat import encode_answer
-from learning.data.held_out import split_rows
+from learning.data.held_out import hash_prompt, split_rows
 from learning.data.rows import Row, count_rows, fits_in_memory, read_rows, scan_rows
 from learning.data.stored_rows import RowSubset, StoredRows, iterate_rows, store_rows
 
@@ -25,6 +25,7 @@ SCHEMA = pa.schema(
         ("margin", pa.float64()),
         ("metadata", pa.string()),
         ("size", pa.int32()),
+        ("cut", pa.int32()),
     ]
 )
 
@@ -47,21 +48,35 @@ class Pair:
         return len(self.prompt) + len(self.chosen) + len(self.rejected)
 
 
+@dataclass(frozen=True)
+class EncodedPairs:
+    """Pairs that fit, and how many rows were over the limit: left out, or cut."""
+
+    pairs: Sequence[Pair]
+    too_long: int
+    cut: int
+
+
 def read_pairs(
-    tokenizer: PreTrainedTokenizerBase, data: Path, max_length: int, folder: Path
-) -> tuple[Sequence[Pair], int]:
-    """Return the pairs that fit, and the number that do not; ids that do not fit into memory are kept in `folder`."""
+    tokenizer: PreTrainedTokenizerBase, data: Path, max_length: int, folder: Path, *, truncate: bool = False
+) -> EncodedPairs:
+    """Return the pairs of an artifact; ids that do not fit into memory are kept in `folder`.
+
+    `truncate`: of completions over the limit the first tokens are kept (TRL's `keep_start`).
+    """
     if fits_in_memory(data):
         rows = read_rows(data, "preference_pairs")
-        pairs = encode_pairs(tokenizer, rows, max_length)
-        return pairs, len(rows) - len(pairs)
+        encoded = [encode_pair(tokenizer, row, max_length, truncate=truncate) for row in rows]
+        pairs = [pair for pair, _ in encoded if pair is not None]
+        cut = sum(is_cut for pair, is_cut in encoded if pair is not None)
+        return EncodedPairs(pairs, len(rows) - len(pairs), cut)
 
-    def encode(row: Row) -> Row | None:
-        pairs = encode_pairs(tokenizer, [row], max_length)
-        return asdict(pairs[0]) | {"size": pairs[0].size} if pairs else None
+    def encode(row: Row) -> list[Row]:
+        pair, is_cut = encode_pair(tokenizer, row, max_length, truncate=truncate)
+        return [] if pair is None else [asdict(pair) | {"size": pair.size, "cut": int(is_cut)}]
 
     def make(row: Row) -> Pair:
-        del row["size"]
+        del row["size"], row["cut"]
         return Pair(**row)
 
     def source(start: int) -> Iterator[Row]:
@@ -69,19 +84,26 @@ def read_pairs(
 
     count = count_rows(data, "preference_pairs")
     stored = store_rows(folder, SCHEMA, count, source, encode, make)
-    return stored, count - len(stored)
+    return EncodedPairs(stored, count - len(stored), int(stored.column("cut").sum()))
 
 
-def encode_pairs(tokenizer: PreTrainedTokenizerBase, rows: list[Row], max_length: int) -> list[Pair]:
-    """Return the rows of which both sides fit into `max_length` tokens with their prompt."""
-    pairs = []
-    for row in rows:
-        (prompt, chosen), (_, rejected) = (
-            encode_answer(tokenizer, row["prompt"], row[side], row) for side in ("chosen", "rejected")
-        )
-        if len(prompt) + max(len(chosen), len(rejected)) <= max_length:
-            pairs.append(Pair(row["id"], prompt, chosen, rejected, row["margin"], row["metadata"]))
-    return pairs
+def encode_pair(
+    tokenizer: PreTrainedTokenizerBase, row: Row, max_length: int, *, truncate: bool = False
+) -> tuple[Pair | None, bool]:
+    """Return a row as token ids, and whether completions were cut; None if it does not fit into `max_length` tokens.
+
+    A pair does not fit, either, if its prompt leaves no room for a completion, or if its sides are equal once cut.
+    """
+    (prompt, chosen), (_, rejected) = (
+        encode_answer(tokenizer, row["prompt"], row[side], row) for side in ("chosen", "rejected")
+    )
+    room = max_length - len(prompt)
+    is_cut = max(len(chosen), len(rejected)) > room
+    if is_cut:
+        chosen, rejected = chosen[: max(room, 0)], rejected[: max(room, 0)]
+        if not truncate or room < 1 or chosen == rejected:
+            return None, True
+    return Pair(row["id"], prompt, chosen, rejected, row["margin"], row["metadata"]), is_cut
 
 
 def count_tokens(pairs: Sequence[Pair]) -> list[int]:
@@ -97,7 +119,7 @@ def split_by_prompt(pairs: Sequence[Pair], fraction: float) -> tuple[Sequence[Pa
     A prompt lies wholly on one side, whatever the seed; at least one prompt is on each. Raises StepError when there
     are not two prompts.
     """
-    return split_rows(pairs, (pair.prompt for pair in pairs), fraction)
+    return split_rows(pairs, (hash_prompt(pair.prompt) for pair in pairs), fraction)
 
 
 def group_by_tokens(pairs: Iterable[Pair], max_tokens: int) -> list[list[Pair]]:

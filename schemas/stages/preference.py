@@ -39,7 +39,10 @@ class Preference(Training, LoRA, Evaluation, Chat, BaseStage):
     validation_fraction: float = Field(default=0.1, ge=0, lt=1)
     """Share of the prompts held out to measure the accuracy of the implicit reward; 0: none."""
     max_length: int | None = Field(default=None, ge=2)
-    """Most tokens of prompt and completion, at most the model's maximum length (null: that); drops longer pairs."""
+    """Most tokens of prompt and completion, at most the model's maximum length (null: that)."""
+    long_rows: Literal["drop", "truncate"] = "drop"
+    """What happens with longer pairs, which are counted: they are left out, or their completions are cut off after the
+    limit. Pairs whose prompt leaves no room, or whose sides are equal then, are left out."""
     per_device_train_batch_size: int = Field(default=32, ge=1)
     """Pairs per optimiser step."""
     max_tokens_per_micro_batch: int = Field(default=16_384, ge=1)

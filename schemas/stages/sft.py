@@ -7,7 +7,7 @@ from pydantic import Field
 
 from schemas.chat import Chat
 from schemas.references import ChatRef, PolicyRef
-from schemas.stages.base import BaseStage
+from schemas.stages.base import BaseStage, ReportSection
 from schemas.training import Evaluation, LoRA, Training
 
 
@@ -16,6 +16,7 @@ class Sft(Training, LoRA, Evaluation, Chat, BaseStage):
 
     can: ClassVar = frozenset({"train"})
     data_port: ClassVar = "data"
+    report_section: ClassVar = ReportSection(detail="lengths")
     learning_approach: ClassVar = "supervised"
     training_signal: ClassVar = "demonstrations"
 
@@ -25,7 +26,10 @@ class Sft(Training, LoRA, Evaluation, Chat, BaseStage):
     data: ChatRef
     """Prompts with completions."""
     max_length: int | None = Field(default=None, ge=2)
-    """Most tokens per row, at most the model's maximum length (null: that); longer rows are dropped and counted."""
+    """Most tokens per row, at most the model's maximum length (null: that)."""
+    long_rows: Literal["drop", "truncate", "split"] = "drop"
+    """What happens with rows over `max_length`, which are counted: they are left out, cut off after the limit, or cut
+    into parts of at most that length, which overlap by one token. Parts without a learned token are left out."""
     train_on: Literal["last", "all", "marked"] = "last"
     """Messages of the assistant that have a loss, with the tokens that end them: the last, all, or those with
     `train: true` (where no message has this key: what the chat template's `{% generation %}` tags enclose)."""

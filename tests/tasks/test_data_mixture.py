@@ -128,7 +128,7 @@ def test_each_source_has_a_curve_whose_weighted_mean_is_the_loss(tmp_path, tiny_
     from learning.data.held_out import split_rows
 
     examples = [encode_row(policy.tokenizer, row) for row in rows]
-    prompts = [example.ids[: example.num_given] for example in examples]
+    prompts = [example.prompt_hash for example in examples]
     train, _ = split_rows(list(range(8)), prompts, 0.3)
     for name in ("a", "b"):
         own = [encode(rows[i]) for i in train if rows[i]["source"] == name]

@@ -6,7 +6,7 @@ import torch
 
 from learning.data.rows import write_rows
 from learning.models.policy import load_policy
-from learning.preference.batches import encode_pairs
+from learning.preference.batches import encode_pair
 from learning.preference.loss import compute_logprobs
 from schemas.errors import StepError
 from schemas.stages.preference import Preference
@@ -77,7 +77,7 @@ def test_it_learns_what_is_preferred_on_prompts_it_has_not_seen(at, training, ti
     )
     assert [p["step"] for p in curve if "eval_rewards/accuracies" in p] == [30, 60]
     trained, start = (load_policy(f) for f in (context.folder / "outputs/model", tiny_policy_folder))
-    pairs = encode_pairs(start.tokenizer, rows(), 64)
+    pairs = [encode_pair(start.tokenizer, row, 64)[0] for row in rows()]
     with torch.no_grad():
         gap = [compute_logprobs(p.model, pairs).diff(dim=1).mean() for p in (start, trained)]
     assert gap[1] < gap[0] - 5
@@ -193,3 +193,19 @@ def test_pairs_that_are_too_long_are_dropped_and_without_a_held_out_part_all_are
     assert result.notices[0].startswith("1 of 60 rows (1.7%) are longer than max_length")
     assert result.metrics["accuracy"] is None
     assert result.metrics["steps"] == 12  # 8 steps to a pass
+
+
+def test_truncated_pairs_keep_the_first_tokens_of_their_completions(at, tiny_policy_folder):
+    tokenizer = load_policy(tiny_policy_folder).tokenizer
+    row = rows(1)[0] | {"chosen": said("x" * 30 + "a"), "rejected": said("yy")}
+    whole, _ = encode_pair(tokenizer, row, 64)
+    limit = len(whole.prompt) + 10
+    assert encode_pair(tokenizer, row, limit) == (None, True)
+    pair, is_cut = encode_pair(tokenizer, row, limit, truncate=True)
+    assert (pair.prompt, pair.chosen, pair.rejected, is_cut) == (whole.prompt, whole.chosen[:10], whole.rejected, True)
+    same = row | {"rejected": said("x" * 20)}
+    assert encode_pair(tokenizer, same, limit, truncate=True) == (None, True)
+    assert encode_pair(tokenizer, row, len(whole.prompt), truncate=True) == (None, True)
+    result = run(stage(max_length=len(whole.prompt) + 5, long_rows="truncate", max_steps=1), at("cut"))
+    assert result.metrics["cut_rows"] > 0
+    assert any("and were cut" in notice for notice in result.notices)

@@ -49,7 +49,7 @@ def test_rows_come_back_as_they_were_written(tmp_path):
         SCHEMAS["chat"],
         2,
         lambda start: iterate_rows(scan_rows(tmp_path, "chat", start=start)),
-        lambda row: row,
+        lambda row: [row],
         lambda row: row,
     )
     assert list(stored) == [stored[0], stored[1]] == [opened, PLAIN]

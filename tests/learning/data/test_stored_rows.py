@@ -42,7 +42,8 @@ def kept(tmp_path, monkeypatch):
         def failing(row):
             if row["n"] == fails_at:
                 raise KeyboardInterrupt
-            return encode(row)
+            made = encode(row)
+            return [] if made is None else [made]
 
         return store_rows(tmp_path / "kept", SCHEMA, count, source, failing, lambda row: (row["size"], row["ids"]))
 
@@ -138,7 +139,7 @@ def test_the_split_by_prompt_is_the_same_on_disk(tmp_path):
         return Pair(**{k: v for k, v in row.items() if k != "size"})
 
     kept = store_rows(
-        tmp_path, schema, 200, lambda start: iter(pairs[start:]), lambda p: vars(p) | {"size": p.size}, make
+        tmp_path, schema, 200, lambda start: iter(pairs[start:]), lambda p: [vars(p) | {"size": p.size}], make
     )
     for given, expected in zip(split_by_prompt(kept, 0.3), split_by_prompt(pairs, 0.3), strict=True):
         assert isinstance(expected, list)
@@ -157,7 +158,7 @@ from learning.data.stored_rows import store_rows
 count, row = int(sys.argv[2]), {"ids": list(range(1000, 1250)), "size": 250}
 schema = pa.schema([("ids", pa.list_(pa.int32())), ("size", pa.int32())])
 numbers = lambda start: iter(range(start, count))
-kept = store_rows(Path(sys.argv[1]), schema, count, numbers, lambda n: row, lambda row: row)
+kept = store_rows(Path(sys.argv[1]), schema, count, numbers, lambda n: [row], lambda row: row)
 epochs = Epochs(kept.column("size"), per_pass=8, passes=1, seed=0)
 seen = [kept[i] for step in range(100) for i in epochs.at(step)[0]]
 size = sum(path.stat().st_size for path in Path(sys.argv[1]).iterdir())
