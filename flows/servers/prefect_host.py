@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from flows.processes.process_tree import die_with_parent
+from flows.servers.log_rotation import rotate_log
 from schemas.atomic_write import write_text_atomically
 
 LOOK = 0.2
@@ -27,6 +28,7 @@ def run_host(folder: Path, port: int, command: list[str]) -> None:
         server, answered, deaths = _start(command, folder, log), False, 0
         while _is_used(users.fileno()):
             time.sleep(LOOK)
+            rotate_log(folder / "server.log")
             answered = answered or _is_listening(port)
             if server.poll() is not None:
                 if not answered:

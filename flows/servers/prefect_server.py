@@ -24,6 +24,8 @@ from schemas.errors import PlanError
 from schemas.package import import_path
 
 HOST = "127.0.0.1"
+PREFECT_MAIN = "flows.servers.prefect_main"
+"""Module of the server's program."""
 START_LIMIT = 120.0
 """Seconds until a server must answer; 8 to 20 are usual."""
 RESTARTED = (
@@ -55,6 +57,11 @@ def make_prefect_environment(layout: Layout) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
     }
     return {name: value for name, value in settings.items() if name not in os.environ}
+
+
+def make_server_words(port: int | str) -> list[str]:
+    """Return the arguments of the server's program."""
+    return ["server", "start", "--host", HOST, "--port", str(port)]
 
 
 def make_server_environment(layout: Layout) -> dict[str, str]:
@@ -150,10 +157,10 @@ def start_server(layout: Layout) -> subprocess.Popen[bytes] | None:
         port = find_free_port()
         url = f"http://{HOST}:{port}/api"
         write_server(home, 0, url)
-        server = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)]
+        server = [sys.executable, "-m", import_path(PREFECT_MAIN)]
         host = [sys.executable, "-m", import_path("flows.servers.prefect_host")]
         return subprocess.Popen(
-            [*host, str(home), str(lock.fileno()), str(port), *server],
+            [*host, str(home), str(lock.fileno()), str(port), *server, *make_server_words(port)],
             env={
                 **os.environ,
                 **make_prefect_environment(layout),

@@ -12,9 +12,11 @@ from datetime import datetime
 from flows.processes.process_env import make_python_path
 from flows.servers.prefect_server import (
     HOST,
+    PREFECT_MAIN,
     is_answering,
     make_prefect_environment,
     make_server_environment,
+    make_server_words,
 )
 from flows.servers.supervisor import Service
 from lineage.layout import Layout
@@ -31,7 +33,7 @@ def make_prefect_service(layout: Layout, api: str) -> Service:
     port = api.removesuffix("/api").rpartition(":")[2]
     return Service(
         "prefect",
-        [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", port],
+        [sys.executable, "-m", import_path(PREFECT_MAIN), *make_server_words(port)],
         _make_environment(layout, api) | make_server_environment(layout),
         lambda since: is_answering(f"{api}/health"),
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from flows.processes.process_tree import WaitForStop, die_with_parent, reap_children
+from flows.servers.log_rotation import rotate_log
 from schemas.errors import StepError
 
 LOOK = 0.2
@@ -100,6 +101,7 @@ class Supervisor:
         for running in self.services.values():
             if running.process is not None:
                 self._ask(running)
+            rotate_log(self.log(running.service.name))
 
     def pids(self) -> dict[str, int]:
         """Return the process id of each service."""

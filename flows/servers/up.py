@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from flows.processes.process_tree import WaitForStop, run_in_process_tree
+from flows.servers.orphans import end_previous, guard_children
 from flows.servers.prefect_host import write_server
 from flows.servers.prefect_server import HOST, find_free_port, verify_answering
 from flows.servers.services import (
@@ -33,8 +34,6 @@ from schemas.atomic_write import write_text_atomically
 from schemas.errors import PlanError
 
 FILE, FOLDER, LOCK = "up.json", "up", "lock"
-KEPT_LOG = 5_000_000
-"""Most bytes of a log; a larger log of an earlier `up` is renamed when the next one starts."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +67,15 @@ def run_services(
     folder = layout.make_state() / FOLDER
     folder.mkdir(exist_ok=True)
     with _lock_checkout(layout, folder):
+        if killed := end_previous(folder):
+            console.print(
+                f"ended {len(killed)} processes that a killed `posttrain up` had left: {'; '.join(killed)}",
+                highlight=False,
+                markup=False,
+            )
         addresses = _choose_addresses(prefect_port, mlflow_port)
         _choose_database(layout, database)
-        return run_in_process_tree(lambda stopped: _run_until_stopped(layout, console, addresses, limit, stopped))
+        return run_in_process_tree(lambda stopped: _run_guarded(layout, console, addresses, limit, stopped))
 
 
 def read_addresses(layout: Layout) -> UpRecord:
@@ -84,6 +89,11 @@ def read_addresses(layout: Layout) -> UpRecord:
     return {}
 
 
+def _run_guarded(layout: Layout, console: Console, addresses: Addresses, limit: int, stopped: WaitForStop) -> int:
+    with guard_children(layout.state / FOLDER):
+        return _run_until_stopped(layout, console, addresses, limit, stopped)
+
+
 def _run_until_stopped(layout: Layout, console: Console, addresses: Addresses, limit: int, stopped: WaitForStop) -> int:
     def say(name: str, text: str) -> None:
         console.print(Text.assemble((f"{name}: ", "bold"), text), soft_wrap=True, highlight=False)
@@ -95,8 +105,6 @@ def _run_until_stopped(layout: Layout, console: Console, addresses: Addresses, l
             write_server(layout.state / "prefect", pids["prefect"], addresses.prefect)
 
     supervisor = Supervisor(_make_services(layout, addresses, limit), layout.state / FOLDER, say, changed)
-    for name in supervisor.services:
-        _move_records(supervisor.log(name))
     changed({})
     try:
         with _replace_server(layout, addresses.prefect, say, stopped) as hosted:
@@ -239,8 +247,3 @@ def _refuse_password(database: str) -> None:
             f"--database {hide_password(database)}: all users of this machine can see a password on the command line\n"
             "    put it into PGPASSWORD or ~/.pgpass, or the whole address into POSTTRAIN_DATABASE"
         )
-
-
-def _move_records(log: Path) -> None:
-    if log.is_file() and log.stat().st_size > KEPT_LOG:
-        log.replace(log.with_suffix(".log.old"))

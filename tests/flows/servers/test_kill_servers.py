@@ -96,7 +96,7 @@ def victim(made, *words):
 
 def test_prefects_server_of_a_run(begun):
     made, run = begun()
-    victim(made, "prefect", "server").kill()
+    victim(made, "flows.servers.prefect_main", "server").kill()
     assert run.wait(TIMEOUT) == 0, made.output.read_text()
     assert "Prefect's server died during this run" in made.output.read_text()
     assert is_right(made)

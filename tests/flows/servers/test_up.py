@@ -150,6 +150,30 @@ def test_killed_up_leaves_no_orphans_and_the_next_takes_over(checkout, processes
 
 
 @pytest.mark.slow
+def test_up_starts_again_on_the_same_ports_after_a_kill_of_all_its_own_processes(checkout, processes):
+    made = checkout("root", RECIPE, {"beside_work": NUMBER})
+    process, _ = begun(made, processes)
+    at = told(made)
+    ports = [at[name].removesuffix("/api").rpartition(":")[2] for name in ("prefect", "mlflow")]
+    stranger = made.start("-c", "import time; time.sleep(600)", program=())
+    own = [process.pid, *(p.pid for p in psutil.Process(process.pid).children())]  # the front and its keeper
+    guard = next(p for p in processes.tree(process) if "orphans.py" in " ".join(p.cmdline()))
+    for pid in (guard.pid, *own):
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    again = made.start("up", "--prefect-port", ports[0], "--mlflow-port", ports[1])
+    output = made.output
+    processes.wait_for(lambda: again.poll() is not None or "Ctrl-C stops everything" in output.read_text(), 240)
+    assert again.poll() is None, output.read_text()
+    assert "processes that a killed `posttrain up` had left" in output.read_text()
+    assert stranger.poll() is None
+    stranger.kill()
+    again.terminate()
+    assert again.wait(60) == 0
+    made.is_quiet()
+
+
+@pytest.mark.slow
 def test_servers_that_are_there_are_used_and_left_running(checkout, processes):
     owner = checkout("owner", RECIPE, {"beside_work": NUMBER})
     first, _ = begun(owner, processes)
