@@ -3,7 +3,9 @@
 from typing import Literal
 
 Emit = Literal["chat", "preference_pairs", "prompts"]
-Format = Literal["messages", "alpaca", "prompt_completion", "text", "preference", "scored", "prompts", "rows"]
+Format = Literal[
+    "messages", "alpaca", "prompt_completion", "text", "preference", "scored", "ratings", "labels", "prompts", "rows"
+]
 EMITS: dict[Format, tuple[Emit, ...]] = {
     "messages": ("chat",),
     "alpaca": ("chat",),
@@ -11,6 +13,8 @@ EMITS: dict[Format, tuple[Emit, ...]] = {
     "text": ("chat",),
     "preference": ("preference_pairs",),
     "scored": ("preference_pairs",),
+    "ratings": ("preference_pairs",),
+    "labels": ("preference_pairs",),
     "prompts": ("prompts",),
     "rows": ("chat", "preference_pairs", "prompts"),
 }

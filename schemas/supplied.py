@@ -33,5 +33,5 @@ FIXED = frozenset(
 """Columns of sampled tokens that do not change while a batch is trained on."""
 MOVING = FIXED | {"lp_T", "entropy_T", "lp_mean_T", "collision_T", "advantage_T"}
 """FIXED, and the columns that depend on the weights being trained."""
-PAIR_COLUMNS = ("", "_ref", "_prev", "_tokens", "_score")
+PAIR_COLUMNS = ("", "_ref", "_prev", "_tokens", "_score", "_present")
 """Columns of each side of a preference pair: log-probabilities of three policies, length, score."""

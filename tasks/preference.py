@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from learning.data.chat_settings import apply_chat
@@ -36,6 +37,7 @@ from learning.preference.loss import (
     compute_fixed_logprobs,
     compute_held_out_loss,
     compute_implicit_rewards,
+    require_both_sides,
 )
 from learning.training.loop import BatchResult, Objective, TrainingLoop, count_steps
 from schemas.errors import StepError
@@ -90,17 +92,27 @@ class PreferenceObjective(Objective):
         return {f"eval_{name}": value for name, value in metrics.items()}
 
     def measure_pairs(self, lp_B2: Tensor, columns: Mapping[str, Any], step: int) -> dict[str, float]:
-        """Return mean implicit rewards and log-probabilities of pairs, named as in TRL."""
+        """Return mean implicit rewards and log-probabilities of pairs, named as in TRL.
+
+        Of rows with one completion and a label, each mean is over those that have the side, and the accuracy is the
+        share of completions whose reward has the sign of their label.
+        """
         chosen_B, rejected_B = compute_implicit_rewards(self.terms, lp_B2, columns, step).double().T
-        values = {
-            "rewards/chosen": chosen_B,
-            "rewards/rejected": rejected_B,
-            "rewards/accuracies": (chosen_B > rejected_B).double(),
-            "rewards/margins": chosen_B - rejected_B,
-            "logps/chosen": lp_B2[:, 0],
-            "logps/rejected": lp_B2[:, 1],
+        good_B, bad_B = (columns[f"{side}_present_B"] > 0 for side in ("chosen", "rejected"))
+        sides = {
+            "rewards/chosen": chosen_B[good_B],
+            "rewards/rejected": rejected_B[bad_B],
+            "logps/chosen": lp_B2[:, 0].cpu()[good_B],
+            "logps/rejected": lp_B2[:, 1].cpu()[bad_B],
         }
-        return {name: float(value_B.mean()) for name, value_B in values.items()}
+        means = {name: float(value.mean()) for name, value in sides.items() if len(value)}
+        if bool((good_B & bad_B).all()):
+            right, margin = (chosen_B > rejected_B).double(), chosen_B - rejected_B
+            return means | {"rewards/accuracies": float(right.mean()), "rewards/margins": float(margin.mean())}
+        right = torch.cat([chosen_B[good_B] > 0, rejected_B[bad_B] < 0]).double()
+        margins = {"rewards/chosen", "rewards/rejected"} <= means.keys()
+        gap = {"rewards/margins": means["rewards/chosen"] - means["rewards/rejected"]} if margins else {}
+        return means | {"rewards/accuracies": float(right.mean()), **gap}
 
 
 def run(stage: Preference, context: Context) -> Result:
@@ -112,7 +124,7 @@ def run(stage: Preference, context: Context) -> Result:
     apply_chat(policy.tokenizer, stage)
     apply_compute_options(policy.model, stage)
     terms = bind_losses(stage, context.inputs)
-    pairs = prepare_pairs(stage, context, policy, collect_asked(terms))
+    pairs = prepare_pairs(stage, context, policy, terms)
     sizes = count_tokens(pairs.train.pairs)
     epochs = Epochs(sizes, per_pass=stage.per_device_train_batch_size, passes=1, seed=context.seed)
     total_steps = count_steps(stage.max_steps, stage.num_train_epochs, epochs.steps_per_epoch)
@@ -141,13 +153,15 @@ def run(stage: Preference, context: Context) -> Result:
     return publish(stage, context, policy, pairs, epochs, loop) if model.group.main else Result()
 
 
-def prepare_pairs(stage: Preference, context: Context, policy: Policy, names: set[str]) -> Pairs:
+def prepare_pairs(stage: Preference, context: Context, policy: Policy, terms: list[Term]) -> Pairs:
     """Encode and split the pairs; raise StepError if none fits or no prompt can be held out."""
     length = resolve_max_length(policy, stage.max_length)
     folder, truncate = context.checkpoints / "encoded", stage.long_rows == "truncate"
     read = read_pairs(policy.tokenizer, context.input("data"), length, folder, truncate=truncate)
     if not read.pairs:
         raise StepError(f"preference: none of {read.too_long} pairs fits into {length} tokens; raise max_length")
+    require_both_sides(terms, read.pairs)
+    names = collect_asked(terms)
     train, held_out = (
         split_by_prompt(read.pairs, stage.validation_fraction) if stage.validation_fraction else (read.pairs, [])
     )

@@ -126,6 +126,10 @@ def prepare_pairs(stage: Stage, context: Context, policy: Policy) -> Pairs:
         count = count_rows(data, "preference_pairs")
         raise StepError(f"reward_model: margin is on, but {without} of {count} pairs have no margin")
     read = read_pairs(policy.tokenizer, data, policy.max_length, context.checkpoints / "encoded")
+    if single := sum(not pair.chosen or not pair.rejected for pair in read.pairs):
+        raise StepError(
+            f"reward_model: {single} of {len(read.pairs)} rows have one completion with a label; it needs pairs"
+        )
     train, held_out = split_by_prompt(read.pairs, stage.validation_fraction)
     return Pairs(train, held_out, read.too_long)
 

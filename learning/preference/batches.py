@@ -30,9 +30,15 @@ SCHEMA = pa.schema(
 )
 
 
+SIDES = ("chosen", "rejected")
+
+
 @dataclass(frozen=True)
 class Pair:
-    """One prompt with a chosen and a rejected completion, as token ids; `margin` is None where the row has none."""
+    """One prompt with a chosen and a rejected completion, as token ids; `margin` is None where the row has none.
+
+    Of a row with one completion and a label, the other side is empty.
+    """
 
     id: str
     prompt: list[int]
@@ -94,9 +100,9 @@ def encode_pair(
 
     A pair does not fit, either, if its prompt leaves no room for a completion, or if its sides are equal once cut.
     """
-    (prompt, chosen), (_, rejected) = (
-        encode_answer(tokenizer, row["prompt"], row[side], row) for side in ("chosen", "rejected")
-    )
+    sides = {side: encode_answer(tokenizer, row["prompt"], row[side], row) for side in SIDES if row[side]}
+    prompt = next(iter(sides.values()))[0]
+    chosen, rejected = (sides[side][1] if side in sides else [] for side in SIDES)
     room = max_length - len(prompt)
     is_cut = max(len(chosen), len(rejected)) > room
     if is_cut:

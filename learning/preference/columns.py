@@ -14,8 +14,8 @@ from torch import Tensor
 from learning.data.stored_rows import RowSubset
 from learning.models.sharded_model import Trained
 from learning.parallel.group import ALONE, Each
-from learning.preference.batches import Pair
-from learning.preference.loss import SIDES, compute_fixed_logprobs, mismatch_pairs
+from learning.preference.batches import SIDES, Pair
+from learning.preference.loss import compute_fixed_logprobs, mismatch_pairs
 from schemas.errors import StepError
 
 
@@ -35,7 +35,8 @@ class PairSet:
         if self.strange_ref_N2 is not None:
             strange = [self.strange[i] for i in chosen]
             now_B2 = compute_fixed_logprobs(trained.model, strange, max_tokens, trained.each).double()
-            columns["kl"] = (now_B2 - self.strange_ref_N2[index_B]).mean().clamp(min=0)
+            there_B2 = torch.tensor([[len(pair.chosen) > 0, len(pair.rejected) > 0] for pair in strange])
+            columns["kl"] = (now_B2 - self.strange_ref_N2[index_B])[there_B2].mean().clamp(min=0)
         return columns
 
 
@@ -45,6 +46,7 @@ def make_pair_set(pairs: Sequence[Pair], names: set[str], max_length: int) -> Pa
     Raises StepError when a pair does not say it, and where a baseline finds no other prompt.
     """
     columns = {f"{s}_tokens": torch.tensor([len(getattr(p, s)) for p in pairs], dtype=torch.float64) for s in SIDES}
+    columns |= {f"{s}_present": (columns[f"{s}_tokens"] > 0).double() for s in SIDES}
     if "margin" in names:
         columns["margin"] = _make_column([pair.margin for pair in pairs], "margin")
     for name in (f"{side}_score" for side in SIDES):

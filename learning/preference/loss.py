@@ -21,12 +21,11 @@ from learning.models.forwards import evaluation_mode
 from learning.models.packed import pack, packed_logprobs
 from learning.models.sharded_model import Trained
 from learning.parallel.group import ALONE, Each
-from learning.preference.batches import Pair, group_by_tokens, iterate_groups
+from learning.preference.batches import SIDES, Pair, group_by_tokens, iterate_groups
 from schemas.errors import StepError
 from schemas.number_schedules import Number, value_at
 from schemas.stages.preference import Preference
 
-SIDES = ("chosen", "rejected")
 AT_A_TIME = 256
 """Forward passes whose pairs are in memory together, where there are many."""
 
@@ -49,6 +48,16 @@ def bind_losses(stage: Preference, inputs: Mapping[str, Path]) -> list[Term]:
     return [Term(bind(use, f"loss.{i}", inputs), use.weight) for i, use in enumerate(stage.loss)]
 
 
+def require_both_sides(terms: Sequence[Term], pairs: Sequence[Pair]) -> None:
+    """Raise StepError if rows have one completion with a label and a loss compares two."""
+    names = [t.function.name for t in terms if not {"chosen_present_P", "chosen_present_B"} & set(t.function.asks)]
+    if names and (single := sum(not pair.chosen or not pair.rejected for pair in pairs)):
+        raise StepError(
+            f"preference: {single} of {len(pairs)} rows have one completion with a label, and loss {names[0]} compares "
+            "two; use `loss: kto` or `bco`, or give pairs"
+        )
+
+
 def collect_asked(terms: Sequence[Term]) -> set[str]:
     """Return what some loss asks for, without shape: `chosen_ref`, `margin`, `kl`."""
     return {name.removesuffix("_P").removesuffix("_B") for term in terms for name in term.function.asks}
@@ -57,7 +66,7 @@ def collect_asked(terms: Sequence[Term]) -> set[str]:
 def compute_logprobs(model: Any, pairs: Sequence[Pair]) -> Tensor:
     """Return the log-probabilities (P, 2) of chosen and rejected completions; their prompt is computed once.
 
-    Prompt tokens count nothing; the end-of-sequence token that closes a completion does.
+    Prompt tokens count nothing; the end-of-sequence token that closes a completion does. A side that a row lacks has 0.
     """
     roots: dict[tuple[int, ...], int] = {}
     segments, parents, leaves = [], [], []
@@ -66,14 +75,16 @@ def compute_logprobs(model: Any, pairs: Sequence[Pair]) -> Tensor:
             roots[prompt] = len(segments)
             segments.append(pair.prompt)
             parents.append(-1)
-        leaves += [len(segments), len(segments) + 1]
-        segments += [pair.chosen, pair.rejected]
-        parents += [roots[prompt]] * 2
+        for completion in (pair.chosen, pair.rejected):
+            leaves.append(len(segments) if completion else -1)
+            segments += [completion] if completion else []
+            parents += [roots[prompt]] if completion else []
     packed = pack(segments, parents).to(model.device)
     owner_M = torch.repeat_interleave(torch.arange(len(segments)), packed.cu_seqlens_S1.diff()).to(model.device)
     needed_M = (packed.parent_S >= 0).to(model.device)[owner_M]
     lp_M, _ = packed_logprobs(model, packed, needed_M=needed_M)
-    sums_S = lp_M.new_zeros(len(segments)).index_add(0, owner_M, lp_M)
+    # The last is that of sides that rows with a label lack.
+    sums_S = lp_M.new_zeros(len(segments) + 1).index_add(0, owner_M, lp_M)
     return sums_S[torch.tensor(leaves, device=model.device)].view(-1, 2)
 
 
@@ -171,7 +182,7 @@ def compute_implicit_rewards(terms: Sequence[Term], lp_B2: Tensor, columns: Mapp
     for base in ("ref", "prev"):
         if f"chosen_{base}_B" in columns:
             return beta * (lp_B2.cpu() - torch.stack([columns[f"{side}_{base}_B"] for side in SIDES], 1))
-    return beta * lp_B2.cpu() / torch.stack([columns[f"{side}_tokens_B"] for side in SIDES], 1)
+    return beta * lp_B2.cpu() / torch.stack([columns[f"{side}_tokens_B"] for side in SIDES], 1).clamp(min=1)
 
 
 def mismatch_pairs(pairs: Sequence[Pair], max_length: int) -> list[Pair]:

@@ -4,7 +4,8 @@ A function asks by the names of its parameters, and what no loss asks for is not
 policy is loaded. `chosen`, `rejected`: log-probability of the whole completion under the policy that is trained, with
 its gradient; `_ref`, `_prev`: under the stage's `reference` and `previous`; `_tokens`: length; `_score`: what was
 noted about a completion when the pair was made; `margin`: of the pair; `kl`: KTO's baseline. `state` is the function's
-own memory.
+own memory. `_present` is 1, or 0 for the side that a row with a label lacks: only a function that asks for it takes
+such rows.
 
 Shapes: P pairs of one forward pass; B all pairs of the optimiser step. What asks for `chosen_B` compares pairs with
 each other: the policy then runs over all of them before any gradient is taken, and the micro-batches do not show.
@@ -194,6 +195,8 @@ def kto(
     rejected_P: Tensor,
     chosen_ref_P: Tensor,
     rejected_ref_P: Tensor,
+    chosen_present_P: Tensor,
+    rejected_present_P: Tensor,
     kl: Tensor,
     *,
     beta: ScheduledFloat = 0.1,
@@ -202,11 +205,13 @@ def kto(
 ) -> Tensor:
     """Utilities of single completions against a baseline, mean of both sides (Ethayarajh et al. 2024, KTO).
 
-    `kl` is the batch's KL to the reference, at least 0, from prompts with completions of other prompts.
+    Rows may have one completion with a label. `kl` is the batch's KL to the reference, at least 0, from prompts with
+    completions of other prompts.
     """
     desirable = 1 - (beta * (chosen_P - chosen_ref_P - kl)).sigmoid()
     undesirable = 1 - (beta * (kl - (rejected_P - rejected_ref_P))).sigmoid()
-    return (desirable_weight * desirable + undesirable_weight * undesirable) / 2
+    both = desirable_weight * desirable * chosen_present_P + undesirable_weight * undesirable * rejected_present_P
+    return both / (chosen_present_P + rejected_present_P)
 
 
 def bco(
@@ -214,17 +219,25 @@ def bco(
     rejected_B: Tensor,
     chosen_ref_B: Tensor,
     rejected_ref_B: Tensor,
+    chosen_present_B: Tensor,
+    rejected_present_B: Tensor,
     state: JsonObject,
     *,
     beta: ScheduledFloat = 0.1,
 ) -> Tensor:
-    """Binary classifier of good and bad, rewards shifted by their mean so far (Jung et al. 2024, BCO)."""
+    """Binary classifier of good and bad, rewards shifted by their mean so far (Jung et al. 2024, BCO).
+
+    Rows may have one completion with a label.
+    """
     chosen, rejected = beta * (chosen_B - chosen_ref_B), beta * (rejected_B - rejected_ref_B)
-    count = state.get("count", 0) + 2 * len(chosen)
+    present = torch.cat([chosen_present_B, rejected_present_B]) > 0
+    new = int(present.sum())
+    count = state.get("count", 0) + new
     mean = state.get("mean", 0.0)
-    mean += (float(torch.cat([chosen, rejected]).detach().double().mean()) - mean) * 2 * len(chosen) / count
+    mean += (float(torch.cat([chosen, rejected])[present].detach().double().mean()) - mean) * new / count
     state.update(count=count, mean=mean)
-    return -logsigmoid(chosen - mean) - logsigmoid(mean - rejected)
+    good, bad = -logsigmoid(chosen - mean), -logsigmoid(mean - rejected)
+    return good * chosen_present_B + bad * rejected_present_B
 
 
 def aot(

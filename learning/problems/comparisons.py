@@ -4,6 +4,7 @@ from pathlib import Path
 
 from learning.data.questions import make_question
 from learning.data.rows import Row, read_rows
+from schemas.errors import StepError
 from schemas.references import PreferencePairsRef
 
 TEMPLATE = "Problem: {prompt}\nAnswer 1: {first}\nAnswer 2: {second}\nThe better answer is number"
@@ -19,6 +20,8 @@ def comparisons(
     """
     problems = []
     for row in read_rows(Path(str(data)), "preference_pairs"):
+        if not row["chosen"] or not row["rejected"]:
+            raise StepError(f"comparisons: row {row['id']} has one completion with a label; it needs pairs")
         chosen, rejected = (row[side][-1]["content"] for side in ("chosen", "rejected"))
         for answer, shown in ((first, (chosen, rejected)), (second, (rejected, chosen))):
             prompt = make_question(template, row, first=shown[0], second=shown[1])

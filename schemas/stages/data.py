@@ -28,6 +28,9 @@ class Source(Schema):
     columns: dict[str, str] = {}
     """Field of the format to the column that holds it, or a template over columns:
     `{prompt: "{question}\\n{context}", completion: answer}`."""
+    ratings: dict[str, float] = {}
+    """Columns of ratings to their weights, for one response per row as in HelpSteer: of the responses of a prompt,
+    which follow each other, the one with the highest weighted sum is chosen and the one with the lowest rejected."""
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
     """Name of the source in curves and reports; null: that of its only file, or `source1`, `source2`, …"""
     weight: float | None = Field(default=None, gt=0)
@@ -59,6 +62,15 @@ class Source(Schema):
             if is_template(text):
                 parse_template(text)
         return columns
+
+    @model_validator(mode="after")
+    def refuse_ratings_of_other_formats(self) -> Self:
+        """Refuse weights of ratings with another format, and the format without weights."""
+        if self.ratings and self.format not in (None, "ratings"):
+            raise ValueError(f"ratings: rows of format {self.format} have none that are read; remove one of the two")
+        if self.format == "ratings" and not self.ratings:
+            raise ValueError("format: ratings needs their weights: `ratings: {helpfulness: 1.0}`")
+        return self
 
 
 class Data(BaseStage):
@@ -102,6 +114,8 @@ class Data(BaseStage):
     def refuse_unfit_formats(self) -> Self:
         """Refuse formats whose rows cannot become the artifact type."""
         for source in self.sources:
+            if source.ratings and self.emit != "preference_pairs":
+                raise ValueError(f"ratings: make preference pairs, not {self.emit}")
             if source.format is not None and self.emit not in EMITS[source.format]:
                 fitting = ", ".join(name for name, types in EMITS.items() if self.emit in types)
                 raise ValueError(

@@ -90,9 +90,7 @@ def test_a_pair_that_does_not_fit_is_reported(tmp_path, row, reason):
 
 
 UNSUPPORTED = {
-    "labels of single completions": {"prompt": "a", "completion": "b", "label": False},
     "labels of steps": {"prompt": "a", "completions": ["b"], "labels": [True]},
-    "ratings per attribute": {"prompt": "a", "response": "b", "helpfulness": 3},
 }
 
 

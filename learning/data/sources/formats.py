@@ -9,7 +9,7 @@ from learning.data.messages import JSON_COLUMNS, PLAIN
 from learning.data.rows import SCHEMAS, Row
 from learning.data.sources.columns import Values, list_columns
 from learning.data.sources.conversations import Message, read_messages, refuse_media, split_last_turn
-from learning.data.sources.preferences import SIDES, convert_preference, convert_scored
+from learning.data.sources.preferences import SIDES, convert_label, convert_preference, convert_scored
 from learning.data.sources.records import BadRow
 from learning.data.sources.texts import add_system, read_prompt, read_side, read_text
 from schemas.row_formats import EMITS, Emit, Format
@@ -157,6 +157,8 @@ READERS: dict[Format, FormatReader] = {
     "rows": FormatReader(("id", "prompt"), ("completion", *SIDES, "margin", "source"), _convert_rows),
     "preference": FormatReader(SIDES, ("prompt", "system", "margin", *SCORES), convert_preference),
     "scored": FormatReader(("completions",), ("prompt", "instruction", "system"), convert_scored),
+    "ratings": FormatReader(("completions",), ("prompt", "system"), convert_scored),
+    "labels": FormatReader(("prompt", "completion", "label"), ("system",), convert_label),
     "messages": FormatReader((), ("messages", "conversations", "system"), _convert_messages),
     "alpaca": FormatReader(("instruction", "output"), ("input", "system", "history"), _convert_alpaca),
     "prompt_completion": FormatReader(("prompt", "completion"), ("system",), _convert_prompt_completion),
@@ -172,7 +174,9 @@ def detect_format(columns: set[str], emit: Emit) -> Format | None:
     for name in READERS:
         if emit not in EMITS[name]:
             continue
-        if name == "rows":
+        if name == "ratings":
+            fits = False  # it is what a recipe names by the weights of its ratings
+        elif name == "rows":
             fits = own <= columns
         elif name == "messages":
             fits = bool(columns & {"messages", "conversations"})

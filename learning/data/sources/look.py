@@ -9,7 +9,6 @@ from learning.data.messages import PLAIN
 from learning.data.rows import Row
 from learning.data.shards import open_shard
 from learning.data.sources.files import get_data_suffix
-from learning.data.sources.formats import READERS, convert_row
 from learning.data.sources.records import BadRow
 from learning.data.sources.source_rows import LOOKED_AT, SourceRows
 from schemas.errors import StepError
@@ -41,12 +40,11 @@ def look_at_source(folder: Path, source: Source, emit: Emit, examples: int = 0) 
     rows = SourceRows(folder, source, emit)
     converted: list[Row] = []
     bad: list[str] = []
-    for record in islice(rows.records(), max(LOOKED_AT, examples)):
+    for record in islice(rows.rows(), max(LOOKED_AT, examples)):
         try:
             if record.problem:
                 raise BadRow(record.problem)
-            place = f"{record.file}:{record.number}"
-            converted.append(convert_row(READERS[rows.format], rows.map_columns(record.values), place, emit))
+            converted.append(rows.convert_record(record))
         except BadRow as error:
             bad.append(f"{record.place}: {error}")
     if not converted and not bad:

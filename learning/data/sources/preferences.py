@@ -12,6 +12,8 @@ from learning.data.sources.texts import add_system, read_prompt, read_side, read
 
 SIDES = ("chosen", "rejected")
 SCORE_KEYS = ("overall_score", "score")
+LABELS = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}
+"""What a label of a completion may be, in lower case."""
 TEXT_KEYS = ("response", "content", "text", "completion")
 
 
@@ -108,6 +110,19 @@ def convert_scored(fields: Values) -> Row:
     pair = {"prompt": read_prompt(asked), "chosen": [best[0]], "rejected": [worst[0]]}
     notes = {"chosen_score": best[1], "rejected_score": worst[1]}
     return _check_pair(pair) | {"margin": best[1] - worst[1], "notes": notes}
+
+
+def convert_label(fields: Values) -> Row:
+    """Return a row with one side: the completion is chosen if its label is true, else rejected."""
+    label = fields["label"]
+    good = LABELS.get(str(label).strip().lower())
+    if good is None:
+        raise BadRow(f"`label` is {str(label)[:80]!r}; it must be true or false")
+    completion = read_side(fields, "completion")
+    if len(completion) != 1:
+        raise BadRow(f"`completion` must be one message of the assistant; it has {len(completion)}")
+    side = "chosen" if good else "rejected"
+    return {"prompt": read_prompt(fields), "chosen": [], "rejected": [], side: completion, "margin": None}
 
 
 def _read_scored(one: Any, where: str) -> tuple[Message, float]:

@@ -11,6 +11,7 @@ from learning.data.sources.columns import list_columns, make_mapping
 from learning.data.sources.dropped import DroppedRows
 from learning.data.sources.files import list_data_files
 from learning.data.sources.formats import READERS, convert_row, detect_format
+from learning.data.sources.ratings import group_by_prompt
 from learning.data.sources.readers import read_records
 from learning.data.sources.records import BadRow, Record
 from schemas.errors import StepError
@@ -18,11 +19,13 @@ from schemas.row_formats import EMITS, Emit, Format
 from schemas.stages.data import Source
 
 UNSUPPORTED = {
-    frozenset({"prompt", "completion", "label"}): "labels of single completions (KTO)",
     frozenset({"prompt", "completions", "labels"}): "labels of steps (process reward models)",
-    frozenset({"prompt", "response", "helpfulness"}): "ratings per attribute",
 }
 """Columns by which formats without a stage are recognised, so that their labels are not ignored in silence."""
+RATED = frozenset({"prompt", "response", "helpfulness"})
+"""Columns of HelpSteer, whose ratings need weights."""
+LABELLED = frozenset({"prompt", "completion", "label"})
+"""Columns of the format `labels`, of which half of the completions may be bad ones."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 LOOKED_AT = 100
 """Rows whose columns decide the format."""
@@ -41,7 +44,7 @@ class SourceRows:
     def __post_init__(self) -> None:
         self.files = list_data_files(self.folder, self.source.subset, self.source.split)
         self.map_columns = make_mapping(self.source.columns)
-        self.format: Format = self.source.format or self._detect_format()
+        self.format: Format = self.source.format or ("ratings" if self.source.ratings else self._detect_format())
 
     @property
     def stem(self) -> str | None:
@@ -54,18 +57,28 @@ class SourceRows:
         for path in self.files:
             yield from read_records(path, path.relative_to(self.folder).as_posix())
 
+    def rows(self) -> Iterator[Record]:
+        """Yield what becomes a row each: the rows of all files, or the rated responses of one prompt together."""
+        if self.format == "ratings":
+            return group_by_prompt(self.records(), self.map_columns, self.source.ratings)
+        return self.records()
+
+    def convert_record(self, record: Record) -> Row:
+        """Return a row of `rows` converted. Raise BadRow."""
+        fields = record.values if self.format == "ratings" else self.map_columns(record.values)
+        return convert_row(READERS[self.format], fields, f"{record.file}:{record.number}", self.emit)
+
     def convert(self, dropped: DroppedRows, before: int = 0) -> Iterator[tuple[Record, Row]]:
         """Yield every row that fits, with what is written of it; `before` rows of other sources were read already."""
-        reader, on_bad_row = READERS[self.format], self.source.on_bad_row
-        for record in self.records():
+        on_bad_row = self.source.on_bad_row
+        for record in self.rows():
             number = before + self.read
             self.read += 1
             if record.problem:
                 dropped.add(record, number, "unreadable", record.problem, on_bad_row)
                 continue
             try:
-                fields = self.map_columns(record.values)
-                row = convert_row(reader, fields, f"{record.file}:{record.number}", self.emit)
+                row = self.convert_record(record)
             except BadRow as error:
                 dropped.add(record, number, "does not fit", str(error), on_bad_row)
                 continue
@@ -90,6 +103,16 @@ class SourceRows:
                     f"{first.file}: columns {list_columns(columns)} are {what}, which no stage trains on yet; to use "
                     "the rows in another way, name the `format` or map `columns`"
                 )
+        if columns.keys() >= RATED and detect_format(set(columns), self.emit) is None:
+            raise StepError(
+                f"{first.file}: columns {list_columns(columns)} are ratings per attribute; give their weights, as "
+                "`ratings: {helpfulness: 1.0}`, to make pairs of the responses of a prompt"
+            )
+        if columns.keys() >= LABELLED and self.emit != "preference_pairs":
+            raise StepError(
+                f"{first.file}: columns {list_columns(columns)} are completions with labels, good and bad ones; train "
+                "on them with `kind: preference` and `loss: kto`, or name the `format`"
+            )
         found = detect_format(set(columns), self.emit)
         if found is None:
             formats = "; ".join(

@@ -29,6 +29,7 @@ def columns(seed=0):
     found = {f"{side}{of}": draw(-9, -1) for side in ("chosen", "rejected") for of in ("", "_ref", "_prev")}
     found |= {f"{side}_tokens": draw(3, 9).round() for side in ("chosen", "rejected")}
     found |= {"chosen_score": draw(0.5, 1), "rejected_score": draw(0, 0.5), "margin": draw(0.1, 2)}
+    found |= {f"{side}_present": torch.ones(N, dtype=torch.float64) for side in ("chosen", "rejected")}
     return SimpleNamespace(**found)
 
 
@@ -322,6 +323,7 @@ def terms(*uses):
 def have():
     made = {"chosen_tokens_B": torch.tensor([3.0, 5, 2, 2]), "rejected_tokens_B": torch.tensor([2.0, 2, 4, 3])}
     made |= {f"{side}_ref_B": torch.tensor([-9.0, -20, -8, -9]) for side in ("chosen", "rejected")}
+    made |= {f"{side}_present_B": torch.ones(4) for side in ("chosen", "rejected")}
     return {**made, "margin_B": torch.tensor([0.5, 0.1, 1.0, 2.0]), "kl": torch.tensor(0.2), "states": {}}
 
 
