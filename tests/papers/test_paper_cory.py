@@ -149,6 +149,21 @@ def test_weights_change_roles_after_the_steps_of_a_round(recipe, tmp_path):
     assert partner == {"rounds-2-pioneer": key["rounds-1-pioneer"], "rounds-2-observer": key["rounds-1-observer"]}
 
 
+@pytest.mark.parametrize("profile", ["tiny", "full"])
+def test_ppo_alone_has_the_same_iterations_and_the_same_anchor(profile):
+    recipe = load_recipe(RECIPE, profile=profile)
+    rounds = [stage for name, stage in recipe.stages.items() if name.startswith("rounds-") and "pioneer" in name]
+    alone = recipe.stages["alone"]
+    assert alone.max_steps == sum(stage.max_steps for stage in rounds)
+    for stage in (alone, *rounds):
+        assert (stage.reference, [use.use for use in stage.loss_terms], stage.prompts) == (
+            "speaker",
+            ["kl"],
+            "exercises",
+        )
+    assert [use.use for use in alone.rewards] == ["answers.exact"]
+
+
 def test_exercises_for_observers_are_wrong_at_the_given_rate():
     rows = [row(str(i), f"{i} + 2 =", str(i + 2)) for i in range(300)]
     made = second_opinions(of=lambda: rows, seed=1, error_rate=0.4)

@@ -95,17 +95,26 @@ def test_the_search_of_the_recipe_pairs_siblings_of_high_and_low_value():
     search = bind(stage.search)
     assert search.function is mcts
     problem = {"id": "p", "prompt": [{"role": "user", "content": "ann sings."}], "metadata": "{}"}
-    worth = {"ann dies.": 0.1, "bob sleeps.": 0.5, "eve finds the map.": 0.9}
-    tried = search(
-        [problem],
-        lambda rows: [[AnswerSample(text, "stop") for text in worth] for _ in rows],
-        lambda rows, texts: [worth[text] for text in texts],
-    )
+    worth, asked = {"ann dies.": 0.1, "bob sleeps.": 0.5, "eve finds the map.": 0.9}, []
+
+    def ask(rows):
+        asked.extend(row["prompt"][0]["content"].split("\n")[1:] for row in rows)
+        return [[AnswerSample(text, "stop") for text in worth] for _ in rows]
+
+    tried = search([problem], ask, lambda rows, texts: [worth[text] for text in texts])
+    # The best sentence first; then the second best, whose bound of 0.5 + ½√ln 6 is above 0.6 + ½√(ln 6/4); then, two
+    # levels down, the best sentence after the best.
+    best = "eve finds the map."
+    assert asked == [[], [best], ["bob sleeps."], [best, best]]
     pairs = make_pairs(stage, tried)
     first = pairs[0]
     assert first["prompt"][0]["content"] == "ann sings."
     assert (first["chosen"][0]["content"], first["rejected"][0]["content"]) == ("eve finds the map.", "ann dies.")
-    assert pairs[1]["prompt"][0]["content"].startswith("ann sings.\n")
+    # A sentence is worth the mean of all that was found from it on, over two levels: (0.9 + 1.5 + 1.5)/7.
+    assert first["margin"] == pytest.approx(3.9 / 7 - 0.1)
+    margins = {pair["prompt"][0]["content"]: pair["margin"] for pair in pairs}
+    assert margins[f"ann sings.\n{best}"] == pytest.approx((0.9 + 1.5) / 4 - 0.1)
+    assert margins["ann sings.\nbob sleeps."] == pytest.approx(0.9 - 0.1)
     depths = {pair["prompt"][0]["content"].count("\n") for pair in pairs}
     assert depths <= {0, 1, 2}
     assert len(pairs) == stage.search.options["simulations"]

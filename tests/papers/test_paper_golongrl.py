@@ -16,6 +16,7 @@ from learning.algorithm.composition import bind_algorithm
 from learning.algorithm.loss import with_advantages, with_dropped
 from learning.batch.batch_layout import forest
 from learning.batch.columns import of_rewards
+from learning.lookup import bind
 from learning.samples.sample import Sample
 from schemas.recipe.load import load_recipe
 
@@ -37,6 +38,31 @@ def batch(*groups):
         for r in rewards
     ]
     return with_dropped(forest(samples), False)
+
+
+@pytest.mark.parametrize(
+    ("family", "answer", "said", "scores"),
+    [
+        ("lookup", "12", ["12", "13", "1"], [1.0, 0.0, 0.0]),
+        ("total", "30", ["30", "3"], [1.0, 0.0]),
+        ("ranking", "a b c", ["a b c", "a"], [1.0, 3 / (3 + 2 / math.log2(3) + 1 / 2)]),
+        ("ordering", "a b c", ["a b c", "a c b", "c b a"], [1.0, 2 / 3, 0.0]),
+        ("extraction", "2-5", ["2-5", "4-7", "8-9"], [1.0, 1 / 3, 0.0]),
+        ("listing", "a b", ["b a", "a", "c"], [1.0, 2 / 3, 0.0]),
+    ],
+)
+def test_each_kind_of_question_has_its_natural_metric(family, answer, said, scores):
+    (use,) = load_recipe(RECIPE, profile="tiny").stages["trained"].rewards
+    rows = [{"id": "x", "answer": answer, "family": family}] * len(said)
+    assert bind(use).ask(0, {"rows": rows, "completions": said}) == pytest.approx(scores)
+
+
+def test_all_six_kinds_are_trained_and_measured():
+    stages = load_recipe(RECIPE, profile="tiny").stages
+    kinds = ["lookup", "total", "ranking", "ordering", "extraction", "listing"]
+    for uses in (stages["lessons"].problems, stages["exercises"].problems, stages["report"].tasks):
+        assert [use.options["kind"] for use in uses] == kinds
+    assert [use.use for use in stages["report"].rewards] == ["overlap.natural"]
 
 
 def operated(made, **options):

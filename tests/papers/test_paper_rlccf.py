@@ -39,9 +39,10 @@ class Says:
     """A model that gives the letters of a text, one for each sample."""
 
     def __init__(self, tokenizer, letters):
-        self.tokenizer, self.letters = tokenizer, letters
+        self.tokenizer, self.letters, self.asked = tokenizer, letters, []
 
     def generate(self, requests, sampling):
+        self.asked += [(self.tokenizer.decode(r.prompt_ids), r.n, sampling) for r in requests]
         return [[Generation(self.tokenizer.encode(c), [], "stop") for c in self.letters[: r.n]] for r in requests]
 
 
@@ -57,6 +58,7 @@ def rewards_of(recipe, tiny_policy, monkeypatch):
         parts = bind_sampling_slots(recipe.stages[stage], {port: port for port in PORTS})
         own = Sampler(None, tiny_policy, Sampling(1.0, 6), 0, 0)
         score(parts.rewards, parts.weights, samples, {"step": 0, "seed": 0, "states": {}, "sampler": own})
+        of.asked = [model.engine.asked for model in models]
         return samples
 
     return of
@@ -75,6 +77,15 @@ def test_every_model_is_rewarded_for_agreeing(rewards_of):
     assert [t.reward for t in rewards_of(FIRST, SECOND, THIRD)] == [1.0, 1.0, 1.0, 0.0]
     assert [t.reward for t in rewards_of(SECOND, FIRST, THIRD)] == [0.0] * 4
     assert [t.reward for t in rewards_of(THIRD, FIRST, SECOND)] == [0.0] * 4
+
+
+def test_the_others_answer_the_same_problem_as_often_and_as_freely(rewards_of):
+    rewards_of(FIRST, SECOND, THIRD)
+    for asked in rewards_of.asked:
+        ((prompt, number, sampling),) = asked
+        assert "1 + 2 =" in prompt
+        assert number == len(FIRST)
+        assert (sampling.temperature, sampling.max_new_tokens) == (1.0, 6)
 
 
 def columns(stage, samples):

@@ -94,7 +94,7 @@ def test_an_update_holds_four_own_and_four_foreign_groups(answering, tmp_path):
         assert sources_of(samples) == [{"policy"}] * 4 + [{"peer"}] * 4
         assert {len(members) for members in groups.values()} == {8}
         assert len({(m[0].source, m[0].row["id"]) for m in groups.values()}) == 8
-    few, _, _ = iteration(answering, "leaning-1-wide", peers, half)
+    few, _, _ = iteration(answering, "rounds-1-leaning", peers, half)
     assert [s.pop() for s in sources_of(few)] == ["policy"] * 2 + ["peer"] * 6
 
 
@@ -224,3 +224,11 @@ def test_every_node_reads_what_both_others_sampled_in_the_round_before(tmp_path)
             read = [inputs[f"extra_samples.0.others.{i}"] for i in range(2)]
             assert [one["key"] for one in read] == [key[before.format(other)] for other in others]
             assert {one["output"] for one in read} == {"trajectories"}
+    # The node that leans on others reads the same peers of the same round, and nobody reads it.
+    for number in (1, 2):
+        wide, leaning = (plan.step(f"rounds-{number}-{name}").identity["inputs"] for name in ("wide", "leaning"))
+        assert all(leaning[port] == wide[port] for port in wide if port.startswith("extra_samples"))
+        assert key[f"rounds-{number}-leaning"] not in {
+            one.get("key") for name in nodes for one in plan.step(f"rounds-{number}-{name}").identity["inputs"].values()
+        }
+    assert plan.step("rounds-2-leaning").identity["inputs"]["model"]["key"] == key["rounds-1-leaning"]

@@ -12,6 +12,7 @@ import torch
 from learning.algorithm.composition import bind_algorithm
 from learning.algorithm.loss import micro_loss, with_advantages, with_dropped, with_weights
 from learning.collection.group_filters import compute_mean_cosine
+from learning.lookup import bind
 from learning.problems.unlabelled import unlabelled
 from learning.rl.sampling_slots import bind_sampling_slots, keep_groups
 from learning.samples.history import History
@@ -133,6 +134,16 @@ def test_what_is_dropped_contributes_nothing(stages, tiny_policy):
     voted = gradient(stages["vote"], tiny_policy, kept(stages["vote"], samples_of(*groups), history))
     assert torch.equal(got, without)
     assert float((got - voted).norm() / got.norm()) > 0.1
+
+
+def test_few_problems_have_answers_and_the_supervised_baseline_has_those_alone(stages):
+    rows = [row for use in stages["mixture"].problems for row in bind(use)()]
+    answered = bind(stages["answered"].problems[0])()
+    assert len(rows) == 256
+    assert {row["id"] for row in rows if row["answer"] is not None} == {row["id"] for row in answered}
+    assert len(answered) == 64
+    assert stages["supervised"].filter_groups is None
+    assert stages["supervised"].max_steps == stages["trained"].max_steps
 
 
 def test_nothing_of_the_answer_is_left():

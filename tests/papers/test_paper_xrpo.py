@@ -61,13 +61,13 @@ def asked(bonus):
 
 
 def test_without_the_bonus_all_goes_to_the_uncertain_problem():
-    assert asked(0.0) == {0: 32}
+    assert asked(0.0) == {0: 24}
 
 
 def test_the_bonus_leaves_something_for_what_was_seldom_looked_at():
     found = asked(stage().resample[0].options["bonus"])
     assert found[0] > found[1] > 0
-    assert sum(found.values()) == 32
+    assert sum(found.values()) == 24
 
 
 def test_only_a_problem_without_success_is_retried_and_sees_a_solved_one(answering):
@@ -92,12 +92,12 @@ def test_only_a_problem_without_success_is_retried_and_sees_a_solved_one(answeri
 
 
 def advantages(name):
-    """Right answers with mean log-probabilities −2 and −0.5, and two wrong ones."""
+    """Right answers with mean log-probabilities −2 and −0.5, and two wrong ones, less likely than both."""
     samples = [
         sample("a", 0, 1.0, (-2.0, -2.0)),
         sample("a", 0, 1.0, (-0.5,)),
-        sample("a", 0, 0.0),
-        sample("a", 0, 0.0),
+        sample("a", 0, 0.0, (-4.0,)),
+        sample("a", 0, 0.0, (-6.0,)),
     ]
     made = with_advantages(bind_algorithm(stage(name), {}), with_dropped(forest(samples), False), 0)
     values = made.sampled("advantage").tolist()
@@ -113,3 +113,23 @@ def test_the_less_likely_of_two_right_answers_gains():
     assert wrong == plain[2:]
     # Half of how far it is below the usual right answer: (−1.25) − (−2) in mean log-probability.
     assert (unlikely - plain[0], likely - plain[1]) == (pytest.approx(0.5 * 0.75), 0.0)
+
+
+def test_the_gain_of_an_unlikely_answer_is_bounded():
+    """Mean log-probabilities −9 and −1: 4 below the usual one, of which 2 count."""
+    gained = {}
+    for name in ("trained", "baseline"):
+        samples = [sample("a", 0, 1.0, (-9.0,)), sample("a", 0, 1.0, (-1.0,)), sample("a", 0, 0.0)]
+        made = with_advantages(bind_algorithm(stage(name), {}), with_dropped(forest(samples), False), 0)
+        gained[name] = made.sampled("advantage").tolist()
+    assert gained["trained"][0] - gained["baseline"][0] == pytest.approx(0.5 * 2.0)
+    assert gained["trained"][1:] == gained["baseline"][1:]
+
+
+def test_the_completions_of_an_iteration_are_those_of_the_baseline():
+    """But for the retries: two for each problem that all attempts missed."""
+    allocate = stage().resample[0].options
+    assert stage().generation_batch_size + allocate["rounds"] * allocate["extra"] == 112
+    assert stage("baseline").generation_batch_size == 128 == 112 + 2 * 8
+    groups = {s.generation_batch_size // s.num_generations for s in (stage(), stage("baseline"))}
+    assert groups == {16}

@@ -5,6 +5,7 @@ keep the log-probabilities and versions they were sampled with; an expert's have
 saved in the checkpoint.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -163,15 +164,16 @@ def teachers(
     data: Annotated[list[ChatRef], Field(min_length=1)],
     per_group: AtLeast1 = 2,
     marker: Annotated[str, Field(min_length=1)] = "####",
-    reduce: Literal["mean", "sum"] = "mean",
+    reduce: Literal["mean_probability", "mean"] = "mean_probability",
     reward: str | None = None,
     at_least: float = 1.0,
 ) -> list[Sample]:
     """Replace completions of groups without a success by answers of several teachers (AMPO, Yuan et al. 2025).
 
     The `per_group` answers are chosen whose reasoning, up to the last `marker`, makes the row's answer likeliest under
-    the current policy: `reduce` of the log-probabilities of its tokens. Answers whose text after the marker differs
-    from the row's answer are not used. Other groups do not change.
+    the current policy: by the mean probability of its tokens, as AMPO's released code does, or (`reduce: mean`) by
+    their mean log-probability. Answers whose text after the marker differs from the row's answer are not used. Other
+    groups do not change.
     """
     added: dict[int, list[Sample]] = {}
     for group, members in _by_group(samples).items():
@@ -191,7 +193,9 @@ def _rank_by_comprehension(row: Row, texts: list[str], marker: str, reduce: str,
     leads = [text[: len(text) - len(text[text.rindex(marker) + len(marker) :].lstrip())] for text in texts]
     pairs = [([*prompt, *encode_text(sampler.policy.tokenizer, lead)], target) for lead in leads]
     scores = {
-        i: sum(lps) / (len(lps) if reduce == "mean" else 1) for i, lps in enumerate(logprobs(sampler, pairs)) if lps
+        i: sum(map(math.exp, lps) if reduce == "mean_probability" else lps) / len(lps)
+        for i, lps in enumerate(logprobs(sampler, pairs))
+        if lps
     }
     return [texts[i] for i in sorted(scores, key=lambda i: (-scores[i], i))]
 

@@ -1,0 +1,21 @@
+"""Every recipe of a paper is the experiment that its row claims: data, judges, rewards, comparisons, measurements."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.papers.experiments import ROOT, describe, find_unmeasured, read_claim, read_recipe
+
+ROWS = sorted(path.stem for path in (Path(__file__).parent / "experiments").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_recipe_is_the_experiment_that_its_row_claims(row):
+    claim, path = read_claim(row), ROOT / "recipes" / "papers" / f"{row}.yaml"
+    assert find_unmeasured(read_recipe(path)) == claim.pop("unmeasured", [])
+    compared = {name: step["like"] for name, step in claim.items() if "like" in step}
+    assert describe(path, compared) == claim
+
+
+def test_every_row_claims_one():
+    assert {path.stem for path in (ROOT / "recipes" / "papers").glob("*.yaml")} == set(ROWS)
