@@ -6,7 +6,7 @@ An option may itself name a function (`of: {use: answers.exact}`): it is bound t
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import ConfigDict, ValidationError, create_model
 
 from schemas import use as slots
-from schemas.addresses import GGUF_READER, AddressError, find_address
+from schemas.addresses import MODEL_READERS, AddressError, find_address
 from schemas.errors import StepError
 from schemas.number_schedules import SCHEDULES, Controlled, Number, settle, value_at
 from schemas.package import import_path
@@ -179,23 +179,23 @@ def find(use: Use) -> Callable[..., Any]:
 class HasOptionalCode(Protocol):
     """A stage with parts that only some stages use."""
 
-    @property
-    def optional_code(self) -> Mapping[str, tuple[str, str]]:
-        """Return module and name of each part that this stage uses."""
+    def optional_code(self, asked: Collection[str] = ()) -> Mapping[str, tuple[str, str]]:
+        """Return module and name of each part that this stage uses, if its functions ask for these names."""
         ...
 
 
-def load_optional(stage: HasOptionalCode, part: str) -> Callable[..., Any] | None:
-    """Return an optional part of a stage; None if the stage does not use it."""
-    if part not in stage.optional_code:
+def load_optional(stage: HasOptionalCode, part: str, asked: Collection[str] = ()) -> Callable[..., Any] | None:
+    """Return an optional part of a stage whose functions ask for some names; None if the stage does not use it."""
+    code = stage.optional_code(asked)
+    if part not in code:
         return None
-    module, name = stage.optional_code[part]
+    module, name = code[part]
     return getattr(importlib.import_module(import_path(module)), name)
 
 
-def load_gguf_reader() -> Callable[..., Any]:
-    """Return the class `learning.models.gguf:GgufFile`, imported only where an input is a GGUF file."""
-    module, name = GGUF_READER
+def load_model_reader(form: str) -> Callable[..., Any]:
+    """Return the function that treats models of a rare form, imported only where an input has this form."""
+    module, name = MODEL_READERS[form]
     return getattr(importlib.import_module(import_path(module)), name)
 
 

@@ -12,8 +12,12 @@ from schemas.use import Use
 
 REFERENCE = re.compile(r"lp_[a-z][a-z0-9_]*_T")
 """Log-probabilities under a named reference policy."""
-GGUF_READER = ("learning.models.gguf", "GgufFile")
-"""Module and name of the class that reads GGUF files: the key of a step covers it if an input may hold such a file."""
+MODEL_READERS = {
+    "gguf": ("learning.models.gguf", "GgufFile"),
+    "adapter": ("learning.models.adapters", "fold_adapters"),
+    "multimodal": ("learning.models.towers", "keep_towers"),
+}
+"""Rare forms of models: module and name of what treats them. A step's key covers it if an input may have that form."""
 
 
 class AddressError(Exception):

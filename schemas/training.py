@@ -1,11 +1,12 @@
 """Training keys shared by stages, named as in Hugging Face's TrainingArguments, and bounds on training metrics."""
 
 import re
+from collections.abc import Collection
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from schemas.base import JsonObject, Schema
+from schemas.base import JsonObject, Schema, WithOptionalCode
 from schemas.learning_rates import FROM_SCRATCH
 from schemas.schedule_phases import find_schedule_problem
 
@@ -20,6 +21,10 @@ OPTIMIZER_CODE: dict[Optimizer, tuple[str, str]] = {
     **dict.fromkeys(EIGHT_BIT, ("learning.models.optimizers", "make_eight_bit")),
 }
 """Optimisers that torch does not have: module and name of the function that makes one."""
+ADAPTER_CODE = {
+    name: ("learning.models.adapters", name) for name in ("attach_adapters", "write_adapters", "remove_adapters")
+}
+"""What a stage that trains adapters needs besides."""
 Dtype = Literal["float32", "bfloat16"]
 Schedule = Literal["constant", "linear", "cosine", "cosine_with_min_lr", "warmup_stable_decay"]
 SCHEDULE_OPTIONS: dict[str, tuple[Schedule, ...]] = {
@@ -35,7 +40,7 @@ def hide_default(schema: JsonObject) -> None:
     schema.pop("default", None)
 
 
-class Training(Schema):
+class Training(WithOptionalCode):
     """Optimiser, learning-rate schedule and checkpoints."""
 
     optim: Optimizer = "adamw"
@@ -79,10 +84,10 @@ class Training(Schema):
     """Whether to store only the inputs of blocks and recompute activations in the backward pass: saves memory, costs
     time."""
 
-    @property
-    def optional_code(self) -> dict[str, tuple[str, str]]:
-        """Return module and name of the code of the optimiser, unless torch has it; see `BaseStage.optional_code`."""
-        return {"optimizer": OPTIMIZER_CODE[self.optim]} if self.optim in OPTIMIZER_CODE else {}
+    def optional_code(self, asked: Collection[str] = ()) -> dict[str, tuple[str, str]]:
+        """Add the code of the optimiser, unless torch has it."""
+        own = {"optimizer": OPTIMIZER_CODE[self.optim]} if self.optim in OPTIMIZER_CODE else {}
+        return super().optional_code(asked) | own
 
     @model_validator(mode="after")
     def refuse_no_steps(self) -> Self:
@@ -149,7 +154,7 @@ ALL_LINEAR = "all-linear"
 """All linear modules but the head."""
 
 
-class LoRA(Schema):
+class LoRA(WithOptionalCode):
     """Low-rank adapters (Hu et al. 2021), named as in TRL's ModelConfig and PEFT's LoraConfig."""
 
     use_peft: bool = False
@@ -169,6 +174,10 @@ class LoRA(Schema):
     """Whether to multiply by lora_alpha / √lora_r instead (rsLoRA, Kalajdzievski 2023)."""
     use_dora: bool = False
     """Whether to train direction and length of the weights' columns apart (DoRA, Liu et al. 2024)."""
+
+    def optional_code(self, asked: Collection[str] = ()) -> dict[str, tuple[str, str]]:
+        """Add the code of adapters with `use_peft`."""
+        return super().optional_code(asked) | (ADAPTER_CODE if self.use_peft else {})
 
     @model_validator(mode="after")
     def refuse_options_without_adapters(self) -> Self:

@@ -12,6 +12,7 @@ from transformers import (
 
 from learning.lookup import bind
 from learning.models.added_tokens import add_tokens, extend_vocabulary
+from learning.models.model_files import has_towers
 from learning.models.policy import Policy, load_policy, read_dtype, save_policy, set_determinism
 from schemas.base import JsonObject
 from schemas.errors import StepError
@@ -65,6 +66,9 @@ def make_config(settings: JsonObject, tokenizer: PreTrainedTokenizerBase, max_le
         )
     kind = CONFIG_MAPPING[model_type]
     default = kind()
+    if has_towers(default.to_dict()):
+        text = default.get_text_config().model_type
+        raise StepError(f"config.model_type: {model_type} is multimodal; name its text model, `{text}`")
     names = sorted({*default.to_dict(), *kind.attribute_map, *LEGACY})
     for name in arguments:
         if name not in names:

@@ -17,8 +17,7 @@ from learning.generation.replicas.engine_loading import load_sampling_policy, op
 from learning.lookup import bind
 from learning.models.policy import Policy, set_determinism
 from learning.samples.engine_protocol import EngineProtocol, Sampling
-from learning.samples.history import History
-from learning.samples.sample import Sample
+from learning.samples.sample import History, Sample
 from learning.sampling.placed_rewards import place_rewards
 from learning.sampling.sampler import Sampler, score
 from schemas.agent import Agent

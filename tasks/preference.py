@@ -200,7 +200,7 @@ def publish(
         "accuracy": last.get("eval_rewards/accuracies"),
         "margin": last.get("eval_rewards/margins"),
     }
-    save_trained(policy, context.output("model"), adapted=stage.use_peft)
+    save_trained(policy, context.output("model"), stage)
     write_rows_used(
         context.folder, count_batched((pair.id for pair in pairs.train.pairs), epochs.uses(loop.steps_taken))
     )

@@ -152,7 +152,7 @@ def publish(
     tokens_P2 = np.array([[len(p.chosen), len(p.rejected)] for p in pairs.held_out])
     quality = measure_quality(rewards_P2, tokens_P2, seed=context.seed)
     judge.scale = Scale(quality["rewards"]["mean"], quality["rewards"]["std"])
-    judge.save(context.output("model"), adapted=stage.use_peft)
+    judge.save(context.output("model"), stage)
     write_report(context, pairs.held_out, quality, rewards_P2)
     write_rows_used(context.folder, count_batched((pair.id for pair in pairs.train), epochs.uses(loop.steps_taken)))
     metrics = {

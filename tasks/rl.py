@@ -30,7 +30,6 @@ from learning.parallel.group import ALONE, Group
 from learning.parallel.random_states import seed_rank
 from learning.rl.iteration import run_iteration
 from learning.rl.monitoring import TIMED, Curves, Watchdogs
-from learning.rl.references import References
 from learning.rl.sampling_slots import SamplingSlots, bind_sampling_slots
 from learning.rl.state import AuxiliaryNetworks, TrainingState, restore_best, resume, save
 from learning.samples.engine_protocol import EngineProtocol
@@ -79,7 +78,9 @@ def prepare(stage: Rl, context: Context) -> TrainingState:
     auxiliary_models = make_auxiliary_models(stage, whole, context, group)
     copied, policy = whole is not policy, add_adapters(policy, stage)
     slots = replace(slots, rewards=place_rewards(slots.rewards, context.actors if group.main else None))
-    references = References(stage, algorithm, policy, context.inputs, context.actors, group)
+    asked = algorithm.list_needed_names()
+    make_references = load_optional(stage, "references", asked)
+    references = make_references and make_references(stage, algorithm, policy, context.inputs, context.actors, group)
     acting = add_adapters(whole, stage) if copied else select_sampling_policy(policy, group, apart)
     trained = Trained(policy.model, group, policy.unread)
     if policy.unread is not None:
@@ -123,7 +124,7 @@ def load_whole(stage: Rl, context: Context, policy: Policy, group: Group, apart:
 
     `apart` is whether separate workers sample, which rank 0 sends its weights to.
     """
-    copies = group.main or not apart or "auxiliary_models" in stage.optional_code
+    copies = group.main or not apart or "auxiliary_models" in stage.optional_code()
     return load_part(stage, context, ALONE) if policy.unread is not None and copies else policy
 
 
@@ -221,7 +222,7 @@ def publish(training: TrainingState, context: Context) -> Result:
         return Result()
     if training.auxiliary_models is not None:
         training.auxiliary_models.publish(training.policy, context.output)
-    save_trained(training.acting, context.output("model"), adapted=training.stage.use_peft)
+    save_trained(training.acting, context.output("model"), training.stage)
     training.trajectories.publish(context.output("trajectories"), training.parts)
     write_rows_used(context.folder, training.trajectories.used(training.parts))
     last = training.curves.lines[-1]

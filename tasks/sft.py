@@ -191,7 +191,7 @@ def publish(
     }
     if "eval_loss" in loop.published.metrics:
         metrics |= {"eval_loss": loop.published.metrics["eval_loss"], "published_step": loop.published.step}
-    save_trained(policy, context.output("model"), adapted=stage.use_peft)
+    save_trained(policy, context.output("model"), stage)
     counts = epochs.uses(loop.steps_taken).tolist()
     used = ((e.row, n, n if e.num_learned > 0 else 0) for e, n in zip(examples.kept, counts, strict=True))
     write_rows_used(context.folder, (row for row in sum_parts(used) if row[1]))

@@ -16,7 +16,7 @@ class Reason(Enum):
     PLACEMENT = "depends on `resources` and the machine, which are not in the key: it decides where a step runs"
     STORAGE = "returns the bytes that it was given, or refuses: a killed and resumed step gives bit-identical results"
     SPENDING = "counts what servers charge; at a limit the step fails, or ends by a setting that is in the key"
-    RECORD = "writes records for lineage, which no later step reads"
+    RECORD = "writes records for lineage and notices for people, which no later step reads"
     REFUSAL = "only defines or raises errors, and a failed step has no result"
     SETTINGS = "declares settings: the validated settings, defaults included, are in the key"
     NAMES = "resolves names when a plan is made, and the key covers the result"
@@ -38,12 +38,15 @@ BOUNDARIES = (
     Boundary("learning.parallel.pool", Reason.PLACEMENT),
     Boundary("learning.sampling.placed_rewards", Reason.PLACEMENT),
     Boundary("learning.models.memory", Reason.PLACEMENT),
+    Boundary("learning.models.unread_weights", Reason.PLACEMENT),
     Boundary("tasks.context", Reason.PLACEMENT),
     Boundary("learning.models.checkpoint", Reason.STORAGE),
     Boundary("learning.parallel.random_states", Reason.STORAGE),
     Boundary("schemas.atomic_write", Reason.STORAGE),
     Boundary("schemas.sealed", Reason.STORAGE),
     Boundary("learning.data.rows_used", Reason.RECORD),
+    Boundary("learning.rl.sample_counts", Reason.RECORD),
+    Boundary("learning.samples.truncation", Reason.RECORD),
     Boundary("tasks.remote", Reason.SPENDING),
     Boundary("learning.api.spending", Reason.SPENDING),
     Boundary("learning.generation.engines.context_room", Reason.REFUSAL),

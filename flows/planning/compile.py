@@ -14,16 +14,17 @@ from flows.planning.closure import Closure
 from flows.planning.contracts import verify_contracts
 from flows.planning.facts_cache import FactsCache
 from flows.planning.outside_models import verify_outside_models
+from learning.models.model_files import is_multimodal
 from lineage.digests import digest_of
 from lineage.layout import Layout
 from lineage.sources.resolve import find_source
-from schemas.addresses import GGUF_READER
+from schemas.addresses import MODEL_READERS
 from schemas.endpoint import strip_operation
 from schemas.errors import PlanError
 from schemas.gates import strip_policy
 from schemas.plan import Input, Plan, Step
 from schemas.recipe.load import Recipe
-from schemas.references import ArtifactType
+from schemas.references import MODEL_TYPES, ArtifactType
 from schemas.steps.step_info import Port
 from schemas.suggestions import suggest
 
@@ -99,8 +100,8 @@ def _make_step(recipe: Recipe, name: str, steps: dict[str, Step], closure: Closu
     inputs = tuple(_make_input(recipe, port, layout) for port in ports)
     if settings.get("gate"):
         settings, inputs = add_champions(recipe, settings, inputs, layout)
-    may_be_gguf = any(_may_hold_gguf(given, recipe, layout) for given in inputs)
-    code = closure.of([(f"tasks.{kind}", "run"), *recipe.code(name), *([GGUF_READER] if may_be_gguf else [])])
+    readers = {MODEL_READERS[form] for given in inputs for form in _list_rare_forms(given, recipe, steps, layout)}
+    code = closure.of([(f"tasks.{kind}", "run"), *recipe.code(name), *sorted(readers)])
     identity = _make_identity(kind, settings, recipe.seed(name), inputs, code, steps)
     return Step(
         name=name,
@@ -159,11 +160,25 @@ def _make_input(recipe: Recipe, port: Port, layout: Layout) -> Input:
     return Input(port=port.path, steps=port.steps, output=output, type=cast(ArtifactType, port.type))
 
 
-def _may_hold_gguf(given: Input, recipe: Recipe, layout: Layout) -> bool:
-    """Return whether a model of an input may be a GGUF file: posttrain itself writes none into artifacts of steps."""
-    if given.source is None:
-        return any(recipe.stages[name].runs_user_code for name in given.steps)
-    return any(find_source(given.source, layout, recipe.folders).folder.rglob("*.gguf"))
+def _list_rare_forms(given: Input, recipe: Recipe, steps: dict[str, Step], layout: Layout) -> set[str]:
+    """Return the rare forms that models of an input may have, the keys of `MODEL_READERS`.
+
+    Artifacts of steps hold no GGUF files, adapters only if the step trains them, and a multimodal model only if the
+    step reads one; the user's code may write any.
+    """
+    if given.source is not None:
+        folder = find_source(given.source, layout, recipe.folders).folder
+        patterns = {"gguf": "*.gguf", "adapter": "adapter_config.json"}
+        forms = {form for form, pattern in patterns.items() if any(folder.rglob(pattern))}
+        configs = folder.rglob("config.json")
+        return forms | ({"multimodal"} if any(is_multimodal(config.parent) for config in configs) else set())
+    stages = [recipe.stages[name] for name in given.steps]
+    if any(stage.runs_user_code for stage in stages):
+        return set(MODEL_READERS)
+    forms = {"adapter"} if any("write_adapters" in stage.optional_code() for stage in stages) else set()
+    towers, _ = MODEL_READERS["multimodal"]
+    kept = given.type in MODEL_TYPES and any(towers in steps[name].code for name in given.steps)
+    return forms | ({"multimodal"} if kept else set())
 
 
 def identify_input(given: Input, steps: dict[str, Step]) -> dict[str, object]:

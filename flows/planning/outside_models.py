@@ -3,8 +3,13 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from learning.models.adapter_files import CONFIG, find_adapter_problem
-from learning.models.reward_files import FILE, NO_SCALE, find_reward_model_problem
+from learning.models.model_files import (
+    ADAPTER_CONFIG,
+    NO_SCALE,
+    REWARD_FILE,
+    find_adapter_problem,
+    find_reward_model_problem,
+)
 from lineage.layout import Layout
 from lineage.sources.resolve import find_source
 from schemas.errors import Problem, RecipeError
@@ -29,7 +34,7 @@ def verify_outside_models(recipe: Recipe, layout: Layout) -> None:
 
 def _check(info: StepInfo, port: Port, folder: Path) -> Iterator[Problem]:
     if port.type != "reward_model":
-        if (folder / CONFIG).is_file() and (text := find_adapter_problem(folder)):
+        if (folder / ADAPTER_CONFIG).is_file() and (text := find_adapter_problem(folder)):
             yield info.problem(port.path, f"{port.source}: {text}")
         return
     if text := find_reward_model_problem(folder):
@@ -37,5 +42,5 @@ def _check(info: StepInfo, port: Port, folder: Path) -> Iterator[Problem]:
         return
     owner = port.path.rpartition(".")[0]
     values = next((slot.values for slot in info.slots if slot.path == owner), {})
-    if values.get("normalise", "none") != "none" and not (folder / FILE).is_file():
+    if values.get("normalise", "none") != "none" and not (folder / REWARD_FILE).is_file():
         yield info.problem(join_path(owner, "normalise"), f"{port.source}: {NO_SCALE}")

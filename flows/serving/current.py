@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from flows.serving.models import Chosen, choose, files_of
 from flows.serving.worker import Worker
-from learning.generation.engines.slot_check import explain_slot_misfit
+from learning.generation.engines.slot_attention import explain_slot_misfit
 from learning.models.policy import Policy, load_policy
 from lineage.layout import Layout
 from lineage.registry.champions import read_standing

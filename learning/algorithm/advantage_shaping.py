@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from learning.algorithm.token_masks.masks import sources as _of_sources
-from learning.batch.keyed import sum_by_index
+from learning.batch.columns import sum_by_index
 from learning.samples.sample import Source
 from schemas.number_schedules import ScheduledFloat
 

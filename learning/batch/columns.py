@@ -1,16 +1,21 @@
-"""Values at paths or at sampled tokens, the inputs and outputs of advantage operations.
+"""Columns of a batch, which advantage operations take and return, statistics of entries of one key, and a view by name.
+
+A key is the group, problem, family, source or episode of an entry. In a view `<name>_T` is a token column of the batch
+at its sampled tokens, or a path column spread over them; `<name>_P` is a path column. Columns of auxiliary models have
+the models' names; `auxiliary_T` maps to all of them.
 
 Shapes: P paths, T sampled tokens, X entries of a column (P or T), H pairs of a segment and a path that holds it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from learning.batch.batch import Batch
+from learning.samples.sample import SOURCES
 from schemas.errors import StepError
 
 
@@ -128,3 +133,143 @@ def get_auxiliary(auxiliary_T: Mapping[str, Tensor], of: str, asker: str) -> Ten
     if of not in auxiliary_T:
         raise StepError(f"{asker}: no auxiliary {of!r} in this stage; it has: {', '.join(auxiliary_T) or 'none'}")
     return auxiliary_T[of].double()
+
+
+AUXILIARY = "aux:"
+"""Prefix of the columns of auxiliary models in a batch."""
+
+
+class ColumnView(Mapping[str, Any]):
+    """The columns of a batch, and `more`; numbers come in the precision and on the device of `like`."""
+
+    def __init__(self, batch: Batch, like: Tensor | None = None, /, **more: Any) -> None:
+        self.batch, self.like = batch, like
+        self.columns: dict[str, Any] = {"batch": batch, **more}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.columns:
+            self.columns[name] = self._convert(self._look_up(name))
+        return self.columns[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.columns[name] = value
+
+    def __contains__(self, name: object) -> bool:
+        try:
+            self[str(name)]
+        except KeyError:
+            return False
+        return True
+
+    def __iter__(self) -> Iterator[str]:
+        own = ("learn", "owner")
+        tokens = (f"{name.removeprefix(AUXILIARY)}_T" for name in self.batch.tokens if name not in own)
+        paths = (f"{name}_{unit}" for name in self.batch.paths if ":" not in name for unit in "TP")
+        derived = ("path_T", "place_T", "length_T", "length_P", "scores_P")
+        return iter(dict.fromkeys((*self.columns, *tokens, *paths, *derived)))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def detach(self) -> None:
+        """Detach the columns from the graph that computed them."""
+        self.columns = {k: v.detach() if isinstance(v, Tensor) else v for k, v in self.columns.items()}
+
+    def _look_up(self, name: str) -> Any:
+        base, _, unit = name.rpartition("_")
+        batch = self.batch
+        if name == "scores_P":
+            return {k.removeprefix("score:"): v for k, v in batch.paths.items() if k.startswith("score:")}
+        if name == "auxiliary_T":
+            return {name: self[f"{name}_T"] for name in _auxiliaries(batch)}
+        if name == "path_T":
+            return batch.path_T
+        if name == "place_T":
+            return locate_in_path(batch.path_T)[0]
+        if base == "length":
+            length_P = batch.path_T.bincount(minlength=batch.num_paths)
+            return length_P if unit == "P" else length_P[batch.path_T]
+        if unit == "T" and base in batch.tokens:
+            return batch.sampled(base)
+        if unit == "T" and base in batch.paths:
+            return batch.paths[base][batch.path_T]
+        if unit == "P" and base in batch.paths:
+            return batch.paths[base]
+        if unit in ("T", "P") and not base.startswith(AUXILIARY):
+            return self._look_up(f"{AUXILIARY}{name}")
+        raise KeyError(name)
+
+    def _convert(self, value: Any) -> Any:
+        if self.like is None or not isinstance(value, Tensor):
+            return value
+        return value.to(self.like.device, self.like.dtype if value.is_floating_point() else value.dtype)
+
+
+def _auxiliaries(batch: Batch) -> list[str]:
+    """Return the names of the columns of auxiliary models, without those of single heads."""
+    named = (n.removeprefix(AUXILIARY) for n in (*batch.tokens, *batch.paths) if n.startswith(AUXILIARY))
+    return [name for name in named if "." not in name]
+
+
+Key = Literal["group", "batch", "episode", "prompt", "family", "source"]
+
+
+def index_keys(batch: Batch, path_X: Tensor, by: str, within: str | None = None) -> Tensor:
+    """Return the number (0..) of each entry's key, or of its two keys."""
+    key_KP = torch.stack([batch.key(by), batch.key(within or "batch")])
+    return key_KP[:, path_X].unique(dim=1, return_inverse=True)[1]
+
+
+def sum_by_index(values_X: Tensor, index_X: Tensor) -> Tensor:
+    """Return the sum of the values of each number (0..) of an index, once per number."""
+    return torch.zeros(int(index_X.max()) + 1, dtype=values_X.dtype).index_add(0, index_X, values_X)
+
+
+def select_sources(batch: Batch, path_X: Tensor, sources: Sequence[str] | None) -> Tensor | None:
+    """Return which entries come from one of the named sources; None stands for all."""
+    if sources is None:
+        return None
+    codes = torch.tensor([SOURCES.index(name) for name in sources])
+    return torch.isin(batch.paths["source"], codes)[path_X]
+
+
+def apply_per_key(
+    values_X: Tensor, index_X: Tensor, function: Callable[[Tensor], Tensor], among_X: Tensor | None = None
+) -> Tensor:
+    """Return a statistic of each key's entries (in `among_X`), at every entry of the key; NaN if it has none."""
+    out_X = torch.full_like(values_X, torch.nan)
+    order = index_X.argsort(stable=True)
+    for members in order.split(index_X.bincount().tolist()):
+        chosen = members if among_X is None else members[among_X[members]]
+        if len(chosen):
+            out_X[members] = function(values_X[chosen])
+    return out_X
+
+
+def sum_per_key(values_X: Tensor, index_X: Tensor, among_X: Tensor | None = None) -> Tensor:
+    """Return the sum over each key's entries (in `among_X`), at every entry of the key; 0 if it has none."""
+    heard_X = values_X if among_X is None else values_X * among_X
+    return apply_per_key(heard_X, index_X, torch.sum)
+
+
+def are_equal_per_key(values_X: Tensor, index_X: Tensor, among_X: Tensor | None = None) -> Tensor:
+    """Return whether the entries of each key (in `among_X`) are equal; True for one entry, False for none."""
+    low_X, high_X = (apply_per_key(values_X, index_X, f, among_X) for f in (torch.min, torch.max))
+    return low_X == high_X
+
+
+def compute_median(values: Tensor) -> Tensor:
+    """Return the mean of the two middle values for an even count (torch takes the lower)."""
+    return values.quantile(0.5)
+
+
+def compute_deviation(values: Tensor, correction: int = 1) -> Tensor:
+    """Return the standard deviation; 0 of a single value."""
+    return values.std(correction=correction) if len(values) > 1 else values.new_zeros(())
+
+
+def standardise_per_key(values_X: Tensor, index_X: Tensor, epsilon: float) -> Tensor:
+    """Return values with mean 0 and standard deviation 1 in every key, exactly 0 if its entries are equal."""
+    centred_X = values_X - apply_per_key(values_X, index_X, torch.mean)
+    scaled_X = centred_X / (apply_per_key(values_X, index_X, compute_deviation) + epsilon)
+    return scaled_X.masked_fill(are_equal_per_key(values_X, index_X), 0.0)

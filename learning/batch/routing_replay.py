@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from learning.batch.batch import Batch
-from learning.batch.split import split_micro_batches
+from learning.batch.micro_batches import split_micro_batches
 from learning.models.packed import choose_forward, packed_hidden, unwrap
 from learning.parallel.group import ALONE, Each
 from schemas.errors import StepError

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from learning.data.rows import Row
-from learning.samples.history import History
+from learning.samples.sample import History
 from schemas.errors import StepError
 
 

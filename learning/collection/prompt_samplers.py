@@ -15,8 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from learning.data.rows import Row, read_rows
-from learning.samples.history import History
-from learning.samples.sample import SampleRequest
+from learning.samples.sample import History, SampleRequest
 from schemas.errors import StepError
 from schemas.number_schedules import ScheduledFloat
 from schemas.references import ChatRef

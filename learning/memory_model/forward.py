@@ -13,7 +13,7 @@ from learning.memory_model.shape import Shape
 LOGITS_PER_CHUNK = 1 << 24
 """As in `learning.models.packed`."""
 ROW, SPAN = (48, 512), 64
-"""Lengths and spans of `learning.models.row_attention`."""
+"""Lengths and spans of `learning.models.cpu_attention`."""
 LONG_SCORES = 4096
 """As in `learning.models.segments`."""
 HALF = 2

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from learning.models.adapter_files import CONFIG, WEIGHTS, find_adapter_problem
 from learning.models.adapter_targets import TargetError, find_targets, is_tied
+from learning.models.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, find_adapter_problem
 from schemas.errors import StepError
 from schemas.training import LoRA
 
@@ -81,7 +81,7 @@ def fold_adapters(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     if problem := find_adapter_problem(folder, task):
         raise StepError(f"{folder.name}: {problem}")
     try:
-        stored = load_file(folder / WEIGHTS)
+        stored = load_file(folder / ADAPTER_WEIGHTS)
         if _adapts_an_end(stored):
             _untie(model)
         with _current_transformers():
@@ -123,9 +123,9 @@ def write_adapters(model: PeftModel, folder: Path) -> None:
     """Write the adapters' weights and configuration; equal adapters give equal bytes."""
     state = get_peft_model_state_dict(model, save_embedding_layers=False)
     weights = {k: v.detach().contiguous().cpu() for k, v in sorted(state.items())}
-    save_file(_drop_aliases(weights), folder / WEIGHTS, metadata={"format": "pt"})
+    save_file(_drop_aliases(weights), folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
     config = model.peft_config["default"].to_dict() | {"base_model_name_or_path": None, "inference_mode": True}
-    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True, default=sorted) + "\n")
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True, default=sorted) + "\n")
 
 
 def _drop_aliases(weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -87,3 +87,12 @@ def _as_now(block: nn.Module) -> Callable[[], tuple[AbstractContextManager, Abst
             config._attn_implementation = before
 
     return lambda: (nullcontext(), again())
+
+
+def fill_buffers(model: Any) -> None:
+    """Compute the buffers that are in no file (tables of rotary embeddings) of a model without values, on the CPU."""
+    for module in model.modules():
+        module._is_hf_initialized = False
+    # The two steps by which `from_pretrained` makes these buffers; parameters have no values and stay without.
+    model._move_missing_keys_from_meta_to_device(set(), {"": "cpu"}, None, None)
+    model._initialize_missing_keys(False)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from learning.models.long_attention import Path
+from learning.models.cpu_attention import Path
 
 SCORES = 1 << 21
 """Scores of all heads that are in memory at once, at most, while a span has more than SHORTEST_SPAN queries."""

@@ -19,9 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from learning.models.forwards import evaluation_mode
 from learning.models.padded import get_body, padded_hidden, padded_logits, padded_outputs
-from learning.models.reduced import reduced
+from learning.models.reduced import describe_unsupported_attention, narrow_windows, reduced
 from learning.models.segments import NAME, Layout, make_layout, measure_chains
-from learning.models.windows import describe_unsupported_attention, narrow_windows
 from schemas.errors import StepError
 
 UNFIT = (TypeError, AttributeError, LookupError, ValueError, RuntimeError)

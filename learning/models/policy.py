@@ -22,10 +22,10 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from learning.data.chat import find_turn_ends
-from learning.lookup import load_gguf_reader
-from learning.models.forwards import keep_score_caps
-from learning.models.towers import is_multimodal, keep_towers
-from learning.models.unread_weights import UnreadWeights, fill_buffers, find_obstacle, list_unread
+from learning.lookup import load_model_reader, load_optional
+from learning.models.forwards import fill_buffers, keep_score_caps
+from learning.models.model_files import is_multimodal
+from learning.models.unread_weights import UnreadWeights, find_obstacle, list_unread
 from learning.parallel.group import ALONE, Group
 from schemas.errors import StepError
 from schemas.training import LoRA
@@ -102,9 +102,7 @@ def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32", gr
     if gguf:
         gguf.finish(model)
     if adapter:
-        from learning.models.adapters import fold_adapters  # peft takes long to import, and few need it
-
-        model = fold_adapters(model, folder)
+        model = load_model_reader("adapter")(model, folder)
     origin = base if is_multimodal(base) else None
     return Policy(model.to(device).eval(), tokenizer, find_max_length(tokenizer, model), origin=origin)
 
@@ -162,7 +160,7 @@ def find_gguf(folder: Path) -> Path | None:
 def open_gguf(folder: Path) -> "GgufFile | None":
     """Return the GGUF file that is the model of a folder; None without one. Raise StepError if it cannot be read."""
     file = find_gguf(folder)
-    return load_gguf_reader()(file) if file else None
+    return load_model_reader("gguf")(file) if file else None
 
 
 def load_outline(folder: Path, *, dtype: str = "float32") -> Policy:
@@ -235,7 +233,7 @@ def save_policy(policy: Policy, folder: Path, max_shard_size: str = LARGEST_FILE
     policy.model.config.dtype = policy.model.dtype
     policy.model.save_pretrained(folder, max_shard_size=max_shard_size)
     if policy.origin is not None:
-        keep_towers(policy.origin, folder)
+        load_model_reader("multimodal")(policy.origin, folder)
     _forget_paths(folder / "config.json")
     save_tokenizer(policy.tokenizer, folder)
 
@@ -264,10 +262,8 @@ def _forget_paths(file: Path) -> None:
 
 def add_adapters(policy: Policy, options: LoRA) -> Policy:
     """Return the policy with new adapters if `use_peft` is set, else the policy itself."""
-    if not options.use_peft:
+    if (attach_adapters := load_optional(options, "attach_adapters")) is None:
         return policy
-    from learning.models.adapters import attach_adapters  # peft takes long to import, and few stages need it
-
     if policy.unread is None:
         return replace(policy, model=attach_adapters(policy.model, options))
     with policy.unread.stand_ins():
@@ -280,20 +276,18 @@ def add_adapters(policy: Policy, options: LoRA) -> Policy:
     return replace(policy, model=adapted)
 
 
-def save_trained(policy: Policy, folder: Path, *, adapted: bool) -> None:
+def save_trained(policy: Policy, folder: Path, options: LoRA) -> None:
     """Write a policy; adapters are written with their base model in `base/`, so that the folder is self-contained.
 
     The adapters are removed from the policy's model.
     """
-    if not adapted:
+    write, remove = load_optional(options, "write_adapters"), load_optional(options, "remove_adapters")
+    if write is None or remove is None:
         save_policy(policy, folder)
         return
-    from learning.models.adapters import remove_adapters, write_adapters  # peft takes long to import, and few need it
-
-    adapted_model: Any = policy.model
-    write_adapters(adapted_model, folder)
+    write(policy.model, folder)
     save_tokenizer(policy.tokenizer, folder)
-    save_policy(replace(policy, model=remove_adapters(adapted_model)), folder / "base")
+    save_policy(replace(policy, model=remove(policy.model)), folder / "base")
 
 
 def set_determinism(seed: int, num_threads: int) -> None:

@@ -17,8 +17,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
-from learning.models.adapter_files import CONFIG
-from learning.models.forwards import keep_score_caps
+from learning.lookup import load_model_reader
+from learning.models.forwards import fill_buffers, keep_score_caps
+from learning.models.model_files import ADAPTER_CONFIG, REWARD_FILE, REWARD_HEAD, find_reward_model_problem
 from learning.models.packed import pack, packed_hidden, unwrap
 from learning.models.policy import (
     LOADING,
@@ -30,9 +31,9 @@ from learning.models.policy import (
     resolve_max_length,
     save_trained,
 )
-from learning.models.reward_files import FILE, HEAD, find_reward_model_problem
-from learning.models.unread_weights import fill_buffers, list_unread
+from learning.models.unread_weights import list_unread
 from schemas.errors import StepError
+from schemas.training import LoRA
 
 
 @dataclass(frozen=True)
@@ -70,14 +71,14 @@ class RewardModel:
         hidden_MC = packed_hidden(self.policy.model, packed)
         segment_P, place_P = torch.tensor(places, dtype=torch.long).view(-1, 2).T
         last_P = packed.cu_seqlens_S1[segment_P] + place_P
-        return getattr(classifier, HEAD)(hidden_MC[last_P.to(hidden_MC.device)])[:, 0]
+        return getattr(classifier, REWARD_HEAD)(hidden_MC[last_P.to(hidden_MC.device)])[:, 0]
 
-    def save(self, folder: Path, *, adapted: bool = False) -> None:
+    def save(self, folder: Path, options: LoRA) -> None:
         """Write the folder; equal models give equal bytes. Adapters are written over their base and removed."""
-        save_trained(self.policy, folder, adapted=adapted)
+        save_trained(self.policy, folder, options)
         scale = self.scale or Scale()
         settings = {"max_length": self.policy.max_length, "mean": scale.mean, "std": scale.std}
-        (folder / FILE).write_text(json.dumps(settings, indent=1) + "\n")
+        (folder / REWARD_FILE).write_text(json.dumps(settings, indent=1) + "\n")
 
 
 def _find_last(ids: list[int], padding: int | None) -> int:
@@ -108,8 +109,8 @@ def make_reward_model(policy: Policy, max_length: int | None) -> RewardModel:
             f"reward_model: transformers has no sequence classifier with the body of a {config.model_type} "
             "language model; start from a decoder such as qwen3, llama or gpt2"
         ) from error
-    if not isinstance(getattr(model, HEAD, None), torch.nn.Linear):
-        raise StepError(f"reward_model: the classifier of {config.model_type} has no linear `{HEAD}` head")
+    if not isinstance(getattr(model, REWARD_HEAD, None), torch.nn.Linear):
+        raise StepError(f"reward_model: the classifier of {config.model_type} has no linear `{REWARD_HEAD}` head")
     torch.nn.init.zeros_(model.score.to_empty(device="cpu").weight)
     model.config.architectures = [type(model).__name__]
     unread = policy.unread and list_unread(model, policy.unread.folder)
@@ -125,7 +126,7 @@ def load_reward_model(folder: Path, *, device: str = "cpu", dtype: str = "float3
     """
     if problem := find_reward_model_problem(folder):
         raise StepError(f"{folder.name}: {problem}")
-    adapter = (folder / CONFIG).is_file()
+    adapter = (folder / ADAPTER_CONFIG).is_file()
     base = folder / "base" if adapter else folder
     try:
         with LOADING:
@@ -144,16 +145,15 @@ def load_reward_model(folder: Path, *, device: str = "cpu", dtype: str = "float3
         raise StepError(f"{folder.name}: this reward model cannot be loaded: {error}") from error
     model: Any = loaded[0]
     info = loaded[1]
-    missing = set(info["missing_keys"]) - ({f"{HEAD}.weight"} if adapter else set())  # an adapter has its own head
+    own_head = {f"{REWARD_HEAD}.weight"} if adapter else set()  # an adapter has its own head
+    missing = set(info["missing_keys"]) - own_head
     if wrong := sorted([*missing, *info["mismatched_keys"]], key=str):
         raise StepError(f"{folder.name}: weights do not fit config.json, {len(wrong)} differ, first {wrong[0]}")
     if adapter:
-        from learning.models.adapters import fold_adapters  # peft takes long to import, and few need it
-
-        model = fold_adapters(model, folder)
+        model = load_model_reader("adapter")(model, folder)
     keep_score_caps(model)
     model = model.to(device).eval()
-    if not (folder / FILE).is_file():
+    if not (folder / REWARD_FILE).is_file():
         return RewardModel(Policy(model, tokenizer, find_max_length(tokenizer, model)), None)
-    settings = json.loads((folder / FILE).read_text())
+    settings = json.loads((folder / REWARD_FILE).read_text())
     return RewardModel(Policy(model, tokenizer, settings["max_length"]), Scale(settings["mean"], settings["std"]))

@@ -2,8 +2,8 @@
 
 There is no M x M mask. Segments are gathered into padded blocks of similar shape, only inside the attention call: roots
 use a plain causal kernel, and children of one parent (a group of completions) share one copy of its keys. On a CPU,
-roots within a range of lengths (`learning.models.row_attention`) and long paths (`learning.models.long_attention`) are
-not gathered. Windows, caps and sinks are computed path by path (`learning.models.limited_attention`).
+roots within a range of lengths and long paths are not gathered (`learning.models.cpu_attention`). Windows, caps and
+sinks are computed path by path (`learning.models.limited_attention`).
 
 Shapes: M packed tokens, N families (one parent each), G children of a family, L longest child, P longest chain,
 X their places in all blocks, Y those of their chains, K key-value heads, R query heads per key-value head, D head size
@@ -20,9 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
 
+from learning.models.cpu_attention import LONGEST, SHORTEST, Path, Rows, attend_paths, attend_rows
 from learning.models.limited_attention import Limits, attend_limited
-from learning.models.long_attention import Path, attend_paths
-from learning.models.row_attention import LONGEST, SHORTEST, Rows, attend_rows
 from schemas.errors import StepError
 
 NAME = "posttrain_segments"

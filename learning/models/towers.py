@@ -16,16 +16,6 @@ TEXT_FILE, TOWER_FILE = "model-text.safetensors", "model-towers.safetensors"
 INDEX = "model.safetensors.index.json"
 
 
-def is_multimodal(folder: Path) -> bool:
-    """Return whether the config.json of a folder describes towers besides a text model."""
-    if not (folder / "config.json").is_file():
-        return False
-    config = json.loads((folder / "config.json").read_text())
-    return isinstance(config.get("text_config"), dict) and any(
-        isinstance(config.get(f"{part}_config"), dict) for part in ("vision", "audio")
-    )
-
-
 def keep_towers(origin: Path, folder: Path) -> None:
     """Add the towers and processors of the checkpoint `origin` to the text model that was saved in `folder`.
 

@@ -221,12 +221,3 @@ def find_rows(parameter: Any) -> slice:
     mesh, rows = parameter.device_mesh, parameter.shape[0]
     size = -(-rows // mesh.size())  # FSDP2 cuts as torch.chunk does
     return slice(min(rows, size * mesh.get_local_rank()), min(rows, size * (mesh.get_local_rank() + 1)))
-
-
-def fill_buffers(model: Any) -> None:
-    """Compute the buffers that are in no file (tables of rotary embeddings) of a model without values, on the CPU."""
-    for module in model.modules():
-        module._is_hf_initialized = False
-    # The two steps by which `from_pretrained` makes these buffers; parameters have no values and stay without.
-    model._move_missing_keys_from_meta_to_device(set(), {"": "cpu"}, None, None)
-    model._initialize_missing_keys(False)

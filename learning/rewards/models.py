@@ -16,8 +16,8 @@ from learning.data.chat import encode_answer, encode_prompt
 from learning.data.rendering import Messages
 from learning.data.rows import Row
 from learning.data.turns import encode_conversation
+from learning.models.model_files import NO_SCALE
 from learning.models.policy import Policy
-from learning.models.reward_files import NO_SCALE
 from learning.models.reward_model import RewardModel, load_reward_model
 from learning.samples.engine_protocol import Generation
 from schemas.errors import StepError

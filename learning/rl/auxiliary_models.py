@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 from learning.batch.batch import Batch
-from learning.batch.columns import locate_in_path, take_next_state
-from learning.batch.loss_columns import ColumnView
+from learning.batch.columns import ColumnView, locate_in_path, take_next_state
 from learning.lookup import bind
 from learning.models.checkpoint import add_prefix, load_weights, strip_prefix
 from learning.models.policy import Policy

@@ -10,7 +10,7 @@ from learning.batch.batch import Batch
 from learning.batch.batch_layout import forest
 from learning.generation.replicas.shared_engine import by_main
 from learning.lookup import load_optional
-from learning.models.learning_rate import learning_rate_at
+from learning.models.optimize import learning_rate_at
 from learning.rl.monitoring import Metrics, describe_samples, describe_staleness
 from learning.rl.sample_counts import refuse_rewards_without_scores
 from learning.rl.sampling_slots import SamplingSlots, UpdatesByGroup, keep_groups
@@ -192,7 +192,8 @@ def learn_from_batch(
     if training.auxiliary_models is not None:
         metrics |= training.auxiliary_models.metrics(batch)
         training.auxiliary_models.refresh(step)
-    training.references.refresh(training.policy, step)
+    if training.references is not None:
+        training.references.refresh(training.policy, step)
     return batch, metrics
 
 
@@ -200,9 +201,10 @@ def add_model_columns(training: TrainingState, algorithm: Algorithm, batch: Batc
     """Add which tokens are dropped, and what references, auxiliary models and the policy itself say of the tokens."""
     stage, trained = training.stage, training.trained
     batch = with_dropped(batch, stage.mask_truncated_completions)
-    batch = training.references.add_to(
-        batch, trained, max_tokens=stage.max_tokens_per_micro_batch, temperature=stage.temperature
-    )
+    if training.references is not None:
+        batch = training.references.add_to(
+            batch, trained, max_tokens=stage.max_tokens_per_micro_batch, temperature=stage.temperature
+        )
     if (with_experts := load_optional(stage, "routing_replay")) is not None:
         batch = with_experts(batch, trained.model, max_tokens=stage.max_tokens_per_micro_batch, each=trained.each)
     batch = with_proximal(algorithm, batch, trained, stage)

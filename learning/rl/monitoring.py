@@ -1,10 +1,10 @@
 """Metrics of an RL iteration, their curves, and watches over them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from learning.batch.batch import Batch
-from learning.rl.sample_counts import list_equal_groups
 from learning.samples.sample import Sample
 from schemas.training import Watch
 
@@ -120,6 +120,13 @@ def describe_samples(samples: Sequence[Sample], trained: Batch, *, episodes: boo
         "trained": trained.num_paths / max(len(samples), 1),
         "broken_logprobs": float(trained.tokens["broken"].sum()),
     }
+
+
+def list_equal_groups(samples: Iterable[Sample]) -> list[bool]:
+    """Return, for each group of at least two samples with a reward, whether their rewards are equal."""
+    scored = sorted((sample for sample in samples if sample.reward is not None), key=lambda sample: sample.group)
+    groups = ([sample.reward for sample in group] for _, group in groupby(scored, key=lambda sample: sample.group))
+    return [len(set(rewards)) == 1 for rewards in groups if len(rewards) > 1]
 
 
 def describe_turns(samples: Sequence[Sample]) -> Metrics:

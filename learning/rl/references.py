@@ -14,8 +14,7 @@ from torch import Tensor
 
 from learning.algorithm.composition import Algorithm
 from learning.batch.batch import Batch
-from learning.batch.split import split_micro_batches
-from learning.batch.token_statistics import compute_token_statistics
+from learning.batch.micro_batches import compute_token_statistics, statistics_of
 from learning.models.checkpoint import load_weights
 from learning.models.forwards import apply_compute_options
 from learning.models.policy import Policy, load_policy
@@ -166,31 +165,3 @@ def _port(name: str) -> str:
 def _load(folder: Path, like: Policy) -> Any:
     dtype = str(like.model.dtype).removeprefix("torch.")
     return load_policy(folder, device=str(like.model.device), dtype=dtype).model
-
-
-@torch.no_grad()
-def statistics_of(
-    batch: Batch,
-    model: Any,
-    names: tuple[str, ...],
-    *,
-    max_tokens: int,
-    temperature: float,
-    replay: bool = False,
-    each: Each = ALONE.each,
-) -> dict[str, Tensor]:
-    """Return statistics (T,) in float64 of a batch's sampled tokens under a model, without a gradient.
-
-    With `replay` a mixture of experts uses the experts that the batch has recorded, if any. `each` shares the forward
-    passes among the ranks of a group.
-    """
-
-    def forward(micro: Batch) -> dict[str, Tensor]:
-        return compute_token_statistics(model, micro, names, temperature=temperature, replay=replay)
-
-    statistics = {name: torch.zeros(len(batch.tokens["learn"]), dtype=torch.float64) for name in names}
-    micros = split_micro_batches(batch.with_tokens(place_in_whole=batch.sampled_T), max_tokens)
-    for micro, columns in zip(micros, each(micros, forward), strict=True):
-        for name, column_T in columns.items():
-            statistics[name][micro.sampled("place_in_whole")] = column_T
-    return {name: column_M[batch.sampled_T] for name, column_M in statistics.items()}

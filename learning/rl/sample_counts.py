@@ -1,10 +1,10 @@
 """Counts of an RL stage's samples that taught the policy nothing, and the sentences that a run prints about them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import groupby
 from typing import Any
 
+from learning.rl.monitoring import list_equal_groups
 from learning.samples.sample import Sample
 from learning.samples.truncation import describe_truncated
 from schemas.errors import StepError
@@ -69,13 +69,6 @@ class SampleCounts:
     def load(self, values: dict[str, Any]) -> None:
         """Restore what `to_json` returned."""
         vars(self).update(values)
-
-
-def list_equal_groups(samples: Iterable[Sample]) -> list[bool]:
-    """Return, for each group of at least two samples with a reward, whether their rewards are equal."""
-    scored = sorted((sample for sample in samples if sample.reward is not None), key=lambda sample: sample.group)
-    groups = ([sample.reward for sample in group] for _, group in groupby(scored, key=lambda sample: sample.group))
-    return [len(set(rewards)) == 1 for rewards in groups if len(rewards) > 1]
 
 
 def refuse_rewards_without_scores(samples: Sequence[Sample]) -> None:

@@ -10,7 +10,7 @@ import torch
 from learning.algorithm.composition import Algorithm
 from learning.batch.batch import Batch
 from learning.batch.batch_layout import forest
-from learning.batch.loss_columns import ColumnView
+from learning.batch.columns import ColumnView
 from learning.lookup import Bound, Overlay, Supplies, bind
 from learning.models.policy import Policy
 from learning.models.sharded_model import Trained

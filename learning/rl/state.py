@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import torch
 from torch import Tensor
@@ -27,16 +27,17 @@ from learning.models.sharded_model import Trained
 from learning.parallel.group import Group
 from learning.parallel.random_states import collect_random_states, restore_random_states
 from learning.rl.monitoring import Curves, Watchdogs
-from learning.rl.references import References
 from learning.rl.sample_counts import SampleCounts
 from learning.rl.sampling_slots import SamplingSlots
 from learning.samples.engine_protocol import EngineProtocol
-from learning.samples.history import History
-from learning.samples.sample import Messages, Row, States
+from learning.samples.sample import History, Messages, Row, States
 from learning.sampling.iteration_context import IterationContext
 from learning.sampling.trajectories import Parts, Trajectories
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
+
+if TYPE_CHECKING:
+    from learning.rl.references import References
 
 PLAIN = ("states", "examples", "parts", "rate", "stopped", "sampled", "evaluations")
 """Fields that a checkpoint holds as JSON as they are."""
@@ -131,7 +132,8 @@ class TrainingState:
     engine: EngineProtocol
     algorithm: Algorithm
     slots: SamplingSlots
-    references: References
+    references: "References | None"
+    """Reference policies; None if no function asks for their log-probabilities."""
     auxiliary_models: AuxiliaryNetworks | None
     rows: Sequence[Row]
     held_out_rows: Sequence[Row]
@@ -225,7 +227,9 @@ def save(training: TrainingState, step: int) -> None:
     plain = {name: getattr(training, name) for name in PLAIN}
     memories = {name: part.to_json() for name, part in training.saved_parts.items()}
     tensors, state = _trained_state(training)
-    tensors |= rng_tensors | add_prefix("references", training.references.tensors())
+    tensors |= rng_tensors
+    if training.references is not None:
+        tensors |= add_prefix("references", training.references.tensors())
     state |= {**rng_state, "plain": plain, "memories": memories}
     save_checkpoint(training.checkpoints, step, tensors, state, training.group)
 
@@ -243,7 +247,8 @@ def resume(training: TrainingState) -> int:
         return 0
     step, tensors, state = latest
     _restore_trained(training, tensors, state)
-    training.references.load(strip_prefix("references", tensors))
+    if training.references is not None:
+        training.references.load(strip_prefix("references", tensors))
     restore_random_states(tensors, state, training.group)
     for name in PLAIN:
         setattr(training, name, state["plain"][name])

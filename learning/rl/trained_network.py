@@ -16,8 +16,8 @@ from torch import Tensor
 
 from learning.auxiliary_networks.heads import make_network, save_network
 from learning.batch.batch import Batch
-from learning.batch.loss_columns import AUXILIARY, ColumnView
-from learning.batch.split import split_micro_batches
+from learning.batch.columns import AUXILIARY, ColumnView
+from learning.batch.micro_batches import split_micro_batches
 from learning.lookup import Bound, bind
 from learning.models.checkpoint import add_prefix, get_optimizer_state, load_optimizer_state, load_weights, strip_prefix
 from learning.models.optimize import clip_gradients, make_optimizer

@@ -13,14 +13,12 @@ import torch
 from torch import Tensor
 
 from learning.algorithm.composition import Algorithm
-from learning.algorithm.loss import micro_loss, view_columns, with_weights
-from learning.algorithm.loss_sums import LossSums
+from learning.algorithm.loss import LossSums, micro_loss, view_columns, with_weights
 from learning.batch.batch import Batch
-from learning.batch.split import split_mini_batches, split_shared_micro_batches
+from learning.batch.micro_batches import split_mini_batches, split_shared_micro_batches, statistics_of
 from learning.lookup import Overlay, Supplies
 from learning.models.optimize import clip_gradients
 from learning.models.sharded_model import Trained
-from learning.rl.references import statistics_of
 from learning.sampling.sampler import names
 from schemas.stages.rl import Rl
 

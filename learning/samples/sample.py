@@ -4,7 +4,7 @@ Prompt samplers, rollouts, resampling and extra samples work on lists of these; 
 the samples that are trained on as a batch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal, get_args
 
@@ -135,3 +135,34 @@ def transcript(decode: Callable[[list[int]], str], ids: list[int], turns: Sequen
         at = end + turn.observed
         lines += [f"→ {decode(ids[end:at])}"] if turn.observed else []
     return "\n".join([*lines, decode(ids[at:])] if at < len(ids) else lines)
+
+
+class History:
+    """`rates`: for every problem, by id, the mean of the first reward at each visit (an iteration that sampled it).
+
+    `turns`: the most turns of a completion that this reward gave at least 1; of a problem without one nothing.
+    """
+
+    def __init__(self) -> None:
+        self.rates: dict[str, list[float]] = {}
+        self.turns: dict[str, int] = {}
+
+    def add(self, samples: Iterable[Sample]) -> None:
+        """Add the policy's own samples of an iteration, except those that have not ended or could not be scored."""
+        own = [t for t in samples if t.source == "policy" and t.finish != "suspended"]
+        for group in by_group(own).values():
+            key = group[0].row["id"]
+            scored = [(s, t) for t in group if (s := next(iter(t.scores.values()), None)) is not None]
+            if scored:
+                self.rates.setdefault(key, []).append(sum(s for s, _ in scored) / len(scored))
+            if solved := [t.num_turns for s, t in scored if s >= 1]:
+                self.turns[key] = max(self.turns.get(key, 0), *solved)
+
+    def to_json(self) -> JsonObject:
+        """Return it as plain values."""
+        return {"rates": self.rates, "turns": self.turns}
+
+    def load(self, values: JsonObject) -> None:
+        """Restore what `to_json` returned."""
+        self.rates = {key: list(rates) for key, rates in values["rates"].items()}
+        self.turns = dict(values["turns"])

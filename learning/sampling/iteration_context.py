@@ -7,8 +7,7 @@ from typing import Any
 from learning.api.spending import SpendingAccount
 from learning.models.policy import Policy
 from learning.samples.engine_protocol import EngineProtocol
-from learning.samples.history import History
-from learning.samples.sample import Row, Sample, SampleRequest, States
+from learning.samples.sample import History, Row, Sample, SampleRequest, States
 from learning.sampling.sampler import Sampler
 
 RequestSamples = Callable[[int], list[SampleRequest]]

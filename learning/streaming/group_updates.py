@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from learning.algorithm.composition import Algorithm
-from learning.algorithm.loss import micro_loss, with_weights
-from learning.algorithm.loss_sums import LossSums
+from learning.algorithm.loss import LossSums, micro_loss, with_weights
 from learning.batch.batch import Batch
 from learning.batch.batch_layout import forest
-from learning.batch.loss_columns import ColumnView
-from learning.batch.split import split_micro_batches
+from learning.batch.columns import ColumnView
+from learning.batch.micro_batches import split_micro_batches
 from learning.models.optimize import clip_gradients
 from learning.models.sharded_model import Trained
 from learning.samples.sample import Sample

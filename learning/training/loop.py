@@ -22,8 +22,7 @@ from learning.models.checkpoint import (
     save_checkpoint,
     save_training,
 )
-from learning.models.learning_rate import learning_rate_at
-from learning.models.optimize import clip_gradients
+from learning.models.optimize import clip_gradients, learning_rate_at
 from learning.models.sharded_model import Trained
 from schemas.errors import StepError
 from schemas.training import Evaluation, Training

@@ -123,11 +123,12 @@ class Recipe:
         return self.steps[name].branch_of
 
     def code(self, name: str) -> tuple[tuple[str, str], ...]:
-        """Return module and name of every function that a step's slots use, sorted."""
+        """Return module and name of every function that a step's slots use, and of its optional parts, sorted."""
         info = self.steps[name]
         merged = list_merge_functions(info.stage) if isinstance(info.stage, Merge) else ()
-        optional = info.stage.optional_code.values()
-        return tuple(sorted({*((s.signature.module, s.signature.name) for s in info.slots), *merged, *optional}))
+        signatures = [slot.signature for slot in info.slots]
+        optional = info.stage.optional_code({name for signature in signatures for name in signature.supplied}).values()
+        return tuple(sorted({*((signature.module, signature.name) for signature in signatures), *merged, *optional}))
 
     def settings(self, name: str) -> JsonObject:
         """Return the stage with all defaults, also those of its slots; without what is not in the key."""

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from schemas.base import Schema
+from schemas.base import WithOptionalCode
 from schemas.resources import Resources
 
 
@@ -22,7 +22,7 @@ class ReportSection:
     """Whether the section is placed before the gates and the curves."""
 
 
-class BaseStage(Schema):
+class BaseStage(WithOptionalCode):
     """Fields common to all kinds. Of these, only `seed` enters the key of the step.
 
     The class variables are the traits of a kind: all that other packages know about it.
@@ -76,14 +76,6 @@ class BaseStage(Schema):
                 roles = ", ".join(sorted(self.can)) or "none"
                 raise ValueError(f"resources: this kind has no role `{name}`; its roles: {roles}")
         return self
-
-    @property
-    def optional_code(self) -> dict[str, tuple[str, str]]:
-        """Return, for each optional part that this stage uses, the module and name of its code.
-
-        A task loads optional parts only through this property, so that the step's key covers exactly the code it uses.
-        """
-        return {}
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
         """Return named outputs and their types, the default first; `types` maps own ports to the types they receive."""

@@ -1,6 +1,6 @@
 """kind: rl — reinforcement learning with a composable algorithm."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -42,6 +42,7 @@ OPTIONAL_CODE = {
     "environment": ("learning.environments.making", "wrap_in_environment"),
     "auxiliary_models": ("learning.rl.auxiliary_models", "AuxiliaryModels"),
     "routing_replay": ("learning.batch.routing_replay", "add_expert_column"),
+    "references": ("learning.rl.references", "References"),
 }
 """Optional parts: name to module and function. The key of a step covers the code of the parts that it uses."""
 
@@ -177,17 +178,17 @@ class Rl(Capped, Training, LoRA, Chat, BaseStage):
     log_trajectories: float = Field(default=1.0, ge=0, le=1)
     """Share of the groups whose trajectories are stored as Parquet."""
 
-    @property
-    def optional_code(self) -> dict[str, tuple[str, str]]:
-        """Return, for each optional part that this stage uses, the module and name of its code."""
+    def optional_code(self, asked: Collection[str] = ()) -> dict[str, tuple[str, str]]:
+        """Add the code of each optional part that this stage uses."""
         uses = {
             "agent_environment": self.agent is not None,
             "agent_rows": self.agent is not None,
             "environment": self.env is not None or self.agent is not None,
             "auxiliary_models": self.critic is not None or bool(self.auxiliary_models),
             "routing_replay": self.routing_replay,
+            "references": any(f"lp_{name}_T" in asked for name in ("ref", *self.references)),
         }
-        return super().optional_code | {part: code for part, code in OPTIONAL_CODE.items() if uses[part]}
+        return super().optional_code(asked) | {part: code for part, code in OPTIONAL_CODE.items() if uses[part]}
 
     @model_validator(mode="after")
     def require_complete_groups(self) -> Self:

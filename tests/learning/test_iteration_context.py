@@ -69,7 +69,7 @@ def test_an_overlay_replaces_names():
 )
 def test_a_stage_brings_the_code_of_the_parts_that_it_uses(more, parts):
     stage = Rl.model_validate(STAGE | more)
-    assert set(stage.optional_code) == parts
+    assert set(stage.optional_code()) == parts
     assert load_optional(stage, "auxiliary_models") is (AuxiliaryModels if "critic" in more else None)
 
 

@@ -10,14 +10,14 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from learning.data.tokenizers import characters
 from learning.generation.engines import slot_attention
-from learning.generation.engines.slot_check import explain_slot_misfit
+from learning.generation.engines.slot_attention import explain_slot_misfit
 from learning.generation.engines.slots import Slots
 from learning.generation.engines.torch import Engine
 from learning.memory_model.expected_forward import PADDED, expect_forward
 from learning.models import segments as segments_module
 from learning.models.packed import choose_forward, forest_hidden, pack, packed_logprobs
 from learning.models.policy import Policy, load_policy, save_policy
-from learning.models.windows import narrow_windows
+from learning.models.reduced import narrow_windows
 from learning.samples.engine_protocol import Request, Sampling
 from schemas.errors import StepError
 from tests.models.families import FAMILIES, VOCABULARY, make_family

@@ -14,8 +14,7 @@ from learning.rl.references import References
 from learning.rl.sampling_slots import bind_sampling_slots
 from learning.rl.update import update, with_proximal
 from learning.samples.engine_protocol import Sampling
-from learning.samples.history import History
-from learning.samples.sample import SampleRequest
+from learning.samples.sample import History, SampleRequest
 from learning.sampling.iteration_context import IterationContext
 from learning.sampling.sampler import Sampler
 from learning.streaming.group_updates import GroupUpdates

@@ -13,8 +13,7 @@ from learning.algorithm.composition import bind_algorithm
 from learning.algorithm.loss import view_columns, with_advantages, with_dropped, with_weights
 from learning.batch.batch_layout import forest
 from learning.rl.sampling_slots import bind_sampling_slots
-from learning.samples.history import History
-from learning.samples.sample import Sample
+from learning.samples.sample import History, Sample
 from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "aepo-arbitrary.yaml"

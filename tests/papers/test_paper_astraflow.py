@@ -25,7 +25,7 @@ from learning.rl.iteration import collect_samples
 from learning.rl.sampling_slots import bind_sampling_slots, keep_groups
 from learning.rl.state import resume, save
 from learning.samples.engine_protocol import Request, Sampling
-from learning.samples.history import History
+from learning.samples.sample import History
 from learning.sampling.iteration_context import IterationContext
 from learning.toy_tasks.atlas import look_up
 from lineage.layout import Layout

@@ -17,7 +17,7 @@ from learning.algorithm.loss import micro_loss, with_advantages, with_dropped, w
 from learning.batch.batch_layout import forest
 from learning.rl.iteration import collect_samples
 from learning.rl.sampling_slots import bind_sampling_slots
-from learning.samples.history import History
+from learning.samples.sample import History
 from learning.sampling.iteration_context import IterationContext
 from learning.toy_tasks.coding import state_row, straight_programs
 from learning.toy_tasks.rewards.execution import states

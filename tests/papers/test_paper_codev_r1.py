@@ -17,8 +17,7 @@ from learning.algorithm.composition import bind_algorithm
 from learning.lookup import find
 from learning.rl.iteration import collect_samples
 from learning.rl.sampling_slots import bind_sampling_slots, keep_groups
-from learning.samples.history import History
-from learning.samples.sample import by_group
+from learning.samples.sample import History, by_group
 from learning.sampling.iteration_context import IterationContext
 from learning.toy_tasks.hardware import round_trip
 from schemas.recipe.load import load_recipe

@@ -25,8 +25,7 @@ from learning.lookup import bind
 from learning.parallel.actors import Threads
 from learning.rewards.environment import earned
 from learning.samples.engine_protocol import Generation, Request, Sampling
-from learning.samples.history import History
-from learning.samples.sample import SampleRequest, by_group
+from learning.samples.sample import History, SampleRequest, by_group
 from learning.sampling.sampler import Sampler
 from learning.sampling.trajectories import Trajectories
 from learning.toy_tasks.environments.form import Environment

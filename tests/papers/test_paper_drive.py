@@ -15,7 +15,7 @@ from learning.data.chat import encode_prompt
 from learning.data.tokenizers import characters
 from learning.lookup import bind
 from learning.rl.sampling_slots import bind_sampling_slots
-from learning.samples.history import History
+from learning.samples.sample import History
 from learning.toy_tasks.coding import list_functions
 from schemas.recipe.load import load_recipe
 

@@ -20,7 +20,7 @@ from flows.planning.compile import compile_recipe
 from learning.algorithm.composition import bind_algorithm
 from learning.algorithm.loss import micro_loss, with_advantages, with_dropped, with_weights
 from learning.batch.batch_layout import single_turn
-from learning.batch.split import split_micro_batches
+from learning.batch.micro_batches import split_micro_batches
 from learning.models.checkpoint import save_training
 from learning.models.optimize import make_optimizer
 from learning.models.policy import load_policy

@@ -16,8 +16,7 @@ from learning.batch.batch_layout import forest
 from learning.data.rows import write_rows
 from learning.rl.iteration import collect_samples
 from learning.rl.sampling_slots import bind_sampling_slots
-from learning.samples.history import History
-from learning.samples.sample import Sample
+from learning.samples.sample import History, Sample
 from learning.sampling.iteration_context import IterationContext
 from schemas.recipe.load import load_recipe
 

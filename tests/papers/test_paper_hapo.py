@@ -15,7 +15,7 @@ from learning.algorithm.composition import bind_algorithm
 from learning.algorithm.loss import with_advantages, with_dropped
 from learning.algorithm.policy_losses.heterogeneous import compute_clip_bounds, redistribute_advantages
 from learning.batch.batch_layout import single_turn
-from learning.batch.loss_columns import ColumnView
+from learning.batch.columns import ColumnView
 from learning.batch.token_measures import score_entropy
 from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.engine_protocol import Generation

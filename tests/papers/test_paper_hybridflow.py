@@ -25,6 +25,7 @@ from learning.parallel.pool import Pool
 from learning.sampling.placed_rewards import Placed, Scorer
 from lineage.layout import Layout
 from schemas.recipe.load import load_recipe
+from schemas.training import LoRA
 from tasks import rl
 from tasks.context import Context
 
@@ -128,7 +129,7 @@ def inputs(tmp_path_factory):
             parameter.mul_(4 if parameter.ndim > 1 else 1)
     policy = Policy(model, tokenizer, 64)
     save_policy(policy, folder / "policy")
-    make_reward_model(policy, 64).save(folder / "judge")
+    make_reward_model(policy, 64).save(folder / "judge", LoRA())
     more = {"answer": None, "family": "f", "metadata": "{}"}
     rows = [{"id": word, "prompt": [{"role": "user", "content": word}], **more} for word in WORDS]
     (folder / "prompts").mkdir()

@@ -22,7 +22,7 @@ from learning.rewards.dialogue import contradicts
 from learning.rl.iteration import collect_samples
 from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.engine_protocol import Generation, Sampling
-from learning.samples.history import History
+from learning.samples.sample import History
 from learning.sampling.iteration_context import IterationContext
 from learning.sampling.sampler import Sampler
 from learning.toy_tasks.dialogues import donations, muddled

@@ -20,8 +20,7 @@ from learning.data.chat import encode_completion
 from learning.models.packed import pack, packed_logprobs
 from learning.rl.iteration import collect_samples
 from learning.rl.sampling_slots import bind_sampling_slots, keep_groups
-from learning.samples.history import History
-from learning.samples.sample import Sample, by_group
+from learning.samples.sample import History, Sample, by_group
 from learning.sampling.iteration_context import IterationContext
 from learning.sampling.trajectories import Trajectories
 from lineage.layout import Layout

@@ -15,8 +15,7 @@ from learning.collection.group_filters import compute_mean_cosine
 from learning.lookup import bind
 from learning.problems.unlabelled import unlabelled
 from learning.rl.sampling_slots import bind_sampling_slots, keep_groups
-from learning.samples.history import History
-from learning.samples.sample import Sample
+from learning.samples.sample import History, Sample
 from learning.sampling.sampler import score
 from schemas.recipe.load import load_recipe
 

@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from learning.batch.batch_layout import single_turn
+from learning.batch.micro_batches import statistics_of
 from learning.data.rows import write_rows
 from learning.lookup import Bound
 from learning.models.adapters import attach_adapters
 from learning.models.policy import load_policy
 from learning.models.sharded_model import Trained
-from learning.rl.references import References, statistics_of
+from learning.rl.references import References
 from learning.samples.engine_protocol import Generation
 from tasks.rl import run
 from tests.tasks.rl_stages import make_rl_stage

@@ -59,7 +59,7 @@ def estimate(demand: StepDemand) -> list[Place]:
 
 
 def _make_pass(demand: StepDemand, model: KnownModel) -> tuple[Pass, int]:
-    """Return the largest micro-batch, as `learning.batch.split` cuts it, and the number of micro-batches."""
+    """Return the largest micro-batch, as `learning.batch.micro_batches` cuts it, and the number of micro-batches."""
     settings, prompt = demand.settings, demand.prompt_tokens(model)
     completion, size = settings["max_completion_length"], settings["num_generations"]
     batch = settings["generation_batch_size"] // settings["num_mini_batches"]

@@ -13,8 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from learning.batch.batch import Batch
-from learning.batch.columns import Column
-from learning.batch.keyed import Key, are_equal_per_key, index_keys, standardise_per_key
+from learning.batch.columns import Column, Key, are_equal_per_key, index_keys, standardise_per_key
 from learning.data.rows import Row
 from schemas.errors import StepError
 

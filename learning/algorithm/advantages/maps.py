@@ -10,8 +10,7 @@ import torch
 from pydantic import Field
 
 from learning.batch.batch import Batch
-from learning.batch.columns import Column
-from learning.batch.keyed import select_sources
+from learning.batch.columns import Column, select_sources
 from learning.samples.sample import Source
 from schemas.number_schedules import ScheduledFloat
 

@@ -11,8 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from learning.batch.batch import Batch
-from learning.batch.columns import Column
-from learning.batch.keyed import sum_by_index
+from learning.batch.columns import Column, sum_by_index
 
 
 def tmn_reweight(

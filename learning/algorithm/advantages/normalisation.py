@@ -19,14 +19,16 @@ from pydantic import Field
 from torch import Tensor
 
 from learning.batch.batch import Batch
-from learning.batch.columns import Column, broadcast_to_tokens, locate_in_path
-from learning.batch.keyed import (
+from learning.batch.columns import (
+    Column,
     Key,
     apply_per_key,
     are_equal_per_key,
+    broadcast_to_tokens,
     compute_deviation,
     compute_median,
     index_keys,
+    locate_in_path,
     select_sources,
     sum_per_key,
 )

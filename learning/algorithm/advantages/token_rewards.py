@@ -12,8 +12,16 @@ from pydantic import Field
 from torch import Tensor
 
 from learning.batch.batch import Batch
-from learning.batch.columns import Column, broadcast_to_tokens, get_auxiliary, take_next_token
-from learning.batch.keyed import Key, apply_per_key, index_keys, sum_per_key
+from learning.batch.columns import (
+    Column,
+    Key,
+    apply_per_key,
+    broadcast_to_tokens,
+    get_auxiliary,
+    index_keys,
+    sum_per_key,
+    take_next_token,
+)
 from schemas.errors import StepError
 from schemas.number_schedules import ScheduledFloat
 

@@ -11,8 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from learning.batch.batch import Batch
-from learning.batch.columns import Column, broadcast_to_tokens, locate_in_path, sum_of_later
-from learning.batch.keyed import sum_per_key
+from learning.batch.columns import Column, broadcast_to_tokens, locate_in_path, sum_of_later, sum_per_key
 
 
 def entropy_share(

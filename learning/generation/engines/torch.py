@@ -9,8 +9,7 @@ from learning.generation.engines.context_room import check_room
 from learning.generation.engines.flight import InFlight
 from learning.generation.engines.own_cache import UncachedFlight, generate_with_own_cache
 from learning.generation.engines.running import Running
-from learning.generation.engines.slot_attention import use_slot_attention
-from learning.generation.engines.slot_check import explain_slot_misfit
+from learning.generation.engines.slot_attention import explain_slot_misfit, use_slot_attention
 from learning.models.policy import Policy
 from learning.samples.engine_protocol import Flight, Generation, Request, Sampling
 

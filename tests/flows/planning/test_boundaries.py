@@ -12,7 +12,9 @@ from pydantic import BaseModel
 from flows.planning import closure
 from flows.planning.boundaries import BOUNDARIES, Reason, find_boundary
 from flows.planning.closure import Closure
+from flows.planning.compile import compile_recipe
 from flows.planning.facts_cache import FactsCache
+from lineage.layout import Layout
 from schemas.addresses import fits
 from schemas.errors import PlanError
 from schemas.modules import load
@@ -21,7 +23,7 @@ from schemas.recipe.load import load_recipe
 
 KNOWN = FactsCache()
 QUICKSTART = ROOT / "recipes/quickstart.yaml"
-MAX_MODULES = 78
+MAX_MODULES = 60
 """Modules in the key of a GRPO step."""
 HIDDEN = {
     "learning.api.requests": "what earlier requests cost",
@@ -66,8 +68,8 @@ NUMBER_GIVING = [
     ("learning.algorithm.ratios.ratios", "token"),
     ("learning.batch.batch", "Batch.take"),
     ("learning.batch.batch_layout", "forest"),
-    ("learning.batch.keyed", "select_sources"),
-    ("learning.batch.split", "split_mini_batches"),
+    ("learning.batch.columns", "select_sources"),
+    ("learning.batch.micro_batches", "split_mini_batches"),
     ("learning.collection.group_filters", "reward_variance"),
     ("learning.collection.prompt_samplers", "uniform"),
     ("learning.collection.rollouts.rollouts", "synchronous"),
@@ -95,11 +97,11 @@ NUMBER_GIVING = [
     ("learning.rewards.models", "learned"),
     ("learning.rl.iteration", "collect_samples"),
     ("learning.rl.monitoring", "Watchdogs.look"),
-    ("learning.rl.references", "statistics_of"),
+    ("learning.batch.micro_batches", "statistics_of"),
     ("learning.rl.sampling_slots", "keep_groups"),
     ("learning.rl.state", "resume"),
     ("learning.rl.update", "update"),
-    ("learning.samples.history", "History.add"),
+    ("learning.samples.sample", "History.add"),
     ("learning.sampling.sampler", "Sampler.build_sample"),
     ("learning.sampling.scoring", "scores_of"),
     ("schemas.number_schedules", "value_at"),
@@ -107,8 +109,7 @@ NUMBER_GIVING = [
 ]
 """Definitions that determine the numbers of the quickstart's GRPO step."""
 SETTINGS_METHODS = {
-    ("BaseStage", "optional_code"): "names roots of the closure",
-    ("Training", "optional_code"): "names roots of the closure",
+    ("WithOptionalCode", "optional_code"): "names roots of the closure",
     ("BaseStage", "outputs"): "names and types of outputs, which are in the plan and in the keys of later steps",
     ("Use", "options"): "the mapping of the recipe's own values; a slot's values are in the key",
     ("Reference", "scheme"): "read by plans",
@@ -336,3 +337,28 @@ def test_refusals_only_raise():
         for function in functions:
             returned = [node for node in ast.walk(function) if isinstance(node, ast.Return) and node.value is not None]
             assert not returned, f"{name}: {function.name} returns a value"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "module", "name"),
+    [
+        (("stages.rl_1.use_peft=true",), "learning.models.adapters", "attach_adapters"),
+        (("stages.rl_1.use_peft=true",), "learning.models.adapters", "write_adapters"),
+        (("stages.rl_1.use_peft=true",), "learning.models.adapter_targets", "find_targets"),
+        (("stages.cold_start.use_peft=true",), "learning.models.adapters", "fold_adapters"),
+        (("stages.rl_1.algorithm=grpo",), "learning.rl.references", "References.add_to"),
+    ],
+    ids=lambda value: str(value).rpartition(".")[2] if isinstance(value, str) else None,
+)
+def test_an_edit_of_an_optional_part_changes_the_key_of_a_step_that_uses_it_only(
+    tmp_path, edit, overrides, module, name
+):
+    def key(*overrides):
+        recipe = load_recipe(QUICKSTART, overrides=overrides)
+        return compile_recipe(recipe, Layout(tmp_path)).step("rl_1").code
+
+    plain, using = key(), key(*overrides)
+    edit({module: name})
+    assert key() == plain
+    after = key(*overrides)
+    assert {other for other in after if after[other] != using[other]} == {module}

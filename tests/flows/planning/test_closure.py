@@ -234,7 +234,7 @@ def test_imports_for_type_checkers_do_not_count():
 
 
 def test_house_code_loads_modules_of_a_computed_name_in_five_places():
-    """Slots, optional parts, the GGUF reader, the counts of a merge: all roots of closures. Reasoning-gym's modules."""
+    """Roots of closures: slots, optional parts, readers of models, counts of a merge. And reasoning-gym's modules."""
     places = set()
     for package in ("learning", "tasks", "schemas"):
         for file in (REPOSITORY / package).rglob("*.py"):
@@ -244,7 +244,7 @@ def test_house_code_loads_modules_of_a_computed_name_in_five_places():
     assert {names for _, *names in map(tuple, places) for names in names} == {
         "find",
         "load_optional",
-        "load_gguf_reader",
+        "load_model_reader",
         "sum_totals",
         "replace_evaluators",
     }

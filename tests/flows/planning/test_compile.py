@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -95,6 +96,55 @@ def test_the_reader_of_gguf_files_is_in_the_key_where_an_input_may_be_one(tmp_pa
     plan = compiled(tmp_path, SOURCES % (folder, model))
     assert {step.name for step in plan.steps if "learning.models.gguf" in step.code} == readers
     assert {step.name for step in plan.steps if "learning.models.gguf_tokenizer" in step.code} == readers
+
+
+FORMS = """
+name: forms
+stages:
+  data:
+    kind: synthesize
+    problems: [{use: reasoning_gym, family: chain_sum, split: train, size: 10}]
+    teacher: {use: answer}
+  first: {kind: sft, model: "path:./model", data: data, max_steps: 1, use_peft: %s}
+  second: {kind: sft, model: first, data: data, max_steps: 1}
+  third: {kind: sft, model: second, data: data, max_steps: 1}
+  sampled:
+    kind: synthesize
+    problems: [{use: reasoning_gym, family: chain_sum, split: train, size: 10}]
+    model: third
+  last: {kind: sft, model: "path:./other", data: sampled, max_steps: 1}
+"""
+TOWERS = {"text_config": {}, "vision_config": {}}
+
+
+@pytest.mark.parametrize(
+    ("config", "adapted", "module", "steps"),
+    [
+        ({}, "false", "learning.models.adapters", set()),
+        ({}, "true", "learning.models.adapters", {"first", "second"}),
+        ({}, "false", "learning.models.towers", set()),
+        (TOWERS, "false", "learning.models.towers", {"first", "second", "third", "sampled"}),
+    ],
+)
+def test_code_for_adapters_and_multimodal_models_is_in_the_keys_of_steps_that_may_read_or_write_them(
+    tmp_path, config, adapted, module, steps
+):
+    for name, content in (("model", config), ("other", {})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"model_type": "llama", **content}))
+    plan = compiled(tmp_path, FORMS % adapted)
+    assert {step.name for step in plan.steps if module in step.code} == steps
+
+
+def test_an_adapter_from_outside_is_folded_by_code_in_the_key(tmp_path):
+    for name in ("model", "other"):
+        (tmp_path / name / "base").mkdir(parents=True)
+        (tmp_path / name / "base" / "config.json").write_text('{"model_type": "llama"}')
+    adapter = {"peft_type": "LORA", "task_type": "CAUSAL_LM"}
+    (tmp_path / "model" / "adapter_config.json").write_text(json.dumps(adapter))
+    (tmp_path / "model" / "adapter_model.safetensors").write_bytes(b"")
+    plan = compiled(tmp_path, FORMS % "false")
+    assert {step.name for step in plan.steps if "learning.models.adapters" in step.code} == {"first"}
 
 
 def test_models_of_two_tokenizers_do_not_meet_in_a_merge(tmp_path):

@@ -32,7 +32,7 @@ from learning.memory_model import forward as memory_estimate_forward
 from learning.memory_model.estimate import Phase, Place, Slots, Trained, estimate_training
 from learning.memory_model.forward import Forward, Pass, Precision
 from learning.memory_model.shape import ARCHITECTURES, Shape, read_shape
-from learning.models import packed, row_attention, segments
+from learning.models import cpu_attention, packed, segments
 from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
 from schemas.stages.union import KINDS
@@ -97,8 +97,8 @@ def test_adapters_are_counted_exactly(more, tied):
 
 def test_constants_are_those_of_the_code():
     assert packed.LOGITS_PER_CHUNK == memory_estimate_forward.LOGITS_PER_CHUNK
-    assert (row_attention.SHORTEST, row_attention.LONGEST) == memory_estimate_forward.ROW
-    assert row_attention.SPAN == memory_estimate_forward.SPAN
+    assert (cpu_attention.SHORTEST, cpu_attention.LONGEST) == memory_estimate_forward.ROW
+    assert cpu_attention.SPAN == memory_estimate_forward.SPAN
     assert segments.LONG_SCORES == memory_estimate_forward.LONG_SCORES
     assert running.PREFILL_TOKENS == memory_estimate.PREFILL_TOKENS
     assert reward_model.TOKENS == FORWARD_TOKENS

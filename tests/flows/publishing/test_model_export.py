@@ -72,7 +72,7 @@ def test_adapters_are_merged_and_the_precision_stays(layout, tmp_path):
             torch.nn.init.normal_(parameter, std=0.1)
     policy.model = adapted
     (tmp_path / "adapter").mkdir()
-    save_trained(policy, tmp_path / "adapter", adapted=True)
+    save_trained(policy, tmp_path / "adapter", LoRA(use_peft=True))
     export_hf(layout, str(tmp_path / "adapter"), tmp_path / "out", "5GB")
     model = load_strictly(tmp_path / "out")
     assert model.dtype == torch.bfloat16

@@ -10,10 +10,9 @@ from learning.algorithm.policy_losses import policy_gradient as surrogates
 from learning.algorithm.ratios import ratios
 from learning.batch import columns
 from learning.batch.batch_layout import forest, single_turn
-from learning.batch.split import split_mini_batches
+from learning.batch.micro_batches import split_mini_batches, statistics_of
 from learning.lookup import Bound, bind
 from learning.models.packed import packed_logprobs
-from learning.rl.references import statistics_of
 from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.engine_protocol import Generation
 from learning.samples.sample import Sample

@@ -9,8 +9,7 @@ from learning.algorithm.advantages import credit
 from learning.algorithm.critic_heads import least, mean, soft_min
 from learning.algorithm.critic_losses import huber, squared
 from learning.batch.batch_layout import single_turn
-from learning.batch.columns import of_rewards
-from learning.batch.loss_columns import ColumnView
+from learning.batch.columns import ColumnView, of_rewards
 from learning.lookup import Bound
 from learning.models.checkpoint import load_latest, save_checkpoint
 from learning.rl.auxiliary_models import Critic

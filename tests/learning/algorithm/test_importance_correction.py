@@ -10,7 +10,7 @@ from learning.algorithm.composition import bind_algorithm
 from learning.algorithm.loss import view_columns, with_advantages, with_dropped, with_factors, with_weights
 from learning.algorithm.ratios import ratios
 from learning.batch.batch import Batch
-from learning.batch.loss_columns import ColumnView
+from learning.batch.columns import ColumnView
 from learning.lookup import bind
 from schemas.signatures import list_names, read_signature
 from schemas.stages.rl import Rl

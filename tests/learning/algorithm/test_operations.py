@@ -13,7 +13,7 @@ from learning.algorithm.loss_aggregation import aggregation as weighing
 from learning.batch import columns
 from learning.batch.batch import Batch
 from learning.batch.batch_layout import forest
-from learning.batch.loss_columns import ColumnView
+from learning.batch.columns import ColumnView
 from learning.lookup import bind
 from learning.samples.sample import Sample
 from schemas.errors import StepError

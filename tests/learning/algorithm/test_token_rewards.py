@@ -17,8 +17,7 @@ from learning.algorithm.composition import bind_algorithm
 from learning.algorithm.loss import with_advantages
 from learning.algorithm.reward_shaping import from_tokens
 from learning.batch.batch_layout import single_turn
-from learning.batch.columns import Column, of_rewards
-from learning.batch.loss_columns import ColumnView
+from learning.batch.columns import Column, ColumnView, of_rewards
 from learning.data.chat import encode_prompt
 from learning.rewards.models import process
 from learning.rl.auxiliary_models import AuxiliaryModel

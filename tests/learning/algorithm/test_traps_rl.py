@@ -16,7 +16,7 @@ from learning.algorithm.ratios.ratios import sequence, token
 from learning.batch import columns
 from learning.batch.batch import Batch
 from learning.batch.batch_layout import single_turn
-from learning.batch.split import split_micro_batches, split_mini_batches
+from learning.batch.micro_batches import split_micro_batches, split_mini_batches
 from learning.collection import group_filters as filters
 from learning.collection.prompt_samplers import choose_prompts
 from learning.lookup import Bound

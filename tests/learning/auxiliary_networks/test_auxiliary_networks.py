@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 from learning.auxiliary_networks.heads import load_network
 from learning.batch.batch_layout import single_turn
-from learning.batch.loss_columns import ColumnView
+from learning.batch.columns import ColumnView
 from learning.models.checkpoint import load_latest, save_checkpoint
 from learning.models.policy import Policy, load_policy, save_policy
 from learning.models.reward_model import make_reward_model
@@ -15,6 +15,7 @@ from learning.samples.engine_protocol import Generation
 from schemas.auxiliary import Auxiliary as Block
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
+from schemas.training import LoRA
 
 PROMPTS = [[5, 6, 7], [8, 9]]
 COMPLETIONS = [[[10, 11, 12, 13], [14]], [[15, 16], [10, 17, 18, 19, 20]]]
@@ -269,7 +270,7 @@ def test_what_is_published_says_the_same_when_it_is_loaded(tiny_policy, tmp_path
 def test_where_the_weights_may_start(tiny_policy, tmp_path):
     judge = make_reward_model(tiny_policy, None)
     torch.nn.init.normal_(judge.policy.model.score.weight)
-    judge.save(tmp_path / "judge")
+    judge.save(tmp_path / "judge", LoRA())
     one = auxiliary(tiny_policy, "token", inputs={"auxiliary_models.aux.model": tmp_path / "judge"}, model="judge")
     fresh = AuxiliaryModel(
         "aux", one.block, tiny_policy, one.stage, {"auxiliary_models.aux.model": tmp_path / "judge"}, 0

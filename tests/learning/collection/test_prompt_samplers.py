@@ -8,8 +8,7 @@ from learning.collection.prompt_samplers import choose_prompts
 from learning.data.rows import write_rows
 from learning.lookup import bind
 from learning.samples.engine_protocol import Turn
-from learning.samples.history import History
-from learning.samples.sample import Sample, SampleRequest, by_group
+from learning.samples.sample import History, Sample, SampleRequest, by_group
 from schemas.errors import StepError
 from schemas.use import PromptSamplerUse
 

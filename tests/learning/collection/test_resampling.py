@@ -12,8 +12,7 @@ from learning.lookup import Bound, bind
 from learning.rewards.answers import exact
 from learning.rl.iteration import collect_samples
 from learning.rl.sampling_slots import SamplingSlots, keep_groups
-from learning.samples.history import History
-from learning.samples.sample import Sample, by_group
+from learning.samples.sample import History, Sample, by_group
 from learning.sampling.iteration_context import IterationContext
 from schemas.errors import StepError
 from schemas.use import FilterGroupsUse, PromptSamplerUse, ResampleUse, RolloutUse

@@ -8,7 +8,7 @@ import torch
 from learning.algorithm.composition import bind_algorithm
 from learning.algorithm.loss import micro_loss, with_advantages, with_dropped, with_weights
 from learning.batch.batch_layout import forest
-from learning.batch.loss_columns import ColumnView
+from learning.batch.columns import ColumnView
 from learning.data.chat import decode, encode_prompt, encode_reply
 from learning.data.tokenizers import characters
 from learning.environments.episodes import Episodes

@@ -125,7 +125,7 @@ def test_peft_reads_what_is_written_and_the_base_stays(tmp_path, variant, saved)
     shake(policy.model)
     logits = policy.model(IDS).logits
     assert not torch.allclose(logits, new_policy().model(IDS).logits, atol=1e-2)
-    save_trained(policy, tmp_path, adapted=True)
+    save_trained(policy, tmp_path, LoRA(use_peft=True))
     base, start = load_policy(tmp_path / "base").model, new_policy().model
     assert all(torch.equal(p, dict(base.named_parameters())[n]) for n, p in start.named_parameters())
     theirs = PeftModel.from_pretrained(base, tmp_path).eval()
@@ -210,7 +210,7 @@ def test_weights_for_engines_hold_what_dora_and_saved_modules_change(tiny_policy
     shake(policy.model)
     sent = {name: tensor.clone() for name, tensor in collect_weights(policy.model).items()}
     assert torch.equal(sent["lm_head.weight"], sent["model.embed_tokens.weight"])
-    save_trained(policy, tmp_path, adapted=True)
+    save_trained(policy, tmp_path, LoRA(use_peft=True))
     assert json.loads((tmp_path / "adapter_config.json").read_text())["use_dora"] is True
     folded = load_policy(tmp_path).model.state_dict()
     assert sent.keys() == folded.keys()

@@ -4,8 +4,8 @@ from torch.autograd import gradcheck
 from transformers import AutoModelForCausalLM, MistralConfig
 
 from learning.models import limited_attention
+from learning.models.cpu_attention import Path
 from learning.models.limited_attention import Limits, attend_limited
-from learning.models.long_attention import Path
 from learning.models.packed import choose_forward, pack, packed_logprobs
 
 PATHS = [Path(0, 40), Path(40, 57, ((0, 40),)), Path(57, 70, ((0, 40),)), Path(70, 74, ((0, 40), (57, 70)))]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig
 
-from learning.generation.engines.slot_check import explain_slot_misfit
+from learning.generation.engines.slot_attention import explain_slot_misfit
 from learning.models.forwards import find_blocks, recompute_block
 from learning.models.packed import choose_forward
 from learning.models.reduced import HEAD_ROWS, count_distinct_layers, reduced

@@ -13,6 +13,7 @@ from learning.preference.reward_modelling import (
 )
 from learning.rewards.models import learned, load_cached_reward_model
 from schemas.errors import StepError
+from schemas.training import LoRA
 
 
 def test_loss_and_gradient_equal_the_direct_formula():
@@ -64,8 +65,8 @@ def test_transformers_classifier_reads_the_saved_folder_to_the_same_rewards(tiny
     from transformers import AutoModelForSequenceClassification
 
     judge = randomised(tiny_policy)
-    judge.save(tmp_path / "a")
-    judge.save(tmp_path / "b")
+    judge.save(tmp_path / "a", LoRA())
+    judge.save(tmp_path / "b", LoRA())
     assert all((tmp_path / "b" / f.name).read_bytes() == f.read_bytes() for f in (tmp_path / "a").iterdir())
     theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path / "a")
     paths = [p + c for p, cs in zip(PROMPTS, COMPLETIONS, strict=True) for c in cs]
@@ -156,7 +157,7 @@ def test_learned_rewards_are_those_of_the_model_on_each_scale(tiny_policy, tmp_p
     judge = randomised(tiny_policy)
     judge.scale = Scale(0.5, 2.0)
     judge.policy.max_length = 40
-    judge.save(tmp_path)
+    judge.save(tmp_path, LoRA())
     rows = [{"prompt": [{"role": "user", "content": t}]} for t in ("ab", "c", "ab", "c")]
     texts = ["x", "yy", "", "z" * 60]
     plain = learned(rows, texts, model=tmp_path)

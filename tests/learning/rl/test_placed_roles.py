@@ -19,6 +19,7 @@ from learning.sampling.sampler import score
 from schemas.errors import StepError
 from schemas.number_schedules import Number
 from schemas.stages.rl import ReferenceSpec
+from schemas.training import LoRA
 from schemas.use import RewardUse
 
 ROWS = [{"id": str(n // 3), "prompt": [{"role": "user", "content": "ab" * (n // 3 + 1)}]} for n in range(9)]
@@ -176,7 +177,7 @@ def test_what_a_dead_worker_was_asked_another_one_answers():
 def test_a_reward_model_says_the_same_in_workers(tiny_policy, tmp_path):
     judge = make_reward_model(tiny_policy, 128)
     torch.nn.init.normal_(judge.policy.model.score.weight, generator=torch.Generator().manual_seed(1))
-    judge.save(tmp_path / "judge")
+    judge.save(tmp_path / "judge", LoRA())
     (learned,) = bound({"use": "models.learned", "model": "m"}, **{"rewards.0.model": tmp_path / "judge"})
     actors = Threads({"reward": 2})
     (there,) = place_rewards([learned], actors)

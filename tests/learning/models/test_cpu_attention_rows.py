@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from learning.models import row_attention, segments
+from learning.models import cpu_attention, segments
+from learning.models.cpu_attention import attend_rows
 from learning.models.packed import choose_forward, pack, packed_logprobs
-from learning.models.row_attention import attend_rows
 
 LENGTHS = (49, 300, 64, 130, 512)
 SHAPE = {"vocab_size": 31, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -97,6 +97,6 @@ def test_the_last_layer_leaves_out_what_nobody_reads(monkeypatch):
 
 def test_short_rows_stay_together():
     assert segments.make_layout([0, 20, 40, 60], [-1, -1, -1], on_cpu=True).rows == ()
-    long = row_attention.SHORTEST
+    long = cpu_attention.SHORTEST
     assert segments.make_layout([0, long], [-1], on_cpu=True).rows == ((0, long),)
     assert segments.make_layout([0, long], [-1]).rows == ()

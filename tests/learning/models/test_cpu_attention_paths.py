@@ -3,7 +3,7 @@ import torch
 from torch.autograd import gradcheck
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from learning.models.long_attention import Path, attend_paths, list_parts
+from learning.models.cpu_attention import Path, attend_paths, list_parts
 from learning.models.packed import pack, packed_logprobs
 from learning.models.segments import make_layout
 

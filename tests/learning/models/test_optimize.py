@@ -7,7 +7,7 @@ import torch
 from pydantic import ValidationError
 from transformers import get_scheduler
 
-from learning.models.learning_rate import learning_rate_at
+from learning.models.optimize import learning_rate_at
 from schemas.errors import StepError
 from schemas.training import Training
 

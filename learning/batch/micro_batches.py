@@ -1,9 +1,18 @@
-"""Splits of a batch: into mini-batches at group borders (one optimiser step each), into micro-batches by tokens."""
+"""Mini-batches and micro-batches of a batch, and statistics of its sampled tokens from passes over micro-batches.
 
+Shapes: T sampled tokens, M packed tokens.
+"""
+
+from contextlib import nullcontext
 from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from learning.batch.batch import Batch
-from learning.parallel.group import Group
+from learning.models.packed import packed_statistics
+from learning.parallel.group import ALONE, Each, Group
 
 
 def split_mini_batches(batch: Batch, count: int) -> list[Batch]:
@@ -63,3 +72,47 @@ def _segments(batch: Batch, paths: list[int]) -> set[int]:
 
 def _new_tokens(batch: Batch, paths: list[int], included: set[int]) -> int:
     return sum(len(batch.segments[s]) for s in _segments(batch, paths) - included)
+
+
+@torch.no_grad()
+def compute_token_statistics(
+    model: Any, micro: Batch, names: tuple[str, ...], *, temperature: float, replay: bool = False
+) -> dict[str, Tensor]:
+    """Return statistics (T,) in float64 of the sampled tokens of one micro-batch: one forward pass."""
+    with micro.routed(model) if replay else nullcontext():
+        columns = packed_statistics(
+            model,
+            micro.packed.to(model.device),
+            followed=names,
+            temperature=temperature,
+            needed_M=micro.tokens["learn"],
+        )
+    return {name: column_M.cpu()[micro.sampled_T].double() for name, column_M in columns.items()}
+
+
+@torch.no_grad()
+def statistics_of(
+    batch: Batch,
+    model: Any,
+    names: tuple[str, ...],
+    *,
+    max_tokens: int,
+    temperature: float,
+    replay: bool = False,
+    each: Each = ALONE.each,
+) -> dict[str, Tensor]:
+    """Return statistics (T,) in float64 of a batch's sampled tokens under a model, without a gradient.
+
+    With `replay` a mixture of experts uses the experts that the batch has recorded, if any. `each` shares the forward
+    passes among the ranks of a group.
+    """
+
+    def forward(micro: Batch) -> dict[str, Tensor]:
+        return compute_token_statistics(model, micro, names, temperature=temperature, replay=replay)
+
+    statistics = {name: torch.zeros(len(batch.tokens["learn"]), dtype=torch.float64) for name in names}
+    micros = split_micro_batches(batch.with_tokens(place_in_whole=batch.sampled_T), max_tokens)
+    for micro, columns in zip(micros, each(micros, forward), strict=True):
+        for name, column_T in columns.items():
+            statistics[name][micro.sampled("place_in_whole")] = column_T
+    return {name: column_M[batch.sampled_T] for name, column_M in statistics.items()}

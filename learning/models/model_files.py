@@ -1,0 +1,134 @@
+"""The files of models, read without torch: which folders are adapters, reward models or multimodal, and why not.
+
+An adapter is one of peft over its base model in `base/`. A reward model is a sequence classifier of transformers with
+one label, published by a reward_model stage (with `reward_model.json`) or by others; or an adapter of one.
+"""
+
+import json
+import struct
+from pathlib import Path
+from typing import Literal
+
+from schemas.base import JsonObject
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+UNSUPPORTED = (
+    "alora_invocation_tokens",
+    "arrow_config",
+    "layer_replication",
+    "megatron_config",
+    "monteclora_config",
+    "target_parameters",
+    "trainable_token_indices",
+    "use_qalora",
+    "velora_config",
+)
+"""Options of peft whose adapters no test merges."""
+MERGE = "merge it with peft (`merge_and_unload`) and name the whole model"
+
+REWARD_FILE = "reward_model.json"
+"""Mean and standard deviation of the rewards on held-out pairs, and the longest sequence of the training."""
+REWARD_HEAD = "score"
+"""The linear head of transformers' sequence classifiers with a decoder's body."""
+NO_SCALE = (
+    f"without {REWARD_FILE} the scale of this model's rewards is unknown; write `normalise: none`, or add the file "
+    'with mean and std of its rewards: {"max_length": 2048, "mean": 0.0, "std": 1.0}'
+)
+LARGEST_HEADER = 100 << 20
+
+
+def find_adapter_problem(folder: Path, task: Literal["CAUSAL_LM", "SEQ_CLS"] = "CAUSAL_LM") -> str | None:
+    """Return why an adapter's folder cannot be merged and what to do; None if its files fit."""
+    try:
+        config = json.loads((folder / ADAPTER_CONFIG).read_text())
+        kind, found = config.get("peft_type"), config.get("task_type")
+    except (OSError, ValueError, AttributeError) as error:
+        return f"{ADAPTER_CONFIG} cannot be read: {error}"
+    if kind != "LORA":
+        return f"an adapter of type {kind}; only LoRA, rsLoRA and DoRA are inputs: {MERGE}"
+    if found not in (task, None):
+        words = {"CAUSAL_LM": "a language model", "SEQ_CLS": "a reward model"}
+        return f"an adapter for {words.get(found, found)}, where {words[task]} is needed"
+    if option := next((name for name in UNSUPPORTED if config.get(name)), None):
+        return f"an adapter with `{option}`, which is not supported: {MERGE}"
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        return f"{ADAPTER_WEIGHTS} is missing; save the adapter as safetensors"
+    return None
+
+
+def is_reward_model(folder: Path) -> bool:
+    """Return whether a folder claims to hold a reward model or another sequence classifier."""
+    if (folder / REWARD_FILE).is_file():
+        return True
+    if (folder / ADAPTER_CONFIG).is_file():
+        return _read_json(folder / ADAPTER_CONFIG).get("task_type") == "SEQ_CLS"
+    return _is_classifier(_read_json(folder / "config.json"))
+
+
+def find_reward_model_problem(folder: Path) -> str | None:
+    """Return why a folder cannot be a reward model and what to do; None if its files fit."""
+    if (folder / REWARD_FILE).is_file():
+        return None  # of a reward_model stage
+    adapter = (folder / ADAPTER_CONFIG).is_file()
+    base = folder / "base" if adapter else folder
+    config = _read_json(base / "config.json")
+    if not config:
+        return (
+            f"no reward model here: neither {REWARD_FILE} of a reward_model stage nor a readable config.json; name the "
+            "output of a reward_model stage or a sequence classifier with one label"
+        )
+    if adapter:
+        return find_adapter_problem(folder, "SEQ_CLS")
+    kind = (config.get("architectures") or ["model without `architectures`"])[0]
+    if not _is_classifier(config):
+        return f"{kind} gives no reward: name a sequence classifier with one label (…ForSequenceClassification)"
+    if (count := _count_labels(config)) != 1:
+        return f"a classifier with {count} labels; a reward model has one (`num_labels: 1`)"
+    names = list_tensors(base)
+    if names is None:
+        return "no readable model.safetensors; save the model as safetensors first"
+    if f"{REWARD_HEAD}.weight" not in names:
+        return f"{kind} has no linear head `{REWARD_HEAD}`; only classifiers with a decoder's body are reward models"
+    return None
+
+
+def is_multimodal(folder: Path) -> bool:
+    """Return whether the config.json of a folder describes towers besides a text model."""
+    return has_towers(_read_json(folder / "config.json"))
+
+
+def has_towers(config: JsonObject) -> bool:
+    """Return whether a model's configuration has a vision or audio tower besides a text model."""
+    parts = (config.get("vision_config"), config.get("audio_config"))
+    return isinstance(config.get("text_config"), dict) and any(isinstance(part, dict) for part in parts)
+
+
+def list_tensors(folder: Path) -> set[str] | None:
+    """Return the names of a model's tensors in safetensors; None if there are none or a header is unreadable."""
+    index, whole = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    try:
+        if index.is_file():
+            return set(json.loads(index.read_text())["weight_map"])
+        with whole.open("rb") as handle:
+            (length,) = struct.unpack("<Q", handle.read(8))
+            return set(json.loads(handle.read(length))) if length <= LARGEST_HEADER else None
+    except (OSError, ValueError, KeyError, TypeError, struct.error):
+        return None
+
+
+def _is_classifier(config: JsonObject) -> bool:
+    return any(str(name).endswith("ForSequenceClassification") for name in config.get("architectures") or [])
+
+
+def _count_labels(config: JsonObject) -> int:
+    """Return the number of labels of a classifier's configuration, by transformers' rule: 2 if it names none."""
+    return len(config["id2label"]) if config.get("id2label") else int(config.get("num_labels") or 2)
+
+
+def _read_json(file: Path) -> JsonObject:
+    """Return the content of a file; empty if there is none or it is no JSON object."""
+    try:
+        content = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
