@@ -27,6 +27,7 @@ from flows.execution.states import EXIT_CANCELLED
 from flows.planning.recipe_plan import plan_recipe
 from flows.prefect_runs.flow_context import current_flow_run
 from flows.prefect_runs.pipeline import make_flow_state, make_task_runner, perform_in_flow
+from flows.prefect_runs.suspension import watch_suspension
 from flows.processes.capture import survive_closed_output
 from flows.runs.launch import Outcome, run_plan
 from flows.runs.start import update_projections
@@ -64,6 +65,7 @@ def recipe_run(
     layout = Layout.find()
     os.chdir(layout.root)
     logging.getLogger("prefect.flow_runs").addFilter(_drop_engine_traceback)
+    logging.getLogger("prefect.task_runs").addFilter(_drop_never_started)
     options = RunOptions(
         profile=profile or None,
         to=to_stages or [],
@@ -78,6 +80,11 @@ def recipe_run(
 def _drop_engine_traceback(record: logging.LogRecord) -> bool:
     """Drop the traceback that Prefect logs for every flow that returns Failed: the state has the reason."""
     return not (record.exc_info and isinstance(record.exc_info[1], FailedRun))
+
+
+def _drop_never_started(record: logging.LogRecord) -> bool:
+    """Drop Prefect's error about tasks that a suspension kept from starting: it advises to wait for them."""
+    return not record.getMessage().startswith("Finished in state Pending()")
 
 
 def run_interruptibly(work: Callable[[threading.Event], State[Any]]) -> State[Any]:
@@ -120,7 +127,10 @@ def _run_recipe(
         if reason := settle_due_times(schedule):
             return Completed(name="Skipped", message=reason)
         run, plan = _find_or_plan_run(recipe, layout, apply_lock(layout, recipe, locked, options))
-        outcome = _run_plan(run, plan, layout, stop)
+        with watch_suspension(current_flow_run(), stop) as suspension:
+            outcome = _run_plan(run, plan, layout, stop)
+        if suspension.state is not None:
+            suspension.end_process()
         queue_waiting_runs(schedule)
     except PosttrainError as error:
         get_run_logger().error(str(error))

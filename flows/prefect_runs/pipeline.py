@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import State
 from prefect.events.worker import EventsWorker
 from prefect.futures import PrefectConcurrentFuture
 from prefect.logging.handlers import APILogHandler
-from prefect.states import Completed, Failed
+from prefect.states import Cancelled, Completed, Failed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from flows.execution.execute import Execution
@@ -91,7 +91,9 @@ def perform_in_flow(execution: Execution, ended: Callable[[], None]) -> dict[str
         compute_exit_code(execution.states) == EXIT_CANCELLED
     ):  # before Ray is closed, which may end this process with it
         get_run_logger().warning(
-            "stopped; finished artifacts are kept. Continue with Retry here, or posttrain resume %s", execution.run
+            "stopped; finished artifacts are kept. Continue here with Resume if the run is suspended, else with Retry, "
+            "or: posttrain resume %s",
+            execution.run,
         )
         APILogHandler().flush()
     return execution.states
@@ -116,6 +118,8 @@ def make_task_state(state: StepState) -> State[Any]:
     if state.state in named:
         message = "; ".join(filter(None, (state.reason, state.gate_text)))
         return Completed(name=named[state.state], message=message or "published")
+    if state.state == "cancelled":
+        return Cancelled(message=state.reason)
     return Failed(name=state.state.capitalize(), message=state.reason)
 
 

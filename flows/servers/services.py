@@ -65,7 +65,7 @@ def make_worker_service(layout: Layout, api: str, limit: int, needs: str) -> Ser
         [
             sys.executable,
             "-m",
-            "prefect",
+            import_path("flows.servers.worker_main"),
             "worker",
             "start",
             "--pool",
