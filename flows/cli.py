@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands import auditing, author, champions, keeping, operating, reproduction, running
+from flows.commands import auditing, author, champions, importing, keeping, operating, reproduction, running
 from schemas.errors import PosttrainError
 
 app = typer.Typer(
@@ -22,7 +22,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 PANELS = {
-    "Write": [author.init, author.ls, author.validate, author.plan, author.why, author.check_reward, author.schema],
+    "Write": [
+        author.init,
+        importing.import_,
+        author.ls,
+        author.validate,
+        author.plan,
+        author.why,
+        author.check_reward,
+        author.schema,
+    ],
     "Run": [
         running.run,
         running.resume,
@@ -39,7 +48,7 @@ PANELS = {
     "Keep": [keeping.gc, keeping.pin, keeping.push, keeping.pull],
 }
 """Verbs in the order of `--help`."""
-NAMES = {author.check_reward: "test-reward"}
+NAMES = {author.check_reward: "test-reward", importing.import_: "import"}
 """Names of verbs that are not those of their functions."""
 
 

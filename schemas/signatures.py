@@ -20,7 +20,7 @@ from schemas.base import JsonObject
 from schemas.modules import Function, Module, ModuleError, list_modules, load
 from schemas.renamed import describe_renaming, find_renamed_function
 from schemas.suggestions import LONGEST, find_nearest, suggest
-from schemas.use import Use
+from schemas.use import ForeignUse, Use
 
 MAX_HOPS = 8
 OWN = "code of your own is package.module:function"
@@ -72,6 +72,8 @@ def read_signature(slot: type[Use], name: str, folders: tuple[Path, ...] = ()) -
         raise SignatureError(str(error), _suggest_names(slot, name) if slot.home else OWN) from None
     is_own = ":" not in name
     try:
+        if issubclass(slot, ForeignUse):
+            return _find_foreign(module, function, folders, 0)
         signature = _find_signature(module, function, folders, 0, is_class=bool(slot.member))
         placed, named = split_supplied(slot, signature.supplied)
         if slot.takes is not None and (placed != slot.takes if is_own else len(placed) != len(slot.takes)):
@@ -142,6 +144,17 @@ def _find_signature(name: str, function: str, folders: tuple[Path, ...], hops: i
     if function in module.imports and hops < MAX_HOPS:
         source, original = module.imports[function]
         return _find_signature(source, original, (module.file.parent, *folders), hops + 1, is_class)
+    raise KeyError(function)
+
+
+def _find_foreign(name: str, function: str, folders: tuple[Path, ...], hops: int) -> Signature:
+    """Return a function whose parameters are not posttrain's: there are no options. Raise KeyError if there is none."""
+    module = load(name, folders)
+    if function in module.functions:
+        return Signature(module.name, function, ast.get_docstring(module.functions[function]) or "", (), {})
+    if function in module.imports and hops < MAX_HOPS:
+        source, original = module.imports[function]
+        return _find_foreign(source, original, (module.file.parent, *folders), hops + 1)
     raise KeyError(function)
 
 

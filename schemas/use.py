@@ -303,3 +303,9 @@ class FunctionUse(Use):
     """Any user-defined function, by import path."""
 
     takes = ("context",)
+
+
+class ForeignUse(Use):
+    """A function with another library's signature, by import path; the function that takes it calls it as it is."""
+
+    member = "function"  # stays a description: nothing is bound to it

@@ -244,6 +244,8 @@ def _describe_type(annotation: Any) -> str:
     if isinstance(annotation, type) and issubclass(annotation, Reference):
         return f"reference ({', '.join(annotation.accepts)})" if len(annotation.accepts) < 6 else "reference"
     if isinstance(annotation, type) and issubclass(annotation, Use):
+        if not annotation.home:
+            return "`package.module:function`"
         return f"[{_make_title(annotation).lower()}](#{_make_title(annotation).lower().replace(' ', '-')})"
     names = {
         int: "whole number",

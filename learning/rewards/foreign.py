@@ -1,0 +1,107 @@
+"""Reward functions written for other libraries, called as they are: TRL's and verl's.
+
+The function stands in the folder of the recipe or on Python's path, and is named by its import path.
+"""
+
+import inspect
+import json
+from collections.abc import Callable
+from typing import Any
+
+from learning.data.rows import Row
+from learning.lookup import find
+from schemas.base import JsonObject
+from schemas.errors import StepError
+from schemas.use import ForeignUse
+
+
+def trl(
+    rows: list[Row],
+    completions: list[str],
+    *,
+    function: ForeignUse,
+    as_messages: bool = False,
+    kwargs: JsonObject = {},  # noqa: B006 — read only
+) -> list[float | None]:
+    """Scores of a function with TRL's signature, `f(prompts, completions, **columns) -> list[float | None]`.
+
+    `columns` are those of the data, one list each; `answer` is one. Prompts and completions are texts, or with
+    `as_messages` lists of messages, as TRL passes those of conversational data. `kwargs` are passed as they are.
+    """
+    columns = _collect_columns(rows)
+    prompts = [row["prompt"] if as_messages else _join_prompt(row["prompt"]) for row in rows]
+    answers: list[Any] = (
+        [[{"role": "assistant", "content": text}] for text in completions] if as_messages else completions
+    )
+    given = {**columns, **kwargs, "prompts": prompts, "completions": answers}
+    return _call(find(function), given)
+
+
+def verl(
+    rows: list[Row],
+    completions: list[str],
+    *,
+    function: ForeignUse,
+    data_source: str = "",
+    kwargs: JsonObject = {},  # noqa: B006 — read only
+) -> list[float | None]:
+    """Scores of a function with verl's signature, `f(data_source, solution_str, ground_truth, extra_info=None)`.
+
+    It is called for each completion; it returns a number, or a map whose `score` counts. `ground_truth` is the row's
+    answer; `data_source` and `extra_info` are columns of the data, and `data_source` also an option.
+    """
+    called = find(function)
+    scores: list[float | None] = []
+    for row, completion in zip(rows, completions, strict=True):
+        notes = _read_notes(row)
+        given = {
+            "data_source": notes.get("data_source", data_source),
+            "solution_str": completion,
+            "ground_truth": row["answer"],
+            "extra_info": notes.get("extra_info"),
+            **kwargs,
+        }
+        score = _call(called, given)
+        scores.append(score.get("score") if isinstance(score, dict) else score)
+    return scores
+
+
+def _call(function: Callable[..., Any], given: dict[str, Any]) -> Any:
+    """Call with the arguments that the function takes by name. Raise StepError for one that it needs and lacks."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        taken = given
+    else:
+        taken = {parameter.name: given[parameter.name] for parameter in parameters if parameter.name in given}
+    required = [
+        p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
+    if missing := [name for name in required if name not in taken]:
+        name = getattr(function, "__name__", "the function")
+        raise StepError(f"reward {name} takes `{missing[0]}`, which the data lack; columns: {', '.join(sorted(given))}")
+    return function(**taken)
+
+
+def _collect_columns(rows: list[Row]) -> dict[str, list[Any]]:
+    """Return the columns of rows that are no messages, each with one value per row."""
+    notes = [_read_notes(row) for row in rows]
+    names = dict.fromkeys(name for note in notes for name in note)
+    return {
+        **{name: [note.get(name) for note in notes] for name in names},
+        "answer": [row["answer"] for row in rows],
+        "family": [row.get("family") for row in rows],
+    }
+
+
+def _read_notes(row: Row) -> JsonObject:
+    """Return the columns that a row keeps as metadata."""
+    try:
+        notes = json.loads(row.get("metadata") or "{}")
+    except ValueError:
+        return {}
+    return notes if isinstance(notes, dict) else {}
+
+
+def _join_prompt(messages: list[dict[str, Any]]) -> str:
+    """Return a prompt as text: the content of its only message, or of all, one per paragraph."""
+    return "\n\n".join(str(message.get("content") or "") for message in messages)

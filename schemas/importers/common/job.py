@@ -1,0 +1,199 @@
+"""What the importer of a tool works on, and the steps that several tools share."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from schemas.importers.common.draft import Draft, Line, StageDraft
+from schemas.importers.common.leaves import Leaves
+from schemas.importers.common.references import Places, refer
+from schemas.importers.common.values import flag, number, whole
+from schemas.source.tree import Mark, make_error
+from schemas.stages.union import KINDS
+
+Source = dict[str, Any]
+"""A source of rows, as a recipe writes it."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool whose configurations can be imported."""
+
+    name: str
+    title: str
+    known: frozenset[str]
+    """Dotted keys that it knows; `*` is any key or number, `**` everything below."""
+    marks: tuple[str, ...]
+    """Keys that only this tool has, by which a configuration is recognised."""
+    convert: Callable[["Job"], None]
+    commands: tuple[str, ...] = ()
+    """Words of a command line by which it is recognised."""
+    harmless: Mapping[str, str] = field(default_factory=dict)
+    unsupported: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One import."""
+
+    leaves: Leaves
+    draft: Draft
+    places: Places
+    devices: int
+    words: tuple[str, ...]
+    """Words of the command line before its options; for TRL also the trainer that was named."""
+    infos: Mapping[str, Any]
+    """LLaMA-Factory's dataset_info.json."""
+
+    def fail(self, key: str, message: str, advice: str) -> Exception:
+        """Return the error of a configuration from which no recipe can be made."""
+        return make_error(Mark(self.leaves.file, 1, 1), key, message, advice)
+
+
+def map_model(job: Job, stage: StageDraft, key: str, revision: str = "") -> None:
+    """Take over the model. Raise RecipeError if the input names none."""
+    name = job.leaves.get(key)
+    if name is None:
+        raise job.fail(key, "the configuration names no model", f"add `{key}: org/name`")
+    try:
+        reference = refer(name, job.places, job.leaves.get(revision) if revision else None)
+    except ValueError as error:
+        raise job.fail(key, str(error), "name a folder or a model of the hub") from None
+    stage.put("model", reference, key)
+    job.leaves.mapped(key, f"{stage.name}.model", reference)
+    if revision:
+        if job.leaves.get(revision) in (None, "", "main"):
+            job.leaves.harmless(revision, "is the default")
+        job.leaves.account(revision, "mapped", f"{stage.name}.model: {reference}")
+
+
+def map_seed(job: Job, key: str, default: int | None) -> None:
+    """Take over the seed of the run."""
+    given = job.leaves.get(key)
+    try:
+        seed = default if given is None else whole(given)
+    except ValueError as error:
+        job.leaves.account(key, "not supported", f"{error}; set `seed`")
+        return
+    if given is not None:
+        job.leaves.mapped(key, "seed")
+        job.draft.seed = Line(seed, key)
+    elif seed:
+        job.leaves.state_default(key, seed, f"0; the recipe says seed: {seed}")
+        job.draft.seed = Line(seed, f"default of {key}")
+
+
+def map_reporting(stage: StageDraft, names: Mapping[str, str] | None = None) -> None:
+    """Take over intervals of checkpoints and curves, and recomputation of activations."""
+    names = {"save": "save_steps", "log": "logging_steps", "recompute": "gradient_checkpointing", **(names or {})}
+    for key, ours in ((names["save"], "save_steps"), (names["log"], "logging_steps")):
+        value = stage.leaves.get(key)
+        try:
+            steps = 0.0 if value is None else number(value)
+        except ValueError:
+            steps = 0.0
+        if 0 < steps < 1:
+            stage.leaves.account(key, "not supported", f"a share of all steps; set {ours} to a number of steps")
+        elif value is not None and steps >= 1:
+            stage.copy(key, ours, whole)
+        else:
+            stage.leaves.harmless(key, "no interval: the default")
+    stage.copy(names["recompute"], "gradient_checkpointing", _read_recomputation)
+
+
+def _read_recomputation(value: Any) -> bool:
+    if value in ("unsloth", "offload", "offload_disk"):
+        return True
+    return flag(value)
+
+
+def map_evaluation(stage: StageDraft, share: str, steps: str = "eval_steps", patience: str = "") -> None:
+    """Take over the share of rows that is held out, the interval of evaluations, and what depends on them."""
+    leaves = stage.leaves
+    value = leaves.get(share)
+    try:
+        held = 0.0 if value is None else number(value)
+    except ValueError:
+        held = 0.0
+    if held >= 1:
+        advice = f"a number of rows: set stages.{stage.name}.validation_fraction to {held:g} / rows of the data"
+        leaves.account(share, "not supported", advice)
+    elif held > 0:
+        stage.copy(share, "validation_fraction", number)
+    else:
+        leaves.harmless(share, "nothing is held out")
+        own = type_default(stage, "validation_fraction")
+        if own and stage.kind == "preference":
+            stage.put("validation_fraction", 0.0, f"no {share}")
+        elif own:
+            leaves.state_default(share, 0, f"{own}: a reward model is measured on held-out pairs")
+    held_out = bool(stage.get("validation_fraction", type_default(stage, "validation_fraction")))
+    every = leaves.get(steps)
+    if held_out and every is not None and str(every).replace(".", "", 1).isdigit() and float(every) >= 1:
+        stage.copy(steps, "eval_steps", whole)
+    for key in (steps, "eval_strategy", "evaluation_strategy", "evals_per_epoch", "do_eval"):
+        why = "`eval_steps` sets the interval; without it there is one evaluation at the end"
+        leaves.harmless(key, why if held_out else "nothing is held out; `validation_fraction` would")
+    if "eval_steps" in stage.lines:
+        if patience:
+            stage.copy(patience, "early_stopping_patience", whole)
+        stage.copy("load_best_model_at_end", "load_best_model_at_end", flag)
+    else:
+        for key in ("load_best_model_at_end", *([patience] if patience else [])):
+            leaves.unsupported(key, "needs `validation_fraction` and `eval_steps`")
+
+
+def type_default(stage: StageDraft, ours: str) -> Any:
+    """Return the default of a key of a stage's kind, or None."""
+    own = KINDS[stage.kind].model_fields.get(ours)
+    return None if own is None else own.default
+
+
+def put_truncation(stage: StageDraft, source: str, cuts_the_end: bool) -> None:
+    """Take over what happens with long rows: cut off after the limit, or else dropped and counted."""
+    if cuts_the_end and "long_rows" in KINDS[stage.kind].model_fields:
+        stage.put("long_rows", "truncate", source)
+        stage.leaves.account(source, "mapped", f"{stage.name}.long_rows: truncate")
+    elif stage.leaves.has(source):
+        stage.leaves.differs(source, "longer rows are dropped and counted")
+
+
+def put_sources(stage: StageDraft, port: str, sources: list[Source], source: str) -> None:
+    """Write sources of rows: a reference alone as text, else the sources with their keys."""
+    if not sources:
+        return
+    plain = len(sources) == 1 and set(sources[0]) == {"from"}
+    value = sources[0]["from"] if plain else sources[0] if len(sources) == 1 else sources
+    stage.put(port, value, source)
+
+
+def map_group(job: Job, stage: StageDraft, fsdp: tuple[str, ...], deepspeed: tuple[str, ...]) -> None:
+    """Take over sharding and data parallelism as `resources`, which only `--devices` above 1 needs."""
+    leaves = job.leaves
+    sharded = next((key for key in fsdp if not _is_off(leaves.get(key))), None)
+    zero = next((key for key in deepspeed if not _is_off(leaves.get(key))), None)
+    shards = sharded is not None or (zero is not None and _reads_zero_2_or_3(leaves.get(zero)))
+    strategy = "fsdp2" if shards else "ddp"
+    if job.devices > 1:
+        group = {"train": {"workers": job.devices, "num_gpus": 1, "strategy": strategy}}
+        stage.put("resources", group, sharded or zero or f"--devices {job.devices}")
+    for key in (*fsdp, *deepspeed):
+        for leaf in leaves.leaves_of(key):
+            if _is_off(leaves.values[leaf]):
+                leaves.harmless(leaf, "is off")
+            elif "offload" in leaf.rpartition(".")[2] and leaves.values[leaf] is not False:
+                leaves.account(leaf, "not supported", "nothing is offloaded; `posttrain plan --memory` tells what fits")
+            elif job.devices > 1 and (key in (sharded, zero)):
+                leaves.account(leaf, "mapped", f"{stage.name}.resources.train.strategy: {strategy}")
+            else:
+                why = "one device has nothing to shard" if job.devices == 1 else "posttrain wraps every block"
+                leaves.harmless(leaf, f"{why}; `--devices N` writes `resources`")
+
+
+def _is_off(value: Any) -> bool:
+    return value in (None, False, "", [], {}, "no", "none", "false")
+
+
+def _reads_zero_2_or_3(value: Any) -> bool:
+    text = str(value).lower()
+    return any(word in text for word in ("zero2", "zero3", "zero_2", "zero_3", "stage2", "stage3", "'stage': 2"))

@@ -1,0 +1,1 @@
+"""The keys that each tool knows, from its documentation and its settings classes."""

@@ -1,0 +1,1 @@
+"""One module per tool: how its keys become a recipe."""

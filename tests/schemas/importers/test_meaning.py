@@ -1,0 +1,141 @@
+"""What imported keys mean: batches, schedules, adapters, masks, losses, data; values that cannot be read."""
+
+import json
+
+import pytest
+import yaml
+
+from schemas.errors import RecipeError
+from schemas.importers.common.leaves import Leaves
+from schemas.importers.convert import import_config
+from schemas.recipe.load import load_recipe
+
+AXOLOTL = {"base_model": "org/name", "datasets": [{"path": "org/data", "type": "alpaca"}], "learning_rate": 1e-4}
+TRL = {"model_name_or_path": "org/name", "dataset_name": "org/data"}
+
+
+def convert(tree, tool, tmp_path, **options):
+    """The only stage of the recipe, and the notes by key."""
+    (tmp_path / "config.json").write_text(json.dumps(tree))
+    made = import_config([tmp_path / "config.json"], tool, tmp_path / "recipe.yaml", **options)
+    (tmp_path / "recipe.yaml").write_text(made.text)
+    load_recipe(tmp_path / "recipe.yaml")
+    (stage,) = yaml.safe_load(made.text)["stages"].values()
+    return stage, {entry.key: entry for entry in made.entries}
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_the_rows_of_a_step_are_per_device_times_accumulation_times_devices(devices, tmp_path):
+    tree = AXOLOTL | {"micro_batch_size": 2, "gradient_accumulation_steps": 3}
+    sft, _ = convert(tree, "axolotl", tmp_path, devices=devices)
+    assert sft["per_device_train_batch_size"] * sft.get("gradient_accumulation_steps", 1) == 6 * devices
+    assert sft["per_device_train_batch_size"] == 2
+    pairs, _ = convert(tree | {"rl": "dpo"}, "axolotl", tmp_path, devices=devices)
+    assert pairs["per_device_train_batch_size"] == 6 * devices
+    assert ("resources" in pairs) == (devices > 1)
+
+
+def test_sharding_becomes_a_training_group(tmp_path):
+    for key, strategy in (("fsdp", "fsdp2"), ("deepspeed", "fsdp2"), (None, "ddp")):
+        more = {} if key is None else {key: "full_shard" if key == "fsdp" else "zero3.json"}
+        stage, _ = convert(AXOLOTL | more, "axolotl", tmp_path, devices=4)
+        assert stage["resources"]["train"] == {"workers": 4, "num_gpus": 1, "strategy": strategy}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (
+            {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 7},
+            {"lr_scheduler_type": "constant", "warmup_steps": 7},
+        ),
+        ({"lr_scheduler_type": "cosine", "warmup_ratio": 0.2}, {"lr_scheduler_type": "cosine", "warmup_ratio": 0.2}),
+        ({"warmup_steps": 0.25}, {"lr_scheduler_type": "linear", "warmup_ratio": 0.25}),
+        (
+            {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 1e-6}, "learning_rate": 1e-4},
+            {"lr_scheduler_type": "cosine_with_min_lr", "min_lr_ratio": 0.01, "learning_rate": 1e-4},
+        ),
+        (
+            {
+                "lr_scheduler_type": "warmup_stable_decay",
+                "lr_scheduler_kwargs": {"num_decay_steps": 5},
+                "max_steps": 50,
+            },
+            {"lr_scheduler_type": "warmup_stable_decay", "num_decay_steps": 5, "max_steps": 50},
+        ),
+        ({"num_train_epochs": 2, "max_steps": 30}, {"max_steps": 30}),
+        ({}, {"num_train_epochs": 3.0, "learning_rate": 2e-5, "lr_scheduler_type": "linear"}),
+        ({"optim": "paged_adamw_8bit"}, {"optim": "adamw_8bit"}),
+        ({"max_grad_norm": 0}, {"max_grad_norm": None}),
+        ({"adam_beta2": 0.95, "weight_decay": "1e-2"}, {"adam_beta2": 0.95, "weight_decay": 0.01}),
+        ({"use_peft": True, "lora_target_modules": "all-linear"}, {"use_peft": True, "lora_dropout": 0.05}),
+        ({"use_peft": True, "lora_target_modules": ".*q_proj"}, {"lora_target_modules": ".*q_proj"}),
+        ({"fp16": True}, {"bf16": True}),
+        ({"dtype": "bfloat16", "bf16": True}, {"dtype": "bfloat16"}),
+        ({"dataset_name": "org/data", "dataset_config": "en"}, {"data": {"from": "hub:org/data", "subset": "en"}}),
+    ],
+)
+def test_keys_of_training_keep_their_meaning(theirs, ours, tmp_path):
+    stage, _ = convert(TRL | theirs, "trl:sft", tmp_path)
+    assert {key: stage.get(key) for key in ours} == ours
+
+
+def test_iterations_of_grpo_count_generations(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a", "answer": "b"}\n' * 40)
+    tree = {"model_name_or_path": "org/name", "dataset_name": str(rows), "reward_funcs": ["accuracy_reward"]}
+    batch = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_generations": 4}
+    stage, _ = convert(tree | batch | {"num_train_epochs": 3}, "trl:grpo", tmp_path, devices=2)
+    assert (stage["generation_batch_size"], stage["max_steps"]) == (16, 3 * 40 // 4)
+    stage, _ = convert(
+        tree | batch | {"max_steps": 24, "steps_per_generation": 6, "num_iterations": 2}, "trl:grpo", tmp_path
+    )
+    assert (stage["generation_batch_size"], stage["num_mini_batches"], stage["num_iterations"]) == (24, 3, 2)
+    assert stage["max_steps"] == 24 // (3 * 2)
+
+
+def test_a_value_that_cannot_be_taken_over_is_named_with_what_to_do(tmp_path):
+    stage, notes = convert(TRL | {"lr_scheduler_type": "polynomial", "optim": "galore_adamw"}, "trl:sft", tmp_path)
+    assert "optim" not in stage
+    assert notes["optim"].status == "not supported"
+    assert "there are adamw, adamw_8bit" in notes["optim"].note
+    assert "no schedule polynomial" in notes["lr_scheduler_type"].note
+
+
+def test_a_default_of_the_tool_is_stated_only_where_it_differs(tmp_path):
+    _, notes = convert(TRL, "trl:sft", tmp_path)
+    assert notes["lr_scheduler_type"].status == "default differs"
+    assert "theirs linear by default; ours constant" in notes["lr_scheduler_type"].note
+    assert "weight_decay" not in notes
+
+
+def test_a_configuration_without_model_or_data_is_refused(tmp_path):
+    for missing in ("base_model", "datasets"):
+        tree = {key: value for key, value in AXOLOTL.items() if key != missing}
+        with pytest.raises(RecipeError, match=missing):
+            convert(tree, "axolotl", tmp_path)
+    with pytest.raises(RecipeError, match="no tool is recognised"):
+        convert({"a": 1}, None, tmp_path)
+    with pytest.raises(RecipeError, match=r"no tool axolot\n.*did you mean `axolotl`"):
+        convert(AXOLOTL, "axolot", tmp_path)
+
+
+def test_keys_with_dots_do_not_hide_each_other():
+    leaves = Leaves({"a": {"b": 1}, "a.b": 2, "a.b#2": 3, "c": [{}, [], {"d": None}], "e": {}}, "file")
+    assert leaves.values == {"a.b": 1, "a.b#2": 2, "a.b#2#2": 3, "c.0": {}, "c.1": [], "c.2.d": None, "e": {}}
+
+
+def test_a_script_is_parsed_and_never_run(tmp_path):
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "#!/bin/bash\nexport MODEL=org/name\nN=4\ntouch ran\necho $(touch ran)\n"
+        "python3 -m verl.trainer.main_ppo data.train_files=org/data \\\n"
+        "  # a comment between\n"
+        '  actor_rollout_ref.model.path="${MODEL}" actor_rollout_ref.rollout.n=$N algorithm.adv_estimator=grpo \\\n'
+        "  trainer.total_training_steps=${STEPS:-9} trainer.experiment_name=$(touch ran) +trainer.nnodes=2 $@\n"
+    )
+    made = import_config([script], None, tmp_path / "recipe.yaml")
+    keys = {entry.key: entry for entry in made.entries if entry.given}
+    assert keys["actor_rollout_ref.rollout.n"].value == 4
+    assert keys["trainer.total_training_steps"].value == 9
+    assert not (tmp_path / "ran").exists()
