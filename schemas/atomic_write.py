@@ -1,5 +1,6 @@
 """Atomic writes: a reader sees the old content or the new, never a part of it, also after a crash."""
 
+import errno
 import os
 import secrets
 from collections.abc import Iterator
@@ -30,6 +31,18 @@ def write_text_atomically(file: Path, text: str) -> None:
     """Write a file of text. Raise OSError."""
     with atomic_file(file) as fresh:
         fresh.write_text(text)
+
+
+def flush_path(path: Path) -> None:
+    """Flush one file or folder to the disk; file systems that cannot flush a folder are left alone."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(handle)
 
 
 def is_fragment(path: Path) -> bool:

@@ -10,6 +10,7 @@ from learning.evaluation.paired_tests import POWER, find_minimum_detectable
 from lineage.layout import Layout
 from lineage.tracing.history import find_latest
 from schemas.base import JsonObject
+from schemas.checks.gates import name_metric
 from schemas.gates import Gate, split_metric
 from schemas.manifest import Manifest
 from schemas.plan import Plan, Step
@@ -76,7 +77,7 @@ def _find_earlier_test(question: Question, gate: Gate, last: Manifest) -> tuple[
 
 def _count_problems(step: Step, name: str) -> int | None:
     """Return the problems that a step's tasks make, of the metric's family; None if the settings do not define them."""
-    parts = split_metric(name, [_metric_name(m) for m in step.settings["metrics"]])
+    parts = split_metric(name, [name_metric(m) for m in step.settings["metrics"]])
     family = parts[1] if parts else None
     tasks: list[JsonObject] = step.settings["tasks"]
     if step.settings.get("prompts") or any("size" not in task for task in tasks):
@@ -91,15 +92,10 @@ def _count_problems(step: Step, name: str) -> int | None:
 
 def _is_share(step: Step, name: str) -> bool:
     """Return whether a metric is built in, and so lies between 0 and 1."""
-    parts = split_metric(name, [_metric_name(m) for m in step.settings["metrics"]])
+    parts = split_metric(name, [name_metric(m) for m in step.settings["metrics"]])
     return parts is not None and all(
-        ":" not in m["use"] for m in step.settings["metrics"] if _metric_name(m) == parts[0]
+        ":" not in m["use"] for m in step.settings["metrics"] if name_metric(m) == parts[0]
     )
-
-
-def _metric_name(use: JsonObject) -> str:
-    name = str(use["use"]).replace(":", ".").rpartition(".")[2]
-    return "_".join([name, *(str(value) for key, value in use.items() if key != "use")])
 
 
 def describe_condition(step: Step, plan: Plan) -> str:

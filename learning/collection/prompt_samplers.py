@@ -7,14 +7,12 @@ requests.
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
 
-from learning.data.rows import Row, read_rows
+from learning.data.rows import Row, read_cached_rows
 from learning.samples.sample import History, SampleRequest
 from schemas.errors import StepError
 from schemas.number_schedules import ScheduledFloat
@@ -236,7 +234,7 @@ def in_context(
             f"prompt_sampler in_context: with_demos {with_demos} leaves no plain completion of num_generations {n}; "
             "lower it"
         )
-    solved = _load_solved(str(data))
+    solved = read_cached_rows(str(data), "chat")
     requests = []
     for group, i in enumerate(choose_prompts(len(rows), num_groups, seed, step)):
         row = rows[i]
@@ -257,13 +255,6 @@ def in_context(
 def prepend_demonstrations(solved: Sequence[Row], row: Row) -> list[Row]:
     """Return the messages of solved problems (chat rows), followed by those of a problem."""
     return [message for demo in solved for message in (*demo["prompt"], *demo["completion"])] + row["prompt"]
-
-
-@lru_cache(maxsize=4)
-def _load_solved(folder: str) -> list[Row]:
-    """Return the rows of a chat artifact."""
-    # Artifacts never change, so the cache is never stale.
-    return read_rows(Path(folder), "chat")
 
 
 def choose_prompts(num_prompts: int, num_groups: int, seed: int, step: int) -> list[int]:

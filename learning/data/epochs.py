@@ -104,11 +104,3 @@ class Filled:
 def sort_longest_first(lengths: np.ndarray, order: np.ndarray) -> np.ndarray:
     """Return rows by falling length; those of equal length as they stand in `order`."""
     return order[np.argsort(-lengths[order], kind="stable")]
-
-
-def fill_sequences(lengths: Sequence[int] | np.ndarray, order: Sequence[int], budget: int) -> list[list[int]]:
-    """Put rows into sequences of at most `budget` tokens (`Filled`); rows of equal length are taken in `order`."""
-    lengths = np.asarray(lengths, np.int64)
-    rows = sort_longest_first(lengths, np.asarray(order, np.int64))
-    filled = Filled(lengths[rows], budget)
-    return [filled.members(rows, sequence) for sequence in range(filled.count)]

@@ -10,6 +10,7 @@ All types may have `tools` and `chat_template_kwargs` for the template of this r
 """
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,12 @@ def read_table(folder: Path, artifact_type: str) -> pa.Table:
 def read_rows(folder: Path, artifact_type: str) -> list[Row]:
     """Read the rows of an artifact as dictionaries; for tables that fit into memory."""
     return [row for batch in scan_rows(folder, artifact_type) for row in unpack_rows(batch)]
+
+
+@lru_cache(maxsize=8)
+def read_cached_rows(folder: str, artifact_type: str) -> list[Row]:
+    """Read the rows of an artifact once per process: an artifact never changes. Callers must not change them."""
+    return read_rows(Path(folder), artifact_type)
 
 
 def replace_half_characters(text: str) -> str:

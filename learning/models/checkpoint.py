@@ -1,6 +1,5 @@
 """Checkpoints of a step: safetensors and JSON in a folder that one rename completes; never a pickle."""
 
-import errno
 import hashlib
 import json
 import os
@@ -16,6 +15,7 @@ from learning.parallel import checkpoint_shards, random_states
 from learning.parallel.checkpoint_shards import Like, read_shards, request_whole, write_shards
 from learning.parallel.group import ALONE, Group
 from learning.parallel.random_states import collect_random_states, restore_random_states
+from schemas.atomic_write import flush_path
 from schemas.errors import StepError
 from schemas.sealed import NotSealed, file_digest, read_sealed, write_sealed
 
@@ -61,13 +61,13 @@ def save_checkpoint(
     if group.main:
         (fresh / STATE).write_text(json.dumps({"step": step, "state": state}))
         for file in fresh.iterdir():
-            _flush(file)
+            flush_path(file)
         final = folder / f"step-{step:08d}"
         seal_folder(fresh, final.name, {**written, STATE: file_digest(fresh / STATE)})
-        _flush(fresh)
+        flush_path(fresh)
         shutil.rmtree(final, ignore_errors=True)
         fresh.rename(final)
-        _flush(folder)
+        flush_path(folder)
         for old in sorted(folder.glob("step-*"))[:-KEPT]:
             shutil.rmtree(old)
     group.barrier()
@@ -231,17 +231,6 @@ def _is_state_of(shape: tuple[int, ...], field: str, found: tuple[int, ...]) -> 
     factors = {"row_var": (*shape[:-1], 1), "col_var": (*shape[:-2], 1, *shape[-1:])}
     is_of_blocks = field.startswith(("qmap", "absmax"))
     return not found or is_of_blocks or found == factors.get(field, shape)
-
-
-def _flush(file: Path) -> None:
-    handle = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # file systems that cannot flush a folder
-            raise
-    finally:
-        os.close(handle)
 
 
 def seal_folder(folder: Path, name: str, digests: Mapping[str, str]) -> None:

@@ -1,14 +1,13 @@
 """DVC's content-addressed cache, written as DVC would: `<two hex digits>/<the rest>`, read-only, whole or absent."""
 
 import contextlib
-import errno
 import fcntl
 import os
 import shutil
 from pathlib import Path
 
 from lineage.digests import digest_file, dvc_listing
-from schemas.atomic_write import atomic_file
+from schemas.atomic_write import atomic_file, flush_path
 from schemas.manifest import Output
 
 FICLONE = 0x40049409
@@ -66,15 +65,3 @@ def flush_tree(folder: Path) -> None:
     for base, _, names in os.walk(folder):
         for path in (*(Path(base) / name for name in names), Path(base)):
             flush_path(path)
-
-
-def flush_path(path: Path) -> None:
-    """Flush one file or folder to the disk; file systems that cannot flush a folder are left alone."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-    finally:
-        os.close(handle)

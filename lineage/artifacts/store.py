@@ -16,14 +16,14 @@ from lineage.artifacts.completeness import (
     read_sealed_manifest,
 )
 from lineage.artifacts.digest_cache import DigestCache, Scan, hash_file, scan_folder
-from lineage.artifacts.objects import Objects, copy_file, flush_path, flush_tree
+from lineage.artifacts.objects import Objects, copy_file, flush_tree
 from lineage.artifacts.published import Keys, compare_with_log
 from lineage.artifacts.seal import write_seal
 from lineage.artifacts.signature import SIGNATURE, compare_with_signature, write_signature
 from lineage.digests import content_digest, dvc_digest, folder_digests
 from lineage.keys import load_trusted_keys
 from lineage.layout import Layout
-from schemas.atomic_write import atomic_file
+from schemas.atomic_write import atomic_file, flush_path
 from schemas.errors import StepError
 from schemas.manifest import FileDigest, Manifest, Output
 from schemas.references import ArtifactType

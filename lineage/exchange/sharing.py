@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from lineage.artifacts.objects import copy_file, flush_path, flush_tree
+from lineage.artifacts.objects import copy_file, flush_tree
 from lineage.artifacts.reclaim import list_object_names
 from lineage.artifacts.seal import check_seal
 from lineage.artifacts.signature import read_signer_name
@@ -20,7 +20,7 @@ from lineage.keys import ensure_keys_folder, key_name, load_public_key, load_tru
 from lineage.layout import Layout
 from lineage.records import Record, read_record, read_records
 from lineage.tracing.ancestry import trace
-from schemas.atomic_write import atomic_file
+from schemas.atomic_write import atomic_file, flush_path
 from schemas.errors import PlanError, StepError
 from schemas.manifest import Manifest
 

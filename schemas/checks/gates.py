@@ -11,7 +11,7 @@ from schemas.suggestions import suggest
 
 def check_gates(info: StepInfo, stage: Evaluate) -> Iterator[Problem]:
     """Yield the problems with the gates of a step."""
-    options = {_metric_label(m): m for m in info.dump()["metrics"]}
+    options = {name_metric(m): m for m in info.dump()["metrics"]}
     for index, gate in enumerate(stage.gate):
         path = f"gate.{index}"
         yield from _check_metrics(info, gate, path, list(options))
@@ -58,7 +58,7 @@ def _check_tests(
             return
 
 
-def _metric_label(metric: dict[str, object]) -> str:
+def name_metric(metric: dict[str, object]) -> str:
     """Return a metric's name in tables and gates: function and options, as `pass_at_4`."""
     name = str(metric["use"]).replace(":", ".").rpartition(".")[2]
     return "_".join([name, *(str(value) for key, value in metric.items() if key != "use")])

@@ -8,7 +8,7 @@ from typing import get_args
 
 from schemas.data_files import is_data_file
 from schemas.expansion.expand import Unit
-from schemas.expansion.names import Target, scheme_of
+from schemas.expansion.names import Target
 from schemas.references import Reference, RowsRef, is_pattern
 from schemas.row_formats import Emit
 from schemas.source.tree import Node, join_path, make_nodes, merge_nodes
@@ -88,9 +88,9 @@ def _is_source(written: Node, folders: tuple[Path, ...]) -> bool:
         return True
     if not isinstance(written.value, str):
         return False
-    rest = written.value.partition(":")[2]
-    if scheme_of(written.value) != "path" or not rest.strip():
-        return scheme_of(written.value) == "hub"
+    scheme, _, rest = written.value.partition(":")
+    if scheme != "path" or not rest.strip():
+        return scheme == "hub" and ":" in written.value
     if is_data_file(rest) or is_pattern(rest):
         return True
     found = next((folder for base in folders if (folder := _find_folder(base, rest)) is not None), None)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from schemas.errors import RecipeError
-from schemas.references import SCHEMES
+from schemas.references import SCHEMES, Reference
 from schemas.source.tree import Mark, make_error
 from schemas.suggestions import suggest
 
@@ -43,17 +43,11 @@ def split_reference(text: str, names: Names) -> tuple[str, str | None] | None:
         tail = f"{last}.{tail}" if tail else last
 
 
-def scheme_of(text: str) -> str | None:
-    """Return the scheme of a reference to an outside source, or None."""
-    head, colon, _ = text.partition(":")
-    return head if colon else None
-
-
 def resolve_reference(text: str, names: Names, mark: Mark, path: str) -> Resolved:
     """Return the target of a reference. Raise RecipeError with the nearest name."""
     if "|" in text and ":" not in text.partition("|")[0]:
         return _resolve_choice([part.strip() for part in text.split("|")], names, mark, path)
-    if (scheme := scheme_of(text)) is not None:
+    if (scheme := Reference(text).scheme) is not None:
         return Resolved(source=_check_outside(text, scheme, mark, path))
     word_and_output = split_reference(text, names)
     if word_and_output is None:

@@ -33,7 +33,7 @@ def complete_decontamination(infos: dict[str, StepInfo], problems: list[Problem]
         for slot in filter(_is_task, other.slots):
             tasks.setdefault(_slot_identity(slot), slot)
         for port in (p for p in other.ports if p.path == "prompts"):
-            prompts.setdefault(_port_content(port), (other, port))
+            prompts.setdefault(port.content, (other, port))
     if (count := len(curations) * (len(tasks) + len(prompts))) > MAX_COMPARISONS:
         info = next(iter(curations.values()))
         message = f"{len(curations)} curations would each be compared with all evaluations: {count} comparisons"
@@ -58,13 +58,13 @@ def _complete_curation(
     tasks: list[Use] = list(settings.against)
     slots, identities = list(info.slots), {_slot_identity(slot) for slot in info.slots}
     prompts, ports = list(settings.against_prompts), list(info.ports)
-    own = {_port_content(port) for port in ports if port.path.startswith("decontaminate.")}
+    own = {port.content for port in ports if port.path.startswith("decontaminate.")}
     for identity, slot in evaluated.items():
         if identity not in identities:
             slots.append(Slot(f"decontaminate.against.{len(tasks)}", slot.use, slot.signature, slot.options))
             tasks.append(slot.use)
     for other, port, made_from in prompt_sets:
-        if _port_content(port) in own:
+        if port.content in own:
             continue
         if info.name in made_from:
             problems.append(_make_cycle_problem(info, other, port))
@@ -82,10 +82,6 @@ def _is_task(slot: Slot) -> bool:
 
 def _slot_identity(slot: Slot) -> str:
     return json.dumps([slot.signature.module, slot.signature.name, slot.values])
-
-
-def _port_content(port: Port) -> tuple[object, ...]:
-    return port.steps, port.output, port.source
 
 
 def _make_ancestor_search(curations: list[str], infos: dict[str, StepInfo]) -> Callable[[tuple[str, ...]], set[str]]:

@@ -38,7 +38,7 @@ def _add_baselines(info: StepInfo, stage: Evaluate, infos: dict[str, StepInfo], 
         except RecipeError as error:
             problems += error.problems
             continue
-        same = next((p for p in ports if _is_model(p) and _port_content(p) == _port_content(baseline)), None)
+        same = next((p for p in ports if _is_model(p) and p.content == baseline.content), None)
         word = same.path.partition(".")[2] or "model" if same else _free_name(gate.against, gate, against)
         if same is None:
             against[word] = PolicyRef(baseline.text)
@@ -50,10 +50,6 @@ def _add_baselines(info: StepInfo, stage: Evaluate, infos: dict[str, StepInfo], 
 
 def _is_model(port: Port) -> bool:
     return port.path == "model" or port.path.startswith(("models.", "against."))
-
-
-def _port_content(port: Port) -> tuple[object, ...]:
-    return port.steps, port.output, port.source
 
 
 def _free_name(word: str, gate: Gate, names: dict[str, PolicyRef]) -> str:
@@ -98,7 +94,7 @@ def _find_parent(port: Port, infos: dict[str, StepInfo]) -> Port | str:
     if len({maker.origin for maker in makers}) == 1:
         return _find_start(makers[-1])
     starts = [_find_start(maker) for maker in makers]
-    same = {_port_content(s) for s in starts if isinstance(s, Port)}
+    same = {s.content for s in starts if isinstance(s, Port)}
     agreed = len(same) == 1 and all(isinstance(s, Port) for s in starts)
     return starts[0] if agreed else "its candidates were trained from different models"
 

@@ -47,6 +47,11 @@ class Port:
     mark: Mark = NOWHERE
     """Where it is written."""
 
+    @property
+    def content(self) -> tuple[object, ...]:
+        """What is received; ports with equal content receive the same artifact."""
+        return self.steps, self.output, self.source
+
 
 @dataclass(frozen=True)
 class StepInfo:

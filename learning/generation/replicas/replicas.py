@@ -153,7 +153,7 @@ class Replicas:
         self._settle()
         self.weights = self.weights or self.publisher()
         self.receipt, self.version = self.weights.publish(version), version
-        if each and self.receipt.kind != "collective":  # a collective sends to all of its members at once
+        if each:
             self.weights.wait()
             self.roll.begin(self.replicas, self.receipt)
             return

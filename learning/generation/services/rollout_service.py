@@ -50,7 +50,7 @@ class Service(Protocol):
 
 
 class RolloutService:
-    """A service over an engine; `take` loads the weights of a receipt and notifies the engine (`Receiver.load`).
+    """A service over an engine; `take` loads the weights of a receipt and notifies the engine (`PolicyReceiver.load`).
 
     Requests with equal sampling options share a flight. Errors of the engine are raised by the next call.
     """

@@ -38,7 +38,7 @@ class InProcess:
     def publish(self, version: int) -> Receipt:
         """Publish the tensors themselves; a change before they are loaded fails the checksums."""
         self.weights, self.version = collect_weights(self.policy.model), version
-        return make_receipt(version, "memory", str(id(self)), self.weights)
+        return make_receipt(version, str(id(self)), self.weights)
 
     def fetch(self, receipt: Receipt) -> Iterable[tuple[str, Tensor]]:
         """Return the tensors of the latest receipt; raise StepError for another one."""
@@ -67,7 +67,7 @@ class Files:
             self.reset_cache()
         weights = collect_weights(self.policy.model)
         file = self.folder / f"weights-{version:08d}.safetensors"
-        receipt = make_receipt(version, "file", str(file.absolute()), weights)
+        receipt = make_receipt(version, str(file.absolute()), weights)
         own = {name: t.contiguous().cpu() for name, t in weights.items() if name not in receipt.aliases}
         with atomic_file(file, flush=False) as fresh:
             save_file(own, fresh, metadata={"format": "pt"})

@@ -1,14 +1,13 @@
 """Protocol of weight synchronisation: published once, loaded by each engine, verified tensor by tensor.
 
-The trainer's end is a `WeightSync`, an engine's end a `Receiver`; calls between them carry a `Receipt` of plain values.
-Every tensor of the model is sent by its name, also a tied head (an engine with its own copy of the head would keep the
-old one), with adapters merged into their base weights. `learning.generation.weights.local` and
-`learning.generation.weights.collective` are the transports.
+The trainer's end is a `WeightSync`, and an engine's end loads its `Receipt` of plain values. Every tensor of the model
+is sent by its name, also a tied head (an engine with its own copy of the head would keep the old one), with adapters
+merged into their base weights. The transports are in `learning.generation.weights.local`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,9 +24,8 @@ class Receipt:
     """Description of published weights: where they are and the checksums to expect. It can be pickled."""
 
     version: int
-    kind: Literal["memory", "file", "collective"]
     where: str
-    """Folder of the file, or the name of the collective."""
+    """Path of the file; the id of the sender within a process."""
     checksums: Mapping[str, Checksum] = field(default_factory=dict)
     """Checksum of every tensor, by its name in the model."""
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -50,17 +48,6 @@ class WeightSync(Protocol):
 
     def reset_cache(self) -> None:
         """Discard published weights; they can no longer be loaded."""
-        ...
-
-
-class Receiver(Protocol):
-    """An engine's end."""
-
-    version: int
-    """Version of the weights loaded last; −1 before the first."""
-
-    def load(self, receipt: Receipt) -> None:
-        """Load weights and drop everything cached from older ones; raise StepError unless all tensors arrived."""
         ...
 
 
@@ -117,11 +104,11 @@ def add_aliases(tensors: Iterable[tuple[str, Tensor]], receipt: Receipt) -> Iter
             yield each, tensor
 
 
-def make_receipt(version: int, kind: Literal["memory", "file", "collective"], where: str, weights: Any) -> Receipt:
+def make_receipt(version: int, where: str, weights: Any) -> Receipt:
     """Return a receipt for weights by name."""
     aliases = find_aliases(weights)
     sums = {name: compute_checksum(tensor) for name, tensor in weights.items() if name not in aliases}
-    return Receipt(version, kind, where, sums | {name: sums[earlier] for name, earlier in aliases.items()}, aliases)
+    return Receipt(version, where, sums | {name: sums[earlier] for name, earlier in aliases.items()}, aliases)
 
 
 def collect_weights(model: torch.nn.Module) -> dict[str, Tensor]:

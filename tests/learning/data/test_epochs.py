@@ -2,11 +2,19 @@
 
 import random
 
+import numpy as np
 import pytest
 
-from learning.data.epochs import Epochs, fill_sequences
+from learning.data.epochs import Epochs, Filled, sort_longest_first
 
 LENGTHS = [random.Random(i).randint(1, 40) for i in range(53)]
+
+
+def fill_sequences(lengths, order, budget):
+    lengths = np.asarray(lengths)
+    rows = sort_longest_first(lengths, np.asarray(order))
+    filled = Filled(lengths[rows], budget)
+    return [filled.members(rows, sequence) for sequence in range(filled.count)]
 
 
 @pytest.mark.parametrize("budget", [None, 64])

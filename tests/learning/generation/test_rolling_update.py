@@ -64,12 +64,12 @@ class Workers:
 class Trainer:
     """A trainer's end that says which version it is, and notes what was published."""
 
-    def __init__(self, kind="memory"):
-        self.kind, self.published = kind, []
+    def __init__(self):
+        self.published = []
 
     def publish(self, version):
         self.published.append(version)
-        return Receipt(version, self.kind, "nowhere")
+        return Receipt(version, "nowhere")
 
     def wait(self):
         pass
@@ -232,15 +232,6 @@ def test_what_does_not_arrive_ends_it(workers):
     replicas.sync(1, each=True)
     with pytest.raises(StepError, match="not what was published"):
         settle(replicas)
-
-
-def test_a_collective_goes_to_all_of_its_members_at_once(workers):
-    made, replicas, trainer = workers
-    trainer.kind = "collective"
-    made.let.set()
-    replicas.sync(1, each=True)
-    assert sorted(made.loads) == [(0, 1), (1, 1)]
-    assert replicas.settled
 
 
 ROWS = [

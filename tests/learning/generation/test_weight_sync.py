@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import threading
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from learning.generation.engines.torch import Engine
-from learning.generation.weights.collective import Arrivals, Collective, Meeting, join
 from learning.generation.weights.local import Files, InProcess, PolicyReceiver, read_weights
 from learning.generation.weights.protocol import Receipt, collect_weights, find_aliases
 from learning.generation.weights.sync_check import measure_logprob_gap
@@ -165,57 +163,9 @@ def test_versions_never_go_back_and_models_must_agree(tiny_policy, replica, tmp_
     sync, receiver = Files(tiny_policy, tmp_path), PolicyReceiver(*replica, read_weights)
     receiver.load(sync.publish(3))
     with pytest.raises(StepError, match="version 2 came after version 3"):
-        receiver.load(Receipt(2, "file", "x"))
+        receiver.load(Receipt(2, "x"))
     with pytest.raises(StepError, match=r"the two models differ, \d+ tensor"):
-        receiver.load(Receipt(4, "file", "x"))
-
-
-def test_by_a_collective(tiny_policy, replica):
-    meeting = Meeting(3, seconds=120)
-    assert meeting.address.startswith("127.0.0.1:")
-    sync, receivers, failed = Collective(tiny_policy, meeting), {}, []
-    told = {1: threading.Event(), 2: threading.Event()}
-    receipts = {}
-
-    def receive(rank):
-        try:
-            policy = replica[0] if rank == 1 else copy.deepcopy(replica[0])
-            link = join(meeting.address, rank, 3, seconds=120)
-            receivers[rank] = PolicyReceiver(policy, Engine(policy), Arrivals(link).fetch)
-            for version in told:
-                told[version].wait(120)
-                receivers[rank].load(receipts[version])
-                done.wait(120)
-        except Exception as error:
-            failed.append(error)
-            done.abort()
-
-    done = threading.Barrier(3)
-    threads = [threading.Thread(target=receive, args=(rank,), daemon=True) for rank in (1, 2)]
-    for thread in threads:
-        thread.start()
-    for version in told:
-        shake(tiny_policy.model, version)
-        receipts[version] = sync.publish(version)
-        told[version].set()
-        sync.wait()
-        done.wait(120)
-        assert failed == []
-        for receiver in receivers.values():
-            assert same(tiny_policy, receiver.policy)
-            assert receiver.engine.version == version
-            assert measure_logprob_gap(receiver.engine, tiny_policy, PROMPTS) < 1e-5
-    for thread in threads:
-        thread.join(60)
-
-
-def test_a_member_that_never_comes_is_an_error(tiny_policy):
-    sync = Collective(tiny_policy, Meeting(2, seconds=0.5))
-    sync.publish(1)
-    with pytest.raises(StepError, match="not all 2 members joined"):
-        sync.wait()
-    with pytest.raises(StepError, match="no trainer answers at"):
-        join("127.0.0.1:1", 1, 2, seconds=0.5)
+        receiver.load(Receipt(4, "x"))
 
 
 def test_adapters_are_added_to_their_base_on_the_way(tiny_policy, replica, tmp_path):
