@@ -19,6 +19,7 @@ from transformers import AutoModelForTokenClassification
 from learning.auxiliary_networks.network import Head, Likelihood, Valued, copy_body
 from learning.batch.batch import Batch
 from learning.models.forwards import keep_score_caps
+from learning.models.linear_layers import use_onednn
 from learning.models.model_files import is_reward_model
 from learning.models.packed import unwrap
 from learning.models.policy import LOCAL_ONLY, Policy, load_policy, load_tokenizer, save_policy
@@ -105,6 +106,7 @@ def load_network(folder: Path, *, device: str = "cpu", dtype: str = "float32") -
         folder, dtype=getattr(torch, dtype), use_safetensors=True, **LOCAL_ONLY
     )
     keep_score_caps(loaded)
+    use_onednn(loaded.to(device))
     network = Valued(loaded.to(device).eval().base_model, settings["head"], settings["heads"], 0)
     file = Weights(folder)
     name = next(n for n, module in loaded.named_children() if module is _linear(loaded))

@@ -24,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 from learning.data.chat import find_turn_ends
 from learning.lookup import load_model_reader, load_optional
 from learning.models.forwards import fill_buffers, keep_score_caps
+from learning.models.linear_layers import use_onednn
 from learning.models.model_files import is_multimodal
 from learning.models.unread_weights import UnreadWeights, find_obstacle, list_unread
 from learning.parallel.group import ALONE, Group
@@ -104,7 +105,9 @@ def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32", gr
     if adapter:
         model = load_model_reader("adapter")(model, folder)
     origin = base if is_multimodal(base) else None
-    return Policy(model.to(device).eval(), tokenizer, find_max_length(tokenizer, model), origin=origin)
+    model = model.to(device).eval()
+    use_onednn(model)
+    return Policy(model, tokenizer, find_max_length(tokenizer, model), origin=origin)
 
 
 def load_trained_policy(folder: Path, options: LoRA, *, device: str, dtype: str, group: Group) -> Policy:

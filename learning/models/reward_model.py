@@ -19,6 +19,7 @@ from transformers import AutoModelForSequenceClassification
 
 from learning.lookup import load_model_reader
 from learning.models.forwards import fill_buffers, keep_score_caps
+from learning.models.linear_layers import use_onednn
 from learning.models.model_files import ADAPTER_CONFIG, REWARD_FILE, REWARD_HEAD, find_reward_model_problem
 from learning.models.packed import pack, packed_hidden, unwrap
 from learning.models.policy import (
@@ -115,6 +116,7 @@ def make_reward_model(policy: Policy, max_length: int | None) -> RewardModel:
     model.config.architectures = [type(model).__name__]
     unread = policy.unread and list_unread(model, policy.unread.folder)
     model = model if unread else model.to(policy.model.device)
+    use_onednn(model)
     return RewardModel(Policy(model.eval(), policy.tokenizer, resolve_max_length(policy, max_length), unread))
 
 
@@ -153,6 +155,7 @@ def load_reward_model(folder: Path, *, device: str = "cpu", dtype: str = "float3
         model = load_model_reader("adapter")(model, folder)
     keep_score_caps(model)
     model = model.to(device).eval()
+    use_onednn(model)
     if not (folder / REWARD_FILE).is_file():
         return RewardModel(Policy(model, tokenizer, find_max_length(tokenizer, model)), None)
     settings = json.loads((folder / REWARD_FILE).read_text())

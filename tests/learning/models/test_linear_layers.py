@@ -1,0 +1,156 @@
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from learning.models import linear_layers
+from learning.models.linear_layers import agrees, multiply, multiply_transposed, use_onednn
+from learning.models.packed import pack, packed_logprobs
+
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here")
+WIDE = {"hidden_size": 192, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+@pytest.fixture
+def gains(monkeypatch):
+    """A machine on which oneDNN is faster, whatever this one is; returns the shapes that oneDNN multiplies."""
+    monkeypatch.setattr(linear_layers, "gains_from_onednn", lambda: True)
+    shapes = []
+    original = linear_layers._onednn
+
+    def note(rows_BK, weight_NK, bias_N=None):
+        shapes.append((tuple(rows_BK.shape), tuple(weight_NK.shape)))
+        return original(rows_BK, weight_NK, bias_N)
+
+    monkeypatch.setattr(linear_layers, "_onednn", note)
+    return shapes
+
+
+def make_layer(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(inputs, outputs, bias=bias)
+
+
+# 64 and 512: one piece; 700: 512, 128 and 60 rows by torch; 50: torch alone.
+@pytest.mark.parametrize("count", [50, 64, 512, 700])
+@pytest.mark.parametrize("bias", [True, False])
+def test_outputs_and_gradients_are_those_of_the_formula(gains, count, bias):
+    layer = make_layer(256, 400, bias)
+    exact = copy.deepcopy(layer).double()
+    use_onednn(layer)
+    gains.clear()
+    rows = torch.randn(2, count // 2, 256)
+    ours, theirs = rows.clone().requires_grad_(), rows.double().requires_grad_()
+    weight = torch.randn(2, count // 2, 400)
+    out, want = layer(ours), exact(theirs)
+    torch.testing.assert_close(out.double(), want, atol=2e-6, rtol=0)
+    out.backward(weight)
+    want.backward(weight.double())
+    parameters = zip(layer.parameters(), exact.parameters(), strict=True)
+    pairs = [(ours.grad, theirs.grad), *((mine.grad, other.grad) for mine, other in parameters)]
+    for mine, other in pairs:
+        assert mine.dtype == torch.float32
+        torch.testing.assert_close(mine.double(), other, atol=1e-5 * float(other.abs().max()), rtol=0)
+    pieces = {50: [], 64: [64], 512: [512], 700: [512, 128]}[count]
+    assert [rows[0] for rows, _ in gains[: len(pieces)]] == pieces
+    assert len(gains) == 3 * len(pieces), "forward, rows and weight"
+
+
+def test_pieces_have_few_sizes(gains):
+    layer = make_layer(256, 256)
+    use_onednn(layer)
+    gains.clear()
+    with torch.no_grad():
+        for count in range(500, 3000, 83):
+            layer(torch.randn(count, 256))
+    assert {rows for rows, _ in gains} <= {(512, 256), (128, 256), (64, 256)}
+
+
+def test_frozen_weights_get_no_gradient_and_rows_that_need_none_neither(gains):
+    layer = make_layer(256, 256)
+    use_onednn(layer)
+    layer.requires_grad_(False)
+    rows = torch.randn(128, 256, requires_grad=True)
+    gains.clear()
+    layer(rows).sum().backward()
+    assert layer.weight.grad is None
+    assert rows.grad is not None
+    assert len(gains) == 2
+    layer.requires_grad_(True)
+    gains.clear()
+    layer(rows.detach()).sum().backward()
+    assert layer.weight.grad is not None
+    assert len(gains) == 2
+
+
+def test_what_onednn_does_not_compute_is_left_to_torch(gains):
+    small, double, low = make_layer(96, 256), make_layer(256, 256).double(), make_layer(256, 256).bfloat16()
+    for layer in (small, double, low):
+        use_onednn(layer)
+        layer(torch.randn(512, layer.in_features, dtype=layer.weight.dtype))
+    assert not gains, "small, float64 and bfloat16 weights"
+    layer = make_layer(256, 256)
+    use_onednn(layer)
+    gains.clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(torch.randn(512, 256)).dtype == torch.bfloat16
+    layer.double()(torch.randn(512, 256, dtype=torch.float64))
+    assert not gains, "autocast, and a layer that was converted afterwards"
+
+
+def test_a_layer_with_wrong_products_keeps_those_of_torch(monkeypatch, gains):
+    right = linear_layers._onednn
+    layer = make_layer(256, 320)
+    assert agrees(layer)
+    for wrong in ((64, 256), (64, 320), (320, 64)):  # forward, gradient of rows, gradient of the weight
+
+        def spoil(rows_BK, weight_NK, bias_N=None, wrong=wrong):
+            out_BN = right(rows_BK, weight_NK, bias_N)
+            return out_BN + 1e-3 * out_BN.abs().max() if tuple(rows_BK.shape) == wrong else out_BN
+
+        monkeypatch.setattr(linear_layers, "_onednn", spoil)
+        use_onednn(layer)
+        assert "forward" not in vars(layer)
+    monkeypatch.setattr(linear_layers, "_onednn", right)
+    use_onednn(layer)
+    assert "forward" in vars(layer)
+
+
+def test_weights_that_are_not_numbers_keep_torch_products(gains):
+    layer = make_layer(256, 256)
+    layer.weight.data.fill_(torch.nan)
+    use_onednn(layer)
+    assert "forward" not in vars(layer)
+
+
+def test_a_model_has_the_same_log_probabilities_and_gradients(gains):
+    torch.manual_seed(0)
+    config = Qwen3Config(**WIDE, head_dim=48, vocab_size=300, num_hidden_layers=2)
+    plain = AutoModelForCausalLM.from_config(config).eval()
+    fast = copy.deepcopy(plain)
+    use_onednn(fast)
+    again = copy.deepcopy(fast)
+    generator = torch.Generator().manual_seed(1)
+    segments = [torch.randint(0, 300, (n,), generator=generator).tolist() for n in (40, 100, 60)]
+    packed, found = pack(segments, [-1, 0, 0]), []
+    gains.clear()
+    for model in (plain, fast, again):
+        lp_M = packed_logprobs(model, packed)[0]
+        lp_M.sum().backward()
+        found.append((lp_M.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])))
+    assert gains
+    for lp_M, grad in found[1:]:
+        torch.testing.assert_close(lp_M, found[0][0], atol=1e-5, rtol=0)
+        torch.testing.assert_close(grad, found[0][1], atol=1e-5 * float(found[0][1].abs().max()), rtol=0)
+    fast.lm_head.weight.data.zero_()
+    assert again.lm_head.weight.abs().sum() > 0
+    torch.testing.assert_close(packed_logprobs(again, packed)[0].detach(), found[2][0], atol=0, rtol=0)
+
+
+def test_products_are_those_of_torch_for_rows_without_pieces():
+    rows_BK, weight_NK, grad_BN = torch.randn(30, 256), torch.randn(200, 256), torch.randn(30, 200)
+    torch.testing.assert_close(multiply(rows_BK, weight_NK), F.linear(rows_BK, weight_NK), atol=0, rtol=0)
+    torch.testing.assert_close(multiply_transposed(grad_BN, rows_BK), grad_BN.t() @ rows_BK, atol=0, rtol=0)
