@@ -40,7 +40,24 @@ def check_name(name: str, node: Node, path: str) -> None:
         advice = "use lower-case letters, digits and _, beginning with a letter, for example `cold_start`"
         raise make_error(node.where, path, f"`{name}` cannot name a stage", advice)
     if not node.is_map:
-        raise make_error(node.where, path, "a stage must be a map", "for example `base: {kind: init}`")
+        advice = "for example `base: {kind: init}`, or a model from outside: `base: path:./model`"
+        raise make_error(node.where, path, "a stage must be a map", advice)
+
+
+def is_source(node: Node) -> bool:
+    """Return whether a stage is not made by the recipe, but is a model from outside: `start: path:./model`."""
+    return isinstance(node.value, str)
+
+
+def read_source_stage(name: str, node: Node, scope: Scope) -> str:
+    """Return the source that a stage is another name for. Raise RecipeError."""
+    path = join_path("stages", name)
+    check_name(name, node.with_value({}), path)
+    text = substitute(node, scope, path).value
+    if not isinstance(text, str) or text.partition(":")[0] not in SCHEMES:
+        advice = "give one, for example `path:./model`, or `--set vars.model=path:./model` where the recipe says so"
+        raise make_error(node.where, path, f"`{name}` needs a model from outside", advice)
+    return text
 
 
 def count_variants(node: Node, path: str, scope: Scope) -> int:

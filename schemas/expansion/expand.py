@@ -5,7 +5,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from schemas.expansion.entries import Entry, check_name, count_variants, expand_matrix, list_targets, refuse_many
+from schemas.expansion.entries import (
+    Entry,
+    check_name,
+    count_variants,
+    expand_matrix,
+    is_source,
+    list_targets,
+    read_source_stage,
+    refuse_many,
+)
 from schemas.expansion.loops import Loop, parse_loop
 from schemas.expansion.names import Names, Target
 from schemas.package import ROOT
@@ -45,6 +54,9 @@ def expand(stages: Node, defaults: Node | None, scope: Scope) -> list[Unit]:
     names: dict[str, Target] = {}
     count = 0
     for name, node in stages.value.items():
+        if is_source(node):
+            names[name] = Target(alias=read_source_stage(name, node, scope))
+            continue
         expanded = _expand_part(name, node, scope, count, stages)
         names.update(expanded.outer() if isinstance(expanded, Loop) else list_targets(name, expanded))
         parts.append((name, expanded))

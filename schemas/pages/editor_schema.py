@@ -16,6 +16,7 @@ from schemas.expansion.expand import find_presets, list_preset_slots
 from schemas.expansion.inline_data import list_row_ports
 from schemas.field_docs import document
 from schemas.recipe.load import Head
+from schemas.references import SCHEMES
 from schemas.signatures import Signature, make_options_model, read_signatures
 from schemas.stages.data import Source
 from schemas.stages.union import KINDS, Stage
@@ -150,11 +151,13 @@ def _make_shared() -> JsonObject:
         "stages": {
             "type": "object",
             "propertyNames": {"pattern": "^[a-z][a-z0-9_]*$"},
-            "additionalProperties": {
-                "if": {"required": ["repeat"]},
-                "then": {"$ref": "#/$defs/loop"},
-                "else": {"$ref": "#/$defs/stage"},
-            },
+            "additionalProperties": _allow_source(
+                {
+                    "if": {"required": ["repeat"]},
+                    "then": {"$ref": "#/$defs/loop"},
+                    "else": {"$ref": "#/$defs/stage"},
+                }
+            ),
             "minProperties": 1,
         },
         "matrix": {
@@ -162,6 +165,12 @@ def _make_shared() -> JsonObject:
             "description": "Name to values: one step per combination; `${matrix.name}` is the value.",
         },
     }
+
+
+def _allow_source(stage: JsonObject) -> JsonObject:
+    """Return the definition of a stage, or of a model from outside in its place."""
+    source = {"pattern": f"^({'|'.join(sorted(SCHEMES))}):|[$][{{]"}
+    return {"if": {"type": "string"}, "then": source, "else": stage}
 
 
 def _make_kind_cases(word: str) -> list[JsonObject]:
@@ -180,7 +189,7 @@ def _make_top(head: JsonObject) -> JsonObject:
         "anyOf": [file, {"type": "array", "items": file}],
         "description": "Recipes below this one.",
     }
-    part = {"type": "object", "properties": {"kind": {"enum": list(KINDS)}}}
+    part = _allow_source({"type": "object", "properties": {"kind": {"enum": list(KINDS)}}})
     defaults = {
         k: {"type": "object", "properties": {p: {} for p in _list_keys(k)}, "additionalProperties": False}
         for k in KINDS
@@ -191,7 +200,9 @@ def _make_top(head: JsonObject) -> JsonObject:
         "minProperties": 1,
         "description": properties["stages"].get("description", ""),
     }
-    added_to = {"if": {"required": ["repeat"]}, "then": {"type": "object"}, "else": {"$ref": "#/$defs/part"}}
+    added_to = _allow_source(
+        {"if": {"required": ["repeat"]}, "then": {"type": "object"}, "else": {"$ref": "#/$defs/part"}}
+    )
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "posttrain recipe",

@@ -4,7 +4,7 @@
 
 A paper is on the page when it has both a recipe and a test that proves its mechanism. The title is the first
 paragraph of the recipe's header; what is proven is the first paragraph of the test's docstring, and what is not, the
-paragraph that begins with `Not shown:`. Both are read as text: nothing is imported.
+paragraph that begins with `Not shown:`. Both are read as text: nothing of theirs is imported.
 """
 
 import ast
@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 
 from schemas.package import ROOT
+from schemas.source.extend import read_recipe
 
 INTRODUCTION = """# Papers
 
@@ -19,7 +20,8 @@ INTRODUCTION = """# Papers
 
 Each of these published systems is a recipe that runs on one core (`--profile tiny`) and is sized for GPUs
 (`--profile full`). Its test proves the paper's own mechanism by numbers, through the functions that the recipe names;
-it does not repeat the paper's experiments, and the last column says what is not shown.
+it does not repeat the paper's experiments, and *not shown* says what is left. *own model*: `--profile own` trains your
+model on your problems ([using-a-paper.md](using-a-paper.md)).
 
     posttrain run recipes/papers/<id>.yaml --profile tiny
     pytest tests/papers/test_paper_<id>.py
@@ -28,14 +30,20 @@ it does not repeat the paper's experiments, and the last column says what is not
 
 def make_papers_page(house: Path = ROOT) -> str:
     """Return the page as Markdown, papers in the order of their ids."""
-    lines = ["| paper | recipe | proven | not shown |", "|---|---|---|---|"]
+    lines = ["| paper | recipe | proven | not shown | own model |", "|---|---|---|---|---|"]
     for recipe in sorted((house / "recipes" / "papers").glob("*.yaml")):
         test = house / "tests" / "papers" / f"test_paper_{recipe.stem.replace('-', '_')}.py"
         if test.is_file():
             title, (proven, missing) = read_title(recipe), read_proof(test)
             links = f"[{recipe.stem}](../recipes/papers/{recipe.name}) | [{strip_title(title, proven)}]"
-            lines.append(f"| {title} | {links}(../tests/papers/{test.name}) | {missing} |")
+            lines.append(f"| {title} | {links}(../tests/papers/{test.name}) | {missing} | {supports_own(recipe)} |")
     return "\n".join([INTRODUCTION, *lines]) + "\n"
+
+
+def supports_own(recipe: Path) -> str:
+    """Return `yes` if the recipe has the profile `own`."""
+    profiles = read_recipe(recipe).get("profiles")
+    return "yes" if profiles is not None and profiles.get("own") is not None else "—"
 
 
 def read_title(recipe: Path) -> str:

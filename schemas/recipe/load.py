@@ -14,6 +14,7 @@ from schemas.checks.schedule import check_schedule
 from schemas.endpoint import Endpoint
 from schemas.errors import Problem, RecipeError
 from schemas.expansion.endpoint_names import read_endpoints, replace_endpoints
+from schemas.expansion.entries import is_source
 from schemas.expansion.expand import Unit, check_defaults, expand
 from schemas.expansion.inline_data import add_data_stages
 from schemas.modules import bounded_reading
@@ -29,6 +30,7 @@ from schemas.stages.merge import Merge
 from schemas.steps.decontamination import complete_decontamination
 from schemas.steps.gate_baselines import resolve_baselines
 from schemas.steps.learning_rates import complete_learning_rates
+from schemas.steps.needed import leave_out_unneeded
 from schemas.steps.order import check_graph
 from schemas.steps.promotion import Promote, resolve_promotion
 from schemas.steps.step_info import Port, StepInfo, validate_step
@@ -55,8 +57,8 @@ class Head(Schema):
     """Variables, used as `${vars.name}`."""
     defaults: dict[str, JsonObject] = {}
     """Default keys by kind; a stage of the kind may override them."""
-    profiles: dict[str, JsonObject] = {}
-    """Named overrides of this recipe: `--profile tiny`."""
+    profiles: dict[str, JsonObject | None] = {}
+    """Named overrides of this recipe: `--profile tiny`; null takes away one that it inherits."""
     schedule: Schedule | None = None
     """When the recipe's deployment starts runs."""
     promote: Promote | None = None
@@ -66,7 +68,8 @@ class Head(Schema):
     endpoints: dict[str, Endpoint] = {}
     """OpenAI-compatible servers, by the names that stages use: `endpoint: teacher`."""
     stages: JsonObject = Field(min_length=1)
-    """Name to stage; a stage has a `kind`, or it is a loop with `repeat`."""
+    """Name to stage; a stage has a `kind`, or it is a loop with `repeat`, or a model from outside:
+    `start: path:./model`. With such a model, steps that only prepared what it replaces are left out."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +193,8 @@ def _load_checked(path: Path, profile: str | None, overrides: tuple[str, ...], h
     infos = resolve_baselines(complete_decontamination(infos, problems), problems)
     steps = check_graph(infos, problems)
     _raise_problems(problems)
+    if any(is_source(node) for node in root.value["stages"].value.values()):
+        steps = leave_out_unneeded(steps)
     steps = complete_learning_rates(steps)
     problems, warnings = find_refusals(steps)
     promote = root.get("promote")

@@ -93,6 +93,9 @@ def _apply_profile(root: Node, profile: str | None) -> Node:
     if profiles is not None and not profiles.is_map:
         raise make_error(profiles.mark, "profiles", "wants a map of names to overrides", "as `profiles: {tiny: {...}}`")
     if profiles is not None:
+        # `own: null` takes away what a recipe inherits and does not support.
+        profiles = profiles.with_value({name: over for name, over in profiles.value.items() if over.value is not None})
+        root = root.with_value({**root.value, "profiles": profiles})
         for name, over in profiles.value.items():
             _check_profile(name, over)
     if profile is None:

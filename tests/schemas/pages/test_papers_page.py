@@ -27,7 +27,7 @@ def test_only_what_has_recipe_and_test_is_listed_and_nothing_is_imported(house):
     rows = [line for line in make_papers_page(house).splitlines() if line.startswith("|")][2:]
     assert rows == [
         "| One: a \\| Title (Doe 2025) | [one-two](../recipes/papers/one-two.yaml) | "
-        "[Proven to the last digit.](../tests/papers/test_paper_one_two.py) | All else. |"
+        "[Proven to the last digit.](../tests/papers/test_paper_one_two.py) | All else. | — |"
     ]
 
 

@@ -1,0 +1,23 @@
+"""Which steps a recipe still needs once a model from outside has taken the place of a stage."""
+
+from schemas.stages.evaluate import Evaluate
+from schemas.stages.merge import Merge
+from schemas.stages.practice import Practice
+from schemas.stages.preference import Preference
+from schemas.stages.rl import Rl
+from schemas.steps.step_info import StepInfo
+
+
+def leave_out_unneeded(steps: dict[str, StepInfo]) -> dict[str, StepInfo]:
+    """Return the steps that reinforce, merge or evaluate models, and all that they need, in the same order.
+
+    Other kinds only prepare something, which nothing needs once its user is gone.
+    """
+    purposes = (Rl, Preference, Practice, Merge, Evaluate)
+    frontier = [name for name, info in steps.items() if isinstance(info.stage, purposes)]
+    needed = set(frontier)
+    while frontier:
+        more = [name for name in steps[frontier.pop()].needs if name not in needed]
+        needed.update(more)
+        frontier += more
+    return {name: info for name, info in steps.items() if name in needed}
