@@ -1,16 +1,28 @@
 """Slots of evaluations: solvers of problems, metrics of answers and of weights."""
 
-from schemas.use import Use
+from schemas.use import ProblemsUse, Use
 
 ANSWER_LOGPROBS = "answer_logprob_P"
 """Mean log-probability per token of each problem's answer: computed only if a metric requests it."""
+
+
+REPORTED = "reported"
+"""Values per problem that a library's tasks report, by metric: `{name: (P,)}`."""
+SCORED_TASKS = "lm_eval"
+"""Name of the tasks that a library prompts and scores."""
 
 
 class MetricUse(Use):
     """A number from the scores of an evaluation."""
 
     home = ("learning.evaluation.metrics",)
-    asks = frozenset({"correct_PN", "score_PN", "first_PN", "text_PN", ANSWER_LOGPROBS})
+    asks = frozenset({"correct_PN", "score_PN", "first_PN", "text_PN", ANSWER_LOGPROBS, REPORTED})
+
+
+class EvaluationTaskUse(ProblemsUse):
+    """Generates held-out problems, or evaluates on tasks that a library prompts and scores."""
+
+    home = (*ProblemsUse.home, "learning.evaluation.lm_eval_tasks")
 
 
 class SolverUse(Use):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -12,20 +13,22 @@ from learning.data.rows import Row, read_rows
 from learning.environments.making import open_environment
 from learning.evaluation.answer_likelihood import measure_answer_logprobs
 from learning.evaluation.asking import Asking, run_solver
+from learning.evaluation.evaluated import Evaluated
 from learning.evaluation.evaluation import ALL, Scores, make_comparisons, make_metric_name, make_table
 from learning.evaluation.evaluation_report import write_report
 from learning.evaluation.gate_statistics import check_gates, judge_gates
 from learning.evaluation.sampled_answers import AnswerSample, compute_weighted_scores, sample_rows, select_best
+from learning.evaluation.scored_tasks import ScoredAnswers, ScoredTasks, ScoringModel
 from learning.generation.replicas.engine_loading import load_sampling_policy, open_engine
 from learning.lookup import Bound, bind
 from learning.merge.weight_geometry import measure_weights
-from learning.models.policy import get_untied_weights, load_policy, set_determinism
+from learning.models.policy import Policy, get_untied_weights, load_policy, set_determinism
 from learning.samples.engine_protocol import Sampling
 from learning.samples.truncation import describe_truncated
 from learning.sampling.placed_rewards import place_rewards
 from learning.sampling.scoring import PlacedReward
 from schemas.errors import StepError
-from schemas.evaluation_slots import ANSWER_LOGPROBS
+from schemas.evaluation_slots import ANSWER_LOGPROBS, SCORED_TASKS, EvaluationTaskUse
 from schemas.number_schedules import Number
 from schemas.stages.evaluate import Evaluate
 from tasks.context import Context, Result
@@ -43,67 +46,90 @@ def run(stage: Evaluate, context: Context) -> Result:
     ports = {name: f"models.{name}" for name in stage.models} or {"model": "model"}
     ports |= {name: f"against.{name}" for name in stage.against}
     problems, repeated = gather_problems(stage, context)
-    families = [row["family"] for row in problems]
+    scored = load_scored_tasks(stage, context)
+    rows = [*problems, *(row for tasks in scored for row in tasks.rows)]
+    families = [row["family"] for row in rows]
     check_gates(stage, names, families)
     again = choose_repeats(stage, names)
-    samples, scores, calls = {}, {}, {}
-    work = Evaluation(stage, context, problems, total=(len(ports) + sum(map(len, again))) * len(problems))
-    for name, port in ports.items():
-        samples[name], scores[name], calls[name] = work.evaluate(port, context.seed)
+    work = Evaluation(stage, context, problems, scored, total=(len(ports) + sum(map(len, again))) * len(rows))
+    evaluated = {name: work.evaluate(port, context.seed) for name, port in ports.items()}
+    samples = {name: one.samples for name, one in evaluated.items()}
+    scores = {name: one.score_PN for name, one in evaluated.items()}
     repeats, repeated_texts = [], []
     for number, chosen in enumerate(again):
-        evaluations = {name: work.evaluate(ports[name], context.seed + REPEAT * (number + 1)) for name in chosen}
-        repeats.append({name: score_PN for name, (_, score_PN, _) in evaluations.items()})
-        repeated_texts.append({name: collect_texts(groups) for name, (groups, _, _) in evaluations.items()})
+        repetition = {name: work.evaluate(ports[name], context.seed + REPEAT * (number + 1)) for name in chosen}
+        repeats.append({name: one.score_PN for name, one in repetition.items()})
+        repeated_texts.append({name: collect_texts(one.samples) for name, one in repetition.items()})
     texts = {name: collect_texts(groups) for name, groups in samples.items()}
-    likelihoods = measure_answers(stage, context, ports, problems)
-    measured = Scores(scores, families, repeats, texts, repeated_texts, likelihoods, first=names[0])
+    likelihoods = measure_answers(stage, context, ports, problems, len(rows))
+    reported = {name: one.reported for name, one in evaluated.items()}
+    measured = Scores(scores, families, repeats, texts, repeated_texts, likelihoods, reported, first=names[0])
     results = {
         "confidence": stage.confidence,
-        "problems": len(problems),
+        "problems": len(rows),
         "repeated": repeated,
         "table": make_table(stage, measured, context.seed),
         "comparisons": make_comparisons(stage, measured, context.seed),
     }
     if stage.solver:
-        results["calls"] = calls
+        results["calls"] = {name: one.calls for name, one in evaluated.items()}
+    if scored:
+        results[SCORED_TASKS] = {name: one.summary for name, one in evaluated.items()}
     if stage.env or stage.agent or stage.agents:
         results["episodes"] = {name: summarise_episodes(groups) for name, groups in samples.items()}
     if stage.weight_diff:
         results["weights"] = compare_weights(stage, context, {name: ports[name] for name in names})
     results["gates"] = judge_gates(stage, measured, context.seed)
-    write_report(context.output("report"), results, make_sample_rows(problems, samples, scores))
+    write_report(context.output("report"), results, make_sample_rows(rows, samples, scores))
     return Result(
         flatten_metrics(results, scores, names[-1]) | measure_truncated(samples),
-        results | {"samples": select_examples(problems, samples, scores)},
+        results | {"samples": select_examples(rows, samples, scores)},
         describe_completions(stage, samples, scores, work.shown),
     )
 
 
 def gather_problems(stage: Evaluate, context: Context) -> tuple[list[Row], int]:
     """Return the distinct held-out problems, at most `limit` of each source, and the number of repetitions."""
-    sources = [bind(use, f"tasks.{i}", context.inputs)() for i, use in enumerate(stage.tasks)]
+    generators = ((f"tasks.{i}", use) for i, use in enumerate(stage.tasks) if use.use != SCORED_TASKS)
+    sources = [bind(use, port, context.inputs)() for port, use in generators]
     if stage.prompts is not None:
         sources.append(read_rows(context.input("prompts"), "prompts"))
     problems = [row for source in sources for row in source[: stage.limit]]
-    if not problems:
+    if not problems and not any(use.use == SCORED_TASKS for use in stage.tasks):
         raise StepError("evaluate: no problems to evaluate on")
     unique = {row["id"]: row for row in reversed(problems)}
     return list(reversed(unique.values())), len(problems) - len(unique)
 
 
+def load_scored_tasks(stage: Evaluate, context: Context) -> list[ScoredTasks]:
+    """Return the tasks that a library prompts and scores. Raise StepError if one cannot be loaded or is repeated."""
+    loaded: list[ScoredTasks] = []
+    for i, use in enumerate(stage.tasks):
+        if use.use == SCORED_TASKS:
+            limited = EvaluationTaskUse.model_validate({"limit": stage.limit} | use.model_dump())
+            loaded.append(bind(limited, f"tasks.{i}", context.inputs)())
+    families = [family for tasks in loaded for family in {row["family"] for row in tasks.rows}]
+    for family in families:
+        if families.count(family) > 1:
+            raise StepError(f"evaluate: task {family} of {SCORED_TASKS} is there twice; evaluate it in two stages")
+    return loaded
+
+
 def measure_answers(
-    stage: Evaluate, context: Context, ports: dict[str, str], problems: list[Row]
+    stage: Evaluate, context: Context, ports: dict[str, str], problems: list[Row], size: int
 ) -> dict[str, np.ndarray]:
-    """Return the log-probability of every answer by model; empty if no metric requests it."""
+    """Return the log-probability of every answer by model, (size,); empty if no metric requests it.
+
+    NaN for the rows after `problems`, which are those of a library.
+    """
     if not any(ANSWER_LOGPROBS in bind(use, f"metrics.{i}").asks for i, use in enumerate(stage.metrics)):
         return {}
-    return {
-        name: measure_answer_logprobs(
-            load_policy(context.input(port), device=context.device, dtype=stage.dtype), problems
-        )
-        for name, port in ports.items()
-    }
+    likelihoods: dict[str, np.ndarray] = {}
+    for name, port in ports.items():
+        policy = load_policy(context.input(port), device=context.device, dtype=stage.dtype)
+        likelihoods[name] = np.full(size, np.nan)
+        likelihoods[name][: len(problems)] = measure_answer_logprobs(policy, problems)
+    return likelihoods
 
 
 def choose_repeats(stage: Evaluate, names: list[str]) -> list[list[str]]:
@@ -123,6 +149,8 @@ class Evaluation:
     stage: Evaluate
     context: Context
     problems: list[Row]
+    scored: Sequence[ScoredTasks]
+    """Tasks that a library prompts and scores."""
     total: int
     done: int = 0
     started: int = 0
@@ -139,24 +167,23 @@ class Evaluation:
         self.spend = context.spend
         self.shown: dict[str, str] = {}
 
-    def evaluate(self, port: str, seed: int) -> tuple[list[list[AnswerSample]], np.ndarray, dict[str, int]]:
-        """Return the completions of one model, their scores (P, N), and the number of a solver's calls.
-
-        All models use the same random numbers.
-        """
+    def evaluate(self, port: str, seed: int) -> Evaluated:
+        """Return the completions of one model and their scores; all models use the same random numbers."""
         try:
-            samples, calls = self._sample(port, seed)
+            samples, calls, answers = self._sample(port, seed)
             samples = select_samples(self.selector, self.problems, samples, self.desk, self.shown)
-            self.done += len(self.problems)
             weights = [use.weight for use in self.stage.rewards]
             score_PN = score_samples(self.rewards, weights, self.problems, samples, self.desk, self.shown)
             refuse_no_scores(port, self.stage, self.problems, score_PN)
-            return samples, score_PN, calls
+            evaluated = Evaluated(samples, score_PN, calls)
+            for each in answers:
+                evaluated = evaluated.extend(each)
+            return evaluated
         finally:
             self.spending.report()
 
-    def _sample(self, port: str, seed: int) -> tuple[list[list[AnswerSample]], dict[str, int]]:
-        """Return the samples of every problem; those of an earlier attempt are read from the journal."""
+    def _sample(self, port: str, seed: int) -> tuple[list[list[AnswerSample]], dict[str, int], list[ScoredAnswers]]:
+        """Return samples, calls and answers to libraries' tasks; those of an earlier attempt are in the journal."""
         stage, context, folder = self.stage, self.context, self.context.input(port)
         policy = load_sampling_policy(folder, context.device, context.actors, stage, stage.dtype)
         agent = context.inputs.get(f"agents.{port.partition('.')[2]}", context.inputs.get("agent"))
@@ -173,10 +200,25 @@ class Evaluation:
                 asking = Asking(engine, policy.tokenizer, sampling, seed, spend=self.spend, journal=journal)
                 solver = bind(stage.solver, "solver", context.inputs)
                 samples = run_solver(solver, asking, problems, stage.num_generations)
-                context.progress(self.done + len(self.problems), self.total)
-                return samples, {"calls": asking.calls, "longest_call": asking.longest}
+                self.done += len(self.problems)
+                context.progress(self.done, self.total)
+                return samples, {"calls": asking.calls, "longest_call": asking.longest}, []
             how = {"n": stage.num_generations, "seed": seed, "sampling": sampling, "journal": journal}
-            return sample_rows(engine, policy.tokenizer, problems, on_progress=self._report, **how), {}
+            samples = sample_rows(engine, policy.tokenizer, problems, on_progress=self._report, **how)
+            self.done += len(self.problems)
+            model = ScoringModel(engine, policy, partial(self._load_weights, port, policy), seed, journal, self._report)
+            return samples, {}, [self._answer(tasks, model) for tasks in self.scored]
+
+    def _answer(self, tasks: ScoredTasks, model: ScoringModel) -> ScoredAnswers:
+        answers = tasks.answer(model)
+        self.done += len(tasks.rows)
+        return answers
+
+    def _load_weights(self, port: str, policy: Policy) -> Policy:
+        """Return the policy whose forward scores texts: the engine's, unless workers sample with their own."""
+        actors, device = self.context.actors, self.context.device
+        elsewhere = actors is not None and actors.size("rollout")
+        return load_policy(self.context.input(port), device=device, dtype=self.stage.dtype) if elsewhere else policy
 
     def _report(self, done: int, tokens: int) -> None:
         self.spend(tokens)
@@ -242,7 +284,7 @@ def score_samples(
     flat_scores = compute_weighted_scores(
         rewards, weights, rows, [one.text for one in flat_samples], desk, flat_samples, shown
     )
-    return np.array([np.nan if s is None else s for s in flat_scores]).reshape(len(problems), -1)
+    return np.array([np.nan if s is None else s for s in flat_scores]).reshape(len(problems), -1 if problems else 1)
 
 
 def refuse_no_scores(port: str, stage: Evaluate, problems: list[Row], score_PN: np.ndarray) -> None:

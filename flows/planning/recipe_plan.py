@@ -7,6 +7,7 @@ from pathlib import Path
 from flows.planning.compatibility import find_engine_problems
 from flows.planning.compile import FRESH, compile_recipe, identify_input, select_stages
 from flows.planning.data_sources import look_at_sources
+from flows.planning.lm_eval_check import verify_lm_eval_tasks
 from flows.planning.locking import verify_lock
 from flows.planning.own_rewards import verify_own_rewards
 from lineage.artifacts.store import Store
@@ -42,6 +43,7 @@ def plan_recipe(
     if locked:
         verify_lock(plan, layout, recipe.folders)
     look_at_sources(plan, layout)
+    verify_lm_eval_tasks(plan, layout)
     for text in find_engine_problems(plan.steps):
         warn(text)
     return select_part(plan, layout, to=to, start=start, fresh=fresh)

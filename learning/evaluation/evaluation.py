@@ -6,6 +6,7 @@ Shapes: P problems, N samples of each. Scores are (P, N), NaN where a sample cou
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from learning.data.rows import Row
 from learning.evaluation.statistics import estimate_difference, estimate_mean
 from learning.lookup import bind
 from schemas.errors import StepError
-from schemas.evaluation_slots import ANSWER_LOGPROBS
+from schemas.evaluation_slots import ANSWER_LOGPROBS, REPORTED
 from schemas.stages.evaluate import Evaluate
 from schemas.use import Use
 
@@ -36,6 +37,8 @@ class Scores:
     repeated_texts: Sequence[Mapping[str, np.ndarray]] = ()
     answer_logprobs: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Mean log-probability per token of every problem's answer, (P,), by model; empty if no metric requests it."""
+    reported: Mapping[str, Mapping[str, np.ndarray]] = field(default_factory=dict)
+    """What libraries' tasks report of each problem, {metric: (P,)}, by model."""
     first: str = ""
     """The model that others are compared with by metrics; empty: the first there is."""
 
@@ -43,16 +46,18 @@ class Scores:
         """Return the repeats, each as an evaluation of its own."""
         first = self.first or next(iter(self.models))
         for models, texts in zip_longest(self.repeats, self.repeated_texts, fillvalue={}):
-            yield Scores(models, self.families, texts=texts, answer_logprobs=self.answer_logprobs, first=first)
+            same = {"answer_logprobs": self.answer_logprobs, "reported": self.reported, "first": first}
+            yield Scores(models, self.families, texts=texts, **same)
 
-    def make_columns(self, model: str, threshold: float) -> dict[str, np.ndarray]:
+    def make_columns(self, model: str, threshold: float) -> dict[str, Any]:
         """Return the columns that a metric may ask for of a model, by name."""
         score_PN, first = self.models[model], self.first or next(iter(self.models))
         # The slack forgives the rounding of a weighted sum.
         correct_PN = np.where(np.isnan(score_PN), np.nan, score_PN >= threshold - 1e-9)
-        values = {"correct_PN": correct_PN, "score_PN": score_PN}
+        values: dict[str, Any] = {"correct_PN": correct_PN, "score_PN": score_PN}
         values |= {"first_PN": self.models[first]} if first in self.models else {}
         values |= {ANSWER_LOGPROBS: self.answer_logprobs[model]} if model in self.answer_logprobs else {}
+        values |= {REPORTED: self.reported.get(model, {})}
         return values | ({"text_PN": self.texts[model]} if model in self.texts else {})
 
     def subsets(self) -> dict[str, np.ndarray]:

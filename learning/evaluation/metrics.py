@@ -2,10 +2,10 @@
 
 Shapes: P problems, N samples of each. `correct_PN` is 1 or 0, NaN where a sample could not be scored; a problem's value
 is NaN when it cannot be measured. A metric asks by name: `correct_PN`, `score_PN`, `text_PN`, and `first_PN`,
-the scores of the first model of the table on the same problems, and `answer_logprob_P`.
+the scores of the first model of the table on the same problems, `answer_logprob_P`, and `reported`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import numpy as np
@@ -13,6 +13,7 @@ from pydantic import Field
 from scipy.special import comb
 
 from learning.rewards.answers import extract_final_answer, normalise_answer
+from schemas.errors import StepError
 
 
 def accuracy(correct_PN: np.ndarray) -> np.ndarray:
@@ -86,6 +87,16 @@ def answer_logprob(answer_logprob_P: np.ndarray) -> np.ndarray:
     Nothing is sampled for it. NaN for problems without an answer.
     """
     return answer_logprob_P
+
+
+def lm_eval(reported: Mapping[str, np.ndarray], *, name: str) -> np.ndarray:
+    """A metric of lm-eval by its name, as `acc_norm`, or with a filter, as `exact_match,strict-match`.
+
+    NaN for problems whose task does not have it.
+    """
+    if name not in reported:
+        raise StepError(f"metric lm_eval: no task reports `{name}`; they report {', '.join(reported) or 'nothing'}")
+    return reported[name]
 
 
 def _answers(texts: Sequence[str], marker: str | None, ignore_case: bool) -> list[str | None]:

@@ -7,12 +7,12 @@ from pydantic import Field, model_validator
 
 from schemas.chat import Chat
 from schemas.endpoint import Capped
-from schemas.evaluation_slots import MetricUse, SolverUse, WeightDiffUse
+from schemas.evaluation_slots import SCORED_TASKS, EvaluationTaskUse, MetricUse, SolverUse, WeightDiffUse
 from schemas.gates import Gate
 from schemas.references import AgentRef, PolicyRef, PromptsRef
 from schemas.stages.base import BaseStage, ReportSection
 from schemas.training import Dtype
-from schemas.use import EngineUse, EnvUse, ProblemsUse, RewardUse
+from schemas.use import EngineUse, EnvUse, RewardUse
 
 
 class Evaluate(Capped, Chat, BaseStage):
@@ -30,8 +30,8 @@ class Evaluate(Capped, Chat, BaseStage):
     """The model to evaluate; for several, give `models` instead."""
     models: dict[str, PolicyRef] = {}
     """Models to evaluate in one table, in this order: name to reference."""
-    tasks: list[ProblemsUse] = []
-    """Generators of held-out problems."""
+    tasks: list[EvaluationTaskUse] = []
+    """Generators of held-out problems; `lm_eval` takes tasks of lm-eval, which prompts and scores (docs/lm-eval.md)."""
     prompts: PromptsRef | None = None
     """Held-out problems made by a stage, instead of `tasks` or in addition to them."""
     rewards: list[RewardUse] = Field(default=[RewardUse(use="answers.exact")], min_length=1)
@@ -91,6 +91,26 @@ class Evaluate(Capped, Chat, BaseStage):
             raise ValueError("samples at temperature 0 are all equal; set `temperature`")
         if self.weight_diff and len(self.models) < 2:
             raise ValueError("`weight_diff` compares each model with the first: give two or more in `models`")
+        return self
+
+    @model_validator(mode="after")
+    def check_scored_tasks(self) -> Self:
+        """Refuse keys that cannot apply to tasks which a library prompts and scores."""
+        if all(task.use != SCORED_TASKS for task in self.tasks):
+            return self
+        given = {
+            "selector": self.selector,
+            "solver": self.solver,
+            "env": self.env,
+            "agent": self.agent or self.agents,
+            "temperature": self.temperature,
+            "num_generations": self.num_generations > 1,
+        }
+        if names := [name for name, value in given.items() if value]:
+            raise ValueError(
+                f"`{names[0]}` does not apply to `{SCORED_TASKS}`, whose tasks are prompted and sampled as lm-eval "
+                "defines them; evaluate on them in a stage of their own"
+            )
         return self
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
