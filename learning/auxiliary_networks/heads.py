@@ -18,8 +18,7 @@ from transformers import AutoModelForTokenClassification
 
 from learning.auxiliary_networks.network import Head, Likelihood, Valued, copy_body
 from learning.batch.batch import Batch
-from learning.models.forwards import keep_score_caps
-from learning.models.linear_layers import use_onednn
+from learning.models.forwards import keep_score_caps, use_onednn
 from learning.models.model_files import is_reward_model
 from learning.models.packed import unwrap
 from learning.models.policy import LOCAL_ONLY, Policy, load_policy, load_tokenizer, save_policy

@@ -1,19 +1,40 @@
-"""Compute options of a model's blocks: bfloat16 autocast over float32 weights, and gradient checkpointing.
+"""How a model's modules compute: bfloat16 autocast, gradient checkpointing, and products of linear layers by oneDNN.
 
-Both are set on modules, so that training, sampling and copies of the model agree; parameter names do not change.
+All are set on modules, so that training, sampling and copies of the model agree; parameter names do not change.
+
+On CPUs that are not Intel's, MKL uses AVX2 even where there is AVX-512; oneDNN, which torch contains too, uses what a
+CPU has. Both compute in float32 and differ by rounding. oneDNN prepares a kernel for every shape, which takes about a
+millisecond and a megabyte, so rows are multiplied in pieces of few sizes, and the rest by MKL.
+
+Shapes: B rows, K inputs, N outputs.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from schemas.training import Training
+
+PIECES = (512, 128, 64)
+"""Rows of a piece, for each thread."""
+SMALLEST_WEIGHT = 1 << 15
+"""Elements of the smallest weight for which oneDNN is used; with fewer, preparing its calls takes most of the gain."""
+SMALLEST_PRODUCT = 1 << 22
+"""Rows times elements of the weight in the smallest piece, for each thread."""
+LARGEST_CHECKED = 1 << 22
+"""Elements of a weight that are compared; outputs are independent, so the first ones are enough."""
+ROUNDING = 2e-5
+"""Largest difference from the layer's own product, relative to the largest value."""
 
 
 @contextmanager
@@ -96,3 +117,141 @@ def fill_buffers(model: Any) -> None:
     # The two steps by which `from_pretrained` makes these buffers; parameters have no values and stay without.
     model._move_missing_keys_from_meta_to_device(set(), {"": "cpu"}, None, None)
     model._initialize_missing_keys(False)
+
+
+# -- linear layers by oneDNN ------------------------------------------------------------------------------------------
+
+
+@lru_cache
+def gains_from_onednn() -> bool:
+    """Return whether oneDNN has faster instructions on this machine than MKL: AVX-512 on a CPU that is not Intel's."""
+    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
+        return False
+    cpu = Path("/proc/cpuinfo")
+    vendor = cpu.read_text() if cpu.is_file() else "GenuineIntel"
+    return torch.backends.cpu.get_cpu_capability() == "AVX512" and "GenuineIntel" not in vendor
+
+
+def use_onednn(model: nn.Module) -> None:
+    """Let the linear layers of a model on a CPU multiply by oneDNN where it is faster and right on their weights.
+
+    One layer of every shape is compared with torch's own product, forward and backward; a shape that differs by more
+    than rounding keeps torch's product.
+    """
+    if not gains_from_onednn():
+        return
+    verdicts: dict[tuple[torch.Size, bool], bool] = {}
+    for module in model.modules():
+        if type(module) is not nn.Linear or not _is_fit(module.weight) or module.weight.is_meta:
+            continue
+        kind = (module.weight.shape, module.bias is None)
+        if kind not in verdicts:
+            verdicts[kind] = agrees(module)
+        if verdicts[kind]:
+            module.forward = MethodType(multiply_in_pieces, module)
+
+
+def multiply_in_pieces(self: nn.Linear, rows: Tensor) -> Tensor:
+    """Return the output (…, N) of a linear layer for rows (…, K), by oneDNN where that is faster and possible."""
+    weight, bias = self.weight, self.bias
+    count = rows.numel() // rows.shape[-1]
+    if (
+        not any(_cut(count, weight.numel()))
+        or not _is_fit(weight)
+        or rows.dtype != torch.float32
+        or rows.device.type != "cpu"
+        or torch.is_autocast_enabled("cpu")
+    ):
+        return F.linear(rows, weight, bias)
+    rows_BK = rows.reshape(count, -1)
+    if torch.is_grad_enabled():
+        out_BN: Any = _Product.apply(rows_BK, weight, bias)
+    else:
+        out_BN = multiply(rows_BK, weight, bias)
+    return out_BN.view(*rows.shape[:-1], len(weight))
+
+
+def _is_fit(weight: Tensor) -> bool:
+    """Return whether a weight is a plain float32 matrix on a CPU, large enough."""
+    plain = type(weight) in (nn.Parameter, Tensor) and weight.layout == torch.strided
+    return plain and weight.dtype == torch.float32 and weight.numel() >= SMALLEST_WEIGHT
+
+
+def _cut(count: int, elements: int) -> Iterator[tuple[int, int]]:
+    """Yield the pieces of rows that oneDNN multiplies, from the first row on; the rows after them are left."""
+    threads = torch.get_num_threads()
+    start = 0
+    for size in (piece * threads for piece in PIECES):
+        while count - start >= size and size * elements >= SMALLEST_PRODUCT * threads:
+            yield start, start + size
+            start += size
+
+
+def multiply(rows_BK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    """Return rows · weightᵀ + bias (B, N)."""
+    count, pieces = len(rows_BK), list(_cut(len(rows_BK), weight_NK.numel()))
+    if pieces == [(0, count)]:
+        return _onednn(rows_BK, weight_NK, bias_N)
+    out_BN = rows_BK.new_empty(count, len(weight_NK))
+    done = 0
+    for done_before, done in pieces:
+        out_BN[done_before:done] = _onednn(rows_BK[done_before:done], weight_NK, bias_N)
+    if done < count:
+        out_BN[done:] = F.linear(rows_BK[done:], weight_NK, bias_N)
+    return out_BN
+
+
+def multiply_transposed(grad_BN: Tensor, rows_BK: Tensor) -> Tensor:
+    """Return gradᵀ · rows (N, K), the gradient of a weight."""
+    pieces = list(_cut(len(rows_BK), grad_BN.shape[1] * rows_BK.shape[1]))
+    done = pieces[-1][1] if pieces else 0
+    total_NK = grad_BN[done:].t() @ rows_BK[done:]
+    for start, end in pieces:
+        total_NK += _onednn(grad_BN[start:end].t(), rows_BK[start:end].t())
+    return total_NK
+
+
+def _onednn(rows_BK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(rows_BK, weight_NK, bias_N, "none", [], "")
+
+
+class _Product(torch.autograd.Function):
+    """Y = XWᵀ + b; dX = dY·W, dW = dYᵀX, db = Σ dY."""
+
+    @staticmethod
+    def forward(ctx: Any, rows_BK: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Tensor:
+        ctx.save_for_backward(rows_BK if ctx.needs_input_grad[1] else None, weight_NK)
+        return multiply(rows_BK, weight_NK, bias_N)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  # one gradient per output
+        ctx: Any, grad_BN: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        rows_BK, weight_NK = ctx.saved_tensors
+        for_rows, for_weight, for_bias = ctx.needs_input_grad
+        grad_BN = grad_BN.contiguous()
+        return (
+            multiply(grad_BN, weight_NK.t()) if for_rows else None,
+            multiply_transposed(grad_BN, rows_BK) if for_weight else None,
+            grad_BN.sum(0) if for_bias else None,
+        )
+
+
+@torch.no_grad()
+def agrees(layer: nn.Linear) -> bool:
+    """Return whether all three products by oneDNN equal torch's own up to rounding on a layer's weights."""
+    outputs = max(1, LARGEST_CHECKED // layer.in_features)
+    weight, bias = layer.weight[:outputs], None if layer.bias is None else layer.bias[:outputs]
+    size = next(piece for piece in reversed(PIECES) if piece * weight.numel() >= SMALLEST_PRODUCT)
+    generator, count = torch.Generator().manual_seed(0), size * torch.get_num_threads()
+    rows_BK, grad_BN = (torch.randn(count, n, generator=generator) for n in reversed(weight.shape))
+    pairs = (
+        (multiply(rows_BK, weight, bias), F.linear(rows_BK, weight, bias)),
+        (multiply(grad_BN, weight.t()), grad_BN @ weight),
+        (multiply_transposed(grad_BN, rows_BK), grad_BN.t() @ rows_BK),
+    )
+    return all(
+        bool(((ours - truth).abs().max() <= ROUNDING * truth.abs().max()) & ours.isfinite().all())
+        for ours, truth in pairs
+    )

@@ -23,8 +23,7 @@ from transformers.utils import logging as transformers_logging
 
 from learning.data.chat import find_turn_ends
 from learning.lookup import load_model_reader, load_optional
-from learning.models.forwards import fill_buffers, keep_score_caps
-from learning.models.linear_layers import use_onednn
+from learning.models.forwards import fill_buffers, keep_score_caps, use_onednn
 from learning.models.model_files import is_multimodal
 from learning.models.unread_weights import UnreadWeights, find_obstacle, list_unread
 from learning.parallel.group import ALONE, Group

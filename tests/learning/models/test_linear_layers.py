@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from learning.models import linear_layers
-from learning.models.linear_layers import agrees, multiply, multiply_transposed, use_onednn
+from learning.models import forwards
+from learning.models.forwards import agrees, multiply, multiply_transposed, use_onednn
 from learning.models.packed import pack, packed_logprobs
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here")
@@ -17,15 +17,15 @@ WIDE = {"hidden_size": 192, "intermediate_size": 512, "num_attention_heads": 4, 
 @pytest.fixture
 def gains(monkeypatch):
     """A machine on which oneDNN is faster, whatever this one is; returns the shapes that oneDNN multiplies."""
-    monkeypatch.setattr(linear_layers, "gains_from_onednn", lambda: True)
+    monkeypatch.setattr(forwards, "gains_from_onednn", lambda: True)
     shapes = []
-    original = linear_layers._onednn
+    original = forwards._onednn
 
     def note(rows_BK, weight_NK, bias_N=None):
         shapes.append((tuple(rows_BK.shape), tuple(weight_NK.shape)))
         return original(rows_BK, weight_NK, bias_N)
 
-    monkeypatch.setattr(linear_layers, "_onednn", note)
+    monkeypatch.setattr(forwards, "_onednn", note)
     return shapes
 
 
@@ -102,7 +102,7 @@ def test_what_onednn_does_not_compute_is_left_to_torch(gains):
 
 
 def test_a_layer_with_wrong_products_keeps_those_of_torch(monkeypatch, gains):
-    right = linear_layers._onednn
+    right = forwards._onednn
     layer = make_layer(256, 320)
     assert agrees(layer)
     for wrong in ((64, 256), (64, 320), (320, 64)):  # forward, gradient of rows, gradient of the weight
@@ -111,10 +111,10 @@ def test_a_layer_with_wrong_products_keeps_those_of_torch(monkeypatch, gains):
             out_BN = right(rows_BK, weight_NK, bias_N)
             return out_BN + 1e-3 * out_BN.abs().max() if tuple(rows_BK.shape) == wrong else out_BN
 
-        monkeypatch.setattr(linear_layers, "_onednn", spoil)
+        monkeypatch.setattr(forwards, "_onednn", spoil)
         use_onednn(layer)
         assert "forward" not in vars(layer)
-    monkeypatch.setattr(linear_layers, "_onednn", right)
+    monkeypatch.setattr(forwards, "_onednn", right)
     use_onednn(layer)
     assert "forward" in vars(layer)
 
