@@ -2,6 +2,7 @@
 
 from schemas.base import JsonObject, Schema
 from schemas.budget import Budget
+from schemas.notify import Notify
 from schemas.references import ArtifactType
 from schemas.resources import Resources
 from schemas.schedule import Schedule
@@ -133,6 +134,8 @@ class Plan(Schema):
     """Limits on the cost of a run."""
     schedule: Schedule | None = None
     """When its deployment starts runs."""
+    notify: tuple[Notify, ...] = ()
+    """Webhooks that receive messages about its runs."""
 
     def step(self, name: str) -> Step:
         """Return the step of that name."""

@@ -21,6 +21,7 @@ from rich.console import Console
 from flows.deployments.catch_up import queue_waiting_runs, settle_due_times
 from flows.deployments.deployed_lock import RunOptions, apply_lock
 from flows.deployments.flow_runs import FlowRunRecord, find_run_of, write_flow_run
+from flows.execution.alerts import Alerts
 from flows.execution.audit_entries import read_verified_plan
 from flows.execution.run_log import make_run_name
 from flows.execution.states import EXIT_CANCELLED
@@ -162,8 +163,8 @@ def _run_plan(run: str, plan: Plan, layout: Layout, stop: threading.Event) -> Ou
     output, logger = io.StringIO(), get_run_logger()
     console = Console(file=output, width=200)
 
-    def update(outcome: Outcome) -> Path:
-        report = update_projections(outcome, plan, layout, console)
+    def update(outcome: Outcome, alerts: Alerts) -> Path:
+        report = update_projections(outcome, plan, layout, console, alerts)
         for line in filter(None, output.getvalue().splitlines()):
             logger.warning(line)
         return report

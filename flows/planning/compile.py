@@ -55,6 +55,7 @@ def compile_recipe(recipe: Recipe, layout: Layout) -> Plan:
         promotion=recipe.promotion,
         budget=recipe.head.budget,
         schedule=recipe.head.schedule,
+        notify=tuple(recipe.head.notify),
     )
     verify_outside_models(recipe, layout)
     verify_contracts(plan, layout, recipe.folders)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flows.execution.active_runs import mark_active
+from flows.execution.alerts import Alerts, verify_addresses
 from flows.execution.audit_entries import log_run_ended, log_run_started
 from flows.execution.events import Reporter
 from flows.execution.execute import Execution, Executor, execute_plan
@@ -25,6 +26,8 @@ from lineage.layout import Layout
 from schemas.plan import Plan, Step
 
 ExecutorName = Literal["ray", "inprocess"]
+Project = Callable[["Outcome", Alerts], object]
+"""Updates the projections of an ended run."""
 Perform = Callable[[Execution, Callable[[], None]], object]
 """Performs all steps, then calls the function that it is given."""
 
@@ -51,7 +54,7 @@ def run_plan(
     reporter: Reporter | None = None,
     run: str | None = None,
     perform: Perform | None = None,
-    project: Callable[[Outcome], object] = lambda outcome: None,
+    project: Project = lambda outcome, alerts: None,
     stop: threading.Event | None = None,
 ) -> Outcome:
     """Run a plan to its end; `run` resumes that run. If nothing is missing, no server and no Ray start.
@@ -61,15 +64,18 @@ def run_plan(
     not end are killed with it (`flows.processes.stop_signals`). Raise PlanError before anything starts if a step asks
     for more than there is.
     """
+    verify_addresses(plan)
     restored = restore_damaged(plan.steps, layout)
     missing, run = _find_missing(plan, layout, executor), run or make_run_name()
     write_plan(layout, run, plan)
     clean_up(layout)
-    log = RunLog(layout, run, reporter)
+    alerts = Alerts(plan, layout, run)
+    log = RunLog(layout, run, reporter, alerts)
     forecast = _announce_run(log, run, Forecast(plan, layout))
     used_prefect = prefect and perform is None and executor == "ray" and bool(missing)
     stop = stop or threading.Event()
     with (
+        alerts,
         mark_active(layout, run),
         set_on_signals(stop),
         _open_server(layout, used_prefect) as ready,
@@ -82,7 +88,9 @@ def run_plan(
         execution = Execution(plan, layout, backend, log, run, stop, ledger, forecast)
         execution.restored = restored
         used_prefect = used_prefect and ready(stop)
-        _perform_all(execution, used_prefect, perform, lambda: _end_run(execution, log, project))
+        _perform_all(
+            execution, used_prefect, perform, lambda: _end_run(execution, log, lambda ended: project(ended, alerts))
+        )
     return Outcome(run, execution.states)
 
 

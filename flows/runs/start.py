@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.champions.promotion import promote_after
+from flows.execution.alerts import Alerts
 from flows.execution.audit_entries import log_report_written, read_verified_plan
 from flows.execution.ledger import change_budget, describe_spending
 from flows.execution.progress import TerminalReporter
@@ -42,7 +43,7 @@ def start_run(plan: Plan, layout: Layout, executor: ExecutorName, console: Conso
             executor=executor,
             reporter=reporter,
             run=run,
-            project=lambda ended: report.append(update_projections(ended, plan, layout, console)),
+            project=lambda ended, alerts: report.append(update_projections(ended, plan, layout, console, alerts)),
         )
     if outcome.exit_code == EXIT_CANCELLED:
         print_line(console, "", f"stopped; finished artifacts are kept; continue with: posttrain resume {outcome.run}")
@@ -87,7 +88,7 @@ def print_line(console: Console, what: str, text: str) -> None:
     console.print(Text.assemble((f"{what} " if what else "", "red"), text), soft_wrap=True, highlight=False)
 
 
-def update_projections(outcome: Outcome, plan: Plan, layout: Layout, console: Console) -> Path:
+def update_projections(outcome: Outcome, plan: Plan, layout: Layout, console: Console, alerts: Alerts) -> Path:
     """Update DVC's files, MLflow and the report to what the run left; return the report's path.
 
     These are projections of manifests: if one cannot be written, a warning is printed and the run keeps its result.
@@ -105,6 +106,8 @@ def update_projections(outcome: Outcome, plan: Plan, layout: Layout, console: Co
             layout.run(outcome.run) / "events.jsonl", {"type": "promotion", "time": time.time(), **asdict(verdict)}
         )
         print_line(console, "", verdict.text)
+        if not verdict.moved:
+            alerts.refuse_promotion(verdict.text)
     report = write_report(plan, states, manifests, layout, outcome.run)
     log_report_written(layout, outcome.run)
     _update_projection("MLflow", lambda: add_report(layout, outcome.run, report), console)

@@ -16,6 +16,7 @@ from schemas.checks.merges import list_merge_methods
 from schemas.endpoint import Endpoint, Price
 from schemas.expansion.expand import find_presets
 from schemas.field_docs import document
+from schemas.notify import Notify
 from schemas.number_schedules import Number
 from schemas.package import import_path
 from schemas.recipe.load import Head
@@ -94,10 +95,13 @@ Every curation is compared with every evaluation of the recipe, also if the reci
 def make_reference_page() -> str:
     """Return the page as Markdown."""
     slots = [slot for slot in sorted(Use.__subclasses__(), key=lambda slot: slot.__name__) if slot.home]
-    document([Head, Schedule, Promote, Budget, Prices, Endpoint, Price, BaseStage, Resources, TrainRole, Training])
+    document(
+        [Head, Schedule, Promote, Notify, Budget, Prices, Endpoint, Price, BaseStage, Resources, TrainRole, Training]
+    )
     document([*KINDS.values(), *slots])
     parts = [INTRODUCTION, "## The recipe\n", _make_table(Head, set()), "**Schedule**\n", _make_table(Schedule, set())]
     parts += ["**Promote**\n", _make_table(Promote, set())]
+    parts += ["**Notify**\n", _make_table(Notify, set())]
     parts += ["**Budget**\n", _make_table(Budget, set()), "**Prices**\n", _make_table(Prices, set())]
     parts += ["**Endpoint**\n", _make_table(Endpoint, set()), "**Price**\n", _make_table(Price, set())]
     parts += [

@@ -18,6 +18,7 @@ from schemas.expansion.entries import is_source
 from schemas.expansion.expand import Unit, check_defaults, expand
 from schemas.expansion.inline_data import add_data_stages
 from schemas.modules import bounded_reading
+from schemas.notify import Notify
 from schemas.plan import BranchOf, Promotion, Until
 from schemas.schedule import Schedule
 from schemas.source.extend import read_recipe
@@ -65,6 +66,8 @@ class Head(Schema):
     """Which model becomes champion after a run, and by which gate."""
     budget: Budget | None = None
     """Limits on the cost of one run."""
+    notify: list[Notify] = []
+    """Webhooks that receive messages about runs; not part of any key."""
     endpoints: dict[str, Endpoint] = {}
     """OpenAI-compatible servers, by the names that stages use: `endpoint: teacher`."""
     stages: JsonObject = Field(min_length=1)

@@ -1,0 +1,119 @@
+"""Messages about a run to the webhooks of its recipe (`notify:`), sent beside the run, which never waits for them."""
+
+import json
+import queue
+import threading
+import urllib.request
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit
+
+from flows.execution.events import Event, StepEvent
+from flows.execution.run_log import append_event
+from flows.processes.secret_values import resolve_references
+from lineage.layout import Layout
+from schemas.errors import PlanError, StepError
+from schemas.notify import Occasion
+from schemas.plan import Plan
+
+SEND_LIMIT = 10.0
+"""Seconds in which a webhook must answer."""
+BLOCK = "prefect:"
+FAILED = ("gate failed:", "gate warned:", "gate branched:")
+WAITS = "gate waits for approval:"
+
+
+class Alerts:
+    """A reporter that sends messages from a thread of its own; what could not be sent is in the run's events."""
+
+    def __init__(self, plan: Plan, layout: Layout, run: str):
+        self.plan, self.layout, self.run = plan, layout, run
+        self.messages: queue.SimpleQueue[tuple[Occasion, str] | None] = queue.SimpleQueue()
+        self.waiting: set[str] = set()
+        """Steps whose waiting gates were reported."""
+        self.thread = threading.Thread(target=self._send_all, name="alerts", daemon=True)
+
+    def __enter__(self) -> "Alerts":
+        """Start the thread."""
+        if self.plan.notify:
+            self.thread.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Wait until all messages were sent or failed, as long as each may take."""
+        if self.thread.is_alive():
+            self.messages.put(None)
+            self.thread.join(2 * SEND_LIMIT * len(self.plan.notify))
+
+    def report(self, event: Event) -> None:
+        """Queue the messages about an event."""
+        if not self.plan.notify:
+            return
+        if event["type"] == "run" and event["state"] == "ended":
+            ends = {0: "ended well", 1: "a step failed", 2: "a gate failed or waits", 130: "was stopped"}
+            self.messages.put(("end", ends.get(event.get("exit_code", 1), "failed")))
+        elif event["type"] == "step":
+            for message in self._describe_gates(event):
+                self.messages.put(message)
+
+    def refuse_promotion(self, text: str) -> None:
+        """Queue the message that a promotion was refused."""
+        self.messages.put(("refused_promotion", text))
+
+    def _describe_gates(self, event: StepEvent) -> Iterator[tuple[Occasion, str]]:
+        step, parts = event["step"], event.get("gates", "").split("; ")
+        waits = event["state"] == "waiting" or any(part.startswith(WAITS) for part in parts)
+        if waits and step not in self.waiting:
+            self.waiting.add(step)
+            yield "waiting_approval", f"{step} waits for approval; posttrain approve {self.run} {step}"
+        if event["state"] != "waiting" and (failed := [part for part in parts if part.startswith(FAILED)]):
+            yield "failed_gate", f"{step}: {'; '.join(failed)}"
+
+    def _send_all(self) -> None:
+        while (message := self.messages.get()) is not None:
+            occasion, text = message
+            for notify in self.plan.notify:
+                if occasion in notify.on:
+                    error = send_message(notify.to, f"{self.plan.recipe}, run {self.run}: {text}")
+                    sent = {"type": "alert", "on": occasion, "to": notify.to, "error": error}
+                    append_event(self.layout.run(self.run) / "events.jsonl", sent)
+
+
+def verify_addresses(plan: Plan) -> None:
+    """Raise PlanError if an environment variable that `notify` refers to is not set or holds no web address."""
+    for notify in plan.notify:
+        if notify.to.startswith(BLOCK):
+            continue  # the server that holds it may not have been started yet
+        try:
+            _check_address(_find_address(notify.to))
+        except (StepError, ValueError) as error:
+            raise PlanError(f"notify: {error}") from error
+
+
+def send_message(to: str, text: str) -> str:
+    """Send a message to a webhook; return why that failed, empty if it did not. The address is never in the text."""
+    try:
+        address = _check_address(_find_address(to))
+        body = json.dumps({"text": text}).encode()
+        request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=SEND_LIMIT):
+            return ""
+    except Exception as error:  # of Prefect, of the network: the run goes on
+        return f"{to}: {getattr(error, 'reason', None) or type(error).__name__}"
+
+
+def _check_address(address: str) -> str:
+    if urlsplit(address).scheme not in ("http", "https"):
+        raise ValueError("the address of the webhook must begin with https:// or http://")
+    return address
+
+
+def _find_address(to: str) -> str:
+    if not to.startswith(BLOCK):
+        return resolve_references(to)
+    from prefect.blocks.core import Block  # seconds of import
+
+    block: Any = Block.load(to.removeprefix(BLOCK))  # outside of an event loop the block, and no coroutine
+    secret = block.get() if hasattr(block, "get") else block.url
+    return secret.get_secret_value() if hasattr(secret, "get_secret_value") else str(secret)
