@@ -1,6 +1,7 @@
 """Commands about champions: promote a model that passed its gates, roll back, list, serve."""
 
 import enum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -67,6 +68,11 @@ def champions(
         raise typer.Exit(code)
 
 
+def _print_at_once(text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    console.file.flush()
+
+
 class EngineChoice(enum.StrEnum):
     """Inference engine."""
 
@@ -110,6 +116,9 @@ def serve(
             help="Environment variable with the token that clients must send; default: POSTTRAIN_SERVE_TOKEN.",
         ),
     ] = None,
+    request_log: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a line of JSON per request, without contents.")
+    ] = None,
 ) -> None:
     """Serve a model with an OpenAI-compatible API on 127.0.0.1 until Ctrl-C."""
     from flows.serving.models import choose
@@ -125,6 +134,8 @@ def serve(
         raise PlanError("--follow is for mlflow:NAME@champion with the torch engine: nothing else moves")
     limits = {"max_slots": max_slots, "max_length": max_length}
     precision = dtype.value if dtype else None
+    if request_log is not None and engine is EngineChoice.vllm:
+        raise PlanError("--request-log is for the torch engine; vLLM prints its own")
     if engine is EngineChoice.vllm:
         from flows.serving.vllm import replace_process
 
@@ -132,8 +143,5 @@ def serve(
     from flows.serving.current import Limits
     from flows.serving.server import serve
 
-    def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-        console.file.flush()
-
-    raise typer.Exit(serve(chosen, layout, Limits(**limits), rules, port=port, dtype=precision, follow=follow, say=say))
+    options = {"port": port, "dtype": precision, "follow": follow, "say": _print_at_once, "request_log": request_log}
+    raise typer.Exit(serve(chosen, layout, Limits(**limits), rules, **options))

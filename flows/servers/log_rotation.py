@@ -9,7 +9,7 @@ KEPT_LOG = 5_000_000
 
 
 def rotate_log(log: Path, limit: int = KEPT_LOG) -> bool:
-    """Copy a log to `NAME.log.old` and empty it if it has more than `limit` bytes; return whether that was done.
+    """Copy a log to `NAME.old` and empty it if it has more than `limit` bytes; return whether that was done.
 
     Its writer must append (O_APPEND): it keeps the file open and goes on at the new end. Lines written between copy
     and emptying, microseconds, are lost.
@@ -19,6 +19,6 @@ def rotate_log(log: Path, limit: int = KEPT_LOG) -> bool:
             return False
     except FileNotFoundError:
         return False
-    shutil.copyfile(log, log.with_suffix(".log.old"))
+    shutil.copyfile(log, log.with_name(f"{log.name}.old"))
     os.truncate(log, 0)
     return True

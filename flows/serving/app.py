@@ -1,10 +1,11 @@
-"""HTTP routes: models, chat completions, completions, health. Every error has the format of the OpenAI API."""
+"""HTTP routes: models, chat completions, completions, health, metrics. Every error has the format of the OpenAI API."""
 
 import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, cast
 
 from fastapi import FastAPI, Request
@@ -17,6 +18,7 @@ from flows.serving.answers import Answer, Chat, Plain
 from flows.serving.bodies import max_body_bytes, parse_json, read_body
 from flows.serving.current import Current, Served
 from flows.serving.guard import Guard
+from flows.serving.observation import CONTENT_TYPE, Observation
 from flows.serving.pieces import TIMED_OUT, stream_pieces
 from flows.serving.refusals import Refused, error_body, quoted
 from flows.serving.requests import CompletionRequest
@@ -29,19 +31,29 @@ Reader = Callable[[Any, Any, int], CompletionRequest]
 Pieces = AsyncGenerator[tuple[int, Piece | None]]
 
 
-def make_app(current: Current, rules: Rules | None = None) -> FastAPI:
-    """Return the application, which answers with the model that is currently served."""
+def make_app(current: Current, rules: Rules | None = None, log: Path | None = None) -> FastAPI:
+    """Return the application, which answers with the model that is currently served; `log` receives a line a request.
+
+    Raise PlanError if the log cannot be written.
+    """
     app = FastAPI(title="posttrain serve", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     endpoint = Endpoint(current, rules or Rules())
     # Starlette's type stubs require handlers that accept any exception; each of these gets only its own type.
     app.add_exception_handler(Refused, cast(Any, _answer_refused))
     app.add_exception_handler(HTTPException, cast(Any, _answer_unrouted))
     app.add_exception_handler(Exception, _answer_broken)
-    app.add_middleware(Guard, rules=endpoint.rules)
+    observation = Observation(current, log)
+    app.add_middleware(Guard, rules=endpoint.rules, observation=observation)
 
     @app.get("/health")
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
+    async def health() -> JSONResponse:
+        if (failure := current.failure) is not None:
+            return JSONResponse({"status": "failing", "reason": failure}, 503)
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(observation.render(), media_type=CONTENT_TYPE)
 
     @app.get("/v1/models")
     async def models() -> dict[str, object]:

@@ -64,11 +64,23 @@ class Current:
     def __init__(self, served: Served):
         self.served = served
         self.ending = threading.Event()
+        self.watch: threading.Thread | None = None
+        self.is_following = True
+        """Whether the last look at the champion succeeded."""
+
+    @property
+    def failure(self) -> str | None:
+        """Return why the endpoint needs an operator; None if it works. Details are printed, not sent to clients."""
+        if not self.served.worker.thread.is_alive():
+            return "the engine has ended"
+        if self.watch is not None and not (self.is_following and self.watch.is_alive()):
+            return "the champion cannot be followed; the served model may be an earlier one"
+        return None
 
     def follow(self, layout: Layout, limits: Limits, device: str, dtype: str, say: Callable[[str], None]) -> None:
         """Watch the champion in a separate thread, and switch to a new one."""
-        watch = threading.Thread(target=self._watch, args=(layout, limits, device, dtype, say), daemon=True)
-        watch.start()
+        self.watch = threading.Thread(target=self._watch, args=(layout, limits, device, dtype, say), daemon=True)
+        self.watch.start()
 
     def close(self) -> None:
         """Stop watching, and stop the engine when no request is in progress."""
@@ -84,7 +96,9 @@ class Current:
                     before, self.served = self.served, load(new, limits, device, dtype)
                     before.worker.close()
                     say(f"now serving {new.description}")
+                self.is_following = True
             except (PosttrainError, OSError, RuntimeError) as error:  # no MLflow, no memory: the old model stays
+                self.is_following = False
                 alarm = f"still serving {self.served.chosen.description}: {error}"
             if alarm not in (None, last):
                 say(str(alarm))

@@ -3,14 +3,17 @@
 import hmac
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from flows.serving.observation import Observation
 from flows.serving.refusals import Refused
 from flows.serving.rules import Rules
 
 MAX_HEADERS = 100
 OPEN_PATHS = ("/health",)
 """Paths that need no token, for health checks."""
+LEFT = 499
+"""Status that is counted for a request whose client left before a response."""
 RETRY_AFTER = 2
 """Value of the Retry-After header, in seconds, for a client that was refused because the queue is full."""
 
@@ -18,17 +21,31 @@ RETRY_AFTER = 2
 class Guard:
     """An ASGI middleware that passes requests that the rules allow, at most `max_queue` completions at a time."""
 
-    def __init__(self, app: ASGIApp, rules: Rules):
-        self.app, self.rules, self.under_way = app, rules, 0
+    def __init__(self, app: ASGIApp, rules: Rules, observation: Observation):
+        self.app, self.rules, self.observation, self.under_way = app, rules, observation, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or respond with the reason for its refusal."""
+        """Pass a request on, or respond with the reason for its refusal; count it."""
         if scope["type"] == "websocket":
             await send({"type": "websocket.close"})
             return
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        status, started = LEFT, self.observation.begin()
+
+        async def send_counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._pass_on(scope, receive, send_counted)
+        finally:
+            self.observation.end(started, scope["method"], scope["path"], status)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             check_request(scope, self.rules)
             if scope["method"] == "POST":

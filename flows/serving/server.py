@@ -6,6 +6,7 @@ import gc
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -59,6 +60,7 @@ def serve(
     dtype: str | None,
     follow: bool,
     say: Callable[[str], None],
+    request_log: Path | None = None,
 ) -> int:
     """Serve on 127.0.0.1 until asked to end; return the exit code. Raise PlanError if the port is taken."""
     listening = listen(port)
@@ -75,7 +77,7 @@ def serve(
 
     gc.freeze()  # else every collection traverses all modules and the model, which delays requests
     try:
-        asyncio.run(Server(configuration(make_app(current, rules), rules), ready).serve([listening]))
+        asyncio.run(Server(configuration(make_app(current, rules, request_log), rules), ready).serve([listening]))
     finally:
         gc.unfreeze()
         current.close()
