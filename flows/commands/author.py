@@ -21,7 +21,7 @@ from flows.commands.options import (
     console,
     warn,
 )
-from schemas.errors import PosttrainError
+from schemas.errors import PosttrainError, RecipeError
 
 
 def init(
@@ -55,8 +55,8 @@ def validate(
     overrides: Overrides = [],  # noqa: B006 — typer copies it
 ) -> None:
     """Validate recipes: keys, values, slots, references, ports, data. Errors in a recipe have file:line:column."""
-    from flows.planning.data_sources import validate_sources
-    from flows.planning.own_rewards import verify_own_rewards
+    from flows.planning.data_sources import find_source_problems
+    from flows.planning.own_rewards import find_own_reward_problems
     from lineage.layout import Layout
     from schemas.recipe.load import load_recipe
 
@@ -66,8 +66,8 @@ def validate(
             recipe = load_recipe(path, profile=profile, overrides=overrides)
             for problem in recipe.warnings:
                 warn(str(problem))
-            validate_sources(recipe, Layout.find())
-            verify_own_rewards(recipe)
+            if problems := [*find_source_problems(recipe, Layout.find()), *find_own_reward_problems(recipe)]:
+                raise RecipeError(problems)
             print(f"{path}: ok, {len(recipe.stages)} steps")
         except PosttrainError as error:
             failures.append(error)

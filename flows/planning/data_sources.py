@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lineage.layout import Layout
-from schemas.errors import PlanError, StepError, printable
+from schemas.errors import PlanError, PosttrainError, Problem, StepError, printable
 from schemas.plan import Plan
 from schemas.recipe.load import Recipe
+from schemas.row_formats import Emit
 from schemas.stages.data import Data, Source
 
 if TYPE_CHECKING:
@@ -40,30 +41,43 @@ def look_at_sources(plan: Plan, layout: Layout, examples: int = 0) -> list[SeenS
     return seen
 
 
-def validate_sources(recipe: Recipe, layout: Layout) -> None:
-    """Raise PlanError if a source from outside of a recipe cannot be read, or its first rows do not fit."""
+def find_source_problems(recipe: Recipe, layout: Layout) -> Iterator[Problem]:
+    """Yield a problem per source from outside of a recipe that cannot be read, or whose first rows do not fit."""
     for name, stage in recipe.stages.items():
-        if isinstance(stage, Data):
-            references = {port.path: port.source for port in recipe.ports(name) if port.source is not None}
-            list(_look(name, stage, references, layout, recipe.folders, 0))
+        if not isinstance(stage, Data):
+            continue
+        references = {port.path: port.source for port in recipe.ports(name) if port.source is not None}
+        for index, source in enumerate(stage.sources):
+            port = f"sources.{index}.from"
+            if port in references:
+                try:
+                    _look_once(name, source, references[port], stage.emit, layout, recipe.folders, 0)
+                except PosttrainError as error:
+                    yield recipe.problem(name, port, str(error).removeprefix(f"{name}: "))
 
 
 def _look(
     step: str, stage: Data, references: Mapping[str, str], layout: Layout, folders: tuple[Path, ...], examples: int
 ) -> Iterator[SeenSource]:
+    for index, source in enumerate(stage.sources):
+        if (reference := references.get(f"sources.{index}.from")) is not None:
+            yield _look_once(step, source, reference, stage.emit, layout, folders, examples)
+
+
+def _look_once(
+    step: str, source: Source, reference: str, emit: Emit, layout: Layout, folders: tuple[Path, ...], examples: int
+) -> SeenSource:
     from learning.data.sources.look import look_at_source  # pyarrow takes 0.1 s, and most recipes have no sources
     from lineage.sources.resolve import find_source  # the store, which `validate` needs for sources only
 
-    for index, source in enumerate(stage.sources):
-        if (reference := references.get(f"sources.{index}.from")) is not None:
-            folder = find_source(reference, layout, folders).folder
-            try:
-                look = look_at_source(folder, source, stage.emit, examples)
-            except StepError as error:
-                raise PlanError(f"{step}: {reference}: {error}") from error
-            if look.bad and source.on_bad_row == "stop":
-                raise PlanError(f"{step}: {reference}: {_describe_bad(look.bad)}")
-            yield SeenSource(step, reference, source, look)
+    folder = find_source(reference, layout, folders).folder
+    try:
+        look = look_at_source(folder, source, emit, examples)
+    except StepError as error:
+        raise PlanError(f"{step}: {reference}: {error}") from error
+    if look.bad and source.on_bad_row == "stop":
+        raise PlanError(f"{step}: {reference}: {_describe_bad(look.bad)}")
+    return SeenSource(step, reference, source, look)
 
 
 def _describe_bad(bad: tuple[str, ...]) -> str:

@@ -1,7 +1,16 @@
 """A check before a run of the rewards that are the user's own code."""
 
-from schemas.errors import RecipeError
+from schemas.errors import Problem, RecipeError
 from schemas.recipe.load import Recipe
+
+
+def find_own_reward_problems(recipe: Recipe) -> list[Problem]:
+    """Return the problems for which `verify_own_rewards` raises RecipeError."""
+    try:
+        verify_own_rewards(recipe)
+    except RecipeError as error:
+        return list(error.problems)
+    return []
 
 
 def verify_own_rewards(recipe: Recipe) -> None:

@@ -179,17 +179,10 @@ def _load_checked(path: Path, profile: str | None, overrides: tuple[str, ...], h
     root = root.without(*(k for k in root.value if k.startswith("x-")))
     scope = _make_scope(root)
     head, problems = _read_head(root, path, scope)
-    if head is None:
-        raise RecipeError(limit_problems(problems))
-    check_defaults(root.get("defaults"))
     folders = tuple(dict.fromkeys((home, Path.cwd())))
-    units = expand(root.value["stages"], root.get("defaults"), scope)
-    units = add_data_stages(units, root.get("defaults"), scope, folders)
-    endpoints = root.get("endpoints")
-    servers = read_endpoints(endpoints and substitute(endpoints, scope, "endpoints"))
-    units = [replace(unit, node=replace_endpoints(unit.node, servers, unit.path, scope.allowance)) for unit in units]
-    infos = _validate_steps(units, folders, problems)
-    _raise_problems(problems)
+    infos = _read_steps(root, scope, folders, problems)
+    if head is None or problems:
+        raise RecipeError(limit_problems(problems))
     if head.budget is not None and head.budget.lacks_prices(info.dump() for info in infos.values()):
         mark = follow_path(root, "budget.money").where
         problems.append(Problem(mark.file, mark.line, mark.column, "budget.money", MONEY_NEEDS_PRICES))
@@ -206,6 +199,29 @@ def _load_checked(path: Path, profile: str | None, overrides: tuple[str, ...], h
     )
     _raise_problems(problems)
     return Recipe(str(path), profile, head, steps, tuple(warnings), folders, promoted)
+
+
+def _read_steps(root: Node, scope: Scope, folders: tuple[Path, ...], problems: list[Problem]) -> dict[str, StepInfo]:
+    """Return the validated steps; add problems, which do not repeat those of the head that are there already."""
+    stages, known = root.get("stages"), {(p.line, p.column, p.path) for p in problems}
+    if stages is None or not stages.is_map:
+        return {}
+    found: list[Problem] = []
+    infos: dict[str, StepInfo] = {}
+    try:
+        check_defaults(root.get("defaults"))
+        units = expand(stages, root.get("defaults"), scope)
+        units = add_data_stages(units, root.get("defaults"), scope, folders)
+        endpoints = root.get("endpoints")
+        servers = read_endpoints(endpoints and substitute(endpoints, scope, "endpoints"))
+        units = [
+            replace(unit, node=replace_endpoints(unit.node, servers, unit.path, scope.allowance)) for unit in units
+        ]
+        infos = _validate_steps(units, folders, found)
+    except RecipeError as error:
+        found += error.problems
+    problems += [p for p in found if (p.line, p.column, p.path) not in known]
+    return infos
 
 
 def _make_scope(root: Node) -> Scope:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from flows.commands.starter import list_missing_sources, shipped_recipes, write_recipe
-from flows.planning.data_sources import validate_sources
+from flows.planning.data_sources import find_source_problems
 from lineage.layout import Layout
 from schemas.errors import PlanError
 from schemas.pages.editor_schema import make_editor_schema
@@ -51,7 +51,7 @@ def test_small_data_is_copied_and_what_is_not_is_named(tmp_path):
     assert data in write_recipe(tmp_path / "talks.yaml", "chats")
     assert data.read_bytes() == (REPOSITORY / "data" / "lessons" / "counting.jsonl").read_bytes()
     assert list_missing_sources(tmp_path / "talks.yaml") == []
-    validate_sources(load_recipe(tmp_path / "talks.yaml"), Layout(tmp_path))
+    assert list(find_source_problems(load_recipe(tmp_path / "talks.yaml"), Layout(tmp_path))) == []
 
     copied = write_recipe(tmp_path / "real.yaml", "smollm2")
     assert tmp_path / "data" / "held_out" in copied

@@ -4,9 +4,9 @@ import re
 import pytest
 
 from flows.planning.compile import compile_recipe
-from flows.planning.data_sources import describe_sources, look_at_sources, show_examples, validate_sources
+from flows.planning.data_sources import describe_sources, find_source_problems, look_at_sources, show_examples
 from lineage.layout import Layout
-from schemas.errors import PlanError, RecipeError
+from schemas.errors import RecipeError
 from schemas.recipe.load import load_recipe
 from tests.tasks.data_stages import line
 
@@ -33,7 +33,8 @@ def plan(layout):
     def make(one=FILE, two=None, text=RECIPE):
         (layout.root / "recipe.yaml").write_text(text % (one, two or one))
         recipe = load_recipe(layout.root / "recipe.yaml")
-        validate_sources(recipe, layout)
+        if problems := list(find_source_problems(recipe, layout)):
+            raise RecipeError(problems)
         return compile_recipe(recipe, layout)
 
     make.folder, make.layout = layout.root, layout
@@ -88,13 +89,13 @@ def test_a_data_set_of_the_hub_is_pinned_by_its_commit(plan, monkeypatch):
     assert [step.inputs[0].digest for step in made.steps if step.kind == "data"] == [commit, commit]
     examples = list(show_examples(look_at_sources(made, plan.layout, examples=1)))
     assert ["user: train" in text for text in examples] == [True, False]
-    with pytest.raises(PlanError, match=r"hf download lab/other \(--repo-type dataset for data\)"):
+    with pytest.raises(RecipeError, match=r"hf download lab/other \(--repo-type dataset for data\)"):
         plan("hub:lab/other")
 
 
 def test_data_that_dvc_has_and_the_checkout_lacks_is_asked_for(plan):
     (plan.folder / "kept.jsonl.dvc").write_text("outs: []")
-    with pytest.raises(PlanError, match=r"tracked by DVC and not checked out; fetch it: dvc pull .*kept\.jsonl\.dvc"):
+    with pytest.raises(RecipeError, match=r"tracked by DVC and not checked out; fetch it: dvc pull .*kept\.jsonl\.dvc"):
         plan("path:kept.jsonl")
 
 
@@ -122,7 +123,7 @@ BAD = {
 def test_what_cannot_be_read_is_refused_before_the_run(plan, data, message):
     (plan.folder / "other").mkdir(exist_ok=True)
     (plan.folder / "other/a.json").write_text('[{"a": 1}]')
-    with pytest.raises(PlanError, match=message):
+    with pytest.raises(RecipeError, match=message.removeprefix("one-data: ")):
         plan(data)
 
 
@@ -174,3 +175,14 @@ stages:
     loaded = load_recipe(plan.folder / "recipe.yaml")
     ports = {name: [p.steps for p in loaded.ports(name)] for name in loaded.steps if name.endswith("-data")}
     assert ports == {"loop-1-tuned-data": [("loop-1-lessons",), ()], "loop-2-tuned-data": [("loop-2-lessons",), ()]}
+
+
+def test_every_source_that_cannot_be_read_is_reported_with_its_place(plan):
+    (plan.folder / "odd.jsonl").write_text("{not json\n")
+    with pytest.raises(RecipeError) as refused:
+        plan(one="path:gone.jsonl", two="path:odd.jsonl")
+    first, second = refused.value.problems
+    assert (first.path, second.path) == ("stages.one.data.sources.0.from", "stages.two.data.sources.0.from")
+    assert "gone.jsonl: no such folder or file" in first.message
+    assert "odd.jsonl" in second.message
+    assert second.line == first.line + 1

@@ -205,3 +205,23 @@ def test_loading_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_problems_of_the_head_and_of_all_stages_are_reported_at_once(tmp_path):
+    file = tmp_path / "recipe.yaml"
+    file.write_text("""
+name: "not a name!"
+sead: 3
+stages:
+  base: {kind: init, config: {model_type: qwen3, hidden_size: 96}}
+  one: {kind: sftt, model: base}
+  two: {kind: sft, model: base, data: nowhere, learning_rte: 3}
+""")
+    with pytest.raises(RecipeError) as refused:
+        load_recipe(file)
+    assert [(p.line, p.path) for p in refused.value.problems] == [
+        (2, "name"),
+        (3, "sead"),
+        (6, "stages.one.kind"),
+        (7, "stages.two.learning_rte"),
+    ]
