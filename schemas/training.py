@@ -139,11 +139,16 @@ class Evaluation(Schema):
     load_best_model_at_end: bool = False
     """Whether the output has the weights of the evaluation with the lowest `eval_loss` instead of the last ones."""
 
+    @property
+    def holds_out(self) -> bool:
+        """Whether there are rows to evaluate on."""
+        return self.validation_fraction > 0
+
     @model_validator(mode="after")
     def refuse_choice_without_evaluation(self) -> Self:
         """Refuse options of evaluation if nothing is held out, or if there is only one evaluation."""
-        if self.eval_steps and not self.validation_fraction:
-            raise ValueError("eval_steps: no rows are held out; set `validation_fraction`")
+        if self.eval_steps and not self.holds_out:
+            raise ValueError("eval_steps: no rows are held out; set `validation_fraction` or `validation`")
         for option in ("early_stopping_patience", "load_best_model_at_end"):
             if getattr(self, option) and not self.eval_steps:
                 raise ValueError(f"{option}: compares evaluations during training; set `eval_steps`")

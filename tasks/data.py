@@ -8,9 +8,12 @@ import numpy as np
 
 from learning.data.rows import open_row_writer
 from learning.data.sources.collect import drop_repeated, find_repeated, list_converted, scan_chosen, write_converted
+from learning.data.sources.curriculum import count_segments, list_bounds, order_sources
 from learning.data.sources.dropped import DroppedRows
-from learning.data.sources.mixture import choose_rows, count_chosen, name_sources
+from learning.data.sources.mixture import choose_rows, count_chosen, count_usable, draw_rows, name_sources
+from learning.data.sources.reorder import scan_in_order
 from learning.data.sources.source_rows import SourceRows
+from schemas.base import JsonObject
 from schemas.errors import StepError
 from schemas.stages.data import Data
 from tasks.context import Context, Result
@@ -39,13 +42,33 @@ def run(stage: Data, context: Context) -> Result:
             drop_repeated(converted, stage.emit, repeated, dropped, sources)
         if not any(source.kept for source in sources):
             raise StepError(f"data: none of {sum(source.read for source in sources)} rows is left")
-        chosen = count_chosen(stage, [source.kept for source in sources])
+        kept = [source.kept for source in sources]
         left = np.setdiff1d(list_converted(converted, stage.emit), repeated, assume_unique=True)
-        times = choose_all(stage, sources, chosen, left, context.seed)
+        if any(source.during for source in stage.sources):
+            segments = count_segments(stage, count_usable(stage, kept))
+            chosen = np.sum(segments, 0).tolist()
+            order = order_sources(segments, context.seed)
+            rows = place_rows(stage, kept, chosen, left, order, context.seed)
+            batches = scan_in_order(converted, stage.emit, rows, Path(spill))
+        else:
+            segments, chosen = [], count_chosen(stage, kept)
+            times = choose_all(stage, sources, chosen, left, context.seed)
+            batches = scan_chosen(converted, stage.emit, times)
         with open_row_writer(context.output("data"), stage.emit) as writer:
-            for batch in scan_chosen(converted, stage.emit, times):
+            for batch in batches:
                 writer.write(batch)
-    return report(stage, context, sources, names, chosen, dropped)
+    return report(stage, context, sources, names, chosen, dropped, segments)
+
+
+def place_rows(
+    stage: Data, kept: list[int], chosen: list[int], left: np.ndarray, order: np.ndarray, seed: int
+) -> np.ndarray:
+    """Return the number of the row at each place of a curriculum, whose sources are `order`."""
+    rows, start = np.empty(len(order), np.int64), 0
+    for i, (count, number) in enumerate(zip(chosen, kept, strict=True)):
+        rows[order == i] = left[start + draw_rows(stage.sources[i], number, count, (seed, i))]
+        start += number
+    return rows
 
 
 def choose_all(stage: Data, sources: list[SourceRows], chosen: list[int], left: np.ndarray, seed: int) -> np.ndarray:
@@ -65,8 +88,12 @@ def report(
     names: list[str],
     chosen: list[int],
     dropped: DroppedRows,
+    segments: list[list[int]],
 ) -> Result:
-    """Write report.json and return the metrics: rows read are those kept and those dropped."""
+    """Write report.json and return the metrics: rows read are those kept and those dropped.
+
+    Of a curriculum, `segments` are the rows of each source between the bounds of all `during`.
+    """
     rows, kept = sum(source.read for source in sources), sum(source.kept for source in sources)
     by_reason = {reason: number for reason, number in dropped.counts.items() if number}
     described = [
@@ -78,12 +105,16 @@ def report(
             "kept": source.kept,
             "dropped": source.read - source.kept,
             "weight": source.source.weight,
+            **({"during": list(source.source.during)} if source.source.during else {}),
             "mixed": count,
             "share": count / sum(chosen),
         }
         for source, name, count in zip(sources, names, chosen, strict=True)
     ]
-    details = {"type": stage.emit, "rows": rows, "kept": kept, "dropped": by_reason, "sources": described}
+    details: JsonObject = {"type": stage.emit, "rows": rows, "kept": kept, "dropped": by_reason, "sources": described}
+    if segments:
+        bounds = zip(list_bounds(stage), segments, strict=True)
+        details["curriculum"] = [{"from": a, "to": b, "rows": counts} for (a, b), counts in bounds]
     (context.output("report") / "report.json").write_text(json.dumps(details, indent=1) + "\n")
     reasons = {f"dropped.{reason}": number for reason, number in by_reason.items()}
     return Result({"rows": rows, "kept": kept, "dropped": rows - kept, "mixed": sum(chosen), **reasons}, details)

@@ -126,7 +126,8 @@ def run(stage: Preference, context: Context) -> Result:
     terms = bind_losses(stage, context.inputs)
     pairs = prepare_pairs(stage, context, policy, terms)
     sizes = count_tokens(pairs.train.pairs)
-    epochs = Epochs(sizes, per_pass=stage.per_device_train_batch_size, passes=1, seed=context.seed)
+    per_pass, shuffle = stage.per_device_train_batch_size, stage.shuffle
+    epochs = Epochs(sizes, per_pass=per_pass, passes=1, seed=context.seed, shuffle=shuffle)
     total_steps = count_steps(stage.max_steps, stage.num_train_epochs, epochs.steps_per_epoch)
     used = sorted({row for step in range(min(total_steps, epochs.steps_per_epoch)) for row in epochs.at(step)[0]})
     add_reference_columns = partial(add_references, stage, context, collect_asked(terms), pairs, used)
@@ -162,9 +163,13 @@ def prepare_pairs(stage: Preference, context: Context, policy: Policy, terms: li
         raise StepError(f"preference: none of {read.too_long} pairs fits into {length} tokens; raise max_length")
     require_both_sides(terms, read.pairs)
     names = collect_asked(terms)
-    train, held_out = (
-        split_by_prompt(read.pairs, stage.validation_fraction) if stage.validation_fraction else (read.pairs, [])
-    )
+    train, held_out = read.pairs, []
+    if stage.validation is not None:
+        folder, given = context.checkpoints / "encoded-validation", context.input("validation")
+        held_out = read_pairs(policy.tokenizer, given, length, folder, truncate=truncate).pairs
+        require_both_sides(terms, held_out)
+    elif stage.validation_fraction:
+        train, held_out = split_by_prompt(read.pairs, stage.validation_fraction)
     return Pairs(make_pair_set(train, names, length), make_pair_set(held_out, names, length), read.too_long, read.cut)
 
 

@@ -126,12 +126,21 @@ def prepare_pairs(stage: Stage, context: Context, policy: Policy) -> Pairs:
         count = count_rows(data, "preference_pairs")
         raise StepError(f"reward_model: margin is on, but {without} of {count} pairs have no margin")
     read = read_pairs(policy.tokenizer, data, policy.max_length, context.checkpoints / "encoded")
-    if single := sum(not pair.chosen or not pair.rejected for pair in read.pairs):
-        raise StepError(
-            f"reward_model: {single} of {len(read.pairs)} rows have one completion with a label; it needs pairs"
-        )
-    train, held_out = split_by_prompt(read.pairs, stage.validation_fraction)
-    return Pairs(train, held_out, read.too_long)
+    require_pairs(read.pairs)
+    if stage.validation is None:
+        return Pairs(*split_by_prompt(read.pairs, stage.validation_fraction), read.too_long)
+    folder = context.checkpoints / "encoded-validation"
+    given = read_pairs(policy.tokenizer, context.input("validation"), policy.max_length, folder)
+    require_pairs(given.pairs)
+    if not given.pairs:
+        raise StepError(f"reward_model: none of {given.too_long} pairs of `validation` fits; raise max_length")
+    return Pairs(read.pairs, given.pairs, read.too_long)
+
+
+def require_pairs(pairs: Sequence[Pair]) -> None:
+    """Raise StepError if rows have one completion with a label."""
+    if single := sum(not pair.chosen or not pair.rejected for pair in pairs):
+        raise StepError(f"reward_model: {single} of {len(pairs)} rows have one completion with a label; it needs pairs")
 
 
 def compute_rewards(judge: RewardModel, pairs: list[Pair]) -> torch.Tensor:

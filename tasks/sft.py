@@ -1,6 +1,6 @@
 """kind: sft — supervised fine-tuning on completions."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -114,17 +114,14 @@ def run(stage: Sft, context: Context) -> Result:
     lengths = summarise_lengths(examples.row_lengths, limit)
     if group.main:
         print(describe_lengths(lengths))
-    held_out: Sequence[Example] = ()
-    if stage.validation_fraction:
-        prompts = (example.prompt_hash for example in examples.kept)
-        train, held_out = split_rows(examples.kept, prompts, stage.validation_fraction)
-        examples = replace(examples, kept=train)
+    examples, held_out = hold_out(stage, context, policy, examples, limit)
     epochs = Epochs(
         examples.lengths,
         per_pass=stage.per_device_train_batch_size,
         passes=stage.gradient_accumulation_steps,
         seed=context.seed,
         budget=limit if stage.packing else None,
+        shuffle=stage.shuffle,
     )
     apply_compute_options(policy.model, stage)
     policy = add_adapters(policy, stage)
@@ -143,7 +140,7 @@ def run(stage: Sft, context: Context) -> Result:
             model,
             held_out=held_out,
             rows_per_pass=stage.per_device_train_batch_size,
-            sources=list_mixed_sources(context.input("data")),
+            sources=list_mixed_sources(context.inputs),
         ),
         reporter=context,
         checkpoints=context.checkpoints,
@@ -159,10 +156,24 @@ def run(stage: Sft, context: Context) -> Result:
     return replace(result, details={"lengths": lengths}, notices=notices)
 
 
-def list_mixed_sources(data: Path) -> list[str]:
-    """Return the sources of a mixture; empty if the rows are of one source, or have none."""
-    names = list_sources(data, "chat")
-    return names if len(names) > 1 else []
+def hold_out(
+    stage: Sft, context: Context, policy: Policy, examples: Examples, limit: int
+) -> tuple[Examples, Sequence[Example]]:
+    """Return what is trained on, and the rows to evaluate on: those of `validation`, a share of the data, or none."""
+    if stage.validation is not None:
+        data, folder = context.input("validation"), context.checkpoints / "encoded-validation"
+        return examples, read_examples(policy.tokenizer, data, limit, folder, stage.train_on, stage.long_rows).kept
+    if not stage.validation_fraction:
+        return examples, ()
+    prompts = (example.prompt_hash for example in examples.kept)
+    train, held_out = split_rows(examples.kept, prompts, stage.validation_fraction)
+    return replace(examples, kept=train), held_out
+
+
+def list_mixed_sources(inputs: Mapping[str, Path]) -> list[str]:
+    """Return the sources of the mixtures that are trained and evaluated on; empty if there are none."""
+    listed = [list_sources(inputs[port], "chat") for port in ("data", "validation") if port in inputs]
+    return list(dict.fromkeys(name for names in listed if len(names) > 1 for name in names))
 
 
 def split_evenly(passes: Sequence[Sequence[Example]], ranks: int) -> list[Sequence[Example]]:

@@ -18,7 +18,8 @@ class Epochs:
     """Cuts shuffled epochs into optimiser steps of `passes` forward passes with `per_pass` sequences each.
 
     A sequence is one row or, with a `budget`, as many rows as fit into that many tokens. The last step of an epoch
-    may be smaller; no row is dropped or repeated within an epoch.
+    may be smaller; no row is dropped or repeated within an epoch. Without `shuffle` the rows keep their order, and a
+    budget is not possible.
     """
 
     def __init__(
@@ -29,7 +30,9 @@ class Epochs:
         passes: int,
         seed: int,
         budget: int | None = None,
+        shuffle: bool = True,
     ):
+        self.shuffle = shuffle
         self.lengths, self.per_pass, self.passes, self.seed = np.asarray(lengths, np.int64), per_pass, passes, seed
         # Which rows of an epoch share a sequence depends on the sorted lengths alone: they are the same in every epoch.
         self._filled = None if budget is None else Filled(-np.sort(-self.lengths), budget)
@@ -61,6 +64,8 @@ class Epochs:
 
     def _shuffle(self, epoch: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the rows of an epoch in order; with a budget, sorted for `Filled`, and the order of the sequences."""
+        if not self.shuffle:
+            return np.arange(len(self.lengths)), None
         source = np.random.default_rng([self.seed, epoch])
         order = source.permutation(len(self.lengths))
         if self._filled is None:

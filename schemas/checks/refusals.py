@@ -9,6 +9,7 @@ from schemas.checks.gates import check_gates
 from schemas.checks.init import check_config
 from schemas.checks.merges import check_merge
 from schemas.checks.patterns import check_patterns
+from schemas.checks.row_order import check_row_order
 from schemas.checks.sanity import check_ranges
 from schemas.checks.training import check_learning_rate, check_training
 from schemas.errors import Problem
@@ -29,7 +30,7 @@ def find_refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Probl
     for info in steps.values():
         if len(refused) > MAX_PROBLEMS:
             break
-        refused += [*check_endpoints(info), *check_ranges(info), *check_families(info)]
+        refused += [*check_endpoints(info), *check_ranges(info), *check_families(info), *check_row_order(info, steps)]
         if isinstance(info.stage, Training):
             refused += check_training(info, info.stage)
             warned += check_learning_rate(info, info.stage, steps)

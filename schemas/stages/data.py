@@ -35,6 +35,9 @@ class Source(Schema):
     """Name of the source in curves and reports; null: that of its only file, or `source1`, `source2`, …"""
     weight: float | None = Field(default=None, gt=0)
     """Share of the source in the mixture, relative to the other weights; all sources have one, or none."""
+    during: tuple[float, float] | None = None
+    """Part of the mixture that has rows of the source, as shares from 0 to 1: `[0, 0.5]` is its first half. The rows
+    have an order then, which a stage with `shuffle: false` follows: a curriculum. Null: all of it."""
     max_rows: int | None = Field(default=None, ge=1)
     """Most rows of the source, drawn at random with the stage's seed; null: all."""
     repeat: int = Field(default=1, ge=1, le=1000)
@@ -62,6 +65,14 @@ class Source(Schema):
             if is_template(text):
                 parse_template(text)
         return columns
+
+    @field_validator("during")
+    @classmethod
+    def refuse_wrong_parts(cls, during: tuple[float, float] | None) -> tuple[float, float] | None:
+        """Refuse bounds that are not two shares in order."""
+        if during is not None and not 0 <= during[0] < during[1] <= 1:
+            raise ValueError("must be two shares in order, such as [0, 0.5]")
+        return during
 
     @model_validator(mode="after")
     def refuse_ratings_of_other_formats(self) -> Self:
@@ -108,6 +119,21 @@ class Data(BaseStage):
         names = [source.name for source in self.sources if source.name is not None]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"sources: two are called `{twice}`; rename one")
+        return self
+
+    @model_validator(mode="after")
+    def refuse_gaps(self) -> Self:
+        """Refuse `during` without weights, and parts of the mixture in which no source has rows."""
+        parts = sorted(source.during or (0.0, 1.0) for source in self.sources)
+        if all(source.during is None for source in self.sources):
+            return self
+        if self.sources[0].weight is None:
+            raise ValueError("during: give every source a `weight`; sources share each part of the mixture by weight")
+        reached = 0.0
+        for start, end in [*parts, (1.0, 1.0)]:
+            if start > reached:
+                raise ValueError(f"during: no source has rows from {reached:g} to {start:g} of the mixture")
+            reached = max(reached, end)
         return self
 
     @model_validator(mode="after")

@@ -30,6 +30,8 @@ class Preference(Training, LoRA, Evaluation, Chat, BaseStage):
     """Policy to start from."""
     data: PreferencePairsRef
     """Prompts with a chosen and a rejected completion."""
+    validation: PreferencePairsRef | None = None
+    """Pairs to evaluate on, in place of those that `validation_fraction` holds out; null: no others."""
     loss: list[PairLossUse] = Field(default=[PairLossUse(use="dpo")], min_length=1)
     """Losses of a pair; their weighted sum is minimised. A single one needs no brackets."""
     reference: PolicyRef | None = None
@@ -47,8 +49,15 @@ class Preference(Training, LoRA, Evaluation, Chat, BaseStage):
     """Pairs per optimiser step."""
     max_tokens_per_micro_batch: int = Field(default=16_384, ge=1)
     """Most tokens per forward pass, a pair's prompt counted once; does not change the gradient."""
+    shuffle: bool = True
+    """Whether each epoch has a random order of its own; false: the order of the data."""
     num_train_epochs: float = Field(default=1.0, gt=0)
     """Passes over the data if `max_steps` is -1."""
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether there are rows to evaluate on."""
+        return self.validation is not None or self.validation_fraction > 0
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
         """Return the trained model."""

@@ -23,6 +23,8 @@ class RewardModel(Training, LoRA, Evaluation, Chat, BaseStage):
     """Model whose body is used; the scalar head is newly initialised, and always trained whole."""
     data: PreferencePairsRef
     """Prompts with a chosen and a rejected completion."""
+    validation: PreferencePairsRef | None = None
+    """Pairs to evaluate on, in place of those that `validation_fraction` holds out; null: no others."""
     margin: bool = False
     """Whether to subtract the pair's margin column inside the sigmoid (Llama 2, eq. 2)."""
     center_rewards_coefficient: float = Field(default=0.0, ge=0)
@@ -35,6 +37,11 @@ class RewardModel(Training, LoRA, Evaluation, Chat, BaseStage):
     """Pairs per optimiser step."""
     num_train_epochs: float = Field(default=1.0, gt=0)
     """Passes over the data if `max_steps` is -1."""
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether there are rows to evaluate on."""
+        return self.validation is not None or self.validation_fraction > 0
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
         """Return a reward model and a report on its quality on held-out pairs."""

@@ -1,9 +1,9 @@
 """kind: sft — supervised fine-tuning on completions."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from schemas.chat import Chat
 from schemas.references import ChatRef, PolicyRef
@@ -25,6 +25,8 @@ class Sft(Training, LoRA, Evaluation, Chat, BaseStage):
     """Model to start from."""
     data: ChatRef
     """Prompts with completions."""
+    validation: ChatRef | None = None
+    """Rows to evaluate on, in place of those that `validation_fraction` holds out; null: no others."""
     max_length: int | None = Field(default=None, ge=2)
     """Most tokens per row, at most the model's maximum length (null: that)."""
     long_rows: Literal["drop", "truncate", "split"] = "drop"
@@ -39,8 +41,24 @@ class Sft(Training, LoRA, Evaluation, Chat, BaseStage):
     """Rows (or packed sequences) per forward pass."""
     gradient_accumulation_steps: int = Field(default=1, ge=1)
     """Forward passes per optimiser step; the gradient is that of one large batch."""
+    shuffle: bool = True
+    """Whether each epoch has a random order of its own; false: the order of the data."""
     num_train_epochs: float = Field(default=1.0, gt=0)
     """Passes over the data if `max_steps` is -1."""
+
+    @model_validator(mode="after")
+    def refuse_mixed_options(self) -> Self:
+        """Refuse two sets of rows to evaluate on, and an order of the data that packing would change."""
+        if self.validation is not None and self.validation_fraction:
+            raise ValueError("validation: `validation_fraction` holds rows out, too; remove one of the two")
+        if self.packing and not self.shuffle:
+            raise ValueError("shuffle: packing puts rows together by their lengths; remove `packing`")
+        return self
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether there are rows to evaluate on."""
+        return self.validation is not None or self.validation_fraction > 0
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
         """Return the trained model."""

@@ -87,7 +87,7 @@ def drop_repeated(
 
 def scan_chosen(folder: Path, emit: Emit, times: np.ndarray) -> Iterator[pa.RecordBatch]:
     """Yield the rows on disk, each as often as `times` says by its number; the id of a copy ends with its number."""
-    for batch in _scan(folder, emit, [*SCHEMAS[emit].names, "read"]):
+    for batch in scan_converted(folder, emit):
         number = times[batch.column("read").to_numpy()]
         rows = batch.drop_columns(["read"])
         if (number == 1).all():
@@ -101,6 +101,11 @@ def scan_chosen(folder: Path, emit: Emit, times: np.ndarray) -> Iterator[pa.Reco
                 for name, copy in zip(taken.column("id").to_pylist(), copies.tolist(), strict=True)
             ]
             yield taken.set_column(taken.schema.get_field_index("id"), "id", pa.array(ids, pa.string()))
+
+
+def scan_converted(folder: Path, emit: Emit) -> Iterator[pa.RecordBatch]:
+    """Yield the rows on disk, with their number as column `read`."""
+    yield from _scan(folder, emit, [*SCHEMAS[emit].names, "read"])
 
 
 def list_converted(folder: Path, emit: Emit) -> np.ndarray:

@@ -4,8 +4,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from learning.data.sources.shares import divide
 from schemas.errors import StepError
 from schemas.stages.data import Data, Source
+
+
+def count_usable(stage: Data, kept: Sequence[int]) -> list[int]:
+    """Return the rows that each source can give with `max_rows` and `repeat`. Raise StepError if one has none."""
+    there = [
+        min(rows, source.max_rows or rows) * source.repeat for source, rows in zip(stage.sources, kept, strict=True)
+    ]
+    if empty := [i for i, rows in enumerate(there) if not rows]:
+        raise StepError(f"data: source {empty[0] + 1} has no rows that fit")
+    return there
 
 
 def count_chosen(stage: Data, kept: Sequence[int]) -> list[int]:
@@ -14,31 +25,18 @@ def count_chosen(stage: Data, kept: Sequence[int]) -> list[int]:
     With weights or a temperature the shares are exact to one row, and without `max_rows` the total is the largest at
     which no source has to be repeated beyond `repeat`. Raise StepError if a source has no rows.
     """
-    there = [
-        min(rows, source.max_rows or rows) * source.repeat for source, rows in zip(stage.sources, kept, strict=True)
-    ]
-    if empty := [i for i, rows in enumerate(there) if not rows]:
-        raise StepError(f"data: source {empty[0] + 1} has no rows that fit")
+    there = count_usable(stage, kept)
     if stage.sources[0].weight is not None:
         shares = np.array([source.weight for source in stage.sources], float)
     elif stage.temperature is not None:
         shares = np.array(there, float) ** (1 / stage.temperature)
     else:
         total = sum(there)
-        return there if stage.max_rows is None else _divide(np.array(there, float), min(total, stage.max_rows))
+        return there if stage.max_rows is None else divide(np.array(there, float), min(total, stage.max_rows))
     shares /= shares.sum()
     # A hair more, so that shares that divide the rows exactly do not lose one to rounding.
     total = stage.max_rows or int(min(rows / share for rows, share in zip(there, shares, strict=True)) * (1 + 1e-12))
-    return _divide(shares, total)
-
-
-def _divide(shares: np.ndarray, total: int) -> list[int]:
-    """Return whole numbers with a given sum in proportion to shares, by largest remainders, of equals the first."""
-    exact = shares / shares.sum() * total
-    counts = np.floor(exact + 1e-9).astype(np.int64)
-    order = np.argsort(-(exact - counts), kind="stable")
-    counts[order[: total - int(counts.sum())]] += 1
-    return counts.tolist()
+    return divide(shares, total)
 
 
 def choose_rows(source: Source, kept: int, count: int, seed: Sequence[int]) -> np.ndarray:
@@ -46,11 +44,13 @@ def choose_rows(source: Source, kept: int, count: int, seed: Sequence[int]) -> n
 
     Rows are drawn evenly: of two that `max_rows` allows, one is there at most once more than the other.
     """
+    return np.bincount(draw_rows(source, kept, count, seed), minlength=kept)
+
+
+def draw_rows(source: Source, kept: int, count: int, seed: Sequence[int]) -> np.ndarray:
+    """Return `count` of the rows that fit, in random order; a row comes again only after all others that may come."""
     order = np.random.default_rng(list(seed)).permutation(kept)[: min(kept, source.max_rows or kept)]
-    times = np.zeros(kept, np.int64)
-    times[order] = count // len(order)
-    times[order[: count % len(order)]] += 1
-    return times
+    return np.tile(order, -(-count // len(order)))[:count]
 
 
 def name_sources(stage: Data, stems: Sequence[str | None]) -> list[str]:
