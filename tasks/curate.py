@@ -3,6 +3,7 @@
 import random
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from learning.curation.decontamination import Evaluation, drop_contaminated
 from learning.curation.duplicates import drop_exact_duplicates, drop_near_duplicates
 from learning.curation.ledger import Curation, drop_by_length, drop_malformed, open_curation
 from learning.curation.report import summarise, write_report
+from learning.data.expectations import measure_expectations, require_expectations
 from learning.data.messages import unpack_rows
 from learning.data.rows import open_row_writer, read_rows
 from learning.lookup import Bound, bind
@@ -42,7 +44,11 @@ def run(stage: Curate, context: Context) -> Result:
             if stage.decontaminate:
                 decontaminate(rows, stage.decontaminate, evaluations)
             drop_beyond_limit(rows, stage.limit, context.seed)
-            return write_outputs(rows, evaluations, context)
+            result = write_outputs(rows, evaluations, context)
+            made, artifact_type = context.output("data"), rows.artifact_type
+            expected = measure_expectations(stage.expect, made, artifact_type, Path(spill), context.num_threads)
+            require_expectations("curate", expected)
+            return replace(result, details={**result.details, "expectations": expected})
 
 
 def find_evaluations(settings: Decontaminate, context: Context) -> list[Evaluation]:

@@ -2,10 +2,12 @@
 
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from learning.data.expectations import measure_expectations, require_expectations
 from learning.data.rows import open_row_writer
 from learning.data.sources.collect import drop_repeated, find_repeated, list_converted, scan_chosen, write_converted
 from learning.data.sources.curriculum import count_segments, list_bounds, order_sources
@@ -57,7 +59,11 @@ def run(stage: Data, context: Context) -> Result:
         with open_row_writer(context.output("data"), stage.emit) as writer:
             for batch in batches:
                 writer.write(batch)
-    return report(stage, context, sources, names, chosen, dropped, segments)
+        made = context.output("data")
+        expected = measure_expectations(stage.expect, made, stage.emit, Path(spill), context.num_threads)
+        require_expectations("data", expected)
+    result = report(stage, context, sources, names, chosen, dropped, segments)
+    return replace(result, details={**result.details, "expectations": expected})
 
 
 def place_rows(

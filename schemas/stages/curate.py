@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from schemas.base import Schema
+from schemas.expectations import Expectations
 from schemas.references import PromptsRef, RowsRef
 from schemas.stages.base import BaseStage, ReportSection
 from schemas.use import ProblemsUse, RowFilterUse
@@ -37,7 +38,7 @@ class Decontaminate(Schema):
     """Evaluation problems made by a stage. Compilation adds those of every evaluation in the recipe."""
 
 
-class Curate(BaseStage):
+class Curate(Expectations, BaseStage):
     """Schema check, exact and fuzzy deduplication, quality filters, decontamination; reports every dropped row."""
 
     drops_rows: ClassVar = True

@@ -7,6 +7,7 @@ from pydantic import Field, GetJsonSchemaHandler, field_validator, model_validat
 from pydantic_core import CoreSchema
 
 from schemas.base import Schema
+from schemas.expectations import Expectations
 from schemas.references import DataRef
 from schemas.row_formats import EMITS, Emit, Format
 from schemas.row_templates import is_template, parse_template
@@ -84,7 +85,7 @@ class Source(Schema):
         return self
 
 
-class Data(BaseStage):
+class Data(Expectations, BaseStage):
     """Convert rows of any source and format into typed rows; every other kind can use them by the stage's name.
 
     `data: path:chats.jsonl` in a stage that trains is short for such a stage (docs/data-sources.md).

@@ -15,7 +15,7 @@ def line(*texts, **more):
     return json.dumps({"messages": messages, **more})
 
 
-def convert(folder, files, emit="chat", **source):
+def convert(folder, files, emit="chat", stage=None, **source):
     """The rows that a stage makes of files (name to bytes or text), its result, and the folder of its report."""
     data = folder / "in"
     for name, content in files.items():
@@ -23,6 +23,7 @@ def convert(folder, files, emit="chat", **source):
         (data / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     work = folder / "work"
     work.mkdir()
-    stage = Data.model_validate({"kind": "data", "emit": emit, "sources": [{"from": "path:in", **source}]})
+    sources = [{"from": "path:in", **source}]
+    stage = Data.model_validate({"kind": "data", "emit": emit, "sources": sources, **(stage or {})})
     result = run(stage, Context({"sources.0.from": data}, work, folder / "checkpoints", seed=0))
     return read_rows(work / "outputs/data", emit), result, work / "outputs/report"
