@@ -24,14 +24,14 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class Scores:
-    """What was measured: for each model in order its scores (P, N); the family of each problem.
+    """What was measured: for each model in order its scores (P, N); the family of each problem, if it has one.
 
     `texts` are the completions, (P, N). `repeats` are further evaluations of some models with other sampling seeds, and
     `repeated_texts` their completions.
     """
 
     models: Mapping[str, np.ndarray]
-    families: Sequence[str]
+    families: Sequence[str | None]
     repeats: Sequence[Mapping[str, np.ndarray]] = ()
     texts: Mapping[str, np.ndarray] = field(default_factory=dict)
     repeated_texts: Sequence[Mapping[str, np.ndarray]] = ()
@@ -61,10 +61,10 @@ class Scores:
         return values | ({"text_PN": self.texts[model]} if model in self.texts else {})
 
     def subsets(self) -> dict[str, np.ndarray]:
-        """Return problems of each family, and all of them, as boolean (P,)."""
-        family_P = np.array(self.families)
-        names = dict.fromkeys(self.families)
-        return {ALL: np.ones(len(family_P), bool), **{name: family_P == name for name in names}}
+        """Return problems of each family, and all of them, as boolean (P,); problems may be without a family."""
+        names = dict.fromkeys(name for name in self.families if name is not None)
+        of_family = {name: np.array([family == name for family in self.families]) for name in names}
+        return {ALL: np.ones(len(self.families), bool), **of_family}
 
 
 def make_metric_name(use: Use) -> str:

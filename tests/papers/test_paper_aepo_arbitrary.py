@@ -76,6 +76,9 @@ def test_wrong_completions_add_exactly_nothing_unlike_an_entropy_bonus():
     entropy = torch.distributions.Categorical(logits=z).entropy()
     (grad,) = torch.autograd.grad(-bonus.function.ask(0, {"entropy_T": entropy[None]}).sum(), z)
     assert float(grad.abs().sum()) > 0.1
+    # It is a bonus: the loss falls with the entropy.
+    assert bonus.function.ask(0, {"entropy_T": torch.tensor([0.7], **DOUBLE)}).tolist() == [-0.7]
+    assert bonus.coef > 0
 
 
 def test_the_terms_do_not_mix():

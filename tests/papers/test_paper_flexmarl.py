@@ -25,8 +25,12 @@ from learning.models.checkpoint import save_training
 from learning.models.optimize import make_optimizer
 from learning.models.policy import load_policy
 from learning.models.sharded_model import Trained
+from learning.rewards import collective
+from learning.rl.sampling_slots import bind_sampling_slots
 from learning.rl.update import update
 from learning.samples.engine_protocol import Generation
+from learning.samples.sample import Sample
+from learning.sampling.sampler import score
 from lineage.layout import Layout
 from schemas.recipe.load import load_recipe
 from schemas.use import RewardUse
@@ -185,6 +189,18 @@ def test_an_agent_that_makes_room_for_another_goes_on_elsewhere_from_the_same_bi
     turn(planner, optimizer, "rounds-1-planner", 12, 2)
     assert after == digests(planner, optimizer)
     assert after != before
+
+
+def test_a_plan_earns_the_mean_of_the_answers_of_a_solver_that_sees_it(answering, monkeypatch):
+    solver = answering(lambda prompt, number: "6" if number == 3 else "0", max_new_tokens=6)
+    monkeypatch.setattr(collective, "guest", lambda folder: solver)
+    parts = bind_sampling_slots(stages()["rounds-1-planner"], {"rewards.0.partner": Path("solver")})
+    row = {"id": "q", "prompt": [{"role": "user", "content": "1 + 2 + 3 ="}], "answer": "6", "family": "chain_sum"}
+    samples = [Sample(row, 0, "policy", [1], [5], [-1.0], "stop", "1 + 2 = 3")]
+    score(parts.rewards, parts.weights, samples, {"step": 0, "seed": 0, "states": {}})
+    assert samples[0].reward == 0.25
+    (prompt,) = solver.engine.prompts
+    assert "1 + 2 = 3" in prompt
 
 
 def test_a_round_gives_each_agent_its_turn_beside_the_other_as_it_was(tmp_path):

@@ -113,6 +113,8 @@ def test_replay_is_about_old_answers_and_nothing_else(tiny_policy, tmp_path):
     for sample in mixed:
         sample.scores, sample.reward = {"r": 1.0}, sample.reward or 1.0
     algorithm = bind_algorithm(STAGES["trained"], INPUTS).settled({"accuracy": 1.0, "format": 1.0, "replay": 0.5})
+    (term,) = algorithm.loss_terms
+    assert term.function.ask(0, {"lp_T": torch.tensor([-2.0])}).tolist() == [2.0]  # what it minimises
     batch = with_advantages(algorithm, with_dropped(forest(mixed), False), 0)
     batch = with_weights(algorithm, batch, 0, 8)
     new_T = batch.path_T < 2

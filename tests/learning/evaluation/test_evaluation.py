@@ -111,3 +111,11 @@ def test_report_is_deterministic_and_readable(tmp_path):
     text = format_markdown(json.loads((tmp_path / "a/results.json").read_text()))
     assert "| new | 0.750 [" in text
     assert "gate FAILED: accuracy of new 0.7500, wanted >= 0.9" in text
+
+
+def test_problems_without_a_family_count_among_all_alone():
+    scores = Scores({"m": np.zeros((3, 1))}, ["sums", None, None])
+    assert {name: chosen.tolist() for name, chosen in scores.subsets().items()} == {
+        "all": [True, True, True],
+        "sums": [True, False, False],
+    }
