@@ -59,6 +59,9 @@ class RunEvent(TypedDict):
     recipe: NotRequired[str]
     steps: NotRequired[int]
     exit_code: NotRequired[int]
+    recipe_commit: NotRequired[str]
+    """Commit of the repository of the recipe's folder."""
+    recipe_dirty: NotRequired[bool]
     audit: NotRequired["Anchor"]
     """Anchor of the audit log at that time."""
 

@@ -4,12 +4,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from flows.execution.active_runs import mark_active
 from flows.execution.alerts import Alerts, verify_addresses
 from flows.execution.audit_entries import log_run_ended, log_run_started
-from flows.execution.events import Reporter
+from flows.execution.events import Reporter, RunEvent
 from flows.execution.execute import Execution, Executor, execute_plan
 from flows.execution.ledger import open_ledger
 from flows.execution.run_log import RunLog, make_run_name, write_plan
@@ -20,6 +21,7 @@ from flows.processes.cleanup import clean_up
 from flows.processes.stop_signals import enforce_stop, set_on_signals
 from flows.steps.artifacts import restore_damaged
 from flows.steps.ray_workers import check_machine
+from lineage.artifacts.provenance import read_commit
 from lineage.artifacts.store import Store
 from lineage.audit.log import anchor_of
 from lineage.layout import Layout
@@ -123,7 +125,11 @@ def _end_run(execution: Execution, log: RunLog, project: Callable[[Outcome], obj
 def _announce_run(log: RunLog, run: str, forecast: Forecast) -> Forecast:
     plan, verdicts = forecast.plan, forecast.verdicts
     log_run_started(forecast.layout, run, plan, sum(hit == "HIT" for hit, _ in verdicts.values()))
-    log.report({"type": "run", "run": run, "state": "started", "recipe": plan.recipe, "steps": len(plan.steps)})
+    started = RunEvent(type="run", run=run, state="started", recipe=plan.recipe, steps=len(plan.steps))
+    commit, dirty = read_commit(Path(plan.file).resolve().parent)
+    if commit is not None:
+        started["recipe_commit"], started["recipe_dirty"] = commit, dirty
+    log.report(started)
     for name, (hit, why) in verdicts.items():
         log.report({"type": "step", "step": name, "state": "queued", "reason": f"{hit}: {why}"})
     return forecast

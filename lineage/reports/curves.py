@@ -5,8 +5,11 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-SHOWN = ("reward", "loss", "entropy", "accuracy", "kl", "learning_rate")
-"""Series that get a chart, in this order."""
+FIRST = ("reward", "loss", "entropy", "accuracy", "kl", "learning_rate")
+"""Series whose charts come first, in this order; the others follow by name."""
+AXES = frozenset({"step", "time"})
+MOST = 60
+"""Most charts of a step."""
 WIDTH, HEIGHT, PAD = 260, 96, 6
 POINTS = 240
 
@@ -21,7 +24,8 @@ class Curve:
     high: float
     first: float
     last: float
-    steps: int
+    first_step: float
+    last_step: float
 
 
 def read_curves(file: Path) -> list[Curve]:
@@ -31,11 +35,11 @@ def read_curves(file: Path) -> list[Curve]:
     series: dict[str, list[tuple[float, float]]] = {}
     for line in file.read_text().splitlines():
         point = json.loads(line)
-        for name in SHOWN:
-            value = point.get(name)
-            if isinstance(value, int | float) and math.isfinite(value):
+        for name, value in point.items():
+            if name not in AXES and isinstance(value, int | float) and math.isfinite(value):
                 series.setdefault(name, []).append((point["step"], value))
-    return [_draw_curve(name, series[name]) for name in SHOWN if len(series.get(name, [])) > 1]
+    names = [*(name for name in FIRST if name in series), *sorted(series.keys() - set(FIRST))]
+    return [_draw_curve(name, series[name]) for name in names if len(series[name]) > 1][:MOST]
 
 
 def _draw_curve(name: str, points: list[tuple[float, float]]) -> Curve:
@@ -51,4 +55,4 @@ def _draw_curve(name: str, points: list[tuple[float, float]]) -> Curve:
         for x, y in means
     ]
     path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-    return Curve(name, path, low, high, points[0][1], points[-1][1], len(points))
+    return Curve(name, path, low, high, points[0][1], points[-1][1], points[0][0], points[-1][0])

@@ -8,10 +8,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from lineage.audit.approvals import describe_decision, latest_decision
 from lineage.layout import Layout
+from lineage.records import read_lines
 from lineage.reports.cost import compute_costs
 from lineage.reports.curves import read_curves
 from lineage.reports.formatting import format_duration, format_number, format_size
 from lineage.reports.graph import draw_steps
+from lineage.reports.headline import make_headlines
 from schemas.base import JsonObject
 from schemas.manifest import NOTICES, Manifest
 from schemas.plan import Plan
@@ -19,7 +21,6 @@ from schemas.stages.base import ReportSection
 from schemas.stages.union import KINDS
 
 FILE = "report.html"
-ALL = "all"
 
 
 def write_report(
@@ -50,6 +51,7 @@ def collect_content(
     """Return the values of the template."""
     state = {step.name: str(states.get(step.name, {}).get("state", "pending")) for step in plan.steps}
     made = {step.name: manifests[step.name] for step in plan.steps if step.name in manifests}
+    gates, costs = list(collect_gate_rows(plan, made, layout)), compute_costs(plan, made, state, layout, run)
     drawn = {name: read_curves(layout.artifact(m.kind, m.key) / "metrics.jsonl") for name, m in made.items()}
     return {
         "plan": plan,
@@ -63,12 +65,21 @@ def collect_content(
         "notices": {name: m.details[NOTICES] for name, m in made.items() if m.details.get(NOTICES)},
         "picture": draw_steps(plan, state),
         "curves": {name: charts for name, charts in drawn.items() if charts},
-        "gates": list(collect_gate_rows(plan, made, layout)),
+        "headlines": make_headlines(made, gates, costs.total.spent if "done" in state.values() else None),
+        "recipe_commit": _read_recipe_commit(layout, run),
+        "gates": gates,
         "sections": collect_sections(made),
         "manifests": made,
-        "costs": compute_costs(plan, made, state, layout, run),
-        "ALL": ALL,
+        "costs": costs,
     }
+
+
+def _read_recipe_commit(layout: Layout, run: str) -> str | None:
+    """Return the commit of the recipe's folder when the run began, and whether it had changes; None outside of Git."""
+    for event in read_lines(layout.run(run) / "events.jsonl"):
+        if event["type"] == "run" and event.get("recipe_commit"):
+            return f"{event['recipe_commit'][:12]}{' + changes' if event.get('recipe_dirty') else ''}"
+    return None
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,9 @@ def page(tmp_path):
     named = {"base": "cached", "clean": "done", "tuned": "done", "broken": "failed", "left": "skipped", "eval": "done"}
     states = {name: {"state": state} for name, state in named.items()}
     states["broken"]["reason"] = "tensor <x> differs"
+    layout.run("run-7").mkdir(parents=True)
+    began = {"type": "run", "run": "run-7", "state": "started", "recipe_commit": "c0ffee" * 6, "recipe_dirty": True}
+    (layout.run("run-7") / "events.jsonl").write_text(json.dumps(began) + "\n")
     return write_report(plan, states, manifests, layout, "run-7").read_text()
 
 
@@ -192,6 +195,8 @@ def test_all_states_and_numbers_are_there_and_every_tag_is_closed(page):
         "abcdef012345",
         "eeeeeeeeeeee",
         "0 → 1",
+        "c0ffeec0ffee + changes",
+        "steps 0 to 99",
         "1 + 2 =",
         "run-7",
     ):
@@ -200,8 +205,19 @@ def test_all_states_and_numbers_are_there_and_every_tag_is_closed(page):
 
 
 def test_gates_come_first_then_results_then_notices(page):
-    places = [page.index(text) for text in ("wanted 0.9", "+0.682", "3 of 9", "<h2>Curves", "<h2>Cost")]
+    body = page[page.index("<h2>Steps") :]
+    places = [body.index(text) for text in ("wanted 0.9", "+0.682", "3 of 9", "<h2>Curves", "<h2>Cost")]
     assert places == sorted(places)
+
+
+def test_the_report_opens_with_what_got_better_what_failed_and_what_it_cost(page):
+    words = Reader(page[page.index("</header>") : page.index("<h2>Steps")].removeprefix("</header>")).words
+    lines = [line for line in map(str.strip, words) if line]
+    assert lines[0] == "eval: accuracy of tuned − base: +0.682 (+0.610 to +0.750, 300 problems): higher"
+    assert lines[1].startswith("Gate of eval: failed. ")
+    assert "wanted 0.9" in lines[1]
+    assert lines[-1].startswith("Spent in this run: ")
+    assert "core-seconds" in lines[-1]
 
 
 def test_nothing_is_loaded_and_nothing_breaks_out(page):
@@ -230,7 +246,8 @@ def test_long_curves_are_averaged_and_keep_their_ends(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_text("".join(json.dumps({"step": i, "loss": i % 2}) + "\n" for i in range(1000)))
     (curve,) = read_curves(file)
-    assert (curve.first, curve.last, curve.steps) == (0, 1, 1000)
+    assert (curve.first, curve.last) == (0, 1)
+    assert (curve.first_step, curve.last_step) == (0, 999)
     assert curve.path.count("L") == 199  # groups of five
     assert curve.low == pytest.approx(0.4)
     assert curve.high == pytest.approx(0.6)
