@@ -37,6 +37,7 @@ PANELS = {
         running.resume,
         running.approve,
         running.runs,
+        running.costs,
         running.status,
         running.logs,
         running.path,

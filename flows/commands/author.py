@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -39,14 +40,18 @@ def init(
     print(f"wrote {written}; next: posttrain validate {path}")
 
 
-def ls() -> None:
+def ls(as_json: AsJson = False) -> None:
     """List the recipes in `recipes/` of the current folder, or the shipped ones if there is no such folder."""
-    from flows.commands.recipes import make_recipe_table
+    from flows.commands.recipes import list_recipe_records, make_recipe_table
     from lineage.layout import Layout
     from schemas.package import ROOT
 
     own = Layout.find().root / "recipes"
-    console.print(make_recipe_table(own if own.is_dir() else ROOT / "recipes"))
+    records = list_recipe_records(own if own.is_dir() else ROOT / "recipes")
+    if as_json:
+        print(json.dumps([asdict(record) for record in records], indent=1))
+    else:
+        console.print(make_recipe_table(records))
 
 
 def validate(

@@ -1,5 +1,6 @@
 """Commands to run recipes and inspect runs."""
 
+import enum
 import json
 from dataclasses import asdict
 from typing import Annotated
@@ -103,6 +104,28 @@ def runs(as_json: AsJson = False) -> None:
         print(json.dumps([asdict(record) for record in records], indent=1))
     else:
         console.print(make_runs_table(records))
+
+
+class CostGroup(enum.StrEnum):
+    """What costs are summed by."""
+
+    month = "month"
+    recipe = "recipe"
+
+
+def costs(
+    by: Annotated[CostGroup, typer.Option(help="Sum by calendar month (UTC) or by recipe.")] = CostGroup.month,
+    as_json: AsJson = False,
+) -> None:
+    """Show what all runs cost in total: time, cores, GPUs, tokens, and money where recipes have prices."""
+    from flows.runs.costs import make_cost_table, sum_run_costs
+    from lineage.layout import Layout
+
+    totals = sum_run_costs(Layout.find(), by.value)
+    if as_json:
+        print(json.dumps([total.to_json() for total in totals], indent=1))
+    else:
+        console.print(make_cost_table(totals, by.value))
 
 
 def status(

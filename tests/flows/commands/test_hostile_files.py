@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from flows.cli import main
-from flows.commands.recipes import make_recipe_table
+from flows.commands.recipes import list_recipe_records, make_recipe_table
 from flows.deployments.deployables import list_recipe_files, make_deployables
 from lineage.layout import Layout
 
@@ -31,7 +31,7 @@ def lab(tmp_path, monkeypatch):
 
 def test_all_recipes_are_listed_and_deployed_but_those_that_are_none(lab):
     layout = Layout(lab)
-    table = make_recipe_table(lab / "recipes")
+    table = make_recipe_table(list_recipe_records(lab / "recipes"))
     assert list(table.columns[1].cells) == ["", "1", "", ""]
     made, wrong = make_deployables(list_recipe_files(layout), layout)
     assert [one.recipe.name for one in made] == ["a"]
