@@ -24,14 +24,14 @@ class AuthorUse(Use):
     """Writes tools and context of an agent for a task."""
 
     home = ("learning.agents.authors",)
-    asks = frozenset({"task", "toolkit", "refused", "attempt", "rng", "desk"})
+    asks = frozenset({"task", "toolkit", "refused", "attempt", "rng", "account"})
 
 
 class ExtractorUse(Use):
     """Returns the new list of experiences after a group of rollouts whose scores differ."""
 
     home = ("learning.agents.extractors",)
-    asks = frozenset({"row", "rollouts", "experiences", "rng", "step", "state", "desk", "sampler"})
+    asks = frozenset({"row", "rollouts", "experiences", "rng", "step", "state", "account", "sampler"})
 
 
 class Case(Schema):

@@ -234,7 +234,7 @@ class EngineUse(Use):
 
     home = ("learning.generation.engines",)
     takes = ("policy",)
-    asks = frozenset({"desk"})
+    asks = frozenset({"account"})
     member = "Engine"
 
 

@@ -10,7 +10,7 @@ from learning.lookup import bind
 from schemas.agent import Agent, AuthorUse
 from schemas.stages.agent import AgentStage
 from tasks.context import Context, Metric, Result
-from tasks.remote import SpendingReporter, make_desk
+from tasks.remote import SpendingReporter, open_account
 
 
 def run(stage: AgentStage, context: Context) -> Result:
@@ -37,11 +37,11 @@ def run(stage: AgentStage, context: Context) -> Result:
 
 def write_drafts(drafting: Drafting, stage: AgentStage, use: AuthorUse, context: Context) -> Agent:
     """Return the agent that the author writes for the task."""
-    desk = make_desk(context, stage.max_tokens_total, stage.max_cost)
-    spending = SpendingReporter(context, desk)
+    account = open_account(context, stage.max_tokens_total, stage.max_cost)
+    spending = SpendingReporter(context, account)
     try:
         author = bind(use, "author", context.inputs)
-        return drafting.written(author, stage.task, stage.max_attempts, {"seed": context.seed, "desk": desk})
+        return drafting.written(author, stage.task, stage.max_attempts, {"seed": context.seed, "account": account})
     finally:
         spending.report()
 

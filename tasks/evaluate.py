@@ -32,7 +32,7 @@ from schemas.evaluation_slots import ANSWER_LOGPROBS, SCORED_TASKS, EvaluationTa
 from schemas.number_schedules import Number
 from schemas.stages.evaluate import Evaluate
 from tasks.context import Context, Result
-from tasks.remote import SpendingReporter, choose_spend, make_desk
+from tasks.remote import SpendingReporter, choose_spend, open_account
 
 SHOWN_PER_FAMILY = 4
 REPEAT = 1_000_003
@@ -158,8 +158,8 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         stage, context = self.stage, self.context
-        self.desk = make_desk(context, stage.max_tokens_total, stage.max_cost)
-        self.spending = SpendingReporter(context, self.desk)
+        self.account = open_account(context, stage.max_tokens_total, stage.max_cost)
+        self.spending = SpendingReporter(context, self.account)
         rewards = [bind(use, f"rewards.{i}", context.inputs) for i, use in enumerate(stage.rewards)]
         selector = [bind(stage.selector, "selector", context.inputs)] if stage.selector is not None else []
         placed = place_rewards([*rewards, *selector], context.actors)
@@ -171,9 +171,9 @@ class Evaluation:
         """Return the completions of one model and their scores; all models use the same random numbers."""
         try:
             samples, calls, answers = self._sample(port, seed)
-            samples = select_samples(self.selector, self.problems, samples, self.desk, self.shown)
+            samples = select_samples(self.selector, self.problems, samples, self.account, self.shown)
             weights = [use.weight for use in self.stage.rewards]
-            score_PN = score_samples(self.rewards, weights, self.problems, samples, self.desk, self.shown)
+            score_PN = score_samples(self.rewards, weights, self.problems, samples, self.account, self.shown)
             refuse_no_scores(port, self.stage, self.problems, score_PN)
             evaluated = Evaluated(samples, score_PN, calls)
             for each in answers:
@@ -191,7 +191,7 @@ class Evaluation:
         self.started += 1
         with (
             RowJournal(context.checkpoints / f"sampled-{self.started}.jsonl") as journal,
-            open_engine(stage.engine, policy, context.actors, folder, self.desk, stage) as plain,
+            open_engine(stage.engine, policy, context.actors, folder, self.account, stage) as plain,
             open_environment(plain, env, policy.tokenizer, context.inputs) as engine,
         ):
             self.spend = choose_spend(context, engine)
@@ -257,7 +257,7 @@ def select_samples(
     selector: Sequence[Bound | PlacedReward],
     problems: list[Row],
     groups: list[list[AnswerSample]],
-    desk: SpendingAccount,
+    account: SpendingAccount,
     shown: dict[str, str],
 ) -> list[list[AnswerSample]]:
     """Return for every problem the sample that the selector scores highest; all samples without a selector."""
@@ -266,7 +266,7 @@ def select_samples(
     rows = [row for row, group in zip(problems, groups, strict=True) for _ in group]
     samples = [one for group in groups for one in group]
     return select_best(
-        groups, compute_weighted_scores(selector, [1.0], rows, [one.text for one in samples], desk, samples, shown)
+        groups, compute_weighted_scores(selector, [1.0], rows, [one.text for one in samples], account, samples, shown)
     )
 
 
@@ -275,14 +275,14 @@ def score_samples(
     weights: Sequence[Number],
     problems: list[Row],
     samples: list[list[AnswerSample]],
-    desk: SpendingAccount,
+    account: SpendingAccount,
     shown: dict[str, str],
 ) -> np.ndarray:
     """Return scores (P, N), NaN where a reward gives none."""
     rows = [row for row, group in zip(problems, samples, strict=True) for _ in group]
     flat_samples = [one for group in samples for one in group]
     flat_scores = compute_weighted_scores(
-        rewards, weights, rows, [one.text for one in flat_samples], desk, flat_samples, shown
+        rewards, weights, rows, [one.text for one in flat_samples], account, flat_samples, shown
     )
     return np.array([np.nan if s is None else s for s in flat_scores]).reshape(len(problems), -1 if problems else 1)
 

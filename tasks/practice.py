@@ -26,7 +26,7 @@ from schemas.errors import StepError
 from schemas.sealed import NotSealed, read_sealed, write_sealed
 from schemas.stages.practice import Practice
 from tasks.context import Context, Result
-from tasks.remote import SpendingReporter, choose_spend, make_desk
+from tasks.remote import SpendingReporter, choose_spend, open_account
 
 SHOWN = 8
 """Most groups in the details."""
@@ -36,14 +36,14 @@ def run(stage: Practice, context: Context) -> Result:
     """Practise in rounds: sample with the experiences so far, score, compare within groups, extract new experiences."""
     set_determinism(context.seed, context.num_threads)
     folder, model = context.inputs.get("agent"), context.input("model")
-    desk = make_desk(context, stage.max_tokens_total, stage.max_cost)
+    account = open_account(context, stage.max_tokens_total, stage.max_cost)
     policy, agent = load_sampling_policy(model, context.device, context.actors, stage), load_agent(folder)
     with (
         RowJournal(context.checkpoints / "rollouts.jsonl") as journal,
-        open_engine(stage.engine, policy, context.actors, model, desk, stage) as engine,
+        open_engine(stage.engine, policy, context.actors, model, account, stage) as engine,
         open_environment(engine, make_env(agent, folder), policy.tokenizer, context.inputs) as episodes,
     ):
-        rounds = Rounds(stage, context, agent, policy, engine, episodes, journal, desk)
+        rounds = Rounds(stage, context, agent, policy, engine, episodes, journal, account)
         for step in range(rounds.resume(), stage.max_steps):
             rounds.run(step)
             context.progress(step + 1, stage.max_steps, experiences=len(rounds.experiences))
@@ -64,7 +64,7 @@ class Rounds:
     episodes: EngineProtocol
     """The engine, with the agent's environment around it."""
     journal: RowJournal
-    desk: SpendingAccount
+    account: SpendingAccount
     experiences: list[str] = field(default_factory=list)
     points: list[dict[str, float]] = field(default_factory=list)
     """Metrics of every round."""
@@ -84,7 +84,7 @@ class Rounds:
         if not self.rows:
             raise StepError("practice: no problems; check what the previous stage dropped")
         self.shown: dict[str, str] = {}
-        self.spending, self.spend = SpendingReporter(context, self.desk), choose_spend(context, self.engine)
+        self.spending, self.spend = SpendingReporter(context, self.account), choose_spend(context, self.engine)
 
     def run(self, step: int) -> None:
         """Sample with the experiences so far, score, compare, and save the round."""
@@ -136,7 +136,7 @@ class Rounds:
             "states": self.states,
             "history": self.history,
             "metrics": self.points[-1] if self.points else {},
-            "desk": self.desk,
+            "account": self.account,
             "sampler": replace(sampler, engine=self.engine),
             "policy": self.policy,
             "engine": self.engine,

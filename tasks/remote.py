@@ -15,7 +15,7 @@ def choose_spend(context: Context, engine: object) -> Callable[[int], None]:
     return (lambda tokens: None) if getattr(engine, "charges", False) else context.spend
 
 
-def make_desk(context: Context, max_tokens: int | None = None, max_cost: float | None = None) -> SpendingAccount:
+def open_account(context: Context, max_tokens: int | None = None, max_cost: float | None = None) -> SpendingAccount:
     """Return the account of a step's remote requests; the limits apply to what it pays."""
     return SpendingAccount(context.remote or context.checkpoints.parent / "remote", context.key, max_tokens, max_cost)
 
@@ -23,8 +23,8 @@ def make_desk(context: Context, max_tokens: int | None = None, max_cost: float |
 class SpendingReporter:
     """Reports to the context what the processes of a step have paid to servers since the last report."""
 
-    def __init__(self, context: Context, desk: SpendingAccount):
-        self.context, self.desk = context, desk
+    def __init__(self, context: Context, account: SpendingAccount):
+        self.context, self.account = context, account
         self.reported = self._read_spent()
 
     def report(self, is_main: bool = True) -> None:
@@ -39,10 +39,10 @@ class SpendingReporter:
             self.context.spend(new.charged, new.cost)
 
     def _read_spent(self) -> Spent:
-        if not (self.desk.folder / FILE).is_file():
+        if not (self.account.folder / FILE).is_file():
             return Spent()
-        answers = ResponseStore(self.desk.folder)
+        answers = ResponseStore(self.account.folder)
         try:
-            return answers.spent(self.desk.step)
+            return answers.spent(self.account.step)
         finally:
             answers.close()

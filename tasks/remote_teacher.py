@@ -15,7 +15,7 @@ from learning.evaluation.sampled_answers import compute_weighted_scores
 from learning.lookup import bind
 from schemas.stages.synthesize import Synthesize
 from tasks.context import Context
-from tasks.remote import ANSWERS_PER_REPORT, SpendingReporter, make_desk
+from tasks.remote import ANSWERS_PER_REPORT, SpendingReporter, open_account
 
 SHOWN = 5
 """Most messages of failed requests in the details."""
@@ -27,12 +27,12 @@ class RemoteTeacher:
     def __init__(self, stage: Synthesize, context: Context, inquiries: list[Inquiry], total: int):
         self.stage, self.context, self.total = stage, context, total
         self.endpoint = find_endpoint(inquiries)
-        self.desk = make_desk(context)
-        self.spending = SpendingReporter(context, self.desk)
+        self.account = open_account(context)
+        self.spending = SpendingReporter(context, self.account)
         rewards = [bind(use, f"rewards.{i}", context.inputs) for i, use in enumerate(stage.rewards)]
-        reward_desk = make_desk(context, stage.max_tokens_total, stage.max_cost)
+        reward_account = open_account(context, stage.max_tokens_total, stage.max_cost)
         self.score = partial(
-            compute_weighted_scores, rewards, [use.weight for use in stage.rewards], desk=reward_desk, shown={}
+            compute_weighted_scores, rewards, [use.weight for use in stage.rewards], account=reward_account, shown={}
         )
         self.ends = ReplyCounts(self.endpoint)
         self.used, self.done = Spent(), 0
@@ -53,7 +53,7 @@ class RemoteTeacher:
 
         cap = Cap(stage.max_tokens_total, stage.max_cost, self.used)
         try:
-            responses = ask(self.endpoint, self.desk, questions, cap=cap, on_answer=report_answers)
+            responses = ask(self.endpoint, self.account, questions, cap=cap, on_answer=report_answers)
             replies = classify_replies(
                 problems, inquiries, responses, n, self.score, stage.min_reward if stage.rewards else None
             )

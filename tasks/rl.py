@@ -39,14 +39,14 @@ from learning.sampling.trajectories import Trajectories
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
 from tasks.context import Context, Result
-from tasks.remote import SpendingReporter, make_desk
+from tasks.remote import SpendingReporter, open_account
 
 
 def run(stage: Rl, context: Context) -> Result:
     """Train `stage.model` on `stage.prompts`; continue from the step's own checkpoints."""
     if (environment_of_agent := load_optional(stage, "agent_environment")) is not None:
         stage = stage.model_copy(update={"env": environment_of_agent(context.input("agent"), stage.env)})
-    training, spending = prepare(stage, context), SpendingReporter(context, make_desk(context))
+    training, spending = prepare(stage, context), SpendingReporter(context, open_account(context))
     try:
         for step in range(resume(training), stage.max_steps):
             if training.stopped is None:
@@ -104,7 +104,7 @@ def prepare(stage: Rl, context: Context) -> TrainingState:
         curves=Curves(context.log, stage.logging_steps, stage.max_steps),
         watchdogs=Watchdogs(stage.watch),
         checkpoints=context.checkpoints,
-        desk=make_desk(context, stage.max_tokens_total, stage.max_cost),
+        account=open_account(context, stage.max_tokens_total, stage.max_cost),
         spend=context.spend,
         report_progress=context.progress,
     )

@@ -20,7 +20,7 @@ from schemas.errors import StepError
 from schemas.stages.synthesize import Synthesize
 from schemas.use import TeacherUse
 from tasks.context import Context, Result
-from tasks.remote import SpendingReporter, choose_spend, make_desk
+from tasks.remote import SpendingReporter, choose_spend, open_account
 
 if TYPE_CHECKING:
     from tasks.remote_teacher import RemoteTeacher
@@ -113,17 +113,17 @@ def sample_model(stage: Synthesize, context: Context, problems: list[Row], tally
     set_determinism(context.seed, context.num_threads)
     rewards = place_rewards(bind_rewards(stage, context), context.actors)
     policy = load_sampling_policy(context.input("model"), context.device, context.actors, stage, stage.dtype)
-    desk = make_desk(context, stage.max_tokens_total, stage.max_cost)
-    spending = SpendingReporter(context, desk)
+    account = open_account(context, stage.max_tokens_total, stage.max_cost)
+    spending = SpendingReporter(context, account)
     score = partial(
-        compute_weighted_scores, rewards, [use.weight for use in stage.rewards], desk=desk, shown=tally.failures
+        compute_weighted_scores, rewards, [use.weight for use in stage.rewards], account=account, shown=tally.failures
     )
     search = bind(stage.search, "search", context.inputs)
     sampling, used = Sampling(stage.temperature, stage.max_completion_length), 0
     size = max(1, (SAMPLES_TO_CAP if stage.max_tokens_total else SAMPLES) // stage.num_generations)
     with (
         RowJournal(context.checkpoints / "sampled.jsonl") as journal,
-        open_engine(stage.engine, policy, context.actors, context.input("model"), desk, stage) as engine,
+        open_engine(stage.engine, policy, context.actors, context.input("model"), account, stage) as engine,
     ):
         spend = choose_spend(context, engine)
         for start in range(0, len(problems), size):

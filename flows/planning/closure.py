@@ -170,7 +170,7 @@ class Closure:
             if binding is not None:
                 nodes += self._target(module, Use.of(binding), chain)
         if not nodes and name not in facts.by_name:
-            nodes = [(found, WHOLE) for star in facts.stars for found in self._modules(module, Use.of(star))]
+            nodes = [(target, WHOLE) for star in facts.stars for target in self._modules(module, Use.of(star))]
         return nodes
 
     def _target(self, module: str, use: Use, chain: tuple[str, ...] | None) -> list[Node]:

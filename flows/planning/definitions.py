@@ -176,8 +176,8 @@ class _Reader:
             self.imports[use] = None
             if local == "*":
                 self.stars[use] = None
-            said = f"import {use.level} {use.module} {use.name} as {local}"
-            digest = hashlib.sha256(said.encode()).hexdigest()
+            text = f"import {use.level} {use.module} {use.name} as {local}"
+            digest = hashlib.sha256(text.encode()).hexdigest()
             self.statements.append(Statement((local,), digest, binding=use.text, always=local == "*"))
 
     def _add(self, node: ast.stmt, names: tuple[str, ...], *, always: bool) -> None:

@@ -51,6 +51,6 @@ def _upload(folder: Path, repository: str, token: str, message: str, *, public: 
         api.create_repo(repository, private=not public, exist_ok=True)
         commit = api.upload_folder(repo_id=repository, folder_path=folder, commit_message=message)
     except (HfHubHTTPError, HTTPError, OSError, RuntimeError, ValueError) as error:
-        said = make_redactor(frozenset({token})).text(f"{type(error).__name__}: {error}")
-        raise PlanError(f"push hub: {repository} was not uploaded: {said}") from None
+        message = make_redactor(frozenset({token})).text(f"{type(error).__name__}: {error}")
+        raise PlanError(f"push hub: {repository} was not uploaded: {message}") from None
     return str(commit.commit_url)

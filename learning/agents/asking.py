@@ -14,7 +14,7 @@ LONGEST, DEEPEST = 1_000_000, 50
 
 
 def ask_text(
-    endpoint: Endpoint, desk: SpendingAccount, order: str, number: int, temperature: float, max_tokens: int
+    endpoint: Endpoint, account: SpendingAccount, order: str, number: int, temperature: float, max_tokens: int
 ) -> str:
     """Return the reply to a message, empty if there is none; `number` distinguishes equal questions.
 
@@ -23,15 +23,15 @@ def ask_text(
     question = make_chat_question(
         [{"role": "user", "content": order}], number, temperature=temperature, max_tokens=max_tokens
     )
-    (answer,) = ask(endpoint, desk, [question]).answers
+    (answer,) = ask(endpoint, account, [question]).answers
     return answer.text if isinstance(answer, Answer) else ""
 
 
 def ask_object(
-    endpoint: Endpoint, desk: SpendingAccount, order: str, number: int, temperature: float, max_tokens: int
+    endpoint: Endpoint, account: SpendingAccount, order: str, number: int, temperature: float, max_tokens: int
 ) -> JsonObject:
     """Return the JSON object in a reply, from its first to its last brace; raise ValueError if there is none."""
-    return find_object(ask_text(endpoint, desk, order, number, temperature, max_tokens))
+    return find_object(ask_text(endpoint, account, order, number, temperature, max_tokens))
 
 
 def find_object(text: str) -> JsonObject:

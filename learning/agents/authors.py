@@ -67,7 +67,7 @@ def endpoint(
     toolkit: Mapping[str, str],
     refused: list[Row],
     attempt: int,
-    desk: SpendingAccount,
+    account: SpendingAccount,
     *,
     endpoint: Endpoint,
     order: str = ORDER,
@@ -80,4 +80,4 @@ def endpoint(
     tools = "; ".join(f"{name}: {description}" for name, description in toolkit.items()) or "none"
     why = "; ".join(f"{entry['name']}: {', '.join(entry['reasons'])}" for entry in refused) or "nothing"
     question = fill_template(order, {"task": task, "toolkit": tools, "refused": why})
-    return ask_object(endpoint, desk, question, attempt, temperature, max_completion_length)
+    return ask_object(endpoint, account, question, attempt, temperature, max_completion_length)

@@ -2,7 +2,7 @@
 
 An extractor receives the problem's `row`, the group's `rollouts` from best to worst, and the `experiences` so far, the
 oldest first; it returns the new list of experiences. It is called only for groups whose scores differ, one after the
-other, each with the result of the one before. It may ask the practising model (`sampler`) or a server (`desk`).
+other, each with the result of the one before. It may ask the practising model (`sampler`) or a server (`account`).
 (Training-Free GRPO, Cai et al. 2025, arXiv:2510.08191: the semantic advantage of a group.)
 """
 
@@ -114,7 +114,7 @@ def endpoint(
     row: Row,
     rollouts: Sequence[Rollout],
     experiences: list[str],
-    desk: SpendingAccount,
+    account: SpendingAccount,
     *,
     endpoint: Endpoint,
     order: str = ORDER,
@@ -125,7 +125,8 @@ def endpoint(
     from learning.agents.asking import ask_text
 
     return add_experience(
-        experiences, ask_text(endpoint, desk, fill_order(order, row, rollouts), 0, temperature, max_completion_length)
+        experiences,
+        ask_text(endpoint, account, fill_order(order, row, rollouts), 0, temperature, max_completion_length),
     )
 
 

@@ -28,7 +28,7 @@ BYTES_PER_TOKEN = 4
 
 def ask(
     endpoint: Endpoint,
-    desk: SpendingAccount,
+    account: SpendingAccount,
     questions: Sequence[Question],
     *,
     cap: Cap | None = None,
@@ -40,8 +40,8 @@ def ask(
     if the step would exceed its limit of paid tokens or money. Also raise StepError on a failure that concerns every
     request, or if more requests fail than the endpoint allows; answers received until then are stored.
     """
-    with closing(ResponseStore(desk.folder)) as answers, closing(RequestLocks(desk.folder)) as claims:
-        return run_coroutine(_Batch(endpoint, desk, questions, answers, claims, cap, on_answer).ended())
+    with closing(ResponseStore(account.folder)) as answers, closing(RequestLocks(account.folder)) as claims:
+        return run_coroutine(_Batch(endpoint, account, questions, answers, claims, cap, on_answer).ended())
 
 
 @lru_cache(maxsize=64)
@@ -56,20 +56,20 @@ class _Batch:
     def __init__(
         self,
         endpoint: Endpoint,
-        desk: SpendingAccount,
+        account: SpendingAccount,
         questions: Sequence[Question],
         answers: ResponseStore,
         claims: RequestLocks,
         cap: Cap | None,
         on_answer: Callable[[int], None],
     ):
-        self.endpoint, self.desk, self.questions = endpoint, desk, questions
+        self.endpoint, self.account, self.questions = endpoint, account, questions
         self.answers, self.claims = answers, claims
         self.keeper, self.on_answer, self.done, self.failed = ResponseWriter(answers), on_answer, 0, 0
         self.asked = Responses([None] * len(questions), [False] * len(questions))
         self.keys = [question.key(endpoint) for question in questions]
         self.limiter = SpendingLimiter(endpoint, cap or Cap())
-        own = Cap(desk.max_tokens, desk.max_cost, answers.spent(desk.step)) if cap is None else Cap()
+        own = Cap(account.max_tokens, account.max_cost, answers.spent(account.step)) if cap is None else Cap()
         self.own_limiter = SpendingLimiter(endpoint, own)
         self.pace, self.token_pace = get_rate_limiters(
             endpoint.base_url, endpoint.requests_per_minute, endpoint.tokens_per_minute
@@ -163,7 +163,7 @@ class _Batch:
             answer = await self._tried(question, key)
             price = self.endpoint.price
             cost = None if price is None else price.cost(answer.input_tokens, answer.output_tokens)
-            paid = Paid(key, answer, self.desk.step, self.endpoint.name, self.endpoint.model, cost)
+            paid = Paid(key, answer, self.account.step, self.endpoint.name, self.endpoint.model, cost)
             return await self.keeper.keep(paid)
         except Refused as error:
             return Failed(error.reason, error.message)

@@ -31,8 +31,8 @@ def split_rows(rows: Sequence[Row], prompts: Iterable[bytes], fraction: float) -
         )
     number = min(max(1, round(fraction * len(order))), len(order) - 1)
     last = order[number - 1]
-    train = RowSubset(rows, [i for i, found in enumerate(hashes) if found > last])
-    held_out = RowSubset(rows, [i for i, found in enumerate(hashes) if found <= last])
+    train = RowSubset(rows, [i for i, value in enumerate(hashes) if value > last])
+    held_out = RowSubset(rows, [i for i, value in enumerate(hashes) if value <= last])
     if isinstance(rows, RowSubset) and isinstance(rows.rows, StoredRows):
         return RowSubset(rows.rows, rows.numbers[train.numbers]), RowSubset(rows.rows, rows.numbers[held_out.numbers])
     return (train, held_out) if isinstance(rows, StoredRows) else (list(train), list(held_out))

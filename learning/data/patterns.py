@@ -25,7 +25,7 @@ class Pattern:
 
     def __init__(self, text: str, flags: int = 0) -> None:
         self.groups = re.compile(text, flags).groups
-        plain = LITERAL_BRACE.sub(lambda found: found[0] if found[0][0] == "\\" else r"\{", text)
+        plain = LITERAL_BRACE.sub(lambda match: match[0] if match[0][0] == "\\" else r"\{", text)
         try:
             self.compiled = regex.compile(plain, (regex.DOTALL if flags & re.DOTALL else 0) | regex.VERSION0)
         except regex.error as error:

@@ -188,14 +188,14 @@ def encode_with_spans(tokenizer: PreTrainedTokenizerBase, text: str, marked: Map
     for part in _split_at_marks(text) if marked else [text]:
         plain = marked.get(part)
         if part:
-            found = tokenizer(
+            encoded = tokenizer(
                 plain or part,
                 add_special_tokens=False,
                 return_offsets_mapping=True,
                 split_special_tokens=plain is not None,
             )
-            made.ids.extend(found["input_ids"])
-            offsets = cast(list[tuple[int, int]], found["offset_mapping"])
+            made.ids.extend(encoded["input_ids"])
+            offsets = cast(list[tuple[int, int]], encoded["offset_mapping"])
             whole = (at, at + len(part))
             made.spans.extend(whole if plain else (at + start, at + end) for start, end in offsets)
         at += len(part)

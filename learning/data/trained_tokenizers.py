@@ -123,7 +123,7 @@ def _make_unigram(pieces: list[str], counts: Counter[str]) -> models.Unigram:
 
 def _read_texts(folder: Path) -> Iterator[str]:
     """Yield the text of every message of every row; raise StepError if there is none."""
-    found = False
+    has_text = False
     for path in find_shards(folder):
         file = pq.ParquetFile(path)
         columns = [field.name for field in file.schema_arrow if field.type == MESSAGES]
@@ -132,7 +132,7 @@ def _read_texts(folder: Path) -> Iterator[str]:
                 for messages in column.to_pylist():
                     for message in messages or ():
                         if message["content"]:
-                            found = True
+                            has_text = True
                             yield message["content"]
-    if not found:
+    if not has_text:
         raise StepError(f"tokenizer: no message with text in {folder.name}; name a stage that makes rows")

@@ -140,11 +140,11 @@ def encode_conversation(
     that has them, else what a difference of renderings gives. A prompt that ends with a message of the assistant is
     the beginning of the completion's first. Raise StepError for a conversation without a turn to learn.
     """
-    said = [*prompt, *completion]
-    dialogue = open_dialogue(tokenizer, said, row)
-    shift = len(dialogue.messages) - len(said)
+    messages = [*prompt, *completion]
+    dialogue = open_dialogue(tokenizer, messages, row)
+    shift = len(dialogue.messages) - len(messages)
     tagged = has_generation_tags(tokenizer, dialogue)
-    numbers = [number + shift for number in _choose_turns(said, train_on, dialogue.name, tagged=tagged)]
+    numbers = [number + shift for number in _choose_turns(messages, train_on, dialogue.name, tagged=tagged)]
     resumed = None
     if prompt and completion and prompt[-1]["role"] == completion[0]["role"] == "assistant":
         resumed = shift + len(prompt) - 1
@@ -157,14 +157,14 @@ def encode_conversation(
     return Conversation([*encoding.ids, require_eos(tokenizer)], [*learned, True])
 
 
-def _choose_turns(said: Messages, train_on: TrainOn, name: str, *, tagged: bool) -> list[int]:
+def _choose_turns(messages: Messages, train_on: TrainOn, name: str, *, tagged: bool) -> list[int]:
     """Return the numbers of the messages that are learned; `tagged`: the template itself says what is generated."""
-    turns = [number for number, message in enumerate(said) if message["role"] == "assistant"]
+    turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
     if not turns:
         raise StepError(f"{name}: no message of the assistant, so there is nothing to learn; drop the row")
     if train_on == "marked":
-        marked = [number for number in turns if said[number].get("train", said[number].get("weight"))]
-        if not marked and not (tagged and not any(LEARNING_KEYS & said[number].keys() for number in turns)):
+        marked = [number for number in turns if messages[number].get("train", messages[number].get("weight"))]
+        if not marked and not (tagged and not any(LEARNING_KEYS & messages[number].keys() for number in turns)):
             raise StepError(
                 f"{name}: train_on is `marked` and no message of the assistant has `train: true` or `weight: 1`, nor "
                 "has the template {% generation %} tags; mark one, drop the row, or set train_on"

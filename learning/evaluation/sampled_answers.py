@@ -119,26 +119,26 @@ def compute_weighted_scores(
     weights: Sequence[Number],
     rows: list[Row],
     texts: list[str],
-    desk: SpendingAccount | None = None,
+    account: SpendingAccount | None = None,
     samples: Sequence[AnswerSample] = (),
     shown: dict[str, str] | None = None,
 ) -> list[float | None]:
     """Return weighted sum of the rewards of each completion, None where one of them could not score it.
 
-    `desk` is for rewards that ask remote models, `samples` for those that look at the turns of episodes; `shown` and
+    `account` is for rewards that ask remote models, `samples` for those that look at the turns of episodes; `shown` and
     what happens when a reward raises are as in `scores_of`.
     """
     totals, shown = [0.0] * len(texts), {} if shown is None else shown
     places = {row["id"]: i for i, row in enumerate({r["id"]: r for r in rows}.values())}
-    have = {"rows": rows, "completions": texts, "groups": [places[row["id"]] for row in rows]}
-    have |= {"sources": ["policy"] * len(rows), "step": 0, "seed": 0, "states": {}, "desk": desk}
+    context = {"rows": rows, "completions": texts, "groups": [places[row["id"]] for row in rows]}
+    context |= {"sources": ["policy"] * len(rows), "step": 0, "seed": 0, "states": {}, "account": account}
     if any(one.turns for one in samples):
-        have["samples"] = [
+        context["samples"] = [
             Sample(row, group, "policy", [], [], None, one.finish, one.text, turns=list(one.turns))
-            for row, group, one in zip(rows, have["groups"], samples, strict=True)
+            for row, group, one in zip(rows, context["groups"], samples, strict=True)
         ]
     for bound, weight in zip(rewards, weights, strict=True):
-        scores = scores_of(bound, 0, have, shown) if texts else []
+        scores = scores_of(bound, 0, context, shown) if texts else []
         factor = value_at(weight, 0)
         totals = [t + factor * (math.nan if s is None else s) for t, s in zip(totals, scores, strict=True)]
     return [None if math.isnan(total) else total for total in totals]

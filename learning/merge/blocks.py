@@ -53,7 +53,7 @@ def find_kth_magnitude(tensor: Blocks, base: Blocks, k: int) -> float:
         rank -= int(above[digit] - counts[digit])
         prefix = prefix << 16 | digit
         if shift == 0:
-            found = torch.tensor([prefix], dtype=_BITS[_wide(tensor)])
+            threshold = torch.tensor([prefix], dtype=_BITS[_wide(tensor)])
             break
         if int(counts[digit]) <= BLOCK:
             # Small tensors that outlive their blocks would keep the allocator from returning the blocks' memory.
@@ -61,10 +61,10 @@ def find_kth_magnitude(tensor: Blocks, base: Blocks, k: int) -> float:
             for bits in _iterate_magnitude_bits(tensor, base, prefix, shift):
                 inside[filled : filled + len(bits)] = bits
                 filled += len(bits)
-            found = inside.kthvalue(len(inside) - rank + 1).values.view(1)
+            threshold = inside.kthvalue(len(inside) - rank + 1).values.view(1)
             break
         shift -= 16
-    return float(found.view(_wide(tensor)))
+    return float(threshold.view(_wide(tensor)))
 
 
 _BITS = {torch.float32: torch.int32, torch.float64: torch.int64}

@@ -38,7 +38,7 @@ class TargetError(Exception):
 def find_targets(model: Any, options: LoRA) -> Targets:
     """Return the modules that the options name. Raise TargetError if they name none, or one that cannot be adapted."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    saved = {found for name in options.modules_to_save for found in _find_saved(modules, name)}
+    saved = {module for name in options.modules_to_save for module in _find_saved(modules, name)}
     ends = _list_ends(model)
     shared = [name for name, module in modules.items() if module in ends] if is_tied(model) else []
     tied = bool(saved & {*shared})
@@ -78,12 +78,12 @@ def _find_adapted(modules: dict[str, Any], wanted: list[str] | str, saved: set[s
     """Return the names of the modules that get adapters."""
     option = "lora_target_modules"
     if wanted == ALL_LINEAR:
-        found = {n for n, module in modules.items() if isinstance(module, LINEAR) and module not in ends} - saved
-        if not found:
+        matches = {n for n, module in modules.items() if isinstance(module, LINEAR) and module not in ends} - saved
+        if not matches:
             raise TargetError(option, f"no linear module is left; {_describe_linear(modules)}")
-        return found
+        return matches
     names = [wanted] if isinstance(wanted, str) else wanted
-    found = set()
+    matches = set()
     for name in names:
         here = {other for other in modules if _matches(name, other, regex=isinstance(wanted, str))}
         if not here:
@@ -92,10 +92,10 @@ def _find_adapted(modules: dict[str, Any], wanted: list[str] | str, saved: set[s
         if wrong := sorted(other for other in here if not isinstance(modules[other], ADAPTABLE)):
             kind = type(modules[wrong[0]]).__name__
             raise TargetError(option, f"`{wrong[0]}` is no linear module but {kind}; {_describe_linear(modules)}")
-        found |= here
-    if both := sorted(found & saved):
+        matches |= here
+    if both := sorted(matches & saved):
         raise TargetError(option, f"`{both[0]}` is trained whole by `modules_to_save`; leave it out here or there")
-    return found
+    return matches
 
 
 def _matches(wanted: str, name: str, *, regex: bool) -> bool:
@@ -105,18 +105,18 @@ def _matches(wanted: str, name: str, *, regex: bool) -> bool:
 
 def _find_saved(modules: dict[str, Any], wanted: str) -> set[str]:
     """Return the modules of a name that is to be trained whole."""
-    found = {name for name in modules if _matches(wanted, name, regex=False)}
-    if not found:
+    matches = {name for name in modules if _matches(wanted, name, regex=False)}
+    if not matches:
         leaves = {n.rpartition(".")[2] for n, module in modules.items() if n and _is_leaf(module)}
         raise TargetError(
             "modules_to_save", f"no module `{wanted}` in this model; modules with weights: {', '.join(sorted(leaves))}"
         )
-    for name in sorted(found):
+    for name in sorted(matches):
         if parts := [part for part, _ in modules[name].named_children()]:
             raise TargetError("modules_to_save", f"`{name}` consists of other modules; name them: {', '.join(parts)}")
         if not _is_leaf(modules[name]):
             raise TargetError("modules_to_save", f"`{name}` has no weights")
-    return found
+    return matches
 
 
 def _is_leaf(module: nn.Module) -> bool:

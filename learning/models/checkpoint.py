@@ -226,11 +226,11 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: dict[str, to
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _is_state_of(shape: tuple[int, ...], field: str, found: tuple[int, ...]) -> bool:
+def _is_state_of(shape: tuple[int, ...], field: str, own_shape: tuple[int, ...]) -> bool:
     """Return whether a state has the shape of its parameter, of Adafactor's factors of it, or of 8-bit blocks."""
     factors = {"row_var": (*shape[:-1], 1), "col_var": (*shape[:-2], 1, *shape[-1:])}
     is_of_blocks = field.startswith(("qmap", "absmax"))
-    return not found or is_of_blocks or found == factors.get(field, shape)
+    return not own_shape or is_of_blocks or own_shape == factors.get(field, shape)
 
 
 def seal_folder(folder: Path, name: str, digests: Mapping[str, str]) -> None:

@@ -86,9 +86,9 @@ def make_config_options(file: Path) -> dict[str, Any]:
 def read_metadata(file: Path) -> dict[str, Any]:
     """Return the metadata of a GGUF file, long arrays as their lengths; raise StepError if it is none."""
     try:
-        found, _ = read_gguf_metadata(str(file))
-        if "general.architecture" not in found:
+        metadata, _ = read_gguf_metadata(str(file))
+        if "general.architecture" not in metadata:
             raise ValueError("it names no architecture")
     except Exception as error:  # the reader follows whatever offsets a file gives, and raises whatever comes of it
         raise StepError(f"{file.name}: no readable GGUF file: {error}") from error
-    return found
+    return metadata

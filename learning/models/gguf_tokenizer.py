@@ -59,10 +59,10 @@ def load_gguf_tokenizer(file: Path) -> PreTrainedTokenizerBase:
     pre = metadata.get("tokenizer.ggml.pre", "gpt-2")
     if metadata.get("tokenizer.ggml.model") != BYTE_LEVEL or pre not in SPLITS:
         return PreTrainedTokenizerFast.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
-    _, found, named = get_gguf_tokenizer(str(file))
-    tokens = found["tokens"]
-    kinds = found.get("token_type") or [NORMAL] * len(tokens)
-    merges = [tuple(merge.split(" ", 1)) for merge in found["merges"]]
+    _, fields, named = get_gguf_tokenizer(str(file))
+    tokens = fields["tokens"]
+    kinds = fields.get("token_type") or [NORMAL] * len(tokens)
+    merges = [tuple(merge.split(" ", 1)) for merge in fields["merges"]]
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
     tokenizer.pre_tokenizer = SPLITS[pre]()  # pyright: ignore[reportAttributeAccessIssue]  # a property in Rust
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]

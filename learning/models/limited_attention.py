@@ -75,13 +75,13 @@ def list_spans(paths: Sequence[Path], window: int | None, heads: int, device: to
 
 def _reach(path: Path, lowest: int, end: int) -> tuple[tuple[int, int], ...]:
     """Return the spans of packed tokens of a path from position `lowest` to the packed token `end`."""
-    found, position = [], 0
+    spans, position = [], 0
     for start, stop in (*path.chain, (path.start, end)):
         skipped = max(0, lowest - position)
         if start + skipped < stop:
-            found.append((start + skipped, stop))
+            spans.append((start + skipped, stop))
         position += stop - start
-    return tuple(found)
+    return tuple(spans)
 
 
 def _gather(x_KMD: Tensor, spans: tuple[tuple[int, int], ...]) -> Tensor:

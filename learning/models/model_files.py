@@ -41,14 +41,14 @@ def find_adapter_problem(folder: Path, task: Literal["CAUSAL_LM", "SEQ_CLS"] = "
     """Return why an adapter's folder cannot be merged and what to do; None if its files fit."""
     try:
         config = json.loads((folder / ADAPTER_CONFIG).read_text())
-        kind, found = config.get("peft_type"), config.get("task_type")
+        kind, task_type = config.get("peft_type"), config.get("task_type")
     except (OSError, ValueError, AttributeError) as error:
         return f"{ADAPTER_CONFIG} cannot be read: {error}"
     if kind != "LORA":
         return f"an adapter of type {kind}; only LoRA, rsLoRA and DoRA are inputs: {MERGE}"
-    if found not in (task, None):
+    if task_type not in (task, None):
         words = {"CAUSAL_LM": "a language model", "SEQ_CLS": "a reward model"}
-        return f"an adapter for {words.get(found, found)}, where {words[task]} is needed"
+        return f"an adapter for {words.get(task_type, task_type)}, where {words[task]} is needed"
     if option := next((name for name in UNSUPPORTED if config.get(name)), None):
         return f"an adapter with `{option}`, which is not supported: {MERGE}"
     if not (folder / ADAPTER_WEIGHTS).is_file():

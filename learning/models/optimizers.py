@@ -134,5 +134,5 @@ def _list_trainable(model: nn.Module) -> list[Tensor]:
 
 def list_block_matrices(blocks: Iterable[nn.Module]) -> list[Tensor]:
     """Return the trainable matrices of a model's blocks, in order, each once."""
-    found = {id(p): p for block in blocks for p in block.parameters() if p.requires_grad and p.ndim == 2}
-    return list(found.values())
+    matrices = {id(p): p for block in blocks for p in block.parameters() if p.requires_grad and p.ndim == 2}
+    return list(matrices.values())

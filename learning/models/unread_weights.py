@@ -117,9 +117,9 @@ class UnreadWeights:
                 rule.add_tensor(name, source.name, pattern, read)
         if not rule.collected_tensors:
             return
-        found = rule.convert(name, model=self.shapes, config=self.shapes.config)
-        while found:
-            target, value = found.popitem()
+        converted = rule.convert(name, model=self.shapes, config=self.shapes.config)
+        while converted:
+            target, value = converted.popitem()
             value_X = value[0] if isinstance(value, list) else value
             parameter = self.slots[target].tensor
             get_local(parameter).copy_(value_X if conversion.keeps_first_dimension else value_X[find_rows(parameter)])

@@ -38,8 +38,8 @@ def contains(
     scores: list[float | None] = []
     for completion in completions:
         text = completion.casefold() if ignore_case else completion
-        found = sum(part in text for part in wanted) / len(wanted)
-        scores.append(found if share else float(found == 1))
+        matches = sum(part in text for part in wanted) / len(wanted)
+        scores.append(matches if share else float(matches == 1))
     return scores
 
 

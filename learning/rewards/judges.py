@@ -81,7 +81,7 @@ def own(
 def endpoint(
     rows: list[Row],
     completions: list[str],
-    desk: SpendingAccount,
+    account: SpendingAccount,
     *,
     endpoint: Endpoint,
     system: str | None = None,
@@ -102,7 +102,7 @@ def endpoint(
     `mean` their mean. Answers are stored and reused for equal questions, so that judging again costs nothing.
     """
     reader = _Judge(template, pattern, low, high, None, votes, temperature, max_completion_length, unparsable, verdict)
-    return reader.rate_remotely(endpoint, desk, system, rows, completions)
+    return reader.rate_remotely(endpoint, account, system, rows, completions)
 
 
 class _Judge:
@@ -151,7 +151,7 @@ class _Judge:
     def rate_remotely(
         self,
         endpoint: Endpoint,
-        desk: SpendingAccount,
+        account: SpendingAccount,
         system: str | None,
         rows: Sequence[Row],
         completions: Sequence[str],
@@ -168,7 +168,7 @@ class _Judge:
         questions = [
             make_chat_question(messages, vote, **options) for messages in prompts for vote in range(self.votes)
         ]
-        answers = ask(endpoint, desk, questions).answers
+        answers = ask(endpoint, account, questions).answers
         texts = [answer.text if isinstance(answer, Answer) else "" for answer in answers]
         groups = [texts[start : start + self.votes] for start in range(0, len(texts), self.votes)]
         return self.rescale([self.parse(group) for group in groups])

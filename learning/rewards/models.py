@@ -110,8 +110,8 @@ def _group_by_prompt(
     """Return completions with their indices, by prompt, without those longer than the model was trained for."""
     groups: dict[tuple[int, ...], list[tuple[int, list[int]]]] = defaultdict(list)
     for i, (row, completion) in enumerate(zip(rows, completions, strict=True)):
-        said = [{"role": "assistant", "content": completion}]
-        prompt, answer = encode(policy.tokenizer, row["prompt"], said, row)
+        messages = [{"role": "assistant", "content": completion}]
+        prompt, answer = encode(policy.tokenizer, row["prompt"], messages, row)
         if len(prompt) + len(answer) <= policy.max_length:
             groups[tuple(prompt)].append((i, answer))
     return groups

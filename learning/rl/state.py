@@ -141,7 +141,7 @@ class TrainingState:
     curves: Curves
     watchdogs: Watchdogs
     checkpoints: Path
-    desk: SpendingAccount | None = None
+    account: SpendingAccount | None = None
     """The account under which rewards ask servers."""
     spend: Callable[[int], None] = lambda tokens: None
     """Counts sampled tokens against the budget."""
@@ -207,7 +207,7 @@ def iteration_context(training: TrainingState, step: int) -> IterationContext:
         states=training.states,
         metrics=training.curves.last,
         max_steps=stage.max_steps,
-        desk=training.desk,
+        account=training.account,
     )
 
 
@@ -277,13 +277,13 @@ def restore_best(training: TrainingState) -> None:
     Raise StepError if they are missing or damaged.
     """
     weights, (step, _) = get_trained_weights(training.policy.model), training.best_evaluation
-    found = load_latest(
+    latest = load_latest(
         training.checkpoints / BEST, step, like=lambda name, shape: weights.get(name), group=training.group
     )
-    if found is None or found[0] != step:
+    if latest is None or latest[0] != step:
         where = f"the weights of iteration {step}"
         raise StepError(f"load_best_model_at_end: {where} are missing or damaged; run the stage with --fresh")
-    load_weights(weights, found[1])
+    load_weights(weights, latest[1])
     if training.acting is not training.policy:
         training.trained.copy_to(training.acting.model)
 

@@ -34,7 +34,7 @@ class IterationContext:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Metrics of the iteration before."""
     max_steps: int | None = None
-    desk: SpendingAccount | None = None
+    account: SpendingAccount | None = None
     """The account under which servers are asked."""
     sampler: Sampler | None = None
     history: History | None = None

@@ -155,12 +155,12 @@ class TrainingLoop:
         def like(name: str, shape: tuple[int, ...]) -> torch.Tensor | None:
             return weights.get(name)
 
-        found = load_latest(self.checkpoints / BEST, step, like=like, group=self.model.group)
-        if found is None or found[0] != step:
+        latest = load_latest(self.checkpoints / BEST, step, like=like, group=self.model.group)
+        if latest is None or latest[0] != step:
             raise StepError(
                 f"load_best_model_at_end: the weights of step {step} are missing or damaged; run the stage with --fresh"
             )
-        load_weights(weights, found[1])
+        load_weights(weights, latest[1])
 
     def train_step(self, step: int) -> None:
         """Take one optimiser step and report its metrics."""

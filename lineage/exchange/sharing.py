@@ -71,10 +71,10 @@ def pull(layout: Layout, name: str | None, word: str | None, *, trust: bool) -> 
     Every byte is compared with the manifest before an artifact appears. With `trust`, the keys that signed are trusted
     here from now on. Raise UnknownTarget, PlanError, StepError.
     """
-    desk = layout.state / "pull" / secrets.token_hex(4)
+    scratch = layout.state / "pull" / secrets.token_hex(4)
     try:
         with open_remote(layout, name) as place:
-            keys = _find_wanted(place, Layout(desk), word)
+            keys = _find_wanted(place, Layout(scratch), word)
             store = Store(layout)
             missing = [r for r in keys if store.find(r["kind"], r["key"]) is None]
             fetched = place.fetch({name for record in missing for name in list_object_names(record)}) if missing else 0
@@ -83,25 +83,25 @@ def pull(layout: Layout, name: str | None, word: str | None, *, trust: bool) -> 
             signers = _collect_signers(layout.artifact(r["kind"], r["key"]) for r in keys)
             added = _trust_keys(place, layout, signers - set(load_trusted_keys(layout))) if trust else ()
     finally:
-        shutil.rmtree(desk, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
     strangers = tuple(sorted(signers - set(load_trusted_keys(layout))))
     return Moved(missing, len(keys) - len(missing), fetched, strangers, added)
 
 
-def _find_wanted(place: Remote, desk: Layout, word: str | None) -> list[Record]:
-    """Return the records to fetch; `desk` receives the remote's manifests and plans, to resolve the target."""
+def _find_wanted(place: Remote, scratch: Layout, word: str | None) -> list[Record]:
+    """Return the records to fetch; `scratch` receives the remote's manifests and plans, to resolve the target."""
     names = [name for name in place.names(ARTIFACTS) if PurePosixPath(name).name == MANIFEST]
     for name in names:
         folder = PurePosixPath(name).parts[0]
         _check_path(name)
-        place.get(desk.state / ARTIFACTS / folder / MANIFEST, ARTIFACTS, folder, MANIFEST)
+        place.get(scratch.state / ARTIFACTS / folder / MANIFEST, ARTIFACTS, folder, MANIFEST)
     if not names:
         raise PlanError(f"{place.label} has no artifacts of posttrain; send some there: posttrain push --all")
     if word is None:
-        return read_records(desk)
+        return read_records(scratch)
     if place.has(RUNS, word, "plan.json"):
-        place.get(desk.run(word) / "plan.json", RUNS, word, "plan.json")
-    nodes = trace(desk, word).up
+        place.get(scratch.run(word) / "plan.json", RUNS, word, "plan.json")
+    nodes = trace(scratch, word).up
     return [record for node in nodes if (record := read_record(node.record["folder"])) is not None]
 
 
@@ -176,9 +176,9 @@ def _collect_signers(folders: Iterable[Path]) -> set[str]:
 def _send_keys(place: Remote, layout: Layout, keys: Iterable[str]) -> None:
     """Send the public halves of keys."""
     trusted = load_trusted_keys(layout)
-    with tempfile.TemporaryDirectory(dir=layout.state) as desk:
+    with tempfile.TemporaryDirectory(dir=layout.state) as scratch:
         for key in sorted(set(keys) & set(trusted)):
-            file = Path(desk, f"{key}.pub")
+            file = Path(scratch, f"{key}.pub")
             file.write_bytes(trusted[key].public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
             place.put(file, KEYS, file.name)
 

@@ -59,12 +59,12 @@ def find_matching_files(base: Path, rest: str) -> dict[str, Path]:
         parts = path.parts
         fixed = next(i for i, part in enumerate(parts) if is_pattern(part))
         start = (base / Path(*parts[:fixed])).resolve()
-        found = list(islice(start.glob(str(Path(*parts[fixed:]))), MAX_FILES + 1))
+        matches = list(islice(start.glob(str(Path(*parts[fixed:]))), MAX_FILES + 1))
     except (OSError, RuntimeError, ValueError, NotImplementedError) as error:
         raise PlanError(f"path:{rest[:SHOWN]} is no pattern of paths: {error}") from error
-    if len(found) > MAX_FILES:
+    if len(matches) > MAX_FILES:
         raise PlanError(f"path:{rest[:SHOWN]} matches more than {MAX_FILES} files; name fewer")
-    names = {file.relative_to(start).as_posix(): file for file in found if is_data_file(file.name) and file.is_file()}
+    names = {file.relative_to(start).as_posix(): file for file in matches if is_data_file(file.name) and file.is_file()}
     return {name: file.resolve() for name, file in sorted(names.items()) if not _is_hidden(name)}
 
 

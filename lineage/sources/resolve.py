@@ -58,16 +58,16 @@ def find_source(reference: str, layout: Layout, folders: Iterable[Path]) -> Sour
 
 def _add_base(source: Source, reference: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
     """Return an adapter with its base model; the digest is that of both. Raise PlanError if the base is not here."""
-    found: dict[Path, str] = {}
+    digests: dict[Path, str] = {}
 
     def find_hub(name: str) -> Path:
         check_outside(f"hub:{name}", layout, folders)
         base = _resolve_hub(name, layout, folders)
-        found[base.folder] = base.digest
+        digests[base.folder] = base.digest
         return base.folder
 
     base = find_base(source.folder, reference, folders, find_hub)
-    digest = found.get(base) or digest_folder(base, layout)
+    digest = digests.get(base) or digest_folder(base, layout)
     both = content_digest_of({"adapter": source.digest, "base": digest})
     return Source(link_with_base(source.folder, base, layout), both)
 

@@ -93,8 +93,8 @@ def _is_source(written: Node, folders: tuple[Path, ...]) -> bool:
         return scheme == "hub" and ":" in written.value
     if is_data_file(rest) or is_pattern(rest):
         return True
-    found = next((folder for base in folders if (folder := _find_folder(base, rest)) is not None), None)
-    return found is not None and not any((found / name).is_file() for name in OWN_ROWS)
+    rows = next((folder for base in folders if (folder := _find_folder(base, rest)) is not None), None)
+    return rows is not None and not any((rows / name).is_file() for name in OWN_ROWS)
 
 
 def _find_folder(base: Path, rest: str) -> Path | None:

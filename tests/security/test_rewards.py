@@ -160,7 +160,7 @@ def around(policy, monkeypatch, tmp_path):
             judge.encode(messages)
         return [[said[(i * n + k) % len(said)] for k in range(n)] for i in range(len(questions))]
 
-    def ask(endpoint, desk, questions, **how):
+    def ask(endpoint, account, questions, **how):
         for question in questions:
             question.key(endpoint)
             question.bound(endpoint)
@@ -183,7 +183,7 @@ def around(policy, monkeypatch, tmp_path):
     return {
         "policy": policy,
         "sampler": sampler,
-        "desk": SpendingAccount(tmp_path / "remote", "s"),
+        "account": SpendingAccount(tmp_path / "remote", "s"),
         "step": 0,
         "seed": 0,
         "states": {},
@@ -271,7 +271,7 @@ def test_no_hostile_completion_makes_a_reward_raise_run_or_hang(name, around, tm
 
 
 MODELS = {
-    name for name, found in read_signatures(RewardUse) if {"policy", "sampler", "rng", "desk"} & set(found.supplied)
+    name for name, found in read_signatures(RewardUse) if {"policy", "sampler", "rng", "account"} & set(found.supplied)
 }
 MODELS |= {name for name in REWARDS if name.partition(".")[0] in ("models", "stories")}
 """Those that give whole texts to a tokenizer, which takes a second for a megabyte."""

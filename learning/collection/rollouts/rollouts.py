@@ -129,10 +129,10 @@ def resets(
 @lru_cache(maxsize=4)
 def chosen_answers(folder: str) -> dict[str, list[list[Row]]]:
     """The chosen answers of preference pairs, by prompt; kept: an artifact never changes."""
-    found: dict[str, list[list[Row]]] = {}
+    by_prompt: dict[str, list[list[Row]]] = {}
     for row in read_rows(Path(folder), "preference_pairs"):
-        found.setdefault(prompt_key(row), []).append(row["chosen"])
-    return found
+        by_prompt.setdefault(prompt_key(row), []).append(row["chosen"])
+    return by_prompt
 
 
 def prompt_key(row: Row) -> str:

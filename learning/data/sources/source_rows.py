@@ -113,8 +113,8 @@ class SourceRows:
                 f"{first.file}: columns {list_columns(columns)} are completions with labels, good and bad ones; train "
                 "on them with `kind: preference` and `loss: kto`, or name the `format`"
             )
-        found = detect_format(set(columns), self.emit)
-        if found is None:
+        row_format = detect_format(set(columns), self.emit)
+        if row_format is None:
             formats = "; ".join(
                 f"{name} ({', '.join(READERS[name].needs) or 'messages'})"
                 for name in READERS
@@ -124,4 +124,4 @@ class SourceRows:
                 f"{first.file}: columns {list_columns(columns)} are those of no format whose rows can become "
                 f"{self.emit}: {formats}; map them with `columns: {{prompt: COLUMN}}`, or name the `format`"
             )
-        return found
+        return row_format

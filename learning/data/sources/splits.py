@@ -102,10 +102,10 @@ def _choose_config(configs: dict[str, Any], subset: str | None) -> dict[str, lis
 
 def _match(folder: Path, files: Sequence[Path], patterns: Iterable[str]) -> list[Path]:
     try:
-        found = {path for pattern in patterns for path in folder.glob(pattern)}
+        matches = {path for pattern in patterns for path in folder.glob(pattern)}
     except (ValueError, NotImplementedError) as error:
         raise StepError(f"README.md: a pattern of its data files is no path: {error}") from error
-    return [path for path in files if path in found]
+    return [path for path in files if path in matches]
 
 
 def _join(names: Iterable[str]) -> str:

@@ -38,12 +38,12 @@ class Engine:
     def __init__(
         self,
         policy: Policy,
-        desk: SpendingAccount,
+        account: SpendingAccount,
         *,
         endpoint: Endpoint,
         prompts: Literal["token_ids", "text"] = "token_ids",
     ) -> None:
-        self.policy, self.desk, self.endpoint, self.as_ids = policy, desk, endpoint, prompts == "token_ids"
+        self.policy, self.account, self.endpoint, self.as_ids = policy, account, endpoint, prompts == "token_ids"
         self.weights = ""
 
     def sync(self, version: int) -> None:
@@ -57,7 +57,7 @@ class Engine:
         check(requests, sampling)
         self.weights = self.weights or hash_weights(self.policy)
         questions = [self._question(r, i, sampling) for r in requests for i in range(r.n)]
-        answers = ask(self.endpoint, self.desk, questions).answers
+        answers = ask(self.endpoint, self.account, questions).answers
         generations = iter([self._make_generation(answer) for answer in answers])
         return [[next(generations) for _ in range(request.n)] for request in requests]
 

@@ -81,7 +81,7 @@ class VllmFlight:
         most = self.sampling.max_new_tokens
         left = (most if request.limit is None else min(most, request.limit)) - len(one.begun)
         heat = self.sampling.temperature if request.temperature is None else request.temperature
-        told = {
+        extra = {
             "number": number,
             "sampling": self.lent,
             "temperature": float(heat),
@@ -91,10 +91,10 @@ class VllmFlight:
         }
         ids = {"prompt_token_ids": [*request.prompt_ids, *one.begun]}
         with allow_nondeterminism():
-            self.host.llm.add_request(one.name, ids, self._params(min(left, window or left), told))
+            self.host.llm.add_request(one.name, ids, self._params(min(left, window or left), extra))
         self.open[number], self.host.open[one.name] = one, (weakref.ref(self), number)
 
-    def _params(self, limit: int, told: dict[str, Any]) -> Any:
+    def _params(self, limit: int, extra: dict[str, Any]) -> Any:
         from vllm import SamplingParams  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]  # an extra
         from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]  # an extra
 
@@ -104,7 +104,7 @@ class VllmFlight:
             stop_token_ids=sorted(self.ends),
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
-            extra_args=told,
+            extra_args=extra,
         )
 
     def step(self) -> list[tuple[int, Generation]]:

@@ -64,14 +64,14 @@ class Rows(LogitsProcessor):
         for index in batch_update.removed:
             self.rows.pop(index, None)
         for index, params, _, sampled in batch_update.added:
-            told = params.extra_args
-            if not told:
+            extra = params.extra_args
+            if not extra:
                 self.rows.pop(index, None)
                 continue
-            stream = np.random.Generator(np.random.Philox(key=np.array(told["stream"], dtype=np.uint64)))
-            uniform_K = stream.random(told["most"])
+            stream = np.random.Generator(np.random.Philox(key=np.array(extra["stream"], dtype=np.uint64)))
+            uniform_K = stream.random(extra["most"])
             self.rows[index] = Row(
-                told["number"], told["sampling"], told["temperature"], told["begun"], uniform_K, sampled
+                extra["number"], extra["sampling"], extra["temperature"], extra["begun"], uniform_K, sampled
             )
         for first, second, direction in batch_update.moved:
             row, other = self.rows.pop(first, None), self.rows.pop(second, None)
@@ -94,10 +94,10 @@ class Picking(Sampler):
         self, logits: Tensor, sampling_metadata: SamplingMetadata, logprobs_mode_override: Any = None
     ) -> tuple[Tensor, Tensor | None]:
         """Return tokens (B,), without log-probabilities, which are in `records`."""
-        found = next((p for p in sampling_metadata.logitsprocs.argmax_invariant if isinstance(p, Rows)), None)
-        if found is None or not found.rows:
+        rows_processor = next((p for p in sampling_metadata.logitsprocs.argmax_invariant if isinstance(p, Rows)), None)
+        if rows_processor is None or not rows_processor.rows:
             return super().sample(logits, sampling_metadata, logprobs_mode_override)
-        rows = [found.rows[index] for index in range(len(logits))]
+        rows = [rows_processor.rows[index] for index in range(len(logits))]
         together: dict[int, list[int]] = {}
         for index, row in enumerate(rows):
             together.setdefault(row.sampling, []).append(index)

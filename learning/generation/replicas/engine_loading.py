@@ -25,7 +25,7 @@ def make_engine(
     folder: Path | None = None,
     scratch: Path | None = None,
     training: Training | None = None,
-    desk: SpendingAccount | None = None,
+    account: SpendingAccount | None = None,
     chat: Chat | None = None,
 ) -> EngineProtocol:
     """Return an engine over a policy, in this process or in workers; raise StepError if it cannot be built.
@@ -35,7 +35,7 @@ def make_engine(
     says.
     """
     if actors is None or not actors.size("rollout"):
-        return build(use, policy, desk=desk)
+        return build(use, policy, account=account)
     from learning.generation.replicas.replica_worker import serve
     from learning.generation.replicas.replicas import Replicas
     from learning.generation.weights.local import Files
@@ -61,11 +61,11 @@ def open_engine(
     policy: Any,
     actors: Actors | None,
     folder: Path,
-    desk: SpendingAccount | None = None,
+    account: SpendingAccount | None = None,
     chat: Chat | None = None,
 ) -> Iterator[EngineProtocol]:
     """Provide an engine over a policy that does not change; its workers are freed at the end of the context."""
-    engine = make_engine(use, policy, actors, folder=folder, desk=desk, chat=chat)
+    engine = make_engine(use, policy, actors, folder=folder, account=account, chat=chat)
     try:
         yield engine
     finally:

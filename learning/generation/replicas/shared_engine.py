@@ -110,7 +110,7 @@ def by_main(
     """What `do` finds on rank 0, on every rank; while it samples, the others do their shares."""
     if group.size == 1:
         return do()
-    found = do() if group.main else None
+    result = do() if group.main else None
     if isinstance(engine, SharedEngine):
         group.broadcast(None) if group.main else engine.serve(processor)
-    return group.broadcast(found)
+    return group.broadcast(result)

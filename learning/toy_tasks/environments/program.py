@@ -90,23 +90,23 @@ class Environment:
         files = {"kit.py": Path(program_kit.__file__).read_text(), TRAIN: _format_csv(table[:GIVEN])}
         files[TEST] = _format_csv([(x,) for x, _ in table[GIVEN:]])
         seconds, memory_mb = self.bounds
-        desk = ProgramRequests(table, self.costs)
+        requests = ProgramRequests(table, self.costs)
         bounds = {"seconds": seconds, "memory_mb": memory_mb}
-        ran = run(program, files=files, **bounds, keep=[SUBMISSION], notice=[TRAIN], answer=desk.answer)
-        log, of = self._judged(ran, desk)
+        ran = run(program, files=files, **bounds, keep=[SUBMISSION], notice=[TRAIN], answer=requests.answer)
+        log, of = self._judged(ran, requests)
         return Attempt(tuple(log), of, _describe_error(ran), ran.seconds)
 
-    def _judged(self, ran: Ran, desk: ProgramRequests) -> tuple[list[Mark], float | None]:
+    def _judged(self, ran: Ran, requests: ProgramRequests) -> tuple[list[Mark], float | None]:
         """Return the log of a program and, if it finished, its score; both are observed outside of its process."""
         took_rows = TRAIN in ran.opened
         if SUBMISSION in ran.files:
-            desk.saved = parse_predictions(ran.files[SUBMISSION], len(desk.table) - GIVEN)
-            if desk.saved is not None:
-                desk.reach(SAVED)
-        of = None if ran.code or desk.saved is None else score_predictions(desk.saved, desk.table)
+            requests.saved = parse_predictions(ran.files[SUBMISSION], len(requests.table) - GIVEN)
+            if requests.saved is not None:
+                requests.reach(SAVED)
+        of = None if ran.code or requests.saved is None else score_predictions(requests.saved, requests.table)
         before = [Mark(OWN, max(self.costs.values(), default=0.0)), Mark(DATA, None)] if took_rows else []
         after = [Mark(MODEL, None)] if took_rows and of is not None else []
-        return [*before, *desk.log, *after], of
+        return [*before, *requests.log, *after], of
 
     def earned(self, reached: int, of: float | None) -> float:
         """Return the reward of an action from its number of milestones and, if it finished, its score."""

@@ -27,7 +27,7 @@ DRAFT = {
 
 
 @pytest.fixture
-def desk(tmp_path):
+def account(tmp_path):
     return SpendingAccount(tmp_path / "remote", "a-step")
 
 
@@ -36,7 +36,7 @@ def said(address):
 
 
 @pytest.mark.skipif(available() is not None, reason=str(available()))
-def test_a_reply_that_is_no_draft_is_refused_and_the_next_one_taken(desk):
+def test_a_reply_that_is_no_draft_is_refused_and_the_next_one_taken(account):
     replies = iter(["I would rather not.", f"Here it is:\n```json\n{json.dumps(DRAFT)}\n```"])
     orders, answers = [], {}
 
@@ -52,10 +52,10 @@ def test_a_reply_that_is_no_draft_is_refused_and_the_next_one_taken(desk):
         author = bind(AuthorUse.model_validate({"use": "endpoint", "endpoint": said(address)}), "author")
         given = Agent.model_validate({"environment": "tools", "toolkit": ["calculator"]})
         first = Drafting(given)
-        found = first.written(author, "Turn texts around.", 3, {"desk": desk})
+        found = first.written(author, "Turn texts around.", 3, {"account": account})
         # A step that starts again pays nothing again, and comes to the same.
         again = Drafting(given)
-        assert again.written(author, "Turn texts around.", 3, {"desk": desk}) == found
+        assert again.written(author, "Turn texts around.", 3, {"account": account}) == found
         assert again.lines == first.lines
     assert len(teacher.paid) == 2
     assert found.tool_names == ["calculator", "back"]
@@ -70,7 +70,7 @@ def test_a_reply_that_is_no_draft_is_refused_and_the_next_one_taken(desk):
     assert "Refused so far: draft: the reply has no JSON object" in orders[1]
 
 
-def test_what_a_server_says_of_a_group_becomes_an_experience(desk):
+def test_what_a_server_says_of_a_group_becomes_an_experience(account):
     row = {"id": "a", "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "4-2"}], "answer": "2"}
     ranked = [Rollout(("search: 4-2", "bolt"), ("4-2 bolt", ""), 1.0), Rollout(("6",), ("",), 0.25)]
     shown = []
@@ -81,7 +81,7 @@ def test_what_a_server_says_of_a_group_becomes_an_experience(desk):
 
     with serving(Teacher(answer)) as address:
         use = ExtractorUse.model_validate({"use": "endpoint", "endpoint": said(address)})
-        supplies = {"row": row, "rollouts": ranked, "experiences": ["old"], "desk": desk}
+        supplies = {"row": row, "rollouts": ranked, "experiences": ["old"], "account": account}
         assert bind(use, "extractor").ask(0, supplies) == ["old", "Look it up first."]
         # The system message holds what is known: it is no part of the problem.
         (text,) = set(shown)

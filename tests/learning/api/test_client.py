@@ -43,7 +43,7 @@ def texts(asked):
 
 
 @pytest.fixture
-def desk(tmp_path):
+def account(tmp_path):
     return SpendingAccount(tmp_path / "remote", "a-step")
 
 
@@ -52,10 +52,10 @@ def own_answer(body):
 
 
 @pytest.mark.parametrize("word", FAILURES)
-def test_every_failure_that_may_pass_is_overcome_and_paid_once(desk, word):
+def test_every_failure_that_may_pass_is_overcome_and_paid_once(account, word):
     teacher = Teacher(own_answer, {"question 1": [word, word]})
     with serving(teacher) as address:
-        asked = ask(endpoint(address, timeout=2.0 if word == "hang" else 30.0), desk, questions())
+        asked = ask(endpoint(address, timeout=2.0 if word == "hang" else 30.0), account, questions())
     assert texts(asked) == [f"answer to question {i}" for i in range(4)]
     assert set(teacher.paid_questions.values()) == {1}
     assert teacher.met == {word: 2, "well": 4}
@@ -69,7 +69,7 @@ def test_every_failure_that_may_pass_is_overcome_and_paid_once(desk, word):
     }
     name = names.get(word, f"status {word}" if word.isdigit() else word)
     assert asked.retries == {name: 2}
-    spent = ResponseStore(desk.folder).spent("a-step")
+    spent = ResponseStore(account.folder).spent("a-step")
     assert (spent.input_tokens, spent.output_tokens) == teacher.paid_tokens
 
 
@@ -81,11 +81,11 @@ def test_every_failure_that_may_pass_is_overcome_and_paid_once(desk, word):
     )
 )
 def test_whatever_fails_the_answers_are_those_of_a_healthy_server(tmp_path_factory, script):
-    desk = SpendingAccount(tmp_path_factory.mktemp("desk"), "a-step")
+    account = SpendingAccount(tmp_path_factory.mktemp("account"), "a-step")
     teacher = Teacher(own_answer, script)
     with serving(teacher) as address:
-        asked = ask(endpoint(address), desk, questions(6))
-        again = ask(endpoint(address), desk, questions(6))
+        asked = ask(endpoint(address), account, questions(6))
+        again = ask(endpoint(address), account, questions(6))
     assert texts(asked) == texts(again) == [f"answer to question {i}" for i in range(6)]
     assert set(teacher.paid_questions.values()) == {1}
     assert sum(asked.retries.values()) == sum(map(len, script.values()))
@@ -94,15 +94,15 @@ def test_whatever_fails_the_answers_are_those_of_a_healthy_server(tmp_path_facto
     assert again.retries == {}
 
 
-def test_an_answer_is_known_by_what_was_asked_and_not_by_how(desk):
+def test_an_answer_is_known_by_what_was_asked_and_not_by_how(account):
     teacher = Teacher(own_answer)
     with serving(teacher) as address, serving(Teacher(own_answer)) as elsewhere:
         first = endpoint(address)
-        ask(first, desk, questions())
+        ask(first, account, questions())
         how = {"max_concurrency": 1, "requests_per_minute": 1e6, "timeout": 9.0, "max_retries": 0, "backoff": 0.5}
         moved = ask(
             endpoint(elsewhere, **how, price={"input_per_million": 1.0}, api_key=KEY),
-            SpendingAccount(desk.folder, "another-step"),
+            SpendingAccount(account.folder, "another-step"),
             questions(),
         )
         assert moved.cached == [True] * 4
@@ -116,25 +116,25 @@ def test_an_answer_is_known_by_what_was_asked_and_not_by_how(desk):
         ):
             before = len(teacher.paid)
             other = Endpoint(**{**first.model_dump(), **what})
-            assert ask(other, desk, questions()).cached == [False] * 4
+            assert ask(other, account, questions()).cached == [False] * 4
             assert len(teacher.paid) == before + 4
-        assert ask(first, desk, questions(tokens=6)).cached == [False] * 4
+        assert ask(first, account, questions(tokens=6)).cached == [False] * 4
         assert ["seed" in body for body in teacher.bodies[20:]] == [False] * 4 + [True] * 4
-    spent = {step: ResponseStore(desk.folder).spent(step) for step in ("a-step", "another-step")}
+    spent = {step: ResponseStore(account.folder).spent(step) for step in ("a-step", "another-step")}
     assert spent["another-step"] == Spent()
     assert (spent["a-step"].input_tokens, spent["a-step"].output_tokens) == teacher.paid_tokens
 
 
-def test_equal_questions_of_one_call_are_asked_once(desk):
+def test_equal_questions_of_one_call_are_asked_once(account):
     teacher = Teacher(own_answer)
     with serving(teacher) as address:
-        asked = ask(endpoint(address, max_concurrency=8), desk, questions(1) * 8)
+        asked = ask(endpoint(address, max_concurrency=8), account, questions(1) * 8)
     assert len(teacher.paid) == 1
     assert sorted(asked.cached) == [False] + [True] * 7
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_two_that_ask_the_same_at_once_pay_once(desk, broken):
+def test_two_that_ask_the_same_at_once_pay_once(account, broken):
     """The server would not know: it is asked by one of them, or by the other when the first has failed."""
     script = {"question 1": ["404"]} if broken else {}
     teacher = Teacher(own_answer, script, knows_keys=False)
@@ -143,7 +143,7 @@ def test_two_that_ask_the_same_at_once_pay_once(desk, broken):
 
     def asks(name):
         try:
-            found[name] = ask(endpoint(address, max_concurrency=8), SpendingAccount(desk.folder, name), questions(6))
+            found[name] = ask(endpoint(address, max_concurrency=8), SpendingAccount(account.folder, name), questions(6))
         except StepError as error:
             failed.append(error)
 
@@ -162,42 +162,42 @@ def test_two_that_ask_the_same_at_once_pay_once(desk, broken):
         assert texts(asked) == [f"answer to question {i}" for i in range(6)]
     if not broken:
         assert sum(sum(asked.cached) for asked in found.values()) == 6
-        with closing(ResponseStore(desk.folder)) as answers:
+        with closing(ResponseStore(account.folder)) as answers:
             spent = answers.spent("one") + answers.spent("other")
         assert (spent.input_tokens, spent.output_tokens) == teacher.paid_tokens
 
 
-def test_no_more_requests_are_under_way_than_allowed(desk):
+def test_no_more_requests_are_under_way_than_allowed(account):
     teacher = Teacher(own_answer)
     with serving(teacher) as address:
-        ask(endpoint(address, max_concurrency=3), desk, questions(30))
+        ask(endpoint(address, max_concurrency=3), account, questions(30))
     assert teacher.most_under_way <= 3
 
 
-def test_what_the_server_refuses_is_left_out_and_named(desk):
+def test_what_the_server_refuses_is_left_out_and_named(account):
     teacher = Teacher(own_answer, {"question 2": ["refuse"] * 9})
     with serving(teacher) as address:
-        asked = ask(endpoint(address), desk, questions())
+        asked = ask(endpoint(address), account, questions())
     assert asked.answers[2] == Failed("refused (400)", "the prompt is too long")
     assert teacher.met["refuse"] == 1
     assert [isinstance(a, Answer) for a in asked.answers] == [True, True, False, True]
 
 
-def test_a_request_that_fails_for_good_fails_the_step_and_keeps_the_rest(desk):
+def test_a_request_that_fails_for_good_fails_the_step_and_keeps_the_rest(account):
     teacher = Teacher(own_answer, {"question 3": ["500"] * 3})
     with serving(teacher) as address:
         said = "1 of 4 requests failed for good, after 3 tries each; the last one: status 500: scripted 500. Received"
         with pytest.raises(StepError, match=re.escape(said)):
-            ask(endpoint(address, max_retries=2, max_concurrency=1), desk, questions())
-        again = ask(endpoint(address, max_retries=2), desk, questions())
+            ask(endpoint(address, max_retries=2, max_concurrency=1), account, questions())
+        again = ask(endpoint(address, max_retries=2), account, questions())
     assert again.cached == [True, True, True, False]
     assert set(teacher.paid_questions.values()) == {1}
 
 
-def test_a_share_of_failures_may_be_allowed(desk):
+def test_a_share_of_failures_may_be_allowed(account):
     teacher = Teacher(own_answer, {"question 3": ["503"] * 9})
     with serving(teacher) as address:
-        asked = ask(endpoint(address, max_retries=1, max_failed=0.25), desk, questions())
+        asked = ask(endpoint(address, max_retries=1, max_failed=0.25), account, questions())
     assert asked.answers[3] == Failed("status 503", "scripted 503")
     assert asked.retries == {"status 503": 1}
 
@@ -206,37 +206,37 @@ def test_a_share_of_failures_may_be_allowed(desk):
     ("word", "message"),
     [("401", "answers 401: scripted 401"), ("404", "answers 404"), ("quota", "exceeded your quota")],
 )
-def test_what_concerns_every_request_ends_at_once_and_tells_no_key(desk, word, message):
+def test_what_concerns_every_request_ends_at_once_and_tells_no_key(account, word, message):
     teacher = Teacher(own_answer, {"*": [word] * 99})
     with serving(teacher) as address, pytest.raises(StepError, match=message) as caught:
-        ask(endpoint(address, max_concurrency=1, api_key=KEY), desk, questions())
+        ask(endpoint(address, max_concurrency=1, api_key=KEY), account, questions())
     assert teacher.met == {word: 1}
     assert teacher.headers[0]["authorization"] == f"Bearer {KEY}"
     assert KEY not in f"{caught.value!r} {caught.value} {endpoint(address, api_key=KEY)!r}"
-    assert not any(KEY.encode() in path.read_bytes() for path in desk.folder.rglob("*") if path.is_file())
+    assert not any(KEY.encode() in path.read_bytes() for path in account.folder.rglob("*") if path.is_file())
 
 
-def test_nothing_of_another_account_goes_to_a_server(desk, monkeypatch):
+def test_nothing_of_another_account_goes_to_a_server(account, monkeypatch):
     for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "OPENAI_BASE_URL"):
         monkeypatch.setenv(name, f"planted-{name}")
     teacher = Teacher(own_answer)
     with serving(teacher) as address:
-        ask(endpoint(address), desk, questions(1))
+        ask(endpoint(address), account, questions(1))
     assert teacher.headers[0]["authorization"] == "Bearer none"
     assert "planted" not in str(teacher.headers)
 
 
-def test_an_unreachable_server_is_reported(desk):
+def test_an_unreachable_server_is_reported(account):
     with serving(Teacher()) as address:
         pass
     with pytest.raises(StepError, match="failed for good, after 2 tries each; the last one: connection"):
-        ask(endpoint(address, max_retries=1), desk, questions(1))
+        ask(endpoint(address, max_retries=1), account, questions(1))
 
 
-def test_every_try_of_a_question_carries_one_idempotency_key(desk):
+def test_every_try_of_a_question_carries_one_idempotency_key(account):
     teacher = Teacher(own_answer, {"question 0": ["500", "lost"]})
     with serving(teacher) as address:
-        ask(endpoint(address), desk, questions(2))
+        ask(endpoint(address), account, questions(2))
     keys = {}
     for body, headers in zip(teacher.bodies, teacher.headers, strict=True):
         keys.setdefault(body["messages"][0]["content"], set()).add(headers["idempotency-key"])
@@ -245,31 +245,31 @@ def test_every_try_of_a_question_carries_one_idempotency_key(desk):
 
 
 @pytest.mark.parametrize("concurrency", [1, 3, 16])
-def test_a_cap_is_never_passed_and_cuts_at_the_same_question_whoever_answers_first(desk, concurrency):
+def test_a_cap_is_never_passed_and_cuts_at_the_same_question_whoever_answers_first(account, concurrency):
     """Of 3 tokens each (2 asked, 1 said); the bound of one is 10 bytes and 64 for the template, and 5 to be said."""
     teacher = Teacher(lambda body: ("yes", "stop"))
     bound = len("question 0") + 64 + 5
     with serving(teacher) as address:
-        asked = ask(endpoint(address, max_concurrency=concurrency), desk, questions(9), cap=Cap(3 * 4 + bound))
+        asked = ask(endpoint(address, max_concurrency=concurrency), account, questions(9), cap=Cap(3 * 4 + bound))
         assert [a is not None for a in asked.answers] == [True] * 5 + [False] * 4
-        again = ask(endpoint(address, max_concurrency=concurrency), desk, questions(9), cap=Cap(3 * 4 + bound))
+        again = ask(endpoint(address, max_concurrency=concurrency), account, questions(9), cap=Cap(3 * 4 + bound))
         assert [a is not None for a in again.answers] == [True] * 5 + [False] * 4
     assert len(teacher.paid) == 5
 
 
-def test_a_cap_on_money_counts_by_the_price(desk):
+def test_a_cap_on_money_counts_by_the_price(account):
     teacher = Teacher(lambda body: ("yes", "stop"))
     price = {"input_per_million": 1e6, "output_per_million": 1e7}  # 12 for an answer
     with serving(teacher) as address:
         made = endpoint(address, price=price)
-        asked = ask(made, desk, questions(9), cap=Cap(max_cost=2 * 12 + (74 + 50)))
+        asked = ask(made, account, questions(9), cap=Cap(max_cost=2 * 12 + (74 + 50)))
     assert [a is not None for a in asked.answers] == [True] * 3 + [False] * 6
-    assert ResponseStore(desk.folder).spent("a-step") == Spent(6, 3, 36.0, 9)
+    assert ResponseStore(account.folder).spent("a-step") == Spent(6, 3, 36.0, 9)
 
 
-def test_the_cap_of_a_step_counts_what_it_paid_in_earlier_calls(desk):
+def test_the_cap_of_a_step_counts_what_it_paid_in_earlier_calls(account):
     teacher = Teacher(lambda body: ("yes", "stop"))
-    capped = SpendingAccount(desk.folder, "a-step", max_tokens=100)
+    capped = SpendingAccount(account.folder, "a-step", max_tokens=100)
     with serving(teacher) as address:
         for some in range(0, 6, 2):
             ask(endpoint(address), capped, questions(9)[some : some + 2])
@@ -277,14 +277,14 @@ def test_the_cap_of_a_step_counts_what_it_paid_in_earlier_calls(desk):
             ask(endpoint(address), capped, questions(12)[6:])
         before = len(teacher.paid)
         assert ask(endpoint(address), capped, questions(6)).cached == [True] * 6
-        assert len(ask(endpoint(address), SpendingAccount(desk.folder, "b", 100), questions(9)[8:]).answers) == 1
+        assert len(ask(endpoint(address), SpendingAccount(account.folder, "b", 100), questions(9)[8:]).answers) == 1
     assert 3 * before <= 100
     assert before >= 7
 
 
-def test_answers_of_a_server_that_does_not_count_are_taken_at_their_bound(desk):
+def test_answers_of_a_server_that_does_not_count_are_taken_at_their_bound(account):
     with serving(Teacher(own_answer, usage=False)) as address:
-        (answer,) = ask(endpoint(address), desk, questions(1)).answers
+        (answer,) = ask(endpoint(address), account, questions(1)).answers
     assert (answer.input_tokens, answer.output_tokens) == (len("question 0") + 64, 5)
 
 
@@ -347,18 +347,18 @@ def test_a_server_that_throttles_bars_all():
     assert times(pace, clock, [1, 1]) == [7.5, 7.5]
 
 
-def test_the_limit_is_kept_with_a_real_server(desk):
+def test_the_limit_is_kept_with_a_real_server(account):
     with serving(Teacher(own_answer)) as address:
         began = time.monotonic()
-        ask(endpoint(address, requests_per_minute=600), desk, questions(5))
+        ask(endpoint(address, requests_per_minute=600), account, questions(5))
         assert time.monotonic() - began >= 0.4
 
 
-def test_retry_after_is_waited_for(desk):
+def test_retry_after_is_waited_for(account):
     teacher = Teacher(own_answer, {"question 0": ["429"]}, retry_after="0.5")
     with serving(teacher) as address:
         began = time.monotonic()
-        ask(endpoint(address), desk, questions(1))
+        ask(endpoint(address), account, questions(1))
         assert time.monotonic() - began >= 0.5
 
 
@@ -366,13 +366,13 @@ class Ended(BaseException):
     """What a step is ended with."""
 
 
-def test_a_step_that_waits_for_a_server_can_be_ended(desk):
+def test_a_step_that_waits_for_a_server_can_be_ended(account):
     """Raised between two lines of Python, as the executor of this process does it; nothing is waited for."""
     teacher, ended = Teacher(own_answer, {"*": ["hang"] * 9}), []
 
     def asks():
         try:
-            ask(endpoint(address, timeout=300.0), desk, questions(3))
+            ask(endpoint(address, timeout=300.0), account, questions(3))
         except BaseException as error:
             ended.append(type(error))
 
@@ -387,8 +387,8 @@ def test_a_step_that_waits_for_a_server_can_be_ended(desk):
     assert teacher.paid == []
 
 
-def test_a_file_that_is_not_a_database_is_refused(desk):
-    desk.folder.mkdir()
-    (desk.folder / "answers.sqlite").write_bytes(b"no database" * 100)
+def test_a_file_that_is_not_a_database_is_refused(account):
+    account.folder.mkdir()
+    (account.folder / "answers.sqlite").write_bytes(b"no database" * 100)
     with pytest.raises(StepError, match=r"answers\.sqlite cannot be read or written: file is not a database"):
-        ask(endpoint("http://127.0.0.1:1/v1"), desk, questions(1))
+        ask(endpoint("http://127.0.0.1:1/v1"), account, questions(1))

@@ -25,7 +25,7 @@ class TokenServer(Teacher):
 
 
 @pytest.fixture
-def desk(tmp_path):
+def account(tmp_path):
     return SpendingAccount(tmp_path / "remote", "a-step")
 
 
@@ -34,11 +34,11 @@ def use(address, **more):
     return EngineUse.model_validate({"use": "openai", "endpoint": endpoint, **more})
 
 
-def test_token_ids_go_out_and_come_back_with_their_logprobs(desk, tiny_policy):
+def test_token_ids_go_out_and_come_back_with_their_logprobs(account, tiny_policy):
     teacher = TokenServer(lambda body: ("abc", "length" if body["seed"] % 2 else "stop"), {"[5, 6]": ["500", "lost"]})
     requests = [Request([5, 6, 7], 2, 11), Request([5, 6], 1, 11, first=1, temperature=0.0)]
     with serving(teacher) as address:
-        engine = make_engine(use(address), tiny_policy, desk=desk)
+        engine = make_engine(use(address), tiny_policy, account=account)
         made = engine.generate(requests, Sampling(0.7, 9))
         again = engine.generate(list(reversed(requests)), Sampling(0.7, 9))
     assert [len(group) for group in made] == [2, 1]
@@ -57,11 +57,11 @@ def test_token_ids_go_out_and_come_back_with_their_logprobs(desk, tiny_policy):
     ]
 
 
-def test_text_goes_out_where_a_server_takes_no_ids(desk, tiny_policy):
+def test_text_goes_out_where_a_server_takes_no_ids(account, tiny_policy):
     tokenizer = tiny_policy.tokenizer
     teacher = Teacher(lambda body: ("12", "stop" if body["max_tokens"] > 2 else "length"))
     with serving(teacher) as address:
-        engine = make_engine(use(address, prompts="text"), tiny_policy, desk=desk)
+        engine = make_engine(use(address, prompts="text"), tiny_policy, account=account)
         ((whole,),) = engine.generate([Request(tokenizer.encode("3 + 9 ="), 1, 0)], Sampling(1.0, 3))
         ((cut,),) = engine.generate([Request(tokenizer.encode("3 + 9 ="), 1, 0)], Sampling(1.0, 2))
     assert teacher.bodies[0]["prompt"] == "3 + 9 ="
@@ -71,22 +71,22 @@ def test_text_goes_out_where_a_server_takes_no_ids(desk, tiny_policy):
     assert cut == Generation(ids, [], "length")
 
 
-def test_answers_of_other_weights_are_not_taken_for_these(desk, tiny_policy):
+def test_answers_of_other_weights_are_not_taken_for_these(account, tiny_policy):
     teacher = TokenServer(lambda body: ("a", "stop"))
     before = hash_weights(tiny_policy)
     with serving(teacher) as address:
         for name in ("first", "second"):
-            make_engine(use(address), tiny_policy, desk=desk).generate([Request([5], 1, 0)], Sampling())
+            make_engine(use(address), tiny_policy, account=account).generate([Request([5], 1, 0)], Sampling())
             assert len(teacher.paid) == {"first": 1, "second": 1}[name]
         with torch.no_grad():
             next(tiny_policy.model.parameters()).view(-1)[0] += 1e-3
-        make_engine(use(address), tiny_policy, desk=desk).generate([Request([5], 1, 0)], Sampling())
+        make_engine(use(address), tiny_policy, account=account).generate([Request([5], 1, 0)], Sampling())
     assert len(teacher.paid) == 2
     assert hash_weights(tiny_policy) != before
 
 
-def test_what_a_server_cannot_do_is_refused_by_name(desk, tiny_policy):
-    engine = Engine(tiny_policy, desk, endpoint=Endpoint(base_url="http://127.0.0.1:1/v1", model="m"))
+def test_what_a_server_cannot_do_is_refused_by_name(account, tiny_policy):
+    engine = Engine(tiny_policy, account, endpoint=Endpoint(base_url="http://127.0.0.1:1/v1", model="m"))
     plain = [Request([5], 1, 0)]
     for requests, sampling, what in (
         ([Request([5], 1, 0, begun=(3,))], Sampling(), "completions that were begun"),
@@ -101,8 +101,8 @@ def test_what_a_server_cannot_do_is_refused_by_name(desk, tiny_policy):
         engine.sync(1)
 
 
-def test_a_prompt_that_is_refused_fails_the_stage(desk, tiny_policy):
+def test_a_prompt_that_is_refused_fails_the_stage(account, tiny_policy):
     with serving(TokenServer(script={"*": ["refuse"] * 3})) as address:
-        engine = make_engine(use(address), tiny_policy, desk=desk)
+        engine = make_engine(use(address), tiny_policy, account=account)
         with pytest.raises(StepError, match=r"a prompt has no completion: refused \(400\): the prompt is too long"):
             engine.generate([Request([5], 1, 0)], Sampling())

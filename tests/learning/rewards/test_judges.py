@@ -24,7 +24,7 @@ def rows(number):
 
 
 @pytest.fixture
-def desk(tmp_path):
+def account(tmp_path):
     return SpendingAccount(tmp_path / "remote", "a-step")
 
 
@@ -35,18 +35,18 @@ def judge(body):
     return SAID[body["messages"][-1]["content"].partition("Answer: ")[2].partition("\n")[0]], "stop"
 
 
-def test_verdicts_are_read_and_a_bad_answer_is_none(desk):
+def test_verdicts_are_read_and_a_bad_answer_is_none(account):
     with serving(Teacher(judge)) as address:
-        found = reward(address).ask(0, {"rows": rows(6), "completions": list(SAID), "desk": desk})
-        floor = reward(address, unparsable=0.0).ask(0, {"rows": rows(6), "completions": list(SAID), "desk": desk})
+        found = reward(address).ask(0, {"rows": rows(6), "completions": list(SAID), "account": account})
+        floor = reward(address, unparsable=0.0).ask(0, {"rows": rows(6), "completions": list(SAID), "account": account})
     assert found == [0.8, 0.95, None, None, None, 0.4]
     assert floor == [0.8, 0.95, 0.0, 0.0, 0.0, 0.4]
 
 
-def test_a_refused_question_has_no_verdict_and_others_have(desk):
+def test_a_refused_question_has_no_verdict_and_others_have(account):
     teacher = Teacher(judge, {"Problem: 2 + 2\nAnswer: better\nRate the answer from 0 to 10:": ["refuse"] * 9})
     with serving(teacher) as address:
-        found = reward(address).ask(0, {"rows": rows(2), "completions": ["good", "better"], "desk": desk})
+        found = reward(address).ask(0, {"rows": rows(2), "completions": ["good", "better"], "account": account})
     assert found == [0.8, None]
 
 
@@ -56,26 +56,26 @@ VOTES = {"clear": ["7", "3", "7"], "tied": ["7", "3", "x"], "one": ["x", "x", "2
 @pytest.mark.parametrize(
     ("verdict", "expected"), [("majority", [0.7, None, 0.2, None]), ("mean", [17 / 30, 0.5, 0.2, None])]
 )
-def test_several_votes(desk, verdict, expected):
+def test_several_votes(account, verdict, expected):
     def answer(body):
         return VOTES[body["messages"][-1]["content"].partition("Answer: ")[2].partition("\n")[0]][body["seed"]], "stop"
 
     with serving(Teacher(answer)) as address:
         how = {"votes": 3, "temperature": 1.0, "verdict": verdict}
-        found = reward(address, **how).ask(0, {"rows": rows(4), "completions": list(VOTES), "desk": desk})
+        found = reward(address, **how).ask(0, {"rows": rows(4), "completions": list(VOTES), "account": account})
     assert found == [None if v is None else pytest.approx(v) for v in expected]
 
 
-def test_equal_questions_are_paid_once_now_and_later(desk):
+def test_equal_questions_are_paid_once_now_and_later(account):
     teacher = Teacher(judge)
     with serving(teacher) as address:
         for _ in range(2):
-            found = reward(address).ask(0, {"rows": rows(4), "completions": ["good"] * 4, "desk": desk})
+            found = reward(address).ask(0, {"rows": rows(4), "completions": ["good"] * 4, "account": account})
             assert found == [0.8] * 4
     assert len(teacher.paid) == 1
 
 
-def test_the_rubric_is_the_recipes_own(desk):
+def test_the_rubric_is_the_recipes_own(account):
     teacher = Teacher(lambda body: ("<score>0.25</score> of 1", "stop"))
     with serving(teacher) as address:
         rubric = {
@@ -85,7 +85,7 @@ def test_the_rubric_is_the_recipes_own(desk):
             "pattern": "<score>(.*?)</score>",
             "max_completion_length": 9,
         }
-        found = reward(address, **rubric).ask(0, {"rows": rows(1), "completions": ["{answer} 4"], "desk": desk})
+        found = reward(address, **rubric).ask(0, {"rows": rows(1), "completions": ["{answer} 4"], "account": account})
     assert found == [0.25]
     (body,) = teacher.bodies
     assert body["messages"] == [
@@ -95,22 +95,22 @@ def test_the_rubric_is_the_recipes_own(desk):
     assert (body["max_tokens"], body["temperature"]) == (9, 0.0)
 
 
-def test_a_judge_among_other_rewards(desk):
+def test_a_judge_among_other_rewards(account):
     with serving(Teacher(judge)) as address:
         rewards = [reward(address), bind(RewardUse(use="formats.matches", pattern="g.*"), "rewards.1")]
-        found = compute_weighted_scores(rewards, [0.5, 1.0], rows(3), ["good", "better", "odd"], desk)
+        found = compute_weighted_scores(rewards, [0.5, 1.0], rows(3), ["good", "better", "odd"], account)
     assert found == [0.5 * 0.8 + 1.0, 0.5 * 0.95, None]
 
 
-def test_several_votes_without_temperature_are_refused(desk):
+def test_several_votes_without_temperature_are_refused(account):
     with pytest.raises(StepError, match="several `votes` at temperature 0 are all equal"):
-        reward("http://127.0.0.1:1/v1", votes=3).ask(0, {"rows": rows(1), "completions": ["a"], "desk": desk})
+        reward("http://127.0.0.1:1/v1", votes=3).ask(0, {"rows": rows(1), "completions": ["a"], "account": account})
 
 
-def test_what_a_judge_cost_is_noted_for_the_step(desk):
+def test_what_a_judge_cost_is_noted_for_the_step(account):
     teacher = Teacher(judge)
     with serving(teacher) as address:
-        reward(address).ask(0, {"rows": rows(2), "completions": ["good", "better"], "desk": desk})
-    spent = ResponseStore(desk.folder).spent("a-step")
+        reward(address).ask(0, {"rows": rows(2), "completions": ["good", "better"], "account": account})
+    spent = ResponseStore(account.folder).spent("a-step")
     assert (spent.input_tokens, spent.output_tokens, spent.charged) == (*teacher.paid_tokens, 0)
     assert all(json.loads(question)["model"] == "m" for _, question in teacher.paid)
