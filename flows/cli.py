@@ -27,6 +27,7 @@ PANELS = {
         importing.import_,
         author.ls,
         author.validate,
+        author.show,
         author.plan,
         author.why,
         author.check_reward,

@@ -18,6 +18,7 @@ from flows.commands.options import (
     PromptLength,
     RecipeFile,
     Start,
+    Tiny,
     To,
     console,
     warn,
@@ -58,6 +59,7 @@ def validate(
     recipes: Annotated[list[Path], typer.Argument(metavar="RECIPE...", help="Recipe YAMLs.")],
     profile: Profile = None,
     overrides: Overrides = [],  # noqa: B006 — typer copies it
+    tiny: Tiny = False,
 ) -> None:
     """Validate recipes: keys, values, slots, references, ports, data. Errors in a recipe have file:line:column."""
     from flows.planning.data_sources import find_source_problems
@@ -69,6 +71,11 @@ def validate(
     for path in recipes:
         try:
             recipe = load_recipe(path, profile=profile, overrides=overrides)
+            if tiny:
+                from flows.planning.tiny import derive_tiny
+
+                top = derive_tiny(recipe, Layout.find())
+                recipe = load_recipe(path, profile=profile, overrides=overrides, top=top)
             for problem in recipe.warnings:
                 warn(str(problem))
             if problems := [*find_source_problems(recipe, Layout.find()), *find_own_reward_problems(recipe)]:
@@ -81,6 +88,22 @@ def validate(
         raise typer.Exit(3)
 
 
+def show(
+    recipe: RecipeFile,
+    profile: Profile = None,
+    overrides: Overrides = [],  # noqa: B006
+    full: Annotated[
+        bool, typer.Option("--full/--minimal", help="All keys, or those that differ from defaults.")
+    ] = False,
+) -> None:
+    """Print a recipe as plain stages: what extends, profiles, variables and presets come to. The keys are the same."""
+    from schemas.recipe.load import load_recipe
+    from schemas.recipe.show import show_full, show_minimal
+
+    made = load_recipe(recipe, profile=profile, overrides=overrides)
+    print(show_full(made) if full else show_minimal(made), end="")
+
+
 def plan(
     recipe: RecipeFile,
     profile: Profile = None,
@@ -89,6 +112,7 @@ def plan(
     start: Start = [],  # noqa: B006
     fresh: Fresh = False,
     locked: Locked = False,
+    tiny: Tiny = False,
     dvc: Annotated[bool, typer.Option("--dvc", help="Also write dvc.yaml for this recipe.")] = False,
     as_json: AsJson = False,
     memory: Annotated[bool, typer.Option("--memory", help="Show the memory that every step needs instead.")] = False,
@@ -105,7 +129,16 @@ def plan(
 
     layout = Layout.find()
     made = plan_recipe(
-        recipe, layout, profile=profile, overrides=overrides, to=to, start=start, fresh=fresh, locked=locked, warn=warn
+        recipe,
+        layout,
+        profile=profile,
+        overrides=overrides,
+        to=to,
+        start=start,
+        fresh=fresh,
+        locked=locked,
+        tiny=tiny,
+        warn=warn,
     )
     if dvc:
         from lineage.exchange.dvc_files import write_pipeline

@@ -28,7 +28,7 @@ def import_(
 ) -> None:
     """Write a recipe from a configuration of another tool, and say what became of every key.
 
-    Reads axolotl, LLaMA-Factory, TRL, oumi, verl, open-instruct and mergekit: YAML, JSON, shell scripts.
+    Reads axolotl, LLaMA-Factory, TRL, oumi, verl, open-instruct, mergekit and lm-eval: YAML, JSON, shell scripts.
     """
     from schemas.importers.convert import import_config
 

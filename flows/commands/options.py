@@ -50,6 +50,7 @@ Executor = Annotated[ExecutorChoice, typer.Option(help="`inprocess` is for debug
 Locked = Annotated[
     bool, typer.Option("--locked", help="Refuse a recipe that differs from recipe.lock, and name the differences.")
 ]
+Tiny = Annotated[bool, typer.Option("--tiny", help="Small models, few rows, few steps: the same graph, to try it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 GpuMemory = Annotated[str | None, typer.Option(metavar="SIZE", help="With --memory: memory of one GPU, such as 80GB.")]
 PromptLength = Annotated[

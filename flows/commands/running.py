@@ -17,6 +17,7 @@ from flows.commands.options import (
     Profile,
     RecipeFile,
     Start,
+    Tiny,
     To,
     console,
     warn,
@@ -31,6 +32,7 @@ def run(
     start: Start = [],  # noqa: B006
     fresh: Fresh = False,
     locked: Locked = False,
+    tiny: Tiny = False,
     promote: Annotated[
         bool, typer.Option("--promote/--no-promote", help="Promote as `promote` of the recipe declares.")
     ] = True,
@@ -44,7 +46,16 @@ def run(
 
     layout = Layout.find()
     made = plan_recipe(
-        recipe, layout, profile=profile, overrides=overrides, to=to, start=start, fresh=fresh, locked=locked, warn=warn
+        recipe,
+        layout,
+        profile=profile,
+        overrides=overrides,
+        to=to,
+        start=start,
+        fresh=fresh,
+        locked=locked,
+        tiny=tiny,
+        warn=warn,
     )
     if dry_run:
         from flows.planning.plan_table import make_plan_table

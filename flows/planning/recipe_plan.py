@@ -10,6 +10,7 @@ from flows.planning.data_sources import look_at_sources
 from flows.planning.lm_eval_check import verify_lm_eval_tasks
 from flows.planning.locking import verify_lock
 from flows.planning.own_rewards import verify_own_rewards
+from flows.planning.tiny import derive_tiny
 from lineage.artifacts.store import Store
 from lineage.digests import digest_of
 from lineage.layout import Layout
@@ -29,13 +30,17 @@ def plan_recipe(
     start: Sequence[str] = (),
     fresh: bool = False,
     locked: bool = False,
+    tiny: bool = False,
     warn: Callable[[str], None] = lambda text: None,
 ) -> Plan:
     """Compile a recipe, or the part of it that `select_part` returns; call `warn` with what does not prevent a run.
 
-    `locked` holds the recipe to its lock (`flows.planning.locking`). Raise RecipeError or PlanError.
+    `locked` holds the recipe to its lock (`flows.planning.locking`); `tiny` makes it small (`flows.planning.tiny`).
+    Raise RecipeError or PlanError.
     """
     recipe = load_recipe(path, profile=profile, overrides=tuple(overrides))
+    if tiny:
+        recipe = load_recipe(path, profile=profile, overrides=tuple(overrides), top=derive_tiny(recipe, layout))
     for problem in recipe.warnings:
         warn(str(problem))
     verify_own_rewards(recipe)

@@ -1,1 +1,1 @@
-"""Configurations of axolotl, LLaMA-Factory, TRL, oumi, verl, open-instruct and mergekit as recipes."""
+"""Configurations of axolotl, LLaMA-Factory, TRL, oumi, verl, open-instruct, mergekit and lm-eval as recipes."""

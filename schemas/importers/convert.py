@@ -13,12 +13,13 @@ from schemas.importers.common.leaves import Leaves, is_off
 from schemas.importers.common.references import Places
 from schemas.importers.common.report import Entry
 from schemas.importers.known_keys.trees import matches
-from schemas.importers.tools import axolotl, llama_factory, mergekit, open_instruct, oumi, trl, verl
+from schemas.importers.tools import axolotl, llama_factory, lm_eval, mergekit, open_instruct, oumi, trl, verl
 from schemas.source.tree import Mark, make_error
 from schemas.suggestions import find_nearest, suggest
 
 TOOLS: dict[str, Tool] = {
-    module.TOOL.name: module.TOOL for module in (axolotl, llama_factory, trl, oumi, verl, open_instruct, mergekit)
+    module.TOOL.name: module.TOOL
+    for module in (axolotl, llama_factory, trl, oumi, verl, open_instruct, mergekit, lm_eval)
 }
 INFO = "dataset_info.json"
 NO_COUNTERPART = "posttrain has nothing for it; the recipe is written without it"

@@ -23,7 +23,7 @@ from schemas.plan import BranchOf, Promotion, Until
 from schemas.schedule import Schedule
 from schemas.source.extend import read_recipe
 from schemas.source.limits import MAX_PROBLEMS, Allowance
-from schemas.source.tree import Mark, Node
+from schemas.source.tree import Mark, Node, make_nodes, merge_nodes
 from schemas.source.validation import convert_errors, find_coercions, follow_path, limit_problems
 from schemas.source.variables import Scope, resolve_vars, substitute
 from schemas.stages.base import BaseStage
@@ -159,23 +159,29 @@ def load_recipe(
     profile: str | None = None,
     overrides: tuple[str, ...] | list[str] = (),
     home: Path | None = None,
+    top: JsonObject | None = None,
 ) -> Recipe:
     """Read, expand and validate a recipe. Raise RecipeError with every problem found.
 
-    `home` is the folder of the user's code and data if the file is a copy in another folder.
+    `home` is the folder of the user's code and data if the file is a copy in another folder. `top` is put on top of the
+    recipe, after profile and overrides.
     """
     path = Path(path)
     try:
         with bounded_reading():
-            return _load_checked(path, profile, tuple(overrides), home or path.resolve().parent)
+            return _load_checked(path, profile, tuple(overrides), home or path.resolve().parent, top)
     except RecursionError:
         raise RecipeError(
             [Problem(str(path), 1, 1, "", "nested too deeply", "vars and extends pile up here")]
         ) from None
 
 
-def _load_checked(path: Path, profile: str | None, overrides: tuple[str, ...], home: Path) -> Recipe:
+def _load_checked(
+    path: Path, profile: str | None, overrides: tuple[str, ...], home: Path, top: JsonObject | None
+) -> Recipe:
     root = read_recipe(path, profile, overrides)
+    if top is not None:
+        root = merge_nodes(root, make_nodes(top, root.mark))
     root = root.without(*(k for k in root.value if k.startswith("x-")))
     scope = _make_scope(root)
     head, problems = _read_head(root, path, scope)

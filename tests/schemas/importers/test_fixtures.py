@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.planning.data_sources import validate_sources
+from flows.planning.data_sources import find_source_problems
 from lineage.layout import Layout
 from schemas.errors import RecipeError
 from schemas.importers.common.files import read_config
@@ -50,7 +50,7 @@ def test_a_configuration_becomes_a_recipe_that_validates(case, folder):
     if not any(
         source.from_.scheme == "hub" for stage in recipe.stages.values() for source in getattr(stage, "sources", [])
     ):
-        validate_sources(recipe, Layout(folder))
+        assert not list(find_source_problems(recipe, Layout(folder)))
     leaves = [key for key, _ in flatten(read_config(folder / Path(case).name).tree)]
     assert sorted(entry.key for entry in made.entries if entry.given) == sorted(leaves)
     assert all(entry.note for entry in made.entries)

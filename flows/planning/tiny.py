@@ -1,0 +1,208 @@
+"""`--tiny`: the same graph with small models of the same families, few rows, few steps and short texts.
+
+What is derived is put on top of a recipe, as a profile is: the steps have keys of their own.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lineage.layout import Layout
+from lineage.sources.resolve import find_source
+from schemas.base import JsonObject
+from schemas.errors import PlanError
+from schemas.recipe.load import Recipe
+from schemas.references import MODEL_TYPES
+from schemas.source.tree import REPLACE
+from schemas.stages.data import Data
+from schemas.stages.evaluate import Evaluate
+from schemas.stages.init import Init
+from schemas.stages.merge import Merge
+from schemas.stages.rl import Rl
+from schemas.stages.synthesize import Synthesize
+from schemas.steps.step_info import StepInfo
+from schemas.training import Training
+
+ROWS, STEPS, LENGTH, COMPLETION, PROBLEMS = 16, 2, 512, 8, 4
+SHAPE = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+}
+"""Sizes that configurations of transformers have, and their tiny values."""
+USUAL = tuple(name for name in SHAPE if not name.startswith("n_"))
+FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "qwen3": ("qwen3", USUAL),
+    "qwen": ("qwen2", USUAL[:-1]),
+    "smollm3": ("smollm3", USUAL[:-1]),
+    "gemma-3": ("gemma3_text", USUAL),
+    "gemma-2": ("gemma2", USUAL),
+    "gemma": ("gemma", USUAL),
+    "mixtral": ("mixtral", USUAL[:-1]),
+    "mistral": ("mistral", USUAL[:-1]),
+    "olmo-2": ("olmo2", USUAL[:-1]),
+    "phi-3": ("phi3", USUAL[:-1]),
+    "pythia": ("gpt_neox", USUAL[:4]),
+    "gpt2": ("gpt2", ("n_embd", "n_layer", "n_head")),
+    **dict.fromkeys(("llama", "smollm", "tulu", "vicuna", "yi-", "deepseek-llm"), ("llama", USUAL[:-1])),
+}
+"""Part of a model's name: its architecture in transformers, and the sizes that this has."""
+EIGHT_BIT = "_8bit"
+
+
+def derive_tiny(recipe: Recipe, layout: Layout) -> JsonObject:
+    """Return what is put on top of a recipe. Raise PlanError for a model whose architecture is unknown."""
+    bases: dict[str, str] = {}
+    stages: JsonObject = {}
+    for name, info in recipe.steps.items():
+        if not _is_written(info):
+            continue
+        over = dict(_shrink(info))
+        for port in info.ports:
+            if port.source is not None and set(port.accepts) & set(MODEL_TYPES):
+                _set(over, port.path, _name_base(port.source, bases, name), info)
+            for step in port.steps[:1]:
+                if not _is_written(recipe.steps[step]) and isinstance(recipe.steps[step].stage, Data):
+                    _set(over, port.path, {REPLACE: True, **_limit_rows(recipe.steps[step])}, info)
+        _place(stages, info.path.split(".")[1:], over)
+    for number, (source, base) in enumerate(bases.items()):  # a merge needs models that differ
+        stages[base] = {**_make_base(source, recipe, layout), "seed": number}
+    return {"name": f"{recipe.name[:90]}-tiny", "promote": None, "schedule": None, "budget": None, "stages": stages}
+
+
+def _is_written(info: StepInfo) -> bool:
+    """Return whether a step is a stage of its own in the recipe, not written in place of a reference."""
+    return info.node.get("kind") is not None and info.path.count(".") % 2 == 1
+
+
+def _place(stages: JsonObject, path: list[str], over: JsonObject) -> None:
+    for part in path[:-1]:
+        stages = stages.setdefault(part, {})
+    stages[path[-1]] = {**stages.get(path[-1], {}), **over}
+
+
+def _set(over: JsonObject, path: str, value: Any, info: StepInfo) -> None:
+    """Set a key below a stage. Raise PlanError inside of a list, which has no keys to set."""
+    *above, last = path.split(".")
+    if isinstance(info.stage, Merge) and path.startswith(("models.", "slices.")):
+        written = over.setdefault(above[0], _dump_merged(info.stage)[above[0]])
+        place: Any = written
+        for part in above[1:]:
+            place = place[int(part)] if part.isdigit() else place[part]
+        place[last] = value
+        return
+    if any(part.isdigit() for part in path.split(".")):
+        raise PlanError(f"--tiny: {info.name}.{path} names a model inside of a list; give the recipe a profile instead")
+    for part in above:
+        over = over.setdefault(part, {})
+    over[last] = value
+
+
+def _dump_merged(stage: Merge) -> JsonObject:
+    """Return a merge whose slices are the layers of tiny models."""
+    written = stage.model_dump(mode="json", exclude_unset=True)
+    for piece in written.get("slices", []):
+        for source in piece["sources"]:
+            source["layer_range"] = [0, SHAPE["num_hidden_layers"]]
+    return written
+
+
+def _name_base(source: str, bases: dict[str, str], step: str) -> str:
+    if source.startswith("mlflow:"):
+        raise PlanError(
+            f"--tiny: {step} reads {source}, whose architecture is not known; give the recipe a profile instead"
+        )
+    return bases.setdefault(source, "tiny_base" if not bases else f"tiny_base_{len(bases) + 1}")
+
+
+def _shrink(info: StepInfo) -> Iterator[tuple[str, Any]]:
+    """Yield the keys of a stage that make it small."""
+    stage = info.stage
+    if isinstance(stage, Training):
+        yield from {"max_steps": STEPS, "warmup_steps": 0, "save_steps": STEPS, "logging_steps": 1}.items()
+        if stage.num_decay_steps is not None:
+            yield "num_decay_steps", 1
+        if stage.bf16 or stage.dtype != "float32":  # on a tiny random model, rounding hides the numbers
+            yield from {"bf16": False, "dtype": "float32"}.items()
+        if stage.optim.endswith(EIGHT_BIT):
+            yield "optim", stage.optim.removesuffix(EIGHT_BIT)
+        yield from _shrink_batches(stage)
+    if isinstance(stage, Init) and stage.model is None:
+        small = {key: min(value, SHAPE[key]) for key, value in stage.config.items() if key in SHAPE}
+        yield "config", {REPLACE: True, **stage.config, **small}
+        yield "max_length", min(stage.max_length, LENGTH)
+    if isinstance(stage, Data):
+        yield "sources", _limit_rows(info)["sources"]
+    if isinstance(stage, Synthesize | Evaluate | Rl):
+        yield "max_completion_length", min(stage.max_completion_length, COMPLETION)
+    if isinstance(stage, Synthesize):
+        problems = info.node.get("problems")
+        if problems is not None and all("size" in use.options for use in stage.problems):
+            yield "problems", [_use(use, size=min(use.options["size"], ROWS)) for use in stage.problems]
+    if isinstance(stage, Evaluate):
+        yield "limit", PROBLEMS
+        yield "num_bootstrap", 100
+    yield "resources", {REPLACE: True}
+
+
+def _shrink_batches(stage: Training) -> Iterator[tuple[str, Any]]:
+    if isinstance(stage, Rl):
+        group = min(stage.num_generations, 4)
+        yield from {"num_generations": group, "generation_batch_size": 2 * group, "num_mini_batches": 1}.items()
+        if stage.eval_prompts is not None:
+            yield "eval_steps", 1
+        return
+    fields = type(stage).model_fields
+    yield "per_device_train_batch_size", 2
+    if "gradient_accumulation_steps" in fields:
+        yield "gradient_accumulation_steps", 1
+    if "long_rows" in fields:
+        yield "long_rows", "truncate"
+    if (length := getattr(stage, "max_length", None)) is not None:
+        yield "max_length", min(length, LENGTH)
+    if getattr(stage, "eval_steps", None):
+        yield "eval_steps", 1
+    if getattr(stage, "validation_fraction", 0.0):
+        yield "validation_fraction", 0.3
+
+
+def _use(use: Any, **more: Any) -> JsonObject:
+    return {"use": use.use, **use.options, **more}
+
+
+def _limit_rows(info: StepInfo) -> JsonObject:
+    """Return the sources of a data step with few rows each."""
+    written = info.stage.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    sources = written["sources"] if isinstance(written["sources"], list) else [written["sources"]]
+    limited = [{**source, "max_rows": min(source.get("max_rows") or ROWS, ROWS)} for source in sources]
+    kept = {key: written[key] for key in ("temperature", "on_bad_row") if key in written}
+    return {"sources": limited, **kept}
+
+
+def _make_base(source: str, recipe: Recipe, layout: Layout) -> JsonObject:
+    """Return the stage that makes a tiny random model of a model's family, with its own tokenizer if that is here."""
+    try:
+        folder: Path | None = find_source(source, layout, recipe.folders).folder
+    except PlanError:
+        folder = None
+    if folder is not None and (folder / "config.json").is_file():
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        small = {key: value for key, value in SHAPE.items() if isinstance(config.get(key), int)}
+        shape = {"model_type": config.get("model_type"), **small}
+        return {"kind": "init", "config": shape, "tokenizer": source, "max_length": LENGTH}
+    family = next((made for word, made in FAMILIES.items() if word in source.lower()), None)
+    if family is None:
+        known = ", ".join(dict.fromkeys(made[0] for made in FAMILIES.values()))
+        raise PlanError(
+            f"--tiny: {source} is not on this machine, and its name tells none of the families {known}; "
+            "fetch it, or give the recipe a profile instead"
+        )
+    shape = {"model_type": family[0], **{key: SHAPE[key] for key in family[1]}, "tie_word_embeddings": True}
+    return {"kind": "init", "config": shape, "max_length": LENGTH}
