@@ -14,7 +14,7 @@ REFERENCE = re.compile(r"lp_[a-z][a-z0-9_]*_T")
 """Log-probabilities under a named reference policy."""
 MODEL_READERS = {
     "gguf": ("learning.models.gguf", "GgufFile"),
-    "adapter": ("learning.models.adapters", "fold_adapters"),
+    "adapter": ("learning.models.adapted_policy", "AdapterFolder"),
     "multimodal": ("learning.models.towers", "keep_towers"),
 }
 """Rare forms of models: module and name of what treats them. A step's key covers it if an input may have that form."""

@@ -22,7 +22,8 @@ OPTIMIZER_CODE: dict[Optimizer, tuple[str, str]] = {
 }
 """Optimisers that torch does not have: module and name of the function that makes one."""
 ADAPTER_CODE = {
-    name: ("learning.models.adapters", name) for name in ("attach_adapters", "write_adapters", "remove_adapters")
+    **{name: ("learning.models.adapters", name) for name in ("attach_adapters", "write_adapters", "remove_adapters")},
+    "refer_to_base": ("learning.models.adapted_policy", "refer_to_base"),
 }
 """What a stage that trains adapters needs besides."""
 Dtype = Literal["float32", "bfloat16"]

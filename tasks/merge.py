@@ -13,6 +13,7 @@ from learning.merge.document import Slice, Target, list_targets, refuse_unused_t
 from learning.merge.sources import make_slices, refuse_misfits, write_other_files
 from learning.merge.tensor import Method, check_shapes, merge_tensor, sum_totals
 from learning.models.weights import Weights, WeightsWriter
+from schemas.adapter_base import RECORD, find_plain_base
 from schemas.stages.merge import Merge
 from tasks.context import Context, Result
 
@@ -72,14 +73,17 @@ def fold_model(folder: Path, into: Path) -> Path:
     if (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
         return folder
     # Plain weights need no transformers, whose import takes as much memory as the largest tensors of a small model.
-    from learning.models.policy import find_gguf, load_policy, save_policy
+    from learning.models.policy import find_gguf, load_policy, read_dtype, save_policy
 
     if find_gguf(folder):
         save_policy(load_policy(folder), into)
         return into
     if not (folder / "adapter_config.json").is_file():
         return folder
-    entries = Weights(folder / "base").entries.values()
+    if (folder / RECORD).is_file() or find_gguf(find_plain_base(folder)):
+        save_policy(load_policy(folder, dtype=read_dtype(folder)), into)
+        return into
+    entries = Weights(find_plain_base(folder)).entries.values()
     dtype = next((HALF[entry.dtype] for entry in entries if entry.dtype in HALF), "float32")
     save_policy(load_policy(folder, dtype=dtype), into)
     return into

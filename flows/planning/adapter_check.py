@@ -6,6 +6,7 @@ from pathlib import Path
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
 from lineage.sources.resolve import find_source
+from schemas.adapter_base import find_plain_base
 from schemas.base import JsonObject
 from schemas.errors import RecipeError
 from schemas.plan import Plan, Step
@@ -47,7 +48,7 @@ def _find_config(step: Step, plan: Plan, layout: Layout, folders: tuple[Path, ..
         return None
     if given.source is not None:
         folder = find_source(given.source, layout, folders).folder
-        base = folder / "base" if (folder / "adapter_config.json").is_file() else folder
+        base = find_plain_base(folder)
         try:
             return json.loads((base / "config.json").read_text())
         except (OSError, ValueError):

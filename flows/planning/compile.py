@@ -24,7 +24,7 @@ from schemas.errors import PlanError
 from schemas.gates import strip_policy
 from schemas.plan import Input, Plan, Step
 from schemas.recipe.load import Recipe
-from schemas.references import MODEL_TYPES, ArtifactType
+from schemas.references import MODEL_TYPES, POLICY_TYPES, ArtifactType
 from schemas.steps.step_info import Port
 from schemas.suggestions import suggest
 
@@ -164,8 +164,8 @@ def _make_input(recipe: Recipe, port: Port, layout: Layout) -> Input:
 def _list_rare_forms(given: Input, recipe: Recipe, steps: dict[str, Step], layout: Layout) -> set[str]:
     """Return the rare forms that models of an input may have, the keys of `MODEL_READERS`.
 
-    Artifacts of steps hold no GGUF files, adapters only if the step trains them, and a multimodal model only if the
-    step reads one; the user's code may write any.
+    Artifacts of steps hold adapters only if the step trains them, whose base has the forms of its own inputs, no other
+    GGUF files, and a multimodal model only if the step reads one; the user's code may write any.
     """
     if given.source is not None:
         folder = find_source(given.source, layout, recipe.folders).folder
@@ -176,7 +176,10 @@ def _list_rare_forms(given: Input, recipe: Recipe, steps: dict[str, Step], layou
     stages = [recipe.stages[name] for name in given.steps]
     if any(stage.runs_user_code for stage in stages):
         return set(MODEL_READERS)
-    forms = {"adapter"} if any("write_adapters" in stage.optional_code() for stage in stages) else set()
+    adapting = [name for name in given.steps if "write_adapters" in recipe.stages[name].optional_code()]
+    bases = [base for name in adapting for base in steps[name].inputs if base.type in POLICY_TYPES]
+    forms = {"adapter"} if adapting else set()
+    forms = forms.union(*(_list_rare_forms(base, recipe, steps, layout) for base in bases))
     towers, _ = MODEL_READERS["multimodal"]
     kept = given.type in MODEL_TYPES and any(towers in steps[name].code for name in given.steps)
     return forms | ({"multimodal"} if kept else set())

@@ -12,7 +12,8 @@ from learning.memory_model.shape import Shape, read_shape
 from lineage.artifacts.contract import UNBOUNDED
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.sources.resolve import find_source
+from lineage.sources.resolve import complete_adapter, find_source
+from schemas.adapter_base import find_plain_base, find_tokenizer_folder
 from schemas.base import JsonObject
 from schemas.errors import PosttrainError, StepError
 from schemas.plan import Input, Plan, Step
@@ -60,11 +61,17 @@ class PlanModels:
         manifest = self.store.find(step.kind, step.key)
         named = {name: kind for name, kind in step.outputs.items() if kind in MODEL_TYPES}
         if manifest is not None:
-            return {name: _read_model(self.store.output_folder(step.kind, step.key, name)) for name in named}
+            return {name: self._read_output(step, name) for name in named}
         if traits_of(step.kind).defines_model and not step.settings.get("model"):
             return dict.fromkeys(named, _define_model(step.settings))
         first = next(iter(self.ports(step).values()), f"{step.name} makes a model of unknown shape")
         return {name: _with_head(first, kind) for name, kind in named.items()}
+
+    def _read_output(self, step: Step, name: str) -> KnownModel | str:
+        try:
+            return _read_model(complete_adapter(self.store.output_folder(step.kind, step.key, name), self.layout))
+        except PosttrainError as error:
+            return str(error)
 
     def _received(self, step_input: Input) -> KnownModel | str:
         if step_input.steps:
@@ -81,9 +88,9 @@ def _with_head(model: KnownModel | str, kind: str) -> KnownModel | str:
 
 
 def _read_model(folder: Path) -> KnownModel | str:
-    """Return the model in a folder; the base of an adapter lies in `base/`."""
-    base = folder / "base" if (folder / "adapter_config.json").is_file() else folder
-    tokenizer = base / "tokenizer_config.json"
+    """Return the model in a folder; that of an adapter is its base."""
+    base = find_plain_base(folder)
+    tokenizer = find_tokenizer_folder(folder) / "tokenizer_config.json"
     try:
         config = _read_config(base)
         max_length = json.loads(tokenizer.read_text()).get("model_max_length") if tokenizer.is_file() else None

@@ -4,6 +4,7 @@ from functools import partial
 from pathlib import Path
 
 from lineage.artifacts.contract import find_disagreement
+from schemas.adapter_base import find_tokenizer_folder
 from schemas.base import JsonObject
 from schemas.chat_settings import read_chat
 from schemas.manifest import Contract
@@ -25,6 +26,6 @@ def read_turn_ends(folder: Path | None, settings: JsonObject) -> frozenset[int]:
     from learning.data.chat_settings import apply_chat  # likewise
     from learning.models.policy import load_tokenizer  # likewise
 
-    tokenizer = load_tokenizer(folder / "base" if (folder / "base" / "tokenizer.json").is_file() else folder)
+    tokenizer = load_tokenizer(find_tokenizer_folder(folder))
     apply_chat(tokenizer, read_chat(settings))
     return frozenset(find_turn_ends(tokenizer))

@@ -14,6 +14,7 @@ from flows.execution.run_log import list_runs, read_events, read_plan, read_step
 from flows.execution.states import EXIT_CANCELLED, FINISHED, STYLES
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
+from lineage.sources.resolve import complete_adapter
 from schemas.errors import PlanError
 from schemas.manifest import Manifest
 from schemas.suggestions import suggest
@@ -126,7 +127,7 @@ def find_output(step: str, run: str | None, layout: Layout) -> Path:
     chosen = output or next(iter(manifest.outputs))
     if chosen not in manifest.outputs:
         raise PlanError(f"{name} has no output `{chosen}`; {suggest(chosen, manifest.outputs, 'outputs')}")
-    return layout.artifact(planned.kind, planned.key) / "outputs" / chosen
+    return complete_adapter(layout.artifact(planned.kind, planned.key) / "outputs" / chosen, layout)
 
 
 def make_status_table(run: str | None, layout: Layout) -> Table:

@@ -11,7 +11,7 @@ from lineage.layout import Layout
 from lineage.registry.champions import load_promoted_artifact, read_standing
 from lineage.registry.registered import ALIAS
 from lineage.sources.adapter_base import lacks_base
-from lineage.sources.resolve import find_source
+from lineage.sources.resolve import complete_adapter, find_source
 from schemas.errors import PlanError
 from schemas.references import POLICY_TYPES
 
@@ -87,7 +87,7 @@ def _promoted(layout: Layout, name: str, by: Move, version: str, alarms: tuple[s
     manifest = store.with_key(by.key)
     if manifest is None:
         raise PlanError(f"mlflow:{name}@{version}: version {by.version} ({by.key[:16]}) is not in this checkout")
-    folder = store.output_folder(manifest.kind, by.key, by.output)
+    folder = complete_adapter(store.output_folder(manifest.kind, by.key, by.output), layout)
     files = files_of(folder)
     load_promoted_artifact(layout, by)
     number = f", version {by.version}" if version == ALIAS else ""
@@ -103,7 +103,7 @@ def _made(word: str, layout: Layout) -> Chosen:
     if output is None:
         kinds = ", ".join(output.type for output in manifest.outputs.values())
         raise PlanError(f"{manifest.step} ({manifest.key[:12]}) makes {kinds}; a policy or an adapter can be served")
-    folder = Store(layout).output_folder(manifest.kind, manifest.key, output)
+    folder = complete_adapter(Store(layout).output_folder(manifest.kind, manifest.key, output), layout)
     files = files_of(folder)
     check_artifact(layout, manifest)
     description = f"{manifest.recipe}.{manifest.step} ({manifest.key[:12]})"

@@ -5,10 +5,12 @@ import json
 import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 from flows.serving.models import Chosen
 from flows.serving.rules import Rules
 from flows.serving.server import HOST
+from schemas.adapter_base import BASE, is_adapter, read_record
 from schemas.errors import PlanError
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -35,8 +37,10 @@ def replace_process(
 
 def command(chosen: Chosen, *, port: int, dtype: str | None, max_slots: int, max_length: int | None) -> list[str]:
     """Return the command line of vLLM's server; an adapter is served over its base."""
-    adapter = (chosen.folder / "adapter_config.json").is_file()
-    model = chosen.folder / "base" if adapter else chosen.folder
+    adapter = is_adapter(chosen.folder)
+    model = _find_base(chosen.folder) if adapter else chosen.folder
+    record = read_record(chosen.folder)
+    dtype = dtype or (record.dtype if record else None)
     # The module, not the program `vllm`: the packages for CPU do not start that.
     words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", HOST, "--port", str(port)]
     words += ["--model", str(model), "--max-num-seqs", str(max_slots)]
@@ -48,6 +52,14 @@ def command(chosen: Chosen, *, port: int, dtype: str | None, max_slots: int, max
     if dtype:
         words += ["--dtype", dtype]
     return words + (["--max-model-len", str(max_length)] if max_length else [])
+
+
+def _find_base(folder: Path) -> Path:
+    """Return the folder of an adapter's base. Raise PlanError if vLLM cannot load it."""
+    if is_adapter(folder / BASE) or any((folder / BASE).glob("*.gguf")):
+        what = "adapters over another adapter" if is_adapter(folder / BASE) else "adapters over a GGUF file"
+        raise PlanError(f"vLLM serves no {what}; merge them first with `posttrain export`, or --engine torch")
+    return folder / BASE
 
 
 def _find_rank(chosen: Chosen) -> int:

@@ -19,6 +19,7 @@ from flows.processes.locks import hold_lock
 from flows.processes.redaction import make_redactor
 from flows.processes.secret_values import find_secrets
 from flows.steps.artifacts import find_or_restore, log_published
+from flows.steps.base_records import record_bases
 from flows.steps.ray_actors import make_actors
 from flows.steps.step_inputs import ReceivedInput, find_inputs, verify_unchanged
 from flows.steps.step_spec import StepSpec
@@ -78,6 +79,8 @@ def _make_artifact(spec: StepSpec) -> tuple[Path, Manifest]:
     with _watch_inputs(step, inputs, work):
         result, spent = _run_captured(spec, inputs, folder)
     seconds = time.monotonic() - wall
+    contract = _find_contract(folder, step)
+    used = record_bases(spec, folder, inputs)
     outputs = Store(layout).describe(folder, dict(step.outputs))
     wait_for_writers(work / "step.log")
     (work / "step.log").rename(folder / "step.log")
@@ -90,9 +93,9 @@ def _make_artifact(spec: StepSpec) -> tuple[Path, Manifest]:
         recipe=spec.recipe,
         run=spec.run,
         seed=step.seed,
-        inputs=tuple(received.record for received in inputs),
+        inputs=tuple(used),
         outputs=outputs,
-        contract=_find_contract(folder, step),
+        contract=contract,
         metrics=dict(result.metrics),
         details=dict(result.details),
         commit=head,

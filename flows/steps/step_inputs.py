@@ -7,7 +7,8 @@ from flows.steps.step_spec import MadeInput, StepSpec
 from lineage.artifacts.digest_cache import DigestCache, Scan, hash_file, scan_folder
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.sources.resolve import check_source, find_source
+from lineage.sources.resolve import check_source, complete_adapter, find_source
+from schemas.adapter_base import is_adapter
 from schemas.errors import StepError
 from schemas.manifest import InputRecord, Manifest
 from schemas.plan import Input, Step
@@ -45,14 +46,15 @@ def _find_source_input(step_input: Input, step: Step, layout: Layout, folders: l
     reference = str(step_input.source)
     source = find_source(reference, layout, folders)
     # First the stamps, then the comparison: what changes in between is seen when the step has ended.
-    scan = scan_folder(source.folder, links=source.key is None)
+    links = source.key is None or is_adapter(source.folder)
+    scan = scan_folder(source.folder, links=links)
     source = find_source(reference, layout, folders)
     if source.digest != step_input.digest:
         raise StepError(f"{step.name}: {reference} changed since the plan was made; run the recipe again")
     check_source(reference, source, layout)
     made = {"step": source.step, "key": source.key, "output": source.output}
     record = InputRecord(port=step_input.port, source=reference, digest=source.digest, type=step_input.type, **made)
-    if source.key is not None and (manifest := Store(layout).with_key(source.key)) is not None:
+    if not links and (manifest := Store(layout).with_key(str(source.key))) is not None:
         return ReceivedInput(record, source.folder, scan, _list_digests(manifest, source.output), links=False)
     digests = DigestCache(layout).digests(source.folder, scan.files, links=True)
     return ReceivedInput(record, source.folder, scan, digests, links=True)
@@ -60,13 +62,16 @@ def _find_source_input(step_input: Input, step: Step, layout: Layout, folders: l
 
 def _find_made_input(step_input: Input, made: MadeInput, step: Step, layout: Layout) -> ReceivedInput:
     store = Store(layout)
-    folder = store.output_folder(made.kind, made.key, made.output)
-    scan = scan_folder(folder) if folder.is_dir() else Scan({}, ())
+    stored = store.output_folder(made.kind, made.key, made.output)
+    folder = complete_adapter(stored, layout) if stored.is_dir() else stored
+    links = folder != stored
+    scan = scan_folder(folder, links=links) if folder.is_dir() else Scan({}, ())
     condition = store.examine(made.kind, made.key)
     if condition.manifest is None or not condition.is_complete:
         what = f"is damaged: {condition.text}" if condition.damages else "is missing"
         advice = "run the recipe again: DVC's cache restores it, or its step runs again"
         raise StepError(f"{step.name}: input {step_input.port}: the artifact of {made.step} {what}; {advice}")
+    complete_adapter(stored, layout)  # again: its base was the published one when the files were scanned
     output = condition.manifest.outputs[made.output]
     record = InputRecord(
         port=step_input.port,
@@ -76,6 +81,8 @@ def _find_made_input(step_input: Input, made: MadeInput, step: Step, layout: Lay
         digest=output.digest,
         type=output.type,
     )
+    if links:
+        return ReceivedInput(record, folder, scan, DigestCache(layout).digests(folder, scan.files, links=True), True)
     return ReceivedInput(record, folder, scan, _list_digests(condition.manifest, made.output), links=False)
 
 

@@ -27,6 +27,7 @@ from learning.models.forwards import fill_buffers, keep_score_caps, use_onednn
 from learning.models.model_files import is_multimodal
 from learning.models.unread_weights import UnreadWeights, find_obstacle, list_unread
 from learning.parallel.group import ALONE, Group
+from schemas.adapter_base import find_plain_base, read_record
 from schemas.errors import StepError
 from schemas.training import LoRA
 
@@ -61,6 +62,8 @@ class Policy:
     """Weights that are still in their files, of a model without values (device `meta`)."""
     origin: Path | None = None
     """The multimodal checkpoint that the model is the text part of."""
+    folder: Path | None = None
+    """The folder that the model was loaded from."""
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -82,31 +85,31 @@ def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32", gr
     """
     folder = Path(folder)
     adapter = (folder / "adapter_config.json").is_file()
-    base = folder / "base" if adapter else folder
-    gguf = open_gguf(base)
-    needed = [gguf.path if gguf else base / "config.json", *([folder / "adapter_model.safetensors"] if adapter else [])]
-    for file in needed:
-        if not file.is_file():
-            raise StepError(f"{folder.name}: no model here, {file.relative_to(folder)} is missing")
+    gguf = None if adapter else open_gguf(folder)
+    if not (adapter or gguf or (folder / "config.json").is_file()):
+        raise StepError(f"{folder.name}: no model here, config.json is missing")
     model: Any
     if group.shards:
-        whole = "its adapters are merged into it" if adapter else "it is a GGUF file" if gguf else find_obstacle(base)
+        whole = "its adapters are merged into it" if adapter else "it is a GGUF file" if gguf else find_obstacle(folder)
         if not whole:
-            model, tokenizer = _load_model(folder, base, dtype, device_map={"": "meta"})
+            model, tokenizer = _load_model(folder, dtype, device_map={"": "meta"})
             fill_buffers(model)
-            unread, origin = list_unread(model, base), base if is_multimodal(base) else None
-            return Policy(model.eval(), tokenizer, find_max_length(tokenizer, model), unread, origin)
+            unread, origin = list_unread(model, folder), folder if is_multimodal(folder) else None
+            return Policy(model.eval(), tokenizer, find_max_length(tokenizer, model), unread, origin, folder)
         if group.main:
             print(f"{folder.name}: {whole}, so every rank loads the whole model before it is sharded")
-    model, tokenizer = _load_model(folder, base, dtype, gguf)
+    if adapter:
+        policy = load_model_reader("adapter")(folder).load(dtype)
+        model = policy.model.to(device)
+        use_onednn(model)
+        return replace(policy, model=model)
+    model, tokenizer = _load_model(folder, dtype, gguf)
     if gguf:
         gguf.finish(model)
-    if adapter:
-        model = load_model_reader("adapter")(model, folder)
-    origin = base if is_multimodal(base) else None
+    origin = folder if is_multimodal(folder) else None
     model = model.to(device).eval()
     use_onednn(model)
-    return Policy(model, tokenizer, find_max_length(tokenizer, model), origin=origin)
+    return Policy(model, tokenizer, find_max_length(tokenizer, model), origin=origin, folder=folder)
 
 
 def load_trained_policy(folder: Path, options: LoRA, *, device: str, dtype: str, group: Group) -> Policy:
@@ -120,13 +123,13 @@ def load_trained_policy(folder: Path, options: LoRA, *, device: str, dtype: str,
 
 
 def _load_model(
-    folder: Path, base: Path, dtype: str, gguf: "GgufFile | None" = None, **options: Any
+    folder: Path, dtype: str, gguf: "GgufFile | None" = None, **options: Any
 ) -> tuple[Any, PreTrainedTokenizerBase]:
-    """Return model and tokenizer of a folder; raise StepError, which names `folder`, if it does not hold them."""
+    """Return model and tokenizer of a folder; raise StepError if it does not hold them."""
     try:
         with LOADING:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                base,
+                folder,
                 dtype=getattr(torch, dtype),
                 use_safetensors=True,
                 ignore_mismatched_sizes=True,  # they are refused below, by name
@@ -135,7 +138,7 @@ def _load_model(
                 **options,
                 **LOCAL_ONLY,
             )
-            tokenizer = load_tokenizer(base)
+            tokenizer = load_tokenizer(folder)
         model, info = loaded
         keep_score_caps(model)
     except (*UNREADABLE, ImportError, SafetensorError) as error:
@@ -170,23 +173,29 @@ def load_outline(folder: Path, *, dtype: str = "float32") -> Policy:
 
     Raise StepError if the folder is not a model.
     """
-    base = Path(folder) / "base" if (Path(folder) / "adapter_config.json").is_file() else Path(folder)
-    gguf = open_gguf(base)
+    if (folder / "adapter_config.json").is_file():
+        return load_model_reader("adapter")(folder).load_outline(dtype)
+    gguf = open_gguf(folder)
     options = {**(gguf.config_options if gguf else {}), **LOCAL_ONLY}
     try:
         with LOADING:
-            config: Any = AutoConfig.from_pretrained(base, **options)
+            config: Any = AutoConfig.from_pretrained(folder, **options)
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
-            tokenizer = load_tokenizer(base)
+            tokenizer = load_tokenizer(folder)
     except UNREADABLE as error:
-        raise StepError(f"{Path(folder).name}: this model cannot be loaded: {error}") from error
+        raise StepError(f"{folder.name}: this model cannot be loaded: {error}") from error
     return Policy(model.eval(), tokenizer, find_max_length(tokenizer, model))
 
 
 def read_dtype(folder: Path) -> str:
-    """Return the precision of a model's files; float32 for GGUF files, whose blocks dequantise exactly to it."""
-    base = folder / "base" if (folder / "adapter_config.json").is_file() else folder
+    """Return the precision of a model's files; float32 for GGUF files, whose blocks dequantise exactly to it.
+
+    That of an adapter is the precision in which its base was loaded in training.
+    """
+    if (record := read_record(folder)) is not None:
+        return record.dtype
+    base = find_plain_base(folder)
     if not (base / "config.json").is_file():
         return "float32"
     config = json.loads((base / "config.json").read_text())
@@ -227,10 +236,7 @@ def save_policy(policy: Policy, folder: Path, max_shard_size: str = LARGEST_FILE
     in memory. Weights larger than `max_shard_size` are split over several files with an index. The ids that end a
     completion are listed in generation_config.json, where engines look for them.
     """
-    generation: Any = getattr(policy.model, "generation_config", None)
-    if generation is not None:
-        generation.eos_token_id = list(policy.stop_ids)
-        generation.pad_token_id = policy.tokenizer.pad_token_id
+    _list_stop_ids(policy)
     policy.model.config.architectures = [type(policy.model).__name__]
     policy.model.config.dtype = policy.model.dtype
     policy.model.save_pretrained(folder, max_shard_size=max_shard_size)
@@ -238,6 +244,15 @@ def save_policy(policy: Policy, folder: Path, max_shard_size: str = LARGEST_FILE
         load_model_reader("multimodal")(policy.origin, folder)
     _forget_paths(folder / "config.json")
     save_tokenizer(policy.tokenizer, folder)
+
+
+def _list_stop_ids(policy: Policy) -> Any:
+    """Return the model's generation config, which lists all ids that end a completion; None if it has none."""
+    generation: Any = getattr(policy.model, "generation_config", None)
+    if generation is not None:
+        generation.eos_token_id = list(policy.stop_ids)
+        generation.pad_token_id = policy.tokenizer.pad_token_id
+    return generation
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -279,17 +294,23 @@ def add_adapters(policy: Policy, options: LoRA) -> Policy:
 
 
 def save_trained(policy: Policy, folder: Path, options: LoRA) -> None:
-    """Write a policy; adapters are written with their base model in `base/`, so that the folder is self-contained.
+    """Write a policy; of one with adapters only those, with `base/` as a link to the folder that it was loaded from.
 
-    The adapters are removed from the policy's model.
+    The base of a policy that was not loaded is written to `base/`; the adapters are then removed from its model.
     """
     write, remove = load_optional(options, "write_adapters"), load_optional(options, "remove_adapters")
-    if write is None or remove is None:
+    refer = load_optional(options, "refer_to_base")
+    if write is None or remove is None or refer is None:
         save_policy(policy, folder)
         return
     write(policy.model, folder)
     save_tokenizer(policy.tokenizer, folder)
-    save_policy(replace(policy, model=remove(policy.model)), folder / "base")
+    if policy.folder is None:
+        save_policy(replace(policy, model=remove(policy.model)), folder / "base")
+        return
+    refer(policy, policy.folder, folder)
+    if (generation := _list_stop_ids(policy)) is not None:
+        generation.save_pretrained(folder)
 
 
 def set_determinism(seed: int, num_threads: int) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from learning.models.policy import UNREADABLE, load_tokenizer
+from schemas.adapter_base import find_tokenizer_folder
 from schemas.errors import StepError
 from schemas.references import AnyRef
 
@@ -17,7 +18,7 @@ def pretrained(*, source: AnyRef, chat_template: str | None = None) -> PreTraine
     """
     folder = Path(source)
     try:
-        tokenizer = load_tokenizer(folder / "base" if (folder / "adapter_config.json").is_file() else folder)
+        tokenizer = load_tokenizer(find_tokenizer_folder(folder))
     except UNREADABLE as error:
         raise StepError(f"tokenizer: {folder.name} has no tokenizer that can be loaded: {error}") from error
     if chat_template is not None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
 from learning.lookup import load_model_reader
 from learning.models.forwards import fill_buffers, keep_score_caps, use_onednn
@@ -116,7 +116,8 @@ def make_reward_model(policy: Policy, max_length: int | None) -> RewardModel:
     unread = policy.unread and list_unread(model, policy.unread.folder)
     model = model if unread else model.to(policy.model.device)
     use_onednn(model)
-    return RewardModel(Policy(model.eval(), policy.tokenizer, resolve_max_length(policy, max_length), unread))
+    limit = resolve_max_length(policy, max_length)
+    return RewardModel(Policy(model.eval(), policy.tokenizer, limit, unread, folder=policy.folder))
 
 
 def load_reward_model(folder: Path, *, device: str = "cpu", dtype: str = "float32") -> RewardModel:
@@ -127,12 +128,39 @@ def load_reward_model(folder: Path, *, device: str = "cpu", dtype: str = "float3
     """
     if problem := find_reward_model_problem(folder):
         raise StepError(f"{folder.name}: {problem}")
-    adapter = (folder / ADAPTER_CONFIG).is_file()
-    base = folder / "base" if adapter else folder
+    model: Any
+    model, tokenizer = (
+        _load_adapted(folder, dtype) if (folder / ADAPTER_CONFIG).is_file() else _load_classifier(folder, dtype)
+    )
+    keep_score_caps(model)
+    model = model.to(device).eval()
+    use_onednn(model)
+    if not (folder / REWARD_FILE).is_file():
+        return RewardModel(Policy(model, tokenizer, find_max_length(tokenizer, model)), None)
+    settings = json.loads((folder / REWARD_FILE).read_text())
+    return RewardModel(Policy(model, tokenizer, settings["max_length"]), Scale(settings["mean"], settings["std"]))
+
+
+def _load_adapted(folder: Path, dtype: str) -> tuple[Any, PreTrainedTokenizerBase]:
+    """Return the classifier of an adapter's folder, merged, and its tokenizer.
+
+    The base of a reward_model stage is the language model that it started from.
+    """
+    adapter = load_model_reader("adapter")(folder)
+    if adapter.record is None:
+        model, tokenizer = _load_classifier(folder / "base", dtype, has_head=False)
+    else:
+        judge = make_reward_model(adapter.load_base(dtype), None).policy
+        model, tokenizer = judge.model, load_tokenizer(folder)
+    return adapter.fold(model), tokenizer
+
+
+def _load_classifier(folder: Path, dtype: str, *, has_head: bool = True) -> tuple[Any, PreTrainedTokenizerBase]:
+    """Return a sequence classifier with one label and its tokenizer; an adapter's base may lack the head."""
     try:
         with LOADING:
             loaded: Any = AutoModelForSequenceClassification.from_pretrained(
-                base,
+                folder,
                 dtype=getattr(torch, dtype),
                 use_safetensors=True,
                 attn_implementation="sdpa",
@@ -141,21 +169,11 @@ def load_reward_model(folder: Path, *, device: str = "cpu", dtype: str = "float3
                 output_loading_info=True,
                 **LOCAL_ONLY,
             )
-            tokenizer = load_tokenizer(base)
+            tokenizer = load_tokenizer(folder)
     except (*UNREADABLE, ImportError, SafetensorError) as error:
         raise StepError(f"{folder.name}: this reward model cannot be loaded: {error}") from error
-    model: Any = loaded[0]
-    info = loaded[1]
-    own_head = {f"{REWARD_HEAD}.weight"} if adapter else set()  # an adapter has its own head
-    missing = set(info["missing_keys"]) - own_head
+    model, info = loaded
+    missing = set(info["missing_keys"]) - (set() if has_head else {f"{REWARD_HEAD}.weight"})
     if wrong := sorted([*missing, *info["mismatched_keys"]], key=str):
         raise StepError(f"{folder.name}: weights do not fit config.json, {len(wrong)} differ, first {wrong[0]}")
-    if adapter:
-        model = load_model_reader("adapter")(model, folder)
-    keep_score_caps(model)
-    model = model.to(device).eval()
-    use_onednn(model)
-    if not (folder / REWARD_FILE).is_file():
-        return RewardModel(Policy(model, tokenizer, find_max_length(tokenizer, model)), None)
-    settings = json.loads((folder / REWARD_FILE).read_text())
-    return RewardModel(Policy(model, tokenizer, settings["max_length"]), Scale(settings["mean"], settings["std"]))
+    return model, tokenizer

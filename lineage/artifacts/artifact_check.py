@@ -7,12 +7,16 @@ from lineage.artifacts.store import Store
 from lineage.audit.log import Entry, read_entries
 from lineage.keys import load_trusted_keys
 from lineage.layout import Layout
+from schemas.adapter_base import BaseRecord, read_record
 from schemas.errors import PlanError
 from schemas.manifest import Manifest
 
 
 def check_artifact(layout: Layout, manifest: Manifest) -> None:
-    """Rehash an artifact, check its signature and compare it with the log. Raise PlanError if it differs."""
+    """Rehash an artifact, check its signature and compare it with the log; likewise the bases of its adapters.
+
+    Raise PlanError if one differs from what was published.
+    """
     store = Store(layout)
     folder = store.folder(manifest)
     problems = store.verify(manifest)
@@ -22,6 +26,27 @@ def check_artifact(layout: Layout, manifest: Manifest) -> None:
     if problems:
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise PlanError(f"{manifest.step} ({manifest.key[:16]}) is not what was published: {problems[0]}{more}")
+    for output in manifest.outputs:
+        record = read_record(store.output_folder(manifest.kind, manifest.key, output))
+        if record is None or record.key is None:
+            continue
+        if problem := find_base_problem(store, record):
+            raise PlanError(f"{manifest.step} ({manifest.key[:16]}): {problem}")
+        base = store.with_key(record.key)
+        assert base is not None
+        check_artifact(layout, base)
+
+
+def find_base_problem(store: Store, record: BaseRecord) -> str | None:
+    """Return why the artifact with the base of an adapter is not the one that it was trained over, None if it is."""
+    base = store.with_key(str(record.key))
+    output = base.outputs.get(str(record.output)) if base else None
+    name = f"the base of its adapter, {record.kind} {str(record.key)[:16]},"
+    if base is None:
+        return f"{name} is missing; fetch it: posttrain pull {str(record.key)[:16]}"
+    if base.kind != record.kind or output is None or output.digest != record.digest:
+        return f"{name} is not the one that it was trained over"
+    return None
 
 
 def _compare_with_log(layout: Layout, manifest: Manifest) -> Iterator[str]:

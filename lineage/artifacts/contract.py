@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from schemas.adapter_base import find_plain_base, find_tokenizer_folder
 from schemas.base import JsonObject
 from schemas.chat_settings import KEY, merge_settings, read_chat
 from schemas.manifest import Contract
 
+GENERATION = "generation_config.json"
 UNBOUNDED = 2**31
 """Maximum length in tokens of a model whose files state no limit."""
 
@@ -18,7 +20,7 @@ def read_contract(folder: Path) -> Contract | None:
     """Return the contract of a model folder (or of an adapter's base), or None if it holds no tokenizer."""
     if not holds_tokenizer(folder):
         return None
-    folder = folder / "base" if (folder / "base" / "tokenizer.json").is_file() else folder
+    below, folder = find_plain_base(folder), find_tokenizer_folder(folder)
     tokenizer, settings = _read_json(folder / "tokenizer.json"), _read_json(folder / "tokenizer_config.json")
     template_file = folder / "chat_template.jinja"
     template = template_file.read_text() if template_file.is_file() else settings.get("chat_template") or ""
@@ -27,12 +29,12 @@ def read_contract(folder: Path) -> Contract | None:
     special = [[t["id"], t["content"]] for t in added if t.get("special")]
     plain = [[t["id"], t["content"]] for t in added if not t.get("special")]
     named = {k: _token_text(settings.get(k)) for k in ("bos_token", "eos_token", "pad_token", "unk_token")}
-    limits = [settings.get("model_max_length"), _read_json(folder / "config.json").get("max_position_embeddings")]
+    limits = [settings.get("model_max_length"), _read_json(below / "config.json").get("max_position_embeddings")]
     return Contract(
         tokenizer=_hash_json([_canonical(machine), sorted(plain)]),
         chat_template=_hash_json(template),
         special_tokens=_hash_json([sorted(special), named]),
-        stop_ids=_read_stop_ids(folder),
+        stop_ids=_read_stop_ids(folder if (folder / GENERATION).is_file() else below),
         chat=settings.get(KEY) or {},
         max_length=int(min([n for n in limits if n], default=UNBOUNDED)),
     )
@@ -40,7 +42,7 @@ def read_contract(folder: Path) -> Contract | None:
 
 def holds_tokenizer(folder: Path) -> bool:
     """Return whether a model folder, or an adapter's base, holds a tokenizer."""
-    return any((place / "tokenizer.json").is_file() for place in (folder, folder / "base"))
+    return (find_tokenizer_folder(folder) / "tokenizer.json").is_file()
 
 
 def override_contract(contract: Contract, settings: JsonObject) -> Contract:
@@ -80,7 +82,7 @@ def find_other_setting(one: JsonObject, other: JsonObject) -> str | None:
 
 
 def _read_stop_ids(folder: Path) -> tuple[int, ...] | None:
-    named = _read_json(folder / "generation_config.json").get("eos_token_id")
+    named = _read_json(folder / GENERATION).get("eos_token_id")
     if named is None:
         return None
     return tuple(sorted(set(named if isinstance(named, list) else [named])))

@@ -7,22 +7,22 @@ the base in `base/`, with the tokenizer of the adapter where it has one.
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from lineage.layout import Layout
+from schemas.adapter_base import BASE, CONFIG, is_adapter
 from schemas.base import JsonObject
 from schemas.errors import PlanError
 
-CONFIG = "adapter_config.json"
 TOKENIZER = ("tokenizer", "special_tokens_map", "chat_template", "vocab.", "merges.", "added_tokens")
 """How the names of a tokenizer's files begin."""
 
 
 def lacks_base(folder: Path) -> bool:
     """Return whether a folder is an adapter without its base, or with no more than a link to it."""
-    base = folder / "base"
-    return (folder / CONFIG).is_file() and (base.is_symlink() or not base.is_dir())
+    base = folder / BASE
+    return is_adapter(folder) and (base.is_symlink() or not base.is_dir())
 
 
 def find_base(folder: Path, reference: str, folders: tuple[Path, ...], find_hub: Callable[[str], Path]) -> Path:
@@ -31,8 +31,8 @@ def find_base(folder: Path, reference: str, folders: tuple[Path, ...], find_hub:
     That is what its `base` links to, the folder that `base_model_name_or_path` names (for `path:` references), or that
     model in the hub's cache, found by `find_hub`. Raise PlanError with what to do if there is none.
     """
-    if (folder / "base").is_dir():
-        return (folder / "base").resolve()
+    if (folder / BASE).is_dir():
+        return (folder / BASE).resolve()
     config = _read_config(folder, reference)
     name = config.get("base_model_name_or_path")
     where = "its folder" if reference.startswith("path:") else "a copy of its folder (path:./copy)"
@@ -56,26 +56,42 @@ def find_base(folder: Path, reference: str, folders: tuple[Path, ...], find_hub:
 
 def link_with_base(folder: Path, base: Path, layout: Layout) -> Path:
     """Return a folder that holds links to an adapter's files, and to those of its base in `base/`."""
-    links = dict(_list_links(folder, base))
-    place = json.dumps([[name, str(target)] for name, target in sorted(links.items())])
+    own = {file.name: file for file in folder.iterdir() if file.is_file()}
+    return link_files({**own, **dict(list_base_files(own, base))}, layout)
+
+
+def link_files(links: Mapping[str, Path], layout: Layout, salt: str = "") -> Path:
+    """Return a folder of the state folder with links by their relative names; `salt` distinguishes equal links."""
+    place = json.dumps([salt, *([name, str(target)] for name, target in sorted(links.items()))])
     linked = layout.make_state() / "cache" / "adapters" / hashlib.sha256(place.encode()).hexdigest()[:32]
-    (linked / "base").mkdir(parents=True, exist_ok=True)
     for name, target in links.items():
+        (linked / name).parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):  # the folder's name is that of all targets
             (linked / name).symlink_to(target)
     return linked
 
 
-def _list_links(folder: Path, base: Path) -> Iterator[tuple[str, Path]]:
-    own = {file.name: file for file in folder.iterdir() if file.is_file()}
-    yield from own.items()
+def list_base_files(own: Mapping[str, Path], base: Path) -> Iterator[tuple[str, Path]]:
+    """Yield name and target of the links to a base, which may be an adapter with its own base.
+
+    The tokenizer among an adapter's `own` files takes the place of the base's.
+    """
     tokenizer = {name: file for name, file in own.items() if name.startswith(TOKENIZER)}
     has_tokenizer = "tokenizer.json" in tokenizer
-    for file in base.iterdir():
-        if file.is_file() and not (has_tokenizer and file.name.startswith(TOKENIZER)):
-            yield f"base/{file.name}", file
+    for name, file in _list_model_files(base):
+        if not (has_tokenizer and name.startswith(TOKENIZER)):
+            yield f"{BASE}/{name}", file
     if has_tokenizer:
-        yield from ((f"base/{name}", file) for name, file in tokenizer.items())
+        yield from ((f"{BASE}/{name}", file) for name, file in tokenizer.items())
+
+
+def _list_model_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the files of a model folder by relative name; subfolders other than an adapter's base are left out."""
+    for file in folder.iterdir():
+        if file.is_file():
+            yield file.name, file
+        elif file.name == BASE and is_adapter(folder):
+            yield from ((f"{BASE}/{name}", below) for name, below in _list_model_files(file))
 
 
 def _read_config(folder: Path, reference: str) -> JsonObject:

@@ -5,7 +5,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from lineage.layout import Layout
 from lineage.registry.client import dvc_uri
 from lineage.sources.adapter_base import find_base, lacks_base, link_with_base
 from lineage.sources.outside import check_outside, find_matching_files
+from lineage.sources.stored_adapters import link_stored_adapter
 from schemas.data_files import DATA_SUFFIXES, is_data_file
 from schemas.errors import PlanError
 from schemas.references import is_pattern
@@ -53,7 +54,22 @@ def find_source(reference: str, layout: Layout, folders: Iterable[Path]) -> Sour
     folders = tuple(folders)
     check_outside(reference, layout, folders)
     source = {"path": _resolve_path, "hub": _resolve_hub, "mlflow": _resolve_mlflow}[scheme](rest, layout, folders)
+    if (completed := complete_adapter(source.folder, layout)) != source.folder:
+        return replace(source, folder=completed)
     return _add_base(source, reference, layout, folders) if lacks_base(source.folder) else source
+
+
+def complete_adapter(folder: Path, layout: Layout) -> Path:
+    """Return the folder of an artifact's model; of an adapter one that also has its base. Raise PlanError without it.
+
+    Any other folder is returned as it is.
+    """
+
+    def find_outside(reference: str) -> tuple[Path, str]:
+        source = find_source(reference, layout, (layout.root,))
+        return source.folder, source.digest
+
+    return link_stored_adapter(folder, layout, find_outside)
 
 
 def _add_base(source: Source, reference: str, layout: Layout, folders: tuple[Path, ...]) -> Source:

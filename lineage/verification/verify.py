@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lineage.artifacts.artifact_check import find_base_problem
 from lineage.artifacts.seal import check_seal
 from lineage.artifacts.signature import SIGNATURE, check_signature
 from lineage.artifacts.store import MANIFEST, Store, read_manifest
@@ -21,6 +22,7 @@ from lineage.tracing.ancestry import trace_in
 from lineage.verification.audit_check import check_audit
 from lineage.verification.index_check import check_index, rebuild_index
 from lineage.verification.key_check import read_keys
+from schemas.adapter_base import read_record
 from schemas.atomic_write import atomic_file
 from schemas.errors import PosttrainError
 from schemas.manifest import Manifest
@@ -117,7 +119,9 @@ def _check_content(store: Store, folder: Path, manifest: Manifest | None) -> lis
         return check_seal(folder) or [f"{folder / MANIFEST}: not a manifest"]
     if store.folder(manifest) != folder:
         return [f"{folder}: the manifest is of another key"]
-    return store.verify(manifest)
+    records = (read_record(folder / "outputs" / output) for output in manifest.outputs)
+    bases = (find_base_problem(store, record) for record in records if record is not None and record.key is not None)
+    return [*store.verify(manifest), *(f"{folder}: {problem}" for problem in bases if problem)]
 
 
 def _was_signed(log: AuditCheck, manifest: Manifest) -> bool:
