@@ -92,7 +92,7 @@ class RewardUse(Use):
 class RowFilterUse(Use):
     """Decides for each row whether to keep it."""
 
-    home = ("learning.curation.row_filters",)
+    home = ("learning.curation.row_filters", "learning.curation.private_data")
     takes = ("row",)
 
 
