@@ -65,12 +65,12 @@ def _record_run(layout: Layout, run: str, plan: Plan, states: States) -> str:
         logging.getLogger(name).setLevel(logging.WARNING)
     tracker = Tracker(layout, plan.recipe)
     how = {name: event["state"] for name, event in states.items()}
-    parent = tracker.parent(run, plan)
+    parent = tracker.parent(run, plan, layout)
     for step in plan.steps:
         state = how.get(step.name, "queued")
         record = read_record(layout.artifact(step.kind, step.key)) if state in FINISHED else None
         tracker.child(parent, run, step, state, record)
-    tracker.end_parent(parent, plan, how, layout)
+    tracker.end_parent(parent, run, plan, how, layout)
     layout.run(run).mkdir(parents=True, exist_ok=True)
     (layout.run(run) / MARK).write_text(parent + "\n")
     return parent

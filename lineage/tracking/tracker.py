@@ -8,7 +8,7 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModelInput, LoggedModelOutput, Param
 
 from lineage.layout import Layout
-from lineage.records import Record, read_record
+from lineage.records import Record, read_lines, read_record
 from lineage.registry.client import dvc_uri
 from lineage.registry.own_database import create_own_database
 from lineage.tracking.content import (
@@ -43,31 +43,33 @@ class Tracker:
         )
         self.experiment = experiment.experiment_id if experiment else self.client.create_experiment(recipe, location)
 
-    def parent(self, run: str, plan: Plan) -> str:
-        """Return the MLflow run that stands for a run, created if there is none."""
+    def parent(self, run: str, plan: Plan, layout: Layout) -> str:
+        """Return the MLflow run that stands for a run, created if there is none; it starts when the run began."""
         if runs := self._runs(f"tags.`posttrain.run` = '{run}' and tags.`posttrain.role` = 'run'"):
             return runs[0].info.run_id
         tags = {"posttrain.run": run, "posttrain.role": "run", "posttrain.file": plan.file}
-        made = self.client.create_run(self.experiment, tags=tags, run_name=run).info.run_id
+        start, _ = _read_times(layout, run)
+        made = self.client.create_run(self.experiment, start_time=start, tags=tags, run_name=run).info.run_id
         self._log(
             made, params={"recipe": plan.recipe, "profile": plan.profile or "", "seed": plan.resolved.get("seed", "")}
         )
         return made
 
-    def end_parent(self, parent: str, plan: Plan, states: Mapping[str, str], layout: Layout) -> None:
-        """Write the steps' final numbers to the parent as step/metric and set its status."""
+    def end_parent(self, parent: str, run: str, plan: Plan, states: Mapping[str, str], layout: Layout) -> None:
+        """Write the steps' final numbers to the parent as step/metric and set its status and the time of its end."""
         step_states = [states.get(step.name, "queued") for step in plan.steps]
         metrics = []
         for step in plan.steps:
             record = read_record(layout.artifact(step.kind, step.key))
             metrics += make_final_metrics(record, step.name) if record and states.get(step.name) in FINISHED else []
         self._log(parent, metrics=metrics)
+        _, end = _read_times(layout, run)
         if any(state in ("failed", "blocked") for state in step_states):
-            self.client.set_terminated(parent, "FAILED")
+            self.client.set_terminated(parent, "FAILED", end_time=end)
         elif "cancelled" in step_states:
-            self.client.set_terminated(parent, "KILLED")
+            self.client.set_terminated(parent, "KILLED", end_time=end)
         elif not any(state in ("queued", "running") for state in step_states):
-            self.client.set_terminated(parent, "FINISHED")
+            self.client.set_terminated(parent, "FINISHED", end_time=end)
 
     def child(self, parent: str, run: str, step: Step, state: str, record: Record | None) -> None:
         """Create the MLflow run of a step, unless a complete one exists."""
@@ -155,3 +157,12 @@ class Tracker:
         for kind, values in entries.items():
             for at in range(0, len(values), BATCH[kind]):
                 self.client.log_batch(run, **{kind: values[at : at + BATCH[kind]]})
+
+
+def _read_times(layout: Layout, run: str) -> tuple[int | None, int | None]:
+    """Return when a run first began and last ended, in milliseconds since the epoch; None where it is not recorded."""
+    times: dict[str, list[int]] = {"started": [], "ended": []}
+    for event in read_lines(layout.run(run) / "events.jsonl"):
+        if event["type"] == "run" and event.get("state") in times and "time" in event:
+            times[event["state"]].append(int(event["time"] * 1000))
+    return min(times["started"], default=None), max(times["ended"], default=None)

@@ -31,7 +31,8 @@ def leave_run(made, run, states):
     folder.mkdir(parents=True)
     (folder / "plan.json").write_text(made.plan().model_dump_json())
     told = [{"type": "step", "step": name, **state} for name, state in states.items()]
-    lines = [json.dumps(event) + "\n" for event in [*told, {"type": "run", "state": "ended"}]]
+    began = {"type": "run", "state": "started", "time": 1000.0}
+    lines = [json.dumps(event) + "\n" for event in [began, *told, {"type": "run", "state": "ended", "time": 1090.5}]]
     (folder / "events.jsonl").write_text("".join(lines))
 
 
@@ -72,6 +73,8 @@ def test_a_run_in_mlflow_and_again_without_duplicates(tracked):
     leave_run(made, "run-2", cached)
     assert project_run(made.layout, "run-2", made.plan(), cached) is None
     project_run(made.layout, "run-1", made.plan(), STATES)
+    second = children(client, "run-2")[None].info
+    assert (second.start_time, second.end_time) == (1_000_000, 1_090_500)  # of the run, not of its projection
     again = children(client, "run-2")["tuned"]
     assert again.data.tags["posttrain.made_by"] == "run-1"
     assert again.data.tags["posttrain.made_by_mlflow_run"] == tuned.info.run_id
