@@ -43,6 +43,7 @@ HIDDEN = {
     "schemas.critic": "settings",
     "schemas.endpoint": "settings",
     "schemas.evaluation_slots": "settings",
+    "schemas.expectations": "a validator of settings, in a step that measures no data",
     "schemas.gates": "settings",
     "schemas.learning_rates": "defaults of settings",
     "schemas.modules": "names",
@@ -111,6 +112,7 @@ NUMBER_GIVING = [
 SETTINGS_METHODS = {
     ("WithOptionalCode", "optional_code"): "names roots of the closure",
     ("BaseStage", "outputs"): "names and types of outputs, which are in the plan and in the keys of later steps",
+    ("Evaluation", "holds_out"): "read by validators",
     ("Use", "options"): "the mapping of the recipe's own values; a slot's values are in the key",
     ("Reference", "scheme"): "read by plans",
     ("Reference", "stage"): "read by plans",
