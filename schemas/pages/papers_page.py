@@ -37,7 +37,21 @@ def make_papers_page(house: Path = ROOT) -> str:
             title, (proven, missing) = read_title(recipe), read_proof(test)
             links = f"[{recipe.stem}](../recipes/papers/{recipe.name}) | [{strip_title(title, proven)}]"
             lines.append(f"| {title} | {links}(../tests/papers/{test.name}) | {missing} | {supports_own(recipe)} |")
-    return "\n".join([INTRODUCTION, *lines]) + "\n"
+    return "\n".join([INTRODUCTION, count_levels(house), *lines]) + "\n"
+
+
+def count_levels(house: Path) -> str:
+    """Return how many recipes have reached each level, counted from files that `make` checks, as a list."""
+    rows = [recipe.stem for recipe in sorted((house / "recipes" / "papers").glob("*.yaml"))]
+    broken = [row for row in rows if (house / "tests" / "papers" / "mutants" / f"{row}.yaml").is_file()]
+    measured = [row for row in rows if (house / "docs" / "evidence" / f"{row}.json").is_file()]
+    own = [row for row in rows if supports_own(house / "recipes" / "papers" / f"{row}.yaml") == "yes"]
+    return f"""Of {len(rows)} recipes
+
+- {len(broken)} have breaks of recipe and code on purpose that their tests notice (`make mutants`);
+- {len(measured)} have an outcome over several seeds against the comparator of the paper, in docs/evidence/;
+- {len(own)} train a model of yours (`--profile own`).
+"""
 
 
 def supports_own(recipe: Path) -> str:

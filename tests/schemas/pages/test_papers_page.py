@@ -53,3 +53,15 @@ def test_the_page_is_up_to_date():
         [sys.executable, "-m", "schemas.pages.papers_page"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
     assert (ROOT / "docs/papers.md").read_text(encoding="utf-8") == printed, "run `make docs`"
+
+
+def test_levels_are_counted_from_files(house):
+    for folder in ("tests/papers/mutants", "docs/evidence"):
+        (house / folder).mkdir(parents=True)
+    assert "Of 2 recipes" in make_papers_page(house)
+    (house / "tests/papers/mutants/untested.yaml").write_text("[]")
+    assert "- 1 have breaks" in make_papers_page(house)
+    assert "- 0 have an outcome" in make_papers_page(house)
+    (house / "docs/evidence/one-two.json").write_text("{}")
+    assert "- 1 have an outcome" in make_papers_page(house)
+    assert "- 0 train a model of yours" in make_papers_page(house)
