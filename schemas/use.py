@@ -261,7 +261,7 @@ class EnvUse(Use):
 class ToolUse(Use):
     """A tool that a model may call in an environment."""
 
-    home = ("learning.tools.calls",)
+    home = ("learning.tools.calls", "learning.tools.mcp_servers")
     takes = ("query",)
     asks = frozenset({"row", "rng"})
 

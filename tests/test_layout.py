@@ -134,7 +134,7 @@ LATE_IMPORTS = {
     **dict.fromkeys(("torch", "transformers", "ray", "mlflow", "pyarrow", "scipy", "vllm"), "takes long to import"),
     **dict.fromkeys(("dvc", "dvc_data", "reasoning_gym", "sympy", "accelerate"), "takes long to import"),
     **dict.fromkeys(("httpx", "huggingface_hub", "jinja2", "safetensors"), "few commands need it"),
-    **dict.fromkeys(("lm_eval", "datasets"), "optional dependencies that take long to import"),
+    **dict.fromkeys(("lm_eval", "datasets", "gymnasium"), "optional dependencies that take long to import"),
     "psycopg2": "an optional dependency",
 }
 """Modules, with those below them, that functions may import, and why; any other such import has a comment beside it."""

@@ -56,3 +56,8 @@ def styled(row: Row, rng: np.random.Generator, *, styles: list[str], error_rate:
     """Write the answer in a random one of `styles`, templates with {answer}."""
     text = answer(row, rng, error_rate=error_rate)
     return styles[int(rng.integers(len(styles)))].replace("{answer}", text)
+
+
+def one_of(row: Row, rng: np.random.Generator, *, texts: Annotated[list[str], Field(min_length=1)]) -> str:
+    """Write one of `texts`, each equally often."""
+    return texts[int(rng.integers(len(texts)))]
