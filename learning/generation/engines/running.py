@@ -9,7 +9,7 @@ E tokens that end a completion.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,7 +23,17 @@ PREFILL_TOKENS = 16384
 """Tokens of right-padded prompts in one forward pass."""
 SLACK = 8
 """Slots are refilled or compacted when one in this many is empty."""
+SHARED_SCORES = 1 << 15
+"""Scores of prompts, in all heads, that a decode step is spared, from which sharing prompts is faster on a CPU."""
 ROWS = ("sample_B", "token_B", "position_B", "count_B")
+
+
+def gains_from_sharing(model: Any, requests: list[Request], max_slots: int) -> bool:
+    """Return whether attention to prompts is faster if all samples of a prompt attend to it together, on a CPU."""
+    total = sum(request.n for request in requests)
+    spared = sum((request.n - 1) * (len(request.prompt_ids) + len(request.begun)) for request in requests if request.n)
+    heads = getattr(model.config.get_text_config(), "num_attention_heads", 1)
+    return model.device.type == "cpu" and spared * heads * min(1.0, max_slots / total) >= SHARED_SCORES
 
 
 @dataclass
@@ -52,14 +62,18 @@ class Decoding:
         samples: int,
         slots: tuple[int, int],
         rows: int,
+        shares: bool = False,
     ):
-        """Take the stop tokens, the initial slots with their columns, and the maximum number of slots."""
+        """Take the stop tokens, the initial slots with their columns, and the maximum number of slots.
+
+        With `shares`, columns are for the tokens after prompts only.
+        """
         self.model, self.sampling, self.void = model, sampling, samples
         self.device = next(model.parameters()).device
         self.ends_E = self._tensor(list(ends))
         self.prefilled: dict[int, Prefilled] = {}
         self.num_slots, most = slots[0], sampling.max_new_tokens
-        self.slots = Slots(model, *slots)
+        self.slots = Slots(model, *slots, shares=shares)
         self.tokens_NK = self._zeros(samples + 1, most)
         self.logprobs_NK = self._zeros(samples + 1, most, dtype=torch.float32)
         self.entropies_NK = self._zeros(samples + 1, most if sampling.entropy else 0, dtype=torch.float32)
@@ -256,16 +270,23 @@ class Running(Decoding):
     """The samples of one call, in the order of its requests."""
 
     def __init__(
-        self, model: torch.nn.Module, requests: list[Request], sampling: Sampling, ends: tuple[int, ...], max_slots: int
+        self,
+        model: torch.nn.Module,
+        requests: list[Request],
+        sampling: Sampling,
+        ends: tuple[int, ...],
+        max_slots: int,
+        *,
+        shares: bool = False,
     ):
         self.requests = dict(enumerate(requests))
         self.known = {r: [*request.prompt_ids, *request.begun] for r, request in enumerate(requests)}
         self.queue = [(r, i) for r, request in enumerate(requests) for i in range(request.n)]
         self.next, self.ended = 0, 0
         total = len(self.queue)
-        columns = max(len(r.prompt_ids) for r in requests) + sampling.max_new_tokens
+        columns = sampling.max_new_tokens + (0 if shares else max(len(r.prompt_ids) for r in requests))
         slots = min(max_slots, total)
-        super().__init__(model, sampling, ends, total, (slots, columns), slots)
+        super().__init__(model, sampling, ends, total, (slots, columns), slots, shares)
 
     def _waiting(self) -> int:
         return len(self.queue) - self.next

@@ -51,6 +51,9 @@ def attend_over_slots(
         return _attend_prompts(query, key, value, s_aux, scaling, Limits(sliding_window or None, softcap)), None
     rows, heads = query.shape[:2]
     query_BHGD = query.reshape(rows, key.shape[1], heads // key.shape[1], -1)
+    if slots.groups:
+        given = (query_BHGD, key, value, s_aux, slots, scaling, Limits(sliding_window or None, softcap))
+        return _attend_after_prompts(*given).reshape(rows, 1, heads, -1), None
     bias_B11L = slots.compute_bias(sliding_window)
     if softcap is None and s_aux is None:
         # Queries that share a key-value head take the place of the token dimension, so that keys are never repeated.
@@ -98,6 +101,73 @@ def _attend_tokens(
     return scores_BHGL.softmax(-1)[..., :columns].to(value_BHLD.dtype) @ value_BHLD
 
 
+LOWEST = -1e30
+"""Largest score of a part without a key that is seen: finite, so that exp(−inf − LOWEST) is 0."""
+
+
+def _attend_after_prompts(
+    query_BHGD: Tensor,
+    key_BHLD: Tensor,
+    value_BHLD: Tensor,
+    sinks: Tensor | None,
+    slots: Slots,
+    scaling: float,
+    limits: Limits,
+) -> Tensor:
+    """Return attention (B, H, G, D) to shared prompts, read once for all slots that continue them, and to slots.
+
+    Both parts have their largest score m, z = Σ exp(s − m) and o = Σ exp(s − m)·v, and are merged exactly.
+    """
+    query_BHGD = query_BHGD * scaling
+    own = _attend_part(query_BHGD, key_BHLD, value_BHLD, slots.compute_bias(limits.window), limits.cap)
+    heads, queries, width = query_BHGD.shape[1:]
+    far: list[list[Tensor]] = [[], [], []]
+    for group in slots.groups:
+        keys, values = group.pairs[slots.layer]
+        prompts, each = len(keys), len(group.slot_X) // len(keys)
+        query_RNHGD = query_BHGD.index_select(0, group.slot_X).view(prompts, each, heads, queries, width)
+        query_RHXD = query_RNHGD.transpose(1, 2).reshape(prompts, heads, each * queries, width)
+        column_T = torch.arange(keys.shape[2], device=keys.device)
+        unseen_RNT = (column_T >= group.length_R[:, None])[:, None]
+        if limits.window:
+            position_RN1 = slots.position_B[group.slot_X].view(prompts, each, 1)
+            unseen_RNT = unseen_RNT | (column_T <= position_RN1 - limits.window)
+        bias_RNT = query_RHXD.new_zeros(()).masked_fill(unseen_RNT, float("-inf"))
+        bias_R1XT = bias_RNT.repeat_interleave(queries, 1)[:, None] if bias_RNT.shape[1] > 1 else bias_RNT[:, None]
+        for pieces, part_RHXE in zip(far, _attend_part(query_RHXD, keys, values, bias_R1XT, limits.cap), strict=True):
+            part_RHNGE = part_RHXE.unflatten(2, (each, queries))
+            pieces.append(part_RHNGE.permute(0, 2, 1, 3, 4).flatten(0, 1))
+    fills = (LOWEST, 0.0, 0.0)  # of rows that continue no prompt
+    parts = (
+        torch.cat([*pieces, pieces[0].new_full((1, *pieces[0].shape[1:]), fill)]).index_select(0, slots.origin_B)
+        for pieces, fill in zip(far, fills, strict=True)
+    )
+    (own_top, own_sum, own_out), (far_top, far_sum, far_out) = own, parts
+    top = torch.maximum(own_top, far_top)
+    sinks_1HG1 = None if sinks is None else sinks.to(top.dtype).view(1, heads, queries, 1)
+    if sinks_1HG1 is not None:
+        top = torch.maximum(top, sinks_1HG1)
+    own_scale, far_scale = (own_top - top).exp(), (far_top - top).exp()
+    total = own_sum * own_scale + far_sum * far_scale
+    if sinks_1HG1 is not None:
+        total = total + (sinks_1HG1 - top).exp()
+    return ((own_out * own_scale + far_out * far_scale) / total).to(value_BHLD.dtype)
+
+
+def _attend_part(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, cap: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the largest score (…, 1), the sum of exponentials (…, 1) and the weighted sum of values (…, E)."""
+    scores = query @ key.transpose(-1, -2)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if cap is not None:
+        scores = (scores / cap).tanh_().mul_(cap)
+    scores = scores + bias
+    top = scores.amax(-1, keepdim=True).clamp(min=LOWEST)
+    weights = (scores - top).exp_()
+    return top, weights.sum(-1, keepdim=True), (weights.to(value.dtype) @ value).to(scores.dtype)
+
+
 AttentionInterface.register(NAME, attend_over_slots)
 
 
@@ -121,6 +191,7 @@ SLOT_LAYERS = KNOWN_LAYERS | {"linear_attention", "conv", "hybrid", "hybrid_slid
 """Layers whose caches can be rows of slots, as transformers names them in `layer_types`."""
 
 _REASONS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+_SHARES: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 def explain_slot_misfit(model: Any) -> str:
@@ -134,21 +205,33 @@ def explain_slot_misfit(model: Any) -> str:
     return _REASONS[model]
 
 
+def shares_prompts(model: Any) -> bool:
+    """Return whether decoding is right, too, if the slots of a prompt share its keys and values."""
+    if model not in _SHARES:
+        with narrow_windows(model, NARROW), reduced(model):
+            _SHARES[model] = not _find_difference(model, shares=True)
+    return _SHARES[model]
+
+
 @torch.inference_mode()
-def _find_difference(model: Any) -> str:
+def _find_difference(model: Any, *, shares: bool = False) -> str:
     """Return how the logits over slots differ from those of the model's own forward after a few tokens, or ""."""
     device, size = model.device, model.get_input_embeddings().weight.shape[0]
     rows = [[(5 + 29 * i + 13 * row) % size for i in range(n + STEPS)] for row, n in enumerate(PROMPTS)]
+    lengths: list[int] = [*PROMPTS]
+    if shares:  # another continuation of the first prompt
+        rows.append(rows[0][: PROMPTS[0]] + rows[1][:STEPS])
+        lengths.append(PROMPTS[0])
     try:
         with use_slot_attention(model):
-            slots = _place_prompts(model, rows)
-            lengths, logits = torch.tensor(PROMPTS, device=device), []
+            slots = _place_prompts(model, rows, lengths, shares)
+            length_B, logits = torch.tensor(lengths, device=device), []
             for step in range(STEPS):
-                token_B = torch.tensor([row[n + step] for row, n in zip(rows, PROMPTS, strict=True)], device=device)
-                logits.append(compute_slot_logits(model, slots, token_B, lengths + step))
+                token_B = torch.tensor([row[n + step] for row, n in zip(rows, lengths, strict=True)], device=device)
+                logits.append(compute_slot_logits(model, slots, token_B, length_B + step))
     except UNFIT as error:
         return f"its cache does not fit slots ({type(error).__name__})"
-    for row, (ids, length) in enumerate(zip(rows, PROMPTS, strict=True)):
+    for row, (ids, length) in enumerate(zip(rows, lengths, strict=True)):
         with evaluation_mode(model):
             truth_LV = model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0, length:]
         if not is_close(torch.stack(logits)[:, row], truth_LV):
@@ -156,15 +239,15 @@ def _find_difference(model: Any) -> str:
     return ""
 
 
-def _place_prompts(model: Any, rows: list[list[int]]) -> Slots:
-    """Return slots with the prompts of all rows."""
-    slots = Slots(model, len(rows), max(PROMPTS) + STEPS)
+def _place_prompts(model: Any, rows: list[list[int]], lengths: list[int], shares: bool) -> Slots:
+    """Return slots with the prompts of all rows; a third row continues the prompt of the first."""
+    slots = Slots(model, len(rows), max(PROMPTS) + STEPS, shares=shares)
     batches = [[0], [1]] if slots.keeps_states else [[0, 1]]
     for batch in batches:
         width = max(PROMPTS[row] for row in batch)
         ids = [rows[row][: PROMPTS[row]] + [0] * (width - PROMPTS[row]) for row in batch]
         prefix = prefill(model, torch.tensor(ids, device=model.device))
-        at = torch.tensor(batch, device=model.device)
-        lengths = torch.tensor([PROMPTS[row] for row in batch], device=model.device)
-        slots.place(at, prefix, torch.arange(len(batch), device=model.device), lengths)
+        continued = [(row, batch.index(row % len(PROMPTS))) for row in range(len(rows)) if row % len(PROMPTS) in batch]
+        at, source = (torch.tensor(column, device=model.device) for column in zip(*continued, strict=True))
+        slots.place(at, prefix, source, torch.tensor(lengths, device=model.device)[at])
     return slots

@@ -8,8 +8,8 @@ from pydantic import Field
 from learning.generation.engines.context_room import check_room
 from learning.generation.engines.flight import InFlight
 from learning.generation.engines.own_cache import UncachedFlight, generate_with_own_cache
-from learning.generation.engines.running import Running
-from learning.generation.engines.slot_attention import explain_slot_misfit, use_slot_attention
+from learning.generation.engines.running import Running, gains_from_sharing
+from learning.generation.engines.slot_attention import explain_slot_misfit, shares_prompts, use_slot_attention
 from learning.models.policy import Policy
 from learning.samples.engine_protocol import Flight, Generation, Request, Sampling
 
@@ -40,8 +40,9 @@ class Engine:
         ends = self.policy.stop_ids
         if explain_slot_misfit(self.model):
             return generate_with_own_cache(self.model, requests, sampling, ends, self.max_slots)
+        shares = gains_from_sharing(self.model, requests, self.max_slots) and shares_prompts(self.model)
         with use_slot_attention(self.model):
-            batch = Running(self.model, requests, sampling, ends, self.max_slots)
+            batch = Running(self.model, requests, sampling, ends, self.max_slots, shares=shares)
             while batch.fill():
                 batch.advance()
         return batch.results()

@@ -1,0 +1,93 @@
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Gemma2Config, GptOssConfig, MistralConfig, Qwen3Config
+
+from learning.generation.engines import slot_attention
+from learning.generation.engines.running import Running, gains_from_sharing
+from learning.generation.engines.slot_attention import shares_prompts, use_slot_attention
+from learning.samples.engine_protocol import Request, Sampling
+
+SHAPE = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+}
+FAMILIES = {
+    "plain": (Qwen3Config, {}),
+    "window": (MistralConfig, {"sliding_window": 9}),
+    "caps": (Gemma2Config, {"sliding_window": 9, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0}),
+    "sinks": (GptOssConfig, {"sliding_window": 9, "num_local_experts": 4, "num_experts_per_tok": 2}),
+}
+
+
+def make_model(family: str):
+    torch.manual_seed(0)
+    config, more = FAMILIES[family]
+    model = AutoModelForCausalLM.from_config(config(**SHAPE, **more, eos_token_id=None), attn_implementation="eager")
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.3)
+    return model.eval()
+
+
+def make_requests() -> list[Request]:
+    """Prompts of one to thirty tokens with one to four completions, one of which has begun."""
+    generator = torch.Generator().manual_seed(1)
+    made = [torch.randint(3, 40, (n,), generator=generator).tolist() for n in (30, 1, 12, 25, 7)]
+    counts = (4, 2, 3, 1, 4)
+    begun = ((), (), (5, 9), (), ())
+    return [Request(ids, n, 7 + i, begun=b) for i, (ids, n, b) in enumerate(zip(made, counts, begun, strict=True))]
+
+
+def sample(model, max_slots: int, *, shares: bool):
+    """Completions that end at different lengths: tokens 0 to 4 end them."""
+    with torch.inference_mode(), use_slot_attention(model):
+        batch = Running(model, make_requests(), Sampling(1.0, 24), (0, 1, 2, 3, 4), max_slots, shares=shares)
+        while batch.fill():
+            batch.advance()
+            assert bool(batch.slots.groups) == shares
+        return batch.results(), batch.slots.num_columns
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_completions_and_log_probabilities_are_those_of_the_model(family):
+    model = make_model(family)
+    assert shares_prompts(model)
+    for max_slots in (14, 5):
+        results, plain = (sample(model, max_slots, shares=shares)[0] for shares in (True, False))
+        assert len({len(g.token_ids) for group in results for g in group}) > 3, "slots are refilled and compacted"
+        for request, group, other in zip(make_requests(), results, plain, strict=True):
+            assert [g.token_ids for g in group] == [g.token_ids for g in other]
+            for generation in group:
+                ids = [*request.prompt_ids, *request.begun, *generation.token_ids]
+                with torch.no_grad():
+                    logp_LV = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].log_softmax(-1)
+                first = len(ids) - len(generation.token_ids)
+                want = logp_LV[range(first - 1, len(ids) - 1), ids[first:]]
+                torch.testing.assert_close(torch.tensor(generation.logprobs), want, atol=1e-5, rtol=0)
+
+
+def test_slots_hold_no_prompts():
+    model = make_model("plain")
+    assert [sample(model, 14, shares=shares)[1] for shares in (True, False)] == [24, 54]
+
+
+def test_sharing_is_chosen_where_it_gains():
+    model = make_model("plain")
+    long, short = [3] * 300, [3] * 40
+    assert gains_from_sharing(model, [Request(long, 8, 0)] * 8, 256)
+    assert not gains_from_sharing(model, [Request(long, 1, 0)] * 64, 256), "nothing is shared"
+    assert not gains_from_sharing(model, [Request(short, 8, 0)] * 8, 256), "prompts are short"
+    assert not gains_from_sharing(model, [Request(long, 8, 0)] * 8, 16), "few samples run at once"
+
+
+def test_wrong_attention_to_shared_prompts_is_found(monkeypatch):
+    right = slot_attention._attend_after_prompts
+    monkeypatch.setattr(slot_attention, "_attend_after_prompts", lambda *given: right(*given) * 1.001)
+    model = make_model("plain")
+    assert not shares_prompts(model)
+    assert not slot_attention.explain_slot_misfit(model)
