@@ -15,7 +15,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from learning.data.messages import is_optional
+from learning.data.messages import PLAIN, is_optional
 from learning.data.rows import SCHEMAS, count_rows, scan_rows
 from learning.data.shards import find_shards, open_shard
 from schemas.errors import StepError
@@ -172,15 +172,19 @@ def _listed(call: str, columns: Sequence[str]) -> str:
 def _malformed(artifact_type: str) -> str:
     """Return what is wrong with a row, or null: an expression over a block."""
     role_check = "known(prompt, ['system', 'developer', 'user', 'assistant', 'tool'])"
+    plain = f"coalesce(completion[1].role = '{PLAIN}', false)" if artifact_type == "chat" else "false"
     reasons = [
         ("id is null or id = ''", "no id"),
-        ("blank(prompt)", "empty prompt"),
+        (f"blank(prompt) and not {plain}", "empty prompt"),
         (f"not {role_check} or prompt[1].role = 'assistant'", "roles of the prompt"),
     ]
     for column in WRITTEN[artifact_type]:
-        reasons.append((f"blank({column})", f"empty {column}"))
-        reasons.append((f"not known({column}, ['assistant', 'tool', 'user'])", f"roles of {column}"))
-        reasons.append((f"{column}[1].role <> 'assistant'", f"roles of {column}"))
+        # A row with a label lacks one side: an empty list.
+        others = [other for other in WRITTEN[artifact_type] if other != column]
+        lacks = " or ".join(f"(len({column}) = 0 and not blank({other}))" for other in others) or "false"
+        reasons.append((f"blank({column}) and not coalesce({lacks}, false)", f"empty {column}"))
+        reasons.append((f"not known({column}, ['assistant', 'tool', 'user', '{PLAIN}'])", f"roles of {column}"))
+        reasons.append((f"{column}[1].role not in ('assistant', '{PLAIN}')", f"roles of {column}"))
     if artifact_type == "preference_pairs":
         reasons.append(("spoken(chosen) = spoken(rejected)", "chosen equals rejected"))
     return "case " + " ".join(f"when {condition} then '{detail}'" for condition, detail in reasons) + " end"

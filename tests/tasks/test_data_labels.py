@@ -7,11 +7,13 @@ import torch
 
 from learning.models.policy import load_policy, save_policy
 from schemas.errors import StepError
+from schemas.stages.curate import Curate
 from schemas.stages.data import Data
 from schemas.stages.preference import Preference
 from schemas.stages.reward_model import RewardModel
 from tasks import reward_model
 from tasks.context import Context
+from tasks.curate import run as curate
 from tasks.preference import run
 from tests.tasks.data_stages import convert
 
@@ -177,3 +179,15 @@ def test_ratings_need_weights(tmp_path):
         Data.model_validate({"kind": "data", "emit": "preference_pairs", "sources": [source]})
     with pytest.raises(ValueError, match="make preference pairs, not chat"):
         Data.model_validate({"kind": "data", "sources": [{"from": "path:x", "ratings": {"a": 1}}]})
+
+
+def test_curation_keeps_rows_with_a_label_and_plain_text(tmp_path):
+    contents = {"preference_pairs": labelled()["a.jsonl"], "chat": lines([{"text": "To be."}, {"text": "Or not."}])}
+    for emit, content in contents.items():
+        folder = tmp_path / emit
+        convert(folder, {"a.jsonl": content}, emit=emit)
+        (folder / "curated").mkdir()
+        stage = Curate.model_validate({"kind": "curate", "data": "d", "decontaminate": None})
+        context = Context({"data": folder / "work/outputs/data"}, folder / "curated", folder / "checkpoints", seed=0)
+        result = curate(stage, context)
+        assert result.metrics["kept"] == result.metrics["rows"] == content.count("\n") + 1
