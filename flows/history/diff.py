@@ -13,7 +13,7 @@ from flows.history.diff_data import DataChange, compare_data
 from flows.planning.difference import list_changes, list_code_changes
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.reports.report import ALL
+from lineage.reports.headline import ALL
 from schemas.manifest import Manifest
 from schemas.plan import Plan
 
