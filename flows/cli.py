@@ -46,7 +46,7 @@ PANELS = {
     ],
     "Audit": [auditing.lineage, reproduction.diff, reproduction.lock, auditing.export, auditing.query],
     "Champions": [champions.champions, champions.promote, champions.rollback, champions.serve],
-    "Operate": [operating.up, operating.deploy, operating.doctor],
+    "Operate": [operating.up, operating.deploy, operating.mcp, operating.doctor],
     "Keep": [keeping.gc, keeping.pin, keeping.push, keeping.pull],
 }
 """Verbs in the order of `--help`."""

@@ -1,4 +1,4 @@
-"""Commands about services and deployments, and the check of this machine."""
+"""Commands about services (also for coding agents) and deployments, and the check of this machine."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from flows.commands.options import console
+from schemas.errors import PlanError
 
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of 127.0.0.1; 0: any free one.")]
 
@@ -46,6 +47,17 @@ def deploy(
     raise typer.Exit(
         deploy_recipes(recipes, layout, every=every, prune=prune, prefect_yaml=prefect_yaml, locked=locked)
     )
+
+
+def mcp(
+    allow_run: Annotated[bool, typer.Option("--allow-run", help="Offer the tools `run` and `resume` too.")] = False,
+) -> None:
+    """Serve the verbs that read this folder's recipes and runs to coding agents, as MCP tools over stdin and stdout."""
+    try:
+        from flows.commands.mcp_server import make_server
+    except ModuleNotFoundError as error:
+        raise PlanError(f"{error}: pip install 'posttrain[environments]'") from error
+    make_server(Path.cwd(), allow_run).run("stdio")
 
 
 def doctor() -> None:

@@ -174,9 +174,15 @@ def logs(
     print(read_step_log(step, run, Layout.find()), end="")
 
 
-def report(run: Annotated[str | None, typer.Argument(help="A run; default: the latest.")] = None) -> None:
-    """Rewrite the HTML report of a run and print its path."""
+def report(
+    run: Annotated[str | None, typer.Argument(help="A run; default: the latest.")] = None, as_json: AsJson = False
+) -> None:
+    """Rewrite the HTML report of a run and print its path; --json: print metrics, scores and gates, write nothing."""
     from flows.runs.lookup import rebuild_report
+    from flows.runs.results import list_result_records
     from lineage.layout import Layout
 
+    if as_json:
+        print(json.dumps(list_result_records(run, Layout.find()), indent=1))
+        return
     print(rebuild_report(run, Layout.find()))
