@@ -271,3 +271,13 @@ def enormous() -> list[str]:
         "search: a ",
     ]
     return [part * (MEGABYTE // len(part)) for part in parts]
+
+
+def count_characters(completions, **columns):
+    """Return scores as a reward function with TRL's signature does."""
+    return [float(len(text)) for text in completions]
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    """Return a score as a reward function with verl's signature does."""
+    return {"score": float(ground_truth in solution_str)}

@@ -74,6 +74,8 @@ OPTIONS = {
     "formats.brevity": {"soft": 4, "hard": 80},
     "formats.contains": {"texts": ["a", "{"]},
     "formats.matches": {"pattern": PATTERN},
+    "foreign.trl": {"function": "tests.security.hostile:count_characters"},
+    "foreign.verl": {"function": "tests.security.hostile:compute_score"},
     "judges.endpoint": {
         "endpoint": {"base_url": "http://127.0.0.1:9/v1", "model": "m"},
         "votes": 2,

@@ -1,6 +1,7 @@
 """Rewards and references in workers of their own say what they say in the step's process."""
 
 import threading
+from itertools import count
 
 import pytest
 import torch
@@ -149,27 +150,30 @@ def test_workers_that_die_of_every_question_end_the_step():
 
 
 class Mortal:
-    """Answers, but its first life ends at the third question."""
+    """Answers, but its first life ends at the third question; the others wait for that end."""
 
-    lives = 0
+    births = count(1)
+    ended = threading.Event()
 
     def __init__(self):
-        Mortal.lives += 1
-        self.life, self.asked = Mortal.lives, 0
+        self.life, self.asked = next(Mortal.births), 0
 
     def double(self, n):
         self.asked += 1
         if self.life == 1 and self.asked == 3:
+            self.ended.set()
             raise SystemExit
+        assert self.life == 1 or self.ended.wait(60)
         return 2 * n
 
 
 def test_what_a_dead_worker_was_asked_another_one_answers():
     actors = Threads({"reward": 2})
-    Mortal.lives = 0
+    Mortal.births = count(1)
+    Mortal.ended.clear()
     pool = Pool(actors, "reward", Mortal)
     assert pool.map("double", [(n,) for n in range(50)]) == [2 * n for n in range(50)]
-    assert Mortal.lives == 3
+    assert next(Mortal.births) == 4
     assert pool.map("double", []) == []
     pool.close()
 
