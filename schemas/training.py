@@ -157,7 +157,7 @@ class Evaluation(Schema):
 
 
 ALL_LINEAR = "all-linear"
-"""All linear modules but the head."""
+"""All linear modules of the language part but the head."""
 
 
 class LoRA(WithOptionalCode):
@@ -173,7 +173,7 @@ class LoRA(WithOptionalCode):
     """Dropout probability on the input of the adapters."""
     lora_target_modules: list[str] | str = ALL_LINEAR
     """Modules that get adapters: a list of names or ends of dotted names, a regular expression that matches whole
-    dotted names, or `all-linear` (all but the head)."""
+    dotted names, or `all-linear` (all of the language part but the head)."""
     modules_to_save: list[str] = []
     """Modules that are trained whole and saved with the adapters, by names or ends of dotted names."""
     use_rslora: bool = False

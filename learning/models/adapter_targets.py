@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from schemas.base import JsonObject
@@ -47,7 +47,10 @@ def find_targets(model: Any, options: LoRA) -> Targets:
     head = getattr(model, "score", None)
     if isinstance(head, nn.Linear):
         saved.add("score")
-    adapted = _find_adapted(modules, options.lora_target_modules, saved, {*ends, head})
+    if options.lora_target_modules == ALL_LINEAR:
+        adapted = _find_all_linear(modules, list_language_modules(model) - ends - {head}) - saved
+    else:
+        adapted = _find_named(modules, options.lora_target_modules, saved)
     if both := sorted(adapted & {*shared}):
         raise TargetError(
             "lora_target_modules",
@@ -74,14 +77,30 @@ def check_targets(config: JsonObject, options: LoRA, *, classifier: bool) -> Non
     find_targets(model, options)
 
 
-def _find_adapted(modules: dict[str, Any], wanted: list[str] | str, saved: set[str], ends: set[Any]) -> set[str]:
-    """Return the names of the modules that get adapters."""
+def list_language_modules(model: Any) -> set[nn.Module]:
+    """Return the modules of the language part of a model: all but vision and audio towers and their projectors."""
+    decoder, embedding = model.get_decoder(), model.get_input_embeddings()
+    if decoder is None or embedding not in set(decoder.modules()):
+        decoder = model
+    towers: set[nn.Module] = set()
+    for branch in decoder.children():
+        inner = set(branch.modules())
+        if embedding not in inner and any(isinstance(module, PreTrainedModel) for module in inner):
+            towers |= inner
+    return {*decoder.modules()} - towers
+
+
+def _find_all_linear(modules: dict[str, Any], candidates: set[nn.Module]) -> set[str]:
+    """Return the names of the linear modules among the candidates. Raise TargetError if there are none."""
+    matches = {name for name, module in modules.items() if isinstance(module, LINEAR) and module in candidates}
+    if not matches:
+        raise TargetError("lora_target_modules", f"no linear module is left; {_describe_linear(modules)}")
+    return matches
+
+
+def _find_named(modules: dict[str, Any], wanted: list[str] | str, saved: set[str]) -> set[str]:
+    """Return the names of the modules that a list or an expression names, of every part of the model."""
     option = "lora_target_modules"
-    if wanted == ALL_LINEAR:
-        matches = {n for n, module in modules.items() if isinstance(module, LINEAR) and module not in ends} - saved
-        if not matches:
-            raise TargetError(option, f"no linear module is left; {_describe_linear(modules)}")
-        return matches
     names = [wanted] if isinstance(wanted, str) else wanted
     matches = set()
     for name in names:

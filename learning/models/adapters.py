@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from learning.models.adapter_targets import TargetError, find_targets, is_tied
+from learning.models.adapter_targets import TargetError, Targets, find_targets, is_tied, list_language_modules
 from learning.models.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, find_adapter_problem
 from schemas.errors import StepError
-from schemas.training import LoRA
+from schemas.training import ALL_LINEAR, LoRA
 
 
 def attach_adapters(model: PreTrainedModel, options: LoRA) -> PeftModel:
@@ -41,7 +41,7 @@ def attach_adapters(model: PreTrainedModel, options: LoRA) -> PeftModel:
         r=options.lora_r,
         lora_alpha=options.lora_alpha,
         lora_dropout=options.lora_dropout,
-        target_modules=options.lora_target_modules,
+        target_modules=_name_targets(model, options, targets),
         use_rslora=options.use_rslora,
         use_dora=options.use_dora,
         modules_to_save=sorted(targets.saved) or None,
@@ -60,6 +60,14 @@ def attach_adapters(model: PreTrainedModel, options: LoRA) -> PeftModel:
     for name, module in adapted.eval().named_modules():
         module.training = "lora_dropout" in name
     return adapted
+
+
+def _name_targets(model: PreTrainedModel, options: LoRA, targets: Targets) -> list[str] | str:
+    """Return what peft is given: it would adapt the towers of a multimodal model too if given `all-linear`."""
+    towers = {*model.modules()} - list_language_modules(model) - {model}
+    if options.lora_target_modules == ALL_LINEAR and any(isinstance(module, PreTrainedModel) for module in towers):
+        return sorted(targets.adapted)
+    return options.lora_target_modules
 
 
 def _list_adapted(model: PeftModel) -> set[str]:

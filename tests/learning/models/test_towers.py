@@ -3,11 +3,18 @@
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
+)
 
 from learning.data.tokenizers import characters
+from learning.models.adapters import attach_adapters
 from learning.models.policy import load_policy, save_policy
 from learning.models.weights import Weights
+from schemas.training import LoRA
 
 TEXT = {
     "vocab_size": 61,
@@ -33,12 +40,16 @@ MORE = {"qwen3_5": {"tie_word_embeddings": False}, "gemma3": {"mm_tokens_per_ima
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of kernels that are not installed
 
 
+def make_config(kind, **more):
+    return CONFIG_MAPPING[kind](text_config=TEXT, vision_config=TOWERS[kind], **MORE[kind], **more)
+
+
 @pytest.fixture(params=TOWERS)
 def checkpoint(request, tmp_path):
     """A folder with a tiny multimodal checkpoint, and its type."""
     torch.manual_seed(0)
     kind = request.param
-    config = CONFIG_MAPPING[kind](text_config=TEXT, vision_config=TOWERS[kind], **MORE[kind])
+    config = make_config(kind)
     folder = tmp_path / "checkpoint"
     AutoModelForImageTextToText.from_config(config).save_pretrained(folder)
     characters().save_pretrained(folder)
@@ -80,3 +91,36 @@ def test_a_saved_checkpoint_is_a_text_model_again_with_equal_bytes(checkpoint, t
     save_policy(load_policy(tmp_path / "once"), tmp_path / "twice")
     files = [{p.name: p.read_bytes() for p in (tmp_path / name).iterdir()} for name in ("once", "twice")]
     assert files[0] == files[1]
+
+
+WITH_TOWERS = {
+    "gemma3": AutoModelForCausalLM,
+    "gemma3-classifier": AutoModelForSequenceClassification,
+    "qwen3_5-classifier": AutoModelForSequenceClassification,
+}
+"""Classes whose model has its vision tower even if it is trained on text."""
+
+
+@pytest.mark.parametrize("case", WITH_TOWERS)
+def test_all_linear_adapts_the_language_part_alone(case):
+    """Each adapter has a gradient from text alone; the tower, which text does not reach, has no adapters."""
+    torch.manual_seed(0)
+    model = WITH_TOWERS[case].from_config(make_config(case.partition("-")[0], num_labels=1))
+    assert any("vis" in name for name, _ in model.named_parameters())
+    adapted = attach_adapters(model, LoRA(use_peft=True, lora_r=2))
+    output = adapted(torch.tensor([[5, 6, 7, 8]])).logits.double().pow(2).sum()
+    trained = {name: p for name, p in adapted.named_parameters() if p.requires_grad}
+    gradients = torch.autograd.grad(output, list(trained.values()))
+    starts = {name for name in trained if ".lora_B." in name}
+    ends = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert {name.split(".lora_")[0].rpartition(".")[2] for name in starts} == ends
+    assert len(starts) == 2 * len(ends)
+    for name, gradient in zip(trained, gradients, strict=True):
+        assert ".lora_A." in name or bool(gradient.any()), name
+
+
+def test_a_tower_that_the_recipe_names_gets_adapters():
+    model = AutoModelForCausalLM.from_config(make_config("gemma3"))
+    adapted = attach_adapters(model, LoRA(use_peft=True, lora_r=2, lora_target_modules=r".*\.(fc1|gate_proj)"))
+    places = {name.split(".layers.")[0] for name, _ in adapted.named_parameters() if ".lora_A." in name}
+    assert len(places) == 3  # layers of the text model and of the tower, and the tower's head
