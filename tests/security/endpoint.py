@@ -71,7 +71,8 @@ def read_reply(opened):
         return Reply(0, {}, b"")
     first, *lines = head.decode("latin-1").split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    return Reply(int(first.split()[1]), headers, body)
+    # What follows may be answered too: bytes after the first request can come as an invalid second one.
+    return Reply(int(first.split()[1]), headers, body[: int(headers.get("content-length", len(body)))])
 
 
 def _whole(content):
