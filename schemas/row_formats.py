@@ -6,6 +6,8 @@ Emit = Literal["chat", "preference_pairs", "prompts"]
 Format = Literal[
     "messages", "alpaca", "prompt_completion", "text", "preference", "scored", "ratings", "labels", "prompts", "rows"
 ]
+ROWS = "rows"
+"""Table of a query that has the rows of the source."""
 EMITS: dict[Format, tuple[Emit, ...]] = {
     "messages": ("chat",),
     "alpaca": ("chat",),

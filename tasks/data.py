@@ -17,7 +17,7 @@ from learning.data.sources.reorder import scan_in_order
 from learning.data.sources.source_rows import SourceRows
 from schemas.base import JsonObject
 from schemas.errors import StepError
-from schemas.stages.data import Data
+from schemas.stages.data import Data, Source
 from tasks.context import Context, Result
 
 
@@ -28,9 +28,7 @@ def run(stage: Data, context: Context) -> Result:
     Raises StepError for a file that cannot be read, for rows that do not fit unless `on_bad_row` says otherwise, and if
     no row is left.
     """
-    sources = [
-        SourceRows(context.input(f"sources.{i}.from"), source, stage.emit) for i, source in enumerate(stage.sources)
-    ]
+    sources = [open_source(source, f"sources.{i}", stage, context) for i, source in enumerate(stage.sources)]
     names = name_sources(stage, [source.stem for source in sources])
     with (
         tempfile.TemporaryDirectory(dir=context.folder, prefix="spill-") as spill,
@@ -64,6 +62,12 @@ def run(stage: Data, context: Context) -> Result:
         require_expectations("data", expected)
     result = report(stage, context, sources, names, chosen, dropped, segments)
     return replace(result, details={**result.details, "expectations": expected})
+
+
+def open_source(source: Source, port: str, stage: Data, context: Context) -> SourceRows:
+    """Return the rows of the source at a port of the stage."""
+    tables = {name: context.input(f"{port}.tables.{name}") for name in source.tables}
+    return SourceRows(context.input(f"{port}.from"), source, stage.emit, tables, context.folder)
 
 
 def place_rows(

@@ -49,30 +49,49 @@ def find_source_problems(recipe: Recipe, layout: Layout) -> Iterator[Problem]:
         references = {port.path: port.source for port in recipe.ports(name) if port.source is not None}
         for index, source in enumerate(stage.sources):
             port = f"sources.{index}.from"
-            if port in references:
+            tables = _find_tables(source, index, references)
+            if port in references and tables is not None:
                 try:
-                    _look_once(name, source, references[port], stage.emit, layout, recipe.folders, 0)
+                    _look_once(name, source, references[port], tables, stage.emit, layout, recipe.folders, 0)
                 except PosttrainError as error:
-                    yield recipe.problem(name, port, str(error).removeprefix(f"{name}: "))
+                    at = port if source.query is None else f"sources.{index}.query"
+                    yield recipe.problem(name, at, str(error).removeprefix(f"{name}: "))
 
 
 def _look(
     step: str, stage: Data, references: Mapping[str, str], layout: Layout, folders: tuple[Path, ...], examples: int
 ) -> Iterator[SeenSource]:
     for index, source in enumerate(stage.sources):
-        if (reference := references.get(f"sources.{index}.from")) is not None:
-            yield _look_once(step, source, reference, stage.emit, layout, folders, examples)
+        tables = _find_tables(source, index, references)
+        if (reference := references.get(f"sources.{index}.from")) is not None and tables is not None:
+            yield _look_once(step, source, reference, tables, stage.emit, layout, folders, examples)
+
+
+def _find_tables(source: Source, index: int, references: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the references of a query's other tables by name; None if a stage is yet to make one."""
+    ports = {name: f"sources.{index}.tables.{name}" for name in source.tables}
+    return (
+        {name: references[port] for name, port in ports.items()} if set(ports.values()) <= references.keys() else None
+    )
 
 
 def _look_once(
-    step: str, source: Source, reference: str, emit: Emit, layout: Layout, folders: tuple[Path, ...], examples: int
+    step: str,
+    source: Source,
+    reference: str,
+    tables: Mapping[str, str],
+    emit: Emit,
+    layout: Layout,
+    folders: tuple[Path, ...],
+    examples: int,
 ) -> SeenSource:
     from learning.data.sources.look import look_at_source  # pyarrow takes 0.1 s, and most recipes have no sources
     from lineage.sources.resolve import find_source  # the store, which `validate` needs for sources only
 
     folder = find_source(reference, layout, folders).folder
+    others = {name: find_source(table, layout, folders).folder for name, table in tables.items()}
     try:
-        look = look_at_source(folder, source, emit, examples)
+        look = look_at_source(folder, source, emit, examples, others)
     except StepError as error:
         raise PlanError(f"{step}: {reference}: {error}") from error
     if look.bad and source.on_bad_row == "stop":

@@ -106,12 +106,19 @@ def _resolve_path(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Sourc
         if is_pattern(rest) and (files := find_matching_files(base, rest)):
             linked = _link_files(files, layout)
             return Source(linked, digest_folder(linked, layout))
-    tracked = next((base / f"{rest}.dvc" for base in folders if (base / f"{rest}.dvc").is_file()), None)
+    tracked = next((record for base in folders for record in _list_dvc_records(base, rest) if record.is_file()), None)
     if tracked is not None:
         raise PlanError(f"path:{rest} is tracked by DVC and not checked out; fetch it: dvc pull {tracked}")
     searched = ", ".join(str(base) for base in folders)
     what = "no file of rows matches" if is_pattern(rest) else "no such folder or file"
     raise PlanError(f"path:{rest}: {what}; relative paths start at {searched}")
+
+
+def _list_dvc_records(base: Path, rest: str) -> list[Path]:
+    """Return where DVC records a path below `base`: beside it, or beside a folder that holds it."""
+    place = base / Path(rest).expanduser()
+    within = [above for above in place.parents if above != base and above.is_relative_to(base)]
+    return [one.with_name(f"{one.name}.dvc") for one in (place, *within) if one.name]
 
 
 def _link_files(files: Mapping[str, Path], layout: Layout) -> Path:

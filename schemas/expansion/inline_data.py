@@ -118,4 +118,10 @@ def _list_steps(node: Node, unit: Unit) -> list[tuple[str, ...]]:
     sources = node.value["sources"]
     entries = sources.value if sources.is_list else [sources]
     words = [entry.get("from") or entry for entry in entries]
+    words += [
+        table
+        for entry in entries
+        if (tables := entry.get("tables")) and tables.is_map
+        for table in tables.value.values()
+    ]
     return [unit.names[word.value].steps for word in words if isinstance(word.value, str) and word.value in unit.names]

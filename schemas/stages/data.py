@@ -1,5 +1,6 @@
 """kind: data — rows of files, of the hub and of other stages, as posttrain's own rows."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
@@ -9,9 +10,12 @@ from pydantic_core import CoreSchema
 from schemas.base import Schema
 from schemas.expectations import Expectations
 from schemas.references import DataRef
-from schemas.row_formats import EMITS, Emit, Format
+from schemas.row_formats import EMITS, ROWS, Emit, Format
 from schemas.row_templates import is_template, parse_template
 from schemas.stages.base import BaseStage, ReportSection
+
+TABLE = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+"""Names of tables."""
 
 
 class Source(Schema):
@@ -24,6 +28,11 @@ class Source(Schema):
     """Subset of a data set with several: a name in its README, or a folder; null: the default or only one."""
     split: str | None = Field(default=None, min_length=1)
     """Split of a data set with several: `train`, `validation`, …; null: `train`, or the only one."""
+    query: str | None = Field(default=None, min_length=1)
+    """SQL for DuckDB that makes the rows from the table `rows`, those of the files, and from `tables`:
+    `select question as prompt, answer from rows join answers using (id) where score::float > 3`."""
+    tables: dict[str, DataRef] = {}
+    """Other tables of `query` to their files, folders or stages: `{answers: path:answers.csv}`."""
     format: Format | None = None
     """Format of the rows; null: detected from the columns of the first rows."""
     columns: dict[str, str] = {}
@@ -67,6 +76,17 @@ class Source(Schema):
                 parse_template(text)
         return columns
 
+    @field_validator("tables")
+    @classmethod
+    def refuse_bad_tables(cls, tables: dict[str, DataRef]) -> dict[str, DataRef]:
+        """Refuse names of tables that SQL would have to quote, and the one of the source itself."""
+        for name in tables:
+            if not TABLE.fullmatch(name):
+                raise ValueError(f"`{name}` is no name of a table; use lower-case letters, digits and _")
+            if name == ROWS:
+                raise ValueError(f"`{ROWS}` is the table of `from`; choose another name")
+        return tables
+
     @field_validator("during")
     @classmethod
     def refuse_wrong_parts(cls, during: tuple[float, float] | None) -> tuple[float, float] | None:
@@ -74,6 +94,13 @@ class Source(Schema):
         if during is not None and not 0 <= during[0] < during[1] <= 1:
             raise ValueError("must be two shares in order, such as [0, 0.5]")
         return during
+
+    @model_validator(mode="after")
+    def refuse_unread_tables(self) -> Self:
+        """Refuse tables without a query."""
+        if self.tables and self.query is None:
+            raise ValueError("tables: are read by a `query` only; write one, or list the files as sources")
+        return self
 
     @model_validator(mode="after")
     def refuse_ratings_of_other_formats(self) -> Self:

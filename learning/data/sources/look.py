@@ -1,6 +1,6 @@
 """A look at a source before anything runs: its files, its format, its number of rows, and the first rows converted."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -35,9 +35,14 @@ class Look:
     """File, row and reason of the rows that do not fit among the first."""
 
 
-def look_at_source(folder: Path, source: Source, emit: Emit, examples: int = 0) -> Look:
-    """Return what the first rows of a source show. Raise StepError if it cannot be read, or no format fits."""
-    rows = SourceRows(folder, source, emit)
+def look_at_source(
+    folder: Path, source: Source, emit: Emit, examples: int = 0, tables: Mapping[str, Path] | None = None
+) -> Look:
+    """Return what the first rows of a source show; `tables` are the folders of the others that a query reads.
+
+    Raise StepError if it cannot be read, or no format fits.
+    """
+    rows = SourceRows(folder, source, emit, tables or {})
     converted: list[Row] = []
     bad: list[str] = []
     for record in islice(rows.rows(), max(LOOKED_AT, examples)):
@@ -48,9 +53,10 @@ def look_at_source(folder: Path, source: Source, emit: Emit, examples: int = 0) 
         except BadRow as error:
             bad.append(f"{record.place}: {error}")
     if not converted and not bad:
-        raise StepError(f"{rows.files[0].name}: no rows")
+        raise StepError(f"{'query' if source.query else rows.files[0].name}: no rows")
     size = sum(path.stat().st_size for path in rows.files)
-    return Look(rows.format, len(rows.files), size, _count_rows(rows.files, size), (*converted[:examples],), (*bad,))
+    number = None if source.query else _count_rows(rows.files, size)
+    return Look(rows.format, len(rows.files), size, number, (*converted[:examples],), (*bad,))
 
 
 def _count_rows(files: list[Path], size: int) -> int | None:

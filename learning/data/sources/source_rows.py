@@ -1,8 +1,8 @@
 """The rows of one source, converted one after the other; what does not fit goes to the dropped rows."""
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
@@ -11,11 +11,12 @@ from learning.data.sources.columns import list_columns, make_mapping
 from learning.data.sources.dropped import DroppedRows
 from learning.data.sources.files import list_data_files
 from learning.data.sources.formats import READERS, convert_row, detect_format
+from learning.data.sources.query import read_query
 from learning.data.sources.ratings import group_by_prompt
 from learning.data.sources.readers import read_records
 from learning.data.sources.records import BadRow, Record
 from schemas.errors import StepError
-from schemas.row_formats import EMITS, Emit, Format
+from schemas.row_formats import EMITS, ROWS, Emit, Format
 from schemas.stages.data import Source
 
 UNSUPPORTED = {
@@ -38,6 +39,10 @@ class SourceRows:
     folder: Path
     source: Source
     emit: Emit
+    tables: Mapping[str, Path] = field(default_factory=dict)
+    """Folders of the other tables of a query, by name."""
+    work: Path | None = None
+    """Folder for what a query spills; None: the system's for temporary files."""
     read: int = 0
     kept: int = 0
 
@@ -53,7 +58,11 @@ class SourceRows:
         return name if len(self.files) == 1 and name != "rows" and NAME.fullmatch(name) else None
 
     def records(self) -> Iterator[Record]:
-        """Yield the rows of all files as they are written."""
+        """Yield the rows of all files as they are written, or those of the query over them."""
+        if self.source.query is not None:
+            others = {name: list_data_files(folder) for name, folder in self.tables.items()}
+            yield from read_query(self.source.query, {ROWS: self.files, **others}, self.work)
+            return
         for path in self.files:
             yield from read_records(path, path.relative_to(self.folder).as_posix())
 
@@ -94,7 +103,7 @@ class SourceRows:
             columns |= dict.fromkeys(self.source.columns if record.values else ())
             columns |= {name: value for name, value in record.values.items() if value is not None}
         if first is None:
-            raise StepError(f"{self.files[0].name}: no rows")
+            raise StepError(f"{self.files[0].name if self.source.query is None else 'query'}: no rows")
         if not columns:
             raise StepError(f"{first.place}: {first.problem or 'no columns'}; none of the first rows can be read")
         for marks, what in UNSUPPORTED.items():

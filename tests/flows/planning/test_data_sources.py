@@ -97,6 +97,9 @@ def test_data_that_dvc_has_and_the_checkout_lacks_is_asked_for(plan):
     (plan.folder / "kept.jsonl.dvc").write_text("outs: []")
     with pytest.raises(RecipeError, match=r"tracked by DVC and not checked out; fetch it: dvc pull .*kept\.jsonl\.dvc"):
         plan("path:kept.jsonl")
+    (plan.folder / "rows.dvc").write_text("outs: []")
+    with pytest.raises(RecipeError, match=r"not checked out; fetch it: dvc pull .*rows\.dvc"):
+        plan("path:./rows/train/a.jsonl")
 
 
 def test_a_look_shows_format_rows_and_examples(plan):
@@ -186,3 +189,29 @@ def test_every_source_that_cannot_be_read_is_reported_with_its_place(plan):
     assert "gone.jsonl: no such folder or file" in first.message
     assert "odd.jsonl" in second.message
     assert second.line == first.line + 1
+
+
+QUERY = (
+    """{from: path:chats.jsonl, tables: {more: %s}, query: "select text as prompt, 'yes' as completion from more"}"""
+)
+
+
+def test_the_tables_of_a_query_are_in_the_key(plan):
+    file = plan.folder / "more.csv"
+    file.write_text("text\nfirst\n")
+    made = plan(QUERY % "path:more.csv")
+    first = made.step("one-data").key
+    assert [given.port for given in made.step("one-data").inputs] == ["sources.0.from", "sources.0.tables.more"]
+    assert [look.look.examples[0]["id"] for look in look_at_sources(made, plan.layout, examples=1)] == ["query:1"]
+    file.write_text("text\nsecond\n")
+    assert plan(QUERY % "path:more.csv").step("one-data").key != first
+    assert plan((QUERY % "path:more.csv").replace("yes", "no")).step("one-data").key != first
+
+
+def test_a_mistake_in_a_query_has_its_place(plan):
+    (plan.folder / "more.csv").write_text("text\nfirst\n")
+    with pytest.raises(RecipeError) as refused:
+        plan((QUERY % "path:more.csv").replace("text as", "txt as"), FILE)
+    (problem,) = refused.value.problems
+    assert (problem.line, problem.path) == (4, "stages.one.data.sources.0.query")
+    assert 'Referenced column "txt" not found' in problem.message
