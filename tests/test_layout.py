@@ -111,33 +111,13 @@ def test_nothing_of_a_machine_or_registry_is_in_the_repository():
 
 LATE_FOLDERS = {"flows/commands": "a command imports what it runs, so that help and completion start at once"}
 LATE_IMPORTS = {
-    "flows.deployments": "imports Prefect",
-    "flows.prefect_runs": "imports Prefect",
-    "flows.planning.gate_power": "imports SciPy",
-    "flows.servers": "only runs that use a server need it",
-    "flows.steps": "only the chosen executor is imported",
-    "learning.agents.asking": "only authors that ask a server need it",
-    "learning.api": "only engines and judges on servers need it",
-    "learning.evaluation.sampled_answers": "imports Transformers",
-    "learning.generation": "only workers and their clients need it, or vLLM",
-    "learning.models": "imports Transformers",
-    "learning.samples": "with the engine, which a step without one does not need",
-    "learning.sampling.verdicts": "imports torch and Transformers",
-    "lineage.audit.moves": "only sources from the registry need it",
-    "lineage.catalogue.sql_view": "imports DuckDB",
-    "lineage.exchange.dvc_files": "imports PyArrow",
-    "lineage.exports": "imports PyArrow, for exports only",
-    "lineage.registry": "only gates and sources that name champions need it",
-    "lineage.reports.report": "imports Jinja",
-    "lineage.tracking.tracker": "imports MLflow after its settings are made",
-    "schemas.errors": "after the number of threads is set",
     **dict.fromkeys(("torch", "transformers", "ray", "mlflow", "pyarrow", "scipy", "vllm"), "takes long to import"),
     **dict.fromkeys(("dvc", "dvc_data", "reasoning_gym", "sympy", "accelerate"), "takes long to import"),
     **dict.fromkeys(("httpx", "huggingface_hub", "jinja2", "safetensors"), "few commands need it"),
     **dict.fromkeys(("lm_eval", "datasets", "gymnasium"), "optional dependencies that take long to import"),
     "psycopg2": "an optional dependency",
 }
-"""Modules, with those below them, that functions may import, and why; any other such import has a comment beside it."""
+"""Libraries that functions may import, and why; any other such import has a comment beside it."""
 
 
 def test_every_late_import_has_a_reason():
@@ -148,13 +128,17 @@ def test_every_late_import_has_a_reason():
             continue
         lines = text.splitlines()
         functions = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
-        for node in (node for function in functions for node in ast.walk(function)):
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                module = (node.module or "") if isinstance(node, ast.ImportFrom) else node.names[0].name
-                reasons = {known for known in LATE_IMPORTS if module == known or module.startswith(f"{known}.")}
-                used |= reasons
-                commented = "#" in lines[node.lineno - 1] or lines[node.lineno - 2].lstrip().startswith("#")
-                if not reasons and not commented:
-                    unexplained.append(f"{name}:{node.lineno}: {module}")
+        nodes = [node for function in functions for node in ast.walk(function)]
+        late = {node.lineno: node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)}
+        explained = -1  # the last line of a block of imports that a comment explains
+        for first, node in sorted(late.items()):
+            module = (node.module or "") if isinstance(node, ast.ImportFrom) else node.names[0].name
+            reasons = {known for known in LATE_IMPORTS if module == known or module.startswith(f"{known}.")}
+            used |= reasons
+            above, block = lines[first - 2].lstrip(), lines[first - 1 : node.end_lineno]
+            if explained == first - 1 or above.startswith("#") or any("  #" in line for line in block):
+                explained = node.end_lineno
+            elif not reasons:
+                unexplained.append(f"{name}:{first}: {module}")
     assert not unexplained
     assert used == LATE_IMPORTS.keys()

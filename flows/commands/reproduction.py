@@ -1,5 +1,6 @@
 """Commands to compare runs and to lock recipes."""
 
+import json
 from typing import Annotated
 
 import typer
@@ -13,8 +14,6 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Show the differences between two runs: recipe, data, code, environment, metrics, artifacts and cost."""
-    import json
-
     from flows.history.diff import compare
     from flows.history.diff_view import render
     from flows.runs.lookup import find_run

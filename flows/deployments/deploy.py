@@ -65,6 +65,7 @@ def _deploy_to_server(made: list[Deployable], layout: Layout, *, prune: bool) ->
     With `prune`, those of this checkout whose recipe is gone are removed; without it they are listed.
     """
     os.environ.update(make_prefect_environment(layout) | {"PREFECT_API_URL": find_server(layout)})
+    # imports prefect, which reads the variables set above
     from flows.deployments.prefect_deployments import ensure_pool, find_vanished, put_deployment
 
     ensure_pool(POOL)
@@ -81,7 +82,7 @@ def _log_deployed(one: Deployable, layout: Layout) -> None:
 
 def write_prefect_yaml(made: list[Deployable], layout: Layout) -> Path:
     """Write `prefect.yaml` into the checkout, for `prefect deploy --all` on another server; return its path."""
-    from flows.deployments.schedules import make_yaml
+    from flows.deployments.schedules import make_yaml  # imports prefect
 
     deployments = [
         {

@@ -65,7 +65,7 @@ def _one_line(text: str) -> str:
 
 def show_query(sql: str, layout: Layout, console: Console, as_json: bool) -> None:
     """Print the result of a query as a table, or as a JSON list of rows."""
-    from lineage.catalogue.sql_view import query
+    from lineage.catalogue.sql_view import query  # imports duckdb
 
     result = query(layout, sql)
     if as_json:

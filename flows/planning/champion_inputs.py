@@ -3,6 +3,7 @@
 from typing import TypedDict
 
 from lineage.layout import Layout
+from lineage.registry.champions import read_standing
 from lineage.sources.resolve import find_source
 from schemas.base import JsonObject
 from schemas.errors import PlanError
@@ -28,8 +29,6 @@ def add_champions(
     Without a champion they are unchanged, and the gate reports it. Raise PlanError if the audit log does not verify,
     MLflow does not answer or names a champion that no recorded move made, or the champion is not in this checkout.
     """
-    from lineage.registry.champions import read_standing
-
     for index, gate in enumerate(settings["gate"]):
         if gate["against"] != "champion" or "champion" in settings["models"]:
             continue

@@ -17,7 +17,7 @@ from schemas.suggestions import suggest
 
 def make_plan_table(plan: Plan, layout: Layout) -> Table:
     """Return a table with one row per step: HIT or MISS and why, what it reads and needs, its time."""
-    from flows.planning.gate_power import describe_condition, describe_gate_power
+    from flows.planning.gate_power import describe_condition, describe_gate_power  # imports scipy
 
     forecast = Forecast(plan, layout)
     verdicts, estimates = forecast.verdicts, forecast.estimates

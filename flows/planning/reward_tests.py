@@ -43,7 +43,7 @@ def score_reward_tests(recipe: Recipe, step: str, file: Path | None, size: int) 
 
 def make_score(info: StepInfo) -> Score:
     """Return the weighted sum of a step's rewards. Raise PlanError if it has none, or one that needs a model."""
-    from learning.evaluation.sampled_answers import compute_weighted_scores
+    from learning.evaluation.sampled_answers import compute_weighted_scores  # imports transformers
 
     uses: list[RewardUse] = list(getattr(info.stage, "rewards", []))
     if not uses:

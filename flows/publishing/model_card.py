@@ -50,7 +50,7 @@ def write_model_card(layout: Layout, chosen: Chosen, folder: Path) -> None:
 
 def _read_bom(layout: Layout, chosen: Chosen) -> dict[str, Any] | None:
     """Return the bill of materials of a model of this checkout; None for any other model."""
-    from lineage.exports.model_bom import make_model_bom
+    from lineage.exports.model_bom import make_model_bom  # imports pyarrow
 
     if not chosen.key:
         return None

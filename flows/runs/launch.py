@@ -19,8 +19,10 @@ from flows.planning.compatibility import verify_engines
 from flows.planning.estimate import Forecast
 from flows.processes.cleanup import clean_up
 from flows.processes.stop_signals import enforce_stop, set_on_signals
+from flows.servers.prefect_server import use_prefect_server
 from flows.steps.artifacts import restore_damaged
-from flows.steps.ray_workers import check_machine
+from flows.steps.in_process import InProcess
+from flows.steps.ray_workers import RayWorkers, check_machine
 from lineage.artifacts.provenance import read_commit
 from lineage.artifacts.store import Store
 from lineage.audit.log import anchor_of
@@ -137,7 +139,7 @@ def _announce_run(log: RunLog, run: str, forecast: Forecast) -> Forecast:
 
 def _perform_all(execution: Execution, prefect: bool, perform: Perform | None, ended: Callable[[], None]) -> None:
     if perform is None and prefect:
-        from flows.prefect_runs.prefect_fallback import run_flow_with_fallback
+        from flows.prefect_runs.prefect_fallback import run_flow_with_fallback  # imports prefect
 
         perform = run_flow_with_fallback
     if perform is not None:
@@ -152,8 +154,6 @@ def _open_server(layout: Layout, is_needed: bool) -> Iterator[Callable[[threadin
     if not is_needed:
         yield lambda stop: False
         return
-    from flows.servers.prefect_server import use_prefect_server
-
     with use_prefect_server(layout) as ready:
         yield ready
 
@@ -163,12 +163,8 @@ def _open_executor(name: ExecutorName | None, layout: Layout) -> Iterator[Execut
     if name is None:
         yield None
     elif name == "ray":
-        from flows.steps.ray_workers import RayWorkers
-
         with closing(RayWorkers(layout)) as backend:
             yield backend
     else:
-        from flows.steps.in_process import InProcess
-
         with enforce_stop():  # a step's call of C code may keep the handlers of this process from running
             yield InProcess()

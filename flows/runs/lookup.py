@@ -14,6 +14,7 @@ from flows.execution.run_log import list_runs, read_events, read_plan, read_step
 from flows.execution.states import EXIT_CANCELLED, FINISHED, STYLES
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
+from lineage.reports.report import write_report
 from lineage.sources.resolve import complete_adapter
 from schemas.errors import PlanError
 from schemas.manifest import Manifest
@@ -169,8 +170,6 @@ def read_step_log(step: str, run: str | None, layout: Layout) -> str:
 
 def rebuild_report(run: str | None, layout: Layout) -> Path:
     """Rewrite the report of a run from its plan, its events and the manifests; return its path."""
-    from lineage.reports.report import write_report
-
     name = find_run(run, layout)
     plan, store = read_plan(layout, name), Store(layout)
     states = read_step_events(layout, name)

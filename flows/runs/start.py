@@ -25,6 +25,7 @@ from flows.runs.lookup import find_run
 from lineage.catalogue.index import query_index
 from lineage.catalogue.row_index import read_new_tables
 from lineage.layout import Layout
+from lineage.reports.report import write_report
 from lineage.tracking.record import add_report, project_run
 from schemas.plan import Plan
 from schemas.stages.union import traits_of
@@ -93,8 +94,7 @@ def update_projections(outcome: Outcome, plan: Plan, layout: Layout, console: Co
 
     These are projections of manifests: if one cannot be written, a warning is printed and the run keeps its result.
     """
-    from lineage.exchange.dvc_files import project_dvc
-    from lineage.reports.report import write_report
+    from lineage.exchange.dvc_files import project_dvc  # imports pyarrow
 
     states = {name: dict(_as_done(state, outcome.run).as_event()) for name, state in outcome.states.items()}
     manifests = {name: s.manifest for name, s in outcome.states.items() if s.manifest is not None}

@@ -75,7 +75,7 @@ def endpoint(
     max_completion_length: Annotated[int, Field(ge=1)] = 2048,
 ) -> JsonObject:
     """Ask a model behind an endpoint for a draft, by `order` with {task}, {toolkit} and {refused} filled in."""
-    from learning.agents.asking import ask_object
+    from learning.agents.asking import ask_object  # the client takes a third of a second to import
 
     tools = "; ".join(f"{name}: {description}" for name, description in toolkit.items()) or "none"
     why = "; ".join(f"{entry['name']}: {', '.join(entry['reasons'])}" for entry in refused) or "nothing"

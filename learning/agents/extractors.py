@@ -21,6 +21,7 @@ from learning.data.questions import fill_template
 from learning.data.rows import Row
 from learning.samples.engine_protocol import Sampling
 from learning.sampling.sampler import Sampler
+from learning.sampling.verdicts import replies
 from schemas.endpoint import Endpoint
 from schemas.errors import StepError
 
@@ -103,8 +104,6 @@ def reflection(
     Its prompt is `order` with {problem}, {best}, {worst}, {high} and {low} filled in, outside of any environment. If
     the prompt does not fit or the reply is empty, there is no experience.
     """
-    from learning.sampling.verdicts import replies
-
     messages = [{"role": "user", "content": fill_order(order, row, rollouts)}]
     texts = replies(sampler, [messages], n=1, sampling=Sampling(temperature, max_completion_length), rng=rng)[0]
     return add_experience(experiences, texts[0] if texts else "")
@@ -122,7 +121,7 @@ def endpoint(
     max_completion_length: Tokens = 128,
 ) -> list[str]:
     """As `reflection`, asking a model behind an endpoint."""
-    from learning.agents.asking import ask_text
+    from learning.agents.asking import ask_text  # the client takes half a second to import
 
     return add_experience(
         experiences,

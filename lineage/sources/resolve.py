@@ -7,24 +7,22 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import yaml
 
 from lineage.artifacts.digest_cache import DigestCache, scan_folder
 from lineage.artifacts.store import Store
+from lineage.audit.moves import Move, read_moves
 from lineage.digests import content_digest_of
 from lineage.layout import Layout
-from lineage.registry.client import dvc_uri
+from lineage.registry.champions import read_standing
+from lineage.registry.client import dvc_uri, is_registry_empty, open_client
 from lineage.sources.adapter_base import find_base, lacks_base, link_with_base
 from lineage.sources.outside import check_outside, find_matching_files
 from lineage.sources.stored_adapters import link_stored_adapter
 from schemas.data_files import DATA_SUFFIXES, is_data_file
 from schemas.errors import PlanError
 from schemas.references import is_pattern
-
-if TYPE_CHECKING:
-    from lineage.audit.moves import Move
 
 ALIAS = "champion"
 GGUF = ".gguf"
@@ -203,9 +201,6 @@ def resolve_registered_model(rest: str, layout: Layout) -> Registered:
     Present and earlier champions are resolved by the log. Other versions are read from MLflow; the caller compares them
     with the artifact that they name.
     """
-    from lineage.audit.moves import read_moves
-    from lineage.registry.champions import read_standing  # mlflow takes seconds to import
-
     name, _, version = rest.partition("@")
     promoted = read_moves(layout).get(name, [])
     if version in ("", ALIAS) or not promoted:
@@ -220,14 +215,12 @@ def resolve_registered_model(rest: str, layout: Layout) -> Registered:
     return _describe_moved(name, earlier) if earlier else _read_registered_version(name, version, rest, layout)
 
 
-def _describe_moved(name: str, by: "Move", alarms: tuple[str, ...] = ()) -> Registered:
+def _describe_moved(name: str, by: Move, alarms: tuple[str, ...] = ()) -> Registered:
     return Registered(name, by.version, by.key, by.digest, by.output, alarms=alarms)
 
 
 def _read_registered_version(name: str, version: str, rest: str, layout: Layout) -> Registered:
     """Return a version that was never champion, as MLflow has it."""
-    from lineage.registry.client import is_registry_empty, open_client
-
     if is_registry_empty(layout):
         raise PlanError(f"mlflow:{rest}: no such model version: nothing was registered in this checkout yet")
     mlflow = open_client(layout)

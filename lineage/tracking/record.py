@@ -59,7 +59,7 @@ def _find_unrecorded(layout: Layout, but: str) -> Iterator[tuple[str, Plan, Stat
 def _record_run(layout: Layout, run: str, plan: Plan, states: States) -> str:
     os.environ.update(MLFLOW_DISABLE_TELEMETRY="true", DO_NOT_TRACK="true")  # read while mlflow is imported
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
-    from lineage.tracking.tracker import FINISHED, Tracker
+    from lineage.tracking.tracker import FINISHED, Tracker  # imports mlflow
 
     for name in ("mlflow", "alembic"):  # after the import, which sets them
         logging.getLogger(name).setLevel(logging.WARNING)

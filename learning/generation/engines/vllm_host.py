@@ -110,7 +110,7 @@ def _start_vllm(folder: str, options: dict[str, Any]) -> Any:
     from vllm.engine.arg_utils import EngineArgs  # pyright: ignore[reportMissingImports]  # an extra
     from vllm.v1.engine.llm_engine import LLMEngine  # pyright: ignore[reportMissingImports]  # an extra
 
-    from learning.generation.engines import vllm_worker
+    from learning.generation.engines import vllm_worker  # imports vllm
 
     fixed = {
         "skip_tokenizer_init": True,

@@ -8,6 +8,9 @@ from typing import Any
 
 from learning.api.spending import SpendingAccount
 from learning.data.chat_settings import apply_chat
+from learning.generation.replicas.replica_worker import serve
+from learning.generation.replicas.replicas import Replicas
+from learning.generation.weights.local import Files
 from learning.lookup import build
 from learning.models.policy import Policy, load_outline, load_policy
 from learning.parallel.actors import Actors
@@ -36,10 +39,6 @@ def make_engine(
     """
     if actors is None or not actors.size("rollout"):
         return build(use, policy, account=account)
-    from learning.generation.replicas.replica_worker import serve
-    from learning.generation.replicas.replicas import Replicas
-    from learning.generation.weights.local import Files
-
     dtype = str(policy.model.dtype).removeprefix("torch.")
     remotes = actors.start("rollout", serve, use, str(folder), dtype, training, chat)
     return Replicas(actors, remotes, partial(Files, policy, scratch) if scratch is not None else None)
