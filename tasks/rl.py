@@ -115,8 +115,21 @@ def load_start(stage: Rl, context: Context, group: Group) -> Policy:
 
     References that follow the policy are copies of it on every rank, and need it whole.
     """
-    followed = any(spec.model is None and spec.sync_steps is not None for spec in stage.references.values())
-    return load_part(stage, context, ALONE if followed else group)
+    whole = describe_whole_copies(stage, group)
+    if whole and group.main:
+        print(*whole, sep="\n")
+    return load_part(stage, context, ALONE if whole else group)
+
+
+def describe_whole_copies(stage: Rl, group: Group) -> list[str]:
+    """Return a notice if ranks that shard the policy load and keep whole copies of it as references."""
+    names = [name for name, spec in stage.references.items() if spec.model is None and spec.sync_steps is not None]
+    if not (group.shards and names):
+        return []
+    return [
+        f"references {', '.join(names)}: `sync_steps` keeps a whole copy of the policy on every rank, and every rank "
+        "loads the whole policy before it is sharded"
+    ]
 
 
 def load_whole(stage: Rl, context: Context, policy: Policy, group: Group, apart: bool) -> Policy:
@@ -234,4 +247,5 @@ def publish(training: TrainingState, context: Context) -> Result:
     details = {"samples": training.examples} | ({"stopped": training.stopped} if training.stopped else {})
     notices = training.counts.describe(training.stage.max_completion_length)
     notices += [f"it ended early: {training.stopped}"] if training.stopped else []
+    notices += describe_whole_copies(training.stage, training.group)
     return Result({"steps": int(last["step"]), "tokens": training.sampled, **final}, details, notices)

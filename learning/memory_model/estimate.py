@@ -90,6 +90,14 @@ class Trained:
         return round(self.gradients / size * moment_bytes(self.optim, size))
 
     @property
+    def gathered_to_infer(self) -> int:
+        """Bytes of what is whole for a moment in a pass without gradients: two layers and both ends."""
+        if self.shards == 1:
+            return 0
+        ends = self.shape.vocabulary * self.shape.width * (1 if self.shape.tied else 2)
+        return (2 * self.shape.layer_parameters + ends) * self.size
+
+    @property
     def gathered(self) -> int:
         """Bytes of what is whole for a moment although it is spread: two layers and both ends, with gradients.
 

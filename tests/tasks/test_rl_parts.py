@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from learning.models.policy import load_policy
+from learning.parallel.group import ALONE, Group
 from learning.samples.sample import SampleRequest
 from schemas.errors import StepError
-from tasks.rl import run
+from tasks.rl import describe_whole_copies, load_start, run
 from tests.tasks.rl_stages import make_rl_stage, write_prompts
 
 HERE = __name__
@@ -90,6 +91,21 @@ def test_trap_24_memories_critics_references_and_controls_resume_to_the_same_bit
         )
     ]
     assert all(change != 0 for change in changes)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("spec", [{"sync_steps": 2}, {"model": "other", "sync_steps": 2}, {}], ids=str)
+def test_whole_copies_of_a_sharded_policy_are_announced(at, capsys, monkeypatch, strategy, spec):
+    groups = []
+    monkeypatch.setattr("tasks.rl.load_part", lambda _stage, _context, group: groups.append(group))
+    group, given = Group(0, 2, strategy), stage(references={"prev": spec})
+    load_start(given, at("copies"), group)
+    copies = strategy == "fsdp2" and spec == {"sync_steps": 2}
+    assert groups == [ALONE if copies else group]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == describe_whole_copies(given, group)
+    assert len(lines) == copies
+    assert all(line.startswith("references prev: `sync_steps` keeps a whole copy of the policy") for line in lines)
 
 
 def test_a_critic_alone_learns_while_it_warms_up(at, inputs):

@@ -15,9 +15,15 @@ def estimate(demand: StepDemand) -> list[Place]:
     phases = estimate_pairs(demand, model, demand.settings["max_tokens_per_micro_batch"], model.parameters, logits=True)
     has_references = any(name in demand.models for name in ("reference", "previous"))
     pairs, _ = _make_pass(demand, model, FORWARD_TOKENS, logits=True)
-    weights = model.parameters * demand.weight_bytes
+    trained = demand.trained(model)
+    reference = -(-model.parameters * demand.weight_bytes // trained.shards)  # each rank reads its shards of it
     activations = Forward(model.shape, pairs, demand.precision).glance
-    parts = {"weights": weights, "other models": weights * has_references, "activations": activations}
+    parts = {
+        "weights": trained.weights,
+        "other models": reference * has_references,
+        "exchange": trained.gathered_to_infer,
+        "activations": activations,
+    }
     return [Place(demand.role, (*phases, Phase("references", parts)), demand.workers)]
 
 

@@ -34,17 +34,29 @@ def estimate(demand: StepDemand) -> list[Place]:
     trained, samples = demand.trained(model), demand.settings["generation_batch_size"]
     tokens, passes = _make_pass(demand, model)
     forward = demand.forward(model, tokens)
-    references = FrozenModels("reference", _find_references(demand), demand.weight_bytes)
+    stage = Rl.model_validate(demand.settings)
+    fixed, synced = (_find_references(demand, stage, synced=synced) for synced in (False, True))
+    references = FrozenModels("reference", fixed, demand.weight_bytes)
     scorers = [m for port, m in demand.models.items() if port.startswith("rewards.") and isinstance(m, KnownModel)]
     frozen = (references, FrozenModels("reward", scorers, BYTES["float32"]))
     state = {"weights": trained.weights, "optimizer": trained.optimizer, "gradients": trained.gradients}
     phases = estimate_training(trained, forward, passes)
     if resources.rollout is None:
         phases += (Phase("sampling", state | estimate_engine(demand, model, samples // demand.workers)),)
-    if references.models:
-        phases += (Phase(LOGPROBS, state | {"activations": forward.glance}),)
-    others = sum(group.weights for group in frozen if getattr(resources, group.role) is None)
+    if references.models or synced:
+        exchange = {"exchange": trained.gathered_to_infer}
+        phases += (Phase(LOGPROBS, state | exchange | {"activations": forward.glance}),)
+    loads_whole = trained.shards > 1 and _loads_whole(stage)
+    if loads_whole:
+        phases += (Phase("loading", {"weights": model.parameters * demand.weight_bytes}),)
+    # Each rank reads its shards of a reference that never changes, unless the policy itself is loaded whole.
+    shards = 1 if loads_whole else trained.shards
+    others = 0 if resources.reference else -(-references.weights // shards)
+    others += 0 if resources.reward else frozen[1].weights
+    others += FrozenModels("reference", synced, demand.weight_bytes).weights
     others += _estimate_networks(demand, model)
+    if trained.shards > 1:  # the copy that samples, or that is sent to the workers of `rollout`
+        others += model.parameters * demand.weight_bytes
     places = [Place(demand.role, estimate_auxiliary(phases, "other models", others), demand.workers)]
     if resources.rollout:
         parts = estimate_engine(demand, model, -(-samples // resources.rollout.workers))
@@ -56,6 +68,12 @@ def estimate(demand: StepDemand) -> list[Place]:
             phase = Phase(LOGPROBS, {"weights": group.weights, "activations": forward.glance})
             places.append(Place(group.role, (phase,), role.workers))
     return places
+
+
+def _loads_whole(stage: Rl) -> bool:
+    """Return whether each rank loads the whole policy before it is sharded, as `tasks.rl` and its loading do."""
+    from_weights = stage.use_peft and (stage.use_dora or bool(stage.modules_to_save))
+    return from_weights or any(spec.model is None and spec.sync_steps is not None for spec in stage.references.values())
 
 
 def _make_pass(demand: StepDemand, model: KnownModel) -> tuple[Pass, int]:
@@ -72,9 +90,11 @@ def _make_pass(demand: StepDemand, model: KnownModel) -> tuple[Pass, int]:
     return Pass(((1, prompt),), ((1, paths, completion, prompt),), paths * completion), max(2, groups)
 
 
-def _find_references(demand: StepDemand) -> list[KnownModel]:
-    """Return the reference policies that the algorithm asks for and that are models of their own."""
-    stage = Rl.model_validate(demand.settings)
+def _find_references(demand: StepDemand, stage: Rl, *, synced: bool) -> list[KnownModel]:
+    """Return the reference policies that the algorithm asks for and that are models of their own.
+
+    Either those that `sync_steps` moves, which live in the trainer's processes, or those that never change.
+    """
     columns: set[str] = set()
     for use in uses(stage):
         try:
@@ -85,7 +105,7 @@ def _find_references(demand: StepDemand) -> list[KnownModel]:
     for name, port in {"ref": "reference", **{n: f"references.{n}.model" for n in stage.references}}.items():
         is_synced = name in stage.references and stage.references[name].sync_steps is not None
         is_base = port not in demand.models and stage.use_peft and not is_synced  # the policy without its adapter
-        if f"lp_{name}_T" in columns and not is_base:
+        if f"lp_{name}_T" in columns and not is_base and is_synced is synced:
             references.append(demand.model(port if port in demand.models else "model"))
     return references
 

@@ -22,7 +22,9 @@ from flows.planning.memory import (
     list_warnings,
     memory_as_json,
 )
+from flows.planning.memory_demand import StepDemand
 from flows.planning.memory_kinds.preference import FORWARD_TOKENS
+from flows.planning.memory_models import KnownModel
 from flows.planning.memory_sampling import MAX_OPEN
 from flows.planning.recipe_plan import plan_recipe
 from learning.generation.engines import running
@@ -35,6 +37,7 @@ from learning.memory_model.shape import ARCHITECTURES, Shape, read_shape
 from learning.models import cpu_attention, packed, segments
 from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
+from schemas.resources import Resources
 from schemas.stages.union import KINDS
 from tasks import reward_model
 from tests.flows.checkout import REPOSITORY
@@ -315,6 +318,42 @@ def test_roles_have_places_of_their_own(planned):
     assert "cache" not in {part for phase in places["train"].phases for part in phase.parts}
     assert [w for w in list_warnings(plan, [need], gpu=10**6) if "better: rollout needs" in w]
     assert memory_as_json(plan, [need])["steps"][0]["places"][1]["role"] == "rollout"
+
+
+SHARDED = "{train: {workers: 2, strategy: fsdp2}, rollout: {workers: 1}}"
+
+
+def find_trainer(planned, more):
+    plan, layout = planned(more)
+    need = next(n for n in estimate_memory(plan, layout) if n.step == "better")
+    return {phase.name: phase.parts for phase in need.places[0].phases}
+
+
+def test_shards_of_a_fixed_reference_are_counted_and_a_moving_one_is_whole(planned):
+    """Besides the policy's shards: shards of the reference, and the whole copy whose weights are sent to `rollout`."""
+    whole = find_trainer(planned, "")["log-probabilities"]["weights"]
+    parts = find_trainer(planned, f"resources: {SHARDED}")
+    assert {phase["other models"] for phase in parts.values()} == {whole // 2 + whole}
+    assert parts["log-probabilities"]["weights"] == whole // 2
+    assert "loading" not in parts
+    moving = "references: {ref: {sync_steps: 2}}"
+    for roles in (SHARDED, SHARDED.replace("rollout", "reference: {workers: 1}, rollout")):
+        parts = find_trainer(planned, f"{moving}\n    resources: {roles}")
+        assert {phase["other models"] for phase in parts.values()} == {2 * whole}
+        assert parts["loading"]["weights"] == whole
+
+
+def test_a_preference_step_counts_the_shards_of_its_reference():
+    model = KnownModel(read_shape(config_of("llama").to_dict()), 64)
+    settings = KINDS["preference"].model_validate(
+        {"kind": "preference", "model": "a", "reference": "b", "data": "c", "max_steps": 1, "loss": ["dpo"]}
+    )
+    both = {"model": model, "reference": model}
+    for workers in (1, 4):
+        group = {"train": {"workers": workers, "strategy": "fsdp2"}} if workers > 1 else {}
+        demand = StepDemand(settings.model_dump(), Resources.model_validate(group), both)
+        parts = {phase.name: phase.parts for phase in find_estimate("preference")(demand)[0].phases}["references"]
+        assert parts["other models"] == parts["weights"] == -(-4 * model.parameters // workers)
 
 
 def test_shorter_prompts_need_less(planned):
