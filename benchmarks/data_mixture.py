@@ -1,9 +1,10 @@
 """Convert and mix millions of rows of three formats, and measure memory and time; prints one line of JSON.
 
-    python benchmarks/data_mixture.py --rows 1000000
+    python benchmarks/data_mixture.py --rows 1000000 [--curriculum]
 
 `--rows` are those of each of the three sources: messages (JSON Lines), Alpaca (CSV), prompt and completion (Parquet).
 Peak memory is of the whole process; a second run with another number of rows shows what grows with them.
+With `--curriculum` the first source is in the first half of the mixture only, whose rows then have an order.
 """
 
 import argparse
@@ -52,13 +53,17 @@ def write_sources(folder, rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
-    rows = parser.parse_args().rows
+    parser.add_argument("--curriculum", action="store_true")
+    given = parser.parse_args()
+    rows = given.rows
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write_sources(folder, rows)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         names = ("chats", "alpaca", "pairs")
         sources = [{"from": f"path:{name}", "weight": w} for name, w in zip(names, (5, 3, 2), strict=True)]
+        if given.curriculum:
+            sources[0]["during"] = [0, 0.5]
         (folder / "work").mkdir()
         inputs = {f"sources.{i}.from": folder / name for i, name in enumerate(names)}
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -71,6 +76,7 @@ def main():
         print(
             json.dumps(
                 {
+                    "curriculum": given.curriculum,
                     "rows_read": 3 * rows,
                     "rows_mixed": mixed,
                     "source_mb": round(size / 1e6),

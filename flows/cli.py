@@ -47,7 +47,7 @@ PANELS = {
     "Audit": [auditing.lineage, reproduction.diff, reproduction.lock, auditing.export, auditing.query],
     "Champions": [champions.champions, champions.promote, champions.rollback, champions.serve],
     "Operate": [operating.up, operating.deploy, operating.mcp, operating.doctor],
-    "Keep": [keeping.gc, keeping.pin, keeping.push, keeping.pull],
+    "Keep": [keeping.gc, keeping.pin, keeping.push, keeping.pull, keeping.fetch],
 }
 """Verbs in the order of `--help`."""
 NAMES = {author.check_reward: "test-reward", importing.import_: "import"}

@@ -1,10 +1,10 @@
-"""Commands about storage: remove unneeded artifacts, pin them, share them through a DVC remote."""
+"""Commands about storage: remove unneeded artifacts, pin them, share them, fetch what a recipe names."""
 
 from typing import Annotated
 
 import typer
 
-from flows.commands.options import AsJson, console
+from flows.commands.options import AsJson, Overrides, Profile, RecipeFile, console
 from schemas.errors import PlanError
 
 
@@ -95,6 +95,34 @@ def pull(
     from lineage.layout import Layout
 
     pull(Layout.find(), remote, _chosen(target, every), console, trust=trust)
+
+
+def fetch(
+    recipe: RecipeFile,
+    profile: Profile = None,
+    overrides: Overrides = [],  # noqa: B006
+    update: Annotated[
+        bool, typer.Option("--update", help="The newest commits, in place of those that recipe.lock pins.")
+    ] = False,
+) -> None:
+    """Download the models and data sets of the hub that a recipe names; no other command does.
+
+    Without a lock the newest commits are fetched, and `posttrain lock` pins them. The token is read from HF_TOKEN.
+    """
+    from flows.planning.fetching import fetch_hub
+    from lineage.layout import Layout
+    from schemas.recipe.load import load_recipe
+
+    count = 0
+    for one in fetch_hub(
+        load_recipe(recipe, profile=profile, overrides=overrides), recipe, Layout.find(), update=update
+    ):
+        count += 1
+        by = ", pinned by the lock" if one.is_pinned else ""
+        line = f"{one.reference}: commit {one.commit}{by}, {one.size / 1e6:,.1f} MB"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    if not count:
+        console.print(f"{recipe}: names nothing of the hub", highlight=False, markup=False, soft_wrap=True)
 
 
 def _chosen(target: str | None, every: bool) -> str | None:

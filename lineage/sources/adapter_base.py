@@ -54,6 +54,18 @@ def find_base(folder: Path, reference: str, folders: tuple[Path, ...], find_hub:
         ) from error
 
 
+def read_base_name(folder: Path, reference: str) -> str | None:
+    """Return an adapter's base model as the hub names it, with its revision: `org/name@revision`; None without one.
+
+    Raise PlanError for an adapter whose settings cannot be read.
+    """
+    config = _read_config(folder, reference)
+    name, revision = config.get("base_model_name_or_path"), config.get("revision")
+    if not isinstance(name, str) or not name:
+        return None
+    return f"{name}@{revision}" if isinstance(revision, str) and revision else name
+
+
 def link_with_base(folder: Path, base: Path, layout: Layout) -> Path:
     """Return a folder that holds links to an adapter's files, and to those of its base in `base/`."""
     own = {file.name: file for file in folder.iterdir() if file.is_file()}

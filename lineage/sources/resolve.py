@@ -166,8 +166,7 @@ def _hash_git_blob(content: bytes) -> str:
 def _resolve_hub(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
     """Return a model or data set of the hub's local cache; the digest is its commit. Nothing is downloaded."""
     name, _, revision = rest.partition("@")
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    cache = find_hub_cache()
     for kind in ("models", "datasets"):
         repository = cache / f"{kind}--{name.replace('/', '--')}"
         pointer = repository / "refs" / (revision or "main")
@@ -176,8 +175,15 @@ def _resolve_hub(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source
             return Source(repository / "snapshots" / commit, commit)
     target = f"{name} --revision {revision}" if revision else name
     raise PlanError(
-        f"hub:{rest} is not in the local cache; fetch it first: hf download {target} (--repo-type dataset for data)"
+        f"hub:{rest} is not in the local cache; fetch it first: posttrain fetch RECIPE, "
+        f"or hf download {target} (--repo-type dataset for data)"
     )
+
+
+def find_hub_cache() -> Path:
+    """Return the folder of the hub's local cache, by the variables that the hub's own client reads."""
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
 
 
 @dataclass(frozen=True)
