@@ -212,19 +212,25 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.seeds, options.steps = 2, 6
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in options.modes}
+    runs_by_mode: dict[str, list[dict[str, Any]]] = {name: [] for name in options.modes}
     with tempfile.TemporaryDirectory() as scratch:
         for seed in range(options.seeds):
             inputs = make_inputs(Path(scratch), seed)
             for name in options.modes:
-                found[name].append(one(name, seed, inputs, Path(scratch), options))
-                print(f"seed {seed} {name}: {found[name][-1]['seconds']:.1f} s", file=sys.stderr)
-    first = found[options.modes[0]]
-    told = {"shape": SHAPE, "from_seconds": options.scale, "cut_seconds": options.scale * CUT}
+                runs_by_mode[name].append(one(name, seed, inputs, Path(scratch), options))
+                print(f"seed {seed} {name}: {runs_by_mode[name][-1]['seconds']:.1f} s", file=sys.stderr)
+    first = runs_by_mode[options.modes[0]]
+    latency = {"shape": SHAPE, "from_seconds": options.scale, "cut_seconds": options.scale * CUT}
     share = round(statistics.fmean(run["environment"] for run in first), 3)
-    modes = {name: summary(name, runs, first) for name, runs in found.items()}
+    modes = {name: summary(name, runs, first) for name, runs in runs_by_mode.items()}
     sizes = {"iterations": options.steps, "completions_per_iteration": GROUPS * N, "seeds": options.seeds}
-    line = {"benchmark": "async_rollout", "latency_pareto": told, "environment_share": share, **sizes, "modes": modes}
+    line = {
+        "benchmark": "async_rollout",
+        "latency_pareto": latency,
+        "environment_share": share,
+        **sizes,
+        "modes": modes,
+    }
     print(json.dumps(line))
 
 

@@ -80,14 +80,14 @@ def kinds_of(rows: np.ndarray) -> np.ndarray:
 
 def originals_before(rows: np.ndarray) -> np.ndarray:
     """For each row an earlier one that is an original."""
-    found = np.zeros(len(rows), np.int64)
+    originals = np.zeros(len(rows), np.int64)
     open_ = np.ones(len(rows), bool)
     for salt in range(3, 40):
         chosen = (drawn(rows, salt) % np.maximum(rows, 1).astype(np.uint64)).astype(np.int64)
         taken = open_ & (kinds_of(chosen) == 0)
-        found[taken] = chosen[taken]
+        originals[taken] = chosen[taken]
         open_ &= ~taken
-    return found
+    return originals
 
 
 def made(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -109,11 +109,11 @@ def messages(role: str, words: np.ndarray, texts: pa.Array) -> pa.Array:
     ends = pa.array(np.arange(0, words.size + 1, words.shape[1], dtype=np.int32))
     import pyarrow.compute as pc
 
-    said = pc.binary_join(pa.ListArray.from_arrays(ends, texts.take(pa.array(words.ravel()))), " ")
+    joined = pc.binary_join(pa.ListArray.from_arrays(ends, texts.take(pa.array(words.ravel()))), " ")
     struct = pa.StructArray.from_arrays(
-        [pa.array([role]).take(pa.array(np.zeros(len(said), np.int64))), said], names=["role", "content"]
+        [pa.array([role]).take(pa.array(np.zeros(len(joined), np.int64))), joined], names=["role", "content"]
     )
-    return pa.ListArray.from_arrays(pa.array(np.arange(len(said) + 1, dtype=np.int32)), struct)
+    return pa.ListArray.from_arrays(pa.array(np.arange(len(joined) + 1, dtype=np.int32)), struct)
 
 
 def table(rows: np.ndarray, texts: pa.Array) -> pa.Table:
@@ -164,8 +164,8 @@ def child(folder: Path, threads: int) -> None:
     result = run(stage, Context(inputs, folder / "step", folder / "checkpoints", seed=0, num_threads=threads))
     seconds = time.perf_counter() - began
     used = resource.getrusage(resource.RUSAGE_SELF)
-    told = {"seconds": seconds, "cpu_seconds": used.ru_utime + used.ru_stime, "peak_kb": used.ru_maxrss}
-    print(json.dumps({**told, "metrics": result.metrics}))
+    usage = {"seconds": seconds, "cpu_seconds": used.ru_utime + used.ru_stime, "peak_kb": used.ru_maxrss}
+    print(json.dumps({**usage, "metrics": result.metrics}))
 
 
 def spawn(folder: Path, threads: int) -> dict[str, Any]:
@@ -180,20 +180,20 @@ def spawn(folder: Path, threads: int) -> dict[str, Any]:
 
 def quality(folder: Path, planted: Counter[str]) -> dict[str, dict[str, float]]:
     """Recall and precision of each filter, by the kinds that the ids of dropped rows tell."""
-    found: Counter[tuple[str, str]] = Counter()
+    dropped: Counter[tuple[str, str]] = Counter()
     file = pq.ParquetFile(folder / "step/outputs/report/dropped.parquet")
     for batch in file.iter_batches(columns=["id", "reason"]):
         kinds = [name.partition("-")[0] for name in batch.column("id").to_pylist()]
-        found.update(zip(kinds, batch.column("reason").to_pylist(), strict=True))
-    told = {}
+        dropped.update(zip(kinds, batch.column("reason").to_pylist(), strict=True))
+    quality_by_kind = {}
     for kind, reasons in REASONS.items():
-        right = sum(found[kind, reason] for reason in reasons)
+        right = sum(dropped[kind, reason] for reason in reasons)
         wrong = sum(
-            n for (other, reason), n in found.items() if reason in reasons and other not in COPIES.get(kind, {kind})
+            n for (other, reason), n in dropped.items() if reason in reasons and other not in COPIES.get(kind, {kind})
         )
         recall, precision = right / max(planted[kind], 1), right / max(right + wrong, 1)
-        told[kind] = {"planted": planted[kind], "found": right, "recall": recall, "precision": precision}
-    return told
+        quality_by_kind[kind] = {"planted": planted[kind], "found": right, "recall": recall, "precision": precision}
+    return quality_by_kind
 
 
 def curate(folder: Path, rows: int, threads: int) -> dict[str, Any]:

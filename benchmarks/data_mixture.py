@@ -33,11 +33,11 @@ def write_sources(folder, rows):
         (folder / name).mkdir()
     with (folder / "chats/chats.jsonl").open("w") as file:
         for i in range(rows):
-            said = [
+            messages = [
                 {"role": "user", "content": f"{i} {texts[i % 1000]}"},
                 {"role": "assistant", "content": texts[-i % 1000]},
             ]
-            file.write(json.dumps({"id": f"c{i}", "messages": said}) + "\n")
+            file.write(json.dumps({"id": f"c{i}", "messages": messages}) + "\n")
     with (folder / "alpaca/alpaca.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["instruction", "input", "output"])

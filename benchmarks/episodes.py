@@ -118,11 +118,11 @@ def compared(options: argparse.Namespace, virtual: bool) -> dict[str, Any]:
             taken[order].append(seconds)
             tokens.append(ids)
         assert tokens[0] == tokens[1]
-        told = ", ".join(f"{order} {taken[order][-1]:.2f} s" for order in ORDERS)
-        print(f"{'virtual' if virtual else 'real'}, seed {seed}: {told}", file=sys.stderr)
+        durations = ", ".join(f"{order} {taken[order][-1]:.2f} s" for order in ORDERS)
+        print(f"{'virtual' if virtual else 'real'}, seed {seed}: {durations}", file=sys.stderr)
     ratios = [slow / fast for slow, fast in zip(*(taken[order] for order in ORDERS), strict=True)]
     return {
-        "seconds": {order: [round(s, 3) for s in found] for order, found in taken.items()},
+        "seconds": {order: [round(s, 3) for s in durations_of_order] for order, durations_of_order in taken.items()},
         "ratio": round(statistics.fmean(ratios), 2),
         "ratio_lowest": round(min(ratios), 2),
     }
@@ -141,8 +141,8 @@ def main() -> None:
         options.seeds, options.episodes, options.scale = 1, 8, 0.005
     sizes = {key: getattr(options, key) for key in ("seeds", "episodes", "turns")}
     shape = {"shape": SHAPE, "cut": CUT, "decode_seconds": options.decode, "real_from_seconds": options.scale}
-    found = {name: compared(options, name == "virtual") for name in ("virtual", "real")}
-    print(json.dumps({"benchmark": "episodes", "latency_pareto": shape, **sizes, **found}))
+    comparisons = {name: compared(options, name == "virtual") for name in ("virtual", "real")}
+    print(json.dumps({"benchmark": "episodes", "latency_pareto": shape, **sizes, **comparisons}))
 
 
 if __name__ == "__main__":

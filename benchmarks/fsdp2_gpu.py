@@ -104,9 +104,9 @@ def rank_main(options: argparse.Namespace) -> None:
     kept = [*model.parameters(), *(p.grad for p in model.parameters()), *state]
     held = sum(local(t).numel() * local(t).element_size() for t in kept if t is not None)
     peak = torch.cuda.max_memory_allocated() if options.device == "cuda" else None
-    found = group.gather({"held": held, "peak": peak})
+    memory_by_rank = group.gather({"held": held, "peak": peak})
     if group.main:
-        tell(options, parameters, found, seconds[1:], losses)
+        tell(options, parameters, memory_by_rank, seconds[1:], losses)
     distributed.destroy_process_group()
 
 
@@ -116,12 +116,16 @@ def local(tensor: Any) -> Any:
 
 
 def tell(
-    options: argparse.Namespace, parameters: int, found: list[dict[str, Any]], seconds: list[float], losses: list[float]
+    options: argparse.Namespace,
+    parameters: int,
+    memory_by_rank: list[dict[str, Any]],
+    seconds: list[float],
+    losses: list[float],
 ) -> None:
     """The JSON line."""
     median = statistics.median(seconds)
     shares = options.ranks if options.strategy == "fsdp2" else 1
-    said = {
+    report = {
         "benchmark": "fsdp2_step",
         "shape": options.shape,
         "parameters": parameters,
@@ -134,13 +138,13 @@ def tell(
         "tokens": options.tokens,
         "median_seconds": round(median, 4),
         "tokens_per_second": round(options.rows * options.tokens / median, 1),
-        "held_bytes_per_rank": [one["held"] for one in found],
+        "held_bytes_per_rank": [one["held"] for one in memory_by_rank],
         "expected_held_bytes_per_rank": 16 * parameters // shares,
-        "peak_bytes_per_rank": [one["peak"] for one in found],
+        "peak_bytes_per_rank": [one["peak"] for one in memory_by_rank],
         "loss_first": losses[0],
         "loss_last": losses[-1],
     }
-    print(json.dumps(said))
+    print(json.dumps(report))
 
 
 def main() -> None:

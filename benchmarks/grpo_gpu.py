@@ -230,14 +230,14 @@ def rate_of(options: argparse.Namespace) -> float:
     size = 8192 if options.device == "cuda" else 1024
     a = torch.randn(size, size, device=options.device, dtype=dtype(options))
     wait = torch.cuda.synchronize if options.device == "cuda" else lambda: None
-    found = []
+    rates = []
     for _ in range(8):
         wait()
         began = time.perf_counter()
         a @ a
         wait()
-        found.append(2 * size**3 / (time.perf_counter() - began))
-    return statistics.median(found)
+        rates.append(2 * size**3 / (time.perf_counter() - began))
+    return statistics.median(rates)
 
 
 def spawn(side: str, folder: Path, arguments: list[str]) -> dict[str, Any]:
@@ -278,26 +278,26 @@ def main() -> None:
     if options.side:
         child(options)
         return
-    told: dict[str, Any] = {
+    report: dict[str, Any] = {
         "shape": options.shape,
         "workload": f"{options.prompts}x{GENERATIONS}, prompt {options.prompt}, output {options.completion}",
     }
     with tempfile.TemporaryDirectory() as scratch:
         make_model(Path(scratch), options)
-        found: dict[str, list[dict[str, Any]]] = {side: [] for side in options.sides}
+        runs_by_side: dict[str, list[dict[str, Any]]] = {side: [] for side in options.sides}
         for _ in range(options.rounds):
-            for side, runs in found.items():
+            for side, runs in runs_by_side.items():
                 runs.append(spawn(side, Path(scratch), sys.argv[1:]))
     rate, needed = rate_of(options), work(options)
-    told |= {"matrix_tflops": round(rate / 1e12, 3), "step_tflop": round(needed / 1e12, 4)}
-    for side, runs in found.items():
+    report |= {"matrix_tflops": round(rate / 1e12, 3), "step_tflop": round(needed / 1e12, 4)}
+    for side, runs in runs_by_side.items():
         if wrong := [run["error"] for run in runs if "error" in run]:
-            told[side] = {"error": wrong[0]}
+            report[side] = {"error": wrong[0]}
             continue
         seconds = statistics.median(s for run in runs for s in run["seconds"][1:])
         share = round(needed / seconds / rate, 4)
-        told[side] = {"seconds": round(seconds, 3), "of_matrix_rate": share, "peak_mb": round(runs[0]["peak_mb"])}
-    print(json.dumps(told))
+        report[side] = {"seconds": round(seconds, 3), "of_matrix_rate": share, "peak_mb": round(runs[0]["peak_mb"])}
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -57,14 +57,14 @@ def compare(workload: str, folder: Path, options: argparse.Namespace) -> dict[st
             rounds[side].append((statistics.median(wall), statistics.median(cpu)))
             peaks[side].append(measured["peak_mb"])
     work = WORKLOADS[workload]
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "workload": f"{work['groups']}x{GENERATIONS}, prompt {work['prompt']}, output {work['completion']}"
     }
     for place, clock in enumerate(("seconds", "cpu_seconds")):
         ours, trl = ([medians[place] for medians in rounds[side]] for side in ("ours", "trl"))
         ratios = [b / a for a, b in zip(ours, trl, strict=True)]
-        found |= {f"ours_{clock}": spread(ours), f"trl_{clock}": spread(trl), f"speedup_{clock}": spread(ratios)}
-    return {**found, **{f"{side}_peak_mb": round(max(peaks[side])) for side in peaks}}
+        results |= {f"ours_{clock}": spread(ours), f"trl_{clock}": spread(trl), f"speedup_{clock}": spread(ratios)}
+    return {**results, **{f"{side}_peak_mb": round(max(peaks[side])) for side in peaks}}
 
 
 def main() -> None:

@@ -43,11 +43,11 @@ def main() -> None:
         changes = [word for change in options.set for word in ("--set", change)]
         run = [sys.executable, "-m", "flows.cli", "run", str(ROOT / RECIPE), *changes]
         subprocess.run(run, check=True, cwd=ROOT, env={**os.environ, "POSTTRAIN_ROOT": str(folder)})
-        found = results(folder)
+        table = results(folder)
         if not options.set:
-            (ROOT / "docs" / "learning.md").write_text(page(found))
-            draw(found, ROOT / "docs" / "learning.png")
-    print(json.dumps({"benchmark": "learning_table", "cold_start": found["cold_start"], **found["algorithms"]}))
+            (ROOT / "docs" / "learning.md").write_text(page(table))
+            draw(table, ROOT / "docs" / "learning.png")
+    print(json.dumps({"benchmark": "learning_table", "cold_start": table["cold_start"], **table["algorithms"]}))
 
 
 def results(folder: Path) -> dict[str, Any]:
@@ -62,14 +62,14 @@ def results(folder: Path) -> dict[str, Any]:
     curves: dict[str, list[list[dict[str, float]]]] = {}
     for record in (r for r in records if r["kind"] == "rl"):
         name = re.search(r"algorithm=(\w+)", record["step"])[1]
-        found = algorithms.setdefault(name, {"accuracies": [], "tokens": []})
-        found["accuracies"].append(round(accuracy[record["step"]]["value"], 4))
+        algorithm = algorithms.setdefault(name, {"accuracies": [], "tokens": []})
+        algorithm["accuracies"].append(round(accuracy[record["step"]]["value"], 4))
         lines = [json.loads(line) for line in (Path(record["folder"]) / "metrics.jsonl").read_text().splitlines()]
         lines = whole_windows(lines)
-        found["tokens"].append(int(record["metrics"]["tokens"]))
+        algorithm["tokens"].append(int(record["metrics"]["tokens"]))
         curves.setdefault(name, []).append(lines)
-    for found in algorithms.values():
-        found["mean"], found["low"], found["high"] = interval(found["accuracies"])
+    for algorithm in algorithms.values():
+        algorithm["mean"], algorithm["low"], algorithm["high"] = interval(algorithm["accuracies"])
     cold = {key: round(accuracy["cold_start"][key], 4) for key in ("value", "low", "high", "n")}
     return {"cold_start": cold, "algorithms": algorithms, "curves": curves}
 
@@ -91,9 +91,9 @@ def interval(values: list[float]) -> tuple[float, float, float]:
     return round(mean, 4), round(mean - half, 4), round(mean + half, 4)
 
 
-def page(found: dict[str, Any]) -> str:
+def page(table: dict[str, Any]) -> str:
     """docs/learning.md."""
-    cold = found["cold_start"]
+    cold = table["cold_start"]
     lines = [
         "# Five algorithms on one cold start",
         "",
@@ -107,9 +107,9 @@ def page(found: dict[str, Any]) -> str:
         f"| cold start | {cold['value']:.3f} | [{cold['low']:.3f}, {cold['high']:.3f}] | | |",
     ]
     for name, title in NAMES.items():
-        if name not in found["algorithms"]:
+        if name not in table["algorithms"]:
             continue
-        of = found["algorithms"][name]
+        of = table["algorithms"][name]
         seeds = " ".join(f"{value:.3f}" for value in of["accuracies"])
         lines.append(
             f"| {title} | {of['mean']:.3f} | [{of['low']:.3f}, {of['high']:.3f}] | {seeds} | "
@@ -118,7 +118,7 @@ def page(found: dict[str, Any]) -> str:
     return "\n".join([*lines, "", "![Reward against sampled tokens](learning.png)", ""])
 
 
-def draw(found: dict[str, Any], file: Path) -> None:
+def draw(table: dict[str, Any], file: Path) -> None:
     """Reward of the samples against the tokens sampled: mean over seeds, and the range of the seeds."""
     import matplotlib
 
@@ -128,7 +128,7 @@ def draw(found: dict[str, Any], file: Path) -> None:
 
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     for name, title in NAMES.items():
-        runs = found["curves"].get(name, [])
+        runs = table["curves"].get(name, [])
         if not runs:
             continue
         last = min(run[-1]["sampled_tokens"] for run in runs)

@@ -53,7 +53,7 @@ def measured(root: Path, options: argparse.Namespace) -> dict[str, Any]:
         "query": ["query", "select count(*) from steps", "--json"],
     }
     firsts = {"index": seconds(root, questions["ancestry"]), "row_index": seconds(root, questions["row"])}
-    found = {name: median([seconds(root, words) for _ in range(options.rounds)]) for name, words in questions.items()}
+    medians = {name: median([seconds(root, words) for _ in range(options.rounds)]) for name, words in questions.items()}
     start = median([seconds(root, ["--help"]) for _ in range(options.rounds)])
     size = (root / ".posttrain/index.db").stat().st_size
     return {
@@ -62,7 +62,7 @@ def measured(root: Path, options: argparse.Namespace) -> dict[str, Any]:
         "artifacts": 3 * options.runs,
         "generations": options.generations,
         "start": start,
-        **found,
+        **medians,
         "first": firsts,
         "index_megabytes": round(size / 1e6, 1),
         "cores": os.cpu_count(),

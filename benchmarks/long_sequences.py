@@ -124,7 +124,7 @@ def compare(prompt: int, completion: int, layers: int, threads: int) -> dict[str
             raise SystemExit(f"{name}: {ours[name]} and {theirs[name]} for {prompt} + {completion} tokens")
     names = ("seconds", "cpu_seconds", "bytes")
     sides = {"ours": ours, "transformers": theirs}
-    sides = {side: {name: round(found[name], 2) for name in names} for side, found in sides.items()}
+    sides = {side: {name: round(measurements[name], 2) for name in names} for side, measurements in sides.items()}
     return {**sides, "ratio": {name: round(ours[name] / theirs[name], 3) for name in names}}
 
 
@@ -143,13 +143,13 @@ def main() -> None:
         return
     prompts = options.prompts or ([16, 256] if options.quick else [64, 4096])
     completions = options.completions or ([64, 256] if options.quick else [512, 2048, 8192])
-    found = {
+    shapes = {
         f"{prompt}+{COMPLETIONS}x{completion}": compare(prompt, completion, options.layers, options.threads)
         for prompt in prompts
         for completion in completions
     }
     settings = {"layers": options.layers, "threads": options.threads}
-    print(json.dumps({"benchmark": "long_sequences", **settings, "shapes": found}))
+    print(json.dumps({"benchmark": "long_sequences", **settings, "shapes": shapes}))
 
 
 if __name__ == "__main__":

@@ -38,17 +38,17 @@ def fit_decode(points: Sequence[tuple[int, int, float]]) -> tuple[float, float, 
     """
     rows = np.array([[1.0, n, n * length] for n, length, _ in points])
     seconds = np.array([taken for *_, taken in points])
-    found = nnls(rows / seconds[:, None], np.ones(len(seconds)))[0]
-    off = float(np.median(np.abs(rows @ found / seconds - 1)))
-    return float(found[0]), float(found[1]), float(found[2]), off
+    coefficients = nnls(rows / seconds[:, None], np.ones(len(seconds)))[0]
+    off = float(np.median(np.abs(rows @ coefficients / seconds - 1)))
+    return float(coefficients[0]), float(coefficients[1]), float(coefficients[2]), off
 
 
 def fit_update(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
     """An iteration's own seconds and those of a token, of seconds = step + token · tokens, none negative."""
     rows = np.array([[1.0, tokens] for tokens, _ in points])
     seconds = np.array([taken for _, taken in points])
-    found = nnls(rows / seconds[:, None], np.ones(len(seconds)))[0]
-    return float(found[0]), float(found[1])
+    coefficients = nnls(rows / seconds[:, None], np.ones(len(seconds)))[0]
+    return float(coefficients[0]), float(coefficients[1])
 
 
 def median_of(repeats: int, what: Callable[[], Any]) -> float:
@@ -151,8 +151,14 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
         f"{shape.heads} heads, feed-forward {shape.feed_forward}, {sum(p.numel() for p in policy.model.parameters())} "
         "parameters in float32, torch engine."
     )
-    told = {key: {"value": float(f"{value:.4g}"), "why": why} for key, (value, why) in costs.items()}
-    return {"about": about, "command": command, "cluster": cluster_of(name), "costs": told, "work": work_of(name)}
+    costs_with_reasons = {key: {"value": float(f"{value:.4g}"), "why": why} for key, (value, why) in costs.items()}
+    return {
+        "about": about,
+        "command": command,
+        "cluster": cluster_of(name),
+        "costs": costs_with_reasons,
+        "work": work_of(name),
+    }
 
 
 def main() -> None:

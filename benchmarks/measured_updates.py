@@ -45,9 +45,9 @@ class Watched:
         def ended(name: str) -> Callable[..., Any]:
             def timed(*args: Any) -> Any:
                 began = time.process_time()
-                found = own[name](*args)
+                result = own[name](*args)
                 self.ends += time.process_time() - began
-                return found
+                return result
 
             return timed
 
@@ -60,9 +60,9 @@ class Watched:
 
             def timed(*asked: Any) -> Any:
                 began = time.process_time()
-                found = generate(*asked)
+                result = generate(*asked)
                 generating.append(time.process_time() - began)
-                return found
+                return result
 
             loop.engine.generate, began = timed, time.process_time()
             own["iterate"](loop, *args)

@@ -53,14 +53,14 @@ class Counter(TorchDispatchMode):
 @contextmanager
 def peak_of(device: str = "cpu") -> Iterator[Peak]:
     """Measure a block; the number is there when it has ended."""
-    found = Peak()
+    peak = Peak()
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
-        yield found
+        yield peak
         torch.cuda.synchronize(device)
-        found.bytes = torch.cuda.max_memory_allocated(device)
+        peak.bytes = torch.cuda.max_memory_allocated(device)
         return
     with Counter() as counter:
-        yield found
-    found.bytes = counter.peak
+        yield peak
+    peak.bytes = counter.peak

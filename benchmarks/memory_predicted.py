@@ -248,19 +248,19 @@ def rows_of(case: Case) -> tuple[str, list[dict[str, Any]]]:
     """The kind of the table, and rows that are as long as they may be."""
     answer = case.length - case.prompt
     kind = {"sft": "chat", "reward_model": "preference_pairs"}.get(case.kind, "prompts")
-    found = []
+    rows = []
     for i in range(case.rows):
         own = "".join("abcdefghij"[int(digit)] for digit in f"{i:03d}")[-max(1, case.prompt - 3) :]
         text = own.rjust(case.prompt - 3, "a")
         row: dict[str, Any] = {"id": str(i), "prompt": [{"role": "user", "content": text}], "metadata": "{}"}
         if kind == "preference_pairs":
             sides = {side: [{"role": "assistant", "content": c * (answer - 1)}] for side, c in SIDES}
-            found.append({**row, **sides, "margin": 1.0})
+            rows.append({**row, **sides, "margin": 1.0})
             continue
         row |= {"answer": "", "family": "letters"}
         messages = [{"role": "assistant", "content": "b" * (answer - 1)}]
-        found.append({**row, "completion": messages} if kind == "chat" else row)
-    return kind, found
+        rows.append({**row, "completion": messages} if kind == "chat" else row)
+    return kind, rows
 
 
 SIDES = (("chosen", "b"), ("rejected", "c"))
@@ -320,8 +320,8 @@ def spawn(name: str, device: str) -> dict[str, Any]:
 def one(name: str, device: str) -> dict[str, Any]:
     """Prediction, measurement and their ratio."""
     case = {**CASES, **REAL_CASES, **GPU_CASES}[name]
-    found = {"predicted": predicted(case, device), **measured(case, device)}
-    return {**found, "ratio": round(found["predicted"] / found["measured"], 3)}
+    comparison = {"predicted": predicted(case, device), **measured(case, device)}
+    return {**comparison, "ratio": round(comparison["predicted"] / comparison["measured"], 3)}
 
 
 def main(say: Callable[[str], None] = print) -> None:
@@ -334,8 +334,8 @@ def main(say: Callable[[str], None] = print) -> None:
         say(json.dumps(one(options.case, options.device)))
         return
     names = options.cases or list(CASES | REAL_CASES if options.device == "cpu" else GPU_CASES)
-    found = {name: spawn(name, options.device) for name in names}
-    say(json.dumps({"benchmark": "memory_predicted", "device": options.device, "cases": found}))
+    cases = {name: spawn(name, options.device) for name in names}
+    say(json.dumps({"benchmark": "memory_predicted", "device": options.device, "cases": cases}))
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ def exact_ties(base: torch.Tensor, models: list[torch.Tensor], weights: list[flo
 
 def compare_with_formula(root: Path, ours: Path, theirs: Path) -> dict[str, Any]:
     """Return how many elements of either result are further from TIES' formula than a unit in the last place."""
-    found: dict[str, Any] = {side: {"off": 0, "largest": 0.0} for side in ("ours", "mergekit")}
+    differences: dict[str, Any] = {side: {"off": 0, "largest": 0.0} for side in ("ours", "mergekit")}
     files = {name: safe_open(root / name / "model.safetensors", "pt") for name in ("base", "one", "two")}
     opened = [safe_open(path, "pt") for path in sorted(theirs.glob("*.safetensors"))]
     others = {name: file for file in opened for name in list(file.keys())}
@@ -147,9 +147,9 @@ def compare_with_formula(root: Path, ours: Path, theirs: Path) -> dict[str, Any]
         for side, result in (("ours", mine), ("mergekit", others[name])):
             gap = (result.get_tensor(name).flatten().double() - exact).abs()
             off = gap > 2.0**-8 * exact.abs() + 1e-12
-            found[side]["off"] += int(off.sum())
-            found[side]["largest"] = max(found[side]["largest"], float((gap * off).max()))
-    return found
+            differences[side]["off"] += int(off.sum())
+            differences[side]["largest"] = max(differences[side]["largest"], float((gap * off).max()))
+    return differences
 
 
 def main() -> None:

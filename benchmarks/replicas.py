@@ -33,7 +33,7 @@ def main() -> None:
         print(json.dumps({"benchmark": "replicas", **measured(Path(folder), options)}))
 
 
-def measured(folder: Path, told: argparse.Namespace) -> dict[str, Any]:
+def measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The three sides in turns."""
     from benchmarks.sft_step import make_model
     from flows.processes.process_tree import ProcessGroup
@@ -56,34 +56,34 @@ def measured(folder: Path, told: argparse.Namespace) -> dict[str, Any]:
         alone, *two = actors.start("rollout", serve, use, str(model), "float32")
         one = Replicas(actors, [alone])
         sides = {"embedded": build(use, load_policy(model)), "one": one, "two": Replicas(actors, two)}
-        found = in_turns(sides, asked(told), told)
+        measurements = in_turns(sides, asked(options), options)
         actors.close()
     finally:
         workers.close()
-    return found
+    return measurements
 
 
-def asked(told: argparse.Namespace) -> list[Any]:
+def asked(options: argparse.Namespace) -> list[Any]:
     """Requests with prompts of 16 to 64 tokens."""
     import random
 
     from learning.samples.engine_protocol import Request
 
     source = random.Random(0)
-    prompts = [[source.randrange(8, 90) for _ in range(source.randrange(16, 65))] for _ in range(told.requests)]
-    return [Request(prompt, told.samples, seed) for seed, prompt in enumerate(prompts)]
+    prompts = [[source.randrange(8, 90) for _ in range(source.randrange(16, 65))] for _ in range(options.requests)]
+    return [Request(prompt, options.samples, seed) for seed, prompt in enumerate(prompts)]
 
 
-def in_turns(sides: dict[str, Any], requests: list[Any], told: argparse.Namespace) -> dict[str, Any]:
+def in_turns(sides: dict[str, Any], requests: list[Any], options: argparse.Namespace) -> dict[str, Any]:
     """Tokens per second of every side, after a round that also proves that they sample the same."""
     from learning.samples.engine_protocol import Sampling
 
     rates: dict[str, list[float]] = {name: [] for name in sides}
     tokens: dict[str, list[list[list[int]]]] = {}
-    for number in range(told.rounds + 1):
+    for number in range(options.rounds + 1):
         for name, engine in sides.items():
             began = time.perf_counter()
-            made = engine.generate(requests, Sampling(1.0, told.tokens))
+            made = engine.generate(requests, Sampling(1.0, options.tokens))
             seconds = time.perf_counter() - began
             tokens[name] = [[one.token_ids for one in of] for of in made]
             if number:
@@ -97,7 +97,7 @@ def in_turns(sides: dict[str, Any], requests: list[Any], told: argparse.Namespac
         "tokens_per_second": medians,
         "two_over_one": round(statistics.median(ratios), 2),
         "two_over_one_by_round": [round(ratio, 2) for ratio in ratios],
-        "completions": len(requests) * told.samples,
+        "completions": len(requests) * options.samples,
         "cores": cores,
         "load_average": load,
     }

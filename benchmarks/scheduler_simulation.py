@@ -28,22 +28,22 @@ CAPPED = 0.5
 """Length that completions are cut at, of the longest, to see what the longest cost."""
 
 
-def summary(found: list[Found], size: Cluster) -> dict[str, Any]:
+def summary(runs: list[Found], size: Cluster) -> dict[str, Any]:
     """Means over seeds; spread is the standard deviation of the throughput over seeds."""
-    rates = [sum(one.tokens) / sum(one.seconds) / size.gpus for one in found]
+    rates = [sum(one.tokens) / sum(one.seconds) / size.gpus for one in runs]
     total: dict[int, int] = {}
-    for one in found:
+    for one in runs:
         for age, tokens in one.staleness.items():
             total[age] = total.get(age, 0) + tokens
     every = sum(total.values())
     return {
         "tokens_per_second_per_gpu": round(statistics.mean(rates), 3),
         "spread": round(statistics.pstdev(rates), 3),
-        "iteration_seconds": round(statistics.mean(s for one in found for s in one.seconds), 2),
-        "generating": round(statistics.mean(one.generating for one in found), 4),
-        "filled": round(statistics.mean(one.filled for one in found), 4),
-        "training": round(statistics.mean(one.training for one in found), 4),
-        "trained_length": round(statistics.mean(n for one in found for n in one.lengths), 1),
+        "iteration_seconds": round(statistics.mean(s for one in runs for s in one.seconds), 2),
+        "generating": round(statistics.mean(one.generating for one in runs), 4),
+        "filled": round(statistics.mean(one.filled for one in runs), 4),
+        "training": round(statistics.mean(one.training for one in runs), 4),
+        "trained_length": round(statistics.mean(n for one in runs for n in one.lengths), 1),
         "staleness": {str(age): round(tokens / every, 4) for age, tokens in sorted(total.items())},
     }
 
@@ -60,8 +60,10 @@ def best_share(
 
 def rate(mode: str, cluster: Cluster, costs: Costs, work: Work, iterations: int) -> float:
     """Completions a second in one run."""
-    found = MODES[mode](cluster, costs, work, iterations, 0)
-    return sum(tokens / length for tokens, length in zip(found.tokens, found.lengths, strict=True)) / sum(found.seconds)
+    simulated = MODES[mode](cluster, costs, work, iterations, 0)
+    return sum(tokens / length for tokens, length in zip(simulated.tokens, simulated.lengths, strict=True)) / sum(
+        simulated.seconds
+    )
 
 
 HALVED = {
@@ -101,13 +103,17 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     for mode in options.modes:
         size = best_share(mode, cluster, costs, work, short)
         runs = [MODES[mode](size, costs, work, options.iterations, seed) for seed in range(options.seeds)]
-        told = summary(runs, size) | ({} if mode in COLOCATED else {"generating_share": size.share})
-        modes[mode] = told | ({"halved": bottlenecks(mode, size, costs, work, short)} if mode in options.halved else {})
+        summary_of_mode = summary(runs, size) | ({} if mode in COLOCATED else {"generating_share": size.share})
+        modes[mode] = summary_of_mode | (
+            {"halved": bottlenecks(mode, size, costs, work, short)} if mode in options.halved else {}
+        )
         print(mode, modes[mode], file=sys.stderr, flush=True)
     first = modes.get("synchronous")
-    for told in modes.values():
+    for summary_of_mode in modes.values():
         if first:
-            told["ratio"] = round(told["tokens_per_second_per_gpu"] / first["tokens_per_second_per_gpu"], 2)
+            summary_of_mode["ratio"] = round(
+                summary_of_mode["tokens_per_second_per_gpu"] / first["tokens_per_second_per_gpu"], 2
+            )
     return {
         "benchmark": "scheduler_simulation",
         "gpus": options.gpus,

@@ -58,12 +58,12 @@ def make_model(folder: Path) -> Path:
 def conversations(count: int) -> list[tuple[str, str]]:
     """Random prompts and completions; a token per character, and four of the chat template."""
     source = random.Random(0)
-    found = []
+    results = []
     for _ in range(count):
         length = source.randint(16, LONGEST) - 4
         text = "".join(source.choices(string.ascii_letters, k=length))
-        found.append((text[: length // 4], text[length // 4 :]))
-    return found
+        results.append((text[: length // 4], text[length // 4 :]))
+    return results
 
 
 def encoded(folder: Path, count: int) -> list[Any]:
@@ -242,14 +242,14 @@ def compare(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             wall, cpu = zip(*((n / w, n / c) for w, c, n in measured["steps"][WARM_UP - 1 :]), strict=True)
             rounds[side].append((statistics.median(wall), statistics.median(cpu)))
             peaks[side].append(measured["peak_mb"])
-    found: dict[str, Any] = {"workload": f"{ROWS} rows of 16 to {LONGEST} tokens"}
+    results: dict[str, Any] = {"workload": f"{ROWS} rows of 16 to {LONGEST} tokens"}
     for place, clock in enumerate(("second", "cpu_second")):
         speeds = {side: [medians[place] for medians in rounds[side]] for side in sides}
         best = max(TRL, key=lambda side: statistics.median(speeds[side]))
         ratios = [a / b for a, b in zip(speeds["ours"], speeds[best], strict=True)]
-        found |= {f"{side}_tokens_per_{clock}": spread(speeds[side]) for side in sides}
-        found |= {f"trl_best_per_{clock}": best, f"speedup_per_{clock}": spread(ratios)}
-    return {**found, **{f"{side}_peak_mb": round(max(peaks[side])) for side in sides}}
+        results |= {f"{side}_tokens_per_{clock}": spread(speeds[side]) for side in sides}
+        results |= {f"trl_best_per_{clock}": best, f"speedup_per_{clock}": spread(ratios)}
+    return {**results, **{f"{side}_peak_mb": round(max(peaks[side])) for side in sides}}
 
 
 def main() -> None:

@@ -37,23 +37,23 @@ def predicted(costs: Costs, work: Work, slots: int, iterations: int, seeds: int)
         name: [mode(one if name == "synchronous" else two, costs, work, iterations, seed) for seed in range(seeds)]
         for name, mode in MODES.items()
     }
-    told = {}
-    for name, found in runs.items():
-        pairs = zip(runs["synchronous"], found, strict=True)
+    predictions = {}
+    for name, runs_of_mode in runs.items():
+        pairs = zip(runs["synchronous"], runs_of_mode, strict=True)
         ratios = [first.total / run.total for first, run in pairs]
-        told[name] = {
-            "seconds": round(statistics.fmean(run.total for run in found), 2),
-            "seconds_deviation": round(statistics.pstdev(run.total for run in found), 2),
+        predictions[name] = {
+            "seconds": round(statistics.fmean(run.total for run in runs_of_mode), 2),
+            "seconds_deviation": round(statistics.pstdev(run.total for run in runs_of_mode), 2),
             "ratio": round(statistics.fmean(ratios), 3),
             "ratio_deviation": round(statistics.pstdev(ratios), 3),
         }
-    return told
+    return predictions
 
 
-def compared(told: dict[str, dict[str, float]], against: dict[str, Any]) -> dict[str, dict[str, float]]:
+def compared(predictions: dict[str, dict[str, float]], against: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Predictions beside the line that `async_rollout.py` printed; `off`: predicted over measured, less one."""
-    found = {}
-    for name, mode in told.items():
+    comparison = {}
+    for name, mode in predictions.items():
         real = against["modes"][name]
         seconds = statistics.fmean(real["seconds"])
         measured = {"measured_seconds": round(seconds, 2), "measured_ratio": real["times_synchronous"]}
@@ -61,8 +61,8 @@ def compared(told: dict[str, dict[str, float]], against: dict[str, Any]) -> dict
             "seconds_off": round(mode["seconds"] / seconds - 1, 3),
             "ratio_off": round(mode["ratio"] / real["times_synchronous"] - 1, 3),
         }
-        found[name] = mode | measured | off
-    return found
+        comparison[name] = mode | measured | off
+    return comparison
 
 
 def main() -> None:
@@ -71,11 +71,11 @@ def main() -> None:
     parser.add_argument("--costs", default="async_rollout", help="a set of simulation_costs.json, or a file")
     parser.add_argument("--seeds", type=int, default=200)
     options = parser.parse_args()
-    told = told_of(options.costs)
+    inputs = told_of(options.costs)
     against = json.loads(options.against.read_text()) if options.against else None
     if against:
-        told["work"]["latency_from"] = {"value": against["latency_pareto"]["from_seconds"]}
-    costs, work, cluster = costs_of(told, 2)
+        inputs["work"]["latency_from"] = {"value": against["latency_pareto"]["from_seconds"]}
+    costs, work, cluster = costs_of(inputs, 2)
     modes = predicted(costs, work, cluster.slots, against["iterations"] if against else 30, options.seeds)
     line = {"benchmark": "simulated_async_rollout", "costs": options.costs, "seeds": options.seeds}
     print(json.dumps(line | {"modes": compared(modes, against) if against else modes}))

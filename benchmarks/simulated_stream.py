@@ -62,15 +62,15 @@ class SimulatedStream(Stream):
     def take(self, step: int, due: int) -> list[Any]:
         """As it is; it need not look before there can be enough."""
         self._least = min(self.sizes[step], len(self.groups))
-        found = super().take(step, due)
+        batch = super().take(step, due)
         self._least = 0
-        return found
+        return batch
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Let virtual time pass."""
         self.clock.until(lambda: self.num_scored - self._given >= self._least and condition())
 
-    def count_taken(self, *told: Any) -> None:
+    def count_taken(self, *arguments: Any) -> None:
         """The trainer had to wait since the iteration began."""
         self.waited += self.clock.now - self._began
 

@@ -80,7 +80,7 @@ def work_of(given: dict[str, Any]) -> Work:
     return Work(*sizes, waits, longest, lambda lengths: 0.5 + lengths / longest)
 
 
-def costs_of(told: dict[str, Any], size: int) -> tuple[Costs, Work, Cluster]:
+def costs_of(inputs: dict[str, Any], size: int) -> tuple[Costs, Work, Cluster]:
     """Costs, work and cluster of a set of costs."""
-    costs, work, shape = ({k: v["value"] for k, v in told[part].items()} for part in ("costs", "work", "cluster"))
+    costs, work, shape = ({k: v["value"] for k, v in inputs[part].items()} for part in ("costs", "work", "cluster"))
     return Costs(**costs), work_of(work), Cluster(size, shape["gpus_per_replica"], shape["slots"])

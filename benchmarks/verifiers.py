@@ -36,11 +36,11 @@ GROUP = 8
 
 def direct(rows: list, completions: list[str]) -> list[float]:
     """As it was: in this process."""
-    found = []
+    scores = []
     for row, completion in zip(rows, completions, strict=True):
         source, entry = entry_of(row)
-        found.append(float(source.score_answer(completion.strip(), entry)))
-    return found
+        scores.append(float(source.score_answer(completion.strip(), entry)))
+    return scores
 
 
 def computed() -> float:
