@@ -38,10 +38,10 @@ class Scripted:
         heard = re.findall("<user>(.*?)<eos>", text)
         hints = dict(re.findall(r"step (\d): (\w+)", text))
         if len(heard) == 1:
-            said = f"{hints.get('1', TOOLS[number % 3])}: {heard[0]}"
+            reply = f"{hints.get('1', TOOLS[number % 3])}: {heard[0]}"
         else:
-            said = f"{heard[-1]} {hints.get('2', CLOSINGS[number // 3 % 3])}"
-        ids = encode_completion(self.tokenizer, [{"role": "assistant", "content": said}])
+            reply = f"{heard[-1]} {hints.get('2', CLOSINGS[number // 3 % 3])}"
+        ids = encode_completion(self.tokenizer, [{"role": "assistant", "content": reply}])
         return Generation(ids, [-1.0] * len(ids), "stop")
 
     def sync(self, version):

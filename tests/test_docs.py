@@ -191,13 +191,13 @@ def test_a_tool_of_ones_own_validates_and_answers(lab):
     environment = build_environment(EnvUse.model_validate(slots["env"]), {})
     row = {"id": "1", "prompt": [], "metadata": '{"shelf": {"nails": 40}}'}
     episode = environment.begin(row, 0)
-    said = [episode.step(turn) for turn in ("stock: nails", "stock: glue", "calculator: 40*12", "480")]
-    assert [outcome.observation for outcome in said[:3]] == [
+    replies = [episode.step(turn) for turn in ("stock: nails", "stock: glue", "calculator: 40*12", "480")]
+    assert [outcome.observation for outcome in replies[:3]] == [
         "40 boxes",
         "error: there is no glue; there are nails",
         "480",
     ]
-    assert [(outcome.ok, outcome.done) for outcome in said] == [
+    assert [(outcome.ok, outcome.done) for outcome in replies] == [
         (True, False),
         (False, False),
         (True, False),

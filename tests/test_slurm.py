@@ -116,11 +116,11 @@ def job(tmp_path):
 
 def of_job():
     """Processes of Ray that belong to the job of this test."""
-    mark, found = f"pt-slurm-{os.getpid()}", []
+    mark, pids = f"pt-slurm-{os.getpid()}", []
     for process in psutil.process_iter(["cmdline"]):
         if any(mark in word for word in process.info["cmdline"] or []):
-            found.append(process)
-    return found
+            pids.append(process)
+    return pids
 
 
 @pytest.mark.slow

@@ -166,8 +166,8 @@ def test_every_import_of_ours_in_the_wheel_has_the_prefix(installed):
 
 
 def test_nothing_of_the_checkout_can_be_imported_there(installed):
-    found = "import importlib.util as u; print([n for n in {} if u.find_spec(n)])"
-    assert run([installed.python, "-c", found.format(PACKAGES)], installed.folder) == "[]\n"
+    program = "import importlib.util as u; print([n for n in {} if u.find_spec(n)])"
+    assert run([installed.python, "-c", program.format(PACKAGES)], installed.folder) == "[]\n"
     where = run([installed.python, "-c", "import posttrain.flows.cli as m; print(m.__file__)"], installed.folder)
     assert Path(where.strip()) == installed.packages / "posttrain" / "flows" / "cli.py"
 

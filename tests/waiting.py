@@ -12,8 +12,8 @@ def wait_for(condition, seconds=120.0, *, alive=lambda: True, said=lambda: "wait
     Fails with what `said` gives after so many seconds, or as soon as who is waited for is not `alive` any more.
     """
     limit = time.monotonic() + seconds
-    while not (found := condition()):
+    while not (result := condition()):
         assert alive(), said()
         assert time.monotonic() < limit, said()
         time.sleep(LOOK)
-    return found
+    return result

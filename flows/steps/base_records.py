@@ -37,29 +37,29 @@ def record_bases(spec: StepSpec, folder: Path, inputs: list[ReceivedInput]) -> l
         received = next((one for one in inputs if one.folder.resolve() == target), None)
         if received is None:
             raise StepError(f"{spec.step.name}: the base of its adapter, {target}, is none of its inputs")
-        found = by_port[received.record.port]
-        if found.key is None and str(found.source).startswith("path:"):
-            by_port[found.port] = found = _store_source(spec, received)
+        base = by_port[received.record.port]
+        if base.key is None and str(base.source).startswith("path:"):
+            by_port[base.port] = base = _store_source(spec, received)
         link.unlink()
-        _write_base(spec, link.parent, found)
+        _write_base(spec, link.parent, base)
     return list(by_port.values())
 
 
-def _write_base(spec: StepSpec, adapter: Path, found: InputRecord) -> None:
+def _write_base(spec: StepSpec, adapter: Path, base: InputRecord) -> None:
     """Write the record of a base, and its place into peft's settings: relative to the checkout, or its name."""
     record, revision = read_record(adapter), None
     assert record is not None
-    if found.key is None:
-        name, _, wanted = str(found.source).removeprefix("hub:").partition("@")
-        revision = found.digest if COMMIT.fullmatch(found.digest) else wanted or None
+    if base.key is None:
+        name, _, wanted = str(base.source).removeprefix("hub:").partition("@")
+        revision = base.digest if COMMIT.fullmatch(base.digest) else wanted or None
         source = f"hub:{name}@{revision}" if revision else f"hub:{name}"
-        record = record.model_copy(update={"source": source, "digest": found.digest})
+        record = record.model_copy(update={"source": source, "digest": base.digest})
         place = name
     else:
-        manifest = Store(spec.layout).with_key(found.key)
+        manifest = Store(spec.layout).with_key(base.key)
         if manifest is None:
-            raise StepError(f"{spec.step.name}: the base of its adapter, {found.key[:16]}, is not here any more")
-        output = str(found.output)
+            raise StepError(f"{spec.step.name}: the base of its adapter, {base.key[:16]}, is not here any more")
+        output = str(base.output)
         where = {"kind": manifest.kind, "key": manifest.key, "output": output}
         record = record.model_copy(update={**where, "digest": manifest.outputs[output].digest})
         stored = Store(spec.layout).output_folder(manifest.kind, manifest.key, output)
@@ -71,8 +71,8 @@ def _write_base(spec: StepSpec, adapter: Path, found: InputRecord) -> None:
 
 def _store_source(spec: StepSpec, received: ReceivedInput) -> InputRecord:
     """Publish a folder from outside as an artifact, unless it is one; return the input with its key."""
-    layout, store, found = spec.layout, Store(spec.layout), received.record
-    identity = {"kind": KIND, "digest": found.digest}
+    layout, store, base = spec.layout, Store(spec.layout), received.record
+    identity = {"kind": KIND, "digest": base.digest}
     key = digest_of(identity)
     manifest = store.find(KIND, key)
     if manifest is None:
@@ -89,15 +89,15 @@ def _store_source(spec: StepSpec, received: ReceivedInput) -> InputRecord:
                 key=key,
                 kind=KIND,
                 identity=identity,
-                step=str(found.source),
+                step=str(base.source),
                 recipe=spec.recipe,
                 run=spec.run,
                 seed=0,
-                inputs=(found,),
-                outputs=store.describe(folder, {OUTPUT: found.type}),
+                inputs=(base,),
+                outputs=store.describe(folder, {OUTPUT: base.type}),
                 started=datetime.now(UTC).isoformat(),
                 seconds=0.0,
             ),
         )
         log_published(layout, manifest)
-    return found.model_copy(update={"step": manifest.step, "key": manifest.key, "output": OUTPUT})
+    return base.model_copy(update={"step": manifest.step, "key": manifest.key, "output": OUTPUT})

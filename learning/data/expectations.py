@@ -47,11 +47,11 @@ def measure_expectations(
     offline = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
     with duckdb.connect(":memory:", config={**config, **offline}) as connection:
         files = [str(path) for path in find_shards(folder)]
-        have = {row[0] for row in connection.execute("describe from read_parquet($1)", [files]).fetchall()}
+        columns = {row[0] for row in connection.execute("describe from read_parquet($1)", [files]).fetchall()}
         found: list[Expectation] = []
         for name, measure in measures.items():
             # A column that a table may lack, as `source`, has no values.
-            sql = _write_expression(measure) if measure.column in {"", *have} else _write_expression_of_none(measure)
+            sql = _write_expression(measure) if measure.column in {"", *columns} else _write_expression_of_none(measure)
             row = connection.execute(f"select {sql} from read_parquet($1)", [files]).fetchone()
             value = None if row is None or row[0] is None else float(row[0])
             bound = parse_bound(expect[name])

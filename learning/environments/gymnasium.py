@@ -78,8 +78,8 @@ class Environment:
         """Return the action that a turn names last; None if it names none."""
         if self.pattern is None:
             return turn
-        found = self.pattern.findall(turn.casefold())
-        return self.actions[found[-1]] if found else None
+        matches = self.pattern.findall(turn.casefold())
+        return self.actions[matches[-1]] if matches else None
 
 
 class Play:

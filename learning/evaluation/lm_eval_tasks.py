@@ -80,20 +80,20 @@ class HarnessTasks:
         for task in self.loaded["tasks"].values():
             task.set_fewshot_seed(seed=self.seed)  # every model gets the same examples
         try:
-            found: Any = evaluate(
+            results: Any = evaluate(
                 EngineLM(model, len(self.rows)), self.loaded, limit=self.limit, bootstrap_iters=0, **self.options
             )
         except (ValueError, KeyError, TypeError, AttributeError, NotImplementedError) as error:
             raise StepError(f"lm_eval: {type(error).__name__}: {error}") from error
-        return self._collect(found)
+        return self._collect(results)
 
-    def _collect(self, found: Any) -> ScoredAnswers:
+    def _collect(self, results: Any) -> ScoredAnswers:
         places = {row["id"]: place for place, row in enumerate(self.rows)}
         reported: dict[str, np.ndarray] = {}
         samples: list[AnswerSample] = [AnswerSample("", "stop")] * len(places)
         score_P = np.full(len(places), np.nan)
         for name, task in self.loaded["tasks"].items():
-            values = _read_values(task, found["samples"][name])
+            values = _read_values(task, results["samples"][name])
             chosen = self._choose_metric(name, values)
             for metric, by_number in values.items():
                 value_P = reported.setdefault(metric, np.full(len(places), np.nan))
@@ -101,11 +101,11 @@ class HarnessTasks:
                     value_P[places[f"{name}/{number}"]] = value
                     if metric == chosen:
                         score_P[places[f"{name}/{number}"]] = value
-            for sample in found["samples"][name]:
+            for sample in results["samples"][name]:
                 samples[places[f"{name}/{sample['doc_id']}"]] = AnswerSample(_describe_answer(task, sample), "stop")
         summary = {
             name: {key: value for key, value in line.items() if isinstance(value, int | float) and math.isfinite(value)}
-            for name, line in sorted(found["results"].items())
+            for name, line in sorted(results["results"].items())
         }
         return ScoredAnswers(samples, score_P, reported, summary)
 

@@ -64,7 +64,7 @@ def _simplify(text: str) -> str:
         return " ".join(text.split())
     text = TEXT.sub(r"\1", text.strip())
     if not text.startswith(("(", "[", "\\")):  # in a list, a comma separates
-        text = THOUSANDS.sub(lambda found: re.sub(r",(\\!)?", "", found[0]), text)
+        text = THOUSANDS.sub(lambda match: re.sub(r",(\\!)?", "", match[0]), text)
     text = DEGREES.sub("", LAYOUT.sub("", text)).replace("\\%", "%").replace("−", "-")
     text = FRACTION.sub(lambda m: f"({m[1] or m[2] or ''})/({m[3] or m[4] or ''})", text)
     return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text).removesuffix(".")

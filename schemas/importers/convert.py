@@ -151,9 +151,9 @@ def _read_infos(tree: Mapping[str, object], places: Places) -> dict[str, object]
     """Return dataset_info.json from the folder that the configuration names, or from beside it."""
     folder = tree.get("dataset_dir")
     for candidate in (f"{folder}/{INFO}" if isinstance(folder, str) else INFO, INFO, f"data/{INFO}"):
-        found = places.find(candidate)
-        if found is not None and found.is_file():
-            return read_config(found).tree
+        path = places.find(candidate)
+        if path is not None and path.is_file():
+            return read_config(path).tree
     return {}
 
 

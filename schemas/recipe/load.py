@@ -212,7 +212,7 @@ def _read_steps(root: Node, scope: Scope, folders: tuple[Path, ...], problems: l
     stages, known = root.get("stages"), {(p.line, p.column, p.path) for p in problems}
     if stages is None or not stages.is_map:
         return {}
-    found: list[Problem] = []
+    step_problems: list[Problem] = []
     infos: dict[str, StepInfo] = {}
     try:
         check_defaults(root.get("defaults"))
@@ -223,10 +223,10 @@ def _read_steps(root: Node, scope: Scope, folders: tuple[Path, ...], problems: l
         units = [
             replace(unit, node=replace_endpoints(unit.node, servers, unit.path, scope.allowance)) for unit in units
         ]
-        infos = _validate_steps(units, folders, found)
+        infos = _validate_steps(units, folders, step_problems)
     except RecipeError as error:
-        found += error.problems
-    problems += [p for p in found if (p.line, p.column, p.path) not in known]
+        step_problems += error.problems
+    problems += [p for p in step_problems if (p.line, p.column, p.path) not in known]
     return infos
 
 

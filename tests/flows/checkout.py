@@ -67,12 +67,12 @@ class Checkout:
 
     def processes(self):
         """Everything alive that was started for this state folder, also what lost its parent."""
-        mark, found = str(self.layout.root), []
+        mark, matching = str(self.layout.root), []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if process.environ().get("POSTTRAIN_ROOT") == mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+                    matching.append(process)
+        return matching
 
     def is_quiet(self, seconds=10):
         """Wait until no process is left; fails when one stays."""

@@ -75,12 +75,12 @@ class Golden:
         made = with_dropped(self.batch if batch is None else batch, False)
         made = with_advantages(algorithm, made, 0, states={}, rows=[])
         made = with_weights(algorithm, with_factors(algorithm, made, 0, seed=5), 0, self.max_length)
-        have = view_columns(made, {"lp": self.columns["lp"], "entropy": self.columns["entropy"]})
-        have["log_ratio_T"] = algorithm.ratio.ask(0, have)
-        factor = have["factor_T"] if algorithm.importance_correction else 1.0
-        loss = (algorithm.policy_loss.ask(0, have) * factor * have["w_T"]).sum()
+        columns = view_columns(made, {"lp": self.columns["lp"], "entropy": self.columns["entropy"]})
+        columns["log_ratio_T"] = algorithm.ratio.ask(0, columns)
+        factor = columns["factor_T"] if algorithm.importance_correction else 1.0
+        loss = (algorithm.policy_loss.ask(0, columns) * factor * columns["w_T"]).sum()
         for i, term in enumerate(algorithm.loss_terms):
-            loss = loss + (term.function.ask(0, have) * have[f"w.{i}_T"]).sum()
+            loss = loss + (term.function.ask(0, columns) * columns[f"w.{i}_T"]).sum()
         return made, loss, torch.autograd.grad(loss, self.columns["lp"])[0]
 
     def agrees(self, name, advantages, loss, batch=None, **more):

@@ -95,16 +95,16 @@ def test_completions_are_drawn_from_the_own_forward_or_refused(kind):
             with torch.no_grad():
                 truth = direct_logprobs(model, request.prompt_ids + one.token_ids)[-len(one.token_ids) :]
             torch.testing.assert_close(torch.tensor(one.logprobs), truth, atol=1e-5, rtol=0)
-    flight, found = engine.flight(sampling), {}
+    flight, token_ids = engine.flight(sampling), {}
     for ticket, request in enumerate(requests):
         flight.add(ticket, request)
     while flight.running:
-        found |= {(ticket, one.sample): one.token_ids for ticket, one in flight.step()}
-    assert found == {(r, i): one.token_ids for r, row in enumerate(completions) for i, one in enumerate(row)}
+        token_ids |= {(ticket, one.sample): one.token_ids for ticket, one in flight.step()}
+    assert token_ids == {(r, i): one.token_ids for r, row in enumerate(completions) for i, one in enumerate(row)}
     greedy = engine.generate([Request(prompts[0], 1, seed=0)], Sampling(0.0, max_new_tokens=8))[0][0].token_ids
     ids = torch.tensor([prompts[0]])
-    told = {"attention_mask": torch.ones_like(ids), "do_sample": False, "eos_token_id": EOS, "pad_token_id": 0}
-    assert greedy == model.generate(ids, max_new_tokens=8, **told)[0, ids.shape[1] :].tolist()
+    options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "eos_token_id": EOS, "pad_token_id": 0}
+    assert greedy == model.generate(ids, max_new_tokens=8, **options)[0, ids.shape[1] :].tolist()
 
 
 @pytest.mark.parametrize("kind", FAMILIES)

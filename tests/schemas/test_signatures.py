@@ -41,16 +41,16 @@ def lab(tmp_path):
 
 
 def test_options_are_read_from_the_text(lab):
-    found = read_signature(RewardUse, "lab_of_signatures:brief", lab)
-    assert found.summary == "First line."
-    assert found.supplied == ("rows", "completions")
-    made = make_options_model(found).model_validate(
+    signature = read_signature(RewardUse, "lab_of_signatures:brief", lab)
+    assert signature.summary == "First line."
+    assert signature.supplied == ("rows", "completions")
+    made = make_options_model(signature).model_validate(
         {"model": "judge", "rate": {"linear": {"from": 1, "to": 0, "steps": 2}}}
     )
     assert (made.kind, made.limit, made.top, made.share, made.text) == ("a", 3, None, 1.0, None)
     assert isinstance(made.model, RewardModelRef)
     assert made.rate.at(1) == 0.5
-    assert not found.options["odd"].is_literal
+    assert not signature.options["odd"].is_literal
 
 
 @pytest.mark.parametrize(

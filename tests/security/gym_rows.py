@@ -61,7 +61,7 @@ def answers(right: str, other: str) -> list[str]:
 
 
 def main(file: str, names: list[str]) -> None:
-    found = {}
+    results = {}
     for family in names or [name for name in families() if name != "composite"]:
         (first, origin), (second, _) = (pair for pair, _ in zip(draw_entries(family, 3, {}), range(2), strict=False))
         source = dataset(family, "{}", origin["seed"])
@@ -69,8 +69,8 @@ def main(file: str, names: list[str]) -> None:
         asked = answers(right.strip(), other.strip())
         scores = [direct(source, first, text.strip()) for text in asked]
         row = make_row(family, first, origin, "full")
-        found[family] = {"row": row, "right": right.strip(), "answers": asked, "scores": scores}
-    Path(file).write_text(json.dumps(found))
+        results[family] = {"row": row, "right": right.strip(), "answers": asked, "scores": scores}
+    Path(file).write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

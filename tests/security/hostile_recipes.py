@@ -217,7 +217,7 @@ def _modules() -> list[str]:
 
 def _of_nonsense() -> Iterator[Hostile]:
     rl = {"algorithm": "algorithm: grpo", "rewards": "rewards: [answers.exact]", "max_steps": "max_steps: 1"}
-    said = [
+    values = [
         "algorithm: {a: 1}",
         "algorithm: [grpo]",
         "algorithm: 7",
@@ -242,7 +242,7 @@ def _of_nonsense() -> Iterator[Hostile]:
         "rewards: [{use: ':'}]",
         "rewards: [{use: '..'}]",
     ]
-    for index, one in enumerate(said):
+    for index, one in enumerate(values):
         keys = ", ".join((rl | {one.partition(":")[0]: one}).values())
         yield Hostile(f"rl {index}: {one[:50]}", f"{HEAD}  s: {{kind: rl, model: base, prompts: problems, {keys}}}\n")
     sizes = ["many", "-1", "0", "1.5", "true", "[1]", "{a: 1}", "'64'", "1000000000", "1e308", "''"]

@@ -45,7 +45,7 @@ def of_schedules() -> Iterator[Hostile]:
         "EXDATE:x",
     ]
     yield from (Hostile(f"rrule {i}: {r[:40]}", f"schedule: {{rrule: '{r}'}}\n{HEAD}") for i, r in enumerate(rules))
-    said = [
+    schedules = [
         "cron: '* * * * * *'",
         f"cron: '{'1,' * 9000}1 * * * *'",
         "cron: '0 0 31 2 *'",
@@ -63,7 +63,7 @@ def of_schedules() -> Iterator[Hostile]:
         f"on_change: [{'a, ' * 1900}]",
         "on_change: [mlflow:a@1]",
     ]
-    yield from (Hostile(f"schedule {i}: {s[:40]}", f"schedule: {{{s}}}\n{HEAD}") for i, s in enumerate(said))
+    yield from (Hostile(f"schedule {i}: {s[:40]}", f"schedule: {{{s}}}\n{HEAD}") for i, s in enumerate(schedules))
 
 
 def of_bytes() -> Iterator[Hostile]:

@@ -30,10 +30,10 @@ def mutate_tree(text: str, rng: random.Random) -> str:
     """One to three of: drop, move, copy or wrap a value, rename a key, put in a hostile value."""
     tree: Any = parse_text(text, "source").plain()
     for _ in range(rng.randint(1, 3)):
-        found = list(paths(tree))
-        if not found:
+        all_paths = list(paths(tree))
+        if not all_paths:
             break
-        path, other = rng.choice(found), rng.choice(found)
+        path, other = rng.choice(all_paths), rng.choice(all_paths)
         match rng.randrange(6):
             case 0:
                 tree = _without(tree, path)

@@ -47,21 +47,21 @@ def measured(file: Path, overrides: tuple[str, ...]) -> dict[str, object]:
     from schemas.recipe.load import load_recipe
 
     signal.alarm(ALARM)
-    before, said, fine = time.process_time(), "", True
+    before, message, fine = time.process_time(), "", True
     try:
         load_recipe(file, overrides=overrides)
         outcome = "accepted"
     except RecipeError as error:
-        outcome, said = "refused", str(error)
+        outcome, message = "refused", str(error)
         fine = bool(error.problems) and all(p.line >= 1 and p.column >= 1 and p.message for p in error.problems)
     except Exception as error:
-        outcome, said = "traceback", f"{type(error).__name__}: {error}"
+        outcome, message = "traceback", f"{type(error).__name__}: {error}"
     seconds = time.process_time() - before
     signal.alarm(0)
     return {
         "outcome": outcome,
-        "said": said[:300],
-        "length": len(said),
+        "said": message[:300],
+        "length": len(message),
         "placed": fine,
         "seconds": round(seconds, 3),
         "peak_mb": peak_mb(),

@@ -136,9 +136,9 @@ def as_committed(lab):
     ],
 )
 def test_which_overrides_are_not_the_committed_gate(lab, override, message):
-    found = lab.changes(override)
-    assert bool(found) == (message is not None), found
-    assert message is None or any(message in line for line in found), found
+    changes = lab.changes(override)
+    assert bool(changes) == (message is not None), changes
+    assert message is None or any(message in line for line in changes), changes
 
 
 def test_a_profile_that_is_committed_is_no_override(lab):
@@ -150,8 +150,8 @@ def test_a_profile_that_is_committed_is_no_override(lab):
 def test_files_that_were_edited_or_are_not_committed(lab):
     lab.write("small.yaml", "# a remark\n" + STRICT.replace("{kind: init, seed: 4}", "{kind: init, seed: 5}"))
     assert lab.changes() == []
-    found = read_committed_recipe("small.yaml", None, lab.layout)
-    assert (found.edited, len(found.version)) == (("small.yaml",), 40)
+    committed = read_committed_recipe("small.yaml", None, lab.layout)
+    assert (committed.edited, len(committed.version)) == (("small.yaml",), 40)
     lab.write("small.yaml", RECIPE)
     assert lab.changes() == ["stages.exam.gate.0.min: 0.5 → 0.0"]
     lab.write("small.yaml", STRICT)
@@ -190,8 +190,8 @@ def test_outside_git_the_file_counts_and_that_is_recorded(tmp_path, monkeypatch)
     lab.write("small.yaml", RECIPE)
     assert lab.changes() == []
     assert lab.changes("vars.wanted=-1") == ["stages.exam.gate.0.min: 0.0 → -1.0"]
-    found = read_committed_recipe("small.yaml", None, lab.layout)
-    assert (found.version, found.edited) == ("not under version control", ())
+    committed = read_committed_recipe("small.yaml", None, lab.layout)
+    assert (committed.version, committed.edited) == ("not under version control", ())
 
 
 def test_the_story_of_an_override(lab):

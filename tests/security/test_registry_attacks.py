@@ -137,7 +137,7 @@ def alias_to_a_new_version(lab):
 def forged_tag_without_signature(lab):
     number = lab.new_version("evil")
     made = lab.made["evil"]
-    said = {
+    tags = {
         "number": 4,
         "action": "promote",
         "version": number,
@@ -149,7 +149,7 @@ def forged_tag_without_signature(lab):
         "who": "ada",
         "evidence": {},
     }
-    lab.tags(number, **{TAG.format(4): json.dumps(said)})
+    lab.tags(number, **{TAG.format(4): json.dumps(tags)})
     lab.alias(number)
 
 

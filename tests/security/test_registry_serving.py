@@ -106,7 +106,7 @@ def test_a_champion_whose_bytes_are_others_is_not_changed_to(lab, server, attack
     assert server.look(3) == lab.digest("second")
     assert server.loaded == [b"second"]
     refusals = ("is not what was published", "which was promoted", "is not in this checkout")
-    assert any(refusal in said for said in server.said for refusal in refusals)
+    assert any(refusal in message for message in server.said for refusal in refusals)
 
 
 def test_files_that_change_between_verifying_and_loading_are_not_served(lab, monkeypatch):

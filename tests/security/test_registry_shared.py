@@ -62,9 +62,9 @@ def test_a_signed_move_of_a_trusted_checkout_is_known_kept_and_built_upon(checko
     promote(here, "two")
     promote(there, "three")
     for maker in checkouts:
-        found = read_standing(maker.layout, "chat")
-        assert (found.alarms, found.champion.digest) == ([], digest(maker, "three"))
-        assert [(m.number, m.digest) for m in found.moves] == [
+        standing = read_standing(maker.layout, "chat")
+        assert (standing.alarms, standing.champion.digest) == ([], digest(maker, "three"))
+        assert [(m.number, m.digest) for m in standing.moves] == [
             (number, digest(maker, name)) for number, name in enumerate(("one", "two", "three"), 1)
         ]
         assert verify(maker.layout).problems == ()
@@ -150,6 +150,6 @@ def test_two_moves_at_once_are_both_known_and_the_later_one_counts(checkouts):
     tag = f"posttrain.move.{3:06d}"
     open_client(there.layout).set_model_version_tag("chat", version.version, tag, audit_log.encode_entry(entry))
     open_client(there.layout).set_registered_model_alias("chat", "champion", version.version)
-    found = read_standing(here.layout, "chat")
-    assert found.champion.digest == digest(here, "three")
-    assert [m.number for m in found.moves] == [1, 2, 3]
+    standing = read_standing(here.layout, "chat")
+    assert standing.champion.digest == digest(here, "three")
+    assert [m.number for m in standing.moves] == [1, 2, 3]

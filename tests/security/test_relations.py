@@ -53,8 +53,8 @@ def trained(maker, step, kind, port, used, inputs=(), files=None, data="clean", 
 
 def how(maker, row):
     """Model to how the row came into it."""
-    found = trace(maker.layout, row).as_json()
-    return {node["step"]: node["relation"]["how"] for node in found["down"] if "relation" in node}
+    ancestry = trace(maker.layout, row).as_json()
+    return {node["step"]: node["relation"]["how"] for node in ancestry["down"] if "relation" in node}
 
 
 USED = [("seen", 4, 3), ("drawn", 2, 0)]
@@ -93,10 +93,10 @@ def test_a_model_made_of_a_model_has_it_from_there(maker):
     )
     assert how(maker, "seen") == {"tuned": "trained on", "better": "trained on", "both": "trained on"}
     assert how(maker, "spare") == {"tuned": "offered", "better": "trained on", "both": "trained on"}
-    found = {
+    relations = {
         n["step"]: n["relation"]["through"] for n in trace(maker.layout, "seen").as_json()["down"] if "relation" in n
     }
-    assert found == {"tuned": None, "better": "tuned", "both": "tuned"}
+    assert relations == {"tuned": None, "better": "tuned", "both": "tuned"}
 
 
 def test_what_a_model_wrote_is_only_reachable_from_the_rows_it_learned(maker):
@@ -280,14 +280,14 @@ def test_rl_records_what_was_sampled_and_what_had_an_advantage(context, reward, 
         "log_trajectories": share,
     }
     task.run(Rl.model_validate(stage), here)
-    found = record(here)
-    assert found
-    assert sum(sampled for sampled, _ in found.values()) == 16
-    assert (sum(trained for _, trained in found.values()) > 0) == (reward == "short")
+    records = record(here)
+    assert records
+    assert sum(sampled for sampled, _ in records.values()) == 16
+    assert (sum(trained for _, trained in records.values()) > 0) == (reward == "short")
     kept = pq.read_table(here.folder / "outputs/trajectories/trajectories.parquet").to_pylist()
     if share:
-        counted = {name: [bool(r["advantage"]) for r in kept if r["prompt_id"] == name] for name in found}
-        assert found == {name: (len(each), sum(each)) for name, each in counted.items()}
+        counted = {name: [bool(r["advantage"]) for r in kept if r["prompt_id"] == name] for name in records}
+        assert records == {name: (len(each), sum(each)) for name, each in counted.items()}
     else:
         assert kept == []
 

@@ -153,7 +153,7 @@ def test_the_order_of_going_back_is_that_of_rollback():
         return Move(number, action, version, None, key, key, "model", "", "", {}, None, {})
 
     def order(*moves):
-        return [found.version for found in order_by_standing(list(moves))]
+        return [move.version for move in order_by_standing(list(moves))]
 
     assert order() == []
     assert order(move(1, 1)) == [1]

@@ -133,8 +133,8 @@ def rows_of(name):
         "summaries": lambda: posts(**how),
         "testbench": lambda: circuits(**how),
     }
-    found = made.get(name, made.get(name.partition(".")[0], lambda: [PLAIN]))()
-    return [row | {"shown": "5"} for row in found]
+    row_list = made.get(name, made.get(name.partition(".")[0], lambda: [PLAIN]))()
+    return [row | {"shown": "5"} for row in row_list]
 
 
 KINDS = ("lookup", "total", "ranking", "ordering", "extraction", "listing")
@@ -142,8 +142,8 @@ REWARDS = sorted({name for name, _ in read_signatures(RewardUse)} - VERIFIERS)
 
 
 def chatter():
-    said = ["i donated twice. i never give money! children need food " + "and more. " * 50, "a b. " * 200]
-    return [{"role": role, "content": text} for text in said for role in ("assistant", "user")]
+    texts = ["i donated twice. i never give money! children need food " + "and more. " * 50, "a b. " * 200]
+    return [{"role": role, "content": text} for text in texts for role in ("assistant", "user")]
 
 
 @pytest.fixture(scope="module")
@@ -154,20 +154,22 @@ def policy():
 @pytest.fixture
 def around(policy, monkeypatch, tmp_path):
     """What rewards ask for; judges, partners and servers answer with hostile texts too."""
-    said = hostile(str(tmp_path / "canary"))
+    hostile_texts = hostile(str(tmp_path / "canary"))
     sampler = Sampler(Engine(policy), policy, Sampling(1.0, 8), 0, 0)
 
     def replies(judge, questions, *, n, sampling, rng):
         for messages in questions:
             judge.encode(messages)
-        return [[said[(i * n + k) % len(said)] for k in range(n)] for i in range(len(questions))]
+        return [[hostile_texts[(i * n + k) % len(hostile_texts)] for k in range(n)] for i in range(len(questions))]
 
     def ask(endpoint, account, questions, **how):
         for question in questions:
             question.key(endpoint)
             question.bound(endpoint)
             json.dumps(question.make_body(endpoint), ensure_ascii=False).encode()
-        return Responses([Answer(said[i % len(said)], "stop", 1, 1) for i in range(len(questions))], [])
+        return Responses(
+            [Answer(hostile_texts[i % len(hostile_texts)], "stop", 1, 1) for i in range(len(questions))], []
+        )
 
     def token_rewards(batch):
         return torch.zeros(len(batch.path_T), dtype=torch.float64)
@@ -201,13 +203,13 @@ def bound(name, options):
 
 def samples_of(policy, rows, texts, *, ids):
     """Groups of two; with `ids` the tokens of a text are its first ones, else few."""
-    found = []
+    samples = []
     for i, text in enumerate(texts):
         row = rows[i % len(rows)]
         prompt = encode_prompt(policy.tokenizer, row["prompt"])
         tokens = encode_completion(policy.tokenizer, [{"role": "assistant", "content": text[:40] if ids else "a"}])
-        found.append(Sample(row, i // 2, "policy", prompt, tokens, [-1.0] * len(tokens), "stop", text))
-    return found
+        samples.append(Sample(row, i // 2, "policy", prompt, tokens, [-1.0] * len(tokens), "stop", text))
+    return samples
 
 
 class Executed:
@@ -237,25 +239,25 @@ EXECUTED = Executed()
 
 def asked(reward, around, rows, texts, *, ids=True):
     """The scores, and the seconds that they took."""
-    have = {**around, **scoring(samples_of(around["policy"], rows, texts, ids=ids))}
+    supplies = {**around, **scoring(samples_of(around["policy"], rows, texts, ids=ids))}
     began = time.process_time()
     EXECUTED.found, EXECUTED.on = [], True
     try:
-        found = reward.ask(0, have)
+        scores = reward.ask(0, supplies)
     finally:
         EXECUTED.on = False
-    return list(found), time.process_time() - began
+    return list(scores), time.process_time() - began
 
 
 def check(reward, around, rows, texts, **how):
     asked(reward, around, rows, ["3", "a"])  # what is imported or compiled once is no text's doing
-    found, seconds = asked(reward, around, rows, texts, **how)
+    scores, seconds = asked(reward, around, rows, texts, **how)
     assert EXECUTED.found == []
-    assert len(found) == len(texts)
-    for score, text in zip(found, texts, strict=True):
+    assert len(scores) == len(texts)
+    for score, text in zip(scores, texts, strict=True):
         assert score is None or math.isfinite(score), (score, text[:80])
     assert seconds < SECONDS
-    return found
+    return scores
 
 
 @pytest.mark.parametrize("name", REWARDS)
@@ -266,9 +268,9 @@ def test_no_hostile_completion_makes_a_reward_raise_run_or_hang(name, around, tm
     scored = False
     for options in [{}, *VARIANTS.get(name, [])]:
         reward = bound(name, OPTIONS.get(name, {}) | options)
-        found = check(reward, around, rows_of(name), texts)
+        scores = check(reward, around, rows_of(name), texts)
         assert not canary.exists()
-        scored = scored or any(score is not None for score in found)
+        scored = scored or any(score is not None for score in scores)
     assert scored, "the rows of this reward cannot be scored: give it a line above"
 
 

@@ -150,8 +150,8 @@ def test_tables_of_a_query_may_be_named_as_often_as_one_needs():
 
 def test_a_query_far_longer_than_the_documents_finds_as_fast():
     shelf = Shelf([{"prompt": [{"content": f"{n} weighs {n * n}"}]} for n in range(1200)], 3)
-    (found,) = shelf.nearest("".join(chr(0x4E00 + n % 20000) + str(n) for n in range(100_000)) + " weighs ", 1)
-    assert "weighs" in found["prompt"][0]["content"]
+    (nearest,) = shelf.nearest("".join(chr(0x4E00 + n % 20000) + str(n) for n in range(100_000)) + " weighs ", 1)
+    assert "weighs" in nearest["prompt"][0]["content"]
 
 
 @pytest.mark.parametrize("use", ["[\\s\\S]+", BOMB, r"(\w+)+x", r"((a)|b)"])
@@ -159,8 +159,8 @@ def test_extractors_read_any_text(use, texts):
     row = {"id": "q", "prompt": [{"role": "user", "content": "aab"}]}
     for text in [*texts[:220:5], BAIT] if use != "[\\s\\S]+" else texts:
         rollouts = [SimpleNamespace(actions=(text, "b")), SimpleNamespace(actions=("b",))]
-        found = first_difference(row, rollouts, ["known"], action=use, subject=use)
-        assert found[0] == "known"
+        experiences = first_difference(row, rollouts, ["known"], action=use, subject=use)
+        assert experiences[0] == "known"
         assert add_experience(["known"], text)[0] == "known"
         if use == BOMB and text == BAIT:
             break
@@ -204,8 +204,8 @@ def test_filters_judge_whatever_was_written(name, texts):
 
 def test_an_object_in_a_reply_is_one_or_a_value_error(texts):
     for text in [*texts, *('{"a":' * n + "1" + "}" * n for n in (DEEPEST - 1, DEEPEST + 1, 900, 100_000))]:
-        found = said(find_object, text)
-        assert isinstance(found, dict) or found.startswith(("the reply has no JSON", "the reply has a JSON"))
+        outcome = said(find_object, text)
+        assert isinstance(outcome, dict) or outcome.startswith(("the reply has no JSON", "the reply has a JSON"))
     assert find_object('so: {"a": [1, {"b": 2}]} there') == {"a": [1, {"b": 2}]}
     with pytest.raises(ValueError, match="nested more than"):
         find_object('{"a":' * (DEEPEST + 1) + "1" + "}" * (DEEPEST + 1))

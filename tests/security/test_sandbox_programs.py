@@ -102,19 +102,19 @@ CALLS = {
 
 def programs() -> list:
     """Every program with its category."""
-    found = []
+    cases = []
     for category in CATEGORIES:
         for one in yaml.safe_load((PROGRAMS / f"{category}.yaml").read_text()):
-            found.append(pytest.param(one, id=f"{category}: {one['name']}"))
-    return found
+            cases.append(pytest.param(one, id=f"{category}: {one['name']}"))
+    return cases
 
 
 def test_there_are_150_programs_and_each_says_what_must_come_of_it():
-    found = programs()
-    assert len(found) >= 150
-    assert len({one.id for one in found}) == len(found)
+    cases = programs()
+    assert len(cases) >= 150
+    assert len({one.id for one in cases}) == len(cases)
     expectations = {"says", "told", "stored", "most_files", "timed_out", "dies", "bytes"}
-    assert [one.id for one in found if not expectations & one.values[0].keys()] == []
+    assert [one.id for one in cases if not expectations & one.values[0].keys()] == []
 
 
 @dataclass
@@ -148,7 +148,7 @@ class Outside:
         places = {"CANARY": self.canary, "FOLDER": self.folder, "PARENT": os.getpid(), "TOKEN": self.token}
         places |= {"TCP": self.tcp.getsockname()[1], "UDP": self.udp.getsockname()[1], "ROOT": ROOT}
         places |= {"UNIX": self.local.getsockname(), "HOME": Path.home(), "VARIABLE": VARIABLE}
-        return re.sub(r"\$([A-Z]+)\b", lambda found: str(places[found[1]]), text)
+        return re.sub(r"\$([A-Z]+)\b", lambda match: str(places[match[1]]), text)
 
     def assert_untouched(self):
         assert self.state() == self.before
@@ -178,12 +178,12 @@ def outside(tmp_path, monkeypatch):
         stream.listen()
         for one in (tcp, udp, stream):
             one.setblocking(False)
-        found = Outside(places[0], tcp, udp, stream)
-        monkeypatch.setenv(VARIABLE, found.secret)
+        guard = Outside(places[0], tcp, udp, stream)
+        monkeypatch.setenv(VARIABLE, guard.secret)
         numbers = (signal.SIGUSR1, signal.SIGIO, signal.SIGURG, signal.SIGALRM)
-        handlers = {number: signal.signal(number, lambda number, _: found.signals.append(number)) for number in numbers}
+        handlers = {number: signal.signal(number, lambda number, _: guard.signals.append(number)) for number in numbers}
         try:
-            yield found
+            yield guard
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
@@ -198,10 +198,10 @@ def stored(monkeypatch):
     counted = Storage.stored
 
     def noting(self):
-        found, nameless = counted(self)
-        most["bytes"] = max(most["bytes"], sum(size for size, _ in found.values()) + nameless * (FILE_BYTES - INDEX))
-        most["files"] = max(most["files"], len(found) + nameless)
-        return found, nameless
+        counts, nameless = counted(self)
+        most["bytes"] = max(most["bytes"], sum(size for size, _ in counts.values()) + nameless * (FILE_BYTES - INDEX))
+        most["files"] = max(most["files"], len(counts) + nameless)
+        return counts, nameless
 
     monkeypatch.setattr(Storage, "stored", noting)
     return most
@@ -222,9 +222,9 @@ def resident(monkeypatch):
     def look(at: Path):
         while not ended.wait(0.003):
             try:
-                found = re.search(r"VmHWM:\s+(\d+) kB", (at / "status").read_text())
-                if found and b"child.py" in (at / "cmdline").read_bytes():
-                    most[0] = max(most[0], int(found[1]) // 1024)
+                match = re.search(r"VmHWM:\s+(\d+) kB", (at / "status").read_text())
+                if match and b"child.py" in (at / "cmdline").read_bytes():
+                    most[0] = max(most[0], int(match[1]) // 1024)
             except OSError:
                 return
 

@@ -31,15 +31,15 @@ def entries(name):
 @pytest.mark.parametrize("one", entries("rewards"))
 def test_a_program_is_paid_and_charged_for_what_was_done_for_it(one):
     environment = Environment(language=one.get("language", "python"), seconds=one.get("seconds", 60))
-    found = environment.begin(ROW, 0).step(one["code"])
+    step = environment.begin(ROW, 0).step(one["code"])
     of = SCORES.get(one.get("score"))
     rewards = [CREDIT * one["reached"] / 3 + (1 - CREDIT) * (of or 0.0)]
     if "or_reached" in one:  # by what the machine lets the parent read
         rewards += [CREDIT * one["or_reached"] / 3, CREDIT * one["or_reached"] / 3 + (1 - CREDIT) * SCORES["zeros"]]
-    assert any(found.reward == pytest.approx(reward) for reward in rewards), found
-    assert found.seconds == one["units"]
+    assert any(step.reward == pytest.approx(reward) for reward in rewards), step
+    assert step.seconds == one["units"]
     if "or_reached" not in one:
-        assert found.ok == (of is not None)
+        assert step.ok == (of is not None)
 
 
 @pytest.mark.parametrize("one", entries("tools"))

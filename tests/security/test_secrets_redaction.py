@@ -155,11 +155,11 @@ def test_a_secret_cut_anywhere_is_found():
             stream = RedactingStream(patterns)
             assert stream.feed(content[:cut]) + stream.feed(content[cut:]) + stream.end() == wanted
         for _ in range(50):
-            stream, at, said = RedactingStream(patterns), 0, b""
+            stream, at, redacted = RedactingStream(patterns), 0, b""
             while at < len(content):
                 step = rng.randint(1, 9)
-                said, at = said + stream.feed(content[at : at + step]), at + step
-            assert said + stream.end() == wanted
+                redacted, at = redacted + stream.feed(content[at : at + step]), at + step
+            assert redacted + stream.end() == wanted
         bytewise = RedactingStream(patterns)
         assert b"".join(bytewise.feed(content[i : i + 1]) for i in range(len(content))) + bytewise.end() == wanted
 
@@ -220,8 +220,8 @@ def test_a_kill_leaves_a_log_without_secrets(tmp_path):
             process.wait()
         wait_for_writers(log)
         content = log.read_bytes()
-        for said in (b"of Python ***", b"of C ***", b"of a child ***", b"KeyError: '***'", b"line ***\n"):
-            assert said in content
+        for text in (b"of Python ***", b"of C ***", b"of a child ***", b"KeyError: '***'", b"line ***\n"):
+            assert text in content
         assert content.count(b"cut ***\n") == len(SECRET)
         assert SECRET.encode() not in content
         assert SECRET[: len(SECRET) // 2].encode() not in content.rpartition(b"\n")[0]

@@ -103,8 +103,8 @@ def test_a_record_written_by_hand_is_not_believed(place, lie):
     (folder / "a.bin").write_bytes(b"x" * 100)
     (folder / "other").mkdir()
     lies = json.loads(body)
-    found = (folder / "a.bin").stat()
-    lies["files"]["a.bin"] = [found.st_dev, found.st_ino, 100, found.st_mtime_ns, found.st_ctime_ns, good["a.bin"]]
+    status = (folder / "a.bin").stat()
+    lies["files"]["a.bin"] = [status.st_dev, status.st_ino, 100, status.st_mtime_ns, status.st_ctime_ns, good["a.bin"]]
     forged = json.dumps(lies).encode()
     path.write_bytes(
         {

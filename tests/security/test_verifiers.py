@@ -100,8 +100,8 @@ def test_where_something_is_evaluated_after_all_the_sandbox_holds_it(monkeypatch
         "[0] * 10**10": 0.0,
         right: 0.1,
     }
-    found = verifiers.judge([row] * len(attempts), list(attempts))
-    assert [(v.score, v.why) for v in found] == [(score, "") for score in attempts.values()]
+    verdicts = verifiers.judge([row] * len(attempts), list(attempts))
+    assert [(v.score, v.why) for v in verdicts] == [(score, "") for score in attempts.values()]
     forged = verifiers.judge(
         [row] * 4, ["exit()", "__import__('os')._exit(0)", "__import__('os').write(3, b'9')", right]
     )
@@ -134,9 +134,9 @@ def test_scores_are_those_of_the_library_for_every_family():
     expected = [score for given in of.values() for score in given["scores"]]
     got = scored(rows, texts)
     differ = [
-        (row["family"], text, want, have)
-        for row, text, want, have in zip(rows, texts, expected, got, strict=True)
-        if want != have
+        (row["family"], text, want, ours)
+        for row, text, want, ours in zip(rows, texts, expected, got, strict=True)
+        if want != ours
     ]
     assert differ == []
     assert sum(score == 1.0 for score in got) > 105
@@ -196,10 +196,10 @@ def test_time_is_bounded_and_its_neighbours_are_scored(monkeypatch, fresh):
     changed(monkeypatch, "verifier_server.COMPUTING = 1")
     row = one("rubiks_cube")
     endless = " ".join(["R2"] * 300_000)
-    found = verifiers.judge([row] * 3, ["R", endless, "R"])
-    assert [v.why for v in found] == ["", "killed", ""]
-    assert found[0] == found[2]
-    assert found[1].score is None
+    verdicts = verifiers.judge([row] * 3, ["R", endless, "R"])
+    assert [v.why for v in verdicts] == ["", "killed", ""]
+    assert verdicts[0] == verdicts[2]
+    assert verdicts[1].score is None
     changed(monkeypatch, "verifier_server.WALL = 0.5")
     assert [v.why for v in verifiers.judge([row], [endless])] == ["time"]
 
@@ -213,8 +213,8 @@ def test_memory_is_bounded(monkeypatch, fresh):
 
 def test_a_text_of_more_than_a_megabyte_is_not_scored(fresh):
     row = one("chain_sum")
-    found = verifiers.judge([row] * 2, ["1" * (verifiers.MAX_TEXT + 1), row["answer"]])
-    assert [(v.score, v.why) for v in found] == [(None, "length"), (1.0, "")]
+    verdicts = verifiers.judge([row] * 2, ["1" * (verifiers.MAX_TEXT + 1), row["answer"]])
+    assert [(v.score, v.why) for v in verdicts] == [(None, "length"), (1.0, "")]
 
 
 def test_the_server_sees_no_secret(monkeypatch, fresh):
@@ -228,13 +228,13 @@ def test_the_server_sees_no_secret(monkeypatch, fresh):
 
 def test_one_server_serves_every_thread_and_outlives_the_one_that_started_it(fresh):
     row = one("countdown")
-    found = []
-    threads = [threading.Thread(target=lambda: found.append(scored([row] * 9, [row["answer"]] * 9))) for _ in range(4)]
+    scores = []
+    threads = [threading.Thread(target=lambda: scores.append(scored([row] * 9, [row["answer"]] * 9))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [[1.0] * 9] * 4
+    assert scores == [[1.0] * 9] * 4
     (first,) = verifiers.current
     assert scored([row], [row["answer"]]) == [1.0]
     assert verifiers.current == [first]

@@ -80,9 +80,9 @@ def test_every_family_reads_hostile_answers(watched, tmp_path):
     rows, texts, _, seconds = check(made(), tmp_path, 16)
     assert len(rows) == 16 * 105
     assert seconds < 300
-    found = verifiers.judge(rows[::10], [text.strip() for text in texts[::10]])
-    assert {one.why for one in found} <= {"", "length", "time", "killed", *RAISED}
-    assert [one.score for one in found if one.why == ""] != []
+    scores = verifiers.judge(rows[::10], [text.strip() for text in texts[::10]])
+    assert {one.why for one in scores} <= {"", "length", "time", "killed", *RAISED}
+    assert [one.score for one in scores if one.why == ""] != []
 
 
 @pytest.mark.slow
@@ -118,6 +118,6 @@ def test_the_watch_sees_what_is_executed(watched, monkeypatch, tmp_path):
     monkeypatch.setattr(verifiers, "COMMAND", ("-c", undone))
     row = made("spiral_matrix")["spiral_matrix"]["row"]
     texts = [f"open('{tmp_path}/{MARK}', 'w')", f"setattr(__import__('sys'), '{MARK}', 1)", "[1, 2]"]
-    found = verifiers.judge([row] * 3, texts)
-    assert [(one.score, one.why) for one in found] == [(None, "ended"), (None, "ended"), (0.0, "")]
+    scores = verifiers.judge([row] * 3, texts)
+    assert [(one.score, one.why) for one in scores] == [(None, "ended"), (None, "ended"), (0.0, "")]
     assert list(tmp_path.iterdir()) == [], "the sandbox holds by itself"

@@ -220,10 +220,10 @@ def test_garbage_in_any_file_is_named_and_hides_nothing_else(finished, name):
     before = path.read_bytes() if path.exists() else None
     for garbage in GARBAGE[:-1] if name == "index.db" else GARBAGE:  # an empty one is one that says nothing yet
         path.write_bytes(garbage)
-        found = verify(layout)
-        assert any(line.startswith(other) for line in found.problems), garbage
-        assert any(path.name in line or "audit" in line for line in found.problems), garbage
-        assert all("\n" not in line for line in found.problems)
+        verification = verify(layout)
+        assert any(line.startswith(other) for line in verification.problems), garbage
+        assert any(path.name in line or "audit" in line for line in verification.problems), garbage
+        assert all("\n" not in line for line in verification.problems)
     if before is not None and name != "index.db":
         path.write_bytes(before)
         assert [line for line in verify(layout).problems if not line.startswith(other)] == []
@@ -236,9 +236,9 @@ def test_a_folder_a_pipe_or_a_circle_of_links_in_place_of_a_file_is_named(finish
     path, other = place(layout, made, name), other_problem(layout, made)
     path.unlink(missing_ok=True)
     {"folder": path.mkdir, "pipe": lambda: os.mkfifo(path), "loop": lambda: path.symlink_to(path)}[what]()
-    found = verify(layout).problems
-    assert any(line.startswith(other) for line in found)
-    assert any(path.name in line for line in found)
+    problems_found = verify(layout).problems
+    assert any(line.startswith(other) for line in problems_found)
+    assert any(path.name in line for line in problems_found)
     done = CliRunner().invoke(app, ["lineage", "--verify"])
     assert done.exit_code == 1
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
@@ -250,9 +250,11 @@ def test_a_file_in_place_of_a_folder_is_a_problem(finished, folder):
     path = place(layout, made, folder)
     shutil.rmtree(path)
     path.write_bytes(b"no folder")
-    found = verify(layout)
-    assert [line for line in (*found.problems, *found.notes) if path.name in line or "not trusted" in line]
-    assert found.problems or folder == "artifacts/words"
+    verification = verify(layout)
+    assert [
+        line for line in (*verification.problems, *verification.notes) if path.name in line or "not trusted" in line
+    ]
+    assert verification.problems or folder == "artifacts/words"
 
 
 def test_entries_of_the_log_with_values_of_every_wrong_type_are_problems_and_no_more(finished):
@@ -263,9 +265,9 @@ def test_entries_of_the_log_with_values_of_every_wrong_type_are_problems_and_no_
         for value in ([], {}, None, True, -1, 1.5, "x" * 70_000, {"artifacts": 7, "runs": []}):
             changed = [json.dumps({**json.loads(line), name: value}).encode() for line in lines]
             path.write_bytes(b"\n".join(changed) + b"\n")
-            found = verify(layout)
-            assert any(line.startswith(str(path)) for line in found.problems), (name, value)
-            assert any(line.startswith(other) for line in found.problems), (name, value)
+            verification = verify(layout)
+            assert any(line.startswith(str(path)) for line in verification.problems), (name, value)
+            assert any(line.startswith(other) for line in verification.problems), (name, value)
 
 
 INDEX = {
@@ -292,9 +294,9 @@ def test_an_index_that_says_something_else_than_the_manifests_is_a_problem_until
     if what == "an artifact more":  # an answer would leave it out: no such folder
         assert problems(layout) == []
         return
-    said = problems(layout)
-    assert said
-    assert all(line.startswith(f"{layout.state / FILE}: ") and "--rebuild" in line for line in said)
+    problems_before = problems(layout)
+    assert problems_before
+    assert all(line.startswith(f"{layout.state / FILE}: ") and "--rebuild" in line for line in problems_before)
     done = CliRunner().invoke(app, ["lineage", "--verify", "--rebuild", "--json"], catch_exceptions=False)
     assert (done.exit_code, len(json.loads(done.output)["rebuilt"])) == (1, 1)
     assert problems(layout) == []
@@ -314,9 +316,9 @@ def test_a_target_is_found_by_manifests_when_the_index_lies(finished):
         connection.execute("delete from inputs")
         connection.execute("update artifacts set record = '{'")
     connection.close()
-    found = verify(layout, "exam")
-    assert found.artifacts == 3
-    assert any(line.startswith(other) for line in found.problems)
+    verification = verify(layout, "exam")
+    assert verification.artifacts == 3
+    assert any(line.startswith(other) for line in verification.problems)
 
 
 def test_an_unreadable_file_is_named(finished, monkeypatch):
@@ -330,9 +332,9 @@ def test_an_unreadable_file_is_named(finished, monkeypatch):
         return open_file(path, *words, **more)
 
     monkeypatch.setattr("lineage.state_files.os.open", refused)
-    found = verify(layout).problems
-    assert any(line.startswith(f"{events}: Permission denied") for line in found)
-    assert any(line.startswith(other) for line in found)
+    problems_found = verify(layout).problems
+    assert any(line.startswith(f"{events}: Permission denied") for line in problems_found)
+    assert any(line.startswith(other) for line in problems_found)
 
 
 def test_a_log_that_was_cut_off_stays_found_out_however_often_it_is_checked(finished):

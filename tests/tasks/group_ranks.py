@@ -44,10 +44,10 @@ def do(job, folder, group):
     group.barrier()
     stage = TypeAdapter(Stage).validate_python(job["stage"])
     module = importlib.import_module(f"tasks.{stage.kind}")
-    watched, told = watch(module, place), []
+    watched, events = watch(module, place), []
 
     def on_progress(event):
-        told.append(event)
+        events.append(event)
         if event.get("step") == job.get("stop") and "total" in event:
             raise Stopped
 
@@ -59,12 +59,12 @@ def do(job, folder, group):
         return None
     finally:
         watched()
-    found = {str(p.relative_to(place)): digest(p) for p in sorted((place / "outputs").rglob("*")) if p.is_file()}
+    digests = {str(p.relative_to(place)): digest(p) for p in sorted((place / "outputs").rglob("*")) if p.is_file()}
     lines = (place / "metrics.jsonl").read_text().splitlines()
     curve = [{k: v for k, v in json.loads(line).items() if k not in TIMED} for line in lines]
-    spent = sum(event.get("spent", 0) for event in told)
+    spent = sum(event.get("spent", 0) for event in events)
     (place / "told.json").write_text(
-        json.dumps({"files": found, "curve": curve, "metrics": result.metrics, "spent": spent})
+        json.dumps({"files": digests, "curve": curve, "metrics": result.metrics, "spent": spent})
     )
     return result
 

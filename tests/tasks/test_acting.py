@@ -51,9 +51,11 @@ stages:
 def inputs(tiny_policy_folder, tmp_path):
     for name in ("agent", "knowing", "prompts"):
         (tmp_path / name).mkdir()
-    said = {"environment": {"use": "tools", "max_turns": 3}, "toolkit": ["calculator", "search"]}
-    write_agent(tmp_path / "agent", Agent.model_validate(said | {"context": {"system": "hi"}}))
-    write_agent(tmp_path / "knowing", Agent.model_validate(said | {"experiences": ["step 1: search", "step 2: done"]}))
+    settings = {"environment": {"use": "tools", "max_turns": 3}, "toolkit": ["calculator", "search"]}
+    write_agent(tmp_path / "agent", Agent.model_validate(settings | {"context": {"system": "hi"}}))
+    write_agent(
+        tmp_path / "knowing", Agent.model_validate(settings | {"experiences": ["step 1: search", "step 2: done"]})
+    )
     write_rows(tmp_path / "prompts", "prompts", customs(size=4, split="test"))
     return {"model": tiny_policy_folder, "prompts": tmp_path / "prompts", "agent": tmp_path / "agent"}
 
@@ -107,9 +109,9 @@ def test_models_of_one_table_act_as_agents_of_their_own(at, inputs, tmp_path):
 
 
 def test_one_environment_at_a_time():
-    for kind, said in ((Rl, RL), (Evaluate, {"kind": "evaluate", "model": "m", "prompts": "p"})):
+    for kind, settings in ((Rl, RL), (Evaluate, {"kind": "evaluate", "model": "m", "prompts": "p"})):
         with pytest.raises(ValidationError, match="give either `agent`"):
-            kind.model_validate(said | {"agent": "a", "env": "guess"})
+            kind.model_validate(settings | {"agent": "a", "env": "guess"})
     with pytest.raises(ValidationError, match=r"no model is called `x`; models: a"):
         Evaluate.model_validate({"kind": "evaluate", "models": {"a": "m"}, "prompts": "p", "agents": {"x": "k"}})
 

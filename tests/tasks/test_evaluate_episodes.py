@@ -41,12 +41,12 @@ def samples(tmp_path, name):
 
 def test_what_the_environment_says_is_in_samples_and_numbers(tmp_path, tiny_policy_folder):
     result = run(stage(), context(tmp_path, "a", tiny_policy_folder))
-    found = samples(tmp_path, "a")
-    assert len(found) == 24
+    rows = samples(tmp_path, "a")
+    assert len(rows) == 24
     # A model of random weights says no numbers: every whole turn failed, and was answered but for the third.
     assert result.metrics["failed_turns.model"] == result.metrics["turns.model"] > 0
     assert result.metrics["accuracy"] == 0.0
-    assert sum("\n→ ?\n" in one["completion"] for one in found) > 0
+    assert sum("\n→ ?\n" in one["completion"] for one in rows) > 0
     record = json.loads((tmp_path / "a/outputs/report/results.json").read_text())["episodes"]["model"]
     assert record["turns"] == result.metrics["turns.model"]
 

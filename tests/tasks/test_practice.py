@@ -46,7 +46,7 @@ def inputs(tiny_policy_folder, tmp_path):
     return {"model": tiny_policy_folder, "prompts": tmp_path / "prompts", "agent": tmp_path / "agent"}
 
 
-def stage_of(**said):
+def stage_of(**settings):
     how = {"num_generations": 9, "generation_batch_size": 18, "max_completion_length": 64, "extractor": RULE}
     return Practice.model_validate(
         {
@@ -57,7 +57,7 @@ def stage_of(**said):
             "max_steps": 3,
             "engine": "tests.clerk:Scripted",
             **how,
-            **said,
+            **settings,
         }
     )
 

@@ -100,11 +100,11 @@ def test_a_killed_step_continues_to_the_same_bits(train, monkeypatch):
     files = sorted(p.relative_to(whole) for p in (whole / "outputs").rglob("*") if p.is_file())
     assert all((whole / f).read_bytes() == (second / f).read_bytes() for f in files)
     timed = ("time", "tokens_per_second")
-    told, again = (
+    losses, again = (
         [{k: v for k, v in json.loads(line).items() if k not in timed} for line in file.read_text().splitlines()]
         for file in (whole / "metrics.jsonl", second / "metrics.jsonl")
     )
-    assert told == again
+    assert losses == again
 
 
 def test_the_first_loss_is_that_of_a_coin_and_the_margin_raises_it(train):

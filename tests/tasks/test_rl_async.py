@@ -78,12 +78,12 @@ def test_in_real_time_a_killed_stage_trains_on_every_group_once(at, training):
 
 def test_all_drives_sample_the_same_problems_with_the_same_numbers(at):
     """The first iteration's weights are those of all: its completions are the same, and so are all problems."""
-    found = {}
+    rows_by_mode = {}
     for name, drive in {"synchronous": "synchronous", **EXACT}.items():
         context = at(name)
         run(stage(rollout=drive, max_steps=3, learning_rate=1e-12), context)
-        found[name] = Counter((r["prompt_id"], tuple(r["token_ids"])) for r in rows_of(context))
-    assert all(counted == found["synchronous"] for counted in found.values())
+        rows_by_mode[name] = Counter((r["prompt_id"], tuple(r["token_ids"])) for r in rows_of(context))
+    assert all(counted == rows_by_mode["synchronous"] for counted in rows_by_mode.values())
 
 
 def test_periodic_asynchrony_trains_as_the_synchronous_loop_does(at):

@@ -58,10 +58,10 @@ def stage(drive):
 
 def killed(settings, inputs, folder, checkpoints):
     """Begin the stage in a process of its own, and kill it once it has left its second checkpoint."""
-    said = {"stage": settings, "inputs": {k: str(v) for k, v in inputs.items()}}
-    said |= {"folder": str(folder), "checkpoints": str(checkpoints)}
+    spec = {"stage": settings, "inputs": {k: str(v) for k, v in inputs.items()}}
+    spec |= {"folder": str(folder), "checkpoints": str(checkpoints)}
     environment = {**os.environ, "PYTHONPATH": str(HOUSE), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, "-c", CHILD, json.dumps(said)], env=environment, cwd=folder)
+    process = subprocess.Popen([sys.executable, "-c", CHILD, json.dumps(spec)], env=environment, cwd=folder)
     wait_for((checkpoints / "step-00000004").is_dir, LIMIT, alive=lambda: process.poll() is None)
     assert process.poll() is None, "it ended before it could be killed"
     process.send_signal(signal.SIGKILL)

@@ -68,18 +68,18 @@ def test_what_it_remembers_of_problems_is_in_its_checkpoints(same_when_interrupt
 def test_plans_and_stored_successes_change_what_is_trained_on(at):
     context = replace(at("curated"), seed=1)
     run(stage(), context)
-    found = rows(context)
-    sizes = Counter((row["step"], row["group"]) for row in found)
+    records = rows(context)
+    sizes = Counter((row["step"], row["group"]) for row in records)
     assert {2, 3} <= set(sizes.values())
-    replayed = [row for row in found if row["source"] == "replay"]
+    replayed = [row for row in records if row["source"] == "replay"]
     assert replayed
     for row in replayed:
-        of_group = [r for r in found if (r["step"], r["group"]) == (row["step"], row["group"])]
+        of_group = [r for r in records if (r["step"], r["group"]) == (row["step"], row["group"])]
         assert [r["reward"] for r in of_group] == [0.0] * (len(of_group) - 1) + [1.0]
-        before = [r for r in found if r["prompt_id"] == row["prompt_id"] and r["step"] < row["step"]]
+        before = [r for r in records if r["prompt_id"] == row["prompt_id"] and r["step"] < row["step"]]
         assert row["token_ids"] in [r["token_ids"] for r in before if r["reward"] == 1.0]
     # An episode is as long as the longest success of its problem so far, and no longer.
-    assert max(len(row["turns"]) for row in found) <= 3
+    assert max(len(row["turns"]) for row in records) <= 3
 
 
 def test_workers_that_take_weights_one_by_one_train_every_group_once_across_a_kill(inputs, tmp_path, training):
@@ -91,20 +91,20 @@ def test_workers_that_take_weights_one_by_one_train_every_group_once_across_a_ki
     for attempt, step in enumerate((5, None)):
         folder = tmp_path / f"try-{attempt}"
         folder.mkdir()
-        told = (lambda event: None) if step is None else training.stop_at(step)
+        on_progress = (lambda event: None) if step is None else training.stop_at(step)
         with Actors() as actors:
-            context = Context(inputs, folder, checkpoints, seed=3, on_progress=told, actors=actors)
+            context = Context(inputs, folder, checkpoints, seed=3, on_progress=on_progress, actors=actors)
             if step is None:
                 run(wanted, context)
             else:
                 with pytest.raises(training.Stopped):
                     run(wanted, context)
-    found = rows(context)
-    assert len(found) == 8 * 12
-    visits = Counter(row["prompt_id"] for row in found)
+    records = rows(context)
+    assert len(records) == 8 * 12
+    visits = Counter(row["prompt_id"] for row in records)
     # Epochs of five problems laid end to end, 32 groups of three.
     assert sorted(visits.values()) == [18, 18, 18, 21, 21]
-    assert max(row["step"] - row["version"] for row in found) <= 2
+    assert max(row["step"] - row["version"] for row in records) <= 2
     assert all(line.get("staleness_max", 0.0) <= 2 for line in training.curve(context))
 
 

@@ -63,10 +63,10 @@ def stage(**more):
 def taken(context):
     """Seconds of each turn, by iteration."""
     rows = pq.read_table(context.folder / "outputs" / "trajectories" / "trajectories.parquet").to_pylist()
-    found = {}
+    durations = {}
     for row in rows:
-        found.setdefault(row["step"], []).append([turn["seconds"] for turn in row["turns"]])
-    return found
+        durations.setdefault(row["step"], []).append([turn["seconds"] for turn in row["turns"]])
+    return durations
 
 
 def test_a_killed_stage_goes_on_to_the_same_bits(same_when_interrupted):

@@ -62,7 +62,7 @@ def rows(context):
 
 @pytest.mark.parametrize("drive", ["synchronous", "streamed"])
 def test_engines_in_workers_play_the_same_episodes(inputs, tmp_path, drive):
-    found = {}
+    results = {}
     for name, actors in (("here", None), ("apart", Threads({"rollout": 2}))):
         folder, checkpoints = tmp_path / name, tmp_path / f"{name}-checkpoints"
         folder.mkdir()
@@ -71,26 +71,26 @@ def test_engines_in_workers_play_the_same_episodes(inputs, tmp_path, drive):
         more = {} if drive == "synchronous" else {"rollout": {"use": "streamed", "max_staleness": 1}}
         context = Context(inputs, folder, checkpoints, seed=3, actors=actors)
         run(stage(learning_rate=1e-12, max_steps=3, **more), context)
-        found[name] = sorted(
+        results[name] = sorted(
             (row["prompt_id"], row["token_ids"], [turn["observation"] for turn in row["turns"]])
             for row in rows(context)
         )
-    assert found["here"] == found["apart"]
-    assert sum(len(turns) > 1 for _, _, turns in found["here"]) > 8
+    assert results["here"] == results["apart"]
+    assert sum(len(turns) > 1 for _, _, turns in results["here"]) > 8
 
 
 def test_the_table_keeps_the_turns(at, inputs):
     context = at("table")
     result = run(stage(max_steps=2), context)
-    tokenizer, found = load_policy(inputs["model"]).tokenizer, rows(context)
+    tokenizer, records = load_policy(inputs["model"]).tokenizer, rows(context)
     several = 0
-    for row in found:
+    for row in records:
         at_, texts = 0, []
         for turn in row["turns"]:
-            said, seen = at_ + turn["sampled"], at_ + turn["sampled"] + turn["observed"]
-            assert turn["text"] == decode(tokenizer, row["token_ids"][at_:said])
-            assert turn["observation"] == decode(tokenizer, row["token_ids"][said:seen])
-            assert row["logprobs"][said:seen] == [0.0] * turn["observed"]
+            sampled_end, seen = at_ + turn["sampled"], at_ + turn["sampled"] + turn["observed"]
+            assert turn["text"] == decode(tokenizer, row["token_ids"][at_:sampled_end])
+            assert turn["observation"] == decode(tokenizer, row["token_ids"][sampled_end:seen])
+            assert row["logprobs"][sampled_end:seen] == [0.0] * turn["observed"]
             assert turn["seconds"] is None
             texts += [turn["text"], turn["observation"]]
             at_ = seen
@@ -98,5 +98,5 @@ def test_the_table_keeps_the_turns(at, inputs):
         assert row["scores"] == [("environment.earned", sum(-len(turn["text"]) / 8 for turn in row["turns"]))]
         several += len(row["turns"]) > 1
     assert several > 8
-    sampled = sum(len(row["token_ids"]) - sum(turn["observed"] for turn in row["turns"]) for row in found)
+    sampled = sum(len(row["token_ids"]) - sum(turn["observed"] for turn in row["turns"]) for row in records)
     assert result.metrics["sampled_tokens"] == result.metrics["tokens"] == sampled

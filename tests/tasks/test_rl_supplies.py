@@ -25,7 +25,7 @@ def rare(rows, completions):
 def inputs(tiny_policy_folder, tmp_path):
     rest = {"answer": "", "family": "letters", "metadata": "{}"}
     rows = [{"id": t, "prompt": [{"role": "user", "content": t}], **rest} for t in PROMPTS]
-    found = {"model": tiny_policy_folder}
+    folders = {"model": tiny_policy_folder}
     for name, artifact, more in (
         ("prompts", "prompts", {}),
         ("resample.0.data", "chat", {"completion": [{"role": "assistant", "content": "oh"}]}),
@@ -34,8 +34,8 @@ def inputs(tiny_policy_folder, tmp_path):
         folder = tmp_path / name
         folder.mkdir()
         write_rows(folder, artifact, [row | more for row in rows])
-        found[name] = folder
-    return found
+        folders[name] = folder
+    return folders
 
 
 def stage(**more):
@@ -90,18 +90,18 @@ def sources(context):
 def test_every_source_is_recorded_and_replays_are_older_than_their_iteration(at):
     context = at("refilled")
     result = run(stage(**REFILLED), context)
-    found = sources(context)
-    assert set(found) == {"policy", "replay"}
-    assert all(row["version"] < row["step"] for row in found["replay"])
-    assert all(row["version"] == row["step"] for row in found["policy"])
+    records = sources(context)
+    assert set(records) == {"policy", "replay"}
+    assert all(row["version"] < row["step"] for row in records["replay"])
+    assert all(row["version"] == row["step"] for row in records["policy"])
     # What was replayed was not sampled now.
-    assert result.metrics["sampled_tokens"] <= 6 * 6 * len(found["policy"])
+    assert result.metrics["sampled_tokens"] <= 6 * 6 * len(records["policy"])
 
 
 def test_greedy_completions_are_counted_and_not_trained(at):
     context = at("guided")
     run(stage(**GUIDED), context)
-    found = sources(context)
-    assert len(found["greedy"]) <= 6 * 4
-    assert {"greedy", "hinted"} < set(found)
-    assert all(not row["advantage"] for row in found["greedy"])
+    records = sources(context)
+    assert len(records["greedy"]) <= 6 * 4
+    assert {"greedy", "hinted"} < set(records)
+    assert all(not row["advantage"] for row in records["greedy"])

@@ -128,13 +128,13 @@ def test_what_was_recorded_is_not_sampled_again(kind, engine, tiny_policy_folder
     asked, module.ASKED[:] = list(module.ASKED), []
     assert len(asked) == 30
     tokens = sum(spent)
-    recorded, told = [0], 0
+    recorded, total = [0], 0
     for attempt, limit in enumerate((20, 37)):
         module.LEFT["requests"] = limit
         context, spent = at(tmp_path, "broken", attempt, inputs)
         with pytest.raises(module.Killed):
             RUN[kind](stage, context)
-        told += sum(spent)
+        total += sum(spent)
         (journal,) = context.checkpoints.glob("sampled*.jsonl")
         recorded.append(len(journal.read_text().splitlines()))
     assert 0 < recorded[1] < recorded[2] < 30
@@ -145,7 +145,7 @@ def test_what_was_recorded_is_not_sampled_again(kind, engine, tiny_policy_folder
     assert len(module.ASKED) == 30 - recorded[2]
     assert set(module.ASKED) < set(asked)
     # Tokens were told once for every row that was recorded.
-    assert told + sum(spent) == tokens
+    assert total + sum(spent) == tokens
 
 
 @pytest.mark.parametrize("kind", ["synthesize", "evaluate"])

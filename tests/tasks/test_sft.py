@@ -90,15 +90,15 @@ def test_accumulation_and_packing_give_the_weights_of_one_large_batch(at, traini
             "max_length": 32,
         },
     }
-    found = {}
+    trained = {}
     for name, cut in cuts.items():
         context = at(name)
         run(stage(max_steps=1, **cut), context)
-        found[name] = (model_of(context), training.curve(context)[0])
+        trained[name] = (model_of(context), training.curve(context)[0])
     for name in ("accumulated", "packed"):
-        assert found[name][1]["loss"] == pytest.approx(found["whole"][1]["loss"], abs=1e-6)
-        assert found[name][1]["grad_norm"] == pytest.approx(found["whole"][1]["grad_norm"], rel=1e-5)
-        pairs = zip(found[name][0].parameters(), found["whole"][0].parameters(), strict=True)
+        assert trained[name][1]["loss"] == pytest.approx(trained["whole"][1]["loss"], abs=1e-6)
+        assert trained[name][1]["grad_norm"] == pytest.approx(trained["whole"][1]["grad_norm"], rel=1e-5)
+        pairs = zip(trained[name][0].parameters(), trained["whole"][0].parameters(), strict=True)
         assert sum(float((a - b).detach().abs().sum()) for a, b in pairs) < 1e-2 * 21888 * 5e-3
 
 

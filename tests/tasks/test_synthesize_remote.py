@@ -121,11 +121,13 @@ def test_the_yield_is_what_the_server_did(tmp_path):
     assert result.details["retries"] == retries
     numbers = {"retried": 16, "throttled": 4, "failed": 0, "cached": 0, "paid": 36, "missing": 0, "capped": False}
     assert numbers.items() <= result.metrics.items()
-    asked, said = teacher.paid_tokens
-    assert (whole["input_tokens"], whole["output_tokens"], whole["cost"]) == (asked, said, asked + 2 * said)
+    asked, report = teacher.paid_tokens
+    assert (whole["input_tokens"], whole["output_tokens"], whole["cost"]) == (asked, report, asked + 2 * report)
     spending = [event for event in events if "spent" in event]
-    assert sum(event["spent"] for event in spending) == sum(event["paid_tokens"] for event in spending) == asked + said
-    assert sum(event["paid"] for event in spending) == pytest.approx(asked + 2 * said)
+    assert (
+        sum(event["spent"] for event in spending) == sum(event["paid_tokens"] for event in spending) == asked + report
+    )
+    assert sum(event["paid"] for event in spending) == pytest.approx(asked + 2 * report)
 
 
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
@@ -138,8 +140,8 @@ def test_whatever_the_server_does_the_rows_are_the_same(tmp_path_factory, script
     for name, one in (("healthy", {}), ("failing", script)):
         teacher = Teacher(answer, one)
         with serving(teacher) as address:
-            found, result = made(tmp_path / name, stage(address))
-        rows.append(found)
+            made_rows, result = made(tmp_path / name, stage(address))
+        rows.append(made_rows)
         check_sums(result)
         assert set(teacher.paid_questions.values()) == {1}
         assert result.metrics["retried"] == 4 * sum(map(len, one.values()))
@@ -178,8 +180,8 @@ def test_a_cap_ends_the_stage_with_what_it_has_and_says_what_is_missing(tmp_path
 
 
 def test_a_cap_on_money_below_the_first_reply_is_no_result(tmp_path):
-    said = "36 of 36 replies were not requested: the cap is 3.0 of money"
-    with serving(Teacher(answer)) as address, pytest.raises(StepError, match=re.escape(said)):
+    message = "36 of 36 replies were not requested: the cap is 3.0 of money"
+    with serving(Teacher(answer)) as address, pytest.raises(StepError, match=re.escape(message)):
         made(tmp_path, stage(address, max_cost=3))
 
 
@@ -193,8 +195,8 @@ def test_what_is_refused_is_left_out_and_counted(tmp_path):
 
 
 def test_a_server_that_refuses_everything_is_quoted(tmp_path):
-    said = r"none of 0 samples was accepted; .*36 failed: refused \(400\); refused \(400\): the prompt is too long"
-    with serving(Teacher(answer, {"*": ["refuse"] * 9})) as address, pytest.raises(StepError, match=said):
+    message = r"none of 0 samples was accepted; .*36 failed: refused \(400\); refused \(400\): the prompt is too long"
+    with serving(Teacher(answer, {"*": ["refuse"] * 9})) as address, pytest.raises(StepError, match=message):
         made(tmp_path, stage(address))
 
 
@@ -227,22 +229,22 @@ def test_a_prompt_of_ones_own_and_a_part_of_the_reply(tmp_path):
     assert line["rejected: unreadable"] == 3
     row = rows[0]
     assert teacher.bodies[0]["messages"][0] == {"role": "system", "content": "Be brief."}
-    said = {body["messages"][1]["content"] for body in teacher.bodies}
-    assert f"Solve {row['prompt'][-1]['content']} ({row['answer']})" in said
+    questions = {body["messages"][1]["content"] for body in teacher.bodies}
+    assert f"Solve {row['prompt'][-1]['content']} ({row['answer']})" in questions
     assert {(b["temperature"], b["max_tokens"], b["top_p"]) for b in teacher.bodies} == {(0.25, 64, 0.5)}
 
 
 def test_a_cap_on_the_tokens_of_a_model_of_ones_own(tmp_path, tiny_policy_folder):
     """It is looked at after every 512 samples: eight problems with 64 samples each."""
     how = {"num_generations": 64, "max_completion_length": 2, "rewards": [{"use": "formats.matches", "pattern": ".*"}]}
-    found = {}
+    results = {}
     for cap in (10, 10**6):
         here = tmp_path / str(cap)
         (here / "checkpoints").mkdir(parents=True)
         asked = Synthesize(
             kind="synthesize", problems=[SUMS | {"size": 20}], model="m", max_tokens_total=cap, min_reward=0.0, **how
         )
-        found[cap] = run(asked, Context({"model": tiny_policy_folder}, here, here / "checkpoints", 5)).metrics
-    assert (found[10]["generated"], found[10]["missing"], found[10]["capped"]) == (512, 12 * 64, True)
-    assert found[10**6]["generated"] == 20 * 64
-    assert "capped" not in found[10**6]
+        results[cap] = run(asked, Context({"model": tiny_policy_folder}, here, here / "checkpoints", 5)).metrics
+    assert (results[10]["generated"], results[10]["missing"], results[10]["capped"]) == (512, 12 * 64, True)
+    assert results[10**6]["generated"] == 20 * 64
+    assert "capped" not in results[10**6]

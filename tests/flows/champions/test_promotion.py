@@ -120,8 +120,8 @@ def test_the_story_of_a_champion(lab):
         "committed": {"version": "not under version control", "digest": digest_of(plan.resolved), "edited": []},
     }
     assert now.by.who == "ada"
-    said = f"champion of chat unchanged: exam made two ({two.key[:12]}) champion before, on {now.since[:10]}"
-    assert said in lab.run()  # all there: nothing moves
+    output = f"champion of chat unchanged: exam made two ({two.key[:12]}) champion before, on {now.since[:10]}"
+    assert output in lab.run()  # all there: nothing moves
 
     # A gate that fails, stopping or warning, now or as found in the store: no promotion.
     refused = "champion of chat unchanged: the gate of exam did not pass: accuracy of two 0.0000, wanted >= 0.5"
@@ -148,8 +148,10 @@ def test_the_story_of_a_champion(lab):
     # Back again; running what made version 2 once more does not undo that.
     assert "champion of chat: version 2 → version 1" in lab("rollback", "chat", "--why", "it swears")
     for note in (lab.layout.state / "promoted", None):
-        said = lab.run(*waits)
-        assert f"champion of chat unchanged: exam made two ({lab.made('two')[-1].key[:12]}) champion before, on" in said
+        output = lab.run(*waits)
+        assert (
+            f"champion of chat unchanged: exam made two ({lab.made('two')[-1].key[:12]}) champion before, on" in output
+        )
         assert lab.version == 1
         if note:
             shutil.rmtree(note)  # as in another checkout: MLflow knows it too

@@ -48,11 +48,13 @@ def test_what_runs_elsewhere_is_left_alone(gone):
 def test_the_dead_are_shown_as_crashed_and_nothing_else_is_touched(gone):
     alive, dead = flow_run(str(os.getpid())), flow_run(gone)
     dead.id = 2
-    told = []
+    messages = []
     client = SimpleNamespace(
         read_flow_runs=lambda **wanted: [alive, dead],
-        set_flow_run_state=lambda run, state, force: told.append((run, state.type, "Retry" in state.message, force)),
+        set_flow_run_state=lambda run, state, force: messages.append(
+            (run, state.type, "Retry" in state.message, force)
+        ),
     )
     assert mark_crashed(client, [uuid4()]) == [dead]
-    assert told == [(2, StateType.CRASHED, True, True)]
+    assert messages == [(2, StateType.CRASHED, True, True)]
     assert mark_crashed(client, []) == []

@@ -142,8 +142,8 @@ def test_a_champion_in_a_gate_is_pinned_by_the_lock_or_declared_floating(checkou
     now = [None]
 
     def standing(layout, name):
-        found = now[0] and Champion(name, now[0], "ab" * 32, f"{now[0]}" * 64, "model", None, "", None)
-        return Standing(name, found, [], [], False, [], Registered(name, None, {}))
+        champion = now[0] and Champion(name, now[0], "ab" * 32, f"{now[0]}" * 64, "model", None, "", None)
+        return Standing(name, champion, [], [], False, [], Registered(name, None, {}))
 
     monkeypatch.setattr(challenge, "read_standing", standing)
     monkeypatch.setattr(challenge, "find_source", lambda source, *_: Source(checkout.root, source[-1] * 64))

@@ -133,17 +133,19 @@ def test_after_a_downtime_over_three_due_times_the_policy_of_the_recipe_holds(ho
     last = first + timedelta(seconds=2 * apart)
     house.wait_for(lambda: datetime.now(UTC) > last + timedelta(seconds=70), 400)
     house.up()
-    found = {policy: house.ended(policy, 3) for policy in policies}
-    for policy, runs in found.items():
+    runs_by_policy = {policy: house.ended(policy, 3) for policy in policies}
+    for policy, runs in runs_by_policy.items():
         print(policy, [(said(run), run["start_time"], run["end_time"]) for run in runs])
     skipped = {policy: ("Skipped", f"Skipped: missed while down (catch_up: {policy})") for policy in policies}
-    assert [said(run) for run in found["skip"]] == [skipped["skip"]] * 3
-    assert [said(run) for run in found["latest"]][:2] == [skipped["latest"]] * 2
-    assert [run["state_name"] for run in found["latest"]][2] == "Completed"
-    assert [run["state_name"] for run in found["all"]] == ["Completed"] * 3
-    began = [run["start_time"] for run in found["all"]]
+    assert [said(run) for run in runs_by_policy["skip"]] == [skipped["skip"]] * 3
+    assert [said(run) for run in runs_by_policy["latest"]][:2] == [skipped["latest"]] * 2
+    assert [run["state_name"] for run in runs_by_policy["latest"]][2] == "Completed"
+    assert [run["state_name"] for run in runs_by_policy["all"]] == ["Completed"] * 3
+    began = [run["start_time"] for run in runs_by_policy["all"]]
     assert began == sorted(began)
-    assert all(a["end_time"] <= b["start_time"] for a, b in zip(found["all"], found["all"][1:], strict=False))
+    assert all(
+        a["end_time"] <= b["start_time"] for a, b in zip(runs_by_policy["all"], runs_by_policy["all"][1:], strict=False)
+    )
 
 
 WATCHES = """
@@ -184,16 +186,16 @@ def test_a_due_time_during_a_run_is_skipped_waits_or_cancels_it(house):
     overlaps = {"skip": 1, "queue": 2, "cancel": 3}
     recipes = {o: times(first, 2, 75, f"  overlap: {o}\n") + LONG % n for o, n in overlaps.items()}
     house.deploy(**recipes)
-    found = {overlap: house.ended(overlap, 2) for overlap in overlaps}
-    for overlap, runs in found.items():
+    runs_by_overlap = {overlap: house.ended(overlap, 2) for overlap in overlaps}
+    for overlap, runs in runs_by_overlap.items():
         print(overlap, [(said(run), run["start_time"], run["end_time"]) for run in runs])
-    before, after = found["skip"]
+    before, after = runs_by_overlap["skip"]
     assert said(before) == ("Completed", "1 done")
     assert said(after) == ("Skipped", f"Skipped: {before['name']} was still running (overlap: skip)")
-    before, after = found["queue"]
+    before, after = runs_by_overlap["queue"]
     assert (said(before), said(after)) == (("Completed", "1 done"), ("Completed", "nothing changed: 1 of 1 cached"))
     assert before["end_time"] <= after["start_time"]
-    before, after = found["cancel"]
+    before, after = runs_by_overlap["cancel"]
     assert (before["state_type"], said(after)) == ("CANCELLED", ("Completed", "1 done"))
 
 

@@ -38,8 +38,8 @@ def test_a_run_is_suspended_and_resumed_also_at_once_beside_another(checkout, pr
         return ask(f"{api}/deployments/{deployment['id']}/create_flow_run", {})["id"]
 
     def read(run):
-        (found,) = ask(f"{api}/flow_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
-        return found
+        (flow_run,) = ask(f"{api}/flow_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
+        return flow_run
 
     def has_step(run, state):
         steps = ask(f"{api}/task_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})

@@ -89,8 +89,8 @@ def test_what_appears_is_a_change_and_what_vanishes_is_not(files):
     seen, listener = watch(files, "path:x"), Listener()
     assert looks(seen, listener) == []
     (layout.root / "x").write_text("1")
-    told = looks(seen, listener)
-    assert [(c.before, bool(c.after)) for c in told] == [(None, True)]
+    changes = looks(seen, listener)
+    assert [(c.before, bool(c.after)) for c in changes] == [(None, True)]
     (layout.root / "x").unlink()
     assert looks(seen, listener, 3) == []
     (layout.root / "x").write_text("1")
@@ -154,7 +154,7 @@ def test_changes_seen_at_once_start_one_run(files):
     for name in "ab":
         (layout.root / name).write_text(name * 2)
     assert len(looks(seen, listener)) == 2
-    assert [len(told) for told in listener.runs.values()] == [2]
+    assert [len(changes) for changes in listener.runs.values()] == [2]
 
 
 def test_a_change_says_what_became_what():

@@ -120,13 +120,13 @@ def test_unknown_costs_are_marked_and_earlier_runs_give_estimates(lab):
     assert list(describe_costs(lab.plan(), before)) == ["estimated cost: unknown, no similar steps ran before"]
     lab.run(lab.plan(to=["first", "beside"]))
     plan = lab.plan(overrides=["stages.beside.function.tokens=6"], to=["beside"])
-    found = lab.found(plan)
+    costs = lab.found(plan)
     made = {m.step: m for m in Store(lab.layout).manifests()}
-    assert found["first"].is_hit
-    assert found["first"].cost == Cost(made["first"].seconds, made["first"].seconds, 0.0, 40)
-    assert found["beside"].cost == Cost(made["beside"].seconds, 2 * made["beside"].seconds, 0.0, 5)
-    assert found["beside"].basis == f"run {made['beside'].run}, 1 setting differs"
-    cost, saved = describe_costs(plan, found)
+    assert costs["first"].is_hit
+    assert costs["first"].cost == Cost(made["first"].seconds, made["first"].seconds, 0.0, 40)
+    assert costs["beside"].cost == Cost(made["beside"].seconds, 2 * made["beside"].seconds, 0.0, 5)
+    assert costs["beside"].basis == f"run {made['beside'].run}, 1 setting differs"
+    cost, saved = describe_costs(plan, costs)
     assert cost.startswith("estimated cost: ")
     assert "5 tokens" in cost
     assert "40 tokens" in saved
@@ -143,12 +143,12 @@ def test_the_nearest_of_earlier_costs_is_taken(lab):
 def test_a_plan_above_its_budget_says_so(lab):
     lab.run(lab.plan(to=["first"]))
     plan = lab.plan("{tokens: 30, money: 0.0001, prices: {million_tokens: 10}}", to=["first"], fresh=True)
-    found = lab.found(plan)
-    assert list(describe_excess(plan, found)) == [
+    costs = lab.found(plan)
+    assert list(describe_excess(plan, costs)) == [
         "the plan is predicted to exceed its budget: 40 tokens, the limit is 30",
         "the plan is predicted to exceed its budget: 0.0004 of money, the limit is 0.0001",
     ]
-    assert "0.0004 of money" in next(describe_costs(plan, found))
+    assert "0.0004 of money" in next(describe_costs(plan, costs))
 
 
 def test_limits_and_prices_by_hand():
@@ -236,10 +236,10 @@ def hang(context, *, told: str):
 @pytest.mark.filterwarnings("ignore")
 def test_a_step_on_ray_is_ended_with_all_that_it_started(tmp_path):
     (tmp_path / "hang_lab.py").write_text(HANGS)
-    told = tmp_path / "told.txt"
+    pid_file = tmp_path / "told.txt"
     (tmp_path / "hang.yaml").write_text(
         f"name: hang\nbudget: {{tokens: 50}}\nstages:\n"
-        f'  long: {{kind: python, function: {{use: "hang_lab:hang", told: "{told}"}}}}\n'
+        f'  long: {{kind: python, function: {{use: "hang_lab:hang", told: "{pid_file}"}}}}\n'
     )
     layout = Layout(tmp_path / "root")
     layout.root.mkdir()
@@ -247,7 +247,7 @@ def test_a_step_on_ray_is_ended_with_all_that_it_started(tmp_path):
     outcome = run_plan(plan, layout, prefect=False)
     assert outcome.exit_code == 1
     assert outcome.states["long"].reason.startswith("the run's budget is spent: 100 tokens")
-    for pid in map(int, told.read_text().split()):
+    for pid in map(int, pid_file.read_text().split()):
         wait_for(
             lambda pid=pid: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE,
             said=lambda pid=pid: pid,

@@ -123,7 +123,7 @@ def test_what_happens_after_a_gate_is_in_no_key_but_that_of_what_it_chooses(lab)
     for policy in ("on_fail: stop", "on_fail: warn", "on_fail: approve, approve_within: 5", BRANCH):
         keys[policy] = {s.name: s.key for s in lab(f"min: 0.9, {policy}").steps}
     same = {name: {k[name] for k in keys.values()} for name in keys[BRANCH]}
-    assert [name for name, found in same.items() if len(found) > 1] == ["final"]
+    assert [name for name, keys_of_step in same.items() if len(keys_of_step) > 1] == ["final"]
     assert keys["on_fail: stop"]["final"] == keys["on_fail: warn"]["final"]
 
 
@@ -183,8 +183,8 @@ def attended(plan, layout, pause):
     log = RunLog(layout, "attended")
     log.file.parent.mkdir(parents=True)
     execution = Execution(plan, layout, InProcess(), log, "attended")
-    desk = ApprovalQueue(execution, lambda question, over: pause(execution, question, over))
-    execution.ask_people = desk.ask
+    queue = ApprovalQueue(execution, lambda question, over: pause(execution, question, over))
+    execution.ask_people = queue.ask
     with ThreadPoolExecutor(len(plan.steps)) as pool:
         ended = {step.name: threading.Event() for step in plan.steps}
 
@@ -195,7 +195,7 @@ def attended(plan, layout, pause):
             ended[step.name].set()
 
         futures = [pool.submit(perform, step) for step in plan.steps]
-        desk.attend(SimpleNamespace(wrapped_future=f, wait=f.result) for f in futures)
+        queue.attend(SimpleNamespace(wrapped_future=f, wait=f.result) for f in futures)
     return execution
 
 

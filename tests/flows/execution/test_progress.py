@@ -38,24 +38,24 @@ RUN = [
 
 def test_the_table_knows_the_time_left_of_a_resumed_step():
     """10 steps took 10 s since the first progress: 390 more take 390 s, whatever was done before."""
-    told, clock, _ = reporter(terminal=True)
-    tell(told, clock, RUN)
+    terminal, clock, _ = reporter(terminal=True)
+    tell(terminal, clock, RUN)
     console = Console(file=io.StringIO(), width=140, color_system=None)
-    console.print(told.table())
+    console.print(terminal.table())
     lines = [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
     assert lines[1] == "base cached made by run r1"
     assert lines[2] == "rl running 110/500 reward 0.25 12,346 6:30 0:20"
 
 
 def test_a_point_of_a_curve_without_a_total_keeps_the_total():
-    told, clock, _ = reporter(terminal=True)
-    tell(told, clock, [*RUN, (21, {"type": "progress", "step": "rl", "at": 111, "reward": 0.5, "loss": 9.0})])
-    assert (told.rows["rl"].at, told.rows["rl"].total) == (111, 500)
-    assert told.rows["rl"].values["reward"] == 0.5
+    terminal, clock, _ = reporter(terminal=True)
+    tell(terminal, clock, [*RUN, (21, {"type": "progress", "step": "rl", "at": 111, "reward": 0.5, "loss": 9.0})])
+    assert (terminal.rows["rl"].at, terminal.rows["rl"].total) == (111, 500)
+    assert terminal.rows["rl"].values["reward"] == 0.5
 
 
 def test_without_a_terminal_plain_lines_at_most_every_ten_seconds():
-    told, clock, file = reporter(terminal=False)
+    terminal, clock, file = reporter(terminal=False)
     events = [
         *RUN,
         (21, {"type": "progress", "step": "rl", "at": 111, "total": 500}),
@@ -72,8 +72,8 @@ def test_without_a_terminal_plain_lines_at_most_every_ten_seconds():
             },
         ),
     ]
-    with told:
-        tell(told, clock, events)
+    with terminal:
+        tell(terminal, clock, events)
     assert file.getvalue().splitlines() == [
         "base: cached (made by run r1)",
         "rl: running",
@@ -84,16 +84,16 @@ def test_without_a_terminal_plain_lines_at_most_every_ten_seconds():
 
 
 def test_a_retry_starts_its_own_clock_and_says_why():
-    told, clock, file = reporter(terminal=False)
-    tell(told, clock, [*RUN, (30, {"type": "retry", "step": "rl", "attempt": 2, "reason": "[out of memory]"})])
+    terminal, clock, file = reporter(terminal=False)
+    tell(terminal, clock, [*RUN, (30, {"type": "retry", "step": "rl", "attempt": 2, "reason": "[out of memory]"})])
     assert file.getvalue().splitlines()[-1] == "rl: try 2: [out of memory]"
-    assert told.rows["rl"].first is None
+    assert terminal.rows["rl"].first is None
 
 
 def test_the_live_table_is_drawn_and_left_on_the_screen():
-    told, clock, file = reporter(terminal=True)
-    with told:
-        tell(told, clock, RUN)
+    terminal, clock, file = reporter(terminal=True)
+    with terminal:
+        tell(terminal, clock, RUN)
     assert "110/500" in file.getvalue()
 
 

@@ -102,13 +102,13 @@ def lab(tmp_path_factory):
     return made
 
 
-def named(found):
+def named(difference):
     """What a difference names, without the figures that every training changes."""
     return {
-        "recipe": [(c.what, c.before, c.after) for c in found.recipe],
-        "data": [(c.step, c.port or c.output) for c in found.data],
-        "code": [(c.what, c.steps) for c in found.code],
-        "environment": [c.what for c in found.environment],
+        "recipe": [(c.what, c.before, c.after) for c in difference.recipe],
+        "data": [(c.step, c.port or c.output) for c in difference.data],
+        "code": [(c.what, c.steps) for c in difference.code],
+        "environment": [c.what for c in difference.environment],
     }
 
 
@@ -116,18 +116,18 @@ NOTHING = {"recipe": [], "data": [], "code": [], "environment": []}
 
 
 def test_a_run_and_its_repetition_do_not_differ(lab):
-    found = compare(lab.first, lab.run(), lab.layout)
-    assert found.is_empty
-    assert set(found.steps.same) == {"base", "rows", "clean", "tuned", "other"}
-    assert found.cost["seconds"][1] == 0.0
-    assert found.cost["saved_seconds"][1] == pytest.approx(found.cost["seconds"][0])
+    difference = compare(lab.first, lab.run(), lab.layout)
+    assert difference.is_empty
+    assert set(difference.steps.same) == {"base", "rows", "clean", "tuned", "other"}
+    assert difference.cost["seconds"][1] == 0.0
+    assert difference.cost["saved_seconds"][1] == pytest.approx(difference.cost["seconds"][0])
 
 
 def test_one_learning_rate(lab):
-    found = compare(lab.first, lab.run("stages.tuned.learning_rate=2e-3"), lab.layout)
-    assert named(found) == NOTHING | {"recipe": [("stages.tuned.learning_rate", 1e-3, 2e-3)]}
-    assert (found.steps.changed, set(found.steps.same)) == (("tuned",), {"base", "rows", "clean", "other"})
-    assert {change.step for change in found.metrics} == {"tuned"}
+    difference = compare(lab.first, lab.run("stages.tuned.learning_rate=2e-3"), lab.layout)
+    assert named(difference) == NOTHING | {"recipe": [("stages.tuned.learning_rate", 1e-3, 2e-3)]}
+    assert (difference.steps.changed, set(difference.steps.same)) == (("tuned",), {"base", "rows", "clean", "other"})
+    assert {change.step for change in difference.metrics} == {"tuned"}
 
 
 def test_one_row_of_data_and_which_artifacts_it_changed(lab):
@@ -137,13 +137,16 @@ def test_one_row_of_data_and_which_artifacts_it_changed(lab):
         run = lab.run()
     finally:
         lab.write("words/words.txt", "\n".join(WORDS))
-    found = compare(lab.first, run, lab.layout)
+    difference = compare(lab.first, run, lab.layout)
     wanted = [("rows", "inputs.words"), ("rows", "rows"), ("clean", "data")]
-    assert named(found) == NOTHING | {"data": wanted}
-    assert [change.rows for change in found.data] == [None, (17, 16), (16, 15)]
-    for change in found.data[1:]:
+    assert named(difference) == NOTHING | {"data": wanted}
+    assert [change.rows for change in difference.data] == [None, (17, 16), (16, 15)]
+    for change in difference.data[1:]:
         assert (change.added, change.removed, change.changed) == ((), (removed,), ())
-    assert (set(found.steps.changed), set(found.steps.same)) == ({"rows", "clean", "tuned"}, {"base", "other"})
+    assert (set(difference.steps.changed), set(difference.steps.same)) == (
+        {"rows", "clean", "tuned"},
+        {"base", "other"},
+    )
     before, after = (trace(lab.layout, name) for name in (lab.first, run))
     keys = [{n.record["step"]: n.record["key"] for n in side.up} for side in (before, after)]
     assert {step for step in keys[0] if keys[0][step] == keys[1][step]} == {"base", "other"}
@@ -155,21 +158,21 @@ def test_one_row_of_data_and_which_artifacts_it_changed(lab):
 def test_one_row_that_says_something_else(lab):
     lab.write("words/words.txt", "\n".join(line.replace("2 + 3 = 5", "2 + 3 = 6") for line in WORDS))
     try:
-        found = compare(lab.first, lab.run(), lab.layout)
+        difference = compare(lab.first, lab.run(), lab.layout)
     finally:
         lab.write("words/words.txt", "\n".join(WORDS))
-    assert [(c.added, c.removed, c.changed) for c in found.data if c.output] == [((), (), ("2 + 3",))] * 2
+    assert [(c.added, c.removed, c.changed) for c in difference.data if c.output] == [((), (), ("2 + 3",))] * 2
 
 
 def test_one_module_of_the_users_own(lab):
     lab.write("diff_lab_rules.py", RULES.replace("bool(question)", "len(question) > 0"))
     try:
-        found = compare(lab.first, lab.run(), lab.layout)
+        difference = compare(lab.first, lab.run(), lab.layout)
     finally:
         lab.write("diff_lab_rules.py", RULES)
-    assert named(found) == NOTHING | {"code": [("diff_lab_rules.py", ("rows",))]}
-    assert found.metrics == ()
-    assert set(found.steps.again) == {"rows", "clean", "tuned"}
+    assert named(difference) == NOTHING | {"code": [("diff_lab_rules.py", ("rows",))]}
+    assert difference.metrics == ()
+    assert set(difference.steps.again) == {"rows", "clean", "tuned"}
 
 
 def test_one_package(lab):
@@ -180,11 +183,11 @@ def test_one_package(lab):
     (folder / "manifest.json").write_text(doctored.model_dump_json())
     write_seal(folder)
     write_signature(lab.layout, folder, doctored)
-    found = compare(lab.first, run, lab.layout)
-    assert [(c.what, c.before, c.after, c.steps) for c in found.environment] == [
+    difference = compare(lab.first, run, lab.layout)
+    assert [(c.what, c.before, c.after, c.steps) for c in difference.environment] == [
         ("numpy", manifest.versions["numpy"], "0.1", ("tuned",))
     ]
-    assert named(found)["recipe"] == [("stages.tuned.seed", None, 4)]
+    assert named(difference)["recipe"] == [("stages.tuned.seed", None, 4)]
 
 
 def test_another_machine_and_commit_are_named(lab):
@@ -206,10 +209,10 @@ def test_steps_of_one_run_only_and_what_was_not_finished(lab):
     plan = plan_recipe(lab.folder / "small.yaml", lab.layout)
     lab.write("small.yaml", RECIPE)
     outcome = run_plan(plan, lab.layout, executor="inprocess", prefect=False)
-    found = compare(lab.first, outcome.run, lab.layout)
-    assert (found.steps.only_before, found.steps.only_after) == (("tuned",), ("other_tuned",))
-    assert (found.steps.unfinished, set(found.steps.same)) == (("other",), {"base", "rows", "clean"})
-    assert {c.what for c in found.recipe} == {"stages.other.function.use", "stages.tuned", "stages.other_tuned"}
+    difference = compare(lab.first, outcome.run, lab.layout)
+    assert (difference.steps.only_before, difference.steps.only_after) == (("tuned",), ("other_tuned",))
+    assert (difference.steps.unfinished, set(difference.steps.same)) == (("other",), {"base", "rows", "clean"})
+    assert {c.what for c in difference.recipe} == {"stages.other.function.use", "stages.tuned", "stages.other_tuned"}
 
 
 def test_the_lineage_of_a_model_names_stages_digests_commit_and_filters(lab):

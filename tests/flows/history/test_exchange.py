@@ -91,8 +91,8 @@ def goes_round(layout, remote):
     assert "3 artifacts fetched, 0 existed already" in call("pull", "--all", "--trust", "--remote", remote)
     assert bytes_of(layout) == before
     assert set(verdicts(layout).values()) == {"HIT"}
-    found = verify(layout)
-    assert (found.artifacts, found.signed, found.problems) == (3, 3, ())
+    verification = verify(layout)
+    assert (verification.artifacts, verification.signed, verification.problems) == (3, 3, ())
 
 
 def test_a_folder_as_a_remote(checkout, tmp_path):
@@ -112,8 +112,8 @@ def s3(tmp_path, monkeypatch):
         monkeypatch.setenv(f"AWS_{name}", value)
     with (tmp_path / "s3.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as server:
         try:
-            told = (tmp_path / "s3.log").read_text
-            wait_for(lambda: answers(url), alive=lambda: server.poll() is None, said=told)
+            read_log = (tmp_path / "s3.log").read_text
+            wait_for(lambda: answers(url), alive=lambda: server.poll() is None, said=read_log)
             yield url
         finally:
             server.kill()

@@ -47,12 +47,12 @@ stages:
 
 def used(*folders: Path) -> int:
     """Bytes that folders take on the disk, each file once whatever names it has."""
-    found = {}
+    sizes = {}
     for folder in folders:
         for path in (folder, *folder.rglob("*")):
             stat = path.lstat()
-            found[stat.st_dev, stat.st_ino] = stat.st_blocks * 512
-    return sum(found.values())
+            sizes[stat.st_dev, stat.st_ino] = stat.st_blocks * 512
+    return sum(sizes.values())
 
 
 @pytest.fixture

@@ -197,9 +197,9 @@ def files_of(reason):
 
 
 def test_every_boundary_is_there():
-    found = Closure(known=KNOWN)
+    closure = Closure(known=KNOWN)
     for boundary in BOUNDARIES:
-        assert all(found.locate(name) is not None for name in modules_of(boundary)), boundary
+        assert all(closure.locate(name) is not None for name in modules_of(boundary)), boundary
 
 
 def test_no_boundary_lies_inside_another():
@@ -209,8 +209,8 @@ def test_no_boundary_lies_inside_another():
 
 def test_a_grpo_step_reaches_few_modules_and_only_the_functions_that_it_names():
     roots, folders = step(QUICKSTART, "rl_1")
-    found = Closure(folders, KNOWN)
-    reached = found.reached(roots)
+    definitions = Closure(folders, KNOWN)
+    reached = definitions.reached(roots)
     assert len(reached) <= MAX_MODULES, "\n".join(reached)
     slots = [type(slot) for slot in closure.uses(load_recipe(QUICKSTART).stages["rl_1"]) if not type(slot).member]
     named = {name for _, name in roots}
@@ -219,7 +219,7 @@ def test_a_grpo_step_reaches_few_modules_and_only_the_functions_that_it_names():
             if module.startswith("learning.batch."):
                 continue  # operations that loops and slots share
             if any(module == home or module.startswith(f"{home}.") for home in slot.home):
-                names = {name for index in indexes for name in found.facts(module).statements[index].names}
+                names = {name for index in indexes for name in definitions.facts(module).statements[index].names}
                 functions = load(module).functions
                 others = {name for name in names & functions.keys() if fits(slot, functions[name])} - named
                 assert not {name for name in others if not name.startswith("_")}, module
@@ -273,9 +273,9 @@ def test_boundaries_hide_only_what_is_listed(monkeypatch):
             assert module not in left or set(bounded.facts(of).by_name[name]) <= set(left[of]), (module, name)
 
 
-def defines(found: Closure, module: str, indexes: set[int]) -> bool:
+def defines(closure: Closure, module: str, indexes: set[int]) -> bool:
     """Return whether one of some statements does more than bind an imported name."""
-    return any(found.facts(module).statements[index].binding is None for index in indexes)
+    return any(closure.facts(module).statements[index].binding is None for index in indexes)
 
 
 def test_a_function_behind_a_boundary_cannot_be_named():
@@ -286,14 +286,14 @@ def test_a_function_behind_a_boundary_cannot_be_named():
 def test_settings_hold_values_and_no_computation():
     """A class of settings has fields and validators; each other method is listed with its reason."""
     names = {name for name, _ in files_of(Reason.SETTINGS)} | {name for name in HIDDEN if name.startswith("schemas.")}
-    found: set[tuple[str, str]] = set()
+    computed: set[tuple[str, str]] = set()
     for module in map(importlib.import_module, sorted(names)):
         for name, of in inspect.getmembers(module, inspect.isclass):
             if of.__module__ != module.__name__ or not issubclass(of, BaseModel | str):
                 continue
             own = {key for key, value in vars(of).items() if not key.startswith("_") and _computes(value)}
-            found |= {(name, key) for key in own - _validators(of) if not _inherits(of, key)}
-    assert found == SETTINGS_METHODS.keys()
+            computed |= {(name, key) for key in own - _validators(of) if not _inherits(of, key)}
+    assert computed == SETTINGS_METHODS.keys()
 
 
 def test_code_of_steps_takes_classes_from_settings_and_nothing_else():

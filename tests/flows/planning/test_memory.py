@@ -188,8 +188,8 @@ def test_windows_are_read_from_complete_configurations():
     kinds = ["sliding_attention"] * 4 + ["full_attention"] * 2
     given = {"mistral": {}, "qwen3": {"use_sliding_window": True, "layer_types": kinds}, "qwen2": {}}
     configs = {kind: CONFIG_MAPPING[kind](**sizes, **own).to_dict() for kind, own in given.items()}
-    found = {kind: read_shape(config) for kind, config in configs.items()}
-    assert {kind: (shape.window, shape.windowed) for kind, shape in found.items()} == {
+    shapes = {kind: read_shape(config) for kind, config in configs.items()}
+    assert {kind: (shape.window, shape.windowed) for kind, shape in shapes.items()} == {
         "mistral": (32, 6),
         "qwen3": (32, 4),
         "qwen2": (0, 0),
@@ -217,8 +217,8 @@ def run_case(name):
 
 @pytest.mark.parametrize("name", ["sft_accumulated", "rl_paths"])
 def test_predictions_hold_in_a_process_of_their_own(name):
-    found = run_case(name)
-    assert LOWEST < found["ratio"] < HIGHEST, found
+    case = run_case(name)
+    assert LOWEST < case["ratio"] < HIGHEST, case
 
 
 @pytest.mark.slow
@@ -242,8 +242,8 @@ def test_predictions_hold_in_a_process_of_their_own(name):
     ],
 )
 def test_predictions_hold_at_other_shapes(name):
-    found = run_case(name)
-    assert LOWEST < found["ratio"] < HIGHEST, found
+    case = run_case(name)
+    assert LOWEST < case["ratio"] < HIGHEST, case
 
 
 RECIPE = """
@@ -286,24 +286,24 @@ def planned(tmp_path):
 
 def test_a_plan_knows_models_that_are_still_to_be_made(planned):
     plan, layout = planned()
-    found = {need.step: need for need in estimate_memory(plan, layout)}
-    (place,) = found["first"].places
-    parameters = found["base"].places[0].peak.parts["weights"]
+    needs = {need.step: need for need in estimate_memory(plan, layout)}
+    (place,) = needs["first"].places
+    parameters = needs["base"].places[0].peak.parts["weights"]
     assert place.peak.parts["weights"] == parameters
     assert place.peak.parts["optimizer"] == 2 * parameters
-    assert found["lessons"].places == ()
-    assert found["theirs"].unknown.startswith("memory of a mamba model is not known")
-    assert found["theirs"].unknown.endswith("expected forward: padded (layers of state spaces)")
-    assert [found[name].forward for name in ("base", "first", "better")] == ["", "forest", "forest"]
-    assert list(describe_forwards(list(found.values()))) == [
+    assert needs["lessons"].places == ()
+    assert needs["theirs"].unknown.startswith("memory of a mamba model is not known")
+    assert needs["theirs"].unknown.endswith("expected forward: padded (layers of state spaces)")
+    assert [needs[name].forward for name in ("base", "first", "better")] == ["", "forest", "forest"]
+    assert list(describe_forwards(list(needs.values()))) == [
         "Expected forward of first, better: forest; a check on the weights decides."
     ]
-    assert [step.get("forward") for step in memory_as_json(plan, [found["first"]])["steps"]] == ["forest"]
+    assert [step.get("forward") for step in memory_as_json(plan, [needs["first"]])["steps"]] == ["forest"]
     # The reference of the KL term is a model of its own.
-    assert found["better"].places[0].peak.parts["other models"] == parameters
-    (said,) = [w for w in list_warnings(plan, list(found.values())) if w.startswith("first")]
-    assert "its `memory` has 16.0 MiB" in said
-    assert "per_device_train_batch_size" in said
+    assert needs["better"].places[0].peak.parts["other models"] == parameters
+    (warning,) = [w for w in list_warnings(plan, list(needs.values())) if w.startswith("first")]
+    assert "its `memory` has 16.0 MiB" in warning
+    assert "per_device_train_batch_size" in warning
 
 
 def test_roles_have_places_of_their_own(planned):

@@ -49,8 +49,8 @@ ASK = {"lessons", "tuned", "exam"}
 @pytest.fixture
 def plan(tmp_path):
     def made(endpoint=None, named="teacher", lessons=1, tuned=1, exam=9, budget=""):
-        said = ", ".join(f"{key}: {value}" for key, value in (ENDPOINT | (endpoint or {})).items())
-        (tmp_path / "keys.yaml").write_text(RECIPE % (said, budget, named, lessons, tuned, exam))
+        options = ", ".join(f"{key}: {value}" for key, value in (ENDPOINT | (endpoint or {})).items())
+        (tmp_path / "keys.yaml").write_text(RECIPE % (options, budget, named, lessons, tuned, exam))
         return compile_recipe(load_recipe(tmp_path / "keys.yaml"), Layout(tmp_path))
 
     return made
@@ -106,5 +106,5 @@ def test_a_cap_is_in_the_key_where_it_decides_the_rows(plan):
 def test_an_endpoint_may_be_written_where_it_is_used(plan):
     inline = "{base_url: http://127.0.0.1:1/v1, model: big, name: teacher, price: {input_per_million: 1.0}}"
     assert changed(plan(), plan(named=inline)) == set()
-    found = find_endpoints(plan(named=inline).step("lessons").settings)
-    assert [endpoint["model"] for endpoint in found] == ["big"]
+    endpoints = find_endpoints(plan(named=inline).step("lessons").settings)
+    assert [endpoint["model"] for endpoint in endpoints] == ["big"]

@@ -79,8 +79,8 @@ class Served:
         return self.ask("/flow_runs/filter", {"deployments": {"id": {"any_": [self.deployment(name)["id"]]}}})
 
     def tasks(self, flow_run, attempt=None):
-        found = self.ask("/task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run]}}})
-        kept = [t for t in found if attempt is None or t["flow_run_run_count"] == attempt]
+        task_runs = self.ask("/task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run]}}})
+        kept = [t for t in task_runs if attempt is None or t["flow_run_run_count"] == attempt]
         return {t["name"]: t["state_name"] for t in kept}
 
     def artifacts(self, flow_run):
@@ -93,9 +93,9 @@ class Served:
         return [line["message"] for line in self.ask("/logs/filter", body)]
 
     def ended(self, flow_run):
-        found = self.until(lambda: _final(self.ask(f"/flow_runs/{flow_run}")))
-        assert found["state_type"] != "CRASHED", (found["state"], self.logs(flow_run))
-        return found
+        final = self.until(lambda: _final(self.ask(f"/flow_runs/{flow_run}")))
+        assert final["state_type"] != "CRASHED", (final["state"], self.logs(flow_run))
+        return final
 
     def set_state(self, flow_run, kind, name):
         return self.ask(f"/flow_runs/{flow_run}/set_state", {"state": {"type": kind, "name": name}})["status"]

@@ -201,15 +201,15 @@ def test_a_run_from_the_form_to_the_curves_cancelled_and_retried(served, tmp_pat
 
 def look_at_results(served, page, number, folder):
     """The pages of the results in Prefect, and those of the run in MLflow."""
-    found = {a["key"]: a for a in reversed(served.artifacts(number))}
-    rows = json.loads(found["story-table"]["data"])
+    artifacts = {a["key"]: a for a in reversed(served.artifacts(number))}
+    rows = json.loads(artifacts["story-table"]["data"])
     assert {(row["model"], row["family"]) for row in rows} == {
         (m, f) for m in ("base", "cold_start") for f in ("all", "chain_sum")
     }
-    page.goto(f"{served.api.removesuffix('/api')}/artifacts/artifact/{found['story-results']['id']}")
+    page.goto(f"{served.api.removesuffix('/api')}/artifacts/artifact/{artifacts['story-results']['id']}")
     page.get_by_text("All is well: 3 cached, 2 done.").wait_for()
     page.screenshot(path=folder / "results.png")
-    address = found["story-report"]["data"].partition("](")[2].rstrip(")")
+    address = artifacts["story-report"]["data"].partition("](")[2].rstrip(")")
     link = page.get_by_role("link", name="curves, datasets and models in MLflow")
     assert link.get_attribute("href") == address.partition("/artifacts")[0]
     assert address.startswith(served.mlflow)

@@ -34,9 +34,9 @@ def test_vllm_answers_as_transformers(kind, tmp_path, monkeypatch):
     with torch.no_grad():
         lp = policy.model(torch.tensor([ids])).logits[0].log_softmax(-1)
     expected = [float(lp[i - 1, ids[i]]) for i in range(len(PROMPT), len(ids))]
-    found = [step[token].logprob for step, token in zip(made.logprobs, made.token_ids, strict=True)]
+    logprobs = [step[token].logprob for step, token in zip(made.logprobs, made.token_ids, strict=True)]
     assert [int(lp[i - 1].argmax()) for i in range(len(PROMPT), len(ids))] == list(made.token_ids)
-    assert max(abs(a - b) for a, b in zip(expected, found, strict=True)) < 1e-4
+    assert max(abs(a - b) for a, b in zip(expected, logprobs, strict=True)) < 1e-4
 
 
 def sample_with_vllm(folder):

@@ -77,16 +77,16 @@ def test_each_step_is_done_once_and_right(checkout, alone, tmp_path, executor):
         process = made.start(*words, program=("-m", "flows.cli") if executor else ("-c", LAUNCH))
         started.append((process, made.output))
     codes = [process.wait(500) for process, _ in started]
-    said = [output.read_text() for _, output in started]
-    assert codes == [0] * RUNS, said
-    assert not [text for text in said if "was not updated" in text or "Traceback" in text], said
+    outputs = [output.read_text() for _, output in started]
+    assert codes == [0] * RUNS, outputs
+    assert not [text for text in outputs if "was not updated" in text or "Traceback" in text], outputs
     assert sorted(done.read_text().split()) == sorted(EXPECTED)
     assert made.digests() == alone
     ends_are_right(made.layout)
     log_is_right(made.layout)
     if executor:
-        told = {(layout_run / "mlflow.txt").is_file() for layout_run in (made.layout.state / "runs").iterdir()}
-        assert told == {True}
+        recorded = {(layout_run / "mlflow.txt").is_file() for layout_run in (made.layout.state / "runs").iterdir()}
+        assert recorded == {True}
     assert made.leftovers() == []
     made.is_quiet()
 
@@ -110,9 +110,9 @@ def ends_are_right(layout):
 
 def log_is_right(layout):
     """The chain is unbroken and tells of every run and artifact once."""
-    found = check_audit(layout)
-    assert (found.problems, found.notes) == ([], [])
-    told = Counter(e["action"] for e in read_entries(layout))
-    assert (told["run started"], told["run ended"], told["artifact published"]) == (RUNS, RUNS, len(EXPECTED))
+    check = check_audit(layout)
+    assert (check.problems, check.notes) == ([], [])
+    actions = Counter(e["action"] for e in read_entries(layout))
+    assert (actions["run started"], actions["run ended"], actions["artifact published"]) == (RUNS, RUNS, len(EXPECTED))
     published = [e["facts"]["key"] for e in read_entries(layout) if e["action"] == "artifact published"]
     assert sorted(published) == sorted(m.key for m in Store(layout).manifests())

@@ -53,10 +53,10 @@ sys.exit(outcome.exit_code)
 
 
 def answer(body):
-    said = body["messages"][-1]["content"]
-    if said.startswith("Judge "):
-        return str(digest(said) % 11), "stop"
-    return f"answer {digest(said + str(body['seed'])) % 1000}", "stop"
+    question = body["messages"][-1]["content"]
+    if question.startswith("Judge "):
+        return str(digest(question) % 11), "stop"
+    return f"answer {digest(question + str(body['seed'])) % 1000}", "stop"
 
 
 class Paused(Teacher):
@@ -95,12 +95,12 @@ def result(made):
 
 def leaks(root):
     """Files that hold the key, also in cells of SQLite."""
-    found = [str(p) for p in root.rglob("*") if p.is_file() and KEY.encode() in p.read_bytes()]
+    leaked = [str(p) for p in root.rglob("*") if p.is_file() and KEY.encode() in p.read_bytes()]
     for path in root.rglob("*.sqlite"):
         with sqlite3.connect(path) as base:
-            found += [str(row) for row in base.execute("SELECT * FROM answers") if KEY in str(row)]
+            leaked += [str(row) for row in base.execute("SELECT * FROM answers") if KEY in str(row)]
         base.close()
-    return found
+    return leaked
 
 
 @pytest.mark.timeout(580)
@@ -128,10 +128,10 @@ def test_a_killed_run_goes_on_and_no_answer_is_paid_twice(checkout, processes):
     assert manifest.metrics["accepted"] == other.metrics["accepted"] == len(rows) > 0
     # Of 60 replies; the judge is asked about each text once.
     assert manifest.metrics["answered"] == 60
-    asked, said = healthy.paid_tokens
+    asked, report = healthy.paid_tokens
     assert other.metrics["paid"] == 60
-    assert other.paid_tokens == other.tokens == asked + said
-    assert other.paid == pytest.approx(asked * PRICES[0] + said * PRICES[1])
+    assert other.paid_tokens == other.tokens == asked + report
+    assert other.paid == pytest.approx(asked * PRICES[0] + report * PRICES[1])
     (run_name,) = [p.name for p in (whole.layout.state / "runs").iterdir()]
     spent = read_spending(whole.layout, run_name).spent["lessons"]
     assert spent.paid == pytest.approx(other.paid)

@@ -45,8 +45,8 @@ def finished(path: Path, root: Path, executor: str, overrides: list[str]):
     outcome = run_plan(plan, layout, executor=executor, prefect=False)
     assert outcome.exit_code == 0, {name: state.reason for name, state in outcome.states.items()}
     store = Store(layout)
-    found = {step.name: store.find(step.kind, step.key) for step in plan.steps}
-    return {name: (manifest, curve_of(store, manifest)) for name, manifest in found.items()}
+    manifests = {step.name: store.find(step.kind, step.key) for step in plan.steps}
+    return {name: (manifest, curve_of(store, manifest)) for name, manifest in manifests.items()}
 
 
 def curve_of(store, manifest):

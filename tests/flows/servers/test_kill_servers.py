@@ -51,13 +51,13 @@ def sums(total, rounds):
 def is_right(made):
     """Whether every step is there, verifies, and holds what an undisturbed run writes, to the byte."""
     made.digests()
-    found = {}
+    digests = {}
     for manifest in made.layout.state.glob("artifacts/*/manifest.json"):
         (output,) = json.loads(manifest.read_text())["outputs"].values()
         (file,) = output["files"]
-        found[json.loads(manifest.read_text())["step"]] = file["sha256"]
+        digests[json.loads(manifest.read_text())["step"]] = file["sha256"]
     wanted = {step: hashlib.sha256(sums(*of).encode()).hexdigest() for step, of in ROUNDS.items()}
-    return found == wanted
+    return digests == wanted
 
 
 def rounds_done(made):
@@ -90,8 +90,8 @@ def in_the_middle(made, processes, process):
 def victim(made, *words):
     """The process of the checkout whose name or command holds all the words."""
     hosts = "flows.servers.prefect_host"
-    found = [[p, p.name(), *p.cmdline()] for p in made.processes() if hosts not in p.cmdline()]
-    return next(words_of[0] for words_of in found if all(word in words_of[1:] for word in words))
+    candidates = [[p, p.name(), *p.cmdline()] for p in made.processes() if hosts not in p.cmdline()]
+    return next(words_of[0] for words_of in candidates if all(word in words_of[1:] for word in words))
 
 
 def test_prefects_server_of_a_run(begun):
@@ -192,7 +192,7 @@ def test_mlflow(begun, mlflow_server):
     body = json.dumps({"experiment_ids": ["1"], "max_results": 100}).encode()
     asked = urllib.request.Request(f"{url}/api/2.0/mlflow/runs/search", body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(asked, timeout=60) as answer:
-        names = sorted(found["info"]["run_name"] for found in json.loads(answer.read())["runs"])
+        names = sorted(run_record["info"]["run_name"] for run_record in json.loads(answer.read())["runs"])
     runs = sorted(path.parent.name for path in made.layout.state.glob("runs/*/plan.json"))
     assert names == sorted([*runs, *"abc", *"abc"])  # the run that it missed is told with the next
 
@@ -209,8 +209,8 @@ def ask(url, body):
 @pytest.mark.parametrize("name", ["worker", "prefect"])
 def test_the_runner_and_the_server_under_a_deployment(checkout, processes, name):
     made = checkout("root", RECIPE, {"served_work": WORK})
-    up, said = made.start("up", "--prefect-port", 0, "--mlflow-port", 0), made.output
-    processes.wait_for(lambda: up.poll() is not None or "Ctrl-C stops everything" in said.read_text(), TIMEOUT)
+    up, output = made.start("up", "--prefect-port", 0, "--mlflow-port", 0), made.output
+    processes.wait_for(lambda: up.poll() is not None or "Ctrl-C stops everything" in output.read_text(), TIMEOUT)
     record = json.loads((made.layout.state / "up.json").read_text())
     api = record["prefect"]
     assert made.start("deploy", made.recipe).wait(TIMEOUT) == 0, made.output.read_text()
@@ -220,15 +220,19 @@ def test_the_runner_and_the_server_under_a_deployment(checkout, processes, name)
     os.kill(record["pids"][name], signal.SIGKILL)
 
     def state():
-        (found,) = ask(f"{api}/flow_runs/filter", {"flow_runs": {"id": {"any_": [flow_run]}}}) or [{}]
-        return found.get("state_type") if found.get("state_type") in ("COMPLETED", "FAILED", "CRASHED") else None
+        (flow_run_record,) = ask(f"{api}/flow_runs/filter", {"flow_runs": {"id": {"any_": [flow_run]}}}) or [{}]
+        return (
+            flow_run_record.get("state_type")
+            if flow_run_record.get("state_type") in ("COMPLETED", "FAILED", "CRASHED")
+            else None
+        )
 
     assert processes.wait_for(state, TIMEOUT) == "COMPLETED"
     assert is_right(made)
-    processes.wait_for(lambda: f"{name}: answers again" in said.read_text(), TIMEOUT)
-    assert f"{name}: was killed by signal 9" in said.read_text()
+    processes.wait_for(lambda: f"{name}: answers again" in output.read_text(), TIMEOUT)
+    assert f"{name}: was killed by signal 9" in output.read_text()
     if name == "worker":
-        assert "1 of its flow runs continue without it" in said.read_text()
+        assert "1 of its flow runs continue without it" in output.read_text()
     os.killpg(up.pid, signal.SIGINT)
     assert up.wait(120) == 0
     made.is_quiet(60)
@@ -236,15 +240,15 @@ def test_the_runner_and_the_server_under_a_deployment(checkout, processes, name)
 
 def test_up_stopped_in_the_middle_of_a_deployments_run_leaves_one_that_goes_on(checkout, processes):
     made = checkout("root", RECIPE, {"served_work": WORK})
-    up, said = made.start("up", "--prefect-port", 0, "--mlflow-port", 0), made.output
-    processes.wait_for(lambda: up.poll() is not None or "Ctrl-C stops everything" in said.read_text(), TIMEOUT)
+    up, output = made.start("up", "--prefect-port", 0, "--mlflow-port", 0), made.output
+    processes.wait_for(lambda: up.poll() is not None or "Ctrl-C stops everything" in output.read_text(), TIMEOUT)
     api = json.loads((made.layout.state / "up.json").read_text())["prefect"]
     assert made.start("deploy", made.recipe).wait(TIMEOUT) == 0, made.output.read_text()
     (deployment,) = ask(f"{api}/deployments/filter", {})
     ask(f"{api}/deployments/{deployment['id']}/create_flow_run", {})
     in_the_middle(made, processes, up)
     os.killpg(up.pid, signal.SIGINT)
-    assert up.wait(120) == 0, said.read_text()
+    assert up.wait(120) == 0, output.read_text()
     made.is_quiet(60)
     assert rounds_done(made) > 60
     again = made.go_on("ray")

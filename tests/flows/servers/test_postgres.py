@@ -20,10 +20,10 @@ RECIPE = two_numbers("kept", "kept_work")
 def programs():
     """Folder of initdb and pg_ctl, which Debian does not put on the path."""
     beside = [Path(shutil.which("initdb")).resolve().parent] if shutil.which("initdb") else []
-    found = beside or sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-    if not found:
+    folders = beside or sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    if not folders:
         pytest.skip("no PostgreSQL here: apt-get install postgresql")
-    return found[-1]
+    return folders[-1]
 
 
 def someone():
@@ -76,10 +76,10 @@ def ask(database, sql):
 def test_a_run_is_recorded_in_postgresql_by_both(checkout, processes, database):
     made = checkout("root", RECIPE, {"kept_work": NUMBER})
     up = made.start("up", "--prefect-port", 0, "--mlflow-port", 0, "--database", database, PGPASSWORD=PASSWORD)
-    told = made.output
-    processes.wait_for(lambda: up.poll() is not None or "Ctrl-C stops everything" in told.read_text(), 240)
-    assert up.poll() is None, told.read_text()
-    assert f"records  {database}" in told.read_text()
+    read_output = made.output
+    processes.wait_for(lambda: up.poll() is not None or "Ctrl-C stops everything" in read_output.read_text(), 240)
+    assert up.poll() is None, read_output.read_text()
+    assert f"records  {database}" in read_output.read_text()
     commands = [" ".join(process.cmdline()) for process in processes.tree(up)]
     made.finish(made.start("run", made.recipe, PGPASSWORD=PASSWORD))
     run = next(iter(made.layout.state.glob("runs/*"))).name

@@ -104,14 +104,14 @@ class Keeper:
             return {}
 
     def alive(self):
-        found = []
+        pids = []
         for process in psutil.process_iter():
             try:
                 if process.environ().get("KEPT") == str(self.folder) and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+                    pids.append(process)
             except psutil.Error:
                 continue
-        return found
+        return pids
 
     def said(self, text):
         return text in self.output.read_text()

@@ -60,12 +60,12 @@ def test_a_server_that_was_named_must_answer(layout, monkeypatch, variable):
 
 def test_a_second_up_says_where_the_first_is(layout):
     (layout.state / "up").mkdir(parents=True)
-    told = {"prefect": "http://127.0.0.1:4711/api", "mlflow": "http://127.0.0.1:4712", "pids": {"up": 99}}
-    (layout.state / "up.json").write_text(json.dumps(told))
+    addresses = {"prefect": "http://127.0.0.1:4711/api", "mlflow": "http://127.0.0.1:4712", "pids": {"up": 99}}
+    (layout.state / "up.json").write_text(json.dumps(addresses))
     assert read_addresses(layout) == {}  # what a killed one left
     with (layout.state / "up" / "lock").open("ab") as first:
         fcntl.flock(first, fcntl.LOCK_EX)
-        assert read_addresses(layout) == told
+        assert read_addresses(layout) == addresses
         with pytest.raises(
             PlanError, match=r"already: prefect at http://127.0.0.1:4711/api, mlflow at .*4712\n.*kill 99"
         ):
@@ -116,8 +116,8 @@ def test_up_serves_survives_kills_and_ends_cleanly(checkout, processes):
     # A run beside it is shown by its server, which stays; MLflow's server shows it too.
     made.finish(made.start("run", made.recipe))
     assert len(processes.tree(process)) >= 5
-    found = post(f"{at['prefect']}/flow_runs/filter", {})
-    assert [run["state_type"] for run in found] == ["COMPLETED"]
+    flow_runs = post(f"{at['prefect']}/flow_runs/filter", {})
+    assert [run["state_type"] for run in flow_runs] == ["COMPLETED"]
     shown = post(f"{at['mlflow']}/api/2.0/mlflow/experiments/search", {"max_results": 10})
     assert "beside" in [experiment["name"] for experiment in shown["experiments"]]
     for name in ("prefect", "mlflow", "worker"):

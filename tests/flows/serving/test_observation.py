@@ -51,28 +51,28 @@ def test_requests_are_counted_by_route_and_status_also_refused_ones(current):
     client.get("/v1/models/../secret-path")
     client.get("/whatever")
     client.post("/v1/completions", content="{}")  # no content type
-    found = read_metrics(client)
+    metrics = read_metrics(client)
 
     def count(method, path, status):
         labels = (("method", method), ("path", path), ("status", status))
-        return found.get(("posttrain_serve_requests_total", *labels), 0)
+        return metrics.get(("posttrain_serve_requests_total", *labels), 0)
 
     assert count("GET", "/v1/models", "200") == 2
     assert count("GET", "other", "404") == 2
     assert count("POST", "/v1/completions", "415") == 1
-    assert found[("posttrain_serve_request_seconds_count", ("path", "other"))] == 2
-    assert found[("posttrain_serve_active_requests",)] == 1  # this one
-    assert found[("posttrain_serve_healthy",)] == 1
-    assert found[("posttrain_serve_model_since_seconds", ("digest", "ab" * 32), ("name", "tiny"))] == 1700000000
-    assert "secret-path" not in str(found)
+    assert metrics[("posttrain_serve_request_seconds_count", ("path", "other"))] == 2
+    assert metrics[("posttrain_serve_active_requests",)] == 1  # this one
+    assert metrics[("posttrain_serve_healthy",)] == 1
+    assert metrics[("posttrain_serve_model_since_seconds", ("digest", "ab" * 32), ("name", "tiny"))] == 1700000000
+    assert "secret-path" not in str(metrics)
 
 
 def test_metrics_need_the_token_and_health_does_not(current):
     client = client_of(current, rules=Rules(token="abc"))
     assert client.get("/metrics").status_code == 401
     assert client.get("/health").status_code == 200
-    found = read_metrics(client, headers={"Authorization": "Bearer abc"})
-    assert found[("posttrain_serve_requests_total", ("method", "GET"), ("path", "/metrics"), ("status", "401"))] == 1
+    metrics = read_metrics(client, headers={"Authorization": "Bearer abc"})
+    assert metrics[("posttrain_serve_requests_total", ("method", "GET"), ("path", "/metrics"), ("status", "401"))] == 1
 
 
 def test_the_log_has_a_line_per_request_without_its_content(current, tmp_path):

@@ -103,16 +103,16 @@ def test_greedy_chat_is_what_the_engine_says_token_for_token(served):
     for text in ("hello", "1 + 2 =", "A longer question, with more words in it?"):
         ids = encode_prompt(served.policy.tokenizer, [{"role": "user", "content": text}])
         (wanted,) = direct(served.policy, ids, 1, 0, 0.0, 24)
-        said = asked(served, messages=[{"role": "user", "content": text}], temperature=0, max_tokens=24, logprobs=True)
-        (choice,) = said.choices
+        reply = asked(served, messages=[{"role": "user", "content": text}], temperature=0, max_tokens=24, logprobs=True)
+        (choice,) = reply.choices
         kept = [t for t in wanted.token_ids if t != served.policy.tokenizer.eos_token_id]
         assert [entry.token for entry in choice.logprobs.content] == [served.policy.tokenizer.decode([t]) for t in kept]
         assert choice.message.content == decode(served.policy.tokenizer, wanted.token_ids)
         assert choice.finish_reason == wanted.finish
-        assert said.usage.prompt_tokens == len(ids)
-        assert said.usage.completion_tokens == len(wanted.token_ids)
-        assert said.usage.total_tokens == len(ids) + len(wanted.token_ids)
-        assert said.system_fingerprint == f"posttrain-{'ab' * 6}"
+        assert reply.usage.prompt_tokens == len(ids)
+        assert reply.usage.completion_tokens == len(wanted.token_ids)
+        assert reply.usage.total_tokens == len(ids) + len(wanted.token_ids)
+        assert reply.system_fingerprint == f"posttrain-{'ab' * 6}"
 
 
 def test_samples_of_a_seed_are_those_of_the_engine_and_come_again(served):
@@ -138,13 +138,13 @@ def test_the_end_token_ends_a_completion_and_is_counted_but_not_returned(served)
         (wanted,) = direct(served.policy, ids, 1, seed, 1.5, 40)
         if wanted.finish == "stop":
             break
-    said = served.client.completions.create(
+    reply = served.client.completions.create(
         model="tiny", prompt="ab", seed=seed, temperature=1.5, max_tokens=40, logprobs=0
     )
-    (choice,) = said.choices
+    (choice,) = reply.choices
     assert choice.finish_reason == "stop"
     assert choice.text == decode(served.policy.tokenizer, wanted.token_ids)
-    assert said.usage.completion_tokens == len(wanted.token_ids) == len(choice.logprobs.tokens) + 1
+    assert reply.usage.completion_tokens == len(wanted.token_ids) == len(choice.logprobs.tokens) + 1
 
 
 def test_a_stream_says_the_same_as_a_whole_answer(served):
@@ -185,14 +185,14 @@ def test_logprobs_are_the_models_own_whatever_the_temperature(served):
     ids = encode_prompt(served.policy.tokenizer, HELLO)
     for temperature, top_p in ((0.0, 1.0), (0.7, 1.0), (1.0, 0.6)):
         sampling = {"temperature": temperature, "top_p": top_p, "seed": 1, "max_tokens": 20}
-        said = asked(served, **sampling, logprobs=True, top_logprobs=3).choices[0].logprobs.content
-        taken = served.policy.tokenizer.encode("".join(entry.token for entry in said))
+        logprobs_of_tokens = asked(served, **sampling, logprobs=True, top_logprobs=3).choices[0].logprobs.content
+        taken = served.policy.tokenizer.encode("".join(entry.token for entry in logprobs_of_tokens))
         with torch.no_grad():
             logits = served.policy.model(torch.tensor([ids + taken])).logits[0, len(ids) - 1 : -1]
         logp = logits.float().log_softmax(-1)
         own = logp.gather(1, torch.tensor(taken)[:, None])[:, 0]
-        assert [entry.logprob for entry in said] == pytest.approx(own.tolist(), abs=1e-4)
-        best = [[other.logprob for other in entry.top_logprobs] for entry in said]
+        assert [entry.logprob for entry in logprobs_of_tokens] == pytest.approx(own.tolist(), abs=1e-4)
+        best = [[other.logprob for other in entry.top_logprobs] for entry in logprobs_of_tokens]
         assert best == [pytest.approx(row, abs=1e-4) for row in logp.topk(3).values.tolist()]
 
 
@@ -312,13 +312,13 @@ def test_only_whole_characters_are_returned():
     cut = DecodedText(tokenizer)
     assert "".join([cut.add(token) for token in ids[:4]]) + cut.finish() == tokenizer.decode(ids[:4])
     stopped = DecodedText(tokenizer, ["€ 😀", "zz"])
-    said = ""
+    received = ""
     for token in ids:
-        said += stopped.add(token)
+        received += stopped.add(token)
         if stopped.stopped:
             break
-        assert "naïve: 3 € 😀".startswith(said)
-    assert said + stopped.finish() == "naïve: 3 "
+        assert "naïve: 3 € 😀".startswith(received)
+    assert received + stopped.finish() == "naïve: 3 "
 
 
 def test_it_listens_on_this_machine_only(served):
@@ -333,7 +333,7 @@ def test_it_listens_on_this_machine_only(served):
 @pytest.mark.parametrize("kind", ["gemma2", "gpt_oss", "lfm2"])
 def test_windows_caps_sinks_and_states_are_served_exactly(kind):
     model = make_family(kind)
-    batch, found = Batch(model, 3, 40), {}
+    batch, completions = Batch(model, 3, 40), {}
     prompts = [tuple(range(3, 3 + n)) for n in (17, 5, 11)]
     with torch.inference_mode(), use_slot_attention(model):
         for step in range(16):
@@ -341,7 +341,7 @@ def test_windows_caps_sinks_and_states_are_served_exactly(kind):
                 request = PromptRequest(prompts[step // 3], max_tokens=9, seed=0, temperature=0.0)
                 batch.admit(request, [Sample(request, 0, owner=None)])
             for sample, token in batch.step():
-                found.setdefault(sample.request.prompt_ids, []).append(token.id)
+                completions.setdefault(sample.request.prompt_ids, []).append(token.id)
                 sample.over = sample.count == 9
             batch.leave()
             if not batch.samples:
@@ -349,7 +349,7 @@ def test_windows_caps_sinks_and_states_are_served_exactly(kind):
     for prompt in prompts:
         ids = torch.tensor([prompt])
         given = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0, "eos_token_id": 60}
-        assert found[prompt] == model.generate(ids, max_new_tokens=9, **given)[0, len(prompt) :].tolist()
+        assert completions[prompt] == model.generate(ids, max_new_tokens=9, **given)[0, len(prompt) :].tolist()
 
 
 @pytest.mark.filterwarnings("ignore")  # transformers warns of kernels that are not installed

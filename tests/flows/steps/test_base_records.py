@@ -56,10 +56,10 @@ class Steps:
                 port="model", step=of.step, key=of.key, output="model", type="policy", digest=of.outputs["model"].digest
             )
         else:
-            found = find_source(source, self.layout, (self.layout.root,))
+            resolved = find_source(source, self.layout, (self.layout.root,))
             folder, record = (
-                found.folder,
-                InputRecord(port="model", source=source, digest=found.digest, type="policy"),
+                resolved.folder,
+                InputRecord(port="model", source=source, digest=resolved.digest, type="policy"),
             )
         return ReceivedInput(record, folder, scan_folder(folder, links=True), {}, links=True)
 

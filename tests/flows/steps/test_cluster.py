@@ -73,9 +73,9 @@ def test_an_existing_cluster_is_used_and_left_alone(checkout, processes, cluster
     made = checkout("root", RECIPE, {"cluster_work": WORK})
     raylet = processes.wait_for(lambda: [p for p in processes.tree(head) if "raylet" in p.name()])[0]
     made.finish(made.start("run", made.recipe, RAY_ADDRESS=address, **TOKEN))
-    told = [m.metrics for m in Store(made.layout).manifests()]
-    assert {t["raylet"] for t in told} == {raylet.pid}
-    assert len({t["pid"] for t in told}) == 2
+    metrics = [m.metrics for m in Store(made.layout).manifests()]
+    assert {t["raylet"] for t in metrics} == {raylet.pid}
+    assert len({t["pid"] for t in metrics}) == 2
     assert raylet.is_running()
     assert not (made.layout.state / "ray").exists()
     made.is_quiet()

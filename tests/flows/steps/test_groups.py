@@ -204,10 +204,10 @@ def test_a_killed_worker_costs_a_retry_and_no_bit(place):
 @pytest.mark.slow
 def test_a_stopped_step_leaves_no_process_and_no_place(place, monkeypatch):
     layout, plan = place("stopped", HEAD + RL.replace("lab:short", "lab:hang").replace("retries: 1", "retries: 0"))
-    stop, told = threading.Event(), layout.root / "hanging"
+    stop, hanging = threading.Event(), layout.root / "hanging"
 
     def when_it_hangs():
-        while not told.is_file() and not stop.wait(0.05):
+        while not hanging.is_file() and not stop.wait(0.05):
             pass
         stop.set()
 
@@ -223,7 +223,7 @@ def test_a_stopped_step_leaves_no_process_and_no_place(place, monkeypatch):
         watcher.join()
     assert outcome.states["better"].state == "cancelled"
     assert freed == [False]
-    pids = [int(pid) for pid in told.read_text().split()]
+    pids = [int(pid) for pid in hanging.read_text().split()]
     assert len(pids) == 3
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
@@ -246,7 +246,7 @@ def made(layout, name):
     return {
         "folder": folder,
         "metrics": manifest.metrics,
-        "digests": {output: found.digest for output, found in manifest.outputs.items()},
+        "digests": {output: output_record.digest for output, output_record in manifest.outputs.items()},
         "weights": load_file(folder / "outputs" / "model" / "model.safetensors"),
         "log": (folder / "step.log").read_text(),
     }

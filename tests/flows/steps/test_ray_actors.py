@@ -63,10 +63,10 @@ def actors(cluster, tmp_path):
 
 def test_processes_of_their_own_with_their_threads_in_the_steps_group(actors):
     first, second = actors.start("reward", Counter, 3)
-    told = [remote.call("where").result(TIMEOUT) for remote in (first, second)]
-    assert len({os.getpid(), *(one["pid"] for one in told)}) == 3
-    assert {one["group"] for one in told} == {os.getpgid(0)}
-    assert {one["threads"] for one in told} == {"1"}
+    places = [remote.call("where").result(TIMEOUT) for remote in (first, second)]
+    assert len({os.getpid(), *(one["pid"] for one in places)}) == 3
+    assert {one["group"] for one in places} == {os.getpgid(0)}
+    assert {one["threads"] for one in places} == {"1"}
     assert first.call("devices").result(TIMEOUT) == ""
     # One call after the other, in order; each worker has an object of its own.
     answers = [first.call("add", n) for n in (1, 10, 100)]

@@ -69,8 +69,8 @@ APART = "    resources: {num_cpus: 0.5, rollout: {workers: 2, num_cpus: 0.5}}\n"
 
 def held(checkout, number):
     """Pids of the workers that wait, once there are so many; rows are in the journal then."""
-    found = [int(p.name.rpartition("-")[2]) for p in checkout.layout.root.glob("held-*")]
-    return found if len(found) >= number and rows(checkout) else None
+    numbers = [int(p.name.rpartition("-")[2]) for p in checkout.layout.root.glob("held-*")]
+    return numbers if len(numbers) >= number and rows(checkout) else None
 
 
 def rows(checkout):
@@ -115,8 +115,8 @@ def test_workers_die_with_their_step_which_goes_on_at_the_row(checkout, processe
     run = checkout("run", RECIPE + APART, {"killed_lab": LAB})
     process = run.run("ray")
     workers = processes.wait_for(lambda: held(run, 2), 400)
-    (told,) = run.layout.state.glob("work/*/pid-*")
-    os.kill(int(told.read_text().split()[1]), signal.SIGKILL)
+    (pid_path,) = run.layout.state.glob("work/*/pid-*")
+    os.kill(int(pid_path.read_text().split()[1]), signal.SIGKILL)
     assert process.wait(400) == 1
     assert not any(psutil.pid_exists(pid) for pid in workers)
     run.is_quiet(60)

@@ -140,15 +140,15 @@ def twice(query):
     print("louder")
     return query + query + (" " + str(os.getpid()) if query == "who" else "")
 """
-    found = tool(code)
-    assert list_failures(found) == []
+    made_tool = tool(code)
+    assert list_failures(made_tool) == []
     # What it prints is no answer, what it does stays in there, and the call comes from another process.
-    assert call_made_tool_("ab", tool=found) == "abab"
-    assert call_made_tool_("who", tool=found).split()[1] != str(os.getpid())
+    assert call_made_tool_("ab", tool=made_tool) == "abab"
+    assert call_made_tool_("who", tool=made_tool).split()[1] != str(os.getpid())
     assert "LEFT" not in os.environ
     assert list(tmp_path.iterdir()) == []
     # A query is asked once; another one is another call.
-    assert call_made_tool_("ab", tool=found) == "abab"
+    assert call_made_tool_("ab", tool=made_tool) == "abab"
     assert runs == ["a", "ab", "who"]
 
 
@@ -173,13 +173,13 @@ def test_a_tool_that_fails_its_test_says_why(code, more, why):
 
 def author(*drafts):
     """Writes one draft after the other, and what it was told in between."""
-    told = []
+    requests = []
 
     def write(task, toolkit, refused, attempt):
-        told.append((task, sorted(toolkit), [(entry["name"], entry["reasons"]) for entry in refused], attempt))
+        requests.append((task, sorted(toolkit), [(entry["name"], entry["reasons"]) for entry in refused], attempt))
         return drafts[attempt]
 
-    return Bound("write", write, {}), told
+    return Bound("write", write, {}), requests
 
 
 GOOD = {"name": "twice", "code": "def twice(query):\n    return query * 2\n", "tests": [{"query": "a", "answer": "aa"}]}
@@ -193,10 +193,10 @@ BROKEN = {
 
 @sandboxed
 def test_a_planted_broken_tool_is_refused_and_its_author_gets_the_reason():
-    write, told = author({"tools": [GOOD, BROKEN]}, {"tools": [BROKEN]})
+    write, requests = author({"tools": [GOOD, BROKEN]}, {"tools": [BROKEN]})
     drafting = Drafting(agent())
-    found = drafting.written(write, "a task", 2, {})
-    assert [one.name for one in found.made] == ["twice"]
+    draft = drafting.written(write, "a task", 2, {})
+    assert [one.name for one in draft.made] == ["twice"]
     why = "thrice('a') gives 'aa', its test wants 'aaa'"
     lines = [
         (line["what"], line["name"], line["attempt"], line["accepted"], line["reasons"]) for line in drafting.lines
@@ -208,7 +208,7 @@ def test_a_planted_broken_tool_is_refused_and_its_author_gets_the_reason():
         ("draft", "draft", 1, True, []),
         ("tool", "thrice", 1, False, [why]),
     ]
-    assert told == [
+    assert requests == [
         ("a task", ["calculator", "search"], [], 0),
         ("a task", ["calculator", "search"], [("thrice", [why])], 1),
     ]
@@ -223,9 +223,9 @@ def test_drafts_are_held_to_the_schema_and_to_the_tools_there_are():
         "no map",
         {"toolkit": ["search"], "context": {"system": "s"}, "tools": [{**GOOD, "name": "search"}, GOOD, {"name": "x"}]},
     )
-    write, told = author(*drafts)
+    write, requests = author(*drafts)
     drafting = Drafting(agent(context={"system": "before", "experiences": 5}))
-    found = drafting.written(write, "t", 5, {})
+    draft = drafting.written(write, "t", 5, {})
     reasons = [line["reasons"] for line in drafting.lines]
     assert reasons[0] == ["contxt: Extra inputs are not permitted"]
     assert reasons[1][0].startswith("context.experiences: ")
@@ -234,9 +234,9 @@ def test_drafts_are_held_to_the_schema_and_to_the_tools_there_are():
     assert reasons[4:7] == [[], ["there is a tool called search already"], []]
     assert {reason.split(":")[0] for reason in reasons[7]} == {"code", "tests"}
     # What the author leaves out stays: how many experiences are shown.
-    assert [use.use for use in found.toolkit] == ["search"]
-    assert (found.context.system, found.context.experiences) == ("s", 5)
-    assert told[4][2] == [("draft", reasons[3])]
+    assert [use.use for use in draft.toolkit] == ["search"]
+    assert (draft.context.system, draft.context.experiences) == ("s", 5)
+    assert requests[4][2] == [("draft", reasons[3])]
 
 
 @sandboxed

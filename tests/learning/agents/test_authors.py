@@ -52,14 +52,14 @@ def test_a_reply_that_is_no_draft_is_refused_and_the_next_one_taken(account):
         author = bind(AuthorUse.model_validate({"use": "endpoint", "endpoint": said(address)}), "author")
         given = Agent.model_validate({"environment": "tools", "toolkit": ["calculator"]})
         first = Drafting(given)
-        found = first.written(author, "Turn texts around.", 3, {"account": account})
+        agent = first.written(author, "Turn texts around.", 3, {"account": account})
         # A step that starts again pays nothing again, and comes to the same.
         again = Drafting(given)
-        assert again.written(author, "Turn texts around.", 3, {"account": account}) == found
+        assert again.written(author, "Turn texts around.", 3, {"account": account}) == agent
         assert again.lines == first.lines
     assert len(teacher.paid) == 2
-    assert found.tool_names == ["calculator", "back"]
-    assert (found.description, found.context.system) == ("turns texts", "Call back: and a text.")
+    assert agent.tool_names == ["calculator", "back"]
+    assert (agent.description, agent.context.system) == ("turns texts", "Call back: and a text.")
     assert [(line["accepted"], line["reasons"]) for line in first.lines] == [
         (False, ["the reply has no JSON object: Expecting value: line 1 column 1 (char 0)"]),
         (True, []),

@@ -39,8 +39,8 @@ def test_the_recipe_of_the_page_validates(tmp_path):
 @pytest.mark.skipif(available() is not None, reason=str(available()))
 def test_an_author_of_ones_own(lab):
     author = bind(AuthorUse.model_validate({"use": "my_lab.authors:shouting", "name": "loud"}), "author")
-    found = Drafting(Agent.model_validate({"environment": "tools"})).written(author, "shout", 1, {"seed": 0})
-    assert (found.tool_names, found.context.system) == (["loud"], "Call loud: and a text.")
+    agent = Drafting(Agent.model_validate({"environment": "tools"})).written(author, "shout", 1, {"seed": 0})
+    assert (agent.tool_names, agent.context.system) == (["loud"], "Call loud: and a text.")
 
 
 def test_an_extractor_of_ones_own(lab):

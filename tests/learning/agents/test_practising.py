@@ -59,10 +59,10 @@ def test_a_completion_is_taken_apart_into_turns(tiny_policy):
 )
 def test_the_rule_names_the_first_step_in_which_best_and_worst_differ(best, worst, want):
     ranked = [Rollout(best, ("",) * len(best), 1.0), Rollout(("x",), ("",), 0.5), Rollout(worst, ("",) * len(worst), 0)]
-    found = first_difference(
+    experiences = first_difference(
         row("a"), ranked, ["old"], action="^[a-z]+(?=:)|[a-z]+$", template="step {step}: {best}, not {worst}"
     )
-    assert found == (["old", want] if want else ["old"])
+    assert experiences == (["old", want] if want else ["old"])
 
 
 def test_a_lesson_takes_the_place_of_one_about_the_same():
@@ -94,14 +94,14 @@ def test_groups_with_equal_rewards_are_not_even_shown(tiny_policy):
     scores = {"equal": [1.0, 1.0], "differs": [0.0, None, 1.0, 0.5], "alone": [1.0, None], "near": [0.5, 0.25]}
     some = [sample for group, (name, of) in enumerate(scores.items()) for sample in samples(of, name, group)]
     how = {"tokenizer": tiny_policy.tokenizer, "min_margin": 0.25, "most": 2}
-    found, told = extract_experiences(Bound("note", note, {}), some, ["old"], {"step": 0}, **how)
+    extracted, metrics = extract_experiences(Bound("note", note, {}), some, ["old"], {"step": 0}, **how)
     # Best first, what has no score left out; a margin is to be exceeded; the latest two stay, on one line each.
     assert seen == [("differs", [1.0, 0.5, 0.0], ["old"])]
-    assert found == ["of differs", "two lines"]
-    assert [line["differs"] for line in told] == [False, True, False, False]
-    assert [line["learnt"] for line in told] == [[], ["of differs", "two lines"], [], []]
-    assert told[1]["dropped"] == ["old"]
-    assert [len(line["rollouts"]) for line in told] == [2, 3, 1, 2]
+    assert extracted == ["of differs", "two lines"]
+    assert [line["differs"] for line in metrics] == [False, True, False, False]
+    assert [line["learnt"] for line in metrics] == [[], ["of differs", "two lines"], [], []]
+    assert metrics[1]["dropped"] == ["old"]
+    assert [len(line["rollouts"]) for line in metrics] == [2, 3, 1, 2]
 
 
 def test_equals_stay_in_the_order_of_their_sampling(tiny_policy):

@@ -20,11 +20,11 @@ from schemas.errors import StepError
 
 def run(controller, points, **options):
     """What a controller says to each iteration's points; its memory goes through JSON in between."""
-    state, said = {}, []
+    state, metrics = {}, []
     for point in points:
-        said.append(controller(point, state, **options))
+        metrics.append(controller(point, state, **options))
         state = json.loads(json.dumps(state))
-    return said
+    return metrics
 
 
 def test_adaptive_kl_follows_ziegler():
@@ -86,11 +86,11 @@ def weights_of(losses, **options):
 
 def test_recap_weights_in_closed_form():
     losses = {"accuracy": window(0.8, 0.8, 0.2), "format": window(0.1, 0.2, 0.01)}
-    found = weights_of(losses, window=4, temperature=5.0)
+    weights = weights_of(losses, window=4, temperature=5.0)
     share = 1 / (1 + math.exp((0.5 + 0.01 / 0.3 - 1.125) / 5))
-    assert found["accuracy"] == pytest.approx(2 * share, rel=1e-9)
-    assert [round(w, 3) for w in found.values()] == [1.059, 0.941]
-    assert sum(found.values()) / 2 == pytest.approx(1.0, abs=1e-12)
+    assert weights["accuracy"] == pytest.approx(2 * share, rel=1e-9)
+    assert [round(w, 3) for w in weights.values()] == [1.059, 0.941]
+    assert sum(weights.values()) / 2 == pytest.approx(1.0, abs=1e-12)
 
 
 def test_recap_waits_for_two_windows_and_knows_its_objectives():

@@ -73,12 +73,12 @@ def test_gae_is_the_double_sum_on_ragged_paths(tail, lam, lam_value, adaptive):
 
 def test_vapo_lambda_grows_with_the_length():
     made = batch([100, 25, 10], [0.5] * 135, [1.0, 1.0, 1.0])
-    found = credit.gae(of_rewards(made), made, made.sampled("value"), adaptive=0.05, lam_value=1.0)
+    credits = credit.gae(of_rewards(made), made, made.sampled("value"), adaptive=0.05, lam_value=1.0)
     first = [int((made.path_T == p).nonzero()[0]) for p in range(3)]
     # λ = 1 − 1/(0.05·100) = 0.8, 1 − 1/(0.05·25) = 0.2, and 0 where the formula would be negative.
     want = [0.5 * 0.8**99, 0.5 * 0.2**24, 0.0]
-    same(found.values_X[first], want)
-    same(found.return_X, [1.0] * 135)
+    same(credits.values_X[first], want)
+    same(credits.return_X, [1.0] * 135)
 
 
 def test_extremes_of_lambda():

@@ -27,7 +27,7 @@ def factor(name, *, external=(), broken=(), **options):
     """A correction of the three completions; the first and the last are bad ones."""
     behav = torch.full((9,), -4.0, dtype=torch.float64)
     flags = torch.arange(9)
-    have = {
+    columns = {
         "lp_behav_T": behav,
         "lp_prox_T": behav + torch.tensor(FLAT, dtype=torch.float64),
         "path_T": PATH,
@@ -35,7 +35,7 @@ def factor(name, *, external=(), broken=(), **options):
         "external_T": torch.isin(flags, torch.tensor(external, dtype=torch.long)),
         "broken_T": torch.isin(flags, torch.tensor(broken, dtype=torch.long)),
     }
-    return bind(ImportanceCorrectionUse.model_validate({"use": name, **options})).ask(0, have).tolist()
+    return bind(ImportanceCorrectionUse.model_validate({"use": name, **options})).ask(0, columns).tolist()
 
 
 def spread(values):
@@ -109,10 +109,10 @@ def gradient(golden, lp, behav=None, **more):
     made = made if behav is None else made.replaced(lp_behav=behav)
     made = with_advantages(algorithm, with_dropped(made, False), 0)
     made = with_weights(algorithm, with_factors(algorithm, made, 0), 0, 9)
-    have = view_columns(made, {"lp": lp})
-    have["log_ratio_T"] = algorithm.ratio.ask(0, have)
-    factor = have["factor_T"] if algorithm.importance_correction else 1.0
-    loss = (algorithm.policy_loss.ask(0, have) * factor * have["w_T"]).sum()
+    columns = view_columns(made, {"lp": lp})
+    columns["log_ratio_T"] = algorithm.ratio.ask(0, columns)
+    factor = columns["factor_T"] if algorithm.importance_correction else 1.0
+    loss = (algorithm.policy_loss.ask(0, columns) * factor * columns["w_T"]).sum()
     return torch.autograd.grad(loss, lp)[0]
 
 
@@ -179,11 +179,11 @@ def test_trap_09_lost_log_probabilities_and_gaps_of_100_nats_stay_finite(golden,
     made = made.with_tokens(lp_mean_prox=prox - 3, entropy_prox=golden.columns["entropy"])
     made = with_weights(algorithm, with_advantages(algorithm, with_dropped(made, False), 0), 0, 9)
     lp = golden.columns["lp"]
-    have = view_columns(made, {"lp": lp, "lp_mean": lp - 3, "entropy": golden.columns["entropy"]})
-    have["step"] = 0
-    have["log_ratio_T"] = algorithm.ratio.ask(0, have)
-    loss_T = algorithm.policy_loss.ask(0, have)
-    loss = (loss_T.where(have["w_T"] != 0, torch.zeros_like(loss_T)) * have["w_T"]).sum()
+    columns = view_columns(made, {"lp": lp, "lp_mean": lp - 3, "entropy": golden.columns["entropy"]})
+    columns["step"] = 0
+    columns["log_ratio_T"] = algorithm.ratio.ask(0, columns)
+    loss_T = algorithm.policy_loss.ask(0, columns)
+    loss = (loss_T.where(columns["w_T"] != 0, torch.zeros_like(loss_T)) * columns["w_T"]).sum()
     (grad,) = torch.autograd.grad(loss, lp)
     assert math.isfinite(float(loss.detach()))
     assert bool(grad.isfinite().all())
@@ -217,11 +217,11 @@ def test_trap_12_terms_lie_on_sampled_tokens_only(golden, name):
     noise = torch.where(made.tokens["learn"], 0.0, 7.0).double()
     loud = {k: v + noise if v.is_floating_point() else v for k, v in made.tokens.items()}
     noisy = Batch(made.segments, made.parents, made.leaves, loud, made.paths)
-    found = []
+    terms = []
     for batch in (made, noisy):
-        have = view_columns(batch, {"lp": golden.columns["lp"], "entropy": golden.columns["entropy"]})
-        have["log_ratio_T"] = ratios.token(have["lp_T"], have["lp_behav_T"])
-        loss_T = term.ask(0, have)
+        columns = view_columns(batch, {"lp": golden.columns["lp"], "entropy": golden.columns["entropy"]})
+        columns["log_ratio_T"] = ratios.token(columns["lp_T"], columns["lp_behav_T"])
+        loss_T = term.ask(0, columns)
         assert len(loss_T) == sum(golden.counts)
-        found.append(loss_T.tolist())
-    assert found[0] == found[1]
+        terms.append(loss_T.tolist())
+    assert terms[0] == terms[1]

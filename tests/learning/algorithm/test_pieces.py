@@ -73,8 +73,8 @@ class Case:
 
     def at_once(self):
         batch = self.credited(self.columns(self.whole()))
-        told = update(self.algorithm, self.trained, self.optimizer, batch, self.stage, 0)
-        return told, self.gradient()
+        metrics = update(self.algorithm, self.trained, self.optimizer, batch, self.stage, 0)
+        return metrics, self.gradient()
 
     def in_pieces(self, order, size=1):
         groups = groups_of()
@@ -82,8 +82,8 @@ class Case:
         for start in range(0, len(order), size):
             pieces.add([t for g in sorted(order[start : start + size]) for t in groups[g]])
         batch = self.credited(pieces.join(self.whole()))
-        told = pieces.step(self.optimizer, batch)
-        return told, self.gradient()
+        metrics = pieces.step(self.optimizer, batch)
+        return metrics, self.gradient()
 
     def gradient(self):
         return torch.cat([p.grad.flatten() for p in self.model.parameters()])
@@ -107,12 +107,12 @@ def test_the_gradient_is_that_of_the_whole_batch_in_any_order_of_arrival(tiny_po
         "loss_terms": ENTROPY,
         "max_grad_norm": 1e9,
     }
-    told, want = Case(tiny_policy, **more).at_once()
+    metrics, want = Case(tiny_policy, **more).at_once()
     assert float(want.abs().max()) > 1e-3
     for order in list(permutations(range(4)))[::5]:
         other, got = Case(tiny_policy, **more).in_pieces(order)
         torch.testing.assert_close(got, want, atol=1e-6, rtol=0)
-        assert other == pytest.approx(told, abs=1e-5)
+        assert other == pytest.approx(metrics, abs=1e-5)
     got = Case(tiny_policy, **more).in_pieces((2, 3, 0, 1), size=2)[1]
     torch.testing.assert_close(got, want, atol=1e-6, rtol=0)
 

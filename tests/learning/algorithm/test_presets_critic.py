@@ -100,13 +100,13 @@ def test_the_critics_loss_is_its_papers(name):
     loss_of = bind(stage(name).critic.loss)
     old, target = numbers(50, 6), numbers(50, 7)
     value = (old + numbers(50, 8, 0.3)).requires_grad_()
-    found = loss_of.ask(0, {"value_T": value, "value_old_T": old, "return_T": target})
+    loss = loss_of.ask(0, {"value_T": value, "value_old_T": old, "return_T": target})
     want = (value - target) ** 2 / 2
     if name == "ppo":
         held = torch.minimum(torch.maximum(value, old - 0.2), old + 0.2)
         want = torch.maximum(want, (held - target) ** 2 / 2)
-    torch.testing.assert_close(found, want, atol=1e-12, rtol=0)
-    got_grad, want_grad = (torch.autograd.grad(x.sum(), value)[0] for x in (found, want))
+    torch.testing.assert_close(loss, want, atol=1e-12, rtol=0)
+    got_grad, want_grad = (torch.autograd.grad(x.sum(), value)[0] for x in (loss, want))
     torch.testing.assert_close(got_grad, want_grad, atol=1e-12, rtol=0)
 
 

@@ -59,8 +59,8 @@ def test_rover(golden):
     made = with_dropped(golden.batch.with_tokens(lp_mean_prox=mean_prox), False)
     made = with_weights(algorithm, with_advantages(algorithm, made, 0, states={}, rows=[]), 0, golden.max_length)
     lp = golden.columns["lp"]
-    have = view_columns(made, {"lp": lp, "lp_mean": mean})
-    loss = (algorithm.policy_loss.ask(0, have) * have["w_T"]).sum()
+    columns = view_columns(made, {"lp": lp, "lp_mean": mean})
+    loss = (algorithm.policy_loss.ask(0, columns) * columns["w_T"]).sum()
     want = torch.zeros((), dtype=torch.float64)
     values = (mean - mean_prox).split(golden.counts)
     for a, now, prox, value in zip(centred(golden), golden.of("lp"), golden.of("prox"), values, strict=True):

@@ -8,12 +8,12 @@ import torch
 
 def normed(golden):
     """GRPO's advantage of every path, in plain numbers."""
-    found = []
+    advantages = []
     for rewards in golden.rewards:
         mean = sum(rewards) / len(rewards)
         deviation = math.sqrt(sum((r - mean) ** 2 for r in rewards) / (len(rewards) - 1))
-        found += [(r - mean) / (deviation + 1e-4) if max(rewards) > min(rewards) else 0.0 for r in rewards]
-    return found
+        advantages += [(r - mean) / (deviation + 1e-4) if max(rewards) > min(rewards) else 0.0 for r in rewards]
+    return advantages
 
 
 def centred(golden):

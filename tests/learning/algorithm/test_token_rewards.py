@@ -138,9 +138,9 @@ def test_steps_are_added_and_a_baseline_taken_off(batch):
 
 
 def test_statistics_of_tokens_join_the_reward(batch):
-    phi, have = batch.sampled("aux:phi"), ColumnView(batch)["auxiliary_T"]
+    phi, auxiliary = batch.sampled("aux:phi"), ColumnView(batch)["auxiliary_T"]
     for stat, of in (("min", min), ("mean", lambda v: sum(v) / len(v)), ("last", lambda v: v[-1]), ("sum", sum)):
-        made = from_tokens(REWARDS, have, batch.path_T, of="phi", stat=stat, weight=2.0)
+        made = from_tokens(REWARDS, auxiliary, batch.path_T, of="phi", stat=stat, weight=2.0)
         want = [float(r) + 2 * of(part) for r, part in zip(REWARDS, lists(phi), strict=True)]
         assert made.tolist() == pytest.approx(want, abs=1e-12)
 
@@ -200,9 +200,9 @@ def test_a_published_one_is_a_reward(tiny_policy, tmp_path, head):
     )
     values = ColumnView(one.add_values(sampled))["p_T"].split([2, 4, 1])
     for stat, of in (("min", min), ("mean", lambda v: sum(v) / len(v)), ("last", lambda v: v[-1]), ("sum", sum)):
-        found = process(rows, texts, model=tmp_path / "judge", stat=stat)
-        assert found[:3] == pytest.approx([of(v.tolist()) for v in values], abs=1e-6)
-        assert found[3] is None
+        scores = process(rows, texts, model=tmp_path / "judge", stat=stat)
+        assert scores[:3] == pytest.approx([of(v.tolist()) for v in values], abs=1e-6)
+        assert scores[3] is None
     assert process(rows[:1], ["a"], model=tmp_path / "judge") == process(rows, texts, model=tmp_path / "judge")[:1]
 
 

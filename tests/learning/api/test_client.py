@@ -139,11 +139,13 @@ def test_two_that_ask_the_same_at_once_pay_once(account, broken):
     script = {"question 1": ["404"]} if broken else {}
     teacher = Teacher(own_answer, script, knows_keys=False)
     teacher.gate.clear()
-    found, failed = {}, []
+    received, failed = {}, []
 
     def asks(name):
         try:
-            found[name] = ask(endpoint(address, max_concurrency=8), SpendingAccount(account.folder, name), questions(6))
+            received[name] = ask(
+                endpoint(address, max_concurrency=8), SpendingAccount(account.folder, name), questions(6)
+            )
         except StepError as error:
             failed.append(error)
 
@@ -158,10 +160,10 @@ def test_two_that_ask_the_same_at_once_pay_once(account, broken):
     assert set(teacher.paid_questions.values()) == {1}
     assert len(teacher.paid) == 6
     assert len(failed) == broken
-    for asked in found.values():
+    for asked in received.values():
         assert texts(asked) == [f"answer to question {i}" for i in range(6)]
     if not broken:
-        assert sum(sum(asked.cached) for asked in found.values()) == 6
+        assert sum(sum(asked.cached) for asked in received.values()) == 6
         with closing(ResponseStore(account.folder)) as answers:
             spent = answers.spent("one") + answers.spent("other")
         assert (spent.input_tokens, spent.output_tokens) == teacher.paid_tokens
@@ -186,8 +188,10 @@ def test_what_the_server_refuses_is_left_out_and_named(account):
 def test_a_request_that_fails_for_good_fails_the_step_and_keeps_the_rest(account):
     teacher = Teacher(own_answer, {"question 3": ["500"] * 3})
     with serving(teacher) as address:
-        said = "1 of 4 requests failed for good, after 3 tries each; the last one: status 500: scripted 500. Received"
-        with pytest.raises(StepError, match=re.escape(said)):
+        message = (
+            "1 of 4 requests failed for good, after 3 tries each; the last one: status 500: scripted 500. Received"
+        )
+        with pytest.raises(StepError, match=re.escape(message)):
             ask(endpoint(address, max_retries=2, max_concurrency=1), account, questions())
         again = ask(endpoint(address, max_retries=2), account, questions())
     assert again.cached == [True, True, True, False]
@@ -240,7 +244,10 @@ def test_every_try_of_a_question_carries_one_idempotency_key(account):
     keys = {}
     for body, headers in zip(teacher.bodies, teacher.headers, strict=True):
         keys.setdefault(body["messages"][0]["content"], set()).add(headers["idempotency-key"])
-    assert {name: len(found) for name, found in keys.items()} == {"question 0": 1, "question 1": 1}
+    assert {name: len(keys_of_question) for name, keys_of_question in keys.items()} == {
+        "question 0": 1,
+        "question 1": 1,
+    }
     assert keys["question 0"] != keys["question 1"]
 
 
@@ -313,11 +320,11 @@ class Clock:
 
 def times(pace, clock, units):
     async def taken():
-        found = []
+        answers = []
         for some in units:
             await pace.take(some)
-            found.append(clock.now)
-        return found
+            answers.append(clock.now)
+        return answers
 
     return asyncio.run(taken())
 

@@ -118,28 +118,28 @@ def test_columns_are_those_of_plain_forward_passes(exact, head, budget):
     made = one.add_values(batch())
     with torch.no_grad():
         want = list(plain(one))
-    have = ColumnView(made)
+    view = ColumnView(made)
     for suffix in want[0][1]:
-        got = have[f"aux{suffix}_P"] if suffix.startswith("_end") else have[f"aux{suffix}_T"]
+        got = view[f"aux{suffix}_P"] if suffix.startswith("_end") else view[f"aux{suffix}_T"]
         torch.testing.assert_close(got, torch.cat([columns[suffix] for _, columns in want]), atol=1e-12, rtol=0)
     if head == "path":
-        torch.testing.assert_close(have["aux_P"], torch.cat([values for values, _ in want]), atol=1e-12, rtol=0)
-        torch.testing.assert_close(have["aux_T"], have["aux_P"][made.path_T])
-    assert "aux" in have["auxiliary_T"]
+        torch.testing.assert_close(view["aux_P"], torch.cat([values for values, _ in want]), atol=1e-12, rtol=0)
+        torch.testing.assert_close(view["aux_T"], view["aux_P"][made.path_T])
+    assert "aux" in view["auxiliary_T"]
 
 
 def expected_targets(one, columns):
     """Targets of each completion, written out."""
-    found = []
+    targets = []
     for (_, ids), reward, finish, (_, more) in zip(PATHS, REWARDS, batch().paths["truncated"], columns, strict=True):
         if one.reads == "state":
-            found.append([0.9 ** (len(ids) - 1 - t) * reward for t in range(len(ids))])
+            targets.append([0.9 ** (len(ids) - 1 - t) * reward for t in range(len(ids))])
         elif one.reads == "action":
             after = [*more["_max"].tolist()[1:], more["_end_max"].item() if finish else 0.0]
-            found.append([0.9 * a + (reward if t == len(ids) - 1 else 0.0) for t, a in enumerate(after)])
+            targets.append([0.9 * a + (reward if t == len(ids) - 1 else 0.0) for t, a in enumerate(after)])
         else:
-            found.append([reward] * (1 if one.of_paths else len(ids)))
-    return torch.tensor([t for path in found for t in path], dtype=torch.float64)
+            targets.append([reward] * (1 if one.of_paths else len(ids)))
+    return torch.tensor([t for path in targets for t in path], dtype=torch.float64)
 
 
 def formula(head, value, target):

@@ -59,9 +59,9 @@ def perturb(model, amount):
 @pytest.mark.parametrize("kind", ["mixtral", "qwen", "qwen-unnormalised"])
 def test_replaying_ones_own_choice_changes_nothing(kind):
     model, made = mixture(kind), batch()
-    found = add_expert_column(made, model, max_tokens=12).tokens["experts"]
-    assert found.shape == (len(made.tokens["learn"]), 2, 2)
-    torch.testing.assert_close(logprobs(model, made, found), logprobs(model, made), atol=1e-6, rtol=0)
+    experts = add_expert_column(made, model, max_tokens=12).tokens["experts"]
+    assert experts.shape == (len(made.tokens["learn"]), 2, 2)
+    torch.testing.assert_close(logprobs(model, made, experts), logprobs(model, made), atol=1e-6, rtol=0)
 
 
 def test_a_moved_router_chooses_others_and_replay_does_not():

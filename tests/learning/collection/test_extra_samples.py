@@ -192,11 +192,11 @@ class Pool:
 
     def add(self, name, group, score, **more):
         tokenizer = self.sampler.policy.tokenizer
-        said = encode_completion(tokenizer, [{"role": "assistant", "content": name}])
+        encoded = encode_completion(tokenizer, [{"role": "assistant", "content": name}])
         seen = encode_reply(tokenizer, "ok")
-        ids = [*said, *seen, *said]
-        turns = [Turn(len(said), len(seen), 0.0, 0.5), Turn(len(said), 0, score, 0.5)]
-        lps = [-0.5] * len(said) + [0.0] * len(seen) + [-0.25] * len(said)
+        ids = [*encoded, *seen, *encoded]
+        turns = [Turn(len(encoded), len(seen), 0.0, 0.5), Turn(len(encoded), 0, score, 0.5)]
+        lps = [-0.5] * len(encoded) + [0.0] * len(seen) + [-0.25] * len(encoded)
         made = Sample(row(name), group, "policy", [1, 2], ids, lps, "stop", name, turns=turns, versions=[3] * len(ids))
         made.scores, made.reward = {"environment.earned": score}, score
         self.samples.append(replace(made, **more))
@@ -239,14 +239,14 @@ def test_own_successes_come_before_those_of_the_pool(tmp_path, answering):
     inputs = {"extra_samples.1.data": pool.written()["extra_samples.0.data"]}
     uses = ["successes", {"use": "collected", "data": "before.trajectories"}]
     parts = [bind(ExtraSamplesUse.model_validate(use), f"extra_samples.{i}", inputs) for i, use in enumerate(uses)]
-    states, found = {}, []
+    states, added = {}, []
     for score in (1.0, 0.0):
         samples = [sample("a", 0, score), sample("a", 0, 0.0), sample("b", 1, 0.0), sample("b", 1, 0.0)]
         for part in parts:
             samples = part.ask(0, {"samples": samples, "states": states, "seed": 0, "sampler": sampler})
-        found.append([[t.completion_ids for t in of if t.source == "replay"] for of in by_group(samples).values()])
+        added.append([[t.completion_ids for t in of if t.source == "replay"] for of in by_group(samples).values()])
         states = json.loads(json.dumps(states))
-    assert found == [[[], [stored["b"]]], [[[7]], [stored["b"]]]]
+    assert added == [[[], [stored["b"]]], [[[7]], [stored["b"]]]]
     # Its own are a part of its checkpoints; the pool is not.
     assert states["extra_samples.0"]["successes"].keys() == {"a"}
     assert states.get("extra_samples.1", {}) == {}

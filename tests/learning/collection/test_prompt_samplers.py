@@ -27,10 +27,10 @@ def history(**rates):
     return made
 
 
-def asked(use, inputs=None, *, step=0, rows=ROWS, num_groups=4, n=2, **have):
+def asked(use, inputs=None, *, step=0, rows=ROWS, num_groups=4, n=2, **supplies):
     bound = bind(PromptSamplerUse.model_validate(use), "prompt_sampler", inputs)
     base = {"rows": rows, "num_groups": num_groups, "n": n, "seed": 5, "step": step, "states": {}, "metrics": {}}
-    return bound.ask(step, {**base, "history": History(), **have})
+    return bound.ask(step, {**base, "history": History(), **supplies})
 
 
 def ids(requests):
@@ -171,10 +171,10 @@ DIFFICULT = {"use": "by_difficulty", "least": 2, "easy": 0.6}
 
 
 def given(requests):
-    found = Counter()
+    counts = Counter()
     for request in requests:
-        found[request.row["id"]] += request.n
-    return dict(found)
+        counts[request.row["id"]] += request.n
+    return dict(counts)
 
 
 def test_what_is_solved_often_gets_fewer_completions_and_what_they_leave_goes_to_others():

@@ -33,7 +33,7 @@ def sample(name, group, score, **more):
 
 def follow(use, samples, *, sampler=None, states=None, inputs=None, number=0, rows=ROWS, num_groups=4, n=2, step=0):
     bound = bind(ResampleUse.model_validate(use), "resample.0", inputs)
-    have = {
+    supplies = {
         "samples": samples,
         "rows": rows,
         "num_groups": num_groups,
@@ -42,7 +42,7 @@ def follow(use, samples, *, sampler=None, states=None, inputs=None, number=0, ro
         "seed": 3,
         "step": step,
     }
-    return bound.ask(step, {**have, "sampler": sampler, "states": {} if states is None else states})
+    return bound.ask(step, {**supplies, "sampler": sampler, "states": {} if states is None else states})
 
 
 def parts(follow_ups, *, plan="uniform", keep=None, inputs=None, max_rounds=8):
@@ -241,9 +241,11 @@ def test_hints_grow_until_a_completion_is_right(answering, solutions, place):
     assert sorted(g[0].row["id"] for g in hinted) == ["a", "b", "c"]
     assert len(samples) == 4 * 2
     # ⌈0.25·10⌉ and ⌈0.5·10⌉ of ten tokens; the third share is not needed.
-    told = Counter(sampler.engine.prompts)
+    prompt_counts = Counter(sampler.engine.prompts)
     lead = "|" if place == "prompt" else ""
-    assert told == Counter(["d"]) + Counter(c + more for c in "abc" for more in ("", f"{lead}abc", f"{lead}abcde"))
+    assert prompt_counts == Counter(["d"]) + Counter(
+        c + more for c in "abc" for more in ("", f"{lead}abc", f"{lead}abcde")
+    )
     batch = with_dropped(forest([t for g in hinted for t in g]), False)
     size = len(hinted[0][0].completion_ids) - hinted[0][0].given
     assert len(batch.sampled_T) == 6 * size

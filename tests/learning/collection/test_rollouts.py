@@ -54,7 +54,7 @@ def by_problem(samples):
 def test_windows_give_the_completions_that_no_break_would_have_given(tiny_policy):
     requests = [SampleRequest(row, 3) for row in ROWS]
     want = by_problem(synchronous(requests, sampler_at(tiny_policy, 0, eager=2.5)))
-    state, found, first_at = {}, {}, {}
+    state, completions, first_at = {}, {}, {}
     for step in range(5):
         # Later iterations ask for nothing new.
         samples = windowed(
@@ -62,13 +62,13 @@ def test_windows_give_the_completions_that_no_break_would_have_given(tiny_policy
         )
         state = plain(state)
         for problem, group in by_problem(samples).items():
-            assert problem not in found
+            assert problem not in completions
             assert len(group) == 3
             assert len({t.group for t in group}) == 1
-            found[problem], first_at[problem] = group, step
-    assert found.keys() == want.keys()
+            completions[problem], first_at[problem] = group, step
+    assert completions.keys() == want.keys()
     assert state["pool"] == []
-    for problem, group in found.items():
+    for problem, group in completions.items():
         assert [known(t) for t in group] == [known(t) for t in want[problem]]
         longest = max(len(t.completion_ids) for t in group)
         assert first_at[problem] == (longest - 1) // 6
@@ -199,7 +199,7 @@ def test_overprovisioning_needs_enough_to_run(tiny_policy):
 def test_what_is_not_needed_goes_on_in_the_next_iteration(tiny_policy):
     requests = [SampleRequest(row, 2) for row in ROWS]
     want = synchronous(requests, sampler_at(tiny_policy, 0, eager=2.5))
-    state, found = {}, []
+    state, completed = {}, []
     for step in range(6):
         new = requests if step == 0 else [SampleRequest(ROWS[0], 8)] * 2
         sampler = sampler_at(tiny_policy, step, eager=2.5)
@@ -208,9 +208,9 @@ def test_what_is_not_needed_goes_on_in_the_next_iteration(tiny_policy):
             state["pool"] = [one for one in state["pool"] if one["group"].startswith("0:")]
             if not state["pool"]:
                 break
-        found += overprovisioned(new, sampler, state, step, target=4, overprovision=2.0)
+        completed += overprovisioned(new, sampler, state, step, target=4, overprovision=2.0)
         state = plain(state)
-    mine = [t for t in found if t.versions[0] == 0]
+    mine = [t for t in completed if t.versions[0] == 0]
     assert sorted(t.completion_ids for t in mine) == sorted(t.completion_ids for t in want)
     assert all(t.versions == sorted(t.versions) for t in mine)
     assert any(len(set(t.versions)) > 1 for t in mine)

@@ -48,9 +48,9 @@ def test_whole_problems_are_found_exactly_where_they_are_asked(folder, texts, pr
     evaluation = Evaluation("e", [row(f"p{i}", text) for i, text in enumerate(problems)])
     with opened(folder, texts) as rows:
         drop_contaminated(rows, [evaluation], 100, 0.5)
-        found = [int(i) for (i,) in rows.run("select row from dropped order by row")]
+        dropped = [int(i) for (i,) in rows.run("select row from dropped order by row")]
     asked = [words_of(problem) for problem in problems]
-    assert found == [i for i, text in enumerate(texts) if words_of(text) and words_of(text) in asked]
+    assert dropped == [i for i, text in enumerate(texts) if words_of(text) and words_of(text) in asked]
 
 
 WORDS = st.lists(st.sampled_from("abc"), min_size=1, max_size=9).map(" ".join)
@@ -65,7 +65,7 @@ def test_overlap_equals_a_count_in_python(folder, texts, problems, max_overlap):
     evaluation = Evaluation("e", [row(f"p{i}", text) for i, text in enumerate(problems)])
     with opened(folder, texts) as rows:
         drop_contaminated(rows, [evaluation], n, max_overlap)
-        found = {int(i) for (i,) in rows.run("select row from dropped")}
+        dropped = {int(i) for (i,) in rows.run("select row from dropped")}
     expected = set()
     for i, text in enumerate(texts):
         for problem in problems:
@@ -73,7 +73,7 @@ def test_overlap_equals_a_count_in_python(folder, texts, problems, max_overlap):
             share = len(marks & grams_of(text.split(), n)) / len(marks) if marks else 0
             if text == problem or share > max_overlap:
                 expected.add(i)
-    assert found == expected
+    assert dropped == expected
 
 
 def test_a_template_is_what_a_tenth_of_the_family_shares_at_a_border():

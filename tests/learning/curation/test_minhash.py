@@ -15,11 +15,11 @@ ALPHABETS = ("abc d", "abé漢🙂 \u0000", "ab")
 
 
 def texts(source, count):
-    found = []
+    result = []
     for _ in range(count):
         alphabet = source.choice(ALPHABETS)
-        found.append(normalise_text("".join(source.choices(alphabet, k=source.choice([0, 1, 4, 5, 6, 40, 200])))))
-    return found
+        result.append(normalise_text("".join(source.choices(alphabet, k=source.choice([0, 1, 4, 5, 6, 40, 200])))))
+    return result
 
 
 def sketch(text, num_perm, ngram, seed):
@@ -31,8 +31,8 @@ def sketch(text, num_perm, ngram, seed):
 @pytest.mark.parametrize(("num_perm", "ngram"), [(128, 5), (16, 1), (64, 9)])
 def test_signatures_are_those_of_datasketch(num_perm, ngram):
     given = texts(random.Random(0), 120)
-    found = Hasher(num_perm, ngram, 7).signatures(given)
-    for text, signature in zip(given, found, strict=True):
+    signatures = Hasher(num_perm, ngram, 7).signatures(given)
+    for text, signature in zip(given, signatures, strict=True):
         assert np.array_equal(sketch(text, num_perm, ngram, 7).hashvalues, signature)
 
 
@@ -54,17 +54,17 @@ def test_signatures_do_not_depend_on_what_is_hashed_together(monkeypatch):
 
 def dropped_one_by_one(given, threshold, num_perm):
     """What the index of datasketch drops, with the row that each is most like."""
-    index, stayed, found = MinHashLSH(num_perm=num_perm, params=choose_bands(threshold, num_perm)), {}, []
+    index, stayed, duplicates = MinHashLSH(num_perm=num_perm, params=choose_bands(threshold, num_perm)), {}, []
     for row, text in enumerate(given):
         made = sketch(text, num_perm, 3, 1)
         near = [(made.jaccard(stayed[other]), -other) for other in index.query(made)]
         similarity, other = max(near, default=(0.0, 0))
         if similarity >= threshold:
-            found.append((row, -other, similarity))
+            duplicates.append((row, -other, similarity))
         else:
             index.insert(row, made)
             stayed[row] = made
-    return found
+    return duplicates
 
 
 @pytest.mark.parametrize(("threshold", "num_perm"), [(0.3, 64), (0.6, 128), (0.9, 128), (1.0, 16)])
@@ -82,9 +82,9 @@ def test_the_same_rows_go_as_with_an_index_in_memory(tmp_path, threshold, num_pe
     with Signatures(tmp_path, num_perm, *choose_bands(threshold, num_perm)) as signatures:
         for start in range(0, 400, 77):
             signatures.add(hasher.signatures(given[start : start + 77]))
-        found = list(find_near_duplicates(signatures, threshold))
-    assert found == dropped_one_by_one(given, threshold, num_perm)
-    assert len(found) > 40
+        duplicates = list(find_near_duplicates(signatures, threshold))
+    assert duplicates == dropped_one_by_one(given, threshold, num_perm)
+    assert len(duplicates) > 40
 
 
 def test_a_collision_of_band_hashes_proposes_nothing(tmp_path, monkeypatch):

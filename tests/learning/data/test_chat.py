@@ -91,5 +91,5 @@ def test_the_mark_itself_is_text_like_any_other(merging):
 def test_halves_of_surrogate_pairs_are_no_characters(merging):
     ids = encode_prompt(merging, say("a\ud800b"))
     assert "a\ufffdb" in merging.decode(ids)
-    said = encode_completion(merging, [{"role": "assistant", "content": "\udc00\ud83d\ude00"}])
-    assert merging.decode(said[:-1]) == "\ufffd\U0001f600"
+    encoded = encode_completion(merging, [{"role": "assistant", "content": "\udc00\ud83d\ude00"}])
+    assert merging.decode(encoded[:-1]) == "\ufffd\U0001f600"

@@ -36,9 +36,9 @@ MEASURED = {
 
 def test_measures_are_those_of_the_rows(tmp_path):
     write_rows(tmp_path, "chat", ROWS)
-    found = measure_expectations(MEASURED, tmp_path, "chat", tmp_path / "spill", 1)
-    assert {one["name"]: one["measured"] for one in found} == MEASURED
-    assert all(one["holds"] for one in found)
+    measures = measure_expectations(MEASURED, tmp_path, "chat", tmp_path / "spill", 1)
+    assert {one["name"]: one["measured"] for one in measures} == MEASURED
+    assert all(one["holds"] for one in measures)
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_numbers_are_compared_as_written(tmp_path, bound, holds):
 def test_what_does_not_hold_is_named_with_the_number(tmp_path):
     write_rows(tmp_path, "chat", ROWS)
     expect = {"rows": 4, "mean(len(completion))": ">= 20", "null(completion)": 0}
-    found = measure_expectations(expect, tmp_path, "chat", tmp_path / "spill", 1)
+    measures = measure_expectations(expect, tmp_path, "chat", tmp_path / "spill", 1)
     with pytest.raises(StepError) as error:
-        require_expectations("data", found)
+        require_expectations("data", measures)
     assert str(error.value).splitlines() == [
         "data: 2 of 3 expectations do not hold:",
         "    mean(len(completion)) is 5, expected >= 20",

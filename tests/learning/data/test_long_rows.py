@@ -25,8 +25,8 @@ def test_the_parts_of_a_split_row_give_each_learned_token_its_loss_once(tiny_pol
     for example in encode_rows(tiny_policy.tokenizer, ROWS, 512, train_on).kept:
         parts = cut_example(example, limit, "split")
         assert all(2 <= len(part.ids) <= limit for part in parts)
-        found = [token for part in parts for token, has in zip(part.ids, part.learned, strict=True) if has]
-        assert found == [token for token, has in zip(example.ids, example.learned, strict=True) if has]
+        learned_tokens = [token for part in parts for token, has in zip(part.ids, part.learned, strict=True) if has]
+        assert learned_tokens == [token for token, has in zip(example.ids, example.learned, strict=True) if has]
         assert sum(part.num_learned for part in parts) == example.num_learned
         assert {part.prompt_hash for part in parts} == {example.prompt_hash}
 
@@ -48,14 +48,14 @@ def test_counts_add_up_and_are_the_same_on_disk(tiny_policy, tmp_path, monkeypat
     monkeypatch.setattr(tables, "IN_MEMORY", 0)
     monkeypatch.setattr(stored, "PART", 16)
     on_disk = read_examples(tiny_policy.tokenizer, tmp_path, limit, tmp_path / "x", "last", long_rows)
-    for found in (in_memory, on_disk):
-        assert found.row_lengths.tolist() == lengths
-        assert found.lengths.tolist() == [len(example.ids) for example in found.kept]
-        rows = [example.row for example in found.kept]
+    for encoded in (in_memory, on_disk):
+        assert encoded.row_lengths.tolist() == lengths
+        assert encoded.lengths.tolist() == [len(example.ids) for example in encoded.kept]
+        rows = [example.row for example in encoded.kept]
         over = sum(length > limit for length in lengths)
-        assert len(set(rows)) + found.dropped == len(ROWS)
-        assert found.cut + found.dropped == over
-        assert (found.cut > 0) == (long_rows != "drop")
+        assert len(set(rows)) + encoded.dropped == len(ROWS)
+        assert encoded.cut + encoded.dropped == over
+        assert (encoded.cut > 0) == (long_rows != "drop")
     assert list(in_memory.kept) == list(on_disk.kept)
     assert [e.prompt_hash for e in in_memory.kept] == [e.prompt_hash for e in on_disk.kept]
     with pytest.raises(StepError, match="all 40 rows are longer than 4 tokens"):

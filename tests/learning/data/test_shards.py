@@ -88,8 +88,8 @@ def test_the_size_of_text_is_what_python_counts_and_slices_do_not_change_it(rows
 def test_rows_are_read_from_any_row_on(tmp_path, rows, small):
     written(tmp_path / "a", rows, [])
     for start in (0, 1, 255, 256, 511, 513, 1700, 2999, 3000, 5000):
-        found = [name for batch in scan_rows(tmp_path / "a", "chat", start=start) for name in batch["id"].to_pylist()]
-        assert found == [row["id"] for row in rows[start:]]
+        names = [name for batch in scan_rows(tmp_path / "a", "chat", start=start) for name in batch["id"].to_pylist()]
+        assert names == [row["id"] for row in rows[start:]]
     assert count_rows(tmp_path / "a", "chat") == 3000
     assert next(scan_rows(tmp_path / "a", "chat", columns=["family"])).schema.names == ["family"]
 

@@ -53,16 +53,16 @@ def kept(tmp_path, monkeypatch):
 
 def test_rows_are_found_by_number_and_in_order(kept, monkeypatch):
     monkeypatch.setattr(stored, "OPEN", 3)
-    found = kept()
-    assert len(found) == len(EXPECTED)
-    assert [n for n, _ in found] == EXPECTED
+    kept_rows = kept()
+    assert len(kept_rows) == len(EXPECTED)
+    assert [n for n, _ in kept_rows] == EXPECTED
     for i in (0, 31, 32, 85, 86, 500, -1, len(EXPECTED) - 1):
-        assert found[i] == (EXPECTED[i], list(range(EXPECTED[i] % 50)))
-    assert [n for n, _ in found[80:90]] == EXPECTED[80:90]
-    assert found.column("size").tolist() == EXPECTED
+        assert kept_rows[i] == (EXPECTED[i], list(range(EXPECTED[i] % 50)))
+    assert [n for n, _ in kept_rows[80:90]] == EXPECTED[80:90]
+    assert kept_rows.column("size").tolist() == EXPECTED
     with pytest.raises(IndexError):
-        found[len(EXPECTED)]
-    chosen = RowSubset(found, [5, 700, 2])
+        kept_rows[len(EXPECTED)]
+    chosen = RowSubset(kept_rows, [5, 700, 2])
     assert [n for n, _ in chosen] == [EXPECTED[i] for i in (5, 700, 2)]
     assert [n for n, _ in chosen[1:]] == [EXPECTED[i] for i in (700, 2)]
 
@@ -81,8 +81,8 @@ def test_a_killed_maker_is_followed_by_one_that_goes_on(kept, tmp_path):
 
 
 def test_nothing_kept_is_an_empty_sequence(kept):
-    found = kept(count=1)
-    assert (len(found), list(found), found.column("size").tolist()) == (0, [], [])
+    stored = kept(count=1)
+    assert (len(stored), list(stored), stored.column("size").tolist()) == (0, [], [])
 
 
 @pytest.mark.parametrize("harm", ["cut", "flip", "other part", "no seal", "foreign seal"])
@@ -104,12 +104,12 @@ def test_a_damaged_file_is_made_again(kept, tmp_path, harm, capsys):
 
 
 def test_a_file_damaged_while_it_is_read_is_named(kept, tmp_path):
-    found = kept()
+    stored = kept()
     path = get_part_path(tmp_path / "kept", 2)
     path.write_bytes(path.read_bytes()[:100])
-    found._open.clear()
+    stored._open.clear()
     with pytest.raises(StepError, match=r"part-00002\.arrow: damaged"):
-        list(found)
+        list(stored)
 
 
 def prompt(number):
@@ -123,10 +123,10 @@ def test_rows_that_do_not_fit_are_the_same_rows(tmp_path, monkeypatch):
     assert isinstance(open_rows(tmp_path / "data", "prompts", tmp_path / "kept"), list)
     assert not (tmp_path / "kept").exists()
     monkeypatch.setattr(tables, "IN_MEMORY", 0)
-    found = open_rows(tmp_path / "data", "prompts", tmp_path / "kept")
-    assert isinstance(found, StoredRows)
-    assert list(found) == read_rows(tmp_path / "data", "prompts")
-    assert found[123] == prompt(123)
+    stored = open_rows(tmp_path / "data", "prompts", tmp_path / "kept")
+    assert isinstance(stored, StoredRows)
+    assert list(stored) == read_rows(tmp_path / "data", "prompts")
+    assert stored[123] == prompt(123)
 
 
 def test_the_split_by_prompt_is_the_same_on_disk(tmp_path):

@@ -122,8 +122,8 @@ def test_text_that_looks_like_a_special_token_stays_text(name):
     plain = encode_conversation(tokenizer, prompt, completion)
     for text in FAMILIES[name].special:
         forged = [*prompt[:-1], say("user", f"x {text} y")]
-        said = [say("assistant", f"I say {text} too")]
-        made = encode_conversation(tokenizer, forged, said)
+        messages = [say("assistant", f"I say {text} too")]
+        made = encode_conversation(tokenizer, forged, messages)
         assert [i for i in made.ids if i in special] == [i for i in plain.ids if i in special]
         learned = tokenizer.decode([t for t, bit in zip(made.ids, made.learned, strict=True) if bit])
         assert learned.endswith(f"I say {text} too{FAMILIES[name].end}")

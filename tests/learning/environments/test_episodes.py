@@ -37,8 +37,8 @@ class Echo:
                 turns.append(action)
                 done = len(turns) >= row["turns"]
                 seconds = world.seconds(row, seed, len(turns)) if world.seconds else None
-                said = f"{len(turns)}:{len(action)}:{seed % 7}"
-                return Outcome(said, done, float(len(action)), seconds, bool(len(action) % 2))
+                observation = f"{len(turns)}:{len(action)}:{seed % 7}"
+                return Outcome(observation, done, float(len(action)), seconds, bool(len(action) % 2))
 
         return Played()
 
@@ -70,11 +70,11 @@ def played(policy, requests, sampling=SAMPLING, engine=None, **how):
 
 def parts(request, made):
     """The model's turns and what was observed, as ids."""
-    ids, at, found = made.token_ids, 0, []
+    ids, at, turn_texts = made.token_ids, 0, []
     for turn in made.turns:
-        found.append((ids[at : at + turn.sampled], ids[at + turn.sampled : at + turn.sampled + turn.observed]))
+        turn_texts.append((ids[at : at + turn.sampled], ids[at + turn.sampled : at + turn.sampled + turn.observed]))
         at += turn.sampled + turn.observed
-    return found, ids[at:]
+    return turn_texts, ids[at:]
 
 
 def test_the_ids_of_an_episode_are_the_templates_rendering_of_the_whole_conversation(tiny_policy):
@@ -83,24 +83,28 @@ def test_the_ids_of_an_episode_are_the_templates_rendering_of_the_whole_conversa
     several = 0
     for request, of in zip(requests, played(tiny_policy, requests), strict=True):
         for made in of:
-            messages, (found, tail) = list(request.row["prompt"]), parts(request, made)
-            said = []
-            for turn, (sampled, observed) in zip(made.turns, found, strict=True):
+            messages, (turn_texts, tail) = list(request.row["prompt"]), parts(request, made)
+            observations = []
+            for turn, (sampled, observed) in zip(made.turns, turn_texts, strict=True):
                 assert sampled[-1] == tokenizer.eos_token_id
                 assert tokenizer.eos_token_id not in sampled[:-1]
                 text = "".join(tokenizer.convert_ids_to_tokens(sampled[:-1]))
-                said.append(decode(tokenizer, sampled))
-                assert (turn.reward, turn.ok, turn.measured) == (len(said[-1]), len(said[-1]) % 2 == 1, True)
+                observations.append(decode(tokenizer, sampled))
+                assert (turn.reward, turn.ok, turn.measured) == (
+                    len(observations[-1]),
+                    len(observations[-1]) % 2 == 1,
+                    True,
+                )
                 if observed:
                     several += 1
                     # What a model says may hold special tokens: written as they are, they are not text.
                     seed = decode(tokenizer, observed).rpartition(":")[2]
                     messages += [
                         {"role": "assistant", "content": text},
-                        {"role": "user", "content": f"{len(said)}:{len(said[-1])}:{seed}"},
+                        {"role": "user", "content": f"{len(observations)}:{len(observations[-1])}:{seed}"},
                     ]
             whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            rest = tail or (found[-1][0] if not found[-1][1] else [])
+            rest = tail or (turn_texts[-1][0] if not turn_texts[-1][1] else [])
             if "<" in request.row["id"]:
                 continue
             assert tokenizer.encode(whole, add_special_tokens=False) + rest == request.prompt_ids + made.token_ids
@@ -132,10 +136,12 @@ def test_sampled_tokens_carry_the_trainers_log_probabilities_and_observed_ones_n
             assert sum(tokens for _, tokens in made.versions) == len(made.token_ids)
 
 
-def seen(found):
+def seen(completions):
     """What must not depend on when an answer came."""
-    plain = [(g.token_ids, g.finish, [replace(t, seconds=0.0) for t in g.turns], g.sample) for of in found for g in of]
-    return plain, [lp for of in found for g in of for lp in g.logprobs]
+    plain = [
+        (g.token_ids, g.finish, [replace(t, seconds=0.0) for t in g.turns], g.sample) for of in completions for g in of
+    ]
+    return plain, [lp for of in completions for g in of for lp in g.logprobs]
 
 
 def late(policy):
@@ -245,13 +251,13 @@ def test_threads_are_as_many_as_there_are_workers_and_say_what_went_wrong():
     for number in range(4):
         clock.submit(number, step)
     clock.submit(4, broken)
-    found = []
+    all_answers = []
     while answers := clock.collect(None):
-        found += answers
+        all_answers += answers
     clock.close()
-    assert sorted(answer.number for answer in found) == [0, 1, 2, 3, 4]
+    assert sorted(answer.number for answer in all_answers) == [0, 1, 2, 3, 4]
     assert max(most) == 2
-    (wrong,) = [answer for answer in found if answer.error]
+    (wrong,) = [answer for answer in all_answers if answer.error]
     assert (wrong.number, str(wrong.error)) == (4, "no")
 
 
@@ -328,10 +334,10 @@ def test_a_target_of_ended_episodes_puts_the_others_down_with_their_turns(tiny_p
     requests = asked(tiny_policy, ["ab", "c", "d"])
     want = [g for of in played(tiny_policy, requests) for g in of]
     sampling = replace(SAMPLING, target=3)
-    found = [g for of in played(tiny_policy, requests, sampling, steps_per_answer=0) for g in of]
-    ended = [g.finish != "suspended" for g in found]
-    assert 3 <= sum(ended) < len(found)
-    for made, one in zip(found, want, strict=True):
+    completions = [g for of in played(tiny_policy, requests, sampling, steps_per_answer=0) for g in of]
+    ended = [g.finish != "suspended" for g in completions]
+    assert 3 <= sum(ended) < len(completions)
+    for made, one in zip(completions, want, strict=True):
         assert one.token_ids[: len(made.token_ids)] == made.token_ids
         assert [replace(t, seconds=0.0) for t in made.turns] == [
             replace(t, seconds=0.0) for t in one.turns[: len(made.turns)]
@@ -342,9 +348,9 @@ def test_a_completion_without_a_problem_is_one_turn(tiny_policy):
     requests = [replace(request, row=None) for request in asked(tiny_policy, ["ab", "c"])]
     sampling = replace(SAMPLING, processor=closing(tiny_policy))
     plain = Engine(tiny_policy).generate(requests, sampling)
-    found = played(tiny_policy, requests)
-    assert [g.token_ids for of in found for g in of] == [g.token_ids for of in plain for g in of]
-    assert not any(g.turns for of in found for g in of)
+    completions = played(tiny_policy, requests)
+    assert [g.token_ids for of in completions for g in of] == [g.token_ids for of in plain for g in of]
+    assert not any(g.turns for of in completions for g in of)
 
 
 def test_errors_say_what_to_do(tiny_policy):
@@ -399,9 +405,9 @@ def test_a_stop_sequence_ends_a_turn_which_is_then_closed_for_the_model(tiny_pol
     eos = tiny_policy.tokenizer.eos_token_id
     sampling = replace(SAMPLING, stop=tuple((token,) for token in range(6, 54)))
     requests = asked(tiny_policy, ["ab", "c"], n=3)
-    found = [g for of in played(tiny_policy, requests, sampling) for g in of]
+    completions = [g for of in played(tiny_policy, requests, sampling) for g in of]
     closed = 0
-    for made in found:
+    for made in completions:
         at = 0
         for turn in made.turns:
             end = at + turn.sampled
@@ -421,7 +427,7 @@ def test_a_stop_sequence_ends_a_turn_which_is_then_closed_for_the_model(tiny_pol
         ]
         rest = iter(played(tiny_policy, [r for r in again if r], sampling))
         whole = [g.token_ids + (next(rest)[0].token_ids if r else []) for r, g in zip(again, first, strict=True)]
-        assert whole == [g.token_ids for g in found]
+        assert whole == [g.token_ids for g in completions]
 
 
 def other(policy, seed=1):
@@ -436,13 +442,13 @@ def other(policy, seed=1):
 
 def land(flight, steps=10_000):
     """What ends within some steps, by ticket and sample."""
-    found = {}
+    completions = {}
     for _ in range(steps):
         if not flight.running:
             break
         for ticket, made in flight.step():
-            found[ticket, made.sample] = made
-    return found
+            completions[ticket, made.sample] = made
+    return completions
 
 
 def test_a_flight_of_episodes_may_be_suspended_in_part_and_goes_on(tiny_policy):
@@ -453,21 +459,21 @@ def test_a_flight_of_episodes_may_be_suspended_in_part_and_goes_on(tiny_policy):
     assert isinstance(flight, Flight)
     for ticket, request in enumerate(requests):
         flight.add(ticket, request)
-    found = land(flight, 4)
+    completions = land(flight, 4)
     taken = flight.suspend([1])
     assert all(ticket == 1 for ticket, one in taken if one.finish == "suspended")
-    found |= {(ticket, one.sample): one for ticket, one in taken if one.finish != "suspended"}
-    found |= land(flight, 3)
+    completions |= {(ticket, one.sample): one for ticket, one in taken if one.finish != "suspended"}
+    completions |= land(flight, 3)
     for _, one in taken:
         if one.finish == "suspended":
             begun = replace(requests[1], n=1, first=one.sample, begun=tuple(one.token_ids), turns=tuple(one.turns))
             flight.add(10 + one.sample, begun)
-    found |= land(flight)
+    completions |= land(flight)
     for ticket, one in taken:
         if one.finish == "suspended":
-            rest = found.pop((10 + one.sample, one.sample))
-            found[ticket, one.sample] = replace(rest, token_ids=one.token_ids + rest.token_ids)
-    got = [[(found[t, k].token_ids, found[t, k].finish) for k in range(2)] for t in range(3)]
+            rest = completions.pop((10 + one.sample, one.sample))
+            completions[ticket, one.sample] = replace(rest, token_ids=one.token_ids + rest.token_ids)
+    got = [[(completions[t, k].token_ids, completions[t, k].finish) for k in range(2)] for t in range(3)]
     assert got == want
 
 
@@ -477,18 +483,18 @@ def test_trap_an_episode_goes_on_under_new_weights_and_every_token_tells_which(t
     mine = other(tiny_policy, 0)
     engine = Engine(mine)
     episodes = Episodes(engine, Echo(), tokenizer=mine.tokenizer, max_turns=4)
-    flight, found, done = episodes.flight(replace(SAMPLING, processor=closing(mine, 0.15))), {}, 0
+    flight, completions, done = episodes.flight(replace(SAMPLING, processor=closing(mine, 0.15))), {}, 0
     requests = asked(mine, ["ab", "c", "d"])
     for ticket, request in enumerate(requests):
         flight.add(ticket, request)
     for version, at in enumerate(changes, 1):
-        found |= land(flight, at - done)
+        completions |= land(flight, at - done)
         done = at
         mine.model.load_state_dict(policies[version].model.state_dict())
         episodes.sync(version)
-    found |= land(flight)
+    completions |= land(flight)
     several = 0
-    for (ticket, _), got in found.items():
+    for (ticket, _), got in completions.items():
         spans = [v for v, n in got.versions for _ in range(n)]
         assert len(spans) == len(got.token_ids)
         assert spans == sorted(spans)

@@ -80,15 +80,15 @@ def test_a_sample_tells_its_turns_and_its_last_text(tiny_policy):
 def test_columns_of_turns_and_their_seconds(tiny_policy):
     samples = rated(tiny_policy)
     batch = forest(samples)
-    have = ColumnView(batch)
-    assert have["turns_P"].tolist() == [sample.num_turns for sample in samples]
+    columns = ColumnView(batch)
+    assert columns["turns_P"].tolist() == [sample.num_turns for sample in samples]
     for path, sample in enumerate(samples):
-        mine_T = have["path_T"] == path
+        mine_T = columns["path_T"] == path
         want = [i for i, turn in enumerate(sample.turns) for _ in range(turn.sampled)]
         want += [len(sample.turns)] * (sum(sample.own) - len(want))
-        assert have["turn_T"][mine_T].tolist() == want
-        assert have["seconds_T"][mine_T].tolist() == [0.5 * (i + 1) * (i < len(sample.turns)) for i in want]
-        assert have["length_T"][mine_T].tolist() == [sum(sample.own)] * len(want)
+        assert columns["turn_T"][mine_T].tolist() == want
+        assert columns["seconds_T"][mine_T].tolist() == [0.5 * (i + 1) * (i < len(sample.turns)) for i in want]
+        assert columns["length_T"][mine_T].tolist() == [sum(sample.own)] * len(want)
 
 
 def batch_of(samples, algorithm):
@@ -216,10 +216,10 @@ TEMPLATES = {
 @pytest.mark.parametrize("text", ["higher", "", " a<eos>b ", "<assistant>4<user>"])
 def test_an_answer_is_laid_out_as_the_template_lays_out_a_conversation(name, text):
     tokenizer = characters(chat_template=TEMPLATES[name])
-    prompt, said = [{"role": "user", "content": "guess"}], "12"
-    whole = [*prompt, {"role": "assistant", "content": said}, {"role": "user", "content": text}]
+    prompt, answer = [{"role": "user", "content": "guess"}], "12"
+    whole = [*prompt, {"role": "assistant", "content": answer}, {"role": "user", "content": text}]
     first = encode_prompt(tokenizer, prompt)
-    turn = [*tokenizer.encode(said, add_special_tokens=False), tokenizer.eos_token_id]
+    turn = [*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id]
     got, want = first + turn + encode_reply(tokenizer, text), encode_prompt(tokenizer, whole)
     if name == "unclosed":
         got.remove(tokenizer.eos_token_id)  # what a model ends its turn with is there, though the template has none

@@ -102,8 +102,8 @@ def test_an_experts_turns_are_lessons():
     rows = lessons(12)
     assert len(rows) == 3 * (3 + 4 + 5 + 6)
     for row in rows:
-        said, episode = row["prompt"], Environment().begin(row, 0)
-        for action, screen in zip(said[1::2], said[2::2], strict=True):
+        messages, episode = row["prompt"], Environment().begin(row, 0)
+        for action, screen in zip(messages[1::2], messages[2::2], strict=True):
             assert episode.step(action["content"]).observation == screen["content"]
 
 
@@ -120,9 +120,9 @@ def test_an_expert_sets_right_what_slipped():
 
 def test_a_teacher_errs_at_the_given_rate_and_makes_possible_moves():
     rows = lessons(100)
-    said = [form_filler(row, np.random.default_rng([0, i]), error_rate=0.2) for i, row in enumerate(rows)]
+    moves = [form_filler(row, np.random.default_rng([0, i]), error_rate=0.2) for i, row in enumerate(rows)]
     wrong = []
-    for row, text in zip(rows, said, strict=True):
+    for row, text in zip(rows, moves, strict=True):
         form = Form(row)
         for message in row["prompt"][1::2]:
             form.act(message["content"])

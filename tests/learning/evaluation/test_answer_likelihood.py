@@ -11,8 +11,8 @@ def row(question, answer):
 
 
 def test_the_mean_over_the_answers_tokens_is_that_of_a_plain_forward(tiny_policy):
-    found = measure_answer_logprobs(tiny_policy, [row("1 + 1", "two"), row("b", "c")])
-    for (question, answer), value in zip([("1 + 1", "two"), ("b", "c")], found, strict=True):
+    logprobs = measure_answer_logprobs(tiny_policy, [row("1 + 1", "two"), row("b", "c")])
+    for (question, answer), value in zip([("1 + 1", "two"), ("b", "c")], logprobs, strict=True):
         prompt = encode_prompt(tiny_policy.tokenizer, row(question, answer)["prompt"])
         ids = tiny_policy.tokenizer.encode(answer)
         total = 0.0
@@ -24,6 +24,6 @@ def test_the_mean_over_the_answers_tokens_is_that_of_a_plain_forward(tiny_policy
 
 
 def test_what_cannot_be_measured_is_nan(tiny_policy):
-    found = measure_answer_logprobs(tiny_policy, [row("a", None), row("a", ""), row("a", "b" * 500), row("a", "b")])
-    assert np.isnan(found).tolist() == [True, True, True, False]
-    assert answer_logprob(found) is found
+    logprobs = measure_answer_logprobs(tiny_policy, [row("a", None), row("a", ""), row("a", "b" * 500), row("a", "b")])
+    assert np.isnan(logprobs).tolist() == [True, True, True, False]
+    assert answer_logprob(logprobs) is logprobs

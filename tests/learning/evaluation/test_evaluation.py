@@ -42,10 +42,10 @@ def test_threshold_forgives_rounding_and_unscorable_is_left_out():
 
 
 def test_comparison_is_paired():
-    (found, *_) = make_comparisons(stage(), Scores({"old": OLD, "new": NEW}, FAMILIES), 0)
-    assert (found["model"], found["against"], found["value"], found["n"]) == ("new", "old", 0.5, 40)
-    assert found["p_value"] == pytest.approx(2 / 2**20)
-    assert 0.3 < found["low"] < 0.5 < found["high"] < 0.7
+    (comparison, *_) = make_comparisons(stage(), Scores({"old": OLD, "new": NEW}, FAMILIES), 0)
+    assert (comparison["model"], comparison["against"], comparison["value"], comparison["n"]) == ("new", "old", 0.5, 40)
+    assert comparison["p_value"] == pytest.approx(2 / 2**20)
+    assert 0.3 < comparison["low"] < 0.5 < comparison["high"] < 0.7
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_comparison_is_paired():
 def test_gates(gate, passed):
     made = stage(gate=[gate], metrics=["accuracy", {"use": "pass_at", "k": 1}])
     scores = Scores({"old": OLD, "new": NEW}, FAMILIES)
-    (found,) = judge_gates(made, scores, 0)
-    assert found["passed"] is passed
+    (verdict,) = judge_gates(made, scores, 0)
+    assert verdict["passed"] is passed
 
 
 def test_gates_over_what_is_not_there_are_refused_first():

@@ -80,11 +80,11 @@ def test_power_of_mcnemar_is_the_sum_over_all_outcomes():
 
 
 def test_the_smallest_detectable_difference_has_its_power():
-    found = find_minimum_detectable(300, TAIL, spread=0.5, test="mcnemar")
-    assert compute_mcnemar_power(300, 0.25, found, TAIL) == pytest.approx(0.8, abs=5e-3)
+    difference = find_minimum_detectable(300, TAIL, spread=0.5, test="mcnemar")
+    assert compute_mcnemar_power(300, 0.25, difference, TAIL) == pytest.approx(0.8, abs=5e-3)
     by_hand = (t.ppf(0.975, 299) + norm.ppf(0.8)) * 0.5 / np.sqrt(300)
     assert find_minimum_detectable(300, TAIL, spread=0.5) == pytest.approx(by_hand, rel=1e-12)
-    assert found == pytest.approx(by_hand, rel=0.1)
+    assert difference == pytest.approx(by_hand, rel=0.1)
     floored = find_minimum_detectable(300, TAIL, spread=0.5, floor=0.2)
     assert floored == pytest.approx(0.2 + norm.ppf(0.8) * 0.5 / np.sqrt(300))
     assert find_minimum_detectable(5, TAIL, spread=1.0, test="mcnemar") is None  # five coins of six never give 1 in 40
@@ -159,9 +159,9 @@ def test_sampling_noise_is_not_called_a_regression(quick):
     for _ in range(SIMULATIONS // 4):
         rounds = [{"old": asked(), "new": asked()} for _ in range(5)]
         scores = Scores(rounds[0], ["f"] * n, rounds[1:])
-        (told,), (plain,) = judge_gates(made, scores, 0), judge_gates(bare, scores, 0)
-        alarms, without = alarms + (not told["passed"]), without + (not plain["passed"])
-        assert told["tests"][0]["floor"] > 0
+        (verdict,), (plain,) = judge_gates(made, scores, 0), judge_gates(bare, scores, 0)
+        alarms, without = alarms + (not verdict["passed"]), without + (not plain["passed"])
+        assert verdict["tests"][0]["floor"] > 0
     assert alarms <= binom.ppf(0.999, SIMULATIONS // 4, 0.1)
     assert alarms < without
     differences = [0.1, -0.1, 0.0]
@@ -172,21 +172,21 @@ def test_a_budget_allows_what_it_says_and_no_more():
     old = np.array([[1.0]] * 300 + [[0.0]] * 100)
     new = np.array([[1.0]] * 260 + [[0.0]] * 140)  # 0.1 worse, on 40 problems
     for allowed, passed in ((0.0, False), (0.05, False), (0.09, True), (0.2, True)):
-        told = judged(stage(max_regression=allowed), old, new)
-        assert told["passed"] is passed
-    told = judged(stage(max_regression={"accuracy": 0.2, "accuracy.f": 0.01}), old, new)
-    assert [test["passed"] for test in told["tests"]] == [True, False]
-    assert "accuracy.f of new − old: -0.1000 [" in told["text"]
-    assert "wanted the upper bound >= -0.01, detectable 0." in told["text"]
+        verdict = judged(stage(max_regression=allowed), old, new)
+        assert verdict["passed"] is passed
+    verdict = judged(stage(max_regression={"accuracy": 0.2, "accuracy.f": 0.01}), old, new)
+    assert [test["passed"] for test in verdict["tests"]] == [True, False]
+    assert "accuracy.f of new − old: -0.1000 [" in verdict["text"]
+    assert "wanted the upper bound >= -0.01, detectable 0." in verdict["text"]
 
 
 def test_mcnemar_says_what_it_counted_and_wants_right_or_wrong():
     old, new = np.array([[0.0]] * 9 + [[1.0]] * 11), np.array([[1.0]] * 18 + [[0.0]] * 2)
-    told = judged(stage(min_delta=0, test="mcnemar"), old, new)
-    assert told["text"].startswith(
+    verdict = judged(stage(min_delta=0, test="mcnemar"), old, new)
+    assert verdict["text"].startswith(
         "accuracy of new − old: +0.3500 (9 won, 2 lost), p of an improvement 0.0327, wanted <="
     )
-    assert not told["passed"]
+    assert not verdict["passed"]
     assert judged(stage(min_delta=0, test="mcnemar", confidence=0.9), old, new)["passed"]
     assert judged(stage(max_regression=0, test="mcnemar"), old, new)["passed"]
     with pytest.raises(StepError, match="0 or 1 for each problem"):
@@ -196,7 +196,7 @@ def test_mcnemar_says_what_it_counted_and_wants_right_or_wrong():
 def test_without_a_champion_there_is_nothing_to_compare_with():
     made = stage(against="champion", min_delta=0.5, min=0.9)
     check_gates(made, ["old", "new"], ["f"])
-    told = judged(made, np.zeros((4, 1)), np.ones((4, 1)))
-    assert (told["passed"], told["tests"]) == (True, [])
-    assert "no champion yet" in told["text"]
+    verdict = judged(made, np.zeros((4, 1)), np.ones((4, 1)))
+    assert (verdict["passed"], verdict["tests"]) == (True, [])
+    assert "no champion yet" in verdict["text"]
     assert not judged(made, np.zeros((4, 1)), np.zeros((4, 1)))["passed"]  # its other bounds still hold

@@ -43,13 +43,15 @@ def test_the_table_gives_metrics_what_they_ask_for():
     words = ["win_rate", {"use": "distinct", "right": False}, "accuracy"]
     stage = Evaluate.model_validate({**made, "temperature": 1.0, "metrics": words})
     old, new = np.array([[0.0, 0.0], [1.0, 0.0]]), np.array([[1.0, 0.0], [1.0, 1.0]])
-    said = {"old": np.array([["a", "a"], ["b", "c"]], object), "new": np.array([["a", "b"], ["b", "c"]], object)}
-    scores = Scores({"old": old, "new": new}, ["f", "f"], [{"new": old}], said, [{"new": said["old"]}], first="old")
-    found = {(line["metric"], line["model"]): line["value"] for line in make_table(stage, scores, 0)}
-    assert found["win_rate", "new"] == 0.75
-    assert found["win_rate", "old"] == (0.5 + 0.5) / 2
-    assert found["distinct_False", "new"] == 2.0
-    assert found["distinct_False", "old"] == 1.5
+    completions = {"old": np.array([["a", "a"], ["b", "c"]], object), "new": np.array([["a", "b"], ["b", "c"]], object)}
+    scores = Scores(
+        {"old": old, "new": new}, ["f", "f"], [{"new": old}], completions, [{"new": completions["old"]}], first="old"
+    )
+    values = {(line["metric"], line["model"]): line["value"] for line in make_table(stage, scores, 0)}
+    assert values["win_rate", "new"] == 0.75
+    assert values["win_rate", "old"] == (0.5 + 0.5) / 2
+    assert values["distinct_False", "new"] == 2.0
+    assert values["distinct_False", "old"] == 1.5
     (again,) = scores.again()
     with pytest.raises(StepError, match="first_PN"):
         compute_values(stage, again)

@@ -32,11 +32,13 @@ def test_metrics_leave_out_what_could_not_be_scored():
 
 
 def test_binary_means_have_wilsons_interval():
-    found = estimate_mean(np.array([1.0] * 7 + [0.0] * 13 + [np.nan]), **HOW)
+    estimate = estimate_mean(np.array([1.0] * 7 + [0.0] * 13 + [np.nan]), **HOW)
     z, n, p = 1.959963984540054, 20, 0.35
     centre, half = (p + z * z / (2 * n)) / (1 + z * z / n), z * np.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    assert (found.value, found.n) == (0.35, 20)
-    assert (found.low, found.high) == pytest.approx((centre - half / (1 + z * z / n), centre + half / (1 + z * z / n)))
+    assert (estimate.value, estimate.n) == (0.35, 20)
+    assert (estimate.low, estimate.high) == pytest.approx(
+        (centre - half / (1 + z * z / n), centre + half / (1 + z * z / n))
+    )
     assert estimate_mean(np.array([np.nan]), **HOW) is None
 
 
@@ -56,10 +58,10 @@ def test_paired_interval_covers_the_truth_and_is_tighter_than_unpaired():
     for sample in range(samples):
         hard_P = rng.random(300)
         old_P, new_P = (hard_P < 0.5).astype(float), (hard_P + rng.normal(0, 0.05, 300) < 0.6).astype(float)
-        found = estimate_difference(new_P, old_P, confidence=0.95, num_bootstrap=500, seed=sample)
-        covered += found.low <= 0.1 <= found.high
+        estimate = estimate_difference(new_P, old_P, confidence=0.95, num_bootstrap=500, seed=sample)
+        covered += estimate.low <= 0.1 <= estimate.high
     assert 0.92 < covered / samples < 0.98
-    assert found.high - found.low < 0.6 * 2 * 1.96 * np.sqrt(2 * 0.25 / 300)
+    assert estimate.high - estimate.low < 0.6 * 2 * 1.96 * np.sqrt(2 * 0.25 / 300)
 
 
 def test_p_values_agree_with_scipys_permutation_test():

@@ -28,14 +28,14 @@ def other(policy, seed=1):
 
 def land(flight, steps=10_000):
     """Everything that ends within some steps, by ticket and sample."""
-    found = {}
+    completions = {}
     for _ in range(steps):
         if not flight.running:
             break
         for ticket, generation in flight.step():
-            assert (ticket, generation.sample) not in found
-            found[ticket, generation.sample] = generation
-    return found
+            assert (ticket, generation.sample) not in completions
+            completions[ticket, generation.sample] = generation
+    return completions
 
 
 def full_lp(policy, prompt, ids, temperature=1.3):
@@ -70,43 +70,43 @@ def test_a_flight_makes_what_one_call_makes(tiny_policy, slots):
     for ticket, request in enumerate(REQUESTS):
         flight.add(ticket, request)
     assert flight.running == 9
-    found = land(flight)
+    completions = land(flight)
     assert flight.running == 0
-    for (ticket, sample), got in found.items():
+    for (ticket, sample), got in completions.items():
         want = whole[ticket][sample]
         assert (got.token_ids, got.finish) == (want.token_ids, want.finish)
         assert got.logprobs == pytest.approx(want.logprobs, abs=1e-5)
         assert got.entropies == pytest.approx(want.entropies, abs=1e-5)
         assert got.versions == [(0, len(got.token_ids))]
-    assert len(found) == 9
+    assert len(completions) == 9
 
 
 def test_requests_come_and_go_while_others_run(tiny_policy):
     engine = Engine(tiny_policy, max_slots=5)
     whole = engine.generate(REQUESTS, SAMPLING)
-    flight, found = engine.flight(SAMPLING), {}
+    flight, completions = engine.flight(SAMPLING), {}
     flight.add(0, REQUESTS[0])
-    found |= land(flight, 3)
+    completions |= land(flight, 3)
     flight.add(1, REQUESTS[1])
-    found |= land(flight, 2)
+    completions |= land(flight, 2)
     taken = flight.suspend([0])
     assert [g.sample for _, g in taken] == sorted(g.sample for _, g in taken)
     # A longer prompt than any before: the slots grow under what runs.
     flight.add(2, REQUESTS[2])
-    found |= land(flight, 4)
+    completions |= land(flight, 4)
     for _, cut in taken:
         assert cut.finish == "suspended"
         again = replace(REQUESTS[0], n=1, first=cut.sample, begun=tuple(cut.token_ids))
         flight.add(100 + cut.sample, again)
-    found |= land(flight)
+    completions |= land(flight)
     for _, cut in taken:
-        rest = found.pop((100 + cut.sample, cut.sample))
+        rest = completions.pop((100 + cut.sample, cut.sample))
         want = whole[0][cut.sample]
         assert (cut.token_ids + rest.token_ids, rest.finish) == (want.token_ids, want.finish)
         assert cut.logprobs + rest.logprobs == pytest.approx(want.logprobs, abs=1e-5)
-    for (ticket, sample), got in found.items():
+    for (ticket, sample), got in completions.items():
         assert got.token_ids == whole[ticket][sample].token_ids
-    assert len(found) + len(taken) == 9
+    assert len(completions) + len(taken) == 9
 
 
 def test_what_waits_is_suspended_too_and_a_flight_forgets_what_has_left(tiny_policy):
@@ -130,19 +130,19 @@ def test_trap_21_what_runs_goes_on_under_new_weights_from_the_exact_token(tiny_p
     policies = [other(tiny_policy, seed) for seed in range(len(changes) + 1)]
     mine = other(tiny_policy, 0)
     engine = Engine(mine, max_slots=4)
-    flight, found = engine.flight(SAMPLING), {}
+    flight, completions = engine.flight(SAMPLING), {}
     for ticket, request in enumerate(REQUESTS):
         flight.add(ticket, request)
     done = 0
     for version, at in enumerate(changes, 1):
-        found |= land(flight, at - done)
+        completions |= land(flight, at - done)
         done = at
         mine.model.load_state_dict(policies[version].model.state_dict())
         engine.sync(version)
-    found |= land(flight)
-    assert len(found) == 9
+    completions |= land(flight)
+    assert len(completions) == 9
     several = 0
-    for (ticket, _), got in found.items():
+    for (ticket, _), got in completions.items():
         request = REQUESTS[ticket]
         assert sum(n for _, n in got.versions) == len(got.token_ids)
         assert [v for v, _ in got.versions] == sorted({v for v, _ in got.versions})
@@ -181,14 +181,14 @@ def test_new_weights_take_the_draws_that_the_old_ones_would_have_taken(tiny_poli
     """The same weights under a new version: nothing changes but the versions."""
     engine = Engine(tiny_policy, max_slots=4)
     whole = engine.generate(REQUESTS, SAMPLING)
-    flight, found = engine.flight(SAMPLING), {}
+    flight, completions = engine.flight(SAMPLING), {}
     for ticket, request in enumerate(REQUESTS):
         flight.add(ticket, request)
     for version in range(1, 400):
-        found |= land(flight, 1)
+        completions |= land(flight, 1)
         engine.sync(version)
-    assert len(found) == 9
-    for (ticket, sample), got in found.items():
+    assert len(completions) == 9
+    for (ticket, sample), got in completions.items():
         assert got.token_ids == whole[ticket][sample].token_ids
         first = got.versions[0][0]
         assert got.versions == [(first + i, 1) for i in range(len(got.token_ids))]
@@ -211,7 +211,7 @@ def test_requests_of_several_temperatures_and_stops_fly_together(tiny_policy):
     flight = engine.flight(sampling)
     for ticket, request in enumerate(asked):
         flight.add(ticket, request)
-    found = land(flight)
-    assert {key: g.token_ids for key, g in found.items()} == {
+    completions = land(flight)
+    assert {key: g.token_ids for key, g in completions.items()} == {
         (ticket, i): g.token_ids for ticket, made in enumerate(whole) for i, g in enumerate(made)
     }

@@ -73,13 +73,13 @@ def test_a_processor_waits_for_the_first_word_of_its_controllers():
     parts = bind_sampling_slots(stage(logits_processors=[use], controllers=controls), {})
     assert parts.logits_processor(0, {}, {}) is None
     assert parts.logits_processor(1, {}, {"controller/a": -2.0, "controller/b": 0.0}) is None
-    told = {
+    inputs = {
         "controller/a": BOUNDS["low"],
         "controller/b": BOUNDS["pivot"],
         "controller/c": BOUNDS["high"],
         "reward": 1.0,
     }
-    process = parts.logits_processor(1, {}, told)
+    process = parts.logits_processor(1, {}, inputs)
     logits = torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
     assert torch.equal(process(logits, torch.zeros(3).long()), adaptive_temperature(logits, **BOUNDS))
     assert bind_sampling_slots(stage(), {}).logits_processor(0, {}, {}) is None

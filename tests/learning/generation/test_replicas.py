@@ -83,8 +83,8 @@ def replicas_of(size, log, *, in_flight=4, at_once=1):
     return Replicas(actors, remotes, Publisher, in_flight=in_flight)
 
 
-def plain(found):
-    return [[(g.token_ids, g.finish) for g in of] for of in found]
+def plain(completions):
+    return [[(g.token_ids, g.finish) for g in of] for of in completions]
 
 
 def test_every_completion_comes_back_in_its_place():
@@ -102,11 +102,11 @@ def test_no_replica_is_given_more_than_it_may_have_at_a_time():
     replicas.submit([(i, Request([i + 1], 2, i)) for i in range(20)], HEAT)
     assert sum(r.load for r in replicas.replicas) == 8
     assert len(replicas.waiting) == 16
-    found = []
+    completions = []
     while made := replicas.collect(until_some=True):
         assert all(r.load <= 4 for r in replicas.replicas)
-        found += made
-    assert sorted((ticket, g.sample) for ticket, g in found) == [(i, k) for i in range(20) for k in range(2)]
+        completions += made
+    assert sorted((ticket, g.sample) for ticket, g in completions) == [(i, k) for i in range(20) for k in range(2)]
     stats = replicas.stats()
     assert all(one["most"] <= 4 for one in stats)
     assert sum(one["given"] for one in stats) == 40
@@ -257,8 +257,8 @@ def test_weights_of_the_trainer_reach_replicas_and_those_made_anew(tiny_policy, 
     replicas.close()
 
 
-def tokens(found):
-    return [[g.token_ids for g in of] for of in found]
+def tokens(completions):
+    return [[g.token_ids for g in of] for of in completions]
 
 
 def test_a_replica_computes_as_the_trained_policy_does(tiny_policy, tiny_policy_folder):

@@ -176,8 +176,8 @@ def test_no_worker_is_more_than_one_version_behind(workers):
     assert made.loads[:2] == [(0, 1), (1, 1)]
     assert trainer.published == [1, 2]
     # Whole batches are of one version.
-    found = replicas.generate([Request([5], 3, 1), Request([6], 3, 2)], sampling(made))
-    assert {tuple(one.versions) for of in found for one in of} == {((2, TOKENS),)}
+    completions = replicas.generate([Request([5], 3, 1), Request([6], 3, 2)], sampling(made))
+    assert {tuple(one.versions) for of in completions for one in of} == {((2, TOKENS),)}
     assert made.loads == [(0, 1), (1, 1), (0, 2), (1, 2)]
 
 
@@ -197,8 +197,8 @@ def test_numbers_of_one_that_loads_are_not_waited_for(workers):
     before = replicas.stats()
     replicas.sync(1, each=True)
     assert made.loading.wait(TIMEOUT)
-    told = replicas.stats()
-    assert told[0] == before[0]
+    stats = replicas.stats()
+    assert stats[0] == before[0]
     made.let.set()
     settle(replicas)
     assert [one["version"] for one in replicas.stats()] == [1, 1]
@@ -211,15 +211,15 @@ def test_what_is_taken_out_while_one_loads_is_all_that_was_under_way(workers):
     replicas.sync(1, each=True)
     go_on_once_told(made, 0)
     assert made.loading.wait(TIMEOUT)
-    found = []
-    taking = threading.Thread(target=lambda: found.extend(replicas.suspend()))
+    taken_out = []
+    taking = threading.Thread(target=lambda: taken_out.extend(replicas.suspend()))
     taking.start()
     made.let.set()
     taking.join(TIMEOUT)
-    assert sorted(ticket for ticket, _ in found) == list(range(6))
+    assert sorted(ticket for ticket, _ in taken_out) == list(range(6))
     # They go on where they were, under what is there by then.
     settle(replicas)
-    begun = {ticket: one.token_ids for ticket, one in found if one.finish == "suspended"}
+    begun = {ticket: one.token_ids for ticket, one in taken_out if one.finish == "suspended"}
     again = [(n, Request([n + 5], 1, n, begun=tuple(ids))) for n, ids in begun.items()]
     replicas.submit(again, sampling(made))
     for ticket, one in collected(replicas, len(again)).items():
@@ -279,13 +279,13 @@ def test_tokens_are_of_the_version_they_say_and_never_older_than_the_bound(tiny_
     try:
         for step in range(STEPS):
             sampler = Sampler(stream, tiny_policy, Sampling(2.0, TOKENS), 5, step)
-            found = streamed([], sampler, stream, plan_of, rated, step, 0, STEPS, max_staleness=2, sync="each")
-            ages = [step - version for sample in found for version in sample.versions]
+            samples = streamed([], sampler, stream, plan_of, rated, step, 0, STEPS, max_staleness=2, sync="each")
+            ages = [step - version for sample in samples for version in sample.versions]
             assert min(ages) >= 0
             assert max(ages) <= 2
             # One iteration of the two is the workers': no plan but the next has been asked.
             assert stream.requested == min(step + 2, STEPS)
-            seen += found
+            seen += samples
             policies.append(moved(tiny_policy, step))
             stream.sync(step + 1)
             assert stream.metrics().keys() >= {"trainer_wait_seconds", "generator_idle_share"}

@@ -57,14 +57,14 @@ def test_what_is_submitted_comes_back_as_from_one_call(tiny_policy, serve, threa
     service.submit([(8, REQUESTS[1]), (9, REQUESTS[2])], SAMPLING)
     while not threaded and service.turn():
         pass
-    found = everything(service, 9)
-    assert {(t, i): g.token_ids for t, i, g in ((t, i, found[t, i]) for t, i in found)} == {
+    completions = everything(service, 9)
+    assert {(t, i): g.token_ids for t, i, g in ((t, i, completions[t, i]) for t, i in completions)} == {
         (7 + r, i): g.token_ids for r, of in enumerate(want) for i, g in enumerate(of)
     }
     assert service.collect() == []
     stats = service.stats()
     assert stats["ended"] == 9
-    assert stats["tokens"] == sum(len(g.token_ids) for g in found.values())
+    assert stats["tokens"] == sum(len(g.token_ids) for g in completions.values())
     assert stats["open"] == 0
 
 
@@ -76,8 +76,8 @@ def test_weights_are_put_in_place_between_two_steps(serve):
     service.load((5, 1.1))
     while service.turn():
         pass
-    found = everything(service, 9)
-    long = [g for g in found.values() if len(g.token_ids) > 2]
+    completions = everything(service, 9)
+    long = [g for g in completions.values() if len(g.token_ids) > 2]
     assert long
     assert all(g.versions == [(0, 2), (5, len(g.token_ids) - 2)] for g in long)
     assert service.stats()["loads"] == 1
@@ -88,10 +88,10 @@ def test_samplings_fly_beside_each_other(tiny_policy, serve):
     service = serve()
     service.submit([(0, REQUESTS[0])], SAMPLING)
     service.submit([(1, REQUESTS[0])], cold)
-    found = everything(service, 6)
+    completions = everything(service, 6)
     for ticket, sampling in enumerate((SAMPLING, cold)):
         want = Engine(tiny_policy).generate(REQUESTS[:1], sampling)[0]
-        assert [found[ticket, i].token_ids for i in range(3)] == [g.token_ids for g in want]
+        assert [completions[ticket, i].token_ids for i in range(3)] == [g.token_ids for g in want]
 
 
 def test_what_is_suspended_goes_on_where_it_was(tiny_policy, serve):
@@ -117,11 +117,11 @@ def test_what_is_suspended_goes_on_where_it_was(tiny_policy, serve):
 def test_likelihoods_are_computed_while_others_run(tiny_policy, serve):
     service = serve()
     service.submit(list(enumerate(REQUESTS)), SAMPLING)
-    (told,) = service.likelihoods([([5, 6], [7, 8, 9])], 0.7)
+    (logprobs,) = service.likelihoods([([5, 6], [7, 8, 9])], 0.7)
     everything(service, 9)
     with torch.no_grad():
         logp = (tiny_policy.model(torch.tensor([[5, 6, 7, 8, 9]])).logits[0, 1:-1].float() / 0.7).log_softmax(-1)
-    assert told == pytest.approx([float(logp[i, t]) for i, t in enumerate([7, 8, 9])], abs=1e-5)
+    assert logprobs == pytest.approx([float(logp[i, t]) for i, t in enumerate([7, 8, 9])], abs=1e-5)
 
 
 def test_a_failure_is_raised_in_the_next_call_and_in_waiting_ones(serve):

@@ -254,8 +254,8 @@ def test_trap_23_what_is_slow_is_trained_on_as_much_as_what_is_fast(train, optio
     lengths = [len(t.completion_ids) for samples in trainer.seen for t in samples]
     assert Counter(lengths) == sampled
     assert len(set(lengths)) > 2
-    told = trainer.stream.metrics()
-    assert told["trained_length"] == told["sampled_length"] == pytest.approx(sum(lengths) / len(lengths))
+    metrics = trainer.stream.metrics()
+    assert metrics["trained_length"] == metrics["sampled_length"] == pytest.approx(sum(lengths) / len(lengths))
     if "ahead" not in options:
         # Every iteration trains on what was asked for it: nothing is put off either.
         assert of_step == asked_for

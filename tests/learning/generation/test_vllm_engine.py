@@ -231,8 +231,8 @@ def test_trap_22_a_sync_that_only_says_it_worked_is_an_error(wide_policy, monkey
     engine.ready()
     changed(wide_policy.model)
     names = list(collect_weights(wide_policy.model))
-    told = {"given": names, "missing": [], "proven": names, "wrong": []}
-    monkeypatch.setattr(Engine, "_sent", lambda engine, host, weights: told)
+    report = {"given": names, "missing": [], "proven": names, "wrong": []}
+    monkeypatch.setattr(Engine, "_sent", lambda engine, host, weights: report)
     engine.sync(1)
     with pytest.raises(StepError, match=r"after the sync of version 1 .* differ from the policy's by"):
         engine.generate(REQUESTS, Sampling(1.0, 4))
@@ -347,11 +347,11 @@ def test_flights_of_one_engine_are_in_the_air_together(wide_policy):
     made = [{(ticket, g.sample): g for ticket, g in flight.step()} for flight in flights]
     assert plain(engine.generate(REQUESTS, samplings[0])) == plain(alone[0])
     while any(flight.running for flight in flights):
-        for found, flight in zip(made, flights, strict=True):
-            found.update({(ticket, g.sample): g for ticket, g in flight.step()})
-    for found, expected, sampling in zip(made, alone, samplings, strict=True):
-        assert plain([[found[r, i] for i in range(4)] for r in range(5)]) == plain(expected)
-        assert all(bool(g.entropies) == sampling.entropy for g in found.values())
+        for completions, flight in zip(made, flights, strict=True):
+            completions.update({(ticket, g.sample): g for ticket, g in flight.step()})
+    for completions, expected, sampling in zip(made, alone, samplings, strict=True):
+        assert plain([[completions[r, i] for i in range(4)] for r in range(5)]) == plain(expected)
+        assert all(bool(g.entropies) == sampling.entropy for g in completions.values())
     other = Policy(copy.deepcopy(wide_policy.model), wide_policy.tokenizer, wide_policy.max_length)
     flights[0].add(0, REQUESTS[0])
     flights[0].step()

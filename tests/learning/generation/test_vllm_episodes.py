@@ -44,12 +44,12 @@ def test_episodes_are_those_of_engine_torch(wide_policy, window):
     rows = [{"id": t, "prompt": [{"role": "user", "content": t}]} for t in ("ab", "c", "def")]
     ids = [encode_prompt(wide_policy.tokenizer, row["prompt"]) for row in rows]
     requests = [Request(some, 3, i, row=row) for i, (some, row) in enumerate(zip(ids, rows, strict=True))]
-    found = []
+    completions = []
     for engine in (TorchEngine(wide_policy), Engine(wide_policy)):
         episodes = Episodes(engine, Counting(), tokenizer=wide_policy.tokenizer, max_turns=4)
         sampling = Sampling(1.0, 60, processor=short, window=window)
-        found.append([g for of in episodes.generate(requests, sampling) for g in of])
-    one, two = found
+        completions.append([g for of in episodes.generate(requests, sampling) for g in of])
+    one, two = completions
     assert sum(len(g.turns) > 1 for g in one) >= (4 if window is None else 2)
     assert [(g.token_ids, g.finish, g.turns) for g in two] == [(g.token_ids, g.finish, g.turns) for g in one]
     for mine, theirs in zip(two, one, strict=True):

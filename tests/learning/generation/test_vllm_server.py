@@ -52,7 +52,7 @@ def server(wide_policy, tmp_path):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     words = [word for pair in OPTIONS.items() for word in pair]
-    said = (tmp_path / "server.txt").open("w")
+    log_file = (tmp_path / "server.txt").open("w")
     process = subprocess.Popen(
         [
             sys.executable,
@@ -66,12 +66,14 @@ def server(wide_policy, tmp_path):
             *words,
         ],
         env=os.environ | ENVIRONMENT,
-        stdout=said,
+        stdout=log_file,
         stderr=subprocess.STDOUT,
     )
     try:
-        address, told = f"http://127.0.0.1:{port}/health", (tmp_path / "server.txt").read_text
-        wait_for(lambda: answers(address), SECONDS, alive=lambda: process.poll() is None, said=lambda: told()[-4000:])
+        address, read_log = f"http://127.0.0.1:{port}/health", (tmp_path / "server.txt").read_text
+        wait_for(
+            lambda: answers(address), SECONDS, alive=lambda: process.poll() is None, said=lambda: read_log()[-4000:]
+        )
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         members = psutil.Process(process.pid).children(recursive=True)
@@ -81,7 +83,7 @@ def server(wide_policy, tmp_path):
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.kill()
         psutil.wait_procs(members, timeout=60)
-        said.close()
+        log_file.close()
 
 
 def answers(address):

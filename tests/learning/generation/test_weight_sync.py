@@ -46,13 +46,13 @@ def test_a_checksum_sees_every_bit_place_type_and_shape(dtype):
     values = torch.arange(1, 4_200_004)
     values = values % 2 if dtype is torch.bool else values
     tensor = values.to(dtype)
-    found = compute_checksum(tensor)
-    assert found == compute_checksum(tensor.clone()) != compute_checksum(tensor.reshape(-1, 1))
+    checksum = compute_checksum(tensor)
+    assert checksum == compute_checksum(tensor.clone()) != compute_checksum(tensor.reshape(-1, 1))
     changed = tensor.clone()
     changed[-1] = ~changed[-1] if dtype is torch.bool else changed[-1] + changed[-1] // 3 + 1
     swapped = tensor.clone()
     swapped[[0, 1]] = swapped[[1, 0]]
-    assert found not in (compute_checksum(changed), compute_checksum(swapped), compute_checksum(tensor[:-1]))
+    assert checksum not in (compute_checksum(changed), compute_checksum(swapped), compute_checksum(tensor[:-1]))
     assert compute_checksum(tensor[1::2]) == compute_checksum(
         tensor[1::2].contiguous()
     )  # by what it says, not by how it lies

@@ -160,8 +160,8 @@ def test_kth_magnitude_is_exact_among_more_equal_values_than_a_block(dtype):
     base = torch.zeros(3 * BLOCK, dtype=dtype)
     x = torch.full_like(base, 3.0)
     x[: BLOCK // 2], x[-5:] = 3.03125, 1.0
-    found = [find_kth_magnitude(x, base, k) for k in (1, BLOCK // 2, BLOCK // 2 + 1, x.numel() - 5, x.numel())]
-    assert found == [3.03125, 3.03125, 3.0, 3.0, 1.0]
+    magnitudes = [find_kth_magnitude(x, base, k) for k in (1, BLOCK // 2, BLOCK // 2 + 1, x.numel() - 5, x.numel())]
+    assert magnitudes == [3.03125, 3.03125, 3.0, 3.0, 1.0]
 
 
 def test_slerp_on_the_circle_is_the_angle_between():

@@ -105,8 +105,8 @@ def main(folder, rank):
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     group = Group(rank, 2, "fsdp2")
-    found = {path.name: check(path, group) for path in sorted((folder / "models").iterdir())}
-    (folder / f"rank-{rank}.json").write_text(json.dumps(found))
+    results = {path.name: check(path, group) for path in sorted((folder / "models").iterdir())}
+    (folder / f"rank-{rank}.json").write_text(json.dumps(results))
     distributed.destroy_process_group()
 
 

@@ -30,12 +30,12 @@ def test_new_rows_are_the_mean_and_old_logits_stay(tied):
     extend_vocabulary(policy, ["<think>", "hmm"])
     assert policy.tokenizer.convert_tokens_to_ids(["<think>", "hmm"]) == [277, 278]
     assert policy.model.config.vocab_size == 279
-    found = policy.model.get_input_embeddings().weight
-    assert torch.equal(found[:277], rows)
-    torch.testing.assert_close(found[277:], rows.mean(0).expand(2, -1))
+    embeddings = policy.model.get_input_embeddings().weight
+    assert torch.equal(embeddings[:277], rows)
+    torch.testing.assert_close(embeddings[277:], rows.mean(0).expand(2, -1))
     with torch.no_grad():
         assert torch.equal(policy.model(IDS).logits[..., :277], before)
-    assert (policy.model.lm_head.weight is found) == tied
+    assert (policy.model.lm_head.weight is embeddings) == tied
     ids = policy.tokenizer.encode("the <think>cat hmm")
     assert {277, 278} <= set(ids)
     assert decode(policy.tokenizer, ids) == "the <think>cat hmm"

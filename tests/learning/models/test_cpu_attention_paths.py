@@ -22,13 +22,13 @@ def dense(q_HMD, k_KMD, v_KME, paths, scaling):
     """The textbook: one matrix of scores per path."""
     repeats = len(q_HMD) // len(k_KMD)
     k_HMD, v_HME = (x.repeat_interleave(repeats, 0) for x in (k_KMD, v_KME))
-    found = []
+    outputs = []
     for path in paths:
         keys = torch.cat([torch.arange(*span) for span in (*path.chain, (path.start, path.end))])
         scores = q_HMD[:, path.start : path.end] @ k_HMD[:, keys].mT * scaling
         later = torch.ones(path.length, len(keys)).triu(path.before + 1).bool()
-        found.append((scores.masked_fill(later, -torch.inf).softmax(-1) @ v_HME[:, keys]).transpose(0, 1).flatten(1))
-    return torch.cat(found)
+        outputs.append((scores.masked_fill(later, -torch.inf).softmax(-1) @ v_HME[:, keys]).transpose(0, 1).flatten(1))
+    return torch.cat(outputs)
 
 
 def random_heads(heads, kv_heads, size, values, dtype=torch.float64, length=SIZE):

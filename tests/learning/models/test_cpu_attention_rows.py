@@ -14,13 +14,13 @@ SHAPE = {"vocab_size": 31, "hidden_size": 32, "intermediate_size": 48, "num_hidd
 
 def plain(q_HMD, k_HMD, v_HMD, rows, scaling):
     """The textbook, one row and one head at a time."""
-    found = []
+    outputs = []
     for start, end in rows:
         scores_HLL = q_HMD[:, start:end] @ k_HMD[:, start:end].mT * scaling
         later_LL = torch.ones(end - start, end - start).triu(1).bool()
         share_HLL = scores_HLL.masked_fill(later_LL, -torch.inf).softmax(-1)
-        found.append((share_HLL @ v_HMD[:, start:end]).transpose(0, 1).flatten(1))
-    return torch.cat(found)
+        outputs.append((share_HLL @ v_HMD[:, start:end]).transpose(0, 1).flatten(1))
+    return torch.cat(outputs)
 
 
 @pytest.mark.parametrize("token_major", [True, False])
@@ -81,17 +81,17 @@ def test_the_last_layer_leaves_out_what_nobody_reads(monkeypatch):
     seen = []
     choose_forward(model)  # the check has forward passes of its own
     model.model.layers[-1].mlp.gate_proj.register_forward_hook(lambda _, given, out: seen.append(given[0].shape[1]))
-    found = []
+    outputs = []
     for share in (0.9, 0.0):  # leaving out, and not
         monkeypatch.setattr("learning.models.packed.WORTH_LEAVING_OUT", share)
         model.zero_grad()
         logp_M, _ = packed_logprobs(model, packed, needed_M=needed_M)
         logp_M.sum().backward()
-        found.append((logp_M.detach(), [p.grad.clone() for p in model.parameters()]))
+        outputs.append((logp_M.detach(), [p.grad.clone() for p in model.parameters()]))
     assert seen == [10, 80]
-    assert torch.equal(found[0][0] != 0, needed_M)
-    torch.testing.assert_close(found[0][0], found[1][0], atol=1e-12, rtol=0)
-    for ours, all_of_it in zip(found[0][1], found[1][1], strict=True):
+    assert torch.equal(outputs[0][0] != 0, needed_M)
+    torch.testing.assert_close(outputs[0][0], outputs[1][0], atol=1e-12, rtol=0)
+    for ours, all_of_it in zip(outputs[0][1], outputs[1][1], strict=True):
         torch.testing.assert_close(ours, all_of_it, atol=1e-12, rtol=0)
 
 

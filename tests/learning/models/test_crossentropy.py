@@ -12,11 +12,11 @@ from schemas.errors import StepError
 
 def ragged(count=7, seed=0):
     g = torch.Generator().manual_seed(seed)
-    found = []
+    sequences = []
     for _ in range(count):
         given, learned = torch.randint(1, 20, (2,), generator=g).tolist()
-        found.append(Example(torch.randint(6, 100, (given + learned,), generator=g).tolist(), given))
-    return found
+        sequences.append(Example(torch.randint(6, 100, (given + learned,), generator=g).tolist(), given))
+    return sequences
 
 
 def of_transformers(model, examples):
@@ -115,9 +115,9 @@ def test_ids_of_prompt_and_completion_are_those_of_the_whole_conversation(tiny_p
 
 def test_rows_too_long_are_dropped_and_counted(tiny_policy):
     rows = [{"prompt": said("user", "x"), "completion": said("assistant", "y" * n)} for n in (3, 30, 4)]
-    found = encode_rows(tiny_policy.tokenizer, rows, 10)
-    assert [len(e.ids) for e in found.kept] == [8, 9]
-    assert found.dropped == 1
+    encoded = encode_rows(tiny_policy.tokenizer, rows, 10)
+    assert [len(e.ids) for e in encoded.kept] == [8, 9]
+    assert encoded.dropped == 1
     with pytest.raises(StepError, match=r"all 3 rows are longer than 7 tokens \(the shortest has 8\)"):
         encode_rows(tiny_policy.tokenizer, rows, 7)
 

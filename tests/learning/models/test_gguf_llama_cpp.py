@@ -27,10 +27,10 @@ def serve(file, ctx):
 def next_distribution(server, prompt, size):
     """Greedy token after a prompt (ids or text) and log-probabilities by id; None while a character is incomplete."""
     asked = {"prompt": prompt, "n_predict": 1, "temperature": 0.0, "n_probs": size, "cache_prompt": False}
-    said = server.handle_completions({**asked, "ignore_eos": False})["choices"][0]["logprobs"]
-    if not said or not said["content"]:
+    logprobs = server.handle_completions({**asked, "ignore_eos": False})["choices"][0]["logprobs"]
+    if not logprobs or not logprobs["content"]:
         return None
-    (entry,) = said["content"]
+    (entry,) = logprobs["content"]
     return entry["id"], {each["id"]: each["logprob"] for each in entry["top_logprobs"]}
 
 
@@ -46,9 +46,9 @@ def test_llama_cpp_has_the_distributions_of_transformers(kind, tmp_path):
     for step in range(STEPS):
         with torch.no_grad():
             logp_V = policy.model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
-        found = next_distribution(server, ids, len(logp_V))
-        if found is not None:
-            token, logprobs = found
+        distribution = next_distribution(server, ids, len(logp_V))
+        if distribution is not None:
+            token, logprobs = distribution
             assert token == int(logp_V.argmax())
             assert max(abs(logprob - float(logp_V[each])) for each, logprob in logprobs.items()) < 1e-4
             compared += len(logprobs)

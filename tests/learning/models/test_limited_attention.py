@@ -16,7 +16,7 @@ def dense(q_HMD, k_KMD, v_KME, sinks_H, paths, scaling, limits):
     """The textbook: one matrix of scores per path."""
     repeats = len(q_HMD) // len(k_KMD)
     k_HMD, v_HME = (x.repeat_interleave(repeats, 0) for x in (k_KMD, v_KME))
-    found = []
+    outputs = []
     for path in paths:
         keys = torch.cat([torch.arange(*span) for span in (*path.chain, (path.start, path.end))])
         scores = q_HMD[:, path.start : path.end] @ k_HMD[:, keys].mT * scaling
@@ -26,8 +26,8 @@ def dense(q_HMD, k_KMD, v_KME, sinks_H, paths, scaling, limits):
         scores = scores.masked_fill((distance < 0) | (distance >= (limits.window or 1000)), -torch.inf)
         if sinks_H is not None:
             scores = torch.cat([scores, sinks_H[:, None, None].expand(-1, path.length, 1)], -1)
-        found.append((scores.softmax(-1)[..., : len(keys)] @ v_HME[:, keys]).transpose(0, 1).flatten(1))
-    return torch.cat(found)
+        outputs.append((scores.softmax(-1)[..., : len(keys)] @ v_HME[:, keys]).transpose(0, 1).flatten(1))
+    return torch.cat(outputs)
 
 
 def random_heads(length, dtype=torch.float64, with_sinks=False):

@@ -135,19 +135,19 @@ def test_a_model_has_the_same_log_probabilities_and_gradients(gains):
     again = copy.deepcopy(fast)
     generator = torch.Generator().manual_seed(1)
     segments = [torch.randint(0, 300, (n,), generator=generator).tolist() for n in (40, 100, 60)]
-    packed, found = pack(segments, [-1, 0, 0]), []
+    packed, results = pack(segments, [-1, 0, 0]), []
     gains.clear()
     for model in (plain, fast, again):
         lp_M = packed_logprobs(model, packed)[0]
         lp_M.sum().backward()
-        found.append((lp_M.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])))
+        results.append((lp_M.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])))
     assert gains
-    for lp_M, grad in found[1:]:
-        torch.testing.assert_close(lp_M, found[0][0], atol=1e-5, rtol=0)
-        torch.testing.assert_close(grad, found[0][1], atol=1e-5 * float(found[0][1].abs().max()), rtol=0)
+    for lp_M, grad in results[1:]:
+        torch.testing.assert_close(lp_M, results[0][0], atol=1e-5, rtol=0)
+        torch.testing.assert_close(grad, results[0][1], atol=1e-5 * float(results[0][1].abs().max()), rtol=0)
     fast.lm_head.weight.data.zero_()
     assert again.lm_head.weight.abs().sum() > 0
-    torch.testing.assert_close(packed_logprobs(again, packed)[0].detach(), found[2][0], atol=0, rtol=0)
+    torch.testing.assert_close(packed_logprobs(again, packed)[0].detach(), results[2][0], atol=0, rtol=0)
 
 
 def test_products_are_those_of_torch_for_rows_without_pieces():

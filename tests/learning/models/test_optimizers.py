@@ -159,7 +159,7 @@ def test_lion_keeps_one_moment_and_adafactor_only_factors_of_matrices():
 
 def test_eight_bit_state_is_near_the_whole_one_and_continues_bit_identical(tmp_path):
     pytest.importorskip("bitsandbytes")
-    found = {}
+    runs = {}
     for name in ("adamw", "adamw_8bit"):
         torch.manual_seed(0)
         model = torch.nn.Linear(128, 64, bias=False)
@@ -174,8 +174,8 @@ def test_eight_bit_state_is_near_the_whole_one_and_continues_bit_identical(tmp_p
 
         for _ in range(6):
             step()
-        found[name] = (model, optimizer, step)
-    (plain, *_), (model, optimizer, step) = found.values()
+        runs[name] = (model, optimizer, step)
+    (plain, *_), (model, optimizer, step) = runs.values()
     state = optimizer.state[model.weight]
     assert state["state1"].dtype == state["state2"].dtype == torch.uint8
     assert float((plain.weight - model.weight).detach().abs().mean()) < 0.1 * 6e-2

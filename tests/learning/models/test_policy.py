@@ -91,11 +91,11 @@ def test_determinism_seeds_every_generator():
 
 
 def test_an_outline_is_the_policy_without_its_weights(tiny_policy, tiny_policy_folder, tmp_path):
-    found = load_outline(tiny_policy_folder, dtype="bfloat16")
-    assert found.max_length == 128
-    assert found.model.dtype == torch.bfloat16
-    assert {p.device.type for p in found.model.parameters()} == {"meta"}
-    assert [p.shape for p in found.model.parameters()] == [p.shape for p in tiny_policy.model.parameters()]
-    assert found.tokenizer.get_vocab() == tiny_policy.tokenizer.get_vocab()
+    outline = load_outline(tiny_policy_folder, dtype="bfloat16")
+    assert outline.max_length == 128
+    assert outline.model.dtype == torch.bfloat16
+    assert {p.device.type for p in outline.model.parameters()} == {"meta"}
+    assert [p.shape for p in outline.model.parameters()] == [p.shape for p in tiny_policy.model.parameters()]
+    assert outline.tokenizer.get_vocab() == tiny_policy.tokenizer.get_vocab()
     with pytest.raises(StepError, match="this model cannot be loaded"):
         load_outline(tmp_path)

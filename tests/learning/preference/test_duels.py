@@ -59,8 +59,8 @@ def test_against_an_opponent_that_says_the_same_it_is_a_draw(tiny_policy_folder)
         seen.append(second)
         return float(len(first) > len(second))
 
-    found = against([ROW] * 2, ["", "x" * 50], np.random.default_rng(0), by=by, **options)
-    assert found == [0.0, 1.0]
+    scores = against([ROW] * 2, ["", "x" * 50], np.random.default_rng(0), by=by, **options)
+    assert scores == [0.0, 1.0]
     assert seen[0] == seen[1]
     again = against(
         [ROW], [seen[0]], np.random.default_rng(9), by=lambda row, first, second: first == second, **options
@@ -76,10 +76,10 @@ def test_keywords_count_words_and_characters():
 
 def test_a_styled_teacher_uses_every_style_and_errs_at_its_rate():
     rng = np.random.default_rng(0)
-    said = [styled(ROW, rng, styles=THREE, error_rate=0.25) for _ in range(400)]
-    shares = [sum(s.startswith(p) for s in said) / 400 for p in ("= ", "so ")]
+    answers = [styled(ROW, rng, styles=THREE, error_rate=0.25) for _ in range(400)]
+    shares = [sum(s.startswith(p) for s in answers) / 400 for p in ("= ", "so ")]
     assert all(0.25 < share < 0.42 for share in shares)
-    right = sum(s in ("7", "= 7", "so 7") for s in said) / 400
+    right = sum(s in ("7", "= 7", "so 7") for s in answers) / 400
     assert 0.68 < right < 0.82
 
 

@@ -26,18 +26,18 @@ def columns(seed=0):
     def draw(low, high):
         return torch.rand(N, generator=source, dtype=torch.float64) * (high - low) + low
 
-    found = {f"{side}{of}": draw(-9, -1) for side in ("chosen", "rejected") for of in ("", "_ref", "_prev")}
-    found |= {f"{side}_tokens": draw(3, 9).round() for side in ("chosen", "rejected")}
-    found |= {"chosen_score": draw(0.5, 1), "rejected_score": draw(0, 0.5), "margin": draw(0.1, 2)}
-    found |= {f"{side}_present": torch.ones(N, dtype=torch.float64) for side in ("chosen", "rejected")}
-    return SimpleNamespace(**found)
+    values = {f"{side}{of}": draw(-9, -1) for side in ("chosen", "rejected") for of in ("", "_ref", "_prev")}
+    values |= {f"{side}_tokens": draw(3, 9).round() for side in ("chosen", "rejected")}
+    values |= {"chosen_score": draw(0.5, 1), "rejected_score": draw(0, 0.5), "margin": draw(0.1, 2)}
+    values |= {f"{side}_present": torch.ones(N, dtype=torch.float64) for side in ("chosen", "rejected")}
+    return SimpleNamespace(**values)
 
 
 def asked(function, c, **more):
     """What a function asks for, of columns `c`."""
-    have = {**more, **{f"{k}_{s}": v for k, v in vars(c).items() for s in "PB"}}
+    supplies = {**more, **{f"{k}_{s}": v for k, v in vars(c).items() for s in "PB"}}
     parameters = inspect.signature(function).parameters.values()
-    return [have[p.name] for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    return [supplies[p.name] for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
 
 
 def sig(x):
@@ -219,7 +219,7 @@ CASES = {
 def test_a_loss_is_its_formula_and_so_is_its_gradient(case):
     options, direct = CASES[case]
     function = find(PairLossUse(use=case.partition(" ")[0]))
-    found = []
+    results = []
     for formula in (
         lambda c: function(*asked(function, c, kl=torch.tensor(0.7, dtype=torch.float64), state={}), **options),
         direct,
@@ -230,8 +230,8 @@ def test_a_loss_is_its_formula_and_so_is_its_gradient(case):
         loss_P = formula(c)
         weights = torch.arange(1, N + 1, dtype=torch.float64)
         pulls = torch.autograd.grad((loss_P * weights).sum(), [c.chosen, c.rejected], allow_unused=True)
-        found.append([loss_P, *(torch.zeros(N) if p is None else p for p in pulls)])
-    for here, there in zip(*found, strict=True):
+        results.append([loss_P, *(torch.zeros(N) if p is None else p for p in pulls)])
+    for here, there in zip(*results, strict=True):
         torch.testing.assert_close(here.double(), there.double(), rtol=1e-12, atol=1e-12)
 
 
@@ -309,11 +309,11 @@ def test_completions_are_summed_over_their_own_tokens_and_prompts_are_shared(tin
     model = tiny_policy.model
     lp_P2 = compute_logprobs(model, PAIRS)
     for pair, sums in zip(PAIRS, lp_P2, strict=True):
-        for side, found in zip((pair.chosen, pair.rejected), sums, strict=True):
+        for side, total in zip((pair.chosen, pair.rejected), sums, strict=True):
             ids = torch.tensor([pair.prompt + side])
             logp = model(ids).logits[0].log_softmax(-1)
             direct = sum(logp[t - 1, ids[0, t]] for t in range(len(pair.prompt), ids.shape[1]))
-            torch.testing.assert_close(found, direct, rtol=0, atol=2e-5)
+            torch.testing.assert_close(total, direct, rtol=0, atol=2e-5)
 
 
 def terms(*uses):
@@ -337,31 +337,31 @@ MIXES = {
 
 @pytest.mark.parametrize("mix", MIXES)
 def test_the_gradient_does_not_depend_on_the_forward_passes(tiny_policy, mix):
-    model, found = tiny_policy.model, []
+    model, gradients = tiny_policy.model, []
     for budget in (10_000, 20, 1):
         model.zero_grad()
         states = {}
         loss, lp_B2 = add_gradient(terms(*MIXES[mix]), Trained(model), PAIRS, {**have(), "states": states}, 0, budget)
-        found.append((loss, lp_B2, states, [p.grad.clone() for p in model.parameters()]))
-    scale = max(float(g.abs().max()) for g in found[0][3])
+        gradients.append((loss, lp_B2, states, [p.grad.clone() for p in model.parameters()]))
+    scale = max(float(g.abs().max()) for g in gradients[0][3])
     assert scale > 1e-3
-    for loss, lp_B2, states, grads in found[1:]:
-        assert loss == pytest.approx(found[0][0], rel=1e-6)
-        torch.testing.assert_close(lp_B2, found[0][1], rtol=0, atol=2e-5)
-        assert [s["count"] for s in states.values()] == [s["count"] for s in found[0][2].values()]
-        for one, other in zip(grads, found[0][3], strict=True):
+    for loss, lp_B2, states, grads in gradients[1:]:
+        assert loss == pytest.approx(gradients[0][0], rel=1e-6)
+        torch.testing.assert_close(lp_B2, gradients[0][1], rtol=0, atol=2e-5)
+        assert [s["count"] for s in states.values()] == [s["count"] for s in gradients[0][2].values()]
+        for one, other in zip(grads, gradients[0][3], strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=2e-6 * max(1.0, scale))
 
 
 def test_the_order_of_pairs_does_not_matter(tiny_policy):
-    model, found = tiny_policy.model, []
+    model, gradients = tiny_policy.model, []
     for order in ([0, 1, 2, 3], [2, 0, 3, 1]):
         model.zero_grad()
         columns_B = {k: v[order] if k.endswith("_B") else v for k, v in have().items()}
         loss, _ = add_gradient(terms(*MIXES["both"]), Trained(model), [PAIRS[i] for i in order], columns_B, 0, 20)
-        found.append((loss, [p.grad.clone() for p in model.parameters()]))
-    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
-    for one, other in zip(found[0][1], found[1][1], strict=True):
+        gradients.append((loss, [p.grad.clone() for p in model.parameters()]))
+    assert gradients[0][0] == pytest.approx(gradients[1][0], rel=1e-6)
+    for one, other in zip(gradients[0][1], gradients[1][1], strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=2e-5)
 
 

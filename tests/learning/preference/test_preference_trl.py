@@ -81,8 +81,10 @@ def test_losses_and_gradients_are_those_of_trl(trl, tiny_policy, tmp_path):
     pairs = [ours(tiny_policy.tokenizer, row) for row in ROWS]
     with torch.no_grad():
         ref_P2 = compute_logprobs(reference, pairs)
-    have = {f"{s}_{of}_B": ref_P2[:, i] for i, s in enumerate(("chosen", "rejected")) for of in ("ref", "prev")}
-    have |= {f"{s}_tokens_B": torch.tensor([float(len(getattr(p, s))) for p in pairs]) for s in ("chosen", "rejected")}
+    columns = {f"{s}_{of}_B": ref_P2[:, i] for i, s in enumerate(("chosen", "rejected")) for of in ("ref", "prev")}
+    columns |= {
+        f"{s}_tokens_B": torch.tensor([float(len(getattr(p, s))) for p in pairs]) for s in ("chosen", "rejected")
+    }
     for name, use in CASES.items():
         trainer.loss_types, trainer.loss_weights = [name], [1.0]
         trainer.label_smoothing = use.get("label_smoothing", 0.0)
@@ -94,7 +96,7 @@ def test_losses_and_gradients_are_those_of_trl(trl, tiny_policy, tmp_path):
         wanted = [p.grad.clone() for p in model.parameters()]
         model.zero_grad()
         terms = [Term(bind(PairLossUse(**use)), 1.0)]
-        loss, _ = add_gradient(terms, Trained(model), pairs, {**have, "states": {}}, 0, 10_000)
+        loss, _ = add_gradient(terms, Trained(model), pairs, {**columns, "states": {}}, 0, 10_000)
         assert loss == pytest.approx(theirs.item(), rel=1e-5, abs=1e-5), name
         for mine, other in zip((p.grad for p in model.parameters()), wanted, strict=True):
             torch.testing.assert_close(mine, other, rtol=0, atol=1e-5 * max(1.0, float(other.abs().max())), msg=name)

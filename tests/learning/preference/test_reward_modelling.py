@@ -88,9 +88,9 @@ def test_calibration_of_hand_made_numbers():
 
     # confidence 0.67: three of four right; confidence 0.86: one of two right
     delta = np.array([logit(0.67)] * 3 + [-logit(0.67)] + [logit(0.86), -logit(0.86)])
-    found = measure_calibration(delta, bins=5)
-    assert found["expected_calibration_error"] == pytest.approx(4 / 6 * 0.08 + 2 / 6 * 0.36)
-    assert [(b["from"], b["n"], b["accuracy"]) for b in found["bins"]] == [
+    calibration = measure_calibration(delta, bins=5)
+    assert calibration["expected_calibration_error"] == pytest.approx(4 / 6 * 0.08 + 2 / 6 * 0.36)
+    assert [(b["from"], b["n"], b["accuracy"]) for b in calibration["bins"]] == [
         (0.6, 4, 0.75),
         (0.8, 2, 0.5),
     ]
@@ -109,10 +109,10 @@ def test_ties_are_half_right():
 
 def test_length_bias_of_a_judge_that_only_counts_tokens():
     chosen, rejected = np.array([5, 2, 9, 4]), np.array([3, 6, 1, 4])
-    found = measure_length_bias(0.1 * chosen, 0.1 * rejected, chosen, rejected)
-    assert found["correlation"] == pytest.approx(1)
-    assert found["correlation_within_pairs"] == pytest.approx(1)
-    assert found["accuracy"] == {
+    bias = measure_length_bias(0.1 * chosen, 0.1 * rejected, chosen, rejected)
+    assert bias["correlation"] == pytest.approx(1)
+    assert bias["correlation_within_pairs"] == pytest.approx(1)
+    assert bias["accuracy"] == {
         "chosen_longer": {"n": 2, "accuracy": 1.0},
         "chosen_shorter": {"n": 1, "accuracy": 0.0},
         "equal_length": {"n": 1, "accuracy": 0.5},

@@ -33,12 +33,14 @@ def test_the_script_of_a_question_leads_to_its_answer(split):
         for place, call in enumerate(calls):
             name, _, query = call.partition(": ")
             if name == "python":  # by itself: the sandbox has tests of its own
-                found = str(sum(map(int, str(eval(query.removeprefix("print(sum(map(int,str(").removesuffix("))))"))))))
+                output = str(
+                    sum(map(int, str(eval(query.removeprefix("print(sum(map(int,str(").removesuffix("))))")))))
+                )
             else:
-                found = getattr(tools, name)(query, *([] if name == "calculator" else [row]))
+                output = getattr(tools, name)(query, *([] if name == "calculator" else [row]))
             if place + 1 < len(calls):
-                assert calls[place + 1].partition(": ")[2].startswith(found.rpartition(" ")[2])
-        assert found == answer == row["answer"]
+                assert calls[place + 1].partition(": ")[2].startswith(output.rpartition(" ")[2])
+        assert output == answer == row["answer"]
 
 
 def test_each_kind_has_its_share_and_takes_what_it_says():
@@ -90,9 +92,9 @@ def test_an_episode_is_a_lesson_for_every_turn_with_the_real_outputs_of_tools():
         f"{p['id']}.{k}" for p in problems for k in range(3 if p["family"] == "almanac_weight" else 2)
     ]
     first, second, answer = notes(problems[0])["script"]
-    found = next(line for line in notes(problems[0])["documents"] if line.startswith(first.removeprefix("search: ")))
+    document = next(line for line in notes(problems[0])["documents"] if line.startswith(first.removeprefix("search: ")))
     spoken = [[(m["role"], m["content"]) for m in row["prompt"]][1:] for row in rows[:3]]
-    calls = [("assistant", first), ("user", found), ("assistant", second), ("user", answer)]
+    calls = [("assistant", first), ("user", document), ("assistant", second), ("user", answer)]
     assert spoken == [calls[:0], calls[:2], calls]
     short = use.model_copy(update={"env": {**env, "max_turns": 2}})
     with pytest.raises(StepError, match="does not end within 2 turns"):

@@ -96,10 +96,10 @@ def test_groups_and_memories_reach_the_inner_reward():
     samples = [sample(t, group=g) for g, t in ((0, "5"), (1, "7"), (0, "5"), (0, "6"), (1, "8"), (1, "8"))]
     use = {"use": "composite.routed", "families": {"sums": "consensus.majority"}}
     assert ask(samples, **use) == [1.0, 0.0, 1.0, 0.0, 1.0, 1.0]
-    have = {**scoring(samples), "seed": 0, "states": {}}
+    supplies = {**scoring(samples), "seed": 0, "states": {}}
     outer = bind(RewardUse.model_validate({"use": "composite.first", "of": [f"{HERE}:counting"]}), "rewards.0")
-    assert [outer.ask(step, have)[0] for step in (0, 1)] == [1.0, 2.0]
-    assert have["states"] == {"rewards.0.of.0": {"n": 2}}
+    assert [outer.ask(step, supplies)[0] for step in (0, 1)] == [1.0, 2.0]
+    assert supplies["states"] == {"rewards.0.of.0": {"n": 2}}
 
 
 def test_an_unscorable_sample_is_no_sample_of_reward_0():
@@ -111,9 +111,9 @@ def test_an_unscorable_sample_is_no_sample_of_reward_0():
 
 
 def test_inner_rewards_are_checked_and_outside_the_loop_they_work_too():
-    found = read_signature(RewardUse, "composite.gated")
-    assert found.options["of"].required
-    assert found.options["of"].type is RewardUse
+    signature = read_signature(RewardUse, "composite.gated")
+    assert signature.options["of"].required
+    assert signature.options["of"].type is RewardUse
     use = RewardUse.model_validate({"use": "composite.first", "of": [{"use": "answers.exact", "markr": "x"}]})
     with pytest.raises(StepError, match="markr"):
         bind(use, "rewards.0")

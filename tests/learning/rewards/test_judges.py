@@ -37,17 +37,17 @@ def judge(body):
 
 def test_verdicts_are_read_and_a_bad_answer_is_none(account):
     with serving(Teacher(judge)) as address:
-        found = reward(address).ask(0, {"rows": rows(6), "completions": list(SAID), "account": account})
+        scores = reward(address).ask(0, {"rows": rows(6), "completions": list(SAID), "account": account})
         floor = reward(address, unparsable=0.0).ask(0, {"rows": rows(6), "completions": list(SAID), "account": account})
-    assert found == [0.8, 0.95, None, None, None, 0.4]
+    assert scores == [0.8, 0.95, None, None, None, 0.4]
     assert floor == [0.8, 0.95, 0.0, 0.0, 0.0, 0.4]
 
 
 def test_a_refused_question_has_no_verdict_and_others_have(account):
     teacher = Teacher(judge, {"Problem: 2 + 2\nAnswer: better\nRate the answer from 0 to 10:": ["refuse"] * 9})
     with serving(teacher) as address:
-        found = reward(address).ask(0, {"rows": rows(2), "completions": ["good", "better"], "account": account})
-    assert found == [0.8, None]
+        scores = reward(address).ask(0, {"rows": rows(2), "completions": ["good", "better"], "account": account})
+    assert scores == [0.8, None]
 
 
 VOTES = {"clear": ["7", "3", "7"], "tied": ["7", "3", "x"], "one": ["x", "x", "2"], "nobody": ["x", "y", "12"]}
@@ -62,16 +62,16 @@ def test_several_votes(account, verdict, expected):
 
     with serving(Teacher(answer)) as address:
         how = {"votes": 3, "temperature": 1.0, "verdict": verdict}
-        found = reward(address, **how).ask(0, {"rows": rows(4), "completions": list(VOTES), "account": account})
-    assert found == [None if v is None else pytest.approx(v) for v in expected]
+        scores = reward(address, **how).ask(0, {"rows": rows(4), "completions": list(VOTES), "account": account})
+    assert scores == [None if v is None else pytest.approx(v) for v in expected]
 
 
 def test_equal_questions_are_paid_once_now_and_later(account):
     teacher = Teacher(judge)
     with serving(teacher) as address:
         for _ in range(2):
-            found = reward(address).ask(0, {"rows": rows(4), "completions": ["good"] * 4, "account": account})
-            assert found == [0.8] * 4
+            scores = reward(address).ask(0, {"rows": rows(4), "completions": ["good"] * 4, "account": account})
+            assert scores == [0.8] * 4
     assert len(teacher.paid) == 1
 
 
@@ -85,8 +85,8 @@ def test_the_rubric_is_the_recipes_own(account):
             "pattern": "<score>(.*?)</score>",
             "max_completion_length": 9,
         }
-        found = reward(address, **rubric).ask(0, {"rows": rows(1), "completions": ["{answer} 4"], "account": account})
-    assert found == [0.25]
+        scores = reward(address, **rubric).ask(0, {"rows": rows(1), "completions": ["{answer} 4"], "account": account})
+    assert scores == [0.25]
     (body,) = teacher.bodies
     assert body["messages"] == [
         {"role": "system", "content": "You grade."},
@@ -98,8 +98,8 @@ def test_the_rubric_is_the_recipes_own(account):
 def test_a_judge_among_other_rewards(account):
     with serving(Teacher(judge)) as address:
         rewards = [reward(address), bind(RewardUse(use="formats.matches", pattern="g.*"), "rewards.1")]
-        found = compute_weighted_scores(rewards, [0.5, 1.0], rows(3), ["good", "better", "odd"], account)
-    assert found == [0.5 * 0.8 + 1.0, 0.5 * 0.95, None]
+        scores = compute_weighted_scores(rewards, [0.5, 1.0], rows(3), ["good", "better", "odd"], account)
+    assert scores == [0.5 * 0.8 + 1.0, 0.5 * 0.95, None]
 
 
 def test_several_votes_without_temperature_are_refused(account):

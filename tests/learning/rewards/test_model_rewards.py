@@ -67,8 +67,8 @@ def ask(name, completions, groups=None, **options):
 
 
 def test_the_majority_is_right_by_groups_and_in_normal_form():
-    said = ["3", "3.0", " 3.", "4", "x", "y", "y", ""]
-    assert ask("consensus.majority", said, [0, 0, 0, 0, 1, 1, 1, 1]) == [1.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0]
+    completions = ["3", "3.0", " 3.", "4", "x", "y", "y", ""]
+    assert ask("consensus.majority", completions, [0, 0, 0, 0, 1, 1, 1, 1]) == [1.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0]
     assert ask("consensus.majority", ["b", "a", "a", "b"]) == [1.0, 0.0, 0.0, 1.0]
     assert ask("consensus.majority", ["# 1", "7", "# 2", "8 # 2"], marker="#") == [0.0, 0.0, 1.0, 1.0]
     assert ask("consensus.majority", ["no", "none"], marker="#") == [None, None]
@@ -83,11 +83,11 @@ def test_votes_for_rows_without_an_answer_only():
 
 
 def test_weighted_votes_can_turn_a_majority():
-    said = ["1", "1", "33333", ""]
-    assert ask("consensus.weighted", said, by=f"{HERE}:by_length") == [0.0, 0.0, 1.0, 0.0]
-    assert ask("consensus.majority", said) == [1.0, 1.0, 0.0, 0.0]
+    completions = ["1", "1", "33333", ""]
+    assert ask("consensus.weighted", completions, by=f"{HERE}:by_length") == [0.0, 0.0, 1.0, 0.0]
+    assert ask("consensus.majority", completions) == [1.0, 1.0, 0.0, 0.0]
     with pytest.raises(StepError, match="negative weight"):
-        ask("consensus.weighted", said, by=f"{HERE}:negative")
+        ask("consensus.weighted", completions, by=f"{HERE}:negative")
 
 
 def test_a_crowd_hears_each_model_by_its_consistency():
@@ -175,8 +175,8 @@ def test_words_are_weighed_by_their_likelihood(sampler, monkeypatch):
 
 
 def test_a_judges_words_become_a_score_and_noise_becomes_none(tiny_policy):
-    said = {"a": "I say 7", "b": "of 10 points, 2.5", "c": "good", "d": "99", "e": ""}
-    judge = scripted(tiny_policy, lambda prompt, i: said[prompt.partition("rate ")[2][0]])
+    replies = {"a": "I say 7", "b": "of 10 points, 2.5", "c": "good", "d": "99", "e": ""}
+    judge = scripted(tiny_policy, lambda prompt, i: replies[prompt.partition("rate ")[2][0]])
     how = {"template": "rate {completion}"}
     got = judges.own([ROW] * 5, list("abcde"), judge, rng(), **how)
     assert got == [0.7, 0.25, None, None, None]
@@ -235,8 +235,8 @@ def test_a_guest_is_loaded_once_and_answers_as_the_model_it_is(tiny_policy_folde
 
 
 def test_win_rates_in_the_group_by_a_score():
-    said, groups = ["333", "1", "1", "", "22"], [0, 0, 0, 0, 1]
-    assert ask("pairwise.win_rate", said, groups, of=f"{HERE}:by_length") == [1.0, 0.25, 0.25, None, None]
+    completions, groups = ["333", "1", "1", "", "22"], [0, 0, 0, 0, 1]
+    assert ask("pairwise.win_rate", completions, groups, of=f"{HERE}:by_length") == [1.0, 0.25, 0.25, None, None]
     got = ask("pairwise.win_rate", ["333", "1"], of=f"{HERE}:by_length", scale=2.0)
     sigmoid = 1 / (1 + math.exp(-1.0))
     assert got == pytest.approx([sigmoid, 1 - sigmoid], abs=1e-15)
@@ -259,24 +259,24 @@ def test_a_pairwise_judge_is_asked_in_both_orders(tiny_policy):
 
 
 def test_a_pairwise_judges_likelihoods_sum_to_one_win(sampler):
-    said = ["so", "or", "and"]
+    completions = ["so", "or", "and"]
     how = {"template": "{first};{second}:"}
-    got = pairwise.own_judged([ROW] * 3, said, [0] * 3, sampler, rng(), **how)
+    got = pairwise.own_judged([ROW] * 3, completions, [0] * 3, sampler, rng(), **how)
     assert sum(got) == pytest.approx(1.5, abs=1e-9)
     asked = [make_question("{first};{second}:", ROW, first=a, second=b) for a, b in (("so", "or"), ("or", "so"))]
     (p1, p2), (q1, q2) = [[math.exp(lp) for lp in lps] for lps in word_logprobs(sampler, asked, ["1", "2"])]
-    pair = pairwise.own_judged([ROW] * 2, said[:2], [0] * 2, sampler, rng(), **how)
+    pair = pairwise.own_judged([ROW] * 2, completions[:2], [0] * 2, sampler, rng(), **how)
     assert pair[0] == pytest.approx((p1 / (p1 + p2) + q2 / (q1 + q2)) / 2, abs=1e-6)
 
 
 def test_a_crowd_asks_the_others_and_no_gold_answer(monkeypatch, tiny_policy):
-    said = {"one": list("BBCD"), "two": list("BCDE")}
-    models = {name: scripted(tiny_policy, lambda prompt, i, name=name: said[name][i]) for name in said}
+    answers = {"one": list("BBCD"), "two": list("BCDE")}
+    models = {name: scripted(tiny_policy, lambda prompt, i, name=name: answers[name][i]) for name in answers}
     monkeypatch.setattr(consensus, "guest", lambda folder: models[folder])
     mine = SimpleNamespace(sampling=Sampling(1.0, 4))
     got = consensus.crowd([ROW] * 4, list("AAAB"), [0] * 4, mine, rng(), others=["one", "two"])
     assert got == [1.0, 1.0, 1.0, 0.0]
     garbage = consensus.crowd([{**ROW, "answer": "?"}] * 4, list("AAAB"), [0] * 4, mine, rng(), others=["one", "two"])
     assert garbage == got
-    said["one"] = list("BBBB")
+    answers["one"] = list("BBBB")
     assert consensus.crowd([ROW] * 4, list("AAAB"), [0] * 4, mine, rng(), others=["one", "two"]) == [0, 0, 0, 1]

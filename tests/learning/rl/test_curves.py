@@ -25,9 +25,9 @@ def test_a_line_is_the_mean_of_the_iterations_that_have_a_point():
 
 def test_idle_time_is_a_share_of_all_the_time_of_a_line():
     """Two services; a long iteration that was busy throughout, and a short one that was idle."""
-    told = StreamMetrics()
-    first = told.read([{"busy_s": 50.0, "idle_s": 0.0}, {"busy_s": 46.0, "idle_s": 0.0}])
-    second = told.read([{"busy_s": 50.0, "idle_s": 1.0}, {"busy_s": 47.0, "idle_s": 2.0}])
+    metrics = StreamMetrics()
+    first = metrics.read([{"busy_s": 50.0, "idle_s": 0.0}, {"busy_s": 46.0, "idle_s": 0.0}])
+    second = metrics.read([{"busy_s": 50.0, "idle_s": 1.0}, {"busy_s": 47.0, "idle_s": 2.0}])
     assert (first["generator_idle_share"], second["generator_idle_share"]) == (0.0, 0.75)
     (line,) = lines_of([first, second], 2)
     assert line["generator_idle_share"] == pytest.approx(3 / 100)
@@ -35,6 +35,6 @@ def test_idle_time_is_a_share_of_all_the_time_of_a_line():
 
 
 def test_a_service_that_counts_steps_and_no_time_is_never_idle():
-    told = StreamMetrics()
-    points = [told.read([{"busy_s": 0.0, "idle_s": 0.0}]) for _ in range(2)]
+    metrics = StreamMetrics()
+    points = [metrics.read([{"busy_s": 0.0, "idle_s": 0.0}]) for _ in range(2)]
     assert [line["generator_idle_share"] for line in lines_of(points, 2)] == [0.0]

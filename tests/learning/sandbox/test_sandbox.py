@@ -72,7 +72,7 @@ def test_a_traceback_begins_in_the_program_and_is_the_same_each_time():
 
 
 def test_a_fork_bomb_makes_no_process_and_no_thread():
-    said = tried(
+    outcomes = tried(
         {
             "fork": "[os.fork() for _ in range(9)]",
             "spawn": "os.posix_spawn('/bin/sh', ['sh'], {})",
@@ -83,7 +83,7 @@ def test_a_fork_bomb_makes_no_process_and_no_thread():
             "pool": "__import__('multiprocessing').Pool(2)",
         }
     )
-    assert said == {
+    assert outcomes == {
         "fork": "PermissionError",
         "spawn": "PermissionError",
         "exec": "PermissionError",
@@ -147,7 +147,7 @@ def test_files_end_at_their_bounds():
 def test_no_socket_opens():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        said = tried(
+        outcomes = tried(
             {
                 "tcp": f"__import__('socket').create_connection(('127.0.0.1', {port}))",
                 "udp": "__import__('socket').socket(2, 2)",
@@ -156,7 +156,7 @@ def test_no_socket_opens():
                 "netlink": "__import__('socket').socket(16, 3, 0)",
             }
         )
-        assert set(said.values()) == {"PermissionError"}
+        assert set(outcomes.values()) == {"PermissionError"}
         server.settimeout(0)
         with pytest.raises(BlockingIOError):
             server.accept()
@@ -167,13 +167,13 @@ def test_nothing_of_the_machine_can_be_read(monkeypatch):
     places = ["/etc/passwd", ROOT / "pyproject.toml", ROOT / "learning/sandbox/child.py", Path.home() / ".bashrc"]
     places += [f"/proc/{os.getpid()}/environ", f"/proc/{os.getpid()}/mem", "/proc/self/environ", "/proc/meminfo"]
     there = [str(place) for place in places if Path(place).exists()]
-    said = tried({place: f"open({place!r}, 'rb').read(1)" for place in there})
-    assert set(said.values()) == {"PermissionError"}
-    assert len(said) >= 6
+    outcomes = tried({place: f"open({place!r}, 'rb').read(1)" for place in there})
+    assert set(outcomes.values()) == {"PermissionError"}
+    assert len(outcomes) >= 6
     folders = ["/", "/proc", "/tmp", str(ROOT), str(Path.home()), "/etc"]
     assert set(tried({f: f"os.listdir({f!r})" for f in folders}).values()) == {"PermissionError"}
-    said = tried({"environment": "dict(os.environ)", "paths": "[p for p in sys.path if 'site-packages' in p]"})
-    assert said == {"environment": "{}", "paths": "[]"}
+    outcomes = tried({"environment": "dict(os.environ)", "paths": "[p for p in sys.path if 'site-packages' in p]"})
+    assert outcomes == {"environment": "{}", "paths": "[]"}
     assert run("import numpy").stderr.endswith("ModuleNotFoundError: No module named 'numpy'\n")
 
 
@@ -183,7 +183,7 @@ def test_nothing_outside_its_folder_can_be_written_or_changed(tmp_path):
     victim.chmod(0o666)
     before = victim.stat()
     name = repr(str(victim))
-    said = tried(
+    outcomes = tried(
         {
             "write": f"open({name}, 'w')",
             "append": f"open({name}, 'a')",
@@ -203,18 +203,18 @@ def test_nothing_outside_its_folder_can_be_written_or_changed(tmp_path):
             "null": "open('/dev/null', 'w').write('x')",
         }
     )
-    assert (said.pop("own"), said.pop("null")) == ("1", "1")
-    assert set(said.values()) == {"PermissionError"}
+    assert (outcomes.pop("own"), outcomes.pop("null")) == ("1", "1")
+    assert set(outcomes.values()) == {"PermissionError"}
     after = victim.stat()
     assert (victim.read_text(), after.st_mode, after.st_mtime_ns) == ("whole", before.st_mode, before.st_mtime_ns)
     assert [path.name for path in tmp_path.iterdir()] == ["victim"]
 
 
 def test_what_may_be_read_cannot_be_emptied_by_opening_it():
-    said = tried(
+    outcomes = tried(
         {"empty": "os.open('given', os.O_RDONLY | os.O_TRUNC)", "left": "open('given').read()"}, files={"given": "all"}
     )
-    assert said == {"empty": "PermissionError", "left": "all"}
+    assert outcomes == {"empty": "PermissionError", "left": "all"}
 
 
 def test_no_signal_reaches_anybody():
@@ -223,7 +223,7 @@ def test_no_signal_reaches_anybody():
         signal.signal(number, lambda number, _: got.append(number))
     parent = os.getpid()
     raw = "__import__('ctypes').CDLL(None, use_errno=True)"
-    said = tried(
+    outcomes = tried(
         {
             "parent": f"os.kill({parent}, {signal.SIGUSR1})",
             "its": f"os.kill(os.getppid(), {signal.SIGUSR1})",
@@ -239,8 +239,8 @@ def test_no_signal_reaches_anybody():
         }
     )
     refused = {"parent", "its", "group", "all", "pid", "owner", "priority", "session"}
-    assert {name for name, what in said.items() if what == "PermissionError"} == refused
-    assert {said[name] for name in ("thread", "trace", "memory")} == {"-1"}
+    assert {name for name, what in outcomes.items() if what == "PermissionError"} == refused
+    assert {outcomes[name] for name in ("thread", "trace", "memory")} == {"-1"}
     assert got == []
     for number in (signal.SIGUSR1, signal.SIGIO, signal.SIGURG):
         signal.signal(number, signal.SIG_DFL)
@@ -428,10 +428,10 @@ os.write(3, b"none")
 os.write(3, b"two")
 print(os.read(3, 99))
 """
-    said = []
+    questions = []
     answers = {b"one": b"1", b"two": b"2"}
-    ran = run(code, answer=lambda message: said.append(message) or answers.get(message), seconds=GENEROUS)
-    assert (ran.stdout, ran.stderr, said) == ("b'1'\nb'2'\n", "", [b"one", b"none", b"two"])
+    ran = run(code, answer=lambda message: questions.append(message) or answers.get(message), seconds=GENEROUS)
+    assert (ran.stdout, ran.stderr, questions) == ("b'1'\nb'2'\n", "", [b"one", b"none", b"two"])
     assert run("import os\nos.write(3, b'x')").stderr.endswith("OSError: [Errno 9] Bad file descriptor\n")
 
 
@@ -450,5 +450,5 @@ def test_whether_a_file_was_opened_is_noticed_in_many_threads():
         return run(code, files={"a": "x", "b": "x"}, notice=["a", "b"], seconds=GENEROUS).opened
 
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(opens, range(24)))
-    assert found == [frozenset(), frozenset({"a"})] * 12
+        opened = list(pool.map(opens, range(24)))
+    assert opened == [frozenset(), frozenset({"a"})] * 12

@@ -57,34 +57,34 @@ def test_recursion_ends_for_any_text_and_puts_answers_back_in_order():
         text = "".join(rng.choice("abc,") for _ in range(rng.randint(0, 300)))
         window, pieces = rng.randint(1, 40), rng.randint(2, 7)
         tree = take_apart(text, Plan(pieces, 1, window), rng.choice(["", ","]))
-        found = list(iterate_leaves(tree))
-        assert all(len(piece) <= window for piece in found)
-        assert combine_tree(tree, iter(found), "".join) == text
+        leaves = list(iterate_leaves(tree))
+        assert all(len(piece) <= window for piece in leaves)
+        assert combine_tree(tree, iter(leaves), "".join) == text
 
 
 def test_totals_and_items_of_a_list():
     rows = [row("find|aa,x,bb,x,cc,x,", "one"), row("find|x,x,x,x,", "two")]
 
     def ask(rows):
-        said = [r["prompt"][0]["content"].partition("|")[2].split(",") for r in rows]
-        return [" " + ",".join(w for w in words if w not in ("x", "")) for words in said]
+        item_lists = [r["prompt"][0]["content"].partition("|")[2].split(",") for r in rows]
+        return [" " + ",".join(w for w in words if w not in ("x", "")) for words in item_lists]
 
     assert lambda_rlm(rows, ask, window=8, combine="joined") == ["aa,bb,cc", ""]
     assert lambda_rlm(rows, ask, window=8, combine="joined", keep="aa|cc") == ["aa,cc", ""]
     assert lambda_rlm(rows[:1], ask, window=8, combine="joined", keep="aa|cc", pairs=True) == ["aa:cc,cc:aa"]
     assert lambda_rlm(rows, lambda rows: ["2"] * len(rows), window=8) == ["6", "2"]
     # A leaf that gives no number makes the sum no number, unless it is to be left out.
-    said = ["3", "?", "4"]
-    assert lambda_rlm(rows[:1], lambda rows: said, window=8) == [""]
-    assert lambda_rlm(rows[:1], lambda rows: said, window=8, keep=r"\d+") == ["7"]
+    answers = ["3", "?", "4"]
+    assert lambda_rlm(rows[:1], lambda rows: answers, window=8) == [""]
+    assert lambda_rlm(rows[:1], lambda rows: answers, window=8, keep=r"\d+") == ["7"]
     with pytest.raises(StepError, match=r"no '\|' after its question"):
         lambda_rlm([row("nothing here")], ask, window=8)
 
 
 def test_retrieved_examples_come_before_the_problem_nearest_last(tmp_path):
     texts = {"3 + 4 =": "7", "30 + 41 =": "71", "dog": "god", "dogs": "sgod"}
-    said = [row(t, t) | {"completion": [{"role": "assistant", "content": a}]} for t, a in texts.items()]
-    write_rows(tmp_path, "chat", said)
+    examples = [row(t, t) | {"completion": [{"role": "assistant", "content": a}]} for t, a in texts.items()]
+    write_rows(tmp_path, "chat", examples)
     retrieve = bind(SolverUse(use="retrieve", data="x"), "solver", {"solver.data": tmp_path})
     asked = []
     retrieve([row("dogs", "p"), row("30 + 4 =", "q")], lambda rows: asked.extend(rows) or ["", ""])

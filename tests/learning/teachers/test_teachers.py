@@ -34,15 +34,15 @@ def test_without_errors_teachers_are_right():
     [(answer, SUM, None), (answer, WORD, None), (worked_sum, SUM, "####"), (worked_spelling, WORD, "####")],
 )
 def test_errors_come_at_their_rate(teacher, problem, marker):
-    said = [teacher(problem, rng(seed), error_rate=0.3) for seed in range(1000)]
-    wrong = 1 - np.mean(exact([problem] * 1000, said, marker=marker))
+    solutions = [teacher(problem, rng(seed), error_rate=0.3) for seed in range(1000)]
+    wrong = 1 - np.mean(exact([problem] * 1000, solutions, marker=marker))
     assert abs(wrong - 0.3) < 0.05  # 3.4 standard deviations
     assert exact([problem], [teacher(problem, rng(1), error_rate=1.0)], marker=marker) == [0.0]
 
 
 def test_an_error_is_carried_on():
-    said = worked_sum(SUM, rng(3), error_rate=1.0)
-    steps, final = said.split(" #### ")
+    solution = worked_sum(SUM, rng(3), error_rate=1.0)
+    steps, final = solution.split(" #### ")
     assert steps.endswith(f"= {final}")
     for before, after in zip(steps.split(", "), steps.split(", ")[1:], strict=False):
         assert before.rpartition("= ")[2] == after.split()[0]

@@ -12,10 +12,10 @@ from schemas.errors import StepError
 
 @pytest.mark.parametrize("inputs", [2, 3])
 def test_every_table_has_an_expression(inputs):
-    found = find_expressions(inputs)
-    assert sorted(found) == list(range(2 ** (2**inputs)))
-    assert all(simulate(text, inputs) == table for table, text in found.items())
-    assert max(map(len, found.values())) <= 13
+    expressions = find_expressions(inputs)
+    assert sorted(expressions) == list(range(2 ** (2**inputs)))
+    assert all(simulate(text, inputs) == table for table, text in expressions.items())
+    assert max(map(len, expressions.values())) <= 13
 
 
 @pytest.mark.parametrize("text", ["a&b|c", "a^b&c", "~a|~(b^c)", "a|b&~c^a", "~~a"])

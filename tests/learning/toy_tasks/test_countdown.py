@@ -31,9 +31,9 @@ def test_worked_solutions_are_right_and_differ():
 
 
 def test_solutions_are_exactly_the_left_to_right_ones():
-    found = {text for _, text in iterate_solutions([2, 7, 4], 1)}
-    assert found == {"2*4-7", "4*2-7", "7-2-4", "7-4-2"}
-    assert all(eval(text) == 1 for text in found)
+    solutions = {text for _, text in iterate_solutions([2, 7, 4], 1)}
+    assert solutions == {"2*4-7", "4*2-7", "7-2-4", "7-4-2"}
+    assert all(eval(text) == 1 for text in solutions)
 
 
 @pytest.mark.parametrize(

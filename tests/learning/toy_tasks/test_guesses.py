@@ -12,12 +12,12 @@ def turns_of(row, rng, **how):
     """Turns until the number is found."""
     game, messages = Environment().begin(row, 0), list(row["prompt"])
     for turn in range(1, 12):
-        said = guesser({**row, "prompt": messages}, rng, **how)
-        outcome = game.step(said)
+        reply = guesser({**row, "prompt": messages}, rng, **how)
+        outcome = game.step(reply)
         if outcome.done:
-            assert (said, outcome.reward) == (row["answer"], 1.0)
+            assert (reply, outcome.reward) == (row["answer"], 1.0)
             return turn
-        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": outcome.observation}]
+        messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": outcome.observation}]
     raise AssertionError(row)
 
 

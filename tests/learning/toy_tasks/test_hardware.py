@@ -58,8 +58,8 @@ def test_examples_disclose_what_a_sign_means():
     rows = operations(size=200, seed=1, split="train", shown=2)
     for one in rows:
         meaning = how[one["metadata"].split('"')[3]]
-        said = [turn["content"] for turn in one["prompt"]] + [one["answer"]]
-        assert all(meaning(*map(int, q.split("?"))) == int(a) for q, a in zip(said[::2], said[1::2], strict=True))
+        texts = [turn["content"] for turn in one["prompt"]] + [one["answer"]]
+        assert all(meaning(*map(int, q.split("?"))) == int(a) for q, a in zip(texts[::2], texts[1::2], strict=True))
     assert len({one["metadata"] for one in rows}) == 4
     fixed = operations(size=60, seed=3, split="train", meaning="smaller")
     assert {one["metadata"] for one in fixed} == {'{"meaning": "smaller"}'}

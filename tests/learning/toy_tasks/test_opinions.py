@@ -20,11 +20,13 @@ def test_train_and_test_share_nothing():
 @pytest.mark.parametrize(("good", "tone"), [(1.0, 1.0), (0.0, -1.0)])
 def test_sentences_have_eight_words_and_a_tone(good, tone):
     rows = opinions(size=20, split="train")
-    said = [opinion(row, np.random.default_rng(i), good=good) for i, row in enumerate(rows)]
-    assert {len(text.split()) for text in said} == {8}
-    assert kind(rows, said) == [tone] * 20
+    sentences = [opinion(row, np.random.default_rng(i), good=good) for i, row in enumerate(rows)]
+    assert {len(text.split()) for text in sentences} == {8}
+    assert kind(rows, sentences) == [tone] * 20
     assert all(
-        word in text for row, text in zip(rows, said, strict=True) for word in row["prompt"][0]["content"].split(", ")
+        word in text
+        for row, text in zip(rows, sentences, strict=True)
+        for word in row["prompt"][0]["content"].split(", ")
     )
 
 

@@ -52,27 +52,27 @@ def test_openssl_agrees_with_the_signature(small_run, tmp_path):
     folder = small_run.store.folder(small_run.made["tuned"])
     envelope = json.loads((folder / SIGNATURE).read_bytes())
     body = base64.b64decode(envelope["payload"])
-    said = b"DSSEv1 28 application/vnd.in-toto+json " + str(len(body)).encode() + b" " + body
-    assert said == encode_pre_authentication(body)
-    (tmp_path / "said").write_bytes(said)
+    message = b"DSSEv1 28 application/vnd.in-toto+json " + str(len(body)).encode() + b" " + body
+    assert message == encode_pre_authentication(body)
+    (tmp_path / "said").write_bytes(message)
     (tmp_path / "sig").write_bytes(base64.b64decode(envelope["signatures"][0]["sig"]))
     public = small_run.layout.state / "keys/signing.pub"
     files = ["-inkey", str(public), "-in", str(tmp_path / "said"), "-sigfile", str(tmp_path / "sig")]
     command = ["openssl", "pkeyutl", "-verify", "-rawin", "-pubin", *files]
     assert subprocess.run(command, capture_output=True).returncode == 0
-    (tmp_path / "said").write_bytes(said.replace(b"tuned", b"tuner"))
+    (tmp_path / "said").write_bytes(message.replace(b"tuned", b"tuner"))
     assert subprocess.run(command, capture_output=True).returncode != 0
 
 
 def test_a_signature_names_manifest_and_seal_by_their_digests(small_run):
     made = small_run.made["tuned"]
     folder = small_run.store.folder(made)
-    said = read_statement(folder)
-    digests = {s["name"]: s["digest"]["sha256"] for s in said["subject"]}
+    statement = read_statement(folder)
+    digests = {s["name"]: s["digest"]["sha256"] for s in statement["subject"]}
     for name in ("manifest.json", "seal.json"):
-        found = subprocess.run(["sha256sum", folder / name], capture_output=True, text=True, check=True).stdout.split()
-        assert digests[name] == found[0]
-    assert said["predicate"]["outputs"] == {"policy": made.outputs["policy"].digest}
+        digest = subprocess.run(["sha256sum", folder / name], capture_output=True, text=True, check=True).stdout.split()
+        assert digests[name] == digest[0]
+    assert statement["predicate"]["outputs"] == {"policy": made.outputs["policy"].digest}
     assert verify(small_run.layout).signed == 5
 
 
@@ -108,9 +108,9 @@ def test_taking_the_signature_off_does_not_help_once_the_log_saw_it(small_run):
 def test_unsigned_artifacts_are_reported_and_refused_where_signatures_are_required(small_run):
     for made in small_run.made.values():
         (small_run.store.folder(made) / SIGNATURE).unlink()
-    found = verify(small_run.layout)
-    assert (found.problems, found.signed, len(found.notes)) == ((), 0, 5)
-    assert all("not signed" in note for note in found.notes)
+    verification = verify(small_run.layout)
+    assert (verification.problems, verification.signed, len(verification.notes)) == ((), 0, 5)
+    assert all("not signed" in note for note in verification.notes)
     assert len(verify(small_run.layout, all_signed=True).problems) == 5
     assert len(verify(small_run.layout, "tuned", all_signed=True).problems) == 4
 

@@ -58,12 +58,12 @@ def test_eight_processes_write_one_unbroken_chain(tmp_path):
     layout = Layout(tmp_path)
     writers = [writer(layout, str(n), 12) for n in range(8)]
     assert [w.communicate(timeout=120) and w.returncode for w in writers] == [0] * 8
-    found = check_audit(layout)
-    assert (found.problems, found.notes, len(found.hashes)) == ([], [], 96)
-    said = [(e["facts"]["by"], e["facts"]["at"]) for e in read_entries(layout)]
-    assert sorted(said) == sorted((str(n), at) for n in range(8) for at in range(12))
+    check = check_audit(layout)
+    assert (check.problems, check.notes, len(check.hashes)) == ([], [], 96)
+    entries = [(e["facts"]["by"], e["facts"]["at"]) for e in read_entries(layout)]
+    assert sorted(entries) == sorted((str(n), at) for n in range(8) for at in range(12))
     for name in map(str, range(8)):
-        assert [at for by, at in said if by == name] == list(range(12))
+        assert [at for by, at in entries if by == name] == list(range(12))
     assert [path.name for path in (layout.state / "keys").iterdir()] in (
         ["signing.pem", "signing.pub"],
         ["signing.pub", "signing.pem"],
@@ -104,9 +104,9 @@ def test_a_flipped_byte_anywhere_is_named_with_its_line(log):
 @pytest.mark.parametrize("number", range(1, 7))
 def test_a_removed_entry_is_named(log, number):
     all_lines = lines(log)
-    found = rewritten(log, all_lines[: number - 1] + all_lines[number:])
+    check = rewritten(log, all_lines[: number - 1] + all_lines[number:])
     expected = f"ends at entry 5, but {head_file(log)} saw entry 6" if number == 6 else f"entry {number} is missing"
-    assert any(expected in problem for problem in found.problems), found.problems
+    assert any(expected in problem for problem in check.problems), check.problems
 
 
 @pytest.mark.parametrize(("first", "second"), [(0, 1), (1, 4), (2, 3), (4, 5)])
@@ -215,10 +215,10 @@ def test_a_killed_writer_leaves_a_log_that_goes_on(tmp_path):
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
     append(layout, "next")
-    found = check_audit(layout)
-    assert found.problems == []
-    said = [(e["facts"]["by"], e["facts"]["at"]) for e in read_entries(layout) if e["action"] == "counted"]
-    assert all((str(n), at) in said for n in range(6) for at in range(3 + n))
+    check = check_audit(layout)
+    assert check.problems == []
+    entries = [(e["facts"]["by"], e["facts"]["at"]) for e in read_entries(layout) if e["action"] == "counted"]
+    assert all((str(n), at) in entries for n in range(6) for at in range(3 + n))
 
 
 def test_a_log_that_is_gone_is_missed(log):

@@ -59,9 +59,9 @@ def test_a_decision_that_nobody_made_one_that_was_changed_and_one_that_is_gone_a
     path.write_text(json.dumps(record) + "\n" + json.dumps(forged) + "\n")
     assert check_audit(claimed.layout).problems == [f"{path}: approve by eve is not what the audit log says"]
     path.unlink()
-    found = check_audit(claimed.layout)
+    check = check_audit(claimed.layout)
     gone = f"{path}: the decision of entry 3 (approve) is not there; write it again from the log: "
-    assert (found.problems, found.notes) == ([f"{gone}posttrain lineage --verify --rebuild"], [])
+    assert (check.problems, check.notes) == ([f"{gone}posttrain lineage --verify --rebuild"], [])
 
 
 def test_a_log_cut_off_before_a_decision_is_found_out_by_it(claimed):
@@ -77,10 +77,10 @@ def test_a_log_cut_off_before_a_decision_is_found_out_by_it(claimed):
 def test_a_missing_artifact_is_reported_unless_gc_removed_it(claimed):
     made = claimed.made["tuned"]
     shutil.rmtree(claimed.store.folder(made))
-    found = check_audit(claimed.layout)
+    check = check_audit(claimed.layout)
     gone = "published by entry 2 of the audit log; gone, and no entry removed it"
     expected = f"{claimed.store.folder(made)}: {gone}"
-    assert (found.problems, found.notes) == ([], [expected])
+    assert (check.problems, check.notes) == ([], [expected])
     append(claimed.layout, "gc", artifacts=[made.key])
     assert check_audit(claimed.layout).notes == []
 

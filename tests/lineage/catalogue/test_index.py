@@ -28,12 +28,12 @@ def by_reading_everything(layout, key):
     parents = {k: {i["key"] for i in r["inputs"] if i.get("key")} & set(records) for k, r in records.items()}
 
     def closure(step):
-        found, waiting = set(), [key]
+        keys, waiting = set(), [key]
         while waiting:
-            if (one := waiting.pop()) not in found:
-                found.add(one)
+            if (one := waiting.pop()) not in keys:
+                keys.add(one)
                 waiting += step(one)
-        return found
+        return keys
 
     return closure(lambda k: parents[k]), closure(lambda k: [c for c in parents if k in parents[c]])
 
@@ -43,11 +43,11 @@ def by_reading_every_table(layout, row):
     holders, dropped = set(), set()
     for record in read_records(layout):
         for path in Path(record["folder"]).glob("outputs/*/*.parquet"):
-            for found in pq.read_table(path).to_pylist():
-                if found["id"] == row and path.name == "rows.parquet":
+            for entry in pq.read_table(path).to_pylist():
+                if entry["id"] == row and path.name == "rows.parquet":
                     holders.add(record["key"])
-                elif found["id"] == row:
-                    dropped.add((record["key"], found["reason"]))
+                elif entry["id"] == row:
+                    dropped.add((record["key"], entry["reason"]))
     return holders, dropped
 
 

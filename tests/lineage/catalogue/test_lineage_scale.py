@@ -39,9 +39,9 @@ def test_ancestry_is_the_line_of_the_model_and_only_that_is_read(scale, many, mo
     original = Index._read
     monkeypatch.setattr(Index, "_read", lambda self, *row: read.append(row[1]) or original(self, *row))
     monkeypatch.setattr("lineage.catalogue.index.read_record", lambda folder: pytest.fail("a manifest was read"))
-    found = trace(many, scale.digest("tuned", RUNS - 1)[:20])
+    ancestry = trace(many, scale.digest("tuned", RUNS - 1)[:20])
     line = range(RUNS - GENERATIONS, RUNS)
-    assert runs(found.up) == {(s, f"run-{n:06d}") for n in line for s in ("lessons", "clean", "tuned")}
+    assert runs(ancestry.up) == {(s, f"run-{n:06d}") for n in line for s in ("lessons", "clean", "tuned")}
     assert len(read) == 3 * GENERATIONS + 1  # the model is where both directions begin
 
 

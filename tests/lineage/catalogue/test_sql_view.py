@@ -23,8 +23,8 @@ def test_tables_hold_what_the_manifests_say(small_run):
         "where o.step = 'base' group by all",
     ).to_pylist()
     assert sizes == [{"bytes": 4, "total": 4, "files": 2}]
-    found = query(layout, "select settings->>'learning_rate' as rate from steps where step = 'tuned'").to_pylist()
-    assert found == [{"rate": "0.1"}]
+    rows = query(layout, "select settings->>'learning_rate' as rate from steps where step = 'tuned'").to_pylist()
+    assert rows == [{"rate": "0.1"}]
 
 
 def test_curves_are_long_and_a_line_cut_off_by_a_kill_is_left_out(small_run):
@@ -36,10 +36,10 @@ def test_curves_are_long_and_a_line_cut_off_by_a_kill_is_left_out(small_run):
 
 
 def test_rows_of_all_artifacts_know_where_they_lie(small_run):
-    found = query(
+    rows = query(
         small_run.layout, "select step, list(id order by id) ids from rows group by step order by step"
     ).to_pylist()
-    assert found == [{"step": "lessons", "ids": ["a", "b", "c"]}, {"step": "lessons_clean", "ids": ["a", "c"]}]
+    assert rows == [{"step": "lessons", "ids": ["a", "b", "c"]}, {"step": "lessons_clean", "ids": ["a", "c"]}]
     lost = query(small_run.layout, "select step, id, reason from dropped").to_pylist()
     assert lost == [{"step": "lessons_clean", "id": "b", "reason": "contaminated"}]
 
@@ -48,8 +48,8 @@ def test_a_column_called_step_does_not_hide_the_step(small_run):
     small_run.make(
         "rl", "rl", {"samples": {"trajectories.parquet": [{"step": 3, "reward": 0.5}]}}, {"samples": "trajectories"}
     )
-    found = query(small_run.layout, "select step, output, at_step, reward from trajectories").to_pylist()
-    assert found == [{"step": "rl", "output": "samples", "at_step": 3, "reward": 0.5}]
+    rows = query(small_run.layout, "select step, output, at_step, reward from trajectories").to_pylist()
+    assert rows == [{"step": "rl", "output": "samples", "at_step": 3, "reward": 0.5}]
 
 
 def test_events_of_runs(small_run):
@@ -57,8 +57,8 @@ def test_events_of_runs(small_run):
     folder.mkdir(parents=True)
     events = [{"type": "step", "step": "base", "state": "done"}, {"type": "end"}]
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    found = query(small_run.layout, "select run, number, state from events order by number").to_pylist()
-    assert found == [{"run": "run-1", "number": 0, "state": "done"}, {"run": "run-1", "number": 1, "state": None}]
+    rows = query(small_run.layout, "select run, number, state from events order by number").to_pylist()
+    assert rows == [{"run": "run-1", "number": 0, "state": "done"}, {"run": "run-1", "number": 1, "state": None}]
 
 
 @pytest.mark.parametrize("table", TABLES)

@@ -56,13 +56,13 @@ def examined(small_run):
     folder = small_run.layout.run("run-1")
     folder.mkdir(parents=True)
     (folder / "plan.json").write_text(with_a_merge(small_run).model_dump_json())
-    told = [
+    events = [
         {"time": 1767225590.0, "type": "run", "run": "run-1", "state": "started", "recipe": "small", "steps": 7},
         {"time": 1767225620.0, "type": "step", "step": "merged", "state": "running"},
         {"time": 1767225625.0, "type": "step", "step": "merged", "state": "failed", "reason": "no memory"},
         {"time": 1767225630.0, "type": "run", "run": "run-1", "state": "ended", "exit_code": 1},
     ]
-    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in told))
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     return small_run
 
 
@@ -142,8 +142,10 @@ def test_events_are_valid_by_the_schemas_of_openlineage(examined):
     registry = Registry().with_resources([(s["$id"], Resource.from_contents(s)) for s in schemas.values()])
 
     def check(document, schema):
-        found = jsonschema.Draft202012Validator(schema, registry=registry, format_checker=jsonschema.FormatChecker())
-        assert [error.message for error in found.iter_errors(document)] == []
+        validator = jsonschema.Draft202012Validator(
+            schema, registry=registry, format_checker=jsonschema.FormatChecker()
+        )
+        assert [error.message for error in validator.iter_errors(document)] == []
 
     facets = 0
     for event in said(examined.layout, "run-1"):

@@ -137,9 +137,9 @@ def test_of_two_promotions_at_once_one_wins_and_the_other_sees_it(small_run):
     for racer in racers:
         racer.stdin.write("\n")
         racer.stdin.flush()
-    said = [racer.communicate(timeout=240)[0].strip() for racer in racers]
-    (winner,) = [line for line in said if line in keys]
-    assert sum(line.startswith("lost: the champion of chat was none and is now version 1") for line in said) == 2
+    outputs = [racer.communicate(timeout=240)[0].strip() for racer in racers]
+    (winner,) = [line for line in outputs if line in keys]
+    assert sum(line.startswith("lost: the champion of chat was none and is now version 1") for line in outputs) == 2
     assert find_champion(layout, "chat").key == winner
     assert told(layout) == [(1, "promote", None, 1)]
     assert json.loads(audit_log.log_file(layout).read_text())["facts"]["key"] == winner

@@ -41,8 +41,8 @@ def address(tmp_path):
         [sys.executable, "-W", "ignore", "-m", *words], env=os.environ | settings, stdout=log, stderr=log
     )
     url = f"http://127.0.0.1:{port}"
-    told = (tmp_path / "server.log").read_text
-    wait_for(lambda: answers(url), 240, alive=lambda: server.poll() is None, said=told)
+    read_log = (tmp_path / "server.log").read_text
+    wait_for(lambda: answers(url), 240, alive=lambda: server.poll() is None, said=read_log)
     yield url
     server.terminate()
     server.wait(60)

@@ -184,11 +184,11 @@ def test_all_states_and_numbers_are_there_and_every_tag_is_closed(page):
     text = " ".join(" ".join(reader.words).split())
     for state in ("cached", "done", "failed", "skipped", "pending"):
         assert re.search(rf"\d {state}\b", text), state
-    for said in ("0.061", "0.743", "+0.682", "0.0001", "4,321 of 5,000 rows", "79", "33.3 s", "12.5", "345.0 MB"):
-        assert said in text, said
-    for said in ("in step 1 <b>search</b>", "search: 4-2", "spell('a') gives <i>", "1 experiences, 0 before"):
-        assert said in text, said
-    for said in (
+    for phrase in ("0.061", "0.743", "+0.682", "0.0001", "4,321 of 5,000 rows", "79", "33.3 s", "12.5", "345.0 MB"):
+        assert phrase in text, phrase
+    for phrase in ("in step 1 <b>search</b>", "search: 4-2", "spell('a') gives <i>", "1 experiences, 0 before"):
+        assert phrase in text, phrase
+    for phrase in (
         "tensor <x> differs",
         "3 of 9 <completions> were cut",
         "wanted 0.9",
@@ -200,7 +200,7 @@ def test_all_states_and_numbers_are_there_and_every_tag_is_closed(page):
         "1 + 2 =",
         "run-7",
     ):
-        assert said in text, said
+        assert phrase in text, phrase
     assert text.count(HOSTILE) >= 3
 
 

@@ -19,34 +19,34 @@ def told(small_run, run="run-2", budget=None):
 
 
 def test_estimated_spent_and_saved(small_run):
-    found = compute_costs(*told(small_run))
-    lines = {line.step: line for line in found.lines}
+    costs = compute_costs(*told(small_run))
+    lines = {line.step: line for line in costs.lines}
     assert (lines["tuned"].estimated, lines["tuned"].spent) == (Cost(3.0, 3.0, 3.0, 200), Cost(4.0, 8.0, 4.0, 300))
     assert (lines["raw"].estimated, lines["raw"].spent) == (None, Cost(1.0, 1.0))
     assert (lines["base"].spent, lines["base"].saved) == (None, Cost(1.5, 1.5))
     assert (lines["lessons"].spent, lines["lessons"].saved) == (Cost(1.5, 1.5), None)  # made before it was resumed
-    assert found.total.spent == Cost(4.0 + 1.0 + 2 * 1.5, 8.0 + 1.0 + 2 * 1.5, 4.0, 300)
-    assert (found.unknown, found.money) == (["raw"], {})
+    assert costs.total.spent == Cost(4.0 + 1.0 + 2 * 1.5, 8.0 + 1.0 + 2 * 1.5, 4.0, 300)
+    assert (costs.unknown, costs.money) == (["raw"], {})
 
 
 def test_money_by_prices(small_run):
     prices = Prices(core_hour=3600, gpu_hour=36000)
-    found = compute_costs(*told(small_run, budget=Budget(prices=prices)))
-    assert found.money == pytest.approx({"estimated": 3.0 + 30.0, "spent": 12.0 + 40.0, "saved": 1.5})
+    costs = compute_costs(*told(small_run, budget=Budget(prices=prices)))
+    assert costs.money == pytest.approx({"estimated": 3.0 + 30.0, "spent": 12.0 + 40.0, "saved": 1.5})
 
 
 def test_the_page_shows_it(small_run):
     plan, made, state, layout, run = told(small_run, budget=Budget(tokens=500, prices=Prices(core_hour=3600)))
     del made["lessons_clean"]  # the fixture's has no report to show
     page = write_report(plan, {n: {"state": s} for n, s in state.items()}, made, layout, run).read_text()
-    for said in (
+    for text in (
         "<b>10.5</b> core-seconds",
         "<b>300</b> tokens",
         "without raw",
         "Budget: 500 tokens",
         "<b>10.5</b> of money",
     ):
-        assert said in page, said
+        assert text in page, text
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"predicted": {}, "spent": {"a": {"hours": 1}}}'])

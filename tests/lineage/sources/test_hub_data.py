@@ -31,8 +31,8 @@ def test_its_commit_is_its_digest_and_its_training_split_is_read(cache):
     for reference in ("hub:lab/chats", "hub:lab/chats@main", f"hub:lab/chats@{COMMIT}"):
         source = find_source(reference, cache, ())
         assert source.digest == COMMIT
-        found = [row["id"] for row in read_rows(source.folder, "chat")]
-        assert found == ["train-00000-of-00002", "train-00001-of-00002"]
+        ids = [row["id"] for row in read_rows(source.folder, "chat")]
+        assert ids == ["train-00000-of-00002", "train-00001-of-00002"]
 
 
 def test_what_is_not_there_is_asked_for(cache):

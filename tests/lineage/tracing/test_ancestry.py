@@ -13,8 +13,8 @@ def steps(nodes):
 
 
 def test_up_reaches_the_data_and_down_every_model(small_run):
-    found = trace(small_run.layout, "tuned")
-    assert steps(found.up) == {"tuned", "base", "lessons_clean", "lessons"}
+    ancestry = trace(small_run.layout, "tuned")
+    assert steps(ancestry.up) == {"tuned", "base", "lessons_clean", "lessons"}
     assert steps(trace(small_run.layout, "lessons").down) == {"lessons", "lessons_clean", "tuned", "raw"}
 
 

@@ -30,16 +30,16 @@ def leave_run(made, run, states):
     folder = made.layout.run(run)
     folder.mkdir(parents=True)
     (folder / "plan.json").write_text(made.plan().model_dump_json())
-    told = [{"type": "step", "step": name, **state} for name, state in states.items()]
+    events = [{"type": "step", "step": name, **state} for name, state in states.items()]
     began = {"type": "run", "state": "started", "time": 1000.0}
-    lines = [json.dumps(event) + "\n" for event in [began, *told, {"type": "run", "state": "ended", "time": 1090.5}]]
+    lines = [json.dumps(event) + "\n" for event in [began, *events, {"type": "run", "state": "ended", "time": 1090.5}]]
     (folder / "events.jsonl").write_text("".join(lines))
 
 
 def children(client, run="run-1"):
     experiments = [e.experiment_id for e in client.search_experiments()]
-    found = client.search_runs(experiments, f"tags.`posttrain.run` = '{run}'")
-    return {r.data.tags.get("posttrain.step"): r for r in found}
+    runs = client.search_runs(experiments, f"tags.`posttrain.run` = '{run}'")
+    return {r.data.tags.get("posttrain.step"): r for r in runs}
 
 
 def test_a_run_in_mlflow_and_again_without_duplicates(tracked):

@@ -180,15 +180,15 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_meant_is_refused_at_its_place(load, name):
-    settings, where, said, advice = REFUSED[name]
+    settings, where, message, advice = REFUSED[name]
     with pytest.raises(RecipeError) as caught:
         load(**settings)
-    (found,) = caught.value.problems
-    assert found.path == f"stages.rl.{where}"
-    assert said in found.message
-    assert advice in found.advice
-    assert found.line >= 11
-    assert found.column > 5
+    (problem,) = caught.value.problems
+    assert problem.path == f"stages.rl.{where}"
+    assert message in problem.message
+    assert advice in problem.advice
+    assert problem.line >= 11
+    assert problem.column > 5
 
 
 READ = {
@@ -209,10 +209,10 @@ def test_one_that_is_read_somewhere_may_stay(load, how):
 def test_what_is_published_is_an_output_of_its_type(load):
     block = {"head": "likelihood", "target": {"use": "outcome", "of": "answers.exact"}, "loss": "logistic"}
     both = {"auxiliary_models": {"credit": {**block, "publish": True}}, "algorithm": "ppo", "critic": {"publish": True}}
-    found = load(**both).outputs("rl")
-    assert found["value_model"] == "value_model"
-    assert found["process_reward_model"] == "process_reward_model"
-    assert next(iter(found)) == "model"
+    outputs = load(**both).outputs("rl")
+    assert outputs["value_model"] == "value_model"
+    assert outputs["process_reward_model"] == "process_reward_model"
+    assert next(iter(outputs)) == "model"
     assert "value_model" not in load(algorithm="ppo").outputs("rl")
 
 

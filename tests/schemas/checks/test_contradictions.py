@@ -246,12 +246,12 @@ def test_a_contradiction_is_refused_at_its_place_with_advice(load, what):
     settings, where, message, advice = REFUSED[what]
     with pytest.raises(RecipeError) as caught:
         load(**settings)
-    found = [p for p in caught.value.problems if p.path == f"stages.rl.{where}" and message in p.message]
-    assert found, [(p.path, p.message, p.advice) for p in caught.value.problems]
-    assert advice in found[0].advice
+    matching = [p for p in caught.value.problems if p.path == f"stages.rl.{where}" and message in p.message]
+    assert matching, [(p.path, p.message, p.advice) for p in caught.value.problems]
+    assert advice in matching[0].advice
     written = list(settings).index(where.partition(".")[0]) if where.partition(".")[0] in settings else None
     if written is not None:
-        assert found[0].line == 12 + written
+        assert matching[0].line == 12 + written
 
 
 def test_a_reward_that_computes_with_the_policy_is_refused_beside_its_training(load, tmp_path):
@@ -265,10 +265,10 @@ def test_a_reward_that_computes_with_the_policy_is_refused_beside_its_training(l
             continue
         with pytest.raises(RecipeError) as caught:
             load_recipe(tmp_path / "tried.yaml")
-        (found,) = caught.value.problems
-        assert found.path == "stages.rl.rewards.1"
-        assert "needs `sampler`" in found.message
-        assert "`rollout: synchronous`" in found.advice
+        (problem,) = caught.value.problems
+        assert problem.path == "stages.rl.rewards.1"
+        assert "needs `sampler`" in problem.message
+        assert "`rollout: synchronous`" in problem.advice
 
 
 MENTIONED = {

@@ -88,9 +88,9 @@ def test_a_mistake_is_marked_where_it_is(editor, folder, good, bad, message):
     text = (ROOT / "recipes/quickstart.yaml").read_text().replace(good, bad, 1)
     recipe = folder / f"{bad.partition(':')[0]}_{len(bad)}.yaml"
     recipe.write_text(text)
-    found = editor.diagnostics(recipe)
+    diagnostics = editor.diagnostics(recipe)
     stage_start = text.rfind("\n\n", 0, text.index(bad))
     first, line = text[:stage_start].count("\n"), text[: text.index(bad)].count("\n")
-    assert found, bad
-    assert all(first <= d["range"]["start"]["line"] <= line for d in found), found
-    assert any(message in json.dumps(d) for d in found), found
+    assert diagnostics, bad
+    assert all(first <= d["range"]["start"]["line"] <= line for d in diagnostics), diagnostics
+    assert any(message in json.dumps(d) for d in diagnostics), diagnostics

@@ -18,8 +18,10 @@ def house(tmp_path):
     header = "# yaml-language-server: $schema=x\n#\n# One: a | Title\n# (Doe 2025)\n#\n# Claim  a\nname: one-two\n"
     (tmp_path / "recipes/papers/one-two.yaml").write_text(header)
     (tmp_path / "recipes/papers/untested.yaml").write_text(header)
-    said = '"""One: a | title: proven to\nthe last digit.\n\nNot shown: all\nelse.\n\nA note.\n"""\nimport nowhere\n'
-    (tmp_path / "tests/papers/test_paper_one_two.py").write_text(said)
+    docstring = (
+        '"""One: a | title: proven to\nthe last digit.\n\nNot shown: all\nelse.\n\nA note.\n"""\nimport nowhere\n'
+    )
+    (tmp_path / "tests/papers/test_paper_one_two.py").write_text(docstring)
     return tmp_path
 
 

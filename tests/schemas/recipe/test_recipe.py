@@ -122,22 +122,22 @@ def test_extends_profiles_and_set_lie_on_top_of_each_other():
     ],
 )
 def test_wrong_overrides_are_named(text, message, advice):
-    found = problems(GOOD / "child.yaml", overrides=[text])[0]
-    assert message.replace("whole number", "valid integer") in found.message
-    assert advice in found.advice
-    assert found.file == f"--set {text}"
+    problem = problems(GOOD / "child.yaml", overrides=[text])[0]
+    assert message.replace("whole number", "valid integer") in problem.message
+    assert advice in problem.advice
+    assert problem.file == f"--set {text}"
 
 
 def test_unknown_profile_is_named():
-    found = problems(GOOD / "child.yaml", profile="tinny")[0]
-    assert "did you mean `tiny`" in found.advice
+    problem = problems(GOOD / "child.yaml", profile="tinny")[0]
+    assert "did you mean `tiny`" in problem.advice
 
 
 def test_errors_of_a_parent_point_into_the_parent(tmp_path):
     (tmp_path / "a.yaml").write_text("stages:\n  base: {kind: init, max_lenght: 3}\n")
     (tmp_path / "b.yaml").write_text("extends: [a.yaml]\nname: b\n")
-    found = problems(tmp_path / "b.yaml")[0]
-    assert (Path(found.file).name, found.line, found.column) == ("a.yaml", 2, 22)
+    problem = problems(tmp_path / "b.yaml")[0]
+    assert (Path(problem.file).name, problem.line, problem.column) == ("a.yaml", 2, 22)
 
 
 def test_all_problems_come_at_once(tmp_path):

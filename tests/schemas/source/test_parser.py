@@ -52,9 +52,9 @@ def value_of(text):
     ],
 )
 def test_scalars_follow_yaml_1_2(text, value):
-    found = value_of(text)
-    assert found == value
-    assert type(found) is type(value)
+    parsed = value_of(text)
+    assert parsed == value
+    assert type(parsed) is type(value)
 
 
 def test_places_are_those_of_keys_and_values():
@@ -118,9 +118,9 @@ def test_files_that_are_none(tmp_path):
 def test_not_utf8_names_the_byte_and_its_place(tmp_path):
     file = tmp_path / "r.yaml"
     file.write_bytes("a: é\nb: ".encode() + b"\xff\n")
-    found = refused(file)
-    assert (found.line, found.column) == (2, 4)
-    assert "0xff" in found.advice
+    problem = refused(file)
+    assert (problem.line, problem.column) == (2, 4)
+    assert "0xff" in problem.advice
     file.write_bytes("a: 1\n".encode("utf-16"))
     assert "not UTF-8" in refused(file).message
 
