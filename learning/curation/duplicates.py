@@ -23,7 +23,7 @@ PIECE = 4096
 
 
 def drop_exact_duplicates(rows: Curation) -> None:
-    """Drop rows whose roles and text (Unicode composed, white space squeezed, case kept) stood in an earlier row."""
+    """Drop rows with the roles and text of an earlier row, after composing Unicode and merging white space."""
     rows.run(
         """insert into dropped select again.row, 'exact_duplicate', 'of ' || first.id from
            (select key, min(row) as row from kept group by key having count(*) > 1) found

@@ -191,7 +191,7 @@ def _malformed(artifact_type: str) -> str:
 
 
 def drop_malformed(rows: Curation) -> None:
-    """Drop rows no stage could use: no prompt, nothing written, roles out of place, a pair of two equals."""
+    """Drop rows that no stage can use: without prompt or answer, with roles out of order, pairs of equal answers."""
     rows.run("insert into dropped select row, 'malformed', malformed from texts where malformed is not null")
 
 

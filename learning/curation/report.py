@@ -10,12 +10,12 @@ from learning.curation.ledger import Curation
 from learning.data.shards import ShardWriter
 
 REASONS = {
-    "malformed": "no stage could use the row",
+    "malformed": "no stage can use the row",
     "length": "too few or too many characters",
-    "exact_duplicate": "the text stood in an earlier row",
-    "near_duplicate": "almost the text of an earlier row",
-    "quality": "a quality filter dropped it",
-    "contaminated": "holds a problem of an evaluation",
+    "exact_duplicate": "an earlier row has the same text",
+    "near_duplicate": "an earlier row has almost the same text",
+    "quality": "dropped by a quality filter",
+    "contaminated": "contains a problem of an evaluation",
     "limit": "beyond the limit",
 }
 EXAMPLES = 5

@@ -102,10 +102,10 @@ def unanswered(
 ) -> bool:
     """Keep rows whose answer a model does not give in `tries` samples: what it knows needs no looking up.
 
-    It is asked what follows the last `after` in the prompt, so that documents before it stay unseen. A row without an
-    answer is kept, and one that the model has no room for.
+    The model gets the part of the prompt after the last `after`, without the documents before it. Rows without an
+    answer and rows too long for the model are kept.
     """
-    # The filters that need no model shall not wait for torch, whose import takes seconds.
+    # Filters without a model do not need torch, which takes seconds to import.
     from learning.samples.engine_protocol import Sampling
     from learning.sampling.verdicts import guest, replies
 

@@ -11,7 +11,7 @@ from schemas.plan import Plan, Step
 
 @dataclass(frozen=True)
 class Line:
-    """One step, or all of them; None where nothing is known or nothing applies."""
+    """The costs of one step or of all steps; None where a cost is unknown or does not apply."""
 
     step: str
     state: str
@@ -24,18 +24,18 @@ class Line:
 
 @dataclass(frozen=True)
 class Costs:
-    """The lines of a run, their sums, and what they come to in money where there are prices."""
+    """The lines of a run, their sums, and the amounts of money if prices are given."""
 
     lines: list[Line]
     total: Line
     unknown: list[str]
-    """Steps that ran, and of which no earlier run said anything."""
+    """Steps without an estimate: no earlier run recorded a cost."""
     money: dict[str, float] = field(default_factory=dict)
     """estimated, spent, saved; empty without prices."""
 
 
 def compute_costs(plan: Plan, made: dict[str, Manifest], state: dict[str, str], layout: Layout, run: str) -> Costs:
-    """Return everything about cost that the report shows."""
+    """Return the costs that the report shows."""
     spending = read_spending(layout, run) or Spending({}, {})
     lines = [_make_line(step, made.get(step.name), state[step.name], spending, run) for step in plan.steps]
     total = Line(

@@ -58,8 +58,8 @@ class Loop:
     def iterate(self, train=lambda samples: None, consume=None):
         """The samples of an iteration, after which the weights that `train` leaves are those that sample."""
         sampler = Sampler(self.stream, self.policy, Sampling(1.0, self.tokens), 0, self.step)
-        have = {**self.have, "step": self.step, "consume": consume}
-        samples = collect_samples(self.parts, IterationContext(**have, sampler=sampler, history=History()), {})
+        supplies = {**self.have, "step": self.step, "consume": consume}
+        samples = collect_samples(self.parts, IterationContext(**supplies, sampler=sampler, history=History()), {})
         train(samples)
         self.step += 1
         self.stream.sync(self.step)

@@ -92,16 +92,16 @@ def find_test(row: str) -> str:
 
 def list_files(row: str, root: Path = ROOT) -> set[str]:
     """Return the files that a row rests on: recipe, bases, test, what is broken in it, and what the test imports."""
-    found = {find_test(row), f"{FOLDER}/{row}.yaml", *(mutant.file for mutant in read_mutants(row, root))}
-    found.add(f"tests/papers/experiments/{row}.yaml")
+    files = {find_test(row), f"{FOLDER}/{row}.yaml", *(mutant.file for mutant in read_mutants(row, root))}
+    files.add(f"tests/papers/experiments/{row}.yaml")
     recipes = [root / "recipes" / "papers" / f"{row}.yaml"]
     for recipe in recipes:
-        found.add(str(recipe.relative_to(root)))
+        files.add(str(recipe.relative_to(root)))
         base = yaml.safe_load(recipe.read_text(encoding="utf-8")).get("extends")
         recipes += [(recipe.parent / base).resolve()] if isinstance(base, str) else []
     imports = [n for n in ast.walk(ast.parse((root / find_test(row)).read_text())) if isinstance(n, ast.ImportFrom)]
     paths = [f"{node.module.replace('.', '/')}.py" for node in imports if node.module]
-    return found | {path for path in paths if (root / path).is_file()}
+    return files | {path for path in paths if (root / path).is_file()}
 
 
 def list_changed(revision: str, root: Path = ROOT) -> set[str]:

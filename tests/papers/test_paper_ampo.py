@@ -46,14 +46,14 @@ STYLES = [worked_sum, *(lambda r, rng, s=s: told_sum(r, rng, style=s) for s in (
 @pytest.fixture
 def inputs(tmp_path):
     """What the recipe's three teachers write."""
-    found = {}
+    folders = {}
     for i, teacher in enumerate(STYLES):
         folder = tmp_path / str(i)
         folder.mkdir()
         rows = [r | {"completion": [{"role": "assistant", "content": teacher(r, RNG)}]} for r in ROWS]
         write_rows(folder, "chat", rows)
-        found[f"extra_samples.0.data.{i}"] = folder
-    return found
+        folders[f"extra_samples.0.data.{i}"] = folder
+    return folders
 
 
 def own(rewards, which, group):

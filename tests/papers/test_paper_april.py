@@ -116,8 +116,8 @@ def test_a_group_is_trained_on_when_all_its_members_have_ended(scripted, name):
     assert sorted(phases.pool) == ["a", "d", "e", "f"]  # ended members wait for the others
     came = {}
     for _ in range(60):
-        found = phases([ask("g") for _ in range(6)])
-        for sample in found:
+        phases_of_group = phases([ask("g") for _ in range(6)])
+        for sample in phases_of_group:
             came.setdefault(sample.row["id"], (phases.step, sample.group))
         if not {"a", "d", "e", "f"} & phases.pool.keys():
             break

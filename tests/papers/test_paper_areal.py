@@ -93,8 +93,8 @@ def test_an_interrupted_sample_keeps_its_tokens_and_knows_both_versions(scripted
     def train(samples):
         policy.model.sharpness = 2.0 + run.step + 1
 
-    found = [t for _ in range(4) for t in run.iterate(train)]
-    long = [t for t in found if t.row["id"] == "3d"]
+    trajectories = [t for _ in range(4) for t in run.iterate(train)]
+    long = [t for t in trajectories if t.row["id"] == "3d"]
     assert {len(t.completion_ids) for t in long} == {12}
     first = long[0]
     assert len(set(first.versions)) >= 2
@@ -104,8 +104,8 @@ def test_an_interrupted_sample_keeps_its_tokens_and_knows_both_versions(scripted
     for version, lp in zip(first.versions, first.logprobs, strict=True):
         sharpness = 2.0 + version
         assert lp == pytest.approx(sharpness - math.log(math.exp(sharpness) + size - 1), abs=1e-5)
-    assert len(found) == 16
-    assert sum(len(t.completion_ids) for t in found) == sum(lengths[t.row["id"][1]] for t in found)
+    assert len(trajectories) == 16
+    assert sum(len(t.completion_ids) for t in trajectories) == sum(lengths[t.row["id"][1]] for t in trajectories)
 
 
 @pytest.mark.parametrize("eta", [0, 1, 3])

@@ -31,7 +31,7 @@ from schemas.use import EngineUse
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "asearcher.yaml"
 STAGES = load_recipe(RECIPE, profile="tiny").stages
 DOCUMENTS = make_atlas(15, 0)
-WRITTEN = {(town, relation): said for town, relation, said in DOCUMENTS}
+WRITTEN = {(town, relation): statement for town, relation, statement in DOCUMENTS}
 TOKENS = 4096
 """Of an episode: 40 turns have room."""
 
@@ -90,11 +90,11 @@ def test_every_search_of_a_script_is_answered_by_the_document_that_leads_on(ques
     for row in questions:
         *calls, answer = json.loads(row["metadata"])["script"]
         episode, query = env.begin(row, 0), parsed(row["prompt"][0]["content"])
-        said = [episode.step(call) for call in calls]
-        assert {o.observation for o in said} <= set(list_texts(find_needed_documents(query, DOCUMENTS)))
-        assert [(o.ok, o.done, o.seconds) for o in said] == [(True, False, 0.1)] * count_hops(query)
+        outcomes = [episode.step(call) for call in calls]
+        assert {o.observation for o in outcomes} <= set(list_texts(find_needed_documents(query, DOCUMENTS)))
+        assert [(o.ok, o.done, o.seconds) for o in outcomes] == [(True, False, 0.1)] * count_hops(query)
         assert episode.step(answer).done
-        assert answer == row["answer"] in said[-1].observation.split()
+        assert answer == row["answer"] in outcomes[-1].observation.split()
 
 
 def walk(start, turns):
@@ -122,9 +122,9 @@ class Dictated:
         self.tokenizer, self.version, self.says = policy.tokenizer, 0, {}
         for row in ROWS:
             _, town, turns = row["prompt"][0]["content"].split()
-            said, replies = walk(town, int(turns))
+            turn_texts, replies = walk(town, int(turns))
             ids = []
-            for turn, reply in zip(said, [*replies, None], strict=True):
+            for turn, reply in zip(turn_texts, [*replies, None], strict=True):
                 ids += encode_completion(self.tokenizer, [{"role": "assistant", "content": turn}])
                 ids += [] if reply is None else encode_reply(self.tokenizer, reply)
             self.says[tuple(encode_prompt(self.tokenizer, row["prompt"]))] = ids
@@ -215,15 +215,15 @@ def test_updates_go_on_while_the_long_trajectory_does(policy, loop):
     assert len(long.versions) == len(long.completion_ids) > 1000
     assert long.versions == sorted(long.versions)
     assert len(set(long.versions)) >= 3
-    said, at = walk(TOWNS[0], 40), 0
-    for turn, text in zip(long.turns, said[0], strict=True):
+    turn_texts, at = walk(TOWNS[0], 40), 0
+    for turn, text in zip(long.turns, turn_texts[0], strict=True):
         ids = long.completion_ids[at : at + turn.sampled]
         assert decode(policy.tokenizer, ids) == text
         observed = range(at + turn.sampled, at + turn.sampled + turn.observed)
         assert {long.versions[k] for k in observed} <= {long.versions[at + turn.sampled - 1]}
         assert not any(long.own[k] for k in observed)
         at += turn.sampled + turn.observed
-    assert (at, long.text, long.finish) == (len(long.completion_ids), said[0][-1], "stop")
+    assert (at, long.text, long.finish) == (len(long.completion_ids), turn_texts[0][-1], "stop")
 
 
 def test_the_synchronous_baseline_makes_none(policy):

@@ -160,13 +160,13 @@ def test_a_rollout_worker_dies_and_every_task_is_done_once(tiny_policy, tiny_pol
     ]
     sampling = Sampling(1.5, 6)
     engine.submit(list(enumerate(requests)), sampling)
-    found = Counter()
+    counts = Counter()
     texts = {}
     while made := engine.collect(until_some=True):
         for ticket, one in made:
-            found[ticket, one.sample] += 1
+            counts[ticket, one.sample] += 1
             texts[ticket, one.sample] = one.token_ids
-    assert found == dict.fromkeys(((i, k) for i in range(20) for k in range(2)), 1)
+    assert counts == dict.fromkeys(((i, k) for i in range(20) for k in range(2)), 1)
     assert len(Mortal.lives) == 3
     alone = Engine(tiny_policy).generate(requests, sampling)
     assert texts == {(i, k): alone[i][k].token_ids for i in range(20) for k in range(2)}
@@ -186,7 +186,7 @@ def served(name, answering, facts, corpus, monkeypatch, steps=4):
     partner = answering(lambda prompt, number: next((r["answer"] for r in facts if f" {r['answer']};" in prompt), "x"))
     monkeypatch.setattr(collective, "guest", lambda folder: partner)
     parts = bind_sampling_slots(STAGES[name], {"rewards.0.partner": Path("b"), "rewards.0.data": corpus})
-    history, states, found = History(), {}, []
+    history, states, taken_samples = History(), {}, []
 
     def write(prompt, number):
         """Right queries of every other sample, of all samples of a problem that begins with t."""
@@ -198,8 +198,8 @@ def served(name, answering, facts, corpus, monkeypatch, steps=4):
         supplies = {"rows": facts, "num_groups": 8, "n": 8, "seed": 0, "step": step, "states": states, "metrics": {}}
         samples = collect_samples(parts, IterationContext(**supplies, sampler=sampler, history=history), {})
         batch = keep_groups(parts.filter_groups, samples, step, {}, {**supplies, "history": history})
-        found.append((samples, batch))
-    return found
+        taken_samples.append((samples, batch))
+    return taken_samples
 
 
 def test_replay_is_an_entry_of_a_list(answering, facts, corpus, monkeypatch):

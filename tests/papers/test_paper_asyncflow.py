@@ -85,9 +85,9 @@ def test_the_trainer_gets_rows_whose_columns_are_both_written_each_once(scripted
         ahead=0,
         max_steps=4,
     )
-    first, found = run.stream, []
+    first, received = run.stream, []
     # Iteration 0 asks for rows 0 to 3 alone; it waits for all of them, since nothing else is there.
-    waiting = threading.Thread(target=lambda: found.append(run.iterate()))
+    waiting = threading.Thread(target=lambda: received.append(run.iterate()))
     waiting.start()
     with first.changed:
         assert first.changed.wait_for(lambda: scored(first) == 3 and all(g.ended for g in first.groups), 60)
@@ -96,7 +96,7 @@ def test_the_trainer_gets_rows_whose_columns_are_both_written_each_once(scripted
     assert waiting.is_alive()
     GATE.set()
     waiting.join(60)
-    taken = [t.row["id"] for t in found[0]]
+    taken = [t.row["id"] for t in received[0]]
     for _ in range(3):
         taken += [t.row["id"] for t in run.iterate()]
     assert Counter(taken) == Counter(READ) == dict.fromkeys([row["id"] for row in letters("abcdefgh")], 2)
@@ -118,11 +118,11 @@ def test_with_threshold_0_gradients_are_the_synchronous_ones(tiny_policy, loop):
     sync.stream = Plain(tiny_policy)
     generator = torch.Generator().manual_seed(0)
     for step in range(3):
-        found = [strict.iterate(), sync.iterate()]
-        assert [t.completion_ids for t in found[0]] == [t.completion_ids for t in found[1]]
+        iterations = [strict.iterate(), sync.iterate()]
+        assert [t.completion_ids for t in iterations[0]] == [t.completion_ids for t in iterations[1]]
         ours, theirs = (
             Update(STAGES[name], tiny_policy, step).at_once(samples)
-            for name, samples in zip(("strict", "synchronous"), found, strict=True)
+            for name, samples in zip(("strict", "synchronous"), iterations, strict=True)
         )
         equal(ours, theirs)
         with torch.no_grad():

@@ -30,24 +30,24 @@ def algorithm(**options):
     return bind_algorithm(stage.model_copy(update={"controllers": control}), {})
 
 
-def bounds(have, **options):
-    return {name: part.ask(0, have) for name, part in algorithm(**options).controllers.items()}
+def bounds(batch_columns, **options):
+    return {name: part.ask(0, batch_columns) for name, part in algorithm(**options).controllers.items()}
 
 
 def test_the_first_bound_with_the_share_is_taken():
-    have = columns([2.0, 0.95, 0.68], [1.0, -1.0, -1.0])
-    found = bounds(have, low=[0.6, 0.6])
-    assert found == pytest.approx({"low": 0.4, "high": 0.65}, abs=1e-12)
-    ratio, advantage = (have["lp_T"] - have["lp_behav_T"]).exp(), have["advantage_T"]
+    batch_columns = columns([2.0, 0.95, 0.68], [1.0, -1.0, -1.0])
+    result = bounds(batch_columns, low=[0.6, 0.6])
+    assert result == pytest.approx({"low": 0.4, "high": 0.65}, abs=1e-12)
+    ratio, advantage = (batch_columns["lp_T"] - batch_columns["lp_behav_T"]).exp(), batch_columns["advantage_T"]
     assert compute_positive_share(ratio, advantage, 0.6, 1.65) == pytest.approx(1.65 / 3.28, abs=1e-12)
     assert compute_positive_share(ratio, advantage, 0.6, 1.60) < 0.5
     assert round(compute_positive_share(ratio, advantage, 0.6, 1.65), 3) == 0.503
 
 
 def test_fixed_bounds_leave_negative_advantages_the_larger_share():
-    have = columns([2.0, 0.95, 0.68], [1.0, -1.0, -1.0])
-    ratio = (have["lp_T"] - have["lp_behav_T"]).exp()
-    assert round(compute_positive_share(ratio, have["advantage_T"], 0.6, 1.2), 3) == 0.424
+    batch_columns = columns([2.0, 0.95, 0.68], [1.0, -1.0, -1.0])
+    ratio = (batch_columns["lp_T"] - batch_columns["lp_behav_T"]).exp()
+    assert round(compute_positive_share(ratio, batch_columns["advantage_T"], 0.6, 1.2), 3) == 0.424
 
 
 def test_a_balanced_batch_moves_no_bound_and_an_unreachable_one_goes_to_the_ends():
@@ -59,21 +59,21 @@ def test_a_balanced_batch_moves_no_bound_and_an_unreachable_one_goes_to_the_ends
 
 def test_the_lower_bound_moves_first_to_its_end():
     # N is 0.96 + 0.90 once c_low is at its end, 0.96 + 0.68 where it stays at 0.6.
-    have = columns([2.0, 0.96, 0.68], [1.0, -1.0, -1.0])
-    assert bounds(have) == pytest.approx({"low": 0.1, "high": 0.9}, abs=1e-12)
-    assert bounds(have, first="high") == pytest.approx({"low": 0.4, "high": 0.65}, abs=1e-12)
+    batch_columns = columns([2.0, 0.96, 0.68], [1.0, -1.0, -1.0])
+    assert bounds(batch_columns) == pytest.approx({"low": 0.1, "high": 0.9}, abs=1e-12)
+    assert bounds(batch_columns, first="high") == pytest.approx({"low": 0.4, "high": 0.65}, abs=1e-12)
 
 
 def test_the_bounds_reach_the_loss():
     """A token at ratio 1.5 with A > 0 has a gradient under the solved bounds and none under fixed ones."""
-    have = columns([1.5, 2.0, 0.95, 0.68], [1.0, 1.0, -1.0, -1.0])
-    have["advantage_T"] = torch.tensor([0.5, 0.5, -1.0, -1.0], dtype=torch.float64)
-    numbers = bounds(have, low=[0.6, 0.6])
+    batch_columns = columns([1.5, 2.0, 0.95, 0.68], [1.0, 1.0, -1.0, -1.0])
+    batch_columns["advantage_T"] = torch.tensor([0.5, 0.5, -1.0, -1.0], dtype=torch.float64)
+    numbers = bounds(batch_columns, low=[0.6, 0.6])
     settled = algorithm().settled(numbers)
-    log_ratio = (have["lp_T"] - have["lp_behav_T"]).requires_grad_()
-    loss = settled.policy_loss.ask(0, {"log_ratio_T": log_ratio, "advantage_T": have["advantage_T"]})
+    log_ratio = (batch_columns["lp_T"] - batch_columns["lp_behav_T"]).requires_grad_()
+    loss = settled.policy_loss.ask(0, {"log_ratio_T": log_ratio, "advantage_T": batch_columns["advantage_T"]})
     (got,) = torch.autograd.grad(loss.sum(), log_ratio)
-    fixed = clipped(log_ratio, have["advantage_T"], epsilon=0.2)
+    fixed = clipped(log_ratio, batch_columns["advantage_T"], epsilon=0.2)
     (without,) = torch.autograd.grad(fixed.sum(), log_ratio)
     assert numbers["high"] > 0.5
     assert float(got[0]) == pytest.approx(-0.75)

@@ -63,9 +63,9 @@ def partner(tiny_policy, monkeypatch):
 
 def parts_of(recipe, stage, **inputs):
     """The slots of a stage of the recipe, with a task reward of the test's own."""
-    found = recipe.stages[stage]
-    reward = found.rewards[0].model_copy(update={"of": f"{HERE}:task"})
-    return bind_sampling_slots(found.model_copy(update={"rewards": [reward]}), inputs)
+    trained = recipe.stages[stage]
+    reward = trained.rewards[0].model_copy(update={"of": f"{HERE}:task"})
+    return bind_sampling_slots(trained.model_copy(update={"rewards": [reward]}), inputs)
 
 
 def rewarded(parts, samples):
@@ -128,8 +128,8 @@ def test_an_observer_needs_its_plan(recipe):
 
 def starts(plan, step):
     """What an agent starts from: the key of the step that made its weights."""
-    (found,) = [i for i in plan.step(step).identity["inputs"].items() if i[0] == "model"]
-    return found[1]["key"]
+    (model_input,) = [i for i in plan.step(step).identity["inputs"].items() if i[0] == "model"]
+    return model_input[1]["key"]
 
 
 def test_weights_change_roles_after_the_steps_of_a_round(recipe, tmp_path):

@@ -72,8 +72,8 @@ def test_the_reward_is_the_value_of_the_measured_surprisal(tiny_policy, tiny_pol
 
     row = {"prompt": [{"role": "user", "content": "ann dies."}]}
     texts = ["bob sings.", "ann sings."]
-    found = curiosity([row] * 2, texts, model=tiny_policy_folder, moderate=5.0, width=2.0, penalty=1.0)
-    for text, value, broken in zip(texts, found, (0, 1), strict=True):
+    rewards = curiosity([row] * 2, texts, model=tiny_policy_folder, moderate=5.0, width=2.0, penalty=1.0)
+    for text, value, broken in zip(texts, rewards, (0, 1), strict=True):
         prompt = encode_prompt(tiny_policy.tokenizer, row["prompt"])
         ids = prompt + encode_completion(tiny_policy.tokenizer, [{"role": "assistant", "content": text}])
         with torch.no_grad():

@@ -63,10 +63,10 @@ class Clerk:
 
     def says(self, prompt):
         """The ids of the next turn of a conversation."""
-        said = re.findall(r"<(user|assistant)>(.*?)<eos>", self.tokenizer.decode(prompt), re.DOTALL)
-        row = self.rows[said[0][1]]
+        turns = re.findall(r"<(user|assistant)>(.*?)<eos>", self.tokenizer.decode(prompt), re.DOTALL)
+        row = self.rows[turns[0][1]]
         form = Form(row)
-        for role, text in said:
+        for role, text in turns:
             if role == "assistant":
                 form.act(text)
         act = "save" if row["id"] in self.wrong and form.button == "save" else form.expert()
@@ -171,10 +171,10 @@ def asked(policy, rows, n=1):
 
 
 def until(episodes, condition):
-    found = []
-    while not condition(found):
-        found += episodes.collect(0.05)
-    return [generation for _, generation in found]
+    completed = []
+    while not condition(completed):
+        completed += episodes.collect(0.05)
+    return [generation for _, generation in completed]
 
 
 def versions(generation):
@@ -211,12 +211,12 @@ def test_a_worker_completes_at_its_version_while_the_other_loads_the_next(tiny_p
     made.going.set()
     assert made.loading.wait(TIMEOUT)
     # Half of the episodes had their turn at the worker that loads; the others go on at the other one, to their ends.
-    ended = until(episodes, lambda found: len(found) == len(ROWS) // 2)
+    ended = until(episodes, lambda completed: len(completed) == len(ROWS) // 2)
     assert made.loads == []
     assert all(versions(one) == {0} for one in ended)
     assert all(sum(turn.reward for turn in one.turns) == 1.0 for one in ended)
     made.let.set()
-    rest = until(episodes, lambda found: len(found) == len(ROWS) // 2)
+    rest = until(episodes, lambda completed: len(completed) == len(ROWS) // 2)
     assert all(1 in versions(one) for one in rest)
     assert made.loads == [(0, 1), (1, 1)]
 
@@ -234,8 +234,8 @@ def test_with_one_synchronisation_for_all_none_does(tiny_policy, rollout):
     assert trainer.is_alive()
     made.let.set()
     trainer.join(TIMEOUT)
-    found = until(episodes, lambda found: len(found) == len(ROWS))
-    assert all(max(versions(one)) == 1 for one in found)
+    completed = until(episodes, lambda completed: len(completed) == len(ROWS))
+    assert all(max(versions(one)) == 1 for one in completed)
 
 
 def test_the_stage_trains_on_whole_episodes_of_bounded_age_from_four_environments(tiny_policy, rollout):
@@ -342,7 +342,7 @@ def played(policy, engine, **how):
     """The episodes of the rows, by an engine."""
     episodes = Episodes(engine, Environment(), tokenizer=policy.tokenizer, max_turns=STAGE.env.max_turns, **how)
     sampler = sampler_of(policy, episodes)
-    found = sampler.sample([SampleRequest(row) for row in ROWS])
-    for sample, score in zip(found, earned(found), strict=True):
+    samples = sampler.sample([SampleRequest(row) for row in ROWS])
+    for sample, score in zip(samples, earned(samples), strict=True):
         sample.scores, sample.reward = {"environment.earned": score}, score
-    return found
+    return samples

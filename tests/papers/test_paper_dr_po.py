@@ -60,14 +60,14 @@ def rollouts(tiny_policy, pairs):
             STAGES[stage].model_copy(update={"rollout": use}), {"rollout.data": pairs, "rewards.0.model": pairs}
         )
         sampler = Sampler(Engine(tiny_policy), tiny_policy, Sampling(1.0, tokens), 5, 3)
-        have = {
+        supplies = {
             "requests": [SampleRequest(row, n) for row in ROWS],
             "sampler": sampler,
             "step": 3,
             "seed": 5,
             "states": {},
         }
-        return bound, bound.rollout.ask(3, have)
+        return bound, bound.rollout.ask(3, supplies)
 
     return make
 
@@ -135,8 +135,8 @@ def test_half_of_the_rollouts_are_reset(rollouts):
 def test_problems_are_those_with_pairs(pairs, tmp_path):
     folder = tmp_path / "out"
     folder.mkdir()
-    told = problems_of_pairs(SimpleNamespace(input=lambda name: pairs, output=lambda name: folder))
-    assert told == {"problems": 4}
+    problems = problems_of_pairs(SimpleNamespace(input=lambda name: pairs, output=lambda name: folder))
+    assert problems == {"problems": 4}
     assert read_rows(folder, "prompts") == ROWS
 
 

@@ -64,8 +64,8 @@ def test_the_second_stage_has_sixteen_samples_of_the_hardest_alone():
 
 
 def test_the_sizes_of_groups_are_the_papers_in_the_full_profile():
-    found = [stages("full")[name].num_generations for name in ("broad", "pre_grpo")]
-    assert found == [8, 64]
+    sizes = [stages("full")[name].num_generations for name in ("broad", "pre_grpo")]
+    assert sizes == [8, 64]
 
 
 # What counts is the last visit: c alone becomes easy, or d does.

@@ -36,14 +36,14 @@ def stages():
 
 
 def row(expert, name="q", answer="high"):
-    told = {"spans": SPANS, "expert": dict(zip("abcd", expert, strict=True))}
+    metadata = {"spans": SPANS, "expert": dict(zip("abcd", expert, strict=True))}
     text = f"{' '.join(SPANS.values())} risk?"
     return {
         "id": name,
         "prompt": [{"role": "user", "content": text}],
         "answer": answer,
         "family": "records",
-        "metadata": json.dumps(told),
+        "metadata": json.dumps(metadata),
     }
 
 
@@ -101,8 +101,8 @@ def test_attention_is_read_over_the_tokens_of_each_feature(tiny_policy):
     got = attention.compute_feature_masses(tiny_policy, samples, places)
     hook.remove()
     assert differentiable == [False]
-    for found, made in zip(got, samples, strict=True):
-        assert found == pytest.approx(direct_masses(tiny_policy, made), abs=1e-6)
+    for masses, made in zip(got, samples, strict=True):
+        assert masses == pytest.approx(direct_masses(tiny_policy, made), abs=1e-6)
     assert tiny_policy.model.config._attn_implementation == "sdpa"
     one = attention.alignment([of], samples[:1], tiny_policy)
     assert one == [pytest.approx(got[0]["a"] + got[0]["b"], abs=1e-6)]
@@ -122,9 +122,9 @@ def test_rows_without_an_expert_cannot_be_scored(tiny_policy):
     strange = {**of, "metadata": json.dumps({"spans": {"a": "z:99"}, "expert": {"a": 1.0}})}
     other = sample(tiny_policy, {**of, "prompt": [{"role": "user", "content": "else"}]})
     samples = [sample(tiny_policy, of)] * 3 + [other]
-    found = attention.alignment([of, bare, strange, of], samples, tiny_policy)
-    assert found[1:] == [None, None, None]
-    assert 0 < found[0] < 1
+    scores = attention.alignment([of, bare, strange, of], samples, tiny_policy)
+    assert scores[1:] == [None, None, None]
+    assert 0 < scores[0] < 1
 
 
 def advantages(stage, policy, rewards=None):

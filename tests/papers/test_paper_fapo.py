@@ -39,15 +39,15 @@ def problem(answer, num_steps):
 def test_the_critic_earns_by_distance(stages):
     reward = bind_sampling_slots(stages["critic"], {}).rewards[0]
 
-    def of(true, said, num_steps=8):
-        return reward.ask(0, {"rows": [problem(true, num_steps)], "completions": [said]})[0]
+    def of(true, reply, num_steps=8):
+        return reward.ask(0, {"rows": [problem(true, num_steps)], "completions": [reply]})[0]
 
     assert of(2, "4") == 0.75
     assert of(2, "-1") == -1.0
     assert of(-1, "-1") == 1.0
     assert of(-1, "3") == -1.0
     assert [of(2, "2"), of(0, " 7 ")] == [1.0, 0.125]
-    assert [of(2, said) for said in ("8", "-2", "two", "2 3", "")] == [-1.0] * 5
+    assert [of(2, reply) for reply in ("8", "-2", "two", "2 3", "")] == [-1.0] * 5
     assert steps.distance([problem(2, 8)], ["?"], floor=None) == [None]
     assert steps.distance([{**problem(2, 8), "answer": None}], ["2"]) == [None]
     with pytest.raises(StepError, match="has no number of `steps`"):
@@ -61,14 +61,14 @@ class Critic:
         self.tokenizer, self.asked = tokenizer, []
 
     def generate(self, requests, sampling):
-        said = []
+        replies = []
         for request in requests:
             text = self.tokenizer.decode(request.prompt_ids)
             self.asked.append(text)
             wrong = [i for i, (a, sign, b, c) in enumerate(steps.STEP.findall(text)) if eval(a + sign + b) != int(c)]
             reply = "?" if "9 - 2 = 7" in text else str(wrong[0] if wrong else -1)
-            said.append([Generation(self.tokenizer.encode(reply), [], "stop")])
-        return said
+            replies.append([Generation(self.tokenizer.encode(reply), [], "stop")])
+        return replies
 
 
 @pytest.fixture
@@ -127,13 +127,13 @@ def test_planted_mistakes_are_where_the_answer_says():
     rows = step_chains(size=80, seed=3, split="train", min_steps=4, max_steps=8)
     number = {0: 0, 1: 0, 2: 0}
     for row in rows:
-        text, told = row["prompt"][0]["content"], json.loads(row["metadata"])
-        found = steps.STEP.findall(text)
-        wrong = [i for i, (a, sign, b, c) in enumerate(found) if eval(a + sign + b) != int(c)]
-        assert len(found) == told["steps"]
-        assert len(wrong) == told["mistakes"]
+        text, metadata = row["prompt"][0]["content"], json.loads(row["metadata"])
+        steps_of_text = steps.STEP.findall(text)
+        wrong = [i for i, (a, sign, b, c) in enumerate(steps_of_text) if eval(a + sign + b) != int(c)]
+        assert len(steps_of_text) == metadata["steps"]
+        assert len(wrong) == metadata["mistakes"]
         assert row["answer"] == str(wrong[0] if wrong else -1)
-        whole = eval(found[0][0] + "".join(sign + b for _, sign, b, _ in found))
+        whole = eval(steps_of_text[0][0] + "".join(sign + b for _, sign, b, _ in steps_of_text))
         assert (int(text.rpartition("#### ")[2]) == whole) == (len(wrong) != 1)
         number[len(wrong)] += 1
     assert min(number.values()) > 10

@@ -57,8 +57,8 @@ def batch(seed, groups=6, n=4):
         [Generation(ids(k), [-3.0] * k, "stop") for k in (torch.rand(n, generator=generator) * 9 + 1).int().tolist()]
         for _ in range(groups)
     ]
-    found = single_turn([ids(5) for _ in made], made)
-    return found.with_paths(reward=torch.rand(found.num_paths, generator=generator, dtype=torch.float64))
+    made_batch = single_turn([ids(5) for _ in made], made)
+    return made_batch.with_paths(reward=torch.rand(made_batch.num_paths, generator=generator, dtype=torch.float64))
 
 
 def gradient(model):
@@ -67,18 +67,18 @@ def gradient(model):
 
 def turn(policy, optimizer, name, seed, step):
     """One update of an agent by the recipe's stage."""
-    found = stages()[name]
-    algorithm = bind_algorithm(found.model_copy(update={"rewards": []}), {})
+    settings = stages()[name]
+    algorithm = bind_algorithm(settings.model_copy(update={"rewards": []}), {})
     ready = with_advantages(algorithm, with_dropped(batch(seed), False), step)
-    update(algorithm, Trained(policy.model), optimizer, ready, found, step)
+    update(algorithm, Trained(policy.model), optimizer, ready, settings, step)
 
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_micro_batches_in_any_order_give_the_gradient_of_the_whole_batch(name, tiny_policy):
-    found = stages()[name]
-    algorithm, model = bind_algorithm(found.model_copy(update={"rewards": []}), {}), tiny_policy.model
+    settings = stages()[name]
+    algorithm, model = bind_algorithm(settings.model_copy(update={"rewards": []}), {}), tiny_policy.model
     ready = with_advantages(algorithm, with_dropped(batch(1), False), 0)
-    ready = with_weights(algorithm, ready, 0, found.max_completion_length)
+    ready = with_weights(algorithm, ready, 0, settings.max_completion_length)
     model.zero_grad()
     micro_loss(algorithm, model, ready, step=0, temperature=1.0)[0].backward()
     whole = gradient(model)

@@ -44,8 +44,8 @@ def gradient(ratio, h, advantage):
         "advantage_T": torch.tensor([advantage], **DOUBLE),
         "entropy_behav_T": entropy,
     }
-    (found,) = torch.autograd.grad(surrogate().ask(0, supplies).sum(), log_ratio)
-    return -found.item() / ratio
+    (slope,) = torch.autograd.grad(surrogate().ask(0, supplies).sum(), log_ratio)
+    return -slope.item() / ratio
 
 
 def test_bounds_are_the_tokens_own():
@@ -122,9 +122,9 @@ def test_temperature_follows_the_entropy():
 def test_scores_of_entropy_span_the_batch_around_a_quantile():
     entropy = torch.tensor([0.01, 0.1, 0.2, 0.5, 1.5], **DOUBLE)
     control = algorithm().controllers
-    found = {name: part.ask(0, ColumnView(batch([1, 3]), entropy_behav_T=entropy)) for name, part in control.items()}
-    assert found == pytest.approx({"lowest": math.log(0.01), "pivot": math.log(0.5), "highest": math.log(1.5)})
-    h = score_entropy(entropy, found["lowest"], found["pivot"], found["highest"])
+    scores = {name: part.ask(0, ColumnView(batch([1, 3]), entropy_behav_T=entropy)) for name, part in control.items()}
+    assert scores == pytest.approx({"lowest": math.log(0.01), "pivot": math.log(0.5), "highest": math.log(1.5)})
+    h = score_entropy(entropy, scores["lowest"], scores["pivot"], scores["highest"])
     assert h[[0, 3, 4]].tolist() == pytest.approx([-1, 0, 1])
     half_way = torch.tensor([math.sqrt(0.01 * 0.5), math.sqrt(0.5 * 1.5), 9.0, 0.0], **DOUBLE)
-    assert score_entropy(half_way, *found.values()).tolist() == pytest.approx([-0.5, 0.5, 1, -1])
+    assert score_entropy(half_way, *scores.values()).tolist() == pytest.approx([-0.5, 0.5, 1, -1])

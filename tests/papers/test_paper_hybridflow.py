@@ -37,17 +37,17 @@ TOLD = ("reward", "kl", "kl_to_sampler", "entropy", "loss/kl", "grad_norm", "val
 
 def stage():
     """The recipe's PPO, in small: one iteration, whose gradient is what the test is about."""
-    found = load_recipe(RECIPE, profile="tiny").stages["trained"]
-    critic = found.critic.model_copy(update={"warmup_steps": 0})
+    settings = load_recipe(RECIPE, profile="tiny").stages["trained"]
+    critic = settings.critic.model_copy(update={"warmup_steps": 0})
     small = {"generation_batch_size": 12, "max_completion_length": 8, "max_steps": 1, "max_tokens_per_micro_batch": 40}
-    return found.model_copy(update={**small, "critic": critic, "rewards": found.rewards})
+    return settings.model_copy(update={**small, "critic": critic, "rewards": settings.rewards})
 
 
 def go(folder, out, group, actors=None):
     """One iteration in a placement: its losses, the gradient of the policy, and digests of trainer and sampler."""
     from learning.rl import update
 
-    found, seen = stage(), {}
+    settings, seen = stage(), {}
     ports = {"model": folder / "policy", "prompts": folder / "prompts", "rewards.0.model": folder / "judge"}
     made = Context(ports, out, out / "checkpoints", 3, group=group, actors=actors)
     clip = update.clip_gradients
@@ -59,7 +59,7 @@ def go(folder, out, group, actors=None):
 
     update.clip_gradients = noting
     try:
-        loop = rl.prepare(found, made)
+        loop = rl.prepare(settings, made)
         rl.run_iteration(loop, 0)
         trainer = {
             name: compute_checksum(gather_shards(p.detach())) for name, p in loop.policy.model.named_parameters()

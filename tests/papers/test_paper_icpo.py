@@ -70,22 +70,22 @@ def columns(samples, lp):
     made = with_dropped(forest(samples), False)
     made = made.with_tokens(advantage=torch.ones(len(samples), **DOUBLE))
     leaf = torch.tensor(lp, **DOUBLE).requires_grad_()
-    found = view_columns(made, {"lp": leaf, "entropy": torch.zeros(len(lp), **DOUBLE)})
-    found["log_ratio_T"] = algorithm().ratio.ask(0, found)
-    return found, leaf
+    view = view_columns(made, {"lp": leaf, "entropy": torch.zeros(len(lp), **DOUBLE)})
+    view["log_ratio_T"] = algorithm().ratio.ask(0, view)
+    return view, leaf
 
 
 def test_the_ratio_is_plain_over_demonstrated():
-    found, _ = columns([sample(1.0, logprob=-1.0), sample(1.0, "in_context", logprob=-1.5)], [-1.0, -1.0])
-    assert found["log_ratio_T"].exp().tolist() == pytest.approx([1.0, math.exp(0.5)], abs=1e-15)
+    view, _ = columns([sample(1.0, logprob=-1.0), sample(1.0, "in_context", logprob=-1.5)], [-1.0, -1.0])
+    assert view["log_ratio_T"].exp().tolist() == pytest.approx([1.0, math.exp(0.5)], abs=1e-15)
     assert math.exp(0.5) == pytest.approx(1.649, abs=5e-4)
 
 
 def test_demonstrated_tokens_have_the_shaped_ratio_and_a_gradient_where_own_ones_are_clipped():
     rho = math.exp(0.5)
     samples = [sample(1.0, logprob=-1.5), sample(1.0, "in_context", logprob=-1.5)]
-    found, leaf = columns(samples, [-1.0, -1.0])
-    loss = algorithm().policy_loss.ask(0, found)
+    view, leaf = columns(samples, [-1.0, -1.0])
+    loss = algorithm().policy_loss.ask(0, view)
     assert (-loss).tolist() == pytest.approx([1.2, rho / (rho + 0.1)], abs=1e-12)
     (grad,) = torch.autograd.grad(loss.sum(), leaf)
     assert (-grad).tolist() == pytest.approx([0.0, 0.1 * rho / (rho + 0.1) ** 2], abs=1e-12)

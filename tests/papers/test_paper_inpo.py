@@ -73,9 +73,9 @@ def test_the_oracle_is_fair_and_not_transitive():
     def prefers(a, b):
         return styles(row, a, b, **options)
 
-    said = ["7", "= 7", "so 7", "8", "= 8", "so 8", ""]
-    for a in said:
-        for b in said:
+    completions = ["7", "= 7", "so 7", "8", "= 8", "so 8", ""]
+    for a in completions:
+        for b in completions:
             assert prefers(a, b) + prefers(b, a) == pytest.approx(1, abs=1e-15)
     circle = [prefers("7", "= 7"), prefers("= 7", "so 7"), prefers("so 7", "7")]
     assert circle == pytest.approx([1 / (1 + 2.718281828459045**-2)] * 3)

@@ -32,9 +32,9 @@ class Leaf:
         self.bodies = []
 
     def __call__(self, rows):
-        said = [row["prompt"][-1]["content"].partition("|") for row in rows]
-        self.bodies += [body for _, _, body in said]
-        return [str(body[:WINDOW].split(",").count(question)) for question, _, body in said]
+        prompts = [row["prompt"][-1]["content"].partition("|") for row in rows]
+        self.bodies += [body for _, _, body in prompts]
+        return [str(body[:WINDOW].split(",").count(question)) for question, _, body in prompts]
 
 
 def test_the_plan_is_the_closed_form(stages):

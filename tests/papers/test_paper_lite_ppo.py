@@ -57,7 +57,7 @@ def test_every_combination_of_tricks_is_a_run(profile, size, tmp_path):
     runs = [step for step in compile_recipe(recipe, Layout(tmp_path)).steps if step.name.startswith("ablation@")]
     assert sorted(step.name for step in runs) == sorted(stages)
     assert len({step.key for step in runs}) == size
-    found = {
+    combinations = {
         (
             s.advantage[1].options["by"],
             s.loss_aggregation.use,
@@ -66,7 +66,7 @@ def test_every_combination_of_tricks_is_a_run(profile, size, tmp_path):
         )
         for s in stages.values()
     }
-    assert len(stages) == len(found) == size
+    assert len(stages) == len(combinations) == size
     if profile == "full":
         everything = product(("batch", "group"), ("token_mean", "sequence_mean"), (0.2, 0.28), (False, True))
-        assert found == set(everything)
+        assert combinations == set(everything)

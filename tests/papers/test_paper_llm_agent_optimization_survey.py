@@ -43,8 +43,8 @@ def leaves(tmp_path, *stages, **words):
     for word, value in {"MORE": "", **words}.items():
         text = text.replace(word, value)
     (tmp_path / "one.yaml").write_text(text)
-    found = classify(compile_recipe(load_recipe(tmp_path / "one.yaml"), Layout(tmp_path)))
-    return {aspect: [leaf for a, leaf in found if a == aspect] for aspect in TREE}
+    classes = classify(compile_recipe(load_recipe(tmp_path / "one.yaml"), Layout(tmp_path)))
+    return {aspect: [leaf for a, leaf in classes if a == aspect] for aspect in TREE}
 
 
 def test_three_fixtures_are_recognised_by_their_stages(tmp_path):

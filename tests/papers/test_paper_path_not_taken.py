@@ -71,11 +71,13 @@ def test_the_stage_measures_both_branches_against_their_start(report, tiny_polic
     folders = dict.fromkeys(report.models, tiny_policy_folder) | {"tuned": tmp_path / "moved"}
     stage = report.model_copy(update={"limit": 2, "num_generations": 1})
     inputs = {f"models.{name}": folder for name, folder in folders.items()}
-    found = run(stage, Context(inputs, tmp_path / "out", tmp_path / "checkpoints", seed=0)).metrics
+    metrics = run(stage, Context(inputs, tmp_path / "out", tmp_path / "checkpoints", seed=0)).metrics
     sizes = {n: p.numel() for n, p in moved.model.named_parameters() if p.ndim == 2}
     touched = sum(size for name, size in sizes.items() if name.endswith("up_proj.weight"))
-    assert found["nss.tuned"] == pytest.approx(0.5 * touched / sum(sizes.values()), rel=1e-5)
-    assert found["principal_angle.tuned"] < 0.1
-    assert found["bf16_sparsity.tuned"] == pytest.approx(1 - touched / sum(p.numel() for p in moved.model.parameters()))
-    assert (found["nss.reinforced"], found["bf16_sparsity.reinforced"]) == (0.0, 1.0)
-    assert "nss.cold_start" not in found
+    assert metrics["nss.tuned"] == pytest.approx(0.5 * touched / sum(sizes.values()), rel=1e-5)
+    assert metrics["principal_angle.tuned"] < 0.1
+    assert metrics["bf16_sparsity.tuned"] == pytest.approx(
+        1 - touched / sum(p.numel() for p in moved.model.parameters())
+    )
+    assert (metrics["nss.reinforced"], metrics["bf16_sparsity.reinforced"]) == (0.0, 1.0)
+    assert "nss.cold_start" not in metrics

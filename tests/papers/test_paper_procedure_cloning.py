@@ -32,8 +32,8 @@ def stages():
 def lessons(stage):
     """What the stage writes, as the kind does it."""
     teacher = bind(stage.teacher)
-    said = [(row, teacher(row, np.random.default_rng(0))) for row in bind(stage.problems[0])()[:200]]
-    return [row | {"completion": [{"role": "assistant", "content": text}]} for row, text in said]
+    dialogues = [(row, teacher(row, np.random.default_rng(0))) for row in bind(stage.problems[0])()[:200]]
+    return [row | {"completion": [{"role": "assistant", "content": text}]} for row, text in dialogues]
 
 
 def test_without_its_trace_the_data_set_is_the_baselines(stages):

@@ -41,14 +41,14 @@ def controls(keep):
 
 def weights(losses, scale=None):
     """What the controls say after the losses of ten iterations; rewards are told as what is missing to 1."""
-    algorithm, states, said = controls(list(losses)), {}, []
+    algorithm, states, metrics = controls(list(losses)), {}, []
     for step in range(len(next(iter(losses.values())))):
         point = {}
         for name, series in losses.items():
             loss = series[step] * (scale or {}).get(name, 1.0)
             point[NAMES[name]] = loss if name == "replay" else 1 - loss
-        said.append(regulate(algorithm, step, {"metrics": point, "states": states, "step": step}))
-    return said
+        metrics.append(regulate(algorithm, step, {"metrics": point, "states": states, "step": step}))
+    return metrics
 
 
 def window(mean, before, spread):
@@ -58,15 +58,15 @@ def window(mean, before, spread):
 
 
 def test_the_weights_of_two_objectives():
-    found = weights({"accuracy": window(0.8, 0.8, 0.2), "format": window(0.1, 0.2, 0.01)})
-    assert found[8] == {"accuracy": 1.0, "format": 1.0}
+    result = weights({"accuracy": window(0.8, 0.8, 0.2), "format": window(0.1, 0.2, 0.01)})
+    assert result[8] == {"accuracy": 1.0, "format": 1.0}
     signals = (1 + 0.2 / 1.6, 0.5 + 0.01 / 0.3)
     assert [round(s, 3) for s in signals] == [1.125, 0.533]
     raised = [math.exp(s / 5) for s in signals]
     want = [2 * r / sum(raised) for r in raised]
-    assert [found[9]["accuracy"], found[9]["format"]] == pytest.approx(want, rel=1e-9)
+    assert [result[9]["accuracy"], result[9]["format"]] == pytest.approx(want, rel=1e-9)
     assert [round(w, 3) for w in want] == [1.059, 0.941]
-    assert sum(found[9].values()) / 2 == pytest.approx(1.0, abs=1e-12)
+    assert sum(result[9].values()) / 2 == pytest.approx(1.0, abs=1e-12)
 
 
 def test_scaling_a_loss_changes_no_weight():
@@ -79,13 +79,13 @@ def test_scaling_a_loss_changes_no_weight():
 
 def test_a_saturating_format_moves_the_weights_and_fixed_ones_stay():
     falling = {"accuracy": [0.8] * 10, "format": [0.5] * 5 + [0.05] * 5}
-    found = weights(falling)[-1]
-    assert found["accuracy"] > 1 > found["format"]
+    result = weights(falling)[-1]
+    assert result["accuracy"] > 1 > result["format"]
     assert [use.weight for use in STAGES["fixed"].rewards] == [1.0, 1.0]
     assert not STAGES["fixed"].controllers
     assert STAGES["fixed"].loss_terms[0].coef == 1.0
     parts = bind_sampling_slots(STAGES["trained"], INPUTS)
-    assert [settle(w, found | {"replay": 1.0}) for w in parts.weights] == [found["accuracy"], found["format"]]
+    assert [settle(w, result | {"replay": 1.0}) for w in parts.weights] == [result["accuracy"], result["format"]]
 
 
 def test_no_other_model_is_loaded(tiny_policy):

@@ -67,9 +67,9 @@ def total(row, text, rewards=None):
     ],
 )
 def test_repeating_denying_and_missing_the_point_score_below_a_clean_sentence(row, text, why):
-    clean, said = totals([row, row], ["yes, i give food.", text])
+    clean, repeated = totals([row, row], ["yes, i give food.", text])
     assert clean == 1.0
-    assert said < clean, why
+    assert repeated < clean, why
 
 
 def test_each_penalty_can_be_switched_off():
@@ -146,13 +146,13 @@ def test_the_selector_learns_that_people_are_right(tmp_path):
     for folder in folders.values():
         folder.mkdir()
     write_rows(folders["demonstrations"], "chat", chat(rows, [row["answer"] for row in rows]))
-    said = [rows[0]["answer"], "nice weather.", "see you."]
-    write_rows(folders["samples"], "chat", chat(rows, said))
+    sentences = [rows[0]["answer"], "nice weather.", "see you."]
+    write_rows(folders["samples"], "chat", chat(rows, sentences))
     context = SimpleNamespace(input=folders.get, output=folders.get)
     assert human_over_sampled(context) == {"pairs": 2, "same": 1}
     pairs = read_rows(folders["pairs"], "preference_pairs")
     assert [p["chosen"][0]["content"] for p in pairs] == [row["answer"] for row in rows[1:]]
-    assert [p["rejected"][0]["content"] for p in pairs] == said[1:]
+    assert [p["rejected"][0]["content"] for p in pairs] == sentences[1:]
     write_rows(folders["samples"], "chat", chat(rows, [row["answer"] for row in rows]))
     with pytest.raises(StepError, match="no prompt has"):
         human_over_sampled(context)

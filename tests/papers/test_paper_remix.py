@@ -61,13 +61,13 @@ def sample(group, logprob, step, source="policy"):
 
 def sources(steps):
     """The samples of each iteration after the recipe's source, one group of one sampled in each."""
-    part, state, found = bind(recipe().stages["mixed"].extra_samples[0]), {}, []
+    part, state, result = bind(recipe().stages["mixed"].extra_samples[0]), {}, []
     for step in range(steps):
         groups = iter(range(1, 100))
         sampler = SimpleNamespace(new_group=lambda groups=groups: next(groups))
         samples = [sample(0, float(log(0.2 + 0.01 * step)), step)]
-        found.append(part.function(samples, step, sampler, state, np.random.default_rng(step), **part.options))
-    return found
+        result.append(part.function(samples, step, sampler, state, np.random.default_rng(step), **part.options))
+    return result
 
 
 def test_a_stored_token_keeps_the_policy_that_sampled_it():

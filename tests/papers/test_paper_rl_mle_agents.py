@@ -115,8 +115,13 @@ def test_the_asynchronous_drive_hands_out_quick_actions_first_and_durations_even
     source = LocalRollouts(
         stage.engine, policy, partial(wrap_in_environment, use=env, tokenizer=policy.tokenizer, inputs={})
     )
-    told = {"rewards": [RewardUse(use="environment.earned")], "max_staleness": 20, "ahead": 10, "steps_per_update": 0}
-    one = loop(stage, policy, letters("a" * 11), num_groups=1, source=source, max_steps=11, **told)
+    options = {
+        "rewards": [RewardUse(use="environment.earned")],
+        "max_staleness": 20,
+        "ahead": 10,
+        "steps_per_update": 0,
+    }
+    one = loop(stage, policy, letters("a" * 11), num_groups=1, source=source, max_steps=11, **options)
     taken, masses_by = [], {"timed": {1.0: 0.0, 10.0: 0.0}, "untimed": {1.0: 0.0, 10.0: 0.0}}
     for _ in range(11):
         (sample,) = one.iterate()
@@ -138,11 +143,11 @@ def test_an_episode_has_time_for_ten_quick_actions_or_a_slow_one():
     """Prices and budget of the recipe, with programs that run in the sandbox."""
     options = STAGES["timed"].env.options
     quick, slow = ([] for _ in range(2))
-    for said, turns in ((quick, ["load mean save"] * 11), (slow, ["load line save"] * 2)):
+    for outcomes, turns in ((quick, ["load mean save"] * 11), (slow, ["load line save"] * 2)):
         episode = Environment(**options).begin(ROW, 0)
         for text in turns:
-            said.append(episode.step(text))
-            if said[-1].done:
+            outcomes.append(episode.step(text))
+            if outcomes[-1].done:
                 break
     assert [(o.seconds, o.done) for o in quick] == [(1.0, False)] * 9 + [(1.0, True)]
     assert [(o.seconds, o.done) for o in slow] == [(10.0, True)]
@@ -233,7 +238,7 @@ def test_the_slow_good_action_is_learnt_with_durations_while_it_is_not_without(t
     plan = plan_recipe(RECIPE, Layout(tmp_path), profile="tiny")
     outcome = run_plan(plan, Layout(tmp_path), executor="inprocess", prefect=False)
     assert outcome.exit_code == 0
-    found = outcome.states["report"].manifest.metrics
-    assert found["accuracy.timed"] > 0.8
-    assert found["accuracy.novice"] < 0.5
-    assert found["accuracy.untimed"] < 0.6
+    metrics = outcome.states["report"].manifest.metrics
+    assert metrics["accuracy.timed"] > 0.8
+    assert metrics["accuracy.novice"] < 0.5
+    assert metrics["accuracy.untimed"] < 0.6

@@ -28,16 +28,16 @@ def objective(old, now, external, advantage=1.0, behav=None, stage="trained"):
     """Minus the loss of one token, its gradient by log π, and its ratio."""
     how = algorithm(stage)
     lp = torch.tensor([now], **DOUBLE).log().requires_grad_()
-    have = {
+    supplies = {
         "lp_T": lp,
         "lp_prox_T": torch.tensor([old], **DOUBLE).log(),
         "lp_behav_T": torch.tensor([1.0 if external else behav or old], **DOUBLE).log(),
         "external_T": torch.tensor([external]),
         "advantage_T": torch.tensor([advantage], **DOUBLE),
     }
-    have["log_ratio_T"] = how.ratio.ask(0, have)
-    loss = how.policy_loss.ask(0, have).sum()
-    return -loss.item(), -torch.autograd.grad(loss, lp)[0].item(), have["log_ratio_T"].exp().item()
+    supplies["log_ratio_T"] = how.ratio.ask(0, supplies)
+    loss = how.policy_loss.ask(0, supplies).sum()
+    return -loss.item(), -torch.autograd.grad(loss, lp)[0].item(), supplies["log_ratio_T"].exp().item()
 
 
 @pytest.mark.parametrize("advantage", [1.0, -0.7])
@@ -65,8 +65,8 @@ def test_an_experts_token_is_not_clipped():
 def test_own_tokens_keep_the_value_and_gradient_of_grpo():
     for now in (0.2, 0.22, 0.3):
         for advantage in (1.0, -1.0):
-            value, gradient, _ = found = objective(0.25, now, False, advantage, behav=0.2)
-            assert found == objective(0.25, now, False, advantage, behav=0.2, stage="baseline")
+            value, gradient, _ = result = objective(0.25, now, False, advantage, behav=0.2)
+            assert result == objective(0.25, now, False, advantage, behav=0.2, stage="baseline")
             rho = now / 0.2
             want = min(rho * advantage, min(max(rho, 0.8), 1.2) * advantage)
             assert value == pytest.approx(want, abs=1e-12)

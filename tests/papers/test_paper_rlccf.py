@@ -126,10 +126,10 @@ def test_the_joint_vote_is_measured(tmp_path, tiny_policy, monkeypatch):
         for i, a in enumerate(("A", "B", None))
     ]
     write_rows(tmp_path, "prompts", rows)
-    said = {"one": FIRST, "two": SECOND, "three": THIRD}
-    models = {k: Sampler(Says(tiny_policy.tokenizer, v), tiny_policy, Sampling(), 0, 0) for k, v in said.items()}
+    answers = {"one": FIRST, "two": SECOND, "three": THIRD}
+    models = {k: Sampler(Says(tiny_policy.tokenizer, v), tiny_policy, Sampling(), 0, 0) for k, v in answers.items()}
     monkeypatch.setattr(crowd_vote, "guest", models.get)
     context = Context({}, tmp_path / "made", tmp_path / "kept", seed=1)
-    got = crowd_vote.group_vote(context, models=list(said), prompts=tmp_path, num_generations=4)
+    got = crowd_vote.group_vote(context, models=list(answers), prompts=tmp_path, num_generations=4)
     assert got == {"vote": 0.5, "majority_0": 0.5, "majority_1": 0.5, "majority_2": 0.5}
     assert json.loads((context.output("result") / "votes.json").read_text()) == {"0": "A", "1": "A"}

@@ -82,11 +82,11 @@ def rows(n):
 def test_the_pairwise_model_is_fair_because_it_is_asked_in_both_orders(tiny_policy_folder):
     use = load_recipe(RECIPE, profile="tiny").stages["rounds-1-samples"].rewards[1]
     options = {k: v for k, v in use.options.items() if k != "judge"}
-    found = judged(rows(1) * 2, ["yes", "nope"], [0, 0], None, judge=tiny_policy_folder, **options)
-    assert sum(found) == pytest.approx(1, abs=1e-12)
+    scores = judged(rows(1) * 2, ["yes", "nope"], [0, 0], None, judge=tiny_policy_folder, **options)
+    assert sum(scores) == pytest.approx(1, abs=1e-12)
     turned = judged(rows(1) * 2, ["nope", "yes"], [0, 0], None, judge=tiny_policy_folder, **options)
-    assert turned == pytest.approx(found[::-1], abs=1e-6)
-    assert abs(found[0] - 0.5) > 1e-3
+    assert turned == pytest.approx(scores[::-1], abs=1e-6)
+    assert abs(scores[0] - 0.5) > 1e-3
 
 
 def test_what_the_pairwise_model_learns_from_is_what_it_is_asked(tmp_path):
@@ -117,10 +117,10 @@ def test_pairs_of_all_rounds_are_kept_and_say_which_they_are_of(tmp_path, tiny_p
         here = folder(tmp_path, str(i))
         run(stage, Context(inputs, here, here, seed=i))
         earlier = here / "outputs/preference_pairs"
-    found = [json.loads(row["metadata"]).get("round") for row in read_rows(earlier, "preference_pairs")]
-    assert found[0] is None
-    assert found[1:] == sorted(found[1:])
-    assert set(found[1:]) == {1, 2, 3}
+    pair_rounds = [json.loads(row["metadata"]).get("round") for row in read_rows(earlier, "preference_pairs")]
+    assert pair_rounds[0] is None
+    assert pair_rounds[1:] == sorted(pair_rounds[1:])
+    assert set(pair_rounds[1:]) == {1, 2, 3}
 
 
 def folder(tmp_path, name):

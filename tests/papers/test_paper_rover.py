@@ -47,8 +47,8 @@ def columns(q, value, advantage, path=None, place=None):
 def test_the_reward_is_centred_and_there_is_no_critic_and_no_kl():
     made = single_turn([[1]], [[Generation([7, 8], [-1.0, -1.0], "stop") for _ in range(4)]])
     made = with_dropped(made.with_paths(reward=torch.tensor([1.0, 1.0, 0.0, 0.0], **DOUBLE)), False)
-    found = with_advantages(algorithm(), made, 0).sampled("advantage")
-    assert found.tolist() == [0.5] * 4 + [-0.5] * 4  # not ±1: no deviation
+    advantages = with_advantages(algorithm(), made, 0).sampled("advantage")
+    assert advantages.tolist() == [0.5] * 4 + [-0.5] * 4  # not ±1: no deviation
     assert not algorithm().loss_terms
     stage = load_recipe(RECIPE, profile="tiny").stages["trained"]
     assert (stage.critic, stage.policy_loss.options) == (None, {"rho": 1.0})
@@ -56,8 +56,8 @@ def test_the_reward_is_centred_and_there_is_no_critic_and_no_kl():
 
 def test_target_is_the_centred_reward_plus_the_uniform_mean_of_the_next_q():
     # At the second state Q is 0.4 and −0.2 over two words: the uniform mean is 0.1, under (0.9, 0.1) it is 0.34.
-    have = columns([0.3, 0.4], [7.0, (0.4 - 0.2) / 2], [0.5, 0.5])
-    loss = surrogate().ask(0, have)
+    view = columns([0.3, 0.4], [7.0, (0.4 - 0.2) / 2], [0.5, 0.5])
+    loss = surrogate().ask(0, view)
     assert loss.tolist() == pytest.approx([(0.3 - 0.6) ** 2, (0.4 - 0.5) ** 2], abs=1e-12)
     assert loss[0].item() == pytest.approx(0.09, abs=1e-12)
     under_the_policy = (0.3 - (0.5 + 0.9 * 0.4 + 0.1 * -0.2)) ** 2
@@ -65,9 +65,9 @@ def test_target_is_the_centred_reward_plus_the_uniform_mean_of_the_next_q():
 
 
 def test_no_gradient_flows_through_the_target():
-    have = columns([0.3, 0.4], [7.0, 0.1], [0.5, 0.5])
-    loss = surrogate().ask(0, have).sum()
-    lp, mean = torch.autograd.grad(loss, (have["lp_T"], have["lp_mean_T"]), allow_unused=True)
+    view = columns([0.3, 0.4], [7.0, 0.1], [0.5, 0.5])
+    loss = surrogate().ask(0, view).sum()
+    lp, mean = torch.autograd.grad(loss, (view["lp_T"], view["lp_mean_T"]), allow_unused=True)
     assert lp.tolist() == pytest.approx([2 * (0.3 - 0.6), 2 * (0.4 - 0.5)], abs=1e-12)
     assert mean is None or not mean.any()
 
@@ -75,18 +75,18 @@ def test_no_gradient_flows_through_the_target():
 def test_the_next_token_is_the_paths_own_whatever_the_order():
     # Two paths, their tokens interleaved and out of order.
     path, place = [3, 1, 3, 1, 3], [1, 0, 0, 1, 2]
-    have = columns([0.0] * 5, [0.1, 0.2, 0.3, 0.4, 0.5], [1.0, -1.0, 1.0, -1.0, 1.0], path, place)
+    view = columns([0.0] * 5, [0.1, 0.2, 0.3, 0.4, 0.5], [1.0, -1.0, 1.0, -1.0, 1.0], path, place)
     target = torch.tensor([1.5, -0.6, 1.1, -1.0, 1.0], dtype=torch.float64)
-    torch.testing.assert_close(surrogate().ask(0, have), target.square(), atol=1e-12, rtol=0)
+    torch.testing.assert_close(surrogate().ask(0, view), target.square(), atol=1e-12, rtol=0)
 
 
 def test_a_ratio_of_five_still_learns_where_ppo_has_stopped():
     log_five = torch.tensor(5.0, dtype=torch.float64).log().item()
-    have = columns([log_five], [0.0], [3.0])
-    (rover,) = torch.autograd.grad(surrogate().ask(0, have).sum(), have["lp_T"])
+    view = columns([log_five], [0.0], [3.0])
+    (rover,) = torch.autograd.grad(surrogate().ask(0, view).sum(), view["lp_T"])
     assert rover.item() == pytest.approx(2 * (log_five - 3.0), abs=1e-12)
     log_ratio = torch.tensor([log_five], dtype=torch.float64, requires_grad=True)
-    (ppo,) = torch.autograd.grad(clipped(log_ratio, have["advantage_T"]).sum(), log_ratio)
+    (ppo,) = torch.autograd.grad(clipped(log_ratio, view["advantage_T"]).sum(), log_ratio)
     assert ppo.item() == 0.0
 
 
@@ -94,8 +94,8 @@ def test_the_loop_measures_the_mean_over_the_vocabulary(tiny_policy):
     from learning.models.packed import pack, packed_statistics
 
     packed = pack([[5, 6, 7], [8, 9]], [-1, 0])
-    found = packed_statistics(tiny_policy.model, packed, followed=("lp", "lp_mean"))
+    statistics = packed_statistics(tiny_policy.model, packed, followed=("lp", "lp_mean"))
     with torch.no_grad():
         logp = tiny_policy.model(torch.tensor([[5, 6, 7, 8, 9]])).logits[0].log_softmax(-1)
     want = torch.cat([torch.zeros(1), logp[:-1].mean(-1)])
-    torch.testing.assert_close(found["lp_mean"], want, atol=1e-4, rtol=0)
+    torch.testing.assert_close(statistics["lp_mean"], want, atol=1e-4, rtol=0)

@@ -35,11 +35,11 @@ def test_two_critics_give_the_soft_minimum():
 
 def run(points):
     """Both controls over a series of iterations; what they remember goes through JSON."""
-    algorithm, states, said = bind_algorithm(stage(), {}), {}, []
+    algorithm, states, metrics = bind_algorithm(stage(), {}), {}, []
     for step, point in enumerate(points):
-        said.append(regulate(algorithm, step, {"metrics": point, "states": states, "step": step}))
+        metrics.append(regulate(algorithm, step, {"metrics": point, "states": states, "step": step}))
         states = json.loads(json.dumps(states))
-    return said
+    return metrics
 
 
 @pytest.mark.parametrize(("entropy", "factor"), [(0.9, 2.0), (3.9, 0.5)])

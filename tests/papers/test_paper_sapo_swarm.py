@@ -60,9 +60,9 @@ def peer(folder, words, right=3, n=8):
 
 def iteration(answering, name, peers, write, seed=0):
     """What an iteration of the recipe's stage trains on: its own 16 groups of 8, and what `peers` have shared."""
-    found = stage(name)
+    settings = stage(name)
     ports = {f"extra_samples.0.others.{i}": folder for i, folder in enumerate(peers)}
-    parts = bind_sampling_slots(found, ports)
+    parts = bind_sampling_slots(settings, ports)
     sampler = answering(write, max_new_tokens=8)
     supplies = {"rows": ROWS, "num_groups": 16, "n": 8, "seed": seed, "step": 0, "states": {}, "metrics": {}}
     return (
@@ -144,10 +144,10 @@ def test_a_group_that_earns_the_same_throughout_never_enters(answering, tmp_path
         assert len({t.reward for t in members}) == 2
 
 
-def trained(name, samples, have):
+def trained(name, samples, supplies):
     """The batch with advantages and weights, by the algorithm of a stage."""
     how = bind_algorithm(stage(name), {})
-    batch = with_dropped(keep_groups(None, samples, 0, {}, have), False)
+    batch = with_dropped(keep_groups(None, samples, 0, {}, supplies), False)
     return with_weights(how, with_advantages(how, batch, 0), 0, 8)
 
 
@@ -158,12 +158,12 @@ def test_without_foreign_groups_it_is_grpo_of_a_single_node(answering, tmp_path)
         return half(prompt, number) if have_signal(prompt_word(prompt)) else "xx"
 
     plain, _, _ = iteration(answering, "first_wide", [], write)
-    told = {m[0].row["id"] for m in by_group(plain).values() if len({t.reward for t in m}) > 1}
-    assert len(told) == 8
-    alone, _, have = iteration(answering, "alone-1-wide", [mixed], write)
+    differing = {m[0].row["id"] for m in by_group(plain).values() if len({t.reward for t in m}) > 1}
+    assert len(differing) == 8
+    alone, _, supplies = iteration(answering, "alone-1-wide", [mixed], write)
     assert sources_of(alone) == [{"policy"}] * 8
-    single = [t for t in plain if t.row["id"] in told]
-    ours, theirs = trained("alone-1-wide", alone, have), trained("first_wide", single, have)
+    single = [t for t in plain if t.row["id"] in differing]
+    ours, theirs = trained("alone-1-wide", alone, supplies), trained("first_wide", single, supplies)
     for column in ("advantage", "w", "lp_behav"):
         assert torch.equal(ours.sampled(column), theirs.sampled(column))
     assert ours.segments == theirs.segments

@@ -43,11 +43,11 @@ def test_what_both_sides_share_is_nothing_to_dpo_and_something_to_sppo():
     for shift in (0.0, 1.5):
         sides = one(-2.0 + shift), one(-3.0 + shift)
         ref = one(-2.5), one(-2.8)
-        found = dpo(*sides, *ref, beta=0.1), sppo(*sides, *ref, one(0.8), one(0.2), eta=1.0)
+        losses = dpo(*sides, *ref, beta=0.1), sppo(*sides, *ref, one(0.8), one(0.2), eta=1.0)
         if shift == 0:
-            first = found
-    assert found[0].item() == pytest.approx(first[0].item(), abs=1e-15)
-    assert abs(found[1].item() - first[1].item()) > 1
+            first = losses
+    assert losses[0].item() == pytest.approx(first[0].item(), abs=1e-15)
+    assert abs(losses[1].item() - first[1].item()) > 1
 
 
 def test_winners_and_losers_are_pulled_apart():

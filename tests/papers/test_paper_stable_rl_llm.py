@@ -39,14 +39,14 @@ def coefficient(behav, old, now, advantage, lengths=(1,)):
     made = made.with_tokens(lp_prox=logs["prox"], advantage=torch.full((size,), advantage, **DOUBLE))
     made = with_weights(algorithm(), with_factors(algorithm(), made, 0), 0, 8)
     lp = torch.full((size,), now, **DOUBLE).log().requires_grad_()
-    have = {
+    supplies = {
         "lp_T": lp,
         "lp_prox_T": logs["prox"],
         "lp_behav_T": logs["behav"],
         "advantage_T": made.sampled("advantage"),
     }
-    have["log_ratio_T"] = algorithm().ratio.ask(0, have)
-    loss = (algorithm().policy_loss.ask(0, have) * made.sampled("factor") * made.sampled("w")).sum()
+    supplies["log_ratio_T"] = algorithm().ratio.ask(0, supplies)
+    loss = (algorithm().policy_loss.ask(0, supplies) * made.sampled("factor") * made.sampled("w")).sum()
     return -torch.autograd.grad(loss, lp)[0]
 
 

@@ -41,8 +41,8 @@ def test_an_open_window_holds_its_last_value():
 
 
 def test_a_finished_completion_earns_its_reward_and_monte_carlo_returns():
-    found, returns = advantages("stop", 1.0)
-    assert found == pytest.approx([0.4, 0.2, 0.6], abs=1e-12)
+    estimated, returns = advantages("stop", 1.0)
+    assert estimated == pytest.approx([0.4, 0.2, 0.6], abs=1e-12)
     assert returns == pytest.approx([1.0, 1.0, 1.0], abs=1e-12)
 
 
@@ -58,13 +58,13 @@ def rollouts(tiny_policy):
     drive = bind_sampling_slots(
         STAGE.model_copy(update={"rollout": STAGE.rollout.model_copy(update={"window": 4})}), {}
     ).rollout
-    engine, states, found = make_engine(STAGE.engine, tiny_policy), {}, []
+    engine, states, samples = make_engine(STAGE.engine, tiny_policy), {}, []
     for step in range(6):
         sampler = Sampler(engine, tiny_policy, Sampling(1.0, 64), 3, step)
         row = {"id": str(step), "prompt": [{"role": "user", "content": "ab"}], "family": "f"}
         supplies = {"requests": [SampleRequest(row, 4)], "sampler": sampler, "step": step, "states": states}
-        found.append(drive.ask(step, supplies))
-    return found
+        samples.append(drive.ask(step, supplies))
+    return samples
 
 
 def scored(samples):

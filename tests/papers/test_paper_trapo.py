@@ -146,5 +146,5 @@ def test_few_problems_have_answers_and_the_supervised_baseline_has_those_alone(s
 
 
 def test_nothing_of_the_answer_is_left():
-    found = unlabelled(of=lambda: [row("a", "3"), row("b", "4")])
-    assert [(r["id"], r["answer"], r["metadata"]) for r in found] == [("a", None, None), ("b", None, None)]
+    rows = unlabelled(of=lambda: [row("a", "3"), row("b", "4")])
+    assert [(r["id"], r["answer"], r["metadata"]) for r in rows] == [("a", None, None), ("b", None, None)]

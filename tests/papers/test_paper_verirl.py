@@ -113,12 +113,12 @@ def test_the_stage_writes_the_rescored_pairs(context, monkeypatch):
         ]
 
     monkeypatch.setattr("learning.toy_tasks.reward_tree._sampling", lambda *_: attempt)
-    found = rescored_pairs(context, **tree())
-    assert found == {"pairs": 4, "attempts": 8, "reflected": 2, "rescored": 2, "pass_rate": pytest.approx(1.65 / 4)}
+    result = rescored_pairs(context, **tree())
+    assert result == {"pairs": 4, "attempts": 8, "reflected": 2, "rescored": 2, "pass_rate": pytest.approx(1.65 / 4)}
     rows = read_rows(context.output("pairs"), "preference_pairs")
-    told = [(r["chosen"][0]["content"], r["rejected"][0]["content"], round(r["margin"], 6)) for r in rows[:2]]
+    pairs = [(r["chosen"][0]["content"], r["rejected"][0]["content"], round(r["margin"], 6)) for r in rows[:2]]
     # The attempt that failed, `a`, is worth what followed: 0.375; `d` at 0.5 is too near to 0.9.
-    assert told == [("b", "a", 0.525), ("b", "c", 0.65)]
+    assert pairs == [("b", "a", 0.525), ("b", "c", 0.65)]
 
 
 def test_a_model_that_hits_nothing_gives_no_pairs(context):

@@ -121,32 +121,32 @@ def makespan(stage, policy, latencies, order):
 
 
 def test_trajectories_take_4_units_by_themselves_and_6_as_synchronised_batches(stage, tiny_policy):
-    found = stage()
-    assert found.env.order == "each"
-    each, ours = makespan(found, tiny_policy, LATENCIES, "each")
-    together, theirs = makespan(found, tiny_policy, LATENCIES, "together")
+    settings = stage()
+    assert settings.env.order == "each"
+    each, ours = makespan(settings, tiny_policy, LATENCIES, "each")
+    together, theirs = makespan(settings, tiny_policy, LATENCIES, "together")
     assert (each, together) == (4.0, 6.0)
     assert ours == theirs
 
 
 def test_the_longest_trajectory_against_the_sum_of_the_slowest_turns(stage, tiny_policy):
     """max over trajectories of Σ over turns, and Σ over turns of the max: by numpy, for latencies at random."""
-    found, rng = stage(), np.random.default_rng(1)
+    settings, rng = stage(), np.random.default_rng(1)
     for _ in range(3):
         seconds_PN = rng.integers(1, 10, size=(7, 2))
         latencies = seconds_PN.tolist()
-        assert makespan(found, tiny_policy, latencies, "each")[0] == seconds_PN.sum(1).max()
-        assert makespan(found, tiny_policy, latencies, "together")[0] == seconds_PN.max(0).sum()
+        assert makespan(settings, tiny_policy, latencies, "each")[0] == seconds_PN.sum(1).max()
+        assert makespan(settings, tiny_policy, latencies, "together")[0] == seconds_PN.max(0).sum()
 
 
 @pytest.mark.parametrize(("order", "seconds", "passed"), [("each", 60.0, "1"), ("together", 0.2, "0")])
 def test_in_threads_too_one_that_is_slow_holds_up_nobody(tiny_policy, order, seconds, passed):
     """By itself the fast one is at its second call while the first of the slow one lasts; in a batch it cannot be."""
     PASSED.clear()
-    found = load_recipe(RECIPE).stages["trained"]
+    settings = load_recipe(RECIPE).stages["trained"]
     env = {"tools": [{"use": f"{__name__}:blocks", "seconds": seconds}], "steps_per_answer": None, "order": order}
     rows = [{**row, "id": name} for row, name in zip(rows_of([[], []]), ("fast", "slow"), strict=True)]
-    stage = found.model_copy(update={"env": found.env.model_copy(update=env)})
+    stage = settings.model_copy(update={"env": settings.env.model_copy(update=env)})
     fast, slow = played(stage, tiny_policy, rows, turns=["blocks: 0", "blocks: 1", "1"], replies=("-", "-"))
     assert [turn.ok for sample in (fast, slow) for turn in sample.turns] == [True] * 6
     assert decode(tiny_policy.tokenizer, slow.completion_ids) == f"blocks: 0{passed}blocks: 1-1"
@@ -155,12 +155,12 @@ def test_in_threads_too_one_that_is_slow_holds_up_nobody(tiny_policy, order, sec
 @pytest.fixture
 def samples(stage, tiny_policy):
     """Two groups of three episodes with two tool turns each, rewards that differ, and the stage."""
-    found = stage()
-    made = played(found, tiny_policy, rows_of([[1, 2], [3, 4]]), n=3)
+    settings = stage()
+    made = played(settings, tiny_policy, rows_of([[1, 2], [3, 4]]), n=3)
     for place, sample in enumerate(made):
         sample.reward = float(place % 3 == 0)
         sample.scores = {"answers.exact": sample.reward}
-    return found, undictated(tiny_policy, made)
+    return settings, undictated(tiny_policy, made)
 
 
 def undictated(policy, samples):
@@ -242,10 +242,10 @@ def test_without_the_mask_there_would_be_one(samples, tiny_policy):
 
 def test_a_tool_that_only_the_recipe_names_is_called(stage, tiny_policy):
     """By its dotted path, with its options; in the same engine and environment, without it, the name is unknown."""
-    found = stage(unit=2)
-    (sample,) = played(found, tiny_policy, rows_of([[3, 4]]))
-    said = decode(tiny_policy.tokenizer, sample.completion_ids)
-    assert said == "waits: 06waits: 181"
+    settings = stage(unit=2)
+    (sample,) = played(settings, tiny_policy, rows_of([[3, 4]]))
+    text = decode(tiny_policy.tokenizer, sample.completion_ids)
+    assert text == "waits: 06waits: 181"
     assert [turn.ok for turn in sample.turns] == [True, True, True]
     assert sample.text == "1"
     shipped = load_recipe(RECIPE, profile="tiny").stages["trained"]
@@ -284,9 +284,9 @@ def test_a_lesson_is_the_beginning_of_an_episode_token_by_token(wide_policy):
         (sample,) = played(shipped["trained"], wide_policy, [of[0]], turns=turns, replies=replies)
         assert (sample.text, sample.finish) == (of[0]["answer"], "stop")
         ids = [*sample.prompt_ids, *sample.completion_ids]
-        for row, said in zip(of, turns, strict=True):
+        for row, turn in zip(of, turns, strict=True):
             lesson = encode_prompt(tokenizer, row["prompt"])
-            lesson += encode_completion(tokenizer, [{"role": "assistant", "content": said}])
+            lesson += encode_completion(tokenizer, [{"role": "assistant", "content": turn}])
             assert ids[: len(lesson)] == lesson
         assert ids == lesson
 

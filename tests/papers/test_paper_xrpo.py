@@ -64,9 +64,9 @@ def test_without_the_bonus_all_goes_to_the_uncertain_problem():
 
 
 def test_the_bonus_leaves_something_for_what_was_seldom_looked_at():
-    found = asked(stage().resample[0].options["bonus"])
-    assert found[0] > found[1] > 0
-    assert sum(found.values()) == 24
+    scores = asked(stage().resample[0].options["bonus"])
+    assert scores[0] > scores[1] > 0
+    assert sum(scores.values()) == 24
 
 
 def test_only_a_problem_without_success_is_retried_and_sees_a_solved_one(answering):

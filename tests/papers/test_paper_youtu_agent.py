@@ -111,9 +111,9 @@ def ragged(completions):
 
 def test_a_generated_agent_fits_the_schema_and_its_tools_pass_their_tests(run):
     out, result = run(generation, "clerk")
-    found = read_agent(out / "agent")
-    assert found.tool_names == ["calculator", "search", "reverse"]
-    assert found.context.experiences == 4
+    agent = read_agent(out / "agent")
+    assert agent.tool_names == ["calculator", "search", "reverse"]
+    assert agent.context.experiences == 4
     lines = [json.loads(line) for line in (out / "report" / "written.jsonl").read_text().splitlines()]
     tools = [line for line in lines if line["what"] == "tool"]
     # The templates slip with this seed: the first tool is refused, with what its test says; it is written again.

@@ -51,8 +51,8 @@ def mine(tmp_path_factory):
     texts = [[{"role": "user", "content": row["question"]}, row["worked"]] for row in rows]
     more = {"answer": None, "family": "f", "metadata": None}
     chat = [
-        {"id": str(i), "prompt": [ask], "completion": [{"role": "assistant", "content": said}], **more}
-        for i, (ask, said) in enumerate(texts)
+        {"id": str(i), "prompt": [ask], "completion": [{"role": "assistant", "content": completion}], **more}
+        for i, (ask, completion) in enumerate(texts)
     ]
     (folder / "chat").mkdir()
     write_rows(folder / "chat", "chat", chat)

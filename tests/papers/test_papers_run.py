@@ -24,6 +24,6 @@ def test_the_tiny_profile_runs_end_to_end(path, shared, monkeypatch):
     plan = plan_recipe(path, shared, profile="tiny")
     assert {step.resources.num_cpus for step in plan.steps} == {1}
     outcome = run_plan(plan, shared, executor="inprocess", prefect=False)
-    told = {name: (state.state, state.reason) for name, state in outcome.states.items()}
-    assert outcome.exit_code in (0, 2), told
-    assert {state for state, _ in told.values()} <= {"done", "cached", "skipped", "blocked"}, told
+    states = {name: (state.state, state.reason) for name, state in outcome.states.items()}
+    assert outcome.exit_code in (0, 2), states
+    assert {state for state, _ in states.values()} <= {"done", "cached", "skipped", "blocked"}, states

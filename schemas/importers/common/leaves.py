@@ -1,4 +1,4 @@
-"""A configuration as leaves with dotted keys. A leaf is accounted for once, and what nobody reads is left over.
+"""A configuration as leaves with dotted keys. Each leaf is accounted for at most once; `left` lists the rest.
 
 A leaf is a single value, an empty map or list, or a list of single values.
 """
@@ -107,7 +107,7 @@ class Leaves:
         )
 
     def left(self) -> list[str]:
-        """Return the leaves that nobody has accounted for."""
+        """Return the leaves that are not accounted for."""
         return [leaf for leaf in self.values if leaf not in self.entries]
 
 
