@@ -79,8 +79,8 @@ def _count_problems(step: Step, name: str) -> int | None:
     """Return the problems that a step's tasks make, of the metric's family; None if the settings do not define them."""
     parts = split_metric(name, [name_metric(m) for m in step.settings["metrics"]])
     family = parts[1] if parts else None
-    tasks: list[JsonObject] = step.settings["tasks"]
-    if step.settings.get("prompts") or any("size" not in task for task in tasks):
+    tasks: list[JsonObject] = step.settings.get("tasks") or []
+    if not tasks or step.settings.get("prompts") or any("size" not in task for task in tasks):
         return None
     if family is not None:
         tasks = [task for task in tasks if task.get("family") == family]

@@ -83,7 +83,7 @@ def _classify_training(step: Step) -> Iterator[Leaf]:
 
 def _classify_frozen(step: Step) -> Iterator[Leaf]:
     """Yield the leaves of steps that use models without training them."""
-    if traits_of(step.kind).scores_models and step.settings["solver"]:
+    if traits_of(step.kind).scores_models and step.settings.get("solver"):
         yield "branch", "parameter-free"
         yield "parameter-free", "retrieval" if any(i.port.startswith("solver.") for i in step.inputs) else "program"
     if "agent" in step.outputs.values() and any(i.port == "model" for i in step.inputs):

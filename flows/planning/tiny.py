@@ -17,6 +17,7 @@ from schemas.references import MODEL_TYPES
 from schemas.source.tree import REPLACE
 from schemas.stages.data import Data
 from schemas.stages.evaluate import Evaluate
+from schemas.stages.evaluate_rewards import EvaluateRewards
 from schemas.stages.init import Init
 from schemas.stages.merge import Merge
 from schemas.stages.rl import Rl
@@ -146,7 +147,7 @@ def _shrink(info: StepInfo) -> Iterator[tuple[str, Any]]:
         problems = info.node.get("problems")
         if problems is not None and all("size" in use.options for use in stage.problems):
             yield "problems", [_use(use, size=min(use.options["size"], ROWS)) for use in stage.problems]
-    if isinstance(stage, Evaluate):
+    if isinstance(stage, Evaluate | EvaluateRewards):
         yield "limit", PROBLEMS
         yield "num_bootstrap", 100
     yield "resources", {REPLACE: True}

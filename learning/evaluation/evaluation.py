@@ -6,7 +6,7 @@ Shapes: P problems, N samples of each. Scores are (P, N), NaN where a sample cou
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,12 +14,51 @@ from learning.data.rows import Row
 from learning.evaluation.statistics import estimate_difference, estimate_mean
 from learning.lookup import bind
 from schemas.errors import StepError
-from schemas.evaluation_slots import ANSWER_LOGPROBS, REPORTED
-from schemas.stages.evaluate import Evaluate
+from schemas.evaluation_slots import ANSWER_LOGPROBS, REPORTED, MetricUse
+from schemas.gates import Gate
 from schemas.use import Use
 
 ALL = "all"
 """Family name of the lines over all problems."""
+
+
+class Compared(Protocol):
+    """The settings of a stage that compares models: what tables, comparisons and gates read of them."""
+
+    @property
+    def models(self) -> Mapping[str, str]:
+        """Reference of every model in the table, by its name."""
+        ...
+
+    @property
+    def against(self) -> Mapping[str, str]:
+        """Reference of every further model that gates compare with."""
+        ...
+
+    @property
+    def metrics(self) -> Sequence[MetricUse]:
+        """Metrics in the table."""
+        ...
+
+    @property
+    def threshold(self) -> float:
+        """Smallest score that counts as correct."""
+        ...
+
+    @property
+    def confidence(self) -> float:
+        """Confidence level of all intervals."""
+        ...
+
+    @property
+    def num_bootstrap(self) -> int:
+        """Number of resamples in the paired bootstrap."""
+        ...
+
+    @property
+    def gate(self) -> Sequence[Gate]:
+        """Conditions on the results."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -73,7 +112,7 @@ def make_metric_name(use: Use) -> str:
     return "_".join([name, *(str(value) for value in use.options.values())])
 
 
-def compute_values(stage: Evaluate, scores: Scores) -> dict[str, dict[str, np.ndarray]]:
+def compute_values(stage: Compared, scores: Scores) -> dict[str, dict[str, np.ndarray]]:
     """Return the value of every problem, by metric and model. Raises StepError when a metric says nothing at all."""
     by_metric: dict[str, dict[str, np.ndarray]] = {}
     for i, use in enumerate(stage.metrics):
@@ -89,7 +128,7 @@ def compute_values(stage: Evaluate, scores: Scores) -> dict[str, dict[str, np.nd
     return by_metric
 
 
-def make_table(stage: Evaluate, scores: Scores, seed: int) -> list[Row]:
+def make_table(stage: Compared, scores: Scores, seed: int) -> list[Row]:
     """Return one line per model, family and metric: value, low, high, n."""
     how = {"confidence": stage.confidence, "num_bootstrap": stage.num_bootstrap, "seed": seed}
     lines = []
@@ -101,7 +140,7 @@ def make_table(stage: Evaluate, scores: Scores, seed: int) -> list[Row]:
     return lines
 
 
-def make_comparisons(stage: Evaluate, scores: Scores, seed: int) -> list[Row]:
+def make_comparisons(stage: Compared, scores: Scores, seed: int) -> list[Row]:
     """Return paired differences of each model to the one before it and of those that gates compare."""
     how = {"confidence": stage.confidence, "num_bootstrap": stage.num_bootstrap, "seed": seed}
     names = list(stage.models) or ["model"]

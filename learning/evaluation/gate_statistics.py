@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from learning.evaluation.evaluation import ALL, Scores, compute_values, make_metric_name
+from learning.evaluation.evaluation import ALL, Compared, Scores, compute_values, make_metric_name
 from learning.evaluation.gate_questions import Question, list_questions
 from learning.evaluation.paired_tests import (
     compute_bootstrap_bounds,
@@ -22,7 +22,6 @@ from learning.evaluation.paired_tests import (
 )
 from schemas.errors import StepError
 from schemas.gates import Gate, list_regressions, split_metric
-from schemas.stages.evaluate import Evaluate
 
 Outcome = dict[str, Any]
 CHAMPION = "champion"
@@ -36,7 +35,7 @@ class Pair:
     old: str
 
 
-def check_gates(stage: Evaluate, models: Sequence[str], families: Iterable[str]) -> None:
+def check_gates(stage: Compared, models: Sequence[str], families: Iterable[str]) -> None:
     """Refuse, before anything is sampled, gates over what is not there. Raises StepError."""
     metrics = [make_metric_name(use) for use in stage.metrics]
     if len(set(metrics)) < len(metrics):
@@ -63,14 +62,14 @@ def refuse_unknown(what: str, name: str, names: Iterable[str]) -> None:
         raise StepError(f"{what}: {name!r} is not in this stage; {advice}")
 
 
-def judge_gates(stage: Evaluate, scores: Scores, seed: int) -> list[Outcome]:
+def judge_gates(stage: Compared, scores: Scores, seed: int) -> list[Outcome]:
     """Return what every gate says: passed, text, and each of its tests. Raises StepError where a test does not fit."""
     last = (list(stage.models) or ["model"])[-1]
     rounds = [compute_values(stage, one) for one in (scores, *scores.again())]
     return [_outcome(stage, gate, gate.model or last, scores, rounds, seed) for gate in stage.gate]
 
 
-def _outcome(stage: Evaluate, gate: Gate, model: str, scores: Scores, rounds: list[dict], seed: int) -> Outcome:
+def _outcome(stage: Compared, gate: Gate, model: str, scores: Scores, rounds: list[dict], seed: int) -> Outcome:
     texts, tests, passed = [], [], True
     for bound, sign, compare in ((gate.min, ">=", np.greater_equal), (gate.max, "<=", np.less_equal)):
         if bound is not None:
@@ -88,14 +87,14 @@ def _outcome(stage: Evaluate, gate: Gate, model: str, scores: Scores, rounds: li
     return outcome | {"passed": bool(passed), "text": "; ".join(texts), "tests": tests}
 
 
-def _of(stage: Evaluate, scores: Scores, measured: dict, name: str, model: str) -> np.ndarray:
+def _of(stage: Compared, scores: Scores, measured: dict, name: str, model: str) -> np.ndarray:
     """Return the values of a metric, or of one family of it, on the problems: (P,)."""
     metric, family = split_metric(name, [make_metric_name(use) for use in stage.metrics]) or (name, None)
     return np.asarray(measured[metric][model][scores.subsets()[family or ALL]])
 
 
 def _tested(
-    stage: Evaluate, gate: Gate, pair: Pair, question: Question, scores: Scores, rounds: list[dict], seed: int
+    stage: Compared, gate: Gate, pair: Pair, question: Question, scores: Scores, rounds: list[dict], seed: int
 ) -> Outcome:
     new_P, old_P = (_of(stage, scores, rounds[0], question.name, model) for model in (pair.new, pair.old))
     both_P = ~np.isnan(new_P) & ~np.isnan(old_P)

@@ -5,18 +5,20 @@ from collections.abc import Iterator
 from schemas.errors import Problem
 from schemas.gates import Gate, list_regressions, split_metric
 from schemas.stages.evaluate import Evaluate
+from schemas.stages.evaluate_rewards import EvaluateRewards
 from schemas.steps.step_info import StepInfo
 from schemas.suggestions import suggest
 
 
-def check_gates(info: StepInfo, stage: Evaluate) -> Iterator[Problem]:
+def check_gates(info: StepInfo, stage: Evaluate | EvaluateRewards) -> Iterator[Problem]:
     """Yield the problems with the gates of a step."""
     options = {name_metric(m): m for m in info.dump()["metrics"]}
     for index, gate in enumerate(stage.gate):
         path = f"gate.{index}"
         yield from _check_metrics(info, gate, path, list(options))
         yield from _check_models(info, stage, gate, path)
-        yield from _check_tests(info, stage, gate, path, options)
+        if isinstance(stage, Evaluate):
+            yield from _check_tests(info, stage, gate, path, options)
 
 
 def _check_metrics(info: StepInfo, gate: Gate, path: str, metrics: list[str]) -> Iterator[Problem]:
@@ -30,9 +32,10 @@ def _check_metrics(info: StepInfo, gate: Gate, path: str, metrics: list[str]) ->
             yield info.problem(where, f"no metric `{name}`", suggest(name, metrics, "metrics of this stage"))
 
 
-def _check_models(info: StepInfo, stage: Evaluate, gate: Gate, path: str) -> Iterator[Problem]:
+def _check_models(info: StepInfo, stage: Evaluate | EvaluateRewards, gate: Gate, path: str) -> Iterator[Problem]:
     models = list(stage.models) or ["model"]
-    others = [*models, *stage.against, *(["champion"] if gate.against == "champion" else [])]
+    further = stage.against if isinstance(stage, Evaluate) else ()
+    others = [*models, *further, *(["champion"] if gate.against == "champion" else [])]
     for field, name, names in (("model", gate.model, models), ("against", gate.against, others)):
         if name is not None and name not in names:
             yield info.problem(f"{path}.{field}", f"no model `{name}`", suggest(name, names, "models of this stage"))

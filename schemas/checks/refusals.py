@@ -15,6 +15,7 @@ from schemas.checks.training import check_learning_rate, check_training
 from schemas.errors import Problem
 from schemas.source.limits import MAX_PROBLEMS
 from schemas.stages.evaluate import Evaluate
+from schemas.stages.evaluate_rewards import EvaluateRewards
 from schemas.stages.init import Init
 from schemas.stages.merge import Merge
 from schemas.stages.rl import Rl
@@ -42,7 +43,7 @@ def find_refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Probl
                 *check_config(info, info.stage),
                 *(_check_dropout(info, info.stage) if trains_by_sampling else ()),
             ]
-        elif isinstance(info.stage, Evaluate):
+        elif isinstance(info.stage, Evaluate | EvaluateRewards):
             refused += check_gates(info, info.stage)
         elif isinstance(info.stage, Merge):
             refused += check_merge(info, info.stage)

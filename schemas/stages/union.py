@@ -9,6 +9,7 @@ from schemas.stages.base import BaseStage
 from schemas.stages.curate import Curate
 from schemas.stages.data import Data
 from schemas.stages.evaluate import Evaluate
+from schemas.stages.evaluate_rewards import EvaluateRewards
 from schemas.stages.init import Init
 from schemas.stages.merge import Merge
 from schemas.stages.practice import Practice
@@ -32,6 +33,7 @@ Stage = Annotated[
     | Rl
     | Merge
     | Evaluate
+    | EvaluateRewards
     | Python,
     Field(discriminator="kind"),
 ]

@@ -1,6 +1,7 @@
 """Which steps a recipe still needs once a model from outside has taken the place of a stage."""
 
 from schemas.stages.evaluate import Evaluate
+from schemas.stages.evaluate_rewards import EvaluateRewards
 from schemas.stages.merge import Merge
 from schemas.stages.practice import Practice
 from schemas.stages.preference import Preference
@@ -13,7 +14,7 @@ def leave_out_unneeded(steps: dict[str, StepInfo]) -> dict[str, StepInfo]:
 
     Other kinds only prepare something, which nothing needs once its user is gone.
     """
-    purposes = (Rl, Preference, Practice, Merge, Evaluate)
+    purposes = (Rl, Preference, Practice, Merge, Evaluate, EvaluateRewards)
     frontier = [name for name, info in steps.items() if isinstance(info.stage, purposes)]
     needed = set(frontier)
     while frontier:
