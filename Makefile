@@ -71,7 +71,7 @@ check: $(VENV)/.installed $(SCHEMA) ## format, lint, types, import contracts, re
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
-	$(BIN)/posttrain validate recipes/*.yaml recipes/bases/*.yaml recipes/papers/*.yaml
+	$(BIN)/posttrain validate $(filter-out recipes/smollm2.yaml,$(wildcard recipes/*.yaml)) recipes/bases/*.yaml recipes/papers/*.yaml
 	$(BIN)/posttrain schema --markdown | diff - docs/recipes.md
 	$(BIN)/python -m schemas.pages.papers_page | diff - docs/papers.md
 

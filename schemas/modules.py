@@ -118,7 +118,8 @@ def _parse(name: str, file: Path, text: str) -> Module:
     try:
         body = parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ModuleError(f"module `{name}` is not valid Python: {error}") from None
+        where = f"{file.name}:{getattr(error, 'lineno', None) or 1}"
+        raise ModuleError(f"module `{name}` is not valid Python: {where}: {getattr(error, 'msg', error)}") from None
     functions = {n.name: n for n in body if isinstance(n, Function)}
     classes = {n.name: n for n in body if isinstance(n, ast.ClassDef)}
     values = {t.id: n.value for n in body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)}

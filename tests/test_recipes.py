@@ -59,9 +59,11 @@ def test_a_shipped_recipe_compiles_into_a_plan(path, profile, tmp_path):
         done.add(step.name)
 
 
-def test_validate_imports_nothing_heavy():
-    cases = [case.values for case in CASES]
-    words = [[str(path), *(["--profile", profile] if profile else [])] for path, profile in cases]
+def test_validate_imports_nothing_heavy(tmp_path):
+    cases = [(case.values[0], case.values[1], tmp_path / str(i)) for i, case in enumerate(CASES)]
+    for _, _, folder in cases:
+        folder.mkdir()
+    words = [[str(with_model(path, at)), *(["--profile", name] if name else [])] for path, name, at in cases]
     child = [sys.executable, "-c", CHILD, json.dumps(words)]
     done = subprocess.run(child, cwd=ROOT, capture_output=True, text=True, check=True)
     records = json.loads(done.stdout)

@@ -62,8 +62,7 @@ def validate(
     tiny: Tiny = False,
 ) -> None:
     """Validate recipes: keys, values, slots, references, ports, data. Errors in a recipe have file:line:column."""
-    from flows.planning.data_sources import find_source_problems
-    from flows.planning.own_rewards import find_own_reward_problems
+    from flows.planning.preflight import find_problems
     from lineage.layout import Layout
     from schemas.recipe.load import load_recipe
 
@@ -78,7 +77,7 @@ def validate(
                 recipe = load_recipe(path, profile=profile, overrides=overrides, top=top)
             for problem in recipe.warnings:
                 warn(str(problem))
-            if problems := [*find_source_problems(recipe, Layout.find()), *find_own_reward_problems(recipe)]:
+            if problems := find_problems(recipe, Layout.find()):
                 raise RecipeError(problems)
             print(f"{path}: ok, {len(recipe.stages)} steps")
         except PosttrainError as error:
@@ -195,9 +194,11 @@ def check_reward(
     """
     from flows.planning.reward_tests import count_failures, score_reward_tests
     from flows.planning.reward_tests_table import make_reward_table
+    from lineage.layout import Layout
     from schemas.recipe.load import load_recipe
 
-    results = score_reward_tests(load_recipe(recipe, profile=profile, overrides=overrides), step, tests, size)
+    made = load_recipe(recipe, profile=profile, overrides=overrides)
+    results = score_reward_tests(made, step, tests, size, Layout.find())
     if as_json:
         print(json.dumps([result.to_json() for result in results], indent=1))
     else:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from schemas.row_formats import Emit
 from schemas.stages.data import Data, Source
 
 if TYPE_CHECKING:
+    from learning.data.rows import Row
     from learning.data.sources.look import Look
 
 SHOWN = 5
@@ -56,6 +58,17 @@ def find_source_problems(recipe: Recipe, layout: Layout) -> Iterator[Problem]:
                 except PosttrainError as error:
                     at = port if source.query is None else f"sources.{index}.query"
                     yield recipe.problem(name, at, str(error).removeprefix(f"{name}: "))
+
+
+def read_first_rows(recipe: Recipe, layout: Layout, step: str, size: int) -> list["Row"]:
+    """Return the first rows of a `data` step as it converts them, from its first source from outside.
+
+    Raise PlanError if it cannot be read, or rows do not fit.
+    """
+    stage = recipe.stages[step]
+    references = {port.path: port.source for port in recipe.ports(step) if port.source is not None}
+    seen = _look(step, stage, references, layout, recipe.folders, size) if isinstance(stage, Data) else iter(())
+    return [row for one in islice(seen, 1) for row in one.look.examples]
 
 
 def _look(

@@ -1,4 +1,4 @@
-"""Models from outside at plan time: classifiers with one label, and adapters that can be merged."""
+"""Models from outside at plan time: whole checkpoints, classifiers with one label, adapters that can be merged."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +8,7 @@ from learning.models.model_files import (
     NO_SCALE,
     REWARD_FILE,
     find_adapter_problem,
+    find_policy_problem,
     find_reward_model_problem,
 )
 from lineage.layout import Layout
@@ -18,18 +19,39 @@ from schemas.references import POLICY_TYPES
 from schemas.source.tree import join_path
 from schemas.steps.step_info import Port, StepInfo
 
+REGISTRY = "mlflow:"
+"""Scheme of the models that only a plan resolves."""
+
 
 def verify_outside_models(recipe: Recipe, layout: Layout) -> None:
     """Raise RecipeError for sources that are not what a port takes, and for a scale that a source does not state."""
-    problems = [
-        problem
-        for info in recipe.steps.values()
-        for port in info.ports
-        if port.source is not None and port.type in ("reward_model", *POLICY_TYPES)
-        for problem in _check(info, port, find_source(port.source, layout, recipe.folders).folder)
-    ]
-    if problems:
+    if problems := [
+        problem for info, port, folder in _list_models(recipe, layout) for problem in _check(info, port, folder)
+    ]:
         raise RecipeError(problems)
+
+
+def find_outside_model_problems(recipe: Recipe, layout: Layout) -> list[Problem]:
+    """Return the problems of `verify_outside_models`, and those of checkpoints whose files are missing or unreadable.
+
+    Models of the registry are left out: MLflow takes seconds to import.
+    """
+    problems: list[Problem] = []
+    for info, port, folder in _list_models(recipe, layout, REGISTRY):
+        problems += _check(info, port, folder)
+        if port.type != "reward_model" and (text := find_policy_problem(folder, not info.stage.defines_model)):
+            problems.append(info.problem(port.path, f"{port.source}: {text}"))
+    return list({(p.file, p.line, p.column, p.message): p for p in problems}.values())
+
+
+def _list_models(recipe: Recipe, layout: Layout, skipped: str | None = None) -> Iterator[tuple[StepInfo, Port, Path]]:
+    """Yield step, port and folder of every model from outside, except those of a scheme."""
+    for info in recipe.steps.values():
+        for port in info.ports:
+            if port.source is None or port.type not in ("reward_model", *POLICY_TYPES):
+                continue
+            if skipped is None or not port.source.startswith(skipped):
+                yield info, port, find_source(port.source, layout, recipe.folders).folder
 
 
 def _check(info: StepInfo, port: Port, folder: Path) -> Iterator[Problem]:

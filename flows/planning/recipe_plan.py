@@ -6,15 +6,14 @@ from pathlib import Path
 
 from flows.planning.compatibility import find_engine_problems
 from flows.planning.compile import FRESH, compile_recipe, identify_input, select_stages
-from flows.planning.data_sources import look_at_sources
 from flows.planning.lm_eval_check import verify_lm_eval_tasks
 from flows.planning.locking import verify_lock
-from flows.planning.own_rewards import verify_own_rewards
+from flows.planning.preflight import find_input_problems
 from flows.planning.tiny import derive_tiny
 from lineage.artifacts.store import Store
 from lineage.digests import digest_of
 from lineage.layout import Layout
-from schemas.errors import PlanError
+from schemas.errors import PlanError, RecipeError
 from schemas.plan import Plan, Step
 from schemas.recipe.load import load_recipe
 from schemas.suggestions import suggest
@@ -43,11 +42,11 @@ def plan_recipe(
         recipe = load_recipe(path, profile=profile, overrides=tuple(overrides), top=derive_tiny(recipe, layout))
     for problem in recipe.warnings:
         warn(str(problem))
-    verify_own_rewards(recipe)
+    if problems := find_input_problems(recipe, layout):
+        raise RecipeError(problems)
     plan = compile_recipe(recipe, layout).model_copy(update={"overrides": tuple(overrides)})
     if locked:
         verify_lock(plan, layout, recipe.folders)
-    look_at_sources(plan, layout)
     verify_lm_eval_tasks(plan, layout)
     for text in find_engine_problems(plan.steps):
         warn(text)

@@ -1,5 +1,7 @@
 """The rewards of a stage, called as its step calls them: for `posttrain test-reward` and before a run."""
 
+import contextlib
+import io
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -9,11 +11,14 @@ from typing import Any
 
 import yaml
 
+from flows.planning.data_sources import read_first_rows
 from learning.evaluation.reward_probes import RewardTest, Score, Scored, run_reward_tests
 from learning.lookup import Bound, asked_of, bind
 from learning.sampling.scoring import scores_of
+from lineage.layout import Layout
 from schemas.errors import PlanError, Problem, StepError
 from schemas.recipe.load import Recipe
+from schemas.stages.data import Data
 from schemas.steps.step_info import StepInfo
 from schemas.suggestions import suggest
 from schemas.use import ProblemsUse, RewardUse
@@ -23,7 +28,7 @@ PLAIN = frozenset({"rows", "completions", "groups", "sources", "step", "state", 
 KEYS = {"prompt", "answer", "good", "bad", "metadata", "family"}
 
 
-def score_reward_tests(recipe: Recipe, step: str, file: Path | None, size: int) -> list[Scored]:
+def score_reward_tests(recipe: Recipe, step: str, file: Path | None, size: int, layout: Layout) -> list[Scored]:
     """Return the scores of a step's rewards for tests of a file, or for its problems and their answers.
 
     Raise PlanError for a step without rewards, for rewards that need a model, and for wrong tests.
@@ -32,7 +37,7 @@ def score_reward_tests(recipe: Recipe, step: str, file: Path | None, size: int) 
         raise PlanError(f"no step `{step}` in {recipe.name}; {suggest(step, recipe.steps, 'steps')}")
     _find_own_code(recipe)
     score = make_score(recipe.steps[step])
-    tests = read_tests(file) if file else [_make_test(row) for row in _find_rows(recipe, step, size)[:size]]
+    tests = read_tests(file) if file else [_make_test(row) for row in _find_rows(recipe, layout, step, size)[:size]]
     if not tests:
         raise PlanError(
             f"{step}: its problems are not known before a run; give tests: posttrain test-reward RECIPE {step} "
@@ -111,21 +116,25 @@ def _shrink(use: ProblemsUse, size: int) -> ProblemsUse:
     return use.model_copy(update={"size": min(own, size)}) if isinstance(own, int) else use
 
 
-def _find_rows(recipe: Recipe, step: str, size: int, seen: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
-    """Return some problems of a step, or of the steps that it reads them from; none if they are not generated."""
+def _find_rows(
+    recipe: Recipe, layout: Layout, step: str, size: int, seen: frozenset[str] = frozenset()
+) -> list[dict[str, Any]]:
+    """Return some problems of a step, or of the steps that it reads them from; none if other steps make them."""
     info = recipe.steps[step]
+    if isinstance(info.stage, Data):
+        return read_first_rows(recipe, layout, step, size)
     for name in ("problems", "tasks"):
         uses: list[ProblemsUse] = getattr(info.stage, name, [])
         if uses and not any(port.path.startswith(f"{name}.") for port in info.ports):
             return [row for i, use in enumerate(uses) for row in bind(_shrink(use, size), f"{name}.{i}")()]
     for port in info.ports:
         for earlier in port.steps if "prompts" in port.accepts else ():
-            if earlier not in seen and (rows := _find_rows(recipe, earlier, size, seen | {step})):
+            if earlier not in seen and (rows := _find_rows(recipe, layout, earlier, size, seen | {step})):
                 return rows
     return []
 
 
-def find_reward_problems(recipe: Recipe) -> list[Problem]:
+def find_reward_problems(recipe: Recipe, layout: Layout) -> list[Problem]:
     """Return what is wrong with rewards from the user's own code, each called on the answers of two problems."""
     _find_own_code(recipe)
     return [
@@ -133,11 +142,11 @@ def find_reward_problems(recipe: Recipe) -> list[Problem]:
         for info in recipe.steps.values()
         for index, use in enumerate(getattr(info.stage, "rewards", []))
         if ":" in use.use
-        for text in _find_reward_problem(recipe, info, use, index)
+        for text in _find_reward_problem(recipe, layout, info, use, index)
     ]
 
 
-def _find_reward_problem(recipe: Recipe, info: StepInfo, use: RewardUse, index: int) -> Iterator[str]:
+def _find_reward_problem(recipe: Recipe, layout: Layout, info: StepInfo, use: RewardUse, index: int) -> Iterator[str]:
     try:
         reward = _bind(info, use, index)
     except PlanError:
@@ -146,15 +155,16 @@ def _find_reward_problem(recipe: Recipe, info: StepInfo, use: RewardUse, index: 
         yield str(error)
         return
     try:
-        rows = [row for row in _find_rows(recipe, info.name, 2) if row.get("answer")][:2]
-    except StepError:
+        rows = [row for row in _find_rows(recipe, layout, info.name, 2) if row.get("answer")][:2]
+    except (StepError, PlanError):
         return  # about the problems: their step reports it
     if len(rows) < 2:
         return
     texts = [row["answer"] for row in rows]
     given = {"rows": rows, "completions": texts, "groups": [0, 1], "sources": ["policy"] * 2}
     try:
-        scores_of(reward, 0, given | {"step": 0, "seed": 0, "states": {}}, {})
+        with contextlib.redirect_stderr(io.StringIO()):  # the traceback is for the log of a step
+            scores_of(reward, 0, given | {"step": 0, "seed": 0, "states": {}}, {})
     except StepError as error:
         yield str(error)
 

@@ -35,6 +35,10 @@ NO_SCALE = (
     'with mean and std of its rewards: {"max_length": 2048, "mean": 0.0, "std": 1.0}'
 )
 LARGEST_HEADER = 100 << 20
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+"""Files of which transformers makes a tokenizer."""
+LFS = b"version https://git-lfs"
+"""Begin of the file that stands for a large one that was not fetched."""
 
 
 def find_adapter_problem(folder: Path, task: Literal["CAUSAL_LM", "SEQ_CLS"] = "CAUSAL_LM") -> str | None:
@@ -53,6 +57,50 @@ def find_adapter_problem(folder: Path, task: Literal["CAUSAL_LM", "SEQ_CLS"] = "
         return f"an adapter with `{option}`, which is not supported: {MERGE}"
     if not (folder / ADAPTER_WEIGHTS).is_file():
         return f"{ADAPTER_WEIGHTS} is missing; save the adapter as safetensors"
+    return None
+
+
+def find_policy_problem(folder: Path, needs_tokenizer: bool = True) -> str | None:
+    """Return which file of a checkpoint is missing or cannot be read and what to do; None if its files fit."""
+    if (folder / ADAPTER_CONFIG).is_file():
+        return None  # its base is resolved with it
+    if not (folder / "config.json").is_file():
+        if any(folder.glob("*.gguf")):
+            return None
+        return "no model here: config.json is missing; name the folder that `save_pretrained` wrote"
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        return f"config.json cannot be read: {error}"
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        return "config.json has no `model_type`; name the folder that `save_pretrained` wrote"
+    if text := _find_weights_problem(folder):
+        return text
+    if needs_tokenizer and not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return "no tokenizer: tokenizer.json is missing; save it there: tokenizer.save_pretrained(folder)"
+    return None
+
+
+def _find_weights_problem(folder: Path) -> str | None:
+    """Return which file of weights is missing or is no safetensors file."""
+    index = folder / "model.safetensors.index.json"
+    try:
+        shards = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else []
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        return f"{index.name} cannot be read: {error}"
+    for name in shards or ["model.safetensors"]:
+        file = folder / name
+        if not file.is_file():
+            others = sorted(path.name for path in folder.glob("pytorch_model*.bin"))
+            of = f"; {others[0]} is not read: save the model as safetensors" if others else ""
+            return f"no weights: {name} is missing{of}"
+        with file.open("rb") as handle:
+            start = handle.read(len(LFS))
+        if start == LFS:
+            return f"{name} is a pointer of Git LFS; fetch the weights: git lfs pull"
+        size = int.from_bytes(start[:8], "little")
+        if len(start) < 8 or not 0 < size <= min(LARGEST_HEADER, file.stat().st_size - 8):
+            return f"{name} is no safetensors file, or cut off; fetch it again"
     return None
 
 

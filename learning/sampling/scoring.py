@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
 from learning.lookup import Bound, Overlay, Supplies, asked_of
@@ -205,4 +206,13 @@ def _select(supplies: Supplies, places: Sequence[int]) -> Supplies:
 
 
 def _message(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:MESSAGE]
+    frames = traceback.extract_tb(error.__traceback__)
+    place = next(
+        (f" ({Path(f.filename).name}:{f.lineno})" for f in reversed(frames) if not _is_installed(f.filename)), ""
+    )
+    return f"{type(error).__name__}: {error}"[:MESSAGE] + place
+
+
+def _is_installed(file: str) -> bool:
+    """Return whether a file is of a library or of Python, and not of this repository or the user."""
+    return "site-packages" in file or file.startswith((sys.base_prefix, "<"))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from schemas.data_files import is_data_file
 from schemas.errors import RecipeError
 from schemas.references import SCHEMES, Reference
 from schemas.source.tree import Mark, make_error
@@ -92,6 +93,8 @@ def _check_outside(text: str, scheme: str, mark: Mark, path: str) -> str:
 def _make_unknown_error(text: str, names: Names, mark: Mark, path: str) -> RecipeError:
     if text.startswith((".", "/", "~")):
         advice = f"write path:{text} for a folder, or the name of a stage for its output"
+    elif is_data_file(text):
+        advice = f"write path:{text} for a file"
     elif "/" in text:
         advice = f"write hub:{text} for a model of the hub, or path:{text} for a folder"
     else:

@@ -2,13 +2,17 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
 from flows.planning.own_rewards import verify_own_rewards
 from flows.planning.reward_tests import read_tests, score_reward_tests
+from lineage.layout import Layout
 from schemas.errors import PlanError, RecipeError
 from schemas.recipe.load import load_recipe
+
+HERE = Layout(Path(__file__).parent)
 
 RECIPE = """name: r
 stages:
@@ -48,17 +52,17 @@ def load(tmp_path, monkeypatch):
 
 
 def test_the_answers_of_the_problems_are_good_and_cheats_are_not(load):
-    results = score_reward_tests(load("answers.exact"), "better", None, 2)
+    results = score_reward_tests(load("answers.exact"), "better", None, 2, HERE)
     assert all(result.ok for result in results)
     assert len({result.row for result in results}) == 2
-    leaky = score_reward_tests(load('"rewards_on_trial:leaky"'), "better", None, 1)
+    leaky = score_reward_tests(load('"rewards_on_trial:leaky"'), "better", None, 1, HERE)
     assert {result.kind for result in leaky if not result.ok} == {"prompt copied", "repeated", "format alone"}
 
 
 def test_tests_of_a_file_are_scored(load, tmp_path):
     file = tmp_path / "tests.yaml"
     file.write_text("- {prompt: 1+2=, answer: 3, good: [3, '3.'], bad: ['4'], metadata: {a: 1}}")
-    results = score_reward_tests(load("answers.exact"), "better", file, 1)
+    results = score_reward_tests(load("answers.exact"), "better", file, 1, HERE)
     assert [(result.kind, result.score) for result in results[:3]] == [("good", 1.0), ("good", 1.0), ("bad", 0.0)]
     assert json.loads(read_tests(file)[0].row["metadata"]) == {"a": 1}
 
@@ -82,18 +86,18 @@ def test_wrong_tests_are_refused(tmp_path, text, message):
 
 def test_what_cannot_be_tested_is_refused_by_name(load):
     with pytest.raises(PlanError, match="base: this step has no rewards"):
-        score_reward_tests(load("answers.exact"), "base", None, 1)
+        score_reward_tests(load("answers.exact"), "base", None, 1, HERE)
     with pytest.raises(PlanError, match=r"no step `beter`.*did you mean `better`"):
-        score_reward_tests(load("answers.exact"), "beter", None, 1)
+        score_reward_tests(load("answers.exact"), "beter", None, 1, HERE)
     with pytest.raises(PlanError, match="reward rewards_on_trial:asks needs sampler"):
-        score_reward_tests(load('"rewards_on_trial:asks"'), "better", None, 1)
+        score_reward_tests(load('"rewards_on_trial:asks"'), "better", None, 1, HERE)
 
 
 def test_own_rewards_are_called_on_two_problems_before_a_run(load):
-    verify_own_rewards(load('"rewards_on_trial:leaky"'))
+    verify_own_rewards(load('"rewards_on_trial:leaky"'), HERE)
     assert sys.modules["rewards_on_trial"].SEEN == [2]
-    verify_own_rewards(load('"rewards_on_trial:asks"'))
+    verify_own_rewards(load('"rewards_on_trial:asks"'), HERE)
     with pytest.raises(RecipeError, match=r"r.yaml:8:\d+: stages.better.rewards.0: .*its score is nan"):
-        verify_own_rewards(load('"rewards_on_trial:nan"'))
+        verify_own_rewards(load('"rewards_on_trial:nan"'), HERE)
     with pytest.raises(RecipeError, match=r"raises for every one of 2 completions.*NameError"):
-        verify_own_rewards(load('"rewards_on_trial:wrong"'))
+        verify_own_rewards(load('"rewards_on_trial:wrong"'), HERE)

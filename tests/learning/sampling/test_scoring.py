@@ -110,7 +110,8 @@ def test_completions_that_raise_cannot_be_scored_and_the_others_are(capsys):
     assert [t.reward for t in made] == [1.0, None, 2.0, 3.0]
     assert CALLS == [["1", "x", "2", "3e0"], ["1"], ["x"], ["2"], ["3e0"], ["1", "2", "3e0"]]
     output = capsys.readouterr().err
-    assert "1 of 4 completions cannot be scored: ValueError: could not convert string to float: 'x', for the" in output
+    assert "1 of 4 completions cannot be scored: ValueError: could not convert string to float: 'x'" in output
+    assert "(test_scoring.py:21), for the" in output
     assert "the completion 'x' of row '0'" in output
     assert "Traceback" in output
 

@@ -1,0 +1,310 @@
+"""A new user's first hour, scripted: own files, model and reward, mistake by mistake, a run, and what follows.
+
+Every mistake ends in a message that names the place and what to do; none is silent, none is a traceback. `validate` and
+`run` give the same message.
+"""
+
+import shutil
+
+import pytest
+
+from learning.models.model_files import LFS
+from tests.first_hour import QUESTIONS, Mistake, User, make_model, write_files, write_lines
+
+ROW = {"prompt": "What is 1 plus 1?", "completion": "2"}
+
+
+def recipe(old, new, *message):
+    """Return a mistake in the recipe: a piece of text and what is written in its place."""
+    return Mistake(message, {"mine.yaml": (old, new)})
+
+
+def train(content, *message):
+    """Return a mistake in the rows of the sft stage."""
+    return Mistake(("mine.yaml:6:5", *message), {"train.jsonl": content})
+
+
+def own(old, new, *message):
+    """Return a mistake in the user's reward."""
+    return Mistake(("mine:score", *message), {"mine.py": (old, new)})
+
+
+def option(*words, message):
+    """Return a mistake on the command line."""
+    return Mistake((message,), words=words)
+
+
+def model(file, edit, *message):
+    """Return a mistake in the checkpoint."""
+    return Mistake(("mine.yaml:5:12", *message), {f"model/{file}": edit})
+
+
+def named(name, content, *message):
+    """Return a mistake in a file of rows of another name."""
+    return Mistake(("mine.yaml:6:5", name, *message), {"mine.yaml": ("train.jsonl", name), name: content})
+
+
+def remove(path):
+    """Delete a file."""
+    path.unlink()
+
+
+def remove_tokenizer(folder):
+    """Delete the files of a tokenizer."""
+    for file in folder.glob("*token*"):
+        file.unlink()
+
+
+LR, STEPS, GRPO = "learning_rate: 1e-4", "max_steps: 2", "learning_rate: 1e-5"
+SCORE = 'use: "mine:score"'
+RETURNED = "return values"
+MISTAKES = {
+    "a misspelt key": recipe(LR, "learning_rat: 1e-4", "mine.yaml:10:5", "did you mean `learning_rate`?"),
+    "a word for a number": recipe(
+        STEPS, "max_steps: two", "mine.yaml:7:16", "should be a valid integer, this is 'two'"
+    ),
+    "no steps": recipe(STEPS, "max_steps: 0", "mine.yaml:3:3", "max_steps: 0 trains nothing"),
+    "an unknown algorithm": recipe("grpo", "grop", "mine.yaml:13:16", "no algorithm `grop`", "did you mean `grpo`?"),
+    "an unknown kind": recipe("kind: sft", "kind: stf", "mine.yaml:4:11", "did you mean `sft`?"),
+    "an unknown stage": recipe("model: tuned", "model: tuend", "mine.yaml:14:12", "did you mean `tuned`?"),
+    "an unknown reward": recipe(SCORE, "use: math.equa", "mine.yaml:16:21", "no reward `math.equa`"),
+    "an unknown module": recipe(SCORE, 'use: "main:score"', "mine.yaml:16:21", "no module `main`", "searched folders"),
+    "an unknown function": recipe(SCORE, 'use: "mine:scores"', "mine.yaml:16:21", "did you mean `score`?"),
+    "an unknown option": recipe(SCORE, SCORE + ", bonsu: 1", "mine.yaml:16:35", "did you mean `bonus`?"),
+    "an option of another type": recipe(
+        SCORE, SCORE + ", bonus: much", "mine.yaml:16:42", "valid number, this is 'much'"
+    ),
+    "an unknown family": recipe(
+        "kind: evaluate",
+        "kind: evaluate\n    tasks: [{use: reasoning_gym, family: chain_sums, split: test, size: 8}]",
+        "mine.yaml:24:",
+        "chain_sum",
+    ),
+    "an unknown metric": recipe(
+        "    prompts: path:exam",
+        "    gate: {metric: acuracy, min: 0.1}\n    prompts: path:exam",
+        "mine.yaml:25:20",
+        "`accuracy`",
+    ),
+    "TRL's batch size": recipe(GRPO, "per_device_train_batch_size: 8", "mine.yaml:21:5", "`generation_batch_size`"),
+    "TRL's data set": recipe("data: path", "train_dataset: path", "mine.yaml:6:5", "`data` is missing"),
+    "TRL's rewards": recipe("rewards: [{", "reward_funcs: [{", "mine.yaml:16:5", "posttrain calls this `rewards`"),
+    "TRL's model": recipe("model: path:model", "model_name_or_path: path:model", "mine.yaml:5:5", "calls this `model`"),
+    "TRL's beta": recipe(GRPO, "beta: 0.1", "mine.yaml:21:5", "`coef` of the KL term"),
+    "vLLM's limit": recipe(
+        "max_completion_length: 8", "max_new_tokens: 8", "mine.yaml:19:5", "`max_completion_length`"
+    ),
+    "lr": recipe(LR, "lr: 1e-4", "mine.yaml:10:5", "posttrain calls this `learning_rate`"),
+    "epochs": recipe(STEPS, "epochs: 2", "mine.yaml:7:5", "posttrain calls this `num_train_epochs`"),
+    "batch_size": recipe(STEPS, "batch_size: 2", "mine.yaml:7:5", "`per_device_train_batch_size`"),
+    "accumulation": recipe(STEPS, "gradient_accumulation: 2", "mine.yaml:7:5", "`gradient_accumulation_steps`?"),
+    "a group of one": recipe("num_generations: 4", "num_generations: 1", "raise `num_generations`"),
+    "half a group": recipe("generation_batch_size: 8", "generation_batch_size: 6", "multiple of num_generations"),
+    "temperature 0": recipe(GRPO, f"{GRPO}\n    temperature: 0", "mine.yaml:22:18", "greater than 0, this is 0"),
+    "an unknown module of LoRA": recipe(
+        LR,
+        f"{LR}\n    use_peft: true\n    lora_target_modules: [q_projj]",
+        "mine.yaml:12:5",
+        "no module `q_projj`",
+        "q_proj",
+    ),
+    "a cycle": recipe("model: path:model", "model: better", "mine.yaml:5:12", "a cycle: tuned -> better -> tuned"),
+    "rows in place of a model": recipe("model: tuned", "model: tuned-data", "mine.yaml:14:12"),
+    "a report in place of a model": recipe("after: better", "after: tuned.report", "mine.yaml:24:"),
+    "wrong indentation": recipe("    kind: sft", "   kind: sft", "mine.yaml:5:10", "check the indentation"),
+    "a tab": recipe("    kind: sft", "\tkind: sft", "mine.yaml:4:1", "indent with spaces"),
+    "a key twice": recipe(STEPS, f"{STEPS}\n    {STEPS}", "mine.yaml:8"),
+    "a file without its scheme": recipe("path:train.jsonl", "train.jsonl", "mine.yaml:6:11", "write path:train.jsonl"),
+    "a missing file": recipe(
+        "path:train.jsonl", "path:trian.jsonl", "mine.yaml:6:5", "trian.jsonl: no such folder or file"
+    ),
+    "a folder without rows": recipe("path:train.jsonl", "path:model", "mine.yaml:6:5", "no file of rows"),
+    "a missing model": recipe("path:model", "path:modle", "mine.yaml:5:12", "path:modle: no such folder or file"),
+    "a file in place of a model": recipe("path:model", "path:train.jsonl", "mine.yaml:5:12", "a file of rows"),
+    "a model of the hub": recipe("path:model", "hub:nobody/nothing", "mine.yaml:5:12", "hf download nobody/nothing"),
+    "an empty file": train("", "train.jsonl: no rows"),
+    "blank lines": train("\n\n", "train.jsonl: no rows"),
+    "other columns": train('{"q": "a", "r": "b"}\n', "columns q, r", "map them with `columns:"),
+    "prompts without completions": train(write_lines(QUESTIONS), "columns prompt, answer", "prompt_completion"),
+    "pairs": train('{"prompt": "a", "chosen": "b", "rejected": "c"}\n', "columns prompt, chosen, rejected"),
+    "bad JSON": train(write_lines([ROW]) + '{"prompt": "a" "completion": "b"}\n', "train.jsonl, row 2: no JSON"),
+    "a list per line": train("[1, 2]\n", "train.jsonl, row 1: no JSON object but list"),
+    "UTF-16": train(write_lines([ROW]).encode("utf-16"), "UTF-16", "iconv -f UTF-16 -t UTF-8"),
+    "Latin-1": train('{"prompt": "é", "completion": "b"}\n'.encode("latin-1"), "row 1: not UTF-8"),
+    "an empty completion": train(write_lines([ROW | {"completion": ""}]), "row 1: `completion` is empty"),
+    "a number as completion": train(write_lines([ROW | {"completion": 2}]), "row 1: `completion` is neither text"),
+    "an unknown role": train('{"messages": [{"role": "human", "content": "a"}]}\n', "role 'human'", "user"),
+    "no answer": train('{"messages": [{"role": "user", "content": "a"}]}\n', "the last must be the assistant's"),
+    "a PDF": Mistake(
+        ("mine.yaml:6:11", "no input by itself"),
+        {"mine.yaml": ("train.jsonl", "train.pdf"), "train.pdf": b"%PDF-1.4"},
+    ),
+    "no Parquet": named("train.parquet", b"rows", "not a Parquet file"),
+    "no gzip": named("train.jsonl.gz", b"rows", "Not a gzipped file"),
+    "semicolons": named("train.csv", "prompt;completion\na;b\n", "columns prompt;completion"),
+    "a reward that is no Python": Mistake(
+        ("mine.yaml:16:21", "mine.py:9: unmatched ']'"), {"mine.py": (RETURNED, "return values]")}
+    ),
+    "a reward's missing module": own('"""A', 'import numpyy\n"""A', "no module 'numpyy'"),
+    "a reward's parameter": own("completions, *", "completion, *", "did you mean `completions`?"),
+    "a reward that raises": own(
+        '["answer"]', '["anwser"]', "raises for every one of 2 completions", "KeyError: 'anwser' (mine.py:8)"
+    ),
+    "a reward that returns text": own(RETURNED, "return ['good' for _ in values]", "'good'"),
+    "a reward that returns nothing": own(RETURNED, "return None", "NoneType"),
+    "a reward that returns NaN": own(RETURNED, "return [float('nan') for _ in values]", "its score is nan"),
+    "a reward that returns inf": own(RETURNED, "return [float('inf') for _ in values]", "its score is inf"),
+    "a reward of the wrong length": own(RETURNED, "return values[1:]", "1 ", "2 "),
+    "a model without weights": model("model.safetensors", remove, "no weights: model.safetensors is missing"),
+    "a model without config.json": model("config.json", remove, "config.json is missing"),
+    "a model without a tokenizer": model("", remove_tokenizer, "no tokenizer: tokenizer.json is missing"),
+    "a cut-off config.json": model("config.json", '{"model_type": "qwen3"', "config.json cannot be read"),
+    "a pointer of Git LFS": model("model.safetensors", LFS + b".github.com/spec/v1\n", "git lfs pull"),
+    "weights that are no safetensors": model("model.safetensors", b"\xff" * 64, "no safetensors file, or cut off"),
+    "an unknown profile": option("--profile", "tiny", message="no profile `tiny`"),
+    "an unknown key of --set": option("--set", "stages.tuned.sed=1", message="did you mean `seed`?"),
+    "an unknown stage of --set": option("--set", "stages.tunde.seed=1", message="keys here: tuned, better, check"),
+}
+AT_THE_RUN = {
+    "an id twice": Mistake(
+        ("row 2: id '1' is that of an earlier row",), {"train.jsonl": write_lines([ROW | {"id": "1"}] * 2)}
+    ),
+    "all rows too long": recipe(
+        "max_length: 128", "max_length: 8", "all 30 rows are longer than 8 tokens", "max_length"
+    ),
+    "a limit beyond the model's": recipe("max_length: 128", "max_length: 9999", "9999 is more than the 512 tokens"),
+    "no room for a prompt": recipe("max_completion_length: 8", "max_completion_length: 800", "maximum length is 512"),
+    "None for all": own(RETURNED, "return [None for _ in values]", "returns None for every one of the 8 completions"),
+    "NaN for some": own("0.01 * len(text)", "(0.0 if text.isdigit() else float('nan'))", "its score is nan"),
+    "an unknown architecture": Mistake(("qwen99",), {"model/config.json": '{"model_type": "qwen99"}'}),
+    "other shapes": Mistake(
+        ("weights do not fit config.json",), {"model/config.json": ('"hidden_size": 32', '"hidden_size": 64')}
+    ),
+}
+"""Mistakes that show when a step begins."""
+REMARKS = {
+    "one reward for all": (
+        own(RETURNED, "return [0.0 for _ in values]"),
+        "in 2 of 2 groups all completions had the same reward",
+    ),
+    "a learning rate far off": (recipe(LR, "learning_rate: 0.5"), "mine.yaml:10:20: stages.tuned.learning_rate"),
+    "some that raise": (
+        own(RETURNED, "return [1 / (len(text) < 3) for text in completions]"),
+        "completions have no reward: reward mine:score raises ZeroDivisionError",
+    ),
+}
+"""What does not stop a run, and the line that it prints."""
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory):
+    """The folder as it should be."""
+    folder = tmp_path_factory.mktemp("right")
+    make_model(folder)
+    write_files(folder)
+    return folder
+
+
+@pytest.fixture
+def user(right, tmp_path, monkeypatch, capsys):
+    """A user in a copy of the folder."""
+    return User(shutil.copytree(right, tmp_path / "mine"), monkeypatch, capsys)
+
+
+def test_there_are_sixty_mistakes():
+    assert len(MISTAKES) + len(AT_THE_RUN) >= 60
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_named_before_anything_runs(name, user):
+    mistake = MISTAKES[name]
+    mistake.make(user.folder)
+    code, output = user("validate", "mine.yaml", *mistake.words)
+    assert code == 3, output
+    assert "Traceback" not in output
+    for part in mistake.message:
+        assert part in output
+    assert user("run", "mine.yaml", "--executor", "inprocess", *mistake.words) == (3, output)
+    assert not (user.folder / ".posttrain" / "runs").exists()
+
+
+@pytest.fixture(scope="module")
+def used(right, tmp_path_factory):
+    """A folder in which a run has ended, for what comes after it."""
+    return shutil.copytree(right, tmp_path_factory.mktemp("used") / "mine")
+
+
+@pytest.fixture
+def regular(used, monkeypatch, capsys):
+    """A user in that folder, whose files are right again."""
+    write_files(used)
+    return User(used, monkeypatch, capsys)
+
+
+def test_the_hour_itself(regular):
+    """Init, validate, run, run again, and look at what there is."""
+    code, output = regular("init", "first.yaml")
+    assert (code, "next: posttrain validate first.yaml" in output) == (0, True)
+    assert regular("validate", "mine.yaml") == (0, "mine.yaml: ok, 6 steps\n")
+    code, output = regular("run", "mine.yaml", "--executor", "inprocess", "--to", "better")
+    assert code == 0, output
+    assert "7 of 8 completions (88%) were cut at max_completion_length: 8" in output
+    assert "policy of better: .posttrain/artifacts/rl-" in output
+    code, output = regular("run", "mine.yaml", "--executor", "inprocess", "--to", "better")
+    assert code == 0
+    assert [
+        name for name in ("tuned-data", "tuned", "better-prompts", "better") if f"{name}: cached" not in output
+    ] == []
+    code, output = regular("path", "better")
+    assert (regular.folder / output.strip() / "model.safetensors").is_file()
+    assert "tuned" in regular("lineage", "better")[1]
+    assert "better: HIT" in regular("why", "mine.yaml", "better")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (["init", "first.yaml"], "first.yaml is there already"),
+        (["path", "beter"], "did you mean `better`?"),
+        (["path", "better.modle"], "did you mean `model`?"),
+        (["lineage", "beter"], "nothing here is called 'beter'"),
+        (["why", "mine.yaml", "beter"], "did you mean `better`?"),
+        (["export", "hf", "better", "model"], "exists already; name a folder that does not"),
+        (["export", "hf", "beter", "new"], "beter"),
+        (["run", "mine.yaml", "--to", "beter"], "did you mean `better`?"),
+        (["run", "mine.yaml", "--from", "check"], "run that part first (--to check-prompts)"),
+        (["logs", "check"], "better"),
+        (["status", "nothing"], "no run `nothing`"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_after_a_run_is_named(words, advice, regular):
+    code, output = regular(*words)
+    assert code == 3, output
+    assert advice in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", AT_THE_RUN)
+def test_a_mistake_that_only_a_step_sees_is_named(name, regular, right):
+    shutil.copytree(right / "model", regular.folder / "model", dirs_exist_ok=True)
+    mistake = AT_THE_RUN[name]
+    mistake.make(regular.folder)
+    code, output = regular("run", "mine.yaml", "--executor", "inprocess", "--to", "better")
+    assert code == 1, output
+    failed = next(line for line in output.splitlines() if line.startswith("failed "))
+    for part in mistake.message:
+        assert part in output[output.index(failed) :]
+    assert "Traceback" not in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REMARKS)
+def test_what_does_not_stop_a_run_is_remarked(name, regular, right):
+    shutil.copytree(right / "model", regular.folder / "model", dirs_exist_ok=True)
+    mistake, remark = REMARKS[name]
+    mistake.make(regular.folder)
+    code, output = regular("run", "mine.yaml", "--executor", "inprocess", "--to", "better")
+    assert code == 0, output
+    assert remark in output
