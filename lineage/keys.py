@@ -48,7 +48,7 @@ class Signer:
 
 
 def load_signer(layout: Layout) -> Signer:
-    """Return the signing key, created if there is none. Raise PlanError if the named file is no such key."""
+    """Return the signing key, created if there is none. Raise PlanError if the named file is not a signing key."""
     if (signer := load_named_signer()) is not None:
         return signer
     path = _ensure_own_key(layout)
@@ -103,7 +103,7 @@ def _read_key_file(path: Path) -> bytes:
 
 
 def load_named_signer() -> Signer | None:
-    """Return the key that POSTTRAIN_SIGNING_KEY names, or None. Raise PlanError if the file holds no key."""
+    """Return the key that POSTTRAIN_SIGNING_KEY names, or None. Raise PlanError if the file contains no key."""
     if not (configured := os.environ.get(VARIABLE)):
         return None
     path = Path(configured)
@@ -117,7 +117,7 @@ def _load_signer(path: Path, changed: int) -> Signer:
 
 
 def parse_private_key(path: Path, content: bytes) -> Ed25519PrivateKey:
-    """Return the private key in the content of a file. Raise PlanError if there is none in it."""
+    """Return the private key in the content of a file. Raise PlanError if it contains none."""
     try:
         key = load_pem_private_key(content, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -128,12 +128,12 @@ def parse_private_key(path: Path, content: bytes) -> Ed25519PrivateKey:
 
 
 def load_public_key(path: Path) -> Ed25519PublicKey:
-    """Return the Ed25519 key in a file. Raise PlanError if there is none in it."""
+    """Return the Ed25519 key in a file. Raise PlanError if it contains none."""
     return parse_public_key(path, _read_key_file(path))
 
 
 def parse_public_key(path: Path, content: bytes) -> Ed25519PublicKey:
-    """Return the public key in the content of a file. Raise PlanError if there is none in it."""
+    """Return the public key in the content of a file. Raise PlanError if it contains none."""
     try:
         key = load_pem_public_key(content)
     except (ValueError, UnsupportedAlgorithm) as error:

@@ -20,7 +20,7 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True)
 class Lines:
-    """What a file of JSON lines holds."""
+    """The content of a file of JSON lines."""
 
     records: list[JsonObject]
     """The JSON objects, in order."""
@@ -31,7 +31,7 @@ class Lines:
 
 
 LONGEST_RECORD = 1 << 28
-"""Bytes of a record of an artifact (manifest, seal, signature) beyond which it is taken for none."""
+"""Maximum bytes of a record of an artifact (manifest, seal, signature); a larger file is treated as missing."""
 
 
 def read_record_file(path: Path) -> bytes | None:

@@ -87,7 +87,7 @@ def _compare_outputs(
 
 
 def read_sealed_manifest(folder: Path) -> Manifest | None:
-    """Return the manifest of an artifact's folder; None if there is none or it is not the sealed one."""
+    """Return the manifest of an artifact's folder; None if it is missing or differs from the sealed one."""
     content, seal = read_record_file(folder / MANIFEST), read_record_file(folder / SEAL)
     if content is None or seal is None:
         return None

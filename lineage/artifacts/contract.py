@@ -17,7 +17,7 @@ UNBOUNDED = 2**31
 
 
 def read_contract(folder: Path) -> Contract | None:
-    """Return the contract of a model folder (or of an adapter's base), or None if it holds no tokenizer."""
+    """Return the contract of a model folder (or of an adapter's base), or None if it has no tokenizer."""
     if not holds_tokenizer(folder):
         return None
     below, folder = find_plain_base(folder), find_tokenizer_folder(folder)
@@ -41,7 +41,7 @@ def read_contract(folder: Path) -> Contract | None:
 
 
 def holds_tokenizer(folder: Path) -> bool:
-    """Return whether a model folder, or an adapter's base, holds a tokenizer."""
+    """Return whether a model folder, or an adapter's base, has a tokenizer."""
     return (find_tokenizer_folder(folder) / "tokenizer.json").is_file()
 
 

@@ -1,4 +1,4 @@
-"""DVC's content-addressed cache, written as DVC would: `<two hex digits>/<the rest>`, read-only, whole or absent."""
+"""DVC's content-addressed cache in DVC's layout: `<two hex digits>/<the rest>`, read-only, written atomically."""
 
 import contextlib
 import fcntl

@@ -104,7 +104,7 @@ def find_temporaries(layout: Layout) -> list[Path]:
 
 
 def count_freed_bytes(paths: Iterable[Path]) -> int:
-    """Return the bytes that are freed on disk: blocks of folders, and of files all of whose hard links are removed.
+    """Return the bytes freed on disk: the blocks of folders, and of files if all their hard links are removed.
 
     A file with another hard link, such as one below data/runs, frees nothing. On file systems that share blocks between
     copies (btrfs, XFS) the result is an upper bound.

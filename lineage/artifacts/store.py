@@ -164,7 +164,7 @@ class Store:
         return problems
 
     def is_restorable(self, condition: Condition) -> bool:
-        """Return whether DVC's cache, which holds outputs only, has everything that is damaged."""
+        """Return whether DVC's cache, which contains only outputs, has all damaged files."""
         if (
             condition.manifest is None
             or not condition.damages

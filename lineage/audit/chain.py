@@ -20,7 +20,7 @@ MOVES = frozenset({"promote", "rollback", "restore"})
 KEPT = MOVES | {"move of another log", "approve", "reject", "run started", "deployed"}
 """Actions whose entries other modules use; entries of other actions are only hashed."""
 SIGNED = KEPT - {"run started"}
-"""Actions whose signatures are checked one by one, so that entries of a key that is no longer trusted are ignored."""
+"""Actions whose signatures are checked one by one, to ignore the entries of keys that are no longer trusted."""
 
 
 @dataclass(frozen=True)

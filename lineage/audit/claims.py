@@ -87,7 +87,7 @@ def check_decisions(layout: Layout, audit: AuditCheck) -> Iterator[str]:
 
 
 def _check_order(decided: list[tuple[Path, JsonObject]]) -> Iterator[str]:
-    """Yield files whose decisions about a gate are not in the order of the log, as the last one counts."""
+    """Yield files whose decisions about a gate are not in the order of the log: the last decision is the valid one."""
     orders: dict[Path, dict[str, list[int]]] = {}
     for path, line in decided:
         orders.setdefault(path, {}).setdefault(str(line.get("gate")), []).append(_entry_number(line))

@@ -44,7 +44,7 @@ class Move:
     after: str | None
     """Hash of the entry of the previous move, in any log; None for the first move."""
     entry: Entry = field(repr=False, compare=False)
-    """The signed entry that holds these values."""
+    """The signed entry with these values."""
 
     @property
     def artifact(self) -> tuple[str, str, str]:

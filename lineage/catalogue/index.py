@@ -145,7 +145,7 @@ def open_index(layout: Layout, place: str) -> Iterator[Index]:
 
 
 def _refresh(connection: sqlite3.Connection, layout: Layout) -> None:
-    """Add new and changed manifests, and delete those that are gone."""
+    """Add new and changed manifests, and delete missing ones."""
     is_current = connection.execute("pragma user_version").fetchone()[0] == VERSION
     indexed = dict(connection.execute("select name, stamp from artifacts")) if is_current else {}
     stamps = _read_stamps(layout.state / "artifacts")

@@ -96,7 +96,7 @@ def project_dvc(layout: Layout, plan: Plan, *, succeeded: bool) -> None:
 
 
 def may_show(layout: Layout, plan: Plan, *, succeeded: bool) -> bool:
-    """Return whether dvc.yaml may be written for a plan: whether there is none, or what it shows may be replaced."""
+    """Return whether dvc.yaml may be written for a plan: it does not exist, or its content may be replaced."""
     pipeline = layout.root / "dvc.yaml"
     text = pipeline.read_text() if pipeline.is_file() else ""
     if text and not text.startswith(WRITTEN):
@@ -106,7 +106,7 @@ def may_show(layout: Layout, plan: Plan, *, succeeded: bool) -> bool:
 
 
 def is_as_written(layout: Layout, plan: Plan) -> bool:
-    """Return whether a plan is a recipe of this checkout as it stands in its file, and one that DVC can show."""
+    """Return whether a plan is an unchanged recipe of this checkout that DVC can show."""
     path = (layout.root / plan.file).resolve()
     if not path.is_relative_to(layout.root) or not path.is_file() or any(step.is_conditional for step in plan.steps):
         return False
@@ -202,7 +202,7 @@ class Recipe:
         return [*files, preset] if isinstance(algorithm, str) and (self.root / preset).is_file() else files
 
     def _params(self, step: Step) -> list[str]:
-        """Return the keys of the recipe that the step reads; none when its stage does not stand in the file itself."""
+        """Return the keys of the recipe that the step reads; none if its stage is not in the file itself."""
         stage = self._stage(step)
         if not stage or self.unreadable:
             return []

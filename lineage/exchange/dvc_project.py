@@ -1,4 +1,4 @@
-"""What DVC's commands need beside dvc.yaml: the template of its plot, and a project where git has none."""
+"""Files that DVC's commands need besides dvc.yaml: the template of its plot, and a project outside of git."""
 
 from pathlib import Path
 

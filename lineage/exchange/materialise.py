@@ -48,7 +48,7 @@ def write_curves(folder: Path, records: dict[str, Record], planned: set[str]) ->
 
 
 def write_if_changed(path: Path, text: str) -> None:
-    """Write by one rename; an unchanged file keeps its time, so that DVC need not hash it again."""
+    """Write atomically; an unchanged file keeps its modification time, so that DVC does not hash it again."""
     if path.is_file() and path.read_text() == text:
         return
     write_text_atomically(path, text)

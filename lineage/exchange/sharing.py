@@ -184,7 +184,7 @@ def _send_keys(place: Remote, layout: Layout, keys: Iterable[str]) -> None:
 
 
 def _trust_keys(place: Remote, layout: Layout, keys: Iterable[str]) -> tuple[str, ...]:
-    """Trust keys from now on; return those that the remote holds.
+    """Add trusted keys; return those that the remote has.
 
     Raise StepError if the name of a key does not match its content.
     """

@@ -115,7 +115,7 @@ def _make_component(record: Record, name: str) -> Any:
 
 
 def _make_source(record: GivenRecord) -> Any:
-    """Return the component of an outside source, whose digest stands for its content."""
+    """Return the component of an outside source, identified by the digest of its content."""
     return Component(
         name=record["source"] or "",
         version=record["digest"][:16],

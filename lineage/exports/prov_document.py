@@ -41,7 +41,7 @@ def serialize_document(document: ProvDocument, format_: str) -> str:
 
 
 def _add_run(document: ProvDocument, run: str, who: str | None) -> None:
-    """Add a run as the plan that its steps follow; posttrain acts on behalf of the user who started it."""
+    """Add a run as a plan that its steps follow, with posttrain as the delegate of the user who started it."""
     document.entity(f"pt:run/{run}", {PROV_TYPE: PROV["Plan"]})
     if who:
         person = f"pt:user/{quote(who, safe='')}"

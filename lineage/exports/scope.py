@@ -18,7 +18,7 @@ ENDED = frozenset({"failed", "cancelled"})
 
 @dataclass(frozen=True)
 class Scope:
-    """Whole manifests, oldest first, and the events of the runs that made them."""
+    """Complete manifests, oldest first, and the events of their runs."""
 
     target: Target
     records: list[Record]

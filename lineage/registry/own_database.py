@@ -1,4 +1,4 @@
-"""The checkout's own MLflow database: created whole or not at all."""
+"""The checkout's own MLflow database, created atomically."""
 
 import os
 import secrets

@@ -25,7 +25,7 @@ MOVE = "posttrain.move."
 
 @dataclass(frozen=True)
 class Registered:
-    """A registered model as MLflow has it."""
+    """A registered model as recorded in MLflow."""
 
     name: str
     alias: int | None
@@ -90,12 +90,12 @@ def printable(text: str) -> str:
 
 
 def tag_name(move: Move) -> str:
-    """Return the name of the tag that holds a move."""
+    """Return the name of the tag for a move."""
     return f"{MOVE}{move.number:06d}"
 
 
 def find_foreign_tags(registered: Registered, moves: list[Move]) -> Iterator[tuple[int, str]]:
-    """Yield version and name of every tag that claims to hold a move and holds none of these."""
+    """Yield version and name of every tag that has the name of a move but contains none of these moves."""
     places = {(move.version, tag_name(move)): move.entry["hash"] for move in moves}
     for number, version in registered.versions.items():
         for tag, text in version.tags.items():
@@ -146,7 +146,7 @@ def _merge_other_moves(
 def _parse_signed_move(
     entry: Entry | None, keys: dict[str, Ed25519PublicKey], name: str, number: int, tag: str
 ) -> tuple[Move | None, str]:
-    """Return the signed move in a tag, or why it is none."""
+    """Return the signed move in a tag, or the reason why it is not one."""
     if entry is None:
         return None, "is no signed move"
     if problem := find_signature_problem(entry, keys):

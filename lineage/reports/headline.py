@@ -1,4 +1,4 @@
-"""The first lines of a report: what got better and by how much, which gates did not pass and why, what it cost."""
+"""The first lines of a report: improvements with their size, gates that failed and why, and the cost."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -134,7 +134,7 @@ def add_ancestors(records: Iterable[Record], reasons: Reasons) -> Reasons:
 
 
 def refuse_missing(log: AuditCheck, records: Iterable[Record], reasons: Reasons) -> None:
-    """Raise PlanError if an artifact that must stay is gone: its ancestors are unknown then.
+    """Raise PlanError if an artifact that must be kept is missing: its ancestors are then unknown.
 
     What an entry of the log removed, or this log never saw published, is not missed.
     """

@@ -31,7 +31,7 @@ def read_pins(layout: Layout) -> dict[str, dict[str, str]]:
 
 
 def pin_artifacts(layout: Layout, keys: tuple[str, ...], word: str) -> None:
-    """Pin these artifacts, which keeps all that they were made from."""
+    """Pin these artifacts; their ancestors are then kept too."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     _update(layout, {key: {"word": word, "since": now} for key in keys}, ())
 

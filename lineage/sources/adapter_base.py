@@ -20,7 +20,7 @@ TOKENIZER = ("tokenizer", "special_tokens_map", "chat_template", "vocab.", "merg
 
 
 def lacks_base(folder: Path) -> bool:
-    """Return whether a folder is an adapter without its base, or with no more than a link to it."""
+    """Return whether a folder is an adapter without its base, or with only a link to it."""
     base = folder / BASE
     return is_adapter(folder) and (base.is_symlink() or not base.is_dir())
 

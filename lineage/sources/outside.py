@@ -22,9 +22,9 @@ SYSTEM = frozenset(
         ("/bin", "/boot", "/etc", "/home", "/lib", "/lib64", "/opt", "/run", "/sbin", "/srv", "/tmp", "/usr", "/var"),
     )
 )
-"""Folders that hold a system or many users' data; what lies below them is allowed."""
+"""Folders of the system or of many users, which are refused; folders below them are allowed."""
 KERNEL = (Path("/proc"), Path("/sys"), Path("/dev"))
-"""Folders whose files are made when they are read."""
+"""Folders whose files are generated when they are read."""
 SHARED_MEMORY = Path("/dev/shm")
 MAX_FILES = 100_000
 MAX_DEPTH = 64

@@ -58,7 +58,7 @@ def find_source(reference: str, layout: Layout, folders: Iterable[Path]) -> Sour
 
 
 def complete_adapter(folder: Path, layout: Layout) -> Path:
-    """Return the folder of an artifact's model; of an adapter one that also has its base. Raise PlanError without it.
+    """Return the folder of an artifact's model; for an adapter, one with its base. Raise PlanError without the base.
 
     Any other folder is returned as it is.
     """
@@ -120,7 +120,7 @@ def _list_dvc_records(base: Path, rest: str) -> list[Path]:
 
 
 def _link_files(files: Mapping[str, Path], layout: Layout) -> Path:
-    """Return a folder of the state folder that holds only links to files: every input is a folder."""
+    """Return a folder in the state folder with links to files, as every input is a folder."""
     listing = "\n".join(f"{name}\0{file}" for name, file in sorted(files.items()))
     folder = layout.make_state() / "cache" / "files" / hashlib.sha256(listing.encode()).hexdigest()[:32]
     for name, file in files.items():
@@ -226,7 +226,7 @@ def _describe_moved(name: str, by: Move, alarms: tuple[str, ...] = ()) -> Regist
 
 
 def _read_registered_version(name: str, version: str, rest: str, layout: Layout) -> Registered:
-    """Return a version that was never champion, as MLflow has it."""
+    """Return a version that was never champion, as recorded in MLflow."""
     if is_registry_empty(layout):
         raise PlanError(f"mlflow:{rest}: no such model version: nothing was registered in this checkout yet")
     mlflow = open_client(layout)

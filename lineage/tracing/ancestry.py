@@ -22,7 +22,7 @@ from schemas.stages.union import traits_of
 
 @dataclass(frozen=True)
 class Lineage:
-    """Where a target comes from (`up`) and what it went into (`down`); both begin with the target's own artifacts."""
+    """The ancestors (`up`) and descendants (`down`) of a target; both begin with the target's own artifacts."""
 
     target: Target
     up: list[Node]
@@ -145,7 +145,7 @@ def _label_node(node: Node) -> Text:
 
 
 def _describe_record(record: Record) -> list[str]:
-    """Return what made an artifact besides other artifacts: outside sources, drops, seed, code."""
+    """Return the inputs of an artifact that are not artifacts: outside sources, drops, seed, code."""
     sources = [f"{i['port']} ← {i['source']} {i['digest'][:12]}" for i in record["inputs"] if i.get("source")]
     dropped = record["details"].get("dropped") if traits_of(record["kind"]).drops_rows else None
     lost = [f"{reason}: {number} rows dropped" for reason, number in (dropped or {}).items() if number]

@@ -118,7 +118,7 @@ def _has_digest(record: Record | None, word: str) -> bool:
 
 
 def _match_row(index: Index, word: str) -> Target | None:
-    """Return a row of data: the artifacts whose tables hold its id, and those that dropped it."""
+    """Return a row of data: the artifacts whose tables contain its id, and those that dropped it."""
     places = find_row(index, word)
     holders = places.holders or places.dropped
     return Target(word, "row of data", places.holders, word, places.dropped) if holders else None

@@ -15,7 +15,7 @@ from schemas.base import JsonObject
 from schemas.references import TABLE_TYPES
 
 DIGEST = 36
-"""Longest digest of a dataset that MLflow keeps."""
+"""Maximum length of a dataset's digest in MLflow."""
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> JsonObject:

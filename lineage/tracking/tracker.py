@@ -44,7 +44,7 @@ class Tracker:
         self.experiment = experiment.experiment_id if experiment else self.client.create_experiment(recipe, location)
 
     def parent(self, run: str, plan: Plan, layout: Layout) -> str:
-        """Return the MLflow run that stands for a run, created if there is none; it starts when the run began."""
+        """Return the MLflow run of a run, created if missing; its start time is that of the run."""
         if runs := self._runs(f"tags.`posttrain.run` = '{run}' and tags.`posttrain.role` = 'run'"):
             return runs[0].info.run_id
         tags = {"posttrain.run": run, "posttrain.role": "run", "posttrain.file": plan.file}

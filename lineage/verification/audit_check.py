@@ -1,4 +1,4 @@
-"""Checks that the audit log is unaltered, and that what it says of runs and artifacts still holds."""
+"""Checks that the audit log is unaltered, and that runs and artifacts still match it."""
 
 import hashlib
 import os
@@ -73,7 +73,7 @@ def _read_log(layout: Layout, keys: dict[str, Ed25519PublicKey], audit: AuditChe
 
 
 def _check_strangers(where: str, lines: list[bytes], entry: Entry, audit: AuditCheck) -> bool:
-    """Report lines before an entry that are no entries; return whether they stand for a missing entry."""
+    """Report lines before an entry that are not entries; return whether they replace a missing entry."""
     if entry["action"] == "repaired":
         facts, text = entry["facts"], b"\n".join(lines)
         if facts.get("sha256") not in {hashlib.sha256(t).hexdigest() for t in (text, text + b"\n")}:

@@ -19,12 +19,12 @@ ABOUT = {
     "tables": "select name, what, path, sha256, size from tables join artifacts on artifacts.id = artifact "
     "order by 1, 2, 3, 4, 5",
 }
-"""What the index keeps of each artifact, its name first."""
+"""Columns that the index has for each artifact, its name first."""
 OF_TABLES = {
     "row_ids": "select sha256, what, hashes from row_ids order by 1, 2, 3",
     "dropped_rows": "select sha256, id, reason, detail from dropped_rows order by 1, 2, 3, 4",
 }
-"""What it keeps of each table of rows, the digest of its bytes first."""
+"""Columns that the index has for each table of rows, the digest of its bytes first."""
 SHAPE = "select type, name, sql from sqlite_schema order by 1, 2"
 ADVICE = "write it again: posttrain lineage --verify --rebuild"
 
@@ -73,7 +73,7 @@ def _compare_indexes(current: Index, made: Index) -> Iterator[str]:
 
 
 def _find_different(current: list[tuple], made: list[tuple]) -> set[str]:
-    """Return the first values of rows that only one of two lists holds, or holds more often."""
+    """Return the first values of rows that occur in one list only, or more often in one than in the other."""
     return {row[0] for row in _find_additional(current, made)} | {row[0] for row in _find_additional(made, current)}
 
 

@@ -10,7 +10,7 @@ from schemas.errors import PlanError
 
 
 def read_keys(layout: Layout) -> tuple[dict[str, Ed25519PublicKey], list[str]]:
-    """Return trusted public keys by name, and one line per file that holds none.
+    """Return trusted public keys by name, and one line per file without a key.
 
     Raise PlanError where POSTTRAIN_SIGNING_KEY names no key.
     """
