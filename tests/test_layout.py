@@ -114,7 +114,9 @@ LATE_IMPORTS = {
     **dict.fromkeys(("torch", "transformers", "ray", "mlflow", "pyarrow", "scipy", "vllm"), "takes long to import"),
     **dict.fromkeys(("dvc", "dvc_data", "reasoning_gym", "sympy", "accelerate"), "takes long to import"),
     **dict.fromkeys(("httpx", "huggingface_hub", "jinja2", "safetensors"), "few commands need it"),
-    **dict.fromkeys(("lm_eval", "datasets", "gymnasium"), "optional dependencies that take long to import"),
+    **dict.fromkeys(
+        ("lm_eval", "datasets", "gymnasium", "textarena"), "optional dependencies that take long to import"
+    ),
     "psycopg2": "an optional dependency",
 }
 """Libraries that functions may import, and why; any other such import has a comment beside it."""
