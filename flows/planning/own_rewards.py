@@ -1,4 +1,4 @@
-"""A check before a run of the rewards that are the user's own code."""
+"""Checks before a run of rewards that are the user's own code, and of the tests that a stage has for its rewards."""
 
 from lineage.layout import Layout
 from schemas.errors import Problem, RecipeError
@@ -15,13 +15,19 @@ def find_own_reward_problems(recipe: Recipe, layout: Layout) -> list[Problem]:
 
 
 def verify_own_rewards(recipe: Recipe, layout: Layout) -> None:
-    """Call each reward from the user's own code on the answers of two problems. Raise RecipeError if it fails.
+    """Call each reward from the user's own code on the answers of two problems, and score the `tests` of each stage.
+
+    Raise RecipeError for a reward that fails, and for a test that does not hold.
 
     Rewards that need a model or another step's output are not called, nor are those whose problems have no answers.
     """
-    if all(":" not in use.use for info in recipe.steps.values() for use in getattr(info.stage, "rewards", [])):
+    stages = [info.stage for info in recipe.steps.values()]
+    if not any(":" in use.use for stage in stages for use in getattr(stage, "rewards", [])) and not any(
+        getattr(stage, "tests", []) for stage in stages
+    ):
         return
-    from flows.planning.reward_tests import find_reward_problems  # pyarrow takes 0.1 s, and few recipes need it
+    # pyarrow takes 0.1 s, and few recipes need it
+    from flows.planning.reward_tests import find_failed_tests, find_reward_problems
 
-    if problems := find_reward_problems(recipe, layout):
+    if problems := [*find_reward_problems(recipe, layout), *find_failed_tests(recipe)]:
         raise RecipeError(problems)

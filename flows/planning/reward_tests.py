@@ -18,6 +18,7 @@ from learning.sampling.scoring import scores_of
 from lineage.layout import Layout
 from schemas.errors import PlanError, Problem, StepError
 from schemas.recipe.load import Recipe
+from schemas.stages.base import RewardCase
 from schemas.stages.data import Data
 from schemas.steps.step_info import StepInfo
 from schemas.suggestions import suggest
@@ -29,7 +30,7 @@ KEYS = {"prompt", "answer", "good", "bad", "metadata", "family"}
 
 
 def score_reward_tests(recipe: Recipe, step: str, file: Path | None, size: int, layout: Layout) -> list[Scored]:
-    """Return the scores of a step's rewards for tests of a file, or for its problems and their answers.
+    """Return the scores of a step's rewards for tests of a file, else its own `tests`, else its problems' answers.
 
     Raise PlanError for a step without rewards, for rewards that need a model, and for wrong tests.
     """
@@ -37,7 +38,8 @@ def score_reward_tests(recipe: Recipe, step: str, file: Path | None, size: int, 
         raise PlanError(f"no step `{step}` in {recipe.name}; {suggest(step, recipe.steps, 'steps')}")
     _find_own_code(recipe)
     score = make_score(recipe.steps[step])
-    tests = read_tests(file) if file else [_make_test(row) for row in _find_rows(recipe, layout, step, size)[:size]]
+    tests = read_tests(file) if file else _list_own_tests(recipe.steps[step])
+    tests = tests or [_make_test(row) for row in _find_rows(recipe, layout, step, size)[:size]]
     if not tests:
         raise PlanError(
             f"{step}: its problems are not known before a run; give tests: posttrain test-reward RECIPE {step} "
@@ -105,6 +107,25 @@ def _read_test(file: Path, number: int, entry: Any) -> RewardTest:
     return RewardTest(row, texts["good"], texts["bad"])
 
 
+def _list_own_tests(info: StepInfo) -> list[RewardTest]:
+    """Return the `tests` of a stage; their rows are called by their numbers."""
+    cases: list[RewardCase] = getattr(info.stage, "tests", [])
+    return [
+        RewardTest(
+            {
+                "id": str(number),
+                "prompt": [{"role": "user", "content": case.prompt}],
+                "answer": case.answer,
+                "family": case.family,
+                "metadata": json.dumps(case.metadata),
+            },
+            case.good,
+            case.bad,
+        )
+        for number, case in enumerate(cases, 1)
+    ]
+
+
 def _make_test(row: dict[str, Any]) -> RewardTest:
     """Return a test of a problem whose good answer is the row's own."""
     return RewardTest(row, [row["answer"]] if row.get("answer") else [])
@@ -167,6 +188,33 @@ def _find_reward_problem(recipe: Recipe, layout: Layout, info: StepInfo, use: Re
             scores_of(reward, 0, given | {"step": 0, "seed": 0, "states": {}}, {})
     except StepError as error:
         yield str(error)
+
+
+def find_failed_tests(recipe: Recipe) -> list[Problem]:
+    """Return a problem for each completion of a stage's `tests` whose score is not in the expected order."""
+    _find_own_code(recipe)
+    return [
+        info.problem(path, text, "correct the reward or the test; all scores: posttrain test-reward RECIPE STEP")
+        for info in recipe.steps.values()
+        for path, text in _list_failures(info)
+    ]
+
+
+def _list_failures(info: StepInfo) -> Iterator[tuple[str, str]]:
+    """Yield key and message of each completion of a stage's `tests` that fails; probes are for `test-reward`."""
+    tests = _list_own_tests(info)
+    if not tests:
+        return
+    try:
+        scored = run_reward_tests(tests, make_score(info))
+    except (PlanError, StepError) as error:
+        yield "tests", str(error).removeprefix(f"{info.name}: ")
+        return
+    for one in scored:
+        if not one.ok and one.kind in ("good", "bad"):
+            score = "none" if one.score is None else f"{one.score:.4g}"
+            why = "has no score" if one.kind == "good" else "scores as high as a good one"
+            yield f"tests.{int(one.row) - 1}", f"the {one.kind} completion {one.completion!r} {why}: {score}"
 
 
 def _find_own_code(recipe: Recipe) -> None:

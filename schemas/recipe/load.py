@@ -38,7 +38,7 @@ from schemas.steps.step_info import Port, StepInfo, validate_step
 
 SUBSTITUTED = {"name", "description", "tags", "seed", "schedule", "promote", "budget", "endpoints"}
 """Keys of the head that may contain `${vars.x}`."""
-NOT_IN_KEY = {"description", "after", "resources", "retries", "timeout", "seed"}
+NOT_IN_KEY = {"description", "after", "resources", "retries", "timeout", "seed", "tests"}
 
 
 class Head(Schema):

@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from schemas.base import WithOptionalCode
+from schemas.base import JsonObject, Schema, WithOptionalCode
 from schemas.resources import Resources
+
+TextOrNumber = Annotated[str, Field(coerce_numbers_to_str=True)]
+"""A text, or a number as YAML reads it."""
 
 
 @dataclass(frozen=True)
@@ -80,3 +83,28 @@ class BaseStage(WithOptionalCode):
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
         """Return named outputs and their types, the default first; `types` maps own ports to the types they receive."""
         raise NotImplementedError
+
+
+class RewardCase(Schema):
+    """A problem with good and bad completions."""
+
+    good: list[TextOrNumber] = Field(min_length=1)
+    """Completions that deserve a score, and a higher one than all others."""
+    bad: list[TextOrNumber] = []
+    """Completions that must score below every good one."""
+    prompt: TextOrNumber = ""
+    """Text of the problem."""
+    answer: TextOrNumber | None = None
+    """Answer of the row that rewards compare with."""
+    family: TextOrNumber = "tests"
+    """Family of the row."""
+    metadata: JsonObject = {}
+    """Metadata of the row."""
+
+
+class RewardTests(Schema):
+    """Tests of rewards before they score anything; not part of the key."""
+
+    tests: list[RewardCase] = []
+    """Good and bad completions of some problems: `{prompt: 1+2=, answer: 3, good: [3], bad: [4]}`. `validate`, `plan`
+    and `run` score them, and refuse the recipe unless every good one scores above every bad one."""

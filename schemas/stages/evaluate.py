@@ -10,12 +10,12 @@ from schemas.endpoint import Capped
 from schemas.evaluation_slots import SCORED_TASKS, EvaluationTaskUse, MetricUse, SolverUse, WeightDiffUse
 from schemas.gates import Gate
 from schemas.references import AgentRef, PolicyRef, PromptsRef
-from schemas.stages.base import BaseStage, ReportSection
+from schemas.stages.base import BaseStage, ReportSection, RewardTests
 from schemas.training import Dtype
 from schemas.use import EngineUse, EnvUse, RewardUse
 
 
-class Evaluate(Capped, Chat, BaseStage):
+class Evaluate(Capped, Chat, RewardTests, BaseStage):
     """Evaluate models on the same held-out problems; every number comes with its interval."""
 
     can: ClassVar = frozenset({"rollout", "reward"})

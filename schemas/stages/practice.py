@@ -9,11 +9,11 @@ from schemas.agent import ExtractorUse
 from schemas.chat import Chat
 from schemas.endpoint import Capped
 from schemas.references import AgentRef, PolicyRef, PromptsRef
-from schemas.stages.base import BaseStage, ReportSection
+from schemas.stages.base import BaseStage, ReportSection, RewardTests
 from schemas.use import EngineUse, PromptSamplerUse, RewardUse
 
 
-class Practice(Capped, Chat, BaseStage):
+class Practice(Capped, Chat, RewardTests, BaseStage):
     """Sample groups with the experiences so far in the prompt, score them, and extract what separates good from bad.
 
     Training-Free GRPO (Cai et al. 2025, arXiv:2510.08191): the group comparison of GRPO, with experiences instead

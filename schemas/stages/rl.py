@@ -12,7 +12,7 @@ from schemas.critic import Critic
 from schemas.endpoint import Capped
 from schemas.number_schedules import Number
 from schemas.references import AgentRef, PolicyRef, PromptsRef
-from schemas.stages.base import BaseStage
+from schemas.stages.base import BaseStage, RewardTests
 from schemas.training import LoRA, Training, Watch
 from schemas.use import (
     AdvantageShapingUse,
@@ -69,7 +69,7 @@ class ReferenceSpec(Schema):
     """Share of the trained policy's weights in an update; 1 copies them."""
 
 
-class Rl(Capped, Training, LoRA, Chat, BaseStage):
+class Rl(Capped, Training, LoRA, Chat, RewardTests, BaseStage):
     """Sample groups of completions, score them, and update the policy by the policy gradient.
 
     The algorithm is a composition of slots, from `prompt_sampler` to `controllers`; `algorithm: grpo` fills them from

@@ -8,12 +8,12 @@ from pydantic import Field, model_validator
 from schemas.chat import Chat
 from schemas.endpoint import Capped
 from schemas.references import PolicyRef, PreferencePairsRef, PromptsRef
-from schemas.stages.base import BaseStage, ReportSection
+from schemas.stages.base import BaseStage, ReportSection, RewardTests
 from schemas.training import Dtype
 from schemas.use import EngineUse, ProblemsUse, RewardUse, SearchUse, TeacherUse
 
 
-class Synthesize(Capped, Chat, BaseStage):
+class Synthesize(Capped, Chat, RewardTests, BaseStage):
     """Create data: problems alone, with a teacher's completions, or with a model's own samples."""
 
     can: ClassVar = frozenset({"rollout", "reward"})

@@ -101,3 +101,21 @@ def test_own_rewards_are_called_on_two_problems_before_a_run(load):
         verify_own_rewards(load('"rewards_on_trial:nan"'), HERE)
     with pytest.raises(RecipeError, match=r"raises for every one of 2 completions.*NameError"):
         verify_own_rewards(load('"rewards_on_trial:wrong"'), HERE)
+
+
+TESTED = "answers.last_number], tests: [{prompt: 1+2=, answer: 3, good: [3, It is 3.], bad: [4, %s]}"
+
+
+def test_tests_of_a_stage_are_scored_before_a_run_and_are_not_in_the_key(load, tmp_path):
+    recipe = load(TESTED % "none")
+    verify_own_rewards(recipe, HERE)
+    results = score_reward_tests(recipe, "better", None, 1, HERE)
+    assert [(r.kind, r.score) for r in results[:4]] == [("good", 1.0), ("good", 1.0), ("bad", 0.0), ("bad", 0.0)]
+    assert recipe.settings("better") == load("answers.last_number").settings("better")
+
+
+def test_a_test_that_does_not_hold_has_its_place(load):
+    with pytest.raises(RecipeError, match=r"r.yaml:8:\d+: stages.better.tests.0: the bad completion '4 or 3' scores"):
+        verify_own_rewards(load(TESTED % "4 or 3"), HERE)
+    with pytest.raises(RecipeError, match=r"stages.better.tests: reward rewards_on_trial:asks needs sampler"):
+        verify_own_rewards(load((TESTED % "none").replace("answers.last_number", '"rewards_on_trial:asks"')), HERE)
