@@ -229,6 +229,13 @@ def check_problems(rows: Sequence[Row], policy: Policy, stage: Rl) -> None:
         )
 
 
+def describe_sampling(engine: Any) -> dict[str, str]:
+    """Return the notes of the engine that samples in this process, inside an environment or not; empty if none does."""
+    while engine is not None and not hasattr(engine, "describe"):
+        engine = getattr(engine, "engine", None)
+    return {} if engine is None else engine.describe()
+
+
 def publish(training: TrainingState, context: Context) -> Result:
     """Write the trained policy, the published auxiliary models and the trajectories; rank 0 writes."""
     if not training.group.main:
@@ -243,7 +250,7 @@ def publish(training: TrainingState, context: Context) -> Result:
     final = {key: value for key, value in last.items() if key not in timed}
     if training.stage.load_best_model_at_end and training.evaluations:
         final |= dict(zip(("published_step", "eval_reward"), training.best_evaluation, strict=True))
-    final |= describe_forward(training.trained.model)
+    final |= describe_forward(training.trained.model) | describe_sampling(training.engine)
     details = {"samples": training.examples} | ({"stopped": training.stopped} if training.stopped else {})
     notices = training.counts.describe(training.stage.max_completion_length)
     notices += [f"it ended early: {training.stopped}"] if training.stopped else []

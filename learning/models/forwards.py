@@ -151,6 +151,23 @@ def use_onednn(model: nn.Module) -> None:
             module.forward = MethodType(multiply_in_pieces, module)
 
 
+def describe_linear_layers(model: nn.Module) -> dict[str, str]:
+    """Return the note `linear_layers` for a step's metrics: how many multiply by oneDNN; empty if none does."""
+    if any(_replaces_forward(module, _in_bfloat16) for module in model.modules()):
+        return {}
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    count = sum(_replaces_forward(layer, multiply_in_pieces) and _is_fit(layer.weight) for layer in layers)
+    return (
+        {"linear_layers": f"{count} of {len(layers)} by oneDNN (agrees with torch on their weights)"} if count else {}
+    )
+
+
+def _replaces_forward(module: nn.Module, function: Callable[..., Any]) -> bool:
+    """Return whether a function was set as the forward pass of a module."""
+    own = vars(module).get("forward")
+    return isinstance(own, MethodType) and own.__func__ is function
+
+
 def multiply_in_pieces(self: nn.Linear, rows: Tensor) -> Tensor:
     """Return the output (…, N) of a linear layer for rows (…, K), by oneDNN where that is faster and possible."""
     weight, bias = self.weight, self.bias

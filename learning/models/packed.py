@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from learning.models.forwards import evaluation_mode
+from learning.models.forwards import describe_linear_layers, evaluation_mode
 from learning.models.padded import get_body, padded_hidden, padded_logits, padded_outputs
 from learning.models.reduced import describe_unsupported_attention, narrow_windows, reduced
 from learning.models.segments import NAME, Layout, make_layout, measure_chains
@@ -262,14 +262,15 @@ def choose_forward(model: Any) -> Forward:
 
 
 def describe_forward(model: Any) -> dict[str, str]:
-    """Return the note `forward` for a step's metrics: the forward pass that was chosen, and why.
+    """Return notes for a step's metrics: the forward pass that was chosen, why, and the products of linear layers.
 
     Empty if the step made no forward pass for training.
     """
     choice = _CHOSEN.get(unwrap(model))
     if choice is None:
         return {}
-    return {"forward": f"{choice.body} ({choice.reason or 'agrees with its own forward on its weights'})"}
+    note = f"{choice.body} ({choice.reason or 'agrees with its own forward on its weights'})"
+    return {"forward": note} | describe_linear_layers(unwrap(model))
 
 
 @torch.no_grad()

@@ -79,6 +79,7 @@ def test_rl_samples_and_trains_on_the_same_log_probabilities(kind, tmp_path):
     assert curve[0]["logprob_gap"] < 1e-5
     assert metrics["forward"].startswith("forest (" if kind == "mistral" else f"padded ({kind}")
     assert KINDS[kind] in metrics["forward"]
+    assert metrics["decoding"].startswith(("slots (", "transformers' own cache ("))
 
 
 @pytest.mark.parametrize("kind", KINDS)

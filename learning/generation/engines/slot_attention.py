@@ -213,6 +213,17 @@ def shares_prompts(model: Any) -> bool:
     return _SHARES[model]
 
 
+def describe_decoding(model: Any) -> dict[str, str]:
+    """Return the note `decoding` for a step's metrics: the method that sampled; empty if none did."""
+    reason = _REASONS.get(model)
+    if reason is None:
+        return {}
+    if reason:
+        return {"decoding": f"transformers' own cache ({reason})"}
+    shared = {None: "slots", True: "slots, shared prompts", False: "slots, as shared prompts give other numbers"}
+    return {"decoding": f"{shared[_SHARES.get(model)]} (agrees with its own forward on its weights)"}
+
+
 @torch.inference_mode()
 def _find_difference(model: Any, *, shares: bool = False) -> str:
     """Return how the logits over slots differ from those of the model's own forward after a few tokens, or ""."""

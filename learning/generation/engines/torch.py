@@ -9,7 +9,12 @@ from learning.generation.engines.context_room import check_room
 from learning.generation.engines.flight import InFlight
 from learning.generation.engines.own_cache import UncachedFlight, generate_with_own_cache
 from learning.generation.engines.running import Running, gains_from_sharing
-from learning.generation.engines.slot_attention import explain_slot_misfit, shares_prompts, use_slot_attention
+from learning.generation.engines.slot_attention import (
+    describe_decoding,
+    explain_slot_misfit,
+    shares_prompts,
+    use_slot_attention,
+)
 from learning.models.policy import Policy
 from learning.samples.engine_protocol import Flight, Generation, Request, Sampling
 
@@ -51,6 +56,10 @@ class Engine:
         """Return a flight for stepwise generation; weights may be replaced between steps."""
         flight = UncachedFlight if explain_slot_misfit(self.model) else InFlight
         return flight(self, sampling, self.policy.stop_ids, self.max_slots)
+
+    def describe(self) -> dict[str, str]:
+        """Return the note `decoding` for a step's metrics."""
+        return describe_decoding(self.model)
 
     @property
     def model(self) -> torch.nn.Module:

@@ -4,7 +4,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, GptOssConfig, Mistr
 
 from learning.generation.engines import slot_attention
 from learning.generation.engines.running import Running, gains_from_sharing
-from learning.generation.engines.slot_attention import shares_prompts, use_slot_attention
+from learning.generation.engines.slot_attention import describe_decoding, shares_prompts, use_slot_attention
 from learning.samples.engine_protocol import Request, Sampling
 
 SHAPE = {
@@ -69,6 +69,43 @@ def test_completions_and_log_probabilities_are_those_of_the_model(family):
                 first = len(ids) - len(generation.token_ids)
                 want = logp_LV[range(first - 1, len(ids) - 1), ids[first:]]
                 torch.testing.assert_close(torch.tensor(generation.logprobs), want, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["plain", "window"])
+def test_greedy_completions_of_shared_prompts_are_those_of_generate(family):
+    """Prompts and completions are longer than the window of 9."""
+    model = make_model(family)
+    generator = torch.Generator().manual_seed(2)
+    prompts = [torch.randint(3, 40, (n,), generator=generator).tolist() for n in (23, 4, 31)]
+    with torch.inference_mode(), use_slot_attention(model):
+        requests = [Request(ids, 3, 0) for ids in prompts]
+        batch = Running(model, requests, Sampling(0.0, 20), (), 5, shares=True)
+        while batch.fill():
+            batch.advance()
+            assert batch.slots.groups
+        results = batch.results()
+    for ids, group in zip(prompts, results, strict=True):
+        given = torch.tensor([ids])
+        whole = model.generate(given, attention_mask=torch.ones_like(given), do_sample=False, max_new_tokens=20)
+        assert [g.token_ids for g in group] == [whole[0, len(ids) :].tolist()] * 3
+    assert len({tuple(group[0].token_ids) for group in results}) == 3
+
+
+def test_the_method_that_sampled_is_described(monkeypatch):
+    model, wrong, misfit = (make_model("plain") for _ in range(3))
+    agrees = "(agrees with its own forward on its weights)"
+    assert describe_decoding(model) == {}
+    assert not slot_attention.explain_slot_misfit(model)
+    assert describe_decoding(model) == {"decoding": f"slots {agrees}"}
+    assert shares_prompts(model)
+    assert describe_decoding(model) == {"decoding": f"slots, shared prompts {agrees}"}
+    monkeypatch.setattr(slot_attention, "_find_difference", lambda _, shares=False: "it differs" if shares else "")
+    assert not shares_prompts(wrong)
+    assert not slot_attention.explain_slot_misfit(wrong)
+    assert describe_decoding(wrong) == {"decoding": f"slots, as shared prompts give other numbers {agrees}"}
+    monkeypatch.setattr(slot_attention, "_find_difference", lambda *_: "it differs")
+    slot_attention.explain_slot_misfit(misfit)
+    assert describe_decoding(misfit) == {"decoding": "transformers' own cache (qwen3: it differs)"}
 
 
 def test_slots_hold_no_prompts():

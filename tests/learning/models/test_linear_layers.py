@@ -1,4 +1,5 @@
 import copy
+from types import MethodType
 
 import pytest
 import torch
@@ -7,7 +8,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from learning.models import forwards
-from learning.models.forwards import agrees, multiply, multiply_transposed, use_onednn
+from learning.models.forwards import agrees, describe_linear_layers, multiply, multiply_transposed, use_onednn
 from learning.models.packed import pack, packed_logprobs
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here")
@@ -117,6 +118,17 @@ def test_a_layer_with_wrong_products_keeps_those_of_torch(monkeypatch, gains):
     monkeypatch.setattr(forwards, "_onednn", right)
     use_onednn(layer)
     assert "forward" in vars(layer)
+
+
+def test_a_step_says_which_layers_multiply_by_onednn(gains):
+    model = torch.nn.Sequential(make_layer(256, 256), make_layer(96, 256))
+    assert describe_linear_layers(model) == {}
+    use_onednn(model)
+    note = "1 of 2 by oneDNN (agrees with torch on their weights)"
+    assert describe_linear_layers(model) == {"linear_layers": note}
+    assert describe_linear_layers(model.double()) == {}
+    model.float().forward = MethodType(forwards._in_bfloat16, model)
+    assert describe_linear_layers(model) == {}
 
 
 def test_weights_that_are_not_numbers_keep_torch_products(gains):
