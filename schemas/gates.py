@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from schemas.base import JsonObject, Schema
 
-POLICY = frozenset({"on_fail", "branch", "approve_within", "floating"})
+POLICY = frozenset({"on_fail", "branch", "approve_within", "approvers", "floating"})
 """Keys of a gate that do not enter the step's key: the action after the evaluation, and the pinning of a lock."""
 RELATIVES = ("parent", "base", "champion")
 """Values of `against` that refer to a model by its role instead of its name."""
@@ -54,6 +54,10 @@ class Gate(Schema):
     approve_within: float = Field(default=86400.0, gt=0)
     """Seconds for which a run in Prefect waits for a decision; after that it ends, and can be approved and resumed."""
 
+    approvers: list[str] = []
+    """With `on_fail: approve`: accounts of the operating system that may decide, with `posttrain approve` only, and not
+    about a run that they started. Empty: anyone."""
+
     @model_validator(mode="after")
     def check_bounds(self) -> Self:
         """Require a bound, `against` for bounds on a difference, and no key without effect."""
@@ -79,6 +83,8 @@ class Gate(Schema):
         """Require stages for `on_fail: branch`, and a comparison without margins for McNemar's test."""
         if (self.on_fail == "branch") != bool(self.branch):
             raise ValueError("`on_fail: branch` and `branch: [stage, ...]` belong together")
+        if self.approvers and self.on_fail != "approve":
+            raise ValueError("`approvers` belongs to `on_fail: approve`")
         if self.test == "mcnemar" and self.against is None:
             raise ValueError("`test: mcnemar` compares two models: give `against`")
         if self.test == "mcnemar" and (self.min_delta or any(list_regressions(self).values())):

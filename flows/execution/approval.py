@@ -1,6 +1,7 @@
 """Gates that wait for a person's approval: inside a run that Prefect shows, and for `posttrain approve`."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -9,6 +10,7 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
+from flows.execution.approvers import COMMAND_LINE, read_account, verify_approver
 from flows.execution.execute import Execution
 from flows.execution.gates import GateState, judge_gates
 from flows.execution.run_log import read_plan
@@ -78,17 +80,25 @@ class ApprovalQueue:
         """Wait until every gate of a finished evaluation is decided or unanswered in time, or the run is stopped."""
         assert state.manifest is not None
         run = self.execution
-        how = f"decide in Prefect, or: posttrain approve {run.run} {step.name}"
+        policies = step.settings["gate"]
+        command = f"posttrain approve {run.run} {step.name}"
+        approvers = sorted({name for policy in policies for name in policy.get("approvers") or []})
+        how = f"{', '.join(approvers)} may decide: {command}" if approvers else f"decide in Prefect, or: {command}"
         waiting = state.as_event()
         waiting["state"], waiting["reason"] = "waiting", how
         run.reporter.report(waiting)
+        ends: dict[int, float] = {}
         for gate in (g for g in state.gates if g.verdict == "waiting"):
-            within = float(step.settings["gate"][gate.index]["approve_within"])
+            within = float(policies[gate.index]["approve_within"])
+            if policies[gate.index].get("approvers"):  # Prefect's form takes any name
+                ends[gate.index] = time.monotonic() + within
+                continue
             self.questions.append(ApprovalRequest(step, state.manifest, gate, within))
         gates = state.gates
         while not run.stop.is_set():
             gates = judge_gates(step, state.manifest, run.layout)
             with self.lock:
+                self.unanswered |= {(step.name, index) for index, end in ends.items() if time.monotonic() >= end}
                 if not any(g.verdict == "waiting" and (step.name, g.index) not in self.unanswered for g in gates):
                     break
             run.stop.wait(LOOK)
@@ -164,9 +174,13 @@ def decide_gates(
     ]
     if not gates:
         raise PlanError(f"no gate of {step_name} can be {settled}; see: posttrain status {run}")
+    for gate in gates:
+        verify_approver(layout, run, step.settings["gate"][gate.index].get("approvers") or [], name)
+    if any(step.settings["gate"][gate.index].get("approvers") for gate in gates):
+        name = read_account()
     answer = PersonalDecision(choice, name or audit_log.current_user(), reason.strip())
     for gate in gates:
-        entry = record_answer(layout, run, step, manifest, gate, answer, "command line")
+        entry = record_answer(layout, run, step, manifest, gate, answer, COMMAND_LINE)
         console.print(
             f"{step_name}: {gate.name} {describe_decision(entry)}", highlight=False, markup=False, soft_wrap=True
         )

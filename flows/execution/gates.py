@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from flows.execution.approvers import counts
 from lineage.audit.approvals import describe_decision, latest_decision
 from lineage.layout import Layout
 from schemas.manifest import Manifest
@@ -33,7 +34,8 @@ def judge_gates(step: Step, manifest: Manifest, layout: Layout) -> tuple[GateSta
         policy = policies[index] if index < len(policies) else outcome
         text = str(outcome.get("text", ""))
         verdict: Verdict = "passed" if outcome.get("passed") else VERDICTS[policy.get("on_fail", "stop")]
-        if verdict == "waiting" and (decided := latest_decision(layout, manifest.key, index)) is not None:
+        decided = latest_decision(layout, manifest.key, index) if verdict == "waiting" else None
+        if decided is not None and counts(decided, policy.get("approvers") or []):
             verdict = "approved" if decided["decision"] == "approve" else "rejected"
             text = f"{text}; {describe_decision(decided)}" if text else describe_decision(decided)
         states.append(GateState(index, str(outcome.get("metric", "gate")), verdict, text))

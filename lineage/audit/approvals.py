@@ -29,6 +29,7 @@ class DecisionRecord(TypedDict):
     step: NotRequired[str]
     run: NotRequired[str]
     metric: NotRequired[str]
+    via: NotRequired[str]
 
 
 FOLDER = "approvals"

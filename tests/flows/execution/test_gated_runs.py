@@ -1,6 +1,7 @@
 """Gates that branch and gates that ask people, through real evaluations of a model that knows nothing."""
 
 import os
+import pwd
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,8 +12,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from flows.cli import app
-from flows.execution.approval import ApprovalQueue, PersonalDecision, decide_gates
+from flows.execution.approval import ApprovalQueue, PersonalDecision, decide_gates, record_answer
 from flows.execution.execute import Execution
+from flows.execution.gates import judge_gates
 from flows.execution.run_log import RunLog, read_events, read_plan
 from flows.planning.explain import explain_plan
 from flows.planning.gate_power import describe_condition
@@ -167,6 +169,34 @@ def test_a_gate_waits_for_a_person_and_never_asks_the_same_again(lab):
     assert explain_plan(plan, lab.layout)["check"][0] == "HIT"
 
 
+def test_only_approvers_decide_and_not_about_their_own_run(lab, monkeypatch):
+    """Four eyes: accounts of the operating system, whatever name is given."""
+    account, console = pwd.getpwuid(os.getuid()).pw_name, Console()
+    plan = lab(f"min: 0.9, on_fail: approve, approvers: [{account}, grace]")
+    assert plan.step("check").key == lab("min: 0.9, on_fail: approve").step("check").key
+    monkeypatch.setenv("POSTTRAIN_USER", account)
+    mine = go(plan, lab.layout)
+    with pytest.raises(PlanError, match=f"{account} started run {mine.run}; another approver decides: grace"):
+        decide_gates(lab.layout, mine.run, "check", "approve", "looks good", None, console)
+    others = go(lab("min: 0.9, on_fail: approve, approvers: [grace]"), lab.layout)
+    monkeypatch.setenv("POSTTRAIN_USER", "grace")
+    with pytest.raises(PlanError, match=f"{account} is not among the gate's `approvers`: grace"):
+        decide_gates(lab.layout, others.run, "check", "approve", "looks good", None, console)
+    theirs = go(plan, lab.layout)  # started as grace
+    with pytest.raises(PlanError, match="leave out --name bob"):
+        decide_gates(lab.layout, theirs.run, "check", "approve", "looks good", "bob", console)
+    step, manifest = plan.step("check"), theirs.states["check"].manifest
+    (gate,) = theirs.states["check"].gates
+    record_answer(
+        lab.layout, theirs.run, step, manifest, gate, PersonalDecision("approve", account, "a form"), "prefect"
+    )
+    assert [state.verdict for state in judge_gates(step, manifest, lab.layout)] == ["waiting"]
+    decide_gates(lab.layout, theirs.run, "check", "approve", "looks good", None, console)
+    assert [state.verdict for state in judge_gates(step, manifest, lab.layout)] == ["approved"]
+    entry = [e for e in audit_log.read_entries(lab.layout) if e["action"] == "approve"][-1]
+    assert (entry["facts"]["name"], entry["facts"]["via"]) == (account, "command line")
+
+
 @pytest.mark.parametrize(
     ("step", "words"), [("chek", "did you mean `check`"), ("aside", "no gate of aside can be approved")]
 )
@@ -240,3 +270,18 @@ def test_a_decision_from_elsewhere_ends_the_question_and_no_answer_leaves_it_ope
     silent = attended(other, lab.layout, lambda execution, question, over: None)
     assert silent.states["check"].waits == "accuracy"
     assert silent.states["polish"].reason == "a gate of check waits for approval: accuracy"
+
+
+def test_no_form_opens_for_a_gate_with_approvers(lab):
+    """Prefect authenticates no one; without a decision on the command line in time the run ends."""
+
+    def pause(execution, question, over):
+        raise AssertionError("a form was shown")
+
+    plan = lab("min: 0.9, on_fail: approve, approvers: [grace], approve_within: 0.1")
+    execution = attended(plan, lab.layout, pause)
+    (waited,) = [
+        e for e in read_events(lab.layout, "attended") if e.get("state") == "waiting" and e["step"] == "check"
+    ][:1]
+    assert waited["reason"] == "grace may decide: posttrain approve attended check"
+    assert execution.states["polish"].state == "blocked"
