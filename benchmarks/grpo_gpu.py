@@ -18,11 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-GENERATIONS, LR, EPSILON = 8, 1e-6, 1e-4
+from grpo_sides import ALGORITHM, GENERATIONS, TRL_SETTINGS, make_clock, time_stage
+from timing import between
+
+LR = 1e-6
 SHAPES: dict[str, dict[str, Any]] = {
     "0.5b": {
         "vocab_size": 151936,
@@ -94,10 +96,7 @@ def dtype(options: argparse.Namespace) -> Any:
 
 def run_ours(folder: Path, options: argparse.Namespace) -> list[float]:
     """Seconds of each step of the rl task, everything included."""
-    from learning.data.rows import write_rows
     from schemas.stages.rl import Rl
-    from tasks.context import Context
-    from tasks.rl import run
 
     stage = Rl.model_validate(
         {
@@ -106,10 +105,7 @@ def run_ours(folder: Path, options: argparse.Namespace) -> list[float]:
             "prompts": "p",
             "rewards": ["grpo_gpu:even"],
             "learning_rate": LR,
-            "advantage": ["center", {"use": "scale", "epsilon": EPSILON}],
-            "ratio": "token",
-            "policy_loss": {"use": "clipped", "epsilon": 0.2},
-            "loss_aggregation": "token_mean",
+            **ALGORITHM,
             "max_steps": options.steps,
             "generation_batch_size": options.prompts * GENERATIONS,
             "num_generations": GENERATIONS,
@@ -121,43 +117,17 @@ def run_ours(folder: Path, options: argparse.Namespace) -> list[float]:
             "save_steps": options.steps,
         }
     )
-    ends: list[float] = []
-    with tempfile.TemporaryDirectory() as scratch:
-        prompts = Path(scratch, "prompts")
-        prompts.mkdir()
-        texts = words(options.prompt, options.prompts * options.steps, SHAPES[options.shape]["vocab_size"])
-        rest = {"answer": "", "family": "words", "metadata": "{}"}
-        rows = [{"id": str(i), "prompt": [{"role": "user", "content": t}], **rest} for i, t in enumerate(texts)]
-        write_rows(prompts, "prompts", rows)
-        context = Context(
-            {"model": folder, "prompts": prompts},
-            Path(scratch, "out"),
-            Path(scratch, "checkpoints"),
-            seed=0,
-            num_threads=os.cpu_count() or 1,
-            on_progress=lambda event: ends.append(time.perf_counter()) if "total" in event else None,
-        )
-        context.folder.mkdir()
-        ends.append(time.perf_counter())
-        run(stage, context)
-    return [b - a for a, b in pairwise(ends)]
+    texts = words(options.prompt, options.prompts * options.steps, SHAPES[options.shape]["vocab_size"])
+    return [wall for wall, _ in time_stage(stage, folder, texts, os.cpu_count() or 1)]
 
 
 def run_trl(folder: Path, options: argparse.Namespace, *, batching: bool) -> list[float]:
     """Seconds of each step of GRPOTrainer, with plain generation or with transformers' continuous batching."""
     from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
 
-    ends: list[float] = []
-
-    class Clock(TrainerCallback):
-        def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            ends.append(time.perf_counter())
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            ends.append(time.perf_counter())
-
+    ends: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as scratch:
         size = options.prompts * GENERATIONS
         per_pass = max(
@@ -168,25 +138,12 @@ def run_trl(folder: Path, options: argparse.Namespace, *, batching: bool) -> lis
             output_dir=scratch,
             use_cpu=options.device == "cpu",
             bf16=options.device == "cuda",
-            gradient_checkpointing=False,
             per_device_train_batch_size=per_pass,
             gradient_accumulation_steps=size // per_pass,
-            num_generations=GENERATIONS,
             max_completion_length=options.completion,
             max_steps=options.steps,
-            loss_type="dapo",
-            scale_rewards="group",
-            beta=0.0,
-            num_iterations=1,
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
             learning_rate=LR,
-            lr_scheduler_type="constant",
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-            seed=0,
+            **TRL_SETTINGS,
             **({"use_transformers_continuous_batching": True} if batching else {}),
         )
         texts = words(options.prompt, options.prompts * options.steps, SHAPES[options.shape]["vocab_size"])
@@ -196,9 +153,9 @@ def run_trl(folder: Path, options: argparse.Namespace, *, batching: bool) -> lis
             reward_funcs=lambda completions, **rest: even([], completions),
             args=config,
             train_dataset=Dataset.from_dict({"prompt": texts}),
-            callbacks=[Clock()],
+            callbacks=[make_clock(ends)],
         ).train()
-    return [b - a for a, b in pairwise(ends)]
+    return [wall for wall, _ in between(ends)]
 
 
 SIDES = {

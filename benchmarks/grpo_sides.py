@@ -15,6 +15,30 @@ WORKLOADS = {
 GENERATIONS, VOCABULARY, MAX_LENGTH = 8, 128, 2304
 ALPHABET = [chr(c) for c in range(32, 127)] + [chr(c) for c in range(192, 192 + VOCABULARY - 95)]
 LR, EPSILON = 1e-4, 1e-4
+ALGORITHM = {
+    "advantage": ["center", {"use": "scale", "epsilon": EPSILON}],
+    "ratio": "token",
+    "policy_loss": {"use": "clipped", "epsilon": 0.2},
+    "loss_aggregation": "token_mean",
+}
+"""The algorithm of our stage that equals `TRL_SETTINGS`."""
+TRL_SETTINGS = {
+    "gradient_checkpointing": False,
+    "num_generations": GENERATIONS,
+    "loss_type": "dapo",
+    "scale_rewards": "group",
+    "beta": 0.0,
+    "num_iterations": 1,
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "lr_scheduler_type": "constant",
+    "report_to": "none",
+    "save_strategy": "no",
+    "disable_tqdm": True,
+    "seed": 0,
+}
+"""Settings of GRPOConfig that do not depend on the workload."""
 
 
 def letters(rows: list[dict[str, Any]], completions: list[str]) -> list[float]:
@@ -62,12 +86,6 @@ def our_stage(work: dict[str, int], steps: int) -> Any:
     """The rl stage that is like for like."""
     from schemas.stages.rl import Rl
 
-    algorithm = {
-        "advantage": ["center", {"use": "scale", "epsilon": EPSILON}],
-        "ratio": "token",
-        "policy_loss": {"use": "clipped", "epsilon": 0.2},
-        "loss_aggregation": "token_mean",
-    }
     sizes = {
         "generation_batch_size": work["groups"] * GENERATIONS,
         "num_generations": GENERATIONS,
@@ -75,11 +93,17 @@ def our_stage(work: dict[str, int], steps: int) -> Any:
         "max_steps": steps,
     }
     ports = {"kind": "rl", "model": "model", "prompts": "prompts", "rewards": ["grpo_sides:letters"]}
-    return Rl.model_validate({**ports, **algorithm, **sizes, "learning_rate": LR})
+    return Rl.model_validate({**ports, **ALGORITHM, **sizes, "learning_rate": LR})
 
 
 def run_ours(folder: Path, work: dict[str, int], steps: int, threads: int) -> list[tuple[float, float]]:
     """Wall and CPU seconds of each step of the rl task, everything included."""
+    prompts = texts(work["prompt"], work["groups"] * steps)
+    return time_stage(our_stage(work, steps), folder, prompts, threads)
+
+
+def time_stage(stage: Any, folder: Path, texts: list[str], threads: int) -> list[tuple[float, float]]:
+    """Run an rl stage on these prompts; return wall and CPU seconds of each step."""
     from learning.data.rows import write_rows
     from tasks.context import Context
     from tasks.rl import run
@@ -88,8 +112,8 @@ def run_ours(folder: Path, work: dict[str, int], steps: int, threads: int) -> li
     with tempfile.TemporaryDirectory() as scratch:
         prompts = Path(scratch, "prompts")
         prompts.mkdir()
-        messages = [[{"role": "user", "content": text}] for text in texts(work["prompt"], work["groups"] * steps)]
-        rest = {"answer": "", "family": "letters", "metadata": "{}"}
+        messages = [[{"role": "user", "content": text}] for text in texts]
+        rest = {"answer": "", "family": "all", "metadata": "{}"}
         write_rows(prompts, "prompts", [{"id": str(i), "prompt": m, **rest} for i, m in enumerate(messages)])
         context = Context(
             {"model": folder, "prompts": prompts},
@@ -101,8 +125,22 @@ def run_ours(folder: Path, work: dict[str, int], steps: int, threads: int) -> li
         )
         context.folder.mkdir()
         ends.append(now())
-        run(our_stage(work, steps), context)
+        run(stage, context)
     return between(ends)
+
+
+def make_clock(ends: list[tuple[float, float]]) -> Any:
+    """Return a callback of a trainer that appends the times at which training begins and each step ends."""
+    from transformers import TrainerCallback
+
+    class Clock(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            ends.append(now())
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            ends.append(now())
+
+    return Clock()
 
 
 def trl_trainer(folder: Path, scratch: str, work: dict[str, int], steps: int, callbacks: list[Any]) -> Any:
@@ -115,24 +153,11 @@ def trl_trainer(folder: Path, scratch: str, work: dict[str, int], steps: int, ca
         output_dir=scratch,
         use_cpu=True,
         bf16=False,
-        gradient_checkpointing=False,
         per_device_train_batch_size=work["groups"] * GENERATIONS,
-        num_generations=GENERATIONS,
         max_completion_length=work["completion"],
         max_steps=steps,
-        loss_type="dapo",
-        scale_rewards="group",
-        beta=0.0,
-        num_iterations=1,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
         learning_rate=LR,
-        lr_scheduler_type="constant",
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
-        seed=0,
+        **TRL_SETTINGS,
     )
     return GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(folder),
@@ -147,20 +172,11 @@ def trl_trainer(folder: Path, scratch: str, work: dict[str, int], steps: int, ca
 def run_trl(folder: Path, work: dict[str, int], steps: int, threads: int) -> list[tuple[float, float]]:
     """Wall and CPU seconds of each step of GRPOTrainer."""
     import torch
-    from transformers import TrainerCallback
 
     torch.set_num_threads(threads)
     ends: list[tuple[float, float]] = []
-
-    class Clock(TrainerCallback):
-        def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            ends.append(now())
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            ends.append(now())
-
     with tempfile.TemporaryDirectory() as scratch:
-        trl_trainer(folder, scratch, work, steps, [Clock()]).train()
+        trl_trainer(folder, scratch, work, steps, [make_clock(ends)]).train()
     return between(ends)
 
 
