@@ -75,7 +75,7 @@ def run(stage: Evaluate, context: Context) -> Result:
         results["calls"] = {name: one.calls for name, one in evaluated.items()}
     if scored:
         results[SCORED_TASKS] = {name: one.summary for name, one in evaluated.items()}
-    if stage.env or stage.agent or stage.agents:
+    if has_episodes(stage):
         results["episodes"] = {name: summarise_episodes(groups) for name, groups in samples.items()}
     if stage.weight_diff:
         results["weights"] = compare_weights(stage, context, {name: ports[name] for name in names})
@@ -171,9 +171,12 @@ class Evaluation:
         """Return the completions of one model and their scores; all models use the same random numbers."""
         try:
             samples, calls, answers = self._sample(port, seed)
-            samples = select_samples(self.selector, self.problems, samples, self.account, self.shown)
+            episodes = has_episodes(self.stage)
+            samples = select_samples(self.selector, self.problems, samples, self.account, self.shown, episodes=episodes)
             weights = [use.weight for use in self.stage.rewards]
-            score_PN = score_samples(self.rewards, weights, self.problems, samples, self.account, self.shown)
+            score_PN = score_samples(
+                self.rewards, weights, self.problems, samples, self.account, self.shown, episodes=episodes
+            )
             refuse_no_scores(port, self.stage, self.problems, score_PN)
             evaluated = Evaluated(samples, score_PN, calls)
             for each in answers:
@@ -253,21 +256,28 @@ def compare_weights(stage: Evaluate, context: Context, ports: dict[str, str]) ->
     return lines
 
 
+def has_episodes(stage: Evaluate) -> bool:
+    """Return whether the models play in an environment."""
+    return bool(stage.env or stage.agent or stage.agents)
+
+
 def select_samples(
     selector: Sequence[Bound | PlacedReward],
     problems: list[Row],
     groups: list[list[AnswerSample]],
     account: SpendingAccount,
     shown: dict[str, str],
+    *,
+    episodes: bool,
 ) -> list[list[AnswerSample]]:
     """Return for every problem the sample that the selector scores highest; all samples without a selector."""
     if not selector:
         return groups
     rows = [row for row, group in zip(problems, groups, strict=True) for _ in group]
     samples = [one for group in groups for one in group]
-    return select_best(
-        groups, compute_weighted_scores(selector, [1.0], rows, [one.text for one in samples], account, samples, shown)
-    )
+    texts = [one.text for one in samples]
+    scores = compute_weighted_scores(selector, [1.0], rows, texts, account, samples, shown, episodes=episodes)
+    return select_best(groups, scores)
 
 
 def score_samples(
@@ -277,12 +287,15 @@ def score_samples(
     samples: list[list[AnswerSample]],
     account: SpendingAccount,
     shown: dict[str, str],
+    *,
+    episodes: bool,
 ) -> np.ndarray:
     """Return scores (P, N), NaN where a reward gives none."""
     rows = [row for row, group in zip(problems, samples, strict=True) for _ in group]
     flat_samples = [one for group in samples for one in group]
+    texts = [one.text for one in flat_samples]
     flat_scores = compute_weighted_scores(
-        rewards, weights, rows, [one.text for one in flat_samples], account, flat_samples, shown
+        rewards, weights, rows, texts, account, flat_samples, shown, episodes=episodes
     )
     return np.array([np.nan if s is None else s for s in flat_scores]).reshape(len(problems), -1 if problems else 1)
 

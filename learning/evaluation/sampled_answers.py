@@ -122,17 +122,19 @@ def compute_weighted_scores(
     account: SpendingAccount | None = None,
     samples: Sequence[AnswerSample] = (),
     shown: dict[str, str] | None = None,
+    *,
+    episodes: bool = False,
 ) -> list[float | None]:
     """Return weighted sum of the rewards of each completion, None where one of them could not score it.
 
-    `account` is for rewards that ask remote models, `samples` for those that look at the turns of episodes; `shown` and
-    what happens when a reward raises are as in `scores_of`.
+    `account` is for rewards that ask remote models, `samples` for those that look at the turns of `episodes`, of which
+    there are none where the first turn was cut; `shown` and what happens when a reward raises are as in `scores_of`.
     """
     totals, shown = [0.0] * len(texts), {} if shown is None else shown
     places = {row["id"]: i for i, row in enumerate({r["id"]: r for r in rows}.values())}
     context = {"rows": rows, "completions": texts, "groups": [places[row["id"]] for row in rows]}
     context |= {"sources": ["policy"] * len(rows), "step": 0, "seed": 0, "states": {}, "account": account}
-    if any(one.turns for one in samples):
+    if episodes:
         context["samples"] = [
             Sample(row, group, "policy", [], [], None, one.finish, one.text, turns=list(one.turns))
             for row, group, one in zip(rows, context["groups"], samples, strict=True)

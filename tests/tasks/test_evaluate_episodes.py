@@ -75,3 +75,10 @@ def test_an_evaluation_that_was_killed_is_the_one_that_was_not(tmp_path, tiny_po
     again = run(stage(), context(tmp_path, "broken", tiny_policy_folder))
     assert samples(tmp_path, "broken") == samples(tmp_path, "whole")
     assert again.metrics == whole.metrics
+
+
+def test_episodes_cut_in_their_first_turn_earn_nothing(tmp_path, tiny_policy_folder):
+    cut = stage(max_completion_length=1, env={**ENV, "max_turns": 1})
+    result = run(cut, context(tmp_path, "cut", tiny_policy_folder))
+    assert result.metrics["turns.model"] == 0
+    assert result.metrics["accuracy"] == 0.0
