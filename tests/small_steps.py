@@ -1,5 +1,7 @@
 """Small steps and models for tests that are about something else: two steps that write numbers, a tiny model."""
 
+import json
+
 TINY_DEFAULTS = """\
 defaults:
   init:
@@ -30,3 +32,11 @@ stages:
   a: {{kind: python, function: {{use: "{module}:number", value: 3}}}}
   b: {{kind: python, function: {{use: "{module}:number", value: 4}}, inputs: {{x: a}}}}
 """
+
+
+def write_checkpoint_files(folder, model_type):
+    """Write files that pass for a checkpoint until its weights are read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")

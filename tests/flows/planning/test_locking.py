@@ -10,6 +10,7 @@ from flows.planning.locking import make_lock, read_lock
 from lineage.artifacts.provenance import find_needed_packages
 from lineage.layout import Layout
 from schemas.errors import PlanError
+from tests.small_steps import write_checkpoint_files
 
 LAB = '''
 from lock_lab_words import WORDS
@@ -70,7 +71,7 @@ class Held:
         self.write("held.yaml", RECIPE)
         self.write("texts/rows.txt", "1\n2\n")
         for commit in COMMITS:
-            self.write(f"hub/models--lab--judge/snapshots/{commit}/config.json", "{}")
+            write_checkpoint_files(folder / f"hub/models--lab--judge/snapshots/{commit}", "qwen3")
         self.write("hub/models--lab--judge/refs/main", COMMITS[0])
 
     def write(self, name, text):

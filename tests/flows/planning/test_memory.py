@@ -41,6 +41,7 @@ from schemas.resources import Resources
 from schemas.stages.union import KINDS
 from tasks import reward_model
 from tests.flows.checkout import REPOSITORY
+from tests.small_steps import write_checkpoint_files
 
 SCRIPT = REPOSITORY / "benchmarks" / "memory_predicted.py"
 LOWEST, HIGHEST = 0.9, 1.2
@@ -273,9 +274,7 @@ stages:
 @pytest.fixture
 def planned(tmp_path):
     def plan(resources=""):
-        other = tmp_path / "elsewhere"
-        other.mkdir(exist_ok=True)
-        (other / "config.json").write_text('{"model_type": "mamba"}')
+        write_checkpoint_files(tmp_path / "elsewhere", "mamba")
         file = tmp_path / "recipe.yaml"
         file.write_text(RECIPE.replace("RESOURCES", resources))
         layout = Layout(tmp_path)
