@@ -15,7 +15,6 @@ from lineage.artifacts.store import Store
 from lineage.audit.moves import Move, read_moves
 from lineage.digests import content_digest_of
 from lineage.layout import Layout
-from lineage.registry.champions import read_standing
 from lineage.registry.client import dvc_uri, is_registry_empty, open_client
 from lineage.sources.adapter_base import find_base, lacks_base, link_with_base
 from lineage.sources.outside import check_outside, find_matching_files
@@ -210,6 +209,8 @@ def resolve_registered_model(rest: str, layout: Layout) -> Registered:
     name, _, version = rest.partition("@")
     promoted = read_moves(layout).get(name, [])
     if version in ("", ALIAS) or not promoted:
+        from lineage.registry.champions import read_standing  # signatures, for registered models only
+
         standing = read_standing(layout, name)
         promoted = standing.moves
         if version in ("", ALIAS):
