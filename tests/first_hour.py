@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
+from tests.bpe_checkpoint import write_bpe_checkpoint
 
 RECIPE = """\
 name: mine
@@ -60,39 +61,8 @@ def write_lines(rows: list[dict]) -> str:
 
 
 def make_model(folder: Path) -> None:
-    """Write a checkpoint of two layers whose BPE tokenizer was trained on the sums."""
-    from transformers import AutoModelForCausalLM, Qwen3Config
-
-    from learning.data.rows import write_rows
-    from learning.data.trained_tokenizers import bpe
-    from learning.models.policy import Policy, save_policy, set_determinism
-
-    texts = folder / "texts"
-    texts.mkdir()
-    more = {"answer": None, "family": "f", "metadata": None}
-    sides = [("user", "prompt"), ("assistant", "answer")]
-    rows = [[[{"role": role, "content": row[key]}] for role, key in sides] for row in SUMS]
-    chat = [{"id": str(i), "prompt": ask, "completion": reply, **more} for i, (ask, reply) in enumerate(rows)]
-    write_rows(texts, "chat", chat)
-    set_determinism(0, 1)
-    tokenizer = bpe(data=texts, vocab_size=320)
-    tokenizer.model_max_length = 512
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-    )
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
-    save_policy(Policy(model, tokenizer, 512), folder / "model")
+    """Write a checkpoint whose BPE tokenizer was trained on the sums."""
+    write_bpe_checkpoint(folder, [(row["prompt"], row["answer"]) for row in SUMS])
 
 
 def write_files(folder: Path) -> None:

@@ -223,7 +223,7 @@ def test_every_node_reads_what_both_others_sampled_in_the_round_before(tmp_path)
             read = [inputs[f"extra_samples.0.others.{i}"] for i in range(2)]
             assert [one["key"] for one in read] == [key[before.format(other)] for other in others]
             assert {one["output"] for one in read} == {"trajectories"}
-    # The node that leans on others reads the same peers of the same round, and nobody reads it.
+    # The node that leans on others reads the same peers of the same round, and no node reads it.
     for number in (1, 2):
         wide, leaning = (plan.step(f"rounds-{number}-{name}").identity["inputs"] for name in ("wide", "leaning"))
         assert all(leaning[port] == wide[port] for port in wide if port.startswith("extra_samples"))

@@ -13,6 +13,7 @@ from lineage.layout import Layout
 from schemas.errors import RecipeError
 from schemas.recipe.load import load_recipe
 from schemas.source.extend import read_recipe
+from tests.bpe_checkpoint import write_bpe_checkpoint
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes" / "papers").glob("*.yaml"))
 OWN = [path for path in RECIPES if (profiles := read_recipe(path).get("profiles")) and profiles.get("own")]
@@ -35,12 +36,6 @@ METHOD = (
 @pytest.fixture(scope="module")
 def mine(tmp_path_factory):
     """A folder with a checkpoint of a BPE tokenizer and a chat template, and files in columns of their own."""
-    from transformers import AutoModelForCausalLM, Qwen3Config
-
-    from learning.data.rows import write_rows
-    from learning.data.trained_tokenizers import bpe
-    from learning.models.policy import Policy, save_policy, set_determinism
-
     folder = tmp_path_factory.mktemp("mine")
     sums = [(a, b) for a in range(1, 9) for b in range(1, 6)]
     rows = [{"question": f"What is {a} plus {b}?", "answer": str(a + b), "worked": f"It is {a + b}."} for a, b in sums]
@@ -48,33 +43,7 @@ def mine(tmp_path_factory):
     files["pairs"] = [{"prompt": row["question"], "chosen": row["worked"], "rejected": "No."} for row in rows[:30]]
     for name, of in files.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in of))
-    texts = [[{"role": "user", "content": row["question"]}, row["worked"]] for row in rows]
-    more = {"answer": None, "family": "f", "metadata": None}
-    chat = [
-        {"id": str(i), "prompt": [ask], "completion": [{"role": "assistant", "content": completion}], **more}
-        for i, (ask, completion) in enumerate(texts)
-    ]
-    (folder / "chat").mkdir()
-    write_rows(folder / "chat", "chat", chat)
-    set_determinism(0, 1)
-    tokenizer = bpe(data=folder / "chat", vocab_size=320)
-    tokenizer.model_max_length = 512
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-    )
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
-    save_policy(Policy(model, tokenizer, 512), folder / "model")
+    write_bpe_checkpoint(folder, [(row["question"], row["worked"]) for row in rows])
     return folder
 
 

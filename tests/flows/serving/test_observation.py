@@ -18,7 +18,7 @@ from tests.waiting import wait_for
 
 @pytest.fixture
 def current():
-    """A model whose engine thread lives until it is told to end."""
+    """A model whose engine thread lives until a test ends it."""
     over = threading.Event()
     thread = threading.Thread(target=over.wait)
     thread.start()
