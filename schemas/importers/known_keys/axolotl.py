@@ -2,6 +2,31 @@
 
 from schemas.importers.known_keys.trees import list_keys
 
+
+def _list_data_keys(name: str) -> dict[str, str]:
+    """Return the keys of the data sets that a key of axolotl lists."""
+    return {
+        f"{name}.*": """
+chat_template chat_template_jinja conversation data_files drop_system_message ds_type field field_chosen field_human
+field_messages field_model field_rejected field_thinking field_tools input_format input_transform length
+logprobs_field max_completion_length max_input_id message_field_content message_field_role message_field_training
+message_field_training_detail message_property_mappings min_input_id name path preprocess_shards revision roles
+roles_to_train seed sequence_length shards shards_idx split split_thinking step_separator temperature
+template_thinking_key train_on_eos train_on_eot train_on_last_step_only trust_remote_code type
+""",
+        f"{name}.*.data_files": "*",
+        f"{name}.*.message_property_mappings": "*",
+        f"{name}.*.roles": "*",
+        f"{name}.*.roles.*": "*",
+        f"{name}.*.roles_to_train": "*",
+        f"{name}.*.type": """
+chosen_format completion_format field_chosen field_completion field_input field_instruction field_label field_output
+field_prompt field_rejected field_system format no_input_format prompt_format rejected_format system_format
+system_prompt
+""",
+    }
+
+
 KEYS = list_keys(
     {
         "": """
@@ -102,24 +127,7 @@ wandb_project wandb_run_id wandb_watch warmup_ratio warmup_steps weight_decay wo
 """,
         "bnb_config_kwargs": "*",
         "chat_template_kwargs": "*",
-        "datasets.*": """
-chat_template chat_template_jinja conversation data_files drop_system_message ds_type field field_chosen field_human
-field_messages field_model field_rejected field_thinking field_tools input_format input_transform length
-logprobs_field max_completion_length max_input_id message_field_content message_field_role message_field_training
-message_field_training_detail message_property_mappings min_input_id name path preprocess_shards revision roles
-roles_to_train seed sequence_length shards shards_idx split split_thinking step_separator temperature
-template_thinking_key train_on_eos train_on_eot train_on_last_step_only trust_remote_code type
-""",
-        "datasets.*.data_files": "*",
-        "datasets.*.message_property_mappings": "*",
-        "datasets.*.roles": "*",
-        "datasets.*.roles.*": "*",
-        "datasets.*.roles_to_train": "*",
-        "datasets.*.type": """
-chosen_format completion_format field_chosen field_completion field_input field_instruction field_label field_output
-field_prompt field_rejected field_system format no_input_format prompt_format rejected_format system_format
-system_prompt
-""",
+        **_list_data_keys("datasets"),
         "deepspeed": "**",
         "fsdp": "*",
         "fsdp_config": """
@@ -148,24 +156,7 @@ activation_dtype fake_quant_after_n_steps group_size quantize_embedding weight_d
 """,
         "quantization": "activation_dtype group_size quantize_embedding weight_dtype",
         "special_tokens": "additional_special_tokens bos_token eos_token pad_token unk_token",
-        "test_datasets.*": """
-chat_template chat_template_jinja conversation data_files drop_system_message ds_type field field_chosen field_human
-field_messages field_model field_rejected field_thinking field_tools input_format input_transform length
-logprobs_field max_completion_length max_input_id message_field_content message_field_role message_field_training
-message_field_training_detail message_property_mappings min_input_id name path preprocess_shards revision roles
-roles_to_train seed sequence_length shards shards_idx split split_thinking step_separator temperature
-template_thinking_key train_on_eos train_on_eot train_on_last_step_only trust_remote_code type
-""",
-        "test_datasets.*.data_files": "*",
-        "test_datasets.*.message_property_mappings": "*",
-        "test_datasets.*.roles": "*",
-        "test_datasets.*.roles.*": "*",
-        "test_datasets.*.roles_to_train": "*",
-        "test_datasets.*.type": """
-chosen_format completion_format field_chosen field_completion field_input field_instruction field_label field_output
-field_prompt field_rejected field_system format no_input_format prompt_format rejected_format system_format
-system_prompt
-""",
+        **_list_data_keys("test_datasets"),
         "tokens": "*",
         "trl": """
 async_prefetch beta chat_template_kwargs epsilon epsilon_high generation_batch_size generation_kwargs
