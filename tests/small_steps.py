@@ -40,3 +40,24 @@ def write_checkpoint_files(folder, model_type):
     (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
     (folder / "tokenizer.json").write_text("{}")
     (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+
+
+def write_gated_recipe(gate, more=""):
+    """A recipe: `check` evaluates an untrained model (`base`) on six sums under `gate`; `more` are further stages."""
+    return f"""
+name: gated
+stages:
+  base:
+    kind: init
+    config: {{model_type: qwen3, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2,
+             num_key_value_heads: 2, head_dim: 8}}
+    tokenizer: {{use: characters, alphabet: "0123456789+-= ab"}}
+    max_length: 48
+  check:
+    kind: evaluate
+    model: base
+    tasks: [{{use: reasoning_gym, family: chain_sum, split: test, size: 6, style: short}}]
+    max_completion_length: 4
+    num_bootstrap: 100
+    gate: {{{gate}}}
+{more}"""

@@ -72,7 +72,7 @@ def test_the_reference_of_recipes_is_up_to_date():
     assert (ROOT / "docs/recipes.md").read_text() == printed.stdout, "run `make docs`"
 
 
-def test_a_reward_of_ones_own_validates_and_scores(lab):
+def test_a_user_reward_validates_and_scores(lab):
     from learning.lookup import bind
     from schemas.use import RewardUse
 
@@ -181,7 +181,7 @@ def test_the_table_of_slots_is_what_the_slots_ask_for():
     assert set(fixed) <= FIXED
 
 
-def test_a_tool_of_ones_own_validates_and_answers(lab):
+def test_a_user_tool_validates_and_answers(lab):
     from learning.environments.lookup_environment import build_environment
     from schemas.use import EnvUse
 

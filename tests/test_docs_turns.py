@@ -31,7 +31,7 @@ def lab(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_an_environment_of_ones_own_is_played_by_hand(lab):
+def test_a_user_environment_is_played_by_hand(lab):
     namespace = {}
     exec(TEXT["play"], namespace)
     outcomes = [(o.observation, o.done, o.reward, o.ok) for o in namespace["said"]]

@@ -72,7 +72,7 @@ def test_validate_imports_nothing_heavy(tmp_path):
         assert (record["code"], record["heavy"]) == (0, []), record
 
 
-def test_the_quickstart_is_the_whole_job():
+def test_the_quickstart_contains_every_kind_of_its_job():
     recipe = load_recipe(ROOT / "recipes/quickstart.yaml")
     kinds = [stage.kind for stage in recipe.stages.values()]
     assert {"init", "synthesize", "curate", "sft", "reward_model", "merge", "evaluate"} <= set(kinds)

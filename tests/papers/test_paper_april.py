@@ -64,7 +64,7 @@ def ask(letter, group=None):
     return SampleRequest(row, temperature=0.0, group=group)
 
 
-def test_the_phase_stops_with_the_fourth_and_the_next_goes_on_where_it_stopped(scripted):
+def test_the_phase_stops_with_the_fourth_and_the_next_resumes_there(scripted):
     policy = scripted(LENGTHS | {"g": 3})
     phases = Phases(policy)
     samples = phases([ask(letter) for letter in LENGTHS])

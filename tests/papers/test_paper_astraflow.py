@@ -79,7 +79,7 @@ def digest(loop):
     return {name: compute_checksum(p.detach()) for name, p in loop.policy.model.named_parameters()}
 
 
-def test_a_paused_policy_stays_as_it_is_with_its_rows_while_the_other_goes_on(
+def test_a_paused_policy_and_its_rows_stay_unchanged_while_the_other_trains(
     tiny_policy_folder, facts, corpus, tmp_path
 ):
     (tmp_path / "facts").mkdir()

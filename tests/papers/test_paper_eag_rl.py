@@ -137,7 +137,7 @@ def advantages(stage, policy, rewards=None):
     return with_advantages(bind_algorithm(stage, {}), batch, 0).sampled("advantage"), samples
 
 
-def test_alignment_tells_equal_predictions_apart_and_weight_0_is_plain_grpo(stages, tiny_policy):
+def test_alignment_distinguishes_equal_predictions_and_weight_0_is_plain_grpo(stages, tiny_policy):
     guided, samples = advantages(stages["trained"], tiny_policy)
     assert samples[0].scores["answers.exact"] == samples[1].scores["answers.exact"] == 1.0
     assert samples[0].reward != samples[1].reward

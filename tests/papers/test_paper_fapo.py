@@ -153,7 +153,7 @@ def test_the_teacher_reaches_right_answers_by_wrong_steps():
         flawed_sum(row, rng, error_rate=0.6, flaw_rate=0.6)
 
 
-def test_a_rule_tells_clean_steps():
+def test_a_rule_recognises_clean_steps():
     assert steps.arithmetic([CLEAN, FLAWED, WRONG, "6", "3 + 5 = 8, 9 - 2 = 7"]) == [1.0, 0.0, 0.0, 0.0, 0.0]
     assert write_chain([3, 5, 2], ["+", "-"], {}) == CLEAN
     assert parse_sum({"id": "s", "prompt": [{"content": "3 + 5 - 2 ="}]}) == ([3, 5, 2], ["+", "-"])

@@ -164,7 +164,7 @@ def digests(policy, optimizer):
 
 
 @pytest.mark.slow
-def test_an_agent_that_makes_room_for_another_goes_on_elsewhere_from_the_same_bits(tiny_policy_folder, tmp_path):
+def test_an_agent_moved_for_another_resumes_bit_identical(tiny_policy_folder, tmp_path):
     from learning.models.policy import set_determinism
 
     set_determinism(0, 1)
@@ -203,7 +203,7 @@ def test_a_plan_earns_the_mean_of_the_answers_of_a_solver_that_sees_it(answering
     assert "1 + 2 = 3" in prompt
 
 
-def test_a_round_gives_each_agent_its_turn_beside_the_other_as_it_was(tmp_path):
+def test_a_round_trains_each_agent_against_the_previous_other_agent(tmp_path):
     plan = compile_recipe(load_recipe(RECIPE, profile="tiny"), Layout(tmp_path))
     key = {step.name: step.key for step in plan.steps}
 

@@ -102,7 +102,7 @@ class Recorder:
         """Nothing to forget."""
 
 
-def test_a_rollout_is_one_sentence_after_a_context_and_asks_nobody_else(tiny_policy):
+def test_a_rollout_is_one_sentence_after_a_context_without_other_requests(tiny_policy):
     # No other model is at hand: the stage has weights and contexts.
     ports = load_recipe(RECIPE, profile="tiny").ports("refined")
     assert {port.path: port.steps for port in ports} == {"model": ("talker",), "prompts": ("contexts",)}

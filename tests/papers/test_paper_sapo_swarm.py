@@ -186,7 +186,7 @@ def _eight_of_the_sixteen_problems():
     SIGNAL.update(sorted(choose_prompts(len(ROWS), 16, 0, 0))[:8])
 
 
-def test_a_dead_node_holds_up_nobody(answering, tmp_path):
+def test_a_dead_node_delays_no_other(answering, tmp_path):
     dead = tmp_path / "dead"
     dead.mkdir()
     living = peer(tmp_path / "c", WORDS[:8])

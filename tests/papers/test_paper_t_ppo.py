@@ -72,7 +72,7 @@ def scored(samples):
     return forest([replace(t, scores={"r": 0.0}, reward=float(t.finish == "stop")) for t in samples])
 
 
-def test_the_rollout_goes_on_from_the_same_tokens(rollouts):
+def test_the_rollout_continues_from_the_same_tokens(rollouts):
     open_before: list = []
     for samples in rollouts:
         taken_up = samples[: len(open_before)]

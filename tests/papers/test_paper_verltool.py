@@ -140,7 +140,7 @@ def test_the_longest_trajectory_against_the_sum_of_the_slowest_turns(stage, tiny
 
 
 @pytest.mark.parametrize(("order", "seconds", "passed"), [("each", 60.0, "1"), ("together", 0.2, "0")])
-def test_in_threads_too_one_that_is_slow_holds_up_nobody(tiny_policy, order, seconds, passed):
+def test_a_slow_thread_delays_no_other(tiny_policy, order, seconds, passed):
     """By itself the fast one is at its second call while the first of the slow one lasts; in a batch it cannot be."""
     PASSED.clear()
     settings = load_recipe(RECIPE).stages["trained"]
@@ -255,7 +255,7 @@ def test_a_tool_that_only_the_recipe_names_is_called(stage, tiny_policy):
     assert unknown in decode(tiny_policy.tokenizer, sample.completion_ids)
 
 
-def test_a_steps_key_knows_the_code_of_a_tool_of_ones_own(stage, tmp_path):
+def test_a_step_key_contains_the_code_of_a_user_tool(stage, tmp_path):
     stage()
 
     def key():

@@ -66,7 +66,7 @@ def test_functions_taken_from_another_module_are_followed(lab):
     assert read_signature(RewardUse, "lab_of_signatures:helper", lab).summary == "Taken over."
 
 
-def test_an_edit_is_seen_at_once(lab):
+def test_an_edit_is_seen_immediately(lab):
     assert "limit" in read_signature(RewardUse, "lab_of_signatures:brief", lab).options
     (lab[0] / "lab_of_signatures.py").write_text("def brief(rows, completions, *, other: int = 1): ...\n")
     assert list(read_signature(RewardUse, "lab_of_signatures:brief", lab).options) == ["other"]

@@ -203,7 +203,7 @@ def test_what_a_gate_compares_with_answers_the_same_problems(tmp_path, two_model
     assert (alone["tests"][0]["value"], alone["tests"][0]["floor"]) == (test["value"], 0.0)
 
 
-def test_answers_are_measured_beside_the_samples_and_gated(tmp_path, two_models):
+def test_answers_are_evaluated_with_the_samples_and_gated(tmp_path, two_models):
     gate = Gate(metric="answer_logprob", model="two", against="one", max_regression=0.0)
     made = stage(metrics=["accuracy", "answer_logprob"], rewards=["answers.last_number"], gate=[gate])
     result = run(made, context(tmp_path, "a", **two_models))

@@ -135,7 +135,7 @@ def test_a_killed_stage_answers_only_the_rest(tmp_path, folder, two_models, monk
     assert first.metrics["problems"] == 6
 
 
-def test_generated_problems_stand_beside_them_and_chat_templates_are_applied(tmp_path, folder, tiny_policy_folder):
+def test_generated_problems_are_added_and_chat_templates_are_applied(tmp_path, folder, tiny_policy_folder):
     other = {"use": "reasoning_gym", "family": "chain_sum", "split": "test", "size": 3, "style": "short"}
     stage = make_stage(other, limit=2)
     stage.tasks[0].__pydantic_extra__.update(apply_chat_template=True, tasks=["sums"])

@@ -67,7 +67,7 @@ def rounds(context):
     return [json.loads(line) for line in lines]
 
 
-def test_what_tells_best_from_worst_goes_into_the_next_prompt_equal_groups_add_nothing(at, inputs, training):
+def test_the_difference_of_best_and_worst_enters_the_next_prompt_and_equal_groups_add_nothing(at, inputs, training):
     before = {path.name: path.read_bytes() for path in inputs["model"].iterdir()}
     context = at("whole")
     result = run(stage_of(), context)
@@ -97,7 +97,7 @@ def test_what_tells_best_from_worst_goes_into_the_next_prompt_equal_groups_add_n
     assert {path.name: path.read_bytes() for path in inputs["model"].iterdir()} == before
 
 
-def test_a_killed_practice_goes_on_to_the_same_bits(at, inputs, training):
+def test_a_killed_practice_resumes_bit_identical(at, inputs, training):
     whole = at("whole")
     result = run(stage_of(), whole)
     total = len(clerk.PROMPTS)
@@ -137,7 +137,7 @@ run(stage_of(), Context(inputs, root / "killed-0", root / "killed-checkpoints", 
 
 
 @pytest.mark.slow
-def test_a_process_that_was_killed_in_round_1_goes_on_to_the_same_bits(at, inputs, training, tmp_path):
+def test_a_process_killed_in_round_1_resumes_bit_identical(at, inputs, training, tmp_path):
     whole = at("whole")
     result = run(stage_of(), whole)
     at("killed")
@@ -168,7 +168,7 @@ def test_without_an_agent_a_completion_is_the_answer(at, inputs):
     assert made == Agent(experiences=["step 1: search"])
 
 
-def test_an_extractor_of_ones_own_is_held_to_its_word(at, inputs, tmp_path, monkeypatch):
+def test_a_user_extractor_must_return_what_it_declares(at, inputs, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "mine.py").write_text("def wrong(experiences):\n    return 'one'\n")
     with pytest.raises(StepError, match=r"extractor mine:wrong: it must return the list of experiences"):

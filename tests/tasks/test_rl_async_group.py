@@ -72,7 +72,7 @@ def test_two_ranks_train_on_what_one_process_asks_ahead(place, drive):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drive", ROLLOUTS)
-def test_a_group_that_is_interrupted_goes_on_to_the_same_bits(place, drive):
+def test_an_interrupted_group_resumes_bit_identical(place, drive):
     whole, again = f"ddp-{drive}-rl", f"continued-{drive}-rl"
     files = [json.loads((place / name / "0" / "told.json").read_text())["files"] for name in (whole, again)]
     assert files[0] == files[1]

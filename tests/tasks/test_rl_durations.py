@@ -69,7 +69,7 @@ def taken(context):
     return durations
 
 
-def test_a_killed_stage_goes_on_to_the_same_bits(same_when_interrupted):
+def test_a_killed_stage_resumes_bit_identical(same_when_interrupted):
     same_when_interrupted(run, stage(), (3, 5))
 
 

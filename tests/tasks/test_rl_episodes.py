@@ -50,7 +50,7 @@ ROLLOUTS = {
 
 
 @pytest.mark.parametrize("drive", ROLLOUTS)
-def test_a_stage_that_was_killed_in_the_middle_of_episodes_goes_on_to_the_same_bits(same_when_interrupted, drive):
+def test_a_stage_killed_during_episodes_resumes_bit_identical(same_when_interrupted, drive):
     lines = same_when_interrupted(run, stage(**ROLLOUTS[drive]), (3, 5))
     assert any(line["turns"] > 1.2 for line in lines if "turns" in line)
     assert any(line["failed_turns"] > 0 for line in lines if "turns" in line)

@@ -59,6 +59,6 @@ def test_two_ranks_play_the_episodes_of_one_process(place):
 
 
 @pytest.mark.slow
-def test_a_group_that_was_interrupted_goes_on_to_the_same_bits(place):
+def test_an_interrupted_group_resumes_bit_identical(place):
     files = [json.loads((place / f"{n}-rl" / "0" / "told.json").read_text())["files"] for n in ("ddp", "continued")]
     assert files[0] == files[1]

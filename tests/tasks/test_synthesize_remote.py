@@ -200,7 +200,7 @@ def test_a_server_that_refuses_everything_is_quoted(tmp_path):
         made(tmp_path, stage(address))
 
 
-def test_a_step_that_failed_goes_on_where_it_was(tmp_path):
+def test_a_failed_step_resumes_where_it_stopped(tmp_path):
     teacher = Teacher(answer, {ROWS[4]["prompt"][-1]["content"]: ["500"] * 3})
     with serving(teacher) as address:
         with pytest.raises(StepError, match="failed for good"):
@@ -214,7 +214,7 @@ def test_a_step_that_failed_goes_on_where_it_was(tmp_path):
         assert made(tmp_path / "healthy", stage(address))[0] == rows
 
 
-def test_a_prompt_of_ones_own_and_a_part_of_the_reply(tmp_path):
+def test_a_user_prompt_and_a_part_of_the_reply(tmp_path):
     reply = "so: <answer>first</answer> or <answer>last one</answer>"
     teacher = Teacher(lambda body: (reply if body["seed"] else "none", "stop"))
     more = {"system": "Be brief.", "template": "Solve {prompt} ({answer})", "pattern": "<answer>(.*?)</answer>"}
@@ -234,7 +234,7 @@ def test_a_prompt_of_ones_own_and_a_part_of_the_reply(tmp_path):
     assert {(b["temperature"], b["max_tokens"], b["top_p"]) for b in teacher.bodies} == {(0.25, 64, 0.5)}
 
 
-def test_a_cap_on_the_tokens_of_a_model_of_ones_own(tmp_path, tiny_policy_folder):
+def test_a_token_limit_applies_to_a_user_model(tmp_path, tiny_policy_folder):
     """It is looked at after every 512 samples: eight problems with 64 samples each."""
     how = {"num_generations": 64, "max_completion_length": 2, "rewards": [{"use": "formats.matches", "pattern": ".*"}]}
     results = {}

@@ -193,7 +193,7 @@ def test_a_later_recipe_reads_the_champion_and_its_key_follows(lab):
     assert plans[0].steps[0].key == plans[2].steps[0].key != plans[1].steps[0].key
 
 
-def test_the_lineage_of_a_champion_and_of_what_read_it_goes_on_behind_the_registry(lab):
+def test_lineage_follows_a_champion_through_the_registry(lab):
     now = find_champion(lab.layout, "chat")
     record = json.loads(lab("lineage", "mlflow:chat@champion", "--json"))
     assert record["what"] == "version 1 of chat"

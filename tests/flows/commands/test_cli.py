@@ -266,7 +266,7 @@ def test_a_reader_may_leave(ran, options):
     assert len(done.stdout.splitlines()) == 1
 
 
-def test_a_failed_step_ends_the_run_and_resume_goes_on(ran):
+def test_a_failed_step_ends_the_run_and_resume_continues_it(ran):
     output = ran("run", "fails.yaml", "--executor", "inprocess", code=1)
     assert "failed waiting: " in output
     assert "[/red] not there: [bold]there.txt" in output

@@ -48,7 +48,7 @@ def test_json_has_every_key_and_no_file_is_replaced(config):
     assert CliRunner().invoke(app, ["import", "axolotl.yaml", "--force"]).exit_code == 0
 
 
-def test_a_recipe_that_does_not_validate_is_said_so(config):
+def test_a_recipe_that_does_not_validate_is_reported(config):
     (config / "axolotl.yaml").write_text(CONFIG + "adam_beta2: 1.5\n")
     done = CliRunner().invoke(app, ["import", "axolotl.yaml"])
     assert done.exit_code == 3

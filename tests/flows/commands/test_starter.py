@@ -24,7 +24,7 @@ def schema_of(recipe: Path) -> Path:
     return (recipe.parent / re.fullmatch(r"# yaml-language-server: \$schema=(\S+)", line)[1]).resolve()
 
 
-def test_a_starter_is_named_after_its_file_and_stands_beside_its_schema(tmp_path):
+def test_a_starter_is_named_after_its_file_and_lies_next_to_its_schema(tmp_path):
     recipe = tmp_path / "my first.yaml"
     assert write_recipe(recipe, "starter") == [recipe, tmp_path / "recipe.schema.json"]
     assert load_recipe(recipe).name == "my_first"

@@ -164,7 +164,7 @@ def test_a_due_time_during_a_run_is_skipped_only_where_the_recipe_says_so(overla
     assert find_skip_reason(occasion(late, overlaps="r1"), Schedule(interval="1h", overlap=overlap)) == reason
 
 
-def test_due_times_that_nobody_had_scheduled_are_found_between_the_first_that_was_and_now():
+def test_missed_due_times_since_the_first_scheduled_one_are_listed():
     daily = Schedule(cron="0 12 * * *")
     known = [NOON + timedelta(days=i) for i in (2, 0, 1)]
     now = NOON + timedelta(days=6, hours=1)

@@ -23,7 +23,7 @@ def ask(url, body):
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_a_run_is_suspended_and_resumed_also_at_once_beside_another(checkout, processes):
+def test_a_run_is_suspended_and_resumed_during_another_run(checkout, processes):
     made = checkout("root", RECIPE, {"served_work": WORK})
     (made.layout.root / "other.yaml").write_text(
         RECIPE.replace("name: plain", "name: other").replace("seed_value: 3", "seed_value: 4")

@@ -101,7 +101,7 @@ class Killed(BaseException):
     pass
 
 
-def test_killed_between_telling_and_remembering_tells_the_same_key(files, monkeypatch):
+def test_killed_between_notifying_and_recording_notifies_with_the_same_key(files, monkeypatch):
     layout, _ = files
     (layout.root / "x").write_text("1")
     listener = Listener()
@@ -145,7 +145,7 @@ def test_a_source_that_is_new_in_the_recipe_is_no_change_and_one_that_left_is_fo
     assert list(json.loads(state.read_text())["digests"]) == ["path:b"]
 
 
-def test_changes_seen_at_once_start_one_run(files):
+def test_simultaneous_changes_start_one_run(files):
     layout, _ = files
     for name in "ab":
         (layout.root / name).write_text(name)

@@ -79,7 +79,7 @@ def states(outcome):
 
 
 @pytest.mark.timeout(300)
-def test_a_run_stops_at_its_budget_and_goes_on_with_a_bigger_one(lab):
+def test_a_run_stops_at_its_budget_and_continues_with_a_larger_one(lab):
     outcome = lab.run(lab.plan("{tokens: 120}"))
     assert outcome.exit_code == 1
     assert states(outcome)["first"] == "done"

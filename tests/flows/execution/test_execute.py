@@ -202,7 +202,7 @@ def spec_of(plan, layout, step="c"):
     return StepSpec(layout.root, "r", plan.recipe, folders, str(os.getpid()), plan.step(step), inputs={})
 
 
-def test_two_processes_at_once_do_a_step_once(lab):
+def test_two_concurrent_processes_execute_a_step_once(lab):
     calls = lab.root / "calls"
     plan = lab(f'name: o\nstages:\n  c: {{kind: python, function: {{use: "lab:count_calls", file: "{calls}"}}}}\n')
     fork = multiprocessing.get_context("fork")
@@ -216,7 +216,7 @@ def test_two_processes_at_once_do_a_step_once(lab):
     assert len(list(Store(lab.layout).manifests())) == 1
 
 
-def test_killed_in_the_middle_goes_on_from_its_checkpoint_to_the_same_digest(lab):
+def test_a_killed_step_resumes_from_its_checkpoint_to_the_same_digest(lab):
     marker = lab.root / "told"
     call = f'{{use: "lab:slow_sum", rounds: 30, file: "{marker}"}}'
     plan = lab(f"name: k\nstages:\n  c: {{kind: python, function: {call}}}\n")

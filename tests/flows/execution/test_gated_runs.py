@@ -29,28 +29,14 @@ from lineage.layout import Layout
 from lineage.reports.report import collect_gate_rows
 from lineage.tracing.ancestry import trace
 from schemas.errors import PlanError
+from tests.small_steps import write_gated_recipe
 
 LAB = """
 def note(context, *, text: str = ""):
     read = sorted({(p / "n.txt").read_text() for p in context.inputs.values() if (p / "n.txt").is_file()})
     (context.output("result") / "n.txt").write_text(text or ",".join(read))
 """
-RECIPE = """
-name: gated
-stages:
-  base:
-    kind: init
-    config: {model_type: qwen3, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2,
-             num_key_value_heads: 2, head_dim: 8}
-    tokenizer: {use: characters, alphabet: "0123456789+-= ab"}
-    max_length: 48
-  check:
-    kind: evaluate
-    model: base
-    tasks: [{use: reasoning_gym, family: chain_sum, split: test, size: 6, style: short}]
-    max_completion_length: 4
-    num_bootstrap: 100
-    gate: {metric: accuracy, GATE}
+FURTHER_STAGES = """\
   repair: {kind: python, function: {use: "lab:note", text: repaired}, inputs: {model: base}}
   polish: {kind: python, function: {use: "lab:note", text: polished}, inputs: {model: base}, after: [check]}
   more: {kind: python, function: "lab:note", inputs: {x: polish}}
@@ -71,7 +57,9 @@ def lab(tmp_path, monkeypatch):
     layout.root.mkdir()
 
     def plan(gate):
-        (tmp_path / "recipe.yaml").write_text(RECIPE.replace("GATE", gate).replace("lab:", f"{name}:"))
+        (tmp_path / "recipe.yaml").write_text(
+            write_gated_recipe(f"metric: accuracy, {gate}", FURTHER_STAGES.replace("lab:", f"{name}:"))
+        )
         return plan_recipe(tmp_path / "recipe.yaml", layout)
 
     plan.layout = layout

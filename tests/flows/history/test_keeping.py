@@ -221,7 +221,7 @@ def waits(context, *, until: str):
 
 
 @pytest.mark.slow
-def test_clearing_beside_a_run_in_another_process_takes_nothing_from_it(checkout, processes):
+def test_clearing_during_a_run_of_another_process_removes_nothing_of_it(checkout, processes):
     (checkout.root / "waitlab.py").write_text(WAITS)
     (checkout.root / "waits.yaml").write_text(
         'name: waits\nstages:\n  a: {kind: python, function: "waitlab:first"}\n'

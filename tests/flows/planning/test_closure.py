@@ -134,7 +134,7 @@ def test_an_edit_of_what_it_does_not_use_changes_nothing(lab, name, old, new):
         ("late.py", "__import__('importlib').import_module('lab.late')"),
     ],
 )
-def test_a_name_that_cannot_be_followed_makes_all_of_the_module_count(lab, name, planted):
+def test_a_name_that_cannot_be_resolved_adds_the_whole_module_to_the_key(lab, name, planted):
     edit(lab, "lab/helpers.py", "    return two_hops", f"    from lab import late\n    {planted}\n    return two_hops")
     before = code(lab)
     edit(lab, f"lab/{name}", "return 7" if name == "helpers.py" else "return value + 9", "return 70")
@@ -199,7 +199,7 @@ def test_names_that_a_function_binds_itself_do_not_count(lab):
     assert code(lab) == after
 
 
-def test_relative_imports_and_packages_that_pass_on_names_are_followed(lab):
+def test_relative_imports_and_reexports_are_followed(lab):
     (lab / "lab/__init__.py").write_text("from .shapes import area as measured\n")
     (lab / "lab/near.py").write_text(
         "from . import deep, measured\n\ndef f(x):\n    return deep.two_hops(measured(x))\n"

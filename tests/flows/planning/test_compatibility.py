@@ -84,7 +84,7 @@ def test_a_step_that_samples_with_vllm_needs_it_and_others_do_not(installed, mon
         verify_engines([WITH])
 
 
-def test_doctor_tells_what_does_not_fit(installed, tmp_path, monkeypatch):
+def test_doctor_reports_what_does_not_fit(installed, tmp_path, monkeypatch):
     monkeypatch.setenv("POSTTRAIN_ROOT", str(tmp_path))
     assert Layout.find().root == tmp_path
     assert (True, "packages fit each other, and the cluster where RAY_ADDRESS names one") in check_machine_parts()

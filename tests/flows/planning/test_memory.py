@@ -203,7 +203,7 @@ def test_one_pass_has_no_gradient_yet_when_its_backward_begins():
     assert often.total - once.total == 4000
 
 
-def test_an_unknown_architecture_is_said():
+def test_an_unknown_architecture_is_reported():
     with pytest.raises(StepError, match="memory of a mamba model is not known; known are gemma, gpt2"):
         read_shape({"model_type": "mamba"})
 
@@ -364,7 +364,7 @@ def test_shorter_prompts_need_less(planned):
     assert short.peak.total < long.peak.total
 
 
-def test_the_length_of_prompts_that_a_cache_assumes_is_said(planned):
+def test_the_assumed_prompt_length_of_the_cache_is_reported(planned):
     plan, layout = planned()
     (line,) = describe_prompts(estimate_memory(plan, layout))
     assert line.startswith("Prompts of better are assumed to have 64 tokens")

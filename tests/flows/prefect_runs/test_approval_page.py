@@ -13,31 +13,20 @@ from flows.servers.prefect_server import find_free_port, is_healthy, make_prefec
 from lineage.audit.approvals import read_decisions
 from lineage.layout import Layout
 from tests.flows.prefect_runs.browser import TIMEOUT, open_browser
+from tests.small_steps import write_gated_recipe
 
 pytestmark = pytest.mark.slow
 LAB = """
 def note(context):
     (context.output("result") / "n.txt").write_text("noted")
 """
-RECIPE = """
-name: gated
-stages:
-  base:
-    kind: init
-    config: {model_type: qwen3, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2,
-             num_key_value_heads: 2, head_dim: 8}
-    tokenizer: {use: characters, alphabet: "0123456789+-= ab"}
-    max_length: 48
-  check:
-    kind: evaluate
-    model: base
-    tasks: [{use: reasoning_gym, family: chain_sum, split: test, size: 6, style: short}]
-    max_completion_length: 4
-    num_bootstrap: 100
-    gate: {min: 0.9, on_fail: approve}
+RECIPE = write_gated_recipe(
+    "min: 0.9, on_fail: approve",
+    """\
   aside: {kind: python, function: "asking_lab:note", inputs: {model: base}}
   after: {kind: python, function: "asking_lab:note", inputs: {report: check}}
-"""
+""",
+)
 
 
 @pytest.fixture
@@ -77,7 +66,7 @@ def fill(page, decision, name, reason):
     page.get_by_role("button", name="Submit").click()
 
 
-def test_a_run_pauses_shows_its_evidence_and_goes_on_when_the_form_is_sent(checkout, processes, server, tmp_path):
+def test_a_run_pauses_shows_its_evidence_and_resumes_when_the_form_is_sent(checkout, processes, server, tmp_path):
     opened = open_browser()
     made = checkout("asking", RECIPE, {"asking_lab": LAB})
     processes.wait_for(lambda: is_healthy(f"{server}/api"), TIMEOUT)

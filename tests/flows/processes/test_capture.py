@@ -17,7 +17,7 @@ def test_only_the_steps_thread_is_captured(tmp_path, capsys):
     assert capsys.readouterr().out == "others\nafter\n"
 
 
-def test_a_whole_process_is_captured_with_its_children(tmp_path, capfd):
+def test_the_output_of_a_process_and_its_children_is_captured(tmp_path, capfd):
     with capture_output(tmp_path / "log", whole_process=True):
         print("mine")
         subprocess.run(["echo", "child"], check=True)

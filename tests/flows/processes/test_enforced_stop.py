@@ -74,7 +74,7 @@ def test_a_process_that_ignores_signals_is_killed_after_the_grace_period(tmp_pat
     assert not children[0].is_running()
 
 
-def test_a_second_signal_ends_it_at_once(tmp_path):
+def test_a_second_signal_ends_the_process_immediately(tmp_path):
     process = deaf(tmp_path, 3600.0)
     process.send_signal(signal.SIGTERM)
     with pytest.raises(subprocess.TimeoutExpired):

@@ -104,7 +104,7 @@ def leaks(root):
 
 
 @pytest.mark.timeout(580)
-def test_a_killed_run_goes_on_and_no_answer_is_paid_twice(checkout, processes):
+def test_a_killed_run_resumes_and_no_answer_is_paid_twice(checkout, processes):
     """One request at a time: when one is held back, the answer before it was kept, and the next was not made.
 
     So nothing is lost even with a server that does not know idempotency keys.

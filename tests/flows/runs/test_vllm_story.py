@@ -92,7 +92,7 @@ def test_both_engines_reach_the_same_accuracy_and_see_the_same(ran):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_the_whole_quickstart_ends_alike(tmp_path):
+def test_the_quickstart_ends_with_equal_results(tmp_path):
     reports = {
         name: table_of(finished(QUICKSTART, tmp_path / name, "ray", overrides)["report"][0])
         for name, overrides in (("vllm", []), ("torch", BY_TORCH))

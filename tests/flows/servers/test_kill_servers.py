@@ -238,7 +238,7 @@ def test_the_runner_and_the_server_under_a_deployment(checkout, processes, name)
     made.is_quiet(60)
 
 
-def test_up_stopped_in_the_middle_of_a_deployments_run_leaves_one_that_goes_on(checkout, processes):
+def test_stopping_up_during_a_deployment_run_leaves_a_resumable_run(checkout, processes):
     made = checkout("root", RECIPE, {"served_work": WORK})
     up, output = made.start("up", "--prefect-port", 0, "--mlflow-port", 0), made.output
     processes.wait_for(lambda: up.poll() is not None or "Ctrl-C stops everything" in output.read_text(), TIMEOUT)

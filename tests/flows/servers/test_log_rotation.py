@@ -3,7 +3,7 @@
 from flows.servers.log_rotation import rotate_log
 
 
-def test_a_writer_goes_on_at_the_start_of_the_emptied_log(tmp_path):
+def test_a_writer_continues_at_the_start_of_a_rotated_log(tmp_path):
     log = tmp_path / "prefect.log"
     with log.open("ab", buffering=0) as writer:
         sizes = []

@@ -49,7 +49,7 @@ async def add_at_once(kind, folder):
             return (await session.execute(text("SELECT n FROM counter"))).scalar()
 
 
-def test_transactions_that_read_and_write_at_once_lose_nothing(tmp_path):
+def test_concurrent_transactions_lose_nothing(tmp_path):
     assert asyncio.run(add_at_once(WaitingSqlite, tmp_path)) == WRITERS * ROUNDS
 
 

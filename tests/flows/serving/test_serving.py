@@ -147,7 +147,7 @@ def test_the_end_token_ends_a_completion_and_is_counted_but_not_returned(served)
     assert reply.usage.completion_tokens == len(wanted.token_ids) == len(choice.logprobs.tokens) + 1
 
 
-def test_a_stream_says_the_same_as_a_whole_answer(served):
+def test_a_streamed_answer_equals_an_unstreamed_one(served):
     settings = {"n": 2, "seed": 5, "temperature": 0.8, "max_tokens": 30, "logprobs": True, "top_logprobs": 2}
     whole = asked(served, **settings)
     chunks = list(asked(served, **settings, stream=True, stream_options={"include_usage": True}))
@@ -213,7 +213,7 @@ def test_top_p_keeps_the_nucleus_and_its_proportions(served):
     assert chisquare([drawn.count(word) for word in words], wanted).pvalue > 0.01
 
 
-def test_requests_at_once_share_the_batch_and_none_sees_the_others(served, monkeypatch):
+def test_concurrent_requests_share_the_batch_and_stay_separate(served, monkeypatch):
     widths, step = [], Batch.step
     monkeypatch.setattr(Batch, "step", lambda batch: (widths.append(len(batch.samples)), step(batch))[1])
 
@@ -264,7 +264,7 @@ def test_what_is_wrong_is_refused_in_the_shape_of_openais_errors(served):
         raw.embeddings.create(model="tiny", input="x")
 
 
-def test_whoever_leaves_frees_the_slots(served):
+def test_a_client_that_disconnects_frees_its_slots(served):
     stream = asked(served, n=SLOTS, temperature=1.0, seed=2, max_tokens=80, stream=True)
     next(iter(stream))
     stream.close()

@@ -185,7 +185,7 @@ def test_two_workers_of_ray_train_make_the_model_of_one_and_leave_their_places_f
 
 
 @pytest.mark.slow
-def test_a_killed_worker_costs_a_retry_and_no_bit(place):
+def test_a_killed_worker_costs_a_retry_and_the_result_is_bit_identical(place):
     calm, plan = place("calm", HEAD + RL)
     assert run_plan(plan, calm, prefect=False).exit_code == 0
     disturbed, again = place("disturbed", HEAD + RL)

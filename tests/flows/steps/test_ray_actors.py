@@ -79,7 +79,7 @@ def test_processes_of_their_own_with_their_threads_in_the_steps_group(actors):
 
 
 @pytest.mark.slow
-def test_errors_come_back_in_their_own_words_and_into_the_log(actors, tmp_path):
+def test_errors_keep_their_message_and_are_logged(actors, tmp_path):
     first, _ = actors.start("reward", Counter, 0)
     with pytest.raises(StepError, match=r"^lower the temperature$"):
         first.call("fail", StepError("lower the temperature")).result(TIMEOUT)
@@ -103,7 +103,7 @@ def test_a_factory_that_fails_is_reported_by_every_call(actors):
                 remote.call("add", 1).result(TIMEOUT)
 
 
-def test_a_killed_process_is_lost_and_made_anew(actors):
+def test_a_killed_process_is_replaced(actors):
     first, second = actors.start("reward", Counter, 5)
     pid = first.call("where").result(TIMEOUT)["pid"]
     first.call("add", 1).result(TIMEOUT)

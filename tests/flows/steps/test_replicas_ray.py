@@ -111,7 +111,7 @@ def test_a_killed_worker_changes_nothing(checkout, processes, wanted):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_workers_die_with_their_step_which_goes_on_at_the_row(checkout, processes, wanted):
+def test_workers_die_with_their_step_which_resumes_at_the_row(checkout, processes, wanted):
     run = checkout("run", RECIPE + APART, {"killed_lab": LAB})
     process = run.run("ray")
     workers = processes.wait_for(lambda: held(run, 2), 400)

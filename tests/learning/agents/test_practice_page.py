@@ -37,13 +37,13 @@ def test_the_recipe_of_the_page_validates(tmp_path):
 
 
 @pytest.mark.skipif(available() is not None, reason=str(available()))
-def test_an_author_of_ones_own(lab):
+def test_a_user_author(lab):
     author = bind(AuthorUse.model_validate({"use": "my_lab.authors:shouting", "name": "loud"}), "author")
     agent = Drafting(Agent.model_validate({"environment": "tools"})).written(author, "shout", 1, {"seed": 0})
     assert (agent.tool_names, agent.context.system) == (["loud"], "Call loud: and a text.")
 
 
-def test_an_extractor_of_ones_own(lab):
+def test_a_user_extractor(lab):
     extractor = bind(ExtractorUse.model_validate({"use": "my_lab.extractors:shortest", "most": 2}), "extractor")
     ranked = [Rollout(("c",), ("",), 1.0), Rollout(("d",), ("",), 0.0)]
     for known, want in ((["a", "b"], ["b", "c"]), (["c"], ["c"])):

@@ -46,7 +46,7 @@ def test_pid_of_a_change_starts_at_the_second_point():
     assert run(pid, points, metric="reward", of="change", initial=0.3, kp=1.0) == pytest.approx([0.3, 0.6, 0.2])
 
 
-def test_pid_stays_in_its_range_and_comes_back_at_once():
+def test_pid_stays_in_its_range_and_recovers_immediately():
     points = [{"x": 10.0}] * 50 + [{"x": -1.0}] * 2
     values = run(pid, points, metric="x", ki=0.1, low=0.0, high=1.0)
     assert max(values) == 1.0

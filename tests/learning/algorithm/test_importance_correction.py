@@ -85,7 +85,7 @@ def test_masks_by_probability_variation_and_veto():
     assert factor("veto", low=0.01, high=4.0) == spread([1.0, 0.0, 1.0])
 
 
-def test_what_nobody_of_ours_sampled_has_no_mismatch():
+def test_tokens_of_other_samplers_have_no_mismatch():
     assert factor("token", high=2.0, external=[3, 4], broken=[5])[3:6] == [1.0] * 3
     assert factor("veto", low=0.1, high=4.0, external=[3, 4], broken=[5]) == [1.0] * 9
 

@@ -134,7 +134,7 @@ def test_equal_questions_of_one_call_are_asked_once(account):
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_two_that_ask_the_same_at_once_pay_once(account, broken):
+def test_two_equal_concurrent_requests_pay_once(account, broken):
     """The server would not know: it is asked by one of them, or by the other when the first has failed."""
     script = {"question 1": ["404"]} if broken else {}
     teacher = Teacher(own_answer, script, knows_keys=False)
@@ -210,7 +210,7 @@ def test_a_share_of_failures_may_be_allowed(account):
     ("word", "message"),
     [("401", "answers 401: scripted 401"), ("404", "answers 404"), ("quota", "exceeded your quota")],
 )
-def test_what_concerns_every_request_ends_at_once_and_tells_no_key(account, word, message):
+def test_an_error_of_every_request_ends_the_run_without_showing_the_key(account, word, message):
     teacher = Teacher(own_answer, {"*": [word] * 99})
     with serving(teacher) as address, pytest.raises(StepError, match=message) as caught:
         ask(endpoint(address, max_concurrency=1, api_key=KEY), account, questions())
@@ -252,7 +252,7 @@ def test_every_try_of_a_question_carries_one_idempotency_key(account):
 
 
 @pytest.mark.parametrize("concurrency", [1, 3, 16])
-def test_a_cap_is_never_passed_and_cuts_at_the_same_question_whoever_answers_first(account, concurrency):
+def test_a_cap_is_never_exceeded_and_cuts_at_the_same_question_in_any_order(account, concurrency):
     """Of 3 tokens each (2 asked, 1 said); the bound of one is 10 bytes and 64 for the template, and 5 to be said."""
     teacher = Teacher(lambda body: ("yes", "stop"))
     bound = len("question 0") + 64 + 5

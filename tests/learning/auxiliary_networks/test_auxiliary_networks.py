@@ -185,7 +185,7 @@ def test_trap_01_neither_micro_batches_nor_order_change_the_gradient(tiny_policy
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_the_policy_is_nobodys_but_its_own(tiny_policy, head):
+def test_the_policy_shares_no_weights(tiny_policy, head):
     before = [p.clone() for p in tiny_policy.model.parameters()]
     gradient(tiny_policy, head, batch())
     assert all(torch.equal(a, b) for a, b in zip(before, tiny_policy.model.parameters(), strict=True))

@@ -102,7 +102,7 @@ def test_a_stored_success_joins_a_group_that_failed_throughout_and_no_other():
     assert got[2] == now[6:]
 
 
-def test_successes_may_join_every_group_beside_its_own():
+def test_successes_may_be_added_to_every_group():
     states = {}
     added("successes", [sample("a", 0, 1.0, text=str(i)) for i in range(5)], states)
     use = {"use": "successes", "when": "always", "per_group": 2, "replaced": False, "keep": 3}

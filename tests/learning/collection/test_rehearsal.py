@@ -18,7 +18,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_rows_are_drawn_without_repetition_and_anew(tiny_policy, folder):
+def test_rows_are_drawn_without_repetition_and_redrawn(tiny_policy, folder):
     def drawn(seed, size):
         sampler = Sampler(None, tiny_policy, None, 0, 3, groups=5)
         return rehearse([], sampler, np.random.default_rng(seed), data=folder, size=size)

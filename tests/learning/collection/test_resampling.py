@@ -166,7 +166,7 @@ def asked(requests):
     return {request.group: request.n for request in requests}
 
 
-def test_more_completions_go_where_they_tell_most():
+def test_more_completions_go_to_the_most_informative_prompts():
     sure, open_ = [1.0] * 4, [1.0, 0.0, 1.0, 0.0]
     samples = [sample("ab"[g], g, s) for g, scores in enumerate((sure, open_)) for s in scores]
     assert asked(follow({"use": "allocate", "extra": 3}, samples)[1]) == {1: 3}

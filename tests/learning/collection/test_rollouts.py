@@ -196,7 +196,7 @@ def test_overprovisioning_needs_enough_to_run(tiny_policy):
         overprovisioned([SampleRequest(ROWS[0], 4)], sampler_at(tiny_policy, 0), {}, 0, target=4)
 
 
-def test_what_is_not_needed_goes_on_in_the_next_iteration(tiny_policy):
+def test_unneeded_samples_continue_in_the_next_iteration(tiny_policy):
     requests = [SampleRequest(row, 2) for row in ROWS]
     want = synchronous(requests, sampler_at(tiny_policy, 0, eager=2.5))
     state, completed = {}, []

@@ -45,7 +45,7 @@ def test_unscorable_equal_and_broken_off_parts_are_not_gone_on_from():
     assert root.select(1.0, 2) is None
 
 
-def test_a_part_sees_its_whole_past_and_competes_with_those_of_the_same():
+def test_a_segment_sees_all_earlier_segments_and_competes_with_its_siblings():
     def ask(rows):
         return [[AnswerSample(t, "stop") for t in "gb"] for _ in rows]
 

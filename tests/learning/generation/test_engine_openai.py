@@ -34,7 +34,7 @@ def use(address, **more):
     return EngineUse.model_validate({"use": "openai", "endpoint": endpoint, **more})
 
 
-def test_token_ids_go_out_and_come_back_with_their_logprobs(account, tiny_policy):
+def test_token_ids_are_sent_and_returned_with_logprobs(account, tiny_policy):
     teacher = TokenServer(lambda body: ("abc", "length" if body["seed"] % 2 else "stop"), {"[5, 6]": ["500", "lost"]})
     requests = [Request([5, 6, 7], 2, 11), Request([5, 6], 1, 11, first=1, temperature=0.0)]
     with serving(teacher) as address:

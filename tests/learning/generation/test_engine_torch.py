@@ -75,7 +75,7 @@ def test_greedy_equals_transformers(tiny_policy):
 
 
 @pytest.mark.parametrize("max_slots", [1, 3, 16])
-def test_what_runs_beside_a_sample_does_not_matter(tiny_policy, max_slots):
+def test_a_sample_does_not_depend_on_its_batch(tiny_policy, max_slots):
     sampling = Sampling(1.0, 24)
     whole = Engine(tiny_policy).generate(REQUESTS, sampling)
     refilled = Engine(tiny_policy, max_slots=max_slots).generate(REQUESTS, sampling)

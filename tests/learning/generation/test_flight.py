@@ -126,7 +126,7 @@ def test_what_waits_is_suspended_too_and_a_flight_forgets_what_has_left(tiny_pol
 
 
 @pytest.mark.parametrize("changes", [(3,), (1, 2, 9)])
-def test_trap_21_what_runs_goes_on_under_new_weights_from_the_exact_token(tiny_policy, changes):
+def test_trap_21_running_samples_continue_under_new_weights_from_the_exact_token(tiny_policy, changes):
     policies = [other(tiny_policy, seed) for seed in range(len(changes) + 1)]
     mine = other(tiny_policy, 0)
     engine = Engine(mine, max_slots=4)

@@ -87,7 +87,7 @@ def plain(completions):
     return [[(g.token_ids, g.finish) for g in of] for of in completions]
 
 
-def test_every_completion_comes_back_in_its_place():
+def test_completions_are_returned_in_request_order():
     made = replicas_of(3, Log()).generate([Request([1], 5, 70), Request([2], 0, 71), Request([3], 2, 72, 4)], HEAT)
     assert plain(made) == [
         [([70, k, 0], "stop") for k in range(5)],
@@ -138,7 +138,7 @@ def log_of(replicas, log):
     return log.submitted
 
 
-def test_what_a_dead_replica_owed_is_sampled_elsewhere_and_it_is_made_anew():
+def test_requests_of_a_dead_replica_are_resampled_and_it_is_replaced():
     def dies(one):
         return one.number == 0 and one.given == 3
 
@@ -185,7 +185,7 @@ def test_new_weights_reach_every_replica():
         still.sync(8)
 
 
-def test_a_target_suspends_what_is_left_and_a_window_what_goes_on():
+def test_a_target_suspends_the_remaining_samples_and_a_window_the_running_ones():
     replicas = replicas_of(2, Log(), in_flight=4)
     made = replicas.generate([Request([1], 8, 1)], replace(HEAT, target=3))[0]
     ended = [g for g in made if g.finish == "stop"]
@@ -240,7 +240,7 @@ def test_two_replicas_of_the_torch_engine_give_the_tokens_of_one(tiny_policy_fol
         replicas.close()
 
 
-def test_weights_of_the_trainer_reach_replicas_and_those_made_anew(tiny_policy, tiny_policy_folder, tmp_path, use):
+def test_trainer_weights_reach_replicas_and_their_replacements(tiny_policy, tiny_policy_folder, tmp_path, use):
     asked = [Request([5, 6, 7], 4, 3), Request([9, 2], 4, 4)]
     actors = Threads({"rollout": 2})
     replicas = make_engine(use, tiny_policy, actors, folder=tiny_policy_folder, scratch=tmp_path / "weights")

@@ -142,7 +142,7 @@ def test_a_worker_completes_at_its_version_while_another_loads_the_next(workers)
     assert {tuple(one.versions) for one in collected(replicas, 2).values()} == {((1, TOKENS),)}
 
 
-def test_when_all_are_updated_at_once_none_completes_at_its_version(workers):
+def test_when_all_replicas_update_together_no_sample_ends_at_its_first_version(workers):
     made, replicas, _ = workers
     made.halted.clear()
     replicas.submit([(0, Request([5, 6], 1, 1)), (1, Request([7, 8], 1, 2))], sampling(made))
@@ -181,7 +181,7 @@ def test_no_worker_is_more_than_one_version_behind(workers):
     assert made.loads == [(0, 1), (1, 1), (0, 2), (1, 2)]
 
 
-def test_one_that_dies_while_it_loads_is_made_anew_with_the_weights_and_the_others_get_theirs(workers):
+def test_a_replica_that_dies_while_loading_is_replaced_with_current_weights(workers):
     made, replicas, _ = workers
     replicas.sync(1, each=True)
     assert made.loading.wait(TIMEOUT)

@@ -50,7 +50,7 @@ def serve(tiny_policy):
 
 
 @pytest.mark.parametrize("threaded", [True, False])
-def test_what_is_submitted_comes_back_as_from_one_call(tiny_policy, serve, threaded):
+def test_submitted_requests_return_the_same_as_one_call(tiny_policy, serve, threaded):
     want = Engine(tiny_policy).generate(REQUESTS, SAMPLING)
     service = serve(threaded)
     service.submit([(7, REQUESTS[0])], SAMPLING)
@@ -83,7 +83,7 @@ def test_weights_are_put_in_place_between_two_steps(serve):
     assert service.stats()["loads"] == 1
 
 
-def test_samplings_fly_beside_each_other(tiny_policy, serve):
+def test_sampling_requests_run_concurrently(tiny_policy, serve):
     cold = replace(SAMPLING, temperature=0.5)
     service = serve()
     service.submit([(0, REQUESTS[0])], SAMPLING)
@@ -94,7 +94,7 @@ def test_samplings_fly_beside_each_other(tiny_policy, serve):
         assert [completions[ticket, i].token_ids for i in range(3)] == [g.token_ids for g in want]
 
 
-def test_what_is_suspended_goes_on_where_it_was(tiny_policy, serve):
+def test_suspended_samples_resume_where_they_stopped(tiny_policy, serve):
     want = Engine(tiny_policy).generate(REQUESTS, SAMPLING)
     service = serve(threaded=False, max_slots=2)
     service.submit(list(enumerate(REQUESTS)), SAMPLING)

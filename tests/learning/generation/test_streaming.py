@@ -145,7 +145,7 @@ def test_without_staleness_it_is_what_the_synchronous_loop_samples(train, tiny_p
         change(policy, step)
 
 
-def test_an_interrupted_completion_tells_which_weights_sampled_each_token(train, tiny_policy):
+def test_an_interrupted_completion_records_the_weights_of_each_token(train, tiny_policy):
     trainer = train(max_staleness=3, steps_per_update=3)
     policies = [own(tiny_policy)]
     for step in range(STEPS):
@@ -181,7 +181,7 @@ RUNS = [
 
 
 @pytest.mark.parametrize(("rollout", "options"), RUNS)
-def test_trap_24_a_killed_run_goes_on_to_the_same_bits(train, rollout, options):
+def test_trap_24_a_killed_run_resumes_bit_identical(train, rollout, options):
     """Both write a checkpoint after iterations 1 and 3; one of them is then killed and taken up again."""
     whole = train(rollout, max_slots=6, **options)
     broken = train(rollout, max_slots=6, **options)
@@ -299,7 +299,7 @@ def test_rewards_are_waited_for_while_others_decode(train):
     assert order.index((0, 0)) > min(i for i, (step, _) in enumerate(order) if step == 1)
 
 
-def test_what_goes_wrong_beside_the_trainer_ends_the_iteration(train):
+def test_an_error_in_a_background_thread_ends_the_iteration(train):
     def score(samples, step, place):
         if step == 1:
             raise ZeroDivisionError("no reward")
@@ -309,7 +309,7 @@ def test_what_goes_wrong_beside_the_trainer_ends_the_iteration(train):
         deque(map(trainer.iterate, range(3)))
 
 
-def test_the_loops_other_parts_are_served_beside_what_is_under_way(train):
+def test_other_parts_of_the_loop_are_served_during_running_requests(train):
     trainer = train(max_staleness=3, steps_per_update=2, max_slots=4)
     trainer.iterate(0)
     under_way = len(trainer.stream.callbacks)

@@ -156,7 +156,7 @@ def test_few_places_and_little_memory_change_nothing(wide_policy, slots):
     assert plain(engine.generate(requests, sampling)) == plain(TorchEngine(wide_policy).generate(requests, sampling))
 
 
-def test_a_completion_goes_on_as_if_it_had_never_stopped(wide_policy):
+def test_a_resumed_completion_equals_an_uninterrupted_one(wide_policy):
     engine, sampling = Engine(wide_policy), Sampling(1.0, 20, entropy=True)
     whole = engine.generate(REQUESTS, sampling)
     begun = engine.generate(REQUESTS, replace(sampling, window=7))
@@ -292,7 +292,7 @@ def test_the_rest_of_the_process_does_not_notice(wide_policy):
     assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == (1, True)
 
 
-def test_nobody_else_can_reach_it(wide_policy):
+def test_other_users_cannot_connect(wide_policy):
     Engine(wide_policy).ready()
     listening = [c for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN]
     assert {c.laddr.ip for c in listening} <= {"127.0.0.1"}

@@ -85,7 +85,7 @@ def test_through_a_file(tiny_policy, replica, tmp_path):
         receiver.load(receipt)
 
 
-def test_files_of_a_try_that_had_come_further_are_in_nobodys_way(tiny_policy, replica, tmp_path):
+def test_files_of_a_longer_earlier_attempt_are_ignored(tiny_policy, replica, tmp_path):
     before = Files(tiny_policy, tmp_path)
     for version in range(1, 8):
         before.publish(version)

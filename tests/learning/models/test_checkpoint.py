@@ -23,7 +23,7 @@ def save(folder, step):
     save_checkpoint(folder, step, {"a/x": torch.full((3,), step)}, {"told": [step, 0.1 + 0.2, None]})
 
 
-def test_what_is_saved_comes_back(tmp_path):
+def test_saved_values_are_restored(tmp_path):
     assert load_latest(tmp_path / "nothing") is None
     save(tmp_path, 7)
     step, tensors, state = load_latest(tmp_path)
@@ -38,7 +38,7 @@ def test_the_last_two_are_kept(tmp_path):
     assert load_latest(tmp_path)[0] == 100000
 
 
-def test_what_a_killed_process_left_is_neither_read_nor_in_the_way(tmp_path):
+def test_files_of_a_killed_process_are_ignored(tmp_path):
     save(tmp_path, 1)
     (tmp_path / ".writing-1").mkdir()
     (tmp_path / ".writing-1" / "tensors.safetensors").write_bytes(b"half")
@@ -122,7 +122,7 @@ def test_decay_is_on_matrices_only():
     assert decays == {2: 0.5, 1: 0.0}
 
 
-def test_clipping_keeps_the_direction_and_tells_the_norm_before():
+def test_clipping_keeps_the_direction_and_reports_the_norm_before():
     model = nn.Linear(2, 1, bias=False)
     model.weight.grad = torch.tensor([[3.0, 4.0]])
     assert clip_gradients(model, None) == 5.0

@@ -82,7 +82,7 @@ def test_nothing_of_the_size_of_the_scores_is_kept():
     assert kept(128) == 2 * kept(64)
 
 
-def test_long_paths_beside_blocks_and_rows_are_those_of_the_model():
+def test_long_paths_blocks_and_rows_equal_the_model():
     torch.manual_seed(0)
     shape = {"vocab_size": 31, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
     config = Qwen3Config(**shape, num_attention_heads=4, num_key_value_heads=2)

@@ -73,7 +73,7 @@ def test_long_rows_beside_short_ones_and_families(config, kv_heads, dtype, allow
             )
 
 
-def test_the_last_layer_leaves_out_what_nobody_reads(monkeypatch):
+def test_the_last_layer_skips_unread_positions(monkeypatch):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(Qwen3Config(**SHAPE, num_key_value_heads=4, head_dim=8)).double()
     packed = pack([[t % 31 for t in range(n)] for n in (60, 20)], [-1, -1])

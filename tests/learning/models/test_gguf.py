@@ -68,7 +68,7 @@ def exported(tmp_path, policy, kind="f32"):
 
 
 @pytest.mark.parametrize("kind", OWN)
-def test_a_model_comes_back_bit_identical_from_f32(kind, tmp_path):
+def test_a_model_is_restored_bit_identical_from_f32(kind, tmp_path):
     policy = make_policy(kind)
     folder, _ = exported(tmp_path, policy)
     back = load_policy(folder)
@@ -83,7 +83,7 @@ def test_a_model_comes_back_bit_identical_from_f32(kind, tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "error"), [("f16", 2**-11), ("q8_0", 1 / 254)])
-def test_weights_come_back_within_the_precision_of_the_type(kind, error, tmp_path):
+def test_weights_are_restored_within_the_precision_of_the_type(kind, error, tmp_path):
     policy = make_policy("llama")
     folder, counted = exported(tmp_path, policy, kind)
     assert counted["wider"] == 0
@@ -180,7 +180,7 @@ def test_a_saved_tokenizer_is_not_replaced_by_that_of_its_architecture(tmp_path)
 
 
 @pytest.mark.parametrize("name", SPLITS)
-def test_every_named_split_comes_back(name, tmp_path):
+def test_every_named_split_is_returned(name, tmp_path):
     policy = make_policy("llama")
     policy.tokenizer = byte_level(SPLITS[name]())
     if name in NFC:

@@ -157,7 +157,7 @@ def test_lion_keeps_one_moment_and_adafactor_only_factors_of_matrices():
     assert sizes == {"adamw": 2 * total, "lion": total, "muon": 2 * total - matrices, "adafactor": factors}
 
 
-def test_eight_bit_state_is_near_the_whole_one_and_continues_bit_identical(tmp_path):
+def test_eight_bit_state_is_near_the_32_bit_state_and_resumes_bit_identical(tmp_path):
     pytest.importorskip("bitsandbytes")
     runs = {}
     for name in ("adamw", "adamw_8bit"):

@@ -68,7 +68,7 @@ def harmed(folder, harm):
 
 
 @pytest.mark.parametrize("harm", ["missing", "shape", "cut", "kind", "json", "empty", "pickle"])
-def test_a_folder_that_is_no_whole_model_is_refused(tiny_policy_folder, harm):
+def test_a_folder_without_a_complete_model_is_refused(tiny_policy_folder, harm):
     harmed(tiny_policy_folder, harm)
     with pytest.raises(StepError, match="policy: "):
         load_policy(tiny_policy_folder)

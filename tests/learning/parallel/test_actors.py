@@ -40,7 +40,7 @@ def test_one_call_after_the_other_in_objects_of_their_own():
     actors.close()
 
 
-def test_errors_come_back_in_their_own_words():
+def test_errors_keep_their_message():
     (remote,) = Threads({"reward": 1}).start("reward", Counter)
     with pytest.raises(StepError, match=r"^lower it$"):
         remote.call("fail", StepError("lower it")).result(9)
@@ -52,7 +52,7 @@ def test_errors_come_back_in_their_own_words():
         broken.call("add", 1).result(9)
 
 
-def test_what_is_stopped_is_lost_and_can_be_made_anew():
+def test_a_stopped_engine_can_be_started_again():
     actors = Threads({"reward": 1})
     (remote,) = actors.start("reward", Counter, 5)
     remote.call("add", 1).result(9)

@@ -163,7 +163,7 @@ def test_a_log_whose_tail_was_cut_off_is_found_out_by_signatures(small_run):
     assert verify(small_run.layout).problems == (expected,)
 
 
-def test_equal_steps_have_equal_digests_whoever_signs(tmp_path, small_run, monkeypatch):
+def test_equal_steps_have_equal_digests_for_every_signer(tmp_path, small_run, monkeypatch):
     before = {step: {n: o.digest for n, o in m.outputs.items()} for step, m in small_run.made.items()}
     keys = {step: m.key for step, m in small_run.made.items()}
     monkeypatch.setenv("POSTTRAIN_SIGNING_KEY", str(private_key(tmp_path / "lab.pem")))

@@ -141,7 +141,7 @@ def test_an_output_that_was_not_written_is_refused(tmp_path):
         Store(Layout(tmp_path)).describe(tmp_path, {"data": "directory"})
 
 
-def test_contract_tells_templates_apart_and_ignores_lengths(tmp_path):
+def test_the_contract_distinguishes_templates_and_ignores_lengths(tmp_path):
     made = []
     for name, template, length in (("a", "{{x}}", 64), ("b", "{{x}}", 128), ("c", "{{y}}", 64)):
         folder = tmp_path / name

@@ -190,7 +190,7 @@ def test_a_full_disk_cuts_a_write_off_for_real(log):
     assert (check_audit(log).problems, len(check_audit(log).notes)) == ([], 1)
 
 
-def test_what_posttrain_did_not_write_stays_named_although_the_log_goes_on(log):
+def test_foreign_entries_stay_named_after_the_log_continues(log):
     with log_file(log).open("ab") as stream:
         stream.write(b"# nothing to see here\n")
     assert check_audit(log).problems == [f"{log_file(log)}:7: no entry"]
@@ -206,7 +206,7 @@ def test_what_a_cut_off_write_left_cannot_be_changed_later(log):
     assert check_audit(log).problems == [f"{log_file(log)}:7: the bytes that entry 7 says it found are not there"]
 
 
-def test_a_killed_writer_leaves_a_log_that_goes_on(tmp_path):
+def test_a_killed_writer_leaves_a_log_that_can_continue(tmp_path):
     layout = Layout(tmp_path)
     for number in range(6):
         process = writer(layout, str(number), 10_000)

@@ -50,7 +50,7 @@ def test_another_plan_and_other_events_are_named(claimed):
     ]
 
 
-def test_a_decision_that_nobody_made_one_that_was_changed_and_one_that_is_gone_are_named(claimed):
+def test_forged_changed_and_deleted_decisions_are_named(claimed):
     path = decisions_file(claimed.layout, KEY)
     record = json.loads(path.read_text())
     path.write_text(json.dumps(record | {"name": "eve"}) + "\n")

@@ -160,7 +160,7 @@ def test_a_table_that_is_missing_is_read_when_it_is_back(small_run):
 
 
 @pytest.mark.parametrize("body", [b"", b"not a database at all" * 100, None])
-def test_an_index_that_is_damaged_or_of_another_version_is_made_anew(small_run, body):
+def test_a_damaged_or_outdated_index_is_rebuilt(small_run, body):
     file = small_run.layout.state / FILE
     assert len(trace(small_run.layout, "tuned").up) == 4
     if body is None:
@@ -188,7 +188,7 @@ def test_nothing_is_written_where_nothing_was_made(maker):
     assert not maker.layout.state.exists()
 
 
-def test_several_processes_may_ask_at_once(small_run):
+def test_several_processes_may_query_concurrently(small_run):
     code = (
         "import sys; from pathlib import Path; from lineage.layout import Layout\n"
         "from lineage.tracing.ancestry import trace\n"

@@ -70,7 +70,7 @@ def test_a_part_of_a_plan_keeps_the_other_stages(small_run):
     assert lock["tuned"] == yaml.safe_load(before[1])["stages"]["tuned"]
 
 
-def test_outputs_are_links_numbers_and_curves_lie_beside(small_run):
+def test_outputs_are_links_with_numbers_and_curves_next_to_them(small_run):
     project_dvc(small_run.layout, small_run.plan(), succeeded=True)
     folder = small_run.layout.root / "data/runs/small"
     artifact = small_run.store.output_folder("sft", small_run.made["tuned"].key, "policy") / "model.safetensors"

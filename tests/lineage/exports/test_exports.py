@@ -204,7 +204,7 @@ def test_a_server_receives_every_event_once(examined, receiver, monkeypatch):
     assert {(path, who) for path, who, _ in receiver.seen} == {("/api/v1/lineage", "Bearer planted-key")}
 
 
-def test_a_run_tells_what_it_did_and_not_what_it_found(examined, receiver, monkeypatch):
+def test_a_run_reports_only_the_changes_it_made(examined, receiver, monkeypatch):
     from flows.history.exporting import send_run
 
     newer = examined.make(

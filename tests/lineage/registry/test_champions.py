@@ -120,7 +120,7 @@ def test_an_alias_set_by_hand_is_an_alarm_and_a_cut_off_move_is_made_whole(small
         assert int(open_client(layout).get_model_version_by_alias("chat", "champion").version) == 2
 
 
-def test_of_two_promotions_at_once_one_wins_and_the_other_sees_it(small_run):
+def test_of_two_concurrent_promotions_one_wins_and_the_other_is_refused(small_run):
     layout, made = small_run.layout, small_run.made
     keys = [made[name].key for name in ("tuned", "raw", "base")]
     racers = [

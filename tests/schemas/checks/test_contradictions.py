@@ -330,7 +330,7 @@ ALLOWED = {
 
 
 @pytest.mark.parametrize("what", ALLOWED)
-def test_what_fits_is_allowed_without_a_word(load, what):
+def test_inputs_that_fit_are_allowed(load, what):
     assert load(**ALLOWED[what]).warnings == ()
 
 

@@ -140,7 +140,7 @@ def test_errors_of_a_parent_point_into_the_parent(tmp_path):
     assert (Path(problem.file).name, problem.line, problem.column) == ("a.yaml", 2, 22)
 
 
-def test_all_problems_come_at_once(tmp_path):
+def test_all_problems_are_reported_in_one_pass(tmp_path):
     (tmp_path / "r.yaml").write_text(
         "stages:\n  base: {kind: init, x: 1}\n  sft: {kind: sft, model: bse, data: nothing}\n  c: {kind: cure}\n"
     )
