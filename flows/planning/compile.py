@@ -19,6 +19,7 @@ from lineage.digests import digest_of
 from lineage.layout import Layout
 from lineage.sources.resolve import find_source
 from schemas.addresses import MODEL_READERS
+from schemas.base import JsonObject
 from schemas.endpoint import strip_operation
 from schemas.errors import PlanError
 from schemas.gates import strip_policy
@@ -126,7 +127,7 @@ def _make_step(recipe: Recipe, name: str, steps: dict[str, Step], closure: Closu
 
 def _make_identity(
     kind: str,
-    settings: dict[str, Any],
+    settings: JsonObject,
     seed: int,
     inputs: tuple[Input, ...],
     code: dict[str, str],

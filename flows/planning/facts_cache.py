@@ -13,13 +13,13 @@ import platform
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from flows.planning import definitions, name_uses
 from flows.planning.definitions import Facts, read_facts
 from lineage.keys import derive_key
 from lineage.layout import Layout
 from schemas.atomic_write import atomic_file
+from schemas.base import JsonObject
 from schemas.errors import PlanError
 
 SHORT = 16
@@ -34,7 +34,7 @@ class FactsCache:
     def __init__(self, layout: Layout | None = None):
         self.file = None if layout is None else layout.state / "cache" / "definitions"
         self._layout = layout
-        self._used: dict[str, Any] = {}
+        self._used: JsonObject = {}
         self._is_new = False
 
     @cached_property
@@ -45,7 +45,7 @@ class FactsCache:
             return None
 
     @cached_property
-    def _record(self) -> dict[str, dict[str, Any]]:
+    def _record(self) -> dict[str, JsonObject]:
         return self._read() if self._key else {"facts": {}, "parts": {}}
 
     def facts(self, source: bytes, name: str) -> Facts:
@@ -83,7 +83,7 @@ class FactsCache:
             fresh.write_bytes(_seal(self._key, body) + b"\n" + body)
         self._is_new = False
 
-    def _read(self) -> dict[str, dict[str, Any]]:
+    def _read(self) -> dict[str, JsonObject]:
         try:
             seal, _, body = self.file.read_bytes().partition(b"\n") if self.file else (b"", b"", b"")
             if hmac.compare_digest(seal, _seal(self._key or b"", body)):

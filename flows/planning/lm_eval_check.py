@@ -88,7 +88,7 @@ class TaskFiles:
         return self.own_names.get(name) or _list_shipped(self.shipped).get(name)
 
 
-def read_task(file: Path, depth: int = 0) -> dict[str, Any]:
+def read_task(file: Path, depth: int = 0) -> JsonObject:
     """Return the settings of a task file with those of the files that it includes; empty if it is not one."""
     try:
         settings = yaml.load(file.read_text(encoding="utf-8"), TaskFile)
@@ -97,7 +97,7 @@ def read_task(file: Path, depth: int = 0) -> dict[str, Any]:
     if not isinstance(settings, dict):
         return {}
     included = settings.get("include") or ()
-    merged: dict[str, Any] = {}
+    merged: JsonObject = {}
     for part in [included] if isinstance(included, str) else included if depth < DEEPEST else ():
         merged |= read_task(file.parent / str(part), depth + 1)
     return merged | settings

@@ -16,6 +16,7 @@ from learning.evaluation.reward_probes import RewardTest, Score, Scored, run_rew
 from learning.lookup import Bound, asked_of, bind
 from learning.sampling.scoring import scores_of
 from lineage.layout import Layout
+from schemas.base import JsonObject
 from schemas.errors import PlanError, Problem, StepError
 from schemas.recipe.load import Recipe
 from schemas.stages.base import RewardCase
@@ -126,7 +127,7 @@ def _list_own_tests(info: StepInfo) -> list[RewardTest]:
     ]
 
 
-def _make_test(row: dict[str, Any]) -> RewardTest:
+def _make_test(row: JsonObject) -> RewardTest:
     """Return a test of a problem whose good answer is the row's own."""
     return RewardTest(row, [row["answer"]] if row.get("answer") else [])
 
@@ -139,7 +140,7 @@ def _shrink(use: ProblemsUse, size: int) -> ProblemsUse:
 
 def _find_rows(
     recipe: Recipe, layout: Layout, step: str, size: int, seen: frozenset[str] = frozenset()
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Return some problems of a step, or of the steps that it reads them from; none if other steps make them."""
     info = recipe.steps[step]
     if isinstance(info.stage, Data):

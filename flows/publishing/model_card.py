@@ -6,6 +6,7 @@ from typing import Any
 
 from flows.serving.models import Chosen
 from lineage.layout import Layout
+from schemas.base import JsonObject
 from schemas.errors import PosttrainError
 
 TEXT = """\
@@ -48,7 +49,7 @@ def write_model_card(layout: Layout, chosen: Chosen, folder: Path) -> None:
     (folder / "README.md").write_text("".join(parts) + ("" if gguf else USE))
 
 
-def _read_bom(layout: Layout, chosen: Chosen) -> dict[str, Any] | None:
+def _read_bom(layout: Layout, chosen: Chosen) -> JsonObject | None:
     """Return the bill of materials of a model of this checkout; None for any other model."""
     from lineage.exports.model_bom import make_model_bom  # imports pyarrow
 
@@ -60,7 +61,7 @@ def _read_bom(layout: Layout, chosen: Chosen) -> dict[str, Any] | None:
         return None
 
 
-def _list_materials(bom: dict[str, Any]) -> str:
+def _list_materials(bom: JsonObject) -> str:
     lines = [
         f"- {component['type']}: `{component['name']}`"
         for component in bom.get("components", [])
@@ -69,7 +70,7 @@ def _list_materials(bom: dict[str, Any]) -> str:
     return "\n## Made from\n\n" + "\n".join(sorted(lines)) + "\n" if lines else ""
 
 
-def _tabulate_metrics(bom: dict[str, Any]) -> str:
+def _tabulate_metrics(bom: JsonObject) -> str:
     card = bom["metadata"]["component"].get("modelCard", {})
     metrics = card.get("quantitativeAnalysis", {}).get("performanceMetrics", [])
     lines = [

@@ -90,7 +90,7 @@ def list_language_modules(model: Any) -> set[nn.Module]:
     return {*decoder.modules()} - towers
 
 
-def _find_all_linear(modules: dict[str, Any], candidates: set[nn.Module]) -> set[str]:
+def _find_all_linear(modules: dict[str, nn.Module], candidates: set[nn.Module]) -> set[str]:
     """Return the names of the linear modules among the candidates. Raise TargetError if there are none."""
     matches = {name for name, module in modules.items() if isinstance(module, LINEAR) and module in candidates}
     if not matches:
@@ -98,7 +98,7 @@ def _find_all_linear(modules: dict[str, Any], candidates: set[nn.Module]) -> set
     return matches
 
 
-def _find_named(modules: dict[str, Any], wanted: list[str] | str, saved: set[str]) -> set[str]:
+def _find_named(modules: dict[str, nn.Module], wanted: list[str] | str, saved: set[str]) -> set[str]:
     """Return the names of the modules that a list or an expression names, of every part of the model."""
     option = "lora_target_modules"
     names = [wanted] if isinstance(wanted, str) else wanted
@@ -122,7 +122,7 @@ def _matches(wanted: str, name: str, *, regex: bool) -> bool:
     return bool(re.fullmatch(wanted, name)) if regex else name == wanted or name.endswith(f".{wanted}")
 
 
-def _find_saved(modules: dict[str, Any], wanted: str) -> set[str]:
+def _find_saved(modules: dict[str, nn.Module], wanted: str) -> set[str]:
     """Return the modules of a name that is to be trained whole."""
     matches = {name for name in modules if _matches(wanted, name, regex=False)}
     if not matches:
@@ -157,7 +157,7 @@ def _name_other(shared: list[str], name: str) -> str:
     return " and ".join(f"`{other}`" for other in shared if other != name)
 
 
-def _describe_linear(modules: dict[str, Any]) -> str:
+def _describe_linear(modules: dict[str, nn.Module]) -> str:
     """Return the linear modules of a model in words, by the ends of their names."""
     names = sorted(name for name, module in modules.items() if isinstance(module, LINEAR))
     if not names:

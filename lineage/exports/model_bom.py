@@ -58,7 +58,7 @@ def make_model_bom(layout: Layout, word: str) -> str:
     return _add_cards(JsonV1Dot6(document).output_as_string(), cards)
 
 
-def _find_need(record: GivenRecord, sources: dict[str, Any], components: dict[tuple[str, str], Any]) -> Any | None:
+def _find_need(record: GivenRecord, sources: JsonObject, components: dict[tuple[str, str], Any]) -> Any | None:
     """Return the component of what a port received, or None if it is outside the document."""
     if record.get("source"):
         return sources[record["digest"]]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from schemas.base import JsonObject
 from schemas.errors import RecipeError
 from schemas.source.files import read_text
 from schemas.source.parser import parse_text, parse_value
@@ -25,7 +26,7 @@ class Command:
     """A command line: its words before the first option, and its options as a tree."""
 
     words: tuple[str, ...]
-    tree: dict[str, Any]
+    tree: JsonObject
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Config:
 
     file: str
     folder: Path
-    tree: dict[str, Any]
+    tree: JsonObject
     words: tuple[str, ...] = field(default=())
 
 
@@ -104,7 +105,7 @@ def _fill(word: str, variables: dict[str, str]) -> str:
 
 def read_command(words: list[str], place: Mark) -> Command:
     """Return the options of a command: `key=value`, `--key value`, `--key=value` and `--flag`."""
-    tree: dict[str, Any] = {}
+    tree: JsonObject = {}
     head: list[str] = []
     flag: str | None = None
     given: list[str] = []
@@ -147,7 +148,7 @@ def parse_word(word: str, place: Mark) -> Any:
         return word
 
 
-def set_path(tree: dict[str, Any], key: str, value: Any, place: Mark) -> None:
+def set_path(tree: JsonObject, key: str, value: Any, place: Mark) -> None:
     """Set a dotted key of a tree. Raise RecipeError where a single value has keys below it."""
     *above, last = key.split(".")
     for part in above:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from schemas.base import JsonObject
 from schemas.importers.common.draft import Draft, Line, StageDraft
 from schemas.importers.common.leaves import Leaves
 from schemas.importers.common.references import Places, refer
@@ -11,7 +12,7 @@ from schemas.importers.common.values import flag, number, whole
 from schemas.source.tree import Mark, make_error
 from schemas.stages.union import KINDS
 
-Source = dict[str, Any]
+Source = JsonObject
 """A source of rows, as a recipe writes it."""
 
 

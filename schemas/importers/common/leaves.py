@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from schemas.base import JsonObject
 from schemas.importers.common.report import Entry, Status
 
 OFF = (None, False, "", "none", "None", "no", "off", "false", "False", 0, [], {})
@@ -29,9 +30,9 @@ def flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 class Leaves:
     """The leaves of a configuration, and the entry of each one that is accounted for."""
 
-    def __init__(self, tree: dict[str, Any], file: str):
+    def __init__(self, tree: JsonObject, file: str):
         self.tree, self.file = tree, file
-        self.values: dict[str, Any] = {}
+        self.values: JsonObject = {}
         for leaf, value in flatten(tree) if tree else ():
             self.values[self._free(leaf)] = value
         self.entries: dict[str, Entry] = {}

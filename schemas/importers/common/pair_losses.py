@@ -1,11 +1,10 @@
 """Losses of preference pairs: other tools' names, and the functions that posttrain has for them."""
 
-from typing import Any
-
+from schemas.base import JsonObject
 from schemas.importers.common.draft import StageDraft
 from schemas.importers.common.values import number
 
-LOSSES: dict[str, dict[str, Any]] = {
+LOSSES: dict[str, JsonObject] = {
     "sigmoid": {"use": "dpo"},
     "dpo": {"use": "dpo"},
     "dpo_norm": {"use": "dpo_norm"},
@@ -51,7 +50,7 @@ def map_pair_loss(stage: StageDraft, kind: str, beta: str, default_beta: float |
 
 
 def set_pair_losses(
-    stage: StageDraft, uses: list[dict[str, Any]], source: str, beta: str, default_beta: float | None, smoothing: str
+    stage: StageDraft, uses: list[JsonObject], source: str, beta: str, default_beta: float | None, smoothing: str
 ) -> None:
     """Write losses with β and label smoothing where they have them."""
     leaves = stage.leaves
@@ -73,7 +72,7 @@ def set_pair_losses(
     stage.put("loss", uses[0] if len(uses) == 1 else uses, source if leaves.has(source) else f"default of {source}")
 
 
-def _map_smoothing(stage: StageDraft, uses: list[dict[str, Any]], smoothing: str) -> None:
+def _map_smoothing(stage: StageDraft, uses: list[JsonObject], smoothing: str) -> None:
     if not smoothing or not stage.leaves.has(smoothing):
         return
     try:

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from schemas.base import JsonObject
+
 Status = Literal["mapped", "harmless", "default differs", "not supported", "unknown"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 
@@ -18,7 +20,7 @@ class Entry:
     note: str
     given: bool = True
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the entry as plain values."""
         return {"key": self.key, "value": self.value, "status": self.status, "note": self.note, "given": self.given}
 

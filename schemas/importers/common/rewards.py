@@ -1,12 +1,12 @@
 """Reward functions of other tools: their own ones by posttrain's counterparts, the user's as they are."""
 
 from pathlib import Path
-from typing import Any
 
+from schemas.base import JsonObject
 from schemas.importers.common.job import Job
 from schemas.importers.common.references import refer
 
-Reward = dict[str, Any]
+Reward = JsonObject
 THINK = "(?s)<think>.+?</think>.*"
 BUILT_IN: dict[str, tuple[Reward, str]] = {
     "accuracy_reward": ({"use": "answers.boxed"}, "compares \\boxed{…} with `answer`; TRL compares by math_verify"),

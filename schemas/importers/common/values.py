@@ -3,6 +3,8 @@
 import math
 from typing import Any
 
+from schemas.base import JsonObject
+
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False, "auto": True}
 
 
@@ -43,7 +45,7 @@ def share(value: Any) -> float:
     return made
 
 
-def mapping(value: Any) -> dict[str, Any]:
+def mapping(value: Any) -> JsonObject:
     """Return a map, empty for anything else."""
     return value if isinstance(value, dict) else {}
 

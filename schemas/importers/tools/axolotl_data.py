@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from schemas.base import JsonObject
 from schemas.importers.common.common_keys import LOADING
 from schemas.importers.common.draft import StageDraft
 from schemas.importers.common.job import Job, Source
@@ -161,7 +162,7 @@ def leaves_type(job: Job, at: str) -> Any:
     return job.leaves.get(f"{at}.type")
 
 
-def _map_own_format(job: Job, stage: StageDraft, at: str, kind: dict[str, Any], made: Source) -> None:
+def _map_own_format(job: Job, stage: StageDraft, at: str, kind: JsonObject, made: Source) -> None:
     """Map fields that the configuration names itself, with a template of the prompt."""
     leaves, where = job.leaves, f"{at}.type"
     if stage.kind != "sft":

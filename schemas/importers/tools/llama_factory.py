@@ -1,7 +1,6 @@
 """LLaMA-Factory's configurations, with the data sets of a `dataset_info.json` beside them."""
 
-from typing import Any
-
+from schemas.base import JsonObject
 from schemas.importers.common.adapters import LoraNames, map_adapters, map_quantisation, use_bfloat16
 from schemas.importers.common.common_keys import HARMLESS, SPEED, UNSUPPORTED
 from schemas.importers.common.draft import StageDraft
@@ -203,7 +202,7 @@ def _make_source(job: Job, stage: StageDraft, name: str, method: str) -> Source:
     return source
 
 
-def _map_columns(job: Job, name: str, info: dict[str, Any], source: Source, method: str) -> None:
+def _map_columns(job: Job, name: str, info: JsonObject, source: Source, method: str) -> None:
     """Write the format and the columns of a data set."""
     columns = mapping(info.get("columns"))
     is_chat = str(info.get("formatting", "alpaca")) in ("sharegpt", "openai")
@@ -246,7 +245,7 @@ def _map_columns(job: Job, name: str, info: dict[str, Any], source: Source, meth
     _note_tags(job, name, info)
 
 
-def _note_tags(job: Job, name: str, info: dict[str, Any]) -> None:
+def _note_tags(job: Job, name: str, info: JsonObject) -> None:
     tags = mapping(info.get("tags"))
     odd = [f"{tag}: {tags[tag]}" for tag in TAGS if tag in tags and str(tags[tag]) not in KNOWN_TAGS]
     if odd:

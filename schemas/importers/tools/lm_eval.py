@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from schemas.base import JsonObject
 from schemas.importers.common.common_keys import DEVICE, FOLDERS, SPEED, TRACKING
 from schemas.importers.common.draft import StageDraft
 from schemas.importers.common.job import Job, Tool, map_seed
@@ -41,7 +42,7 @@ def convert(job: Job) -> None:
     map_seed(job, "seed", None)
 
 
-def _map_model(job: Job, stage: StageDraft, arguments: dict[str, Any]) -> None:
+def _map_model(job: Job, stage: StageDraft, arguments: JsonObject) -> None:
     """Take over the model and its precision from `model_args`, which is a map or a text `key=value,…`."""
     leaves = job.leaves
     try:
@@ -74,7 +75,7 @@ def _map_model(job: Job, stage: StageDraft, arguments: dict[str, Any]) -> None:
             leaves.unsupported(f"model_args.{key}", "no option of posttrain's engine")
 
 
-def _split(value: Any) -> dict[str, Any]:
+def _split(value: Any) -> JsonObject:
     """Return the arguments of a model as a map."""
     if isinstance(value, dict):
         return dict(value)
@@ -89,7 +90,7 @@ def _map_tasks(job: Job, stage: StageDraft) -> None:
         raise job.fail("tasks", "the configuration names no tasks", "add `tasks: [gsm8k]`")
     if any(isinstance(task, dict) for task in leaves.get("tasks", [])):
         raise job.fail("tasks", "tasks that are defined in the configuration", "write them to a folder: `include_path`")
-    task: dict[str, Any] = {"use": "lm_eval", "tasks": named}
+    task: JsonObject = {"use": "lm_eval", "tasks": named}
     leaves.mapped("tasks", f"{stage.name}.tasks.tasks")
     limit = leaves.get("limit")
     if limit is not None and 0 < number(limit) < 1:

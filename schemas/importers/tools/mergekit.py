@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from schemas.base import JsonObject
 from schemas.importers.common.draft import Line
 from schemas.importers.common.job import Job, Tool
 from schemas.importers.common.references import refer
@@ -84,20 +85,20 @@ def _refer(job: Job, key: str) -> str:
     return reference
 
 
-def _read_model(job: Job, at: str, item: Any) -> dict[str, Any]:
+def _read_model(job: Job, at: str, item: Any) -> JsonObject:
     if not isinstance(item, dict) or "model" not in item:
         raise job.fail(at, "names no model", "write `- model: org/name`")
-    made: dict[str, Any] = {"model": _refer(job, f"{at}.model")}
+    made: JsonObject = {"model": _refer(job, f"{at}.model")}
     return made | _read_parameters(job, at, item)
 
 
-def _read_parameters(job: Job, at: str, item: dict[str, Any]) -> dict[str, Any]:
+def _read_parameters(job: Job, at: str, item: JsonObject) -> JsonObject:
     if not isinstance(item.get("parameters"), dict):
         return {}
     return {"parameters": job.leaves.mapped(f"{at}.parameters", f"merged.{at}.parameters")}
 
 
-def _read_slice(job: Job, at: str, item: Any) -> dict[str, Any]:
+def _read_slice(job: Job, at: str, item: Any) -> JsonObject:
     sources = item.get("sources") if isinstance(item, dict) else None
     if not isinstance(sources, list):
         raise job.fail(at, "names no sources", "write `sources: [{model: org/name, layer_range: [0, 8]}]`")

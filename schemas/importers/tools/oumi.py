@@ -1,7 +1,6 @@
 """oumi's training configurations."""
 
-from typing import Any
-
+from schemas.base import JsonObject
 from schemas.importers.common.adapters import LoraNames, map_adapters, map_quantisation
 from schemas.importers.common.common_keys import FOLDERS, HARMLESS, LOADING, RESUME, SPEED, TRACKING, UNSUPPORTED
 from schemas.importers.common.draft import StageDraft
@@ -138,7 +137,7 @@ def _map_data(job: Job, stage: StageDraft, port: str) -> None:
         leaves.harmless(f"{at}.{key}", LOADING)
 
 
-def _make_source(job: Job, stage: StageDraft, at: str, item: dict[str, Any]) -> Source:
+def _make_source(job: Job, stage: StageDraft, at: str, item: JsonObject) -> Source:
     leaves = job.leaves
     name, path = item.get("dataset_name"), item.get("dataset_path")
     options = mapping(item.get("dataset_kwargs"))

@@ -1,7 +1,6 @@
 """TRL's configurations: `trl sft | dpo | kto | grpo | rloo | reward --config FILE`."""
 
-from typing import Any
-
+from schemas.base import JsonObject
 from schemas.importers.common.adapters import LoraNames, map_adapters, map_quantisation
 from schemas.importers.common.common_keys import HARMLESS, SPEED, UNSUPPORTED
 from schemas.importers.common.draft import StageDraft
@@ -248,7 +247,7 @@ def _map_sft(stage: StageDraft) -> None:
 def _map_pairs(stage: StageDraft, trainer: str) -> None:
     leaves = stage.leaves
     if trainer == "kto":
-        use: dict[str, Any] = {"use": "kto"}
+        use: JsonObject = {"use": "kto"}
         for key in ("desirable_weight", "undesirable_weight"):
             if leaves.has(key):
                 use[key] = number(leaves.mapped(key, f"{stage.name}.loss.{key}"))

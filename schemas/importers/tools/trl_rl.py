@@ -1,7 +1,6 @@
 """TRL's GRPO and RLOO, whose keys axolotl and oumi have below a prefix."""
 
-from typing import Any
-
+from schemas.base import JsonObject
 from schemas.importers.common.common_keys import SPEED, TRACKING
 from schemas.importers.common.draft import StageDraft
 from schemas.importers.common.job import Job
@@ -96,7 +95,7 @@ def _map_loss(stage: StageDraft, prefix: str, is_rloo: bool) -> None:
 
 
 def _map_clipping(stage: StageDraft, prefix: str, use: str) -> None:
-    loss: dict[str, Any] = {"use": use}
+    loss: JsonObject = {"use": use}
     for key in ("epsilon", "epsilon_high", "delta"):
         value = stage.leaves.get(f"{prefix}{key}")
         if value is not None and not (use == "cispo" and key == "delta"):
@@ -112,7 +111,7 @@ def _map_scale(stage: StageDraft, prefix: str) -> None:
     word = str(stage.leaves.get(key, "group")).lower()
     by = {"true": "group", "group": "group", "batch": "batch", "false": None, "none": None}.get(word, "group")
     if by != "group":
-        advantage: list[dict[str, Any]] = [{"use": "center", "by": "group"}]
+        advantage: list[JsonObject] = [{"use": "center", "by": "group"}]
         advantage += [] if by is None else [{"use": "scale", "by": by, "stat": "std", "epsilon": 1e-4}]
         stage.put("advantage", advantage, key)
     stage.leaves.account(key, "mapped", f"{stage.name}.advantage: scaled by {by or 'nothing'}")

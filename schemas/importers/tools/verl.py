@@ -1,7 +1,6 @@
 """verl's configurations and command lines: PPO and its relatives, and fine-tuning."""
 
-from typing import Any
-
+from schemas.base import JsonObject
 from schemas.importers.common.common_keys import SPEED
 from schemas.importers.common.draft import StageDraft
 from schemas.importers.common.job import Job, Source, Tool, map_group, map_model, map_reporting, map_seed, put_sources
@@ -26,7 +25,7 @@ ALGORITHMS = {
     "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
     "gpg": "gpg",
 }
-AGGREGATIONS: dict[str, Any] = {
+AGGREGATIONS: JsonObject = {
     "token-mean": "token_mean",
     "seq-mean-token-sum": {"use": "constant", "length": 1},
     "seq-mean-token-mean": "sequence_mean",
@@ -157,7 +156,7 @@ def _make_sources(job: Job, stage: StageDraft, key: str) -> list[Source]:
     return sources
 
 
-def _map_reward(job: Job) -> dict[str, Any]:
+def _map_reward(job: Job) -> JsonObject:
     """Return the reward: the user's function, a reward model, or verl's own for the data."""
     leaves, at = job.leaves, "custom_reward_function"
     if leaves.has(f"{at}.path"):
@@ -206,7 +205,7 @@ def _map_loss(stage: StageDraft, algorithm: str) -> None:
     leaves = stage.leaves
     low, high = leaves.get(f"{A}clip_ratio_low"), leaves.get(f"{A}clip_ratio_high")
     epsilon = number(low if low is not None else leaves.get(f"{A}clip_ratio", 0.2))
-    loss: dict[str, Any] = {"use": "clipped", "epsilon": epsilon}
+    loss: JsonObject = {"use": "clipped", "epsilon": epsilon}
     if high is not None and number(high) != epsilon:
         loss["epsilon_high"] = number(high)
     loss["delta"] = number(leaves.get(f"{A}clip_ratio_c", 3.0))
@@ -240,7 +239,7 @@ def _map_loss(stage: StageDraft, algorithm: str) -> None:
 
 def _map_kl(stage: StageDraft) -> None:
     leaves = stage.leaves
-    terms: list[dict[str, Any]] = []
+    terms: list[JsonObject] = []
     if leaves.get(f"{A}use_kl_loss"):
         word = str(leaves.get(f"{A}kl_loss_type", "low_var_kl")).rstrip("+")
         coef = number(leaves.get(f"{A}kl_loss_coef", 0.001))
@@ -271,7 +270,7 @@ def _map_kl(stage: StageDraft) -> None:
 
 def _map_critic(job: Job, stage: StageDraft) -> None:
     leaves = job.leaves
-    critic: dict[str, Any] = {"learning_rate": number(leaves.get("critic.optim.lr", 1e-5))}
+    critic: JsonObject = {"learning_rate": number(leaves.get("critic.optim.lr", 1e-5))}
     path = leaves.get("critic.model.path")
     if path is not None and path != leaves.get(f"{M}path"):
         critic["model"] = refer(path, job.places)
