@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,6 +13,7 @@ from flows.execution.audit_entries import log_run_ended, log_run_started
 from flows.execution.events import Reporter, RunEvent
 from flows.execution.execute import Execution, Executor, execute_plan
 from flows.execution.ledger import open_ledger
+from flows.execution.live_curves import LiveCurves
 from flows.execution.run_log import RunLog, make_run_name, write_plan
 from flows.execution.states import EXIT_CANCELLED, StepState, compute_exit_code
 from flows.planning.compatibility import verify_engines
@@ -74,12 +75,14 @@ def run_plan(
     write_plan(layout, run, plan)
     clean_up(layout)
     alerts = Alerts(plan, layout, run)
-    log = RunLog(layout, run, reporter, alerts)
+    live = LiveCurves(plan, layout, run) if missing and executor == "ray" else None
+    log = RunLog(layout, run, reporter, alerts, live)
     forecast = _announce_run(log, run, Forecast(plan, layout))
     used_prefect = prefect and perform is None and executor == "ray" and bool(missing)
     stop = stop or threading.Event()
     with (
         alerts,
+        live or nullcontext(),
         mark_active(layout, run),
         set_on_signals(stop),
         _open_server(layout, used_prefect) as ready,
@@ -92,9 +95,13 @@ def run_plan(
         execution = Execution(plan, layout, backend, log, run, stop, ledger, forecast)
         execution.restored = restored
         used_prefect = used_prefect and ready(stop)
-        _perform_all(
-            execution, used_prefect, perform, lambda: _end_run(execution, log, lambda ended: project(ended, alerts))
-        )
+
+        def end() -> None:
+            if live is not None:
+                live.close()
+            _end_run(execution, log, lambda ended: project(ended, alerts))
+
+        _perform_all(execution, used_prefect, perform, end)
     return Outcome(run, execution.states)
 
 

@@ -1,7 +1,7 @@
 """Manifests, curves and events as Arrow tables, one function per table of the catalogue."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,8 @@ import pyarrow as pa
 from lineage.layout import Layout
 from lineage.records import Record, read_lines
 
+CurvePoint = tuple[int, float | None, str, float]
+"""A point of a curve: step, time in seconds since the epoch, figure, value."""
 STEPS = (
     "key",
     "kind",
@@ -110,12 +112,17 @@ def curves_table(records: list[Record]) -> pa.Table:
     return _make_table(("key", "step", "at_step", "figure", "value", "time"), rows)
 
 
-def read_curve_points(folder: Path) -> Iterator[tuple[int, float | None, str, float]]:
-    """Yield (step, time, figure, value) of every point in an artifact's metrics.jsonl."""
+def read_curve_points(folder: Path) -> Iterator[CurvePoint]:
+    """Yield every point in an artifact's metrics.jsonl."""
     for line in read_lines(folder / "metrics.jsonl"):
-        for figure, value in line.items():
-            if figure not in ("step", "time") and isinstance(value, (int, float)):
-                yield int(line["step"]), line.get("time"), figure, float(value)
+        yield from list_curve_points(line)
+
+
+def list_curve_points(line: Mapping[str, Any]) -> Iterator[CurvePoint]:
+    """Yield the points of one line of metrics.jsonl."""
+    for figure, value in line.items():
+        if figure not in ("step", "time") and isinstance(value, (int, float)):
+            yield int(line["step"]), line.get("time"), figure, float(value)
 
 
 def events_table(layout: Layout) -> pa.Table:

@@ -1,5 +1,6 @@
 """The content of a manifest as MLflow's own entities."""
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -7,22 +8,26 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param
 
-from lineage.catalogue.projection import read_curve_points
+from lineage.catalogue.projection import CurvePoint, read_curve_points
+from lineage.digests import digest_of
 from lineage.records import GivenRecord, Record
 from schemas.base import JsonObject
+from schemas.plan import Plan, Step
 from schemas.references import TABLE_TYPES
 
 DIGEST = 36
 """Maximum length of a dataset's digest in MLflow."""
+PARAM_NAME, PARAM_VALUE = 250, 6000
+"""Maximum characters of a parameter's name and value in MLflow."""
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> JsonObject:
     """Return nested settings as dotted names: {"a": {"b": [1]}} is {"a.b.0": 1}."""
     flat: JsonObject = {}
     for name, value in settings.items():
-        if isinstance(value, list):
+        if isinstance(value, list) and value:
             value = {str(i): item for i, item in enumerate(value)}
         flat |= (
             flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) and value else {f"{prefix}{name}": value}
@@ -53,12 +58,46 @@ def make_final_metrics(record: Record, step: str | None = None) -> list[Metric]:
     return [Metric(prefix + make_name(name), value, end, 0) for name, value in numbers.items()]
 
 
+def make_step_params(step: Step) -> tuple[list[Param], JsonObject]:
+    """Return the settings and the seed of a step as parameters, and the settings of which a part did not fit."""
+    return _make_params(flatten(step.settings | {"seed": step.seed}))
+
+
+def make_run_params(plan: Plan) -> tuple[list[Param], JsonObject]:
+    """Return what may differ between two runs as parameters, and the ones of which a part did not fit.
+
+    The parameters are the recipe's settings, without empty ones, and `keys.<step>`: it differs where data from outside
+    or code do, too.
+    """
+    stated = {name: value for name, value in flatten(plan.resolved).items() if value not in (None, "", [], {})}
+    keys = {f"keys.{step.name}": step.key[:16] for step in plan.steps}
+    return _make_params({"recipe": plan.recipe, "profile": plan.profile or "", "seed": "", **stated, **keys})
+
+
+def _make_params(settings: JsonObject) -> tuple[list[Param], JsonObject]:
+    """Return parameters with unique names; one that is too long ends with the digest of all of it."""
+    params: dict[str, Param] = {}
+    cut: JsonObject = {}
+    for name, value in settings.items():
+        accepted, text = make_name(name), str(value)
+        if accepted in params or len(accepted) > PARAM_NAME:
+            accepted = f"{accepted[: PARAM_NAME - 9]}_{digest_of(name)[:8]}"
+        if len(text) > PARAM_VALUE:
+            ending = f" ... (sha256 {hashlib.sha256(text.encode()).hexdigest()}, {len(text)} characters)"
+            text, cut[name] = text[: PARAM_VALUE - len(ending)] + ending, value
+        params[accepted] = Param(accepted, text)
+    return list(params.values()), cut
+
+
 def make_curve_metrics(folder: Path) -> list[Metric]:
-    """Return every point of an artifact's curves, with its own time and step, as curves/<figure>."""
-    return [
-        Metric(f"curves/{make_name(figure)}", value, int((time or 0) * 1000), step)
-        for step, time, figure, value in read_curve_points(folder)
-    ]
+    """Return every point of an artifact's curves."""
+    return [make_point_metric(point) for point in read_curve_points(folder)]
+
+
+def make_point_metric(point: CurvePoint) -> Metric:
+    """Return a point of a curve as curves/<figure>, with its own time and step."""
+    step, time, figure, value = point
+    return Metric(f"curves/{make_name(figure)}", value, int((time or 0) * 1000), step)
 
 
 def make_datasets(record: Record) -> list[DatasetInput]:

@@ -11,11 +11,15 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lineage.layout import Layout
 from lineage.records import read_lines, read_record
+from lineage.registry.client import SETTINGS
 from schemas.plan import Plan
+
+if TYPE_CHECKING:
+    from lineage.tracking.tracker import Tracker
 
 States = Mapping[str, Mapping[str, Any]]
 """Step to its last event, of which `state` is read."""
@@ -57,23 +61,29 @@ def _find_unrecorded(layout: Layout, but: str) -> Iterator[tuple[str, Plan, Stat
 
 
 def _record_run(layout: Layout, run: str, plan: Plan, states: States) -> str:
-    os.environ.update(MLFLOW_DISABLE_TELEMETRY="true", DO_NOT_TRACK="true")  # read while mlflow is imported
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
-    from lineage.tracking.tracker import FINISHED, Tracker  # imports mlflow
-
-    for name in ("mlflow", "alembic"):  # after the import, which sets them
-        logging.getLogger(name).setLevel(logging.WARNING)
-    tracker = Tracker(layout, plan.recipe)
+    tracker = open_tracker(layout, plan.recipe)
     how = {name: event["state"] for name, event in states.items()}
     parent = tracker.parent(run, plan, layout)
     for step in plan.steps:
         state = how.get(step.name, "queued")
-        record = read_record(layout.artifact(step.kind, step.key)) if state in FINISHED else None
+        record = read_record(layout.artifact(step.kind, step.key)) if state in ("done", "cached") else None
         tracker.child(parent, run, step, state, record)
     tracker.end_parent(parent, run, plan, how, layout)
     layout.run(run).mkdir(parents=True, exist_ok=True)
     (layout.run(run) / MARK).write_text(parent + "\n")
     return parent
+
+
+def open_tracker(layout: Layout, recipe: str) -> "Tracker":
+    """Return the tracker of a recipe's experiment, after seconds of import."""
+    os.environ.update(MLFLOW_DISABLE_TELEMETRY="true", DO_NOT_TRACK="true")  # read while mlflow is imported
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    from lineage.tracking.tracker import Tracker  # imports mlflow
+
+    for name in ("mlflow", "alembic"):  # after the import, which sets them
+        logging.getLogger(name).setLevel(logging.WARNING)
+    return Tracker(layout, recipe)
 
 
 def find_run_page(layout: Layout, run: str) -> str | None:

@@ -1,31 +1,39 @@
 """A run and its steps as MLflow runs, found again by their tags."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mlflow import MlflowClient
-from mlflow.entities import LoggedModelInput, LoggedModelOutput, Param
+from mlflow.entities import LoggedModelInput, LoggedModelOutput, Metric, Param, Run, RunTag
 
 from lineage.layout import Layout
 from lineage.records import Record, read_lines, read_record
 from lineage.registry.client import dvc_uri
 from lineage.registry.own_database import create_own_database
 from lineage.tracking.content import (
-    flatten,
     make_curve_metrics,
     make_datasets,
     make_final_metrics,
     make_model_name,
     make_name,
+    make_run_params,
+    make_step_params,
     to_milliseconds,
 )
+from schemas.base import JsonObject
 from schemas.plan import Plan, Step
 from schemas.references import MODEL_TYPES
 
 FINISHED = ("done", "cached")
 STATUS = {"done": "FINISHED", "cached": "FINISHED", "failed": "FAILED", "running": "RUNNING", "queued": "SCHEDULED"}
 BATCH = {"metrics": 1000, "params": 100}
+ROLE = "tags.`posttrain.role` = 'run'"
+"""Condition of MLflow runs that stand for a run, and not for one of its steps."""
+LOGGED = "posttrain.logged"
+"""Tag of a complete child: its state and key. One without it was left by a kill, or is a step that still runs."""
+WHOLE = "settings.json"
+"""File of a run in MLflow with the settings that are too long for parameters."""
 
 
 class Tracker:
@@ -45,14 +53,12 @@ class Tracker:
 
     def parent(self, run: str, plan: Plan, layout: Layout) -> str:
         """Return the MLflow run of a run, created if missing; its start time is that of the run."""
-        if runs := self._runs(f"tags.`posttrain.run` = '{run}' and tags.`posttrain.role` = 'run'"):
+        if runs := self._runs(f"tags.`posttrain.run` = '{run}' and {ROLE}"):
             return runs[0].info.run_id
         tags = {"posttrain.run": run, "posttrain.role": "run", "posttrain.file": plan.file}
         start, _ = _read_times(layout, run)
         made = self.client.create_run(self.experiment, start_time=start, tags=tags, run_name=run).info.run_id
-        self._log(
-            made, params={"recipe": plan.recipe, "profile": plan.profile or "", "seed": plan.resolved.get("seed", "")}
-        )
+        self._log_params(made, *make_run_params(plan))
         return made
 
     def end_parent(self, parent: str, run: str, plan: Plan, states: Mapping[str, str], layout: Layout) -> None:
@@ -73,29 +79,76 @@ class Tracker:
 
     def child(self, parent: str, run: str, step: Step, state: str, record: Record | None) -> None:
         """Create the MLflow run of a step, unless a complete one exists."""
-        condition = f"tags.`posttrain.run` = '{run}' and tags.`posttrain.step` = '{step.name}'"
-        for existing in self._runs(condition):
-            if existing.data.tags.get("posttrain.logged") == f"{state} {step.key}":
+        curves = make_curve_metrics(Path(record["folder"])) if record and state == "done" else []
+        followed = None
+        for existing in self._children(run, step):
+            if existing.data.tags.get(LOGGED) == f"{state} {step.key}":
                 return
-            self.client.delete_run(existing.info.run_id)
-        tags = {
-            "mlflow.parentRunId": parent,
-            "posttrain.run": run,
-            "posttrain.step": step.name,
-            "posttrain.kind": step.kind,
-            "posttrain.key": step.key,
-            "posttrain.state": state,
-        }
-        if record:
-            tags |= self._origin(record, state)
+            if followed is None and self._was_followed(existing, step, state, curves):
+                followed = existing.info.run_id
+            else:
+                self.client.delete_run(existing.info.run_id)
+        tags = _describe_child(parent, run, step, state) | (self._origin(record, state) if record else {})
         start = to_milliseconds(record["started"]) if record and state == "done" else None
-        made = self.client.create_run(self.experiment, start_time=start, tags=tags, run_name=step.name).info.run_id
-        self._log(made, params=flatten(step.settings | {"seed": step.seed}))
+        made = followed or self._create_child(step, tags, start)
+        if followed:
+            self.client.log_batch(made, tags=[RunTag(name, value) for name, value in tags.items()])
         if record:
-            self._content(made, step, state, record)
-        self.client.set_tag(made, "posttrain.logged", f"{state} {step.key}")
+            self._content(made, step, state, record, curves)
+        self.client.set_tag(made, LOGGED, f"{state} {step.key}")
         end = start + int(record["seconds"] * 1000) if record and start is not None else None
         self.client.set_terminated(made, STATUS.get(state, "KILLED"), end_time=end)
+
+    def resume_parent(self, parent: str) -> None:
+        """Show a run as running that was stopped before."""
+        if self.client.get_run(parent).info.status != "RUNNING":
+            self.client.update_run(parent, status="RUNNING")
+
+    def start_child(self, parent: str, run: str, step: Step, start: int) -> str:
+        """Return a new MLflow run of a step that runs since `start` (milliseconds); what was left of it is deleted."""
+        for existing in self._children(run, step):
+            self.client.delete_run(existing.info.run_id)
+        return self._create_child(step, _describe_child(parent, run, step, "running"), start)
+
+    def end_child(self, child: str, state: str, end: int) -> None:
+        """Set the status of a step that has ended (milliseconds) while its run goes on."""
+        self.client.set_terminated(child, STATUS.get(state, "KILLED"), end_time=end)
+
+    def log_points(self, child: str, points: list[Metric]) -> None:
+        """Add points to the curves of a running step."""
+        self._log(child, metrics=points)
+
+    def end_stopped(self, run: str) -> None:
+        """Set the status of a run that was stopped, and of its steps that still run in MLflow."""
+        for stopped in self._runs(f"tags.`posttrain.run` = '{run}' and attributes.status = 'RUNNING'"):
+            self.client.set_terminated(stopped.info.run_id, "KILLED")
+
+    def list_running(self) -> set[str]:
+        """Return the names of the runs that still run, by what MLflow knows."""
+        return {run.data.tags["posttrain.run"] for run in self._runs(f"{ROLE} and attributes.status = 'RUNNING'")}
+
+    def _children(self, run: str, step: Step) -> list[Run]:
+        return self._runs(f"tags.`posttrain.run` = '{run}' and tags.`posttrain.step` = '{step.name}'")
+
+    def _create_child(self, step: Step, tags: dict[str, str], start: int | None) -> str:
+        made = self.client.create_run(self.experiment, start_time=start, tags=tags, run_name=step.name).info.run_id
+        self._log_params(made, *make_step_params(step))
+        return made
+
+    def _was_followed(self, child: Run, step: Step, state: str, curves: list[Metric]) -> bool:
+        """Return whether a child has only points of the step's curves; one of another attempt has others.
+
+        A failed step has no artifact, so that those points are all that is left of its curves.
+        """
+        if LOGGED in child.data.tags or child.data.tags.get("posttrain.key") != step.key:
+            return False
+        if state == "failed":
+            return True
+        known = {(point.key, point.step, point.timestamp) for point in curves}
+        logged = (
+            point for name in child.data.metrics for point in self.client.get_metric_history(child.info.run_id, name)
+        )
+        return state == "done" and all((point.key, point.step, point.timestamp) in known for point in logged)
 
     def _origin(self, record: Record, state: str) -> dict[str, str]:
         """Return tags: the run that made an artifact, and for a cached step that run's child in MLflow."""
@@ -103,9 +156,8 @@ class Tracker:
         makers = self._runs(f"tags.`posttrain.key` = '{record['key']}' and tags.`posttrain.state` = 'done'")
         return tags | ({"posttrain.made_by_mlflow_run": makers[0].info.run_id} if makers and state == "cached" else {})
 
-    def _content(self, made: str, step: Step, state: str, record: Record) -> None:
-        """Log metrics, curves (in the run that made them only), datasets and models."""
-        curves = make_curve_metrics(Path(record["folder"])) if state == "done" else []
+    def _content(self, made: str, step: Step, state: str, record: Record, curves: list[Metric]) -> None:
+        """Log metrics, curves (in the run that made them only), datasets and models; points that it has stay as is."""
         self._log(made, metrics=curves + make_final_metrics(record))
         read = [
             key
@@ -149,14 +201,28 @@ class Tracker:
     def _experiments(self) -> list[str]:
         return [experiment.experiment_id for experiment in self.client.search_experiments()]
 
-    def _log(self, run: str, metrics: list | None = None, params: Mapping[str, object] | None = None) -> None:
-        entries = {
-            "metrics": metrics or [],
-            "params": [Param(make_name(name)[:250], str(value)[:500]) for name, value in (params or {}).items()],
-        }
-        for kind, values in entries.items():
-            for at in range(0, len(values), BATCH[kind]):
-                self.client.log_batch(run, **{kind: values[at : at + BATCH[kind]]})
+    def _log_params(self, run: str, params: list[Param], cut: JsonObject) -> None:
+        self._log(run, params=params)
+        if cut:
+            self.client.log_dict(run, cut, WHOLE)
+
+    def _log(self, run: str, metrics: Sequence[Metric] = (), params: Sequence[Param] = ()) -> None:
+        """Log in batches that MLflow accepts."""
+        for at in range(0, len(metrics), BATCH["metrics"]):
+            self.client.log_batch(run, metrics=metrics[at : at + BATCH["metrics"]])
+        for at in range(0, len(params), BATCH["params"]):
+            self.client.log_batch(run, params=params[at : at + BATCH["params"]])
+
+
+def _describe_child(parent: str, run: str, step: Step, state: str) -> dict[str, str]:
+    return {
+        "mlflow.parentRunId": parent,
+        "posttrain.run": run,
+        "posttrain.step": step.name,
+        "posttrain.kind": step.kind,
+        "posttrain.key": step.key,
+        "posttrain.state": state,
+    }
 
 
 def _read_times(layout: Layout, run: str) -> tuple[int | None, int | None]:

@@ -120,6 +120,11 @@ def maker(tmp_path):
 @pytest.fixture
 def small_run(maker):
     """The run of RECIPE; row b is dropped by lessons_clean."""
+    return make_small_run(maker)
+
+
+def make_small_run(maker):
+    """Make the artifacts of the run of RECIPE."""
     rows = [{"id": name, "answer": name.upper()} for name in "abc"]
     (maker.layout.root / "recipes").mkdir()
     (maker.layout.root / "recipes/small.yaml").write_text(RECIPE)

@@ -4,7 +4,7 @@ import sqlite3
 import pytest
 from mlflow import MlflowClient
 
-from lineage.tracking.content import make_final_metrics, make_model_name
+from lineage.tracking.content import make_final_metrics, make_model_name, make_run_params, make_step_params
 from lineage.tracking.record import project_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow's own dependencies
@@ -96,6 +96,41 @@ def test_a_run_in_mlflow_and_again_without_duplicates(tracked):
         "FINISHED",
     ]
     assert failed["tuned"].data.metrics == {}
+
+
+def test_settings_are_exact_parameters_and_too_long_ones_differ_too(small_run):
+    step = small_run.plan().step("tuned")
+
+    def params(**settings):
+        made, cut = make_step_params(step.model_copy(update={"settings": settings}))
+        assert all(len(p.key) <= 250 and len(p.value) <= 6000 for p in made)
+        return {p.key: p.value for p in made}, cut
+
+    template = "x" * 5999 + "y"
+    assert params(template=template, empty=[], tools={"a": None})[0] == {
+        "template": template,
+        "empty": "[]",
+        "tools.a": "None",
+        "seed": "7",
+    }
+    (one, cut), (other, _) = params(template=template + "1"), params(template=template + "2")
+    assert one["template"] != other["template"]
+    assert cut == {"template": template + "1"}
+    names, _ = params(**{"a:b": 1, "a,b": 2, "c" * 300: 3})
+    assert sorted(names.values()) == ["1", "2", "3", "7"]
+
+
+def test_two_runs_show_every_setting_that_differs(small_run):
+    plan = small_run.plan()
+    first, cut = make_run_params(plan)
+    resolved = json.loads(json.dumps(plan.resolved))
+    resolved["stages"]["tuned"]["learning_rate"] = 0.2
+    steps = tuple(s.model_copy(update={"key": "f" * 64}) if s.name == "tuned" else s for s in plan.steps)
+    second, _ = make_run_params(plan.model_copy(update={"resolved": resolved, "steps": steps, "profile": "tiny"}))
+    values = [{p.key: p.value for p in params} for params in (first, second)]
+    differ = {name for name in values[0].keys() | values[1].keys() if values[0].get(name) != values[1].get(name)}
+    assert differ == {"stages.tuned.learning_rate", "keys.tuned", "profile"}
+    assert cut == {}
 
 
 def test_the_numbers_of_a_variant_have_names_that_mlflow_takes():
