@@ -88,6 +88,13 @@ class RewardUse(Use):
     weight: Number = 1.0
     """Factor in the sum; a number schedule is allowed."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def accept_address(cls, value: Any) -> Any:
+        """Accept `http://127.0.0.1:8000/score` for `{use: servers.http, url: ...}`."""
+        is_address = isinstance(value, str) and value.startswith(("http://", "https://"))
+        return {"use": "servers.http", "url": value} if is_address else value
+
 
 class RowFilterUse(Use):
     """Decides for each row whether to keep it."""

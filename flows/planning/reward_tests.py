@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from flows.planning.data_sources import read_first_rows
+from flows.processes.secret_values import resolve_references
 from learning.evaluation.reward_probes import RewardTest, Score, Scored, run_reward_tests
 from learning.lookup import Bound, asked_of, bind
 from learning.sampling.scoring import scores_of
@@ -65,7 +66,7 @@ def _bind(info: StepInfo, use: RewardUse, index: int) -> Bound:
         raise PlanError(
             f"{info.name}: reward {use.use} reads what another step makes; it cannot be tested before a run"
         )
-    reward = bind(use, f"rewards.{index}")
+    reward = bind(RewardUse.model_validate(resolve_references(use.model_dump())), f"rewards.{index}")
     if more := sorted(asked_of(reward) - PLAIN):
         raise PlanError(f"{info.name}: reward {use.use} needs {', '.join(more)}; it cannot be tested without a model")
     return reward

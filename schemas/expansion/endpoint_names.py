@@ -1,4 +1,7 @@
-"""Replaces `endpoint: teacher` in a stage by the endpoint of that name under `endpoints:`."""
+"""Replaces `endpoint: teacher` in a stage by the endpoint of that name under `endpoints:`.
+
+Secrets that are written out, in endpoints, addresses and headers, are refused, because plans would show them.
+"""
 
 import re
 from dataclasses import replace
@@ -7,7 +10,11 @@ from schemas.source.limits import Allowance
 from schemas.source.tree import Node, join_path, make_error
 from schemas.suggestions import suggest
 
-KEY = "endpoint"
+KEY, HEADERS, ADDRESS = "endpoint", "headers", "url"
+SECRET = re.compile(r"authorization|cookie|token|secret|password|key", re.IGNORECASE)
+"""Names of headers whose values are secrets."""
+REWARD = re.compile(r"(^|\.)rewards\.\d+$")
+"""Path of an entry of `rewards`, which may be an address alone."""
 _REFERENCE = re.compile(r"\$\{env:[A-Za-z_][A-Za-z0-9_]*\}")
 
 
@@ -30,6 +37,10 @@ def replace_endpoints(node: Node, declared: dict[str, Node], path: str, allowanc
 
 
 def _replace_child(key: str | int, child: Node, declared: dict[str, Node], path: str, allowance: Allowance) -> Node:
+    if key == HEADERS and child.is_map:
+        _check_headers(child, path)
+    if isinstance(child.value, str) and (key == ADDRESS or (isinstance(key, int) and REWARD.search(path))):
+        _check_address(child, path)
     if key != KEY or not (isinstance(child.value, str) or child.is_map):
         return replace_endpoints(child, declared, path, allowance)
     if child.is_map:
@@ -41,6 +52,22 @@ def _replace_child(key: str | int, child: Node, declared: dict[str, Node], path:
         raise make_error(child.mark, path, f"no endpoint `{child.value}`", advice)
     allowance.take_tree(declared[child.value], child.mark, path)
     return replace(declared[child.value], key=child.key)
+
+
+def _check_headers(node: Node, path: str) -> None:
+    """Raise RecipeError for a secret header whose value is written out."""
+    for word, child in node.value.items():
+        if SECRET.search(word) and not _REFERENCE.search(str(child.plain())):
+            message = "a secret in the recipe would be stored with every plan"
+            advice = f"write `{word}: ${{env:NAME}}` and set that environment variable"
+            raise make_error(child.mark, join_path(path, word), message, advice)
+
+
+def _check_address(node: Node, path: str) -> None:
+    """Raise RecipeError for an address with a password."""
+    if "@" in node.value.partition("://")[2].partition("/")[0]:
+        message = "plans would show the password in this address"
+        raise make_error(node.mark, path, message, "write `${env:NAME}` and set that environment variable")
 
 
 def _name_endpoint(word: str, node: Node, path: str) -> Node:

@@ -19,7 +19,7 @@ from learning.data.chat import encode_completion, encode_prompt
 from learning.generation.engines.torch import Engine
 from learning.lookup import bind
 from learning.models.reward_model import make_reward_model
-from learning.rewards import collective, consensus, duels, judges, models, pairwise, steps
+from learning.rewards import collective, consensus, duels, judges, models, pairwise, servers, steps
 from learning.samples.engine_protocol import Sampling
 from learning.samples.sample import Sample
 from learning.sampling.sampler import Sampler, scoring
@@ -91,6 +91,7 @@ OPTIONS = {
     "models.process": {"model": "p"},
     "pairwise.judged": {"judge": "p", "likely": False},
     "pairwise.win_rate": SUITS | {"scale": 0.5},
+    "servers.http": {"url": "http://127.0.0.1:9/score"},
     "steps.sound": {"judge": "p"},
     "stories.curiosity": {"model": "p"},
     "structured.valid_json": {"json_schema": SCHEMA},
@@ -182,7 +183,13 @@ def around(policy, monkeypatch, tmp_path):
     monkeypatch.setattr(
         models, "load_process_reward_model", lambda folder: SimpleNamespace(policy=policy, rewards=token_rewards)
     )
+
+    async def post(self, client, body):
+        body.decode("ascii")
+        return json.dumps({"scores": [len(sample["completion"]) for sample in json.loads(body)["samples"]]}).encode()
+
     monkeypatch.setattr("learning.api.client.ask", ask)
+    monkeypatch.setattr(servers.Server, "post", post)
     monkeypatch.setattr("learning.data.patterns.SECONDS", 0.1)
     return {
         "policy": policy,

@@ -119,3 +119,16 @@ def test_a_test_that_does_not_hold_has_its_place(load):
         verify_own_rewards(load(TESTED % "4 or 3"), HERE)
     with pytest.raises(RecipeError, match=r"stages.better.tests: reward rewards_on_trial:asks needs sampler"):
         verify_own_rewards(load((TESTED % "none").replace("answers.last_number", '"rewards_on_trial:asks"')), HERE)
+
+
+def test_a_reward_server_is_asked_at_the_address_of_the_environment(load, monkeypatch):
+    monkeypatch.setenv("SCORES", "http://127.0.0.1:8/score")
+    monkeypatch.setattr("learning.rewards.servers.Server.post", answer_with_address)
+    reward = '{use: servers.http, url: "${env:SCORES}", headers: {Authorization: "${env:SCORES}"}}'
+    results = score_reward_tests(load(reward), "better", None, 1, HERE)
+    assert {result.score for result in results} == {float(len("http://127.0.0.1:8/score"))}
+
+
+async def answer_with_address(server, client, body):
+    assert client.headers["Authorization"] == server.url
+    return json.dumps([len(server.url)] * len(json.loads(body)["samples"])).encode()
