@@ -8,6 +8,8 @@ ANSWER_LOGPROBS = "answer_logprob_P"
 
 REPORTED = "reported"
 """Values per problem that a library's tasks report, by metric: `{name: (P,)}`."""
+TRAINED_ON = "trained_on"
+"""Inputs `trained_on.<model>.<number>` of an evaluation: rows that a model was trained on. Compilation adds them."""
 SCORED_TASKS = "lm_eval"
 """Name of the tasks that a library prompts and scores."""
 

@@ -85,6 +85,11 @@ class Training(WithOptionalCode):
     """Whether to store only the inputs of blocks and recompute activations in the backward pass: saves memory, costs
     time."""
 
+    contaminated_rows: Literal["warn", "drop", "stop", "allow"] = "warn"
+    """What happens with rows that ask a problem of an evaluation of the recipe: `validate`, `run` and the evaluation of
+    the model say so; they are left out before training; the run stops before it; or they are trained on. Rows of a
+    `curate` stage that decontaminates have none. Not part of the key."""
+
     def optional_code(self, asked: Collection[str] = ()) -> dict[str, tuple[str, str]]:
         """Add the code of the optimiser, unless torch has it."""
         own = {"optimizer": OPTIMIZER_CODE[self.optim]} if self.optim in OPTIMIZER_CODE else {}

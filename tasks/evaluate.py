@@ -33,6 +33,7 @@ from schemas.number_schedules import Number
 from schemas.stages.evaluate import Evaluate
 from tasks.context import Context, Result
 from tasks.remote import SpendingReporter, choose_spend, open_account
+from tasks.training_rows import describe_trained_problems
 
 SHOWN_PER_FAMILY = 4
 REPEAT = 1_000_003
@@ -84,7 +85,7 @@ def run(stage: Evaluate, context: Context) -> Result:
     return Result(
         flatten_metrics(results, scores, names[-1]) | measure_truncated(samples),
         results | {"samples": select_examples(rows, samples, scores)},
-        describe_completions(stage, samples, scores, work.shown),
+        [*describe_completions(stage, samples, scores, work.shown), *describe_trained_problems(rows, context)],
     )
 
 

@@ -19,6 +19,7 @@ from schemas.evaluation_slots import MetricUse
 from schemas.gates import Gate
 from schemas.stages.evaluate_rewards import EvaluateRewards
 from tasks.context import Context, Result
+from tasks.training_rows import describe_trained_problems
 
 TOKENS = 16_384
 """Tokens per forward pass."""
@@ -75,7 +76,7 @@ def run(stage: EvaluateRewards, context: Context) -> Result:
         if line["family"] == ALL and line["model"] == names[-1]:
             metrics[line["metric"]] = line["value"]
     metrics["gates_failed"] = sum(not gate["passed"] for gate in results["gates"])
-    return Result(metrics, results, notices)
+    return Result(metrics, results, [*notices, *describe_trained_problems(rows, context)])
 
 
 def read_pairs(stage: EvaluateRewards, context: Context) -> list[Row]:

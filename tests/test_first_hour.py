@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from learning.models.model_files import LFS
-from tests.first_hour import QUESTIONS, Mistake, User, make_model, write_files, write_lines
+from tests.first_hour import EXAM, QUESTIONS, Mistake, User, make_model, write_files, write_lines
 
 ROW = {"prompt": "What is 1 plus 1?", "completion": "2"}
 
@@ -161,6 +161,16 @@ MISTAKES = {
     "a cut-off config.json": model("config.json", '{"model_type": "qwen3"', "config.json cannot be read"),
     "a pointer of Git LFS": model("model.safetensors", LFS + b".github.com/spec/v1\n", "git lfs pull"),
     "weights that are no safetensors": model("model.safetensors", b"\xff" * 64, "no safetensors file, or cut off"),
+    "problems of the exam among the rows": Mistake(
+        (
+            "mine.yaml:15:14: stages.better.prompts: 2 of 30 rows ask problems of `check`",
+            "questions.jsonl:1 asks exam.",
+        ),
+        {
+            "exam.jsonl": write_lines([*EXAM, *QUESTIONS[:2]]),
+            "mine.yaml": (GRPO, f"{GRPO}\n    contaminated_rows: stop"),
+        },
+    ),
     "an unknown profile": option("--profile", "tiny", message="no profile `tiny`"),
     "an unknown key of --set": option("--set", "stages.tuned.sed=1", message="did you mean `seed`?"),
     "an unknown stage of --set": option("--set", "stages.tunde.seed=1", message="keys here: tuned, better, check"),
@@ -186,6 +196,10 @@ REMARKS = {
     "one reward for all": (
         own(RETURNED, "return [0.0 for _ in values]"),
         "in 2 of 2 groups all completions had the same reward",
+    ),
+    "problems of the exam among the rows": (
+        Mistake((), {"exam.jsonl": write_lines([*EXAM, *QUESTIONS[:2]])}),
+        "stages.tuned.data: 2 of 30 rows ask problems of `check` (first: train.jsonl:1 asks exam.jsonl:11)",
     ),
     "a learning rate far off": (recipe(LR, "learning_rate: 0.5"), "mine.yaml:10:20: stages.tuned.learning_rate"),
     "some that raise": (

@@ -77,7 +77,7 @@ def validate(
                 recipe = load_recipe(path, profile=profile, overrides=overrides, top=top)
             for problem in recipe.warnings:
                 warn(str(problem))
-            if problems := find_problems(recipe, Layout.find()):
+            if problems := find_problems(recipe, Layout.find(), warn):
                 raise RecipeError(problems)
             print(f"{path}: ok, {len(recipe.stages)} steps")
         except PosttrainError as error:

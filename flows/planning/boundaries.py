@@ -47,6 +47,7 @@ BOUNDARIES = (
     Boundary("learning.data.rows_used", Reason.RECORD),
     Boundary("learning.rl.sample_counts", Reason.RECORD),
     Boundary("learning.samples.truncation", Reason.RECORD),
+    Boundary("tasks.training_rows", Reason.RECORD),
     Boundary("tasks.remote", Reason.SPENDING),
     Boundary("learning.api.spending", Reason.SPENDING),
     Boundary("learning.generation.engines.context_room", Reason.REFUSAL),

@@ -1,6 +1,7 @@
 """A look at the data sources of a plan before it runs: whether they exist, their format, and rows that do not fit."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -69,6 +70,25 @@ def read_first_rows(recipe: Recipe, layout: Layout, step: str, size: int) -> lis
     references = {port.path: port.source for port in recipe.ports(step) if port.source is not None}
     seen = _look(step, stage, references, layout, recipe.folders, size) if isinstance(stage, Data) else iter(())
     return [row for one in islice(seen, 1) for row in one.look.examples]
+
+
+def read_outside_rows(recipe: Recipe, layout: Layout, step: str, size: int) -> list["Row"]:
+    """Return the first rows of a `data` step's sources from outside; none of those that cannot be read."""
+    from learning.data.sources.look import read_first_rows  # pyarrow takes 0.1 s, and most recipes have no sources
+    from lineage.sources.resolve import find_source
+
+    stage = recipe.stages[step]
+    references = {port.path: port.source for port in recipe.ports(step) if port.source is not None}
+    rows: list[Row] = []
+    assert isinstance(stage, Data)
+    for index, source in enumerate(stage.sources):
+        tables = _find_tables(source, index, references)
+        if (reference := references.get(f"sources.{index}.from")) is not None and tables is not None:
+            with suppress(PosttrainError):  # `find_source_problems` says why
+                folder = find_source(reference, layout, recipe.folders).folder
+                others = {name: find_source(table, layout, recipe.folders).folder for name, table in tables.items()}
+                rows += read_first_rows(folder, source, stage.emit, size, others)
+    return rows
 
 
 def _look(

@@ -1,6 +1,6 @@
 """What a run would refuse before its first step, found without keys: `validate` and `run` give the same errors."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -10,6 +10,7 @@ from flows.planning.data_sources import find_source_problems
 from flows.planning.lm_eval_check import verify_lm_eval_tasks
 from flows.planning.outside_models import REGISTRY, find_outside_model_problems
 from flows.planning.own_rewards import find_own_reward_problems
+from flows.planning.training_overlap import find_overlaps
 from lineage.layout import Layout
 from lineage.sources.resolve import find_source
 from schemas.errors import PlanError, Problem, RecipeError
@@ -20,12 +21,14 @@ from schemas.stages.data import Data
 from schemas.steps.step_info import Port
 
 
-def find_problems(recipe: Recipe, layout: Layout) -> list[Problem]:
+def find_problems(recipe: Recipe, layout: Layout, warn: Callable[[str], None]) -> list[Problem]:
     """Return all problems that a plan would have, except those of champions and registered models.
+
+    Call `warn` with what does not prevent a run.
 
     Models of steps that have run are judged by their settings, as models that are not made yet.
     """
-    problems = find_input_problems(recipe, layout)
+    problems = find_input_problems(recipe, layout, warn)
     if problems or _reads_registry(recipe):
         return problems
     sketch = _sketch_plan(recipe)
@@ -40,11 +43,19 @@ def find_problems(recipe: Recipe, layout: Layout) -> list[Problem]:
     return []
 
 
-def find_input_problems(recipe: Recipe, layout: Layout) -> list[Problem]:
-    """Return all problems of sources from outside: missing ones, rows, models; and of the user's own rewards."""
+def find_input_problems(recipe: Recipe, layout: Layout, warn: Callable[[str], None]) -> list[Problem]:
+    """Return all problems of sources from outside: missing ones, rows, models; and of the user's own rewards.
+
+    Call `warn` with what does not prevent a run: evaluation problems among the rows that are trained on.
+    """
     problems = [*_find_missing(recipe, layout), *find_source_problems(recipe, layout)]
     if not problems:
         problems += find_outside_model_problems(recipe, layout)
+        for is_refused, problem in find_overlaps(recipe, layout):
+            if is_refused:
+                problems.append(problem)
+            else:
+                warn(str(problem))
     return problems + find_own_reward_problems(recipe, layout)
 
 

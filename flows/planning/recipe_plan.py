@@ -42,7 +42,7 @@ def plan_recipe(
         recipe = load_recipe(path, profile=profile, overrides=tuple(overrides), top=derive_tiny(recipe, layout))
     for problem in recipe.warnings:
         warn(str(problem))
-    if problems := find_input_problems(recipe, layout):
+    if problems := find_input_problems(recipe, layout, warn):
         raise RecipeError(problems)
     plan = compile_recipe(recipe, layout).model_copy(update={"overrides": tuple(overrides)})
     if locked:

@@ -13,6 +13,7 @@ from schemas.checks.refusals import find_refusals
 from schemas.checks.schedule import check_schedule
 from schemas.endpoint import Endpoint
 from schemas.errors import Problem, RecipeError
+from schemas.expansion.contaminated_rows import KEY, add_curations
 from schemas.expansion.endpoint_names import read_endpoints, replace_endpoints
 from schemas.expansion.entries import is_source
 from schemas.expansion.expand import Unit, check_defaults, expand
@@ -35,10 +36,11 @@ from schemas.steps.needed import leave_out_unneeded
 from schemas.steps.order import check_graph
 from schemas.steps.promotion import Promote, resolve_promotion
 from schemas.steps.step_info import Port, StepInfo, validate_step
+from schemas.steps.training_rows import add_training_rows
 
 SUBSTITUTED = {"name", "description", "tags", "seed", "schedule", "promote", "budget", "endpoints"}
 """Keys of the head that may contain `${vars.x}`."""
-NOT_IN_KEY = {"description", "after", "resources", "retries", "timeout", "seed", "tests"}
+NOT_IN_KEY = {"description", "after", "resources", "retries", "timeout", "seed", "tests", KEY}
 
 
 class Head(Schema):
@@ -197,7 +199,7 @@ def _load_checked(
     _raise_problems(problems)
     if any(is_source(node) for node in root.value["stages"].value.values()):
         steps = leave_out_unneeded(steps)
-    steps = complete_learning_rates(steps)
+    steps = add_training_rows(complete_learning_rates(steps))
     problems, warnings = find_refusals(steps)
     promote = root.get("promote")
     promoted = (
@@ -217,7 +219,7 @@ def _read_steps(root: Node, scope: Scope, folders: tuple[Path, ...], problems: l
     try:
         check_defaults(root.get("defaults"))
         units = expand(stages, root.get("defaults"), scope)
-        units = add_data_stages(units, root.get("defaults"), scope, folders)
+        units = add_curations(add_data_stages(units, root.get("defaults"), scope, folders))
         endpoints = root.get("endpoints")
         servers = read_endpoints(endpoints and substitute(endpoints, scope, "endpoints"))
         units = [

@@ -30,8 +30,8 @@ class Decontaminate(Schema):
     """Words per n-gram; a problem with fewer words is compared as a whole."""
     max_overlap: float = Field(default=0.5, ge=0, le=1)
     """Largest share of an evaluation problem's n-grams that a kept row may contain."""
-    max_dropped: float = Field(default=1.0, gt=0, le=1)
-    """Largest share of rows that may be dropped; the step fails above it."""
+    max_dropped: float = Field(default=1.0, ge=0, le=1)
+    """Largest share of rows that may be dropped; the step fails above it. 0: it fails at the first."""
     against: list[ProblemsUse] = []
     """Generators of evaluation problems. Compilation adds those of every evaluation in the recipe."""
     against_prompts: list[PromptsRef] = []

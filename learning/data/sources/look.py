@@ -1,6 +1,7 @@
 """A look at a source before anything runs: its files, its format, its number of rows, and the first rows converted."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -57,6 +58,17 @@ def look_at_source(
     size = sum(path.stat().st_size for path in rows.files)
     number = None if source.query else _count_rows(rows.files, size)
     return Look(rows.format, len(rows.files), size, number, (*converted[:examples],), (*bad,))
+
+
+def read_first_rows(
+    folder: Path, source: Source, emit: Emit, size: int, tables: Mapping[str, Path] | None = None
+) -> Iterator[Row]:
+    """Yield those of the first `size` rows of a source that fit. Raise StepError if it cannot be read."""
+    rows = SourceRows(folder, source, emit, tables or {})
+    for record in islice(rows.rows(), size):
+        with suppress(BadRow):
+            if not record.problem:
+                yield rows.convert_record(record)
 
 
 def _count_rows(files: list[Path], size: int) -> int | None:

@@ -28,6 +28,11 @@ MAX_MODULES = 60
 HIDDEN = {
     "learning.api.requests": "what earlier requests cost",
     "learning.api.response_store": "what earlier requests cost",
+    "learning.curation.decontamination": "problems among training rows, which an evaluation only says",
+    "learning.curation.ledger": "problems among training rows, which an evaluation only says",
+    "learning.curation.training_overlap": "problems among training rows, which an evaluation only says",
+    "learning.data.messages": "rows that an evaluation compares with its problems",
+    "learning.data.rows": "rows that an evaluation compares with its problems",
     "learning.data.chat_settings": "the chat of a worker that samples",
     "learning.generation.replicas.replica": "the workers that sample",
     "learning.generation.replicas.rolling_update": "weights from the trainer to workers",
