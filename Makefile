@@ -71,13 +71,17 @@ check: $(VENV)/.installed $(SCHEMA) ## format, lint, types, import contracts, re
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
-	$(BIN)/posttrain validate $(filter-out recipes/smollm2.yaml,$(wildcard recipes/*.yaml)) recipes/bases/*.yaml recipes/papers/*.yaml
+	$(BIN)/posttrain validate $(filter-out recipes/smollm2.yaml,$(wildcard recipes/*.yaml)) recipes/bases/*.yaml recipes/papers/*.yaml recipes/outcomes/*.yaml
 	$(BIN)/posttrain schema --markdown | diff - docs/recipes.md
 	$(BIN)/python -m schemas.pages.papers_page | diff - docs/papers.md
+	mkdir -p build && rm -rf build/evidence && cp -r docs/evidence build/evidence
+	$(BIN)/python -m schemas.pages.evidence_page build/evidence
+	diff -r build/evidence docs/evidence
 
 docs: $(VENV)/.installed $(SCHEMA)  ## regenerate what is generated
 	$(BIN)/posttrain schema --markdown > docs/recipes.md
 	$(BIN)/python -m schemas.pages.papers_page > docs/papers.md
+	$(BIN)/python -m schemas.pages.evidence_page
 	$(BIN)/posttrain plan recipes/quickstart.yaml --dvc > /dev/null
 
 bench: $(VENV)/.installed         ## one JSON line per benchmark (installs TRL; the merge one wants MERGEKIT_PYTHON)

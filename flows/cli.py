@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands import auditing, author, champions, importing, keeping, operating, reproduction, running
+from flows.commands import auditing, author, champions, evidence, importing, keeping, operating, reproduction, running
 from schemas.errors import PosttrainError
 
 app = typer.Typer(
@@ -43,6 +43,7 @@ PANELS = {
         running.logs,
         running.path,
         running.report,
+        evidence.evidence,
     ],
     "Audit": [auditing.lineage, reproduction.diff, reproduction.lock, auditing.export, auditing.query],
     "Champions": [champions.champions, champions.promote, champions.rollback, champions.serve],

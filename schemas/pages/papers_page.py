@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 
 from schemas.package import ROOT
+from schemas.pages.evidence import OUT_OF_DATE, VERDICTS, is_current, read_evidence, write_interval
 from schemas.source.extend import read_recipe
 
 INTRODUCTION = """# Papers
@@ -20,7 +21,8 @@ INTRODUCTION = """# Papers
 
 Each of these published systems is a recipe that runs on one core (`--profile tiny`) and is sized for GPUs
 (`--profile full`). Its test proves the paper's own mechanism by numbers, through the functions that the recipe names;
-it does not repeat the paper's experiments, and *not shown* says what is left. *own model*: `--profile own` trains your
+it does not repeat the paper's experiments, and *not shown* says what is left. *outcome*: the method against its
+comparator at this size, over several seeds ([evidence.md](evidence.md)). *own model*: `--profile own` trains your
 model on your problems ([using-a-paper.md](using-a-paper.md)).
 
     posttrain run recipes/papers/<id>.yaml --profile tiny
@@ -30,13 +32,14 @@ model on your problems ([using-a-paper.md](using-a-paper.md)).
 
 def make_papers_page(house: Path = ROOT) -> str:
     """Return the page as Markdown, papers in the order of their ids."""
-    lines = ["| paper | recipe | proven | not shown | own model |", "|---|---|---|---|---|"]
+    lines = ["| paper | recipe | proven | outcome | not shown | own model |", "|---|---|---|---|---|---|"]
     for recipe in sorted((house / "recipes" / "papers").glob("*.yaml")):
         test = house / "tests" / "papers" / f"test_paper_{recipe.stem.replace('-', '_')}.py"
         if test.is_file():
             title, (proven, missing) = read_title(recipe), read_proof(test)
             links = f"[{recipe.stem}](../recipes/papers/{recipe.name}) | [{strip_title(title, proven)}]"
-            lines.append(f"| {title} | {links}(../tests/papers/{test.name}) | {missing} | {supports_own(recipe)} |")
+            outcome, own = describe_outcome(house, recipe.stem), supports_own(recipe)
+            lines.append(f"| {title} | {links}(../tests/papers/{test.name}) | {outcome} | {missing} | {own} |")
     return "\n".join([INTRODUCTION, count_levels(house), *lines]) + "\n"
 
 
@@ -44,14 +47,34 @@ def count_levels(house: Path) -> str:
     """Return how many recipes have reached each level, counted from files that `make` checks, as a list."""
     rows = [recipe.stem for recipe in sorted((house / "recipes" / "papers").glob("*.yaml"))]
     broken = [row for row in rows if (house / "tests" / "papers" / "mutants" / f"{row}.yaml").is_file()]
-    measured = [row for row in rows if (house / "docs" / "evidence" / f"{row}.json").is_file()]
+    verdicts = [verdict for row in rows if (verdict := read_verdict(house, row))]
+    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys((*VERDICTS, *verdicts)))
     own = [row for row in rows if supports_own(house / "recipes" / "papers" / f"{row}.yaml") == "yes"]
     return f"""Of {len(rows)} recipes
 
 - {len(broken)} have breaks of recipe and code on purpose that their tests notice (`make mutants`);
-- {len(measured)} have an outcome over several seeds against the comparator of the paper, in docs/evidence/;
+- {len(verdicts)} have an outcome over several seeds against a comparator ([evidence](evidence/README.md)): {counts};
 - {len(own)} train a model of yours (`--profile own`).
 """
+
+
+def read_verdict(house: Path, row: str) -> str:
+    """Return the verdict of a recipe's evidence, `out of date` if its recipe has changed since, or nothing."""
+    file = house / "docs" / "evidence" / f"{row}.json"
+    if not file.is_file():
+        return ""
+    evidence = read_evidence(file)
+    current = is_current(evidence, house / "recipes" / "outcomes" / f"{row}.yaml")
+    return evidence.verdict if current else OUT_OF_DATE
+
+
+def describe_outcome(house: Path, row: str) -> str:
+    """Return the verdict of a recipe's evidence with the difference, linked, or a dash."""
+    verdict = read_verdict(house, row)
+    if not verdict:
+        return "—"
+    difference = write_interval(read_evidence(house / "docs" / "evidence" / f"{row}.json"))
+    return f"[{verdict}](evidence/README.md#{row}): {difference}"
 
 
 def supports_own(recipe: Path) -> str:

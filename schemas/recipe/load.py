@@ -20,6 +20,7 @@ from schemas.expansion.expand import Unit, check_defaults, expand
 from schemas.expansion.inline_data import add_data_stages
 from schemas.modules import bounded_reading
 from schemas.notify import Notify
+from schemas.outcome import Outcome
 from schemas.plan import BranchOf, Promotion, Until
 from schemas.schedule import Schedule
 from schemas.source.extend import read_recipe
@@ -34,6 +35,7 @@ from schemas.steps.gate_baselines import resolve_baselines
 from schemas.steps.learning_rates import complete_learning_rates
 from schemas.steps.needed import leave_out_unneeded
 from schemas.steps.order import check_graph
+from schemas.steps.outcome import check_outcome
 from schemas.steps.promotion import Promote, resolve_promotion
 from schemas.steps.step_info import Port, StepInfo, validate_step
 from schemas.steps.training_rows import add_training_rows
@@ -66,6 +68,8 @@ class Head(Schema):
     """When the recipe's deployment starts runs."""
     promote: Promote | None = None
     """Which model becomes champion after a run, and by which gate."""
+    outcome: Outcome | None = None
+    """The comparison that `posttrain evidence` repeats over seeds."""
     budget: Budget | None = None
     """Limits on the cost of one run."""
     notify: list[Notify] = []
@@ -205,6 +209,9 @@ def _load_checked(
     promoted = (
         resolve_promotion(promote, head.promote, head.name, steps, problems) if promote and head.promote else None
     )
+    outcome = root.get("outcome")
+    if outcome and head.outcome:
+        problems += check_outcome(outcome, head.outcome, steps)
     _raise_problems(problems)
     return Recipe(str(path), profile, head, steps, tuple(warnings), folders, promoted)
 

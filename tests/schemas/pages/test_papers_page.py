@@ -6,9 +6,48 @@ from pathlib import Path
 
 import pytest
 
+from schemas.pages.evidence import Evidence, SeedResult, Spent, digest_outcome, judge, write_evidence
 from schemas.pages.papers_page import make_papers_page, read_title, strip_title
+from schemas.recipe.load import load_recipe
 
 ROOT = Path(__file__).parents[3]
+OUTCOME = """
+outcome: {claim: x, method: a, against: b}
+stages:
+  a: {kind: init, config: {model_type: qwen3}, tokenizer: {use: characters}, max_length: 8}
+  b: {kind: init, config: {model_type: qwen3}, tokenizer: {use: characters}, max_length: 9}
+  report:
+    kind: evaluate
+    models: {a: a, b: b}
+    limit: 1
+    tasks: [{use: reasoning_gym, family: chain_sum, split: test, size: 3}]
+"""
+
+
+def make_evidence(name, gains, recipe):
+    """Return evidence of these differences, measured with a recipe."""
+    spent = Spent(completions=1, tokens=2)
+    seeds = [
+        SeedResult(
+            seed=i, method=g, against=0.0, method_spent=spent, against_spent=spent, method_key="", against_key=""
+        )
+        for i, g in enumerate(gains, start=1)
+    ]
+    loaded, value = load_recipe(recipe), sum(gains) / len(gains)
+    return Evidence(
+        id=name,
+        digest=digest_outcome(loaded),
+        outcome=loaded.head.outcome,
+        confidence=0.95,
+        problems=9,
+        seeds=tuple(seeds),
+        value=value,
+        low=value - 0.1,
+        high=value + 0.1,
+        problems_error=0.0,
+        verdict=judge(value - 0.1, value + 0.1),
+        machine={},
+    )
 
 
 @pytest.fixture
@@ -29,7 +68,7 @@ def test_only_what_has_recipe_and_test_is_listed_and_nothing_is_imported(house):
     rows = [line for line in make_papers_page(house).splitlines() if line.startswith("|")][2:]
     assert rows == [
         "| One: a \\| Title (Doe 2025) | [one-two](../recipes/papers/one-two.yaml) | "
-        "[Proven to the last digit.](../tests/papers/test_paper_one_two.py) | All else. | — |"
+        "[Proven to the last digit.](../tests/papers/test_paper_one_two.py) | — | All else. | — |"
     ]
 
 
@@ -64,6 +103,14 @@ def test_levels_are_counted_from_files(house):
     (house / "tests/papers/mutants/untested.yaml").write_text("[]")
     assert "- 1 have breaks" in make_papers_page(house)
     assert "- 0 have an outcome" in make_papers_page(house)
-    (house / "docs/evidence/one-two.json").write_text("{}")
+    (house / "recipes/outcomes").mkdir()
+    recipe = house / "recipes/outcomes/one-two.yaml"
+    recipe.write_text(OUTCOME)
+    write_evidence(make_evidence("one-two", [0.1, 0.2], recipe), house / "docs/evidence/one-two.json")
     assert "- 1 have an outcome" in make_papers_page(house)
+    assert "1 reproduced, 0 level, 0 refuted at this size;" in make_papers_page(house)
+    assert "| [reproduced](evidence/README.md#one-two): +0.150 [+0.050, +0.250] |" in make_papers_page(house)
+    recipe.write_text(OUTCOME.replace("limit: 1", "limit: 2"))
+    assert "| [out of date](evidence/README.md#one-two): +0.150" in make_papers_page(house)
+    assert "0 reproduced, 0 level, 0 refuted at this size, 1 out of date;" in make_papers_page(house)
     assert "- 0 train a model of yours" in make_papers_page(house)

@@ -1,0 +1,1 @@
+"""Outcomes of recipes over seeds: `posttrain evidence`."""

@@ -1,0 +1,74 @@
+"""What method and comparator of one run cost: completions and tokens, from the records of their steps."""
+
+import json
+from collections.abc import Collection, Sequence
+
+from lineage.artifacts.store import Store
+from lineage.layout import Layout
+from schemas.errors import PlanError
+from schemas.outcome import Outcome
+from schemas.pages.evidence import SeedResult, Spent
+from schemas.plan import Plan, Step
+
+
+def find_makers(plan: Plan, report: str, name: str, store: Store) -> list[str]:
+    """Return the steps that made a model of the report, and its agent if it has its own; of a loop, the last that ran.
+
+    Raise PlanError for a model from outside.
+    """
+    makers: list[str] = []
+    for port in (f"models.{name}", f"agents.{name}"):
+        steps = next((i.steps for i in plan.step(report).inputs if i.port == port), ())
+        makers += [s for s in steps if store.find(plan.step(s).kind, plan.step(s).key) is not None][:1]
+    if not makers:
+        raise PlanError(f"{plan.recipe}: no step of this run makes {name}, so what it cost is unknown")
+    return makers
+
+
+def list_ancestors(plan: Plan, steps: Collection[str]) -> set[str]:
+    """Return steps and all that they need."""
+    needed = set(steps)
+    for one in reversed(plan.steps):
+        if one.name in needed:
+            needed.update(one.needs)
+    return needed
+
+
+def sum_spending(plan: Plan, steps: Collection[str], layout: Layout) -> Spent:
+    """Return completions and tokens of those of the steps that ran; each step counts once, also if two are equal."""
+    store, completions, tokens = Store(layout), 0, 0
+    distinct = {step.key: step for step in plan.steps if step.name in steps}
+    for step in distinct.values():
+        manifest = store.find(step.kind, step.key)
+        if manifest is not None:
+            completions += count_completions(step, layout)
+            tokens += manifest.tokens
+    return Spent(completions=completions, tokens=tokens)
+
+
+def count_completions(step: Step, layout: Layout) -> int:
+    """Return the completions of an rl step, from its curves, whose points are means over the iterations since the last.
+
+    0 for other kinds.
+    """
+    file = layout.artifact(step.kind, step.key) / "metrics.jsonl"
+    if step.kind != "rl" or not file.is_file():
+        return 0
+    total, before = 0.0, 0
+    for line in file.read_text(encoding="utf-8").splitlines():
+        point = json.loads(line)
+        total += point.get("completions", 0.0) * (point["step"] - before)
+        before = point["step"]
+    return round(total)
+
+
+def find_unequal(outcome: Outcome, seeds: Sequence[SeedResult]) -> list[str]:
+    """Return what method and comparator did not spend equally, beyond the outcome's tolerance, in words."""
+    unequal = []
+    for what in ("completions", "tokens"):
+        method = sum(getattr(one.method_spent, what) for one in seeds)
+        against = sum(getattr(one.against_spent, what) for one in seeds)
+        if abs(method - against) > outcome.tolerance * max(method, against):
+            share = f"{outcome.method} {method / len(seeds):,.0f}, {outcome.against} {against / len(seeds):,.0f}"
+            unequal.append(f"{what} per seed: {share}")
+    return unequal

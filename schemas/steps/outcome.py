@@ -1,0 +1,41 @@
+"""Checks `outcome:` of a recipe against its steps, and returns the steps that its report needs."""
+
+from collections.abc import Iterator, Mapping
+
+from schemas.errors import Problem
+from schemas.outcome import Outcome
+from schemas.source.tree import Node, make_problem
+from schemas.stages.evaluate import Evaluate
+from schemas.steps.step_info import StepInfo
+from schemas.suggestions import suggest
+
+
+def check_outcome(node: Node, outcome: Outcome, steps: Mapping[str, StepInfo]) -> Iterator[Problem]:
+    """Yield a problem for a report or a model that the recipe does not have."""
+    reports = {name: info.stage for name, info in steps.items() if isinstance(info.stage, Evaluate)}
+    report = reports.get(outcome.report)
+    if report is None:
+        message = f"`{outcome.report}` is no evaluate stage"
+        yield _make_problem(node, "report", message, suggest(outcome.report, reports, "evaluate stages"))
+        return
+    for key in ("method", "against", "start"):
+        name = getattr(outcome, key)
+        if name is not None and name not in report.models:
+            message = f"`{outcome.report}` evaluates no model `{name}`"
+            yield _make_problem(node, key, message, suggest(name, report.models, "models"))
+    if outcome.method == outcome.against:
+        yield _make_problem(node, "against", "a method cannot be compared with itself", "name another model")
+
+
+def list_needed(steps: Mapping[str, StepInfo], end: str) -> list[str]:
+    """Return the steps that one step needs, itself included, in the order of the recipe."""
+    needed, frontier = {end}, [end]
+    while frontier:
+        before = set(steps[frontier.pop()].needs)
+        frontier += before - needed
+        needed |= before
+    return [name for name in steps if name in needed]
+
+
+def _make_problem(node: Node, key: str, message: str, advice: str) -> Problem:
+    return make_problem((node.get(key) or node).mark, f"outcome.{key}", message, advice)
