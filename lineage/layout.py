@@ -6,6 +6,7 @@
   work/<key>/                 lock  checkpoints/  tmp-<token>/ (an unpublished artifact)
   runs/<run>/                 plan.json  events.jsonl  report.html  prefect.json (which flow run of a deployment it is)
   mlflow.db  prefect/  ray/   homes of the servers
+  tensorboard/  trackio/  wandb/  curves in the trackers of `track:`
   up.json  up/  database      `posttrain up`: its addresses, its logs, the database chosen
   cache/digests/              digests of files, one record per folder; may be deleted at any time
   cache/files/                a link per file that is an input by itself; may be deleted at any time

@@ -6,6 +6,7 @@ from schemas.notify import Notify
 from schemas.references import ArtifactType
 from schemas.resources import Resources
 from schemas.schedule import Schedule
+from schemas.trackers import Tracker
 
 
 class Input(Schema):
@@ -136,6 +137,8 @@ class Plan(Schema):
     """When its deployment starts runs."""
     notify: tuple[Notify, ...] = ()
     """Webhooks that receive messages about its runs."""
+    track: tuple[Tracker, ...] = ("mlflow",)
+    """Trackers that record its runs."""
 
     def step(self, name: str) -> Step:
         """Return the step of that name."""

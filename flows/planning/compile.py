@@ -57,6 +57,7 @@ def compile_recipe(recipe: Recipe, layout: Layout) -> Plan:
         budget=recipe.head.budget,
         schedule=recipe.head.schedule,
         notify=tuple(recipe.head.notify),
+        track=tuple(recipe.head.track),
     )
     verify_outside_models(recipe, layout)
     verify_contracts(plan, layout, recipe.folders)

@@ -75,7 +75,8 @@ def derive_tiny(recipe: Recipe, layout: Layout) -> JsonObject:
         _place(stages, info.path.split(".")[1:], over)
     for number, (source, base) in enumerate(bases.items()):  # a merge needs models that differ
         stages[base] = {**_make_base(source, recipe, layout), "seed": number}
-    return {"name": f"{recipe.name[:90]}-tiny", "promote": None, "schedule": None, "budget": None, "stages": stages}
+    head = {"promote": None, "schedule": None, "budget": None, "track": ["mlflow"]}
+    return {"name": f"{recipe.name[:90]}-tiny", **head, "stages": stages}
 
 
 def _is_written(info: StepInfo) -> bool:

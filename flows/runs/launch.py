@@ -10,6 +10,7 @@ from typing import Literal
 from flows.execution.active_runs import mark_active
 from flows.execution.alerts import Alerts, verify_addresses
 from flows.execution.audit_entries import log_run_ended, log_run_started
+from flows.execution.curve_follower import CurveFollower
 from flows.execution.events import Reporter, RunEvent
 from flows.execution.execute import Execution, Executor, execute_plan
 from flows.execution.ledger import open_ledger
@@ -28,6 +29,7 @@ from lineage.artifacts.provenance import read_commit
 from lineage.artifacts.store import Store
 from lineage.audit.log import anchor_of
 from lineage.layout import Layout
+from lineage.tracking.curve_sinks import verify_trackers
 from schemas.plan import Plan, Step
 
 ExecutorName = Literal["ray", "inprocess"]
@@ -70,19 +72,23 @@ def run_plan(
     for more than there is.
     """
     verify_addresses(plan)
+    verify_trackers(plan.track)
     restored = restore_damaged(plan.steps, layout)
     missing, run = _find_missing(plan, layout, executor), run or make_run_name()
     write_plan(layout, run, plan)
     clean_up(layout)
     alerts = Alerts(plan, layout, run)
-    live = LiveCurves(plan, layout, run) if missing and executor == "ray" else None
-    log = RunLog(layout, run, reporter, alerts, live)
+    follows = "mlflow" in plan.track and bool(missing) and executor == "ray"
+    live = LiveCurves(plan, layout, run) if follows else None
+    curves = CurveFollower(plan, layout, run)
+    log = RunLog(layout, run, reporter, alerts, live, curves)
     forecast = _announce_run(log, run, Forecast(plan, layout))
     used_prefect = prefect and perform is None and executor == "ray" and bool(missing)
     stop = stop or threading.Event()
     with (
         alerts,
         live or nullcontext(),
+        curves,
         mark_active(layout, run),
         set_on_signals(stop),
         _open_server(layout, used_prefect) as ready,

@@ -100,7 +100,8 @@ def update_projections(outcome: Outcome, plan: Plan, layout: Layout, console: Co
     manifests = {name: s.manifest for name, s in outcome.states.items() if s.manifest is not None}
     _update_projection("DVC", lambda: project_dvc(layout, plan, succeeded=outcome.exit_code == 0), console)
     _update_projection("The index of lineage", lambda: query_index(layout, read_new_tables), console)
-    _update_projection("MLflow", lambda: project_run(layout, outcome.run, plan, states), console)
+    if "mlflow" in plan.track:
+        _update_projection("MLflow", lambda: project_run(layout, outcome.run, plan, states), console)
     if outcome.exit_code != EXIT_CANCELLED and (verdict := promote_after(plan, outcome.states, layout)):
         append_event(
             layout.run(outcome.run) / "events.jsonl", {"type": "promotion", "time": time.time(), **asdict(verdict)}

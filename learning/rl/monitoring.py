@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
+from statistics import stdev
 from typing import Any
 
 from learning.batch.batch import Batch
@@ -109,6 +110,7 @@ def describe_samples(samples: Sequence[Sample], trained: Batch, *, episodes: boo
             metrics[f"reward/{name}"] = sum(values) / len(values)
     if rewards := [sample.reward for sample in ended if sample.reward is not None]:
         metrics["reward"] = sum(rewards) / len(rewards)
+        metrics["reward_std"] = stdev(rewards) if len(rewards) > 1 else 0.0
     if equal := list_equal_groups(ended):
         metrics["frac_reward_zero_std"] = sum(equal) / len(equal)
     metrics |= describe_turns(own) if episodes else {}

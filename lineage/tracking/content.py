@@ -13,6 +13,7 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param
 from lineage.catalogue.projection import CurvePoint, read_curve_points
 from lineage.digests import digest_of
 from lineage.records import GivenRecord, Record
+from lineage.tracking.curve_names import make_curve_name
 from schemas.base import JsonObject
 from schemas.plan import Plan, Step
 from schemas.references import TABLE_TYPES
@@ -95,9 +96,10 @@ def make_curve_metrics(folder: Path) -> list[Metric]:
 
 
 def make_point_metric(point: CurvePoint) -> Metric:
-    """Return a point of a curve as curves/<figure>, with its own time and step."""
+    """Return a point of a curve, with its own time and step; its name is that of all trackers, `train/loss`."""
     step, time, figure, value = point
-    return Metric(f"curves/{make_name(figure)}", value, int((time or 0) * 1000), step)
+    name = "/".join(map(make_name, make_curve_name(figure).split("/")))
+    return Metric(name, value, int((time or 0) * 1000), step)
 
 
 def make_datasets(record: Record) -> list[DatasetInput]:

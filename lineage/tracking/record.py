@@ -57,7 +57,8 @@ def _find_unrecorded(layout: Layout, but: str) -> Iterator[tuple[str, Plan, Stat
         ended = any(e["type"] == "run" and e.get("state") == "ended" for e in events)
         if folder.name != but and ended and not (folder / MARK).exists() and (folder / "plan.json").is_file():
             plan = Plan.model_validate_json((folder / "plan.json").read_text())
-            yield folder.name, plan, {e["step"]: e for e in events if e["type"] == "step"}
+            if "mlflow" in plan.track:
+                yield folder.name, plan, {e["step"]: e for e in events if e["type"] == "step"}
 
 
 def _record_run(layout: Layout, run: str, plan: Plan, states: States) -> str:

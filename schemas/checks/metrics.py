@@ -15,6 +15,7 @@ from schemas.use import ControllerUse, RolloutUse, Use
 
 ALWAYS = (
     "reward",
+    "reward_std",
     "completions",
     "completion_length",
     "truncated",

@@ -39,6 +39,7 @@ from schemas.steps.outcome import check_outcome
 from schemas.steps.promotion import Promote, resolve_promotion
 from schemas.steps.step_info import Port, StepInfo, validate_step
 from schemas.steps.training_rows import add_training_rows
+from schemas.trackers import Tracker
 
 SUBSTITUTED = {"name", "description", "tags", "seed", "schedule", "promote", "budget", "endpoints"}
 """Keys of the head that may contain `${vars.x}`."""
@@ -74,6 +75,8 @@ class Head(Schema):
     """Limits on the cost of one run."""
     notify: list[Notify] = []
     """Webhooks that receive messages about runs; not part of any key."""
+    track: list[Tracker] = ["mlflow"]
+    """Trackers that record runs, in the state folder; not part of any key. Without `mlflow`, runs are not in MLflow."""
     endpoints: dict[str, Endpoint] = {}
     """OpenAI-compatible servers, by the names that stages use: `endpoint: teacher`."""
     stages: JsonObject = Field(min_length=1)

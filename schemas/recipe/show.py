@@ -17,7 +17,7 @@ from schemas.steps.step_info import StepInfo
 WIDTH = 120
 LITERAL = re.compile(r"\$\{(?!env:)")
 """A `${` that is text; references to environment variables stay references."""
-HEAD = ("schema_version", "name", "description", "tags", "seed", "schedule", "promote", "budget")
+HEAD = ("schema_version", "name", "description", "tags", "seed", "schedule", "promote", "budget", "notify", "track")
 
 
 def show_full(recipe: Recipe) -> str:

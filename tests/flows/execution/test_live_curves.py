@@ -71,11 +71,11 @@ def test_curves_are_visible_while_a_step_runs_and_final_as_without(small_run, mo
         live.look()
         assert find(client, "killed", "tuned").info.status == "KILLED"
         seen = find(client, "run-1", "tuned")
-        assert (seen.info.status, seen.data.metrics) == ("RUNNING", {"curves/loss": 1.0})
+        assert (seen.info.status, seen.data.metrics) == ("RUNNING", {"train/loss": 1.0})
         with (first / "metrics.jsonl").open("a") as file:
             file.write('{"step": 2, "time": 107.0, "loss": 0.7}\n{"step": 3, "ti')  # a line that is being written
         live.look()
-        assert find(client, "run-1", "tuned").data.metrics == {"curves/loss": 0.7}
+        assert find(client, "run-1", "tuned").data.metrics == {"train/loss": 0.7}
 
         live.report(event("tuned", "running"))  # another attempt from the checkpoint after step 1
         (first / "metrics.jsonl").unlink()
@@ -83,7 +83,7 @@ def test_curves_are_visible_while_a_step_runs_and_final_as_without(small_run, mo
         second = attempt(small_run, "two", CURVE)
         live.look()
         seen = find(client, "run-1", "tuned")
-        history = client.get_metric_history(seen.info.run_id, "curves/loss")
+        history = client.get_metric_history(seen.info.run_id, "train/loss")
         assert sorted((p.step, p.value) for p in history) == [(1, 1.0), (2, 0.5), (4, 0.25)]
         (second / "metrics.jsonl").unlink()
         second.rmdir()
@@ -108,7 +108,7 @@ def test_curves_are_visible_while_a_step_runs_and_final_as_without(small_run, mo
     assert find(client, "run-2", "tuned").info.status == "KILLED"
     project_run(layout, "run-2", plan, DONE | {"tuned": {"state": "failed"}})
     failed = find(client, "run-2", "tuned")
-    assert (failed.info.status, failed.data.metrics) == ("FAILED", {"curves/loss": 0.5})
+    assert (failed.info.status, failed.data.metrics) == ("FAILED", {"train/loss": 0.5})
 
 
 def test_a_run_goes_on_without_mlflow(small_run, monkeypatch):

@@ -240,7 +240,7 @@ def mlflow_child(served, step):
     experiments = [e.experiment_id for e in client.search_experiments()]
     condition = f"tags.`posttrain.step` = '{step}'"
     (child,) = client.search_runs(experiments, condition)
-    history = client.get_metric_history(child.info.run_id, "curves/loss")
+    history = client.get_metric_history(child.info.run_id, "train/loss")
     return child.info.run_id, sorted({point.step for point in history})
 
 

@@ -52,7 +52,7 @@ def test_a_run_in_mlflow_and_again_without_duplicates(tracked):
     assert tuned.data.params["learning_rate"] == "0.1"
     assert tuned.data.metrics["loss"] == 0.25
     assert runs[None].data.metrics["tuned/loss"] == 0.25
-    curve = client.get_metric_history(tuned.info.run_id, "curves/loss")
+    curve = client.get_metric_history(tuned.info.run_id, "train/loss")
     assert [(p.step, p.value, p.timestamp) for p in curve] == [(1, 1.0, 101000), (2, 0.5, 102000), (4, 0.25, 104000)]
     digest = made.made["lessons_clean"].outputs["data"].digest
     assert [(d.dataset.name, d.dataset.digest) for d in tuned.inputs.dataset_inputs] == [
@@ -78,13 +78,13 @@ def test_a_run_in_mlflow_and_again_without_duplicates(tracked):
     again = children(client, "run-2")["tuned"]
     assert again.data.tags["posttrain.made_by"] == "run-1"
     assert again.data.tags["posttrain.made_by_mlflow_run"] == tuned.info.run_id
-    assert client.get_metric_history(again.info.run_id, "curves/loss") == []
+    assert client.get_metric_history(again.info.run_id, "train/loss") == []
     assert len(client.search_model_versions("name = 'small.tuned'")) == 1
 
     client.delete_tag(tuned.info.run_id, "posttrain.logged")
     project_run(made.layout, "run-1", made.plan(), STATES)
     assert set(children(client)) == {*STATES, None}
-    assert len(client.get_metric_history(children(client)["tuned"].info.run_id, "curves/loss")) == 3
+    assert len(client.get_metric_history(children(client)["tuned"].info.run_id, "train/loss")) == 3
     assert len(client.search_model_versions("name = 'small.tuned'")) == 1
 
     project_run(made.layout, "run-3", made.plan(), STATES | {"tuned": {"state": "failed"}, "raw": {"state": "blocked"}})
