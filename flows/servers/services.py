@@ -51,7 +51,18 @@ def make_mlflow_service(layout: Layout, url: str) -> Service:
     }
     return Service(
         "mlflow",
-        [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", port, "--workers", "1"],
+        [
+            sys.executable,
+            "-m",
+            import_path("flows.servers.mlflow_main"),
+            "server",
+            "--host",
+            HOST,
+            "--port",
+            port,
+            "--workers",
+            "1",
+        ],
         {**os.environ, **more, "PYTHONPATH": make_python_path()},
         lambda since: is_answering(f"{url}/health"),
     )
