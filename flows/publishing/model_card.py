@@ -1,4 +1,4 @@
-"""README.md of an exported model: how it was made and what it was measured to do, from its bill of materials."""
+"""README.md and posttrain.json of an exported model: how it was made, what was measured, who let it pass."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 from flows.serving.models import Chosen
 from lineage.layout import Layout
+from lineage.tracing.evidence import FILE, collect_evidence
 from schemas.base import JsonObject
 from schemas.errors import PosttrainError
 
@@ -37,14 +38,22 @@ print(tokenizer.decode(model.generate(**ids, max_new_tokens=64)[0]))
 
 
 def write_model_card(layout: Layout, chosen: Chosen, folder: Path) -> None:
-    """Write README.md: origin, data and evaluations with intervals, as far as this checkout knows them."""
+    """Write README.md: origin, data, evaluations with intervals, gates and approvals, as far as this checkout knows.
+
+    `posttrain.json` has the evaluations, gates and approvals for programs. Raise PlanError if the audit log does not
+    verify.
+    """
     bom = _read_bom(layout, chosen)
+    evidence = collect_evidence(layout, chosen.key) if chosen.key else None
     origin = f"Exported by posttrain from `{chosen.description}`."
     parts = [TEXT.format(name=chosen.name, origin=origin)]
     if chosen.digest:
         parts.append(f"\nContent digest: `{chosen.digest}`.\n")
     if bom is not None:
         parts += [_list_materials(bom), _tabulate_metrics(bom)]
+    if evidence is not None:
+        parts.append(_list_evidence(evidence))
+        (folder / FILE).write_text(json.dumps(evidence, indent=1, ensure_ascii=False) + "\n")
     gguf = any(path.suffix == ".gguf" for path in folder.iterdir())
     (folder / "README.md").write_text("".join(parts) + ("" if gguf else USE))
 
@@ -83,6 +92,25 @@ def _tabulate_metrics(bom: JsonObject) -> str:
         return ""
     head = "\n## Evaluations\n\n| metric (evaluation) | family | value | interval |\n|---|---|---|---|\n"
     return head + "\n".join(lines) + "\n"
+
+
+def _list_evidence(evidence: JsonObject) -> str:
+    """Return the moves of champions, gates and decisions about a model; empty if there are none."""
+    lines = [
+        f"- {move['action']} as version {move['version']} of `{move['of']}` on {move['at'][:10]} by {move['who']}"
+        for move in evidence["champion"]
+    ]
+    for evaluation in evidence["evaluations"]:
+        where = f"`{evaluation['recipe']}.{evaluation['step']}`"
+        lines += [
+            f"- gate of {where} {'passed' if gate.get('passed') else 'failed'}: {gate['text']}"
+            for gate in evaluation["gates"]
+        ]
+        lines += [f"- gate of {where} {decision}" for decision in evaluation["decisions"]]
+    if not lines:
+        return ""
+    note = f"\n`{FILE}` has these entries with their signatures.\n"
+    return "\n## Gates and approvals\n\n" + "\n".join(" ".join(line.split()) for line in lines) + "\n" + note
 
 
 def _round(number: Any) -> str:

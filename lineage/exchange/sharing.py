@@ -1,5 +1,6 @@
 """Transfer of artifacts to and from a DVC remote, with everything that they were made from."""
 
+import json
 import secrets
 import shutil
 import tempfile
@@ -20,11 +21,13 @@ from lineage.keys import ensure_keys_folder, key_name, load_public_key, load_tru
 from lineage.layout import Layout
 from lineage.records import Record, read_record, read_records
 from lineage.tracing.ancestry import trace
+from lineage.tracing.evidence import collect_evidence, find_promoting_evaluations
 from schemas.atomic_write import atomic_file, flush_path
+from schemas.base import JsonObject
 from schemas.errors import PlanError, StepError
 from schemas.manifest import Manifest
 
-ARTIFACTS, RUNS, KEYS = "artifacts", "runs", "keys"
+ARTIFACTS, RUNS, KEYS, EVIDENCE = "artifacts", "runs", "keys", "evidence"
 
 
 @dataclass(frozen=True)
@@ -46,9 +49,16 @@ class Moved:
 def push(layout: Layout, name: str | None, word: str | None) -> Moved:
     """Send the artifacts of a target with all that they were made from, or everything.
 
+    With a registered model go the evaluations that promoted it, and a file with gates, approvals and moves.
     Raise UnknownTarget, PlanError, StepError.
     """
-    chosen = [Path(node.record["folder"]) for node in trace(layout, word).up] if word else _list_folders(layout)
+    traced = trace(layout, word) if word else None
+    chosen = [Path(node.record["folder"]) for node in traced.up] if traced else _list_folders(layout)
+    evidence = None
+    if word is not None and traced is not None and word.startswith("mlflow:"):
+        evidence = collect_evidence(layout, traced.target.keys[0])
+        for key in find_promoting_evaluations(evidence):
+            chosen += [Path(node.record["folder"]) for node in trace(layout, key).up]
     manifests = {folder: _require_manifest(folder) for folder in chosen}
     records = [record for folder in chosen if (record := read_record(folder))]
     with open_remote(layout, name) as place:
@@ -61,6 +71,8 @@ def push(layout: Layout, name: str | None, word: str | None) -> Moved:
         for run in {manifest.run for manifest in manifests.values()} | ({word} if word else set()):
             if (plan := layout.run(run) / "plan.json").is_file():
                 place.put(plan, RUNS, run, "plan.json")
+        if evidence is not None:
+            _send_evidence(place, layout, evidence)
         _send_keys(place, layout, _collect_signers(new))
     return Moved([r for r in records if Path(r["folder"]) in new], len(manifests) - len(new), sent)
 
@@ -86,6 +98,13 @@ def pull(layout: Layout, name: str | None, word: str | None, *, trust: bool) -> 
         shutil.rmtree(scratch, ignore_errors=True)
     strangers = tuple(sorted(signers - set(load_trusted_keys(layout))))
     return Moved(missing, len(keys) - len(missing), fetched, strangers, added)
+
+
+def _send_evidence(place: Remote, layout: Layout, evidence: JsonObject) -> None:
+    with tempfile.TemporaryDirectory(dir=layout.state) as scratch:
+        file = Path(scratch, f"{evidence['model']['key']}.json")
+        file.write_text(json.dumps(evidence, indent=1, ensure_ascii=False) + "\n")
+        place.put(file, EVIDENCE, file.name)
 
 
 def _find_wanted(place: Remote, scratch: Layout, word: str | None) -> list[Record]:

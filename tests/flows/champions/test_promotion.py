@@ -6,16 +6,21 @@ import shutil
 
 import pytest
 import yaml
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from typer.testing import CliRunner
 
 from flows.cli import app, main
 from flows.planning.recipe_plan import plan_recipe
+from flows.publishing.hub import push_to_hub
 from lineage.artifacts.store import Store
 from lineage.audit import log as audit_log
 from lineage.audit.approvals import append_decision
+from lineage.audit.chain import find_signature_problem
 from lineage.digests import digest_of
 from lineage.layout import Layout
 from lineage.registry.champions import find_champion, read_standing
+from lineage.tracing.evidence import collect_evidence, find_promoting_evaluations
+from tests.flows.publishing.test_hub import serve_hub
 from tests.small_steps import TINY_DEFAULTS
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow's own dependencies
@@ -239,3 +244,29 @@ def test_unknown_names_are_reported(lab, capsys, monkeypatch):
     with pytest.raises(SystemExit) as left:
         main()
     assert left.value.code == 3  # --gate and --name are no options to leave out
+
+
+@pytest.mark.filterwarnings("ignore:Use .content:DeprecationWarning")  # huggingface_hub calls httpx so
+def test_a_pushed_champion_takes_its_evaluation_and_approvals_along(lab, monkeypatch, tmp_path):
+    champion = find_champion(lab.layout, "chat")
+    evidence = collect_evidence(lab.layout, champion.key)
+    (exam, *_) = find_promoting_evaluations(evidence)
+    append_decision(lab.layout, exam, 0, "approve", name="grace", reason="read ten answers", step="exam")
+    with serve_hub(monkeypatch) as hub:
+        push_to_hub(lab.layout, "mlflow:chat@champion", "lab/chat", public=False, max_shard_size="5GB")
+    sent, card = json.loads(hub.files["posttrain.json"]), hub.files["README.md"].decode()
+    assert (sent["model"]["key"], sent["champion"][0]["of"]) == (champion.key, "chat")
+    evaluation = next(each for each in sent["evaluations"] if each["key"] == exam)
+    assert {row["metric"] for row in evaluation["scores"]} == {"accuracy"}
+    assert evaluation["gates"][0]["passed"] is True
+    assert "approved by grace" in evaluation["decisions"][-1]
+    assert "approved by grace" in card
+    assert "promote as version" in card
+    keys = {name: load_pem_public_key(pem.encode()) for name, pem in sent["public_keys"].items()}
+    assert {entry["action"] for entry in sent["audit"]} >= {"promote", "approve"}
+    assert all(find_signature_problem(entry, keys) is None for entry in sent["audit"])
+
+    lab("push", "mlflow:chat@champion", "--remote", str(tmp_path / "models"))
+    folder = tmp_path / "models/posttrain"
+    assert json.loads((folder / f"evidence/{champion.key}.json").read_text())["evaluations"]
+    assert any(name.name == f"evaluate-{exam[:16]}" for name in (folder / "artifacts").iterdir())

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import threading
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import huggingface_hub.constants
@@ -94,14 +95,21 @@ class Answers(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
+    (tmp_path / "lab").mkdir()
+    monkeypatch.setenv("POSTTRAIN_ROOT", str(tmp_path / "lab"))
+    with serve_hub(monkeypatch) as server:
+        yield server
+
+
+@contextmanager
+def serve_hub(monkeypatch):
+    """The stand-in, as the environment names it."""
     server = Hub()
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     monkeypatch.setenv("HF_ENDPOINT", server.url)
     monkeypatch.setenv("HF_TOKEN", SECRET)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    (tmp_path / "lab").mkdir()
-    monkeypatch.setenv("POSTTRAIN_ROOT", str(tmp_path / "lab"))
     yield server
     server.shutdown()
     server.server_close()
