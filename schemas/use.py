@@ -245,6 +245,13 @@ class EngineUse(Use):
     member = "Engine"
 
 
+class ContextUse(Use):
+    """Decides what the model sees at its next turn of an episode."""
+
+    home = ("learning.environments.context_policies",)
+    asks = frozenset({"prompt", "turns", "tokens", "row"})
+
+
 class EnvUse(Use):
     """Answers the model's turns, so that a completion is an episode of several."""
 
@@ -263,6 +270,9 @@ class EnvUse(Use):
     decode_seconds: float | None = Field(default=None, gt=0)
     """Simulated seconds per decode step: time is then simulated, an answer takes the seconds that the environment
     reports, and nothing really waits; null: real time."""
+    context: ContextUse | None = None
+    """What the model sees at each turn, for example only the last turns, or a memory that it writes; null: the whole
+    episode. With it `max_completion_length` limits the turns and answers of each context."""
 
 
 class ToolUse(Use):

@@ -196,7 +196,7 @@ class Evaluation:
         with (
             RowJournal(context.checkpoints / f"sampled-{self.started}.jsonl") as journal,
             open_engine(stage.engine, policy, context.actors, folder, self.account, stage) as plain,
-            open_environment(plain, env, policy.tokenizer, context.inputs) as engine,
+            open_environment(plain, env, policy.tokenizer, context.inputs, policy.max_length) as engine,
         ):
             self.spend = choose_spend(context, engine)
             sampling = Sampling(stage.temperature, stage.max_completion_length)

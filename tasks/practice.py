@@ -41,7 +41,9 @@ def run(stage: Practice, context: Context) -> Result:
     with (
         RowJournal(context.checkpoints / "rollouts.jsonl") as journal,
         open_engine(stage.engine, policy, context.actors, model, account, stage) as engine,
-        open_environment(engine, make_env(agent, folder), policy.tokenizer, context.inputs) as episodes,
+        open_environment(
+            engine, make_env(agent, folder), policy.tokenizer, context.inputs, policy.max_length
+        ) as episodes,
     ):
         rounds = Rounds(stage, context, agent, policy, engine, episodes, journal, account)
         for step in range(rounds.resume(), stage.max_steps):

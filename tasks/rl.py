@@ -196,7 +196,13 @@ def environment_wrapper(stage: Rl, context: Context, acting: Policy) -> Callable
     in_environment = load_optional(stage, "environment")
     if in_environment is None or stage.env is None:
         return lambda engine: engine
-    return partial(in_environment, use=stage.env, tokenizer=acting.tokenizer, inputs=context.inputs)
+    return partial(
+        in_environment,
+        use=stage.env,
+        tokenizer=acting.tokenizer,
+        inputs=context.inputs,
+        max_length=acting.max_length,
+    )
 
 
 def make_trajectories(stage: Rl, context: Context, policy: Policy) -> Trajectories:

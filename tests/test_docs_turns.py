@@ -7,8 +7,11 @@ import pytest
 import yaml
 
 from learning.data.chat import encode_prompt
+from learning.environments import context_policies
 from learning.environments.making import wrap_in_environment
+from learning.environments.protocol import PastTurn
 from learning.generation.engines.torch import Engine
+from learning.lookup import bind
 from learning.samples.engine_protocol import Request, Sampling
 from schemas.errors import StepError
 from schemas.recipe.load import load_recipe
@@ -25,7 +28,8 @@ TEXT = {name: text for _, name, text in BLOCKS}
 def lab(tmp_path, monkeypatch):
     """A folder with the page's environment, on the path."""
     (tmp_path / "my_lab").mkdir()
-    (tmp_path / "my_lab/ladder.py").write_text(TEXT["my_lab/ladder.py"])
+    for file in ("my_lab/ladder.py", "my_lab/contexts.py"):
+        (tmp_path / file).write_text(TEXT[file])
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -67,12 +71,29 @@ def test_a_model_plays_it_and_its_randomness_is_the_episodes_own(lab, tiny_polic
         wrap_in_environment(Engine(tiny_policy), own, tiny_policy.tokenizer, {}).generate(broken, Sampling(1.0, 90))
 
 
-@pytest.mark.parametrize("name", ["recipe", "own"])
+@pytest.mark.parametrize("name", ["recipe", "own", "context"])
 def test_the_recipes_of_the_page_validate(lab, name):
     recipe = yaml.safe_load((ROOT / "recipes/guess.yaml").read_text())
     recipe["stages"]["trained"] |= yaml.safe_load(TEXT[name])
     (lab / "changed.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
-    assert load_recipe(lab / "changed.yaml").settings("trained")["env"]["max_turns"] in (3, 12)
+    assert load_recipe(lab / "changed.yaml").settings("trained")["env"]["max_turns"] in (3, 8, 12)
+
+
+def test_a_user_context_policy_validates_and_shows_the_first_and_the_last_turn(lab):
+    recipe = yaml.safe_load((ROOT / "recipes/guess.yaml").read_text())
+    recipe["stages"]["trained"]["env"] = {
+        "use": "guess",
+        "context": {"use": "my_lab.contexts:first_and_last", "least": 2},
+    }
+    (lab / "changed.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    use = EnvUse.model_validate(load_recipe(lab / "changed.yaml").settings("trained")["env"]).context
+    turns = [PastTurn(f"t{i}", f"o{i}") for i in range(3)]
+    shown = bind(use).ask(0, {"prompt": [{"role": "user", "content": "q"}], "turns": turns, "tokens": 9, "row": {}})
+    assert [message["content"] for message in shown.messages] == ["q", "t0", "o0", "t2", "o2"]
+    recipe["stages"]["trained"]["env"]["context"]["leest"] = 2
+    (lab / "changed.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    with pytest.raises(Exception, match="least"):
+        load_recipe(lab / "changed.yaml")
 
 
 def test_a_misspelt_option_of_an_environment_is_found_before_anything_runs(lab):
@@ -85,6 +106,10 @@ def test_a_misspelt_option_of_an_environment_is_found_before_anything_runs(lab):
 
 def test_what_the_page_names_is_there():
     fields = {"max_turns", "workers", "order", "steps_per_answer", "decode_seconds"}
+    here = vars(context_policies).items()
+    policies = {n for n, f in here if getattr(f, "__module__", "") == context_policies.__name__ and n[0] != "_"}
+    assert {name for name in policies if f"{{use: {name}" in PAGE} == policies
+    assert len(policies) == 5
     assert fields <= set(EnvUse.model_fields)
     assert all(f"`{name}" in PAGE for name in fields)
     assert {"env", "max_completion_length"} <= set(Rl.model_fields)

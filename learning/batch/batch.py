@@ -1,5 +1,8 @@
 """The record of the RL loop: a forest of segments with ragged token columns; a training sample is a root→leaf path.
 
+A sample whose context was replaced during its episode is one path with several root→leaf chains, one per context: its
+tokens count as those of one sample, and every token is computed under the context that it was sampled in.
+
 A prompt is stored once for all its completions. Token ids are those that the engine sampled, never retokenised;
 log-probabilities are those of the sampling policy, stored AT the token. Columns are added, never changed in place.
 
@@ -10,9 +13,9 @@ Token columns: `learn` bool, `lp_behav`, `owner` (the first path that holds the 
 Path columns: `path`, `group`, `episode` (ids), `truncated` bool; scores and rewards once they are known.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -34,6 +37,8 @@ class Batch:
     paths: Mapping[str, Tensor]
     replay: Callable[[Any, Tensor], AbstractContextManager[None]] | None = None
     """Makes forward passes of a model use the recorded experts, the column `experts`; None: the routers choose."""
+    earlier: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """The last segments of the earlier contexts of a path (0..P−1) whose context was replaced during its episode."""
 
     @property
     def num_paths(self) -> int:
@@ -88,12 +93,7 @@ class Batch:
 
     def take(self, chosen: Sequence[int]) -> "Batch":
         """Return the chosen paths, in that order, with their segments; tokens owned by other paths become context."""
-        needed: set[int] = set()
-        for segment in (self.leaves[p] for p in chosen):
-            while segment >= 0 and segment not in needed:
-                needed.add(segment)
-                segment = self.parents[segment]
-        old = sorted(needed)
+        old = sorted(self.find_segments(chosen))
         new = {segment: i for i, segment in enumerate(old)}
         starts = self._starts
         at = torch.cat([torch.arange(starts[s], starts[s + 1]) for s in old]) if old else torch.zeros(0).long()
@@ -107,7 +107,17 @@ class Batch:
             tokens,
             {k: v[index_P] for k, v in self.paths.items()},
             self.replay,
+            {i: tuple(new[s] for s in self.earlier[p]) for i, p in enumerate(chosen) if p in self.earlier},
         )
+
+    def find_segments(self, chosen: Iterable[int]) -> set[int]:
+        """Return the segments of the chosen paths."""
+        segments: set[int] = set()
+        for segment in (end for path in chosen for end in (*self.earlier.get(path, ()), self.leaves[path])):
+            while segment >= 0 and segment not in segments:
+                segments.add(segment)
+                segment = self.parents[segment]
+        return segments
 
     @cached_property
     def _starts(self) -> list[int]:

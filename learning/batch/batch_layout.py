@@ -56,15 +56,25 @@ def forest(samples: Sequence[Sample]) -> Batch:
     turns).
     """
     made, roots = _Forest(), {}
+    earlier: dict[int, tuple[int, ...]] = {}
     for path, sample in enumerate(samples):
-        key = (sample.group, tuple(sample.prompt_ids))
-        if key not in roots:
-            roots[key] = made.grow(sample.prompt_ids, -1, path)
-        parent, cut = roots[key], sample.given
-        if cut:
-            parent = made.grow(sample.completion_ids[:cut], parent, path)
-        made.leaves.append(made.grow(sample.completion_ids[cut:], parent, path, **_sampled(sample)))
-    return Batch(made.segments, made.parents, made.leaves, _token_columns(made.columns), _path_columns(samples))
+        cut, ends = sample.given, []
+        after, columns = sample.completion_ids[cut:], _sampled(sample)
+        for context, rest in sample.contexts:
+            prompt = after[context.start : context.stop] or sample.prompt_ids
+            key = (sample.group, tuple(prompt))
+            if key not in roots:
+                roots[key] = made.grow(prompt, -1, path)
+            parent = roots[key]
+            if cut and not ends:
+                parent = made.grow(sample.completion_ids[:cut], parent, path)
+            of_rest = {name: column[rest.start : rest.stop] for name, column in columns.items()}
+            ends.append(made.grow(after[rest.start : rest.stop], parent, path, **of_rest))
+        made.leaves.append(ends[-1])
+        if len(ends) > 1:
+            earlier[path] = tuple(ends[:-1])
+    tokens, paths = _token_columns(made.columns), _path_columns(samples)
+    return Batch(made.segments, made.parents, made.leaves, tokens, paths, earlier=earlier)
 
 
 def _sampled(sample: Sample) -> dict[str, list[Any]]:

@@ -58,11 +58,7 @@ def broadcast_to_tokens(
 
 def _over_paths(values_P: Tensor, batch: Batch, tree: str) -> Tensor:
     """Return the mean or maximum over all paths that hold a sampled token, at each of them (T,)."""
-    spans: list[tuple[int, int]] = []
-    for path, segment in enumerate(batch.leaves):
-        while segment >= 0:
-            spans.append((segment, path))
-            segment = batch.parents[segment]
+    spans = [(segment, path) for path in range(batch.num_paths) for segment in sorted(batch.find_segments([path]))]
     segment_H, path_H = torch.tensor(spans, dtype=torch.long).reshape(-1, 2).unbind(1)
     of_segment = values_P.new_zeros(len(batch.segments)).scatter_reduce(
         0, segment_H, values_P[path_H], {"mean": "mean", "max": "amax"}[tree], include_self=False

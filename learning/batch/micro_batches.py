@@ -41,7 +41,7 @@ def split_micro_batches(batch: Batch, max_tokens: int) -> list[Batch]:
                 included, size = set(), 0
                 more = _new_tokens(batch, unit, included)
             parts[-1] += unit
-            included |= _segments(batch, unit)
+            included |= batch.find_segments(unit)
             size += more
     return [batch.take(part) for part in parts if part]
 
@@ -61,17 +61,8 @@ def _paths_by_group(batch: Batch) -> dict[int, list[int]]:
     return groups
 
 
-def _segments(batch: Batch, paths: list[int]) -> set[int]:
-    segments: set[int] = set()
-    for segment in (batch.leaves[p] for p in paths):
-        while segment >= 0 and segment not in segments:
-            segments.add(segment)
-            segment = batch.parents[segment]
-    return segments
-
-
 def _new_tokens(batch: Batch, paths: list[int], included: set[int]) -> int:
-    return sum(len(batch.segments[s]) for s in _segments(batch, paths) - included)
+    return sum(len(batch.segments[s]) for s in batch.find_segments(paths) - included)
 
 
 @torch.no_grad()

@@ -1,16 +1,19 @@
 """The state of one running episode: the tokens of its completion and the positions of its turns."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from learning.environments.protocol import EnvironmentProtocol, Outcome
+from learning.environments.protocol import EnvironmentProtocol, Outcome, PastTurn
 from learning.environments.protocol import Episode as Played
-from learning.samples.engine_protocol import Generation, Request, Turn
+from learning.samples.engine_protocol import Generation, Request, Turn, are_memories
 
 ENVIRONMENT = 0x656E76
 """Separates the random numbers of environments from those of sampling."""
+CONTEXT = 0x636F6E
+"""Separates the random numbers of a context from those of the contexts before it."""
 
 
 @dataclass(eq=False)
@@ -31,6 +34,10 @@ class Episode:
     turns: list[Turn] = field(default_factory=list)
     played: Played | None = None
     """The environment's episode, from the first step in this process."""
+    texts: list[str] = field(default_factory=list)
+    """Texts of the model's turns, as far as they were decoded in this process."""
+    observations: list[str] = field(default_factory=list)
+    """The environment's answers, from the first step in this process."""
 
     @property
     def begun(self) -> tuple[int, ...]:
@@ -52,14 +59,40 @@ class Episode:
         return any(self.tail[-len(stop) :] == stop for stop in (*((token,) for token in ends), *self.sampling.stop))
 
     @property
-    def full(self) -> int:
-        """Return the number of tokens at which it is suspended or ends."""
-        most = self.sampling.max_new_tokens
-        return most if self.request.limit is None else min(most, self.request.limit)
+    def actions(self) -> int:
+        """Return the number of complete turns that the environment answered."""
+        return are_memories(self.all_turns)[:-1].count(False)
+
+    @property
+    def writes_memory(self) -> bool:
+        """Return whether the unfinished or unanswered turn is a memory."""
+        return are_memories(self.all_turns)[-1]
+
+    @property
+    def context(self) -> range:
+        """Return the places, in `begun`, of the tokens that replaced the prompt; empty if none did."""
+        at, start, end = 0, 0, 0
+        for turn in self.all_turns:
+            at += turn.sampled + turn.observed
+            if turn.rebuilt:
+                start, end = at - turn.observed, at
+        return range(start, end)
+
+    @property
+    def full(self) -> bool:
+        """Return whether it has as many tokens as its request allows in this call."""
+        return self.request.limit is not None and len(self.begun) >= self.request.limit
 
     def make_request(self) -> Request:
-        """Return the request that continues it."""
-        return replace(self.request, n=1, first=self.sample, begun=self.begun, row=None, turns=())
+        """Return the engine's request that continues it in its present context."""
+        own = replace(self.request, n=1, first=self.sample, begun=self.begun, row=None, turns=())
+        if self.context:
+            number = sum(turn.rebuilt for turn in self.all_turns)
+            seed = self._derive_seed(CONTEXT, number)
+            ids, begun = self.begun[self.context.start : self.context.stop], self.begun[self.context.stop :]
+            limit = None if own.limit is None else own.limit - self.context.stop
+            own = replace(own, prompt_ids=list(ids), begun=begun, opening=0, seed=seed, limit=limit)
+        return limit_request(own, self.sampling.max_new_tokens)
 
     def take(self, generation: Generation, version: int) -> None:
         """Add sampled tokens."""
@@ -96,17 +129,42 @@ class Episode:
         opening = self.request.opening
         return [(*self.request.prompt_ids[-opening:], *parts[0]), *parts[1:]] if opening else parts
 
-    def step(self, environment: EnvironmentProtocol, texts: list[str]) -> Outcome:
-        """Return the outcome of the model's last turn; a resumed episode first replays the turns before it."""
+    def step(self, environment: EnvironmentProtocol, texts: Sequence[str]) -> Outcome:
+        """Return the outcome of the model's last turn, given the texts of all turns.
+
+        A resumed episode first replays the turns before it. A memory has an empty outcome.
+        """
+        memories = are_memories(self.all_turns)
+        actions = [text for text, is_memory in zip(texts, memories, strict=True) if not is_memory]
         if self.played is None:
             assert self.request.row is not None
             self.played = environment.begin(self.request.row, self.seed)
-            for text in texts[:-1]:
-                self.played.step(text)
-        return self.played.step(texts[-1])
+        for text in actions[len(self.observations) : len(actions) - (not memories[-1])]:
+            self.observations.append(self.played.step(text).observation)
+        if memories[-1]:
+            return Outcome(seconds=0.0)
+        outcome = self.played.step(actions[-1])
+        self.observations.append(outcome.observation)
+        return outcome
+
+    def list_past(self, texts: Sequence[str]) -> list[PastTurn]:
+        """Return all turns for a context policy, given their texts."""
+        observations = iter(self.observations)
+        return [
+            PastTurn(text, "" if is_memory else next(observations), is_memory)
+            for text, is_memory in zip(texts, are_memories(self.all_turns), strict=True)
+        ]
 
     @property
     def seed(self) -> int:
         """Return the environment's seed, derived from the random stream, so that completions of a prompt differ."""
-        places = [self.request.seed, self.sample, ENVIRONMENT]
-        return int(np.random.SeedSequence(places).generate_state(1, np.uint64)[0] >> np.uint64(1))
+        return self._derive_seed(ENVIRONMENT)
+
+    def _derive_seed(self, *places: int) -> int:
+        own = [self.request.seed, self.sample, *places]
+        return int(np.random.SeedSequence(own).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def limit_request(request: Request, most: int) -> Request:
+    """Return an engine's request whose limit is at most the tokens that a completion may have."""
+    return request if request.limit is None else replace(request, limit=min(request.limit, most))

@@ -14,14 +14,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from learning.data.chat import decode, encode_reply, find_turn_end, find_turn_ends
+from learning.data.chat import decode, encode_prompt, encode_reply, find_turn_end, find_turn_ends
 from learning.environments.answer_order import PendingAnswers
 from learning.environments.clock import Answer, Clock, ThreadClock
 from learning.environments.completion_source import make_source
-from learning.environments.episode import Episode
+from learning.environments.episode import Episode, limit_request
 from learning.environments.flight import EpisodesInFlight
-from learning.environments.protocol import EnvironmentProtocol
+from learning.environments.protocol import EnvironmentProtocol, NextContext, Outcome
 from learning.generation.services.rollout_service import Ended
+from learning.lookup import Bound
 from learning.samples.engine_protocol import Flight, Generation, Request, Sampling, Turn
 from schemas.errors import StepError
 
@@ -37,6 +38,8 @@ class Episodes:
     `order`: an episode continues when its own answer has arrived (`each`), or all wait for the slowest of the turn
     (`together`). `steps_per_answer`: with `each`, the decode steps from the end of a turn to its answer, whatever its
     real duration, so that runs are bit-identical; None: as soon as it arrives. `clock` None: `workers` threads.
+    `context`: a context policy (`learning.environments.context_policies`); None: every turn sees all before it. A
+    context that leaves no room for `max_completion_length` within `max_length` tokens ends its episode.
     """
 
     def __init__(
@@ -50,9 +53,12 @@ class Episodes:
         order: Literal["each", "together"] = "each",
         steps_per_answer: int | None = None,
         clock: Clock | None = None,
+        context: Bound | None = None,
+        max_length: int | None = None,
     ) -> None:
         self.engine, self.environment, self.tokenizer = engine, environment, tokenizer
         self.max_turns = max_turns
+        self.context, self.max_length = context, max_length
         self.clock: Clock = clock or ThreadClock(workers)
         self.source = make_source(engine)
         self.live = self.source is engine
@@ -97,6 +103,8 @@ class Episodes:
             order=self.answers.order,
             steps_per_answer=self.answers.steps_per_answer,
             clock=self.clock.share(),
+            context=self.context,
+            max_length=self.max_length,
         )
         own.patience = self.clock.pause
         return EpisodesInFlight(own, sampling)
@@ -120,8 +128,8 @@ class Episodes:
         """Return `n` episodes of each request; a window or target counts sampled and observed tokens."""
         if self.open:
             raise StepError("episodes: submitted episodes are still running; collect them first")
-        window, most = sampling.window, sampling.max_new_tokens
-        limits = [None if window is None else min(most, len(r.begun) + window) for r in requests]
+        window = sampling.window
+        limits = [None if window is None else len(r.begun) + window for r in requests]
         limited = [(i, replace(r, limit=limit)) for i, (r, limit) in enumerate(zip(requests, limits, strict=True))]
         target = sum(request.n for request in requests) if sampling.target is None else sampling.target
         ended, completions = 0, []
@@ -151,8 +159,11 @@ class Episodes:
             if episodes and request.row is not None and episodes[0].ended(find_turn_ends(self.tokenizer)):
                 for episode in episodes:
                     self._step(episode)
+            elif episodes and request.turns:
+                to_decode += [(self._register([episode]), episode.make_request()) for episode in episodes]
             elif episodes:
-                to_decode.append((self._register(episodes), replace(request, row=None, turns=())))
+                of_all = limit_request(replace(request, row=None), sampling.max_new_tokens)
+                to_decode.append((self._register(episodes), of_all))
         if to_decode:
             self.source.submit(to_decode, sampling)
 
@@ -255,9 +266,15 @@ class Episodes:
 
     def _step(self, episode: Episode) -> None:
         """Send the finished turn to the environment."""
-        parts = episode.split_turns() if episode.played is None else episode.split_turns()[-1:]
-        texts = [decode(self.tokenizer, list(part)) for part in parts]
+        texts = self._list_texts(episode)
         self.answers.ask(episode, lambda: episode.step(self.environment, texts))
+
+    def _list_texts(self, episode: Episode) -> list[str]:
+        """Return the texts of the turns so far, decoded once."""
+        parts = episode.split_turns()
+        if len(episode.texts) < len(parts):
+            episode.texts += [decode(self.tokenizer, list(part)) for part in parts[len(episode.texts) :]]
+        return list(episode.texts)
 
     def _use_answers(self) -> None:
         """Continue or end the episodes whose answers are due."""
@@ -271,20 +288,48 @@ class Episodes:
         outcome, sampled = answer.outcome, len(episode.tail)
         turn = Turn(sampled, 0, float(outcome.reward), answer.seconds, outcome.ok, answer.measured)
         most = min(self.max_turns, (episode.request.row or {}).get("max_turns", self.max_turns))
-        if outcome.done or len(episode.all_turns) + 1 >= most:
+        if outcome.done or episode.actions + (not episode.writes_memory) >= most:
             episode.turns.append(turn)
             return self._end(episode, "stop" if outcome.done else "length")
-        closed = episode.tail[-1] in find_turn_ends(self.tokenizer)
-        # A turn that ended with a stop sequence has no end token yet.
-        ids = [find_turn_end(self.tokenizer)] * (not closed) + encode_reply(self.tokenizer, outcome.observation)
-        if len(episode.begun) + len(ids) >= episode.sampling.max_new_tokens:
+        ids, turn = self._continue(episode, outcome, turn)
+        if ids is None:
             episode.turns.append(turn)
             return self._end(episode, "length")
         episode.observe(ids, self._version)
         episode.turns.append(replace(turn, observed=len(ids)))
-        if len(episode.begun) >= episode.full:
+        if episode.full:
             return self._end(episode, "suspended")
         return self.source.submit([(self._register([episode]), episode.make_request())], episode.sampling)
+
+    def _continue(self, episode: Episode, outcome: Outcome, turn: Turn) -> tuple[list[int] | None, Turn]:
+        """Return the tokens up to the model's next turn, and the turn with what they are; None without room."""
+        most, then = episode.sampling.max_new_tokens, NextContext()
+        if self.context is not None:
+            then = self._ask_context(episode)
+        if then.messages is not None:
+            ids = encode_prompt(self.tokenizer, then.messages, episode.request.row)
+            fits = self.max_length is None or len(ids) + most <= self.max_length
+            return ids if fits else None, replace(turn, rebuilt=True, asks=then.asks) if fits else turn
+        closed = episode.tail[-1] in find_turn_ends(self.tokenizer)
+        # A turn that ended with a stop sequence has no end token yet.
+        message = outcome.observation if then.message is None else then.message
+        ids = [find_turn_end(self.tokenizer)] * (not closed) + encode_reply(self.tokenizer, message)
+        fits = len(episode.begun) - episode.context.stop + len(ids) < most
+        return ids if fits else None, replace(turn, asks=then.asks) if fits else turn
+
+    def _ask_context(self, episode: Episode) -> NextContext:
+        """Return what the model sees next. Raise StepError for a policy that returns anything else."""
+        assert self.context is not None
+        prompt_ids, row = episode.request.prompt_ids, episode.request.row or {}
+        tokens = len(episode.begun) - episode.context.start + (0 if episode.context else len(prompt_ids))
+        turns = episode.list_past(self._list_texts(episode))
+        supplies = {"prompt": list(row["prompt"]), "turns": turns, "tokens": tokens, "row": row}
+        then = self.context.ask(0, supplies)
+        if not isinstance(then, NextContext):
+            raise StepError(f"env.context {self.context.name}: returned {type(then).__name__}; return a NextContext")
+        if turns[-1].is_memory and (then.messages is None or then.asks == "memory"):
+            raise StepError(f"env.context {self.context.name}: after a memory, return `messages` and ask for an action")
+        return then
 
     def _describe_failure(self, episode: Episode, error: Exception | None) -> StepError:
         if isinstance(error, StepError):

@@ -8,14 +8,18 @@ from typing import Any
 from learning.environments.clock import VirtualClock
 from learning.environments.episodes import Episodes
 from learning.environments.lookup_environment import build_environment
+from learning.lookup import bind
 from schemas.errors import StepError
 from schemas.use import EnvUse
 
 
-def wrap_in_environment(engine: Any, use: EnvUse | None, tokenizer: Any, inputs: Mapping[str, Path]) -> Any:
+def wrap_in_environment(
+    engine: Any, use: EnvUse | None, tokenizer: Any, inputs: Mapping[str, Path], max_length: int | None = None
+) -> Any:
     """Return an engine, or a source of completions, whose completions are episodes; the engine itself without `env`.
 
-    Raise StepError if the engine cannot continue a completion.
+    `max_length` is the most tokens of a sequence of the model. Raise StepError if the engine cannot continue a
+    completion.
     """
     if use is None:
         return engine
@@ -31,13 +35,17 @@ def wrap_in_environment(engine: Any, use: EnvUse | None, tokenizer: Any, inputs:
         order=use.order,
         steps_per_answer=use.steps_per_answer if decode is None else None,
         clock=None if decode is None else VirtualClock(decode_s=decode, workers=use.workers),
+        context=None if use.context is None else bind(use.context, "env.context", inputs),
+        max_length=max_length,
     )
 
 
 @contextmanager
-def open_environment(engine: Any, use: EnvUse | None, tokenizer: Any, inputs: Mapping[str, Path]) -> Iterator[Any]:
+def open_environment(
+    engine: Any, use: EnvUse | None, tokenizer: Any, inputs: Mapping[str, Path], max_length: int | None = None
+) -> Iterator[Any]:
     """Provide a wrapped engine; at the end waiting steps are cancelled, but the engine is not closed."""
-    wrapped = wrap_in_environment(engine, use, tokenizer, inputs)
+    wrapped = wrap_in_environment(engine, use, tokenizer, inputs, max_length)
     try:
         yield wrapped
     finally:

@@ -9,7 +9,7 @@ turns. Its steps may be slow; they run in threads, never two of one episode at a
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from learning.data.rows import Row
 
@@ -47,3 +47,27 @@ class EnvironmentProtocol(Protocol):
         Raise StepError if the row lacks data that the environment needs.
         """
         ...
+
+
+@dataclass(frozen=True)
+class PastTurn:
+    """A turn of the model as a context policy sees it."""
+
+    text: str
+    """What the model wrote, without special tokens."""
+    observation: str = ""
+    """The environment's answer; empty for a memory."""
+    is_memory: bool = False
+    """Whether the model wrote a memory instead of an action."""
+
+
+@dataclass(frozen=True)
+class NextContext:
+    """What the model sees at its next turn."""
+
+    messages: list[Row] | None = None
+    """The whole context, which replaces everything before; None: the context so far continues."""
+    message: str | None = None
+    """The user message that continues the context so far; None: the environment's last answer."""
+    asks: Literal["action", "memory"] = "action"
+    """What the model writes: an action for the environment, or a memory, after which the policy is asked again."""

@@ -4,7 +4,7 @@ An engine is one file in this package with one class `Engine`, made as `Engine(p
 Shapes: B sequences at once, V vocabulary.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
@@ -31,6 +31,15 @@ class Turn:
     ok: bool = True
     measured: bool = False
     """Whether the seconds are real time, on which no two runs agree."""
+    rebuilt: bool = False
+    """Whether the observed tokens are a new context, which replaces the prompt and everything before it."""
+    asks: Literal["action", "memory"] = "action"
+    """What the model's next turn is: an action for the environment, or a memory, which only later contexts show."""
+
+
+def are_memories(turns: Sequence[Turn]) -> list[bool]:
+    """Return, for each turn and for the turn after them, whether it is a memory instead of an action."""
+    return [False, *(turn.asks == "memory" for turn in turns)]
 
 
 @dataclass(frozen=True)

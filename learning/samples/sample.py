@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal, get_args
 
-from learning.samples.engine_protocol import Turn
+from learning.samples.engine_protocol import Turn, are_memories
 from schemas.base import JsonObject
 
 Row = JsonObject
@@ -63,7 +63,7 @@ class Sample:
     prompt_ids: list[int]
     """Trained under."""
     completion_ids: list[int]
-    """All tokens after the prompt; the first `given` were not sampled."""
+    """All tokens after the prompt, in the order of the episode; the first `given` were not sampled."""
     logprobs: list[float] | None
     """Of every completion token in the sampling context, 0 for given ones; None: no policy of ours sampled it."""
     finish: Literal["stop", "length", "suspended"]
@@ -95,9 +95,25 @@ class Sample:
 
     @property
     def num_turns(self) -> int:
-        """Number of the model's turns, counting one that has not ended; 1 where nothing answers."""
+        """Number of the model's actions, counting one that has not ended; 1 where nothing answers."""
         complete = sum(turn.sampled + turn.observed for turn in self.turns)
-        return len(self.turns) + (not self.turns or complete < len(self.completion_ids) - self.given)
+        is_open = not self.turns or complete < len(self.completion_ids) - self.given
+        return are_memories(self.turns)[: len(self.turns) + is_open].count(False)
+
+    @property
+    def contexts(self) -> list[tuple[range, range]]:
+        """Places, after the given tokens, of each context that replaced the one before, and of what follows it.
+
+        The first is the prompt's: its own range is empty.
+        """
+        places, at = [0, 0], 0
+        for turn in self.turns:
+            at += turn.sampled
+            if turn.rebuilt:
+                places += [at, at + turn.observed]
+            at += turn.observed
+        places.append(len(self.completion_ids) - self.given)
+        return [(range(a, b), range(b, c)) for a, b, c in zip(places[::2], places[1::2], places[2::2], strict=False)]
 
     def to_json(self) -> JsonObject:
         """Return it as plain values."""
@@ -127,13 +143,16 @@ def by_group(samples: list[Sample]) -> dict[int, list[Sample]]:
 
 
 def transcript(decode: Callable[[list[int]], str], ids: list[int], turns: Sequence[Turn]) -> str:
-    """Return an episode as text: a line for every turn of the model, and the environment's answer after an arrow."""
+    """Return an episode as text: a line for every turn of the model, and the environment's answer after an arrow.
+
+    A context that replaces everything before it stands after a double arrow.
+    """
     lines, at = [], 0
     for turn in turns:
         end = at + turn.sampled
         lines.append(decode(ids[at:end]))
         at = end + turn.observed
-        lines += [f"→ {decode(ids[end:at])}"] if turn.observed else []
+        lines += [f"{'⇒' if turn.rebuilt else '→'} {decode(ids[end:at])}"] if turn.observed else []
     return "\n".join([*lines, decode(ids[at:])] if at < len(ids) else lines)
 
 

@@ -46,6 +46,8 @@ TURN = pa.struct(
     [
         ("sampled", pa.int32()),
         ("observed", pa.int32()),
+        ("rebuilt", pa.bool_()),
+        ("asks", pa.string()),
         ("text", pa.string()),
         ("observation", pa.string()),
         ("reward", pa.float64()),

@@ -38,9 +38,17 @@ def stage(**more):
     )
 
 
+MEMORY = {
+    "use": f"{__name__}:Environment",
+    "max_turns": 4,
+    "context": {"use": "memory", "ask": "{question}{memory}{observation}", "text": "{question}{memory}"},
+}
 ROLLOUTS = {
     "synchronous": {},
     "together": {"env": {"use": f"{__name__}:Environment", "max_turns": 4, "order": "together"}},
+    "memory": {"env": MEMORY},
+    "memory, windowed": {"env": MEMORY, "rollout": {"use": "windowed", "window": 7, "max_windows": 9}},
+    "memory, streamed": {"env": MEMORY, "rollout": {"use": "streamed", "max_staleness": 2, "steps_per_update": 5}},
     "windowed": {"rollout": {"use": "windowed", "window": 7, "max_windows": 6}},
     "overprovisioned": {"rollout": {"use": "overprovisioned", "target": 8}},
     "streamed": {"rollout": {"use": "streamed", "max_staleness": 2, "steps_per_update": 5}},
@@ -77,6 +85,15 @@ def test_engines_in_workers_play_the_same_episodes(inputs, tmp_path, drive):
         )
     assert results["here"] == results["apart"]
     assert sum(len(turns) > 1 for _, _, turns in results["here"]) > 8
+
+
+def test_the_table_marks_new_contexts_and_memories(at):
+    context = at("memory")
+    run(stage(max_steps=1, env=MEMORY), context)
+    turns = [turn for row in rows(context) for turn in row["turns"]]
+    assert sum(turn["asks"] == "memory" for turn in turns) > 8
+    assert all(turn["rebuilt"] == (turn["observed"] > 0) for turn in turns)
+    assert all(turn["reward"] == 0 for turn in turns if turn["text"] and turn["asks"] == "action" and turn["rebuilt"])
 
 
 def test_the_table_keeps_the_turns(at, inputs):

@@ -55,7 +55,15 @@ def restore_success(line: Row, row: Row, group: int, sampler: Sampler) -> Sample
     policy's tokenizer decodes its tokens to another text.
     """
     turns = [
-        Turn(turn["sampled"], turn["observed"], turn["reward"], turn["seconds"] or 0.0, turn["ok"])
+        Turn(
+            turn["sampled"],
+            turn["observed"],
+            turn["reward"],
+            turn["seconds"] or 0.0,
+            turn["ok"],
+            rebuilt=turn["rebuilt"],
+            asks=turn["asks"],
+        )
         for turn in line.get("turns") or ()
     ]
     ids = line["token_ids"]
