@@ -184,6 +184,10 @@ def check_reward(
         Path | None, typer.Option(metavar="FILE", help="YAML list of {prompt, answer, good: [...], bad: [...]}.")
     ] = None,
     size: Annotated[int, typer.Option(min=1, help="Without --tests: number of the step's own problems.")] = 3,
+    samples: Annotated[
+        int | None,
+        typer.Option(min=1, help="Also score about so many completions of the step's model."),
+    ] = None,
     profile: Profile = None,
     overrides: Overrides = [],  # noqa: B006
     as_json: AsJson = False,
@@ -193,16 +197,24 @@ def check_reward(
     Without --tests the answers of the step's own problems are the good ones.
     """
     from flows.planning.reward_tests import count_failures, score_reward_tests
-    from flows.planning.reward_tests_table import make_reward_table
+    from flows.planning.reward_tests_table import make_distribution_table, make_reward_table
     from lineage.layout import Layout
     from schemas.recipe.load import load_recipe
 
     made = load_recipe(recipe, profile=profile, overrides=overrides)
     results = score_reward_tests(made, step, tests, size, Layout.find())
+    rewards = None
+    if samples is not None:
+        from flows.planning.reward_samples import sample_rewards  # its compilation and models take a second to import
+
+        rewards = sample_rewards(made, step, samples, Layout.find())
     if as_json:
-        print(json.dumps([result.to_json() for result in results], indent=1))
+        tested = [result.to_json() for result in results]
+        print(json.dumps(tested if rewards is None else {"tests": tested, "samples": rewards.to_json()}, indent=1))
     else:
         console.print(make_reward_table(step, results))
+        if rewards is not None:
+            console.print(make_distribution_table(step, rewards))
     if count_failures(results):
         raise typer.Exit(1)
 

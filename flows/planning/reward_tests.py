@@ -38,10 +38,10 @@ def score_reward_tests(recipe: Recipe, step: str, file: Path | None, size: int, 
     """
     if step not in recipe.steps:
         raise PlanError(f"no step `{step}` in {recipe.name}; {suggest(step, recipe.steps, 'steps')}")
-    _find_own_code(recipe)
+    find_own_code(recipe)
     score = make_score(recipe.steps[step])
     tests = read_tests(file) if file else _list_own_tests(recipe.steps[step])
-    tests = tests or [_make_test(row) for row in _find_rows(recipe, layout, step, size)[:size]]
+    tests = tests or [_make_test(row) for row in find_rows(recipe, layout, step, size)[:size]]
     if not tests:
         raise PlanError(
             f"{step}: its problems are not known before a run; give tests: posttrain test-reward RECIPE {step} "
@@ -139,7 +139,7 @@ def _shrink(use: ProblemsUse, size: int) -> ProblemsUse:
     return use.model_copy(update={"size": min(own, size)}) if isinstance(own, int) else use
 
 
-def _find_rows(
+def find_rows(
     recipe: Recipe, layout: Layout, step: str, size: int, seen: frozenset[str] = frozenset()
 ) -> list[JsonObject]:
     """Return some problems of a step, or of the steps that it reads them from; none if other steps make them."""
@@ -152,14 +152,14 @@ def _find_rows(
             return [row for i, use in enumerate(uses) for row in bind(_shrink(use, size), f"{name}.{i}")()]
     for port in info.ports:
         for earlier in port.steps if "prompts" in port.accepts else ():
-            if earlier not in seen and (rows := _find_rows(recipe, layout, earlier, size, seen | {step})):
+            if earlier not in seen and (rows := find_rows(recipe, layout, earlier, size, seen | {step})):
                 return rows
     return []
 
 
 def find_reward_problems(recipe: Recipe, layout: Layout) -> list[Problem]:
     """Return what is wrong with rewards from the user's own code, each called on the answers of two problems."""
-    _find_own_code(recipe)
+    find_own_code(recipe)
     return [
         info.problem(f"rewards.{index}", text, "try it: posttrain test-reward RECIPE STEP")
         for info in recipe.steps.values()
@@ -178,7 +178,7 @@ def _find_reward_problem(recipe: Recipe, layout: Layout, info: StepInfo, use: Re
         yield str(error)
         return
     try:
-        rows = [row for row in _find_rows(recipe, layout, info.name, 2) if row.get("answer")][:2]
+        rows = [row for row in find_rows(recipe, layout, info.name, 2) if row.get("answer")][:2]
     except (StepError, PlanError):
         return  # about the problems: their step reports it
     if len(rows) < 2:
@@ -194,7 +194,7 @@ def _find_reward_problem(recipe: Recipe, layout: Layout, info: StepInfo, use: Re
 
 def find_failed_tests(recipe: Recipe) -> list[Problem]:
     """Return a problem for each completion of a stage's `tests` whose score is not in the expected order."""
-    _find_own_code(recipe)
+    find_own_code(recipe)
     return [
         info.problem(path, text, "correct the reward or the test; all scores: posttrain test-reward RECIPE STEP")
         for info in recipe.steps.values()
@@ -219,7 +219,7 @@ def _list_failures(info: StepInfo) -> Iterator[tuple[str, str]]:
             yield f"tests.{int(one.row) - 1}", f"the {one.kind} completion {one.completion!r} {why}: {score}"
 
 
-def _find_own_code(recipe: Recipe) -> None:
+def find_own_code(recipe: Recipe) -> None:
     """Let the recipe's own modules be imported."""
     sys.path.extend(str(folder) for folder in recipe.folders if str(folder) not in sys.path)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows.planning.own_rewards import verify_own_rewards
+from flows.planning.reward_samples import sample_rewards
 from flows.planning.reward_tests import read_tests, score_reward_tests
 from lineage.layout import Layout
 from schemas.errors import PlanError, RecipeError
@@ -132,3 +133,20 @@ def test_a_reward_server_is_asked_at_the_address_of_the_environment(load, monkey
 async def answer_with_address(server, client, body):
     assert client.headers["Authorization"] == server.url
     return json.dumps([len(server.url)] * len(json.loads(body)["samples"])).encode()
+
+
+def test_rewards_are_scored_on_samples_of_the_model_that_the_step_starts_from(load, tiny_policy_folder, tmp_path):
+    made = load("'rewards_on_trial:leaky'], num_generations: 4, max_completion_length: 3, watch: [")
+    with pytest.raises(PlanError, match=r"better: its model is not made yet; first run: posttrain run .* --to base"):
+        sample_rewards(made, "better", 8, Layout(tmp_path / "root"))
+    text = (tmp_path / "r.yaml").read_text().replace("{kind: init}", f"path:{tiny_policy_folder}")
+    (tmp_path / "r.yaml").write_text(text)
+    rewards = sample_rewards(load_recipe(tmp_path / "r.yaml"), "better", 10, Layout(tmp_path / "root"))
+    assert (rewards.problems, rewards.completions) == (3, 12)  # as many of each problem as in training
+    assert sum(one.count for one in rewards.bins) == 12
+    assert {one.low for one in rewards.bins} <= {0.0, 1.0}
+
+
+def test_samples_of_a_step_without_a_model_are_refused(load, tmp_path):
+    with pytest.raises(PlanError, match="problems: --samples needs a stage of kind rl or synthesize with `model`"):
+        sample_rewards(load("answers.exact"), "problems", 8, Layout(tmp_path / "root"))
