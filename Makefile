@@ -74,6 +74,7 @@ check: $(VENV)/.installed $(SCHEMA) ## format, lint, types, import contracts, re
 	$(BIN)/posttrain validate $(filter-out recipes/smollm2.yaml,$(wildcard recipes/*.yaml)) recipes/bases/*.yaml recipes/papers/*.yaml recipes/outcomes/*.yaml
 	$(BIN)/posttrain schema --markdown | diff - docs/recipes.md
 	$(BIN)/python -m schemas.pages.papers_page | diff - docs/papers.md
+	$(BIN)/python -m schemas.pages.fidelity | diff - docs/fidelity/README.md
 	mkdir -p build && rm -rf build/evidence && cp -r docs/evidence build/evidence
 	$(BIN)/python -m schemas.pages.evidence_page build/evidence
 	diff -r build/evidence docs/evidence
@@ -82,6 +83,7 @@ docs: $(VENV)/.installed $(SCHEMA)  ## regenerate what is generated
 	$(BIN)/posttrain schema --markdown > docs/recipes.md
 	$(BIN)/python -m schemas.pages.papers_page > docs/papers.md
 	$(BIN)/python -m schemas.pages.evidence_page
+	$(BIN)/python -m schemas.pages.fidelity > docs/fidelity/README.md
 	$(BIN)/posttrain plan recipes/quickstart.yaml --dvc > /dev/null
 
 bench: $(VENV)/.installed         ## one JSON line per benchmark (installs TRL; the merge one wants MERGEKIT_PYTHON)

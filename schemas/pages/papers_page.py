@@ -37,7 +37,7 @@ def make_papers_page(house: Path = ROOT) -> str:
         test = house / "tests" / "papers" / f"test_paper_{recipe.stem.replace('-', '_')}.py"
         if test.is_file():
             title, (proven, missing) = read_title(recipe), read_proof(test)
-            links = f"[{recipe.stem}](../recipes/papers/{recipe.name}) | [{strip_title(title, proven)}]"
+            links = f"{link_recipe(house, recipe)} | [{strip_title(title, proven)}]"
             outcome, own = describe_outcome(house, recipe.stem), supports_own(recipe)
             lines.append(f"| {title} | {links}(../tests/papers/{test.name}) | {outcome} | {missing} | {own} |")
     return "\n".join([INTRODUCTION, count_levels(house), *lines]) + "\n"
@@ -49,11 +49,13 @@ def count_levels(house: Path) -> str:
     broken = [row for row in rows if (house / "tests" / "papers" / "mutants" / f"{row}.yaml").is_file()]
     verdicts = [verdict for row in rows if (verdict := read_verdict(house, row))]
     counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys((*VERDICTS, *verdicts)))
+    compared = [row for row in rows if (house / "docs" / "fidelity" / f"{row}.yaml").is_file()]
     own = [row for row in rows if supports_own(house / "recipes" / "papers" / f"{row}.yaml") == "yes"]
     return f"""Of {len(rows)} recipes
 
 - {len(broken)} have breaks of recipe and code on purpose that their tests notice (`make mutants`);
 - {len(verdicts)} have an outcome over several seeds against a comparator ([evidence](evidence/README.md)): {counts};
+- {len(compared)} have constants and formulas compared with released code ([fidelity](fidelity/README.md));
 - {len(own)} train a model of yours (`--profile own`).
 """
 
@@ -66,6 +68,13 @@ def read_verdict(house: Path, row: str) -> str:
     evidence = read_evidence(file)
     current = is_current(evidence, house / "recipes" / "outcomes" / f"{row}.yaml")
     return evidence.verdict if current else OUT_OF_DATE
+
+
+def link_recipe(house: Path, recipe: Path) -> str:
+    """Return links to a recipe and, if there is one, to its comparison with the paper."""
+    link = f"[{recipe.stem}](../recipes/papers/{recipe.name})"
+    compared = (house / "docs" / "fidelity" / recipe.name).is_file()
+    return f"{link}, [fidelity](fidelity/README.md#{recipe.stem})" if compared else link
 
 
 def describe_outcome(house: Path, row: str) -> str:
