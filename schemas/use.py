@@ -7,7 +7,7 @@ by name (`asks`); only columns that some function requests are computed. `schema
 the signature.
 """
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -99,8 +99,42 @@ class RewardUse(Use):
 class RowFilterUse(Use):
     """Decides for each row whether to keep it."""
 
-    home = ("learning.curation.row_filters", "learning.curation.private_data")
+    home = ("learning.curation.row_filters", "learning.curation.private_data", "learning.curation.language")
     takes = ("row",)
+
+
+class RowScoreUse(Use):
+    """Scores the rows of a block; rows outside of the limits are dropped."""
+
+    home = ("learning.curation.row_scores",)
+    takes = ("rows",)
+    asks = frozenset({"account", "seed"})
+    min: float | None = None
+    """Lowest score that is kept; null: no limit."""
+    max: float | None = None
+    """Highest score that is kept; null: no limit."""
+    min_quantile: float | None = Field(default=None, ge=0, le=1)
+    """Lowest score that is kept, as a quantile of the scores of all rows: 0.1 drops the lowest tenth."""
+    max_quantile: float | None = Field(default=None, ge=0, le=1)
+    """Highest score that is kept, as a quantile of the scores of all rows: 0.9 drops the highest tenth."""
+    unscored: Literal["drop", "keep", "stop"] = "drop"
+    """What happens with a row that has no score, such as one that is too long for the model."""
+
+    @model_validator(mode="after")
+    def refuse_empty_ranges(self) -> Self:
+        """Refuse limits between which there is nothing."""
+        for low, high in (("min", "max"), ("min_quantile", "max_quantile")):
+            least, most = getattr(self, low), getattr(self, high)
+            if least is not None and most is not None and least > most:
+                raise ValueError(f"`{low}` ({least:g}) is above `{high}` ({most:g})")
+        return self
+
+
+class EmbeddingUse(Use):
+    """Maps the rows of a block to vectors whose cosine says how similar two rows are."""
+
+    home = ("learning.curation.embeddings", "learning.curation.model_embeddings")
+    takes = ("rows",)
 
 
 class PromptSamplerUse(Use):

@@ -5,20 +5,27 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from learning.curation.decontamination import Evaluation, drop_contaminated
 from learning.curation.duplicates import drop_exact_duplicates, drop_near_duplicates
 from learning.curation.ledger import Curation, drop_by_length, drop_malformed, open_curation
-from learning.curation.report import summarise, write_report
+from learning.curation.report import CurationCounts, YieldTable, describe_yield, format_yield, summarise, write_report
 from learning.data.expectations import measure_expectations, require_expectations
 from learning.data.messages import unpack_rows
 from learning.data.rows import open_row_writer, read_rows
-from learning.lookup import Bound, bind
+from learning.lookup import Bound, bind, load_optional
+from schemas.base import JsonObject
 from schemas.errors import StepError
 from schemas.stages.curate import Curate, Decontaminate
+from schemas.use import EmbeddingUse
 from tasks.context import Context, Result
+from tasks.remote import SpendingReporter, open_account
+
+if TYPE_CHECKING:
+    from learning.curation.masking import Masked
 
 MEMORY = "2GiB"
 """Memory of DuckDB for ids, keys and reasons; beyond it, DuckDB spills to disk."""
@@ -27,28 +34,109 @@ MEMORY = "2GiB"
 def run(stage: Curate, context: Context) -> Result:
     """Write the kept rows to output `data`, in their order, and the dropped rows with reasons to output `report`.
 
-    Metrics: `rows`, `kept`, `dropped` and `dropped.<reason>`. Raises StepError when no row is left, when the rows
-    have no known type, and when decontamination drops more than `max_dropped`.
+    Metrics: `rows`, `kept`, `dropped` and `dropped.<reason>`; `masked` and `masked.<kind>` if private data is masked.
+    Raises StepError when no row is left, when the rows have no known type, and when decontamination drops more than
+    `max_dropped`.
     """
-    with tempfile.TemporaryDirectory(dir=context.folder, prefix="spill-") as spill:
-        settings = {"num_threads": context.num_threads, "memory_limit": MEMORY, "spill": Path(spill)}
-        with open_curation(context.input("data"), **settings) as rows:
+    with tempfile.TemporaryDirectory(dir=context.folder, prefix="spill-") as name:
+        spill = Path(name)
+        data, masked = mask_private_data(stage, context, spill)
+        settings = {"num_threads": context.num_threads, "memory_limit": MEMORY, "spill": spill}
+        with open_curation(data, **settings) as rows:
             evaluations = find_evaluations(stage.decontaminate, context) if stage.decontaminate else []
+            table = YieldTable(rows)
+            if masked is not None:
+                table.add_changes("mask", masked.rows, masked.spans)
             drop_malformed(rows)
+            table.add("schema", count_details(rows, "malformed"))
             drop_by_length(rows, stage.min_length, stage.max_length)
+            table.add("length")
             if stage.exact_dedup:
                 drop_exact_duplicates(rows)
-            drop_by_quality(rows, stage, context)
+                table.add("exact_dedup")
+            drop_by_quality(rows, stage, context, table)
             if stage.fuzzy_dedup:
                 drop_near_duplicates(rows, **stage.fuzzy_dedup.model_dump(), seed=context.seed)
+                table.add("fuzzy_dedup")
+            drop_by_meaning(rows, stage, context, table)
             if stage.decontaminate:
                 decontaminate(rows, stage.decontaminate, evaluations)
+                table.add("decontaminate")
+            scores = drop_by_models(rows, stage, context, table)
+            topics = choose_diverse(rows, stage, context, table)
             drop_beyond_limit(rows, stage.limit, context.seed)
-            result = write_outputs(rows, evaluations, context)
+            if stage.limit is not None:
+                table.add("limit")
+            result = write_outputs(rows, summarise(rows, evaluations, table, scores, topics), context)
             made, artifact_type = context.output("data"), rows.artifact_type
-            expected = measure_expectations(stage.expect, made, artifact_type, Path(spill), context.num_threads)
+            expected = measure_expectations(stage.expect, made, artifact_type, spill, context.num_threads)
             require_expectations("curate", expected)
-            return replace(result, details={**result.details, "expectations": expected})
+            return replace(
+                result,
+                metrics={**result.metrics, **(masked.metrics if masked else {})},
+                details={**result.details, "expectations": expected},
+            )
+
+
+def mask_private_data(stage: Curate, context: Context, spill: Path) -> "tuple[Path, Masked | None]":
+    """Return the folder of the rows, with private data replaced if the stage says so, and what was replaced."""
+    if stage.mask is None or (mask_rows := load_optional(stage, "mask_rows")) is None:
+        return context.input("data"), None
+    (spill / "masked").mkdir()
+    return spill / "masked", mask_rows(context.input("data"), stage.mask, spill / "masked")
+
+
+def drop_by_meaning(rows: Curation, stage: Curate, context: Context, table: YieldTable) -> None:
+    """Drop rows whose embedding is close to that of an earlier row."""
+    settings, drop_similar = stage.semantic_dedup, load_optional(stage, "drop_similar")
+    if settings is not None and drop_similar is not None:
+        vectors_ND = embed(rows, stage, settings.embedding, "semantic_dedup.embedding", context)
+        drop_similar(rows, settings, vectors_ND, table, context.seed)
+
+
+def drop_by_models(rows: Curation, stage: Curate, context: Context, table: YieldTable) -> list[JsonObject]:
+    """Drop rows by the scores of models; return the distribution of each score."""
+    drop_by_scores = load_optional(stage, "drop_by_scores")
+    if drop_by_scores is None:
+        return []
+    account = open_account(context)
+    spending = SpendingReporter(context, account)
+
+    def report(done: int, total: int) -> None:
+        spending.report()
+        context.progress(done, total)
+
+    return drop_by_scores(
+        rows,
+        stage.scores,
+        table,
+        context.output("report"),
+        inputs=context.inputs,
+        account=account,
+        checkpoints=context.checkpoints,
+        seed=context.seed,
+        size=stage.rows_per_block,
+        num_threads=context.num_threads,
+        on_progress=report,
+    )
+
+
+def choose_diverse(rows: Curation, stage: Curate, context: Context, table: YieldTable) -> list[JsonObject]:
+    """Drop all rows but those that cover the others; return the topics, if there are any."""
+    settings, drop_beyond_diversity = stage.diversity, load_optional(stage, "drop_beyond_diversity")
+    if settings is None or drop_beyond_diversity is None or not rows.kept():
+        return []
+    vectors_ND = embed(rows, stage, settings.embedding, "diversity.embedding", context)
+    return drop_beyond_diversity(rows, settings, vectors_ND, table, context.seed)
+
+
+def embed(rows: Curation, stage: Curate, use: EmbeddingUse, port: str, context: Context) -> np.ndarray:
+    """Return the embeddings (N, D) of the rows that are left."""
+    embed_rows = load_optional(stage, "embed_rows")
+    assert embed_rows is not None
+    return embed_rows(
+        rows, bind(use, port, context.inputs), context.checkpoints, stage.rows_per_block, context.progress
+    )
 
 
 def find_evaluations(settings: Decontaminate, context: Context) -> list[Evaluation]:
@@ -68,7 +156,7 @@ def find_evaluations(settings: Decontaminate, context: Context) -> list[Evaluati
     return evaluations
 
 
-def drop_by_quality(rows: Curation, stage: Curate, context: Context) -> None:
+def drop_by_quality(rows: Curation, stage: Curate, context: Context, table: YieldTable) -> None:
     """Drop the rows that a filter rejects; the report names the first such filter."""
     filters = []
     for i, use in enumerate(stage.filters):
@@ -84,6 +172,15 @@ def drop_by_quality(rows: Curation, stage: Curate, context: Context) -> None:
             if rejecting is not None:
                 dropped.append((number, "quality", rejecting))
         rows.drop(dropped)
+    counts = count_details(rows, "quality")
+    table.add_parts({name: counts.get(name, 0) for name in dict.fromkeys(name for name, _ in filters)})
+
+
+def count_details(rows: Curation, reason: str) -> dict[str, int]:
+    """Return how many rows were dropped for a reason, by the details of it."""
+    return dict(
+        rows.run("select detail, count(*) from dropped where reason = $1 group by detail order by detail", reason)
+    )
 
 
 def describe_filter(bound: Bound, options: Mapping[str, object]) -> str:
@@ -117,9 +214,8 @@ def drop_beyond_limit(rows: Curation, limit: int | None, seed: int) -> None:
         rows.drop_all(left[is_dropped], "limit", f"{limit} of {len(left)} drawn")
 
 
-def write_outputs(rows: Curation, evaluations: list[Evaluation], context: Context) -> Result:
+def write_outputs(rows: Curation, counts: CurationCounts, context: Context) -> Result:
     """Write data and report; raise StepError if no row is left."""
-    counts = summarise(rows, evaluations)
     if counts["rows"] and not counts["kept"]:
         reasons = ", ".join(f"{reason} {number}" for reason, number in counts["dropped"].items() if number)
         raise StepError(f"curate: none of {counts['rows']} rows is left ({reasons})")
@@ -127,6 +223,10 @@ def write_outputs(rows: Curation, evaluations: list[Evaluation], context: Contex
         for block in rows.blocks():
             writer.write(block.drop_columns("row"))
     write_report(rows, counts, context.output("report"))
+    print("\n".join(format_yield(counts["steps"])))
     by_reason = {f"dropped.{reason}": number for reason, number in counts["dropped"].items()}
     dropped = counts["rows"] - counts["kept"]
-    return Result({"rows": counts["rows"], "kept": counts["kept"], "dropped": dropped, **by_reason}, counts)
+    notices = [f"rows left by each step: {describe_yield(counts['steps'])}"] if dropped else []
+    return Result(
+        {"rows": counts["rows"], "kept": counts["kept"], "dropped": dropped, **by_reason}, {**counts}, notices
+    )

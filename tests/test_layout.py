@@ -111,11 +111,13 @@ def test_nothing_of_a_machine_or_registry_is_in_the_repository():
 
 LATE_FOLDERS = {"flows/commands": "a command imports what it runs, so that help and completion start at once"}
 LATE_IMPORTS = {
-    **dict.fromkeys(("torch", "transformers", "ray", "mlflow", "pyarrow", "scipy", "vllm"), "takes long to import"),
+    **dict.fromkeys(
+        ("torch", "transformers", "ray", "mlflow", "pyarrow", "scipy", "sklearn", "vllm"), "takes long to import"
+    ),
     **dict.fromkeys(("dvc", "dvc_data", "reasoning_gym", "sympy", "accelerate"), "takes long to import"),
     **dict.fromkeys(("httpx", "huggingface_hub", "jinja2", "safetensors"), "few commands need it"),
     **dict.fromkeys(
-        ("lm_eval", "datasets", "gymnasium", "textarena"), "optional dependencies that take long to import"
+        ("lm_eval", "datasets", "gymnasium", "py3langid", "textarena"), "optional dependencies that take long to import"
     ),
     "psycopg2": "an optional dependency",
 }

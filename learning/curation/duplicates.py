@@ -86,8 +86,5 @@ def _in_threads(hasher: Hasher, texts: Sequence[str], num_threads: int) -> Itera
 
 def _drop_near(rows: Curation, pairs: list[tuple[int, int, float]]) -> None:
     """Drop rows with the name of the row that each is like."""
-    others = pa.table({"row": pa.array(sorted({other for _, other, _ in pairs}), pa.int64())})
-    rows.connection.register("others", others)
-    names = dict(rows.run("select row, id from texts semi join others using (row)"))
-    rows.connection.unregister("others")
+    names = rows.names({other for _, other, _ in pairs})
     rows.drop([(row, "near_duplicate", f"of {names[other]}, similarity {value:.2f}") for row, other, value in pairs])

@@ -5,7 +5,7 @@ The rows themselves stay in their files: every filter reads them as a stream. Du
 not in `dropped`). `row` is a row's number. While a statement runs over the blocks, `block` is the kept rows of one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,6 +113,13 @@ class Curation:
     def kept(self) -> int:
         """Return rows not dropped so far."""
         return self.run("select count(*) from kept")[0][0]
+
+    def names(self, numbers: Collection[int]) -> dict[int, str]:
+        """Return the ids of rows by their numbers."""
+        self.connection.register("others", pa.table({"row": pa.array(sorted(numbers), pa.int64())}))
+        names = dict(self.run("select row, id from texts semi join others using (row)"))
+        self.connection.unregister("others")
+        return names
 
     def ledger(self) -> pa.RecordBatchReader:
         """Return the row number, id, reason and detail of every dropped row, in order."""

@@ -3,29 +3,33 @@
 import ipaddress
 import json
 import re
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Iterator
 
 from learning.curation.row_filters import Part, get_text
 from learning.data.rows import Row
+from schemas.private_data import Private
 
-Private = Literal["email", "phone", "iban", "card", "ip_address", "key", "token", "password"]
 PATTERNS: dict[Private, re.Pattern[str]] = {
     "email": re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}(?![\w-])"),
     "phone": re.compile(r"(?<![\w.+])\+\d{1,3}(?:[ .-]?\(?\d{1,4}\)?){2,5}(?!\w)"),
     "iban": re.compile(r"(?<!\w)[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?(?!\w)"),
     "card": re.compile(r"(?<![\w.-])\d(?:[ -]?\d){12,18}(?![\w-])"),
     "ip_address": re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])"),
-    "key": re.compile(r"-----BEGIN (?:[A-Z]{1,12} ){0,3}PRIVATE KEY-----"),
+    "key": re.compile(
+        r"-----BEGIN (?:[A-Z]{1,12} ){0,3}PRIVATE KEY-----"
+        r"(?:(?:(?!-----)[\s\S])*-----END (?:[A-Z]{1,12} ){0,3}PRIVATE KEY-----|(?:\s*[A-Za-z0-9+/=\\]{40,})*)"
+    ),
     "token": re.compile(
         r"(?<!\w)(?:hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{36,}|sk-[A-Za-z0-9_-]{20,}|AKIA[0-9A-Z]{16}|"
         r"xox[abprs]-[A-Za-z0-9-]{10,}|AIza[A-Za-z0-9_-]{35}|glpat-[A-Za-z0-9_-]{20,})(?!\w)"
     ),
     "password": re.compile(
-        r"(?i)(?<!\w)(?:password|passwd|api[_-]?key|secret)[\"']?\s{0,4}[=:]\s{0,4}[\"'][^\"'\s]{6,}"
+        r"(?i)(?<!\w)(?:password|passwd|api[_-]?key|secret)[\"']?\s{0,4}[=:]\s{0,4}[\"']"
+        r"(?![\[<{]{1,2}[\w-]{1,40}[\]>}]{1,2}[\"'])(?P<private>[^\"'\s]{6,})"  # no placeholder such as `[PASSWORD]`
     ),
 }
-"""What each kind of private data looks like; numbers are also checked by their own rules."""
+"""What each kind of private data looks like; numbers are also checked by their own rules. The group `private` is the
+part that is private, if it is not all."""
 
 
 def without_private_data(row: Row, *, kinds: list[Private] | None = None, part: Part = "all") -> bool:
@@ -36,12 +40,16 @@ def without_private_data(row: Row, *, kinds: list[Private] | None = None, part: 
     names and street addresses stay.
     """
     text = get_text(row, part)
-    return not any(_find(kind, text) for kind in kinds or PATTERNS)
+    return not any(next(find_spans(kind, text), None) for kind in kinds or PATTERNS)
 
 
-def _find(kind: Private, text: str) -> bool:
+def find_spans(kind: Private, text: str) -> Iterator[tuple[int, int]]:
+    """Yield start and end of each span of private data of a kind, in order."""
     is_valid = CHECKS.get(kind)
-    return any(is_valid is None or is_valid(match[0]) for match in PATTERNS[kind].finditer(text))
+    group = "private" if "private" in PATTERNS[kind].groupindex else 0
+    for match in PATTERNS[kind].finditer(text):
+        if is_valid is None or is_valid(match[0]):
+            yield match.span(group)
 
 
 def _is_card(text: str) -> bool:

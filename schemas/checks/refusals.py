@@ -10,6 +10,7 @@ from schemas.checks.init import check_config
 from schemas.checks.merges import check_merge
 from schemas.checks.patterns import check_patterns
 from schemas.checks.row_order import check_row_order
+from schemas.checks.row_scores import check_row_scores
 from schemas.checks.sanity import check_ranges
 from schemas.checks.training import check_learning_rate, check_training
 from schemas.errors import Problem
@@ -32,6 +33,7 @@ def find_refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Probl
         if len(refused) > MAX_PROBLEMS:
             break
         refused += [*check_endpoints(info), *check_ranges(info), *check_families(info), *check_row_order(info, steps)]
+        refused += check_row_scores(info)
         if isinstance(info.stage, Training):
             refused += check_training(info, info.stage)
             warned += check_learning_rate(info, info.stage, steps)

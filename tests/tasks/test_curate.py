@@ -202,7 +202,10 @@ def test_limit_draws_with_the_seed_and_keeps_the_order(curate):
     assert kept == sorted(kept) != [f"{i:03}" for i in range(10)]
     assert result.metrics == {"rows": 100, "kept": 10, "dropped": 90, "dropped.limit": 90} | {
         f"dropped.{r}": 0
-        for r in ("malformed", "length", "exact_duplicate", "near_duplicate", "quality", "contaminated")
+        for r in (
+            *("malformed", "length", "exact_duplicate", "near_duplicate", "quality", "similar", "contaminated"),
+            *("score", "diversity"),
+        )
     }
     assert set(dropped.values()) == {("limit", "10 of 100 drawn")}
 

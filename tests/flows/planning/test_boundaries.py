@@ -52,6 +52,7 @@ HIDDEN = {
     "schemas.gates": "settings",
     "schemas.learning_rates": "defaults of settings",
     "schemas.modules": "names",
+    "schemas.private_data": "type of an option, in a step that looks for none",
     "schemas.resources": "placement",
     "schemas.row_formats": "a validator of settings, in a step that converts no rows",
     "schemas.row_templates": "a validator of settings, in a step that converts no rows",

@@ -29,7 +29,7 @@ CLEAN = {
     "ip_address": ["127.0.0.1", "192.168.1.7", "1.2.3", "999.1.1.1"],
     "key": ["BEGIN PUBLIC KEY"],
     "token": ["hf_short", "task-" + "a" * 30],
-    "password": ["the password is long", "password = input()"],
+    "password": ["the password is long", "password = input()", "password = '[PASSWORD]'", "secret: '{{your-secret}}'"],
 }
 
 
