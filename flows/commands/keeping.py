@@ -21,17 +21,48 @@ def gc(
         list[str] | None, typer.Option("--give-up", metavar="RUN", help="A run that will not be resumed; or `all`.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Remove it; without this flag, only list it.")] = False,
+    schedule: Annotated[
+        str | None,
+        typer.Option(metavar="CRON|INTERVAL|off", help="Do this on the server of `up` at these times; `off`: no more."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List what can be removed and the disk space that it frees; keep promoted and pinned artifacts and ancestors."""
     if bool(keep) != bool(by):
         raise PlanError("--keep and --by go together: posttrain gc --keep 3 --by accuracy")
+    if schedule is not None:
+        if give_up or as_json:
+            raise PlanError("--schedule takes no --give-up and no --json: runs are given up by hand")
+        console.print(_schedule_gc(schedule, last, keep, by, champions, yes=yes), highlight=False, soft_wrap=True)
+        return
     from flows.history.garbage import Policy, collect_garbage
     from lineage.layout import Layout
 
     collect_garbage(
         Layout.find(), Policy(last, keep, by, champions, tuple(give_up or ())), console, yes=yes, as_json=as_json
     )
+
+
+def _schedule_gc(text: str, last: int, keep: int, by: str, champions: int | None, *, yes: bool) -> str:
+    """Schedule `gc` on Prefect's server; return a line about it. Raise PlanError for other texts than times."""
+    from flows.deployments.deploy import connect_server
+    from flows.history.garbage import Policy
+    from lineage.layout import Layout
+    from schemas.checks.schedule import find_cron_problem
+    from schemas.schedule import INTERVAL, Schedule
+
+    schedule = None
+    if INTERVAL.fullmatch(text):
+        schedule = Schedule(interval=text)
+    elif text != "off":
+        if problem := find_cron_problem(text):
+            raise PlanError(f"--schedule: {problem}; write a cron expression as '0 4 * * 0', an interval as 1d, or off")
+        schedule = Schedule(cron=text)
+    layout = Layout.find()
+    connect_server(layout)
+    from flows.deployments.clearing import put_schedule  # imports prefect, which reads the variables set above
+
+    return put_schedule(layout, schedule, Policy(last, keep, by, champions), remove=yes)
 
 
 def pin(

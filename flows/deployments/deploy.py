@@ -59,12 +59,17 @@ def find_server(layout: Layout) -> str:
     return url
 
 
+def connect_server(layout: Layout) -> None:
+    """Set the variables of the server to deploy to, which Prefect reads when it is imported. Raise PlanError."""
+    os.environ.update(make_prefect_environment(layout) | {"PREFECT_API_URL": find_server(layout)})
+
+
 def _deploy_to_server(made: list[Deployable], layout: Layout, *, prune: bool) -> Iterator[str]:
     """Create or update the deployments in turn; yield a line for each.
 
     With `prune`, those of this checkout whose recipe is gone are removed; without it they are listed.
     """
-    os.environ.update(make_prefect_environment(layout) | {"PREFECT_API_URL": find_server(layout)})
+    connect_server(layout)
     # imports prefect, which reads the variables set above
     from flows.deployments.prefect_deployments import ensure_pool, find_vanished, put_deployment
 

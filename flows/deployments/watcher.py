@@ -1,4 +1,4 @@
-"""Start deployed recipes when their watched sources change, and mark their dead flow runs."""
+"""Start deployed recipes when their watched sources change, mark their dead flow runs, and watch the registry."""
 
 import contextlib
 import signal
@@ -12,10 +12,12 @@ from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.responses import DeploymentResponse
+from prefect.events import emit_event
 from prefect.states import Scheduled
 
 from flows.deployments.dead_runs import MESSAGE, mark_crashed
 from flows.deployments.prefect_deployments import list_deployments
+from flows.deployments.registry_watch import EVENT, Receivers, RegistryWatch
 from flows.deployments.watching import Change, Watch
 from lineage.audit.log import append
 from lineage.layout import Layout
@@ -38,18 +40,21 @@ class Watcher:
     def __init__(self, layout: Layout, say: Callable[[str], None]):
         self.layout, self.say = layout, say
         self.watches: dict[UUID, Watch] = {}
+        self.registry = RegistryWatch(layout, _emit_registry_event, say)
+        self.receivers: Receivers = {}
         self.printed: dict[str, str] = {}
         """Current errors by their source; each is printed once."""
 
     def refresh(self, client: SyncPrefectClient) -> None:
         """Read the deployments and what their recipes watch now; mark flow runs that died."""
         watches = {}
+        receivers: Receivers = {}
         ours = list_deployments(client, self.layout)
         for run in mark_crashed(client, [deployment.id for deployment in ours]):
             append(self.layout, "flow run found dead", flow_run=str(run.id), name=run.name)
             self.say(f"{run.name}: {MESSAGE}")
         for deployment in ours:
-            schedule, file = self._schedule(deployment)
+            schedule, file = self._schedule(deployment, receivers)
             if schedule is None or not schedule.active or deployment.paused or not schedule.on_change:
                 continue
             before = self.watches.get(deployment.id)
@@ -57,13 +62,15 @@ class Watcher:
                 before = self._watch(deployment, schedule, file)
                 self.say(f"{deployment.name}: waits for changes of {', '.join(schedule.on_change)}")
             watches[deployment.id] = before
-        self.watches = watches
+        self.watches, self.receivers = watches, receivers
 
     def look(self, client: SyncPrefectClient) -> None:
         """Check every source once and start the recipes of what changed."""
         for deployment, watch in self.watches.items():
             with self.forgiving(watch.file.stem):
                 watch.look(partial(self._start, client, deployment))
+        with self.forgiving("registry"):
+            self.registry.look(self.receivers)
 
     def _watch(self, deployment: DeploymentResponse, schedule: Schedule, file: Path) -> Watch:
         folders = tuple(dict.fromkeys((file.parent, self.layout.root)))
@@ -74,10 +81,16 @@ class Watcher:
             partial(digest_source, layout=self.layout, folders=folders),
         )
 
-    def _schedule(self, deployment: DeploymentResponse) -> tuple[Schedule | None, Path]:
+    def _schedule(
+        self, deployment: DeploymentResponse, receivers: Receivers | None = None
+    ) -> tuple[Schedule | None, Path]:
+        """Return schedule and file of a deployment's recipe, and add where its messages go to `receivers`."""
         file = (self.layout.root / deployment.parameters["recipe"]).resolve()
         with self.forgiving(deployment.name):
-            return load_recipe(file).head.schedule, file
+            recipe = load_recipe(file)
+            if receivers is not None and recipe.head.promote is not None:
+                receivers.setdefault(recipe.head.promote.name or recipe.name, []).extend(recipe.head.notify)
+            return recipe.head.schedule, file
         watch = self.watches.get(deployment.id)
         return (Schedule(on_change=list(watch.sources)) if watch else None), file
 
@@ -108,6 +121,11 @@ class Watcher:
             if self.printed.get(who) != message:
                 self.say(f"{who}: {message}")
             self.printed[who] = message
+
+
+def _emit_registry_event(name: str, lines: list[str]) -> None:
+    resource = {"prefect.resource.id": f"posttrain.registered-model.{name}", "prefect.resource.name": name}
+    emit_event(EVENT, resource, payload={"changes": lines})
 
 
 def main() -> None:
