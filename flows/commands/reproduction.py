@@ -1,6 +1,7 @@
 """Commands to compare runs and to lock recipes."""
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -25,6 +26,20 @@ def diff(
         print(json.dumps(difference.as_json(), indent=1))
     else:
         console.print(render(difference))
+
+
+def compare(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs, as for `diff`; the first is the base.")],
+    html: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = Path("comparison.html"),
+) -> None:
+    """Write a page that compares runs: settings that differ, evaluations with intervals, cost."""
+    from flows.history.comparison import write_comparison
+    from flows.runs.lookup import find_run
+    from lineage.layout import Layout
+
+    layout = Layout.find()
+    write_comparison(layout, [find_run(run, layout) for run in runs], html)
+    console.print(f"wrote {html}", highlight=False, markup=False, soft_wrap=True)
 
 
 def lock(

@@ -30,6 +30,15 @@ def write_report(
 
     `states` are the steps' last events ({state, seconds, reason}); a step without one is pending.
     """
+    html = render_page("report.html.j2", collect_content(plan, states, manifests, layout, run))
+    file = layout.run(run) / FILE
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(html, encoding="utf-8")
+    return file
+
+
+def render_page(template: str, content: JsonObject) -> str:
+    """Return a page of this folder as HTML; texts in `content` are escaped."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -38,11 +47,7 @@ def write_report(
         lstrip_blocks=True,
     )
     environment.filters |= {"number": format_number, "duration": format_duration, "size": format_size}
-    html = environment.get_template("report.html.j2").render(collect_content(plan, states, manifests, layout, run))
-    file = layout.run(run) / FILE
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(html, encoding="utf-8")
-    return file
+    return environment.get_template(template).render(content)
 
 
 def collect_content(
