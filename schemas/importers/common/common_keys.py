@@ -2,7 +2,7 @@
 
 from schemas.importers.known_keys.trees import spread
 
-TRACKING = "MLflow and the report get all metrics"
+TRACKING = "MLflow and the report get all metrics; `track: [wandb]` and others as well"
 FOLDERS = "every step has its own folder: `posttrain path STEP`"
 SPEED = "changes speed or memory, not the result"
 LOADING = "rows are read as a stream; nothing to set"
@@ -68,7 +68,7 @@ save_first_step keep_last_n_checkpoints checkpointing_steps enable_jit_checkpoin
         """
 local_rank use_cpu no_cuda device_map num_processes num_machines ray_num_workers use_ray master_addr master_port
 accelerate_config ray_run_name standalone nnodes nproc_per_node node_rank rdzv_* active main_process_port
-config_file machine_rank main_process_ip multi_gpu use_deepspeed deepspeed_hostfile
+config_file machine_rank main_process_ip multi_gpu use_deepspeed deepspeed_hostfile deepspeed_config_file
 """,
     ),
     **dict.fromkeys(["resume_from_checkpoint", "auto_resume_from_checkpoints", "ignore_data_skip"], RESUME),

@@ -128,7 +128,9 @@ def map_evaluation(stage: StageDraft, share: str, steps: str = "eval_steps", pat
             stage.put("validation_fraction", 0.0, f"no {share}")
         elif own:
             leaves.state_default(share, 0, f"{own}: a reward model is measured on held-out pairs")
-    held_out = bool(stage.get("validation_fraction", type_default(stage, "validation_fraction")))
+    held_out = "validation" in stage.lines or bool(
+        stage.get("validation_fraction", type_default(stage, "validation_fraction"))
+    )
     every = leaves.get(steps)
     if held_out and every is not None and str(every).replace(".", "", 1).isdigit() and float(every) >= 1:
         stage.copy(steps, "eval_steps", whole)

@@ -8,14 +8,16 @@ from schemas.importers.common.references import refer
 
 Reward = JsonObject
 THINK = "(?s)<think>.+?</think>.*"
+MATHEMATICS: Reward = {"use": "mathematics.equal"}
+EQUAL = "compares values of numbers and lists, else texts; math_verify also simplifies expressions"
 BUILT_IN: dict[str, tuple[Reward, str]] = {
-    "accuracy_reward": ({"use": "answers.boxed"}, "compares \\boxed{…} with `answer`; TRL compares by math_verify"),
-    "reasoning_accuracy_reward": ({"use": "answers.boxed"}, "compares \\boxed{…} with `answer`"),
+    "accuracy_reward": (dict(MATHEMATICS), EQUAL),
+    "reasoning_accuracy_reward": (dict(MATHEMATICS), EQUAL),
     "think_format_reward": ({"use": "formats.matches", "pattern": THINK}, "the same format"),
-    "accuracy": ({"use": "answers.boxed"}, "compares \\boxed{…} with `answer`"),
+    "accuracy": (dict(MATHEMATICS), EQUAL),
     "format": ({"use": "formats.matches", "pattern": THINK}, "<think>…</think> before the answer"),
     "gsm8k": ({"use": "answers.exact", "marker": "####"}, "the text after #### is the answer"),
-    "math": ({"use": "answers.boxed"}, "compares \\boxed{…} with `answer`"),
+    "math": (dict(MATHEMATICS), EQUAL),
     "countdown": ({"use": "answers.scored"}, "reasoning-gym's verifier"),
 }
 """Functions of TRL, verl and oumi: posttrain's, and how they differ."""

@@ -6,6 +6,7 @@ KEYS = list_keys(
     {
         "": """
 activation_checkpointing_mode activation_checkpointing_modules activation_memory_budget active_sampling add_bos
+mixed_precision deepspeed_config_file
 additional_model_arguments additive_format_reward advantage_normalization_type alpha apply_evolving_rubric_reward
 apply_r1_style_format_reward apply_verifiable_reward async_steps attn_implementation auto_vocab_size backend_timeout
 batch_size beaker_dataset_id_urls beaker_dataset_ids beaker_experiment_url beaker_node_hostname beaker_workload_id

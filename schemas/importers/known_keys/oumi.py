@@ -6,6 +6,7 @@ KEYS = list_keys(
     {
         "data.test": """
 collator_kwargs collator_name datasets mixture_strategy pack seed stream target_col train_target use_torchdata
+use_async_dataset
 """,
         "data.test.datasets.*": """
 dataset_kwargs dataset_name dataset_path mixture_proportion sample_count seed shuffle shuffle_buffer_size split subset
@@ -14,6 +15,7 @@ transform_num_workers trust_remote_code
         "data.test.datasets.*.dataset_kwargs": "**",
         "data.train": """
 collator_kwargs collator_name datasets mixture_strategy pack seed stream target_col train_target use_torchdata
+use_async_dataset
 """,
         "data.train.datasets.*": """
 dataset_kwargs dataset_name dataset_path mixture_proportion sample_count seed shuffle shuffle_buffer_size split subset
@@ -22,6 +24,7 @@ transform_num_workers trust_remote_code
         "data.train.datasets.*.dataset_kwargs": "**",
         "data.validation": """
 collator_kwargs collator_name datasets mixture_strategy pack seed stream target_col train_target use_torchdata
+use_async_dataset
 """,
         "data.validation.datasets.*": """
 dataset_kwargs dataset_name dataset_path mixture_proportion sample_count seed shuffle shuffle_buffer_size split subset

@@ -6,6 +6,7 @@ KEYS = list_keys(
     {
         "": """
 accelerate_config activation_offloading assistant_only_loss attn_implementation base_model_attribute_name beta
+dataset_prompt_column system_prompt
 bnb_4bit_quant_storage bnb_4bit_quant_type cache_implementation cast_lm_head_to_fp32 center_rewards_coefficient
 chars_per_token chat_template_kwargs chat_template_path completion_only_loss config dataset_config dataset_kwargs
 dataset_mixer dataset_name dataset_num_proc dataset_streaming dataset_test_split dataset_text_field

@@ -82,9 +82,18 @@ def convert(job: Job) -> None:
     map_quantisation(stage, ("load_in_8bit",))
     map_reporting(stage)
     if kind != "rl":
-        map_evaluation(stage, "val_set_size", "eval_steps", "early_stopping_patience")
+        _map_held_out(job, stage)
     map_group(job, stage, ("fsdp", "fsdp_config", "fsdp_version", "fsdp_final_state_dict_type"), ("deepspeed",))
     map_seed(job, "seed", 42)
+
+
+def _map_held_out(job: Job, stage: StageDraft) -> None:
+    """Map the rows to evaluate on, their own or a share of the data, and the interval of evaluations."""
+    if stage.kind == "sft":
+        listed = enumerate(_list(job.leaves.get("test_datasets")))
+        sources = [map_source(job, stage, f"test_datasets.{i}") for i, _ in listed]
+        put_sources(stage, "validation", [source for source in sources if source], "test_datasets")
+    map_evaluation(stage, "val_set_size", "eval_steps", "early_stopping_patience")
 
 
 def _list(value: Any) -> list[Any]:

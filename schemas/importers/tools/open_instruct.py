@@ -64,6 +64,9 @@ def convert(job: Job) -> None:
         leaves.unsupported("dpo_gamma_beta_ratio", "set `gamma` of the loss simpo")
         leaves.harmless("dpo_use_paged_optimizer", "`optim: adamw_8bit` saves memory")
     stage.put("bf16", True, "computes in bfloat16")
+    if leaves.get("mixed_precision") == "bf16":
+        leaves.mapped("mixed_precision", f"{stage.name}.bf16")
+    leaves.unsupported("mixed_precision", "the recipe computes in bfloat16: `bf16: true`")
     map_adapters(stage, LORA, bool(leaves.get("use_lora")), "use_lora")
     leaves.account("use_lora", "mapped", f"{stage.name}.use_peft")
     map_quantisation(stage, ("use_qlora",))

@@ -133,7 +133,7 @@ def _map_data(job: Job, stage: StageDraft, port: str) -> None:
     put_sources(stage, port, sources, "data.train.datasets")
     if stage.kind == "sft":
         stage.copy(f"{at}.pack", "packing", flag)
-    for key in ("stream", "seed", "use_torchdata", "mixture_strategy", "target_col"):
+    for key in ("stream", "seed", "use_torchdata", "use_async_dataset", "mixture_strategy", "target_col"):
         leaves.harmless(f"{at}.{key}", LOADING)
 
 

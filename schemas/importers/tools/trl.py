@@ -54,7 +54,13 @@ def convert(job: Job) -> None:
     kind = TRAINERS[trainer]
     stage = job.draft.stage(trainer, kind)
     map_model(job, stage, "model_name_or_path", "model_revision")
-    put_sources(stage, "prompts" if kind == "rl" else "data", map_data(job, stage), "dataset_name")
+    sources = map_data(job, stage)
+    if isinstance(column := leaves.get("dataset_prompt_column"), str):
+        for source in sources:
+            source["columns"] = {"prompt": column}
+        leaves.mapped("dataset_prompt_column", f"{stage.name}.prompts.columns.prompt")
+    stage.copy("system_prompt", "system_prompt", str)
+    put_sources(stage, "prompts" if kind == "rl" else "data", sources, "dataset_name")
     map_optimisation(stage, Names(rate=RATES[trainer]))
     if kind == "rl":
         map_rl(job, stage, "", "per_device_train_batch_size", "num_train_epochs", is_rloo=trainer == "rloo")

@@ -139,3 +139,19 @@ def test_a_script_is_parsed_and_never_run(tmp_path):
     assert keys["actor_rollout_ref.rollout.n"].value == 4
     assert keys["trainer.total_training_steps"].value == 9
     assert not (tmp_path / "ran").exists()
+
+
+def test_evaluation_rows_of_axolotl_are_evaluated_on(tmp_path):
+    held_out = {"test_datasets": [{"path": "eval.jsonl", "ds_type": "json", "split": "train", "type": "chat_template"}]}
+    stage, notes = convert(AXOLOTL | held_out | {"eval_steps": 5}, "axolotl", tmp_path)
+    assert stage["validation"] == {"from": "path:./eval.jsonl", "format": "messages"}
+    assert (stage["eval_steps"], "validation_fraction" in stage) == (5, False)
+    assert notes["test_datasets.0.path"].status == "mapped"
+
+
+def test_rewards_prompts_and_system_prompt_of_open_r1_are_kept(tmp_path):
+    more = {"reward_funcs": ["accuracy"], "dataset_prompt_column": "problem", "system_prompt": "Think.", "max_steps": 3}
+    stage, _ = convert(TRL | more, "trl:grpo", tmp_path)
+    assert stage["rewards"] == [{"use": "mathematics.equal"}]
+    assert stage["prompts"] == {"from": "hub:org/data", "columns": {"prompt": "problem"}}
+    assert stage["system_prompt"] == "Think."
