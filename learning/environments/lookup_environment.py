@@ -13,7 +13,10 @@ def build_environment(use: EnvUse, inputs: Mapping[str, Path], port: str = "env"
     """Return the environment that a recipe names. Raise StepError if there is none.
 
     The other keys of `use` are the options of its constructor; functions that they name are bound, and references are
-    folders: `inputs` has them by path below `port`.
+    folders: `inputs` has them by path below `port`. One that ends and scores its episodes itself gets `max_turns`.
     """
-    environment: Any = find(use)
-    return environment(**bound_options(environment.__init__, use, port, inputs))
+    kind: Any = find(use)
+    environment = kind(**bound_options(kind.__init__, use, port, inputs))
+    if hasattr(environment, "limit_turns"):
+        environment.limit_turns(use.max_turns)
+    return environment

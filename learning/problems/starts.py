@@ -22,9 +22,14 @@ def starts(
 ) -> list[Row]:
     """Return starts of an environment that has them, such as `gymnasium`: `instruction`, then what is seen first.
 
-    `env` is the environment as in the stages that play it. Starts of `train` and `test` are reset with different seeds.
+    `env` is the environment as in the stages that play it. Starts of `train` and `test` are reset with different seeds;
+    those of an environment with data sets of its own, such as `verifiers`, are the problems there.
     """
     environment: Any = build_environment(env, {})
+    if hasattr(environment, "list_starts"):
+        if instruction:
+            raise StepError(f"problems starts: the problems of environment {env.use} take no `instruction`")
+        return environment.list_starts(size, split, seed)
     if not hasattr(environment, "show_start"):
         raise StepError(f"problems starts: environment {env.use} has no starts of its own; name its own problems")
     rows: list[Row] = []

@@ -8,6 +8,7 @@ A request is two frames, a JSON header and the texts of one row; an answer is on
 
 import copy
 import gc
+import importlib
 import json
 import os
 import random
@@ -35,6 +36,7 @@ from learning.sandbox.filters import compiled, machine
 from learning.sandbox.process import readable
 from schemas.base import JsonObject
 from schemas.errors import StepError
+from schemas.package import import_path
 
 MEMORY = 512 * 2**20
 """Bytes of memory that a child may use in addition to those of the server."""
@@ -55,6 +57,8 @@ class Request:
     row: JsonObject
     sizes: list[int]
     """Bytes of each text."""
+    scorer: str | None = None
+    """The class that scores instead of the row's verifier."""
     texts: bytes = b""
 
 
@@ -121,7 +125,7 @@ class Server:
     def begin(self, request: Request) -> None:
         """Generate the problem and fork a child that reads the texts."""
         try:
-            source, entry = problem(**request.row)
+            source, entry = problem(**request.row) if request.scorer is None else prepare(request.scorer, request.row)
         except StepError as error:
             self.answer(request.number, error=str(error))
             return
@@ -207,6 +211,18 @@ def problem(**row: Any) -> tuple[Any, JsonObject]:
     source, entry = gym.entry_of(row)
     warm_up(type(source).score_answer, source, entry)
     return source, entry
+
+
+def prepare(scorer: str, row: JsonObject) -> tuple[Any, JsonObject]:
+    """Return a scorer that code of posttrain names, and the entry that it scores texts of a row with."""
+    return load_scorer(scorer), {"answer": row["answer"], "metadata": {}}
+
+
+@lru_cache(maxsize=8)
+def load_scorer(name: str) -> Any:
+    """Return an object of a class, `package.module:Class`."""
+    module, _, kind = name.partition(":")
+    return getattr(importlib.import_module(import_path(module)), kind)()
 
 
 warm: set[Any] = set()

@@ -61,3 +61,20 @@ def styled(row: Row, rng: np.random.Generator, *, styles: list[str], error_rate:
 def one_of(row: Row, rng: np.random.Generator, *, texts: Annotated[list[str], Field(min_length=1)]) -> str:
     """Write one of `texts`, each equally often."""
     return texts[int(rng.integers(len(texts)))]
+
+
+def one_shown(row: Row, rng: np.random.Generator, *, pattern: str) -> str:
+    """Write a text that matches `pattern` in the last line of the prompt that has any: a legal move that a game lists.
+
+    Each match is written equally often, or the group of the pattern if it has one. Raise StepError if nothing matches.
+    """
+    form = Pattern(pattern)
+    for message in reversed(row["prompt"]):
+        for line in reversed(str(message["content"]).splitlines()):
+            matches: list[str] = []
+            while match := form.search(line):
+                matches.append(match[1] if form.groups else match[0])
+                line = line[max(1, match.end()) :]
+            if matches:
+                return matches[int(rng.integers(len(matches)))]
+    raise StepError(f"teacher one_shown: row {row['id']}: nothing in its prompt matches {pattern!r}")

@@ -39,8 +39,8 @@ from schemas.use import RewardUse
 from tests.conftest import small_policy
 from tests.security.hostile import LONGEST, enormous, hostile
 
-VERIFIERS = {"answers.scored"}
-"""Fuzzed family by family with the verifiers."""
+VERIFIERS = {"answers.scored", "computer_algebra.math_verify"}
+"""Read texts in the sandbox alone: fuzzed with the verifiers, and by the tests of the reward."""
 SECONDS = 20.0
 """Of this process's time for all hostile completions together; they take a hundredth of it for most rewards."""
 SLOW = pytest.mark.slow

@@ -77,9 +77,58 @@ def test_starts_of_the_splits_differ():
     [
         ({"id": "GuesTheNumber-v0"}, "no game `GuesTheNumber-v0`; did you mean `GuessTheNumber-v0`"),
         ({"kwargs": {"colour": "red"}}, "GuessTheNumber-v0 cannot be made: TypeError"),
-        ({"id": "TicTacToe-v0"}, "is no game for one player"),
+        ({"id": "TicTacToe-v0"}, "is no game for one player; give an `opponent`"),
+        ({"player": 1}, "`player: 1` needs an `opponent`"),
     ],
 )
 def test_a_wrong_recipe_is_refused_by_name(more, message):
     with pytest.raises(StepError, match=message):
         make(**more)
+
+
+LEGAL = {"use": "one_shown", "pattern": r"'(\[\d\])'"}
+
+
+def play_against(player, seed, opponent=LEGAL):
+    """A game of tic-tac-toe in which the model takes the first square that the game lists."""
+    environment = make(id="TicTacToe-v0", opponent=opponent, player=player)
+    play = environment.begin({"id": "a", "metadata": json.dumps({"start": 3})}, seed)
+    seen = [play.shown]
+    while True:
+        outcome = play.step(re.findall(r"\[\d\]", seen[-1].splitlines()[-1])[0])
+        seen.append(outcome.observation)
+        if outcome.done:
+            return seen, outcome, play.game.state.game_state["board"]
+
+
+@pytest.mark.parametrize(("player", "mark"), [(0, "O"), (1, "X")])
+def test_a_game_for_two_is_played_against_a_scripted_opponent_and_pays_the_models_side(player, mark):
+    rewards = set()
+    for seed in range(8):
+        seen, outcome, board = play_against(player, seed)
+        assert f"You are Player {player} in Tic Tac Toe" in seen[0]
+        assert ("Player 0 placed" in seen[0]) == bool(player)
+        assert outcome.ok
+        lines = [
+            *board,
+            *zip(*board, strict=True),
+            [board[i][i] for i in range(3)],
+            [board[i][2 - i] for i in range(3)],
+        ]
+        winners = {line[0] for line in map(list, lines) if line[0] and len(set(line)) == 1}
+        assert outcome.reward == (0 if not winners else 1 if winners == {mark} else -1)
+        rewards.add(outcome.reward)
+        assert play_against(player, seed)[0] == seen
+    assert {1, -1} <= rewards
+    starts = {play_against(player, seed)[0][0] for seed in range(4)}
+    assert len(starts) == 1, "what is seen first is the start's alone"
+
+
+def test_an_opponent_that_plays_illegally_loses():
+    seen, outcome, _ = play_against(0, 0, {"use": "one_of", "texts": ["[9]"]})
+    assert (len(seen), outcome.reward, outcome.ok) == (2, 1.0, True)
+
+
+def test_a_teacher_without_a_move_to_choose_from_ends_the_step():
+    with pytest.raises(StepError, match=r"teacher one_shown: row TicTacToe-v0: nothing in its prompt matches 'no'"):
+        play_against(0, 0, {"use": "one_shown", "pattern": "no"})
