@@ -43,7 +43,7 @@ def run(stage: Data, context: Context) -> Result:
         if not any(source.kept for source in sources):
             raise StepError(f"data: none of {sum(source.read for source in sources)} rows is left")
         kept = [source.kept for source in sources]
-        left = np.setdiff1d(list_converted(converted, stage.emit), repeated, assume_unique=True)
+        left = list_converted(converted, stage.emit, sum(source.read for source in sources), repeated)
         if any(source.during for source in stage.sources):
             segments = count_segments(stage, count_usable(stage, kept))
             chosen = np.sum(segments, 0).tolist()

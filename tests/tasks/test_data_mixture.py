@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from learning.data.rows import read_rows
-from learning.data.sources.mixture import choose_rows, count_chosen
+from learning.data.sources.mixture import choose_rows, count_chosen, draw_rows
+from learning.data.sources.shares import choose_index_type
 from learning.models.policy import load_policy
 from schemas.stages.data import Data
 from schemas.stages.sft import Sft
@@ -61,6 +62,14 @@ def test_rows_are_drawn_evenly_and_with_the_seed():
     assert (choose_rows(source, 10, 23, (0, 1)) == times).all()
     draws = np.array([choose_rows(source, 10, 3, (seed, 0)) for seed in range(2000)]).mean(0)
     assert np.abs(draws - 0.3).max() < 4 * np.sqrt(0.3 * 0.7 / 2000)
+
+
+def test_rows_have_the_order_of_a_permutation_in_numbers_of_four_bytes():
+    drawn = draw_rows(stage_of({"max_rows": 700}).sources[0], 1000, 1500, (3, 1))
+    order = np.random.default_rng([3, 1]).permutation(1000)[:700]
+    assert drawn.tolist() == [*order, *order, *order[:100]]
+    assert drawn.dtype == np.uint32
+    assert [choose_index_type(count) for count in (2**32, 2**32 + 1)] == [np.uint32, np.int64]
 
 
 def test_a_mixture_has_ids_of_its_own_names_and_a_record(tmp_path):

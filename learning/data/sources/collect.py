@@ -12,13 +12,16 @@ from learning.data.rows import SCHEMAS, Row
 from learning.data.shards import ShardWriter, find_shards, scan_shards
 from learning.data.sources.dropped import DroppedRows
 from learning.data.sources.records import Record
+from learning.data.sources.shares import choose_index_type
 from learning.data.sources.source_rows import SourceRows
 from schemas.row_formats import Emit
 
 PIECE = 1024
 """Rows that become Arrow together."""
-MEMORY = "512MiB"
+MEMORY = "128MiB"
 """Memory of DuckDB while it looks for ids that are there twice; beyond it, DuckDB spills to disk."""
+MOST_THREADS = 4
+"""Threads that fit into that memory: each needs some 30 MB."""
 PLACES = [pa.field("file", pa.string()), pa.field("number", pa.int64()), pa.field("read", pa.int64())]
 """Columns of the rows on disk beside their own: file, number in the file, and number among all rows."""
 COPY = "#"
@@ -59,7 +62,7 @@ def _make_batches(
 def find_repeated(folder: Path, spill: Path, num_threads: int) -> np.ndarray:
     """Return the numbers of rows in `folder` whose id an earlier row has, sorted."""
     files = [str(path) for path in find_shards(folder)]
-    config = {"threads": num_threads, "memory_limit": MEMORY, "temp_directory": str(spill)}
+    config = {"threads": min(num_threads, MOST_THREADS), "memory_limit": MEMORY, "temp_directory": str(spill)}
     offline = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
     with duckdb.connect(":memory:", config={**config, **offline}) as connection:
         repeated = connection.execute(
@@ -108,10 +111,12 @@ def scan_converted(folder: Path, emit: Emit) -> Iterator[pa.RecordBatch]:
     yield from _scan(folder, emit, [*SCHEMAS[emit].names, "read"])
 
 
-def list_converted(folder: Path, emit: Emit) -> np.ndarray:
-    """Return the numbers of the rows on disk, in order."""
-    parts = [batch.column("read").to_numpy() for batch in _scan(folder, emit, ["read"])]
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+def list_converted(folder: Path, emit: Emit, count: int, repeated: np.ndarray) -> np.ndarray:
+    """Return the numbers of the rows on disk, of `count` that were read, without the `repeated` ones, in order."""
+    kind = choose_index_type(count)
+    parts = [batch.column("read").to_numpy().astype(kind) for batch in _scan(folder, emit, ["read"])]
+    numbers = np.concatenate(parts) if parts else np.empty(0, kind)
+    return numbers[~np.isin(numbers, repeated)] if len(repeated) else numbers
 
 
 def _scan(folder: Path, emit: Emit, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from learning.data.sources.shares import divide
+from learning.data.sources.shares import choose_index_type, divide
 from schemas.errors import StepError
 from schemas.stages.data import Data, Source
 
@@ -49,8 +49,9 @@ def choose_rows(source: Source, kept: int, count: int, seed: Sequence[int]) -> n
 
 def draw_rows(source: Source, kept: int, count: int, seed: Sequence[int]) -> np.ndarray:
     """Return `count` of the rows that fit, in random order; a row comes again only after all others that may come."""
-    order = np.random.default_rng(list(seed)).permutation(kept)[: min(kept, source.max_rows or kept)]
-    return np.tile(order, -(-count // len(order)))[:count]
+    numbers = np.arange(kept, dtype=choose_index_type(kept))  # all types are shuffled into the same order
+    order = np.random.default_rng(list(seed)).permutation(numbers)[: min(kept, source.max_rows or kept)]
+    return order[:count] if count <= len(order) else np.tile(order, -(-count // len(order)))[:count]
 
 
 def name_sources(stage: Data, stems: Sequence[str | None]) -> list[str]:

@@ -10,3 +10,8 @@ def divide(shares: np.ndarray, total: int) -> list[int]:
     order = np.argsort(-(exact - counts), kind="stable")
     counts[order[: total - int(counts.sum())]] += 1
     return counts.tolist()
+
+
+def choose_index_type(count: int) -> type[np.integer]:
+    """Return the smaller type that numbers `count` rows: 4 bytes per row in place of 8, up to 4 billion rows."""
+    return np.uint32 if count <= 2**32 else np.int64
