@@ -57,6 +57,9 @@ def make_evidence_page(results: list[Evidence], recipes: Path) -> str:
         verdict = describe_verdict(one, recipes / f"{one.id}.yaml")
         cells = [f"[{one.id}](#{one.id})", pair, one.outcome.metric, write_interval(one), str(len(one.seeds)), verdict]
         lines.append(write_row(cells))
+    known = {one.id for one in results}
+    if missing := [file.stem for file in sorted(recipes.glob("*.yaml")) if file.stem not in known]:
+        lines += ["", f"Declared and not measured yet: {', '.join(missing)}."]
     for one in results:
         lines += ["", *make_section(one, recipes / f"{one.id}.yaml")]
     return "\n".join(lines) + "\n"

@@ -52,6 +52,12 @@ def test_a_page_without_results_has_an_empty_table(tmp_path):
     assert page.rstrip().endswith("|---|---|---|---|---|---|")
 
 
+def test_outcomes_that_are_declared_and_not_measured_are_named(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.yaml").touch()
+    assert make_evidence_page([], tmp_path).rstrip().endswith("Declared and not measured yet: one, two.")
+
+
 def test_the_axis_has_round_numbers_and_ends_lie_on_it():
     scale = Scale([-0.03, 0.11])
     assert [round(tick, 6) for tick in scale.list_ticks()] == [0.0, 0.05, 0.1]
