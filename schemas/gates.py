@@ -56,7 +56,7 @@ class Gate(Schema):
 
     approvers: list[str] = []
     """With `on_fail: approve`: accounts of the operating system that may decide, with `posttrain approve` only, and not
-    about a run that they started. Empty: anyone."""
+    about a run that they started. Empty: those of the recipe (`approvers:` at its top), else anyone."""
 
     @model_validator(mode="after")
     def check_bounds(self) -> Self:

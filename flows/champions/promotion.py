@@ -104,7 +104,7 @@ def promote_step(
         differences, evidence = _find_changes(layout, gate, model)
         if differences and not approve:
             raise OverriddenGate(differences)
-        answered = {"approved_by": who or audit_log.current_user(), "why": why.strip(), "changes": differences}
+        answered = {"approved_by": audit_log.name_person(who), "why": why.strip(), "changes": differences}
         return evidence | ({"override": answered} if differences else {})
 
     evidence = collect_evidence(layout, gate, model, output, approved)

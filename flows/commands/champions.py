@@ -21,7 +21,8 @@ def promote(
     ] = False,
     why: Annotated[str, typer.Option(help="With --approve-override: the reason, recorded in the history.")] = "",
     who: Annotated[
-        str | None, typer.Option(help="Person who answers; default: POSTTRAIN_USER, or the current user.")
+        str | None,
+        typer.Option(help="Person who answers, a claim of the account; default: POSTTRAIN_USER, or the account."),
     ] = None,
 ) -> None:
     """Make a model champion; an earlier evaluation whose gates it passed is required."""

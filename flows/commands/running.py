@@ -93,7 +93,8 @@ def approve(
     ],
     reason: Annotated[str, typer.Option(help="Reason; recorded in the lineage of later steps.")],
     name: Annotated[
-        str | None, typer.Option(help="Person who decides; default: POSTTRAIN_USER, or the current user.")
+        str | None,
+        typer.Option(help="Person who decides, a claim of the account; default: POSTTRAIN_USER, or the account."),
     ] = None,
 ) -> None:
     """Decide about a gate with `on_fail: approve`. A waiting run continues by itself; resume one that has ended."""

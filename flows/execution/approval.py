@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
-from flows.execution.approvers import COMMAND_LINE, read_account, verify_approver
+from flows.execution.approvers import COMMAND_LINE, verify_approver
 from flows.execution.execute import Execution
 from flows.execution.gates import GateState, judge_gates
 from flows.execution.run_log import read_plan
@@ -123,6 +123,7 @@ class ApprovalQueue:
 
         answer = None if is_over() else self.pause(question, is_over)
         if answer is not None and not is_over():
+            answer = replace(answer, name=f"{answer.name} (claimed in Prefect's form)")
             record_answer(
                 layout, self.execution.run, question.step, question.manifest, question.gate, answer, "prefect"
             )
@@ -176,9 +177,9 @@ def decide_gates(
         raise PlanError(f"no gate of {step_name} can be {settled}; see: posttrain status {run}")
     for gate in gates:
         verify_approver(layout, run, step.settings["gate"][gate.index].get("approvers") or [], name)
-    if any(step.settings["gate"][gate.index].get("approvers") for gate in gates):
-        name = read_account()
-    answer = PersonalDecision(choice, name or audit_log.current_user(), reason.strip())
+    needs_account = any(step.settings["gate"][gate.index].get("approvers") for gate in gates)
+    person = audit_log.read_account() if needs_account else audit_log.name_person(name)
+    answer = PersonalDecision(choice, person, reason.strip())
     for gate in gates:
         entry = record_answer(layout, run, step, manifest, gate, answer, COMMAND_LINE)
         console.print(

@@ -1,11 +1,10 @@
 """Who may decide about a gate with `approvers`: accounts of the operating system, but not the one of the run."""
 
-import os
-import pwd
 from collections.abc import Iterable
 
 from lineage.audit.approvals import DecisionRecord
 from lineage.audit.chain import read_chain
+from lineage.audit.log import read_account
 from lineage.layout import Layout
 from schemas.errors import PlanError
 
@@ -13,16 +12,8 @@ COMMAND_LINE = "command line"
 """Where a decision must be made: Prefect's form takes any name."""
 
 
-def read_account() -> str:
-    """Return the account of this process; POSTTRAIN_USER is ignored, because anyone can set it."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a container's user without a name
-        return f"uid {os.getuid()}"
-
-
 def read_starter(layout: Layout, run: str) -> str | None:
-    """Return who started a run, by the audit log."""
+    """Return the account that started a run, by the audit log."""
     started = (entry for entry in read_chain(layout).entries if entry["action"] == "run started")
     return next((entry["who"] for entry in started if entry["facts"].get("run") == run), None)
 

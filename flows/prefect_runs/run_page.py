@@ -128,8 +128,12 @@ def describe_outcome(states: Mapping[str, StepState]) -> str:
 
 
 def _format_metrics(state: StepState) -> str:
+    """Return the first metrics of a step; those of an evaluation have the names of their models."""
     metrics = state.manifest.metrics if state.manifest else {}
-    numbers = [f"{name} {format_number(value)}" for name, value in metrics.items() if is_number(value)]
+    bare = {row["metric"] for row in read_scores(state.manifest)}
+    numbers = [
+        f"{name} {format_number(value)}" for name, value in metrics.items() if is_number(value) and name not in bare
+    ]
     return ", ".join(numbers[:4])
 
 

@@ -172,20 +172,39 @@ def _make_entry(key: Signer, last: Entry | None, action: str, facts: JsonObject)
     entry = {
         "action": action,
         "at": datetime.now(UTC).isoformat(),
-        "facts": _as_json(facts),
+        "facts": _as_json(facts) | ({"claimed": claimed} if (claimed := _read_claimed_name()) else {}),
         "number": last["number"] + 1 if last else 1,
         "previous": last["hash"] if last else FIRST,
-        "who": current_user(),
+        "who": read_account(),
     }
     digest = hash_entry(entry)
     signature = EntrySignature(keyid=key.name, sig=key.sign(digest.encode()).hex())
     return cast(Entry, {**entry, "hash": digest, "signature": signature})
 
 
-def current_user() -> str:
-    """Return POSTTRAIN_USER, else the user of the operating system."""
-    if named := os.environ.get("POSTTRAIN_USER"):
-        return named
+def name_person(name: str | None = None) -> str:
+    """Return who acts as records show it: the account, or another name as one that the account claims.
+
+    The other name is `name`, else POSTTRAIN_USER: anyone can set them.
+    """
+    account, claimed = read_account(), name or _read_claimed_name()
+    return f"{claimed} (claimed by {account})" if claimed and claimed != account else account
+
+
+def describe_author(entry: Entry) -> str:
+    """Return who wrote an entry: the account, and the name that it claims."""
+    claimed = entry["facts"].get("claimed") if isinstance(entry["facts"], dict) else None
+    return f"{claimed} (claimed by {entry['who']})" if claimed else str(entry["who"])
+
+
+def _read_claimed_name() -> str | None:
+    """Return POSTTRAIN_USER if it names another person than the account."""
+    named = os.environ.get("POSTTRAIN_USER")
+    return named if named and named != read_account() else None
+
+
+def read_account() -> str:
+    """Return the account of this process in the operating system."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # a container's user without a name

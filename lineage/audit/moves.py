@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal, cast
 
 from lineage.audit.chain import MOVES, Chain, find_signature_problem, read_unbroken_chain
-from lineage.audit.log import Entry, parse_entry
+from lineage.audit.log import Entry, describe_author, parse_entry
 from lineage.keys import Ed25519PublicKey, load_trusted_keys
 from lineage.layout import Layout
 from schemas.base import JsonObject
@@ -106,7 +106,7 @@ def parse_move(entry: Entry) -> Move | None:
         digest=facts["digest"],
         output=facts["output"],
         when=str(entry["at"])[:19] + "+00:00",
-        who=str(entry["who"]),
+        who=describe_author(entry),
         evidence=facts["evidence"],
         after=None if after is None else str(after),
         entry=entry,

@@ -7,7 +7,7 @@ from urllib.parse import quote
 from prov.constants import PROV, PROV_LABEL
 from prov.model import PROV_ROLE, PROV_TYPE, Namespace, ProvDocument
 
-from lineage.audit.log import read_entries
+from lineage.audit.log import describe_author, read_entries
 from lineage.exports.scope import collect_scope, end_time
 from lineage.layout import Layout
 from lineage.records import GivenRecord, Record
@@ -25,7 +25,7 @@ def make_prov_document(layout: Layout, word: str) -> ProvDocument:
     document = ProvDocument()
     document.add_namespace(NAMESPACE)
     document.agent(SOFTWARE, {PROV_TYPE: PROV["SoftwareAgent"]})
-    people = {e["facts"]["run"]: e["who"] for e in read_entries(layout) if e["action"] == "run started"}
+    people = {e["facts"]["run"]: describe_author(e) for e in read_entries(layout) if e["action"] == "run started"}
     for run in sorted({record["run"] for record in scope.records}):
         _add_run(document, run, people.get(run))
     for record in scope.records:

@@ -10,22 +10,44 @@ FIRST = ("reward", "loss", "entropy", "accuracy", "kl", "learning_rate")
 AXES = frozenset({"step", "time"})
 MOST = 60
 """Most charts of a step."""
-WIDTH, HEIGHT, PAD = 260, 96, 6
+WIDTH, HEIGHT = 320, 140
+LEFT, RIGHT, TOP, BOTTOM = 58, 12, 8, 32
+"""Pixels between the chart's border and its axes: room for the numbers at the ticks."""
+TICKS = 3
+"""Ticks of the vertical axis."""
 POINTS = 240
+UNITS = (
+    ("_per_second", "1/s"),
+    ("seconds", "s"),
+    ("entropy", "nats"),
+    ("kl", "nats"),
+    ("length", "tokens"),
+    ("memory", "bytes"),
+)
+"""Ends of the names of series to their units; other series are ratios, or in a unit of the recipe."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A place on an axis, in pixels, and the number there."""
+
+    at: float
+    value: float
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One series: the chart's path, its range, and where it began and ended."""
+    """One series: the chart's path and axes, and the values with which it began and ended."""
 
     name: str
     path: str
-    low: float
-    high: float
+    unit: str
+    """Unit of the values; empty for ratios and for what has a unit of the recipe."""
+    across: tuple[Tick, ...]
+    """Ticks of the horizontal axis, whose unit is the step."""
+    up: tuple[Tick, ...]
     first: float
     last: float
-    first_step: float
-    last_step: float
 
 
 def read_curves(file: Path) -> list[Curve]:
@@ -50,9 +72,23 @@ def _draw_curve(name: str, points: list[tuple[float, float]]) -> Curve:
     xs, ys = [x for x, _ in means], [y for _, y in means]
     low, high = min(ys), max(ys)
     across, up = max(xs) - min(xs) or 1.0, high - low or 1.0
-    places = [
-        (PAD + (x - min(xs)) / across * (WIDTH - 2 * PAD), HEIGHT - PAD - (y - low) / up * (HEIGHT - 2 * PAD))
-        for x, y in means
-    ]
-    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-    return Curve(name, path, low, high, points[0][1], points[-1][1], points[0][0], points[-1][0])
+
+    def place_x(x: float) -> float:
+        return round(LEFT + (x - min(xs)) / across * (WIDTH - LEFT - RIGHT), 1)
+
+    def place_y(y: float) -> float:
+        return round(HEIGHT - BOTTOM - (y - low) / up * (HEIGHT - TOP - BOTTOM), 1)
+
+    path = "M" + "L".join(f"{place_x(x)} {place_y(y)}" for x, y in means)
+    values = [low + (high - low) * i / (TICKS - 1) for i in range(TICKS)] if high > low else [low]
+    steps = dict.fromkeys((points[0][0], points[-1][0]))
+    ends = dict(zip(steps, (min(xs), max(xs)), strict=False))
+    return Curve(
+        name,
+        path,
+        next((unit for end, unit in UNITS if name.partition("/")[0].endswith(end)), ""),
+        tuple(Tick(place_x(ends[step]), step) for step in steps),
+        tuple(Tick(place_y(value), value) for value in values),
+        points[0][1],
+        points[-1][1],
+    )

@@ -30,6 +30,7 @@ from schemas.source.validation import convert_errors, find_coercions, follow_pat
 from schemas.source.variables import Scope, resolve_vars, substitute
 from schemas.stages.base import BaseStage
 from schemas.stages.merge import Merge
+from schemas.steps.approvers import add_approvers
 from schemas.steps.decontamination import complete_decontamination
 from schemas.steps.gate_baselines import resolve_baselines
 from schemas.steps.learning_rates import complete_learning_rates
@@ -77,6 +78,9 @@ class Head(Schema):
     """Webhooks that receive messages about runs; not part of any key."""
     track: list[Tracker] = ["mlflow"]
     """Trackers that record runs, in the state folder; not part of any key. Without `mlflow`, runs are not in MLflow."""
+    approvers: list[str] = []
+    """Accounts of the operating system that may decide about gates with `on_fail: approve` which name none, with
+    `posttrain approve` only, and not about a run that they started; not part of any key. Empty: anyone."""
     endpoints: dict[str, Endpoint] = {}
     """OpenAI-compatible servers, by the names that stages use: `endpoint: teacher`."""
     stages: JsonObject = Field(min_length=1)
@@ -202,7 +206,7 @@ def _load_checked(
         mark = follow_path(root, "budget.money").where
         problems.append(Problem(mark.file, mark.line, mark.column, "budget.money", MONEY_NEEDS_PRICES))
     infos = resolve_baselines(complete_decontamination(infos, problems), problems)
-    steps = check_graph(infos, problems)
+    steps = check_graph(add_approvers(infos, head.approvers), problems)
     _raise_problems(problems)
     if any(is_source(node) for node in root.value["stages"].value.values()):
         steps = leave_out_unneeded(steps)

@@ -139,3 +139,15 @@ def test_families_follow_the_metric_and_policies_are_no_question():
     gate = {"min": 1, "on_fail": "branch", "branch": ["x"], "approve_within": 5.0}
     assert strip_policy({"gate": [gate], "k": 1}) == {"gate": [{"min": 1}], "k": 1}
     assert strip_policy({"gate": {"use": "f"}}) == {"gate": {"use": "f"}}
+
+
+def test_the_approvers_of_a_recipe_decide_where_a_gate_names_none(tmp_path):
+    gates = "[{min: 0.5, on_fail: approve}, {min: 0.6, on_fail: approve, approvers: [eve]}, {min: 0.1}]"
+    text = RECIPE.replace("GATE", gates).replace("MODELS", "tuned: tuned").replace("OPTIONS", "limit: 20")
+    (tmp_path / "recipe.yaml").write_text(text)
+    before = load_recipe(tmp_path / "recipe.yaml").settings("check")
+    (tmp_path / "recipe.yaml").write_text(f"approvers: [ada, grace]{text}")
+    after = load_recipe(tmp_path / "recipe.yaml").settings("check")
+    assert [gate["approvers"] for gate in before["gate"]] == [[], ["eve"], []]
+    assert [gate["approvers"] for gate in after["gate"]] == [["ada", "grace"], ["eve"], []]
+    assert strip_policy(before) == strip_policy(after)

@@ -217,7 +217,7 @@ def test_the_story_of_an_override(lab):
     assert output.startswith("champion of chat: none → version 1, two")
     entry = [e for e in audit_log.read_entries(lab.layout) if e["action"] == "promote"][-1]
     assert entry["facts"]["evidence"]["override"] == {
-        "approved_by": "Grace",
+        "approved_by": audit_log.name_person("Grace"),
         "why": "the exam is new",
         "changes": ["stages.exam.gate.0.min: 0.5 → 0.0"],
     }

@@ -16,6 +16,7 @@ from lineage.artifacts.store import Store
 from lineage.audit import log as audit_log
 from lineage.audit.approvals import append_decision
 from lineage.audit.chain import find_signature_problem
+from lineage.audit.log import read_account
 from lineage.digests import digest_of
 from lineage.layout import Layout
 from lineage.registry.champions import find_champion, read_standing
@@ -124,7 +125,7 @@ def test_the_story_of_a_champion(lab):
         "gates": [exam.details["gates"][0]["text"]],
         "committed": {"version": "not under version control", "digest": digest_of(plan.resolved), "edited": []},
     }
-    assert now.by.who == "ada"
+    assert now.by.who == f"ada (claimed by {read_account()})"
     output = f"champion of chat unchanged: exam made two ({two.key[:12]}) champion before, on {now.since[:10]}"
     assert output in lab.run()  # all there: nothing moves
 

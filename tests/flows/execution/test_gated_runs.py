@@ -1,7 +1,6 @@
 """Gates that branch and gates that ask people, through real evaluations of a model that knows nothing."""
 
 import os
-import pwd
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +42,7 @@ FURTHER_STAGES = """\
   final: {kind: python, function: "lab:note", inputs: {x: repair | polish}}
   aside: {kind: python, function: {use: "lab:note", text: aside}, inputs: {model: base}}
 """
+ACCOUNT = audit_log.read_account()
 BRANCH = "on_fail: branch, branch: [repair]"
 
 
@@ -128,17 +128,21 @@ def test_a_gate_waits_for_a_person_and_never_asks_the_same_again(lab):
     assert (states(outcome)["aside"], outcome.exit_code) == ("done", 2)
     called = CliRunner().invoke(app, ["approve", outcome.run, "check", "--approve", "--reason", "only a rehearsal"])
     assert called.exit_code == 0, called.output
-    assert "approved by ada" in called.stdout
+    assert "approved by ada (claimed by " in called.stdout
     console = Console(record=True, width=200)
     resumed = run_plan(read_plan(lab.layout, outcome.run), lab.layout, executor="inprocess", run=outcome.run)
     assert (resumed.exit_code, resumed.states["polish"].state) == (0, "done")
     again = go(plan, lab.layout)
     assert (again.exit_code, set(states(again).values())) == (0, {"cached"})
     (kept,) = read_decisions(lab.layout, plan.step("check").key)
-    assert (kept["decision"], kept["name"], kept["reason"]) == ("approve", "ada", "only a rehearsal")
+    assert (kept["decision"], kept["name"], kept["reason"]) == (
+        "approve",
+        f"ada (claimed by {ACCOUNT})",
+        "only a rehearsal",
+    )
     assert "wanted >= 0.9" in kept["text"]
     (entry,) = [e for e in audit_log.read_entries(lab.layout) if e["action"] == "approve"]
-    assert (entry["who"], entry["facts"]["key"]) == ("ada", plan.step("check").key)
+    assert (entry["who"], entry["facts"]["key"]) == (ACCOUNT, plan.step("check").key)
     assert kept["audit"] == audit_log.anchor_of(entry)
     with pytest.raises(PlanError, match="no gate of check can be approved"):
         decide_gates(lab.layout, outcome.run, "check", "approve", "twice", None, console)
@@ -147,30 +151,41 @@ def test_a_gate_waits_for_a_person_and_never_asks_the_same_again(lab):
     manifests = {name: s.manifest for name, s in again.states.items() if s.manifest}
     (shown,) = collect_gate_rows(plan, manifests, lab.layout)
     assert (shown["outcome"], shown["good"]) == ("failed, approved", True)
-    assert shown["texts"][1].startswith("approved by ada at 20")
+    assert shown["texts"][1].startswith(f"approved by ada (claimed by {ACCOUNT}) at 20")
     # Second thoughts count, and both decisions stay.
     decide_gates(lab.layout, outcome.run, "check", "reject", "seen the samples", "bob", console)
     rejected = go(plan, lab.layout)
     assert (rejected.exit_code, rejected.states["polish"].state) == (2, "blocked")
-    assert "rejected by bob" in rejected.states["check"].gates[0].text
+    assert f"rejected by bob (claimed by {ACCOUNT})" in rejected.states["check"].gates[0].text
     assert [d["decision"] for d in read_decisions(lab.layout, plan.step("check").key)] == ["approve", "reject"]
     assert explain_plan(plan, lab.layout)["check"][0] == "HIT"
 
 
+def test_a_claimed_name_is_no_approver(lab):
+    """A name that was given before the gate had approvers does not count as the account of that name."""
+    plan, console = lab("min: 0.9, on_fail: approve"), Console()
+    outcome = go(plan, lab.layout)
+    decide_gates(lab.layout, outcome.run, "check", "approve", "looks good", "grace", console)
+    strict = lab("min: 0.9, on_fail: approve, approvers: [grace]").step("check")
+    manifest = outcome.states["check"].manifest
+    assert [state.verdict for state in judge_gates(strict, manifest, lab.layout)] == ["waiting"]
+
+
 def test_only_approvers_decide_and_not_about_their_own_run(lab, monkeypatch):
     """Four eyes: accounts of the operating system, whatever name is given."""
-    account, console = pwd.getpwuid(os.getuid()).pw_name, Console()
+    account, console = ACCOUNT, Console()
     plan = lab(f"min: 0.9, on_fail: approve, approvers: [{account}, grace]")
     assert plan.step("check").key == lab("min: 0.9, on_fail: approve").step("check").key
-    monkeypatch.setenv("POSTTRAIN_USER", account)
+    monkeypatch.setenv("POSTTRAIN_USER", "grace")  # a name that anyone can set
     mine = go(plan, lab.layout)
     with pytest.raises(PlanError, match=f"{account} started run {mine.run}; another approver decides: grace"):
         decide_gates(lab.layout, mine.run, "check", "approve", "looks good", None, console)
     others = go(lab("min: 0.9, on_fail: approve, approvers: [grace]"), lab.layout)
-    monkeypatch.setenv("POSTTRAIN_USER", "grace")
     with pytest.raises(PlanError, match=f"{account} is not among the gate's `approvers`: grace"):
         decide_gates(lab.layout, others.run, "check", "approve", "looks good", None, console)
-    theirs = go(plan, lab.layout)  # started as grace
+    with monkeypatch.context() as grace:
+        grace.setattr("lineage.audit.log.read_account", lambda: "grace")
+        theirs = go(plan, lab.layout)
     with pytest.raises(PlanError, match="leave out --name bob"):
         decide_gates(lab.layout, theirs.run, "check", "approve", "looks good", "bob", console)
     step, manifest = plan.step("check"), theirs.states["check"].manifest

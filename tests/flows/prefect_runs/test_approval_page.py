@@ -103,7 +103,7 @@ def test_a_run_pauses_shows_its_evidence_and_resumes_when_the_form_is_sent(check
     (kept,) = read_decisions(made.layout, file.stem)
     assert (kept["decision"], kept["name"], kept["reason"], kept["via"]) == (
         "approve",
-        "Grace",
+        "Grace (claimed in Prefect's form)",
         "only a rehearsal",
         "prefect",
     )

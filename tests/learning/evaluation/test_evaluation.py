@@ -16,7 +16,7 @@ FAMILIES = ["sums"] * 20 + ["words"] * 20
 
 
 def stage(**more):
-    return Evaluate(kind="evaluate", models={"old": "a", "new": "b"}, prompts="p", **more)
+    return Evaluate(kind="evaluate", prompts="p", **{"models": {"old": "a", "new": "b"}, **more})
 
 
 def line(lines, model, family, metric="accuracy"):
@@ -46,6 +46,14 @@ def test_comparison_is_paired():
     assert (comparison["model"], comparison["against"], comparison["value"], comparison["n"]) == ("new", "old", 0.5, 40)
     assert comparison["p_value"] == pytest.approx(2 / 2**20)
     assert 0.3 < comparison["low"] < 0.5 < comparison["high"] < 0.7
+
+
+def test_every_model_is_compared_with_the_first_and_with_the_one_before_it():
+    models = {"base": OLD, "tuned": NEW, "better": OLD}
+    made = stage(models=dict.fromkeys(models, "m"))
+    lines = [line for line in make_comparisons(made, Scores(models, FAMILIES), 0) if line["family"] == "all"]
+    pairs = {(line["model"], line["against"]): line["value"] for line in lines}
+    assert pairs == {("tuned", "base"): 0.5, ("better", "tuned"): -0.5, ("better", "base"): 0.0}
 
 
 @pytest.mark.parametrize(

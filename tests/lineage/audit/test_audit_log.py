@@ -11,7 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from lineage.audit.log import append, current_user, hash_entry, head_file, log_file, read_entries, read_latest_anchor
+from lineage.audit.log import (
+    append,
+    describe_author,
+    hash_entry,
+    head_file,
+    log_file,
+    name_person,
+    read_account,
+    read_entries,
+    read_latest_anchor,
+)
 from lineage.keys import load_signer
 from lineage.layout import Layout
 from lineage.verification.audit_check import check_audit
@@ -74,15 +84,18 @@ def test_an_entry_says_who_and_when_and_follows_the_one_before(log, monkeypatch)
     monkeypatch.setenv("POSTTRAIN_USER", "ada")
     entry = append(log, "approved", why="because", ratio=float("nan"), file=Path("a/b"))
     before = list(read_entries(log))[-2]
-    assert (entry["who"], entry["number"], entry["previous"]) == ("ada", 7, before["hash"])
-    assert entry["facts"] == {"why": "because", "ratio": "nan", "file": "a/b"}
+    assert (entry["who"], entry["number"], entry["previous"]) == (read_account(), 7, before["hash"])
+    assert entry["facts"] == {"why": "because", "ratio": "nan", "file": "a/b", "claimed": "ada"}
+    assert describe_author(entry) == name_person() == f"ada (claimed by {read_account()})"
+    assert name_person("bob") == f"bob (claimed by {read_account()})"
     assert entry["at"].endswith("+00:00")
     six = {k: entry[k] for k in ("action", "at", "facts", "number", "previous", "who")}
     body = json.dumps(six, sort_keys=True, separators=(",", ":")).encode()
     assert entry["hash"] == hashlib.sha256(body).hexdigest()
     assert read_latest_anchor(log) == {"number": 7, "hash": entry["hash"]}
     monkeypatch.delenv("POSTTRAIN_USER")
-    assert current_user() != "ada"
+    assert name_person() == name_person(read_account()) == read_account()
+    assert "claimed" not in append(log, "approved")["facts"]
 
 
 def test_a_flipped_byte_anywhere_is_named_with_its_line(log):

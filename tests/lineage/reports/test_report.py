@@ -196,7 +196,7 @@ def test_all_states_and_numbers_are_there_and_every_tag_is_closed(page):
         "eeeeeeeeeeee",
         "0 → 1",
         "c0ffeec0ffee + changes",
-        "steps 0 to 99",
+        "99 step",
         "1 + 2 =",
         "run-7",
     ):
@@ -247,8 +247,19 @@ def test_long_curves_are_averaged_and_keep_their_ends(tmp_path):
     file.write_text("".join(json.dumps({"step": i, "loss": i % 2}) + "\n" for i in range(1000)))
     (curve,) = read_curves(file)
     assert (curve.first, curve.last) == (0, 1)
-    assert (curve.first_step, curve.last_step) == (0, 999)
+    assert [tick.value for tick in curve.across] == [0, 999]
     assert curve.path.count("L") == 199  # groups of five
-    assert curve.low == pytest.approx(0.4)
-    assert curve.high == pytest.approx(0.6)
+    assert [tick.value for tick in curve.up] == pytest.approx([0.4, 0.5, 0.6])
     assert read_curves(tmp_path / "none") == []
+
+
+def test_axes_have_ticks_where_the_curve_is(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    lines = [{"step": i, "entropy": 2.0 + i, "reward": 0.5, "tokens_per_second": 10 * i} for i in (1, 2, 5)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    reward, entropy, speed = read_curves(file)
+    assert [curve.unit for curve in (reward, entropy, speed)] == ["", "nats", "1/s"]
+    assert [(tick.value, tick.at) for tick in entropy.up] == [(3.0, 108.0), (5.0, 58.0), (7.0, 8.0)]
+    assert [(tick.value, tick.at) for tick in entropy.across] == [(1, 58.0), (5, 308.0)]
+    assert entropy.path == "M58.0 108.0L120.5 83.0L308.0 8.0"
+    assert [tick.value for tick in reward.up] == [0.5]
