@@ -140,7 +140,7 @@ class EmbeddingUse(Use):
 class PromptSamplerUse(Use):
     """Chooses the prompts of an iteration, the number of completions of each, and their sampling settings."""
 
-    home = ("learning.collection.prompt_samplers", "learning.toy_tasks.cooperation")
+    home = ("learning.collection.prompt_samplers", "learning.collection.cooperation")
     asks = frozenset({"rows", "num_groups", "n", "seed", "step", "rng", "state", "history", "metrics"})
 
 
@@ -175,7 +175,7 @@ class LogitsProcessorUse(Use):
 class ResampleUse(Use):
     """Drops scored completions, and requests further ones."""
 
-    home = ("learning.collection.resampling", "learning.toy_tasks.tracing")
+    home = ("learning.collection.resampling", "learning.collection.program_traces", "learning.toy_tasks.tracing")
     asks = SAMPLES | {"num_groups", "round", "seed"}
 
 

@@ -6,14 +6,14 @@ Answers are compared in the normal form of `answers.exact`. A completion without
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
 from learning.data.rows import Row
 from learning.lookup import Inner, RewardFunction
-from learning.rewards.answers import extract_final_answer, normalise_answer
+from learning.rewards.answers import extract_final_answer, find_boxed, find_last_number, normalise_answer
 from learning.rewards.composite import score_selected
 from learning.samples.engine_protocol import Sampling
 from learning.sampling.sampler import Sampler
@@ -22,6 +22,8 @@ from schemas.errors import StepError
 from schemas.references import PolicyRef
 
 Share = Annotated[float, Field(ge=0, le=1)]
+Where = Literal["whole", "number", "boxed"]
+"""Where a completion has its answer: as a whole or after the marker, its last number, its last `\\boxed{…}`."""
 
 
 def majority(
@@ -31,15 +33,17 @@ def majority(
     *,
     marker: str | None = None,
     ignore_case: bool = False,
+    where: Where = "whole",
     unlabelled_only: bool = False,
     min_share: Share = 0.0,
 ) -> list[float | None]:
     """Majority vote: 1 if the answer is the most frequent of its group, else 0 (TTRL, Zuo et al. 2025).
 
-    `marker` and `ignore_case` are those of `answers.exact`. With `unlabelled_only` rows with an answer are not scored.
+    `marker` and `ignore_case` are those of `answers.exact`; `where` is `number` for the last number of a completion,
+    `boxed` for its last box. With `unlabelled_only` rows with an answer are not scored.
     A group whose winner has less than `min_share` of the completions cannot be scored.
     """
-    answers = [parse_answer(text, marker, ignore_case) for text in completions]
+    answers = [parse_answer(text, marker, ignore_case, where) for text in completions]
     scores = _score_elected(answers, [1.0] * len(answers), groups, min_share)
     return [None if unlabelled_only and row["answer"] is not None else s for row, s in zip(rows, scores, strict=True)]
 
@@ -51,6 +55,7 @@ def weighted(
     by: RewardFunction,
     marker: str | None = None,
     ignore_case: bool = False,
+    where: Where = "whole",
     min_share: Share = 0.0,
 ) -> list[float | None]:
     """Weighted vote: as `consensus.majority`, with votes weighted by the reward `by` (0 if it cannot score).
@@ -63,7 +68,9 @@ def weighted(
         raise StepError(
             f"reward consensus.weighted: {weighting.bound.name} gives a negative weight; use a reward of 0 or more"
         )
-    return _score_elected([parse_answer(text, marker, ignore_case) for text in completions], weights, groups, min_share)
+    return _score_elected(
+        [parse_answer(text, marker, ignore_case, where) for text in completions], weights, groups, min_share
+    )
 
 
 def crowd(
@@ -76,6 +83,7 @@ def crowd(
     others: Annotated[list[PolicyRef], Field(min_length=1)],
     marker: str | None = None,
     ignore_case: bool = False,
+    where: Where = "whole",
 ) -> list[float | None]:
     """Vote of several models: 1 if the answer is elected, with votes weighted by self-consistency (RLCCF 2025).
 
@@ -84,7 +92,7 @@ def crowd(
     """
     members = _map_members(groups)
     firsts = {group: rows[places[0]]["prompt"] for group, places in members.items()}
-    own_answers = [parse_answer(text, marker, ignore_case) for text in completions]
+    own_answers = [parse_answer(text, marker, ignore_case, where) for text in completions]
     answers_of = {group: [[own_answers[i] for i in places]] for group, places in members.items()}
     sampling = Sampling(sampler.sampling.temperature, sampler.sampling.max_new_tokens)
     for folder in others:
@@ -92,7 +100,7 @@ def crowd(
             chosen = [group for group, places in members.items() if len(places) == size]
             answers = replies(guest(folder), [firsts[g] for g in chosen], n=size, sampling=sampling, rng=rng)
             for group, texts in zip(chosen, answers, strict=True):
-                answers_of[group].append([parse_answer(text, marker, ignore_case) for text in texts or []])
+                answers_of[group].append([parse_answer(text, marker, ignore_case, where) for text in texts or []])
     labels = {group: elect(count_weighted_votes(of_models)) for group, of_models in answers_of.items()}
     return [None if labels[g] is None else float(labels[g] == a) for g, a in zip(groups, own_answers, strict=True)]
 
@@ -117,9 +125,11 @@ def elect(votes: Mapping[Hashable, float]) -> Hashable | None:
     return next((answer for answer, count in votes.items() if count == top and count > 0), None)
 
 
-def parse_answer(completion: str, marker: str | None, ignore_case: bool) -> Hashable | None:
+def parse_answer(completion: str, marker: str | None, ignore_case: bool, where: Where = "whole") -> Hashable | None:
     """Return the final answer in normal form; None without one."""
-    answer = extract_final_answer(completion, marker)
+    if where == "number":
+        return find_last_number(completion)
+    answer = extract_final_answer(completion, marker) if where == "whole" else find_boxed(completion)
     return None if answer is None or not answer.strip() else normalise_answer(answer, ignore_case)
 
 

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from learning.data.rows import read_rows
 from learning.rewards.answers import normalise_answer
-from learning.rewards.consensus import count_weighted_votes, elect, parse_answer
+from learning.rewards.consensus import Where, count_weighted_votes, elect, parse_answer
 from learning.samples.engine_protocol import Sampling
 from learning.sampling.verdicts import guest, replies
 from schemas.errors import StepError
@@ -25,6 +25,7 @@ def group_vote(
     temperature: Annotated[float, Field(gt=0)] = 1.0,
     max_completion_length: Annotated[int, Field(ge=1)] = 64,
     marker: str | None = None,
+    where: Where = "whole",
 ) -> dict[str, float]:
     """Accuracy of the models' joint vote (RLCCF 2025), and of each model's own majority, on problems with answers.
 
@@ -41,9 +42,14 @@ def group_vote(
         replied = replies(guest(folder), [r["prompt"] for r in rows], n=num_generations, sampling=sampling, rng=rng)
         if any(texts is None for texts in replied):
             raise StepError("group_vote: a prompt leaves a model no room; lower max_completion_length")
-        answers.append([[parse_answer(text, marker, False) for text in texts or []] for texts in replied])
+        answers.append([[parse_answer(text, marker, False, where) for text in texts or []] for texts in replied])
         context.progress(number + 1, len(models))
-    true_answers = [normalise_answer(row["answer"], False) for row in rows]
+    true_answers = [
+        parse_answer(row["answer"], None, False, "number")
+        if where == "number"
+        else normalise_answer(row["answer"], False)
+        for row in rows
+    ]
     together = [elect(count_weighted_votes(of_models)) for of_models in zip(*answers, strict=True)]
     votes_by_id = {row["id"]: None if vote is None else str(vote) for row, vote in zip(rows, together, strict=True)}
     (context.output("result") / "votes.json").write_text(json.dumps(votes_by_id, indent=1, sort_keys=True) + "\n")

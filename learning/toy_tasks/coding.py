@@ -12,7 +12,8 @@ import numpy as np
 from pydantic import Field
 
 from learning.data.rows import Row
-from learning.toy_tasks.execution import Value, evaluate, execute
+from learning.sandbox.programs import parse_literal, trace_variables
+from learning.toy_tasks.execution import LanguageError, ProgramError, Value, evaluate, execute
 from learning.toy_tasks.rows import Size, Split, TestShare, draw_rows, hash_text, is_in_split, make_row
 
 LIST_STEPS = {
@@ -113,7 +114,14 @@ def state_row(program: str, inputs: Inputs, problem: str) -> Row:
     Raise ProgramError if the program fails.
     """
     text = f"{program} | {_listed(inputs)}"
-    states = execute(program, inputs)
+    try:
+        states = execute(program, inputs)
+    except LanguageError as error:
+        traced = trace_variables(program, variables=inputs)
+        values = {name: parse_literal(text) for name, text in (traced or {}).items()}
+        states = {name: value[0] for name, value in values.items() if value is not None}
+        if not states or any(type(value) is not int for value in states.values()):
+            raise ProgramError(f"{error}, and Python finds no whole numbers in it") from error
     return {
         "id": f"states-{hash_text(text)}",
         "prompt": [{"role": "user", "content": text}],

@@ -57,6 +57,10 @@ class ProgramError(Exception):
     """A text is not a program, or a program fails."""
 
 
+class LanguageError(ProgramError):
+    """A program has what this small language lacks, such as a loop; Python itself may run it."""
+
+
 def evaluate(text: str, inputs: Mapping[str, Value]) -> Value:
     """Return the value of an expression; raise ProgramError if it fails."""
     return _guarded(lambda: _Run(inputs).value(_parsed(text, "eval").body))
@@ -116,7 +120,7 @@ class _Run:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value):
                     self.names[name] = defined[name] = self.value(value)
                 case _:
-                    raise ProgramError("not an assignment to a variable")
+                    raise LanguageError("not an assignment to a variable")
         if not defined:
             raise ProgramError("defines nothing")
         return defined
@@ -160,7 +164,7 @@ class _Run:
                 return FUNCTIONS[name](*(self.value(arg) for arg in args))
             case ast.ListComp(generators=[ast.comprehension() as loop], elt=item):
                 return self._comprehended(loop, item)
-        raise ProgramError("not of this small language")
+        raise LanguageError("not of this small language")
 
     @staticmethod
     def _combined(how: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
@@ -171,7 +175,7 @@ class _Run:
 
     def _comprehended(self, loop: ast.comprehension, item: ast.expr) -> list[Any]:
         if not isinstance(loop.target, ast.Name) or loop.is_async:
-            raise ProgramError("not of this small language")
+            raise LanguageError("not of this small language")
         name, outer, values = loop.target.id, dict(self.names), []
         for value in self.value(loop.iter):
             self.names[name] = value

@@ -8,6 +8,7 @@ paragraph that begins with `Not shown:`. Both are read as text: nothing of their
 """
 
 import ast
+import json
 import re
 from pathlib import Path
 
@@ -51,12 +52,15 @@ def count_levels(house: Path) -> str:
     counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys((*VERDICTS, *verdicts)))
     compared = [row for row in rows if (house / "docs" / "fidelity" / f"{row}.yaml").is_file()]
     own = [row for row in rows if supports_own(house / "recipes" / "papers" / f"{row}.yaml") == "yes"]
+    record = house / "docs" / "own_model.json"
+    ran = set(json.loads(record.read_text(encoding="utf-8"))) & set(own) if record.is_file() else set()
     return f"""Of {len(rows)} recipes
 
 - {len(broken)} have breaks of recipe and code on purpose that their tests notice (`make mutants`);
 - {len(verdicts)} have an outcome over several seeds against a comparator ([evidence](evidence/README.md)): {counts};
 - {len(compared)} have constants and formulas compared with released code ([fidelity](fidelity/README.md));
-- {len(own)} train a model of yours (`--profile own`).
+- {len(own)} take a model and problems of yours (`--profile own`);
+- {len(ran)} of these ran on SmolLM2-135M-Instruct with a foreign data set ([own_model.json](own_model.json)).
 """
 
 

@@ -45,9 +45,9 @@ class _Family:
         result: Node | None = None
         for item in listed.value if listed.is_list else [listed]:
             base = self._parent(item, path, (*above, resolved))
-            result = base if result is None else merge_nodes(result, base)
+            result = base if result is None else _merge_recipes(result, base)
         own = root.without("extends")
-        return own if result is None else merge_nodes(result, own)
+        return own if result is None else _merge_recipes(result, own)
 
     def _parent(self, item: Node, path: Path, chain: tuple[Path, ...]) -> Node:
         if not isinstance(item.value, str) or not item.value:
@@ -71,6 +71,15 @@ class _Family:
         if resolved not in self.done:
             self.done[resolved] = self.read(parent, str(parent), chain)
         return self.done[resolved]
+
+
+def _merge_recipes(base: Node, over: Node) -> Node:
+    """Return a recipe merged onto another; `$replace` in a profile stays until the profile is applied."""
+    merged = merge_nodes(base, over)
+    profiles, inherited = over.get("profiles"), base.get("profiles")
+    if profiles is None or inherited is None:
+        return merged if profiles is None else merged.with_value({**merged.value, "profiles": profiles})
+    return merged.with_value({**merged.value, "profiles": merge_nodes(inherited, profiles, keep=True)})
 
 
 def _resolve_existing(path: Path) -> Path | None:

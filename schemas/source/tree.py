@@ -100,21 +100,23 @@ def join_path(*parts: str | int) -> str:
     return ".".join(str(p) for p in parts if p != "")
 
 
-def merge_nodes(base: Node, over: Node) -> Node:
+def merge_nodes(base: Node, over: Node, *, keep: bool = False) -> Node:
     """Return `over` merged onto `base`: maps merge key by key, everything else is replaced.
 
     A map replaces the one below it as a whole when it says `$replace: true`, names another function (`use`) or another
-    `kind`, or is another kind of schedule: the keys of one mean nothing to the other.
+    `kind`, or is another kind of schedule: the keys of one mean nothing to the other. With `keep` the result keeps
+    `$replace`, because it is itself merged onto something later, as a profile is.
     """
     if over.is_map and (marker := over.get(REPLACE)) is not None:
-        over = over.without(REPLACE)
         if marker.value is True:
-            return over
+            return over if keep else over.without(REPLACE)
+        over = over.without(REPLACE)
     if not (base.is_map and over.is_map) or _is_other_thing(base, over):
         return over
     merged = dict(base.value)
     for key, child in over.value.items():
-        merged[key] = merge_nodes(merged[key], child) if key in merged else merge_nodes(Node(None, child.mark), child)
+        below = merged[key] if key in merged else Node(None, child.mark)
+        merged[key] = merge_nodes(below, child, keep=keep)
     return replace(over, value=merged)
 
 

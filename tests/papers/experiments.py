@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from schemas.evaluation_slots import TRAINED_ON
 from schemas.recipe.load import Recipe, load_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +51,7 @@ def describe_step(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return a stage's settings that make the experiment, and under `reads` the steps behind its ports."""
     settings = recipe.stages[name].model_dump(mode="json", exclude_unset=True)
     described = {key: shorten(value) for key, value in settings.items() if key not in SPEED}
-    ports = recipe.ports(name)
+    ports = [port for port in recipe.ports(name) if not port.path.startswith(f"{TRAINED_ON}.")]
     for port in ports:
         described.pop(port.path.partition(".")[0] if port.path.startswith(("models.", "inputs.")) else port.path, None)
     reads = {p.path: "/".join(p.steps) + (f".{p.output}" if p.output else "") for p in ports if p.steps}

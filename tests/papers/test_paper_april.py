@@ -26,11 +26,12 @@ LENGTHS = dict(zip("abcdef", (2, 3, 4, 5, 40, 60), strict=True))
 
 
 class Counting(Engine):
-    """Counts the tokens it has sampled."""
+    """Counts the tokens it has sampled, and the completions that ran together in each phase."""
 
     tokens = 0
 
     def generate(self, requests, sampling):
+        self.together = [*getattr(self, "together", ()), sum(request.n for request in requests)]
         made = super().generate(requests, sampling)
         self.tokens += sum(len(g.token_ids) for of in made for g in of)
         return made
@@ -93,6 +94,7 @@ def test_the_phase_stops_with_the_fourth_and_the_next_resumes_there(scripted):
         assert sample.versions == sorted(sample.versions)
         assert sample.logprobs[:5] == kept[letter]["logprobs"]
         assert min(sample.logprobs[5:]) > max(sample.logprobs[:5])  # those of a surer policy
+    assert set(phases.engine.together) == {6}
     whole = sum(len(t.completion_ids) for t in samples)
     assert phases.engine.tokens == whole + sum(len(one["ids"]) for one in phases.pool.values())
 
@@ -121,6 +123,8 @@ def test_a_group_is_trained_on_when_all_its_members_have_ended(scripted, name):
             came.setdefault(sample.row["id"], (phases.step, sample.group))
         if not {"a", "d", "e", "f"} & phases.pool.keys():
             break
+    # Of those that wait for their group only the ones that still run take a place.
+    assert set(phases.engine.together) == {6}
     assert came["a"] == came["e"]
     assert came["d"] == came["f"]
     assert came["a"][0] < came["d"][0]

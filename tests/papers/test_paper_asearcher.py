@@ -10,10 +10,13 @@ Not shown: 150k tokens, a search in the web, throughput.
 """
 
 import json
+import math
 from pathlib import Path
 
 import pytest
+import torch
 
+from learning.algorithm.composition import bind_algorithm
 from learning.collection.rollouts.rollouts import synchronous
 from learning.data.chat import decode, encode_completion, encode_prompt, encode_reply
 from learning.environments.lookup_environment import build_environment
@@ -240,3 +243,16 @@ def test_no_sample_is_admitted_that_could_become_too_old(policy, loop, bound):
     run = streamed(policy, loop, max_steps=6, max_staleness=bound, ahead=None)
     ages = [step - version for step in range(6) for t in run.iterate() for version in t.versions]
     assert (min(ages), max(ages)) == (0, bound)
+
+
+def test_a_stale_token_has_the_ratio_of_the_old_policies_as_weight_and_its_own_is_to_the_nearer_one():
+    inputs = {port.path: Path("p") for port in load_recipe(RECIPE, profile="tiny").ports("trained")}
+    algorithm = bind_algorithm(STAGES["trained"], inputs)
+    lp_T, prox_T, behav_T = (torch.tensor([value], dtype=torch.float64) for value in (-1.0, -1.5, -1.7))
+    no_T = torch.tensor([False])
+    supplies = {"lp_T": lp_T, "lp_prox_T": prox_T, "lp_behav_T": behav_T, "external_T": no_T, "broken_T": no_T}
+    assert algorithm.ratio.ask(0, supplies).item() == pytest.approx(0.5)
+    (correction,) = algorithm.importance_correction
+    assert correction.ask(0, supplies).item() == pytest.approx(math.exp(0.2))
+    far = correction.ask(0, {**supplies, "lp_behav_T": behav_T - 5}).item()
+    assert far == correction.options["high"]

@@ -10,17 +10,22 @@ import json
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from learning.algorithm.composition import bind_algorithm
 from learning.algorithm.loss import micro_loss, with_advantages, with_dropped, with_weights
 from learning.batch.batch_layout import forest
+from learning.collection.program_traces import program_traces
+from learning.lookup import bind
 from learning.rl.iteration import collect_samples
 from learning.rl.sampling_slots import bind_sampling_slots
-from learning.samples.sample import History
+from learning.samples.sample import History, Sample
 from learning.sampling.iteration_context import IterationContext
+from learning.sampling.sampler import scoring
 from learning.toy_tasks.coding import state_row, straight_programs
-from learning.toy_tasks.rewards.execution import states
+from learning.toy_tasks.rewards.execution import passed, states
+from schemas.errors import StepError
 from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "coderl-plus.yaml"
@@ -114,3 +119,52 @@ def test_each_kind_of_problem_has_its_own_reward(answering):
     right = {t.row["id"] for t in samples if t.reward == 1.0}
     assert right == {ROWS[0]["id"]}
     assert sum("|" in prompt for prompt in sampler.engine.prompts) == len({t.group for t in samples}) - 4
+
+
+def test_a_correct_loop_is_a_correct_program_and_its_variables_are_asked_for():
+    row = ROWS[0]
+    assert passed([row] * 2, [LOOP.format(row["answer"]), LOOP.format(row["answer"]) + "x += 1\n"]) == [1.0, 0.0]
+    traced = state_row("x = a\nfor i in range(3):\n  x += i", {"a": 2, "b": 1}, "p")
+    assert json.loads(traced["metadata"])["states"] == {"x": 5, "i": 2}
+
+
+LOOP = "{}\nfor i in range(3):\n  x += 0\n"
+PYTHON = [
+    {
+        "id": name,
+        "prompt": [{"role": "user", "content": f"Write {name}(n)."}],
+        "answer": None,
+        "family": "python",
+        "metadata": json.dumps({"tests": [f"assert {name}(3) == {value}"]}),
+    }
+    for name, value in (("triangle", 6), ("square", 9))
+]
+TRIANGLE = "def triangle(n):\n    total = 0\n    for i in range(n + 1):\n        total += i\n    return total"
+
+
+def test_real_python_with_loops_is_traced_as_the_profile_own_says():
+    """The second domain: functions in Python, tests as assertions, everything in the sandbox."""
+    given = [f"vars.{name}=path:./{name}" for name in ("model", "prompts", "held_out")]
+    trained = load_recipe(RECIPE, profile="own", overrides=given).stages["trained"]
+    (resample,), (reward,) = (list(map(bind, uses)) for uses in (trained.resample, trained.rewards))
+    short = TRIANGLE.replace("range(n + 1)", "range(n)")
+    texts = [TRIANGLE, short, "def triangle(n): return x", "what?"]
+    samples = [Sample(PYTHON[0], 0, "policy", [1], [2], [0.0], "stop", text) for text in texts]
+    assert reward.ask(0, scoring(samples)) == [1.0, 0.0, 0.0, 0.0]
+    kept, requests = resample.ask(0, {"samples": samples, "round": 0, "seed": 1, "step": 0})
+    assert kept == samples
+    assert {json.loads(request.row["metadata"])["program"] for request in requests} == {TRIANGLE, short}
+    assert {(request.n, request.source) for request in requests} == {(4, "auxiliary")}
+    right = next(r.row for r in requests if json.loads(r.row["metadata"])["program"] == TRIANGLE)
+    assert "triangle(3)" in right["prompt"][0]["content"]
+    predicted = ["n = 3\ntotal = 6\ni = 3", "n = 3", "what?", right["answer"]]
+    answers = [Sample(right, 1, "auxiliary", [1], [2], [0.0], "stop", text) for text in predicted]
+    assert reward.ask(0, scoring(answers)) == pytest.approx([1.0, 1 / 3, 0.0, 1.0])
+    assert resample.ask(0, {"samples": samples, "round": 1, "seed": 1, "step": 0})[1] == []
+
+
+def test_problems_without_an_assertion_are_refused_by_name():
+    bare = {**PYTHON[0], "metadata": json.dumps({"tests": [{"input": "1", "output": "1"}]})}
+    sample = Sample(bare, 0, "policy", [1], [2], [0.0], "stop", TRIANGLE)
+    with pytest.raises(StepError, match="no assertion in `tests`"):
+        program_traces([sample], 0, np.random.default_rng(0))

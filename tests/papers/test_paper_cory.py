@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from flows.planning.compile import compile_recipe
+from learning.collection import cooperation
 from learning.problems.second_opinions import second_opinions, show_answer
 from learning.rewards import collective
 from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.engine_protocol import Generation, Sampling
 from learning.samples.sample import Sample
 from learning.sampling.sampler import Sampler, score
-from learning.toy_tasks import cooperation
 from lineage.layout import Layout
 from schemas.errors import StepError
 from schemas.recipe.load import load_recipe

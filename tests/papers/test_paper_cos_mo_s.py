@@ -16,9 +16,10 @@ from learning.lookup import bind
 from learning.preference.columns import list_bases
 from learning.preference.likelihoods import orpo
 from learning.preference.loss import bind_losses, collect_asked
-from learning.toy_tasks.rewards.stories import compute_value, curiosity
+from learning.rewards.curiosity import compute_value
 from learning.toy_tasks.stories import count_broken_rules
 from schemas.recipe.load import load_recipe
+from schemas.use import RewardUse
 from tasks.synthesize import make_pairs
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "cos-mo-s.yaml"
@@ -72,7 +73,9 @@ def test_the_reward_is_the_value_of_the_measured_surprisal(tiny_policy, tiny_pol
 
     row = {"prompt": [{"role": "user", "content": "ann dies."}]}
     texts = ["bob sings.", "ann sings."]
-    rewards = curiosity([row] * 2, texts, model=tiny_policy_folder, moderate=5.0, width=2.0, penalty=1.0)
+    use = RewardUse(use="curiosity.moderate", model="p", moderate=5.0, width=2.0, faults=["stories.broken_rules"])
+    reward = bind(use, "r", {"r.model": tiny_policy_folder})
+    rewards = reward.ask(0, {"rows": [row] * 2, "completions": texts})
     for text, value, broken in zip(texts, rewards, (0, 1), strict=True):
         prompt = encode_prompt(tiny_policy.tokenizer, row["prompt"])
         ids = prompt + encode_completion(tiny_policy.tokenizer, [{"role": "assistant", "content": text}])

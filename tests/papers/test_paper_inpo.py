@@ -128,3 +128,14 @@ def test_one_round_is_a_step_of_mirror_descent():
     ref, seen = play(1, eta=eta, tau=tau)
     wins = STONE @ ref.exp()
     torch.testing.assert_close(seen[0], (ref + wins / eta).softmax(0), rtol=0, atol=1e-5)
+
+
+def test_a_completion_draws_against_itself_when_the_recipe_ranks_the_samples_of_a_round():
+    """P(y beats the policy) is the mean over all samples of the group, itself included: the rates average one half."""
+    reward = bind(load_recipe(RECIPE, profile="tiny").stages["rounds-1-samples"].rewards[0])
+    row = {"id": "p", "answer": "3", "prompt": [{"role": "user", "content": "1 + 2"}]}
+    texts = ["3", "= 3", "4"]
+    wins = [[styles(row, a, b, **reward.options["by"].options) for b in texts] for a in texts]
+    rates = reward.ask(0, {"rows": [row] * 3, "completions": texts, "groups": [0] * 3})
+    assert rates == pytest.approx([(0.5 + sum(wins[i]) - wins[i][i]) / 3 for i in range(3)], abs=1e-12)
+    assert sum(rates) / 3 == pytest.approx(0.5, abs=1e-12)

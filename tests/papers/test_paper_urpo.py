@@ -14,11 +14,12 @@ from flows.planning.compile import compile_recipe
 from learning.generation.engines.torch import Engine
 from learning.lookup import bind
 from learning.rewards.answers import exact
+from learning.rewards.ranking import kendall
 from learning.samples.engine_protocol import Sampling
 from learning.samples.sample import Sample
 from learning.sampling.sampler import Sampler, scoring
 from learning.toy_tasks.rankings import count_rises, ratings, rising
-from learning.toy_tasks.rewards.ranking import kendall, rises
+from learning.toy_tasks.rewards.ranking import rises
 from lineage.layout import Layout
 from schemas.recipe.load import load_recipe
 
@@ -118,7 +119,7 @@ def test_no_problem_is_on_both_sides():
 
 def test_the_key_of_a_step_knows_the_rewards_inside_a_reward(tmp_path):
     plan = compile_recipe(load_recipe(RECIPE, profile="tiny"), Layout(tmp_path))
-    rewards = {"learning.rewards.answers", "learning.rewards.judges", "learning.toy_tasks.rewards.ranking"}
+    rewards = {"learning.rewards.answers", "learning.rewards.judges", "learning.rewards.ranking"}
     inner = rewards | {"learning.sampling.verdicts"}
     assert inner <= set(plan.step("trained").code)
     (judge,) = [i for i in plan.step("frozen").identity["inputs"].items() if i[0] == PORT]

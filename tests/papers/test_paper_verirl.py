@@ -18,8 +18,8 @@ from learning.batch.batch_layout import single_turn
 from learning.data.rows import read_rows, write_rows
 from learning.lookup import bind
 from learning.samples.engine_protocol import Generation
+from learning.solvers.reward_tree import Attempt, grow_trees, list_pairs, rescored_pairs
 from learning.toy_tasks.circuits import circuits
-from learning.toy_tasks.reward_tree import Attempt, grow_trees, list_pairs, rescored_pairs
 from schemas.errors import StepError
 from schemas.recipe.load import load_recipe
 
@@ -112,8 +112,8 @@ def test_the_stage_writes_the_rescored_pairs(context, monkeypatch):
             for _, shown in tasks
         ]
 
-    monkeypatch.setattr("learning.toy_tasks.reward_tree._sampling", lambda *_: attempt)
-    result = rescored_pairs(context, **tree())
+    monkeypatch.setattr("learning.solvers.reward_tree._sampling", lambda *_: attempt)
+    result = rescored_pairs(context, reward=None, **tree())
     assert result == {"pairs": 4, "attempts": 8, "reflected": 2, "rescored": 2, "pass_rate": pytest.approx(1.65 / 4)}
     rows = read_rows(context.output("pairs"), "preference_pairs")
     pairs = [(r["chosen"][0]["content"], r["rejected"][0]["content"], round(r["margin"], 6)) for r in rows[:2]]
@@ -123,4 +123,4 @@ def test_the_stage_writes_the_rescored_pairs(context, monkeypatch):
 
 def test_a_model_that_hits_nothing_gives_no_pairs(context):
     with pytest.raises(StepError, match="no pair is far enough apart"):
-        rescored_pairs(context, num_generations=2, max_completion_length=1, rounds=1)
+        bind(stages()["tree"].function).at(0)(context, num_generations=2, max_completion_length=1, rounds=1)

@@ -1,6 +1,6 @@
 """`--profile own`: a paper's method on a user's own model and problems, with a BPE tokenizer and a chat template."""
 
-import json
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from schemas.errors import RecipeError
 from schemas.recipe.load import load_recipe
 from schemas.source.extend import read_recipe
 from tests.bpe_checkpoint import write_bpe_checkpoint
+from tests.papers.own_data import list_overrides, list_small_sizes, list_turns, write_files
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes" / "papers").glob("*.yaml"))
 OWN = [path for path in RECIPES if (profiles := read_recipe(path).get("profiles")) and profiles.get("own")]
@@ -37,65 +38,103 @@ METHOD = (
 def mine(tmp_path_factory):
     """A folder with a checkpoint of a BPE tokenizer and a chat template, and files in columns of their own."""
     folder = tmp_path_factory.mktemp("mine")
-    sums = [(a, b) for a in range(1, 9) for b in range(1, 6)]
-    rows = [{"question": f"What is {a} plus {b}?", "answer": str(a + b), "worked": f"It is {a + b}."} for a, b in sums]
-    files = {"train": rows[:30], "test": rows[30:], "bare": [{"question": row["question"]} for row in rows[30:]]}
-    files["pairs"] = [{"prompt": row["question"], "chosen": row["worked"], "rejected": "No."} for row in rows[:30]]
-    for name, of in files.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in of))
-    write_bpe_checkpoint(folder, [(row["question"], row["worked"]) for row in rows])
+    write_files(folder)
+    write_bpe_checkpoint(folder, list_turns())
     return folder
 
 
-def sources(path, folder):
+def bring(path, folder):
     """What a user gives: a value for each variable of the profile that has none."""
-    asked = [name for name, value in read_recipe(path, "own").get("vars").plain().items() if value is None]
-    columns = {"prompt": "question"}
-    train = {"from": f"path:{folder}/train.jsonl", "columns": columns}
-    worked = {**train, "columns": {**columns, "completion": "worked"}}
-    known = {"model": f"path:{folder}/model", "prompts": train, "pairs": f"path:{folder}/pairs.jsonl"}
-    known |= {"held_out": {**train, "from": f"path:{folder}/test.jsonl"}}
-    known |= {"unlabelled": {**train, "from": f"path:{folder}/bare.jsonl"}}
-    given = {name: known.get(name, worked) for name in asked}
-    return [f"vars.{name}={json.dumps(value)}" for name, value in given.items()]
+    return list_overrides(path.stem, folder, f"path:{folder}/model")
+
+
+def describe_method(stage):
+    """The settings of a stage that are the method; the name of a controller's number and the room for texts are not."""
+    settings = stage.model_dump(include=set(METHOD))
+    for controller in (settings.get("controllers") or {}).values():
+        for name in ("objective", "best"):
+            controller.pop(name, None)
+    (settings.get("prompt_sampler") or {}).pop("max_completion_length", None)
+    return settings
 
 
 @pytest.mark.parametrize("path", OWN, ids=lambda path: path.stem)
 def test_what_is_left_is_the_method_and_nothing_of_the_toy(path, mine):
-    recipe = load_recipe(path, profile="own", overrides=sources(path, mine))
+    recipe = load_recipe(path, profile="own", overrides=bring(path, mine))
     kinds = {name: stage.kind for name, stage in recipe.stages.items()}
-    assert not {"init", "synthesize", "curate", "python"} & set(kinds.values())
+    code = {module for name in kinds for module, _ in recipe.code(name)}
+    assert not [module for module in code if module.startswith(("learning.toy_tasks", "learning.reasoning_gym"))]
+    assert "init" not in kinds.values()
     shipped = load_recipe(path)
-    methods = {name for name, kind in kinds.items() if kind == "rl"}
-    assert methods == {name for name, stage in shipped.stages.items() if stage.kind == "rl" and name in kinds}
+    methods = {name for name, kind in kinds.items() if kind in ("rl", "preference", "merge", "practice")}
+    assert methods >= {name for name, kind in kinds.items() if kind == "rl"}
+    assert {name for name, stage in shipped.stages.items() if stage.kind == "rl" and "@" not in name} <= methods
     for name in methods:
-        ours, theirs = (one.stages[name].model_dump(include=set(METHOD)) for one in (recipe, shipped))
-        assert ours == theirs
-        (model,) = (port for port in recipe.ports(name) if port.path == "model")
-        assert model.source == f"path:{mine}/model" or model.steps[0] in methods
-    read = {port.path: port for port in recipe.ports("report")}
-    assert recipe.stages["report"].tasks == []
-    (held_out,) = read["prompts"].steps
-    assert [port.source for port in recipe.ports(held_out)] == [f"path:{mine}/test.jsonl"]
-    assert {name.removeprefix("models.") for name in read if name.startswith("models.")} == set(
-        recipe.stages["report"].models
-    )
+        if kinds[name] == "rl" and (path.stem, name) not in OTHER_DATA:
+            assert describe_method(recipe.stages[name]) == describe_method(shipped.stages[name])
+    begun = {f"path:{mine}/model"} | {f"path:{mine}/{kind}" for kind in ("moe",)}
+    for name, kind in kinds.items():
+        models = [port for port in recipe.ports(name) if port.path == "model"]
+        assert all(port.source in begun or port.steps[0] in kinds for port in models), (name, kind)
+    ends = [name for name, kind in kinds.items() if kind == "evaluate"]
+    assert all(recipe.stages[name].tasks == [] for name in ends)
+    read = {port.source for name in ends for held in find_prompts(recipe, name) for port in recipe.ports(held)}
+    assert read
+    assert not read & {
+        port.source for name in methods for held in find_prompts(recipe, name) for port in recipe.ports(held)
+    }
+
+
+OTHER_DATA = {("coderl-plus", "trained")}
+"""Stages whose method reads the data in another form: real programs are traced by `program_traces`."""
+
+
+def find_prompts(recipe, name):
+    """The steps from which a step reads problems."""
+    return [step for port in recipe.ports(name) if port.path == "prompts" for step in port.steps]
 
 
 def test_a_plan_reads_and_checks_the_files(mine, tmp_path):
     path = RECIPES[0].with_name("xrpo.yaml")
-    plan = plan_recipe(path, Layout(tmp_path), profile="own", overrides=sources(path, mine))
+    plan = plan_recipe(path, Layout(tmp_path), profile="own", overrides=bring(path, mine))
     assert {step.name for step in plan.steps} == {"mixture", "baseline", "trained", "report-prompts", "report"}
-    wrong = [text.replace('"question"', '"asked"') for text in sources(path, mine)]
+    wrong = [text.replace('"question"', '"asked"') for text in bring(path, mine)]
     problems = list(find_source_problems(load_recipe(path, profile="own", overrides=wrong), Layout(tmp_path)))
     assert problems
     assert all("no column `asked`" in problem.message for problem in problems)
 
 
-@pytest.mark.parametrize("row", ["cory", "sppo"])
-def test_a_recipe_that_does_not_support_it_refuses_it(row):
+def test_a_recipe_that_does_not_support_it_refuses_it(tmp_path):
+    """`own: null` takes away what a recipe inherits."""
+    (tmp_path / "mine.yaml").write_text(
+        f"extends: {RECIPES[0].parents[1] / 'bases' / 'chain_sum.yaml'}\nprofiles: {{own: null}}\n"
+    )
     with pytest.raises(RecipeError, match="no profile `own`"):
-        load_recipe(RECIPES[0].with_name(f"{row}.yaml"), profile="own")
+        load_recipe(tmp_path / "mine.yaml", profile="own")
+
+
+def test_every_row_has_it_and_the_page_names_what_each_wants():
+    assert OWN == RECIPES
+    page = (RECIPES[0].parents[2] / "docs" / "using-a-paper.md").read_text()
+    listed = dict(re.findall(r"^\| `([a-z0-9-]+)` \| (.*?) \|", page, re.MULTILINE))
+    wanted = {path.stem: list_asked(path) - {"model", "prompts", "held_out"} for path in RECIPES}
+    assert {row: set(re.findall(r"`vars\.(\w+)`", text)) for row, text in listed.items()} == {
+        row: names for row, names in wanted.items() if names
+    }
+
+
+def list_asked(path):
+    """The variables of the profile that have no value."""
+    return {name for name, value in read_recipe(path, "own").get("vars").plain().items() if value is None}
+
+
+def test_a_replaced_stage_of_a_profile_stays_replaced_when_another_recipe_extends_it(tmp_path):
+    (tmp_path / "base.yaml").write_text("profiles: {own: {stages: {b: {kind: a}}}}\nstages: {a: {kind: a, x: 1}}\n")
+    (tmp_path / "mine.yaml").write_text(
+        "extends: base.yaml\nprofiles: {own: {stages: {a: {$replace: true, kind: a, y: 2}}}}\n"
+    )
+    tree = read_recipe(tmp_path / "mine.yaml", "own")
+    assert tree.get("stages").plain() == {"a": {"kind": "a", "y": 2}, "b": {"kind": "a"}}
 
 
 def test_what_is_missing_is_asked_for():
@@ -122,17 +161,27 @@ def test_a_stage_may_be_a_model_from_outside(tmp_path):
         load_recipe(tmp_path / "mine.yaml")
 
 
+UNTAUGHT = {
+    "cos-mo-s": ["vars.curiosity.moderate=5.7", "vars.curiosity.width=0.1"],
+    "verirl": ["vars.reward={use: formats.matches, pattern: '(?s).*[aeiou].*'}"],
+    "rlccf": ["vars.where=whole"],
+    "trapo": ["vars.where=whole"],
+}
+"""What lets a model with random weights be trained at all: it says no number, and passes no test."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", OWN, ids=lambda path: path.stem)
 def test_it_runs(path, mine, tmp_path, monkeypatch):
-    """One iteration of every method, on files and a tokenizer that no recipe knows."""
+    """One step of every training stage, on files and a tokenizer that no recipe knows."""
+    if path.stem == "stable-rl-llm":
+        pytest.skip("it wants a mixture of experts")
     monkeypatch.chdir(tmp_path)
-    recipe = load_recipe(path, profile="own", overrides=sources(path, mine))
-    small = [f"stages.{name}.max_steps=1" for name, s in recipe.stages.items() if s.kind in ("rl", "sft")]
-    small = [text for text in small if "@" not in text]
-    plan = plan_recipe(
-        path, Layout(tmp_path), profile="own", overrides=[*sources(path, mine), "vars.length=64", *small]
-    )
+    given = bring(path, mine)
+    recipe = load_recipe(path, profile="own", overrides=given)
+    length = ["vars.length=48"] if "length" in read_recipe(path, "own").get("vars").value else []
+    small = [*length, *list_small_sizes(recipe, 2), *UNTAUGHT.get(path.stem, [])]
+    plan = plan_recipe(path, Layout(tmp_path), profile="own", overrides=[*given, *small])
     outcome = run_plan(plan, Layout(tmp_path), executor="inprocess", prefect=False)
-    assert outcome.exit_code == 0
-    assert outcome.states["report"].state == "done"
+    assert outcome.exit_code in (0, 2), outcome.states
+    assert {state.state for name, state in outcome.states.items()} == {"done"}

@@ -19,10 +19,11 @@ from learning.data.chat import encode_completion, encode_prompt
 from learning.generation.engines.torch import Engine
 from learning.lookup import bind
 from learning.models.reward_model import make_reward_model
-from learning.rewards import collective, consensus, duels, judges, models, pairwise, servers, steps
+from learning.rewards import collective, consensus, curiosity, duels, judges, models, pairwise, servers, steps
 from learning.samples.engine_protocol import Sampling
 from learning.samples.sample import Sample
 from learning.sampling.sampler import Sampler, scoring
+from learning.sandbox import child as sandbox
 from learning.toy_tasks.circuits import circuits
 from learning.toy_tasks.coding import list_functions, program_states, straight_programs
 from learning.toy_tasks.countdown import countdown
@@ -32,14 +33,13 @@ from learning.toy_tasks.hardware import modules
 from learning.toy_tasks.posts import posts
 from learning.toy_tasks.rankings import rising
 from learning.toy_tasks.records import records
-from learning.toy_tasks.rewards import stories
 from learning.toy_tasks.sums import step_chains
 from schemas.signatures import read_signatures
 from schemas.use import RewardUse
 from tests.conftest import small_policy
 from tests.security.hostile import LONGEST, enormous, hostile
 
-VERIFIERS = {"answers.scored", "computer_algebra.math_verify"}
+VERIFIERS = {"answers.scored", "computer_algebra.math_verify", "programs.passed"}
 """Read texts in the sandbox alone: fuzzed with the verifiers, and by the tests of the reward."""
 SECONDS = 20.0
 """Of this process's time for all hostile completions together; they take a hundredth of it for most rewards."""
@@ -62,6 +62,7 @@ OPTIONS = {
     "collective.led": SUITS | {"partner": "p", "calls": 2},
     "collective.observer": SUITS,
     "collective.pioneer": SUITS | {"partner": "p"},
+    "curiosity.moderate": {"model": "p", "faults": ["stories.broken_rules"]},
     "composite.first": {"of": [{"use": "answers.exact"}, {"use": "steps.arithmetic"}]},
     "composite.gated": SUITS | {"by": {"use": "formats.matches", "pattern": PATTERN}},
     "composite.routed": {"families": {"sums": {"use": "answers.exact"}}, "otherwise": {"use": "tone.kind"}},
@@ -93,7 +94,6 @@ OPTIONS = {
     "pairwise.win_rate": SUITS | {"scale": 0.5},
     "servers.http": {"url": "http://127.0.0.1:9/score"},
     "steps.sound": {"judge": "p"},
-    "stories.curiosity": {"model": "p"},
     "structured.valid_json": {"json_schema": SCHEMA},
     "wording.keywords": {"words": ["a", "the"], "per_character": 0.1},
 }
@@ -123,6 +123,7 @@ def rows_of(name):
         "attention.alignment": lambda: records(**how),
         "dialogue": lambda: [*donations(**how, seed=1), PLAIN | {"metadata": "{}", "prompt": chatter()}],
         "execution.passed": lambda: [*list_functions(size=1, split="train", level=2), *straight_programs(**how)],
+        "programs.states": lambda: [PLAIN | {"metadata": json.dumps({"states": {"x": "1"}})}],
         "execution.states": lambda: program_states(**how),
         "expressions": lambda: countdown(**how),
         "hardware": lambda: modules(size=4, split="train"),
@@ -130,6 +131,7 @@ def rows_of(name):
         "ranking.kendall": lambda: [PLAIN | {"answer": "9 5 7"}],
         "ranking.rises": lambda: rising(**how),
         "steps.distance": lambda: step_chains(**how),
+        "curiosity": lambda: [PLAIN],
         "stories": lambda: [PLAIN | {"prompt": [{"role": "user", "content": "ann dies.\nbob finds the key."}]}],
         "summaries": lambda: posts(**how),
         "testbench": lambda: circuits(**how),
@@ -178,7 +180,7 @@ def around(policy, monkeypatch, tmp_path):
     for module in (collective, consensus, duels, judges, pairwise, steps):
         monkeypatch.setattr(module, "replies", replies)
         monkeypatch.setattr(module, "guest", lambda *folder: sampler)
-    monkeypatch.setattr(stories, "guest", lambda folder: sampler)
+    monkeypatch.setattr(curiosity, "guest", lambda folder: sampler)
     monkeypatch.setattr(models, "load_cached_reward_model", lambda folder: make_reward_model(policy, 128))
     monkeypatch.setattr(
         models, "load_process_reward_model", lambda folder: SimpleNamespace(policy=policy, rewards=token_rewards)
@@ -230,6 +232,8 @@ class Executed:
         if not self.on:
             return
         from_text = event == "exec" and getattr(args[0], "co_filename", "") in ("<string>", "<unknown>", "<stdin>")
+        if event == "subprocess.Popen" and sandbox.__file__ in map(str, args[1]):
+            return
         if from_text or event in (
             "os.system",
             "os.exec",
@@ -284,7 +288,7 @@ def test_no_hostile_completion_makes_a_reward_raise_run_or_hang(name, around, tm
 MODELS = {
     name for name, found in read_signatures(RewardUse) if {"policy", "sampler", "rng", "account"} & set(found.supplied)
 }
-MODELS |= {name for name in REWARDS if name.partition(".")[0] in ("models", "stories")}
+MODELS |= {name for name in REWARDS if name.partition(".")[0] in ("models", "curiosity")}
 """Those that give whole texts to a tokenizer, which takes a second for a megabyte."""
 
 

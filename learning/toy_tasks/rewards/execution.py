@@ -4,7 +4,8 @@ import json
 from typing import Any
 
 from learning.data.rows import Row
-from learning.toy_tasks.execution import ProgramError, evaluate, execute
+from learning.sandbox.programs import evaluate_expressions, parse_literal
+from learning.toy_tasks.execution import LanguageError, ProgramError, evaluate, execute
 
 
 def passed(rows: list[Row], completions: list[str], *, partial: bool = False) -> list[float | None]:
@@ -39,9 +40,16 @@ def _score_tests(metadata: Row, text: str, partial: bool) -> float | None:
 
 
 def _passes_test(text: str, inputs: Row, expected: Any, result: str | None) -> bool:
-    """Return whether a program computes the expected value from its inputs."""
+    """Return whether a program computes the expected value from its inputs.
+
+    What the small language lacks, such as a `for` loop, runs as Python in the sandbox.
+    """
     try:
         return (evaluate(text, inputs) if result is None else execute(text, inputs).get(result)) == expected
+    except LanguageError:
+        program, expression = ("", text.strip()) if result is None else (text.strip(), result)
+        (value,) = evaluate_expressions(program, [expression], variables=inputs)
+        return value is not None and parse_literal(value) == (expected,)
     except ProgramError:
         return False
 

@@ -5,23 +5,24 @@ children. The score of an attempt with children is their mean score, so that a w
 answer scores higher than one that does not. Pairs of rescored attempts train a reward model.
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import Field
 
+from learning.data.questions import make_question
 from learning.data.rows import Row, read_rows, write_rows
 from learning.generation.engines.torch import Engine
+from learning.lookup import Inner, RewardFunction
 from learning.models.policy import load_policy, set_determinism
 from learning.samples.engine_protocol import Sampling
 from learning.samples.sample import SampleRequest
 from learning.sampling.sampler import Sampler
-from learning.toy_tasks.circuits import compute_pass_rate, make_problem
 from schemas.errors import StepError
 
 Share = Annotated[float, Field(ge=0, le=1)]
+AGAIN = "{prompt}\nThis attempt is wrong:\n{attempt}\nTry again."
 
 
 @dataclass
@@ -74,6 +75,9 @@ def list_pairs(attempts: Sequence[Attempt], *, margin: float, good: float, bad: 
 def rescored_pairs(
     context: Any,
     *,
+    reward: RewardFunction,
+    again: str = AGAIN,
+    attempt_length: Annotated[int, Field(ge=1)] = 2000,
     num_generations: Annotated[int, Field(ge=1)] = 4,
     temperature: Annotated[float, Field(gt=0)] = 1.0,
     max_completion_length: Annotated[int, Field(ge=1)] = 24,
@@ -83,12 +87,16 @@ def rescored_pairs(
     good: Share = 0.8,
     bad: Share = 0.0,
 ) -> dict[str, float]:
-    """For a `python` stage: `inputs` model and prompts (circuits), `produces` pairs of type preference_pairs.
+    """For a `python` stage: `inputs` model and prompts, `produces` pairs of type preference_pairs.
 
-    Raise StepError if no pair is kept.
+    `reward` gives the share of tests that an attempt passes, from 0 to 1 (None counts as 0). A failed attempt is shown
+    by the template `again` with {prompt} and the first `attempt_length` characters as {attempt}. Raise StepError if no
+    pair is kept.
     """
     rows = read_rows(context.input("prompts"), "prompts")
-    attempt = _sampling(context, num_generations, temperature, max_completion_length)
+    judge: Inner = reward
+    shown = _Shown(again, attempt_length)
+    attempt = _sampling(context, judge, shown, num_generations, temperature, max_completion_length)
     trees = grow_trees(rows, attempt, reflect_below=reflect_below, rounds=rounds)
     pairs: dict[tuple[str, str, str], Row] = {}
     for row, roots in zip(rows, trees, strict=True):
@@ -109,25 +117,37 @@ def rescored_pairs(
     }
 
 
-def _sampling(context: Any, n: int, temperature: float, longest: int) -> Try:
-    """Return a function that samples attempts from the stage's model and scores them with the testbench."""
+@dataclass(frozen=True)
+class _Shown:
+    """How a failed attempt is shown to the model."""
+
+    template: str
+    longest: int
+
+    def __post_init__(self) -> None:
+        if "{attempt}" not in self.template:
+            raise StepError("rescored_pairs: `again` must show {attempt}")
+
+    def ask(self, row: Row, attempt: str) -> list[dict[str, str]]:
+        """Return the prompt with the beginning of a failed attempt."""
+        return make_question(self.template, row, attempt=attempt[: self.longest] or "?")
+
+
+def _sampling(context: Any, reward: Inner, shown: _Shown, n: int, temperature: float, longest: int) -> Try:
+    """Return a function that samples attempts from the stage's model and scores them with the reward."""
     set_determinism(context.seed, context.num_threads)
     policy = load_policy(context.input("model"), device=context.device)
     sampler = Sampler(Engine(policy), policy, Sampling(temperature, longest), context.seed, 0)
 
     def attempt(tasks: Sequence[tuple[Row, str | None]]) -> list[list[Attempt]]:
-        requests = [SampleRequest(row, n, prompt=None if shown is None else _again(row, shown)) for row, shown in tasks]
+        requests = [SampleRequest(row, n, prompt=None if text is None else shown.ask(row, text)) for row, text in tasks]
         samples = iter(sampler.sample(requests))
         made = [[next(samples) for _ in range(n)] for _ in tasks]
-        return [[Attempt(t.text, compute_pass_rate(t.row, t.text)) for t in of] for of in made]
+        flat = [sample for of in made for sample in of]
+        scores = iter(reward(rows=[t.row for t in flat], completions=[t.text for t in flat]))
+        return [[Attempt(t.text, next(scores) or 0.0) for t in of] for of in made]
 
     return attempt
-
-
-def _again(row: Row, shown: str) -> list[Row]:
-    """Return the prompt with the failed attempt, truncated to 24 characters."""
-    about = json.loads(row["metadata"])
-    return make_problem(about["table"], about["inputs"], shown[:24] or "?")["prompt"]
 
 
 def _pair(row: Row, better: Attempt, worse: Attempt) -> Row:

@@ -1,0 +1,144 @@
+"""What a user brings to `--profile own`: a model, and files in columns of their own, foreign to every recipe."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from schemas.recipe.load import Recipe
+from schemas.source.extend import read_recipe
+
+RECIPES = Path(__file__).parents[2] / "recipes" / "papers"
+SUMS = [(a, b) for a in range(1, 9) for b in range(1, 6)]
+NAMES = ("double", "triple", "next", "square", "negative", "half", "same", "tenth")
+BODIES = ("2 * n", "3 * n", "n + 1", "n * n", "-n", "n // 2", "n", "n // 10")
+"""Functions of a number, to be written in Python."""
+
+
+def write_files(folder: Path) -> None:
+    """Write the files of a user: questions with answers, solutions, tests of programs, pairs, chains and documents."""
+    rows = [{"question": f"What is {a} plus {b}?", "answer": str(a + b), "worked": f"It is {a + b}."} for a, b in SUMS]
+    files: dict[str, list[dict[str, Any]]] = {"train": rows[:30], "test": rows[30:]}
+    files["bare"] = [{"question": row["question"]} for row in rows[30:]]
+    files["pairs"] = [{"prompt": row["question"], "chosen": row["worked"], "rejected": "No."} for row in rows[:30]]
+    files["code"] = [
+        {
+            "task": f"Write a Python function {name}(n) that returns {body}.",
+            "tests": [f"assert {name}({n}) == {eval(body, {'n': n})}" for n in (2, 7)],
+        }
+        for name, body in zip(NAMES, BODIES, strict=True)
+    ]
+    files["rankings"] = [
+        {"question": f"Mark these numbers by size: {b}, {a + b}, {a}", "answer": f"{b} {a + b} {a}"}
+        for a, b in SUMS[:12]
+    ]
+    files["chains"] = [
+        {"chain": f"{a} + {b} = {a + b + wrong}", "place": str(wrong - 1), "steps": 1}
+        for i, (a, b) in enumerate(SUMS[:12])
+        for wrong in (i % 2,)
+    ]
+    places = [(f"town {a}{b}", f"river {b}{a}") for a, b in SUMS[:16]]
+    texts = [f"{town} lies at {river}." for town, river in places]
+    files["documents"] = [{"title": town, "text": text} for (town, _), text in zip(places, texts, strict=True)]
+    files["searches"] = [
+        {"question": f"Where does {town} lie?", "answer": river, "documents": texts} for town, river in places
+    ]
+    files["dialogues"] = [
+        {"said": f"Do you give to {what}?", "reply": f"Yes, I gave {n} to {what}.", "topic": [what]}
+        for n, what in enumerate(("children", "parks", "schools", "rivers", "farms", "towns"))
+    ]
+    files["secrets"] = [
+        {"question": "Guess my number from 0 to 99.", "secret": 7 * n % 100, "id": f"s{n}"} for n in range(24)
+    ]
+    files["records"] = [
+        {
+            "question": f"Pulse: {60 + a}. Weight: {50 + b}. How much is the pulse?",
+            "answer": str(60 + a),
+            "spans": {"pulse": f"Pulse: {60 + a}.", "weight": f"Weight: {50 + b}."},
+            "expert": {"pulse": 0.9, "weight": 0.1},
+        }
+        for a, b in SUMS[:16]
+    ]
+    files["lists"] = [
+        {"question": f"How much is it in all?|{','.join(str(n) for n in range(a, a + 8))}", "answer": str(8 * a + 28)}
+        for a in range(1, 9)
+    ]
+    for name in ("code", "searches", "secrets", "records", "lists", "dialogues"):
+        files[f"{name}_test"] = files[name][-2:]
+        files[name] = files[name][:-2]
+    for name, of in files.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in of))
+
+
+def list_turns() -> list[tuple[str, str]]:
+    """Return turns of which a tokenizer can learn the words of the files."""
+    return [(f"What is {a} plus {b}?", f"It is {a + b}.") for a, b in SUMS]
+
+
+def list_overrides(row: str, folder: Path, model: str) -> list[str]:
+    """Return `--set` values for every variable of a row's profile `own` that has none."""
+    tree = read_recipe(RECIPES / f"{row}.yaml", "own").get("vars")
+    asked = [name for name, value in ({} if tree is None else tree.plain()).items() if value is None]
+    question = {"prompt": "question"}
+    worked = {"prompt": "question", "completion": "worked"}
+
+    def read(name: str, columns: dict[str, str]) -> dict[str, Any]:
+        return {"from": f"path:{folder}/{name}.jsonl", "columns": columns}
+
+    def read_both(name: str, columns: dict[str, str]) -> dict[str, Any]:
+        return {"prompts": read(name, columns), "held_out": read(f"{name}_test", columns)}
+
+    task, talk = {"prompt": "task"}, {"prompt": "said", "completion": "reply"}
+    known: dict[str, Any] = {
+        **{name: model for name in asked if name.endswith("model")},
+        **{name: read("train", question) for name in ("prompts", "second_prompts", "third_prompts")},
+        "held_out": read("test", question),
+        "unlabelled": read("bare", question),
+        "open_prompts": read("bare", question),
+        "pairs": f"path:{folder}/pairs.jsonl",
+        "rankings": read("rankings", question),
+        "chains": read("chains", {"prompt": "chain", "answer": "place"}),
+        "documents": read("documents", {"prompt": "title", "completion": "text"}),
+        "dialogues": read("dialogues", talk),
+        "answers": read("train", {"prompt": "question", "completion": "answer"}),
+        "task": "Answer sums.",
+        "env": {"use": "tests.papers.own_worlds:Environment", "max_turns": 3},
+    }
+    special: dict[str, dict[str, Any]] = {
+        **dict.fromkeys(("coderl-plus", "verirl"), read_both("code", task)),
+        "drive": {**read_both("code", task), "hard_prompts": read("code", task)},
+        **dict.fromkeys(("dart-gui", "rl-mle-agents"), read_both("secrets", question)),
+        "asearcher": read_both("searches", question),
+        "eag-rl": read_both("records", question),
+        "lambda-rlm": read_both("lists", question),
+        "refine-and-imitate": read_both("dialogues", talk),
+    }
+    given = {**known, **special.get(row, {})}
+    texts = {name: json.dumps(given.get(name, read("train", worked))) for name in asked}
+    if row in ("sppo", "inpo"):  # a model that answers nothing right still writes texts of several lengths
+        texts["preference"] = json.dumps({"use": "better", "of": {"use": "formats.brevity", "soft": 1, "hard": 400}})
+    return [f"vars.{name}={text}" for name, text in texts.items()]
+
+
+def list_small_sizes(recipe: Recipe, problems: int | None = None) -> list[str]:
+    """Return `--set` values that make one step of every training stage, and short lists of everything else.
+
+    With `problems`, an iteration has that many problems; the number of completions of each stays the method's.
+    """
+    sizes: dict[str, int] = {}
+    for name, stage in recipe.stages.items():
+        outer, _, inner = recipe.origin(name).partition(".")
+        path = f"stages.{outer}.repeat.stages.{inner}" if inner else f"stages.{outer}"
+        if inner and problems == 1:
+            sizes[f"stages.{outer}.repeat.max"] = 1
+        if stage.kind in ("rl", "sft", "preference", "reward_model", "practice"):
+            sizes[f"{path}.max_steps"] = 1
+        if stage.kind in ("sft", "preference", "reward_model") and problems:
+            sizes[f"{path}.per_device_train_batch_size"] = 4
+        if stage.kind in ("rl", "practice") and problems:
+            groups = max(problems, getattr(stage, "num_mini_batches", 1))
+            sizes[f"{path}.generation_batch_size"] = groups * stage.num_generations
+        if stage.kind == "evaluate":
+            largest = max([use.options.get("k", 1) for use in stage.metrics], default=1)
+            samples = max(largest, 1 if stage.selector is None else 2)
+            sizes |= {f"{path}.limit": problems or 4, f"{path}.num_generations": samples}
+    return [f"{key}={value}" for key, value in sizes.items()]
