@@ -60,14 +60,19 @@ def validate(
     profile: Profile = None,
     overrides: Overrides = [],  # noqa: B006 — typer copies it
     tiny: Tiny = False,
+    as_json: AsJson = False,
 ) -> None:
     """Validate recipes: keys, values, slots, references, ports, data. Errors in a recipe have file:line:column."""
     from flows.planning.preflight import find_problems
     from lineage.layout import Layout
     from schemas.recipe.load import load_recipe
 
-    failures = []
+    failures, records = [], []
     for path in recipes:
+        warnings: list[str] = []
+        note = warnings.append if as_json else warn
+        record: dict[str, object] = {"file": str(path), "ok": True, "warnings": warnings, "problems": []}
+        records.append(record)
         try:
             recipe = load_recipe(path, profile=profile, overrides=overrides)
             if tiny:
@@ -76,13 +81,20 @@ def validate(
                 top = derive_tiny(recipe, Layout.find())
                 recipe = load_recipe(path, profile=profile, overrides=overrides, top=top)
             for problem in recipe.warnings:
-                warn(str(problem))
-            if problems := find_problems(recipe, Layout.find(), warn):
+                note(str(problem))
+            if problems := find_problems(recipe, Layout.find(), note):
                 raise RecipeError(problems)
-            print(f"{path}: ok, {len(recipe.stages)} steps")
+            record["steps"] = len(recipe.stages)
+            if not as_json:
+                print(f"{path}: ok, {len(recipe.stages)} steps")
         except PosttrainError as error:
             failures.append(error)
-            print(error, file=sys.stderr)
+            found = [asdict(problem) for problem in error.problems] if isinstance(error, RecipeError) else []
+            record |= {"ok": False, "problems": found or [{"message": str(error)}]}
+            if not as_json:
+                print(error, file=sys.stderr)
+    if as_json:
+        print(json.dumps(records, indent=1))
     if failures:
         raise typer.Exit(3)
 

@@ -2,9 +2,11 @@
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 
 from rich.console import Console
 
@@ -52,23 +54,40 @@ def check_machine_parts() -> Iterator[tuple[bool, str]]:
     yield os.access(layout.root, os.W_OK), f"state folder {layout.root.name}/.posttrain can be written"
 
 
-def report_machine(console: Console) -> int:
-    """Print the checks; return 1 if something required is missing."""
-    well = True
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check."""
+
+    ok: bool
+    required: bool
+    message: str
+
+
+def check_machine() -> Iterator[Finding]:
+    """Yield the results of all checks: of what is required first, then of what is optional."""
     for good, text in check_machine_parts():
-        console.print(("[green]ok[/]   " if good else "[red]no[/]   ") + text, highlight=False)
-        well = well and good
+        yield Finding(good, True, text)
     for name, purpose in OPTIONAL.items():
         there = importlib.util.find_spec(name.replace("-cpu", "")) is not None
-        console.print(
-            f"{'[green]ok[/]  ' if there else '[dim]none[/]'} {name}: optional, for {purpose}", highlight=False
-        )
+        yield Finding(there, False, f"{name}: optional, for {purpose}")
     import torch
 
     from learning.sandbox.enforced import enforced
 
     good, text = enforced()
-    console.print(f"{'[green]ok[/]  ' if good else '[dim]none[/]'} {text}", highlight=False)
+    yield Finding(good, False, text)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    console.print(f"{'[green]ok[/]  ' if gpus else '[dim]none[/]'} {gpus} GPUs", highlight=False)
-    return 0 if well else 1
+    yield Finding(gpus > 0, False, f"{gpus} GPUs")
+
+
+def report_machine(console: Console, *, as_json: bool) -> int:
+    """Print the checks; return 1 if something required is missing."""
+    findings = []
+    for one in check_machine():
+        findings.append(one)
+        if not as_json:
+            mark = "[green]ok[/]  " if one.ok else "[red]no[/]  " if one.required else "[dim]none[/]"
+            console.print(f"{mark} {one.message}", highlight=False)
+    if as_json:
+        print(json.dumps([asdict(one) for one in findings], indent=1))
+    return 0 if all(one.ok for one in findings if one.required) else 1

@@ -70,12 +70,15 @@ def pin(
         str | None, typer.Argument(help="A step, key, digest, run or artifact folder; default: list.")
     ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the pin: keep it no longer than others.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Protect an artifact and its ancestors from `gc`; without a target, list the pinned artifacts."""
+    if as_json and target is not None:
+        raise PlanError("--json lists the pinned artifacts; leave the target out")
     from flows.history.garbage import pin_target
     from lineage.layout import Layout
 
-    pin_target(Layout.find(), target, console, remove=remove)
+    pin_target(Layout.find(), target, console, remove=remove, as_json=as_json)
 
 
 Remote = Annotated[

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.options import console
+from flows.commands.options import AsJson, console
 from schemas.errors import PlanError
 
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of 127.0.0.1; 0: any free one.")]
@@ -60,8 +60,8 @@ def mcp(
     make_server(Path.cwd(), allow_run).run("stdio")
 
 
-def doctor() -> None:
+def doctor(as_json: AsJson = False) -> None:
     """Check this machine, and list what is missing."""
     from flows.commands.doctor import report_machine
 
-    raise typer.Exit(report_machine(console))
+    raise typer.Exit(report_machine(console, as_json=as_json))

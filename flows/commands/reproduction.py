@@ -46,10 +46,15 @@ def lock(
     recipe: RecipeFile,
     profile: Profile = None,
     overrides: Overrides = [],  # noqa: B006
+    as_json: AsJson = False,
 ) -> None:
     """Write a recipe's lock, which pins what its results depend on, for `run --locked` and `plan --locked`."""
-    from flows.planning.locking import lock_recipe
+    from flows.planning.locking import lock_path, lock_recipe, read_lock
     from lineage.layout import Layout
 
-    for line in lock_recipe(recipe, Layout.find(), profile=profile, overrides=overrides, warn=warn):
+    lines = list(lock_recipe(recipe, Layout.find(), profile=profile, overrides=overrides, warn=warn))
+    if as_json:
+        print(json.dumps({"file": str(lock_path(recipe)), **read_lock(lock_path(recipe))}, indent=1))
+        return
+    for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -1,5 +1,6 @@
 """`posttrain gc`: list what a checkout does not need, and remove it on request; safe during active runs."""
 
+import json
 import shutil
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -99,8 +100,13 @@ def find_garbage(layout: Layout, policy: Policy) -> Clearance:
     return Clearance(stay, garbage, in_use)
 
 
-def pin_target(layout: Layout, target: str | None, console: Console, *, remove: bool) -> None:
+def pin_target(
+    layout: Layout, target: str | None, console: Console, *, remove: bool = False, as_json: bool = False
+) -> None:
     """Pin or unpin a target; without a target, list the pins. Raise UnknownTarget."""
+    if target is None and as_json:
+        print(json.dumps([{"key": key, **pinned} for key, pinned in read_pins(layout).items()], indent=1))
+        return
     if target is None:
         for key, pinned in read_pins(layout).items():
             console.print(Text(f"{key[:16]}  {pinned['word']}, since {pinned['since']}"))

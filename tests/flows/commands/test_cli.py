@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from flows.cli import main
+from flows.commands import doctor
 from flows.runs import lookup
 from lineage.layout import Layout
 from schemas.errors import PlanError
@@ -251,6 +253,32 @@ def test_a_plan_as_json_is_a_plan(ran):
     plan = json.loads(ran("plan", "good.yaml", "--json"))
     assert [step["name"] for step in plan["steps"]] == ["a", "b"]
     assert len(plan["steps"][0]["key"]) == 64
+
+
+def test_checks_pins_and_locks_are_also_printed_as_json(ran):
+    (record,) = json.loads(ran("validate", "good.yaml", "--json"))
+    assert record == {"file": "good.yaml", "ok": True, "warnings": [], "problems": [], "steps": 2}
+    (record,) = json.loads(ran("validate", "good.yaml", "--json", "--set", "stages.b.functoin=1", code=3))
+    assert (record["ok"], record["problems"][0]["path"]) == (False, "stages.b.functoin")
+    assert "function" in record["problems"][0]["advice"]
+    ran("pin", "a")
+    assert [pinned["word"] for pinned in json.loads(ran("pin", "--json"))] == ["a"]
+    assert "leave the target out" in ran("pin", "a", "--json", code=3)
+    ran("pin", "a", "--remove")
+    assert json.loads(ran("pin", "--json")) == []
+    locked = json.loads(ran("lock", "good.yaml", "--json"))
+    assert (locked["file"], list(locked["steps"])) == ("good.lock", ["a", "b"])
+    (ran.folder / "good.lock").unlink()
+
+
+def test_the_checks_of_doctor_are_also_printed_as_json(monkeypatch, capsys):
+    findings = [doctor.Finding(True, True, "all is here"), doctor.Finding(False, False, "0 GPUs")]
+    monkeypatch.setattr(doctor, "check_machine", lambda: iter(findings))
+    assert doctor.report_machine(Console(), as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)[1] == {"ok": False, "required": False, "message": "0 GPUs"}
+    findings.append(doctor.Finding(False, True, "torch is missing"))
+    assert doctor.report_machine(Console(), as_json=False) == 1
+    assert "no   torch is missing" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [["status"], ["plan", "good.yaml"], ["query", "select * from steps"]])
