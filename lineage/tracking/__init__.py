@@ -1,1 +1,1 @@
-"""Runs and steps as MLflow runs."""
+"""Runs and steps as MLflow runs; curves in other trackers."""
