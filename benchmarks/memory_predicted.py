@@ -84,6 +84,7 @@ RL = {
     "logits_processors": ["memory_predicted:endless"],
     "max_steps": 2,
 }
+QLORA = {"use_peft": True, "load_in_4bit": True, "use_bnb_nested_quant": True, "lora_r": 4}
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ CASES = {
     "sft_long": Case("sft", LLAMA, 700, 4, {"per_device_train_batch_size": 4}),
     "sft_logits": Case("sft", NARROW, 64, 4, {"per_device_train_batch_size": 64}, vocabulary=3000, rows=128),
     "sft_lora": Case("sft", WIDE, 128, 4, {"per_device_train_batch_size": 4, "use_peft": True}),
+    "sft_qlora": Case("sft", WIDE, 128, 4, {"per_device_train_batch_size": 1, **QLORA}),
     "sft_accumulated": Case("sft", WIDE, 64, 4, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}),
     "sft_bfloat16": Case("sft", NARROW, 700, 4, {"per_device_train_batch_size": 4, "dtype": "bfloat16"}),
     "sft_mixed": Case("sft", NARROW, 700, 4, {"per_device_train_batch_size": 4, "bf16": True}),
@@ -143,6 +145,9 @@ CASES = {
 }
 """What runs on a CPU in seconds."""
 REAL_CASES = {
+    "sft_qlora_smollm2": Case(
+        "sft", SMOLLM2, 256, 16, {"per_device_train_batch_size": 4, **QLORA}, vocabulary=49152, rows=12
+    ),
     "sft_smollm2": Case("sft", SMOLLM2, 256, 16, {"per_device_train_batch_size": 4}, vocabulary=49152, rows=12),
     "rl_smollm2": Case(
         "rl",

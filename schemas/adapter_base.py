@@ -19,6 +19,10 @@ class BaseRecord(Schema):
 
     dtype: str
     """Precision in which the base was loaded."""
+    bnb_4bit_quant_type: str | None = None
+    """Type of its weights in 4 bits; None: they were not quantised."""
+    use_bnb_nested_quant: bool | None = None
+    """Whether the scales of its blocks were quantised as well; None: they were not."""
     kind: str | None = None
     """Kind of the artifact that holds the base."""
     key: str | None = None

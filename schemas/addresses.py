@@ -16,6 +16,7 @@ MODEL_READERS = {
     "gguf": ("learning.models.gguf", "GgufFile"),
     "adapter": ("learning.models.adapted_policy", "AdapterFolder"),
     "multimodal": ("learning.models.towers", "keep_towers"),
+    "quantised": ("learning.models.quantised", "round_weights"),
 }
 """Rare forms of models: module and name of what treats them. A step's key covers it if an input may have that form."""
 

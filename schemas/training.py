@@ -26,6 +26,8 @@ ADAPTER_CODE = {
     "refer_to_base": ("learning.models.adapted_policy", "refer_to_base"),
 }
 """What a stage that trains adapters needs besides."""
+QUANTISED_CODE = {"quantise": ("learning.models.quantised", "quantise")}
+"""What a stage that trains adapters over quantised weights needs besides."""
 Dtype = Literal["float32", "bfloat16"]
 Schedule = Literal["constant", "linear", "cosine", "cosine_with_min_lr", "warmup_stable_decay"]
 SCHEDULE_OPTIONS: dict[str, tuple[Schedule, ...]] = {
@@ -185,10 +187,18 @@ class LoRA(WithOptionalCode):
     """Whether to multiply by lora_alpha / √lora_r instead (rsLoRA, Kalajdzievski 2023)."""
     use_dora: bool = False
     """Whether to train direction and length of the weights' columns apart (DoRA, Liu et al. 2024)."""
+    load_in_4bit: bool = False
+    """Whether the weights under the adapters are stored in 4 bits (QLoRA, Dettmers et al. 2023); they are multiplied in
+    `dtype`. Needs bitsandbytes."""
+    bnb_4bit_quant_type: Literal["nf4", "fp4"] = "nf4"
+    """The 16 values of a weight in 4 bits: those of normally distributed weights, or of a floating-point number."""
+    use_bnb_nested_quant: bool = False
+    """Whether the scales of the blocks are stored in 8 bits too (double quantisation)."""
 
     def optional_code(self, asked: Collection[str] = ()) -> dict[str, tuple[str, str]]:
-        """Add the code of adapters with `use_peft`."""
-        return super().optional_code(asked) | (ADAPTER_CODE if self.use_peft else {})
+        """Add the code of adapters with `use_peft`, and that of quantised weights."""
+        own = (ADAPTER_CODE if self.use_peft else {}) | (QUANTISED_CODE if self.use_peft and self.load_in_4bit else {})
+        return super().optional_code(asked) | own
 
     @model_validator(mode="after")
     def refuse_options_without_adapters(self) -> Self:
@@ -197,6 +207,14 @@ class LoRA(WithOptionalCode):
             for option in LoRA.model_fields:
                 if option in self.model_fields_set:
                     raise ValueError(f"{option}: has an effect only with `use_peft: true`; add that, or leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def refuse_options_without_quantisation(self) -> Self:
+        """Refuse options of quantised weights where they have no effect."""
+        for option in ("bnb_4bit_quant_type", "use_bnb_nested_quant"):
+            if not self.load_in_4bit and getattr(self, option) != LoRA.model_fields[option].default:
+                raise ValueError(f"{option}: has an effect only with `load_in_4bit: true`; add that, or leave it out")
         return self
 
     @field_validator("lora_target_modules")

@@ -15,7 +15,7 @@ from learning.models.forwards import apply_compute_options, evaluation_mode
 from learning.models.memory import keep_pages
 from learning.models.optimize import make_optimizer
 from learning.models.packed import describe_forward
-from learning.models.policy import Policy, add_adapters, load_trained_policy, set_determinism
+from learning.models.policy import Policy, add_adapters, load_start_policy, quantise_policy, set_determinism
 from learning.models.reward_model import RewardModel, Scale, make_reward_model
 from learning.models.sharded_model import Trained
 from learning.parallel.group import ALONE
@@ -89,9 +89,10 @@ def run(stage: Stage, context: Context) -> Result:
     set_determinism(context.seed, context.num_threads)
     keep_pages()
     group = context.group or ALONE
-    policy = load_trained_policy(context.input("model"), stage, device=context.device, dtype=stage.dtype, group=group)
+    policy = load_start_policy(context.input("model"), stage, device=context.device, dtype=stage.dtype, group=group)
     apply_chat(policy.tokenizer, stage)
     judge = make_reward_model(policy, stage.max_length)
+    judge.policy = quantise_policy(judge.policy, stage, context.device)
     pairs = prepare_pairs(stage, context, judge.policy)
     sizes = count_tokens(pairs.train)
     epochs = Epochs(sizes, per_pass=stage.per_device_train_batch_size, passes=1, seed=context.seed)

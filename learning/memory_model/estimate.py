@@ -17,6 +17,10 @@ QUANTISED = 1 + FULL / 256
 """Bytes of a moment in 8 bits, with its share of the scale of a block."""
 
 
+FOUR_BITS = {False: 0.5 + FULL / 64, True: 0.5 + 1 / 64 + FULL / (64 * 256)}
+"""Bytes of a weight in 4 bits with its share of the scale of a block, by whether the scales are quantised as well."""
+
+
 def moment_bytes(optimizer: str, size: int) -> float:
     """Return the bytes of state that an optimiser keeps for each trained number of `size` bytes.
 
@@ -69,13 +73,30 @@ class Trained:
     """Whether gradients are held a second time for their exchange (ddp)."""
     optim: str = "adamw"
     """Name of the optimiser."""
+    quantised: tuple[int, ...] = ()
+    """Weights of each matrix in 4 bits."""
+    nested: bool = False
+    """Whether the scales of their blocks are quantised as well."""
+    loads_here: bool = False
+    """Whether the memory of this place holds the weights before they are quantised."""
 
     @property
     def weights(self) -> int:
         """Bytes of the weights that stay here; adapters are in float32."""
         frozen = self.parameters - (self.trained if self.trained == self.parameters else 0)
         trained = self.trained * (self.size if not frozen else FULL)
-        return -(-(frozen * self.size + trained) // self.shards)
+        return -(-(frozen * self.size + trained - self._saved) // self.shards)
+
+    @property
+    def _saved(self) -> int:
+        """Return the bytes that quantised weights save: all of them, but one matrix is converted back for a product."""
+        saved = sum(self.quantised) * (self.size - FOUR_BITS[self.nested])
+        return int(saved - max(self.quantised, default=0) * self.size)
+
+    @property
+    def loading(self) -> int:
+        """Return the bytes of the weights when the first of them are quantised; 0 if that takes no more than later."""
+        return self.parameters * self.size if self.quantised and self.loads_here else 0
 
     @property
     def gradients(self) -> int:
@@ -123,15 +144,15 @@ def estimate_training(model: Trained, forward: Forward, passes: int, *, name: st
     more = matrix if forward.chunks > 1 else 0
     tied = shape.vocabulary * shape.width * size if trains_all and shape.tied and forward.chunks else 0
     last = forward.backward + forward.layer()
+    loading = (Phase("loading", {"weights": model.loading}),) if model.loading else ()
     begins = {
         "gradients": before,
         "activations": forward.saved,
         "logits" if forward.chunks else "backward": head + more,
     }
     ends = {"gradients": model.gradients + tied, "activations": last}
-    return Phase(f"{name}: backward begins", {**bytes_of_parts, **begins}), Phase(
-        f"{name}: backward ends", {**bytes_of_parts, **ends}
-    )
+    moments = (("backward begins", begins), ("backward ends", ends))
+    return *(Phase(f"{name}: {moment}", {**bytes_of_parts, **parts}) for moment, parts in moments), *loading
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ ARCHITECTURES: dict[str, dict[str, bool]] = {
     "smollm3": {},
 }
 """Decoders whose tensors are known here, and how each differs from a Llama."""
+BLOCK = 64
+"""As in `learning.models.adapter_targets`."""
 ALIASES = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
 
 
@@ -126,6 +128,21 @@ class Shape:
         ends = {"model.embed_tokens": (self.width, self.vocabulary), "model.norm": (self.width, 1)}
         inner = {f"model.layers.{i}.{name}": sides for i in range(self.layers) for name, sides in layer.items()}
         return {**inner, **ends, "lm_head": (self.width, self.vocabulary)}
+
+    def quantised_matrices(self, saved: tuple[str, ...]) -> list[int]:
+        """Return the weights of each matrix that `load_in_4bit` quantises, by the rule of `list_quantised`.
+
+        GPT-2's matrices, experts and modules that are trained whole (`saved`) keep their weights.
+        """
+        if not self.gated:
+            return []
+        layers = {name: sides for name, sides in self.modules.items() if name.startswith("model.layers.")}
+        return [
+            inputs * outputs
+            for name, (inputs, outputs) in layers.items()
+            if not (inputs % BLOCK or (self.experts and ".mlp." in name))
+            and not any(name == end or name.endswith(f".{end}") for end in saved)
+        ]
 
     def adapter_parameters(self, chosen: Adapters) -> int:
         """Return the parameters that are trained with adapters.

@@ -6,10 +6,12 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from learning.models.adapters import fold_adapters
+from learning.lookup import load_model_reader
+from learning.models.adapters import fold_adapters, list_saved
 from learning.models.policy import Policy, find_gguf, find_max_length, load_outline, load_policy, load_tokenizer
 from schemas.adapter_base import BASE, BaseRecord, find_plain_base, find_tokenizer_folder, read_record, write_record
 from schemas.errors import StepError
+from schemas.training import LoRA
 
 
 class AdapterFolder:
@@ -46,7 +48,7 @@ class AdapterFolder:
         return Policy(model.eval(), tokenizer, max_length, origin=below.origin, folder=self.folder)
 
     def load_base(self, dtype: str) -> Policy:
-        """Return the model that was adapted, rounded as it was in training and then converted to `dtype`.
+        """Return the model that was adapted, rounded or quantised as it was in training and then converted to `dtype`.
 
         Raise StepError if a file is missing.
         """
@@ -57,6 +59,8 @@ class AdapterFolder:
                 raise StepError(f"{self.folder.name}: no model here, {file.relative_to(self.folder)} is missing")
         trained = self.record.dtype if self.record else dtype
         base = load_policy(self.folder / BASE, dtype=trained)
+        if self.record and self.record.bnb_4bit_quant_type:
+            load_model_reader("quantised")(base.model, self.record, list_saved(self.folder))
         if trained != dtype:
             _convert(base.model, getattr(torch, dtype))
         return base
@@ -66,10 +70,16 @@ class AdapterFolder:
         return fold_adapters(model, self.folder)
 
 
-def refer_to_base(policy: Policy, base: Path, folder: Path) -> None:
+def refer_to_base(policy: Policy, base: Path, folder: Path, options: LoRA) -> None:
     """Make `base/` of an adapter's folder a link to the folder that the policy was loaded from."""
     (folder / BASE).symlink_to(base.resolve(), target_is_directory=True)
-    write_record(folder, BaseRecord(dtype=str(policy.model.dtype).removeprefix("torch.")))
+    quantised = "quantise" in options.optional_code()
+    record = BaseRecord(
+        dtype=str(policy.model.dtype).removeprefix("torch."),
+        bnb_4bit_quant_type=options.bnb_4bit_quant_type if quantised else None,
+        use_bnb_nested_quant=options.use_bnb_nested_quant if quantised else None,
+    )
+    write_record(folder, record)
 
 
 def _convert(model: Any, dtype: torch.dtype) -> None:

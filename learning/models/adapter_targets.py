@@ -1,6 +1,7 @@
 """Which modules of a model get adapters, and which are trained whole, by the names that a recipe gives."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ from schemas.training import ALL_LINEAR, LoRA
 
 LINEAR = (nn.Linear, Conv1D)
 ADAPTABLE = (*LINEAR, nn.Embedding)
+BLOCK = 64
+"""Weights in 4 bits that share a scale."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,22 @@ def list_language_modules(model: Any) -> set[nn.Module]:
         if embedding not in inner and any(isinstance(module, PreTrainedModel) for module in inner):
             towers |= inner
     return {*decoder.modules()} - towers
+
+
+def list_quantised(model: Any, saved: Sequence[str]) -> list[str]:
+    """Return the names of the layers that get weights in 4 bits: linear ones of the language part, without the head.
+
+    Modules that are trained whole (`saved`, by names or ends of dotted names), layers with two names, and those whose
+    inputs are not a multiple of a block get none: bitsandbytes 0.50.2 reads the scales of their blocks wrongly on CPUs.
+    """
+    language, names = list_language_modules(model), {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if type(module) is nn.Linear and module in language and not module.in_features % BLOCK:
+            names.setdefault(module, []).append(name)
+    for kept in (model.get_output_embeddings(), getattr(model, "score", None)):
+        names.pop(kept, None)
+    single = [shared[0] for shared in names.values() if len(shared) == 1]
+    return [name for name in single if not any(_matches(end, name, regex=False) for end in saved)]
 
 
 def _find_all_linear(modules: dict[str, nn.Module], candidates: set[nn.Module]) -> set[str]:

@@ -12,6 +12,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from peft.utils.other import ModulesToSaveWrapper
@@ -25,6 +26,9 @@ from learning.models.adapter_targets import TargetError, Targets, find_targets, 
 from learning.models.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, find_adapter_problem
 from schemas.errors import StepError
 from schemas.training import ALL_LINEAR, LoRA
+
+PRODUCTS = 1024
+"""Rows of a quantised layer's products that are computed at once."""
 
 
 def attach_adapters(model: PreTrainedModel, options: LoRA) -> PeftModel:
@@ -78,6 +82,11 @@ def _list_adapted(model: PeftModel) -> set[str]:
 def _list_saved(model: PeftModel) -> set[str]:
     named = model.get_base_model().named_modules(remove_duplicate=False)
     return {name for name, module in named if isinstance(module, ModulesToSaveWrapper)}
+
+
+def list_saved(folder: Path) -> list[str]:
+    """Return the names of the modules that an adapter's folder holds whole."""
+    return list(json.loads((folder / ADAPTER_CONFIG).read_text()).get("modules_to_save") or [])
 
 
 def fold_adapters(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
@@ -170,10 +179,11 @@ def merge_weights(model: PeftModel) -> dict[str, Tensor]:
     """Return the weights with adapters merged, by their names in the plain model.
 
     Merged weights are new tensors, because merging and unmerging in place would accumulate rounding errors in the base.
+    Quantised weights become plain ones.
     """
     base: Any = model.get_base_model()
     named = base.named_modules(remove_duplicate=False)
-    adapted = {name: module for name, module in named if isinstance(module, LoraLayer | ModulesToSaveWrapper)}
+    adapted = {name: module for name, module in named if _is_changed(name, module)}
     plain: dict[str, Tensor] = {}
     merged: set[str] = set()
     for name, tensor in base.state_dict().items():
@@ -184,6 +194,17 @@ def merge_weights(model: PeftModel) -> dict[str, Tensor]:
             merged.add(owner)
             plain |= {f"{owner}.{key}": whole for key, whole in _merge_module(adapted[owner]).items()}
     return plain
+
+
+def _is_changed(name: str, module: nn.Module) -> bool:
+    """Return whether the weights of a module are others than the plain model's: adapted, trained whole or quantised."""
+    if isinstance(module, LoraLayer | ModulesToSaveWrapper):
+        return True
+    return _is_quantised(module) and not name.endswith(".base_layer")
+
+
+def _is_quantised(layer: Any) -> bool:
+    return hasattr(getattr(layer, "weight", None), "quant_state")
 
 
 def _list_owners(name: str) -> Iterator[str]:
@@ -199,5 +220,21 @@ def _merge_module(module: Any) -> dict[str, Tensor]:
         (name,) = module.active_adapters
         return {key: tensor.detach() for key, tensor in module.modules_to_save[name].state_dict().items()}
     alone = deepcopy(module)
+    if _is_quantised(alone):
+        return _read_products(alone)
     alone.merge()
     return {key: tensor.detach() for key, tensor in alone.get_base_layer().state_dict().items()}
+
+
+@torch.no_grad()
+def _read_products(layer: Any) -> dict[str, Tensor]:
+    """Return the weights of a plain layer that computes what a quantised one does: its products with unit vectors.
+
+    Merging into the quantised weights would quantise the sum again.
+    """
+    layer.eval()
+    base = layer.get_base_layer() if hasattr(layer, "get_base_layer") else layer
+    bias, base.bias = base.bias, None
+    unit_KK = torch.eye(base.in_features, dtype=base.compute_dtype, device=base.weight.device)
+    weight_NK = torch.cat([layer(rows) for rows in unit_KK.split(PRODUCTS)]).T.contiguous()
+    return {"weight": weight_NK} | ({} if bias is None else {"bias": bias.detach()})

@@ -113,13 +113,29 @@ def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32", gr
 
 
 def load_trained_policy(folder: Path, options: LoRA, *, device: str, dtype: str, group: Group) -> Policy:
-    """Load the policy that a stage trains; a group that shards it reads it later, unless adapters need its weights."""
+    """Load the policy that a stage trains, with quantised weights if the stage asks for them.
+
+    A group that shards it reads it later, unless adapters need its weights.
+    """
+    policy = load_start_policy(folder, options, device=device, dtype=dtype, group=group)
+    return quantise_policy(policy, options, device)
+
+
+def load_start_policy(folder: Path, options: LoRA, *, device: str, dtype: str, group: Group) -> Policy:
+    """Load the policy that a stage trains before its weights are quantised: on the CPU if they will be."""
     from_weights = options.use_peft and (options.use_dora or bool(options.modules_to_save))
     if from_weights and group.shards and group.main:
         print(
             "use_dora and modules_to_save start from the weights: every rank loads the whole model before it is sharded"
         )
+    device = device if load_optional(options, "quantise") is None else "cpu"
     return load_policy(folder, device=device, dtype=dtype, group=ALONE if from_weights else group)
+
+
+def quantise_policy(policy: Policy, options: LoRA, device: str) -> Policy:
+    """Return the policy on a device, with quantised weights if `load_in_4bit` is set, else the policy itself."""
+    quantise = load_optional(options, "quantise")
+    return policy if quantise is None else replace(policy, model=quantise(policy.model, options, device))
 
 
 def _load_model(
@@ -308,7 +324,7 @@ def save_trained(policy: Policy, folder: Path, options: LoRA) -> None:
     if policy.folder is None:
         save_policy(replace(policy, model=remove(policy.model)), folder / "base")
         return
-    refer(policy, policy.folder, folder)
+    refer(policy, policy.folder, folder, options)
     if (generation := _list_stop_ids(policy)) is not None:
         generation.save_pretrained(folder)
 

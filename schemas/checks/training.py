@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Mapping
 
 from schemas.errors import Problem
+from schemas.stages.rl import Rl
 from schemas.steps.learning_rates import find_usual_rate
 from schemas.steps.step_info import StepInfo
-from schemas.training import WHOLE_ONLY, Training
+from schemas.training import WHOLE_ONLY, LoRA, Training
 
 
 def check_training(info: StepInfo, training: Training) -> Iterator[Problem]:
@@ -14,6 +15,29 @@ def check_training(info: StepInfo, training: Training) -> Iterator[Problem]:
     if train is not None and train.strategy == "fsdp2" and train.workers > 1 and training.optim in WHOLE_ONLY:
         message = f"{training.optim} cannot update weights that are sharded over workers"
         yield info.problem("optim", message, "use `strategy: ddp`, or `optim: adamw`, `lion` or `muon`")
+    if isinstance(training, LoRA) and training.use_peft and training.load_in_4bit:
+        yield from _check_quantised(info, training)
+
+
+def _check_quantised(info: StepInfo, training: Training) -> Iterator[Problem]:
+    """Yield what does not work with weights in 4 bits under the adapters."""
+    resources = info.stage.resources
+    if resources.train is not None and resources.train.strategy == "fsdp2" and resources.train.workers > 1:
+        yield info.problem("load_in_4bit", "weights in 4 bits cannot be sharded over workers", "use `strategy: ddp`")
+    if training.bf16:
+        message = "the weights are multiplied in `dtype`, and adapters are float32 anyway"
+        yield info.problem("bf16", message, "use `dtype: bfloat16` instead")
+    if not isinstance(info.stage, Rl):
+        return
+    networks = {f"auxiliary_models.{name}": block for name, block in info.stage.auxiliary_models.items()}
+    networks |= {"critic": info.stage.critic} if info.stage.critic is not None else {}
+    for key in (key for key, block in networks.items() if block.model is None):
+        message = "it starts as a copy of the policy's body, and weights in 4 bits cannot be trained"
+        yield info.problem(key, message, "give it a `model`, or remove `load_in_4bit`")
+    for role in ("reference", "rollout"):
+        if getattr(resources, role) is not None:
+            message = "its workers would load the model without quantising it"
+            yield info.problem(f"resources.{role}", message, "remove it, or `load_in_4bit`")
 
 
 def check_learning_rate(info: StepInfo, training: Training, steps: Mapping[str, StepInfo]) -> Iterator[Problem]:

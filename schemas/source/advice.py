@@ -6,6 +6,9 @@ SYNONYMS = {
     "advantage_estimator": "advantage",
     "advantages": "advantage",
     "base_model": "model",
+    "bnb_4bit_use_double_quant": "use_bnb_nested_quant",
+    "double_quantization": "use_bnb_nested_quant",
+    "quantization_type": "bnb_4bit_quant_type",
     "batch_size": "per_device_train_batch_size",
     "bootstrap_iters": "num_bootstrap",
     "clip_grad": "max_grad_norm",
@@ -76,13 +79,11 @@ SYNONYMS = {
 }
 
 
-UNQUANTISED = (
-    "adapters over quantised weights (QLoRA) are not supported: remove it, and use `dtype: bfloat16` with `use_peft`"
-)
+IN_8_BITS = "weights in 8 bits are not supported: use `load_in_4bit: true`, or `dtype: bfloat16`, with `use_peft`"
 PUBLISH = "publish a finished model as docs/publishing.md describes"
 ELSEWHERE = {
-    "bnb_4bit_compute_dtype": UNQUANTISED,
-    "bnb_4bit_quant_type": UNQUANTISED,
+    "bnb_4bit_compute_dtype": "weights in 4 bits are multiplied in `dtype`",
+    "bnb_4bit_quant_storage": "leave it out: weights in 4 bits are stored as uint8",
     "beta": "it is `coef` of the KL term in `loss_terms` of an rl stage, and an option of a preference loss: "
     "`loss: {use: dpo, beta: 0.1}`",
     "dataset_name": "name the source: `data: hub:org/name`, or `data: path:file.jsonl`",
@@ -93,8 +94,7 @@ ELSEWHERE = {
     "fp16": "use `bf16: true`, or `dtype: bfloat16`",
     "gradient_accumulation_steps": "`max_tokens_per_micro_batch` splits a batch without changing the gradient",
     "hub_model_id": PUBLISH,
-    "load_in_4bit": UNQUANTISED,
-    "load_in_8bit": UNQUANTISED,
+    "load_in_8bit": IN_8_BITS,
     "logging_dir": "all state is in `.posttrain`; curves are in MLflow and in the report",
     "max_prompt_length": "prompts are never cut; drop long ones in a curate stage",
     "num_train_epochs": "an rl stage counts iterations: `max_steps`",
@@ -103,7 +103,7 @@ ELSEWHERE = {
     "per_device_eval_batch_size": "leave it out: it follows the batch of training",
     "per_device_train_batch_size": "an rl stage counts the completions of an iteration: `generation_batch_size`",
     "push_to_hub": PUBLISH,
-    "quantization_bit": UNQUANTISED,
+    "quantization_bit": "set `load_in_4bit: true`",
     "remove_unused_columns": "leave it out: columns that a stage does not read are ignored",
     "report_to": "leave it out: MLflow and the report get all metrics",
     "resume_from_checkpoint": "`posttrain resume` continues from the last checkpoint",

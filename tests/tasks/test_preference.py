@@ -126,6 +126,7 @@ def test_log_ratios_are_against_the_reference_that_is_named(at, training, inputs
     [
         ([{"use": "dpo"}, {"use": "nll", "weight": 0.1}], {}),
         ([{"use": "bco"}, {"use": "kto"}], {"use_peft": True, "lora_r": 2, "lora_dropout": 0.2}),
+        ([{"use": "dpo"}], {"use_peft": True, "lora_r": 2, "load_in_4bit": True}),
     ],
 )
 def test_an_interrupted_stage_gives_the_same_bits(same_when_interrupted, loss, lora):

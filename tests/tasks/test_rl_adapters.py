@@ -1,5 +1,7 @@
 """Reinforcement learning of adapters: the base stands still and is the reference; the stage resumes to its bits."""
 
+import json
+
 import pytest
 import torch
 
@@ -63,6 +65,22 @@ def test_trap_24_adapters_resume_and_the_base_is_what_it_was(same_when_interrupt
     moved = {name for name in was if not torch.equal(was[name], new[name])}
     assert moved
     assert all("proj" in name for name in moved)
+
+
+@pytest.mark.parametrize("rollout", [{"use": "synchronous"}, {"use": "one_step_off"}], ids=lambda use: use["use"])
+def test_over_weights_in_4_bits_sampling_reference_and_result_are_the_trained_policy(at, inputs, training, rollout):
+    context = at("quantised")
+    run(stage(load_in_4bit=True, references={"prev": {"sync_steps": 2}}, rollout=rollout), context)
+    points = training.curve(context)
+    assert points[0]["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert points[-1]["kl"] > 1e-5
+    assert points[0]["logprob_gap"] < 1e-5
+    made = context.folder / "outputs" / "model"
+    assert json.loads((made / "base.json").read_text())["bnb_4bit_quant_type"] == "nf4"
+    start, merged = (load_policy(folder).model.model.layers[0].mlp for folder in (inputs["model"], made))
+    with torch.no_grad():
+        changed = (start.down_proj.weight - merged.down_proj.weight).abs().amax(1)
+    assert float(changed.min()) > 0.005  # by rounding to 4 bits, wherever training moved it
 
 
 def nearer(advantage_T, lp_behav_T, lp_prev_T):

@@ -47,6 +47,7 @@ VARIANTS = {
     "full": {},
     "packing": {"packing": True, "max_length": 40, "per_device_train_batch_size": 1},
     "lora": {"use_peft": True, "lora_dropout": 0.3},
+    "qlora": {"use_peft": True, "load_in_4bit": True, "use_bnb_nested_quant": True},
 }
 
 

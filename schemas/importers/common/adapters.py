@@ -4,13 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.importers.common.draft import StageDraft
+from schemas.importers.common.leaves import is_off
 from schemas.importers.common.values import flag, number, whole, words
 from schemas.training import ALL_LINEAR
 
-QUANTISED = (
-    "the base is not quantised (QLoRA): the recipe trains LoRA over weights in bfloat16, which needs more memory; "
-    "see docs/adapters.md"
-)
+IN_BFLOAT16 = "the recipe has weights in bfloat16, which need more memory; see docs/adapters.md"
 
 
 @dataclass(frozen=True)
@@ -62,19 +60,53 @@ def convert_targets(value: Any) -> Any:
     return words(value)
 
 
-def map_quantisation(stage: StageDraft, keys: tuple[str, ...]) -> bool:
-    """Record that the base is not quantised; return whether the input asks for it."""
-    asked = False
-    for key in keys:
-        value = stage.leaves.get(key)
-        if value in (None, False, "", "none", "no", "false"):
-            stage.leaves.harmless(key, "is off")
-        else:
-            asked = True
-            stage.leaves.account(key, "not supported", QUANTISED)
-    if asked and "dtype" not in stage.lines:
-        use_bfloat16(stage, "instead of a quantised base")
-    return asked
+@dataclass(frozen=True)
+class QuantisationNames:
+    """What a tool calls the keys of quantised weights, and the defaults that it has."""
+
+    switches: tuple[str, ...]
+    """Keys that switch quantised weights on: a flag, or a number of bits."""
+    type: str = ""
+    nested: str = ""
+    rest: tuple[str, ...] = ()
+    """Keys that add nothing."""
+    fallback_type: str = "nf4"
+    is_nested: bool = False
+
+
+def map_quantisation(stage: StageDraft, names: QuantisationNames, *, sharded: bool = False) -> bool:
+    """Take over a base in 4 bits with its options; return whether the input asks for a quantised one.
+
+    One in 8 bits, one that is sharded, and one without adapters become a base in bfloat16.
+    """
+    leaves, options = stage.leaves, (names.type, names.nested, *names.rest)
+    wanted = [key for key in names.switches if not is_off(leaves.get(key))]
+    for key in set(names.switches) - set(wanted):
+        leaves.harmless(key, "is off")
+    if not wanted:
+        for key in filter(None, options):
+            leaves.harmless(key, "of quantised weights, which are not used")
+        return False
+    reason = _find_obstacle(stage, wanted[0], sharded)
+    use_bfloat16(stage, "instead of quantised weights" if reason else f"of the products with {wanted[0]}")
+    for key in wanted:
+        leaves.account(key, *(("not supported", reason) if reason else ("mapped", f"{stage.name}.load_in_4bit")))
+    if not reason:
+        stage.put("load_in_4bit", True, wanted[0])
+        stage.copy(names.type or "quant_type", "bnb_4bit_quant_type", str, names.fallback_type)
+        stage.copy(names.nested or "double_quant", "use_bnb_nested_quant", flag, names.is_nested)
+    for key in filter(None, options):
+        leaves.harmless(key, "of weights in 4 bits, which are not used" if reason else "follows from `dtype`")
+    return True
+
+
+def _find_obstacle(stage: StageDraft, switch: str, sharded: bool) -> str:
+    """Return why the recipe has no weights in 4 bits; empty if it has."""
+    if "8bit" in switch or str(stage.leaves.get(switch)) == "8":
+        return f"weights in 8 bits: {IN_BFLOAT16}"
+    if not stage.get("use_peft"):
+        return f"weights in 4 bits cannot be trained without adapters: {IN_BFLOAT16}"
+    return f"weights in 4 bits cannot be sharded: {IN_BFLOAT16}" if sharded else ""
 
 
 def use_bfloat16(stage: StageDraft, source: str) -> None:

@@ -173,10 +173,8 @@ def put_sources(stage: StageDraft, port: str, sources: list[Source], source: str
 def map_group(job: Job, stage: StageDraft, fsdp: tuple[str, ...], deepspeed: tuple[str, ...]) -> None:
     """Take over sharding and data parallelism as `resources`, which only `--devices` above 1 needs."""
     leaves = job.leaves
-    sharded = next((key for key in fsdp if not _is_off(leaves.get(key))), None)
-    zero = next((key for key in deepspeed if not _is_off(leaves.get(key))), None)
-    shards = sharded is not None or (zero is not None and _reads_zero_2_or_3(leaves.get(zero)))
-    strategy = "fsdp2" if shards else "ddp"
+    sharded, zero = (_find_first_on(job, keys) for keys in (fsdp, deepspeed))
+    strategy = "fsdp2" if asks_for_shards(job, fsdp, deepspeed) else "ddp"
     if job.devices > 1:
         group = {"train": {"workers": job.devices, "num_gpus": 1, "strategy": strategy}}
         stage.put("resources", group, sharded or zero or f"--devices {job.devices}")
@@ -191,6 +189,17 @@ def map_group(job: Job, stage: StageDraft, fsdp: tuple[str, ...], deepspeed: tup
             else:
                 why = "one device has nothing to shard" if job.devices == 1 else "posttrain wraps every block"
                 leaves.harmless(leaf, f"{why}; `--devices N` writes `resources`")
+
+
+def asks_for_shards(job: Job, fsdp: tuple[str, ...], deepspeed: tuple[str, ...]) -> bool:
+    """Return whether a configuration shards its model over devices, of which there is more than one."""
+    zero = _find_first_on(job, deepspeed)
+    stages = zero is not None and _reads_zero_2_or_3(job.leaves.get(zero))
+    return job.devices > 1 and (stages or _find_first_on(job, fsdp) is not None)
+
+
+def _find_first_on(job: Job, keys: tuple[str, ...]) -> str | None:
+    return next((key for key in keys if not _is_off(job.leaves.get(key))), None)
 
 
 def _is_off(value: Any) -> bool:

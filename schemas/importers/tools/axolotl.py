@@ -2,12 +2,13 @@
 
 from typing import Any
 
-from schemas.importers.common.adapters import LoraNames, map_adapters, map_quantisation, use_bfloat16
+from schemas.importers.common.adapters import LoraNames, QuantisationNames, map_adapters, map_quantisation, use_bfloat16
 from schemas.importers.common.common_keys import HARMLESS, LOADING, SPEED, UNSUPPORTED
 from schemas.importers.common.draft import StageDraft
 from schemas.importers.common.job import (
     Job,
     Tool,
+    asks_for_shards,
     map_evaluation,
     map_group,
     map_model,
@@ -25,6 +26,8 @@ from schemas.importers.tools.trl_rl import map_rl
 
 NAMES = Names(optim="optimizer", schedule="lr_scheduler", shape="cosine", warmup=0.03, rate=2e-4)
 LORA = LoraNames(rslora="peft_use_rslora", dora="peft_use_dora", rank=8, scale=16)
+QUANTISATION = QuantisationNames(("load_in_4bit", "load_in_8bit"), is_nested=True)
+SHARDING = (("fsdp", "fsdp_config", "fsdp_version", "fsdp_final_state_dict_type"), ("deepspeed",))
 PAIRS = {"dpo": "dpo", "ipo": "ipo", "kto": "kto", "orpo": "orpo", "simpo": "simpo"}
 
 
@@ -75,15 +78,15 @@ def convert(job: Job) -> None:
     if adapter in ("lora", "qlora"):
         leaves.mapped("adapter", f"{stage.name}.use_peft")
     leaves.unsupported("adapter", "adapters are LoRA and its relatives: `use_peft`")
-    if map_quantisation(stage, ("load_in_4bit",)) or adapter == "qlora":
+    sharded = asks_for_shards(job, *SHARDING)
+    if not map_quantisation(stage, QUANTISATION, sharded=sharded) and adapter == "qlora":
         leaves.entries.pop("adapter", None)
-        leaves.account("adapter", "not supported" if adapter == "qlora" else "mapped", "LoRA without quantisation")
-        use_bfloat16(stage, "instead of a quantised base")
-    map_quantisation(stage, ("load_in_8bit",))
+        leaves.account("adapter", "not supported", "LoRA without quantisation, because `load_in_4bit` is off")
+        use_bfloat16(stage, "instead of quantised weights")
     map_reporting(stage)
     if kind != "rl":
         _map_held_out(job, stage)
-    map_group(job, stage, ("fsdp", "fsdp_config", "fsdp_version", "fsdp_final_state_dict_type"), ("deepspeed",))
+    map_group(job, stage, *SHARDING)
     map_seed(job, "seed", 42)
 
 

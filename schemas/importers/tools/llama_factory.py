@@ -1,13 +1,14 @@
 """LLaMA-Factory's configurations, with the data sets of a `dataset_info.json` beside them."""
 
 from schemas.base import JsonObject
-from schemas.importers.common.adapters import LoraNames, map_adapters, map_quantisation, use_bfloat16
+from schemas.importers.common.adapters import LoraNames, QuantisationNames, map_adapters, map_quantisation, use_bfloat16
 from schemas.importers.common.common_keys import HARMLESS, SPEED, UNSUPPORTED
 from schemas.importers.common.draft import StageDraft
 from schemas.importers.common.job import (
     Job,
     Source,
     Tool,
+    asks_for_shards,
     map_evaluation,
     map_group,
     map_model,
@@ -26,6 +27,14 @@ from schemas.importers.known_keys.transformers import KEYS as TRANSFORMERS
 KINDS = {"pt": "sft", "sft": "sft", "rm": "reward_model", "dpo": "preference", "kto": "preference"}
 NAMES = {"pt": "pretrain", "rm": "reward"}
 LORA = LoraNames("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "additional_target", rank=8, scale=0)
+QUANTISATION = QuantisationNames(
+    ("quantization_bit",),
+    "quantization_type",
+    "double_quantization",
+    ("quantization_method", "quantization_device_map"),
+    is_nested=True,
+)
+SHARDING = (("fsdp", "fsdp_config"), ("deepspeed",))
 STANDARD = {"messages": ("messages", "conversations"), "system": ("system",), "tools": ("tools",)}
 ALPACA = {"prompt": "instruction", "query": "input", "response": "output", "history": "history", "system": "system"}
 TAGS = ("role_tag", "content_tag", "user_tag", "assistant_tag", "observation_tag", "function_tag", "system_tag")
@@ -65,16 +74,14 @@ def convert(job: Job) -> None:
     map_adapters(stage, LORA, tuning == "lora", "finetuning_type")
     known = tuning in ("lora", "full")
     leaves.account("finetuning_type", "mapped" if known else "not supported", "use_peft, or all weights without it")
-    map_quantisation(stage, ("quantization_bit",))
-    for key in ("quantization_method", "quantization_type", "double_quantization", "quantization_device_map"):
-        leaves.harmless(key, "of quantised weights, which are not used")
+    map_quantisation(stage, QUANTISATION, sharded=asks_for_shards(job, *SHARDING))
     map_reporting(stage)
     stage.lines.pop("gradient_checkpointing", None)
     if leaves.get("disable_gradient_checkpointing") is not True:
         stage.put("gradient_checkpointing", True, "disable_gradient_checkpointing")
     leaves.account("disable_gradient_checkpointing", "mapped", f"{stage.name}.gradient_checkpointing")
     map_evaluation(stage, "val_size", "eval_steps", "early_stopping_steps")
-    map_group(job, stage, ("fsdp", "fsdp_config"), ("deepspeed",))
+    map_group(job, stage, *SHARDING)
     map_seed(job, "seed", 42)
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from schemas.importers.common.adapters import LoraNames, map_adapters, map_quantisation
+from schemas.importers.common.adapters import LoraNames, QuantisationNames, map_adapters, map_quantisation
 from schemas.importers.common.common_keys import FOLDERS, HARMLESS, LOADING, PUBLISH, SPEED, TRACKING, UNSUPPORTED
 from schemas.importers.common.draft import StageDraft
 from schemas.importers.common.job import (
@@ -25,8 +25,10 @@ from schemas.importers.known_keys.open_instruct import KEYS
 from schemas.importers.known_keys.trees import spread
 
 LORA = LoraNames("lora_rank", rank=64, scale=16, dropped=0.1)
+QUANTISATION = QuantisationNames(("use_qlora",), is_nested=True)
 MIXERS = ("dataset_mixer_list", "mixer_list", "dataset_mixer")
 GRPO_MARKS = ("num_unique_prompts_rollout", "num_samples_per_prompt_rollout", "total_episodes", "response_length")
+ZERO = ("deepspeed_stage", "zero_stage")
 DPO_MARKS = ("beta", "dpo_beta", "loss_type", "dpo_loss_type", "packing_dpo")
 
 
@@ -69,7 +71,7 @@ def convert(job: Job) -> None:
     leaves.unsupported("mixed_precision", "the recipe computes in bfloat16: `bf16: true`")
     map_adapters(stage, LORA, bool(leaves.get("use_lora")), "use_lora")
     leaves.account("use_lora", "mapped", f"{stage.name}.use_peft")
-    map_quantisation(stage, ("use_qlora",))
+    map_quantisation(stage, QUANTISATION, sharded=job.devices > 1 and _shards(job))
     if leaves.get("use_8bit_optimizer"):
         stage.put("optim", "adamw_8bit", "use_8bit_optimizer")
     leaves.account("use_8bit_optimizer", "mapped", f"{stage.name}.optim")
@@ -80,11 +82,14 @@ def convert(job: Job) -> None:
         )
     if leaves.has("system_prompt_override_file"):
         leaves.account("system_prompt_override_file", "not supported", "set `system_prompt`")
-    zero = ("deepspeed_stage", "zero_stage")
-    if leaves.get("deepspeed_stage") in (2, 3) or leaves.get("zero_stage") in (2, 3):
-        map_group(job, stage, zero, ())
-    map_group(job, stage, (), zero)
+    if _shards(job):
+        map_group(job, stage, ZERO, ())
+    map_group(job, stage, (), ZERO)
     map_seed(job, "seed", 42 if kind == "sft" else None)
+
+
+def _shards(job: Job) -> bool:
+    return any(job.leaves.get(key) in (2, 3) for key in ZERO)
 
 
 def _find_kind(job: Job) -> str:

@@ -1,7 +1,7 @@
 """oumi's training configurations."""
 
 from schemas.base import JsonObject
-from schemas.importers.common.adapters import LoraNames, map_adapters, map_quantisation
+from schemas.importers.common.adapters import LoraNames, QuantisationNames, map_adapters, map_quantisation
 from schemas.importers.common.common_keys import FOLDERS, HARMLESS, LOADING, RESUME, SPEED, TRACKING, UNSUPPORTED
 from schemas.importers.common.draft import StageDraft
 from schemas.importers.common.job import (
@@ -50,6 +50,13 @@ LORA = LoraNames(
     rank=8,
     scale=8,
 )
+QUANTISATION = QuantisationNames(
+    (f"{P}q_lora",),
+    f"{P}bnb_4bit_quant_type",
+    f"{P}use_bnb_nested_quant",
+    (f"{P}q_lora_bits", f"{P}bnb_4bit_compute_dtype"),
+    fallback_type="fp4",
+)
 TRAINERS = {
     "TRL_SFT": ("sft", "sft"),
     "HF": ("sft", "sft"),
@@ -91,9 +98,7 @@ def convert(job: Job) -> None:
     _map_precision(stage)
     map_adapters(stage, LORA, bool(leaves.get(f"{T}use_peft")), f"{T}use_peft")
     leaves.account(f"{T}use_peft", "mapped", f"{stage.name}.use_peft")
-    if map_quantisation(stage, (f"{P}q_lora",)):
-        for key in ("q_lora_bits", "bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_compute_dtype"):
-            leaves.harmless(f"{P}{key}", "of quantised weights, which are not used")
+    map_quantisation(stage, QUANTISATION, sharded=job.devices > 1 and _shards(job))
     names = {"save": f"{T}save_steps", "log": f"{T}logging_steps", "recompute": f"{T}enable_gradient_checkpointing"}
     map_reporting(stage, names)
     if kind != "rl":
@@ -112,12 +117,17 @@ def _map_groups(job: Job, stage: StageDraft) -> None:
     for part, switch in (("fsdp", "enable_fsdp"), ("deepspeed", "enable_deepspeed")):
         if not leaves.get(f"{part}.{switch}"):
             leaves.harmless(part, "is off")
-    shards = leaves.get("fsdp.enable_fsdp") or "3" in str(leaves.get("deepspeed.zero_stage", ""))
+    shards = _shards(job)
     switch = "fsdp.enable_fsdp" if shards and leaves.get("fsdp.enable_fsdp") else "deepspeed.enable_deepspeed"
     map_group(job, stage, ("fsdp",) if shards else (), ("deepspeed",))
     if shards and job.devices > 1:
         group = {"train": {"workers": job.devices, "num_gpus": 1, "strategy": "fsdp2"}}
         stage.put("resources", group, switch)
+
+
+def _shards(job: Job) -> bool:
+    leaves = job.leaves
+    return bool(leaves.get("fsdp.enable_fsdp")) or "3" in str(leaves.get("deepspeed.zero_stage", ""))
 
 
 def _map_data(job: Job, stage: StageDraft, port: str) -> None:

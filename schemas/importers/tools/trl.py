@@ -1,13 +1,14 @@
 """TRL's configurations: `trl sft | dpo | kto | grpo | rloo | reward --config FILE`."""
 
 from schemas.base import JsonObject
-from schemas.importers.common.adapters import LoraNames, map_adapters, map_quantisation
+from schemas.importers.common.adapters import LoraNames, QuantisationNames, map_adapters, map_quantisation
 from schemas.importers.common.common_keys import HARMLESS, SPEED, UNSUPPORTED
 from schemas.importers.common.draft import StageDraft
 from schemas.importers.common.job import (
     Job,
     Source,
     Tool,
+    asks_for_shards,
     map_evaluation,
     map_group,
     map_model,
@@ -43,8 +44,13 @@ TRAINERS = {
 }
 RATES = {"sft": 2e-5, "dpo": 1e-6, "kto": 1e-6, "reward": 1e-4, "grpo": 1e-6, "rloo": 1e-6}
 LORA = LoraNames(dropped=0.05)
-QUANTISED = ("load_in_4bit", "load_in_8bit")
-QUANTISATION = ("bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage", "bnb_4bit_compute_dtype")
+QUANTISATION = QuantisationNames(
+    ("load_in_4bit", "load_in_8bit"),
+    "bnb_4bit_quant_type",
+    "use_bnb_nested_quant",
+    ("bnb_4bit_quant_storage", "bnb_4bit_compute_dtype"),
+)
+SHARDING = (("fsdp", "fsdp_config"), ("deepspeed",))
 
 
 def convert(job: Job) -> None:
@@ -87,9 +93,7 @@ def convert(job: Job) -> None:
         leaves.harmless("bf16", "the default")
     map_adapters(stage, LORA, bool(leaves.get("use_peft")), "use_peft")
     leaves.account("use_peft", "mapped", f"{stage.name}.use_peft")
-    map_quantisation(stage, QUANTISED)
-    for key in QUANTISATION:
-        leaves.harmless(key, "of quantised weights, which are not used")
+    map_quantisation(stage, QUANTISATION, sharded=asks_for_shards(job, *SHARDING))
     leaves.harmless("lora_task_type", "found from the stage")
     map_reporting(stage)
     if kind != "rl":
@@ -99,7 +103,7 @@ def convert(job: Job) -> None:
     )
     for key in ("eval_strategy", "eval_steps", "num_generations_eval"):
         leaves.harmless(key, "give `eval_prompts` to evaluate in training")
-    map_group(job, stage, ("fsdp", "fsdp_config"), ("deepspeed",))
+    map_group(job, stage, *SHARDING)
     map_seed(job, "seed", 42)
 
 

@@ -9,6 +9,7 @@ from lineage.layout import Layout
 from schemas.errors import RecipeError
 from schemas.recipe.load import load_recipe
 from tests.flows.checkout import REPOSITORY
+from tests.small_steps import write_checkpoint_files
 
 RECIPE = """\
 name: adapted
@@ -49,6 +50,13 @@ def test_modules_of_a_source(tmp_path, tiny_policy_folder):
     plan(tmp_path, "modules_to_save: [q_norm]", model=f'"path:{tiny_policy_folder}"')
     with pytest.raises(RecipeError, match=r"recipe\.yaml:15:\d+: .*regular expression matches no module .*gate_proj"):
         plan(tmp_path, "lora_target_modules: 'c_attn'", model=f'"path:{tiny_policy_folder}"')
+
+
+def test_models_without_weights_in_4_bits_are_refused_by_name(tmp_path):
+    plan(tmp_path, "load_in_4bit: true")
+    write_checkpoint_files(tmp_path / "theirs", "mamba")
+    with pytest.raises(RecipeError, match=r"yaml:15:5: stages.second.load_in_4bit: mamba reads the weights of linear"):
+        plan(tmp_path, "load_in_4bit: true", model=f'"path:{tmp_path}/theirs"')
 
 
 def test_the_recipe_of_the_documentation_is_valid(tmp_path):

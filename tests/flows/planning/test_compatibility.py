@@ -94,12 +94,14 @@ def test_doctor_reports_what_does_not_fit(installed, tmp_path, monkeypatch):
     )
 
 
-def test_a_step_with_eight_bit_state_needs_bitsandbytes_and_others_do_not(monkeypatch):
+def test_steps_with_eight_bit_state_or_weights_in_4_bits_need_bitsandbytes_and_others_do_not(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("flows.planning.compatibility.QUANTISING", "aa-quantising")
     wanting = Step(**{**STEP, "settings": {"optim": "lion_8bit"}}, code={})
+    qlora = Step(**{**STEP, "settings": {"use_peft": True, "load_in_4bit": True}}, code={})
     assert find_engine_problems([WITHOUT]) == []
-    with pytest.raises(PlanError, match=r"bitsandbytes is not installed.*pip install 'posttrain\[bitsandbytes\]'"):
-        verify_engines([wanting])
+    for step in (wanting, qlora):
+        with pytest.raises(PlanError, match=r"bitsandbytes is not installed.*pip install 'posttrain\[bitsandbytes\]'"):
+            verify_engines([step])
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert find_engine_problems([wanting]) == []

@@ -31,10 +31,11 @@ from learning.generation.engines import running
 from learning.generation.services import row_streams as streams
 from learning.memory_model import estimate as memory_estimate
 from learning.memory_model import forward as memory_estimate_forward
+from learning.memory_model import shape as memory_shape
 from learning.memory_model.estimate import Phase, Place, Slots, Trained, estimate_training
 from learning.memory_model.forward import Forward, Pass, Precision
 from learning.memory_model.shape import ARCHITECTURES, Shape, read_shape
-from learning.models import cpu_attention, packed, segments
+from learning.models import adapter_targets, cpu_attention, packed, segments
 from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
 from schemas.resources import Resources
@@ -47,7 +48,7 @@ SCRIPT = REPOSITORY / "benchmarks" / "memory_predicted.py"
 LOWEST, HIGHEST = 0.9, 1.2
 
 
-def config_of(kind):
+def config_of(kind, **more):
     own = {"qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 24}, "mixtral": {"num_local_experts": 4}}
     if kind == "gpt2":
         sizes = {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 64}
@@ -60,8 +61,9 @@ def config_of(kind):
             "num_key_value_heads": 2,
         }
         sizes |= {} if kind == "phi3" else {"head_dim": 16}
+    sizes |= {key: more.pop(key) for key in sizes.keys() & more.keys()}
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    return CONFIG_MAPPING[kind](vocab_size=120, **sizes, **ids, **own.get(kind, {}))
+    return CONFIG_MAPPING[kind](vocab_size=120, **sizes, **ids, **own.get(kind, {}), **more)
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
@@ -99,7 +101,30 @@ def test_adapters_are_counted_exactly(more, tied):
     assert read_shape(config.to_dict()).adapter_parameters(read_adapters(stage.model_dump())) == trained
 
 
+@pytest.mark.parametrize(("kind", "nested"), [("qwen3", False), ("qwen3", True), ("mixtral", False)])
+def test_weights_in_4_bits_are_counted(kind, nested):
+    pytest.importorskip("bitsandbytes")
+    from learning.models.quantised import quantise
+    from schemas.training import LoRA
+
+    config = config_of(kind, hidden_size=128)
+    model = AutoModelForCausalLM.from_config(config)
+    shape, total = read_shape(config.to_dict()), model.num_parameters()
+    matrices = tuple(shape.quantised_matrices(("o_proj",)))
+    assert read_shape(config_of("gpt2").to_dict()).quantised_matrices(()) == []
+    chosen = LoRA(use_peft=True, load_in_4bit=True, use_bnb_nested_quant=nested, modules_to_save=["o_proj"])
+    layers = [m for m in quantise(model, chosen, "cpu").modules() if hasattr(m, "quant_storage")]
+    assert sorted(matrices) == sorted(m.in_features * m.out_features for m in layers)
+    scales = [m.weight.quant_state for m in layers]
+    held = sum(p.nbytes for p in model.parameters())
+    held += sum(s.absmax.nbytes + (s.state2.absmax.nbytes if nested else 0) for s in scales)
+    counted = Trained(shape, total, 0, quantised=matrices, nested=nested)
+    assert counted.weights - max(matrices) * 4 == pytest.approx(held, rel=1e-3)
+    assert replace(counted, loads_here=True).loading == total * 4
+
+
 def test_constants_are_those_of_the_code():
+    assert adapter_targets.BLOCK == memory_shape.BLOCK
     assert packed.LOGITS_PER_CHUNK == memory_estimate_forward.LOGITS_PER_CHUNK
     assert (cpu_attention.SHORTEST, cpu_attention.LONGEST) == memory_estimate_forward.ROW
     assert cpu_attention.SPAN == memory_estimate_forward.SPAN

@@ -20,7 +20,8 @@ from schemas.stages.sft import Sft
         (Rl, "beta", "`loss_terms`"),
         (Preference, "beta", "`loss: {use: dpo, beta: 0.1}`"),
         (Rl, "num_train_epochs", "`max_steps`"),
-        (Sft, "load_in_4bit", "QLoRA"),
+        (Sft, "load_in_8bit", "use `load_in_4bit: true`"),
+        (Sft, "bnb_4bit_use_double_quant", "posttrain calls this `use_bnb_nested_quant`"),
         (Sft, "dataset_name", "`data: hub:org/name`"),
     ],
 )
