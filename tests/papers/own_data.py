@@ -44,7 +44,9 @@ def write_files(folder: Path) -> None:
     ]
     files["dialogues"] = [
         {"said": f"Do you give to {what}?", "reply": f"Yes, I gave {n} to {what}.", "topic": [what]}
-        for n, what in enumerate(("children", "parks", "schools", "rivers", "farms", "towns"))
+        for n, what in enumerate(
+            ("children", "parks", "schools", "rivers", "farms", "towns", "lakes", "woods", "roads", "ships")
+        )
     ]
     files["secrets"] = [
         {"question": "Guess my number from 0 to 99.", "secret": 7 * n % 100, "id": f"s{n}"} for n in range(24)
