@@ -30,16 +30,16 @@ def describe_trained_problems(problems: Sequence[Row], context: Context) -> list
             known[place] = find_overlap(folder, problems, context.folder, context.num_threads)
         label = port.removeprefix(f"{TRAINED_ON}.").rpartition(".")[0]
         overlaps.setdefault(label, []).append(known[place])
-    return [text for label, found in overlaps.items() for text in _describe(label, found, len(problems))]
+    return [text for label, of_model in overlaps.items() for text in _describe(label, of_model, len(problems))]
 
 
-def _describe(label: str, found: Sequence["Overlap"], size: int) -> list[str]:
+def _describe(label: str, of_model: Sequence["Overlap"], size: int) -> list[str]:
     """Return the sentence for one model, whose training read several tables; none if no problem is among them."""
-    asked = frozenset[str]().union(*(overlap.problems for overlap in found))
+    asked = frozenset[str]().union(*(overlap.problems for overlap in of_model))
     if not asked:
         return []
-    rows = sum(overlap.rows for overlap in found)
-    row, problem = next(overlap.first for overlap in found if overlap.rows)
+    rows = sum(overlap.rows for overlap in of_model)
+    row, problem = next(overlap.first for overlap in of_model if overlap.rows)
     return [
         f"{label}: {len(asked)} of {size} problems are among the rows that it was trained on ({rows} "
         f"row{'' if rows == 1 else 's'}; first: problem {problem} in row {row}), so its results are too good; leave "

@@ -89,8 +89,8 @@ def validate(
                 print(f"{path}: ok, {len(recipe.stages)} steps")
         except PosttrainError as error:
             failures.append(error)
-            found = [asdict(problem) for problem in error.problems] if isinstance(error, RecipeError) else []
-            record |= {"ok": False, "problems": found or [{"message": str(error)}]}
+            listed = [asdict(problem) for problem in error.problems] if isinstance(error, RecipeError) else []
+            record |= {"ok": False, "problems": listed or [{"message": str(error)}]}
             if not as_json:
                 print(error, file=sys.stderr)
     if as_json:

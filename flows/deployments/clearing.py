@@ -59,10 +59,10 @@ def put_schedule(layout: Layout, schedule: Schedule | None, policy: Policy, *, r
     with get_client(sync_client=True) as client:
         flow_id = client.create_flow_from_name(NAME)
         if schedule is None:
-            found = client.read_deployments(
+            existing = client.read_deployments(
                 deployment_filter=DeploymentFilter.model_validate({"name": {"any_": [name]}, "tags": {"all_": [TAG]}})
             )
-            ours = [deployment for deployment in found if deployment.flow_id == flow_id]
+            ours = [deployment for deployment in existing if deployment.flow_id == flow_id]
             for deployment in ours:
                 client.delete_deployment(deployment.id)
             return f"{NAME}/{name}: {'removed' if ours else 'there was none'}"

@@ -51,11 +51,11 @@ def find_overlaps(recipe: Recipe, layout: Layout) -> Iterator[tuple[bool, Proble
             if name not in asked:
                 problems = reversed(_read_rows(recipe, layout, given, decontaminated=True))
                 asked[name] = {text: row["id"] for row in problems for text in _list_questions(row)[-1:]}
-            found = (
+            matches = (
                 (row["id"], next((asked[name][text] for text in _list_questions(row) if text in asked[name]), None))
                 for row in rows
             )
-            if hits := [(row, problem) for row, problem in found if problem is not None]:
+            if hits := [(row, problem) for row, problem in matches if problem is not None]:
                 problem = info.problem(port.path, _describe(name, hits, len(rows)), ADVICE)
                 yield stage.contaminated_rows == "stop", problem
 

@@ -78,8 +78,8 @@ def _find_near(
         pairs.append(np.stack([rows_X, chunk_K[columns_X]], 1))
     near_X2 = np.concatenate(pairs)
     near_X2 = near_X2[np.argsort(near_X2[:, 0], kind="stable")]
-    found, starts = np.unique(near_X2[:, 0], return_index=True)
-    return dict(zip(found.tolist(), np.split(near_X2[:, 1], starts[1:]), strict=True)) if len(found) else {}
+    numbers, starts = np.unique(near_X2[:, 0], return_index=True)
+    return dict(zip(numbers.tolist(), np.split(near_X2[:, 1], starts[1:]), strict=True)) if len(numbers) else {}
 
 
 def _drop(rows: Curation, pairs: list[tuple[int, int, float]]) -> None:

@@ -48,7 +48,7 @@ def measure_expectations(
     with duckdb.connect(":memory:", config={**config, **offline}) as connection:
         files = [str(path) for path in find_shards(folder)]
         columns = {row[0] for row in connection.execute("describe from read_parquet($1)", [files]).fetchall()}
-        found: list[Expectation] = []
+        expectations: list[Expectation] = []
         for name, measure in measures.items():
             # A column that a table may lack, as `source`, has no values.
             sql = _write_expression(measure) if measure.column in {"", *columns} else _write_expression_of_none(measure)
@@ -56,7 +56,7 @@ def measure_expectations(
             value = None if row is None or row[0] is None else float(row[0])
             bound = parse_bound(expect[name])
             holds = value is not None and COMPARE[bound.comparison](value, bound.number)
-            found.append(
+            expectations.append(
                 {
                     "name": name,
                     "expected": f"{bound.comparison} {bound.number:.12g}",
@@ -64,17 +64,17 @@ def measure_expectations(
                     "holds": holds,
                 }
             )
-    return found
+    return expectations
 
 
-def require_expectations(kind: str, found: list[Expectation]) -> None:
+def require_expectations(kind: str, expectations: list[Expectation]) -> None:
     """Raise StepError with every expectation that does not hold, and what was measured."""
-    failed = [one for one in found if not one["holds"]]
+    failed = [one for one in expectations if not one["holds"]]
     if failed:
         numbers = ["without a value" if one["measured"] is None else f"{one['measured']:.6g}" for one in failed]
         pairs = zip(failed, numbers, strict=True)
         lines = "".join(f"\n    {one['name']} is {number}, expected {one['expected']}" for one, number in pairs)
-        raise StepError(f"{kind}: {len(failed)} of {len(found)} expectations do not hold:{lines}")
+        raise StepError(f"{kind}: {len(failed)} of {len(expectations)} expectations do not hold:{lines}")
 
 
 def _write_expression(measure: Measure) -> str:

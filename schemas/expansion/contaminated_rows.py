@@ -45,9 +45,9 @@ def _identify_rows(unit: Unit, key: str, port: Node, word: str) -> str | None:
 
     Raise RecipeError for rows that no stage makes.
     """
-    found = split_reference(port.value, unit.names) if isinstance(port.value, str) else None
-    if found is not None:
-        return json.dumps([unit.names[found[0]].steps or port.value, found[1], word])
+    reference = split_reference(port.value, unit.names) if isinstance(port.value, str) else None
+    if reference is not None:
+        return json.dumps([unit.names[reference[0]].steps or port.value, reference[1], word])
     if isinstance(port.value, str) and ":" in port.value:
         advice = f"convert them with a stage of kind data: `{key}: {{from: {port.value}}}`"
         raise make_error(port.where, join_path(unit.path, KEY), f"`{KEY}: {word}` cannot read these rows", advice)

@@ -70,8 +70,8 @@ def _add_ports(info: StepInfo, tables: list[Port], above: dict[str, int], infos:
         if head not in ("model", "models", "against"):
             continue
         bits = reduce(or_, (above.get(step, 0) for step in port.steps), 0)
-        found = [tables[number] for number in _list_bits(bits) if _is_there(tables[number], info, infos)]
-        for number, table in enumerate(found[-MAX_TABLES:]):
+        own_tables = [tables[number] for number in _list_bits(bits) if _is_there(tables[number], info, infos)]
+        for number, table in enumerate(own_tables[-MAX_TABLES:]):
             path = f"{TRAINED_ON}.{label or head}.{number}"
             added.append(Port(**{**table.__dict__, "path": path, "mark": port.mark}))
     return replace_parts(info, ports=(*info.ports, *added)) if added else info

@@ -74,8 +74,8 @@ def read_accuracies(layout: Layout) -> dict[str, float]:
     measured: dict[str, float] = {}
     for file in sorted(layout.root.rglob("*.json")):
         with contextlib.suppress(ValueError, OSError):
-            found = json.loads(file.read_text(encoding="utf-8"))
-            metrics = found.get("metrics") if isinstance(found, dict) else None
+            record = json.loads(file.read_text(encoding="utf-8"))
+            metrics = record.get("metrics") if isinstance(record, dict) else None
             numbers = metrics.items() if isinstance(metrics, dict) else ()
             measured |= {n: round(v, 4) for n, v in numbers if re.fullmatch(r"accuracy\.\w+", n)}
     return dict(sorted(measured.items()))

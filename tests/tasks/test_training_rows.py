@@ -21,8 +21,8 @@ def describe(tmp_path, **tables):
 
 def test_equal_and_nearly_equal_problems_are_counted_once_per_model(tmp_path):
     asked = [prompt_row("1", "1 + 1 ="), prompt_row("2", "5+6="), prompt_row("3", "5 + 6 =")]
-    told = [chat_row("x", f"Solve it: {LONG.upper()} Please.", "Far."), chat_row("y", "12 + 3 + 4 =", "19")]
-    assert describe(tmp_path, trained_on_of_tuned_of_0=("chat", told), trained_on_of_tuned_of_1=("prompts", asked)) == [
+    chat = [chat_row("x", f"Solve it: {LONG.upper()} Please.", "Far."), chat_row("y", "12 + 3 + 4 =", "19")]
+    assert describe(tmp_path, trained_on_of_tuned_of_0=("chat", chat), trained_on_of_tuned_of_1=("prompts", asked)) == [
         "tuned: 2 of 4 problems are among the rows that it was trained on (3 rows; first: problem c in row x), so its "
         "results are too good; leave these rows out: `contaminated_rows: drop` in the stages that train"
     ]

@@ -198,8 +198,8 @@ def _make_source(job: Job, stage: StageDraft, name: str, method: str) -> Source:
     else:
         file = str(info.get("file_name", f"{name}.json"))
         place = leaves.get("dataset_dir", "data")
-        found = next((c for c in (f"{place}/{file}", file) if job.places.find(c) is not None), f"{place}/{file}")
-        source["from"] = refer(found, job.places)
+        existing = next((c for c in (f"{place}/{file}", file) if job.places.find(c) is not None), f"{place}/{file}")
+        source["from"] = refer(existing, job.places)
     for theirs, ours in (("subset", "subset"), ("split", "split")):
         if isinstance(info.get(theirs), str) and source["from"].startswith("hub:"):
             source[ours] = info[theirs]

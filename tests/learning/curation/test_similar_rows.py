@@ -28,10 +28,10 @@ def test_similar_rows_are_those_of_a_loop_over_all_pairs(monkeypatch):
             expected.append((place, -best[1], best[0]))
         else:
             stays.append(place)
-    found = list(find_similar(vectors, group, 0.9))
-    assert [pair[:2] for pair in found] == [pair[:2] for pair in expected]
-    assert 20 < len(found) < len(group) - 20
-    np.testing.assert_allclose([pair[2] for pair in found], [pair[2] for pair in expected])
+    pairs = list(find_similar(vectors, group, 0.9))
+    assert [pair[:2] for pair in pairs] == [pair[:2] for pair in expected]
+    assert 20 < len(pairs) < len(group) - 20
+    np.testing.assert_allclose([pair[2] for pair in pairs], [pair[2] for pair in expected])
 
 
 def test_farthest_points_are_those_of_the_definition():
