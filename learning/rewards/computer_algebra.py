@@ -13,8 +13,6 @@ from learning.rewards.answers import find_boxed
 from schemas.base import JsonObject
 from schemas.errors import StepError
 
-SCORER = f"{__name__}:Comparison"
-
 
 def math_verify(rows: list[Row], completions: list[str], *, last: int = 2000) -> list[float | None]:
     r"""Return 1 if the final answer equals the row's by math-verify, else 0; None for rows without an answer.
@@ -54,3 +52,7 @@ class Comparison:
         if "$" not in answer and find_boxed(answer) is None:
             gold = parse(rf"\boxed{{{answer}}}", parsing_timeout=0) or gold
         return float(verify(gold, parse(text, parsing_timeout=0), timeout_seconds=0))
+
+
+SCORER = f"{__name__}:{Comparison.__name__}"
+"""Names the class by itself, so that the keys of steps that use the reward contain its code."""

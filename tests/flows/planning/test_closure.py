@@ -233,8 +233,9 @@ def test_imports_for_type_checkers_do_not_count():
     assert read_facts(hints, "hints").imports == ["typing:TYPE_CHECKING", "json:"]
 
 
-def test_house_code_loads_modules_of_a_computed_name_in_five_places():
-    """Roots of closures: slots, optional parts, readers of models, counts of a merge. And reasoning-gym's modules."""
+def test_house_code_loads_modules_of_a_computed_name_in_six_places():
+    """Roots of closures: slots, optional parts, readers of models, counts of a merge. And what scores in the sandbox:
+    reasoning-gym's modules, and classes that rewards refer to."""
     places = set()
     for package in ("learning", "tasks", "schemas"):
         for file in (REPOSITORY / package).rglob("*.py"):
@@ -247,6 +248,7 @@ def test_house_code_loads_modules_of_a_computed_name_in_five_places():
         "load_model_reader",
         "sum_totals",
         "replace_evaluators",
+        "load_scorer",
     }
 
 
