@@ -67,9 +67,11 @@ def attach_adapters(model: PreTrainedModel, options: LoRA) -> PeftModel:
 
 
 def _name_targets(model: PreTrainedModel, options: LoRA, targets: Targets) -> list[str] | str:
-    """Return what peft is given: it would adapt the towers of a multimodal model too if given `all-linear`."""
+    """Return what peft is given: given `all-linear`, it would also adapt towers and routers, and replace experts."""
     towers = {*model.modules()} - list_language_modules(model) - {model}
-    if options.lora_target_modules == ALL_LINEAR and any(isinstance(module, PreTrainedModel) for module in towers):
+    has_towers = any(isinstance(module, PreTrainedModel) for module in towers)
+    has_stacked_experts = any(parameter.ndim == 3 for parameter in model.parameters())
+    if options.lora_target_modules == ALL_LINEAR and (has_towers or has_stacked_experts):
         return sorted(targets.adapted)
     return options.lora_target_modules
 

@@ -227,3 +227,30 @@ def test_dropout_of_adapters_stays_on_after_the_forward_pass_is_chosen(tiny_poli
         assert not torch.equal(model(IDS).logits, model(IDS).logits)
         with evaluation_mode(model):
             assert torch.equal(model(IDS).logits, model(IDS).logits)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral"])
+def test_all_linear_of_a_mixture_adapts_modules_and_no_stacked_experts(tmp_path, kind):
+    """peft itself would adapt the router and replace the experts."""
+    model = make_family(kind)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    adapted = shake(attach_adapters(model, options(lora_target_modules="all-linear")))
+    trained = {name.split(".lora_")[0] for name, p in adapted.named_parameters() if p.requires_grad}
+    linear_modules = {n for n, m in make_family(kind).named_modules() if isinstance(m, torch.nn.Linear)} - {"lm_head"}
+    assert trained == {f"base_model.model.{name}" for name in linear_modules}
+    assert any(name.endswith("q_proj") for name in trained)
+    logits, merged = adapted(IDS).logits, merge_weights(adapted)
+    changed = {name for name, tensor in merged.items() if not torch.equal(tensor, before[name])}
+    assert changed == {f"{name}.weight" for name in linear_modules}
+    plain = make_family(kind)
+    plain.load_state_dict(merged)
+    torch.testing.assert_close(plain(IDS).logits, logits, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys:RuntimeWarning")
+def test_modules_of_a_mixture_with_shared_experts_must_be_named():
+    with pytest.raises(StepError, match="peft would adapt other modules than those named"):
+        attach_adapters(make_family("qwen3_next"), options(lora_target_modules="all-linear"))
+    adapted = attach_adapters(make_family("qwen3_next"), options(lora_target_modules=["q_proj", "v_proj"]))
+    trained = {name.split(".lora_")[0] for name, p in adapted.named_parameters() if p.requires_grad}
+    assert {name.rpartition(".")[2] for name in trained} == {"q_proj", "v_proj"}
