@@ -11,6 +11,8 @@ from schemas.manifest import Manifest
 from schemas.suggestions import suggest
 
 ACCURACY = "accuracy"
+SLACK = 1e-9
+"""Rounding of a weighted sum of rewards that an evaluation forgives."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,13 @@ class ReportScores:
     """By model and problem; empty for a metric that is not a mean over problems."""
 
 
-def read_report_scores(manifest: Manifest, metric: str, models: tuple[str, ...], layout: Layout) -> ReportScores:
-    """Return a metric (`accuracy`, `accuracy.chain_sum`, `pass_at_8`) of models. Raise PlanError if there is none."""
+def read_report_scores(
+    manifest: Manifest, metric: str, models: tuple[str, ...], threshold: float, layout: Layout
+) -> ReportScores:
+    """Return a metric (`accuracy`, `accuracy.chain_sum`, `pass_at_8`) of models. Raise PlanError if there is none.
+
+    `threshold` is the least score of a correct sample, as in the report's settings.
+    """
     name, _, family = metric.partition(".")
     rows = [row for row in read_scores(manifest) if row["metric"] == name and row["family"] == (family or "all")]
     values = {row["model"]: row["value"] for row in rows}
@@ -32,20 +39,23 @@ def read_report_scores(manifest: Manifest, metric: str, models: tuple[str, ...],
     if missing:
         known = dict.fromkeys(f"{row['metric']}.{row['family']}" for row in read_scores(manifest))
         raise PlanError(f"the report has no `{metric}` of {', '.join(missing)}; {suggest(metric, known, 'metrics')}")
-    problems = read_problem_means(manifest, family, layout) if name == ACCURACY else {}
+    problems = read_correct_shares(manifest, family, threshold, layout) if name == ACCURACY else {}
     return ReportScores({model: values[model] for model in models}, problems)
 
 
-def read_problem_means(manifest: Manifest, family: str, layout: Layout) -> dict[str, dict[str, float]]:
-    """Return the mean score of every model on every problem, from the samples of a report."""
+def read_correct_shares(
+    manifest: Manifest, family: str, threshold: float, layout: Layout
+) -> dict[str, dict[str, float]]:
+    """Return the share of correct samples of every model on every problem, from the samples of a report."""
     import pyarrow.parquet as pq  # takes long to import
 
     folder = layout.artifact(manifest.kind, manifest.key) / "outputs" / "report"
-    sums: dict[str, dict[str, list[float]]] = {}
+    correct: dict[str, dict[str, list[bool]]] = {}
     for row in pq.read_table(folder / "samples.parquet", columns=["model", "id", "family", "score"]).to_pylist():
         if row["score"] is not None and family in ("", row["family"]):
-            sums.setdefault(row["model"], {}).setdefault(row["id"], []).append(row["score"])
-    return {model: {id: float(np.mean(scores)) for id, scores in rows.items()} for model, rows in sums.items()}
+            is_correct = bool(row["score"] >= threshold - SLACK)
+            correct.setdefault(row["model"], {}).setdefault(row["id"], []).append(is_correct)
+    return {model: {id: float(np.mean(flags)) for id, flags in rows.items()} for model, rows in correct.items()}
 
 
 def pair_scores(scores: list[ReportScores], method: str, against: str) -> np.ndarray:

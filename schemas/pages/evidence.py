@@ -18,7 +18,7 @@ DIGITS = 6
 """Digits after the point of everything measured."""
 NOT_COMPARED = {"resources", "retries", "timeout", "description", "tests"}
 """Settings that change no result."""
-Verdict = Literal["reproduced", "level", "refuted at this size"]
+Verdict = Literal["reproduced", "level", "no effect", "refuted at this size"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 OUT_OF_DATE = "out of date"
 """In place of the verdict if the recipe has changed since."""
@@ -77,7 +77,13 @@ class Evidence(Schema):
 
 
 def judge(low: float, high: float, margin: float = 0.0) -> Verdict:
-    """Return the verdict on an interval of differences: above −margin, below it, or neither."""
+    """Return the verdict on an interval of differences: above −margin, below it, or neither.
+
+    Without a margin an interval of width 0 at 0 means that the method changed nothing: both give the same answers with
+    every seed, so its mechanism was not used, and nothing was compared.
+    """
+    if low == high == margin == 0:
+        return "no effect"
     if low > -margin:
         return "reproduced"
     return "refuted at this size" if high < -margin else "level"

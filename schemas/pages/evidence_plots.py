@@ -6,7 +6,7 @@ from html import escape
 
 from schemas.pages.evidence import Evidence
 
-COLOURS = {"reproduced": "#1a7f37", "level": "#6e7781", "refuted at this size": "#cf222e"}
+COLOURS = {"reproduced": "#1a7f37", "level": "#6e7781", "no effect": "#bf8700", "refuted at this size": "#cf222e"}
 WIDTH = 720
 LEFT = 190
 """Where the axis begins, in pixels."""

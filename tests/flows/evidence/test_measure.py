@@ -3,14 +3,17 @@
 import json
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
 from flows.evidence import commands, measure
 from flows.evidence.measure import list_changed_digits
-from flows.evidence.scores import ReportScores, pair_scores, read_report_scores
+from flows.evidence.scores import ReportScores, pair_scores, read_correct_shares, read_report_scores
 from flows.evidence.spending import count_completions, find_unequal
 from flows.planning.recipe_plan import plan_recipe
 from lineage.layout import Layout
@@ -164,7 +167,7 @@ def test_a_metric_that_the_report_lacks_is_refused_by_name(measured):
     keys = [file.parent for file in (folder / ".posttrain/artifacts").glob("evaluate-*/manifest.json")]
     report = Manifest.model_validate_json((keys[0] / "manifest.json").read_text())
     with pytest.raises(PlanError, match=r"the report has no `pass_at_8` of long"):
-        read_report_scores(report, "pass_at_8", ("long",), Layout(folder))
+        read_report_scores(report, "pass_at_8", ("long",), 1.0, Layout(folder))
 
 
 def test_completions_are_summed_over_the_points_of_a_curve(measured, tmp_path):
@@ -189,6 +192,7 @@ def test_verdicts_follow_from_the_ends_of_the_interval():
         "level",
         "refuted at this size",
     ]
+    assert [judge(0.0, 0.0), judge(0.0, 0.0, 0.02)] == ["no effect", "reproduced"]
     assert [judge(-0.019, 0.2, 0.02), judge(-0.02, 0.2, 0.02), judge(-0.2, -0.021, 0.02)] == [
         "reproduced",
         "level",
@@ -219,3 +223,13 @@ def test_completions_and_tokens_that_differ_are_named():
     assert find_unequal(outcome, [seed(128, 1000), seed(130, 1040)]) == []
     assert find_unequal(outcome, [seed(148, 1000)]) == ["completions per seed: m 148, b 128"]
     assert find_unequal(outcome, [seed(128, 900)]) == ["tokens per seed: m 900, b 1,000"]
+
+
+def test_a_problem_counts_the_samples_that_reach_the_threshold_and_not_their_scores(tmp_path):
+    layout, manifest = Layout(tmp_path), SimpleNamespace(kind="evaluate", key="k" * 64)
+    folder = layout.artifact("evaluate", manifest.key) / "outputs/report"
+    folder.mkdir(parents=True)
+    scores = {"a": [0.9, 0.5, 1.0, None], "b": [0.79, 0.8 - 1e-12, 0.0, 0.1]}
+    rows = [{"model": "m", "id": id, "family": "f", "score": s} for id, of in scores.items() for s in of]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "samples.parquet")
+    assert read_correct_shares(manifest, "", 0.8, layout) == {"m": {"a": 2 / 3, "b": 1 / 4}}
