@@ -9,6 +9,7 @@ formats, with `tool_calls` and whatever else a template reads; `metadata` is JSO
 All types may have `tools` and `chat_template_kwargs` for the template of this row (`learning.data.messages`).
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -112,3 +113,12 @@ def replace_half_characters(text: str) -> str:
     if text.isascii():
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def read_metadata(row: Row) -> Row:
+    """Return the metadata of a row; empty if it is not a JSON object."""
+    try:
+        metadata = json.loads(row.get("metadata") or "{}")
+    except ValueError:
+        return {}
+    return metadata if isinstance(metadata, dict) else {}

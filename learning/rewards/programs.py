@@ -6,14 +6,13 @@ reads and prints (APPS). Output is compared without white space at the ends of l
 """
 
 import ast
-import json
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from learning.data.rows import Row
+from learning.data.rows import Row, read_metadata
 from learning.sandbox.programs import evaluate_expressions, extract_program, parse_literal, run_program
 from schemas.errors import StepError
 
@@ -54,7 +53,7 @@ def states(rows: list[Row], completions: list[str], *, partial: bool = False) ->
     """
     scores: list[float | None] = []
     for row, text in zip(rows, completions, strict=True):
-        expected = _read_metadata(row).get("states")
+        expected = read_metadata(row).get("states")
         if not isinstance(expected, dict) or not expected:
             scores.append(None)
             continue
@@ -87,7 +86,7 @@ def run_tests(program: str, tests: Sequence[Any], seconds: float, memory_mb: int
 
 def read_tests(row: Row) -> list[Any] | None:
     """Return the tests of a row; None without any. Raise StepError for a test of an unknown form."""
-    tests = _read_metadata(row).get("tests")
+    tests = read_metadata(row).get("tests")
     if isinstance(tests, str):
         tests = [tests]
     if not tests:
@@ -133,12 +132,3 @@ def are_equal(text: str, expected: str) -> bool:
 
 def _strip_lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.strip().splitlines()]
-
-
-def _read_metadata(row: Row) -> Row:
-    """Return the metadata of a row; empty if it is not a JSON object."""
-    try:
-        metadata = json.loads(row["metadata"] or "{}")
-    except ValueError:
-        return {}
-    return metadata if isinstance(metadata, dict) else {}

@@ -5,13 +5,12 @@ raises ValueError for a query that it cannot answer, and the model is shown the 
 problem gives the same answer. (VerlTool, Jiang et al. 2025: tools as plugins behind one interface.)
 """
 
-import json
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
-from learning.data.rows import Row
+from learning.data.rows import Row, read_metadata
 from learning.sandbox.run import run
 from learning.tools.arithmetic import calculate
 from learning.tools.retrieval import Shelf
@@ -42,7 +41,7 @@ def search(query: str, row: Row, *, documents: list[str] = [], top: AtLeast1 = 1
     """
     if not query.strip():
         raise ValueError("the query is empty")
-    texts = documents or _read_metadata(row, "documents")
+    texts = documents or read_metadata(row).get("documents")
     if not texts:
         raise ValueError("there are no documents to search")
     return "\n".join(
@@ -63,12 +62,7 @@ def sql(
     Without `tables` they are the map `tables` in the problem's metadata, from the name of a table to its rows. `work`
     limits the query, in thousands of instructions of sqlite's virtual machine.
     """
-    return run_query(query, tables or _read_metadata(row, "tables") or {}, rows=longest, work=work)
-
-
-def _read_metadata(row: Row, name: str) -> Any:
-    """Return an entry of the problem's metadata; None if it is missing."""
-    return json.loads(row.get("metadata") or "{}").get(name)
+    return run_query(query, tables or read_metadata(row).get("tables") or {}, rows=longest, work=work)
 
 
 @lru_cache(maxsize=256)

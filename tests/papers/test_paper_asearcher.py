@@ -10,11 +10,9 @@ Not shown: 150k tokens, a search in the web, throughput.
 """
 
 import json
-import math
 from pathlib import Path
 
 import pytest
-import torch
 
 from learning.algorithm.composition import bind_algorithm
 from learning.collection.rollouts.rollouts import synchronous
@@ -30,6 +28,7 @@ from learning.sampling.sampler import Sampler
 from learning.toy_tasks.atlas import count_hops, find_answers, find_needed_documents, list_texts, make_atlas
 from schemas.recipe.load import load_recipe
 from schemas.use import EngineUse
+from tests.papers.decoupled_ratio import check_decoupled_ratio
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "asearcher.yaml"
 STAGES = load_recipe(RECIPE, profile="tiny").stages
@@ -245,14 +244,6 @@ def test_no_sample_is_admitted_that_could_become_too_old(policy, loop, bound):
     assert (min(ages), max(ages)) == (0, bound)
 
 
-def test_a_stale_token_has_the_ratio_of_the_old_policies_as_weight_and_its_own_is_to_the_nearer_one():
+def test_a_stale_token_is_weighted_by_the_ratio_of_the_proximal_policy_to_the_one_that_sampled_it():
     inputs = {port.path: Path("p") for port in load_recipe(RECIPE, profile="tiny").ports("trained")}
-    algorithm = bind_algorithm(STAGES["trained"], inputs)
-    lp_T, prox_T, behav_T = (torch.tensor([value], dtype=torch.float64) for value in (-1.0, -1.5, -1.7))
-    no_T = torch.tensor([False])
-    supplies = {"lp_T": lp_T, "lp_prox_T": prox_T, "lp_behav_T": behav_T, "external_T": no_T, "broken_T": no_T}
-    assert algorithm.ratio.ask(0, supplies).item() == pytest.approx(0.5)
-    (correction,) = algorithm.importance_correction
-    assert correction.ask(0, supplies).item() == pytest.approx(math.exp(0.2))
-    far = correction.ask(0, {**supplies, "lp_behav_T": behav_T - 5}).item()
-    assert far == correction.options["high"]
+    check_decoupled_ratio(bind_algorithm(STAGES["trained"], inputs))

@@ -4,14 +4,12 @@ Not shown: regions, machines of several kinds, 2.7 times the speed. Policies tak
 one delays the next round. A worker that has died is replaced; none is added.
 """
 
-import math
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from flows.planning.compile import compile_recipe
 from learning.algorithm.composition import bind_algorithm
@@ -35,6 +33,7 @@ from lineage.layout import Layout
 from schemas.recipe.load import load_recipe
 from tasks import rl
 from tasks.context import Context
+from tests.papers.decoupled_ratio import check_decoupled_ratio
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "astraflow.yaml"
 STAGES = load_recipe(RECIPE, profile="tiny").stages
@@ -230,14 +229,6 @@ def test_the_filter_is_one_too(answering, facts, corpus, monkeypatch):
     assert set(batch.paths["reward"].tolist()) == {0.0, 1.0}
 
 
-def test_a_stale_token_has_the_ratio_of_the_old_policies_as_weight_and_its_own_is_to_the_nearer_one():
+def test_a_stale_token_is_weighted_by_the_ratio_of_the_proximal_policy_to_the_one_that_sampled_it():
     inputs = {port.path: Path("p") for port in load_recipe(RECIPE, profile="tiny").ports("rounds-1-searcher")}
-    algorithm = bind_algorithm(STAGES["rounds-1-searcher"], inputs)
-    lp_T, prox_T, behav_T = (torch.tensor([value], dtype=torch.float64) for value in (-1.0, -1.5, -1.7))
-    no_T = torch.tensor([False])
-    supplies = {"lp_T": lp_T, "lp_prox_T": prox_T, "lp_behav_T": behav_T, "external_T": no_T, "broken_T": no_T}
-    assert algorithm.ratio.ask(0, supplies).item() == pytest.approx(0.5)
-    (correction,) = algorithm.importance_correction
-    assert correction.ask(0, supplies).item() == pytest.approx(math.exp(0.2))
-    far = correction.ask(0, {**supplies, "lp_behav_T": behav_T - 5}).item()
-    assert far == correction.options["high"]
+    check_decoupled_ratio(bind_algorithm(STAGES["rounds-1-searcher"], inputs))

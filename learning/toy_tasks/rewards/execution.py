@@ -1,16 +1,15 @@
 """Rewards from running programs: tests that pass, and predictions of a program's variables."""
 
-import json
 from typing import Any
 
-from learning.data.rows import Row
+from learning.data.rows import Row, read_metadata
 from learning.sandbox.programs import evaluate_expressions, parse_literal
 from learning.toy_tasks.execution import LanguageError, ProgramError, evaluate, execute
 
 
 def passed(rows: list[Row], completions: list[str], *, partial: bool = False) -> list[float | None]:
     """1 if the program passes all tests of its row, else 0 (`partial`: the share of tests); None without tests."""
-    return [_score_tests(_read_metadata(row), text, partial) for row, text in zip(rows, completions, strict=True)]
+    return [_score_tests(read_metadata(row), text, partial) for row, text in zip(rows, completions, strict=True)]
 
 
 def states(rows: list[Row], completions: list[str], *, partial: bool = False) -> list[float | None]:
@@ -20,7 +19,7 @@ def states(rows: list[Row], completions: list[str], *, partial: bool = False) ->
     """
     scores: list[float | None] = []
     for row, text in zip(rows, completions, strict=True):
-        states = _read_metadata(row).get("states")
+        states = read_metadata(row).get("states")
         if states is None:
             scores.append(None)
             continue
@@ -52,12 +51,3 @@ def _passes_test(text: str, inputs: Row, expected: Any, result: str | None) -> b
         return value is not None and parse_literal(value) == (expected,)
     except ProgramError:
         return False
-
-
-def _read_metadata(row: Row) -> Row:
-    """Return the metadata of a row; empty if it is not a JSON object."""
-    try:
-        metadata = json.loads(row["metadata"] or "{}")
-    except ValueError:
-        return {}
-    return metadata if isinstance(metadata, dict) else {}
