@@ -58,7 +58,7 @@ def count_levels(house: Path) -> str:
 
 - {len(broken)} have breaks of recipe and code on purpose that their tests notice (`make mutants`);
 - {len(verdicts)} have an outcome over several seeds against a comparator ([evidence](evidence/README.md)): {counts};
-- {len(compared)} have constants and formulas compared with released code ([fidelity](fidelity/README.md));
+- {len(compared)} have constants and formulas compared with equations or released code ([fidelity](fidelity/README.md));
 - {len(own)} take a model and problems of yours (`--profile own`);
 - {len(ran)} of these ran on SmolLM2-135M-Instruct with a foreign data set ([own_model.json](own_model.json)).
 """
