@@ -4,11 +4,10 @@ The function stands in the folder of the recipe or on Python's path, and is name
 """
 
 import inspect
-import json
 from collections.abc import Callable
 from typing import Any
 
-from learning.data.rows import Row
+from learning.data.rows import Row, read_metadata
 from learning.lookup import find
 from schemas.base import JsonObject
 from schemas.errors import StepError
@@ -53,7 +52,7 @@ def verl(
     called = find(function)
     scores: list[float | None] = []
     for row, completion in zip(rows, completions, strict=True):
-        notes = _read_notes(row)
+        notes = read_metadata(row)
         given = {
             "data_source": notes.get("data_source", data_source),
             "solution_str": completion,
@@ -84,22 +83,13 @@ def _call(function: Callable[..., Any], given: dict[str, Any]) -> Any:
 
 def _collect_columns(rows: list[Row]) -> dict[str, list[Any]]:
     """Return the columns of rows that are no messages, each with one value per row."""
-    notes = [_read_notes(row) for row in rows]
+    notes = [read_metadata(row) for row in rows]
     names = dict.fromkeys(name for note in notes for name in note)
     return {
         **{name: [note.get(name) for note in notes] for name in names},
         "answer": [row["answer"] for row in rows],
         "family": [row.get("family") for row in rows],
     }
-
-
-def _read_notes(row: Row) -> JsonObject:
-    """Return the columns that a row keeps as metadata."""
-    try:
-        notes = json.loads(row.get("metadata") or "{}")
-    except ValueError:
-        return {}
-    return notes if isinstance(notes, dict) else {}
 
 
 def _join_prompt(messages: list[dict[str, Any]]) -> str:

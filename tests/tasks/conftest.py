@@ -4,7 +4,9 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from learning.models.policy import load_policy, save_policy
 from learning.rl.monitoring import TIMED as OF_STREAMS
 from tasks.context import Context
 from tests.tasks.rl_stages import write_prompts
@@ -79,3 +81,14 @@ def same_when_interrupted(at):
         return curve(whole)
 
     return check
+
+
+@pytest.fixture
+def two_models(tiny_policy_folder, tmp_path):
+    """The tiny policy and a copy with other weights, as the models of an evaluation."""
+    other = load_policy(tiny_policy_folder)
+    with torch.no_grad():
+        for parameter in other.model.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    save_policy(other, tmp_path / "other")
+    return {"models.one": tiny_policy_folder, "models.two": tmp_path / "other"}

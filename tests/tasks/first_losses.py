@@ -1,6 +1,6 @@
 """A model, a reference and rows, in files, on which TRL and posttrain must compute the same first loss.
 
-`python -m tests.tasks.first_losses` in an environment with TRL writes `first_losses.json` anew.
+`python -m tests.tasks.first_losses` in an environment with TRL writes `first_losses.json`.
 """
 
 import json

@@ -7,7 +7,7 @@ import torch
 from learning.data.rows import write_rows
 from learning.evaluation.answer_likelihood import measure_answer_logprobs
 from learning.generation.replicas.engine_loading import open_engine
-from learning.models.policy import load_policy, save_policy
+from learning.models.policy import load_policy
 from schemas.errors import StepError
 from schemas.gates import Gate
 from schemas.stages.evaluate import Evaluate
@@ -21,16 +21,6 @@ def context(tmp_path, name, **inputs):
     here = tmp_path / name
     (here / "checkpoints").mkdir(parents=True)
     return Context(inputs, here, here / "checkpoints", seed=5)
-
-
-@pytest.fixture
-def two_models(tiny_policy_folder, tmp_path):
-    other = load_policy(tiny_policy_folder)
-    with torch.no_grad():
-        for parameter in other.model.parameters():
-            parameter.add_(0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-    save_policy(other, tmp_path / "other")
-    return {"models.one": tiny_policy_folder, "models.two": tmp_path / "other"}
 
 
 def stage(**more):

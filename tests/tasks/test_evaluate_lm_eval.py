@@ -6,10 +6,9 @@ import datasets
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from learning.evaluation.lm_eval_tasks import lm_eval
-from learning.models.policy import load_policy, save_policy
+from learning.models.policy import load_policy
 from schemas.errors import StepError
 from schemas.stages.evaluate import Evaluate
 from tasks.context import Context
@@ -57,16 +56,6 @@ def folder(tmp_path, monkeypatch):
     for task, more in ((CHOICE, choice), (WRITTEN, written), (READ, read)):
         (here / f"{task['name']}.yaml").write_text(TASK.format(**task, more=more))
     return here
-
-
-@pytest.fixture
-def two_models(tiny_policy_folder, tmp_path):
-    other = load_policy(tiny_policy_folder)
-    with torch.no_grad():
-        for parameter in other.model.parameters():
-            parameter.add_(0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-    save_policy(other, tmp_path / "other")
-    return {"models.one": tiny_policy_folder, "models.two": tmp_path / "other"}
 
 
 def make_stage(*tasks, **more):

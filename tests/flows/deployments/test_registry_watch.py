@@ -52,6 +52,7 @@ def test_a_moved_alias_and_a_version_of_others_are_reported_once(lab, monkeypatc
     assert f"mlflow:chat@{number} was registered outside posttrain" in foreign
     lab.alias(3)
     watching.look()
-    assert json.loads(watching.watch.file.read_text()) == [foreign]  # mended, so that it would be reported again
+    # The moved alias was set back: moved again, it would be reported again.
+    assert json.loads(watching.watch.file.read_text()) == [foreign]
     alias_by_hand(lab)
     assert watching.look() == [moved, foreign, moved]

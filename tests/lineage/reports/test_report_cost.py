@@ -8,7 +8,7 @@ from lineage.reports.spending import Cost, Spending, read_spending, write_spendi
 from schemas.budget import Budget, Prices
 
 
-def told(small_run, run="run-2", budget=None):
+def read_records(small_run, run="run-2", budget=None):
     """A run that found `base` and made the others, with one try of `tuned` that was stopped before."""
     plan = small_run.plan().model_copy(update={"budget": budget})
     noted = {"tuned": Cost(4.0, 8.0, 4.0, 300), "raw": Cost(1.0, 1.0)}
@@ -19,7 +19,7 @@ def told(small_run, run="run-2", budget=None):
 
 
 def test_estimated_spent_and_saved(small_run):
-    costs = compute_costs(*told(small_run))
+    costs = compute_costs(*read_records(small_run))
     lines = {line.step: line for line in costs.lines}
     assert (lines["tuned"].estimated, lines["tuned"].spent) == (Cost(3.0, 3.0, 3.0, 200), Cost(4.0, 8.0, 4.0, 300))
     assert (lines["raw"].estimated, lines["raw"].spent) == (None, Cost(1.0, 1.0))
@@ -31,12 +31,12 @@ def test_estimated_spent_and_saved(small_run):
 
 def test_money_by_prices(small_run):
     prices = Prices(core_hour=3600, gpu_hour=36000)
-    costs = compute_costs(*told(small_run, budget=Budget(prices=prices)))
+    costs = compute_costs(*read_records(small_run, budget=Budget(prices=prices)))
     assert costs.money == pytest.approx({"estimated": 3.0 + 30.0, "spent": 12.0 + 40.0, "saved": 1.5})
 
 
 def test_the_page_shows_it(small_run):
-    plan, made, state, layout, run = told(small_run, budget=Budget(tokens=500, prices=Prices(core_hour=3600)))
+    plan, made, state, layout, run = read_records(small_run, budget=Budget(tokens=500, prices=Prices(core_hour=3600)))
     del made["lessons_clean"]  # the fixture's has no report to show
     page = write_report(plan, {n: {"state": s} for n, s in state.items()}, made, layout, run).read_text()
     for text in (
