@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable
 
 from learning.data.rows import Row
-from schemas.errors import StepError
 
 INTERVAL = re.compile(r"\s*(\d{1,9})\s*-\s*(\d{1,9})\s*")
 
@@ -30,17 +29,14 @@ def iou(rows: list[Row], completions: list[str]) -> list[float | None]:
     return _score_each(rows, completions, _score_iou)
 
 
-def natural(rows: list[Row], completions: list[str]) -> list[float | None]:
-    """The metric of the row's family (`learning.toy_tasks.documents`); raise StepError for a family without one."""
-    scores: list[float | None] = []
-    for row, completion in zip(rows, completions, strict=True):
-        if row["family"] not in METRICS:
-            raise StepError(
-                f"reward overlap.natural: the family of row {row['id']} has no metric; "
-                f"families with one: {', '.join(METRICS)}"
-            )
-        scores += _score_each([row], [completion], METRICS[row["family"]])
-    return scores
+def recall(rows: list[Row], completions: list[str]) -> list[float | None]:
+    """Share of the reference's different words that occur (LongBench Pro's SubEM); None for rows without an answer."""
+    return _score_each(rows, completions, _score_recall)
+
+
+def rouge_l(rows: list[Row], completions: list[str]) -> list[float | None]:
+    """ROUGE-L of the words: F1 of the longest common subsequence (Lin 2004); None for rows without an answer."""
+    return _score_each(rows, completions, _score_rouge_l)
 
 
 def _score_each(rows: list[Row], completions: list[str], score: Callable[[str, str], float]) -> list[float | None]:
@@ -48,8 +44,19 @@ def _score_each(rows: list[Row], completions: list[str], score: Callable[[str, s
     return [None if row["answer"] is None else score(row["answer"], text) for row, text in pairs]
 
 
-def _score_exact(answer: str, text: str) -> float:
-    return float(answer.split() == text.split())
+def _score_recall(answer: str, text: str) -> float:
+    right = set(answer.split())
+    return len(right & set(text.split())) / len(right) if right else 1.0
+
+
+def _score_rouge_l(answer: str, text: str) -> float:
+    right, words = answer.split(), text.split()
+    common = [0] * (len(words) + 1)
+    for word in right:
+        before = 0
+        for i, other in enumerate(words, start=1):
+            before, common[i] = common[i], before + 1 if word == other else max(common[i], common[i - 1])
+    return 2 * common[-1] / (len(right) + len(words)) if right or words else 1.0
 
 
 def _score_f1(answer: str, text: str) -> float:
@@ -71,7 +78,7 @@ def _score_order(answer: str, text: str) -> float:
     place = {word: i for i, word in reversed(list(enumerate(words)))}
     pairs = [(a, b) for i, a in enumerate(right) for b in right[i + 1 :]]
     ordered = sum(a in place and b in place and place[a] < place[b] for a, b in pairs)
-    return ordered / len(pairs) if pairs else _score_exact(answer, text)
+    return ordered / len(pairs) if pairs else float(right == words)
 
 
 def _score_iou(answer: str, text: str) -> float:
@@ -83,13 +90,3 @@ def _score_iou(answer: str, text: str) -> float:
         return 0.0
     both = max(min(b, d) - max(a, c) + 1, 0)
     return both / (b - a + 1 + d - c + 1 - both)
-
-
-METRICS: dict[str, Callable[[str, str], float]] = {
-    "lookup": _score_exact,
-    "total": _score_exact,
-    "ranking": _score_ndcg,
-    "ordering": _score_order,
-    "extraction": _score_iou,
-    "listing": _score_f1,
-}

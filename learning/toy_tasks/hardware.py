@@ -71,11 +71,6 @@ def regenerated(row: Row, rng: np.random.Generator, *, error_rate: Rate = 0.3) -
     return re.sub(r"[()]", "", code) if rng.random() < error_rate else code
 
 
-def round_trip(row: Row) -> bool:
-    """Keep rows whose completion does what the golden code does (code → description → code, CodeV-R1 2025)."""
-    return is_equivalent(row, row["completion"][-1]["content"])
-
-
 def is_equivalent(row: Row, code: str) -> bool:
     """Return whether code passes the testbench of a row's golden code; raise StepError if the row is not a module."""
     kind = read_metadata(row, "modules", lambda about: about["kind"])

@@ -4,6 +4,7 @@
 recipe. Reviewed by hand: `python -m tests.papers.experiments ID` prints a draft.
 """
 
+import re
 import sys
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ import yaml
 
 from schemas.evaluation_slots import TRAINED_ON
 from schemas.recipe.load import Recipe, load_recipe
+from tests.papers.own_data import list_overrides
 
 ROOT = Path(__file__).parents[2]
 SPEED = {
@@ -20,6 +22,14 @@ SPEED = {
     *("adam_beta2", "warmup_ratio", "lr_scheduler_type", "max_length", "config", "tokenizer", "decontaminate"),
 }
 """Settings that belong to no comparison: hardware, the optimiser of a cold start, and what is added to every recipe."""
+TRAINING = {"rl", "preference", "reward_model", "merge", "practice"}
+FILE = re.compile(r'path:(/own/[^"]+)')
+OTHER_FUNCTIONS = {
+    *(("coderl-plus", "resample"), ("dart-gui", "env"), ("rl-mle-agents", "env"), ("verltool", "env")),
+}
+"""Slots in which a user's problems need another function than the toy problems: real Python, an own environment."""
+OTHER_SIZES = {"verltool", "lite-ppo"}
+"""Rows whose profile `full` has more: a tool, the other half of an ablation and its steps."""
 
 
 @cache
@@ -82,6 +92,97 @@ def read_claim(row: str) -> dict[str, dict[str, Any]]:
     return yaml.safe_load((ROOT / "tests" / "papers" / "experiments" / f"{row}.yaml").read_text(encoding="utf-8"))
 
 
+def list_functions(value: Any) -> list[str]:
+    """Return the functions that a setting names, with those of their options."""
+    if isinstance(value, dict):
+        named = [value["use"]] if isinstance(value.get("use"), str) else []
+        return named + [name for one in value.values() for name in list_functions(one)]
+    return [name for one in value for name in list_functions(one)] if isinstance(value, list) else []
+
+
+def describe_method(recipe: Recipe, name: str) -> dict[str, Any]:
+    """Return the functions in the slots of a stage and what it reads, the same for any number of rounds."""
+    settings = recipe.stages[name].model_dump(mode="json", exclude_unset=True)
+    slots = {
+        key: named
+        for key, value in settings.items()
+        if key not in {*SPEED, "engine"} and (named := list_functions(value))
+    }
+    reads = describe_step(recipe, name).get("reads", {})
+    last = {port: re.sub(r"-\d+-", "-N-", steps.partition("/")[0]) for port, steps in reads.items()}
+    return {"kind": settings["kind"], "reads": last, **slots}
+
+
+def read_profile(path: Path, profile: str) -> Recipe:
+    """Return a recipe in the profile `full` or `own`, the latter with files and a model of a user."""
+    overrides = list_overrides(path.stem, Path("/own"), "path:/own/model") if profile == "own" else []
+    return load_recipe(path, profile=profile, overrides=overrides)
+
+
+def describe_profile(path: Path, profile: str) -> dict[str, Any]:
+    """Return what a profile changes in the steps of `tiny`, the steps that it adds, and the number of its steps."""
+    tiny, recipe = read_recipe(path), read_profile(path, profile)
+    changes: dict[str, Any] = {"number of steps": len(recipe.stages)}
+    for name in [name for name in recipe.stages if name in tiny.stages or not re.search(r"-\d+-", name)]:
+        before = describe_step(tiny, name) if name in tiny.stages else {}
+        step = describe_step(recipe, name)
+        changed = {key: value for key, value in step.items() if key != "reads" and before.get(key) != value}
+        changes |= {name: changed} if changed else {}
+    return changes
+
+
+def list_full_differences(path: Path, like: dict[str, str]) -> list[str]:
+    """Return where the profile `full` is another experiment than `tiny`: functions, reads, what comparisons vary."""
+    if path.stem in OTHER_SIZES:
+        return []
+    tiny, full = read_recipe(path), read_profile(path, "full")
+    differences = [
+        f"{name}.{key}"
+        for name in tiny.stages
+        for ours, theirs in [(describe_method(tiny, name), describe_method(full, name))]
+        for key in {**ours, **theirs}
+        if ours.get(key) != theirs.get(key)
+    ]
+    for name, model in like.items():
+        varied = [
+            {key for key in {**a, **b} if a.get(key) != b.get(key)}
+            for recipe in (tiny, full)
+            for a, b in [(describe_step(recipe, name), describe_step(recipe, model))]
+        ]
+        differences += [f"{name} against {model}: {key}" for key in sorted(varied[0] ^ varied[1])]
+    return differences
+
+
+def list_own_differences(path: Path) -> list[str]:
+    """Return where the profile `own` trains by another method than `tiny`, or on the held-out problems."""
+    tiny, own = read_recipe(path), read_profile(path, "own")
+    given = list_overrides(path.stem, Path("/own"), "path:/own/model")
+    held_out = [file for text in given if text.startswith("vars.held_out=") for file in FILE.findall(text)]
+    differences: list[str] = []
+    for name in [name for name, stage in own.stages.items() if stage.kind in TRAINING and name in tiny.stages]:
+        ours, theirs = describe_method(tiny, name), describe_method(own, name)
+        changed = {key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)} - {"reads", "rewards"}
+        differences += [f"{name}.{key}" for key in sorted(changed) if (path.stem, key) not in OTHER_FUNCTIONS]
+        before, now = ours["reads"], theirs["reads"]
+        differences += [f"{name} reads {port}" for port, step in now.items() if before.get(port, step) != step]
+        sources = {port.path: port.steps for port in tiny.ports(name) if not port.path.startswith("rewards.")}
+        lost = [port for port, steps in sources.items() if steps and port not in now]
+        differences += [f"{name} lacks {port}" for port in lost if sources[port][0] in own.stages]
+        makers = [own.stages[step] for step in list_ancestors(own, name)]
+        read = "".join(stage.model_dump_json() for stage in makers if stage.kind == "data")
+        differences += [f"{name} trains on the held-out problems" for file in held_out if file in read]
+    return differences
+
+
+def list_ancestors(recipe: Recipe, name: str) -> list[str]:
+    """Return a step and all steps that it depends on, without those that it is only compared with."""
+    reached = [name]
+    for step in reached:
+        ports = [port for port in recipe.ports(step) if not port.path.startswith((f"{TRAINED_ON}.", "decontaminate."))]
+        reached += {before for port in ports for before in port.steps} - set(reached)
+    return reached
+
+
 def find_unmeasured(recipe: Recipe) -> list[str]:
     """Return the trained and merged models on which no evaluation and no function depends, not even through another."""
     ends = {name for name, stage in recipe.stages.items() if stage.kind in ("evaluate", "python")}
@@ -111,4 +212,5 @@ def find_alike(recipe: Recipe) -> dict[str, str]:
 if __name__ == "__main__":
     recipe_file = ROOT / "recipes" / "papers" / f"{sys.argv[1]}.yaml"
     draft = describe(recipe_file, find_alike(read_recipe(recipe_file)))
+    draft["profiles"] = {profile: describe_profile(recipe_file, profile) for profile in ("full", "own")}
     print(yaml.safe_dump(draft, sort_keys=False, width=1000, default_flow_style=None, allow_unicode=True), end="")

@@ -247,3 +247,22 @@ def test_no_sample_is_admitted_that_could_become_too_old(policy, loop, bound):
 def test_a_stale_token_is_weighted_by_the_ratio_of_the_proximal_policy_to_the_one_that_sampled_it():
     inputs = {port.path: Path("p") for port in load_recipe(RECIPE, profile="tiny").ports("trained")}
     check_decoupled_ratio(bind_algorithm(STAGES["trained"], inputs))
+
+
+@pytest.mark.parametrize("profile", ["tiny", "full"])
+def test_the_synchronous_baseline_differs_in_when_it_updates_and_in_nothing_else(profile):
+    recipe = load_recipe(RECIPE, profile=profile)
+    trained, waits = (recipe.stages[name].model_dump(exclude={"rollout"}) for name in ("trained", "synchronous"))
+    assert trained == waits
+    assert recipe.stages["synchronous"].rollout.use == "synchronous"
+    report = {port.path: port.steps for port in recipe.ports("report")}
+    assert [report[f"models.{name}"] for name in ("synchronous", "trained")] == [("synchronous",), ("trained",)]
+
+
+def test_both_are_trained_on_questions_that_the_filter_kept():
+    recipe = load_recipe(RECIPE, profile="tiny")
+    for name in ("trained", "synchronous"):
+        read = {port.path: port.steps for port in recipe.ports(name)}
+        assert read["prompts"] == ("unknown",)
+    assert {port.path: port.steps for port in recipe.ports("unknown")}["data"] == ("questions",)
+    assert [use.use for use in recipe.stages["unknown"].filters] == ["unanswered"]

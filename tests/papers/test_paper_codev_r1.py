@@ -6,21 +6,24 @@ rate.
 Not shown: Verilog and its simulators, 68.6 % of VerilogEval.
 """
 
+import json
 import math
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from learning.algorithm.composition import bind_algorithm
-from learning.lookup import find
+from learning.curation.score_limits import find_limits
+from learning.lookup import bind
 from learning.rl.iteration import collect_samples
 from learning.rl.sampling_slots import bind_sampling_slots, keep_groups
 from learning.samples.sample import History, by_group
 from learning.sampling.iteration_context import IterationContext
-from learning.toy_tasks.hardware import round_trip
 from schemas.recipe.load import load_recipe
+from schemas.use import RowScoreUse
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "codev-r1.yaml"
 GROUPS = 8
@@ -36,11 +39,26 @@ def pair(golden, written):
     return {"id": "m", "answer": golden, "metadata": '{"kind": "out"}', "completion": completion}
 
 
-@pytest.mark.parametrize(("written", "kept"), [("(a&b)|(a&c)", True), ("a&b|c", False)])
-def test_round_trips_are_kept_where_nothing_differs(written, kept):
-    (use,) = stage("pairs").filters
-    assert find(use) is round_trip
-    assert round_trip(pair("a&(b|c)", written)) is kept
+def keep(use, rows):
+    """Return which rows a score of a curate stage keeps."""
+    values = np.array(bind(use, "scores.0").ask(0, {"account": None, "seed": 0}, rows))
+    limits = find_limits(use, np.sort(values))
+    return [limits.low <= value <= limits.high for value in values.tolist()]
+
+
+def test_round_trips_are_kept_where_nothing_differs():
+    (use,) = stage("pairs").scores
+    written = {"(a&b)|(a&c)": True, "a&b|c": False, "a&(c|b)": True, "what?": False}
+    assert keep(use, [pair("a&(b|c)", text) for text in written]) == list(written.values())
+
+
+def test_programs_come_back_from_their_description_by_their_tests():
+    """The second domain: Python in the sandbox, with the recipe's score and limits."""
+    (use,) = stage("pairs").scores
+    tested = RowScoreUse(use=use.use, of={"use": "programs.passed"}, min=use.min)
+    about = {"answer": None, "family": "python", "metadata": json.dumps({"tests": ["assert total(3) == 6"]})}
+    loop = "def total(n):\n    made = 0\n    for i in range(n{}):\n        made += i\n    return made"
+    assert keep(tested, [pair("", loop.format(end)) | about for end in (" + 1", "")]) == [True, False]
 
 
 def test_what_is_dropped_differs_at_a_0_c_1():

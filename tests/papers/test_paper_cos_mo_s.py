@@ -123,6 +123,37 @@ def test_the_search_of_the_recipe_pairs_siblings_of_high_and_low_value():
     assert len(pairs) == stage.search.options["simulations"]
 
 
+@pytest.mark.parametrize("profile", ["tiny", "full"])
+def test_plain_sampling_has_as_many_sentences_and_no_search(profile):
+    made = load_recipe(RECIPE, profile=profile).stages
+    for number in (1, 2):
+        tree, sample = made[f"rounds-{number}-tree"], made[f"plain-{number}-sample"]
+        assert sample.num_generations == tree.search.options["simulations"] * tree.num_generations
+        assert sample.search.use == "samples"
+        ignored = {"search", "num_generations", "model"}
+        assert sample.model_dump(exclude=ignored) == tree.model_dump(exclude=ignored)
+        tuned, plain = (
+            made[f"{name}-{number}-tune"].model_dump(exclude={"model", "data"}) for name in ("rounds", "plain")
+        )
+        assert tuned == plain
+
+
+def test_without_a_search_a_pair_is_the_best_and_the_worst_next_sentence():
+    from learning.evaluation.sampled_answers import AnswerSample
+
+    stage = stages()["plain-1-sample"]
+    problem = {"id": "p", "prompt": [{"role": "user", "content": "ann sings."}], "metadata": "{}"}
+    worth = {"ann dies.": 0.1, "bob sleeps.": 0.5, "eve finds the map.": 0.9}
+    tried = bind(stage.search)(
+        [problem],
+        lambda rows: [[AnswerSample(text, "stop") for text in worth] for _ in rows],
+        lambda rows, texts: [worth[text] for text in texts],
+    )
+    (pair,) = make_pairs(stage, tried)
+    assert (pair["chosen"][0]["content"], pair["rejected"][0]["content"]) == ("eve finds the map.", "ann dies.")
+    assert pair["margin"] == pytest.approx(0.8)
+
+
 def test_orpo_loads_no_reference_and_has_the_papers_numbers():
     stage = stages()["rounds-1-tune"]
     terms = bind_losses(stage, {})

@@ -19,6 +19,7 @@ from learning.batch.columns import of_rewards
 from learning.lookup import bind
 from learning.samples.sample import Sample
 from schemas.recipe.load import load_recipe
+from schemas.use import ProblemsUse
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "golongrl.yaml"
 
@@ -40,29 +41,47 @@ def batch(*groups):
     return with_dropped(forest(samples), False)
 
 
-@pytest.mark.parametrize(
-    ("family", "answer", "said", "scores"),
-    [
-        ("lookup", "12", ["12", "13", "1"], [1.0, 0.0, 0.0]),
-        ("total", "30", ["30", "3"], [1.0, 0.0]),
-        ("ranking", "a b c", ["a b c", "a"], [1.0, 3 / (3 + 2 / math.log2(3) + 1 / 2)]),
-        ("ordering", "a b c", ["a b c", "a c b", "c b a"], [1.0, 2 / 3, 0.0]),
-        ("extraction", "2-5", ["2-5", "4-7", "8-9"], [1.0, 1 / 3, 0.0]),
-        ("listing", "a b", ["b a", "a", "c"], [1.0, 2 / 3, 0.0]),
-    ],
-)
-def test_each_kind_of_question_has_its_natural_metric(family, answer, said, scores):
+NATURAL = [
+    ("lookup", "12", ["12", "13", "1"], [1.0, 0.0, 0.0]),
+    ("choice", "a", ["a", "b", "a b"], [1.0, 0.0, 0.0]),
+    ("listing", "a b", ["b a", "a", "c"], [1.0, 2 / 3, 0.0]),
+    ("total", "30", ["30", "30.0", "3"], [1.0, 1.0, 0.0]),
+    ("extraction", "2-5", ["2-5", "4-7", "8-9"], [1.0, 1 / 3, 0.0]),
+    ("matching", "a b", ["c b a", "a", "c"], [1.0, 0.5, 0.0]),
+    ("ranking", "a b c", ["a b c", "a"], [1.0, 3 / (3 + 2 / math.log2(3) + 1 / 2)]),
+    ("ordering", "a b c", ["a b c", "a c b", "c b a"], [1.0, 2 / 3, 0.0]),
+    ("summary", "a b c", ["a b c", "a x c", "c b a", "x"], [1.0, 2 / 3, 1 / 3, 0.0]),
+]
+
+
+@pytest.mark.parametrize(("family", "answer", "written", "scores"), NATURAL)
+def test_each_kind_of_question_has_its_natural_metric(family, answer, written, scores):
     (use,) = load_recipe(RECIPE, profile="tiny").stages["trained"].rewards
-    rows = [{"id": "x", "answer": answer, "family": family}] * len(said)
-    assert bind(use).ask(0, {"rows": rows, "completions": said}) == pytest.approx(scores)
+    rows = [{"id": "x", "answer": answer, "family": family}] * len(written)
+    assert bind(use).ask(0, {"rows": rows, "completions": written}) == pytest.approx(scores)
 
 
-def test_all_six_kinds_are_trained_and_measured():
-    stages = load_recipe(RECIPE, profile="tiny").stages
-    kinds = ["lookup", "total", "ranking", "ordering", "extraction", "listing"]
+@pytest.mark.parametrize("profile", ["tiny", "full"])
+def test_all_nine_kinds_are_trained_and_measured_by_the_same_metrics(profile):
+    stages = load_recipe(RECIPE, profile=profile).stages
     for uses in (stages["lessons"].problems, stages["exercises"].problems, stages["report"].tasks):
-        assert [use.options["kind"] for use in uses] == kinds
-    assert [use.use for use in stages["report"].rewards] == ["overlap.natural"]
+        assert [use.options["kind"] for use in uses] == [family for family, *_ in NATURAL]
+    rewards = {name: stages[name].rewards[0].model_dump() for name in ("trained", "baseline", "report")}
+    assert rewards["trained"] == rewards["baseline"] == rewards["report"]
+
+
+@pytest.mark.parametrize("profile", ["tiny", "full"])
+def test_documents_have_200_to_400_tokens_which_the_models_read_whole(profile):
+    """A character is a token."""
+    stages = load_recipe(RECIPE, profile=profile).stages
+    for use in stages["report"].tasks:
+        rows = bind(ProblemsUse(use=use.use, **use.options | {"size": 20}))()
+        lengths = [len(row["prompt"][0]["content"]) for row in rows]
+        assert min(lengths) >= 200
+        assert max(lengths) <= 400
+        assert max(len(row["answer"]) for row in rows) < stages["report"].max_completion_length
+        for name in ("base", "cold_start"):
+            assert max(lengths) + stages["report"].max_completion_length <= stages[name].max_length
 
 
 def operated(made, **options):

@@ -140,7 +140,7 @@ def rows_of(name):
     return [row | {"shown": "5"} for row in row_list]
 
 
-KINDS = ("lookup", "total", "ranking", "ordering", "extraction", "listing")
+KINDS = ("lookup", "total", "matching", "ranking", "ordering", "extraction", "listing", "summary")
 REWARDS = sorted({name for name, _ in read_signatures(RewardUse)} - VERIFIERS)
 
 
