@@ -1,6 +1,7 @@
 """What a user brings to `--profile own`: a model, and files in columns of their own, foreign to every recipe."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,10 @@ def list_small_sizes(recipe: Recipe, problems: int | None = None) -> list[str]:
             sizes[f"{path}.per_device_train_batch_size"] = 4
         if stage.kind in ("rl", "practice") and problems:
             groups = max(problems, getattr(stage, "num_mini_batches", 1))
+            rollout = getattr(stage, "rollout", None)
+            if rollout is not None and rollout.use == "overprovisioned":  # as many problems more as the recipe asks for
+                sizes[f"{path}.rollout.target"] = groups * stage.num_generations
+                groups = math.ceil(groups * rollout.options.get("overprovision", 1.5))
             sizes[f"{path}.generation_batch_size"] = groups * stage.num_generations
         if stage.kind == "evaluate":
             largest = max([use.options.get("k", 1) for use in stage.metrics], default=1)
