@@ -114,9 +114,14 @@ def describe_method(recipe: Recipe, name: str) -> dict[str, Any]:
 
 
 def read_profile(path: Path, profile: str) -> Recipe:
-    """Return a recipe in the profile `full` or `own`, the latter with files and a model of a user."""
-    overrides = list_overrides(path.stem, Path("/own"), "path:/own/model") if profile == "own" else []
-    return load_recipe(path, profile=profile, overrides=overrides)
+    """Return a recipe in the profile `full` or `own`, the latter with files and models of a user."""
+    return load_recipe(path, profile=profile, overrides=list_given(path) if profile == "own" else [])
+
+
+def list_given(path: Path) -> list[str]:
+    """Return `--set` values for the variables of the profile `own`, with a folder for each, so that none are alike."""
+    given = list_overrides(path.stem, Path("/own"), "path:/own/model")
+    return [text.replace("path:/own/", f"path:/own/{text.partition('=')[0].removeprefix('vars.')}/") for text in given]
 
 
 def describe_profile(path: Path, profile: str) -> dict[str, Any]:
@@ -127,6 +132,8 @@ def describe_profile(path: Path, profile: str) -> dict[str, Any]:
         before = describe_step(tiny, name) if name in tiny.stages else {}
         step = describe_step(recipe, name)
         changed = {key: value for key, value in step.items() if key != "reads" and before.get(key) != value}
+        outside = {port.path: port.source for port in recipe.ports(name) if port.source and port.accepts}
+        changed |= {"from outside": outside} if outside and recipe.stages[name].kind != "data" else {}
         changes |= {name: changed} if changed else {}
     return changes
 
@@ -156,8 +163,7 @@ def list_full_differences(path: Path, like: dict[str, str]) -> list[str]:
 def list_own_differences(path: Path) -> list[str]:
     """Return where the profile `own` trains by another method than `tiny`, or on the held-out problems."""
     tiny, own = read_recipe(path), read_profile(path, "own")
-    given = list_overrides(path.stem, Path("/own"), "path:/own/model")
-    held_out = [file for text in given if text.startswith("vars.held_out=") for file in FILE.findall(text)]
+    held_out = [file for text in list_given(path) if text.startswith("vars.held_out=") for file in FILE.findall(text)]
     differences: list[str] = []
     for name in [name for name, stage in own.stages.items() if stage.kind in TRAINING and name in tiny.stages]:
         ours, theirs = describe_method(tiny, name), describe_method(own, name)

@@ -154,6 +154,14 @@ def test_without_a_search_a_pair_is_the_best_and_the_worst_next_sentence():
     assert pair["margin"] == pytest.approx(0.8)
 
 
+def test_your_own_rewards_say_what_is_incoherent():
+    given = [f"vars.{name}=path:./{name}" for name in ("model", "prompts", "held_out")]
+    made = load_recipe(RECIPE, profile="own", overrides=[*given, "vars.faults=[tone.kind]"]).stages
+    for stage in (made["plots"], made["report"]):
+        assert stage.rewards[0].options["faults"] == ["tone.kind"]
+    assert made["rounds-1-tree"].rewards[1].options["faults"] == ["tone.kind"]
+
+
 def test_orpo_loads_no_reference_and_has_the_papers_numbers():
     stage = stages()["rounds-1-tune"]
     terms = bind_losses(stage, {})
