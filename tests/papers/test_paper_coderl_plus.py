@@ -1,7 +1,7 @@
 """CodeRL+: executing the own programs becomes a task of the same iteration, and gives a gradient where code rewards
 give none.
 
-Whether a half-right answer earns a half or nothing is not certain: it is an option, and both are proven.
+Whether a half-right answer earns a half, as in the released code, or nothing is an option, and both are proven.
 
 Not shown: the gains on benchmarks.
 """
