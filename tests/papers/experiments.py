@@ -113,6 +113,7 @@ def describe_method(recipe: Recipe, name: str) -> dict[str, Any]:
     return {"kind": settings["kind"], "reads": last, **slots}
 
 
+@cache
 def read_profile(path: Path, profile: str) -> Recipe:
     """Return a recipe in the profile `full` or `own`, the latter with files and models of a user."""
     return load_recipe(path, profile=profile, overrides=list_given(path) if profile == "own" else [])

@@ -63,6 +63,10 @@ def test_the_entropy_says_which_temperature(entropy, source, temperature):
     supplies = {"rows": [{"id": "a"}, {"id": "b"}], "num_groups": 2, "n": 8, "seed": 0, "step": 3, "states": {}}
     requests = plan.ask(3, {**supplies, "history": History(), "metrics": {"entropy": entropy}})
     assert [(a.source, a.temperature) for a in requests] == [("policy", None)] * 2 + [(source, temperature)] * 2
+    assert [a.n for a in requests] == [8] * 4
+    # Before the first entropy is known, and at the target, there are no others.
+    for metrics in ({}, {"entropy": 0.5}):
+        assert [a.source for a in plan.ask(3, {**supplies, "history": History(), "metrics": metrics})] == ["policy"] * 2
 
 
 def test_wrong_completions_add_exactly_nothing_unlike_an_entropy_bonus():

@@ -117,6 +117,14 @@ def test_an_answer_is_scored_by_its_mean_probability(inputs, answering, monkeypa
     assert [t.text for t in made[6:]] == [STYLES[i](ROWS[0], RNG) for i in best]
 
 
+def test_a_bare_answer_is_no_reasoning(inputs, answering):
+    bare = [r | {"completion": [{"role": "assistant", "content": r["answer"]}]} for r in ROWS]
+    write_rows(inputs["extra_samples.0.data.0"], "chat", bare)
+    source = bind_sampling_slots(stage(), inputs).extra_samples[0]
+    made = source.ask(0, {"samples": own([0.0] * 8, 0, 0), "sampler": answering(lambda *_: "")})
+    assert {t.text for t in made[6:]} == {teacher(ROWS[0], RNG) for teacher in STYLES[1:]}
+
+
 def gradient(name, samples, policy):
     how = bind_algorithm(stage(name), {f"extra_samples.0.data.{i}": Path("nowhere") for i in range(3)})
     made = with_weights(how, with_advantages(how, with_dropped(forest(samples), False), 0), 0, 64)

@@ -44,9 +44,10 @@ class Partner:
     """Says what a function makes of the prompt; keeps the prompts."""
 
     def __init__(self, tokenizer, reply):
-        self.tokenizer, self.reply, self.prompts = tokenizer, reply, []
+        self.tokenizer, self.reply, self.prompts, self.sampling = tokenizer, reply, [], []
 
     def generate(self, requests, sampling):
+        self.sampling.append((sampling.temperature, sampling.max_new_tokens))
         self.prompts += [self.tokenizer.decode(r.prompt_ids) for r in requests]
         texts = [self.reply(self.tokenizer.decode(r.prompt_ids)) for r in requests]
         return [[Generation(self.tokenizer.encode(text), [], "stop")] for text in texts]
@@ -117,6 +118,13 @@ def test_the_observer_is_shown_the_pioneers_answer_and_the_pioneer_nothing(recip
     rewarded(parts_of(recipe, "rounds-1-pioneer", **{PIONEER: "B"}), [sample("a", rows[0]), sample("b", rows[1], 1)])
     assert [p.count("; ") for p in partner.prompts] == [1, 1]
     assert ["1 + 2 = a;" in partner.prompts[0], "4 + 5 = b;" in partner.prompts[1]] == [True, True]
+
+
+def test_a_partner_answers_as_freely_as_it_is_trained(recipe, partner):
+    rewarded(parts_of(recipe, "rounds-1-pioneer", **{PIONEER: "B"}), [sample("a")])
+    asks_of(parts_of(recipe, "rounds-1-observer", **{OBSERVER: "A"}), [row()])
+    trained = recipe.stages["rounds-1-pioneer"]
+    assert partner.sampling == [(trained.temperature, trained.max_completion_length)] * 2 == [(1.0, 6)] * 2
 
 
 def test_an_observer_needs_its_plan(recipe):

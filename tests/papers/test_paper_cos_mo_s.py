@@ -83,6 +83,10 @@ def test_the_reward_is_the_value_of_the_measured_surprisal(tiny_policy, tiny_pol
             lp = tiny_policy.model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
         surprisal = -sum(float(lp[t - 1, ids[t]]) for t in range(len(prompt), len(ids))) / (len(ids) - len(prompt))
         assert value == pytest.approx(math.exp(-(((surprisal - 5) / 2) ** 2) / 2) - broken, abs=1e-5)
+    # Each fault costs the penalty.
+    twice = use.model_copy(update={"faults": ["stories.broken_rules"] * 2})
+    harder = bind(twice, "r", {"r.model": tiny_policy_folder}).ask(0, {"rows": [row] * 2, "completions": texts})
+    assert harder == pytest.approx([rewards[0], rewards[1] - 1], abs=1e-5)
 
 
 def test_two_leaves_under_one_root_back_up_their_mean():
@@ -121,6 +125,31 @@ def test_the_search_of_the_recipe_pairs_siblings_of_high_and_low_value():
     depths = {pair["prompt"][0]["content"].count("\n") for pair in pairs}
     assert depths <= {0, 1, 2}
     assert len(pairs) == stage.search.options["simulations"]
+
+
+def test_a_story_grows_by_as_many_sentences_as_the_recipe_says():
+    """With simulations enough to exhaust the tree: three levels of two, none below; every past is visited once."""
+    from learning.evaluation.sampled_answers import AnswerSample
+
+    search, asked = stages()["rounds-1-tree"].search, []
+
+    def ask(rows):
+        asked.extend(row["prompt"][0]["content"].count("\n") for row in rows)
+        return [[AnswerSample(text, "stop") for text in ("a", "b")] for _ in rows]
+
+    problem = {"id": "p", "prompt": [{"role": "user", "content": "ann sings."}], "metadata": "{}"}
+    options = {**search.options, "simulations": 50}
+    tried = mcts([problem], ask, lambda rows, texts: [0.5] * len(texts), **options)
+    assert sorted(asked) == [0, 1, 1, 2, 2, 2, 2]
+    assert len(tried) == 2 + 4 + 8
+
+
+def test_what_is_seldom_visited_is_looked_at_by_the_logarithm_of_its_parents_visits():
+    root = Node({"id": "p", "prompt": [{"role": "user", "content": "s"}]})
+    root.expand([{"text": t, "score": 0.5, "finished": True} for t in "abc"])
+    root.children[0].back_up(0.5)
+    for child, visits in zip(root.children, (2, 1, 1), strict=True):
+        assert child.promise(0.5) == pytest.approx(0.5 + 0.5 * math.sqrt(math.log(4) / visits))
 
 
 @pytest.mark.parametrize("profile", ["tiny", "full"])

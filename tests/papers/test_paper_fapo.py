@@ -58,9 +58,10 @@ class Critic:
     """An engine that names the first wrong step of a chain, by a rule; what it is asked is kept."""
 
     def __init__(self, tokenizer):
-        self.tokenizer, self.asked = tokenizer, []
+        self.tokenizer, self.asked, self.temperatures = tokenizer, [], set()
 
     def generate(self, requests, sampling):
+        self.temperatures.add(sampling.temperature)
         replies = []
         for request in requests:
             text = self.tokenizer.decode(request.prompt_ids)
@@ -98,6 +99,7 @@ def test_clean_flawed_and_wrong(stages, critic):
     assert [t.reward for t in made] == [1.0, 0.0, -1.0, -1.0]
     # Only right answers are shown to the critic.
     assert sorted(text.partition("check ")[2].partition("<eos>")[0] for text in engine.asked) == sorted([CLEAN, FLAWED])
+    assert engine.temperatures == {0.0}  # a completion has one verdict
     assert [t.reward for t in rewarded(stages["outcome"], {}, [CLEAN, FLAWED, WRONG])] == [1.0, 1.0, -1.0]
 
 

@@ -114,6 +114,14 @@ def test_difficulty_weighs_positives_up_and_negatives_down():
     assert ratio.tolist() == pytest.approx([0.778801] * 3 + [1.284025], abs=1e-6)
 
 
+def test_a_reward_at_the_groups_mean_does_not_pass():
+    # One of three passes, p = 1/3: e^(1/6) above the mean, e^(-1/6) below; the one in the middle has no advantage.
+    made = batch(("sums", (0.0, 0.5, 1.0)))
+    whole, plain = operated(made, gamma=1.0, smoothing=0.0).tolist(), operated(made, gamma=None).tolist()
+    assert [whole[0] / plain[0], whole[2] / plain[2]] == pytest.approx([math.exp(-1 / 6), math.exp(1 / 6)])
+    assert whole[1] == 0.0
+
+
 def test_smoothing_moves_the_bar_towards_the_tasks_mean():
     # Means 0.75 and 0.25, the task's 0.5: with the bar half-way, 0.625, the 0.7 of the first group passes too.
     made = batch(("sums", (0.6, 0.9, 0.7, 0.8)), ("sums", (0.0, 0.5, 0.0, 0.5)))

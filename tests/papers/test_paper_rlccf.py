@@ -69,6 +69,9 @@ def test_votes_are_weighted_by_self_consistency():
     assert votes["A"] == 3 * 0.75 == 2.25
     assert votes["B"] == 1 * 0.75 + 2 * 0.5 + 1 * 0.25 == 2.0
     assert elect(votes) == "A"
+    # An answer of four makes a share of a quarter, though it is the only one; of equal votes the first wins.
+    assert count_weighted_votes([["A", None, None, None]]) == {"A": 0.25}
+    assert elect({"B": 1.0, "A": 1.0}) == "B"
     plain = majority([{}] * 12, list(FIRST + SECOND + THIRD), [0] * 12)
     assert [i for i, s in enumerate(plain) if s == 1.0] == [3, 4, 5, 8]
 

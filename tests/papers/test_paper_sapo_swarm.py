@@ -5,6 +5,7 @@ of the slowest. Each reads what its peers sampled in the round before.
 """
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -40,14 +41,17 @@ def stage(name):
     return load_recipe(RECIPE, profile="tiny").stages[name]
 
 
-def peer(folder, words, right=3, n=8):
+def peer(folder, words, right=3, n=8, **how):
     """The artifact of a node whose every number is nonsense here: its tokens, log-probabilities and scores."""
     kept = Trajectories(folder / "parts", 1.0, 0)
     for step, word in enumerate(words):
         row = next(row for row in ROWS if row["id"] == word)
         texts = [word[::-1] if i < right else "zz" for i in range(n)]
         samples = [
-            Sample(row, 0, "policy", [9], [999, 998], [float("nan")] * 2, "stop", text, scores={"theirs": -5.0})
+            replace(
+                Sample(row, 0, "policy", [9], [999, 998], [float("nan")] * 2, "stop", text, scores={"theirs": -5.0}),
+                **how,
+            )
             for text in texts
         ]
         for sample in samples:
@@ -93,6 +97,11 @@ def test_an_update_holds_four_own_and_four_foreign_groups(answering, tmp_path):
         assert sources_of(samples) == [{"policy"}] * 4 + [{"peer"}] * 4
         assert {len(members) for members in groups.values()} == {8}
         assert len({(m[0].source, m[0].row["id"]) for m in groups.values()}) == 8
+    drawn = [
+        {t.row["id"] for t in iteration(answering, "rounds-1-wide", peers, half, seed)[0] if t.source == "peer"}
+        for seed in range(3)
+    ]
+    assert any(one != drawn[0] for one in drawn)
     few, _, _ = iteration(answering, "rounds-1-leaning", peers, half)
     assert [s.pop() for s in sources_of(few)] == ["policy"] * 2 + ["peer"] * 6
 
@@ -127,6 +136,13 @@ def test_of_a_peer_nothing_but_text_is_read(answering, tmp_path, monkeypatch):
     iteration(answering, "rounds-1-wide", [peer(tmp_path / "b", WORDS[:8])] * 2, half)
     assert asked
     assert {c for columns in asked for c in columns} == {"step", "group", "prompt_id", "source", "completion", "status"}
+
+
+@pytest.mark.parametrize("how", [{"finish": "length"}, {"source": "peer"}])
+def test_what_a_peer_did_not_finish_or_not_sample_itself_is_not_shared(answering, tmp_path, how):
+    peers = [peer(tmp_path / "b", WORDS[:8], **how), peer(tmp_path / "c", WORDS[8:10])]
+    samples, _, _ = iteration(answering, "rounds-1-wide", peers, half)
+    assert {t.row["id"] for t in samples if t.source == "peer"} == set(WORDS[8:10])
 
 
 def test_a_group_that_earns_the_same_throughout_never_enters(answering, tmp_path):

@@ -84,6 +84,9 @@ def test_kept_are_the_top_share_and_all_above_the_threshold(stages):
     batch = kept(stages["trained"], samples_of(*groups), visited(known=RISING, **rates))
     similar = sorted(range(20), key=lambda i: -compute_mean_cosine(rates[f"u{i}"], [RISING]))
     assert batch.paths["group"].unique().tolist() == [0, *sorted(i + 1 for i in similar[:2])]
+    # A share is rounded up: of five, one is kept.
+    few = visited(known=RISING, **{name: rates[name] for name in names[:5]})
+    assert len(kept(stages["trained"], samples_of(*groups[:6]), few).paths["group"].unique()) == 2
 
 
 def test_the_first_visits_of_an_unlabelled_problem_are_left_out(stages):
