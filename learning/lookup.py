@@ -171,6 +171,9 @@ def find(use: Use) -> Callable[..., Any]:
     except (AddressError, ModuleNotFoundError) as error:
         missing = f"no module {error.name!r}" if isinstance(error, ModuleNotFoundError) else str(error)
         raise StepError(f"use: {use.use}: {missing}") from error
+    except (Exception, SystemExit) as error:  # the user's own module may raise anything, and call `exit()`
+        why = f"{type(error).__name__}: {error}".removesuffix(": ")
+        raise StepError(f"use: {use.use}: its module cannot be imported: {why}") from error
     if not callable(function):
         raise StepError(f"use: {use.use}: {module} has no function {name!r}")
     return function

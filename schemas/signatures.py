@@ -69,7 +69,8 @@ def read_signature(slot: type[Use], name: str, folders: tuple[Path, ...] = ()) -
     except AddressError as error:
         if slot.home and (new := find_renamed_function(name, list_names(slot))) is not None:
             raise SignatureError(describe_renaming(name, new), f"write `{new}` instead") from None
-        raise SignatureError(str(error), _suggest_names(slot, name) if slot.home else OWN) from None
+        own = _suggest_own(name, folders)
+        raise SignatureError(str(error), own or (_suggest_names(slot, name) if slot.home else OWN)) from None
     is_own = ":" not in name
     try:
         if issubclass(slot, ForeignUse):
@@ -87,7 +88,8 @@ def read_signature(slot: type[Use], name: str, folders: tuple[Path, ...] = ()) -
             raise SignatureError(message, advice)
         return _without(signature, slot.withheld) if slot.withheld else signature
     except ModuleError as error:
-        advice = _suggest_names(slot, name) if is_own else f"searched folders: {_list_folders(folders)}"
+        own = _suggest_own(name, folders) or f"searched folders: {_list_folders(folders)}"
+        advice = _suggest_names(slot, name) if is_own else own
         raise SignatureError(str(error), advice) from None
     except KeyError:
         advice = suggest(function, list_public_functions(module, folders), "its functions")
@@ -224,6 +226,19 @@ def _suggest_names(slot: type[Use], name: str) -> str:
         full = next(n for n in names if n == near or n.endswith(f".{near}"))
         advice = f"did you mean `{full}`? {advice}"
     return f"{advice}; {OWN}"
+
+
+def _suggest_own(name: str, folders: tuple[Path, ...]) -> str:
+    """Return how to name a function of the user's own that is written as a file or with a dot; else nothing."""
+    written, colon, function = name.partition(":")
+    if colon:
+        module = written.removeprefix("./").removesuffix(".py").replace("/", ".").strip(".")
+        return f"write `{module}:{function}`: a module is named without path and suffix" if module != written else ""
+    module, _, function = name.rpartition(".")
+    file = Path(*module.split(".")).with_suffix(".py") if module else None
+    if file is None or not any((folder / file).is_file() for folder in folders):
+        return ""
+    return f"write `{module}:{function}` for a function of {file}"
 
 
 def _list_folders(folders: tuple[Path, ...]) -> str:

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from learning.models.model_files import LFS
+from learning.models.gguf_header import LFS
 from tests.first_hour import EXAM, QUESTIONS, Mistake, User, make_model, write_files, write_lines
 
 ROW = {"prompt": "What is 1 plus 1?", "completion": "2"}
@@ -171,19 +171,86 @@ MISTAKES = {
             "mine.yaml": (GRPO, f"{GRPO}\n    contaminated_rows: stop"),
         },
     ),
+    "an id twice": train(write_lines([ROW | {"id": "1"}] * 2), "train.jsonl, row 2: id '1' is that of an earlier row"),
+    "a bad row far down": train(
+        write_lines([*[ROW] * 150, {"question": "a", "reply": "b"}]), "train.jsonl, row 151: no `prompt`"
+    ),
+    "a limit beyond the model's": recipe(
+        "max_length: 128", "max_length: 9999", "mine.yaml:8:17", "9999 is more than the 512 tokens"
+    ),
+    "no room for a prompt": recipe(
+        "max_completion_length: 8", "max_completion_length: 800", "mine.yaml:19:28", "maximum length is 512"
+    ),
+    "a reward's module that exits": own('"""A', 'raise SystemExit(1)\n"""A', "cannot be imported: SystemExit: 1"),
+    "a reward's module that raises": own('"""A', 'open("words.txt")\n"""A', "cannot be imported: FileNotFoundError"),
+    "a reward that returns a map": own(RETURNED, "return dict(enumerate(values))", "(dict) instead of a score per"),
+    "a reward that is async": own("def score", "async def score", "it is `async`"),
+    "a reward that exits": own(RETURNED, "exit()", "raises for every one of 2 completions", "SystemExit"),
+    "a reward that returns texts of numbers": own(RETURNED, "return [str(v) for v in values]", "(str)"),
+    "a reward that reads from the keyboard": own(RETURNED, "return input()", "raises for every one of 2 completions"),
+    "a reward that is a class": Mistake(
+        ("mine.yaml:16:15", "instead of a score per completion"), {"mine.py": "class score:\n    pass\n"}
+    ),
+    "a reward with other parameters": own("rows, completions", "answer, text", "takes answer, text"),
+    "a file in place of a module": recipe(SCORE, 'use: "mine.py:score"', "mine.yaml:16:21", "write `mine:score`"),
+    "a path in place of a module": recipe(SCORE, 'use: "./mine:score"', "mine.yaml:16:21", "write `mine:score`"),
+    "a dot in place of a colon": recipe(SCORE, "use: mine.score", "mine.yaml:16:21", "write `mine:score` for a"),
+    "rewards of no weight": recipe(SCORE, f"{SCORE}, weight: 0", "mine.yaml:16:14", "every reward has weight 0"),
+    "a reward that is no list": recipe(f"[{{{SCORE}}}]", "answers.exact", "mine.yaml:16:14", "[answers.exact]"),
+    "answers under another name": Mistake(
+        ("mine.yaml:15:14", "no row has an `answer`", "its other columns: solution", "`columns: {answer: …}`"),
+        {
+            "mine.yaml": (f"[{{{SCORE}}}]", "[answers.exact]"),
+            "questions.jsonl": write_lines([{"prompt": row["prompt"], "solution": row["answer"]} for row in QUESTIONS]),
+        },
+    ),
+    "a gate in percent": recipe(
+        "    prompts: path:exam",
+        "    gate: {min: 70}\n    prompts: path:exam",
+        "share from 0 to 1",
+        "write 0.7 for 70 %",
+    ),
+    "a model in place of problems": Mistake(
+        ("mine.yaml:25:14", "a file of a model holds no rows"),
+        {"mine.yaml": ("path:exam.jsonl", "path:model.gguf"), "model.gguf": b"GGUF"},
+    ),
+    "a GGUF file that is none": Mistake(
+        ("mine.yaml:5:12", "no GGUF file, or cut off"), {"mine.yaml": ("path:model", "path:m.gguf"), "m.gguf": b"GG"}
+    ),
+    "a pointer to a GGUF file": Mistake(
+        ("mine.yaml:5:12", "git lfs pull"),
+        {"mine.yaml": ("path:model", "path:m.gguf"), "m.gguf": LFS + b".github.com/spec/v1\n"},
+    ),
+    "a learning rate in quotes": recipe(LR, 'learning_rate: "1e-4"', "mine.yaml:10:20", "without quotes"),
+    "a learning rate with another sign": recipe(LR, "learning_rate: 1e4", "mine.yaml:10:20", "10000 is too large"),
+    "a rank without adapters": recipe(LR, f"{LR}\n    lora_r: 8", "only with `use_peft: true`"),
+    "a warm-up longer than the training": recipe(STEPS, f"{STEPS}\n    warmup_steps: 60", "more than the 2 steps"),
+    "half of a number as steps": recipe(STEPS, "max_steps: 2.5", "mine.yaml:7:16", "valid integer"),
+    "a switch that is a word": recipe(STEPS, f"{STEPS}\n    packing: on", "`on` is not a switch"),
+    "an optimiser's other name": recipe(STEPS, f"{STEPS}\n    optim: adam", "did you mean `adamw`?"),
+    "an unclosed bracket": recipe(f"[{{{SCORE}}}]", f"[{{{SCORE}}}", "mine.yaml:17:", "check indentation, quotes and"),
+    "a fence of Markdown": recipe("name: mine", "```yaml\nname: mine", "mine.yaml:1:1", "not YAML"),
+    "an unknown variable": recipe(STEPS, "max_steps: ${vars.steps}", "mine.yaml:7:16", "no `steps` in `vars`"),
+    "an unknown default": recipe("stages:", "defaults: {stf: {bf16: true}}\nstages:", "did you mean `sft`?"),
+    "columns that are not there": recipe(
+        "data: path:train.jsonl",
+        "data: {from: path:train.jsonl, columns: {prompt: question}}",
+        "no column `question`, which is to be `prompt`",
+    ),
+    "a gate against nobody": recipe(
+        "    prompts: path:exam",
+        "    gate: {against: befor, min_delta: 0}\n    prompts: path:exam",
+        "did you mean `before`?",
+    ),
+    "a word for --set": option("--set", "stages.tuned.max_steps=two", message="valid integer, this is 'two'"),
     "an unknown profile": option("--profile", "tiny", message="no profile `tiny`"),
     "an unknown key of --set": option("--set", "stages.tuned.sed=1", message="did you mean `seed`?"),
     "an unknown stage of --set": option("--set", "stages.tunde.seed=1", message="keys here: tuned, better, check"),
 }
 AT_THE_RUN = {
-    "an id twice": Mistake(
-        ("row 2: id '1' is that of an earlier row",), {"train.jsonl": write_lines([ROW | {"id": "1"}] * 2)}
-    ),
     "all rows too long": recipe(
         "max_length: 128", "max_length: 8", "all 30 rows are longer than 8 tokens", "max_length"
     ),
-    "a limit beyond the model's": recipe("max_length: 128", "max_length: 9999", "9999 is more than the 512 tokens"),
-    "no room for a prompt": recipe("max_completion_length: 8", "max_completion_length: 800", "maximum length is 512"),
     "None for all": own(RETURNED, "return [None for _ in values]", "returns None for every one of the 8 completions"),
     "NaN for some": own("0.01 * len(text)", "(0.0 if text.isdigit() else float('nan'))", "its score is nan"),
     "an unknown architecture": Mistake(("qwen99",), {"model/config.json": '{"model_type": "qwen99"}'}),
@@ -192,6 +259,25 @@ AT_THE_RUN = {
     ),
 }
 """Mistakes that show when a step begins."""
+WARNED = {
+    "a learning rate far off": (recipe(LR, "learning_rate: 0.5"), "mine.yaml:10:20: stages.tuned.learning_rate"),
+    "a weight decay far off": (recipe(LR, "weight_decay: 10"), "weight_decay: 10 is far from the usual"),
+    "a temperature far off": (
+        recipe(GRPO, f"{GRPO}\n    temperature: 50"),
+        "mine.yaml:22:18: stages.better.temperature: 50 is far from the usual",
+    ),
+    "one token": (recipe("max_completion_length: 8", "max_completion_length: 1"), "completions have one token"),
+    "no answers": (
+        Mistake((), {"exam.jsonl": write_lines([{"prompt": row["prompt"], "solution": "1"} for row in EXAM])}),
+        "stages.check.prompts: no row has an `answer`; its other columns: solution",
+    ),
+    "one prompt": (
+        Mistake((), {"questions.jsonl": write_lines(QUESTIONS[:1] * 8)}),
+        "stages.better.prompts: of 8 prompts only 1 is different",
+    ),
+    "one row": (Mistake((), {"train.jsonl": write_lines([ROW])}), "stages.tuned.data: 1 row for batches of 4"),
+}
+"""What is hardly meant and does not stop a run: the line that `validate` prints."""
 REMARKS = {
     "one reward for all": (
         own(RETURNED, "return [0.0 for _ in values]"),
@@ -201,7 +287,6 @@ REMARKS = {
         Mistake((), {"exam.jsonl": write_lines([*EXAM, *QUESTIONS[:2]])}),
         "stages.tuned.data: 2 of 30 rows ask problems of `check` (first: train.jsonl:1 asks exam.jsonl:11)",
     ),
-    "a learning rate far off": (recipe(LR, "learning_rate: 0.5"), "mine.yaml:10:20: stages.tuned.learning_rate"),
     "some that raise": (
         own(RETURNED, "return [1 / (len(text) < 3) for text in completions]"),
         "completions have no reward: reward mine:score raises ZeroDivisionError",
@@ -225,8 +310,19 @@ def user(right, tmp_path, monkeypatch, capsys):
     return User(shutil.copytree(right, tmp_path / "mine"), monkeypatch, capsys)
 
 
-def test_there_are_sixty_mistakes():
-    assert len(MISTAKES) + len(AT_THE_RUN) >= 60
+def test_each_mistake_is_another():
+    """Each has edits or words of its own."""
+    made = [repr((sorted(m.edits.items(), key=str), m.words)) for m in [*MISTAKES.values(), *AT_THE_RUN.values()]]
+    assert len(set(made)) == len(made) >= 115
+
+
+@pytest.mark.parametrize("name", WARNED)
+def test_what_is_hardly_meant_is_remarked_before_a_run(name, user):
+    mistake, remark = WARNED[name]
+    mistake.make(user.folder)
+    code, output = user("validate", "mine.yaml")
+    assert code == 0, output
+    assert remark in output
 
 
 @pytest.mark.parametrize("name", MISTAKES)

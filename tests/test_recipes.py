@@ -45,7 +45,7 @@ def with_model(path, folder):
     (folder / "recipes").mkdir()
     model = folder / "recipes" / yaml.safe_load(path.read_text())["vars"]["base"].removeprefix("path:")
     model.parent.mkdir(parents=True)
-    model.write_bytes(b"")
+    model.write_bytes(b"GGUF")
     return shutil.copy(path, folder / "recipes")
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.planning.memory_demand import StepDemand
+from flows.planning.memory_lengths import Lengths, PlanRows
 from flows.planning.memory_models import KnownModel, PlanModels
 from learning.memory_model.estimate import Place
 from lineage.layout import Layout
@@ -29,6 +30,8 @@ PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "cache", 
 TRAINS = ("sft", "preference", "reward_model", "rl")
 """Kinds whose forward passes `learning.models.packed` chooses."""
 GIB = 2**30
+PROCESS = GIB
+"""Bytes that Python takes with torch, transformers and what they load, besides tensors."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,9 @@ class StepMemory:
     forward: str = ""
     """The forward pass that a step that trains is expected to use; empty for others."""
     assumed_prompt: int = 0
-    """Tokens of a prompt that the sizes of caches assume, as none were given; 0: no assumption."""
+    """Tokens of a prompt that the sizes of caches assume, as none were given or known; 0: no assumption."""
+    lengths: Lengths | None = None
+    """Lengths of the rows that the estimate is for; None where they are not known before a run."""
 
 
 def show_memory(
@@ -62,11 +67,13 @@ def estimate_memory(
     plan: Plan, layout: Layout, *, gpu: int | None = None, prompt: int | None = None
 ) -> list[StepMemory]:
     """Return the memory of every step; `gpu`: bytes of one GPU, `prompt`: tokens of the longest prompt."""
-    models = PlanModels(plan, layout)
-    return [_estimate_step_memory(step, models, gpu, prompt) for step in plan.steps]
+    models, rows = PlanModels(plan, layout), PlanRows(plan, layout)
+    return [_estimate_step_memory(step, models, rows, gpu, prompt) for step in plan.steps]
 
 
-def _estimate_step_memory(step: Step, models: PlanModels, gpu: int | None, prompt: int | None) -> StepMemory:
+def _estimate_step_memory(
+    step: Step, models: PlanModels, rows: PlanRows, gpu: int | None, prompt: int | None
+) -> StepMemory:
     estimate = find_estimate(step.kind)
     if estimate is None:
         return StepMemory(step.name)
@@ -75,13 +82,15 @@ def _estimate_step_memory(step: Step, models: PlanModels, gpu: int | None, promp
         ports["made"] = next(iter(models.made[step.name].values()))
     trained = ports.get("model")
     forward = trained.forward if step.kind in TRAINS and isinstance(trained, KnownModel) else ""
-    demand = StepDemand(step.settings, step.resources, ports, gpu, prompt)
+    known = [model for model in ports.values() if isinstance(model, KnownModel)]
+    lengths = rows.measure(step, known[0]) if known else None
+    demand = StepDemand(step.settings, step.resources, ports, gpu, prompt, lengths)
     try:
         places = tuple(estimate(demand))
         caches = any(phase.parts.get("cache") for place in places for phase in place.phases)
-        known = [model for model in ports.values() if isinstance(model, KnownModel)]
-        assumed = max(map(demand.prompt_tokens, known), default=0) if caches and prompt is None else 0
-        return StepMemory(step.name, places, forward=forward, assumed_prompt=assumed)
+        assumes = caches and prompt is None and lengths is None
+        assumed = max(map(demand.prompt_tokens, known), default=0) if assumes else 0
+        return StepMemory(step.name, places, forward=forward, assumed_prompt=assumed, lengths=lengths)
     except StepError as error:
         return StepMemory(step.name, unknown=str(error))
 
@@ -101,10 +110,11 @@ def list_warnings(plan: Plan, steps: list[StepMemory], gpu: int | None = None) -
         for place in need.places:
             role = getattr(resources, place.role, None) or resources
             limits = {"its `memory`": parse_memory(role.memory)} if not role.num_gpus else {"a GPU": gpu or 0}
+            needed = place.peak.total if role.num_gpus else _whole(place)
             for name, limit in limits.items():
-                if limit and place.peak.total > limit:
+                if limit and needed > limit:
                     yield (
-                        f"{need.step}: {place.role} needs {format_size(place.peak.total)} at its worst moment "
+                        f"{need.step}: {place.role} needs {format_size(needed)} at its worst moment "
                         f"({place.peak.name}), {name} has {format_size(limit)}; {advise(place)}"
                     )
 
@@ -126,9 +136,18 @@ def advise(place: Place) -> str:
 
 def make_memory_table(plan: Plan, steps: list[StepMemory], gpu: int | None = None) -> Table:
     """Return a table with one row per place: the parts of its peak, and what was reserved."""
-    caption = "At the worst moment, tensors only: Python with its libraries takes about 1 GiB more, a CUDA context 0.5."
+    caption = (
+        "peak: tensors at the worst moment. process: with about 1 GiB for Python and its libraries; "
+        "a CUDA context takes 0.5 GiB of a GPU."
+    )
     caption = "\n".join(
-        [caption, *describe_forwards(steps), *describe_prompts(steps), *list_warnings(plan, steps, gpu)]
+        [
+            caption,
+            *describe_forwards(steps),
+            *describe_lengths(steps),
+            *describe_prompts(steps),
+            *list_warnings(plan, steps, gpu),
+        ]
     )
     table = Table(
         title=f"Memory of {plan.recipe}",
@@ -139,8 +158,8 @@ def make_memory_table(plan: Plan, steps: list[StepMemory], gpu: int | None = Non
         title_justify="left",
         caption_justify="left",
     )
-    for column in ("step", "role", *PARTS, "work", "peak", "when", "reserved"):
-        number = column in (*PARTS, "work", "peak")
+    for column in ("step", "role", *PARTS, "work", "peak", "process", "when", "reserved"):
+        number = column in (*PARTS, "work", "peak", "process")
         heading = SHORT.get(column, column)
         table.add_column(
             heading, overflow="fold", no_wrap=column in ("step", "role"), justify="right" if number else "left"
@@ -148,16 +167,22 @@ def make_memory_table(plan: Plan, steps: list[StepMemory], gpu: int | None = Non
     for need in steps:
         resources = plan.step(need.step).resources
         if need.unknown:
-            table.add_row(need.step, "", *[""] * 8, "unknown", Text(need.unknown), "")
+            table.add_row(need.step, "", *[""] * 8, "unknown", "", Text(need.unknown), "")
         for place in need.places:
             parts = place.peak.parts
             shown = [format_size(parts.get(name, 0)) for name in PARTS]
             work = sum(amount for name, amount in parts.items() if name not in PARTS)
             role = getattr(resources, place.role, None) or resources
             name = place.role if place.workers == 1 else f"{place.role} x {place.workers}"
-            total = Text(format_size(place.peak.total), style="bold")
-            table.add_row(need.step, name, *shown, format_size(work), total, place.peak.name, role.memory or "")
+            total, process = format_size(place.peak.total), "" if role.num_gpus else format_size(_whole(place))
+            sizes = (format_size(work), total, Text(process, style="bold"))
+            table.add_row(need.step, name, *shown, *sizes, place.peak.name, role.memory or "")
     return table
+
+
+def _whole(place: Place) -> int:
+    """Return the bytes of a process on a CPU."""
+    return place.peak.total + PROCESS
 
 
 def describe_forwards(steps: list[StepMemory]) -> Iterator[str]:
@@ -165,6 +190,13 @@ def describe_forwards(steps: list[StepMemory]) -> Iterator[str]:
     for forward in sorted({need.forward for need in steps if need.forward}):
         names = ", ".join(need.step for need in steps if need.forward == forward)
         yield f"Expected forward of {names}: {forward}; a check on the weights decides."
+
+
+def describe_lengths(steps: list[StepMemory]) -> Iterator[str]:
+    """Yield the lengths of the rows that steps are estimated for, where the rows are known."""
+    known = [f"{one.step} {one.lengths.row:,}" for one in steps if one.lengths and one.places]
+    if known:
+        yield f"Tokens of the longest row, as the rows are now: {', '.join(known)}."
 
 
 def describe_prompts(steps: list[StepMemory]) -> Iterator[str]:
@@ -202,11 +234,13 @@ def _step_as_json(need: StepMemory) -> dict[str, object]:
         **({"unknown": need.unknown} if need.unknown else {}),
         **({"forward": need.forward} if need.forward else {}),
         **({"assumed_prompt_tokens": need.assumed_prompt} if need.assumed_prompt else {}),
+        **({"longest_row_tokens": need.lengths.row} if need.lengths else {}),
         "places": [
             {
                 "role": place.role,
                 "workers": place.workers,
                 "peak": place.peak.total,
+                "process": _whole(place),
                 "when": place.peak.name,
                 "phases": {phase.name: dict(phase.parts) for phase in place.phases},
             }

@@ -1,12 +1,13 @@
 """What the memory of a step follows from, as the estimates of all kinds (`flows.planning.memory_kinds`) read it.
 
-Where a length depends on data that is still to be made, the longest that the settings allow counts. The estimates are
+Where a length depends on data that are still to be made, the longest that the settings allow counts. The estimates are
 not part of the tasks, so that a change of an estimate does not change the key of a step.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from flows.planning.memory_lengths import Lengths
 from flows.planning.memory_models import KnownModel
 from learning.memory_model.estimate import BYTES, Trained
 from learning.memory_model.forward import Forward, Pass, Precision
@@ -24,13 +25,15 @@ def read_adapters(settings: JsonObject) -> Adapters:
 
 @dataclass(frozen=True)
 class StepDemand:
-    """A step: its settings, resources and models by port; optional limits `gpu` (bytes) and `prompt` (tokens)."""
+    """A step: settings, resources, models by port, lengths of rows; limits `gpu` (bytes) and `prompt` (tokens)."""
 
     settings: JsonObject
     resources: Resources
     models: Mapping[str, KnownModel | str]
     gpu: int | None = None
     prompt: int | None = None
+    lengths: Lengths | None = None
+    """Lengths of the rows; None where they are not known before a run."""
 
     def model(self, port: str = "model") -> KnownModel:
         """Return the model at a port. Raise StepError if it is unknown."""
@@ -96,11 +99,23 @@ class StepDemand:
             loads_here=not self.trainer.num_gpus,
         )
 
-    def row_tokens(self, model: KnownModel) -> int:
-        """Return the tokens of the longest row."""
+    def row_limit(self, model: KnownModel) -> int:
+        """Return the most tokens that a row may have."""
         return min(self.settings.get("max_length") or model.max_length, model.max_length)
 
+    def row_tokens(self, model: KnownModel) -> int:
+        """Return the tokens of the longest row."""
+        limit = self.row_limit(model)
+        return limit if self.lengths is None else min(limit, self.lengths.row)
+
     def prompt_tokens(self, model: KnownModel) -> int:
-        """Return the tokens of the longest prompt."""
+        """Return the tokens of the longest prompt: as given, as the rows are, or all that the model has room for."""
         room = max(1, model.max_length - self.settings["max_completion_length"])
-        return min(self.prompt or room, room)
+        return min(self.prompt or (self.lengths.prompt if self.lengths else 0) or room, room)
+
+    def samples(self, most: int) -> int:
+        """Return the completions that are in progress at a time, `most` or as many as the rows need."""
+        if self.lengths is None:
+            return most
+        rows = min(self.lengths.rows, self.settings.get("limit") or self.lengths.rows)
+        return min(most, rows * self.settings["num_generations"])

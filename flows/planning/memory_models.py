@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from learning.memory_model.expected_forward import expect_forward
+from learning.memory_model.forward import FULL
 from learning.memory_model.shape import Shape, read_shape
 from lineage.artifacts.contract import UNBOUNDED
 from lineage.artifacts.store import Store
@@ -34,11 +35,19 @@ class KnownModel:
     language: bool = True
     forward: str = "forest"
     """The forward pass that its configuration lets expect."""
+    tokenizer: Path | TokenizerUse | None = None
+    """Folder of its tokenizer, or the settings of a stage that makes it."""
+    in_blocks: bool = False
+    """Whether its weights are in a GGUF file, which is converted to float32 first."""
 
     @property
     def parameters(self) -> int:
         """Return the number of all parameters."""
         return self.shape.parameters if self.language else self.shape.body_parameters + self.shape.width
+
+    def loading(self, weight_bytes: int) -> int:
+        """Return the bytes that are held while it is loaded, where that is more than its weights; else 0."""
+        return self.parameters * (FULL + weight_bytes) if self.in_blocks and weight_bytes < FULL else 0
 
 
 class PlanModels:
@@ -48,6 +57,8 @@ class PlanModels:
         self.layout, self.store = layout, Store(layout)
         self.folders = tuple(dict.fromkeys((Path(plan.file).resolve().parent, Path.cwd(), layout.root)))
         self.made: dict[str, dict[str, KnownModel | str]] = {}
+        self.read: dict[tuple[Path, Path], KnownModel | str] = {}
+        """Models by folder and folder of the base: a GGUF file takes seconds to read."""
         for step in plan.steps:
             self.made[step.name] = self._outputs(step)
 
@@ -69,7 +80,7 @@ class PlanModels:
 
     def _read_output(self, step: Step, name: str) -> KnownModel | str:
         try:
-            return _read_model(complete_adapter(self.store.output_folder(step.kind, step.key, name), self.layout))
+            return self._read(complete_adapter(self.store.output_folder(step.kind, step.key, name), self.layout))
         except PosttrainError as error:
             return str(error)
 
@@ -78,13 +89,22 @@ class PlanModels:
             outputs = self.made[step_input.steps[0]]
             return outputs.get(step_input.output or next(iter(outputs), ""), f"{step_input.steps[0]} makes no model")
         try:
-            return _read_model(find_source(str(step_input.source), self.layout, self.folders).folder)
+            return self._read(find_source(str(step_input.source), self.layout, self.folders).folder)
         except PosttrainError as error:
             return str(error)
 
+    def _read(self, folder: Path) -> KnownModel | str:
+        """Return the model in a folder, whose base is read once."""
+        place = (find_tokenizer_folder(folder).resolve(), find_plain_base(folder).resolve())
+        if place not in self.read:
+            self.read[place] = _read_model(folder)
+        return self.read[place]
+
 
 def _with_head(model: KnownModel | str, kind: str) -> KnownModel | str:
-    return model if isinstance(model, str) else replace(model, language=kind in POLICY_TYPES)
+    if isinstance(model, str):
+        return model
+    return replace(model, language=kind in POLICY_TYPES, in_blocks=model.in_blocks and kind == "adapter")
 
 
 def _read_model(folder: Path) -> KnownModel | str:
@@ -109,7 +129,9 @@ def _read_model(folder: Path) -> KnownModel | str:
     except StepError as error:
         return f"{error}; expected forward: {forward}"
     limits = (max_length, config.get("max_position_embeddings"), config.get("n_positions"))
-    return KnownModel(shape, int(min([n for n in limits if n], default=UNBOUNDED)), not labelled, forward)
+    length = int(min([n for n in limits if n], default=UNBOUNDED))
+    in_blocks = not (base / "config.json").is_file()
+    return KnownModel(shape, length, not labelled, forward, find_tokenizer_folder(folder), in_blocks)
 
 
 def _read_config(base: Path) -> JsonObject:
@@ -147,7 +169,7 @@ def _define_model(settings: JsonObject) -> KnownModel | str:
         shape = read_shape(config)
     except (PosttrainError, TypeError, ValueError) as error:
         return str(error)
-    return KnownModel(shape, settings["max_length"], forward=expect_forward(config))
+    return KnownModel(shape, settings["max_length"], forward=expect_forward(config), tokenizer=use)
 
 
 def _count_vocabulary(use: TokenizerUse) -> int | None:

@@ -64,7 +64,12 @@ def estimate_samplers(demand: StepDemand, models: Mapping[str, KnownModel], samp
         for phase, parts in weights.items()
     }
     own = weights if rollout else engines
-    places = [Place("step", tuple(Phase(name, parts) for name, parts in own.items()))]
+    loading = [
+        Phase(phase.replace("sampling", "loading"), {"weights": size})
+        for phase, model in models.items()
+        if (size := model.loading(demand.weight_bytes))
+    ]
+    places = [Place("step", (*(Phase(name, parts) for name, parts in own.items()), *loading))]
     if rollout:
         places.append(Place("rollout", tuple(Phase(name, parts) for name, parts in engines.items()), rollout.workers))
     return places

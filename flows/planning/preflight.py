@@ -7,9 +7,11 @@ from typing import cast
 from flows.planning.adapter_check import verify_adapters
 from flows.planning.contracts import verify_contracts
 from flows.planning.data_sources import find_source_problems
+from flows.planning.length_check import find_length_problems
 from flows.planning.lm_eval_check import verify_lm_eval_tasks
 from flows.planning.outside_models import REGISTRY, find_outside_model_problems
 from flows.planning.own_rewards import find_own_reward_problems
+from flows.planning.row_remarks import find_row_remarks
 from flows.planning.training_overlap import find_overlaps
 from lineage.layout import Layout
 from lineage.sources.resolve import find_source
@@ -46,12 +48,12 @@ def find_problems(recipe: Recipe, layout: Layout, warn: Callable[[str], None]) -
 def find_input_problems(recipe: Recipe, layout: Layout, warn: Callable[[str], None]) -> list[Problem]:
     """Return all problems of sources from outside: missing ones, rows, models; and of the user's own rewards.
 
-    Call `warn` with what does not prevent a run: evaluation problems among the rows that are trained on.
+    Call `warn` with what does not prevent a run: evaluation problems among the rows that are trained on, odd rows.
     """
     problems = [*_find_missing(recipe, layout), *find_source_problems(recipe, layout)]
     if not problems:
-        problems += find_outside_model_problems(recipe, layout)
-        for is_refused, problem in find_overlaps(recipe, layout):
+        problems += find_outside_model_problems(recipe, layout) or find_length_problems(recipe, layout)
+        for is_refused, problem in (*find_overlaps(recipe, layout), *find_row_remarks(recipe, layout)):
             if is_refused:
                 problems.append(problem)
             else:

@@ -9,6 +9,7 @@ import struct
 from pathlib import Path
 from typing import Literal
 
+from learning.models.gguf_header import LFS, find_gguf_problem
 from schemas.base import JsonObject
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -37,8 +38,6 @@ NO_SCALE = (
 LARGEST_HEADER = 100 << 20
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 """Files of which transformers makes a tokenizer."""
-LFS = b"version https://git-lfs"
-"""Begin of the file that stands for a large one that was not fetched."""
 
 
 def find_adapter_problem(folder: Path, task: Literal["CAUSAL_LM", "SEQ_CLS"] = "CAUSAL_LM") -> str | None:
@@ -65,8 +64,8 @@ def find_policy_problem(folder: Path, needs_tokenizer: bool = True) -> str | Non
     if (folder / ADAPTER_CONFIG).is_file():
         return None  # its base is resolved with it
     if not (folder / "config.json").is_file():
-        if any(folder.glob("*.gguf")):
-            return None
+        if files := sorted(folder.glob("*.gguf")):
+            return find_gguf_problem(files[0])
         return "no model here: config.json is missing; name the folder that `save_pretrained` wrote"
     try:
         config = json.loads((folder / "config.json").read_text())

@@ -9,9 +9,10 @@ or None per completion.
 import math
 import sys
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass, field
+from inspect import iscoroutine
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
@@ -25,6 +26,8 @@ MESSAGE, SHOWN, TRACE = 300, 80, 4_000
 """Characters of an exception, of a completion and of a traceback that are shown."""
 LARGEST = 10**60
 """Largest integer that is shown in digits."""
+UNORDERED = (str, bytes, Mapping, Set)
+"""Values that can be iterated over and are no list of scores: of a map, that gives its keys."""
 FAILURES = (Exception, SystemExit)
 """A reward that calls `exit()` must not end the step either."""
 
@@ -157,7 +160,10 @@ def _reraise_ours(error: BaseException) -> None:
 
 def _call(bound: Bound, step: int, supplies: Supplies, size: int) -> list[float | None]:
     returned = bound.ask(step, supplies)
-    if isinstance(returned, str | bytes) or not isinstance(returned, Iterable):
+    if iscoroutine(returned):
+        returned.close()
+        raise StepError(f"reward {bound.name}: it is `async`, and is called as a plain function; remove `async`")
+    if isinstance(returned, UNORDERED) or not isinstance(returned, Iterable):
         raise StepError(
             f"reward {bound.name}: it returns {_describe_value(returned)} instead of a score per completion"
         )
@@ -189,6 +195,8 @@ def _read_score(bound: Bound, score: Any, supplies: Supplies, place: int) -> flo
 def _describe_value(value: object) -> str:
     """Return a value with its type, shortened."""
     shown = "a number beyond all limits" if isinstance(value, int) and abs(value) > LARGEST else repr(value)
+    if " at 0x" in shown:  # the address differs from run to run
+        return f"an object of {type(value).__name__}"
     return f"{shown if len(shown) <= SHOWN else shown[:SHOWN] + '...'} ({type(value).__name__})"
 
 

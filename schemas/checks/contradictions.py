@@ -38,6 +38,7 @@ from schemas.use import (
 def find_contradictions(info: StepInfo, stage: Rl) -> tuple[list[Problem], list[Problem]]:
     """Return the problems that refuse an rl stage, and those that only warn."""
     refused = [
+        _check_weights,
         _check_group_size,
         _check_k,
         _check_estimator,
@@ -67,6 +68,12 @@ def _find_slots(info: StepInfo, *kinds: type[Use]) -> Iterator[Slot]:
 
 def _reads_column(info: StepInfo, column: str, *kinds: type[Use]) -> bool:
     return any(column in slot.signature.supplied for slot in _find_slots(info, *kinds))
+
+
+def _check_weights(info: StepInfo, stage: Rl) -> Iterator[Problem]:
+    if stage.rewards and all(use.weight == 0 for use in stage.rewards):
+        message = "every reward has weight 0, so that every completion is worth the same"
+        yield info.problem("rewards", message, "give one a weight; rewards of weight 0 are only recorded")
 
 
 def _groups_are_plain(stage: Rl) -> bool:

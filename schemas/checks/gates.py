@@ -9,6 +9,9 @@ from schemas.stages.evaluate_rewards import EvaluateRewards
 from schemas.steps.step_info import StepInfo
 from schemas.suggestions import suggest
 
+SHARES = ("accuracy", "pass_at", "win_rate")
+"""Metrics that are a share."""
+
 
 def check_gates(info: StepInfo, stage: Evaluate | EvaluateRewards) -> Iterator[Problem]:
     """Yield the problems with the gates of a step."""
@@ -16,6 +19,7 @@ def check_gates(info: StepInfo, stage: Evaluate | EvaluateRewards) -> Iterator[P
     for index, gate in enumerate(stage.gate):
         path = f"gate.{index}"
         yield from _check_metrics(info, gate, path, list(options))
+        yield from _check_bounds(info, gate, path, options)
         yield from _check_models(info, stage, gate, path)
         if isinstance(stage, Evaluate):
             yield from _check_tests(info, stage, gate, path, options)
@@ -30,6 +34,19 @@ def _check_metrics(info: StepInfo, gate: Gate, path: str, metrics: list[str]) ->
     for where, name in named.items():
         if split_metric(name, metrics) is None:
             yield info.problem(where, f"no metric `{name}`", suggest(name, metrics, "metrics of this stage"))
+
+
+def _check_bounds(info: StepInfo, gate: Gate, path: str, options: dict[str, dict[str, object]]) -> Iterator[Problem]:
+    """Yield bounds that no share reaches: percentages, mostly."""
+    metric = split_metric(gate.metric, list(options))
+    if metric is None or options[metric[0]]["use"] not in SHARES:
+        return
+    bounds = {"min": (gate.min, 0, 1), "max": (gate.max, 0, 1), "min_delta": (gate.min_delta, -1, 1)}
+    for key, (bound, low, high) in bounds.items():
+        if bound is not None and not low <= bound <= high:
+            message = f"`{gate.metric}` is a share from 0 to 1, and the gate could only ever decide one way"
+            advice = f"write {bound / 100:g} for {bound:g} %" if abs(bound) <= 100 else f"give {low} to {high}"
+            yield info.problem(f"{path}.{key}", message, advice)
 
 
 def _check_models(info: StepInfo, stage: Evaluate | EvaluateRewards, gate: Gate, path: str) -> Iterator[Problem]:

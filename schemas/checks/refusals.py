@@ -13,6 +13,7 @@ from schemas.checks.row_order import check_row_order
 from schemas.checks.row_scores import check_row_scores
 from schemas.checks.sanity import check_ranges
 from schemas.checks.training import check_learning_rate, check_training
+from schemas.checks.unusual import find_unusual_values
 from schemas.errors import Problem
 from schemas.source.limits import MAX_PROBLEMS
 from schemas.stages.evaluate import Evaluate
@@ -34,6 +35,7 @@ def find_refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Probl
             break
         refused += [*check_endpoints(info), *check_ranges(info), *check_families(info), *check_row_order(info, steps)]
         refused += check_row_scores(info)
+        warned += find_unusual_values(info)
         if isinstance(info.stage, Training):
             refused += check_training(info, info.stage)
             warned += check_learning_rate(info, info.stage, steps)

@@ -14,6 +14,7 @@ from schemas.errors import Problem, RecipeError
 from schemas.expansion.expand import Unit, find_presets, list_preset_slots
 from schemas.expansion.names import Names, resolve_reference
 from schemas.plan import BranchOf, Until
+from schemas.references import TABLE_TYPES
 from schemas.source.limits import MAX_PROBLEMS
 from schemas.source.tree import Mark, Node, join_path, make_problem, parse_index
 from schemas.source.validation import convert_errors, find_coercions, follow_path
@@ -138,6 +139,10 @@ def resolve_port(info: StepInfo, where: str, reference: Any, problems: list[Prob
     if kind not in ("", "directory") and (resolved.source or "").startswith("path:") and is_data_file(str(reference)):
         advice = "convert it with a stage of kind data and name that stage, or name a folder"
         problems.append(make_problem(mark, join_path(info.path, where), "a file of rows cannot be read here", advice))
+        return None
+    if kind in TABLE_TYPES and (resolved.source or "").startswith("path:") and str(reference).endswith(".gguf"):
+        advice = "rows are in files such as rows.jsonl, or in a folder"
+        problems.append(make_problem(mark, join_path(info.path, where), "a file of a model holds no rows", advice))
         return None
     return Port(where, str(reference), reference.accepts, resolved.steps, resolved.output, resolved.source, kind, mark)
 

@@ -10,4 +10,5 @@ def estimate(demand: StepDemand) -> list[Place]:
     limit = demand.settings.get("limit")
     samples = min(MAX_OPEN, limit * demand.settings["num_generations"]) if limit else MAX_OPEN
     ports = [port for port in demand.models if port == "model" or port.startswith(("models.", "against."))]
-    return estimate_samplers(demand, {f"sampling {port}": demand.model(port) for port in ports}, samples)
+    models = {f"sampling {port}": demand.model(port) for port in ports}
+    return estimate_samplers(demand, models, demand.samples(samples))

@@ -38,7 +38,8 @@ def estimate_pairs(
 def _make_pass(demand: StepDemand, model: KnownModel, max_tokens: int, *, logits: bool) -> tuple[Pass, int]:
     """Return a pass over pairs of the longest length, half of it prompt, and the passes of a batch."""
     longest = demand.row_tokens(model)
-    prompt = min(demand.prompt or longest // 2, longest - 1)
+    known = demand.lengths.prompt if demand.lengths else 0
+    prompt = min(demand.prompt or known or longest // 2, longest - 1)
     completion, batch = longest - prompt, demand.settings["per_device_train_batch_size"]
     count = max(1, min(batch, max_tokens // (prompt + 2 * completion)))
     tokens = Pass(((count, prompt),), ((count, 2, completion, prompt),), 2 * count * completion if logits else 0)

@@ -7,4 +7,6 @@ from learning.memory_model.estimate import Place
 
 def estimate(demand: StepDemand) -> list[Place]:
     """Return the places of the model that samples; none without one."""
-    return estimate_samplers(demand, {"sampling": demand.model()}, MAX_OPEN) if "model" in demand.models else []
+    if "model" not in demand.models:
+        return []
+    return estimate_samplers(demand, {"sampling": demand.model()}, demand.samples(MAX_OPEN))

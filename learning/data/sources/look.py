@@ -18,6 +18,8 @@ from schemas.stages.data import Source
 
 CHEAP = 64 << 20
 """Bytes of files up to which lines are counted."""
+CHECKED, SMALL = 10_000, 16 << 20
+"""Rows that are converted, of files of at most so many bytes together; of larger ones, those that decide the format."""
 COUNTED_BY_LINES = (".jsonl", ".ndjson")
 
 
@@ -44,20 +46,27 @@ def look_at_source(
     Raise StepError if it cannot be read, or no format fits.
     """
     rows = SourceRows(folder, source, emit, tables or {})
+    size = sum(path.stat().st_size for path in rows.files)
+    first = LOOKED_AT if source.query or size > SMALL else CHECKED
     converted: list[Row] = []
     bad: list[str] = []
-    for record in islice(rows.rows(), max(LOOKED_AT, examples)):
+    ids: set[str] = set()
+    for record in islice(rows.rows(), max(first, examples)):
         try:
             if record.problem:
                 raise BadRow(record.problem)
-            converted.append(rows.convert_record(record))
+            row = rows.convert_record(record)
+            if row["id"] in ids:
+                raise BadRow(f"id {row['id']!r} is that of an earlier row")
+            ids.add(row["id"])
+            if len(converted) < examples:
+                converted.append(row)
         except BadRow as error:
             bad.append(f"{record.place}: {error}")
-    if not converted and not bad:
+    if not ids and not bad:
         raise StepError(f"{'query' if source.query else rows.files[0].name}: no rows")
-    size = sum(path.stat().st_size for path in rows.files)
     number = None if source.query else _count_rows(rows.files, size)
-    return Look(rows.format, len(rows.files), size, number, (*converted[:examples],), (*bad,))
+    return Look(rows.format, len(rows.files), size, number, (*converted,), (*bad,))
 
 
 def read_first_rows(

@@ -1,0 +1,110 @@
+"""Remarks about rows from outside that can be read and are hardly meant: without answers, all the same, too few."""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from flows.planning.data_sources import read_outside_rows
+from lineage.layout import Layout
+from schemas.errors import PosttrainError, Problem
+from schemas.recipe.load import Recipe
+from schemas.stages.data import Data
+from schemas.stages.rl import Rl
+from schemas.steps.step_info import Port, StepInfo
+from schemas.training import Training
+from schemas.use import RewardUse
+
+if TYPE_CHECKING:
+    from learning.data.rows import Row
+
+LOOKED_AT = 2000
+"""Rows of a source that are looked at."""
+COMPARING = ("answers", "mathematics", "computer_algebra")
+"""Families of rewards that compare with the answer of a row."""
+SAME = 0.5
+"""Share of rows that repeat an earlier one from which on that is remarked."""
+
+
+def find_row_remarks(recipe: Recipe, layout: Layout) -> Iterator[tuple[bool, Problem]]:
+    """Yield what is odd about the rows of a step that all come from files, and whether it refuses the recipe."""
+    for info in recipe.steps.values():
+        for port in info.ports:
+            if port.path not in ("prompts", "data") or not port.steps:
+                continue
+            rows = _read(recipe, layout, port)
+            if not rows:
+                continue
+            if port.path == "prompts":
+                yield from _check_answers(info, port, rows)
+            if isinstance(info.stage, Training):
+                yield from ((False, problem) for problem in _check_variety(info, port, rows))
+
+
+def _read(recipe: Recipe, layout: Layout, port: Port) -> "list[Row]":
+    """Return the first rows of a port; none if a step makes some of them."""
+    rows: list[Row] = []
+    for name in port.steps:
+        stage = recipe.stages[name]
+        if not isinstance(stage, Data) or any(given.steps for given in recipe.ports(name)):
+            return []
+        rows += read_outside_rows(recipe, layout, name, LOOKED_AT)
+    return rows[:LOOKED_AT]
+
+
+def _check_answers(info: StepInfo, port: Port, rows: "list[Row]") -> Iterator[tuple[bool, Problem]]:
+    """Yield rewards that compare with answers which no row has: nothing could be scored."""
+    if any(row.get("answer") is not None for row in rows):
+        return
+    uses: list[RewardUse] = getattr(info.stage, "rewards", [])
+    comparing = next((use.use for use in uses if use.use.partition(".")[0] in COMPARING), None)
+    others = sorted({name for row in rows[:100] for name in _list_metadata(row)})
+    columns = f"; its other columns: {', '.join(others)}" if others else ""
+    advice = "name the column of the answers: `columns: {answer: …}`" if others else "give the rows a column `answer`"
+    if comparing is not None:
+        yield (
+            True,
+            info.problem(port.path, f"no row has an `answer`, and `{comparing}` compares with it{columns}", advice),
+        )
+    elif any(":" in use.use for use in uses):
+        yield False, info.problem(port.path, f"no row has an `answer`{columns}", f"if the reward reads it: {advice}")
+
+
+def _list_metadata(row: "Row") -> list[str]:
+    from learning.data.rows import read_metadata  # pyarrow takes 0.1 s, and most recipes have no sources
+
+    try:
+        return list(read_metadata(row))
+    except (PosttrainError, ValueError, TypeError):
+        return []
+
+
+def _check_variety(info: StepInfo, port: Port, rows: "list[Row]") -> Iterator[Problem]:
+    """Yield that most rows are the same, or that there are fewer than one batch takes."""
+    key: Callable[[Row], str] = _prompt_of if isinstance(info.stage, Rl) else _text_of
+    different, what = len({key(row) for row in rows}), "prompts" if isinstance(info.stage, Rl) else "rows"
+    first = "the first " if len(rows) >= LOOKED_AT else ""
+    if len(rows) > 1 and different <= SAME * len(rows):
+        text = f"of {first}{len(rows)} {what} only {different} {'is' if different == 1 else 'are'} different"
+        yield info.problem(port.path, text, "look at them: posttrain plan RECIPE --examples 3")
+    batch = _count_batch(info)
+    if len(rows) < batch:
+        number = f"{len(rows)} {what[:-1] if len(rows) == 1 else what}"
+        text = f"{number} for batches of {batch}: the same ones are in every step"
+        yield info.problem(port.path, text, "give more rows, or a smaller batch")
+
+
+def _count_batch(info: StepInfo) -> int:
+    """Return the rows of one optimiser step."""
+    stage = info.stage
+    if isinstance(stage, Rl):
+        return stage.generation_batch_size // stage.num_generations
+    size = int(getattr(stage, "per_device_train_batch_size", 1))
+    return size * int(getattr(stage, "gradient_accumulation_steps", 1))
+
+
+def _prompt_of(row: "Row") -> str:
+    return str([(turn["role"], turn["content"]) for turn in row["prompt"]])
+
+
+def _text_of(row: "Row") -> str:
+    names = ("prompt", "completion", "chosen", "rejected")
+    return str([(turn["role"], turn.get("content")) for name in names for turn in row.get(name) or ()])

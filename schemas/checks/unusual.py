@@ -1,0 +1,44 @@
+"""Values that a type and a range allow, and that hardly anyone means: they warn, with the usual ones."""
+
+from collections.abc import Iterator
+
+from schemas.errors import Problem
+from schemas.stages.practice import Practice
+from schemas.stages.rl import Rl
+from schemas.stages.synthesize import Synthesize
+from schemas.steps.step_info import StepInfo
+from schemas.training import Training
+
+USUAL = {
+    "weight_decay": (0.0, 1.0),
+    "max_grad_norm": (0.01, 1000.0),
+    "num_train_epochs": (0.0, 100.0),
+    "adam_beta1": (0.5, 0.999),
+    "adam_beta2": (0.8, 0.99999),
+    "lora_r": (1, 1024),
+    "lora_dropout": (0.0, 0.5),
+}
+"""Smallest and largest usual value of a training setting."""
+TEMPERATURE = (0.1, 3.0)
+"""Usual temperatures of sampling from which something is learned."""
+SHORT = 1
+"""Tokens of a completion that holds one token at most, which may be its end."""
+
+
+def find_unusual_values(info: StepInfo) -> Iterator[Problem]:
+    """Yield the settings of a step that are far from the usual ones."""
+    stage = info.stage
+    if isinstance(stage, Training):
+        for key, (low, high) in USUAL.items():
+            yield from _compare(info, key, low, high)
+    if isinstance(stage, Rl | Practice) or (isinstance(stage, Synthesize) and stage.model is not None):
+        yield from _compare(info, "temperature", *TEMPERATURE)
+        if stage.max_completion_length <= SHORT:
+            message = "completions have one token, and the end of a turn is a token too"
+            yield info.problem("max_completion_length", message, "longer completions can be learned from and scored")
+
+
+def _compare(info: StepInfo, key: str, low: float, high: float) -> Iterator[Problem]:
+    value = getattr(info.stage, key, None)
+    if isinstance(value, int | float) and not low <= value <= high:
+        yield info.problem(key, f"{value:g} is far from the usual", f"usual are {low:g} to {high:g}")
