@@ -50,7 +50,7 @@ NATURAL = [
     ("matching", "a b", ["c b a", "a", "c"], [1.0, 0.5, 0.0]),
     ("ranking", "a b c", ["a b c", "a"], [1.0, 3 / (3 + 2 / math.log2(3) + 1 / 2)]),
     ("ordering", "a b c", ["a b c", "a c b", "c b a"], [1.0, 2 / 3, 0.0]),
-    ("summary", "a b c", ["a b c", "a x c", "c b a", "x"], [1.0, 2 / 3, 1 / 3, 0.0]),
+    ("summary", "a b c", ["a b c", "a x c", "c b a", "a a b c", "x"], [1.0, 2 / 3, 1 / 3, 6 / 7, 0.0]),
 ]
 
 
