@@ -245,12 +245,27 @@ def bound_options(
     return {name: _resolved(value, f"{port}.{name}", inputs or {}) for name, value in options.items()}
 
 
+def _name_folders(use: Use, path: str, inputs: Mapping[str, Path]) -> Use:
+    """Return a description whose references, those below `path` in `inputs`, are absolute folders."""
+    folders = {port: folder for port, folder in inputs.items() if port.startswith(f"{path}.")}
+    if not folders:
+        return use
+    named = use.model_dump(by_alias=True)
+    for port, folder in folders.items():
+        place: Any = named
+        *above, last = port.removeprefix(f"{path}.").split(".")
+        for part in above:
+            place = place[int(part) if isinstance(place, list) else part]
+        place[int(last) if isinstance(place, list) else last] = str(folder.resolve())
+    return type(use).model_validate(named)
+
+
 def _resolved(value: Any, path: str, inputs: Mapping[str, Path]) -> Any:
     """Return an option with folders for references and bound functions for names; engines stay descriptions."""
     if isinstance(value, Reference):
-        return inputs[path]
+        return Path(value) if value.startswith("/") else inputs[path]
     if isinstance(value, Use):
-        return value if value.member else bind(value, path, inputs)
+        return _name_folders(value, path, inputs) if value.member else bind(value, path, inputs)
     if isinstance(value, dict):
         return {key: _resolved(item, f"{path}.{key}", inputs) for key, item in value.items()}
     if isinstance(value, list):

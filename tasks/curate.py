@@ -145,9 +145,9 @@ def find_evaluations(settings: Decontaminate, context: Context) -> list[Evaluati
     for i, use in enumerate(settings.against):
         port = f"decontaminate.against.{i}"
         plain = [f"{name}={value}" for name, value in sorted(use.options.items()) if not isinstance(value, dict | list)]
-        evaluations.append(
-            Evaluation(f"against.{i}({', '.join([use.use, *plain])})", bind(use, port, context.inputs)())
-        )
+        made = bind(use, port, context.inputs)()
+        problems = made if isinstance(made, list) else made.rows  # tasks of a library have theirs as rows
+        evaluations.append(Evaluation(f"against.{i}({', '.join([use.use, *plain])})", problems))
     for i in range(len(settings.against_prompts)):
         problems = read_rows(context.input(f"decontaminate.against_prompts.{i}"), "prompts")
         # Named by its families: the name of the stage is not in the key, so it must not be in the artifact.

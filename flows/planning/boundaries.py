@@ -54,6 +54,7 @@ BOUNDARIES = (
     Boundary("schemas.errors", Reason.REFUSAL),
     Boundary("schemas.stages", Reason.SETTINGS),
     Boundary("schemas.chat", Reason.SETTINGS),
+    Boundary("schemas.problem_sampling", Reason.SETTINGS),
     Boundary("schemas.training", Reason.SETTINGS),
     Boundary("schemas.references", Reason.SETTINGS),
     Boundary("schemas.base", Reason.SETTINGS),

@@ -20,12 +20,13 @@ from schemas.stages.evaluate import Evaluate
 from schemas.stages.evaluate_rewards import EvaluateRewards
 from schemas.stages.init import Init
 from schemas.stages.merge import Merge
+from schemas.stages.merge_search import MergeSearch
 from schemas.stages.rl import Rl
 from schemas.stages.synthesize import Synthesize
-from schemas.steps.step_info import StepInfo
+from schemas.steps.step_info import Port, StepInfo
 from schemas.training import Training
 
-ROWS, STEPS, LENGTH, COMPLETION, PROBLEMS = 16, 2, 512, 8, 4
+ROWS, STEPS, LENGTH, COMPLETION, PROBLEMS, CANDIDATES = 16, 2, 512, 8, 4, 2
 SHAPE = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -67,7 +68,7 @@ def derive_tiny(recipe: Recipe, layout: Layout) -> JsonObject:
             continue
         over = dict(_shrink(info))
         for port in info.ports:
-            if port.source is not None and set(port.accepts) & set(MODEL_TYPES):
+            if port.source is not None and _is_model(port):
                 _set(over, port.path, _name_base(port.source, bases, name), info)
             for step in port.steps[:1]:
                 if not _is_written(recipe.steps[step]) and isinstance(recipe.steps[step].stage, Data):
@@ -77,6 +78,12 @@ def derive_tiny(recipe: Recipe, layout: Layout) -> JsonObject:
         stages[base] = {**_make_base(source, recipe, layout), "seed": number}
     head = {"promote": None, "schedule": None, "budget": None, "track": ["mlflow"]}
     return {"name": f"{recipe.name[:90]}-tiny", **head, "stages": stages}
+
+
+def _is_model(port: Port) -> bool:
+    """Return whether a port receives a model; a port of any artifact does unless it names a folder here."""
+    is_folder = port.type == "directory" and str(port.source).startswith("path:")
+    return bool(set(port.accepts) & set(MODEL_TYPES)) and not is_folder
 
 
 def _is_written(info: StepInfo) -> bool:
@@ -142,15 +149,17 @@ def _shrink(info: StepInfo) -> Iterator[tuple[str, Any]]:
         yield "max_length", min(stage.max_length, LENGTH)
     if isinstance(stage, Data):
         yield "sources", _limit_rows(info)["sources"]
-    if isinstance(stage, Synthesize | Evaluate | Rl):
+    if isinstance(stage, Synthesize | Evaluate | MergeSearch | Rl):
         yield "max_completion_length", min(stage.max_completion_length, COMPLETION)
     if isinstance(stage, Synthesize):
         problems = info.node.get("problems")
         if problems is not None and all("size" in use.options for use in stage.problems):
             yield "problems", [_use(use, size=min(use.options["size"], ROWS)) for use in stage.problems]
-    if isinstance(stage, Evaluate | EvaluateRewards):
+    if isinstance(stage, Evaluate | EvaluateRewards | MergeSearch):
         yield "limit", PROBLEMS
         yield "num_bootstrap", 100
+    if isinstance(stage, MergeSearch):
+        yield "max_candidates", CANDIDATES
     yield "resources", {REPLACE: True}
 
 

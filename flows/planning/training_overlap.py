@@ -14,9 +14,8 @@ from schemas.recipe.load import Recipe
 from schemas.references import TABLE_TYPES
 from schemas.stages.curate import Curate
 from schemas.stages.data import Data
-from schemas.stages.evaluate import Evaluate
-from schemas.stages.evaluate_rewards import EvaluateRewards
 from schemas.steps.step_info import Port
+from schemas.steps.training_rows import EVALUATIONS
 from schemas.training import Training
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def find_overlaps(recipe: Recipe, layout: Layout) -> Iterator[tuple[bool, Proble
     evaluations = [
         (name, port)
         for name, info in recipe.steps.items()
-        if isinstance(info.stage, Evaluate | EvaluateRewards)
+        if isinstance(info.stage, EVALUATIONS)
         for port in info.ports
         if port.path in ("prompts", "data")
     ]

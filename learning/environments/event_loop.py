@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from learning.environments.time_limit import StepTimeout
@@ -27,6 +27,11 @@ class EventLoop:
                 raise  # the coroutine's own
             future.cancel()
             raise StepTimeout(f"no answer within {seconds:g} seconds") from None
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call a function in the loop, soon; nothing happens after the loop has ended."""
+        if self.loop is not None and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(function)
 
     def _start(self) -> asyncio.AbstractEventLoop:
         with self.lock:

@@ -71,6 +71,11 @@ class HarnessTasks:
             for number, doc in task.doc_iterator(limit=self.limit)
         ]
 
+    @property
+    def test_tasks(self) -> list[str]:
+        """Return the names of the tasks that evaluate a test split, which lm-eval prefers to a validation split."""
+        return [name for name, task in self.loaded["tasks"].items() if task.has_test_docs()]
+
     def answer(self, model: ScoringModel) -> ScoredAnswers:
         """Return a model's answers to all tasks with lm-eval's scores. Raise StepError if a task cannot be run."""
         from lm_eval.evaluator import evaluate

@@ -52,6 +52,11 @@ class ScoredTasks(Protocol):
         """Return the problems, each task a family of its own."""
         ...
 
+    @property
+    def test_tasks(self) -> list[str]:
+        """Return the names of the tasks that evaluate a test split."""
+        ...
+
     def answer(self, model: ScoringModel) -> ScoredAnswers:
         """Return a model's answers to all rows with their scores. Raise StepError."""
         ...

@@ -33,12 +33,21 @@ def mcp(
     running one on this machine, or on one of `hosts`. `tool` fixes the tool, so that the query has the arguments only;
     `argument` is the one that gets the query as text. A call ends after `seconds`. Needs the package `mcp`.
     """
-    if bool(command) == bool(url):
-        raise StepError("tool mcp: give either `command` (a program) or `url` (a running server)")
-    if url and (host := urlsplit(url).hostname) not in (*OWN_HOSTS, *hosts):
-        raise StepError(f"tool mcp: {url} is not on this machine; name {host} in `hosts` to allow it")
+    server = choose_server("tool mcp", command, folder, url, hosts)
     name, arguments = _read_call(query.strip(), tool, argument)
-    return asyncio.run(_call(url or _make_command(command, folder), name, arguments, seconds))
+    return asyncio.run(_call(server, name, arguments, seconds))
+
+
+def choose_server(what: str, command: list[str], folder: AnyRef | None, url: str | None, hosts: list[str]) -> Any:
+    """Return what a client connects to: an address, or how to start a program. Raise StepError, beginning with `what`.
+
+    An address must be of this machine, or of one of `hosts`.
+    """
+    if bool(command) == bool(url):
+        raise StepError(f"{what}: give either `command` (a program) or `url` (a running server)")
+    if url and (host := urlsplit(url).hostname) not in (*OWN_HOSTS, *hosts):
+        raise StepError(f"{what}: {url} is not on this machine; name {host} in `hosts` to allow it")
+    return url or _make_command(what, command, folder)
 
 
 def _read_call(query: str, tool: str | None, argument: str | None) -> tuple[str, JsonObject]:
@@ -56,12 +65,12 @@ def _read_call(query: str, tool: str | None, argument: str | None) -> tuple[str,
     return name, arguments
 
 
-def _make_command(command: list[str], folder: AnyRef | None) -> Any:
+def _make_command(what: str, command: list[str], folder: AnyRef | None) -> Any:
     """Return how to start a server; `python` is the interpreter of this step. Raise StepError without the package."""
     try:
         from mcp import StdioServerParameters  # an optional dependency
     except ImportError as error:
-        raise StepError(f"tool mcp: {error}: pip install 'posttrain[environments]'") from error
+        raise StepError(f"{what}: {error}: pip install 'posttrain[environments]'") from error
     program = sys.executable if command[0] == "python" else command[0]
     cwd = None if folder is None else Path(folder)
     return StdioServerParameters(command=program, args=command[1:], cwd=cwd, encoding_error_handler="replace")
@@ -74,11 +83,16 @@ async def _call(server: Any, name: str, arguments: JsonObject, seconds: float) -
     try:
         async with asyncio.timeout(seconds):
             async with Client(server) as client:
-                result: Any = await client.call_tool(name, arguments)
+                result = await client.call_tool(name, arguments)
     except TimeoutError as error:
         raise ValueError(f"no answer within {seconds:g} seconds") from error
     except MCPError as error:
         raise ValueError(str(error)) from error
+    return read_result(result)
+
+
+def read_result(result: Any) -> str:
+    """Return the text of a result. Raise ValueError for one that is an error."""
     texts = [part.text if part.type == "text" else f"[{part.type}]" for part in result.content]
     if result.is_error:
         raise ValueError("\n".join(texts) or "the tool failed")

@@ -6,7 +6,9 @@ from schemas.errors import Problem
 from schemas.signatures import Signature, list_names, read_signature
 from schemas.source.tree import join_path, make_problem
 from schemas.source.validation import follow_path
+from schemas.stages.base import BaseStage
 from schemas.stages.merge import Merge
+from schemas.stages.merge_search import MergeSearch
 from schemas.steps.step_info import StepInfo
 from schemas.suggestions import suggest
 from schemas.use import MergeMethodUse
@@ -20,11 +22,15 @@ def list_merge_methods() -> list[str]:
     return [n for n in list_names(MergeMethodUse) if read_signature(MergeMethodUse, n).supplied[:1] == ("tensors",)]
 
 
-def list_merge_functions(stage: Merge) -> list[tuple[str, str]]:
-    """Return module and name of a merge's function, and of the function that computes its totals if it has one."""
-    method = read_signature(MergeMethodUse, stage.merge_method)
-    counts = [(method.module, f"{method.name}_totals")] if "totals" in method.supplied else []
-    return [(method.module, method.name), *counts]
+def list_merge_functions(stage: BaseStage) -> list[tuple[str, str]]:
+    """Return module and name of the functions by which a stage merges, and of those that compute their totals."""
+    names = [stage.merge_method] if isinstance(stage, Merge) else []
+    names += [space.merge_method for space in stage.candidates] if isinstance(stage, MergeSearch) else []
+    functions: list[tuple[str, str]] = []
+    for method in (read_signature(MergeMethodUse, name) for name in dict.fromkeys(names)):
+        functions.append((method.module, method.name))
+        functions += [(method.module, f"{method.name}_totals")] if "totals" in method.supplied else []
+    return functions
 
 
 def check_merge(info: StepInfo, stage: Merge) -> Iterator[Problem]:

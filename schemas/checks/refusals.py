@@ -7,6 +7,7 @@ from schemas.checks.endpoints import check_endpoints
 from schemas.checks.families import check_families
 from schemas.checks.gates import check_gates
 from schemas.checks.init import check_config
+from schemas.checks.merge_searches import check_merge_search
 from schemas.checks.merges import check_merge
 from schemas.checks.patterns import check_patterns
 from schemas.checks.row_order import check_row_order
@@ -20,6 +21,7 @@ from schemas.stages.evaluate import Evaluate
 from schemas.stages.evaluate_rewards import EvaluateRewards
 from schemas.stages.init import Init
 from schemas.stages.merge import Merge
+from schemas.stages.merge_search import MergeSearch
 from schemas.stages.rl import Rl
 from schemas.steps.step_info import StepInfo
 from schemas.training import Training
@@ -51,6 +53,8 @@ def find_refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Probl
             refused += check_gates(info, info.stage)
         elif isinstance(info.stage, Merge):
             refused += check_merge(info, info.stage)
+        elif isinstance(info.stage, MergeSearch):
+            refused += check_merge_search(info, info.stage, steps)
     wrong, odd = check_patterns(steps.values())
     return refused + wrong, list(dict.fromkeys(warned + odd))
 

@@ -29,10 +29,10 @@ from schemas.source.tree import Mark, Node, make_nodes, merge_nodes
 from schemas.source.validation import convert_errors, find_coercions, follow_path, limit_problems
 from schemas.source.variables import Scope, resolve_vars, substitute
 from schemas.stages.base import BaseStage
-from schemas.stages.merge import Merge
 from schemas.steps.approvers import add_approvers
 from schemas.steps.decontamination import complete_decontamination
 from schemas.steps.gate_baselines import resolve_baselines
+from schemas.steps.held_out import add_held_out_problems
 from schemas.steps.learning_rates import complete_learning_rates
 from schemas.steps.needed import leave_out_unneeded
 from schemas.steps.order import check_graph
@@ -144,7 +144,7 @@ class Recipe:
     def code(self, name: str) -> tuple[tuple[str, str], ...]:
         """Return module and name of every function that a step's slots use, and of its optional parts, sorted."""
         info = self.steps[name]
-        merged = list_merge_functions(info.stage) if isinstance(info.stage, Merge) else ()
+        merged = list_merge_functions(info.stage)
         signatures = [slot.signature for slot in info.slots]
         optional = info.stage.optional_code({name for signature in signatures for name in signature.supplied}).values()
         return tuple(sorted({*((signature.module, signature.name) for signature in signatures), *merged, *optional}))
@@ -205,7 +205,7 @@ def _load_checked(
     if head.budget is not None and head.budget.lacks_prices(info.dump() for info in infos.values()):
         mark = follow_path(root, "budget.money").where
         problems.append(Problem(mark.file, mark.line, mark.column, "budget.money", MONEY_NEEDS_PRICES))
-    infos = resolve_baselines(complete_decontamination(infos, problems), problems)
+    infos = add_held_out_problems(resolve_baselines(complete_decontamination(infos, problems), problems))
     steps = check_graph(add_approvers(infos, head.approvers), problems)
     _raise_problems(problems)
     if any(is_source(node) for node in root.value["stages"].value.values()):

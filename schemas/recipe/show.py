@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
 from schemas.base import JsonObject
 from schemas.errors import RecipeError
@@ -12,7 +13,9 @@ from schemas.expansion.expand import find_presets
 from schemas.recipe.load import Recipe
 from schemas.source.parser import read_source
 from schemas.stages.base import BaseStage
-from schemas.steps.step_info import StepInfo
+from schemas.steps.slots import Slot
+from schemas.steps.step_info import StepInfo, find_place
+from schemas.use import Use
 
 WIDTH = 120
 LITERAL = re.compile(r"\$\{(?!env:)")
@@ -40,9 +43,15 @@ def _make_head(recipe: Recipe) -> JsonObject:
 
 
 def _minimise(info: StepInfo) -> JsonObject:
-    """Return the keys of a stage whose values are not those of a stage that sets only what it must."""
+    """Return the keys of a stage whose values are not those of a stage that sets only what it must.
+
+    What a preset sets is shown whole, since a value that is left out there is the preset's.
+    """
     full, preset = _drop_null(info.dump()), find_presets().get(getattr(info.stage, "algorithm", None) or "")
     kept: set[str] = set() if preset is None else set(read_source(preset).value)
+    for slot in reversed(info.slots):
+        if slot.path.partition(".")[0] not in kept:
+            _drop_default_options(find_place(full, slot.path), slot)
     return {
         key: value
         for key, value in full.items()
@@ -50,13 +59,33 @@ def _minimise(info: StepInfo) -> JsonObject:
     }
 
 
+def _drop_default_options(place: JsonObject, slot: Slot) -> None:
+    """Remove the options of a function that have their default values."""
+    for model, names in ((type(slot.use), set(type(slot.use).model_fields)), (type(slot.options), set(slot.values))):
+        for name, field in model.model_fields.items():
+            key = field.alias or name
+            if not {name, key} & names or key not in place or field.is_required():
+                continue
+            if place[key] == _dump_default(field.get_default(call_default_factory=True)):
+                del place[key]
+
+
 def _is_default(stage: BaseStage, key: str, value: Any) -> bool:
     field = type(stage).model_fields.get(key)
     if field is None or field.is_required() or key == "learning_rate":
         return False
     default = field.get_default(call_default_factory=True)
-    plain = default.model_dump(mode="json", by_alias=True) if hasattr(default, "model_dump") else default
-    return plain == value or (default == getattr(stage, key) and not isinstance(default, list | Mapping))
+    is_same = default == getattr(stage, key) and not isinstance(default, list | Mapping)
+    return is_same or _dump_default(default) == value
+
+
+def _dump_default(default: Any) -> Any:
+    """Return a default as plain values, a function without the options that have their own defaults."""
+    if isinstance(default, list):
+        return [_dump_default(item) for item in default]
+    if isinstance(default, Use):
+        return default.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return default.model_dump(mode="json", by_alias=True) if isinstance(default, BaseModel) else default
 
 
 def _drop_null(value: JsonObject) -> JsonObject:
@@ -72,7 +101,8 @@ def _write(recipe: Recipe, dump: Callable[[StepInfo], JsonObject]) -> str:
     names = {name: name.replace("-", "_") for name in recipe.steps}
     stages: JsonObject = {}
     for name, info in recipe.steps.items():
-        stages[names[name]] = _rename(dump(info), info, names)
+        stage = _rename(dump(info), info, names)
+        stages[names[name]] = {"kind": stage["kind"], **stage}
     text = yaml.safe_dump({**_make_head(recipe), "stages": stages}, sort_keys=False, allow_unicode=True, width=WIDTH)
     return LITERAL.sub("$${", text)
 

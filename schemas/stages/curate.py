@@ -6,11 +6,12 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from schemas.base import Schema
+from schemas.evaluation_slots import EvaluationTaskUse
 from schemas.expectations import Expectations
 from schemas.private_data import Private
 from schemas.references import PromptsRef, RowsRef
 from schemas.stages.base import BaseStage, ReportSection
-from schemas.use import EmbeddingUse, ProblemsUse, RowFilterUse, RowScoreUse
+from schemas.use import EmbeddingUse, RowFilterUse, RowScoreUse
 
 
 class FuzzyDedup(Schema):
@@ -79,7 +80,7 @@ class Decontaminate(Schema):
     """Largest share of an evaluation problem's n-grams that a kept row may contain."""
     max_dropped: float = Field(default=1.0, ge=0, le=1)
     """Largest share of rows that may be dropped; the step fails above it. 0: it fails at the first."""
-    against: list[ProblemsUse] = []
+    against: list[EvaluationTaskUse] = []
     """Generators of evaluation problems. Compilation adds those of every evaluation in the recipe."""
     against_prompts: list[PromptsRef] = []
     """Evaluation problems made by a stage. Compilation adds those of every evaluation in the recipe."""

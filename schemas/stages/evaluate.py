@@ -5,17 +5,15 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from schemas.chat import Chat
-from schemas.endpoint import Capped
-from schemas.evaluation_slots import SCORED_TASKS, EvaluationTaskUse, MetricUse, SolverUse, WeightDiffUse
+from schemas.evaluation_slots import SCORED_TASKS, MetricUse, SolverUse, WeightDiffUse
 from schemas.gates import Gate
-from schemas.references import AgentRef, PolicyRef, PromptsRef
+from schemas.problem_sampling import ProblemSampling
+from schemas.references import AgentRef, PolicyRef
 from schemas.stages.base import BaseStage, ReportSection, RewardTests
-from schemas.training import Dtype
-from schemas.use import EngineUse, EnvUse, RewardUse
+from schemas.use import RewardUse
 
 
-class Evaluate(Capped, Chat, RewardTests, BaseStage):
+class Evaluate(ProblemSampling, RewardTests, BaseStage):
     """Evaluate models on the same held-out problems; every number comes with its interval."""
 
     can: ClassVar = frozenset({"rollout", "reward"})
@@ -30,14 +28,6 @@ class Evaluate(Capped, Chat, RewardTests, BaseStage):
     """The model to evaluate; for several, give `models` instead."""
     models: dict[str, PolicyRef] = {}
     """Models to evaluate in one table, in this order: name to reference."""
-    tasks: list[EvaluationTaskUse] = []
-    """Generators of held-out problems; `lm_eval` takes tasks of lm-eval, which prompts and scores (docs/lm-eval.md)."""
-    prompts: PromptsRef | None = None
-    """Held-out problems made by a stage, instead of `tasks` or in addition to them."""
-    rewards: list[RewardUse] = Field(default=[RewardUse(use="answers.exact")], min_length=1)
-    """Functions that score a completion; it is correct if their weighted sum reaches `threshold`."""
-    threshold: float = 1.0
-    """Smallest score at which a completion counts as correct."""
     selector: RewardUse | None = None
     """Best of n: only the sample that this function scores highest counts as the answer; null: all samples count."""
     metrics: list[MetricUse] = Field(default=[MetricUse(use="accuracy")], min_length=1)
@@ -46,28 +36,10 @@ class Evaluate(Capped, Chat, RewardTests, BaseStage):
     """How a model is prompted, such as in parts or with examples; null: with the problem alone."""
     weight_diff: list[WeightDiffUse] = []
     """Distances between the weights of each model and those of the first, tensor by tensor."""
-    num_generations: int = Field(default=1, ge=1)
-    """Samples per problem."""
-    temperature: float = Field(default=0.0, ge=0)
-    """Sampling temperature; 0: greedy decoding."""
-    max_completion_length: int = Field(default=64, ge=1)
-    """Most tokens per completion."""
-    engine: EngineUse = EngineUse(use="torch")
-    """Engine that samples completions."""
-    dtype: Dtype = "float32"
-    """Precision of the weights of models that are loaded here."""
     agent: AgentRef | None = None
     """Agent for all models: its environment answers their turns, its context precedes every problem; or give `env`."""
     agents: dict[str, AgentRef] = {}
     """Agents for single models, by their names in `models` and `against`; all other models use `agent`."""
-    env: EnvUse | None = None
-    """Environment that answers the model's turns, so that a sample is an episode; null: a sample is a single turn."""
-    limit: int | None = Field(default=None, ge=1)
-    """Most problems per task; null: all."""
-    confidence: float = Field(default=0.95, gt=0, lt=1)
-    """Confidence level of all intervals."""
-    num_bootstrap: int = Field(default=10000, ge=100)
-    """Number of resamples in the paired bootstrap."""
     gate: list[Gate] = []
     """Conditions on the results; a single one needs no list."""
     against: dict[str, PolicyRef] = {}

@@ -12,6 +12,7 @@ from schemas.stages.evaluate import Evaluate
 from schemas.stages.evaluate_rewards import EvaluateRewards
 from schemas.stages.init import Init
 from schemas.stages.merge import Merge
+from schemas.stages.merge_search import MergeSearch
 from schemas.stages.practice import Practice
 from schemas.stages.preference import Preference
 from schemas.stages.python import Python
@@ -32,6 +33,7 @@ Stage = Annotated[
     | Practice
     | Rl
     | Merge
+    | MergeSearch
     | Evaluate
     | EvaluateRewards
     | Python,

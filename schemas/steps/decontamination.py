@@ -1,6 +1,5 @@
 """Decontamination across the recipe: every curation is compared with every evaluation."""
 
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from functools import reduce
@@ -12,7 +11,9 @@ from schemas.references import PromptsRef
 from schemas.source.tree import join_path, make_problem
 from schemas.stages.curate import Curate
 from schemas.stages.evaluate import Evaluate
-from schemas.steps.slots import Slot
+from schemas.stages.merge_search import MergeSearch
+from schemas.steps.held_out import copy_task
+from schemas.steps.slots import Slot, identify_slot, is_task
 from schemas.steps.step_info import Port, StepInfo, replace_parts
 from schemas.use import Use
 
@@ -21,17 +22,17 @@ MAX_COMPARISONS = 5_000
 
 
 def complete_decontamination(infos: dict[str, StepInfo], problems: list[Problem]) -> dict[str, StepInfo]:
-    """Return the steps with the problems of all evaluations added to every curation with decontamination.
+    """Return the steps with the problems of all evaluations and searches added to every curation that decontaminates.
 
     Evaluation problems that are made from the curated rows are added to `problems`, because they cannot be compared.
     """
-    evaluations = [i for i in infos.values() if isinstance(i.stage, Evaluate)]
+    evaluations = [i for i in infos.values() if isinstance(i.stage, Evaluate | MergeSearch)]
     curations = {n: i for n, i in infos.items() if isinstance(i.stage, Curate) and i.stage.decontaminate is not None}
-    tasks: dict[str, Slot] = {}
+    tasks: dict[str, tuple[StepInfo, Slot]] = {}
     prompts: dict[tuple[object, ...], tuple[StepInfo, Port]] = {}
     for other in evaluations:
-        for slot in filter(_is_task, other.slots):
-            tasks.setdefault(_slot_identity(slot), slot)
+        for slot in filter(is_task, other.slots):
+            tasks.setdefault(identify_slot(slot), (other, slot))
         for port in (p for p in other.ports if p.path == "prompts"):
             prompts.setdefault(port.content, (other, port))
     if (count := len(curations) * (len(tasks) + len(prompts))) > MAX_COMPARISONS:
@@ -47,7 +48,7 @@ def complete_decontamination(infos: dict[str, StepInfo], problems: list[Problem]
 
 def _complete_curation(
     info: StepInfo,
-    evaluated: dict[str, Slot],
+    evaluated: dict[str, tuple[StepInfo, Slot]],
     prompt_sets: list[tuple[StepInfo, Port, set[str]]],
     problems: list[Problem],
 ) -> StepInfo:
@@ -56,12 +57,13 @@ def _complete_curation(
     if settings is None:
         return info
     tasks: list[Use] = list(settings.against)
-    slots, identities = list(info.slots), {_slot_identity(slot) for slot in info.slots}
+    slots, identities = list(info.slots), {identify_slot(slot) for slot in info.slots}
     prompts, ports = list(settings.against_prompts), list(info.ports)
     own = {port.content for port in ports if port.path.startswith("decontaminate.")}
-    for identity, slot in evaluated.items():
+    for identity, (other, slot) in evaluated.items():
         if identity not in identities:
-            slots.append(Slot(f"decontaminate.against.{len(tasks)}", slot.use, slot.signature, slot.options))
+            more_slots, more_ports = copy_task(other, slot, f"decontaminate.against.{len(tasks)}")
+            slots, ports = slots + more_slots, ports + more_ports
             tasks.append(slot.use)
     for other, port, made_from in prompt_sets:
         if port.content in own:
@@ -74,14 +76,6 @@ def _complete_curation(
     completed = settings.model_copy(update={"against": tasks, "against_prompts": prompts})
     stage = info.stage.model_copy(update={"decontaminate": completed})
     return replace_parts(info, stage=stage, slots=tuple(slots), ports=tuple(ports))
-
-
-def _is_task(slot: Slot) -> bool:
-    return slot.path.startswith("tasks.") and slot.path.count(".") == 1
-
-
-def _slot_identity(slot: Slot) -> str:
-    return json.dumps([slot.signature.module, slot.signature.name, slot.values])
 
 
 def _make_ancestor_search(curations: list[str], infos: dict[str, StepInfo]) -> Callable[[tuple[str, ...]], set[str]]:

@@ -3,6 +3,7 @@
 from schemas.stages.evaluate import Evaluate
 from schemas.stages.evaluate_rewards import EvaluateRewards
 from schemas.stages.merge import Merge
+from schemas.stages.merge_search import MergeSearch
 from schemas.stages.practice import Practice
 from schemas.stages.preference import Preference
 from schemas.stages.rl import Rl
@@ -14,7 +15,7 @@ def leave_out_unneeded(steps: dict[str, StepInfo]) -> dict[str, StepInfo]:
 
     Other kinds only prepare something, which nothing needs once its user is gone.
     """
-    purposes = (Rl, Preference, Practice, Merge, Evaluate, EvaluateRewards)
+    purposes = (Rl, Preference, Practice, Merge, MergeSearch, Evaluate, EvaluateRewards)
     frontier = [name for name, info in steps.items() if isinstance(info.stage, purposes)]
     needed = set(frontier)
     while frontier:

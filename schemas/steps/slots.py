@@ -1,5 +1,6 @@
 """The functions and references in a stage, found by walking its values and checked against signatures."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -33,6 +34,16 @@ class Slot:
         written = set(self.use.options)
         left = {n for n, o in self.signature.options.items() if not o.is_literal and n not in written}
         return self.options.model_dump(mode="json", by_alias=True, exclude=left)
+
+
+def is_task(slot: Slot) -> bool:
+    """Return whether a slot generates the problems of an evaluation."""
+    return slot.path.startswith("tasks.") and slot.path.count(".") == 1
+
+
+def identify_slot(slot: Slot) -> str:
+    """Return what the result of a slot depends on: its function and all options."""
+    return json.dumps([slot.signature.module, slot.signature.name, slot.values])
 
 
 def bind_slots(value: Any, node: Node, path: str, folders: tuple[Path, ...]) -> tuple[list[Slot], list[Problem]]:

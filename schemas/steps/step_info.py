@@ -79,7 +79,7 @@ class StepInfo:
         """Return the stage as plain values, options of its functions filled in."""
         dumped = self.stage.model_dump(mode="json", by_alias=True)
         for slot in self.slots:
-            _find_place(dumped, slot.path).update(slot.values)
+            find_place(dumped, slot.path).update(slot.values)
         return dumped
 
     @property
@@ -197,7 +197,7 @@ def resolve_steps(info: StepInfo, word: str) -> tuple[str, ...]:
     return tuple(s for w, t in info.names.items() if w.startswith(f"{word}.") for s in t.steps if s in info.names)
 
 
-def _find_place(dumped: Any, path: str) -> Any:
+def find_place(dumped: Any, path: str) -> Any:
     """Return the value at a dotted path of a dump; keys may hold dots themselves."""
     parts = path.split(".")
     while parts:

@@ -9,9 +9,11 @@ from schemas.stages.curate import Curate
 from schemas.stages.data import Data
 from schemas.stages.evaluate import Evaluate
 from schemas.stages.evaluate_rewards import EvaluateRewards
+from schemas.stages.merge_search import MergeSearch
 from schemas.steps.step_info import Port, StepInfo, replace_parts
 from schemas.training import Training
 
+EVALUATIONS = (Evaluate, EvaluateRewards, MergeSearch)
 MAX_TABLES = 100
 """Most tables of rows that are compared for one model: those of the last steps before it."""
 
@@ -34,7 +36,7 @@ def add_training_rows(infos: dict[str, StepInfo]) -> dict[str, StepInfo]:
             bits |= 1 << numbers[port.content]
         above[name] = bits
     return {
-        name: _add_ports(info, tables, above, infos) if isinstance(info.stage, Evaluate | EvaluateRewards) else info
+        name: _add_ports(info, tables, above, infos) if isinstance(info.stage, EVALUATIONS) else info
         for name, info in infos.items()
     }
 

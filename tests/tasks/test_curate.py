@@ -7,6 +7,7 @@ import pytest
 
 from learning.data.rows import read_rows, write_rows
 from schemas.errors import StepError
+from schemas.package import ROOT
 from schemas.stages.curate import Curate
 from tasks.context import Context
 from tasks.curate import run
@@ -108,6 +109,16 @@ def test_generated_evaluations_are_made_again_from_their_slots(curate):
     _, kept, dropped, _ = curate(rows, decontaminate={"against": [use]})
     assert kept == ["other"]
     assert f"problem {problems[4]['id']}, overlap 1.00" in dropped[problems[4]["id"]][1]
+
+
+def test_problems_of_lm_eval_are_read_from_its_task_files(curate, tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    use = {"use": "lm_eval", "tasks": ["sums"], "include_path": str(ROOT / "data/lm_eval")}
+    rows = [prompt_row("other", "nothing of the sort"), prompt_row("asked", "4 + 6 =")]
+    _, kept, dropped, _ = curate(rows, decontaminate={"against": [use]})
+    assert kept == ["other"]
+    assert "problem sums/0" in dropped["asked"][1]
 
 
 def test_too_much_contamination_fails_and_says_what_to_do(curate):
