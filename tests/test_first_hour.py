@@ -351,6 +351,19 @@ def regular(used, monkeypatch, capsys):
     return User(used, monkeypatch, capsys)
 
 
+def test_examples_show_what_has_a_loss(user):
+    code, output = user("validate", "mine.yaml", "--examples", "1")
+    assert code == 0
+    assert "tuned: train.jsonl:1: " in output
+    _, _, text = output.partition(", between « and »\n")
+    learned = text[text.index("«") + 1 : text.index("»")]
+    assert learned.startswith("2")  # the completion to "What is 1 plus 1?"
+    assert "What is 1 plus 1?" in text[: text.index("«")]
+    assert text.count("«") == 1  # problems have no loss
+    assert "better: questions.jsonl:1: " in output
+    assert "none with a loss" in output
+
+
 def test_the_hour_itself(regular):
     """Init, validate, run, run again, and look at what there is."""
     code, output = regular("init", "first.yaml")

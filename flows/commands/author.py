@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ import typer
 
 from flows.commands.options import (
     AsJson,
+    Examples,
     Fresh,
     GpuMemory,
     Locked,
@@ -27,14 +29,17 @@ from schemas.errors import PosttrainError, RecipeError
 
 
 def init(
-    path: Annotated[Path, typer.Argument(help="File to write.")] = Path("recipe.yaml"),
+    path: Annotated[
+        Path, typer.Argument(help="File to write, or a folder, which is made and gets recipe.yaml.")
+    ] = Path("recipe.yaml"),
     like: Annotated[
         str, typer.Option(metavar="RECIPE", help="A shipped recipe to copy: quickstart, papers/remax, ...")
     ] = "starter",
 ) -> None:
     """Write a starter recipe, and next to it the JSON Schema for completion and validation in editors."""
-    from flows.commands.starter import list_missing_sources, write_recipe
+    from flows.commands.starter import list_missing_sources, place_recipe, write_recipe
 
+    path = place_recipe(path)
     written = ", ".join(str(file) for file in write_recipe(path, like))
     for name in list_missing_sources(path):
         warn(f"{path} reads path:{name}, which is not copied; name a file of your own")
@@ -60,10 +65,11 @@ def validate(
     profile: Profile = None,
     overrides: Overrides = [],  # noqa: B006 — typer copies it
     tiny: Tiny = False,
+    examples: Examples = 0,
     as_json: AsJson = False,
 ) -> None:
     """Validate recipes: keys, values, slots, references, ports, data. Errors in a recipe have file:line:column."""
-    from flows.planning.preflight import find_problems
+    from flows.planning.preflight import find_problems, sketch_plan
     from lineage.layout import Layout
     from schemas.recipe.load import load_recipe
 
@@ -87,6 +93,13 @@ def validate(
             record["steps"] = len(recipe.stages)
             if not as_json:
                 print(f"{path}: ok, {len(recipe.stages)} steps")
+            if examples:
+                from flows.planning.rendered_examples import render_examples  # transformers comes with it
+
+                shown = list(render_examples(sketch_plan(recipe), Layout.find(), examples))
+                record["examples"] = shown
+                for line in () if as_json else shown:
+                    print(line)
         except PosttrainError as error:
             failures.append(error)
             listed = [asdict(problem) for problem in error.problems] if isinstance(error, RecipeError) else []
@@ -129,7 +142,7 @@ def plan(
     memory: Annotated[bool, typer.Option("--memory", help="Show the memory that every step needs instead.")] = False,
     gpu_memory: GpuMemory = None,
     prompt_length: PromptLength = None,
-    examples: Annotated[int, typer.Option(min=0, help="Print this many converted rows of every data source.")] = 0,
+    examples: Examples = 0,
 ) -> None:
     """Show what a run would do: HIT or MISS for every step, with the first difference from an earlier run."""
     from flows.commands.recipes import describe_due_times
@@ -164,7 +177,12 @@ def plan(
     else:
         seen = look_at_sources(made, layout, examples)
         console.print(make_plan_table(made, layout))
-        for line in (*describe_sources(seen), *show_examples(seen)):
+        rendered: Iterable[str] = ()
+        if examples:
+            from flows.planning.rendered_examples import render_examples  # transformers comes with it
+
+            rendered = render_examples(made, layout, examples)
+        for line in (*describe_sources(seen), *show_examples(seen), *rendered):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         if due := describe_due_times(made.schedule):
             console.print(f"once deployed it runs by itself: {due}", markup=False, highlight=False, soft_wrap=True)

@@ -54,5 +54,8 @@ Tiny = Annotated[bool, typer.Option("--tiny", help="Small models, few rows, few 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 GpuMemory = Annotated[str | None, typer.Option(metavar="SIZE", help="With --memory: memory of one GPU, such as 80GB.")]
 PromptLength = Annotated[
-    int | None, typer.Option(min=1, help="With --memory: tokens of the longest prompt; default: the model's limit.")
+    int | None, typer.Option(min=1, help="With --memory: tokens of the longest prompt; default: as the rows are.")
+]
+Examples = Annotated[
+    int, typer.Option(min=0, help="Print so many rows of each source and step, with what has a loss between « and ».")
 ]

@@ -25,6 +25,11 @@ def shipped_recipes() -> dict[str, Path]:
     return {file.relative_to(SHIPPED).with_suffix("").as_posix(): file for file in sorted(files)}
 
 
+def place_recipe(path: Path) -> Path:
+    """Return the file of a new recipe: the path itself, or `recipe.yaml` in it if it is a folder or has no suffix."""
+    return path / "recipe.yaml" if path.is_dir() or not path.suffix else path
+
+
 def write_recipe(path: Path, like: str) -> list[Path]:
     """Copy a shipped recipe, what it extends, its small data and the schema for editors; return what was written.
 
@@ -34,6 +39,7 @@ def write_recipe(path: Path, like: str) -> list[Path]:
     if like not in known:
         raise PlanError(f"--like {like}: no such recipe is shipped; {suggest(like, list(known), 'recipes')}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         return [*_write_copy(known[like], path), _write_schema(path.parent)]
     except FileExistsError as error:
         raise PlanError(f"{path} is there already; give another name: posttrain init other.yaml") from error

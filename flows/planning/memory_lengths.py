@@ -70,6 +70,13 @@ class PlanRows:
         except (UnknownRowsError, PosttrainError):
             return None  # of rows that cannot be read, the step itself says why
 
+    def read_first(self, step: Step, size: int) -> list["Row"]:
+        """Return the first rows of a step; none where they are not known."""
+        try:
+            return list(islice(self._read_step(step), size))
+        except (UnknownRowsError, PosttrainError):
+            return []
+
     def _read_step(self, step: Step) -> Iterator["Row"]:
         """Yield the rows of a step from all its sources. Raise UnknownRowsError if another step makes them."""
         given = [one for one in step.inputs if one.port in READ and one.type in TABLE_TYPES]

@@ -33,7 +33,7 @@ def find_problems(recipe: Recipe, layout: Layout, warn: Callable[[str], None]) -
     problems = find_input_problems(recipe, layout, warn)
     if problems or _reads_registry(recipe):
         return problems
-    sketch = _sketch_plan(recipe)
+    sketch = sketch_plan(recipe)
     try:
         verify_contracts(sketch, layout, recipe.folders)
         verify_lm_eval_tasks(sketch, layout)
@@ -81,7 +81,7 @@ def _reads_registry(recipe: Recipe) -> bool:
     return any((port.source or "").startswith(REGISTRY) for info in recipe.steps.values() for port in info.ports)
 
 
-def _sketch_plan(recipe: Recipe) -> Plan:
+def sketch_plan(recipe: Recipe) -> Plan:
     """Return a plan whose steps have neither code nor keys, so that no step has run."""
     steps = []
     for name in recipe.steps:

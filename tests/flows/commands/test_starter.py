@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.commands.starter import list_missing_sources, shipped_recipes, write_recipe
+from flows.commands.starter import list_missing_sources, place_recipe, shipped_recipes, write_recipe
 from flows.planning.data_sources import find_source_problems
 from lineage.layout import Layout
 from schemas.errors import PlanError
@@ -67,6 +67,15 @@ def test_a_shipped_recipe_extends_one_other_at_most():
         extended = yaml.safe_load(path.read_text()).get("extends")
         written = [line for line in path.read_text().splitlines() if line.startswith("extends:")]
         assert written == ([] if extended is None else [f"extends: {extended}"]), path
+
+
+def test_a_folder_gets_a_recipe(tmp_path):
+    (tmp_path / "there").mkdir()
+    assert place_recipe(tmp_path / "there") == tmp_path / "there" / "recipe.yaml"
+    assert place_recipe(tmp_path / "mine.yaml") == tmp_path / "mine.yaml"
+    new = place_recipe(tmp_path / "projects" / "new")
+    assert write_recipe(new, "starter")[0] == tmp_path / "projects" / "new" / "recipe.yaml"
+    assert load_recipe(new).name == "recipe"
 
 
 def test_nothing_is_overwritten_but_the_schema(tmp_path):
