@@ -12,7 +12,18 @@ from typing import Annotated
 
 import typer
 
-from flows.commands import auditing, author, champions, evidence, importing, keeping, operating, reproduction, running
+from flows.commands import (
+    auditing,
+    author,
+    champions,
+    evidence,
+    importing,
+    keeping,
+    operating,
+    reproduction,
+    running,
+    serving,
+)
 from schemas.errors import PosttrainError
 
 app = typer.Typer(
@@ -53,7 +64,7 @@ PANELS = {
         auditing.export,
         auditing.query,
     ],
-    "Champions": [champions.champions, champions.promote, champions.rollback, champions.serve],
+    "Champions": [champions.champions, champions.promote, champions.rollback, serving.serve],
     "Operate": [operating.up, operating.deploy, operating.mcp, operating.doctor],
     "Keep": [keeping.gc, keeping.pin, keeping.push, keeping.pull, keeping.fetch],
 }

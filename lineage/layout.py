@@ -12,6 +12,7 @@
   cache/files/                a link per file that is an input by itself; may be deleted at any time
   cache/definitions           what source texts define and use; may be deleted at any time
   remote/answers.sqlite       answers of remote models by request, so that none is paid for twice
+  canaries/                   responses and feedback of `posttrain serve --canary`, a file per champion and challenger
   promoted/  champions.lock   evaluations that have promoted a model; locked while a champion moves
 """
 

@@ -82,23 +82,18 @@ def promote_step(
     approve: bool = False,
     who: str | None = None,
     why: str = "",
-) -> str:
-    """Promote an existing model by an existing evaluation; return the message.
+    live: dict[str, object] | None = None,
+) -> Verdict:
+    """Promote an existing model by an existing evaluation.
 
-    `approve`: a person answers for a gate that differs from the committed recipe, by name and reason. Raise GateError
-    if the evaluation does not prove the model, PlanError if one of them is not found.
+    `approve`: a person answers for a gate that differs from the committed recipe, by name and reason. `live`: further
+    evidence, of a canary. Raise GateError if the evaluation does not prove the model, PlanError if one of them is not
+    found.
     """
     if approve and not why.strip():
         raise PlanError("--approve-override needs a reason: --why TEXT")
     model, gate = find_artifact(layout, model_word), find_artifact(layout, gate_word)
-    output = next(iter(model.outputs))
-    judged = {record.output for record in _list_models(gate) if record.key == model.key and record.output}
-    if judged:
-        output = next(name for name in (output, *sorted(judged)) if name in judged)
-    decisions = ((i, latest_decision(layout, gate.key, i)) for i in range(len(gate.details.get("gates", []))))
-    approved = {
-        i: describe_decision(decided) for i, decided in decisions if decided and decided["decision"] == "approve"
-    }
+    output, evidence = _collect_step_evidence(layout, model, gate)
 
     def add_committed() -> dict[str, object]:
         differences, evidence = _find_changes(layout, gate, model)
@@ -107,11 +102,31 @@ def promote_step(
         answered = {"approved_by": audit_log.name_person(who), "why": why.strip(), "changes": differences}
         return evidence | ({"override": answered} if differences else {})
 
-    evidence = collect_evidence(layout, gate, model, output, approved)
     try:
-        return promote(layout, name, gate, model, output, evidence, add_committed).text
+        return promote(layout, name, gate, model, output, evidence | (live or {}), add_committed)
     except OverriddenGate as error:
         raise OverriddenGate(error.changes, "; to promote anyway: --approve-override --why TEXT") from None
+
+
+def check_promotable(layout: Layout, model_word: str, gate_word: str) -> None:
+    """Raise GateError or PlanError if an evaluation does not allow a model's promotion, as `promote_step` would."""
+    model, gate = find_artifact(layout, model_word), find_artifact(layout, gate_word)
+    _collect_step_evidence(layout, model, gate)
+    if differences := _find_changes(layout, gate, model)[0]:
+        raise OverriddenGate(differences)
+
+
+def _collect_step_evidence(layout: Layout, model: Manifest, gate: Manifest) -> tuple[str, dict[str, object]]:
+    """Return the output of a model that an evaluation tested, and its evidence. Raise GateError without one."""
+    output = next(iter(model.outputs))
+    judged = {record.output for record in _list_models(gate) if record.key == model.key and record.output}
+    if judged:
+        output = next(name for name in (output, *sorted(judged)) if name in judged)
+    decisions = ((i, latest_decision(layout, gate.key, i)) for i in range(len(gate.details.get("gates", []))))
+    approved = {
+        i: describe_decision(decided) for i, decided in decisions if decided and decided["decision"] == "approve"
+    }
+    return output, collect_evidence(layout, gate, model, output, approved)
 
 
 def _find_changes(layout: Layout, gate: Manifest, model: Manifest) -> tuple[list[str], dict[str, object]]:

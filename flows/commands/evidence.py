@@ -1,11 +1,12 @@
 """The command that measures outcomes over seeds."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from flows.commands.options import Executor, ExecutorChoice, console
+from flows.commands.options import AsJson, Executor, ExecutorChoice, choose_console
 
 
 def evidence(
@@ -18,6 +19,7 @@ def evidence(
         bool, typer.Option("--verify", help="Measure again from an empty state and compare with the results.")
     ] = False,
     executor: Executor = ExecutorChoice.ray,
+    as_json: AsJson = False,
 ) -> None:
     """Compare a method with its comparator over several seeds, as `outcome:` of a recipe declares; write the verdict.
 
@@ -26,8 +28,12 @@ def evidence(
     """
     from flows.evidence.commands import measure_outcome, verify_outcome
 
+    report = choose_console(as_json)
     if verify:
-        same = [verify_outcome(name, output, executor.value, console) for name in ids]
-        raise typer.Exit(0 if all(same) else 1)
-    for name in ids:
-        measure_outcome(name, range(1, seeds + 1), output, executor.value, console)
+        same = {name: verify_outcome(name, output, executor.value, report) for name in ids}
+        if as_json:
+            print(json.dumps([{"id": name, "same_digits": is_same} for name, is_same in same.items()], indent=1))
+        raise typer.Exit(0 if all(same.values()) else 1)
+    measured = [measure_outcome(name, range(1, seeds + 1), output, executor.value, report) for name in ids]
+    if as_json:
+        print(json.dumps([each.model_dump(mode="json") for each in measured], indent=1))

@@ -1,10 +1,12 @@
 """Commands about storage: remove unneeded artifacts, pin them, share them, fetch what a recipe names."""
 
+import json
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from flows.commands.options import AsJson, Overrides, Profile, RecipeFile, console
+from flows.commands.options import AsJson, Overrides, Profile, RecipeFile, choose_console, console
 from schemas.errors import PlanError
 
 
@@ -97,6 +99,7 @@ def push(
     remote: Remote = None,
     public: Annotated[bool, typer.Option("--public", help="With hub: create the repository public.")] = False,
     max_shard_size: Annotated[str, typer.Option(help="With hub: largest file of weights.")] = "5GB",
+    as_json: AsJson = False,
 ) -> None:
     """Send artifacts and their ancestors to a DVC remote; `push hub MODEL REPO` uploads one model to Hugging Face.
 
@@ -110,12 +113,18 @@ def push(
         from flows.publishing.hub import push_to_hub
         from lineage.layout import Layout
 
-        console.print(push_to_hub(Layout.find(), model, repo, public=public, max_shard_size=max_shard_size))
+        url = push_to_hub(Layout.find(), model, repo, public=public, max_shard_size=max_shard_size)
+        if as_json:
+            print(json.dumps({"url": url}, indent=1))
+        else:
+            console.print(url)
         return
-    from flows.history.exchange import push
+    from flows.history.exchange import describe_moved, push
     from lineage.layout import Layout
 
-    push(Layout.find(), remote, _chosen(target, every), console)
+    moved = push(Layout.find(), remote, _chosen(target, every), choose_console(as_json))
+    if as_json:
+        print(json.dumps(describe_moved(moved), indent=1))
 
 
 def pull(
@@ -123,12 +132,15 @@ def pull(
     every: Every = False,
     remote: Remote = None,
     trust: Annotated[bool, typer.Option("--trust", help="Trust the keys that signed the fetched artifacts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Fetch artifacts and their ancestors from a DVC remote; afterwards their steps are HIT."""
-    from flows.history.exchange import pull
+    from flows.history.exchange import describe_moved, pull
     from lineage.layout import Layout
 
-    pull(Layout.find(), remote, _chosen(target, every), console, trust=trust)
+    moved = pull(Layout.find(), remote, _chosen(target, every), choose_console(as_json), trust=trust)
+    if as_json:
+        print(json.dumps(describe_moved(moved), indent=1))
 
 
 def fetch(
@@ -138,6 +150,7 @@ def fetch(
     update: Annotated[
         bool, typer.Option("--update", help="The newest commits, in place of those that recipe.lock pins.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Download the models and data sets of the hub that a recipe names; no other command does.
 
@@ -147,16 +160,16 @@ def fetch(
     from lineage.layout import Layout
     from schemas.recipe.load import load_recipe
 
-    count = 0
-    for one in fetch_hub(
-        load_recipe(recipe, profile=profile, overrides=overrides), recipe, Layout.find(), update=update
-    ):
-        count += 1
+    loaded, fetched, report = load_recipe(recipe, profile=profile, overrides=overrides), [], choose_console(as_json)
+    for one in fetch_hub(loaded, recipe, Layout.find(), update=update):
+        fetched.append(asdict(one))
         by = ", pinned by the lock" if one.is_pinned else ""
         line = f"{one.reference}: commit {one.commit}{by}, {one.size / 1e6:,.1f} MB"
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-    if not count:
-        console.print(f"{recipe}: names nothing of the hub", highlight=False, markup=False, soft_wrap=True)
+        report.print(line, highlight=False, markup=False, soft_wrap=True)
+    if not fetched:
+        report.print(f"{recipe}: names nothing of the hub", highlight=False, markup=False, soft_wrap=True)
+    if as_json:
+        print(json.dumps(fetched, indent=1))
 
 
 def _chosen(target: str | None, every: bool) -> str | None:

@@ -23,6 +23,11 @@ class Terminal(Console):
 console = Terminal(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140)
 
 
+def choose_console(as_json: bool) -> Console:
+    """Return where a command reports: to stderr with --json, whose output is JSON only."""
+    return Console(stderr=True, width=console.width) if as_json else console
+
+
 def warn(text: str) -> None:
     """Print a warning to stderr."""
     print(f"warning: {text}", file=sys.stderr)

@@ -31,14 +31,19 @@ def diff(
 def compare(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs, as for `diff`; the first is the base.")],
     html: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = Path("comparison.html"),
+    as_json: AsJson = False,
 ) -> None:
     """Write a page that compares runs: settings that differ, evaluations with intervals, cost."""
-    from flows.history.comparison import write_comparison
+    from flows.history.comparison import compare_runs, write_comparison
     from flows.runs.lookup import find_run
     from lineage.layout import Layout
 
     layout = Layout.find()
-    write_comparison(layout, [find_run(run, layout) for run in runs], html)
+    content = compare_runs(layout, [find_run(run, layout) for run in runs])
+    if as_json:  # instead of the page
+        print(json.dumps(content, indent=1))
+        return
+    write_comparison(content, html)
     console.print(f"wrote {html}", highlight=False, markup=False, soft_wrap=True)
 
 

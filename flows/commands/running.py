@@ -19,6 +19,7 @@ from flows.commands.options import (
     Start,
     Tiny,
     To,
+    choose_console,
     console,
     warn,
 )
@@ -96,6 +97,7 @@ def approve(
         str | None,
         typer.Option(help="Person who decides, a claim of the account; default: POSTTRAIN_USER, or the account."),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Decide about a gate with `on_fail: approve`. A waiting run continues by itself; resume one that has ended."""
     from flows.execution.approval import decide_gates
@@ -103,7 +105,10 @@ def approve(
     from lineage.layout import Layout
 
     layout, choice = Layout.find(), "approve" if approved else "reject"
-    decide_gates(layout, find_run(run, layout), step, choice, reason, name, console)
+    place = find_run(run, layout)
+    records = decide_gates(layout, place, step, choice, reason, name, choose_console(as_json))
+    if as_json:
+        print(json.dumps(records, indent=1))
 
 
 def runs(as_json: AsJson = False) -> None:

@@ -154,8 +154,8 @@ def record_answer(
 
 def decide_gates(
     layout: Layout, run: str, step_name: str, choice: Decision, reason: str, name: str | None, console: Console
-) -> None:
-    """Decide about the gates of a step that wait for a person or were decided otherwise before.
+) -> list[DecisionRecord]:
+    """Decide about the gates of a step that wait for a person or were decided otherwise before; return the records.
 
     Raise PlanError if the step is unknown or has not run, or if none of its gates needs a person.
     """
@@ -180,9 +180,11 @@ def decide_gates(
     needs_account = any(step.settings["gate"][gate.index].get("approvers") for gate in gates)
     person = audit_log.read_account() if needs_account else audit_log.name_person(name)
     answer = PersonalDecision(choice, person, reason.strip())
+    records: list[DecisionRecord] = []
     for gate in gates:
-        entry = record_answer(layout, run, step, manifest, gate, answer, COMMAND_LINE)
+        records.append(record_answer(layout, run, step, manifest, gate, answer, COMMAND_LINE))
         console.print(
-            f"{step_name}: {gate.name} {describe_decision(entry)}", highlight=False, markup=False, soft_wrap=True
+            f"{step_name}: {gate.name} {describe_decision(records[-1])}", highlight=False, markup=False, soft_wrap=True
         )
     console.print(f"a waiting run continues by itself; continue an ended one with: posttrain resume {run}")
+    return records

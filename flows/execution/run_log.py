@@ -85,6 +85,12 @@ def read_events(layout: Layout, run: str) -> Iterator[RecordedStep | RetryEvent 
             continue
 
 
+def read_promotion(layout: Layout, run: str) -> str | None:
+    """Return what became of the promotion after a run, or after its latest continuation; None if it tried none."""
+    texts = [str(event.get("text")) for event in read_events(layout, run) if event["type"] == "promotion"]
+    return texts[-1] if texts else None
+
+
 def read_step_events(layout: Layout, run: str) -> dict[str, RecordedStep]:
     """Return the last event of every step of a run, by step."""
     return {event["step"]: event for event in read_events(layout, run) if event["type"] == "step"}

@@ -8,19 +8,27 @@ from lineage.audit import log as audit_log
 from lineage.exchange import sharing
 from lineage.exchange.remote import describe_remote
 from lineage.layout import Layout
+from schemas.base import JsonObject
 
 
-def push(layout: Layout, remote: str | None, target: str | None, console: Console) -> None:
-    """Send a target with everything it was made from, or all artifacts. Raise UnknownTarget, PlanError, StepError."""
+def push(layout: Layout, remote: str | None, target: str | None, console: Console) -> sharing.Moved:
+    """Send a target with everything it was made from, or all artifacts; return what moved.
+
+    Raise UnknownTarget, PlanError, StepError.
+    """
     with prevent_clearing(layout):
         moved = sharing.push(layout, remote, target)
     _print_moved(console, "sent", moved)
     if moved.records:
         audit_log.append(layout, "push", remote=describe_remote(remote), artifacts=_list_keys(moved))
+    return moved
 
 
-def pull(layout: Layout, remote: str | None, target: str | None, console: Console, *, trust: bool) -> None:
-    """Fetch a target with everything it was made from, or all artifacts. Raise UnknownTarget, PlanError, StepError."""
+def pull(layout: Layout, remote: str | None, target: str | None, console: Console, *, trust: bool) -> sharing.Moved:
+    """Fetch a target with everything it was made from, or all artifacts; return what moved.
+
+    Raise UnknownTarget, PlanError, StepError.
+    """
     with prevent_clearing(layout):
         moved = sharing.pull(layout, remote, target, trust=trust)
     _print_moved(console, "fetched", moved)
@@ -32,6 +40,14 @@ def pull(layout: Layout, remote: str | None, target: str | None, console: Consol
     if moved.records or moved.trusted:
         facts = {"artifacts": _list_keys(moved), "trusted": list(moved.trusted)}
         audit_log.append(layout, "pull", remote=describe_remote(remote), **facts)
+    return moved
+
+
+def describe_moved(moved: sharing.Moved) -> JsonObject:
+    """Return what a transfer moved as JSON."""
+    artifacts = [{name: record[name] for name in ("step", "kind", "key", "recipe")} for record in moved.records]
+    keys = {"untrusted_keys": list(moved.strangers), "trusted_keys": list(moved.trusted)}
+    return {"artifacts": artifacts, "existed": moved.there, "files": moved.objects, **keys}
 
 
 def _print_moved(console: Console, done: str, moved: sharing.Moved) -> None:

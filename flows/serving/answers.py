@@ -106,12 +106,14 @@ class Plain:
 class Answer:
     """One response in progress: its id, its time, its counts."""
 
-    def __init__(self, request: CompletionRequest, words: Chat | Plain, fingerprint: str, tokenizer: Any):
+    def __init__(
+        self, request: CompletionRequest, words: Chat | Plain, fingerprint: str, tokenizer: Any, response: str
+    ):
         self.request, self.words, self.tokenizer = request, words, tokenizer
         self.with_logprobs = request.prompts[0].alternatives is not None
         self.choices = [Choice(index) for index in range(len(request.prompts) * request.n)]
         self.head = {
-            "id": words.prefix + secrets.token_hex(12),
+            "id": response,
             "created": int(time.time()),
             "model": request.model,
             "system_fingerprint": fingerprint,
@@ -146,6 +148,11 @@ class Answer:
 
     def _chunk(self, choices: list[dict[str, object]]) -> dict[str, object]:
         return self.head | {"object": self.words.chunk_type, "choices": choices}
+
+
+def make_response_id(words: Chat | Plain) -> str:
+    """Return a new id, which nobody can guess."""
+    return words.prefix + secrets.token_hex(12)
 
 
 def _show_token(tokenizer: Any, token: int, logprob: float | None) -> dict[str, object]:

@@ -1,8 +1,9 @@
-"""HTTP routes: models, chat completions, completions, health, metrics. Every error has the format of the OpenAI API."""
+"""HTTP routes: models, completions, feedback, health, metrics. Every error has the format of the OpenAI API."""
 
 import asyncio
 import contextlib
 import json
+import sqlite3
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,8 +16,10 @@ from starlette.requests import ClientDisconnect
 
 from flows.serving import requests
 from flows.serving.answers import Answer, Chat, Plain
+from flows.serving.attempts import Attempt, list_attempts
 from flows.serving.bodies import max_body_bytes, parse_json, read_body
 from flows.serving.current import Current, Served
+from flows.serving.feedback_requests import MAX_FEEDBACK_BYTES, read_feedback
 from flows.serving.guard import Guard
 from flows.serving.observation import CONTENT_TYPE, Observation
 from flows.serving.pieces import TIMED_OUT, stream_pieces
@@ -71,6 +74,16 @@ def make_app(current: Current, rules: Rules | None = None, log: Path | None = No
     async def completions(request: Request) -> Response:
         return await endpoint.answer(request, requests.read_text_request, Plain())
 
+    @app.post("/v1/feedback")
+    async def feedback(request: Request) -> Response:
+        return await endpoint.take_feedback(request)
+
+    @app.get("/v1/canary")
+    async def canary() -> Response:
+        if current.canary is None:
+            raise Refused("no canary runs: posttrain serve --canary", status=404)
+        return JSONResponse(await asyncio.to_thread(current.canary.facts))
+
     return app
 
 
@@ -91,25 +104,94 @@ class Endpoint:
                 request, max_body_bytes(self.current.served.worker.max_length), self.rules.body_seconds
             )
             async with asyncio.timeout_at(until):
-                served, understood = await loop.run_in_executor(self.reading, self._parse, body, read)
-            answer = Answer(understood, words, served.fingerprint, served.worker.policy.tokenizer)
-            pieces = stream_pieces(understood, served.worker, until)
-            if understood.stream:
-                return StreamingResponse(_stream_events(answer, pieces), media_type="text/event-stream")
-            if not await _take_pieces(answer, pieces, request):
-                return Response(status_code=499)
-            content = await loop.run_in_executor(self.writing, answer.rendered)
+                understood = await loop.run_in_executor(self.reading, self._parse, body, read, words)
+            for asked, attempt in understood[:-1]:
+                try:
+                    if isinstance(asked, Refused):
+                        raise asked
+                    return await self._try(attempt, asked, words, request, until)
+                except (TimeoutError, ClientDisconnect):
+                    raise
+                except Exception as error:  # whatever the challenger fails with, the champion answers
+                    await loop.run_in_executor(self.writing, attempt.fail, error)
+            asked, attempt = understood[-1]
+            return await self._try(attempt, cast(CompletionRequest, asked), words, request, until, is_last=True)
         except TimeoutError as error:
             raise Refused(f"{TIMED_OUT} {self.rules.timeout:g} s", code="timeout", status=504) from error
         except ClientDisconnect:
             return Response(status_code=499)
-        headers = {"content-length": str(len(content))}
+
+    async def _try(
+        self,
+        attempt: Attempt,
+        asked: CompletionRequest,
+        words: Chat | Plain,
+        request: Request,
+        until: float,
+        is_last: bool = False,
+    ) -> Response:
+        """Return the response of one model; a time limit, and errors of the last model, count as its failures."""
+        loop, served = asyncio.get_running_loop(), attempt.served
+        answer = Answer(asked, words, served.fingerprint, served.worker.policy.tokenizer, attempt.response)
+        pieces = stream_pieces(asked, served.worker, until)
+        attempt.note(request.scope)
+        try:
+            if asked.stream:
+                first = [] if is_last else [await _take_first(pieces)]
+                await loop.run_in_executor(self.writing, attempt.record)
+                events = _stream_events(answer, attempt, first, pieces)
+                return StreamingResponse(events, media_type="text/event-stream", headers=attempt.headers())
+            if not await _take_pieces(answer, pieces, request):
+                return Response(status_code=499)
+            content = await loop.run_in_executor(self.writing, answer.rendered)
+            await loop.run_in_executor(self.writing, attempt.record)
+        except Exception as error:
+            if is_last or isinstance(error, TimeoutError):
+                await loop.run_in_executor(self.writing, attempt.fail, error)
+            raise
+        headers = {"content-length": str(len(content))} | attempt.headers()
         return StreamingResponse(_split_text(content), media_type="application/json", headers=headers)
 
-    def _parse(self, body: bytes, read: Reader) -> tuple[Served, CompletionRequest]:
+    def _parse(
+        self, body: bytes, read: Reader, words: Chat | Plain
+    ) -> list[tuple[CompletionRequest | Refused, Attempt]]:
+        """Return the request as each model that may answer reads it. Raise Refused if the last, the champion, does."""
         value = parse_json(body, self.current.served.worker.max_length)
-        served = _find_served(self.current, value.get("model") if isinstance(value, dict) else None)
-        return served, read(value, served.worker.policy.tokenizer, served.worker.max_length)
+        _find_served(self.current, value.get("model") if isinstance(value, dict) else None)
+        understood: list[tuple[CompletionRequest | Refused, Attempt]] = []
+        attempts = list_attempts(self.current, value, words)
+        for attempt in attempts:
+            worker = attempt.served.worker
+            try:
+                understood.append((read(value, worker.policy.tokenizer, worker.max_length), attempt))
+            except Refused as error:
+                if attempt is attempts[-1]:
+                    raise
+                understood.append((error, attempt))
+        return understood
+
+    async def take_feedback(self, request: Request) -> JSONResponse:
+        """Return what became of feedback on a response. Raise Refused."""
+        if self.current.canary is None:
+            raise Refused("feedback is taken while a canary runs: posttrain serve --canary", status=404)
+        body = await read_body(request, MAX_FEEDBACK_BYTES, self.rules.body_seconds)
+        given = read_feedback(parse_json(body, 0))
+        loop = asyncio.get_running_loop()
+        try:
+            counts = await loop.run_in_executor(self.writing, self.current.canary.rate, given.id, given.value)
+        except sqlite3.Error as error:
+            raise Refused("the feedback cannot be recorded", code="not_recorded", status=503) from error
+        if counts is None:
+            raise Refused(f"no response of this canary has the id {given.id}", "id", "response_not_found", 404)
+        return JSONResponse({"object": "feedback", "id": given.id, "score": given.value, "counted": counts})
+
+
+async def _take_first(pieces: Pieces) -> tuple[int, Piece]:
+    """Return the first piece, before which another model may still answer. Raise what the engine raised."""
+    async for index, piece in pieces:
+        if piece is not None:
+            return index, piece
+    raise RuntimeError("the engine gave no token")
 
 
 async def _take_pieces(answer: Answer, pieces: Pieces, request: Request) -> bool:
@@ -132,15 +214,20 @@ def _find_served(current: Current, name: Any) -> Served:
     return current.served
 
 
-async def _stream_events(answer: Answer, pieces: Pieces) -> AsyncIterator[str]:
+async def _stream_events(
+    answer: Answer, attempt: Attempt, first: list[tuple[int, Piece]], pieces: Pieces
+) -> AsyncIterator[str]:
     for chunk in answer.opening():
         yield _format_event(chunk)
+    for index, piece in first:
+        yield _format_event(answer.chunk(index, piece))
     try:
         async with contextlib.aclosing(pieces):
             async for index, piece in pieces:
                 if piece is not None:
                     yield _format_event(answer.chunk(index, piece))
     except Exception as error:  # the status is already sent, so the error becomes an event
+        await asyncio.to_thread(attempt.fail, error)
         message = f"{TIMED_OUT} its limit" if isinstance(error, TimeoutError) else str(error)
         yield _format_event({"error": error_body(message, "server_error")})
         return

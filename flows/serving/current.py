@@ -3,7 +3,8 @@
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from flows.serving.models import Chosen, choose, files_of
 from flows.serving.worker import Worker
@@ -13,6 +14,9 @@ from lineage.layout import Layout
 from lineage.registry.champions import read_standing
 from lineage.registry.registered import ALIAS
 from schemas.errors import PlanError, PosttrainError, StepError
+
+if TYPE_CHECKING:
+    from flows.serving.canary import Canary
 
 LOOK = 5.0
 """Seconds between checks of the champion."""
@@ -63,6 +67,8 @@ class Current:
 
     def __init__(self, served: Served):
         self.served = served
+        self.canary: Canary | None = None
+        self.switching = threading.Lock()
         self.ending = threading.Event()
         self.watch: threading.Thread | None = None
         self.is_following = True
@@ -75,7 +81,7 @@ class Current:
             return "the engine has ended"
         if self.watch is not None and not (self.is_following and self.watch.is_alive()):
             return "the champion cannot be followed; the served model may be an earlier one"
-        return None
+        return None if self.canary is None else self.canary.failure
 
     def follow(self, layout: Layout, limits: Limits, device: str, dtype: str, say: Callable[[str], None]) -> None:
         """Watch the champion in a separate thread, and switch to a new one."""
@@ -85,7 +91,24 @@ class Current:
     def close(self) -> None:
         """Stop watching, and stop the engine when no request is in progress."""
         self.ending.set()
+        if self.canary is not None:
+            self.canary.close()
         self.served.worker.close()
+
+    def switch(self, new: Chosen, load_model: Callable[[Chosen], Served]) -> None:
+        """Serve a new champion, which `load_model` loads unless it is the challenger of the canary."""
+        with self.switching:
+            before, canary = self.served, self.canary
+            if new.digest == before.chosen.digest:
+                return
+            challenger = canary.challenger if canary is not None and canary.is_open else None
+            if challenger is not None and challenger.chosen.digest == new.digest:
+                self.served = replace(challenger, chosen=new)
+            else:
+                self.served = load_model(new)
+            if canary is not None:
+                canary.meet_champion(self.served)
+            before.worker.close()
 
     def _watch(self, layout: Layout, limits: Limits, device: str, dtype: str, say: Callable[[str], None]) -> None:
         last: str | None = None
@@ -93,8 +116,7 @@ class Current:
             try:
                 new, alarm = self._newer(layout)
                 if new is not None:
-                    before, self.served = self.served, load(new, limits, device, dtype)
-                    before.worker.close()
+                    self.switch(new, lambda new: load(new, limits, device, dtype))
                     say(f"now serving {new.description}")
                 self.is_following = True
             except (PosttrainError, OSError, RuntimeError) as error:  # no MLflow, no memory: the old model stays

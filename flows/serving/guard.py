@@ -5,7 +5,7 @@ import hmac
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from flows.serving.observation import Observation
+from flows.serving.observation import ANSWERED, Observation
 from flows.serving.refusals import Refused
 from flows.serving.rules import Rules
 
@@ -43,7 +43,7 @@ class Guard:
         try:
             await self._pass_on(scope, receive, send_counted)
         finally:
-            self.observation.end(started, scope["method"], scope["path"], status)
+            self.observation.end(started, scope["method"], scope["path"], status, scope.get(ANSWERED, {}))
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,16 +10,21 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from flows.servers.log_rotation import rotate_log
+from flows.serving.canary_metrics import CanaryCollector
 from flows.serving.current import Current
 from schemas.errors import PlanError
 
-PATHS = frozenset({"/health", "/metrics", "/v1/models", "/v1/chat/completions", "/v1/completions"})
+PATHS = frozenset(
+    {"/health", "/metrics", "/v1/models", "/v1/chat/completions", "/v1/completions", "/v1/feedback", "/v1/canary"}
+)
 """Paths with a label of their own; all others share one, so that clients cannot make labels without end."""
 BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 """Upper bounds of the histogram of durations, in seconds."""
 LOG_BYTES = 20_000_000
 """Size at which the request log is rotated."""
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+ANSWERED = "posttrain.answered"
+"""Key of a request's ASGI scope: the model that answers, its digest, the id of the response, its arm of a canary."""
 
 
 class Observation:
@@ -44,6 +50,14 @@ class Observation:
             ("name", "digest"),
             registry=self.registry,
         )
+        self.arm_seconds = Histogram(
+            "posttrain_serve_canary_seconds",
+            "Seconds from the head of a request to the end of its response, by the arm of a canary that gave it.",
+            ("arm",),
+            buckets=BUCKETS,
+            registry=self.registry,
+        )
+        self.registry.register(CanaryCollector(current))
         self.log = log
         if log is not None:
             _verify_writable(log)
@@ -53,13 +67,15 @@ class Observation:
         self.active.inc()
         return time.monotonic()
 
-    def end(self, started: float, method: str, path: str, status: int) -> None:
-        """Count a request out, and write its line of the log."""
+    def end(self, started: float, method: str, path: str, status: int, answered: Mapping[str, str]) -> None:
+        """Count a request out, and write its line of the log; `answered` names the model of a completion."""
         seconds, route = time.monotonic() - started, path if path in PATHS else "other"
         method = method if method in ("GET", "POST", "HEAD") else "other"
         self.active.dec()
         self.requests.labels(method, route, str(status)).inc()
         self.seconds.labels(route).observe(seconds)
+        if "arm" in answered:
+            self.arm_seconds.labels(answered["arm"]).observe(seconds)
         if self.log is not None:
             line = {
                 "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -69,6 +85,7 @@ class Observation:
                 "seconds": round(seconds, 4),
                 "model": self.current.served.name,
                 "digest": self.current.served.chosen.digest,
+                **answered,
             }
             rotate_log(self.log, LOG_BYTES)
             with self.log.open("a", encoding="utf-8") as stream:

@@ -179,6 +179,11 @@ def _read_body(kind: type[Any], body: Any) -> Any:
         if name in NEUTRAL:
             raise Refused(f"{name} is not supported here", name, "unsupported_parameter")
         parameters[name] = value
+    return validate_parameters(kind, parameters)
+
+
+def validate_parameters(kind: type[Any], parameters: JsonObject) -> Any:
+    """Return parameters as `kind`. Raise Refused with the one that is wrong."""
     try:
         return kind.model_validate(parameters)
     except ValidationError as error:

@@ -14,6 +14,7 @@ import uvicorn
 
 from flows.processes.stop_signals import STOP_SIGNALS, handle_signals
 from flows.serving.app import make_app
+from flows.serving.canary import CanaryOptions, open_canary
 from flows.serving.connections import Connection
 from flows.serving.current import Current, Limits, load
 from flows.serving.models import Chosen
@@ -61,6 +62,7 @@ def serve(
     follow: bool,
     say: Callable[[str], None],
     request_log: Path | None = None,
+    canary: CanaryOptions | None = None,
 ) -> int:
     """Serve on 127.0.0.1 until asked to end; return the exit code. Raise PlanError if the port is taken."""
     listening = listen(port)
@@ -68,12 +70,16 @@ def serve(
     dtype = dtype or ("bfloat16" if device == "cuda" else "float32")
     say(f"loading {chosen.description}")
     current = Current(load(chosen, limits, device, dtype))
+    if canary is not None:
+        open_canary(current, canary, layout, limits, device, dtype, say)
     if follow:
         current.follow(layout, limits, device, dtype, say)
     address = f"http://{HOST}:{listening.getsockname()[1]}/v1"
 
     def ready() -> None:
         say(f"serving {chosen.description} as `{chosen.name}` at {address} ({device}, {dtype}); Ctrl-C ends it")
+        if canary is not None:
+            say(f"canary: {canary.share:.3g} of the clients get {canary.challenger.description}; {address}/canary")
 
     gc.freeze()  # else every collection traverses all modules and the model, which delays requests
     try:

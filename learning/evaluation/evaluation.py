@@ -141,14 +141,17 @@ def make_table(stage: Compared, scores: Scores, seed: int) -> list[Row]:
 
 
 def make_comparisons(stage: Compared, scores: Scores, seed: int) -> list[Row]:
-    """Return paired differences of each model to the one before it, to the first, and of those that gates compare."""
+    """Return paired differences of each model to every earlier one, and of those that gates compare.
+
+    An evaluation does not know which model was trained from which; reports choose the pairs by lineage.
+    """
     how = {"confidence": stage.confidence, "num_bootstrap": stage.num_bootstrap, "seed": seed}
     names = list(stage.models) or ["model"]
     compared = [(gate.model or names[-1], gate.against) for gate in stage.gate]
     compared_models = [(new, old) for new, old in compared if old is not None and old in scores.models]
-    to_first = [(name, names[0]) for name in names[1:]]
+    earlier = [(new, old) for i, new in enumerate(names) for old in names[:i]]
     lines, measured = [], compute_values(stage, scores)
-    for new, old in dict.fromkeys([*zip(names[1:], names, strict=False), *to_first, *compared_models]):
+    for new, old in dict.fromkeys([*earlier, *compared_models]):
         for metric, of_model in measured.items():
             for family, chosen_P in scores.subsets().items():
                 difference = estimate_difference(of_model[new][chosen_P], of_model[old][chosen_P], **how)

@@ -7,9 +7,10 @@ from typing import Literal
 from lineage.reports.formatting import format_duration, format_number
 from lineage.reports.spending import Cost
 from schemas.base import JsonObject
-from schemas.manifest import Manifest
 
 ALL = "all"
+ROLES = {"parent": " (its parent)", "base": " (its base)", "gate": " (as a gate asks)", "first": ""}
+"""What an evaluation's other model is to the compared one."""
 Tone = Literal["good", "bad", "soft"]
 
 
@@ -21,13 +22,17 @@ class Headline:
     tone: Tone
 
 
-def make_headlines(made: Mapping[str, Manifest], gates: Iterable[JsonObject], spent: Cost | None) -> list[Headline]:
-    """Return a line per comparison over all problems, then per gate that did not pass, then the cost."""
+def make_headlines(
+    comparisons: Mapping[str, Iterable[JsonObject]], gates: Iterable[JsonObject], spent: Cost | None
+) -> list[Headline]:
+    """Return a line per comparison over all problems, then per gate that did not pass, then the cost.
+
+    `comparisons` are those of each evaluation, along lineage (`select_comparisons`).
+    """
     compared = [
         _describe_difference(step, line)
-        for step, manifest in made.items()
-        if manifest.kind == "evaluate"
-        for line in manifest.details.get("comparisons") or []
+        for step, lines in comparisons.items()
+        for line in lines
         if line["family"] == ALL
     ]
     if not compared:
@@ -49,7 +54,8 @@ def _describe_difference(step: str, line: JsonObject) -> Headline:
     else:
         verdict, tone = "no difference shown", "soft"
     numbers = f"{line['value']:+.3f} ({low:+.3f} to {high:+.3f}, {line['n']} problems)"
-    return Headline(f"{step}: {line['metric']} of {line['model']} − {line['against']}: {numbers}: {verdict}", tone)
+    pair = f"{line['model']} − {line['against']}{ROLES[line['relation']]}"
+    return Headline(f"{step}: {line['metric']} of {pair}: {numbers}: {verdict}", tone)
 
 
 def _describe_cost(spent: Cost | None) -> str:

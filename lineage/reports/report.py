@@ -6,11 +6,13 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from lineage.artifacts.store import Store
 from lineage.audit.approvals import describe_decision, latest_decision
 from lineage.layout import Layout
 from lineage.records import read_lines
 from lineage.reports.cost import compute_costs
 from lineage.reports.curves import read_curves
+from lineage.reports.descent import Find, select_comparisons
 from lineage.reports.formatting import format_duration, format_number, format_size
 from lineage.reports.graph import draw_steps
 from lineage.reports.headline import make_headlines
@@ -57,6 +59,9 @@ def collect_content(
     state = {step.name: str(states.get(step.name, {}).get("state", "pending")) for step in plan.steps}
     made = {step.name: manifests[step.name] for step in plan.steps if step.name in manifests}
     gates, costs = list(collect_gate_rows(plan, made, layout)), compute_costs(plan, made, state, layout, run)
+    evaluations = {name: m for name, m in made.items() if m.kind == "evaluate"}
+    find = make_finder(made, layout)
+    comparisons = {name: select_comparisons(m, find) for name, m in evaluations.items()}
     drawn = {name: read_curves(layout.artifact(m.kind, m.key) / "metrics.jsonl") for name, m in made.items()}
     return {
         "plan": plan,
@@ -70,13 +75,26 @@ def collect_content(
         "notices": {name: m.details[NOTICES] for name, m in made.items() if m.details.get(NOTICES)},
         "picture": draw_steps(plan, state),
         "curves": {name: charts for name, charts in drawn.items() if charts},
-        "headlines": make_headlines(made, gates, costs.total.spent if "done" in state.values() else None),
+        "headlines": make_headlines(comparisons, gates, costs.total.spent if "done" in state.values() else None),
         "recipe_commit": _read_recipe_commit(layout, run),
         "gates": gates,
         "sections": collect_sections(made),
+        "comparisons": comparisons,
         "manifests": made,
         "costs": costs,
     }
+
+
+def make_finder(made: dict[str, Manifest], layout: Layout) -> Find:
+    """Return a function that finds the manifest of a key, among those of a run or in the store."""
+    known: dict[str, Manifest | None] = {manifest.key: manifest for manifest in made.values()}
+
+    def find(key: str) -> Manifest | None:
+        if key not in known:
+            known[key] = Store(layout).with_key(key)
+        return known[key]
+
+    return find
 
 
 def _read_recipe_commit(layout: Layout, run: str) -> str | None:

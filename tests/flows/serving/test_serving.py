@@ -12,7 +12,7 @@ import torch
 import uvicorn
 from scipy.stats import chisquare
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
+from transformers import PreTrainedTokenizerFast
 
 from flows.serving.app import make_app
 from flows.serving.batch import Batch, PromptRequest, Sample
@@ -34,31 +34,6 @@ from tests.waiting import wait_for
 HELLO = [{"role": "user", "content": "hello"}]
 SLOTS = 4
 LENGTH = 96
-
-
-@pytest.fixture(scope="module")
-def policy():
-    torch.manual_seed(0)
-    tokenizer = characters()
-    tokenizer.model_max_length = 128
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=128,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-    )
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(4 if parameter.ndim >= 2 else 1)
-    return Policy(model, tokenizer, 128)
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,7 @@ def test_comparison_is_paired():
     assert 0.3 < comparison["low"] < 0.5 < comparison["high"] < 0.7
 
 
-def test_every_model_is_compared_with_the_first_and_with_the_one_before_it():
+def test_every_model_is_compared_with_all_earlier_ones():
     models = {"base": OLD, "tuned": NEW, "better": OLD}
     made = stage(models=dict.fromkeys(models, "m"))
     lines = [line for line in make_comparisons(made, Scores(models, FAMILIES), 0) if line["family"] == "all"]

@@ -1,7 +1,5 @@
 """The verdict of a comparison follows from its interval; a rejection names who and why; cached runs cost nothing."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from lineage.reports.headline import make_headlines
@@ -11,7 +9,7 @@ from lineage.reports.spending import Cost
 def evaluated(low, high, family="all"):
     line = {"model": "new", "against": "old", "metric": "accuracy", "family": family, "n": 40}
     comparison = line | {"value": (low + high) / 2, "low": low, "high": high}
-    return {"exam": SimpleNamespace(kind="evaluate", details={"comparisons": [comparison]})}
+    return {"exam": [comparison | {"relation": "parent"}]}
 
 
 @pytest.mark.parametrize(

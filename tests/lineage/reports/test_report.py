@@ -39,8 +39,12 @@ def key(name):
     return name.encode().hex().ljust(64, "0")[:64]
 
 
-def manifest(name, kind, seconds=1.5, **more):
-    inputs = (InputRecord(port="model", step="base", digest="d" * 64, type="policy"),)
+def received(port, step):
+    return InputRecord(port=port, step=step, key=key(step), output="model", digest="d" * 64, type="policy")
+
+
+def manifest(name, kind, seconds=1.5, inputs=(), **more):
+    inputs = inputs or (received("model", "base"),)
     outputs = {"model": Output(type="policy", digest="e" * 64, dvc="f.dir", files=())}
     times = {"started": "2026-01-02T03:04:05+00:00", "seconds": seconds, "cpu_seconds": 12.5, "peak_rss": 345_000_000}
     return Manifest(
@@ -134,7 +138,12 @@ def page(tmp_path):
         "base": manifest("base", "init", seconds=33.3),
         "clean": manifest("clean", "curate", details=CURATION),
         "tuned": manifest("tuned", "rl", details={"notices": ["3 of 9 <completions> were cut"]}),
-        "eval": manifest("eval", "evaluate", details=EVALUATION),
+        "eval": manifest(
+            "eval",
+            "evaluate",
+            inputs=(received("models.base", "base"), received("models.tuned", "tuned")),
+            details=EVALUATION,
+        ),
         "clerk": manifest("clerk", "agent", details=WRITTEN),
         "practised": manifest("practised", "practice", details=PRACTICE),
     }
@@ -213,7 +222,7 @@ def test_gates_come_first_then_results_then_notices(page):
 def test_the_report_opens_with_what_got_better_what_failed_and_what_it_cost(page):
     words = Reader(page[page.index("</header>") : page.index("<h2>Steps")].removeprefix("</header>")).words
     lines = [line for line in map(str.strip, words) if line]
-    assert lines[0] == "eval: accuracy of tuned − base: +0.682 (+0.610 to +0.750, 300 problems): higher"
+    assert lines[0] == "eval: accuracy of tuned − base (its parent): +0.682 (+0.610 to +0.750, 300 problems): higher"
     assert lines[1].startswith("Gate of eval: failed. ")
     assert "wanted 0.9" in lines[1]
     assert lines[-1].startswith("Spent in this run: ")
