@@ -19,13 +19,19 @@ def up(
         typer.Option(metavar="postgresql://USER@HOST:PORT/NAME", help="Database for records from now on; or: sqlite."),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Flow runs of deployments at a time.")] = 4,
+    notify: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND/NAME", help="Notification block that Prefect's automations use: slack-webhook/team."
+        ),
+    ] = None,
 ) -> None:
     """Run Prefect's server, MLflow's server, a worker for deployments and the watcher of changes until Ctrl-C."""
     from flows.servers.up import run_services
     from lineage.layout import Layout
 
     ports = {"prefect_port": prefect_port, "mlflow_port": mlflow_port}
-    raise typer.Exit(run_services(Layout.find(), console, **ports, database=database, limit=limit))
+    raise typer.Exit(run_services(Layout.find(), console, **ports, database=database, limit=limit, notify=notify))
 
 
 def deploy(

@@ -15,6 +15,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.events import emit_event
 from prefect.states import Scheduled
 
+from flows.deployments.automations import AutomationSetup
 from flows.deployments.dead_runs import MESSAGE, mark_crashed
 from flows.deployments.prefect_deployments import list_deployments
 from flows.deployments.registry_watch import EVENT, Receivers, RegistryWatch
@@ -42,11 +43,14 @@ class Watcher:
         self.watches: dict[UUID, Watch] = {}
         self.registry = RegistryWatch(layout, _emit_registry_event, say)
         self.receivers: Receivers = {}
+        self.automations = AutomationSetup(say)
         self.printed: dict[str, str] = {}
         """Current errors by their source; each is printed once."""
 
     def refresh(self, client: SyncPrefectClient) -> None:
         """Read the deployments and what their recipes watch now; mark flow runs that died."""
+        with self.forgiving("automations"):
+            self.automations.look(client)
         watches = {}
         receivers: Receivers = {}
         ours = list_deployments(client, self.layout)
@@ -125,7 +129,7 @@ class Watcher:
 
 def _emit_registry_event(name: str, lines: list[str]) -> None:
     resource = {"prefect.resource.id": f"posttrain.registered-model.{name}", "prefect.resource.name": name}
-    emit_event(EVENT, resource, payload={"changes": lines})
+    emit_event(EVENT, resource, payload={"changes": lines, "text": f"registry, {name}: {'; '.join(lines)}"})
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ import json
 import queue
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,15 +20,20 @@ from schemas.plan import Plan
 SEND_LIMIT = 10.0
 """Seconds in which a webhook must answer."""
 BLOCK = "prefect:"
+PREFECT = "events of Prefect"
 FAILED = ("gate failed:", "gate warned:", "gate branched:")
 WAITS = "gate waits for approval:"
+
+
+Emit = Callable[[Occasion, str], str]
+"""Sends an event to Prefect's server; returns why that failed, empty if it did not."""
 
 
 class Alerts:
     """A reporter that sends messages from a thread of its own; what could not be sent is in the run's events."""
 
-    def __init__(self, plan: Plan, layout: Layout, run: str):
-        self.plan, self.layout, self.run = plan, layout, run
+    def __init__(self, plan: Plan, layout: Layout, run: str, emit: Emit | None = None):
+        self.plan, self.layout, self.run, self.emit = plan, layout, run, emit
         self.messages: queue.SimpleQueue[tuple[Occasion, str] | None] = queue.SimpleQueue()
         self.waiting: set[str] = set()
         """Steps whose waiting gates were reported."""
@@ -36,7 +41,7 @@ class Alerts:
 
     def __enter__(self) -> "Alerts":
         """Start the thread."""
-        if self.plan.notify:
+        if self.plan.notify or self.emit:
             self.thread.start()
         return self
 
@@ -44,11 +49,11 @@ class Alerts:
         """Wait until all messages were sent or failed, as long as each may take."""
         if self.thread.is_alive():
             self.messages.put(None)
-            self.thread.join(2 * SEND_LIMIT * len(self.plan.notify))
+            self.thread.join(2 * SEND_LIMIT * (len(self.plan.notify) + 1))
 
     def report(self, event: Event) -> None:
         """Queue the messages about an event."""
-        if not self.plan.notify:
+        if not self.plan.notify and not self.emit:
             return
         if event["type"] == "run" and event["state"] == "ended":
             ends = {0: "ended well", 1: "a step failed", 2: "a gate failed or waits", 130: "was stopped"}
@@ -73,11 +78,16 @@ class Alerts:
     def _send_all(self) -> None:
         while (message := self.messages.get()) is not None:
             occasion, text = message
+            if self.emit and occasion != "end":  # Prefect has events of its own for the ends of runs
+                self._note(occasion, PREFECT, self.emit(occasion, text))
             for notify in self.plan.notify:
                 if occasion in notify.on:
                     error = send_message(notify.to, f"{self.plan.recipe}, run {self.run}: {text}")
-                    sent = {"type": "alert", "on": occasion, "to": notify.to, "error": error}
-                    append_event(self.layout.run(self.run) / "events.jsonl", sent)
+                    self._note(occasion, notify.to, error)
+
+    def _note(self, occasion: Occasion, to: str, error: str) -> None:
+        sent = {"type": "alert", "on": occasion, "to": to, "error": error}
+        append_event(self.layout.run(self.run) / "events.jsonl", sent)
 
 
 def verify_addresses(plan: Plan) -> None:

@@ -19,6 +19,7 @@ from prefect.exceptions import PrefectHTTPStatusError
 from flows.execution.events import Event, Reporter
 from flows.execution.execute import Execution
 from flows.execution.progress import extract_figures
+from flows.execution.run_log import read_promotion
 from flows.planning.estimate import describe_costs, describe_excess
 from flows.planning.gate_power import describe_gate_power
 from flows.planning.recipe_plan import compare_repeated
@@ -51,7 +52,8 @@ def show_ended(execution: Execution) -> None:
     """Show results as a page and as a table, with links to MLflow and files."""
     plan, states = execution.plan, {step.name: execution.states[step.name] for step in execution.plan.steps}
     links = _find_links(execution.layout, execution.run)
-    page = make_result_page(execution.run, states, compare_repeated(plan.steps, execution.layout), links)
+    repeated = compare_repeated(plan.steps, execution.layout)
+    page = make_result_page(execution.run, states, repeated, links, read_promotion(execution.layout, execution.run))
     _create_artifact(plan, "results", "markdown", page, f"How run {execution.run} ended.")
     if rows := list_result_rows(states):
         _create_artifact(plan, "table", "table", json.dumps(rows), "Held-out problems: every number with its interval.")

@@ -4,6 +4,7 @@ Prefect shows and orders; whether, where and how often a step runs is decided by
 run from the command line, which opens its own flow run, and one that a deployment started.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -67,6 +68,7 @@ def run_flow(execution: Execution, ended: Callable[[], None]) -> dict[str, StepS
 def perform_in_flow(execution: Execution, ended: Callable[[], None]) -> dict[str, StepState]:
     """Perform an execution inside the current flow run: show the plan, run the steps, call `ended`, show results."""
     show_plan(execution)
+    hide_empty_tracebacks()
     with set_on_signals(execution.stop):  # Prefect would crash the flow and leave its steps running
         with ProgressBars(execution.reporter, execution.plan, current_flow_run().id) as bars:
             execution.reporter = bars
@@ -97,6 +99,17 @@ def perform_in_flow(execution: Execution, ended: Callable[[], None]) -> dict[str
         )
         APILogHandler().flush()
     return execution.states
+
+
+def hide_empty_tracebacks() -> None:
+    """Keep `NoneType: None` out of the logs of steps: Prefect logs a traceback with every state that is no success."""
+    logging.getLogger("prefect.task_runs").addFilter(_drop_empty_traceback)
+
+
+def _drop_empty_traceback(record: logging.LogRecord) -> bool:
+    if record.exc_info and record.exc_info[0] is None:
+        record.exc_info = None
+    return True
 
 
 def _make_task(execution: Execution, step: Step, bars: ProgressBars) -> Any:

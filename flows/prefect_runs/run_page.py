@@ -79,10 +79,21 @@ def list_result_rows(states: Mapping[str, StepState]) -> list[ResultRow]:
 
 
 def make_result_page(
-    run: str, states: Mapping[str, StepState], again: Mapping[str, str], links: Mapping[str, str]
+    run: str,
+    states: Mapping[str, StepState],
+    again: Mapping[str, str],
+    links: Mapping[str, str],
+    promotion: str | None = None,
 ) -> str:
-    """Return a page with the end of a run: every step, its gates, its main metrics, and links."""
+    """Return a page with the end of a run: gates and promotion first, then every step with its main metrics, links."""
     lines = [f"## Results of run {run}", f"**{describe_outcome(states)}**"]
+    verdicts = [
+        f"- Gate of {name}, {gate.verdict}: {gate.text or gate.name}" for name, s in states.items() for gate in s.gates
+    ]
+    if promotion:
+        verdicts.append(f"- Promotion: {promotion}")
+    if verdicts:
+        lines.append("\n".join(verdicts))
     if again:
         lines.append("\n".join(f"- Repeated: {name} produced {comparison}" for name, comparison in again.items()))
     lines.append("| step | state | seconds | numbers | why |\n|---|---|---|---|---|")

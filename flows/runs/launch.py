@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -30,6 +31,7 @@ from lineage.artifacts.store import Store
 from lineage.audit.log import anchor_of
 from lineage.layout import Layout
 from lineage.tracking.curve_sinks import verify_trackers
+from schemas.notify import Occasion
 from schemas.plan import Plan, Step
 
 ExecutorName = Literal["ray", "inprocess"]
@@ -77,13 +79,13 @@ def run_plan(
     missing, run = _find_missing(plan, layout, executor), run or make_run_name()
     write_plan(layout, run, plan)
     clean_up(layout)
-    alerts = Alerts(plan, layout, run)
+    used_prefect = prefect and perform is None and executor == "ray" and bool(missing)
+    alerts = Alerts(plan, layout, run, partial(_emit_alert, plan.recipe, run) if used_prefect or perform else None)
     follows = "mlflow" in plan.track and bool(missing) and executor == "ray"
     live = LiveCurves(plan, layout, run) if follows else None
     curves = CurveFollower(plan, layout, run)
     log = RunLog(layout, run, reporter, alerts, live, curves)
     forecast = _announce_run(log, run, Forecast(plan, layout))
-    used_prefect = prefect and perform is None and executor == "ray" and bool(missing)
     stop = stop or threading.Event()
     with (
         alerts,
@@ -109,6 +111,13 @@ def run_plan(
 
         _perform_all(execution, used_prefect, perform, end)
     return Outcome(run, execution.states)
+
+
+def _emit_alert(recipe: str, run: str, occasion: Occasion, text: str) -> str:
+    """Send an event to Prefect's server; return why that failed."""
+    from flows.prefect_runs.alert_events import emit_alert  # imports prefect, which most runs never need for this
+
+    return emit_alert(recipe, run, occasion, text)
 
 
 def _find_missing(plan: Plan, layout: Layout, executor: ExecutorName) -> list[Step]:

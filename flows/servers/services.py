@@ -24,6 +24,8 @@ from schemas.package import import_path
 
 POOL = "posttrain"
 """The work pool of all deployments; its type is `process`: a flow run is a process of this machine."""
+NOTIFY_VARIABLE = "POSTTRAIN_UP_NOTIFY"
+"""Environment variable that tells the watcher which block of Prefect sends messages."""
 POLL = "2"
 """Seconds between polls of the worker for due runs."""
 
@@ -97,10 +99,11 @@ def make_worker_service(layout: Layout, api: str, limit: int, needs: str) -> Ser
     )
 
 
-def make_watcher_service(layout: Layout, api: str, needs: str) -> Service:
-    """Return the watcher that starts recipes when data or models that they watch change."""
+def make_watcher_service(layout: Layout, api: str, needs: str, notify: str | None) -> Service:
+    """Return the watcher that starts recipes when data or models that they watch change, and sets up automations."""
     command = [sys.executable, "-m", import_path("flows.deployments.watcher")]
-    return Service("watcher", command, _make_environment(layout, api), lambda since: True, needs)
+    environment = _make_environment(layout, api) | ({NOTIFY_VARIABLE: notify} if notify else {})
+    return Service("watcher", command, environment, lambda since: True, needs)
 
 
 def _make_environment(layout: Layout, api: str) -> dict[str, str]:

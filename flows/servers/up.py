@@ -5,6 +5,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -34,6 +35,8 @@ from schemas.atomic_write import write_text_atomically
 from schemas.errors import PlanError
 
 FILE, FOLDER, LOCK = "up.json", "up", "lock"
+BLOCK = re.compile(r"[a-z0-9-]+/[A-Za-z0-9_.-]+")
+"""A block of Prefect: its kind and its name."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +60,22 @@ class UpRecord(TypedDict, total=False):
 
 
 def run_services(
-    layout: Layout, console: Console, *, prefect_port: int, mlflow_port: int, database: str | None, limit: int
+    layout: Layout,
+    console: Console,
+    *,
+    prefect_port: int,
+    mlflow_port: int,
+    database: str | None,
+    limit: int,
+    notify: str | None = None,
 ) -> int:
     """Keep everything running until Ctrl-C or SIGTERM; return the exit code.
 
     Raise PlanError before anything starts if another `up` runs here, a port is taken, or a named server or database
     does not answer.
     """
+    if notify is not None and not BLOCK.fullmatch(notify):
+        raise PlanError(f"--notify {notify}: give a notification block of Prefect, such as slack-webhook/team")
     folder = layout.make_state() / FOLDER
     folder.mkdir(exist_ok=True)
     with _lock_checkout(layout, folder):
@@ -75,7 +87,7 @@ def run_services(
             )
         addresses = _choose_addresses(prefect_port, mlflow_port)
         _choose_database(layout, database)
-        return run_in_process_tree(lambda stopped: _run_guarded(layout, console, addresses, limit, stopped))
+        return run_in_process_tree(lambda stopped: _run_guarded(layout, console, addresses, limit, notify, stopped))
 
 
 def read_addresses(layout: Layout) -> UpRecord:
@@ -89,12 +101,22 @@ def read_addresses(layout: Layout) -> UpRecord:
     return {}
 
 
-def _run_guarded(layout: Layout, console: Console, addresses: Addresses, limit: int, stopped: WaitForStop) -> int:
+def _run_guarded(
+    layout: Layout, console: Console, addresses: Addresses, limit: int, notify: str | None, stopped: WaitForStop
+) -> int:
     with guard_children(layout.state / FOLDER):
-        return _run_until_stopped(layout, console, addresses, limit, stopped)
+        services = _make_services(layout, addresses, limit, notify)  # with the identity that the guard gives them
+        return _run_until_stopped(layout, console, addresses, limit, services, stopped)
 
 
-def _run_until_stopped(layout: Layout, console: Console, addresses: Addresses, limit: int, stopped: WaitForStop) -> int:
+def _run_until_stopped(
+    layout: Layout,
+    console: Console,
+    addresses: Addresses,
+    limit: int,
+    services: list[Service],
+    stopped: WaitForStop,
+) -> int:
     def say(name: str, text: str) -> None:
         console.print(Text.assemble((f"{name}: ", "bold"), text), soft_wrap=True, highlight=False)
 
@@ -104,7 +126,7 @@ def _run_until_stopped(layout: Layout, console: Console, addresses: Addresses, l
         if "prefect" in pids:  # other runs see that it is another process now
             write_server(layout.state / "prefect", pids["prefect"], addresses.prefect)
 
-    supervisor = Supervisor(_make_services(layout, addresses, limit), layout.state / FOLDER, say, changed)
+    supervisor = Supervisor(services, layout.state / FOLDER, say, changed)
     changed({})
     try:
         with _replace_server(layout, addresses.prefect, say, stopped) as hosted:
@@ -117,7 +139,7 @@ def _run_until_stopped(layout: Layout, console: Console, addresses: Addresses, l
     return 0
 
 
-def _make_services(layout: Layout, addresses: Addresses, limit: int) -> list[Service]:
+def _make_services(layout: Layout, addresses: Addresses, limit: int, notify: str | None) -> list[Service]:
     api, needs = addresses.prefect, "" if addresses.prefect_given else "prefect"
     if is_registry_empty(layout):
         open_client(layout)  # creates the database whole; a server that is killed while it does would leave a part
@@ -125,7 +147,7 @@ def _make_services(layout: Layout, addresses: Addresses, limit: int) -> list[Ser
         None if addresses.prefect_given else make_prefect_service(layout, api),
         None if addresses.mlflow_given else make_mlflow_service(layout, addresses.mlflow),
         make_worker_service(layout, api, limit, needs),
-        make_watcher_service(layout, api, needs),
+        make_watcher_service(layout, api, needs, notify),
     ]
     return [service for service in services if service is not None]
 

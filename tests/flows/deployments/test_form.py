@@ -8,7 +8,7 @@ from jsonschema import Draft202012Validator, ValidationError
 from flows.deployments.deploy import write_prefect_yaml
 from flows.deployments.deployables import list_recipe_files, make_deployable, make_deployables
 from flows.deployments.flow_runs import find_run_of, read_flow_run, write_flow_run
-from flows.execution.states import StepState
+from flows.execution.states import GateState, StepState
 from flows.prefect_runs.artifacts import format_progress, make_artifact_key
 from flows.prefect_runs.run_page import (
     describe_expected_time,
@@ -181,6 +181,24 @@ def test_results_say_states_intervals_and_links():
     assert "- report: [the report](http://x)" in page
     stopped = {"exam": StepState("exam", "cancelled", "stopped")}
     assert describe_outcome(stopped).endswith("Finished artifacts are kept; continue with Retry or `posttrain resume`.")
+
+
+def test_results_begin_with_gates_promotion_and_refusals():
+    gates = (
+        GateState(0, "accuracy", "rejected", "accuracy 0.1, wanted 0.9; rejected by ada: too long"),
+        GateState(1, "f1", "passed", "f1 0.5, wanted >= 0.4"),
+    )
+    page = make_result_page(
+        "r9", {"exam": StepState("exam", "done", gates=gates)}, {}, {}, "champion of chat unchanged: no gate passed"
+    )
+    lines = [line for line in page.splitlines() if line]
+    assert lines[1].startswith("**A gate failed: ")
+    assert lines[2:5] == [
+        "- Gate of exam, rejected: accuracy 0.1, wanted 0.9; rejected by ada: too long",
+        "- Gate of exam, passed: f1 0.5, wanted >= 0.4",
+        "- Promotion: champion of chat unchanged: no gate passed",
+    ]
+    assert lines[5].startswith("| step |")
 
 
 def test_progress_in_words_and_keys_of_artifacts():

@@ -148,3 +148,25 @@ def test_an_address_in_a_block_of_prefect(hook, monkeypatch, kind):
     assert send_message(f"prefect:{kind}/team", "hello") == ""
     assert hook.messages == [("/block", "application/json", {"text": "hello"})]
     assert send_message("prefect:secret/other", "hello") == "prefect:secret/other: KeyError"
+
+
+def test_occasions_become_events_of_prefect_also_without_a_webhook(plan, tmp_path):
+    silent, layout, emitted = plan.model_copy(update={"notify": ()}), Layout(tmp_path / "root"), []
+    layout.run("r1").mkdir(parents=True)
+
+    def emit(occasion, text):
+        emitted.append((occasion, text))
+        return "the server is gone" if occasion == "failed_gate" else ""
+
+    with Alerts(silent, layout, "r1", emit) as alerts:
+        alerts.report({"type": "step", "step": "check", "state": "done", "gates": "gate failed: accuracy"})
+        alerts.report({"type": "run", "run": "r1", "state": "ended", "exit_code": 2})
+        alerts.refuse_promotion("champion of x unchanged")
+    assert emitted == [
+        ("failed_gate", "check: gate failed: accuracy"),
+        ("refused_promotion", "champion of x unchanged"),
+    ]
+    assert [(event["to"], event["error"]) for event in read_events(layout, "r1")] == [
+        ("events of Prefect", "the server is gone"),
+        ("events of Prefect", ""),
+    ]

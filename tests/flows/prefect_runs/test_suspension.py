@@ -1,6 +1,8 @@
 """When the process of a flow run must end for a suspension; the worker starts no second process beside it."""
 
 import asyncio
+import io
+import logging
 import threading
 from types import SimpleNamespace
 from uuid import uuid4
@@ -12,7 +14,7 @@ from prefect.states import Completed, Paused, Pending, Running, Scheduled, Suspe
 
 from flows.execution.states import StepState
 from flows.prefect_runs import suspension
-from flows.prefect_runs.pipeline import make_task_state
+from flows.prefect_runs.pipeline import hide_empty_tracebacks, make_task_state
 from flows.prefect_runs.suspension import Suspension, watch_suspension
 from flows.servers.worker_main import OneProcessWorker, ProcessWorker
 
@@ -104,3 +106,18 @@ def test_a_stopped_step_is_cancelled_in_prefect():
     state = make_task_state(StepState("a", "cancelled", "stopped; `posttrain resume` continues"))
     assert (state.type, state.name) == (StateType.CANCELLED, "Cancelled")
     assert make_task_state(StepState("a", "failed", "no")).type == StateType.FAILED
+
+
+def test_a_failed_step_has_no_empty_traceback_in_its_log_and_a_real_one_stays(monkeypatch):
+    logger, written = logging.getLogger("prefect.task_runs"), io.StringIO()
+    monkeypatch.setattr(logger, "handlers", [logging.StreamHandler(written)])
+    monkeypatch.setattr(logger, "filters", [])
+    monkeypatch.setattr(logger, "propagate", False)
+    hide_empty_tracebacks()
+    logger.error("failed with state", exc_info=True)
+    assert written.getvalue() == "failed with state\n"
+    try:
+        raise ValueError("a cause")
+    except ValueError:
+        logger.error("crashed", exc_info=True)
+    assert "ValueError: a cause" in written.getvalue()
