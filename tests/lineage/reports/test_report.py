@@ -213,14 +213,15 @@ def test_all_states_and_numbers_are_there_and_every_tag_is_closed(page):
     assert text.count(HOSTILE) >= 3
 
 
-def test_gates_come_first_then_results_then_notices(page):
-    body = page[page.index("<h2>Steps") :]
-    places = [body.index(text) for text in ("wanted 0.9", "+0.682", "3 of 9", "<h2>Curves", "<h2>Cost")]
+def test_notices_come_first_then_gates_then_results(page):
+    body = page[page.index("<h2>Notices") :]
+    order = ("3 of 9", "<h2>Steps", "wanted 0.9", "+0.682", "<h2>Curves", "<h2>Cost")
+    places = [body.index(text) for text in order]
     assert places == sorted(places)
 
 
 def test_the_report_opens_with_what_got_better_what_failed_and_what_it_cost(page):
-    words = Reader(page[page.index("</header>") : page.index("<h2>Steps")].removeprefix("</header>")).words
+    words = Reader(page[page.index("</header>") : page.index("<h2>Notices")].removeprefix("</header>")).words
     lines = [line for line in map(str.strip, words) if line]
     assert lines[0] == "eval: accuracy of tuned − base (its parent): +0.682 (+0.610 to +0.750, 300 problems): higher"
     assert lines[1].startswith("Gate of eval: failed. ")
