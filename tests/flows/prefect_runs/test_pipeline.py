@@ -61,7 +61,8 @@ def test_prefect_shows_every_step_with_its_state_and_log(tmp_path, monkeypatch):
                     break
             seen["runs"] = {r["name"]: r["state_name"] for r in runs}
             seen["flows"] = [(r["name"], r["state_type"]) for r in ask(url, "/flow_runs/filter", {})]
-            seen["logs"] = [line["message"] for line in ask(url, "/logs/filter", {})]
+            names = {r["id"]: r["name"] for r in runs}
+            seen["logs"] = [(names.get(line["task_run_id"]), line["message"]) for line in ask(url, "/logs/filter", {})]
 
     monkeypatch.setattr(flows.runs.launch, "_perform_all", spied)
     outcome = run_plan(plan, layout)
@@ -73,6 +74,8 @@ def test_prefect_shows_every_step_with_its_state_and_log(tmp_path, monkeypatch):
     }
     assert seen["runs"] == {"a": "Cached", "b": "Completed", "c": "Failed", "d": "Blocked"}
     assert seen["flows"] == [(outcome.run, "FAILED")]
-    assert "the value is 1" in seen["logs"]
+    assert ("b", "the value is 1") in seen["logs"]  # in the task run of its own stage
+    assert {name for name, message in seen["logs"] if "the value is" in message} == {"b"}
+    assert not [message for _, message in seen["logs"] if "NoneType" in message]
     assert not is_healthy(seen["url"])
     assert not (layout.state / "prefect" / "server.json").exists()
