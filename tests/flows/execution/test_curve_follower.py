@@ -1,7 +1,9 @@
 """The trackers of `track:` receive every point of a curve once, under TRL's names, also after failures and resumes."""
 
+import json
 import sqlite3
 import struct
+import sys
 from importlib.util import find_spec
 
 import pytest
@@ -156,6 +158,93 @@ def test_an_unknown_tracker_is_named_with_its_line(tmp_path):
 )
 def test_metrics_that_trl_has_bear_its_names(metric, name):
     assert make_curve_name(metric) == name
+
+
+WANDB = """
+import json, pathlib
+class Settings(dict):
+    def __init__(self, *, silent, console, save_code, x_disable_stats): super().__init__(console=console)
+class Run:
+    def __init__(self, settings):
+        self.file = pathlib.Path(settings["dir"], "wandb", f"offline-run-1-{settings['id']}", "run.jsonl")
+        self.file.parent.mkdir(parents=True)
+        self.add(settings)
+    def add(self, line):
+        with self.file.open("a") as file: file.write(json.dumps(line, default=str) + "\\n")
+    def define_metric(self, name, *, step_metric): self.add([name, step_metric])
+    def log(self, values): self.add(values)
+    def finish(self, *, exit_code): self.add(exit_code)
+def init(*, project, group, name, id, job_type, dir, mode, reinit, config, settings):
+    return Run({"dir": dir, "id": id, "project": project, "group": group, "name": name, "mode": mode, "reinit": reinit})
+"""
+"""The part of wandb's API that is used, which writes down what it receives."""
+TRACKIO = """
+import json, os, pathlib
+TRACKIO_DIR = pathlib.Path(os.environ["TRACKIO_DIR"])
+class SQLiteStorage:
+    rows = {}
+    @staticmethod
+    def validate_project_name(name): assert name == "tracked"
+    @classmethod
+    def delete_run(cls, project, name): cls.rows.pop(name, None)
+    @classmethod
+    def bulk_log(cls, project, name, values, *, steps, timestamps, config):
+        cls.rows.setdefault(name, []).extend(zip(steps, values, strict=True))
+        TRACKIO_DIR.mkdir(parents=True, exist_ok=True)
+        (TRACKIO_DIR / "rows.json").write_text(json.dumps(cls.rows))
+"""
+"""The part of Trackio's storage that is used."""
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """Puts modules in the place of a tracker's library, for one test: file to text."""
+
+    def install(sink, files):
+        for name, text in files.items():
+            (tmp_path / "libraries" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "libraries" / name).write_text(text)
+        monkeypatch.syspath_prepend(str(tmp_path / "libraries"))
+        for name in list(sys.modules):
+            if name.partition(".")[0] in ("wandb", "trackio") or name == sink:
+                monkeypatch.delitem(sys.modules, name)
+        installed.add(sink)
+
+    installed: set[str] = set()
+    yield install
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("wandb", "trackio") or name in installed]:
+        del sys.modules[name]
+
+
+def test_wandb_receives_an_offline_run_per_step_under_the_names_of_trl(lab, stand_in):
+    stand_in("lineage.tracking.wandb_sink", {"wandb/__init__.py": WANDB})
+    made = lab("wandb", fails="true")
+    lab("wandb", fails="true", run=made.run)
+    (file,) = (lab.state / "wandb").glob("offline-run-*/run.jsonl")
+    settings, metric, *rows, code = map(json.loads, file.read_text().splitlines())
+    assert {name: settings[name] for name in ("project", "group", "name", "mode", "reinit")} == {
+        "project": "tracked",
+        "group": made.run,
+        "name": f"{made.run}/tuned",
+        "mode": "offline",
+        "reinit": "create_new",
+    }
+    assert (metric, code) == (["*", "train/global_step"], 0)
+    losses = [(row["train/global_step"], row["train/loss"]) for row in rows if "train/loss" in row]
+    assert losses == LOSSES
+    assert {"train/completions/mean_length", "eval/loss", "final/loss"} <= {name for row in rows for name in row}
+
+
+def test_trackio_receives_each_point_once_in_the_folder_of_the_run(lab, stand_in, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", "elsewhere")
+    stand_in("lineage.tracking.trackio_sink", {"trackio/__init__.py": "", "trackio/sqlite_storage.py": TRACKIO})
+    made = lab("trackio", fails="true")
+    lab("trackio", fails="true", run=made.run)
+    rows = json.loads((lab.state / "trackio/rows.json").read_text())
+    assert list(rows) == [f"{made.run}/tuned"]
+    losses = [(at, values["train/loss"]) for at, values in rows[f"{made.run}/tuned"] if "train/loss" in values]
+    assert losses == LOSSES
+    assert any("eval/loss" in values for _, values in rows[f"{made.run}/tuned"])
 
 
 @pytest.mark.skipif(find_spec("trackio") is None, reason="trackio is optional; an import would fix its folder")
