@@ -20,7 +20,8 @@ class Chat(Schema):
     """
 
     chat_template: str | None = Field(default=None, min_length=1)
-    """Template in place of the model's own: Jinja text, or `path:` and a file beside the recipe (`path:chat.jinja`)."""
+    """Template in place of the model's own: Jinja text, `path:` and a file beside the recipe (`path:chat.jinja`), or
+    `alpaca`, the prompts of Stanford Alpaca."""
     chat_template_kwargs: JsonObject | None = None
     """Arguments of the template, such as `{enable_thinking: false}`; `{}`: none."""
     system_prompt: str | None = None

@@ -19,6 +19,7 @@ ArtifactType = Literal[
     "prompts",
     "chat",
     "preference_pairs",
+    "step_labels",
     "trajectories",
     "eval_report",
     "agent",
@@ -29,7 +30,7 @@ MODEL_TYPES = ("policy", "adapter", "reward_model", "process_reward_model", "val
 """Artifact types that hold weights."""
 POLICY_TYPES = ("policy", "adapter")
 """Artifact types that hold a language model, whole or as an adapter over one."""
-TABLE_TYPES = ("prompts", "chat", "preference_pairs", "trajectories")
+TABLE_TYPES = ("prompts", "chat", "preference_pairs", "step_labels", "trajectories")
 """Artifact types that hold tables of rows."""
 SCHEMES = ("hub", "path", "mlflow")
 
@@ -86,7 +87,7 @@ class RewardModelRef(Reference):
 
 
 class ProcessRewardModelRef(Reference):
-    """A model that scores every token of a completion."""
+    """A model that scores every step, or every token, of a completion."""
 
     accepts = ("process_reward_model",)
 
@@ -115,6 +116,12 @@ class PreferencePairsRef(Reference):
     accepts = ("preference_pairs",)
 
 
+class StepLabelsRef(Reference):
+    """Solutions in steps, each with a label."""
+
+    accepts = ("step_labels",)
+
+
 class TrajectoriesRef(Reference):
     """Samples of an rl stage, with their scores."""
 
@@ -130,14 +137,14 @@ class AgentRef(Reference):
 class RowsRef(Reference):
     """Any table of rows."""
 
-    accepts = ("prompts", "chat", "preference_pairs")
+    accepts = ("prompts", "chat", "preference_pairs", "step_labels")
     outside = "chat"
 
 
 class DataRef(Reference):
     """Rows in any format: files, a data set of the hub, or a table of rows."""
 
-    accepts = ("prompts", "chat", "preference_pairs", "directory")
+    accepts = ("prompts", "chat", "preference_pairs", "step_labels", "directory")
     outside = "directory"
 
 

@@ -2,9 +2,19 @@
 
 from typing import Literal
 
-Emit = Literal["chat", "preference_pairs", "prompts"]
+Emit = Literal["chat", "preference_pairs", "step_labels", "prompts"]
 Format = Literal[
-    "messages", "alpaca", "prompt_completion", "text", "preference", "scored", "ratings", "labels", "prompts", "rows"
+    "messages",
+    "alpaca",
+    "prompt_completion",
+    "text",
+    "preference",
+    "scored",
+    "ratings",
+    "labels",
+    "steps",
+    "prompts",
+    "rows",
 ]
 ROWS = "rows"
 """Table of a query that has the rows of the source."""
@@ -17,7 +27,8 @@ EMITS: dict[Format, tuple[Emit, ...]] = {
     "scored": ("preference_pairs",),
     "ratings": ("preference_pairs",),
     "labels": ("preference_pairs",),
+    "steps": ("step_labels",),
     "prompts": ("prompts",),
-    "rows": ("chat", "preference_pairs", "prompts"),
+    "rows": ("chat", "preference_pairs", "step_labels", "prompts"),
 }
 """Artifact types that rows of a format can become."""

@@ -27,7 +27,7 @@ SHORT = {"gradients": "grads", "optimizer": "optim.", "activations": "activ.", "
 """Headings that leave room for numbers."""
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "cache", "other models")
 """Columns; what a phase holds under other names is shown as working memory."""
-TRAINS = ("sft", "preference", "reward_model", "rl")
+TRAINS = ("sft", "preference", "reward_model", "process_reward_model", "rl")
 """Kinds whose forward passes `learning.models.packed` chooses."""
 GIB = 2**30
 PROCESS = GIB

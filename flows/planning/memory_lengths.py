@@ -188,8 +188,14 @@ def _encode(row: "Row", tokenizer: "PreTrainedTokenizerBase", settings: JsonObje
     """Yield the tokens of a row and those of its prompt; nothing for a row that its step would refuse."""
     from learning.data.chat import encode_answer, encode_prompt  # imports transformers
     from learning.data.examples import encode_row
+    from learning.data.steps import encode_steps
 
     try:
+        if row.get("steps"):
+            texts = [step["content"] for step in row["steps"]]
+            steps = encode_steps(tokenizer, row["prompt"], texts, settings.get("step_separator", "\n"), row)
+            yield len(steps.prompt) + len(steps.completion), len(steps.prompt)
+            return
         if row.get("completion"):
             example = encode_row(tokenizer, row, settings.get("train_on", "last"))
             yield len(example.ids), example.num_given
@@ -207,5 +213,5 @@ def _encode(row: "Row", tokenizer: "PreTrainedTokenizerBase", settings: JsonObje
 
 def _count_characters(row: "Row") -> int:
     """Return the characters of all messages of a row."""
-    names = ("prompt", "completion", "chosen", "rejected")
+    names = ("prompt", "completion", "chosen", "rejected", "steps")
     return sum(len(str(message.get("content") or "")) for name in names for message in row.get(name) or ())

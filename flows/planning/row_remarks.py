@@ -106,5 +106,5 @@ def _prompt_of(row: "Row") -> str:
 
 
 def _text_of(row: "Row") -> str:
-    names = ("prompt", "completion", "chosen", "rejected")
+    names = ("prompt", "completion", "chosen", "rejected", "steps")
     return str([(turn["role"], turn.get("content")) for name in names for turn in row.get(name) or ()])

@@ -121,6 +121,8 @@ class TokenJudge:
     network: Valued | Likelihood
     policy: Policy
     link: str
+    separator: str | None = None
+    """What ends a step, if it was trained on labels of steps; None: every token has a value."""
 
     @torch.no_grad()
     def rewards(self, batch: Batch) -> torch.Tensor:
@@ -136,7 +138,7 @@ def load_token_judge(folder: Path, *, device: str = "cpu") -> TokenJudge:
     if settings["head"] not in ("token", "likelihood"):
         raise StepError(f"{folder.name}: its values are of `{settings['head']}`; a process reward model values tokens")
     network, policy = load_network(folder, device=device)
-    return TokenJudge(network, policy, settings["link"])
+    return TokenJudge(network, policy, settings["link"], settings.get("separator"))
 
 
 def put_head(network: Valued, weight: torch.Tensor, bias: torch.Tensor) -> None:

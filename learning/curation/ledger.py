@@ -20,7 +20,7 @@ from learning.data.rows import SCHEMAS, count_rows, scan_rows
 from learning.data.shards import find_shards, open_shard
 from schemas.errors import StepError
 
-WRITTEN = {"prompts": [], "chat": ["completion"], "preference_pairs": ["chosen", "rejected"]}
+WRITTEN = {"prompts": [], "chat": ["completion"], "preference_pairs": ["chosen", "rejected"], "step_labels": ["steps"]}
 """Columns of each artifact type that hold what the model is to write, or not to write."""
 
 # Text of ASCII alone takes a way without Unicode: the same result, several times as fast.

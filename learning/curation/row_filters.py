@@ -27,8 +27,8 @@ Bits = Annotated[float, Field(ge=0)]
 
 
 def get_text(row: Row, part: str) -> str:
-    """The contents of the messages of a row: its prompt, what is written (completion, chosen, rejected), or all."""
-    columns = {"prompt": ["prompt"], "written": ["completion", "chosen", "rejected"]}
+    """The contents of the messages of a row: its prompt, what is written (completion, sides, steps), or all."""
+    columns = {"prompt": ["prompt"], "written": ["completion", "chosen", "rejected", "steps"]}
     names = columns.get(part, columns["prompt"] + columns["written"])
     return "\n".join(message["content"] or "" for name in names for message in row.get(name) or [])
 

@@ -110,7 +110,10 @@ def _find_text(row: Row, side: Side) -> str | None:
 def _get_written(row: Row, side: Side) -> list[Row]:
     """Return the messages of the completion, or of one side of a pair. Raise StepError for rows of prompts."""
     if "completion" not in row and side not in row:
-        raise StepError("these rows are prompts without completions, which this score is of; use `part: prompt`")
+        raise StepError(
+            "these rows are prompts without completions, or solutions in steps; this score is of one completion: use "
+            "`part: prompt`"
+        )
     return row["completion"] if "completion" in row else row[side]
 
 

@@ -3,9 +3,11 @@
 prompts           id, prompt, answer, family, metadata
 chat              … and completion
 preference_pairs  … and chosen, rejected, margin
+step_labels       … and steps (a message each), labels (a number from 0 to 1 each)
 
-`prompt`, `completion`, `chosen` and `rejected` are lists of messages {role, content}, as in TRL's conversational
-formats, with `tool_calls` and whatever else a template reads; `metadata` is JSON text of the generator of the problem.
+`prompt`, `completion`, `chosen`, `rejected` and `steps` are lists of messages {role, content}, as in TRL's
+conversational formats, with `tool_calls` and whatever else a template reads; `metadata` is JSON text of the generator
+of the problem.
 All types may have `tools` and `chat_template_kwargs` for the template of this row (`learning.data.messages`).
 """
 
@@ -33,6 +35,7 @@ SCHEMAS: dict[str, pa.Schema] = {
     "preference_pairs": pa.schema(
         [*PROMPT, ("chosen", MESSAGES), ("rejected", MESSAGES), ("margin", pa.float64()), *FOR_TEMPLATE, SOURCE]
     ),
+    "step_labels": pa.schema([*PROMPT, ("steps", MESSAGES), ("labels", pa.list_(pa.float64())), *FOR_TEMPLATE, SOURCE]),
 }
 Row = dict[str, Any]
 """One row: the columns of its artifact type, and on the way through a stage those that functions add."""

@@ -72,12 +72,12 @@ def _one_split(folder: Path, paths: list[Path]) -> list[Path]:
     return kept
 
 
-def open_shard(path: Path) -> pq.ParquetFile:
-    """Return a Parquet file whose end could be read; raises StepError for a damaged one."""
+def open_shard(path: Path, name: str | None = None) -> pq.ParquetFile:
+    """Return a Parquet file, called `name` in messages, whose end could be read; raises StepError for a damaged one."""
     try:
         return pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
     except (pa.ArrowException, OSError) as error:
-        raise StepError(f"{path}: not a Parquet file, or cut off: {error}") from error
+        raise StepError(f"{name or path}: not a Parquet file, or cut off: {error}") from error
 
 
 def check_shards(paths: Sequence[Path], wanted: pa.Schema, what: str) -> int:

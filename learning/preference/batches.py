@@ -6,6 +6,7 @@ Pairs that fit into memory stay there; of more, the ids are kept on disk and rea
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
@@ -31,6 +32,18 @@ SCHEMA = pa.schema(
 
 
 SIDES = ("chosen", "rejected")
+
+
+class Sized(Protocol):
+    """What has a number of tokens."""
+
+    @property
+    def size(self) -> int:
+        """Return its tokens."""
+        ...
+
+
+Part = TypeVar("Part", bound=Sized)
 
 
 @dataclass(frozen=True)
@@ -112,8 +125,8 @@ def encode_pair(
     return Pair(row["id"], prompt, chosen, rejected, row["margin"], row["metadata"]), is_cut
 
 
-def count_tokens(pairs: Sequence[Pair]) -> list[int]:
-    """Return tokens of each pair."""
+def count_tokens(pairs: Sequence[Sized]) -> list[int]:
+    """Return tokens of each row."""
     if isinstance(pairs, RowSubset) and isinstance(pairs.rows, StoredRows):
         return pairs.rows.column("size")[pairs.numbers].tolist()
     return pairs.column("size").tolist() if isinstance(pairs, StoredRows) else [pair.size for pair in pairs]
@@ -128,14 +141,14 @@ def split_by_prompt(pairs: Sequence[Pair], fraction: float) -> tuple[Sequence[Pa
     return split_rows(pairs, (hash_prompt(pair.prompt) for pair in pairs), fraction)
 
 
-def group_by_tokens(pairs: Iterable[Pair], max_tokens: int) -> list[list[Pair]]:
-    """Return consecutive pairs in groups of at most `max_tokens` tokens (a longer pair is alone)."""
+def group_by_tokens(pairs: Iterable[Part], max_tokens: int) -> list[list[Part]]:
+    """Return consecutive rows in groups of at most `max_tokens` tokens (a longer one is alone)."""
     return list(iterate_groups(pairs, max_tokens))
 
 
-def iterate_groups(pairs: Iterable[Pair], max_tokens: int) -> Iterator[list[Pair]]:
-    """Yield the groups of `by_tokens`, one after the other."""
-    group: list[Pair] = []
+def iterate_groups(pairs: Iterable[Part], max_tokens: int) -> Iterator[list[Part]]:
+    """Yield the groups of `group_by_tokens`, one after the other."""
+    group: list[Part] = []
     size = 0
     for pair in pairs:
         if group and size + pair.size > max_tokens:

@@ -15,6 +15,7 @@ from learning.batch.batch_layout import single_turn
 from learning.data.chat import encode_answer, encode_prompt
 from learning.data.rendering import Messages
 from learning.data.rows import Row
+from learning.data.steps import encode_steps, split_steps
 from learning.data.turns import encode_conversation
 from learning.models.model_files import NO_SCALE
 from learning.models.policy import Policy
@@ -25,6 +26,16 @@ from schemas.references import ProcessRewardModelRef, RewardModelRef
 
 TOKENS = 16_384
 """Tokens per forward."""
+Encoder = Callable[..., tuple[list[int], list[int]]]
+"""Prompt and completion as token ids, from tokenizer, messages of both and their row."""
+STATISTICS: dict[str, Callable[[list[float]], float]] = {
+    "min": min,
+    "product": math.prod,
+    "mean": lambda values: sum(values) / len(values),
+    "last": lambda values: values[-1],
+    "sum": sum,
+}
+"""Functions from the values of steps or tokens to the score of a completion."""
 
 
 def learned(
@@ -58,30 +69,49 @@ def process(
     completions: list[str],
     *,
     model: ProcessRewardModelRef,
-    stat: Literal["min", "mean", "last", "sum"] = "min",
+    stat: Literal["min", "product", "mean", "last", "sum"] = "min",
+    separator: str | None = None,
 ) -> list[float | None]:
-    """Minimum, mean, last or sum of a process reward model's rewards per token; None if the completion is too long.
+    """Minimum, product, mean, last or sum of a process reward model's rewards; None if the completion is too long.
 
-    With `min` a completion is as good as its worst step. Use `last` for a model trained on outcomes, whose last value
-    predicts the outcome, and `sum` for one by likelihood.
+    A model of a process_reward_model stage gives each step the probability that it is right; other models reward every
+    token. With `min` a completion is as good as its worst step; `product` is the probability that all steps are right.
+    Use `last` for a model trained on outcomes, whose last value predicts the outcome, and `sum` for one by likelihood.
+    Steps of a completion lie between `separator`s (null: the one that the model was trained with).
     """
     judge = load_process_reward_model(str(model))
+    if separator is not None and judge.separator is None:
+        raise StepError("models.process: this model rewards every token and has no steps; remove `separator`")
     scores: list[float | None] = [None] * len(rows)
-    statistics: dict[str, Callable[[list[float]], float]] = {
-        "min": min,
-        "mean": lambda v: sum(v) / len(v),
-        "last": lambda v: v[-1],
-        "sum": sum,
-    }
-    summarise = statistics[stat]
-    for batch in _make_batches(_group_by_prompt(judge.policy, rows, completions, encode_answer)):
+    summarise = STATISTICS[stat]
+    encode, ends = _make_step_encoder(judge, separator)
+    for batch in _make_batches(_group_by_prompt(judge.policy, rows, completions, encode)):
         places = [i for _, answers in batch for i, _ in answers]
         answered = [[Generation(ids, [0.0] * len(ids), "stop") for _, ids in answers] for _, answers in batch]
         record = single_turn([prompt for prompt, _ in batch], answered)
         values = judge.rewards(record).double().cpu().split(record.path_T.bincount().tolist())
         for i, value_T in zip(places, values, strict=True):
-            scores[i] = float(summarise(value_T.tolist()))
+            chosen_T = value_T if judge.separator is None else value_T[ends[completions[i]]]
+            scores[i] = float(summarise(chosen_T.tolist()))
     return scores
+
+
+def _make_step_encoder(judge: TokenJudge, separator: str | None) -> tuple[Encoder, dict[str, list[int]]]:
+    """Return what encodes prompt and completion for a model, and the ends of steps that it notes by completion."""
+    ends: dict[str, list[int]] = {}
+    trained_with = judge.separator
+    if trained_with is None:
+        return encode_answer, ends
+
+    def encode(
+        tokenizer: PreTrainedTokenizerBase, prompt: Messages, completion: Messages, row: Row | None = None
+    ) -> tuple[list[int], list[int]]:
+        text = completion[0]["content"]
+        steps = encode_steps(tokenizer, prompt, split_steps(text, separator or trained_with), trained_with, row)
+        ends[text] = steps.ends
+        return steps.prompt, steps.completion
+
+    return encode, ends
 
 
 @lru_cache(maxsize=4)
@@ -105,7 +135,7 @@ def encode_whole(
 
 
 def _group_by_prompt(
-    policy: Policy, rows: list[Row], completions: list[str], encode: Callable[..., tuple[list[int], list[int]]]
+    policy: Policy, rows: list[Row], completions: list[str], encode: Encoder
 ) -> dict[tuple[int, ...], list[tuple[int, list[int]]]]:
     """Return completions with their indices, by prompt, without those longer than the model was trained for."""
     groups: dict[tuple[int, ...], list[tuple[int, list[int]]]] = defaultdict(list)

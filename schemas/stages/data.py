@@ -8,6 +8,7 @@ from pydantic import Field, GetJsonSchemaHandler, field_validator, model_validat
 from pydantic_core import CoreSchema
 
 from schemas.base import Schema
+from schemas.data_slices import parse_split
 from schemas.expectations import Expectations
 from schemas.references import DataRef
 from schemas.row_formats import EMITS, ROWS, Emit, Format
@@ -27,7 +28,8 @@ class Source(Schema):
     subset: str | None = Field(default=None, min_length=1)
     """Subset of a data set with several: a name in its README, or a folder; null: the default or only one."""
     split: str | None = Field(default=None, min_length=1)
-    """Split of a data set with several: `train`, `validation`, …; null: `train`, or the only one."""
+    """Split of a data set with several: `train`, `validation`, …, or a slice of it: `train[:5%]`, `test[100:200]`,
+    `[-1000:]`; null: `train`, or the only one."""
     query: str | None = Field(default=None, min_length=1)
     """SQL for DuckDB that makes the rows from the table `rows`, those of the files, and from `tables`:
     `select question as prompt, answer from rows join answers using (id) where score::float > 3`."""
@@ -67,6 +69,14 @@ class Source(Schema):
         """Accept a reference in editors, too."""
         return {"anyOf": [handler(schema), {"type": "string", "minLength": 1}]}
 
+    @field_validator("split")
+    @classmethod
+    def refuse_bad_splits(cls, split: str | None) -> str | None:
+        """Refuse what is neither a name nor a slice."""
+        if split is not None:
+            parse_split(split)
+        return split
+
     @field_validator("columns")
     @classmethod
     def refuse_bad_templates(cls, columns: dict[str, str]) -> dict[str, str]:
@@ -94,6 +104,13 @@ class Source(Schema):
         if during is not None and not 0 <= during[0] < during[1] <= 1:
             raise ValueError("must be two shares in order, such as [0, 0.5]")
         return during
+
+    @model_validator(mode="after")
+    def refuse_slices_of_queries(self) -> Self:
+        """Refuse a slice of the files of a query, which says itself what it reads."""
+        if self.query is not None and self.split is not None and parse_split(self.split)[1] is not None:
+            raise ValueError("split: a query reads all rows of its files; write `limit` and `offset` in the `query`")
+        return self
 
     @model_validator(mode="after")
     def refuse_unread_tables(self) -> Self:

@@ -15,6 +15,7 @@ from schemas.stages.merge import Merge
 from schemas.stages.merge_search import MergeSearch
 from schemas.stages.practice import Practice
 from schemas.stages.preference import Preference
+from schemas.stages.process_reward_model import ProcessRewardModel
 from schemas.stages.python import Python
 from schemas.stages.reward_model import RewardModel
 from schemas.stages.rl import Rl
@@ -28,6 +29,7 @@ Stage = Annotated[
     | Curate
     | Sft
     | RewardModel
+    | ProcessRewardModel
     | Preference
     | AgentStage
     | Practice

@@ -1,4 +1,4 @@
-"""Reads `chat_template: path:FILE` of a stage and checks that a template is one."""
+"""Reads `chat_template: path:FILE` or `alpaca` of a stage and checks that a template is one."""
 
 import re
 from pathlib import Path
@@ -14,6 +14,24 @@ LONGEST = 1 << 20
 """Bytes of a template's file."""
 GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 """Tags of transformers that jinja2 alone does not know."""
+ALPACA = (
+    "{{ bos_token }}{% set turn = namespace(system=none, number=0) %}{% for message in messages %}"
+    "{% if message['role'] == 'system' %}{% set turn.system = message['content'] %}"
+    "{% elif message['role'] == 'user' %}"
+    "{% if turn.number == 0 %}{% if turn.system %}{{ turn.system }}"
+    "{% elif message['input'] %}{{ 'Below is an instruction that describes a task, paired with an input that provides "
+    "further context. Write a response that appropriately completes the request.' }}"
+    "{% else %}{{ 'Below is an instruction that describes a task. Write a response that appropriately completes the "
+    "request.' }}{% endif %}{% endif %}{% set turn.number = turn.number + 1 %}"
+    "{{ '\n\n### Instruction:\n' + (message['instruction'] or message['content']) }}"
+    "{% if message['input'] %}{{ '\n\n### Input:\n' + message['input'] }}{% endif %}"
+    "{{ '\n\n### Response:\n' }}"
+    "{% else %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}"
+)
+"""The prompts of Stanford Alpaca, with and without input, as axolotl's `type: alpaca` writes them; a system message
+stands in the place of the first sentences."""
+NAMED = {"alpaca": ALPACA}
+"""Templates that a recipe may name."""
 
 
 def read_chat_template(
@@ -32,6 +50,11 @@ def read_chat_template(
             problems.append(make_problem(mark, where, what, "a path is relative to the recipe's folder"))
             return stage
         text = file.read_text(encoding="utf-8", errors="replace")
+    elif "{" not in text and text not in NAMED:
+        advice = f"give its text, or path:FILE; named templates: {', '.join(NAMED)}"
+        problems.append(make_problem(mark, where, f"`{text}` is no template and has nothing of a conversation", advice))
+        return stage
+    text = NAMED.get(text, text)
     if (wrong := find_syntax_error(text)) is not None:
         problems.append(make_problem(mark, where, f"no Jinja template: {wrong}", "give its text, or path:FILE"))
     return stage.model_copy(update={"chat_template": text})

@@ -183,7 +183,9 @@ def around(policy, monkeypatch, tmp_path):
     monkeypatch.setattr(curiosity, "guest", lambda folder: sampler)
     monkeypatch.setattr(models, "load_cached_reward_model", lambda folder: make_reward_model(policy, 128))
     monkeypatch.setattr(
-        models, "load_process_reward_model", lambda folder: SimpleNamespace(policy=policy, rewards=token_rewards)
+        models,
+        "load_process_reward_model",
+        lambda folder: SimpleNamespace(policy=policy, rewards=token_rewards, separator="\n"),
     )
 
     async def post(self, client, body):

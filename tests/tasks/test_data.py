@@ -22,6 +22,7 @@ SAME = {
     "byte order mark": ("a.jsonl", b"\xef\xbb\xbf" + GOOD.encode(), {}),
     "json": ("a.json", f"[ {GOOD} ]", {}),
     "lines in .json": ("a.json", GOOD, {}),
+    "one object over several lines": ("a.json", json.dumps(json.loads(GOOD), indent=1), {}),
     "gzip": ("a.jsonl.gz", gzip.compress(GOOD.encode()), {}),
     "sharegpt": (
         "a.jsonl",
@@ -136,6 +137,21 @@ BAD = {
     "column of images": (line("2+2?", "4", images=["x.png"]), "column `images`: images and other media"),
     "id of another type": (line("2+2?", "4", id=[1]), "`id` is no text but list"),
     "tools that are no JSON": (line("2+2?", "4", tools="[{"), "`tools` is no JSON"),
+    "a key twice": (
+        GOOD.replace('"content": "4"', '"content": "4", "content": "5"'),
+        "'content' is in an object twice",
+    ),
+    "a number as text": (GOOD.replace('"4"', "4"), "message 2: content is no text but int"),
+    "two system messages": (
+        GOOD.replace("[{", '[{"role": "system", "content": "a"}, {"role": "system", "content": "b"}, {'),
+        "message 2: a system message must be the first",
+    ),
+    "a role in capitals": (GOOD.replace('"user"', '"User"'), "message 1 has role 'User'"),
+    "a call without a name": (
+        GOOD.replace('"4"', 'null, "tool_calls": [{"function": "x"}]'),
+        "a tool call has no name",
+    ),
+    "a system prompt that is a number": (line("2+2?", "4", system=3), "`system` is no text but int"),
     "an id again": (line("3+3?", "6", id="first"), "id 'first' is that of an earlier row"),
 }
 
@@ -162,6 +178,14 @@ BAD_FILES = {
         {"a.jsonl.gz": gzip.compress(GOOD.encode() * 99)[:-20]},
         r"a\.jsonl\.gz: cannot be read after row",
     ),
+    "UTF-16 without a mark": ({"a.jsonl": GOOD.encode("utf-16-le")}, "a.jsonl: encoded as UTF-16; convert it"),
+    "gzip by another name": ({"a.jsonl": gzip.compress(GOOD.encode())}, r"a.jsonl: compressed, .*; call it a.jsonl.gz"),
+    "semicolons": ({"a.csv": "prompt;completion\na;b\n"}, "a.csv: its columns are divided by ';', not by ','"),
+    "rows inside of an object": ({"a.json": f'{{"data": [{GOOD}]}}'}, r"a.json: its rows are in the list `data`"),
+    "a cut-off object": ({"a.json": "{\n" + GOOD[1:-1]}, "a.json: neither a JSON list, nor JSON Lines, nor one object"),
+    "comma at the end of a list": ({"a.json": f"[{GOOD},]"}, "a.json, row 2: no JSON"),
+    "empty Parquet": ({"b/a.parquet": b""}, "^b/a.parquet: not a Parquet file, or cut off"),
+    "header only": ({"a.csv": "prompt,completion\n"}, "a.csv: no rows"),
     "cut-off list": ({"a.json": f"[{GOOD}, {GOOD[:-1]}"}, r"a\.json, row 2: no JSON"),
     "list without commas": ({"a.json": f"[{GOOD} {GOOD}]"}, r"a\.json, row 1: '\{' follows"),
     "no Parquet": ({"a.parquet": b"PAR1"}, "not a Parquet file, or cut off"),

@@ -89,18 +89,6 @@ def test_a_pair_that_does_not_fit_is_reported(tmp_path, row, reason):
         pairs_of(tmp_path, row)
 
 
-UNSUPPORTED = {
-    "labels of steps": {"prompt": "a", "completions": ["b"], "labels": [True]},
-}
-
-
-@pytest.mark.parametrize("emit", ["chat", "preference_pairs"])
-@pytest.mark.parametrize(("what", "row"), UNSUPPORTED.items(), ids=UNSUPPORTED)
-def test_labels_that_no_stage_trains_on_are_refused_by_name(tmp_path, what, row, emit):
-    with pytest.raises(StepError, match=what):
-        convert(tmp_path, {"a.jsonl": json.dumps(row)}, emit=emit)
-
-
 def test_the_first_loss_of_dpo_on_a_file_is_that_of_two_models(tmp_path, tiny_policy_folder, tiny_policy):
     """The policy differs from the reference, so that the loss is not log 2."""
     from learning.models.policy import save_policy

@@ -18,10 +18,11 @@ IGNORED = ("readme", "license", "licence", "changelog", "dataset_info", "dataset
 def list_data_files(folder: Path, subset: str | None = None, split: str | None = None) -> list[Path]:
     """Return the files of rows of a subset and split below a folder, in the order of their paths.
 
-    Hidden files, Markdown and files that describe the folder are left out, unless the folder holds one file only.
-    Raise StepError for a file that is no file of rows.
+    Hidden files, Markdown and files that describe the folder are left out, unless the folder holds one file only. Files
+    that `posttrain fetch` left on the hub are among them (`require_present`). Raise StepError for a file that is no
+    file of rows.
     """
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = sorted(path for path in folder.rglob("*") if path.is_file() or is_absent(path))
     if len(files) == 1 and is_data_file(files[0].name) and subset is None and split is None:
         return files
     seen = [path for path in files if not _is_left_out(path.relative_to(folder))]
@@ -34,6 +35,20 @@ def list_data_files(folder: Path, subset: str | None = None, split: str | None =
     if not seen:
         raise StepError("data: no file of rows in the folder; " + f"those are {', '.join(DATA_SUFFIXES)}")
     return choose_files(folder, seen, subset, split)
+
+
+def is_absent(path: Path) -> bool:
+    """Return whether a path is a link to a file that is not there, as of files that were left on the hub."""
+    return path.is_symlink() and not path.exists()
+
+
+def require_present(path: Path, name: str) -> Path:
+    """Return the path of a file called `name` in messages. Raise StepError if it was left on the hub."""
+    if is_absent(path):
+        raise StepError(
+            f"{name}: not in the local cache of the hub; fetch what the recipe reads: posttrain fetch RECIPE"
+        )
+    return path
 
 
 def _is_left_out(path: Path) -> bool:

@@ -11,10 +11,16 @@ from learning.data.sources.columns import Values, list_columns
 from learning.data.sources.conversations import Message, read_messages, refuse_media, split_last_turn
 from learning.data.sources.preferences import SIDES, convert_label, convert_preference, convert_scored
 from learning.data.sources.records import BadRow
+from learning.data.sources.steps import SHAPES, check_labels, convert_steps
 from learning.data.sources.texts import add_system, read_prompt, read_side, read_text
 from schemas.row_formats import EMITS, Emit, Format
 
-WRITTEN: dict[Emit, tuple[str, ...]] = {"chat": ("completion",), "preference_pairs": SIDES, "prompts": ()}
+WRITTEN: dict[Emit, tuple[str, ...]] = {
+    "chat": ("completion",),
+    "preference_pairs": SIDES,
+    "step_labels": ("steps", "labels"),
+    "prompts": (),
+}
 """Columns of an artifact type that a model or a person wrote for a prompt."""
 SCORES = tuple(f"score_{side}" for side in SIDES)
 COMMON = ("id", "answer", "family", *JSON_COLUMNS)
@@ -104,8 +110,10 @@ def _convert_messages(fields: Values) -> Row:
 
 def _convert_alpaca(fields: Values) -> Row:
     instruction, given = read_text(fields, "instruction"), read_text(fields, "input", optional=True)
-    question = f"{instruction}\n\n{given}" if given.strip() else instruction
-    prompt = [*_read_history(fields), {"role": "user", "content": question}]
+    question: Message = {"role": "user", "content": instruction}
+    if given.strip():  # templates may write both in their own way, as `chat_template: alpaca` does
+        question = {"role": "user", "content": f"{instruction}\n\n{given}", "instruction": instruction, "input": given}
+    prompt = [*_read_history(fields), question]
     answer = [{"role": "assistant", "content": read_text(fields, "output")}]
     return {"prompt": add_system(prompt, fields), "completion": answer}
 
@@ -139,8 +147,10 @@ def _convert_prompts(fields: Values) -> Row:
 
 
 def _convert_rows(fields: Values) -> Row:
-    written = ("prompt", "completion", *SIDES)
+    written = ("prompt", "completion", *SIDES, "steps")
     made: Row = {name: _check_own(fields[name], name) for name in written if fields.get(name) is not None}
+    if fields.get("labels") is not None:
+        made["labels"] = check_labels(fields["labels"], made.get("steps", []))
     return made | {"margin": fields.get("margin")}
 
 
@@ -154,11 +164,14 @@ def _check_own(messages: Any, name: str) -> list[Message]:
 
 
 READERS: dict[Format, FormatReader] = {
-    "rows": FormatReader(("id", "prompt"), ("completion", *SIDES, "margin", "source"), _convert_rows),
+    "rows": FormatReader(
+        ("id", "prompt"), ("completion", *SIDES, "margin", "steps", "labels", "source"), _convert_rows
+    ),
     "preference": FormatReader(SIDES, ("prompt", "system", "margin", *SCORES), convert_preference),
     "scored": FormatReader(("completions",), ("prompt", "instruction", "system"), convert_scored),
     "ratings": FormatReader(("completions",), ("prompt", "system"), convert_scored),
     "labels": FormatReader(("prompt", "completion", "label"), ("system",), convert_label),
+    "steps": FormatReader((), ("prompt", "completions", "labels", "input", "label", "system"), convert_steps),
     "messages": FormatReader((), ("messages", "conversations", "system"), _convert_messages),
     "alpaca": FormatReader(("instruction", "output"), ("input", "system", "history"), _convert_alpaca),
     "prompt_completion": FormatReader(("prompt", "completion"), ("system",), _convert_prompt_completion),
@@ -180,6 +193,8 @@ def detect_format(columns: set[str], emit: Emit) -> Format | None:
             fits = own <= columns
         elif name == "messages":
             fits = bool(columns & {"messages", "conversations"})
+        elif name == "steps":
+            fits = any(shape <= columns for shape in SHAPES)
         else:
             fits = set(READERS[name].needs) <= columns
         if fits:

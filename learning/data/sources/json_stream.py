@@ -1,4 +1,4 @@
-"""The items of a JSON list in a file of any size, one at a time."""
+"""JSON values as rows: parsed strictly, and those of a list in a file of any size one at a time."""
 
 import codecs
 import json
@@ -13,12 +13,32 @@ CHUNK = 1 << 20
 BLANK = " \t\r\n"
 
 
-def iterate_json(file: BinaryIO, name: str) -> Iterator[Any]:
+class StrictParser:
+    """Parses JSON; `repeated` is a key that an object of the last value has twice, of which only one would be read."""
+
+    def __init__(self) -> None:
+        self.repeated: str | None = None
+        self.decoder = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=self._collect)
+
+    def parse(self, text: str) -> Any:
+        """Return the value of a text. Raise ValueError or RecursionError if it is no JSON."""
+        self.repeated = None
+        return self.decoder.decode(text)
+
+    def _collect(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            names = [name for name, _ in pairs]
+            self.repeated = next(name for name in names if names.count(name) > 1)
+        return values
+
+
+def iterate_json(file: BinaryIO, name: str, parser: StrictParser) -> Iterator[Any]:
     """Yield the items of a JSON list; one item and a chunk are in memory.
 
     Raise StepError, naming the number of the item, at the first place that is no JSON: what follows cannot be read.
     """
-    decoder = json.JSONDecoder(parse_constant=refuse_constant)
+    decoder = parser.decoder
     window = _Window(file)
     window.skip("[")
     number = 0
@@ -27,6 +47,7 @@ def iterate_json(file: BinaryIO, name: str) -> Iterator[Any]:
     else:
         while True:
             number += 1
+            parser.repeated = None
             yield _parse_item(decoder, window, f"{name}, row {number}")
             mark = window.peek()
             if mark not in (",", "]"):
@@ -38,7 +59,7 @@ def iterate_json(file: BinaryIO, name: str) -> Iterator[Any]:
         raise StepError(f"{name}: {rest!r} follows after the end of the list")
 
 
-def refuse_constant(text: str) -> Any:
+def _refuse_constant(text: str) -> Any:
     """Raise ValueError for NaN and Infinity, which Python's parser accepts and JSON does not have."""
     raise ValueError(f"{text} is no JSON value")
 

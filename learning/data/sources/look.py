@@ -9,7 +9,7 @@ from pathlib import Path
 from learning.data.messages import PLAIN
 from learning.data.rows import Row
 from learning.data.shards import open_shard
-from learning.data.sources.files import get_data_suffix
+from learning.data.sources.files import get_data_suffix, is_absent
 from learning.data.sources.records import BadRow
 from learning.data.sources.source_rows import LOOKED_AT, SourceRows
 from schemas.errors import StepError
@@ -46,7 +46,8 @@ def look_at_source(
     Raise StepError if it cannot be read, or no format fits.
     """
     rows = SourceRows(folder, source, emit, tables or {})
-    size = sum(path.stat().st_size for path in rows.files)
+    present = [path for path in rows.files if not is_absent(path)]
+    size = sum(path.stat().st_size for path in present)
     first = LOOKED_AT if source.query or size > SMALL else CHECKED
     converted: list[Row] = []
     bad: list[str] = []
@@ -65,7 +66,7 @@ def look_at_source(
             bad.append(f"{record.place}: {error}")
     if not ids and not bad:
         raise StepError(f"{'query' if source.query else rows.files[0].name}: no rows")
-    number = None if source.query else _count_rows(rows.files, size)
+    number = None if source.query else _count_rows(rows, present, size)
     return Look(rows.format, len(rows.files), size, number, (*converted,), (*bad,))
 
 
@@ -80,7 +81,16 @@ def read_first_rows(
                 yield rows.convert_record(record)
 
 
-def _count_rows(files: list[Path], size: int) -> int | None:
+def _count_rows(rows: SourceRows, present: list[Path], size: int) -> int | None:
+    """Return the rows of a source; None if some of its files are not here, or counting would take long."""
+    number = _count_all(present, size) if len(present) == len(rows.files) else None
+    if number is None:
+        return None
+    start, stop = rows.find_bounds()
+    return max(0, min(number, number if stop is None else stop) - start)
+
+
+def _count_all(files: list[Path], size: int) -> int | None:
     suffixes = {path.suffix.lower() for path in files}
     if suffixes == {".parquet"}:
         total = 0
@@ -98,8 +108,12 @@ def _count_rows(files: list[Path], size: int) -> int | None:
 def describe_row(row: Row) -> Iterator[str]:
     """Yield the lines of a converted row: one per message, with what is learned last."""
     yield f"{row['id']}"
-    for name in ("prompt", "completion", "chosen", "rejected"):
+    labels = iter(row.get("labels") or ())
+    for name in ("prompt", "completion", "chosen", "rejected", "steps"):
         for message in row.get(name) or ():
+            if name == "steps":
+                yield f"  step {next(labels):g}: {message['content']}"
+                continue
             more = {key: value for key, value in message.items() if key not in ("role", "content")}
             role = "text" if message["role"] == PLAIN else message["role"]
             yield f"  {name} {role}: {message.get('content') or ''}" + (f" {more}" if more else "")

@@ -13,7 +13,7 @@ import pyarrow as pa
 from learning.data.messages import drop_nulls
 from learning.data.shards import open_shard
 from learning.data.sources.files import get_data_suffix, open_bytes
-from learning.data.sources.json_stream import iterate_json, refuse_constant
+from learning.data.sources.json_stream import StrictParser, iterate_json
 from learning.data.sources.records import LONGEST_ROW, Record
 from schemas.errors import StepError
 
@@ -21,6 +21,10 @@ BATCH = 1024
 """Rows of Parquet and Arrow files that are decoded together."""
 UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowException)
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
+OTHER_MARKS = (";", "\t", "|", ",")
+"""What divides columns in files that are called CSV, or TSV, and are none."""
+COMPRESSED_BY = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
+"""Suffix of compressed files to how they begin."""
 BOM = b"\xef\xbb\xbf"
 
 
@@ -40,26 +44,45 @@ def read_records(path: Path, name: str) -> Iterator[Record]:
         raise StepError(f"{name}: cannot be read after row {last}: {error}") from error
 
 
+def count_records(path: Path) -> int:
+    """Return the number of rows of a file, also those that cannot be read. Raise StepError as `read_records` does."""
+    suffix = get_data_suffix(path)
+    if path.suffix.lower() == ".parquet":
+        with open_shard(path) as file:
+            return file.metadata.num_rows
+    if READERS[suffix] is not _read_lines:
+        return sum(1 for _ in read_records(path, path.name))
+    with open_bytes(path) as file:
+        lines = 0
+        while line := file.readline(LONGEST_ROW + 1):
+            lines += len(line) > LONGEST_ROW or bool(line.removeprefix(BOM).strip())
+            if len(line) > LONGEST_ROW:
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(LONGEST_ROW)
+        return lines
+
+
 def _read_lines(path: Path, name: str) -> Iterator[Record]:
     """Read JSON Lines; empty lines are no rows."""
+    parser = StrictParser()
     with open_bytes(path) as file:
         number = 0
         while line := file.readline(LONGEST_ROW + 1):
             number += 1
             if number == 1:
-                _refuse_utf16(line, name)
+                _refuse_other_content(line, name)
                 line = line.removeprefix(BOM)
             if len(line) > LONGEST_ROW:
                 while line and not line.endswith(b"\n"):
                     line = file.readline(LONGEST_ROW)
                 yield Record(name, number, problem=f"longer than {LONGEST_ROW >> 20} MiB")
             elif line.strip():
-                yield _parse_line(line, name, number)
+                yield _parse_line(parser, line, name, number)
 
 
-def _parse_line(line: bytes, name: str, number: int) -> Record:
+def _parse_line(parser: StrictParser, line: bytes, name: str, number: int) -> Record:
     try:
-        return make_record(json.loads(line.decode(), parse_constant=refuse_constant), name, number)
+        return make_record(parser.parse(line.decode()), name, number, parser.repeated)
     except UnicodeDecodeError as error:
         problem = f"not UTF-8: {error.reason} at byte {error.start + 1}"
     except (ValueError, RecursionError) as error:
@@ -67,29 +90,60 @@ def _parse_line(line: bytes, name: str, number: int) -> Record:
     return Record(name, number, problem=problem, text=line.decode(errors="replace").rstrip("\r\n"))
 
 
-def make_record(value: Any, name: str, number: int) -> Record:
-    """Return a JSON value as a row; only an object is one."""
+def make_record(value: Any, name: str, number: int, repeated: str | None = None) -> Record:
+    """Return a JSON value as a row; only an object is one, and none of its objects may have a key twice."""
+    if repeated is not None:
+        return Record(name, number, problem=f"the key {repeated!r} is in an object twice", text=json.dumps(value))
     if isinstance(value, dict):
         return Record(name, number, value)
     return Record(name, number, problem=f"no JSON object but {type(value).__name__}", text=json.dumps(value))
 
 
-def _refuse_utf16(start: bytes, name: str) -> None:
-    if start.startswith(UTF16):
+def _refuse_other_content(start: bytes, name: str) -> None:
+    """Raise StepError if a file of text begins like UTF-16, or like a compressed file whose name does not say so."""
+    if start.startswith(UTF16) or (len(start) > 3 and 0 in start[:2] and start[:4].count(0) == 2):
         raise StepError(f"{name}: encoded as UTF-16; convert it to UTF-8: iconv -f UTF-16 -t UTF-8")
+    for suffix, magic in COMPRESSED_BY.items():
+        if start.startswith(magic):
+            raise StepError(f"{name}: compressed, and its name does not say so; call it {name}{suffix}")
 
 
 def _read_json(path: Path, name: str) -> Iterator[Record]:
-    """Read a JSON list of objects, or JSON Lines in a file called `.json`."""
+    """Read a JSON list of objects, a single object, or JSON Lines in a file called `.json`."""
     with open_bytes(path) as file:
         start = file.read(1 << 12)
-    _refuse_utf16(start, name)
+    _refuse_other_content(start, name)
     if start.removeprefix(BOM).lstrip()[:1] != b"[":
-        yield from _read_lines(path, name)
+        yield from _read_lines(path, name) if _has_whole_lines(path) else _read_object(path, name)
         return
+    parser = StrictParser()
     with open_bytes(path) as file:
-        for number, value in enumerate(iterate_json(file, name), 1):
-            yield make_record(value, name, number)
+        for number, value in enumerate(iterate_json(file, name, parser), 1):
+            yield make_record(value, name, number, parser.repeated)
+
+
+def _has_whole_lines(path: Path) -> bool:
+    """Return whether the first line that is not empty is more than the beginning of an object."""
+    with open_bytes(path) as file:
+        while (line := file.readline(LONGEST_ROW)) and not line.removeprefix(BOM).strip():
+            pass
+    return line.removeprefix(BOM).strip() != b"{"
+
+
+def _read_object(path: Path, name: str) -> Iterator[Record]:
+    """Read an object over several lines as one row, unless it wraps a list of rows. Raise StepError."""
+    with open_bytes(path) as file:
+        content = file.read(LONGEST_ROW + 1)
+    if len(content) > LONGEST_ROW:
+        raise StepError(
+            f"{name}: one JSON object of more than {LONGEST_ROW >> 20} MiB; write a list of rows, or JSON Lines"
+        )
+    parser = StrictParser()
+    try:
+        value = parser.parse(content.removeprefix(BOM).decode())
+    except (ValueError, RecursionError) as error:
+        raise StepError(f"{name}: neither a JSON list, nor JSON Lines, nor one object: {error}") from error
+    yield make_record(value, name, 1, parser.repeated)
 
 
 def _read_csv(path: Path, name: str, delimiter: str = ",") -> Iterator[Record]:
@@ -98,6 +152,8 @@ def _read_csv(path: Path, name: str, delimiter: str = ",") -> Iterator[Record]:
     with open_bytes(path) as file:
         rows = csv.reader(_decode_lines(file, name), delimiter=delimiter, strict=True)
         header = next(rows, [])
+        if len(header) == 1 and (other := next((mark for mark in OTHER_MARKS if mark in header[0]), None)):
+            raise StepError(f"{name}: its columns are divided by {other!r}, not by {delimiter!r}; convert the file")
         if repeated := next((column for column in header if header.count(column) > 1), None):
             raise StepError(f"{name}: column {repeated!r} is in the header twice")
         number = 0
@@ -119,7 +175,7 @@ def _decode_lines(file: Any, name: str) -> Iterator[str]:
     """Yield lines with bytes that are not UTF-8 as lone surrogates, so that only their row is bad."""
     for number, line in enumerate(file):
         if number == 0:
-            _refuse_utf16(line, name)
+            _refuse_other_content(line, name)
             line = line.removeprefix(BOM)
         yield line.decode(errors="surrogateescape")
 
@@ -131,7 +187,7 @@ def _read_tsv(path: Path, name: str) -> Iterator[Record]:
 def _read_parquet(path: Path, name: str) -> Iterator[Record]:
     if path.suffix.lower() != ".parquet":
         raise StepError(f"{name}: Parquet is compressed inside; decompress the file")
-    with open_shard(path) as file:
+    with open_shard(path, name) as file:
         yield from _read_batches(file.iter_batches(batch_size=BATCH), name)
 
 
@@ -178,7 +234,7 @@ def _read_text(path: Path, name: str) -> Iterator[Record]:
     """Read a file of text as one row."""
     with open_bytes(path) as file:
         content = file.read(LONGEST_ROW + 1)
-    _refuse_utf16(content, name)
+    _refuse_other_content(content, name)
     if len(content) > LONGEST_ROW:
         yield Record(name, 1, problem=f"longer than {LONGEST_ROW >> 20} MiB")
         return

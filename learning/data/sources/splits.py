@@ -1,7 +1,7 @@
 """The files of one subset and one split of a data set: as its README lists them, else by their names."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,8 @@ def _stem(path: Path) -> str:
 
 
 def _pick_split(splits: dict[str, list[Path]], others: list[Path], split: str | None) -> list[Path]:
+    if split == DEFAULT and not splits:
+        return sorted(others)  # as for the hub, files that name no split are those to train on
     if split is not None:
         wanted = split if split in splits else NAMES.get(split, split)
         if wanted not in splits:
@@ -100,9 +102,11 @@ def _choose_config(configs: dict[str, Any], subset: str | None) -> dict[str, lis
     return patterns
 
 
-def _match(folder: Path, files: Sequence[Path], patterns: Iterable[str]) -> list[Path]:
+def _match(folder: Path, files: Sequence[Path], patterns: Collection[str]) -> list[Path]:
     try:
         matches = {path for pattern in patterns for path in folder.glob(pattern)}
+        # A pattern without wildcards matches no link to a file that was left on the hub.
+        matches |= {folder / pattern for pattern in patterns}
     except (ValueError, NotImplementedError) as error:
         raise StepError(f"README.md: a pattern of its data files is no path: {error}") from error
     return [path for path in files if path in matches]

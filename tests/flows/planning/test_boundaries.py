@@ -46,6 +46,7 @@ HIDDEN = {
     "schemas.auxiliary": "settings",
     "schemas.chat_settings": "the chat of a worker that samples",
     "schemas.critic": "settings",
+    "schemas.data_slices": "a validator of settings, in a step that converts no rows",
     "schemas.endpoint": "settings",
     "schemas.evaluation_slots": "settings",
     "schemas.expectations": "a validator of settings, in a step that measures no data",

@@ -184,6 +184,7 @@ def test_models_with_other_chat_settings_meet_only_where_the_stage_sets_them(tmp
     {
         "chat_template: path:none.jinja": "no file `none.jinja`",
         'chat_template: "{{ messages"': "no Jinja template: line 1",
+        "chat_template: chatml": "`chatml` is no template and has nothing of a conversation",
         "chat_template_kwargs: {messages: 1}": "`messages` is set by posttrain; remove it",
         "tools: [{name: add}]": "`tools.0`: a tool is a map",
         "chat_date: 2025-13-01": "month must be in 1..12",

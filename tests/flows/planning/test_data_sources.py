@@ -135,7 +135,7 @@ REFUSED = {
     "{from: path:chats.jsonl, format: alpacca}": "`alpacca` is not one of the words.*did you mean `alpaca`",
     "{from: path:chats.jsonl, format: prompts}": "rows of format prompts cannot become chat",
     "{from: path:chats.jsonl, columns: {prompt: '{a!r}'}}": "must be the name of a column",
-    "{from: base}": r"wants prompts or chat or preference_pairs or directory, but `base` is policy",
+    "{from: base}": r"wants prompts or chat or preference_pairs or step_labels or directory, but `base` is policy",
 }
 
 

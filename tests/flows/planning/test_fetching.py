@@ -8,13 +8,17 @@ from urllib.parse import unquote, urlsplit
 
 import huggingface_hub.constants
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from flows.cli import app
 from flows.planning.fetching import download
+from learning.data.sources.look import look_at_source
+from learning.data.sources.source_rows import SourceRows
 from lineage.layout import Layout
-from lineage.sources.resolve import find_source
-from schemas.errors import PlanError
+from lineage.sources.resolve import check_source, find_source
+from schemas.errors import PlanError, StepError
+from schemas.stages.data import Source
 
 SECRET = "hf_a-token-of-nobody"
 OLD, NEW = "1" * 40, "2" * 40
@@ -128,6 +132,59 @@ def test_a_recipe_is_planned_once_its_data_is_fetched_and_pinned_by_its_lock(hub
     assert f"commit {NEW}, 0.0 MB" in call("fetch", "--update")
     source = find_source("hub:lab/chats", layout, ())
     assert (source.digest, (source.folder / "chats.jsonl").read_text()) == (NEW, ROW * 2)
+
+
+MANY = {f"data/train-{i:05}-of-00003.jsonl": ROW * 2 for i in range(3)} | {"data/test-00000-of-00001.jsonl": ROW}
+README = """---
+configs:
+- config_name: en
+  data_files: [{split: train, path: en/train.jsonl}, {split: test, path: "en/te*.jsonl"}]
+- config_name: de
+  data_files: de.jsonl
+---
+"""
+LISTED = {"README.md": README, "en/train.jsonl": ROW * 2, "en/test.jsonl": ROW, "de.jsonl": ROW * 3}
+READ = [
+    (MANY, "from: hub:lab/many", {"train-00000", "train-00001", "train-00002"}, 6),
+    (MANY, "from: hub:lab/many, split: test", {"test-00000"}, 1),
+    (MANY, 'from: hub:lab/many, split: "train[:3]"', {"train-00000", "train-00001"}, 3),
+    (MANY, 'from: hub:lab/many, split: "train[1:2]"', {"train-00000"}, 1),
+    (MANY, 'from: hub:lab/many, split: "train[-50%:]"', {"train-00000", "train-00001", "train-00002"}, 3),
+    (LISTED, "from: hub:lab/many, subset: de", {"de.jsonl"}, 3),
+    (LISTED, 'from: hub:lab/many, subset: en, split: "train"', {"train.jsonl"}, 2),
+]
+
+
+@pytest.mark.parametrize(("files", "source", "fetched", "rows"), READ)
+def test_only_the_files_that_a_recipe_reads_are_fetched(hub, call, tmp_path, files, source, fetched, rows):
+    hub.repositories["datasets/lab/many"] = {NEW: files}
+    recipe = tmp_path / "lab/r.yaml"
+    recipe.write_text(RECIPE.replace("hub:lab/chats", f"{{{source}}}"))
+    assert f"hub:lab/many: commit {NEW}" in call("fetch")
+    asked = [path for path in hub.asked if "/resolve/" in path and not path.endswith(".md")]
+    assert {path.rpartition("/")[2].split("-of")[0] for path in asked} == fetched
+    count = len(hub.asked)
+    assert "r.yaml: ok" in call("validate")
+    assert f"hub:lab/many: commit {NEW}" in call("lock")
+    found = find_source("hub:lab/many", Layout(tmp_path / "lab"), ())
+    check_source("hub:lab/many", found, Layout(tmp_path / "lab"))
+    written = Source.model_validate(yaml.safe_load(recipe.read_text())["stages"]["one"]["data"])
+    assert sum(1 for _ in SourceRows(found.folder, written, "chat").records()) == rows
+    assert len(hub.asked) == count
+
+
+def test_what_was_left_on_the_hub_is_asked_for_and_fetched_by_its_own_recipe(hub, call, tmp_path):
+    hub.repositories["datasets/lab/many"] = {NEW: LISTED}
+    recipe, layout = tmp_path / "lab/r.yaml", Layout(tmp_path / "lab")
+    recipe.write_text(RECIPE.replace("hub:lab/chats", "{from: hub:lab/many, subset: en, split: test}"))
+    call("fetch")
+    for subset, split in (("en", None), ("de", "train")):
+        source = Source.model_validate({"from": "hub:lab/many", "subset": subset, "split": split})
+        with pytest.raises(StepError, match=r"(train|de)\.jsonl: not in the local cache of the hub; .*posttrain fetch"):
+            look_at_source(find_source("hub:lab/many", layout, ()).folder, source, "chat")
+    recipe.write_text(RECIPE.replace("hub:lab/chats", "{from: hub:lab/many, subset: en}"))
+    call("fetch")
+    assert "r.yaml: ok" in call("validate")
 
 
 def test_copies_of_weights_in_other_formats_stay_where_they_are(hub):
