@@ -12,6 +12,7 @@ from lineage.layout import Layout
 from lineage.sources.resolve import find_source
 from schemas.base import JsonObject
 from schemas.errors import PlanError
+from schemas.evaluation_slots import TRAINED_ON
 from schemas.recipe.load import Recipe
 from schemas.references import MODEL_TYPES
 from schemas.source.tree import REPLACE
@@ -68,6 +69,8 @@ def derive_tiny(recipe: Recipe, layout: Layout) -> JsonObject:
             continue
         over = dict(_shrink(info))
         for port in info.ports:
+            if port.path.partition(".")[0] == TRAINED_ON:
+                continue  # rows that an evaluation compares, which no key names
             if port.source is not None and _is_model(port):
                 _set(over, port.path, _name_base(port.source, bases, name), info)
             for step in port.steps[:1]:

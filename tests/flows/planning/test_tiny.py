@@ -44,7 +44,7 @@ def small(path, tmp_path):
     return recipe, load_recipe(path, top=derive_tiny(recipe, Layout(tmp_path)))
 
 
-@pytest.mark.parametrize("name", ["chats", "quickstart"])
+@pytest.mark.parametrize("name", ["chats", "quickstart", "steps"])
 def test_the_graph_is_the_same_and_everything_is_small(name, tmp_path):
     recipe, tiny = small(ROOT / f"recipes/{name}.yaml", tmp_path)
     assert list(tiny.steps) == list(recipe.steps)
