@@ -9,6 +9,7 @@ import yaml
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from typer.testing import CliRunner
 
+from flows.champions.promotion import check_promotable, promote_step
 from flows.cli import app, main
 from flows.planning.recipe_plan import plan_recipe
 from flows.publishing.hub import push_to_hub
@@ -21,6 +22,7 @@ from lineage.digests import digest_of
 from lineage.layout import Layout
 from lineage.registry.champions import find_champion, read_standing
 from lineage.tracing.evidence import collect_evidence, find_promoting_evaluations
+from schemas.errors import GateError
 from tests.flows.publishing.test_hub import serve_hub
 from tests.small_steps import TINY_DEFAULTS
 
@@ -185,6 +187,13 @@ def test_by_hand_only_what_an_evaluation_has_proven(lab):
     assert "is the champion of other already" in lab(
         "promote", lab.made("two")[0].key, "--gate", passed.key, "--name", "other"
     )
+    live = {"canary": {"reason": "look 1: challenger 0.9 of 100 clients"}}
+    check_promotable(lab.layout, lab.made("two")[0].key, passed.key)
+    assert promote_step(lab.layout, lab.made("two")[0].key, passed.key, "tried", live=live).moved
+    evidence = find_champion(lab.layout, "tried").by.evidence
+    assert (evidence["canary"], evidence["key"]) == (live["canary"], passed.key)
+    with pytest.raises(GateError, match="did not evaluate two"):
+        check_promotable(lab.layout, lab.made("two")[0].key, failed.key)
     assert "nothing here is called 'fuor'" in lab("promote", "fuor", "--gate", "exam", "--name", "chat", code=3)
 
 
