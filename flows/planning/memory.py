@@ -85,6 +85,8 @@ def _estimate_step_memory(
     known = [model for model in ports.values() if isinstance(model, KnownModel)]
     lengths = rows.measure(step, known[0]) if known else None
     demand = StepDemand(step.settings, step.resources, ports, gpu, prompt, lengths)
+    if forward == "forest" and demand.trainer.num_gpus:
+        forward = "forest, varlen for large batches"
     try:
         places = tuple(estimate(demand))
         caches = any(phase.parts.get("cache") for place in places for phase in place.phases)

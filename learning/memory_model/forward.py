@@ -16,6 +16,10 @@ ROW, SPAN = (48, 512), 64
 """Lengths and spans of `learning.models.cpu_attention`."""
 LONG_SCORES = 4096
 """As in `learning.models.segments`."""
+MANY_SCORES = 1 << 26
+"""As in `learning.models.packed`."""
+MLP_ROWS, SCORES_PER_MLP = 4096, 5
+"""As in `learning.models.forwards`."""
 HALF = 2
 """Bytes of a number in bfloat16."""
 FULL = 4
@@ -108,9 +112,10 @@ class Forward:
 
     @cached_property
     def _long(self) -> tuple[list[tuple[int, int]], list[tuple[int, int, int, int]]]:
-        """Roots and families that torch's fused kernel for CPUs attends to."""
+        """Roots and families without scores: on a CPU by torch's fused kernel, on a GPU all by FlexAttention."""
         if not self.how.on_cpu:
-            return [], []
+            scores = self.shape.heads * sum(n * g * length * (p + length) for n, g, length, p in self.tokens.families)
+            return (list(self.tokens.roots), list(self.tokens.families)) if scores > MANY_SCORES else ([], [])
         roots = [(n, length) for n, length in self.tokens.roots if length > ROW[1]]
         return roots, [shape for shape in self.tokens.families if shape[2] * (shape[3] + shape[2]) >= LONG_SCORES]
 
@@ -119,7 +124,7 @@ class Forward:
         """Bytes of attention of long paths: queries, keys, values, and log-sum-exps; outputs if others are beside."""
         roots, families = self._long
         tokens = sum(n * length for n, length in roots) + sum(n * g * length for n, g, length, _ in families)
-        out = 0 if tokens == self.tokens.tokens else self.shape.queries
+        out = 0 if tokens == self.tokens.tokens and self.how.on_cpu else self.shape.queries
         size = self.how.number
         return tokens * ((self.shape.queries + 2 * self.shape.keys + out) * size + self.shape.heads * FULL)
 
@@ -183,9 +188,19 @@ class Forward:
         stored = self.tokens.tokens * ((shape.queries + 2 * shape.keys) * size + shape.heads * FULL)
         return self._roots() + self._families() + self._paths - stored
 
+    @cached_property
+    def _recomputes(self) -> bool:
+        """Whether feed-forward blocks keep only their inputs, since attention over long paths costs far more."""
+        shape, tokens = self.shape, self.tokens
+        scores = sum(n * length * (length + 1) // 2 for n, length in tokens.roots)
+        scores += sum(n * g * length * (2 * p + length + 1) // 2 for n, g, length, p in tokens.families)
+        scores = min(scores, tokens.tokens * shape.window) if shape.window else scores
+        block = tokens.tokens * shape.inner * shape.width * (3 if shape.gated else 2)
+        return not (shape.experts or self.checkpointing) and 2 * shape.width * scores >= SCORES_PER_MLP * block
+
     def layer(self, tokens: int | None = None) -> int:
         """Return a layer, without a window if any has none, whose feed-forward block works on some of the tokens."""
-        block = self._block(self.tokens.tokens if tokens is None else tokens)
+        block = 0 if self._recomputes else self._block(self.tokens.tokens if tokens is None else tokens)
         less = self._less_by_windows if self._windowed == self.shape.layers else 0
         return self.tokens.tokens * self.shape.width * self._norms + self.attention - less + block + self._copies
 
@@ -205,9 +220,10 @@ class Forward:
         """Bytes besides the saved tensors while a layer's gradients are computed."""
         shape, size, tokens = self.shape, self.how.number, self.tokens.tokens
         inner = shape.inner * max(shape.active, 1)
-        block = 3 * tokens * inner * size
+        rows = min(tokens, MLP_ROWS) if self._recomputes else tokens
+        block = 3 * rows * inner * size + (self._block(rows) if self._recomputes else 0)
         scores = 0 if self._windowed == shape.layers else self.scores
-        attention = max(0, 3 * scores * FULL - self._block(tokens))
+        attention = max(0, 3 * scores * FULL - (0 if self._recomputes else self._block(tokens)))
         return max(block, attention) + 2 * tokens * shape.width * size
 
     @cached_property

@@ -24,7 +24,7 @@ class Loss(Protocol):
 
 def compute_packed_loss(model: Any, examples: Sequence[Example], rows: list[float] | None = None) -> Tensor:
     """Return the sum of −log p over learned tokens, from one forward pass without padding or attention between rows."""
-    return _sum_losses(model, examples, "forest", rows)
+    return _sum_losses(model, examples, None, rows)
 
 
 def compute_padded_loss(model: Any, examples: Sequence[Example], rows: list[float] | None = None) -> Tensor:
@@ -32,7 +32,7 @@ def compute_padded_loss(model: Any, examples: Sequence[Example], rows: list[floa
     return _sum_losses(model, examples, "padded", rows)
 
 
-def _sum_losses(model: Any, examples: Sequence[Example], body: Body, rows: list[float] | None) -> Tensor:
+def _sum_losses(model: Any, examples: Sequence[Example], body: Body | None, rows: list[float] | None) -> Tensor:
     """Return the sum of −log p over learned tokens; logits are computed in chunks, of learned tokens only."""
     packed = pack([example.ids for example in examples], [-1] * len(examples))
     learn_M = torch.tensor([learned for example in examples for learned in example.learned])

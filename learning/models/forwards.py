@@ -11,7 +11,7 @@ Shapes: B rows, K inputs, N outputs.
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -25,6 +25,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from schemas.training import Training
 
+MLP_ROWS = 4096
+"""Tokens of a feed-forward block that are recomputed together."""
+SCORES_PER_MLP = 5
+"""Attention costs at least this many times the feed-forward block where the latter is recomputed: 4 % more time."""
 PIECES = (512, 128, 64)
 """Rows of a piece, for each thread."""
 SMALLEST_WEIGHT = 1 << 15
@@ -108,6 +112,46 @@ def _as_now(block: nn.Module) -> Callable[[], tuple[AbstractContextManager, Abst
             config._attn_implementation = before
 
     return lambda: (nullcontext(), again())
+
+
+@contextmanager
+def recomputed_mlps(model: Any, tokens: int, scores: int) -> Iterator[None]:
+    """Let feed-forward blocks keep only their inputs where paths are so long that attention costs far more.
+
+    A pass over `tokens` computes `scores` for every head. The intermediate values of these blocks are half of what a
+    layer keeps; they are computed again in the backward pass, some rows at a time. A mixture of experts keeps them,
+    because its router counts tokens.
+    """
+    blocks = find_blocks(model) if torch.is_grad_enabled() else []
+    found = [getattr(block, "mlp", None) for block in blocks if not _replaces_forward(block, recompute_block)]
+    mlps = [mlp for mlp in found if isinstance(mlp, nn.Module) and not hasattr(mlp, "experts")]
+    if not mlps or not _costs_little(mlps[-1], model.config.get_text_config(), tokens, scores):
+        yield
+        return
+    before = [vars(mlp).get("forward") for mlp in mlps]
+    for mlp in mlps:
+        mlp.forward = partial(_recompute_rows, mlp.forward)
+    try:
+        yield
+    finally:
+        for mlp, forward in zip(mlps, before, strict=True):
+            if forward is None:
+                del mlp.forward
+            else:
+                mlp.forward = forward
+
+
+def _costs_little(mlp: nn.Module, config: Any, tokens: int, scores: int) -> bool:
+    """Return whether attention, with heads as wide as the model together, costs SCORES_PER_MLP times a block."""
+    window = getattr(config, "sliding_window", None)
+    scores = min(scores, tokens * window) if window else scores
+    return 2 * config.hidden_size * scores >= SCORES_PER_MLP * tokens * sum(p.numel() for p in mlp.parameters())
+
+
+def _recompute_rows(forward: Callable[[Tensor], Tensor], rows_BMC: Tensor) -> Tensor:
+    """Return a feed-forward block's outputs, computed in pieces that keep only their inputs."""
+    pieces = [checkpoint(forward, rows, use_reentrant=False) for rows in rows_BMC.split(MLP_ROWS, 1)]
+    return torch.cat(pieces, 1)
 
 
 def fill_buffers(model: Any) -> None:

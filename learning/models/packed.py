@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from learning.models.forwards import describe_linear_layers, evaluation_mode
+from learning.models.forwards import describe_linear_layers, evaluation_mode, recomputed_mlps
+from learning.models.limited_attention import TILE, ForestMasks
 from learning.models.padded import get_body, padded_hidden, padded_logits, padded_outputs
-from learning.models.reduced import describe_unsupported_attention, narrow_windows, reduced
-from learning.models.segments import NAME, Layout, make_layout, measure_chains
+from learning.models.reduced import describe_unsupported_attention, is_close, narrow_windows, reduced
+from learning.models.segments import BOTH, NAME, VARLEN, Layout, make_layout, measure_chains
 from schemas.errors import StepError
 
 UNFIT = (TypeError, AttributeError, LookupError, ValueError, RuntimeError)
@@ -46,6 +47,11 @@ class Packed:
         device = self.input_ids_M.device
         borders, parents = self.cu_seqlens_S1.tolist(), self.parent_S.tolist()
         return make_layout(borders, parents, on_cpu=device.type == "cpu").to(device)
+
+    @cached_property
+    def masks(self) -> ForestMasks:
+        """Return the masks of the forest for FlexAttention."""
+        return ForestMasks(self.cu_seqlens_S1, self.parent_S.tolist(), self.position_ids_M)
 
     @cached_property
     def source_M(self) -> Tensor:
@@ -84,10 +90,10 @@ def pack(segments: list[list[int]], parents: list[int]) -> Packed:
 
 
 @contextmanager
-def _segment_attention(model: Any) -> Iterator[None]:
-    """Switch the model to attention over segments, and back afterwards."""
+def _attention(model: Any, name: str) -> Iterator[None]:
+    """Switch the model to an attention over segments, and back afterwards."""
     before = model.config._attn_implementation
-    model.config._attn_implementation = NAME
+    model.config._attn_implementation = name
     try:
         yield
     finally:
@@ -116,20 +122,23 @@ def _last_block_at(model: Any, rows_B: Tensor | None, size: int) -> Iterator[Non
         after.remove()
 
 
-Body = Literal["forest", "padded"]
-"""How hidden states are computed: over the forest, or by transformers' own forward over padded rows."""
+Body = Literal["forest", "varlen", "padded"]
+"""How hidden states are computed: over the forest, with FlexAttention as its attention (`varlen`), or by transformers'
+own forward over padded rows.
+"""
 
 
 def packed_hidden(model: Any, packed: Packed, rows_B: Tensor | None = None, *, body: Body | None = None) -> Tensor:
     """Return the last hidden state of every token (M, C), each seeing only its own path.
 
     With `rows_B` only these packed tokens are guaranteed to be correct. `model` is a transformers model, or one wrapped
-    by peft. The forward pass is `body`, or the one that `choose_forward` found to be exact for the model.
+    by peft. The forward pass is `body`, or the fastest one that is exact for the model.
     """
     model = unwrap(model)
-    if (body or choose_forward(model).body) == "forest":
-        return forest_hidden(model, packed, rows_B)
-    return padded_hidden(model, packed)
+    body = body or choose_body(model, packed)
+    if body == "padded":
+        return padded_hidden(model, packed)
+    return forest_hidden(model, packed, rows_B) if body == "forest" else varlen_hidden(model, packed, rows_B)
 
 
 def unwrap(model: Any) -> Any:
@@ -142,12 +151,21 @@ def forest_hidden(model: Any, packed: Packed, rows_B: Tensor | None = None) -> T
 
     Raise StepError if the model has dropout of attention.
     """
-    with _segment_attention(model), _last_block_at(model, rows_B, len(packed.input_ids_M)):
+    return _hidden(model, packed, rows_B, NAME, layout=packed.layout)
+
+
+def varlen_hidden(model: Any, packed: Packed, rows_B: Tensor | None = None) -> Tensor:
+    """Return the same from FlexAttention: on a GPU without keeping scores, on a CPU without a backward pass."""
+    return _hidden(model, packed, rows_B, VARLEN, masks=packed.masks)
+
+
+def _hidden(model: Any, packed: Packed, rows_B: Tensor | None, attention: str, **given: Any) -> Tensor:
+    """Return hidden states (M, C) from one forward pass over the packed row, with what an attention needs."""
+    size = len(packed.input_ids_M)
+    narrow, lean = _last_block_at(model, rows_B, size), recomputed_mlps(model, size, packed.layout.all_scores)
+    with _attention(model, attention), lean, narrow:
         out = get_body(model)(
-            input_ids=packed.input_ids_M[None],
-            position_ids=packed.position_ids_M[None],
-            use_cache=False,
-            layout=packed.layout,
+            input_ids=packed.input_ids_M[None], position_ids=packed.position_ids_M[None], use_cache=False, **given
         )
     return out.last_hidden_state.squeeze(0)
 
@@ -261,15 +279,73 @@ def choose_forward(model: Any) -> Forward:
     return _CHOSEN[model]
 
 
+MANY_SCORES = 1 << 26
+"""Scores of all heads in blocks of children from which FlexAttention is used on a GPU: 0.4 GB in each layer."""
+_VARLEN: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+"""Why FlexAttention is not exact for a model that wanted it; empty if it is."""
+
+
+def choose_body(model: Any, packed: Packed) -> Body:
+    """Return the forward pass for a batch: the one that is exact for the model, or `varlen` where it needs less.
+
+    FlexAttention is used on a GPU, for models that `forest` is exact for: where windows, caps or sinks are computed,
+    which `forest` does path by path, and where blocks of completions would keep more than MANY_SCORES. On a CPU torch
+    has no backward pass for it, and `forest` keeps no scores of long paths.
+    """
+    choice = choose_forward(model)
+    wanted = choice.body == "forest" and _is_on_gpu(packed) and _wants_varlen(model, packed.layout)
+    return "varlen" if wanted and not explain_varlen_misfit(model) else choice.body
+
+
+def _is_on_gpu(packed: Packed) -> bool:
+    return packed.input_ids_M.is_cuda
+
+
+def _wants_varlen(model: Any, layout: Layout) -> bool:
+    """Return whether attention over a forest is limited, or would keep many scores."""
+    config = model.config.get_text_config()
+    window = getattr(config, "sliding_window", None) or layout.longest
+    limited = window < layout.longest or bool(getattr(config, "attn_logit_softcapping", None))
+    scores = layout.scores * config.to_dict().get("num_attention_heads", 1)
+    return limited or scores > MANY_SCORES or config.model_type == "gpt_oss"
+
+
+def explain_varlen_misfit(model: Any) -> str:
+    """Return why FlexAttention is not exact for a model, empty if it is; determined once per model.
+
+    Every layer's attention over a probe of several tiles is computed by it and as in `forest`, forward and backward.
+    """
+    if model not in _VARLEN:
+        _VARLEN[model] = _varlen_differs(model)
+    return _VARLEN[model]
+
+
+@torch.no_grad()
+def _varlen_differs(model: Any) -> str:
+    probe = _probe(model.get_input_embeddings().weight.shape[0], (200, 150, 70)).to(model.device)
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or probe.layout.longest
+    if positions < probe.layout.longest:
+        return f"has only {positions} positions"
+    pairs: list[tuple[Tensor, Tensor]] = []
+    try:
+        with evaluation_mode(model), narrow_windows(model, TILE), reduced(model):
+            _hidden(model, probe, None, BOTH, layout=probe.layout, masks=probe.masks, pairs=pairs)
+    except UNFIT as error:
+        return f"FlexAttention fails ({type(error).__name__})"
+    return "" if all(is_close(*pair) for pair in pairs) else "FlexAttention gives other numbers"
+
+
 def describe_forward(model: Any) -> dict[str, str]:
     """Return notes for a step's metrics: the forward pass that was chosen, why, and the products of linear layers.
 
     Empty if the step made no forward pass for training.
     """
-    choice = _CHOSEN.get(unwrap(model))
+    choice, misfit = _CHOSEN.get(unwrap(model)), _VARLEN.get(unwrap(model))
     if choice is None:
         return {}
-    note = f"{choice.body} ({choice.reason or 'agrees with its own forward on its weights'})"
+    name = "forest, varlen for large batches" if misfit == "" else choice.body
+    why = choice.reason or "agrees with its own forward on its weights"
+    note = f"{name} ({why}; no varlen: {misfit})" if misfit else f"{name} ({why})"
     return {"forward": note} | describe_linear_layers(unwrap(model))
 
 
@@ -291,9 +367,9 @@ NARROW = 4
 """Keys in the windows while forward passes are compared: fewer than the probe's tokens."""
 
 
-def _probe(vocabulary: int) -> Packed:
-    """Return a prefix of 6 tokens with children of 7 and 4."""
-    spread = [[(7 + 31 * i + 17 * s) % vocabulary for i in range(n)] for s, n in enumerate((6, 7, 4))]
+def _probe(vocabulary: int, lengths: tuple[int, int, int] = (6, 7, 4)) -> Packed:
+    """Return a prefix with two children."""
+    spread = [[(7 + 31 * i + 17 * s) % vocabulary for i in range(n)] for s, n in enumerate(lengths)]
     return pack(spread, [-1, 0, 0])
 
 
@@ -306,18 +382,6 @@ def _forest_differs(model: Any, probe: Packed, truth_MC: Tensor) -> str:
     except UNFIT as error:
         return f"its attention takes no layout of segments ({type(error).__name__})"
     return "" if is_close(found_MC, truth_MC) else "its own forward gives other numbers"
-
-
-def is_close(values: Tensor, truth: Tensor) -> bool:
-    """Return whether tensors differ by no more than rounding, relative to the largest value."""
-    coarse = {values.dtype, truth.dtype} & {torch.bfloat16, torch.float16} or torch.is_autocast_enabled()
-    values, truth = values.float(), truth.float()
-    bound = (COARSE if coarse else FINE) * truth.abs().max()
-    return bool(torch.isfinite(values).all()) and bool((values - truth).abs().max() <= bound)
-
-
-FINE, COARSE = 2e-5, 5e-2
-"""Largest differences, relative to the largest value, that count as rounding: in float32 and in bfloat16."""
 
 
 def compute_logits(model: Any, rows_BC: Tensor) -> Tensor:

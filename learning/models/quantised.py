@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from learning.models.adapter_targets import BLOCK, list_quantised
 from learning.models.forwards import evaluation_mode
-from learning.models.packed import UNFIT, is_close, pack
+from learning.models.packed import UNFIT, pack
 from learning.models.padded import padded_hidden
-from learning.models.reduced import reduced
+from learning.models.reduced import is_close, reduced
 from schemas.errors import StepError
 
 LARGEST_ERROR = 0.2

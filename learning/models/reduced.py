@@ -8,7 +8,8 @@ from collections.abc import Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from learning.models.forwards import find_blocks, recompute_block
 
@@ -16,6 +17,8 @@ FEWEST_LAYERS = 4
 """Layers that are compared even if all are of one kind."""
 HEAD_ROWS = 256
 """Tokens whose logits are compared."""
+FINE, COARSE = 2e-5, 5e-2
+"""Largest differences, relative to the largest value, that count as rounding: in float32 and in bfloat16."""
 SCALARS = (bool, int, float, str, type(None))
 
 
@@ -144,3 +147,11 @@ def describe_unsupported_attention(config: Any, known: frozenset[str] = KNOWN_LA
 
 def _is_window(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def is_close(values: Tensor, truth: Tensor) -> bool:
+    """Return whether tensors differ by no more than rounding, relative to the largest value."""
+    coarse = {values.dtype, truth.dtype} & {torch.bfloat16, torch.float16} or torch.is_autocast_enabled()
+    values, truth = values.float(), truth.float()
+    bound = (COARSE if coarse else FINE) * truth.abs().max()
+    return bool(torch.isfinite(values).all()) and bool((values - truth).abs().max() <= bound)

@@ -21,10 +21,10 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from learning.models.cpu_attention import LONGEST, SHORTEST, Path, Rows, attend_paths, attend_rows
-from learning.models.limited_attention import Limits, attend_limited
+from learning.models.limited_attention import Limits, attend_flex, attend_limited
 from schemas.errors import StepError
 
-NAME = "posttrain_segments"
+NAME, VARLEN, BOTH = "posttrain_segments", "posttrain_varlen", "posttrain_both"
 WASTE = 1.5
 """Largest ratio of a block's padded scores to those its segments need; above it, a new block begins."""
 LONG_SCORES = 4096
@@ -58,6 +58,16 @@ class Layout:
     """Long paths in no block; their places come last."""
     paths: tuple[Path, ...] = ()
     """All segments that are not empty, in order."""
+
+    @property
+    def scores(self) -> int:
+        """Return the scores of one head that blocks of children keep for the backward pass."""
+        return sum(n * g * length * (p + length) for n, g, length, p in (b.shape for b in self.blocks) if p)
+
+    @cached_property
+    def all_scores(self) -> int:
+        """Return the scores of one head that causal attention over all paths computes, windows aside."""
+        return sum(path.length * path.before + path.length * (path.length + 1) // 2 for path in self.paths)
 
     @cached_property
     def longest(self) -> int:
@@ -282,4 +292,29 @@ def _in_blocks(
     ]
 
 
-AttentionInterface.register(NAME, attend)
+def attend_both(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    pairs: list[tuple[Tensor, Tensor]],
+    s_aux: Tensor | None = None,
+    **given: Any,
+) -> tuple[Tensor, None]:
+    """Compute attention as `attend`, and add to `pairs` its outputs and gradients and those of `attend_flex`."""
+    inputs = [x.detach().requires_grad_() for x in (query, key, value, s_aux) if x is not None]
+    results: list[list[Tensor]] = []
+    attentions: tuple[Any, Any] = (attend, attend_flex)
+    for function in attentions:
+        with torch.enable_grad():
+            out, _ = function(module, *inputs[:3], None, s_aux=inputs[3] if inputs[3:] else None, **given)
+            weight = torch.arange(out.numel(), device=out.device, dtype=torch.float32).cos().view_as(out)
+            results.append([out.detach(), *torch.autograd.grad((out * weight).sum(), inputs)])
+    pairs += zip(results[1], results[0], strict=True)
+    return results[0][0], None
+
+
+for _name, _function in ((NAME, attend), (VARLEN, attend_flex), (BOTH, attend_both)):
+    AttentionInterface.register(_name, _function)

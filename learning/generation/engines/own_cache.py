@@ -21,7 +21,7 @@ from learning.generation.engines.flight import InFlight
 from learning.generation.engines.running import Prefilled
 from learning.generation.engines.token_sampling import pick
 from learning.models.forwards import evaluation_mode
-from learning.models.packed import is_close
+from learning.models.reduced import is_close
 from learning.samples.engine_protocol import Generation, Request, Sampling
 from schemas.errors import StepError
 

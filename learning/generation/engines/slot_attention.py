@@ -20,8 +20,8 @@ from learning.generation.engines.slots import Slots, compute_slot_logits, prefil
 from learning.models.cpu_attention import Path
 from learning.models.forwards import evaluation_mode
 from learning.models.limited_attention import Limits, attend_limited
-from learning.models.packed import NARROW, UNFIT, is_close
-from learning.models.reduced import KNOWN_LAYERS, describe_unsupported_attention, narrow_windows, reduced
+from learning.models.packed import NARROW, UNFIT
+from learning.models.reduced import KNOWN_LAYERS, describe_unsupported_attention, is_close, narrow_windows, reduced
 
 NAME = "posttrain_slots"
 

@@ -180,6 +180,28 @@ def test_checkpointing_keeps_the_inputs_of_layers():
     assert plain.saved == ends + 2 * plain.layer()
 
 
+def test_feed_forward_blocks_keep_nothing_where_attention_costs_far_more():
+    for inner, enough in ((16, 239), (64, 959)):  # tokens of a row with 2·8·(L + 1)/2 ≥ 5·3·8·inner
+        shape = replace(SMALL, inner=inner)
+        short, long = (
+            (forward.layer() - forward.attention) / length
+            for length in (enough - 1, enough)
+            for forward in [Forward(shape, Pass(((1, length),)), Precision(on_cpu=True))]
+        )
+        assert short - long == 4 * 4 * inner  # gate, its activation, up, and their product
+    experts = replace(SMALL, experts=4, active=2)
+    assert Forward(experts, Pass(((1, 4000),))).layer() > Forward(SMALL, Pass(((1, 4000),))).layer()
+
+
+def test_attention_on_gpus_keeps_no_scores_of_many_long_completions():
+    def kept(length):
+        return Forward(SMALL, Pass(((1, 4096),), ((1, 8, length, 4096),))).attention / (4096 + 8 * length)
+
+    assert kept(2048) < kept(16)  # 8·2,048·6,144·2 scores are more than 2²⁶
+    q, k = SMALL.queries, SMALL.keys
+    assert kept(2048) == 4 * (2 * q + 2 * k + SMALL.heads) + 4 * q
+
+
 def test_a_cache_is_two_numbers_a_layer_head_and_token():
     call = Slots(slots=6, columns=50, completion=20, samples=6, prompts=3)
     held = memory_estimate.estimate_sampling(SMALL, 2, call)
@@ -191,7 +213,8 @@ def test_a_cache_is_two_numbers_a_layer_head_and_token():
 
 def test_attention_of_rows_grows_with_the_square_of_their_length():
     def kept(length, number):
-        return Forward(SMALL, Pass(((number, length),)), Precision(on_cpu=True)).layer()
+        shape = replace(SMALL, inner=64)  # so wide that feed-forward blocks are kept
+        return Forward(shape, Pass(((number, length),)), Precision(on_cpu=True)).layer()
 
     # The same tokens: what differs is heads · 4 bytes · spans of the lower triangle.
     assert kept(512, 1) - kept(64, 8) == 2 * 4 * (512 * 512 * 9 // 16 - 8 * 64 * 64)
@@ -199,7 +222,7 @@ def test_attention_of_rows_grows_with_the_square_of_their_length():
 
 def test_windows_shorter_than_a_path_keep_no_scores():
     def kept(window, windowed, **how):
-        shape = replace(SMALL, window=window, windowed=windowed)
+        shape = replace(SMALL, inner=64, window=window, windowed=windowed)
         return Forward(shape, Pass(((2, 256),)), Precision(on_cpu=True), **how).saved
 
     scores = 2 * 2 * 4 * 256 * 256 * 5 // 8  # rows, heads, bytes, and the lower triangle in 4 spans

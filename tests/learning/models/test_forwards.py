@@ -1,6 +1,7 @@
 """bf16 and gradient_checkpointing on the packed forward pass, and how requests are shared by ranks."""
 
 from copy import deepcopy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,8 +9,10 @@ import torch
 from learning.data.examples import Example
 from learning.generation.engines.torch import Engine
 from learning.generation.replicas.shared_engine import split_requests
+from learning.models import forwards
 from learning.models.crossentropy import compute_packed_loss, compute_padded_loss
-from learning.models.forwards import apply_compute_options, find_blocks
+from learning.models.forwards import SCORES_PER_MLP, _costs_little, apply_compute_options, find_blocks
+from learning.models.packed import pack
 from learning.samples.engine_protocol import Request, Sampling
 from schemas.stages.rl import Rl
 from schemas.training import Training
@@ -43,6 +46,31 @@ def test_blocks_computed_again_give_the_same_bits_and_keep_less(tiny_policy, los
     assert fewer < 0.7 * kept
     assert [name for name, _ in model.named_parameters()] == names
     assert len(find_blocks(model)) == 2
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_long_passes_recompute_feed_forward_blocks_and_keep_less(tiny_policy, checkpointing, monkeypatch):
+    model = tiny_policy.model
+    apply_compute_options(model, Training(max_steps=1, gradient_checkpointing=checkpointing))
+    value, plain, kept = gradients(model, compute_packed_loss)
+    monkeypatch.setattr(forwards, "SCORES_PER_MLP", 0)
+    monkeypatch.setattr(forwards, "MLP_ROWS", 4)
+    again, repeated, fewer = gradients(model, compute_packed_loss)
+    assert again == pytest.approx(value, abs=1e-5)
+    for name, gradient in plain.items():
+        torch.testing.assert_close(repeated[name], gradient, atol=1e-6, rtol=0)
+    assert fewer < 0.8 * kept
+    assert not any("forward" in vars(block.mlp) for block in find_blocks(model))
+
+
+def test_feed_forward_blocks_are_recomputed_only_where_attention_costs_far_more():
+    mlp, config = torch.nn.Linear(64, 64, bias=False), SimpleNamespace(hidden_size=32)
+    enough = SCORES_PER_MLP * 100 * 64 * 64 // (2 * 32)
+    assert _costs_little(mlp, config, 100, enough)
+    assert not _costs_little(mlp, config, 100, enough - 1)
+    assert not _costs_little(mlp, SimpleNamespace(**vars(config), sliding_window=16), 100, enough)
+    paths = pack([[1] * 5, [1] * 3, [1] * 2], [-1, 0, 1]).layout
+    assert paths.all_scores == sum(range(1, 11))
 
 
 def test_bfloat16_computes_over_float32_weights_in_copies_too(tiny_policy):
