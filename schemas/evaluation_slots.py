@@ -25,6 +25,7 @@ class EvaluationTaskUse(ProblemsUse):
     """Generates held-out problems, or evaluates on tasks that a library prompts and scores."""
 
     home = (*ProblemsUse.home, "learning.evaluation.lm_eval_tasks")
+    foreign = "a task of lm-eval is written {{use: lm_eval, tasks: [{name}]}}"
 
 
 class SolverUse(Use):

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, create_model
 from schemas.addresses import AddressError, find_address, fits, split_supplied, supplies
 from schemas.annotations import Unknown, read_literal, read_type
 from schemas.base import JsonObject
+from schemas.errors import printable
 from schemas.modules import Function, Module, ModuleError, list_modules, load
 from schemas.renamed import describe_renaming, find_renamed_function
 from schemas.suggestions import LONGEST, find_nearest, suggest
@@ -225,6 +226,8 @@ def _suggest_names(slot: type[Use], name: str) -> str:
     if near and "did you mean" not in advice:
         full = next(n for n in names if n == near or n.endswith(f".{near}"))
         advice = f"did you mean `{full}`? {advice}"
+    if near is None and slot.foreign:
+        return f"{slot.foreign.format(name=printable(name, LONGEST))}; {advice}; {OWN}"
     return f"{advice}; {OWN}"
 
 

@@ -36,6 +36,9 @@ class Use(Schema):
     """Names that the loop can supply, in addition to positional parameters. Columns of named references
     (`lp_<name>_T`) are added."""
 
+    foreign: ClassVar[str] = ""
+    """Advice for a `{name}` that is none of posttrain's and like none of them: how a library's own is named."""
+
     use: str = Field(min_length=1)
     """Name of the function, or `package.module:function`."""
 

@@ -242,6 +242,16 @@ MISTAKES = {
         "    gate: {against: befor, min_delta: 0}\n    prompts: path:exam",
         "did you mean `before`?",
     ),
+    "an address in place of a file": recipe(
+        "path:train.jsonl", "https://example.org/train.jsonl", "mine.yaml:6:11", "download it, and name the file"
+    ),
+    "a task of lm-eval": recipe(
+        "kind: evaluate",
+        "kind: evaluate\n    tasks: [gsm8k]",
+        "mine.yaml:24:13",
+        "no evaluation task `gsm8k`",
+        "written {use: lm_eval, tasks: [gsm8k]}",
+    ),
     "a word for --set": option("--set", "stages.tuned.max_steps=two", message="valid integer, this is 'two'"),
     "an unknown profile": option("--profile", "tiny", message="no profile `tiny`"),
     "an unknown key of --set": option("--set", "stages.tuned.sed=1", message="did you mean `seed`?"),

@@ -82,6 +82,8 @@ def _resolve_choice(parts: list[str], names: Names, mark: Mark, path: str) -> Re
 
 def _check_outside(text: str, scheme: str, mark: Mark, path: str) -> str:
     rest = text.partition(":")[2]
+    if scheme in ("http", "https"):
+        raise make_error(mark, path, f"no source `{scheme}:`", "download it, and name the file or folder: path:./file")
     if scheme not in SCHEMES:
         raise make_error(mark, path, f"no source `{scheme}:`", suggest(scheme, SCHEMES, "sources"))
     if not rest.strip() or (scheme == "hub" and "/" not in rest) or "\n" in rest:
