@@ -8,7 +8,7 @@ import numpy as np
 from learning.data.rows import Row
 from learning.toy_tasks.rows import Rate, Size, Split, TestShare, check_size, choose, hash_text, is_in_split, make_row
 
-SHOPS = range(1, 13)
+SHOPS = range(1, 5)
 ITEMS = ("apples", "bread", "cheese", "dates", "eggs", "figs")
 TOOLS = {"stock": "how many {item} has shop {shop}?", "price": "what do {item} cost in shop {shop}?"}
 """Tool to the question that it answers."""

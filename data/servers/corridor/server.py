@@ -1,4 +1,4 @@
-"""An environment behind the protocol of OpenEnv: walk along a corridor of nine fields to a goal within eight steps.
+"""An environment behind the protocol of OpenEnv: walk along a corridor to a goal within some steps.
 
 It stands in for servers that are written with the package `openenv-core`, whose many dependencies it does without: a
 session per WebSocket at `/ws`, the messages `reset`, `step`, `state` and `close`, each answered with JSON.
@@ -10,31 +10,27 @@ import random
 
 from websockets.sync.server import serve
 
-FIELDS, STEPS = 9, 8
-
-
 class Corridor:
-    def reset(self, seed=None):
-        draw = random.Random(seed)
-        self.place, self.goal = draw.sample(range(1, FIELDS + 1), 2)
-        self.steps = 0
+    def reset(self, seed=None, fields=9, most_steps=8):
+        self.fields, self.most_steps, self.steps = fields, most_steps, 0
+        self.place, self.goal = random.Random(seed).sample(range(1, fields + 1), 2)
         return self.observe(0.0)
 
     def step(self, direction):
         self.steps += 1
-        self.place = min(FIELDS, max(1, self.place + {"left": -1, "right": 1}[direction]))
+        self.place = min(self.fields, max(1, self.place + {"left": -1, "right": 1}[direction]))
         return self.observe(1.0 if self.place == self.goal else 0.0)
 
     def observe(self, reward):
         text = f"you are at {self.place}, the goal is at {self.goal}"
-        done = self.place == self.goal or self.steps >= STEPS
+        done = self.place == self.goal or self.steps >= self.most_steps
         return {"observation": {"text": text, "steps": self.steps}, "reward": reward, "done": done}
 
 
 def answer(corridor, message):
     kind, data = message["type"], message.get("data", {})
     if kind == "reset":
-        return {"type": "observation", "data": corridor.reset(data.get("seed"))}
+        return {"type": "observation", "data": corridor.reset(**data)}
     if kind == "step":
         return {"type": "observation", "data": corridor.step(data["direction"])}
     if kind == "state":

@@ -1,4 +1,4 @@
-"""An MCP server over stdin and stdout: stocks and prices of twelve shops that sell six things."""
+"""An MCP server over stdin and stdout: stocks and prices of shops."""
 
 import hashlib
 
