@@ -34,14 +34,28 @@ VISION = {"hidden_size": 16, "intermediate_size": 32, "patch_size": 14}
 TOWERS = {
     "qwen3_5": {**VISION, "depth": 1, "num_heads": 2, "out_hidden_size": 32, "num_position_embeddings": 16},
     "gemma3": {**VISION, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28},
+    "llama4": {
+        **VISION,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        **dict.fromkeys(("vision_output_dim", "projector_input_dim", "projector_output_dim"), 16),
+    },
 }
 """Loaded by transformers as a text model; loaded with its tower."""
-MORE = {"qwen3_5": {"tie_word_embeddings": False}, "gemma3": {"mm_tokens_per_image": 4, "image_token_index": 60}}
+MORE = {
+    "qwen3_5": {"tie_word_embeddings": False},
+    "gemma3": {"mm_tokens_per_image": 4, "image_token_index": 60},
+    "llama4": {},
+}
+TEXT_ALONE = {"llama4": {"num_local_experts": 2, "intermediate_size_mlp": 48, "attention_chunk_size": 16}}
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of kernels that are not installed
 
 
 def make_config(kind, **more):
-    return CONFIG_MAPPING[kind](text_config=TEXT, vision_config=TOWERS[kind], **MORE[kind], **more)
+    return CONFIG_MAPPING[kind](
+        text_config=TEXT | TEXT_ALONE.get(kind, {}), vision_config=TOWERS[kind], **MORE[kind], **more
+    )
 
 
 @pytest.fixture(params=TOWERS)
@@ -75,6 +89,7 @@ def test_a_trained_text_model_is_saved_with_its_tower(checkpoint, tmp_path):
     names = {
         "qwen3_5": "model.language_model.embed_tokens.weight",
         "gemma3": "language_model.model.embed_tokens.weight",
+        "llama4": "language_model.model.embed_tokens.weight",
     }
     assert changed == {names[kind]}
     assert any("vis" in name for name in before.keys() - changed)
@@ -124,3 +139,15 @@ def test_a_tower_that_the_recipe_names_gets_adapters():
     adapted = attach_adapters(model, LoRA(use_peft=True, lora_r=2, lora_target_modules=r".*\.(fc1|gate_proj)"))
     places = {name.split(".layers.")[0] for name, _ in adapted.named_parameters() if ".lora_A." in name}
     assert len(places) == 3  # layers of the text model and of the tower, and the tower's head
+
+
+def test_a_checkpoint_in_several_files_keeps_its_names_and_its_tower(tmp_path):
+    """The text model of Llama 4 has its tensors under other names than the checkpoint, in memory and in its files."""
+    torch.manual_seed(0)
+    AutoModelForImageTextToText.from_config(make_config("llama4")).save_pretrained(tmp_path / "checkpoint")
+    characters().save_pretrained(tmp_path / "checkpoint")
+    save_policy(load_policy(tmp_path / "checkpoint"), tmp_path / "saved", "40KB")
+    assert len({entry.file for entry in Weights(tmp_path / "saved").entries.values()}) > 2
+    before, after = read_all(tmp_path / "checkpoint"), read_all(tmp_path / "saved")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
