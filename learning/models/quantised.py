@@ -28,7 +28,10 @@ from schemas.errors import StepError
 
 LARGEST_ERROR = 0.2
 """Largest difference of a weight to its value in 4 bits, relative to the largest weight of its block: the 16 values are
-at most a third apart, and nested scales have an error of their own."""
+at most a third apart."""
+GROUP, LARGEST_SCALE_ERROR = 256, 0.01
+"""Blocks whose scales are quantised together, and the largest error of one, relative to the largest of them: the 8-bit
+values of bitsandbytes are at most 0.0141 apart. For a block of small weights beside large ones it is much."""
 ROWS = 5
 """Rows with which a layer is compared."""
 MISSING = "load_in_4bit needs bitsandbytes, which is not installed here: pip install 'posttrain[bitsandbytes]'"
@@ -73,7 +76,7 @@ def quantise(model: Any, options: TrainedQuantisation, device: str) -> Any:
         layer = _quantise_layer(library, plain, options).to(device)
         kind = (plain.weight.shape, plain.bias is None)
         if kind not in verified:
-            _verify_values(plain, plain_layer(layer), name)
+            _verify_values(plain, plain_layer(layer), name, nested=bool(options.use_bnb_nested_quant))
             _verify_layer(layer, plain_layer(layer), name)
             verified.add(kind)
         model.set_submodule(name, layer)
@@ -138,10 +141,15 @@ def plain_layer(layer: Any) -> nn.Linear:
     return plain
 
 
-def _verify_values(original: nn.Linear, plain: nn.Linear, name: str) -> None:
+def _verify_values(original: nn.Linear, plain: nn.Linear, name: str, *, nested: bool) -> None:
     """Raise StepError unless the values of a quantised layer are close to the original weights."""
     weight, values = (layer.weight.detach().cpu().float().view(-1, BLOCK) for layer in (original, plain))
-    if not bool(((weight - values).abs().amax(1) <= LARGEST_ERROR * weight.abs().amax(1)).all()):
+    largest = weight.abs().amax(1)
+    allowed = LARGEST_ERROR * largest
+    if nested:
+        groups = nn.functional.pad(largest, (0, -len(largest) % GROUP)).view(-1, GROUP).amax(1)
+        allowed = allowed + LARGEST_SCALE_ERROR * groups.repeat_interleave(GROUP)[: len(largest)]
+    if not bool(((weight - values).abs().amax(1) <= allowed).all()):
         raise StepError(
             f"load_in_4bit: bitsandbytes stores other weights than those of {name} on this machine; leave it out, and "
             "use `dtype: bfloat16`"

@@ -163,6 +163,19 @@ def test_wrong_scales_of_blocks_are_refused(monkeypatch):
         quantise(make_family("qwen3", hidden_size=64, intermediate_size=96, head_dim=16), options(), "cpu")
 
 
+def test_nested_scales_of_small_weights_beside_large_ones_are_not_wrong_ones():
+    """Scales are quantised in groups, each with the precision of its largest: small blocks have a larger error."""
+    model = make_family("qwen3", **SIZES)
+    with torch.no_grad():
+        for block in model.model.layers:
+            block.mlp.up_proj.weight[::8] *= 40
+    before = model.model.layers[0].mlp.up_proj.weight.detach().clone().reshape(-1, 64)
+    quantise(model, options(use_bnb_nested_quant=True), "cpu")
+    error = (plain_layer(model.model.layers[0].mlp.up_proj).weight.reshape(-1, 64) - before).abs().amax(1)
+    assert float((error / before.abs().amax(1)).max()) > 0.2
+    assert float(error.max()) < 0.2 * float(before.abs().max())
+
+
 @pytest.mark.parametrize("kind", ["gemma2", "lfm2"])
 def test_windows_and_hybrids_compute_as_over_plain_layers(kind):
     quantised, plain = make_pair(kind)
