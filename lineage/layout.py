@@ -13,6 +13,7 @@
   cache/definitions           what source texts define and use; may be deleted at any time
   remote/answers.sqlite       answers of remote models by request, so that none is paid for twice
   canaries/                   responses and feedback of `posttrain serve --canary`, a file per champion and challenger
+  stand-ins/                  made-up rows of `--stand-ins`; may be deleted at any time
   promoted/  champions.lock   evaluations that have promoted a model; locked while a champion moves
 """
 

@@ -33,6 +33,8 @@ POLICY_TYPES = ("policy", "adapter")
 TABLE_TYPES = ("prompts", "chat", "preference_pairs", "step_labels", "trajectories")
 """Artifact types that hold tables of rows."""
 SCHEMES = ("hub", "path", "mlflow")
+STAND_INS = "stand-ins"
+"""Folder in the state folder with made-up rows: no stage makes them, so a recipe may name their paths."""
 
 
 def is_pattern(path: str) -> bool:

@@ -19,6 +19,7 @@ from flows.commands.options import (
     Profile,
     PromptLength,
     RecipeFile,
+    StandIns,
     Start,
     Tiny,
     To,
@@ -66,6 +67,7 @@ def validate(
     overrides: Overrides = [],  # noqa: B006 — typer copies it
     tiny: Tiny = False,
     examples: Examples = 0,
+    stand_ins: StandIns = False,
     as_json: AsJson = False,
 ) -> None:
     """Validate recipes: keys, values, slots, references, ports, data. Errors in a recipe have file:line:column."""
@@ -81,10 +83,10 @@ def validate(
         records.append(record)
         try:
             recipe = load_recipe(path, profile=profile, overrides=overrides)
-            if tiny:
+            if tiny or stand_ins:
                 from flows.planning.tiny import derive_tiny
 
-                top = derive_tiny(recipe, Layout.find())
+                top = derive_tiny(recipe, Layout.find(), stand_ins=stand_ins)
                 recipe = load_recipe(path, profile=profile, overrides=overrides, top=top)
             for problem in recipe.warnings:
                 note(str(problem))
@@ -137,6 +139,7 @@ def plan(
     fresh: Fresh = False,
     locked: Locked = False,
     tiny: Tiny = False,
+    stand_ins: StandIns = False,
     dvc: Annotated[bool, typer.Option("--dvc", help="Also write dvc.yaml for this recipe.")] = False,
     as_json: AsJson = False,
     memory: Annotated[bool, typer.Option("--memory", help="Show the memory that every step needs instead.")] = False,
@@ -162,6 +165,7 @@ def plan(
         fresh=fresh,
         locked=locked,
         tiny=tiny,
+        stand_ins=stand_ins,
         warn=warn,
     )
     if dvc:

@@ -16,6 +16,7 @@ from flows.commands.options import (
     Overrides,
     Profile,
     RecipeFile,
+    StandIns,
     Start,
     Tiny,
     To,
@@ -34,6 +35,7 @@ def run(
     fresh: Fresh = False,
     locked: Locked = False,
     tiny: Tiny = False,
+    stand_ins: StandIns = False,
     promote: Annotated[
         bool, typer.Option("--promote/--no-promote", help="Promote as `promote` of the recipe declares.")
     ] = True,
@@ -56,6 +58,7 @@ def run(
         fresh=fresh,
         locked=locked,
         tiny=tiny,
+        stand_ins=stand_ins,
         warn=warn,
     )
     if dry_run:

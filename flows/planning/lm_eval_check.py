@@ -23,7 +23,10 @@ from schemas.plan import Plan, Step
 
 FILES = frozenset({"json", "csv", "parquet", "text", "arrow"})
 """Values of `dataset_path` that read the files in `data_files`."""
-NAMED = re.compile(r"^(?:task|group):[ \t]*[\"']?([^\s\"'#]+)", re.MULTILINE)
+NAMED = re.compile(r"^[\"']?(?:task|group)[\"']?:[ \t]*[\"']?([^\s\"'#\[]+)", re.MULTILINE)
+TAGGED = re.compile(r"^[\"']?tag[\"']?:((?:[ \t]*\S+[ \t]*$)|(?:[ \t]*\n(?:[ \t]*-[ \t]*\S+[ \t]*\n?)+))", re.MULTILINE)
+"""The tag of a task file, or its list of tags."""
+INCLUDED = re.compile(r"^[\"']?include[\"']?:[ \t]*[\"']?([^\s\"'#\[]+)", re.MULTILINE)
 DEEPEST = 8
 
 
@@ -67,25 +70,56 @@ class TaskFiles:
         self.own, self.shipped = own, shipped
         self.own_names = dict(_list_names(own)) if own else {}
 
+    def list_tasks(self, name: str, depth: int = 0) -> Iterator[tuple[str, JsonObject]]:
+        """Yield the names and settings of a task, or of those of a group; nothing for an unknown name."""
+        file = self.find(name)
+        settings = {} if file is None else read_task(file)
+        if file is None or _is_group(settings):
+            for part in (*_list_parts(settings), *self._find_tagged(name)) if depth < DEEPEST else ():
+                yield from self.list_tasks(part, depth + 1)
+        elif file is not None:
+            yield name, settings
+
     def find_problems(self, name: str, depth: int = 0) -> Iterator[str]:
         """Yield what is missing for a task, or for the tasks of a group."""
-        file = self._find(name)
+        file = self.find(name)
+        if file is None and (tagged := self._find_tagged(name)):
+            for part in tagged:
+                yield from self.find_problems(part, depth + 1)
+            return
         if file is None:
             known = [*self.own_names, *_list_shipped(self.shipped)]
             near = get_close_matches(name, known, 1)
             yield f"lm-eval has no task `{name}`" + (f"; did you mean `{near[0]}`?" if near else "")
             return
         settings = read_task(file)
-        if "group" in settings or isinstance(settings.get("task"), list):
-            for part in settings.get("task") or () if depth < DEEPEST else ():
-                inner = part.get("task") or part.get("group") if isinstance(part, dict) else part
-                if isinstance(inner, str) and self._find(inner) is not None:
-                    yield from self.find_problems(inner, depth + 1)
+        if _is_group(settings):
+            for part in _list_parts(settings) if depth < DEEPEST else ():
+                if self.find(part) is not None or self._find_tagged(part):
+                    yield from self.find_problems(part, depth + 1)
             return
         yield from _find_missing_data(name, settings, self.own if name in self.own_names else None)
 
-    def _find(self, name: str) -> Path | None:
+    def _find_tagged(self, tag: str) -> tuple[str, ...]:
+        """Return the tasks that have a tag, which lm-eval takes for a name of them all."""
+        own = _list_tagged(self.own).get(tag, ()) if self.own else ()
+        return own or _list_tagged(self.shipped).get(tag, ())
+
+    def find(self, name: str) -> Path | None:
+        """Return the file of a task or group; None if there is none."""
         return self.own_names.get(name) or _list_shipped(self.shipped).get(name)
+
+
+def _is_group(settings: JsonObject) -> bool:
+    return "group" in settings or isinstance(settings.get("task"), list)
+
+
+def _list_parts(settings: JsonObject) -> Iterator[str]:
+    """Yield the names of the tasks and groups of a group."""
+    for part in settings.get("task") or ():
+        inner = part.get("task") or part.get("group") if isinstance(part, dict) else part
+        if isinstance(inner, str):
+            yield inner
 
 
 def read_task(file: Path, depth: int = 0) -> JsonObject:
@@ -161,6 +195,29 @@ def _list_names(folder: Path) -> Iterator[tuple[str, Path]]:
             continue
         for name in NAMED.findall(text):
             yield name, file
+
+
+@cache
+def _list_tagged(folder: Path) -> dict[str, tuple[str, ...]]:
+    """Return the tasks in a folder by their tags."""
+    tasks: dict[str, tuple[str, ...]] = {}
+    for name, file in _list_names(folder):
+        for tag in _read_tags(file):
+            tasks[tag] = (*tasks.get(tag, ()), name)
+    return tasks
+
+
+@cache
+def _read_tags(file: Path, depth: int = 0) -> tuple[str, ...]:
+    """Return the tags of a task file, or those of the file that it includes."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ()
+    if match := TAGGED.search(text):
+        return tuple(name for word in match[1].split() if (name := word.strip("\"'-")))
+    included = INCLUDED.search(text)
+    return _read_tags(file.parent / included[1], depth + 1) if included and depth < DEEPEST else ()
 
 
 @cache

@@ -30,16 +30,19 @@ def plan_recipe(
     fresh: bool = False,
     locked: bool = False,
     tiny: bool = False,
+    stand_ins: bool = False,
     warn: Callable[[str], None] = lambda text: None,
 ) -> Plan:
     """Compile a recipe, or the part of it that `select_part` returns; call `warn` with what does not prevent a run.
 
-    `locked` holds the recipe to its lock (`flows.planning.locking`); `tiny` makes it small (`flows.planning.tiny`).
+    `locked` holds the recipe to its lock (`flows.planning.locking`); `tiny` makes it small (`flows.planning.tiny`);
+    `stand_ins` does so, too, and makes up data that are not on this machine (`flows.planning.stand_ins`).
     Raise RecipeError or PlanError.
     """
     recipe = load_recipe(path, profile=profile, overrides=tuple(overrides))
-    if tiny:
-        recipe = load_recipe(path, profile=profile, overrides=tuple(overrides), top=derive_tiny(recipe, layout))
+    if tiny or stand_ins:
+        top = derive_tiny(recipe, layout, stand_ins=stand_ins)
+        recipe = load_recipe(path, profile=profile, overrides=tuple(overrides), top=top)
     for problem in recipe.warnings:
         warn(str(problem))
     if problems := find_input_problems(recipe, layout, warn):

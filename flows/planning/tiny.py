@@ -8,14 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from flows.planning.stand_ins import StandIns
 from lineage.layout import Layout
 from lineage.sources.resolve import find_source
 from schemas.base import JsonObject
 from schemas.errors import PlanError
 from schemas.evaluation_slots import TRAINED_ON
+from schemas.expectations import Expectations
+from schemas.gates import POLICY, Gate
 from schemas.recipe.load import Recipe
-from schemas.references import MODEL_TYPES
+from schemas.references import MODEL_TYPES, SCHEMES
 from schemas.source.tree import REPLACE
+from schemas.stages.base import BaseStage
 from schemas.stages.data import Data
 from schemas.stages.evaluate import Evaluate
 from schemas.stages.evaluate_rewards import EvaluateRewards
@@ -26,8 +30,13 @@ from schemas.stages.rl import Rl
 from schemas.stages.synthesize import Synthesize
 from schemas.steps.step_info import Port, StepInfo
 from schemas.training import Training
+from schemas.use import ProblemsUse
 
 ROWS, STEPS, LENGTH, COMPLETION, PROBLEMS, CANDIDATES = 16, 2, 512, 8, 4, 2
+LONGEST = 8192
+"""Tokens that a model in place of one from outside can read: prompts are never cut, and may be of characters."""
+CHARACTERS = 4
+"""Characters per token: models in place of those from outside may read characters, and rows are as long as before."""
 SHAPE = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -58,16 +67,23 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 """Part of a model's name: its architecture in transformers, and the sizes that this has."""
 EIGHT_BIT = "_8bit"
+ARBITRARY, SMALLEST, LARGE = "arbitrary.from_text", 1e-3, 1e9
+"""A reward that differs between any two texts, its weight, and more than any reward."""
 
 
-def derive_tiny(recipe: Recipe, layout: Layout) -> JsonObject:
-    """Return what is put on top of a recipe. Raise PlanError for a model whose architecture is unknown."""
+def derive_tiny(recipe: Recipe, layout: Layout, *, stand_ins: bool = False) -> JsonObject:
+    """Return what is put on top of a recipe; with `stand_ins`, made-up rows in place of data that are not here.
+
+    Raise PlanError for a model whose architecture is unknown.
+    """
+    made_up = StandIns(recipe, layout) if stand_ins else None
+    reads_characters = not any(isinstance(stage, Init) for stage in recipe.stages.values())
     bases: dict[str, str] = {}
     stages: JsonObject = {}
     for name, info in recipe.steps.items():
         if not _is_written(info):
             continue
-        over = dict(_shrink(info))
+        over = dict(_shrink(info, made_up, reads_characters))
         for port in info.ports:
             if port.path.partition(".")[0] == TRAINED_ON:
                 continue  # rows that an evaluation compares, which no key names
@@ -75,7 +91,7 @@ def derive_tiny(recipe: Recipe, layout: Layout) -> JsonObject:
                 _set(over, port.path, _name_base(port.source, bases, name), info)
             for step in port.steps[:1]:
                 if not _is_written(recipe.steps[step]) and isinstance(recipe.steps[step].stage, Data):
-                    _set(over, port.path, {REPLACE: True, **_limit_rows(recipe.steps[step])}, info)
+                    _set(over, port.path, {REPLACE: True, **_limit_rows(recipe.steps[step], made_up)}, info)
         _place(stages, info.path.split(".")[1:], over)
     for number, (source, base) in enumerate(bases.items()):  # a merge needs models that differ
         stages[base] = {**_make_base(source, recipe, layout), "seed": number}
@@ -101,26 +117,23 @@ def _place(stages: JsonObject, path: list[str], over: JsonObject) -> None:
 
 
 def _set(over: JsonObject, path: str, value: Any, info: StepInfo) -> None:
-    """Set a key below a stage. Raise PlanError inside of a list, which has no keys to set."""
+    """Set a key below a stage; a list of the recipe is written out whole."""
     *above, last = path.split(".")
-    if isinstance(info.stage, Merge) and path.startswith(("models.", "slices.")):
-        written = over.setdefault(above[0], _dump_merged(info.stage)[above[0]])
-        place: Any = written
+    if any(part.isdigit() for part in above):
+        place: Any = over.setdefault(above[0], _dump(info.stage)[above[0]])
         for part in above[1:]:
             place = place[int(part)] if part.isdigit() else place[part]
         place[last] = value
         return
-    if any(part.isdigit() for part in path.split(".")):
-        raise PlanError(f"--tiny: {info.name}.{path} names a model inside of a list; give the recipe a profile instead")
     for part in above:
         over = over.setdefault(part, {})
     over[last] = value
 
 
-def _dump_merged(stage: Merge) -> JsonObject:
-    """Return a merge whose slices are the layers of tiny models."""
-    written = stage.model_dump(mode="json", exclude_unset=True)
-    for piece in written.get("slices", []):
+def _dump(stage: BaseStage) -> JsonObject:
+    """Return a stage as its recipe writes it; the slices of a merge are the layers of tiny models."""
+    written = stage.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    for piece in written.get("slices", []) if isinstance(stage, Merge) else []:
         for source in piece["sources"]:
             source["layer_range"] = [0, SHAPE["num_hidden_layers"]]
     return written
@@ -134,7 +147,7 @@ def _name_base(source: str, bases: dict[str, str], step: str) -> str:
     return bases.setdefault(source, "tiny_base" if not bases else f"tiny_base_{len(bases) + 1}")
 
 
-def _shrink(info: StepInfo) -> Iterator[tuple[str, Any]]:
+def _shrink(info: StepInfo, made_up: StandIns | None, reads_characters: bool) -> Iterator[tuple[str, Any]]:
     """Yield the keys of a stage that make it small."""
     stage = info.stage
     if isinstance(stage, Training):
@@ -145,28 +158,53 @@ def _shrink(info: StepInfo) -> Iterator[tuple[str, Any]]:
             yield from {"bf16": False, "dtype": "float32"}.items()
         if stage.optim.endswith(EIGHT_BIT):
             yield "optim", stage.optim.removesuffix(EIGHT_BIT)
-        yield from _shrink_batches(stage)
+        yield from _shrink_batches(stage, reads_characters)
     if isinstance(stage, Init) and stage.model is None:
         small = {key: min(value, SHAPE[key]) for key, value in stage.config.items() if key in SHAPE}
-        yield "config", {REPLACE: True, **stage.config, **small}
-        yield "max_length", min(stage.max_length, LENGTH)
+        sizes = next((names for kind, names in FAMILIES.values() if kind == stage.config.get("model_type")), ())
+        yield "config", {REPLACE: True, **{key: SHAPE[key] for key in sizes}, **stage.config, **small}
     if isinstance(stage, Data):
-        yield "sources", _limit_rows(info)["sources"]
+        yield "sources", _limit_rows(info, made_up)["sources"]
     if isinstance(stage, Synthesize | Evaluate | MergeSearch | Rl):
         yield "max_completion_length", min(stage.max_completion_length, COMPLETION)
     if isinstance(stage, Synthesize):
-        problems = info.node.get("problems")
-        if problems is not None and all("size" in use.options for use in stage.problems):
-            yield "problems", [_use(use, size=min(use.options["size"], ROWS)) for use in stage.problems]
+        if any("size" in use.options for use in stage.problems):
+            yield "problems", [_limit_problems(use) for use in stage.problems]
+        if stage.model is not None and stage.emit != "prompts":
+            yield from _accept_any(stage).items()
+    yield from _shrink_evaluation(stage, made_up)
+    if isinstance(stage, Expectations) and stage.expect:
+        yield "expect", {REPLACE: True}
+    yield "resources", {REPLACE: True}
+
+
+def _shrink_evaluation(stage: BaseStage, made_up: StandIns | None) -> Iterator[tuple[str, Any]]:
+    """Yield the keys of a stage that compares models: few problems, and gates that stop nothing."""
     if isinstance(stage, Evaluate | EvaluateRewards | MergeSearch):
         yield "limit", PROBLEMS
         yield "num_bootstrap", 100
     if isinstance(stage, MergeSearch):
         yield "max_candidates", CANDIDATES
-    yield "resources", {REPLACE: True}
+    if isinstance(stage, Evaluate | EvaluateRewards) and stage.gate:
+        yield "gate", [_warn_only(gate) for gate in stage.gate]
+    if isinstance(stage, Evaluate | MergeSearch) and made_up is not None:
+        yield "tasks", [made_up.replace_tasks(_use(use)) for use in stage.tasks]
 
 
-def _shrink_batches(stage: Training) -> Iterator[tuple[str, Any]]:
+def _accept_any(stage: Synthesize) -> JsonObject:
+    """Return the keys by which a stage keeps samples of a random model, which earn nothing of its own rewards."""
+    rewards = [{"use": use.use, "weight": use.weight, **use.options} for use in stage.rewards]
+    arbitrary = {"use": ARBITRARY, "weight": SMALLEST}
+    return {"rewards": [*rewards, arbitrary], "min_reward": -LARGE, "min_margin": SMALLEST * SMALLEST}
+
+
+def _warn_only(gate: Gate) -> JsonObject:
+    """Return a gate that stops nothing: the numbers of random models mean nothing."""
+    written = gate.model_dump(mode="json", exclude_unset=True)
+    return {key: value for key, value in written.items() if key not in POLICY} | {"on_fail": "warn"}
+
+
+def _shrink_batches(stage: Training, reads_characters: bool) -> Iterator[tuple[str, Any]]:
     if isinstance(stage, Rl):
         group = min(stage.num_generations, 4)
         yield from {"num_generations": group, "generation_batch_size": 2 * group, "num_mini_batches": 1}.items()
@@ -180,22 +218,37 @@ def _shrink_batches(stage: Training) -> Iterator[tuple[str, Any]]:
     if "long_rows" in fields:
         yield "long_rows", "truncate"
     if (length := getattr(stage, "max_length", None)) is not None:
-        yield "max_length", min(length, LENGTH)
+        yield "max_length", min(length, LENGTH) * (CHARACTERS if reads_characters else 1)
     if getattr(stage, "eval_steps", None):
         yield "eval_steps", 1
     if getattr(stage, "validation_fraction", 0.0):
         yield "validation_fraction", 0.3
 
 
+def _limit_problems(use: ProblemsUse) -> JsonObject:
+    size = use.options.get("size")
+    return _use(use, size=min(size, ROWS)) if isinstance(size, int) else _use(use)
+
+
 def _use(use: Any, **more: Any) -> JsonObject:
     return {"use": use.use, **use.options, **more}
 
 
-def _limit_rows(info: StepInfo) -> JsonObject:
+def _limit_rows(info: StepInfo, made_up: StandIns | None) -> JsonObject:
     """Return the sources of a data step with few rows each."""
+    stage = info.stage
+    assert isinstance(stage, Data)
     written = info.stage.model_dump(mode="json", by_alias=True, exclude_unset=True)
     sources = written["sources"] if isinstance(written["sources"], list) else [written["sources"]]
+    sources = [{"from": source} if isinstance(source, str) else source for source in sources]
+    if made_up is not None:
+        sources = [
+            made_up.replace(given, source, stage.emit) for given, source in zip(sources, stage.sources, strict=True)
+        ]
     limited = [{**source, "max_rows": min(source.get("max_rows") or ROWS, ROWS)} for source in sources]
+    for source in limited:
+        if source["from"].partition(":")[0] not in SCHEMES:  # of a random model, some texts are empty
+            source["on_bad_row"] = "drop"
     kept = {key: written[key] for key in ("temperature", "on_bad_row") if key in written}
     return {"sources": limited, **kept}
 
@@ -210,7 +263,7 @@ def _make_base(source: str, recipe: Recipe, layout: Layout) -> JsonObject:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         small = {key: value for key, value in SHAPE.items() if isinstance(config.get(key), int)}
         shape = {"model_type": config.get("model_type"), **small}
-        return {"kind": "init", "config": shape, "tokenizer": source, "max_length": LENGTH}
+        return {"kind": "init", "config": shape, "tokenizer": source, "max_length": LONGEST}
     family = next((made for word, made in FAMILIES.items() if word in source.lower()), None)
     if family is None:
         known = ", ".join(dict.fromkeys(made[0] for made in FAMILIES.values()))
@@ -219,4 +272,4 @@ def _make_base(source: str, recipe: Recipe, layout: Layout) -> JsonObject:
             "fetch it, or give the recipe a profile instead"
         )
     shape = {"model_type": family[0], **{key: SHAPE[key] for key in family[1]}, "tie_word_embeddings": True}
-    return {"kind": "init", "config": shape, "max_length": LENGTH}
+    return {"kind": "init", "config": shape, "max_length": LONGEST}

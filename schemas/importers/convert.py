@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from schemas.errors import RecipeError
@@ -12,6 +12,7 @@ from schemas.importers.common.job import Job, Tool
 from schemas.importers.common.leaves import Leaves, is_off
 from schemas.importers.common.references import Places
 from schemas.importers.common.report import Entry
+from schemas.importers.common.shell import find_unset
 from schemas.importers.known_keys.trees import matches
 from schemas.importers.tools import axolotl, llama_factory, lm_eval, mergekit, open_instruct, oumi, trl, verl
 from schemas.source.tree import Mark, make_error
@@ -70,6 +71,7 @@ def import_config(files: Sequence[Path], tool: str | None, recipe: Path, devices
     except ValueError as error:  # a value that is no number where one is needed
         raise make_error(Mark(configs[0].file, 1, 1), "", str(error), "correct the value") from None
     _account_for_rest(leaves, chosen)
+    _name_unset(leaves)
     entries = (*(leaves.entries[leaf] for leaf in leaves.values), *leaves.defaults)
     return Imported(chosen, draft.write(chosen.title), entries)
 
@@ -112,7 +114,7 @@ def _account_for_rest(leaves: Leaves, tool: Tool) -> None:
             leaves.harmless(leaf, harmless)
         elif unsupported is not None:
             leaves.unsupported(leaf, unsupported)
-        elif matches(plain, tool.known) is not None or matches(_above(plain), tool.known) is not None:
+        elif matches(plain, tool.known) or matches(_above(plain), tool.known) or _is_part_of_known(plain, tool.known):
             if is_off(value):
                 leaves.harmless(leaf, "is off, or the default")
             else:
@@ -122,6 +124,23 @@ def _account_for_rest(leaves: Leaves, tool: Tool) -> None:
             near = find_nearest(plain, tool.known) or find_nearest(last, (key.rpartition(".")[2] for key in tool.known))
             hint = f"did you mean `{near}`? " if near else ""
             leaves.account(leaf, "unknown", f"{hint}{tool.title} has no such key; the recipe is written without it")
+
+
+def _name_unset(leaves: Leaves) -> None:
+    """Say of mapped values which variable of the script nothing sets."""
+    for leaf, entry in leaves.entries.items():
+        listed = entry.value if isinstance(entry.value, list) else [entry.value]
+        unset = next((name for value in listed if (name := find_unset(value))), None)
+        if unset is not None and entry.status == "mapped":
+            note = f"nothing sets {unset}: correct the recipe, or set it in the input; {entry.note}"
+            leaves.entries[leaf] = replace(entry, status="not supported", note=note)
+
+
+def _is_part_of_known(key: str, known: frozenset[str]) -> bool:
+    """Return whether a key is below one that the tool knows, and of whose parts nothing is known."""
+    parts = key.split(".")
+    above = (".".join(parts[:count]) for count in range(1, len(parts)))
+    return any(matches(one, known) and not any(k.startswith(f"{one}.") for k in known) for one in above)
 
 
 def _above(key: str) -> str:

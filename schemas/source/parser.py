@@ -33,9 +33,9 @@ def read_source(path: Path, name: str | None = None) -> Node:
     return parse_text(read_text(path, file), file)
 
 
-def parse_text(text: str, file: str) -> Node:
-    """Return the tree of a text whose top level is a map. Raise RecipeError."""
-    root = parse_value(text, Mark(file, 1, 1))
+def parse_text(text: str, file: str, *, empty_keys: bool = False) -> Node:
+    """Return the tree of a text whose top level is a map; `empty_keys` allows `{"": 0}`. Raise RecipeError."""
+    root = parse_value(text, Mark(file, 1, 1), empty_keys=empty_keys)
     if root.value is None:
         raise make_error(Mark(file, 1, 1), "", "the recipe is empty", "start with `name:` and `stages:`")
     if not root.is_map:
@@ -43,7 +43,7 @@ def parse_text(text: str, file: str) -> Node:
     return root
 
 
-def parse_value(text: str, start: Mark) -> Node:
+def parse_value(text: str, start: Mark, *, empty_keys: bool = False) -> Node:
     """Return the tree of any single YAML document. Raise RecipeError."""
     if odd := _UNPRINTABLE.search(text):
         raise make_error(
@@ -52,7 +52,7 @@ def parse_value(text: str, start: Mark) -> Node:
             f"character U+{ord(odd[0]):04X} is not allowed",
             "remove it; in a double-quoted string it may be written as an escape",
         )
-    builder = _Builder(start)
+    builder = _Builder(start, empty_keys)
     try:
         for event in yaml.parse(text, Loader=_LOADER):
             builder.take(event)
@@ -92,8 +92,8 @@ class _Frame:
 class _Builder:
     """Puts events together into nodes, without recursion."""
 
-    def __init__(self, start: Mark):
-        self.start = start
+    def __init__(self, start: Mark, empty_keys: bool = False):
+        self.start, self.empty_keys = start, empty_keys
         self.root: Node | None = None
         self.stack: list[_Frame] = []
         self.anchors: dict[str, tuple[Node, int, int]] = {}
@@ -142,7 +142,7 @@ class _Builder:
         return self._add(Node(value, mark), event.anchor, 1, len(event.value))
 
     def _key(self, frame: _Frame, text: str, mark: Mark) -> None:
-        if not text:
+        if not text and not self.empty_keys:
             raise make_error(mark, frame.path, "a key is empty", "write a word before the colon")
         if text in frame.items:
             first = frame.items[text].where.line

@@ -3,10 +3,13 @@
 import heapq
 
 from schemas.errors import Problem
+from schemas.references import STAND_INS
 from schemas.source.limits import MAX_PROBLEMS
 from schemas.source.tree import join_path, make_problem
 from schemas.steps.step_info import Port, StepInfo, replace_parts
 from schemas.suggestions import suggest
+
+STATE = ".posttrain"
 
 
 def check_graph(infos: dict[str, StepInfo], problems: list[Problem]) -> dict[str, StepInfo]:
@@ -109,7 +112,10 @@ def _describe_outputs(info: StepInfo) -> str:
 
 
 def _is_own(source: str) -> bool:
-    return source.startswith("path:") and ".posttrain" in source.removeprefix("path:").replace("\\", "/").split("/")
+    parts = source.removeprefix("path:").replace("\\", "/").split("/")
+    if not source.startswith("path:") or STATE not in parts:
+        return False
+    return parts[parts.index(STATE) + 1 :][:1] != [STAND_INS]
 
 
 def _suggest_fitting(port: Port, source: StepInfo, done: dict[str, StepInfo]) -> str:

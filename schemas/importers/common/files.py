@@ -2,23 +2,26 @@
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from schemas.base import JsonObject
 from schemas.errors import RecipeError
+from schemas.importers.common.shell import fill, join_sums
 from schemas.source.files import read_text
 from schemas.source.parser import parse_text, parse_value
 from schemas.source.tree import Mark, make_error
 
 ASSIGNMENT = re.compile(r"(?:export\s+|local\s+|readonly\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
-VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
+LISTED = re.compile(r"(?:export\s+|local\s+|readonly\s+|declare\s+-a\s+)?([A-Za-z_]\w*)(\+?)=\((.*)\)", re.DOTALL)
+OPENED = re.compile(r"\s*(?:export\s+|local\s+|readonly\s+|declare\s+-a\s+)?[A-Za-z_]\w*\+?=\((?!\()")
+CONTINUED = re.compile(r"(?<=\s)\\\s+#.*$")
+"""A backslash at the end of a line, with a comment after it."""
+SPREAD = re.compile(r"\$\{(\w+)\[[@*]\]\}")
 OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_][\w.\-/@]*)=(.*)", re.DOTALL)
 FLAG = re.compile(r"--?([A-Za-z][\w.\-]*)(?:=(.*))?", re.DOTALL)
-MAX_VALUE = 20_000
-"""Most characters of a value after its variables are written out."""
 
 
 @dataclass(frozen=True)
@@ -45,24 +48,30 @@ def read_config(path: Path) -> Config:
     if path.suffix in (".sh", ".bash") or text.startswith("#!"):
         command = find_command(text, str(path))
         return Config(str(path), path.resolve().parent, command.tree, command.words)
-    tree = parse_text(text, str(path)).plain()
+    tree = parse_text(text, str(path), empty_keys=True).plain()
     return Config(str(path), path.resolve().parent, tree)
 
 
 def find_command(text: str, file: str) -> Command:
     """Return the command with the most options. Raise RecipeError if there is none, or for an open quote."""
     variables: dict[str, str] = {}
+    lists: dict[str, list[str]] = {}
     commands: list[Command] = []
-    for number, line in _join_lines(text):
-        assigned = ASSIGNMENT.fullmatch(line.strip())
+    for number, written in _join_lines(text):
+        line = join_sums(written)
+        listed = LISTED.fullmatch(line.strip())
         try:
-            words = shlex.split(line, comments=True)
+            words = shlex.split(listed[3] if listed else line, comments=True)
         except ValueError as error:
             raise make_error(Mark(file, number, 1), "", f"not a shell command: {error}", "close the quote") from None
-        if assigned and len(words) <= 2 and words[-1].startswith(f"{assigned[1]}="):
-            variables[assigned[1]] = _fill(words[-1].partition("=")[2], variables)
+        words = [part for word in words for part in _spread(word, variables, lists)]
+        assigned = ASSIGNMENT.fullmatch(line.strip())
+        if listed:
+            lists[listed[1]] = [*(lists.get(listed[1], []) if listed[2] else []), *words]
+        elif assigned and len(words) <= 2 and words[-1].startswith(f"{assigned[1]}="):
+            variables[assigned[1]] = words[-1].partition("=")[2]
         elif words:
-            commands.append(read_command([_fill(word, variables) for word in words], Mark(file, number, 1)))
+            commands.append(read_command(words, Mark(file, number, 1)))
     best = max(commands, key=lambda command: len(command.tree), default=None)
     if best is None or not best.tree:
         advice = "give a YAML file, or a script with a command such as `python -m verl.trainer.main_ppo key=value`"
@@ -70,12 +79,18 @@ def find_command(text: str, file: str) -> Command:
     return best
 
 
+def _spread(word: str, variables: Mapping[str, str], lists: Mapping[str, list[str]]) -> list[str]:
+    """Return a word with its variables written out, or the words of the list that it stands for (`${NAME[@]}`)."""
+    match = SPREAD.fullmatch(word)
+    return lists[match[1]] if match and match[1] in lists else [fill(word, variables)]
+
+
 def _join_lines(text: str) -> Iterable[tuple[int, str]]:
     """Yield the lines of a script with their numbers; a backslash at its end, or an open quote, continues a line."""
     held, start = "", 1
     for number, line in enumerate(text.splitlines(), 1):
         start = start if held else number
-        bare = line.rstrip()
+        bare = CONTINUED.sub(r"\\", line.rstrip())
         if bare.endswith("\\") and not bare.lstrip().startswith("#"):
             held += bare[:-1] + " "
             continue
@@ -83,24 +98,17 @@ def _join_lines(text: str) -> Iterable[tuple[int, str]]:
             continue
         held += line
         try:
-            shlex.split(held, comments=True)
+            bare = " ".join(shlex.split(held, comments=True))
+            is_open = OPENED.match(held) is not None and bare.count("(") > bare.count(")")
         except ValueError:
+            is_open = True
+        if is_open:
             held += "\n"
             continue
         yield start, held
         held = ""
     if held.strip():
         yield start, held
-
-
-def _fill(word: str, variables: dict[str, str]) -> str:
-    """Return a word with the variables of the script in it; others stay as they are written."""
-
-    def value(match: re.Match[str]) -> str:
-        name = match[1] or match[3]
-        return variables.get(name, match[2] if match[2] is not None else match[0])
-
-    return VARIABLE.sub(value, word)[:MAX_VALUE]
 
 
 def read_command(words: list[str], place: Mark) -> Command:

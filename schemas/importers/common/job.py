@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from schemas.base import JsonObject
+from schemas.data_slices import parse_split
 from schemas.importers.common.draft import Draft, Line, StageDraft
 from schemas.importers.common.leaves import Leaves
 from schemas.importers.common.references import Places, refer
@@ -108,7 +110,7 @@ def _read_recomputation(value: Any) -> bool:
     return flag(value)
 
 
-def map_evaluation(stage: StageDraft, share: str, steps: str = "eval_steps", patience: str = "") -> None:
+def map_evaluation(job: Job, stage: StageDraft, share: str, steps: str = "eval_steps", patience: str = "") -> None:
     """Take over the share of rows that is held out, the interval of evaluations, and what depends on them."""
     leaves = stage.leaves
     value = leaves.get(share)
@@ -116,7 +118,10 @@ def map_evaluation(stage: StageDraft, share: str, steps: str = "eval_steps", pat
         held = 0.0 if value is None else number(value)
     except ValueError:
         held = 0.0
-    if held >= 1:
+    if held >= 1 and (rows := count_rows(job, stage.get("data"))) and held < rows:
+        stage.put("validation_fraction", float(f"{held / rows:.6g}"), f"{share}: {held:g} of {rows} rows")
+        leaves.mapped(share, f"{stage.name}.validation_fraction", f"{held:g} of {rows} rows")
+    elif held >= 1:
         advice = f"a number of rows: set stages.{stage.name}.validation_fraction to {held:g} / rows of the data"
         leaves.account(share, "not supported", advice)
     elif held > 0:
@@ -170,6 +175,38 @@ def put_sources(stage: StageDraft, port: str, sources: list[Source], source: str
     stage.put(port, value, source)
 
 
+def count_rows(job: Job, source: object) -> int | None:
+    """Return the number of lines of a JSONL file, or None for other data."""
+    reference = source.get("from") if isinstance(source, dict) else source
+    if not isinstance(reference, str) or not reference.startswith("path:") or not reference.endswith(".jsonl"):
+        return None
+    file = job.places.recipe / Path(reference.removeprefix("path:")).expanduser()
+    try:
+        with file.open("rb") as stream:
+            return sum(1 for line in stream if line.strip())
+    except OSError:
+        return None
+
+
+def put_held_out(stage: StageDraft, sources: list[Source], source: str) -> None:
+    """Write rows to evaluate on in training, as `validation`, or `eval_prompts` of a stage of kind rl."""
+    put_sources(stage, "eval_prompts" if stage.kind == "rl" else "validation", sources, source)
+
+
+def put_split(job: Job, key: str, value: str, source: Source, target: str) -> None:
+    """Write a split, or a slice of one (`train[:10%]`); of a file only the slice; anything else is not supported."""
+    try:
+        name, part = parse_split(value)
+    except ValueError as error:
+        job.leaves.account(key, "not supported", str(error))
+        return
+    is_file = str(source.get("from")).startswith("path:")
+    kept = value[len(name or "") :] if is_file else value
+    if part is not None or not is_file:
+        source["split"] = kept
+    job.leaves.mapped(key, f"{target}.split", kept or "a file has no splits")
+
+
 def map_group(job: Job, stage: StageDraft, fsdp: tuple[str, ...], deepspeed: tuple[str, ...]) -> None:
     """Take over sharding and data parallelism as `resources`, which only `--devices` above 1 needs."""
     leaves = job.leaves
@@ -178,6 +215,8 @@ def map_group(job: Job, stage: StageDraft, fsdp: tuple[str, ...], deepspeed: tup
     if job.devices > 1:
         group = {"train": {"workers": job.devices, "num_gpus": 1, "strategy": strategy}}
         stage.put("resources", group, sharded or zero or f"--devices {job.devices}")
+    if job.devices > 1 and strategy == "fsdp2":
+        use_whole_states(stage)
     for key in (*fsdp, *deepspeed):
         for leaf in leaves.leaves_of(key):
             if _is_off(leaves.values[leaf]):
@@ -189,6 +228,17 @@ def map_group(job: Job, stage: StageDraft, fsdp: tuple[str, ...], deepspeed: tup
             else:
                 why = "one device has nothing to shard" if job.devices == 1 else "posttrain wraps every block"
                 leaves.harmless(leaf, f"{why}; `--devices N` writes `resources`")
+
+
+def use_whole_states(stage: StageDraft) -> None:
+    """Write an optimiser whose states are not in 8 bits, which cannot be sharded."""
+    optim = str(stage.get("optim", ""))
+    if optim.endswith("_8bit"):
+        stage.put(
+            "optim", optim.removesuffix("_8bit"), f"{stage.lines['optim'].source}, whose states cannot be sharded"
+        )
+        note = f"{stage.name}.optim: {stage.get('optim')}; states in 8 bits cannot be sharded, use `strategy: ddp`"
+        stage.leaves.renote(f"{stage.name}.optim", note, "default differs")
 
 
 def asks_for_shards(job: Job, fsdp: tuple[str, ...], deepspeed: tuple[str, ...]) -> bool:

@@ -82,11 +82,11 @@ class Leaves:
         """Record that the recipe needs nothing for a key."""
         self.account(key, "harmless", why)
 
-    def renote(self, target: str, note: str) -> None:
+    def renote(self, target: str, note: str, status: Status = "mapped") -> None:
         """Replace what is noted about keys that became `target` of the recipe."""
         for leaf, entry in self.entries.items():
             if entry.status == "mapped" and entry.note.partition(":")[0] == target:
-                self.entries[leaf] = replace(entry, note=note)
+                self.entries[leaf] = replace(entry, note=note, status=status)
 
     def unsupported(self, key: str, advice: str) -> None:
         """Record that a key has no counterpart, and what to do; a feature that is off needs none."""

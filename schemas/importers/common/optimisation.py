@@ -75,8 +75,9 @@ def map_optimisation(stage: StageDraft, names: Names) -> None:
     if stage.get("optim") == "adafactor":
         for key in (names.beta1, names.beta2):
             stage.leaves.account(key, "harmless", "Adafactor has no such number")
-    stage.copy(names.beta1, "adam_beta1", number)
-    stage.copy(names.beta2, "adam_beta2", number)
+    else:
+        stage.copy(names.beta1, "adam_beta1", number)
+        stage.copy(names.beta2, "adam_beta2", number)
     epsilon = stage.leaves.get(names.epsilon)
     if epsilon is not None:
         is_same = str(epsilon) in ("1e-8", "1e-08", "1.0e-8", "1.0e-08")
@@ -172,9 +173,20 @@ def map_steps(stage: StageDraft, epochs: str, steps: str, default_epochs: float)
     if given is not None and _is_positive(given):
         stage.copy(steps, "max_steps", whole)
         leaves.harmless(epochs, f"{steps} comes before it")
+        _end_in_warmup(stage)
         return
     leaves.harmless(steps, "no number of steps: the epochs count")
     stage.copy(epochs, "num_train_epochs", number, default_epochs)
+
+
+def _end_in_warmup(stage: StageDraft) -> None:
+    """Write a training that ends before its warm-up does: it warms up to the rate that it would have reached."""
+    warmup, steps = stage.get("warmup_steps", 0), stage.get("max_steps")
+    if isinstance(steps, int) and warmup > steps:
+        source = f"{stage.lines['warmup_steps'].source}: {steps} of {warmup} steps"
+        stage.put("learning_rate", float(f"{stage.get('learning_rate') * steps / warmup:.6g}"), source)
+        stage.put("warmup_steps", steps, source)
+        stage.leaves.renote(f"{stage.name}.warmup_steps", f"{stage.name}.learning_rate, warmup_steps: {source}")
 
 
 def _is_positive(value: Any) -> bool:

@@ -1,10 +1,9 @@
 """Iterations of reinforcement learning: completions, groups, mini-batches and steps of other tools."""
 
 import math
-from pathlib import Path
 
 from schemas.importers.common.draft import StageDraft
-from schemas.importers.common.job import Job
+from schemas.importers.common.job import Job, count_rows
 
 UNKNOWN_STEPS = 100
 """Iterations of a recipe where the number of prompts is unknown."""
@@ -46,16 +45,3 @@ def put_iterations(
             leaves.account(epochs_key, "not supported", advice)
         else:
             leaves.state_default(epochs_key, epochs, advice)
-
-
-def count_rows(job: Job, source: object) -> int | None:
-    """Return the number of lines of a JSONL file, or None for other data."""
-    reference = source.get("from") if isinstance(source, dict) else source
-    if not isinstance(reference, str) or not reference.startswith("path:") or not reference.endswith(".jsonl"):
-        return None
-    file = job.places.recipe / Path(reference.removeprefix("path:")).expanduser()
-    try:
-        with file.open("rb") as stream:
-            return sum(1 for line in stream if line.strip())
-    except OSError:
-        return None

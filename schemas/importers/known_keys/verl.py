@@ -21,6 +21,8 @@ model_dtype offload_policy optimizer_offload param_offload reshard_after_forward
 ulysses_sequence_parallel_size use_orig_params use_torch_compile
 """,
         "actor_rollout_ref.actor.fsdp_config.wrap_policy": "min_num_params",
+        "actor_rollout_ref.actor.megatron": "**",
+        "actor_rollout_ref.actor.profiler": "**",
         "actor_rollout_ref.actor.optim": """
 betas clip_grad lr lr_decay_steps lr_decay_style lr_scheduler_type lr_warmup_init lr_warmup_steps
 lr_warmup_steps_ratio lr_wsd_decay_steps lr_wsd_decay_style min_lr min_lr_ratio num_cycles optimizer optimizer_impl

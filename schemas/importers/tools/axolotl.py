@@ -14,7 +14,9 @@ from schemas.importers.common.job import (
     map_model,
     map_reporting,
     map_seed,
+    put_held_out,
     put_sources,
+    put_truncation,
 )
 from schemas.importers.common.optimisation import Names, map_batch, map_optimisation, map_precision, map_steps
 from schemas.importers.common.pair_losses import LOSSES, set_pair_losses
@@ -53,15 +55,15 @@ def convert(job: Job) -> None:
     if "data" not in stage.lines and "prompts" not in stage.lines:
         raise job.fail("datasets", "the configuration names no data that can be read", "add `datasets: [{path: …}]`")
     map_optimisation(stage, NAMES)
-    if leaves.has("cosine_min_lr_ratio") and stage.get("lr_scheduler_type") in (None, "cosine"):
-        stage.copy("cosine_min_lr_ratio", "min_lr_ratio", number)
-        stage.put("lr_scheduler_type", "cosine_with_min_lr", "cosine_min_lr_ratio")
+    _map_last_rate(stage)
     if kind == "rl":
         map_rl(job, stage, "trl.", "micro_batch_size", "num_epochs")
     else:
         map_steps(stage, "num_epochs", "max_steps", 1.0)
         map_batch(stage, "micro_batch_size", "gradient_accumulation_steps", job.devices, 1)
         stage.copy("sequence_len", "max_length", whole, 512)
+        if leaves.has("excess_length_strategy") and leaves.get("excess_length_strategy") != "drop":
+            put_truncation(stage, "excess_length_strategy", leaves.get("excess_length_strategy") == "truncate")
     _map_masks(stage, kind)
     if kind == "sft":
         stage.copy("sample_packing", "packing", flag)
@@ -90,13 +92,24 @@ def convert(job: Job) -> None:
     map_seed(job, "seed", 42)
 
 
+def _map_last_rate(stage: StageDraft) -> None:
+    """Map the last rate of a cosine; one that ends at its first rate is constant."""
+    leaves = stage.leaves
+    if leaves.has("cosine_min_lr_ratio") and stage.get("lr_scheduler_type") in (None, "cosine"):
+        stage.copy("cosine_min_lr_ratio", "min_lr_ratio", number)
+        stage.put("lr_scheduler_type", "cosine_with_min_lr", "cosine_min_lr_ratio")
+        if stage.get("min_lr_ratio", 0) == 1:  # the last rate is the first
+            stage.put("lr_scheduler_type", "constant", "cosine_min_lr_ratio: 1")
+            del stage.lines["min_lr_ratio"]
+            leaves.renote(f"{stage.name}.min_lr_ratio", f"{stage.name}.lr_scheduler_type: constant")
+
+
 def _map_held_out(job: Job, stage: StageDraft) -> None:
     """Map the rows to evaluate on, their own or a share of the data, and the interval of evaluations."""
-    if stage.kind == "sft":
-        listed = enumerate(_list(job.leaves.get("test_datasets")))
-        sources = [map_source(job, stage, f"test_datasets.{i}") for i, _ in listed]
-        put_sources(stage, "validation", [source for source in sources if source], "test_datasets")
-    map_evaluation(stage, "val_set_size", "eval_steps", "early_stopping_patience")
+    listed = enumerate(_list(job.leaves.get("test_datasets")))
+    sources = [map_source(job, stage, f"test_datasets.{i}") for i, _ in listed]
+    put_held_out(stage, [source for source in sources if source], "test_datasets")
+    map_evaluation(job, stage, "val_set_size", "eval_steps", "early_stopping_patience")
 
 
 def _list(value: Any) -> list[Any]:

@@ -5,7 +5,7 @@ from typing import Any
 from schemas.base import JsonObject
 from schemas.importers.common.common_keys import LOADING
 from schemas.importers.common.draft import StageDraft
-from schemas.importers.common.job import Job, Source
+from schemas.importers.common.job import Job, Source, put_split
 from schemas.importers.common.references import refer
 from schemas.importers.common.templates import map_template
 from schemas.row_templates import is_template
@@ -64,9 +64,10 @@ def _copy_words(job: Job, at: str, source: Source, names: dict[str, str], stage:
     for theirs, ours in names.items():
         value = job.leaves.get(f"{at}.{theirs}")
         if isinstance(value, str):
-            source[ours] = value.partition("[")[0]
-            if "[" in value:
-                job.leaves.account(f"{at}.{theirs}", "not supported", "a part of a split: set `max_rows` of the source")
+            if ours == "split":
+                put_split(job, f"{at}.{theirs}", value, source, f"{stage.name}.data")
+            else:
+                source[ours] = value
             job.leaves.mapped(f"{at}.{theirs}", f"{stage.name}.data.{ours}")
 
 
@@ -98,7 +99,6 @@ def map_source(job: Job, stage: StageDraft, at: str) -> Source:
         return made
     _copy_words(job, at, made, {"name": "subset", "split": "split"}, stage)
     if made["from"].startswith("path:"):
-        made.pop("split", None)
         made.pop("subset", None)
     leaves.harmless(f"{at}.ds_type", "the format is detected from the rows")
     _map_format(job, stage, at, made)
@@ -138,6 +138,10 @@ def _map_format(job: Job, stage: StageDraft, at: str, made: Source) -> None:
         made["format"], columns = COLUMNS[str(kind)]
         made |= {"columns": dict(columns)} if columns else {}
         leaves.account(f"{at}.type", "mapped", note)
+    elif str(kind) == "alpaca" and _is_all_alpaca(job):
+        made["format"] = "alpaca"
+        stage.put("chat_template", "alpaca", f"{at}.type")
+        leaves.account(f"{at}.type", "mapped", f"{note}: alpaca, with its own prompts: chat_template: alpaca")
     elif head in ALPACA:
         made["format"] = "alpaca"
         leaves.account(f"{at}.type", "mapped", f"{note}: alpaca; its texts go through the model's chat template")
@@ -155,6 +159,12 @@ def _map_format(job: Job, stage: StageDraft, at: str, made: Source) -> None:
         made["columns"] = {"messages": field}
     leaves.account(f"{at}.field_messages", "mapped", f"{stage.name}.data.columns.messages")
     leaves.harmless(f"{at}.conversation", "the chat template writes conversations")
+
+
+def _is_all_alpaca(job: Job) -> bool:
+    """Return whether all rows are prompts of Alpaca, which no chat template is to be around."""
+    kinds = [leaves_type(job, f"datasets.{i}") for i, _ in enumerate(_list(job.leaves.get("datasets")))]
+    return all(kind == "alpaca" for kind in kinds) and not job.leaves.has("chat_template")
 
 
 def leaves_type(job: Job, at: str) -> Any:

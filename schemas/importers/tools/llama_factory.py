@@ -1,9 +1,12 @@
 """LLaMA-Factory's configurations, with the data sets of a `dataset_info.json` beside them."""
 
+import json
+
 from schemas.base import JsonObject
 from schemas.importers.common.adapters import LoraNames, QuantisationNames, map_adapters, map_quantisation, use_bfloat16
 from schemas.importers.common.common_keys import HARMLESS, SPEED, UNSUPPORTED
 from schemas.importers.common.draft import StageDraft
+from schemas.importers.common.factory_templates import find_template
 from schemas.importers.common.job import (
     Job,
     Source,
@@ -14,7 +17,9 @@ from schemas.importers.common.job import (
     map_model,
     map_reporting,
     map_seed,
+    put_held_out,
     put_sources,
+    put_split,
     put_truncation,
 )
 from schemas.importers.common.optimisation import Names, map_batch, map_optimisation, map_precision, map_steps
@@ -53,12 +58,14 @@ def convert(job: Job) -> None:
     map_model(job, stage, "model_name_or_path", "model_revision")
     leaves.unsupported("adapter_name_or_path", "name the adapter as `model`: it is merged into its base first")
     put_sources(stage, "data", _map_data(job, stage, method), "dataset")
+    _map_held_out(job, stage, method)
     map_optimisation(stage, Names())
     _map_other_optimisers(stage)
     map_steps(stage, "num_train_epochs", "max_steps", 3.0)
     map_batch(stage, "per_device_train_batch_size", "gradient_accumulation_steps", job.devices, 8)
     stage.copy("cutoff_len", "max_length", whole, 2048)
     put_truncation(stage, "cutoff_len", True)
+    leaves.state_default("cutoff_len", "prompt and response of a long row are both cut", "the end of it is cut off")
     if kind == "sft":
         _map_masks(stage, method)
     elif kind == "preference":
@@ -80,7 +87,7 @@ def convert(job: Job) -> None:
     if leaves.get("disable_gradient_checkpointing") is not True:
         stage.put("gradient_checkpointing", True, "disable_gradient_checkpointing")
     leaves.account("disable_gradient_checkpointing", "mapped", f"{stage.name}.gradient_checkpointing")
-    map_evaluation(stage, "val_size", "eval_steps", "early_stopping_steps")
+    map_evaluation(job, stage, "val_size", "eval_steps", "early_stopping_steps")
     map_group(job, stage, *SHARDING)
     map_seed(job, "seed", 42)
 
@@ -138,7 +145,7 @@ def _map_pairs(stage: StageDraft, method: str) -> None:
 def _map_chat(stage: StageDraft) -> None:
     leaves = stage.leaves
     if leaves.has("template"):
-        leaves.differs("template", "the model's own template; give another one as `chat_template: path:template.jinja`")
+        _map_template(stage)
     if leaves.has("default_system"):
         stage.copy("default_system", "system_prompt", str)
     thinking = leaves.get("enable_thinking")
@@ -146,6 +153,21 @@ def _map_chat(stage: StageDraft) -> None:
         stage.put("chat_template_kwargs", {"enable_thinking": flag(thinking)}, "enable_thinking")
         leaves.mapped("enable_thinking", f"{stage.name}.chat_template_kwargs")
     leaves.harmless("tool_format", "tools are written by the model's template")
+
+
+def _map_template(stage: StageDraft) -> None:
+    """Write the chat template of a name, where it has the same text and loss for conversations without tools."""
+    template = find_template(str(stage.leaves.get("template")))
+    if stage.get("data") and '"tools"' in json.dumps(stage.get("data")):
+        template = None
+    if stage.name == NAMES["pt"]:
+        stage.leaves.harmless("template", "plain texts have none")
+    elif template is None:
+        ours = "the model's own template; give another one as `chat_template: path:template.jinja`"
+        stage.leaves.differs("template", ours)
+    else:
+        stage.put("chat_template", template, "template")
+        stage.leaves.mapped("template", f"{stage.name}.chat_template")
 
 
 def _map_data(job: Job, stage: StageDraft, method: str) -> list[Source]:
@@ -168,6 +190,18 @@ def _map_data(job: Job, stage: StageDraft, method: str) -> list[Source]:
     return sources
 
 
+def _map_held_out(job: Job, stage: StageDraft, method: str) -> None:
+    """Map the data sets to evaluate on."""
+    names = words(job.leaves.get("eval_dataset", ""))
+    sources = [_make_source(job, stage, name, method, "eval_dataset") for name in names]
+    limit = job.leaves.get("max_samples")
+    for source in sources if limit is not None else ():
+        source["max_rows"] = whole(limit)
+    put_held_out(stage, sources, "eval_dataset")
+    if sources:
+        job.leaves.mapped("eval_dataset", f"{stage.name}.validation", ", ".join(source["from"] for source in sources))
+
+
 def _map_shares(job: Job, stage: StageDraft, sources: list[Source]) -> None:
     leaves, weights = job.leaves, job.leaves.get("interleave_probs")
     listed = words(weights) if weights is not None else []
@@ -181,7 +215,7 @@ def _map_shares(job: Job, stage: StageDraft, sources: list[Source]) -> None:
     )
 
 
-def _make_source(job: Job, stage: StageDraft, name: str, method: str) -> Source:
+def _make_source(job: Job, stage: StageDraft, name: str, method: str, key: str = "dataset") -> Source:
     """Return the source of a name: as dataset_info.json says, else a file or a data set of that name."""
     leaves, info = job.leaves, job.infos.get(name)
     if not isinstance(info, dict):
@@ -190,7 +224,7 @@ def _make_source(job: Job, stage: StageDraft, name: str, method: str) -> Source:
             if job.places.find(candidate) is not None:
                 return {"from": refer(candidate, job.places)}
         note = f"dataset_info.json has no `{name}`: give it with the configuration; taken as a file of that name"
-        leaves.account("dataset", "not supported", note)
+        leaves.account(key, "not supported", note)
         return {"from": f"path:./{name}.json"}
     source: Source = {}
     if isinstance(info.get("hf_hub_url"), str):
@@ -200,9 +234,10 @@ def _make_source(job: Job, stage: StageDraft, name: str, method: str) -> Source:
         place = leaves.get("dataset_dir", "data")
         existing = next((c for c in (f"{place}/{file}", file) if job.places.find(c) is not None), f"{place}/{file}")
         source["from"] = refer(existing, job.places)
-    for theirs, ours in (("subset", "subset"), ("split", "split")):
-        if isinstance(info.get(theirs), str) and source["from"].startswith("hub:"):
-            source[ours] = info[theirs]
+    if isinstance(info.get("subset"), str) and source["from"].startswith("hub:"):
+        source["subset"] = info["subset"]
+    if isinstance(info.get("split"), str):
+        put_split(job, "", info["split"], source, f"{stage.name}.data")
     if isinstance(info.get("num_samples"), int):
         source["max_rows"] = info["num_samples"]
     _map_columns(job, name, info, source, method)

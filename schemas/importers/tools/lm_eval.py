@@ -4,8 +4,8 @@ from typing import Any
 
 from schemas.base import JsonObject
 from schemas.importers.common.common_keys import DEVICE, FOLDERS, SPEED, TRACKING
-from schemas.importers.common.draft import StageDraft
-from schemas.importers.common.job import Job, Tool, map_seed
+from schemas.importers.common.draft import Line, StageDraft
+from schemas.importers.common.job import Job, Tool
 from schemas.importers.common.references import refer
 from schemas.importers.common.values import number, whole, words
 from schemas.importers.known_keys.trees import list_keys, spread
@@ -29,6 +29,9 @@ trackio_args seed trust_remote_code confirm_run_unsafe_code metadata
     }
 )
 
+EXAMPLES = 1234
+"""Seed by which lm-eval draws few-shot examples unless the configuration has another one."""
+
 
 def convert(job: Job) -> None:
     """Write the recipe of a configuration."""
@@ -39,7 +42,22 @@ def convert(job: Job) -> None:
         raise job.fail("model_args", "the configuration names no model", "add `model_args: {pretrained: org/name}`")
     _map_model(job, stage, arguments)
     _map_tasks(job, stage)
-    map_seed(job, "seed", None)
+    job.draft.seed = _read_seeds(job)[0]
+
+
+def _read_seeds(job: Job) -> tuple[Line | None, int]:
+    """Return the seed of the recipe and that of the examples: one for all, or the first and the last of four."""
+    given = job.leaves.get("seed")
+    try:
+        values = [whole(value) for value in words(given)] if given is not None else []
+    except ValueError as error:
+        job.leaves.account("seed", "not supported", f"{error}; set `seed`, of the recipe and of the task")
+        return None, EXAMPLES
+    if not values:
+        return None, EXAMPLES
+    of_examples = values[0] if len(values) == 1 else values[3] if len(values) > 3 else EXAMPLES
+    job.leaves.mapped("seed", "seed", f"{values[0]}, and {of_examples} of the examples")
+    return Line(values[0], "seed"), of_examples
 
 
 def _map_model(job: Job, stage: StageDraft, arguments: JsonObject) -> None:
@@ -106,6 +124,9 @@ def _map_tasks(job: Job, stage: StageDraft) -> None:
     if leaves.has("include_path"):
         task["include_path"] = refer(leaves.get("include_path"), job.places)
         leaves.mapped("include_path", f"{stage.name}.tasks.include_path", task["include_path"])
+    of_examples = _read_seeds(job)[1]
+    if of_examples != EXAMPLES:
+        task["seed"] = of_examples
     stage.put("tasks", [task], "tasks")
     if leaves.has("system_instruction"):
         stage.copy("system_instruction", "system_prompt", str)

@@ -257,6 +257,15 @@ async_steps inflight_updates timeout compile_model
 dataset_skip_cache dataset_local_cache_dir dataset_cache_mode dataset_transform_fn cache_*
 """,
     )
+    | spread(
+        "of the launcher mason.py, which starts the command on a cluster",
+        """
+artifact_ttl auto_checkpoint_state_dir auto_output_dir_path beaker_datasets budget cluster description env gpus
+hostname image max_retries mount_docker_socket no_auto_dataset_cache no_hf_cache_env no_host_networking no_mount_nfs
+no_try_launch_beaker_eval_jobs no_try_launch_beaker_eval_jobs_on_weka nohostnetworking non_resumable num_processes
+preemptible priority pure_docker_mode secret shared_memory task_name workspace deepspeed_multinode_launcher
+""",
+    )
     | {"push_to_hub": PUBLISH},
     UNSUPPORTED | {"load_balancing_loss": "mixtures of experts have no loss for balance here"},
 )

@@ -13,7 +13,10 @@ from schemas.importers.common.job import (
     map_model,
     map_reporting,
     map_seed,
+    put_held_out,
     put_sources,
+    put_split,
+    use_whole_states,
 )
 from schemas.importers.common.optimisation import Names, map_batch, map_dtype, map_optimisation, map_steps
 from schemas.importers.common.pair_losses import set_pair_losses
@@ -101,14 +104,25 @@ def convert(job: Job) -> None:
     map_quantisation(stage, QUANTISATION, sharded=job.devices > 1 and _shards(job))
     names = {"save": f"{T}save_steps", "log": f"{T}logging_steps", "recompute": f"{T}enable_gradient_checkpointing"}
     map_reporting(stage, names)
+    _map_held_out(job, stage)
     if kind != "rl":
-        map_evaluation(stage, "data.validation.share", f"{T}eval_steps")
+        map_evaluation(job, stage, "data.validation.share", f"{T}eval_steps")
     for key in ("eval_strategy", "eval_steps"):
         leaves.harmless(f"{T}{key}", "nothing is held out; `validation_fraction` would")
     for part in ("data.validation", "data.test"):
         leaves.unsupported(part, "hold out rows with `validation_fraction`, or add an `evaluate` stage")
     _map_groups(job, stage)
     map_seed(job, f"{T}seed", 42)
+
+
+def _map_held_out(job: Job, stage: StageDraft) -> None:
+    """Map the rows to evaluate on; oumi evaluates in training unless `eval_strategy` is off."""
+    at = "data.validation"
+    if str(job.leaves.get(f"{T}eval_strategy", "no")).lower() == "no":
+        job.leaves.harmless(at, f"nothing is evaluated: {T}eval_strategy is off")
+        return
+    put_held_out(stage, _list_sources(job, stage, at), f"{at}.datasets")
+    job.leaves.harmless(at, LOADING)
 
 
 def _map_groups(job: Job, stage: StageDraft) -> None:
@@ -123,6 +137,7 @@ def _map_groups(job: Job, stage: StageDraft) -> None:
     if shards and job.devices > 1:
         group = {"train": {"workers": job.devices, "num_gpus": 1, "strategy": "fsdp2"}}
         stage.put("resources", group, switch)
+        use_whole_states(stage)
 
 
 def _shards(job: Job) -> bool:
@@ -132,11 +147,7 @@ def _shards(job: Job) -> bool:
 
 def _map_data(job: Job, stage: StageDraft, port: str) -> None:
     leaves, at = job.leaves, "data.train"
-    sources: list[Source] = []
-    listed = leaves.get(f"{at}.datasets")
-    for index, item in enumerate(listed if isinstance(listed, list) else []):
-        if isinstance(item, dict) and (source := _make_source(job, stage, f"{at}.datasets.{index}", item)):
-            sources.append(source)
+    sources = _list_sources(job, stage, at)
     if not sources:
         advice = "add `data: {train: {datasets: [{dataset_name: …}]}}`"
         raise job.fail("data.train.datasets", "the configuration names no data that can be read", advice)
@@ -145,6 +156,13 @@ def _map_data(job: Job, stage: StageDraft, port: str) -> None:
         stage.copy(f"{at}.pack", "packing", flag)
     for key in ("stream", "seed", "use_torchdata", "use_async_dataset", "mixture_strategy", "target_col"):
         leaves.harmless(f"{at}.{key}", LOADING)
+
+
+def _list_sources(job: Job, stage: StageDraft, at: str) -> list[Source]:
+    listed = job.leaves.get(f"{at}.datasets")
+    items = enumerate(listed if isinstance(listed, list) else [])
+    made = [_make_source(job, stage, f"{at}.datasets.{i}", item) for i, item in items if isinstance(item, dict)]
+    return [source for source in made if source]
 
 
 def _make_source(job: Job, stage: StageDraft, at: str, item: JsonObject) -> Source:
@@ -160,11 +178,14 @@ def _make_source(job: Job, stage: StageDraft, at: str, item: JsonObject) -> Sour
         return {}
     leaves.mapped(key, f"{stage.name}.data.from", source["from"])
     leaves.harmless(f"{at}.dataset_name", "a class of oumi that reads the path; the format is detected")
-    for theirs, ours in (("subset", "subset"), ("split", "split")):
-        value = item.get(theirs)
-        if value and source["from"].startswith("hub:") and not (ours == "split" and value == "train"):
-            source[ours] = str(value)
-        leaves.account(f"{at}.{theirs}", "mapped", f"{stage.name}.data.{ours}")
+    if item.get("subset") and source["from"].startswith("hub:"):
+        source["subset"] = str(item["subset"])
+    leaves.account(f"{at}.subset", "mapped", f"{stage.name}.data.subset")
+    if item.get("split"):
+        put_split(job, f"{at}.split", str(item["split"]), source, f"{stage.name}.data")
+        if source.get("split") == "train":
+            source.pop("split")
+    leaves.account(f"{at}.split", "mapped", f"{stage.name}.data.split")
     if item.get("sample_count") is not None:
         source["max_rows"] = whole(leaves.mapped(f"{at}.sample_count", f"{stage.name}.data.max_rows"))
     if item.get("mixture_proportion") is not None:

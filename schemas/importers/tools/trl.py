@@ -14,7 +14,9 @@ from schemas.importers.common.job import (
     map_model,
     map_reporting,
     map_seed,
+    put_held_out,
     put_sources,
+    put_split,
     put_truncation,
 )
 from schemas.importers.common.optimisation import (
@@ -96,15 +98,24 @@ def convert(job: Job) -> None:
     map_quantisation(stage, QUANTISATION, sharded=asks_for_shards(job, *SHARDING))
     leaves.harmless("lora_task_type", "found from the stage")
     map_reporting(stage)
+    if leaves.get("eval_strategy") in ("steps", "epoch"):
+        put_held_out(stage, _make_held_out(job, sources), "dataset_test_split")
     if kind != "rl":
-        map_evaluation(stage, "test_split_size")
-    leaves.harmless(
-        "dataset_test_split", "rows are held out with `validation_fraction`; a data set of its own is not read"
-    )
+        map_evaluation(job, stage, "test_split_size")
+    leaves.harmless("dataset_test_split", "nothing is evaluated: `eval_strategy` is off")
     for key in ("eval_strategy", "eval_steps", "num_generations_eval"):
         leaves.harmless(key, "give `eval_prompts` to evaluate in training")
     map_group(job, stage, *SHARDING)
     map_seed(job, "seed", 42)
+
+
+def _make_held_out(job: Job, sources: list[Source]) -> list[Source]:
+    """Return the rows that TRL evaluates on: another split of its only data set of the hub."""
+    if len(sources) != 1 or not job.leaves.has("dataset_name") or not sources[0]["from"].startswith("hub:"):
+        return []
+    held_out = {key: value for key, value in sources[0].items() if key != "split"}
+    put_split(job, "dataset_test_split", str(job.leaves.get("dataset_test_split", "test")), held_out, "validation")
+    return [held_out]
 
 
 def find_trainer(job: Job) -> str:
@@ -155,7 +166,10 @@ def map_data(job: Job, stage: StageDraft) -> list[Source]:
     for name, share in mixer.items() if isinstance(mixer, dict) else ():
         source = {"from": refer(name, job.places)}
         sources.append(source)
-        is_whole = share in (1, 1.0, None)
+        is_whole, percent = share in (1, 1.0, None), 100 * number(1 if share is None else share)
+        if not is_whole and percent == int(percent):
+            source["split"] = f"train[:{int(percent)}%]" if source["from"].startswith("hub:") else f"[:{int(percent)}%]"
+            leaves.mapped(f"dataset_mixer.{name}", f"{stage.name}.data.split")
         advice = f"the share {share} of the rows: set `max_rows` of the source"
         leaves.account(
             f"dataset_mixer.{name}", "mapped" if is_whole else "not supported", source["from"] if is_whole else advice
@@ -181,11 +195,13 @@ def _make_source(job: Job, stage: StageDraft, key: str, names: dict[str, str]) -
         value = leaves.get(theirs)
         if value is None:
             leaves.harmless(theirs, "is the default")
+        elif ours == "split":
+            put_split(job, theirs, str(value), source, f"{stage.name}.data")
+            if source.get("split") == "train":
+                source.pop("split")
         elif source["from"].startswith("hub:"):
-            if ours != "split" or value != "train":
-                source[ours] = str(value).partition("[")[0]
-            cut = "[" in str(value)
-            leaves.account(theirs, "not supported" if cut else "mapped", "set `max_rows`" if cut else f"data.{ours}")
+            source[ours] = str(value)
+            leaves.account(theirs, "mapped", f"data.{ours}")
         else:
             leaves.harmless(theirs, "a file has no parts")
     return source

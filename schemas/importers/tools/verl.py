@@ -8,7 +8,7 @@ from schemas.importers.common.optimisation import Names, map_optimisation
 from schemas.importers.common.references import refer
 from schemas.importers.common.rewards import BUILT_IN, find_function_in_file
 from schemas.importers.common.rollouts import put_iterations, put_rollouts
-from schemas.importers.common.values import number, whole
+from schemas.importers.common.values import mapping, number, whole
 from schemas.importers.known_keys.verl import KEYS
 from schemas.importers.tools.verl_keys import HARMLESS, UNSUPPORTED
 from schemas.importers.tools.verl_sft import convert_sft, map_lora
@@ -75,6 +75,10 @@ def _convert_rl(job: Job) -> None:
     if leaves.has(f"{OPTIM}warmup_style") and not leaves.has(NAMES.schedule):
         stage.copy(f"{OPTIM}warmup_style", "lr_scheduler_type", str)
     _map_rates(stage)
+    options = "data.apply_chat_template_kwargs"
+    if leaves.get(options):
+        stage.put("chat_template_kwargs", mapping(leaves.get(options)), options)
+        leaves.mapped(options, f"{stage.name}.chat_template_kwargs")
     stage.copy("data.max_response_length", "max_completion_length", whole, 512)
     leaves.harmless(f"{R}response_length", "data.max_response_length says it")
     leaves.unsupported("data.max_prompt_length", "prompts are never cut; drop long ones in a curate stage")

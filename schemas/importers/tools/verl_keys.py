@@ -22,7 +22,7 @@ data.return_full_prompt global_profiler.** reward_model.launch_reward_fn_async
     | spread(
         FOLDERS,
         """
-trainer.default_local_dir trainer.default_hdfs_dir trainer.checkpoint.**
+config_path config_name config_dir trainer.default_local_dir trainer.default_hdfs_dir trainer.checkpoint.**
 """,
     )
     | spread(
@@ -42,8 +42,8 @@ trainer.resume_mode trainer.resume_from_path trainer.resume_from_checkpoint
     | spread(
         LOADING,
         """
-data.shuffle data.dataloader_num_workers data.filter_overlong_prompts_workers data.use_shm data.custom_cls.*
-data.balance_dp_token data.image_key data.video_key data.apply_chat_template_kwargs data.trust_remote_code
+data.shuffle data.dataloader_num_workers data.filter_overlong_prompts_workers data.use_shm
+data.balance_dp_token data.image_key data.video_key data.trust_remote_code
 """,
     )
     | spread(

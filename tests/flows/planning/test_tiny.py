@@ -12,36 +12,27 @@ from flows.planning.tiny import COMPLETION, ROWS, STEPS, derive_tiny
 from flows.runs.start import start_run
 from lineage.layout import Layout
 from schemas.errors import PlanError
-from schemas.importers.convert import import_config
+from schemas.importers.convert import TOOLS, import_config
 from schemas.package import ROOT
 from schemas.recipe.load import load_recipe
 
 FIXTURES = ROOT / "tests/schemas/importers/fixtures"
-LOCAL = [
-    *(
-        "axolotl/dpo.yaml",
-        "axolotl/grpo.yaml",
-        "axolotl/lora_chat.yaml",
-        "axolotl/misspelt.yaml",
-        "axolotl/pretrain.yaml",
-    ),
-    *(
-        f"llama-factory/{name}.yaml"
-        for name in ("dpo", "full_deepspeed", "kto", "lora_sft", "misspelt", "pretrain", "qlora")
-    ),
-    *(f"mergekit/{name}.yaml" for name in ("linear_misspelt", "slerp", "ties")),
-    *("open-instruct/dpo.yaml", "open-instruct/grpo.sh", "open-instruct/sft.yaml"),
-    *(f"oumi/{name}.yaml" for name in ("dpo", "grpo", "lora_fsdp", "qlora", "sft_full")),
-    *(f"trl/{name}.yaml" for name in ("dpo", "grpo", "kto", "misspelt_sft", "sft_lora")),
-    *("verl/grpo.sh", "verl/misspelt.sh", "verl/ppo.yaml", "verl/sft.yaml", "verl/sft_multiturn.sh"),
-]
-"""Configurations whose data are files here."""
-QUICK = ("axolotl/lora_chat.yaml", "trl/grpo.yaml")
+CASES = sorted(f"{f.parent.name}/{f.name}" for f in FIXTURES.glob("*/*") if f.parent.name in TOOLS)
+QUICK = ("axolotl/qlora_fsdp.yaml", "lm-eval/choices.sh", "trl/grpo.yaml")
+"""Of data that are not here, of tasks of lm-eval whose data are not here, and of files."""
 
 
 def small(path, tmp_path):
     recipe = load_recipe(path)
     return recipe, load_recipe(path, top=derive_tiny(recipe, Layout(tmp_path)))
+
+
+def run_small(path, folder):
+    """Run a recipe as `--stand-ins` does; the run must end well."""
+    layout = Layout(folder)
+    plan = plan_recipe(path, layout, stand_ins=True)
+    printed = io.StringIO()
+    assert start_run(plan, layout, "inprocess", Console(file=printed, width=200)) == 0, printed.getvalue()
 
 
 @pytest.mark.parametrize("name", ["chats", "quickstart", "steps"])
@@ -71,7 +62,7 @@ stages:
     assert (base.config["model_type"], base.config["num_hidden_layers"]) == ("qwen2", 2)
     assert [port.steps for port in tiny.ports("dpo") if port.path == "reference"] == [("tiny_base",)]
     sft = tiny.stages["sft"]
-    assert (sft.model, sft.optim, sft.max_length, sft.use_peft) == ("tiny_base", "adamw", 512, True)
+    assert (sft.model, sft.optim, sft.max_length, sft.use_peft) == ("tiny_base", "adamw", 2048, True)
     assert (sft.warmup_steps, sft.gradient_accumulation_steps, sft.long_rows) == (0, 1, "truncate")
 
 
@@ -83,8 +74,47 @@ def test_an_unknown_family_is_refused_by_name(tmp_path):
         small(tmp_path / "r.yaml", tmp_path)
 
 
+def test_the_numbers_of_random_models_stop_nothing(tmp_path):
+    (tmp_path / "r.yaml").write_text("""
+stages:
+  base: {kind: init}
+  pairs:
+    kind: synthesize
+    emit: preference_pairs
+    problems: [{use: reasoning_gym, family: chain_sum, size: 900, split: train}]
+    model: base
+    rewards: [{use: answers.exact, weight: 2.0}]
+  clean: {kind: curate, data: pairs, expect: {rows: ">= 500"}}
+  exam:
+    kind: evaluate
+    models: {first: base, second: base}
+    tasks: [{use: reasoning_gym, family: chain_sum, size: 50, split: test}]
+    gate: {metric: accuracy, against: first, min_delta: 0.1, on_fail: branch, branch: [again]}
+  again: {kind: sft, model: base, data: hub:lab/rows, after: [exam]}
+""")
+    _, tiny = small(tmp_path / "r.yaml", tmp_path)
+    assert [use.use for use in tiny.stages["pairs"].rewards] == ["answers.exact", "arbitrary.from_text"]
+    assert tiny.stages["pairs"].min_reward < -1
+    assert tiny.stages["clean"].expect == {}
+    assert (tiny.stages["exam"].gate[0].on_fail, tiny.stages["exam"].gate[0].branch) == ("warn", [])
+
+
+def test_pairs_are_made_of_completions_that_earn_nothing(tmp_path):
+    (tmp_path / "r.yaml").write_text("""
+stages:
+  base: {kind: init, config: {model_type: qwen3, hidden_size: 64}}
+  pairs:
+    kind: synthesize
+    emit: preference_pairs
+    problems: [{use: reasoning_gym, family: chain_sum, size: 900, split: train}]
+    model: base
+  tuned: {kind: preference, model: base, data: pairs, max_steps: 9}
+""")
+    run_small(tmp_path / "r.yaml", tmp_path)
+
+
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in LOCAL]
+    "case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES]
 )
 def test_an_imported_configuration_runs(case, tmp_path, monkeypatch):
     for name in ("data", "my_rewards"):
@@ -95,7 +125,4 @@ def test_an_imported_configuration_runs(case, tmp_path, monkeypatch):
     shutil.copyfile(FIXTURES / case, config)
     made = import_config([config], None, tmp_path / "recipe.yaml")
     (tmp_path / "recipe.yaml").write_text(made.text)
-    layout = Layout(tmp_path)
-    plan = plan_recipe(tmp_path / "recipe.yaml", layout, tiny=True)
-    printed = io.StringIO()
-    assert start_run(plan, layout, "inprocess", Console(file=printed, width=200)) == 0, printed.getvalue()
+    run_small(tmp_path / "recipe.yaml", tmp_path)

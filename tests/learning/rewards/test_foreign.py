@@ -27,6 +27,15 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, scal
 def plain_score(solution_str, ground_truth):
     return solution_str == ground_truth
 
+async def patient(completions, answer, log_metric, **kwargs):
+    log_metric("right", 1.0)
+    return [float(text == right) for text, right in zip(completions, answer, strict=True)]
+
+def compute_scores(data_sources, solution_strs, ground_truths, extra_infos, scale=1.0):
+    SEEN.append((data_sources, extra_infos))
+    right = [text == truth for text, truth in zip(solution_strs, ground_truths, strict=True)]
+    return [{"score": scale * right[0]}, float(right[1])]
+
 SEEN = []
 """
 ROWS = [
@@ -57,7 +66,7 @@ def test_a_function_of_trl_gets_prompts_completions_and_columns(module):
     assert score(use, ["it is 1", "it is 1"]) == [1.0, 0.0]
     seen = __import__(module).SEEN[0]
     assert seen[:3] == (["1+0?", "1+1?"], ["it is 1", "it is 1"], ["1", "2"])
-    assert seen[3:] == (["answer", "bonus", "data_source", "extra_info", "family"], 2)
+    assert seen[3:] == (["answer", "bonus", "data_source", "extra_info", "family", "log_extra", "log_metric"], 2)
 
 
 def test_conversational_data_are_messages(module):
@@ -90,3 +99,13 @@ stages:
     recipe.write_text(recipe.read_text().replace("mine:accuracy", "mine:acuracy"))
     with pytest.raises(Exception, match="no function `acuracy`"):
         load_recipe(recipe)
+
+
+def test_a_function_of_trl_may_be_async_and_log(module):
+    assert score({"use": "foreign.trl", "function": f"{module}:patient"}, ["1", "1"]) == [1.0, 0.0]
+
+
+def test_a_function_of_verl_for_a_batch_is_called_once(module):
+    use = {"use": "foreign.verl", "function": f"{module}:compute_scores", "kwargs": {"scale": 3}}
+    assert score(use, ["1", "1"]) == [3, 0.0]
+    assert __import__(module).SEEN[-1:] == [(["sums", "sums"], [{"index": 0}, {"index": 1}])]

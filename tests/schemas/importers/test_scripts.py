@@ -1,0 +1,75 @@
+"""Shell scripts as they are in public repositories: nested defaults, lists, sums, and variables that nothing sets."""
+
+import pytest
+import yaml
+
+from schemas.importers.common.files import find_command
+from schemas.importers.common.shell import fill, join_sums
+from schemas.importers.convert import import_config
+from schemas.recipe.load import load_recipe
+
+
+@pytest.mark.parametrize(
+    ("word", "written"),
+    [
+        ("${A:-${B:-${C}/x}}/y", "seven/x/y"),
+        ("${N}_$N", "7_7"),
+        ("$((N * (3 + 1) - 2))", "26"),
+        ("$((${N}/2))", "3"),
+        ("$((2**99999))", "$((2**99999))"),
+        ("$((N / 0))", "$((N / 0))"),
+        ("$((__import__('os')))", "$((__import__('os')))"),
+        ("$HOME/models/${NAME:=m}", "~/models/m"),
+        ("${1:?Usage}/$2", "${1:?Usage}/$2"),
+        ("${open", "${open"),
+    ],
+)
+def test_what_a_script_sets_is_written_out(word, written):
+    assert fill(join_sums(word).replace(" ", ""), {"C": "seven", "N": "7"}) == written.replace(" ", "")
+
+
+def test_lists_are_the_words_of_the_command_that_spreads_them():
+    command = find_command(
+        "N=4\n"
+        "DATA=(\n    data.train_files=~/a.parquet  # the rows (of both\n"
+        "    # data.val_files=b\n    data.seed=$((N * 2))\n)\n"
+        "MODEL=(actor.path='org/name')\nMODEL+=(\n  actor.n=$N\n)\n"
+        'python -m verl.trainer.main_ppo "${DATA[@]}" \\\n  "${MODEL[@]}" trainer.nnodes=1 \\  # one\n  trainer.x=2\n',
+        "train.sh",
+    )
+    assert command.tree == {
+        "data": {"train_files": "~/a.parquet", "seed": 8},
+        "actor": {"path": "org/name", "n": 4},
+        "trainer": {"nnodes": 1, "x": 2},
+    }
+
+
+def test_what_nothing_sets_is_a_path_of_its_name_and_is_named(tmp_path):
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=$DATA/train.parquet \\\n"
+        "  actor_rollout_ref.model.path=$1 actor_rollout_ref.rollout.n=4 data.train_batch_size=8 \\\n"
+        "  data.apply_chat_template_kwargs.enable_thinking=False actor_rollout_ref.actor.megatron.seed=3\n"
+    )
+    made = import_config([script], None, tmp_path / "recipe.yaml")
+    (tmp_path / "recipe.yaml").write_text(made.text)
+    load_recipe(tmp_path / "recipe.yaml")
+    stage = yaml.safe_load(made.text)["stages"]["rl"]
+    assert (stage["model"], stage["prompts"]["from"]) == ("path:./1", "path:./DATA/train.parquet")
+    assert stage["chat_template_kwargs"] == {"enable_thinking": False}
+    notes = {entry.key: entry for entry in made.entries if entry.given}
+    assert notes["actor_rollout_ref.model.path"].status == "not supported"
+    assert "nothing sets $1" in notes["actor_rollout_ref.model.path"].note
+    assert "nothing sets $DATA" in notes["data.train_files"].note
+    assert notes["actor_rollout_ref.actor.megatron.seed"].status == "not supported"
+
+
+def test_options_of_a_launcher_are_no_unknown_keys(tmp_path):
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "python mason.py --cluster a/b --workspace w --priority high --preemptible --image i --gpus 8 -- \\\n"
+        "  python open_instruct/finetune.py --model_name_or_path org/name --dataset_mixer_list org/data 1.0\n"
+    )
+    made = import_config([script], None, tmp_path / "recipe.yaml")
+    assert made.tool.name == "open-instruct"
+    assert {entry.status for entry in made.entries if entry.given} == {"harmless", "mapped"}
