@@ -12,6 +12,7 @@ from transformers import (
 
 from learning.lookup import bind
 from learning.models.added_tokens import add_tokens, extend_vocabulary
+from learning.models.architectures import find_architecture_problem
 from learning.models.model_files import has_towers
 from learning.models.policy import Policy, load_policy, read_dtype, save_policy, set_determinism
 from schemas.base import JsonObject
@@ -54,7 +55,8 @@ def describe(policy: Policy) -> dict[str, float | int]:
 def make_config(settings: JsonObject, tokenizer: PreTrainedTokenizerBase, max_length: int) -> PreTrainedConfig:
     """Return the configuration for `settings`, with the tokenizer's vocabulary and without dropout.
 
-    Raises StepError for an unknown model_type or argument, for dropout, and for values that contradict the tokenizer.
+    Raises StepError for an unknown model_type or argument, for a model that is not causal, for dropout, and for values
+    that contradict the tokenizer.
     """
     arguments = dict(settings)
     model_types = sorted(c.model_type for c in MODEL_FOR_CAUSAL_LM_MAPPING)
@@ -82,6 +84,8 @@ def make_config(settings: JsonObject, tokenizer: PreTrainedTokenizerBase, max_le
             f"config.max_position_embeddings is less than max_length ({max_length}); raise it, or lower max_length"
         )
     config = build_config(kind, {**arguments, **dropouts, **read_tokenizer(tokenizer, arguments)}, names)
+    if problem := find_architecture_problem({**config.to_dict(), "is_encoder_decoder": False}):
+        raise StepError(f"config.model_type: {problem}")
     heads, groups = (getattr(config, f"num_{name}_heads", None) for name in ("attention", "key_value"))
     if heads and groups and heads % groups:
         raise StepError(

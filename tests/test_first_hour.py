@@ -159,6 +159,10 @@ MISTAKES = {
     "a model without config.json": model("config.json", remove, "config.json is missing"),
     "a model without a tokenizer": model("", remove_tokenizer, "no tokenizer: tokenizer.json is missing"),
     "a cut-off config.json": model("config.json", '{"model_type": "qwen3"', "config.json cannot be read"),
+    "an unknown architecture": model("config.json", '{"model_type": "qwen99"}', "no model type 'qwen99'"),
+    "a model of pictures": model(
+        "config.json", '{"model_type": "llava", "vision_config": {}}', "no text model for the multimodal type llava"
+    ),
     "a pointer of Git LFS": model("model.safetensors", LFS + b".github.com/spec/v1\n", "git lfs pull"),
     "weights that are no safetensors": model("model.safetensors", b"\xff" * 64, "no safetensors file, or cut off"),
     "problems of the exam among the rows": Mistake(
@@ -263,7 +267,6 @@ AT_THE_RUN = {
     ),
     "None for all": own(RETURNED, "return [None for _ in values]", "returns None for every one of the 8 completions"),
     "NaN for some": own("0.01 * len(text)", "(0.0 if text.isdigit() else float('nan'))", "its score is nan"),
-    "an unknown architecture": Mistake(("qwen99",), {"model/config.json": '{"model_type": "qwen99"}'}),
     "other shapes": Mistake(
         ("weights do not fit config.json",), {"model/config.json": ('"hidden_size": 32', '"hidden_size": 64')}
     ),

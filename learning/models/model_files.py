@@ -9,7 +9,9 @@ import struct
 from pathlib import Path
 from typing import Literal
 
+from learning.models.architectures import find_architecture_problem
 from learning.models.gguf_header import LFS, find_gguf_problem
+from schemas.adapter_base import find_plain_base
 from schemas.base import JsonObject
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -61,8 +63,9 @@ def find_adapter_problem(folder: Path, task: Literal["CAUSAL_LM", "SEQ_CLS"] = "
 
 def find_policy_problem(folder: Path, needs_tokenizer: bool = True) -> str | None:
     """Return which file of a checkpoint is missing or cannot be read and what to do; None if its files fit."""
-    if (folder / ADAPTER_CONFIG).is_file():
-        return None  # its base is resolved with it
+    if (folder / ADAPTER_CONFIG).is_file():  # its base is resolved with it
+        base = _read_json(find_plain_base(folder) / "config.json")
+        return find_architecture_problem(base) if base else None
     if not (folder / "config.json").is_file():
         if files := sorted(folder.glob("*.gguf")):
             return find_gguf_problem(files[0])
@@ -73,6 +76,8 @@ def find_policy_problem(folder: Path, needs_tokenizer: bool = True) -> str | Non
         return f"config.json cannot be read: {error}"
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         return "config.json has no `model_type`; name the folder that `save_pretrained` wrote"
+    if text := find_architecture_problem(config):
+        return text
     if text := _find_weights_problem(folder):
         return text
     if needs_tokenizer and not any((folder / name).is_file() for name in TOKENIZER_FILES):

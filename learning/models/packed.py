@@ -19,8 +19,14 @@ from torch.utils.checkpoint import checkpoint
 
 from learning.models.forwards import describe_linear_layers, evaluation_mode, recomputed_mlps
 from learning.models.limited_attention import TILE, ForestMasks
-from learning.models.padded import get_body, padded_hidden, padded_logits, padded_outputs
-from learning.models.reduced import describe_unsupported_attention, is_close, narrow_windows, reduced
+from learning.models.padded import compute_logits, get_body, padded_hidden, padded_logits, padded_outputs
+from learning.models.reduced import (
+    depends_on_later_tokens,
+    describe_unsupported_attention,
+    is_close,
+    narrow_windows,
+    reduced,
+)
 from learning.models.segments import BOTH, NAME, VARLEN, Layout, make_layout, measure_chains
 from schemas.errors import StepError
 
@@ -351,10 +357,20 @@ def describe_forward(model: Any) -> dict[str, str]:
 
 @torch.no_grad()
 def _examine(model: Any) -> Forward:
-    """Compare the forward passes on a prefix with two completions; return the fastest exact one."""
+    """Compare the forward passes on a prefix with two completions; return the fastest exact one.
+
+    Raise StepError if the model is not causal.
+    """
     with evaluation_mode(model), narrow_windows(model, NARROW), reduced(model):
         probe = _probe(model.get_input_embeddings().weight.shape[0]).to(model.device)
         truth_MC, logits_MV = padded_outputs(model, probe)
+        prefix = int(probe.cu_seqlens_S1[1])
+        alone_PC = padded_hidden(model, pack([probe.input_ids_M[:prefix].tolist()], [-1]))
+        if depends_on_later_tokens(alone_PC, truth_MC[:prefix]):
+            kind = model.config.model_type
+            raise StepError(
+                f"{kind}: its tokens attend to later tokens, so it is no causal language model; use another"
+            )
         own = logits_MV is not None and not is_close(compute_logits(model, truth_MC), logits_MV)
         head: Literal["shared", "own"] = "own" if own else "shared"
         reason = describe_unsupported_attention(model.config) or _forest_differs(model, probe, truth_MC)
@@ -382,16 +398,3 @@ def _forest_differs(model: Any, probe: Packed, truth_MC: Tensor) -> str:
     except UNFIT as error:
         return f"its attention takes no layout of segments ({type(error).__name__})"
     return "" if is_close(found_MC, truth_MC) else "its own forward gives other numbers"
-
-
-def compute_logits(model: Any, rows_BC: Tensor) -> Tensor:
-    """Return logits (B, V) of last hidden states, with the caps and scales of the model's config."""
-    logits_BV = model.get_output_embeddings()(rows_BC)
-    config = model.config.get_text_config()
-    if scale := getattr(config, "logit_scale", None):  # Cohere
-        logits_BV = logits_BV * scale
-    if scaling := getattr(config, "logits_scaling", None):  # Granite
-        logits_BV = logits_BV / scaling
-    if cap := getattr(config, "final_logit_softcapping", getattr(config, "logits_soft_cap", None)):  # Gemma
-        logits_BV = (logits_BV / cap).tanh() * cap
-    return logits_BV

@@ -74,3 +74,16 @@ def lay_out_rows(packed: "Packed") -> tuple[Tensor, Tensor, Tensor]:
     device = packed.input_ids_M.device
     ids_BL = packed.input_ids_M[at_BL.clamp(min=0).to(device)].masked_fill(~real_BL.to(device), 0)
     return ids_BL, real_BL.long().to(device), place_M.to(device)
+
+
+def compute_logits(model: Any, rows_BC: Tensor) -> Tensor:
+    """Return logits (B, V) of last hidden states, with the caps and scales of the model's config."""
+    logits_BV = model.get_output_embeddings()(rows_BC)
+    config = model.config.get_text_config()
+    if scale := getattr(config, "logit_scale", None):  # Cohere
+        logits_BV = logits_BV * scale
+    if scaling := getattr(config, "logits_scaling", None):  # Granite
+        logits_BV = logits_BV / scaling
+    if cap := getattr(config, "final_logit_softcapping", getattr(config, "logits_soft_cap", None)):  # Gemma
+        logits_BV = (logits_BV / cap).tanh() * cap
+    return logits_BV

@@ -19,6 +19,8 @@ HEAD_ROWS = 256
 """Tokens whose logits are compared."""
 FINE, COARSE = 2e-5, 5e-2
 """Largest differences, relative to the largest value, that count as rounding: in float32 and in bfloat16."""
+LEAK = 1e-3
+"""Smallest change of a token in float32, relative to the largest value, that shows that it attends to later ones."""
 SCALARS = (bool, int, float, str, type(None))
 
 
@@ -155,3 +157,12 @@ def is_close(values: Tensor, truth: Tensor) -> bool:
     values, truth = values.float(), truth.float()
     bound = (COARSE if coarse else FINE) * truth.abs().max()
     return bool(torch.isfinite(values).all()) and bool((values - truth).abs().max() <= bound)
+
+
+def depends_on_later_tokens(alone_PC: Tensor, followed_PC: Tensor) -> bool:
+    """Return whether the hidden states of a prefix change with the tokens that follow it.
+
+    Most of its tokens must change: rounding may send single tokens to other experts.
+    """
+    change_P = (alone_PC.float() - followed_PC.float()).abs().amax(1) / alone_PC.float().abs().max()
+    return float(change_P.median()) > (LEAK if followed_PC.dtype == torch.float32 else COARSE)

@@ -213,8 +213,8 @@ def test_windows_are_narrowed_for_the_check_and_restored():
 
 
 def test_the_check_computes_few_tokens():
-    """The price per model: two passes, one of them over the tokens of a forest."""
+    """The price per model: its own passes over two paths and over their prefix alone, and one over the forest."""
     model, seen = make_family("llama"), []
     model.model.layers[0].register_forward_hook(lambda _, given, out: seen.append(out.shape[0] * out.shape[1]))
     choose_forward(model)
-    assert seen == [2 * 13, 17]
+    assert seen == [2 * 13, 6, 17]

@@ -38,7 +38,7 @@ def test_the_checks_run_four_of_twelve_equal_layers():
     model = make_model()
     seen = record_layers(model)
     assert choose_forward(model).body == "forest"
-    assert seen == [0, 1, 2, 3] * 2
+    assert seen == [0, 1, 2, 3] * 3
     assert explain_slot_misfit(model) == ""
     assert set(seen) == {0, 1, 2, 3}
 
