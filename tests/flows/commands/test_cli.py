@@ -148,7 +148,8 @@ def test_what_is_no_recipe_is_refused(empty, verb, file, what, monkeypatch, caps
         (["query", ""], "this is empty"),
         (["query", "select * from read_csv('lab.py')"], "disabled by configuration"),
         (["init", "good.yaml"], "is there already"),
-        (["init", "nowhere/new.yaml"], "cannot be written"),
+        (["init", "good.yaml/new.yaml"], "good.yaml is there already"),
+        (["init", "/proc/nowhere/new.yaml"], "cannot be written"),
     ],
     ids=lambda value: "-".join(value)[:40].replace("/", "_") if isinstance(value, list) else "",
 )

@@ -65,9 +65,9 @@ def test_a_deployment_is_held_to_its_lock_until_it_is_deployed_again(checkout, c
     assert held == NOTHING | {"profile": None, "locked": True}
     assert plan_recipe("held.yaml", checkout, **held).recipe == "held"
     # A changed recipe is refused in words, also where the new lock fits it.
-    (checkout.root / "held.yaml").write_text(RECIPE.replace("min: 0.0", "min: -1.0"))
+    (checkout.root / "held.yaml").write_text(RECIPE.replace("min: 0.0", "min: 0.25"))
     with pytest.raises(
-        PlanError, match=r"held\.yaml has drifted from held\.lock:\n    stages\.exam\.gate\.0\.min: 0\.0 → -1\.0"
+        PlanError, match=r"held\.yaml has drifted from held\.lock:\n    stages\.exam\.gate\.0\.min: 0\.0 → 0\.25"
     ):
         plan_recipe("held.yaml", checkout, **apply_lock(checkout, "held.yaml", digest, NOTHING))
     lock(checkout)
@@ -98,7 +98,7 @@ def test_a_checkout_whose_log_knows_no_deployment_holds_to_the_parameter(checkou
 def test_a_held_run_takes_nothing_that_changes_what_it_does(checkout):
     lock(checkout)
     made = make_deployable(checkout.root / "held.yaml", checkout, locked=True)
-    for options in ({"overrides": ["stages.exam.gate.min=-1"]}, {"overrides": ["seed=4"]}, {"profile": "tiny"}):
+    for options in ({"overrides": ["stages.exam.gate.min=0.25"]}, {"overrides": ["seed=4"]}, {"profile": "tiny"}):
         with pytest.raises(PlanError, match="a run takes no seed, overrides or other profile"):
             apply_lock(checkout, "held.yaml", made.lock.digest, NOTHING | options)
     assert list(made.form["properties"]) == ["from_stages", "to_stages", "fresh"]
