@@ -241,7 +241,7 @@ MISTAKES = {
         "data: {from: path:train.jsonl, columns: {prompt: question}}",
         "no column `question`, which is to be `prompt`",
     ),
-    "a gate against nobody": recipe(
+    "a gate against no model": recipe(
         "    prompts: path:exam",
         "    gate: {against: befor, min_delta: 0}\n    prompts: path:exam",
         "did you mean `before`?",

@@ -42,7 +42,8 @@ def write_recipe(path: Path, like: str) -> list[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         return [*_write_copy(known[like], path), _write_schema(path.parent)]
     except FileExistsError as error:
-        raise PlanError(f"{error.filename or path} is there already; give another name: posttrain init other.yaml") from error
+        there = error.filename or path
+        raise PlanError(f"{there} is there already; give another name: posttrain init other.yaml") from error
     except OSError as error:
         raise PlanError(f"{error.filename or path} cannot be written: {error.strerror}") from error
 

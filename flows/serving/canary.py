@@ -78,7 +78,7 @@ class Canary:
         """Record the start; continue what was decided before a restart. Raise PlanError for a stopped canary."""
         decision = self.file.read_fact("decision")
         if decision and decision["state"] == "stopped":
-            raise PlanError(f"this canary was stopped: {decision['reason']}; to begin anew move {self.file.file} away")
+            raise PlanError(f"this canary was stopped: {decision['reason']}; to start again move {self.file.file} away")
         audit_log.append(self.layout, "canary started", **self._facts(), share=self.options.share)
         if decision:
             self.state, self.reason = "passed", decision["reason"]

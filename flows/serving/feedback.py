@@ -188,5 +188,5 @@ class FeedbackFile:
         ]:
             raise PlanError(
                 f"this canary began with other settings ({', '.join(differences)}): looks at the same feedback by "
-                f"another rule would raise its error rate; use the earlier ones, or move {self.file} away to begin anew"
+                f"another rule would raise its error rate; use the earlier ones, or move {self.file} to start again"
             )

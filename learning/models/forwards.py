@@ -126,8 +126,8 @@ def recomputed_mlps(model: Any, tokens: int, scores: int) -> Iterator[None]:
     because its router counts tokens.
     """
     blocks = find_blocks(model) if torch.is_grad_enabled() else []
-    found = [getattr(block, "mlp", None) for block in blocks if not _replaces_forward(block, recompute_block)]
-    mlps = [mlp for mlp in found if isinstance(mlp, nn.Module) and not hasattr(mlp, "experts")]
+    parts = [getattr(block, "mlp", None) for block in blocks if not _replaces_forward(block, recompute_block)]
+    mlps = [mlp for mlp in parts if isinstance(mlp, nn.Module) and not hasattr(mlp, "experts")]
     if not mlps or not _costs_little(mlps[-1], model.config.get_text_config(), tokens, scores):
         yield
         return

@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 
 from flows.champions.promotion import Verdict
 from flows.serving import canary as canary_module
+from flows.serving import worker as worker_module
 from flows.serving.app import make_app
 from flows.serving.canary import Canary, CanaryOptions, check_canary, feedback_file, open_canary
 from flows.serving.canary_gate import CanaryGate, look
@@ -89,7 +90,8 @@ class Lab:
 
 
 @pytest.fixture
-def lab(tmp_path, policies):
+def lab(tmp_path, policies, monkeypatch):
+    monkeypatch.setattr(worker_module, "CLOSE_GRACE", 0.2)  # no request is on its way to an engine that ends here
     made = []
 
     def make(**options):
@@ -194,7 +196,7 @@ def test_a_worse_challenger_is_stopped_at_the_look_that_an_independent_computati
     assert stopped["facts"]["look"] == json.loads(json.dumps(wanted.facts()))
     assert stopped["facts"]["challenger_key"] == CHALLENGER.key
     tried.end()
-    with pytest.raises(PlanError, match=r"this canary was stopped: look 1: .* to begin anew move .*\.sqlite away"):
+    with pytest.raises(PlanError, match=r"this canary was stopped: look 1: .* to start again move .*\.sqlite away"):
         tried.start()
     tried.canary.file.close()
 
