@@ -238,8 +238,11 @@ def _suggest_own(name: str, folders: tuple[Path, ...]) -> str:
         module = written.removeprefix("./").removesuffix(".py").replace("/", ".").strip(".")
         return f"write `{module}:{function}`: a module is named without path and suffix" if module != written else ""
     module, _, function = name.rpartition(".")
-    file = Path(*module.split(".")).with_suffix(".py") if module else None
-    if file is None or not any((folder / file).is_file() for folder in folders):
+    parts = module.split(".")
+    if len(name) > LONGEST or not all(part.isidentifier() for part in parts):
+        return ""
+    file = Path(*parts).with_suffix(".py")
+    if not any((folder / file).is_file() for folder in folders):
         return ""
     return f"write `{module}:{function}` for a function of {file}"
 

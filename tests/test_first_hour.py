@@ -141,7 +141,7 @@ MISTAKES = {
     ),
     "no Parquet": named("train.parquet", b"rows", "not a Parquet file"),
     "no gzip": named("train.jsonl.gz", b"rows", "Not a gzipped file"),
-    "semicolons": named("train.csv", "prompt;completion\na;b\n", "columns prompt;completion"),
+    "semicolons": named("train.csv", "prompt;completion\na;b\n", "divided by ';', not by ','"),
     "a reward that is no Python": Mistake(
         ("mine.yaml:16:21", "mine.py:9: unmatched ']'"), {"mine.py": (RETURNED, "return values]")}
     ),

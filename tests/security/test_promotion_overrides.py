@@ -189,7 +189,7 @@ def test_outside_git_the_file_counts_and_that_is_recorded(tmp_path, monkeypatch)
     lab.write("base.yaml", TINY_DEFAULTS)
     lab.write("small.yaml", RECIPE)
     assert lab.changes() == []
-    assert lab.changes("vars.wanted=-1") == ["stages.exam.gate.0.min: 0.0 → -1.0"]
+    assert lab.changes("vars.wanted=0.25") == ["stages.exam.gate.0.min: 0.0 → 0.25"]
     committed = read_committed_recipe("small.yaml", None, lab.layout)
     assert (committed.version, committed.edited) == ("not under version control", ())
 
