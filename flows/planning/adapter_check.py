@@ -1,14 +1,14 @@
 """The modules that adapters name, at plan time: as far as a stage's model is known, they must be modules of it."""
 
-import json
 from pathlib import Path
 
+from flows.planning.model_config import read_model_config
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
 from lineage.sources.resolve import find_source
 from schemas.adapter_base import find_plain_base
 from schemas.base import JsonObject
-from schemas.errors import RecipeError
+from schemas.errors import RecipeError, StepError
 from schemas.plan import Plan, Step
 from schemas.recipe.load import Recipe
 from schemas.references import MODEL_TYPES
@@ -64,8 +64,8 @@ def _find_config(step: Step, plan: Plan, layout: Layout, folders: tuple[Path, ..
         folder = find_source(given.source, layout, folders).folder
         base = find_plain_base(folder)
         try:
-            return json.loads((base / "config.json").read_text())
-        except (OSError, ValueError):
+            return read_model_config(base)
+        except (OSError, ValueError, StepError):
             return None
     maker = plan.step(given.steps[0])
     if traits_of(maker.kind).defines_model and not maker.settings.get("model"):

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from flows.planning.model_config import read_model_config
 from learning.memory_model.expected_forward import expect_forward
 from learning.memory_model.forward import FULL
 from learning.memory_model.shape import Shape, read_shape
@@ -112,7 +113,7 @@ def _read_model(folder: Path) -> KnownModel | str:
     base = find_plain_base(folder)
     tokenizer = find_tokenizer_folder(folder) / "tokenizer_config.json"
     try:
-        config = _read_config(base)
+        config = read_model_config(base)
         max_length = json.loads(tokenizer.read_text()).get("model_max_length") if tokenizer.is_file() else None
     except StepError as error:
         return str(error)
@@ -132,17 +133,6 @@ def _read_model(folder: Path) -> KnownModel | str:
     length = int(min([n for n in limits if n], default=UNBOUNDED))
     in_blocks = not (base / "config.json").is_file()
     return KnownModel(shape, length, not labelled, forward, find_tokenizer_folder(folder), in_blocks)
-
-
-def _read_config(base: Path) -> JsonObject:
-    """Return the configuration of a model folder. Raise StepError if it has none."""
-    if (base / "config.json").is_file():
-        return json.loads((base / "config.json").read_text())
-    from learning.models.policy import open_gguf  # torch comes with it
-
-    if (gguf := open_gguf(base)) is None:
-        raise StepError(f"{base.name} has no config.json")
-    return gguf.read_config()
 
 
 def _complete_config(config: JsonObject) -> JsonObject:

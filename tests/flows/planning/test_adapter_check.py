@@ -5,10 +5,13 @@ from textwrap import indent
 import pytest
 
 from flows.planning.compile import compile_recipe
+from learning.models.gguf_writing import write_gguf
+from learning.models.policy import save_policy
 from lineage.layout import Layout
 from schemas.errors import RecipeError
 from schemas.recipe.load import load_recipe
 from tests.flows.checkout import REPOSITORY
+from tests.learning.models.test_gguf import make_policy
 from tests.small_steps import write_checkpoint_files
 
 RECIPE = """\
@@ -50,6 +53,16 @@ def test_modules_of_a_source(tmp_path, tiny_policy_folder):
     plan(tmp_path, "modules_to_save: [q_norm]", model=f'"path:{tiny_policy_folder}"')
     with pytest.raises(RecipeError, match=r"recipe\.yaml:15:\d+: .*regular expression matches no module .*gate_proj"):
         plan(tmp_path, "lora_target_modules: 'c_attn'", model=f'"path:{tiny_policy_folder}"')
+
+
+def test_modules_of_a_gguf_file(tmp_path):
+    save_policy(make_policy("llama"), tmp_path / "plain")
+    (tmp_path / "theirs").mkdir()
+    write_gguf(tmp_path / "plain", tmp_path / "theirs" / "model.gguf", "f16", "theirs")
+    model = f'"path:{tmp_path}/theirs"'
+    plan(tmp_path, "modules_to_save: [v_proj]", model=model)
+    with pytest.raises(RecipeError, match=r"yaml:15:5: stages.second.lora_target_modules: no module `v_prj` .*q_proj"):
+        plan(tmp_path, "lora_target_modules: [q_proj, v_prj]", model=model)
 
 
 def test_models_without_weights_in_4_bits_are_refused_by_name(tmp_path):
