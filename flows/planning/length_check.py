@@ -14,8 +14,11 @@ from schemas.recipe.load import Recipe
 from schemas.references import POLICY_TYPES
 from schemas.stages.evaluate import Evaluate
 from schemas.stages.init import Init
+from schemas.stages.merge_search import MergeSearch
 from schemas.stages.practice import Practice
 from schemas.stages.preference import Preference
+from schemas.stages.process_reward_model import ProcessRewardModel
+from schemas.stages.reward_model import RewardModel
 from schemas.stages.rl import Rl
 from schemas.stages.sft import Sft
 from schemas.stages.synthesize import Synthesize
@@ -29,12 +32,12 @@ def find_length_problems(recipe: Recipe, layout: Layout) -> Iterator[Problem]:
     """Yield the steps whose rows or completions may be longer than what their model allows."""
     for info in recipe.steps.values():
         stage = info.stage
-        if isinstance(stage, Sft | Preference) and stage.max_length is not None:
+        if isinstance(stage, Sft | Preference | RewardModel | ProcessRewardModel) and stage.max_length is not None:
             limit = _find_limit(info, recipe, layout)
             if stage.max_length > limit:
                 text = f"max_length: {stage.max_length} is more than the {limit} tokens that the model allows"
                 yield info.problem("max_length", text, "leave it out: the default is the model's")
-        elif isinstance(stage, Rl | Evaluate | Synthesize | Practice):
+        elif isinstance(stage, Rl | Evaluate | MergeSearch | Synthesize | Practice):
             limit = _find_limit(info, recipe, layout)
             if stage.max_completion_length >= limit:
                 text = f"completions of {stage.max_completion_length} tokens leave no room for a prompt"
