@@ -1,5 +1,6 @@
 """posttrain plan --memory: estimates are for the rows as they are, where these are known before a run."""
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -32,6 +33,7 @@ def folder(tmp_path_factory):
 def measure(folder, monkeypatch):
     """Return the memory of each step by name, for an edited recipe."""
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))  # a plan adds the folder, whose `mine.py` others have too
 
     def run(old="", new=""):
         (folder / "mine.yaml").write_text(RECIPE.replace(old, new) if old else RECIPE)
