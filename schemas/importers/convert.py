@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from schemas.errors import RecipeError
 from schemas.importers.common.draft import Draft
 from schemas.importers.common.files import Config, read_config
 from schemas.importers.common.job import Job, Tool
@@ -179,8 +178,3 @@ def _read_infos(tree: Mapping[str, object], places: Places) -> dict[str, object]
 def _make_name(recipe: Path) -> str:
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", recipe.stem).strip("-._")
     return name[:100] or "imported"
-
-
-def list_problems(error: RecipeError) -> list[str]:
-    """Return the problems of a recipe as lines."""
-    return [str(problem) for problem in error.problems]
