@@ -151,7 +151,7 @@ class Answer:
 
 
 def make_response_id(words: Chat | Plain) -> str:
-    """Return a new id, which nobody can guess."""
+    """Return a new random id, which clients cannot guess."""
     return words.prefix + secrets.token_hex(12)
 
 

@@ -1,6 +1,7 @@
 """Problems of all evaluations, added to every search: it refuses to choose by them."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from schemas.evaluation_slots import EvaluationTaskUse
 from schemas.references import PromptsRef
@@ -53,7 +54,7 @@ def copy_task(info: StepInfo, task: Slot, path: str) -> tuple[list[Slot], list[P
 
 
 def _move(port: Port, path: str) -> Port:
-    return Port(**{**port.__dict__, "path": path})
+    return replace(port, path=path)
 
 
 def _list_makers(evaluation: StepInfo, infos: Mapping[str, StepInfo]) -> set[str]:
