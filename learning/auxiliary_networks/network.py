@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from learning.batch.batch import Batch
-from learning.models.packed import packed_hidden, packed_statistics, unwrap
+from learning.models.forwards import unwrap
+from learning.models.packed import packed_hidden, packed_statistics
 from learning.models.policy import Policy
 from schemas.errors import StepError
 

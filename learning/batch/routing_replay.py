@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 
 from learning.batch.batch import Batch
 from learning.batch.micro_batches import split_micro_batches
-from learning.models.packed import choose_forward, packed_hidden, unwrap
+from learning.models.forwards import unwrap
+from learning.models.packed import choose_forward, packed_hidden
 from learning.parallel.group import ALONE, Each
 from schemas.errors import StepError
 

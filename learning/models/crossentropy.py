@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from learning.data.examples import Example
-from learning.models.packed import Body, choose_forward, pack, packed_logprobs, unwrap
+from learning.models.forwards import unwrap
+from learning.models.packed import Body, choose_forward, pack, packed_logprobs
 from schemas.errors import StepError
 
 

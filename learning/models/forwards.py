@@ -32,6 +32,8 @@ SCORES_PER_MLP = 5
 
 By the number of operations, recomputing takes 4 % more time there.
 """
+WORTH_LEAVING_OUT = 0.9
+"""Share of needed tokens above which the last layer computes all of them, since selecting some has a cost too."""
 PIECES = (512, 128, 64)
 """Rows of a piece, for each thread."""
 SMALLEST_WEIGHT = 1 << 15
@@ -62,6 +64,11 @@ def keep_score_caps(model: Any) -> None:
         model.set_attn_implementation("eager")
 
 
+def unwrap(model: Any) -> Any:
+    """Return the transformers model inside peft's wrapper."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def without_adapters(model: Any) -> AbstractContextManager[None]:
     """Return a context in which a model computes without its adapters, if it has any."""
     return model.disable_adapter() if hasattr(model, "disable_adapter") else nullcontext()
@@ -69,8 +76,7 @@ def without_adapters(model: Any) -> AbstractContextManager[None]:
 
 def apply_compute_options(model: nn.Module, training: Training) -> None:
     """Apply the options `bf16` and `gradient_checkpointing` to a model."""
-    wrapped: Any = model
-    plain = wrapped.get_base_model() if hasattr(model, "get_base_model") else wrapped
+    plain = unwrap(model)
     if training.bf16:
         for module in (plain.base_model, plain.get_output_embeddings()):
             if module is not None:
@@ -104,17 +110,18 @@ def _as_now(block: nn.Module) -> Callable[[], tuple[AbstractContextManager, Abst
     """Return contexts of the forward pass and of its recomputation, which uses the same attention implementation."""
     config: Any = next(module.config for module in block.modules() if hasattr(module, "config"))
     name = config._attn_implementation
+    return lambda: (nullcontext(), attention_by(config, name))
 
-    @contextmanager
-    def again() -> Iterator[None]:
-        before = config._attn_implementation
-        config._attn_implementation = name
-        try:
-            yield
-        finally:
-            config._attn_implementation = before
 
-    return lambda: (nullcontext(), again())
+@contextmanager
+def attention_by(config: Any, name: str) -> Iterator[None]:
+    """Switch a model's config to an attention implementation, and back afterwards."""
+    before = config._attn_implementation
+    config._attn_implementation = name
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
 
 
 @contextmanager
@@ -155,6 +162,28 @@ def _recompute_rows(forward: Callable[[Tensor], Tensor], rows_BMC: Tensor) -> Te
     """Return a feed-forward block's outputs, computed in pieces that keep only their inputs."""
     pieces = [checkpoint(forward, rows, use_reentrant=False) for rows in rows_BMC.split(MLP_ROWS, 1)]
     return torch.cat(pieces, 1)
+
+
+@contextmanager
+def narrowed_last_mlp(model: Any, rows_B: Tensor | None, size: int) -> Iterator[None]:
+    """Restrict the last layer's feed-forward block to rows_B of `size` tokens; the outputs of the others are not used.
+
+    A mixture of experts is not restricted, because its router counts tokens.
+    """
+    layers = getattr(model.base_model, "layers", None)
+    block = getattr(layers[-1], "mlp", None) if layers else None
+    if rows_B is None or block is None or hasattr(block, "experts") or len(rows_B) > WORTH_LEAVING_OUT * size:
+        yield
+        return
+    before = block.register_forward_pre_hook(lambda _, given: (given[0].index_select(1, rows_B),))
+    after = block.register_forward_hook(
+        lambda _, given, out_1BC: out_1BC.new_zeros(1, size, out_1BC.shape[2]).index_copy(1, rows_B, out_1BC)
+    )
+    try:
+        yield
+    finally:
+        before.remove()
+        after.remove()
 
 
 def fill_buffers(model: Any) -> None:

@@ -6,8 +6,7 @@ token of its parent; the first token of a root has no prediction (0).
 Shapes: M packed tokens, S segments, S1 = S + 1 borders, B needed tokens, C width of the model, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -15,9 +14,17 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from learning.models.forwards import describe_linear_layers, evaluation_mode, recomputed_mlps
+from learning.models.forwards import (
+    attention_by,
+    describe_linear_layers,
+    evaluation_mode,
+    narrowed_last_mlp,
+    recomputed_mlps,
+    unwrap,
+)
 from learning.models.limited_attention import TILE, ForestMasks
 from learning.models.padded import compute_logits, get_body, padded_hidden, padded_logits, padded_outputs
 from learning.models.reduced import (
@@ -32,8 +39,6 @@ from schemas.errors import StepError
 
 UNFIT = (TypeError, AttributeError, LookupError, ValueError, RuntimeError)
 """Exceptions of architectures that do not support the segment attention or its arguments."""
-WORTH_LEAVING_OUT = 0.9
-"""Share of needed tokens above which the last layer computes all of them, since selecting some has a cost too."""
 LOGITS_PER_CHUNK = 1 << 24
 """Largest number of logits in memory at once; more are computed in chunks and recomputed in the backward pass."""
 
@@ -95,39 +100,6 @@ def pack(segments: list[list[int]], parents: list[int]) -> Packed:
     )
 
 
-@contextmanager
-def _attention(model: Any, name: str) -> Iterator[None]:
-    """Switch the model to an attention over segments, and back afterwards."""
-    before = model.config._attn_implementation
-    model.config._attn_implementation = name
-    try:
-        yield
-    finally:
-        model.config._attn_implementation = before
-
-
-@contextmanager
-def _last_block_at(model: Any, rows_B: Tensor | None, size: int) -> Iterator[None]:
-    """Restrict the last layer's feed-forward block to rows_B of `size` tokens; the outputs of the others are not used.
-
-    A mixture of experts is not restricted, because its router counts tokens.
-    """
-    layers = getattr(model.base_model, "layers", None)
-    block = getattr(layers[-1], "mlp", None) if layers else None
-    if rows_B is None or block is None or hasattr(block, "experts") or len(rows_B) > WORTH_LEAVING_OUT * size:
-        yield
-        return
-    before = block.register_forward_pre_hook(lambda _, given: (given[0].index_select(1, rows_B),))
-    after = block.register_forward_hook(
-        lambda _, given, out_1BC: out_1BC.new_zeros(1, size, out_1BC.shape[2]).index_copy(1, rows_B, out_1BC)
-    )
-    try:
-        yield
-    finally:
-        before.remove()
-        after.remove()
-
-
 Body = Literal["forest", "varlen", "padded"]
 """How hidden states are computed: over the forest, with FlexAttention as its attention (`varlen`), or by transformers'
 own forward over padded rows.
@@ -147,11 +119,6 @@ def packed_hidden(model: Any, packed: Packed, rows_B: Tensor | None = None, *, b
     return forest_hidden(model, packed, rows_B) if body == "forest" else varlen_hidden(model, packed, rows_B)
 
 
-def unwrap(model: Any) -> Any:
-    """Return the transformers model inside peft's wrapper."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
 def forest_hidden(model: Any, packed: Packed, rows_B: Tensor | None = None) -> Tensor:
     """Return hidden states (M, C) from one forward pass over the forest, in which a shared prefix is computed once.
 
@@ -168,8 +135,8 @@ def varlen_hidden(model: Any, packed: Packed, rows_B: Tensor | None = None) -> T
 def _hidden(model: Any, packed: Packed, rows_B: Tensor | None, attention: str, **given: Any) -> Tensor:
     """Return hidden states (M, C) from one forward pass over the packed row, with what an attention needs."""
     size = len(packed.input_ids_M)
-    narrow, lean = _last_block_at(model, rows_B, size), recomputed_mlps(model, size, packed.layout.all_scores)
-    with _attention(model, attention), lean, narrow:
+    narrow, lean = narrowed_last_mlp(model, rows_B, size), recomputed_mlps(model, size, packed.layout.all_scores)
+    with attention_by(model.config, attention), lean, narrow:
         out = get_body(model)(
             input_ids=packed.input_ids_M[None], position_ids=packed.position_ids_M[None], use_cache=False, **given
         )
@@ -244,12 +211,44 @@ def _score(
 ) -> tuple[Tensor, ...]:
     """Return statistics (B,) of the distributions after each row, in at least float32."""
     logits_BV = head(rows_BC)
-    logits_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32)) / temperature
+    logits_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
+    if temperature != 1:
+        logits_BV = logits_BV / temperature
+    if followed == ("lp",) and logits_BV is not rows_BC:
+        return _TokenLogProbability.apply(logits_BV, ids_B, watched)
     logp_BV = logits_BV.log_softmax(-1)
     fixed_BV = logp_BV.detach()
     return tuple(
         STATISTICS[name](of_BV, ids_B) for names, of_BV in ((followed, logp_BV), (watched, fixed_BV)) for name in names
     )
+
+
+class _TokenLogProbability(torch.autograd.Function):
+    """`lp` of the tokens, and `watched` statistics without a gradient; log p replaces the logits in memory.
+
+    The gradient of token t's log-probability is g·(1[v = t] − p_v): one more tensor (B, V), where autograd makes two
+    and keeps the logits. Values and gradients are bit-identical to autograd's.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits_BV: Tensor, ids_B: Tensor, watched: tuple[str, ...]) -> tuple[Tensor, ...]:
+        # Torch's kernels for CPUs read a row before they write it; those of other devices were not tried in place.
+        logp_BV = torch.log_softmax(logits_BV, -1, out=logits_BV if logits_BV.is_cpu else None)
+        ctx.save_for_backward(logp_BV, ids_B)
+        columns = [STATISTICS[name](logp_BV, ids_B) for name in ("lp", *watched)]
+        ctx.mark_non_differentiable(*columns[1:])
+        return tuple(columns)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  # one gradient per output
+        ctx: Any, grad_B: Tensor, *_: Tensor
+    ) -> tuple[Tensor, None, None]:
+        logp_BV, ids_B = ctx.saved_tensors
+        grad_BV = torch.zeros_like(logp_BV).scatter_(1, ids_B[:, None], grad_B[:, None])
+        backward, inputs = torch.ops.aten._log_softmax_backward_data, (grad_BV, logp_BV, -1, logp_BV.dtype)
+        grad_BV = backward.out(*inputs, out=grad_BV) if grad_BV.is_cpu else backward(*inputs)
+        return grad_BV, None, None
 
 
 STATISTICS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -18,9 +18,9 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
 from learning.lookup import load_model_reader
-from learning.models.forwards import fill_buffers, keep_score_caps, use_onednn
+from learning.models.forwards import fill_buffers, keep_score_caps, unwrap, use_onednn
 from learning.models.model_files import ADAPTER_CONFIG, REWARD_FILE, REWARD_HEAD, find_reward_model_problem
-from learning.models.packed import pack, packed_hidden, unwrap
+from learning.models.packed import pack, packed_hidden
 from learning.models.policy import (
     LOADING,
     LOCAL_ONLY,

@@ -218,8 +218,8 @@ def test_weights_for_engines_hold_what_dora_and_saved_modules_change(tiny_policy
 
 
 def test_dropout_of_adapters_stays_on_after_the_forward_pass_is_chosen(tiny_policy):
-    from learning.models.forwards import evaluation_mode
-    from learning.models.packed import choose_forward, unwrap
+    from learning.models.forwards import evaluation_mode, unwrap
+    from learning.models.packed import choose_forward
 
     model = shake(attach_adapters(tiny_policy.model, options(lora_dropout=0.5)))
     choose_forward(unwrap(model))

@@ -121,3 +121,37 @@ def test_a_sliding_window_shorter_than_the_paths_is_exact():
         ids = path_of(4, segments, parents)
         a, b = packed.cu_seqlens_S1[4], packed.cu_seqlens_S1[5]
         torch.testing.assert_close(logp[a:b].double(), direct(model, ids)[0][-4:], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("watched", [(), ("entropy",)])
+def test_log_probabilities_and_their_gradient_are_bit_identical_to_autograd(watched):
+    generator = torch.Generator().manual_seed(0)
+    logits_BV = 5 * torch.randn(40, 130, generator=generator)
+    ids_B, grad_B = torch.randint(0, 130, (40,), generator=generator), torch.randn(40, generator=generator)
+    ours, autograd = logits_BV.clone().requires_grad_(), logits_BV.clone().requires_grad_()
+    lp_B, *entropies = packed_module._score(ours, ids_B, lambda rows: rows * 1.0, 0.7, ("lp",), watched)
+    logp_BV = (autograd * 1.0 / 0.7).log_softmax(-1)
+    want_B = logp_BV.gather(1, ids_B[:, None])[:, 0]
+    lp_B.backward(grad_B)
+    want_B.backward(grad_B)
+    assert torch.equal(lp_B, want_B)
+    assert torch.equal(ours.grad, autograd.grad)
+    assert all(torch.equal(x, -(logp_BV.exp() * logp_BV).sum(-1)) and not x.requires_grad for x in entropies)
+    assert len(entropies) == len(watched)
+
+
+def test_log_probabilities_take_the_memory_of_the_logits_and_leave_a_models_own_logits_as_they_are():
+    generator = torch.Generator().manual_seed(0)
+    rows_BV, ids_B = torch.randn(9, 31, generator=generator).requires_grad_(), torch.arange(9)
+    made, kept = [], []
+
+    def head(rows):
+        made.append(rows * 2.0)
+        return made[-1]
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        packed_module._score(rows_BV, ids_B, head, 1.0, ("lp",), ())
+        assert [x.data_ptr() for x in kept if x.shape == (9, 31)] == [made[0].data_ptr()]
+        before_BV = rows_BV.detach().clone()
+        packed_module._score(rows_BV, ids_B, torch.nn.Identity(), 1.0, ("lp",), ())
+    assert torch.equal(rows_BV, before_BV)

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from learning.generation.weights.protocol import collect_weights
 from learning.models.adapters import attach_adapters
-from learning.models.forwards import evaluation_mode
-from learning.models.packed import choose_forward, pack, packed_logprobs, unwrap
+from learning.models.forwards import evaluation_mode, unwrap
+from learning.models.packed import choose_forward, pack, packed_logprobs
 from learning.models.policy import Policy, add_adapters, load_policy, load_trained_policy, save_policy, save_trained
 from learning.models.quantised import plain_layer, quantise
 from learning.models.reward_model import load_reward_model, make_reward_model
