@@ -37,29 +37,34 @@ Rows = tuple[tuple[int, int], ...]
 """First token of each row, and the one after its last."""
 
 
-def attend_rows(q_HMD: Tensor, k_HMD: Tensor, v_HMD: Tensor, rows: Rows, scaling: float) -> Tensor:
+def attend_rows(q_HMD: Tensor, k_KMD: Tensor, v_KMD: Tensor, rows: Rows, scaling: float) -> Tensor:
     """Return attention of the tokens of `rows`, one row after the other: (Σ lengths, H·D), in float32 or float64."""
-    out_HXD = _Rows.apply(q_HMD, k_HMD, v_HMD, rows, scaling)
+    out_HXD = _Rows.apply(q_HMD, k_KMD, v_KMD, rows, scaling)
     return out_HXD.transpose(0, 1).flatten(1)
 
 
 class _Rows(torch.autograd.Function):
-    """P = softmax(scaling·QKᵀ) under the causal mask, O = PV; the backward pass reads P."""
+    """P = softmax(scaling·QKᵀ) under the causal mask, O = PV; the backward pass reads P.
+
+    Scaled queries, and keys repeated for the heads that share them, exist for one row at a time.
+    """
 
     @staticmethod
-    def forward(ctx: Any, q_HMD: Tensor, k_HMD: Tensor, v_HMD: Tensor, rows: Rows, scaling: float) -> Tensor:
+    def forward(ctx: Any, q_HMD: Tensor, k_KMD: Tensor, v_KMD: Tensor, rows: Rows, scaling: float) -> Tensor:
         heads, size = q_HMD.shape[0], sum(end - start for start, end in rows)
-        q_HMD = q_HMD * scaling
-        out_HXD = v_HMD.new_empty(size, heads, v_HMD.shape[2]).transpose(0, 1)
-        shares = []
-        for start, begin, end, place in _spans(rows):
-            share_HQK = torch.bmm(q_HMD[:, begin:end], k_HMD[:, start:end].transpose(1, 2))
-            share_HQK[:, :, begin - start :].masked_fill_(_later(end - begin), -torch.inf)
-            torch.softmax(share_HQK, -1, out=share_HQK)
-            torch.bmm(share_HQK, v_HMD[:, start:end], out=out_HXD[:, place : place + end - begin])
-            if any(ctx.needs_input_grad):
-                shares.append(share_HQK)
-        ctx.save_for_backward(q_HMD, k_HMD, v_HMD, *shares)
+        out_HXD = v_KMD.new_empty(size, heads, v_KMD.shape[2]).transpose(0, 1)
+        shares, place = [], 0
+        for start, end in rows:
+            q_HND, k_HND, v_HND = _one_row(q_HMD, k_KMD, v_KMD, start, end, scaling)
+            for begin, stop in _spans(end - start):
+                share_HQK = torch.bmm(q_HND[:, begin:stop], k_HND[:, :stop].transpose(1, 2))
+                share_HQK[:, :, begin:].masked_fill_(_later(stop - begin), -torch.inf)
+                torch.softmax(share_HQK, -1, out=share_HQK)
+                torch.bmm(share_HQK, v_HND[:, :stop], out=out_HXD[:, place + begin : place + stop])
+                if any(ctx.needs_input_grad):
+                    shares.append(share_HQK)
+            place += end - start
+        ctx.save_for_backward(q_HMD, k_KMD, v_KMD, *shares)
         ctx.rows, ctx.scaling = rows, scaling
         return out_HXD
 
@@ -68,27 +73,40 @@ class _Rows(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  # one gradient per output
         ctx: Any, grad_HXD: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        q_HMD, k_HMD, v_HMD, *shares = ctx.saved_tensors
-        dq_HMD, dk_HMD, dv_HMD = (torch.zeros_like(x) for x in (q_HMD, k_HMD, v_HMD))
-        for (start, begin, end, place), share_HQK in zip(_spans(ctx.rows), shares, strict=True):
-            grad_HQD = grad_HXD[:, place : place + end - begin]
-            dv_HMD[:, start:end].baddbmm_(share_HQK.transpose(1, 2), grad_HQD)
-            score_HQK = torch.bmm(grad_HQD, v_HMD[:, start:end].transpose(1, 2))
-            score_HQK = torch.ops.aten._softmax_backward_data(score_HQK, share_HQK, -1, share_HQK.dtype)
-            torch.bmm(score_HQK, k_HMD[:, start:end], out=dq_HMD[:, begin:end])
-            dk_HMD[:, start:end].baddbmm_(score_HQK.transpose(1, 2), q_HMD[:, begin:end])
-        return dq_HMD.mul_(ctx.scaling), dk_HMD, dv_HMD, None, None
+        q_HMD, k_KMD, v_KMD, *shares = ctx.saved_tensors
+        dq_HMD, dk_KMD, dv_KMD = (torch.zeros_like(x) for x in (q_HMD, k_KMD, v_KMD))
+        kept, place = iter(shares), 0
+        for start, end in ctx.rows:
+            q_HND, k_HND, v_HND = _one_row(q_HMD, k_KMD, v_KMD, start, end, ctx.scaling)
+            dk_HND, dv_HND = torch.zeros_like(k_HND), torch.zeros_like(v_HND)
+            for begin, stop in _spans(end - start):
+                share_HQK, grad_HQD = next(kept), grad_HXD[:, place + begin : place + stop]
+                dv_HND[:, :stop].baddbmm_(share_HQK.transpose(1, 2), grad_HQD)
+                score_HQK = torch.bmm(grad_HQD, v_HND[:, :stop].transpose(1, 2))
+                score_HQK = torch.ops.aten._softmax_backward_data(score_HQK, share_HQK, -1, share_HQK.dtype)
+                torch.bmm(score_HQK, k_HND[:, :stop], out=dq_HMD[:, start + begin : start + stop])
+                dk_HND[:, :stop].baddbmm_(score_HQK.transpose(1, 2), q_HND[:, begin:stop])
+            dk_KMD[:, start:end] = _by_group(dk_HND, len(k_KMD)).sum(1)
+            dv_KMD[:, start:end] = _by_group(dv_HND, len(k_KMD)).sum(1)
+            place += end - start
+        return dq_HMD.mul_(ctx.scaling), dk_KMD, dv_KMD, None, None
 
 
-def _spans(rows: Rows) -> Iterator[tuple[int, int, int, int]]:
-    """Yield first token of the row, first of the span, the one after its last, and its place in the output."""
-    place = 0
-    for start, end in rows:
-        count = max(1, round((end - start) / SPAN))
-        borders = [start + (end - start) * i // count for i in range(count + 1)]
-        for begin, finish in pairwise(borders):
-            yield start, begin, finish, place + begin - start
-        place += end - start
+def _one_row(
+    q_HMD: Tensor, k_KMD: Tensor, v_KMD: Tensor, start: int, end: int, scaling: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return scaled queries, keys and values of the tokens of a row, for every query head."""
+    repeats = len(q_HMD) // len(k_KMD)
+    k_KND, v_KND = k_KMD[:, start:end], v_KMD[:, start:end]
+    if repeats > 1:
+        k_KND, v_KND = k_KND.repeat_interleave(repeats, 0), v_KND.repeat_interleave(repeats, 0)
+    return q_HMD[:, start:end] * scaling, k_KND, v_KND
+
+
+def _spans(size: int) -> Iterator[tuple[int, int]]:
+    """Yield the first query of each span of a row, and the one after its last."""
+    count = max(1, round(size / SPAN))
+    return pairwise(size * i // count for i in range(count + 1))
 
 
 @lru_cache(maxsize=2 * SPAN)

@@ -221,17 +221,18 @@ def _families(
     return out.permute(0, 2, 4, 1, 3, 5).reshape(n * g * length, -1)
 
 
-def _by_row(query: Tensor, key: Tensor, value: Tensor, rows: Rows, heads: tuple[int, int], scaling: float) -> Tensor:
+def _by_row(query: Tensor, key: Tensor, value: Tensor, rows: Rows, scaling: float) -> Tensor:
     """Return attention of the roots that are in no block: (Σ lengths, H·D)."""
-    k_HMD, v_HMD = (x.squeeze(0).repeat_interleave(heads[1], 0) if heads[1] > 1 else x.squeeze(0) for x in (key, value))
     if query.dtype in (torch.float32, torch.float64):
-        return attend_rows(query.squeeze(0), k_HMD, v_HMD, rows, scaling)
-    q_HMD = query.squeeze(0)
+        return attend_rows(query.squeeze(0), key.squeeze(0), value.squeeze(0), rows, scaling)
+    gqa = query.shape[1] > key.shape[1]
     parts = [
-        F.scaled_dot_product_attention(q_HMD[:, a:b], k_HMD[:, a:b], v_HMD[:, a:b], is_causal=True, scale=scaling)
+        F.scaled_dot_product_attention(
+            query[:, :, a:b], key[:, :, a:b], value[:, :, a:b], is_causal=True, scale=scaling, enable_gqa=gqa
+        )
         for a, b in rows
     ]
-    return torch.cat(parts, 1).transpose(0, 1).flatten(1)
+    return torch.cat(parts, 2).squeeze(0).transpose(0, 1).flatten(1)
 
 
 def attend(
@@ -266,7 +267,7 @@ def attend(
     heads = (key.shape[1], query.shape[1] // key.shape[1])
     pieces = _in_blocks(query, key, value, layout, heads, scaling) if layout.blocks else []
     if layout.rows:
-        pieces.append(_by_row(query, key, value, layout.rows, heads, scaling))
+        pieces.append(_by_row(query, key, value, layout.rows, scaling))
     if layout.long:
         pieces.append(attend_paths(query.squeeze(0), key.squeeze(0), value.squeeze(0), layout.long, scaling))
     # Rows alone and long paths alone are in order: each token is in its place.

@@ -83,7 +83,7 @@ def test_the_last_layer_skips_unread_positions(monkeypatch):
     model.model.layers[-1].mlp.gate_proj.register_forward_hook(lambda _, given, out: seen.append(given[0].shape[1]))
     outputs = []
     for share in (0.9, 0.0):  # leaving out, and not
-        monkeypatch.setattr("learning.models.packed.WORTH_LEAVING_OUT", share)
+        monkeypatch.setattr("learning.models.forwards.WORTH_LEAVING_OUT", share)
         model.zero_grad()
         logp_M, _ = packed_logprobs(model, packed, needed_M=needed_M)
         logp_M.sum().backward()
