@@ -26,6 +26,7 @@ from lineage.records import Record, read_records
 from lineage.reports.formatting import format_size
 from lineage.retention.keep import add_ancestors, find_best, find_pinned, find_promoted, refuse_damaged, refuse_missing
 from lineage.retention.pins import pin_artifacts, read_pins, unpin_artifacts
+from lineage.sources.converted_bases import find_unneeded_bases
 from lineage.tracing.ancestry import trace
 from lineage.verification.audit_check import check_log
 from schemas.errors import PlanError
@@ -96,7 +97,10 @@ def find_garbage(layout: Layout, policy: Policy) -> Clearance:
     works = [p for p in sorted((layout.state / "work").glob("*")) if p.is_dir() and p.name not in planned]
     in_use = frozenset(work for work in works if _is_used(work))
     objects = tuple(find_unneeded_objects(layout, [record for record, _ in stay], go))
-    garbage = Garbage(tuple(go), objects, tuple(find_temporaries(layout)), tuple(w for w in works if w not in in_use))
+    outputs = (Path(record["folder"], "outputs", name) for record, _ in stay for name in record["outputs"])
+    bases = tuple(find_unneeded_bases(layout, outputs))
+    unused = tuple(work for work in works if work not in in_use)
+    garbage = Garbage(tuple(go), objects, tuple(find_temporaries(layout)), unused, bases)
     return Clearance(stay, garbage, in_use)
 
 
@@ -154,6 +158,7 @@ def _as_json(clearance: Clearance) -> dict[str, object]:
         "objects": len(garbage.objects),
         "temporaries": len(garbage.temporaries),
         "works": [work.name for work in garbage.works],
+        "bases": len(garbage.bases),
         "in_use": [work.name for work in sorted(clearance.in_use)],
     }
 
@@ -177,6 +182,7 @@ def _print_clearance(clearance: Clearance, size: int, console: Console, yes: boo
         (len(garbage.objects), "files of DVC's cache that only they use"),
         (len(garbage.works), "folders of unfinished steps that no run can resume"),
         (len(garbage.temporaries), "temporary files left in DVC's cache"),
+        (len(garbage.bases), "converted bases of adapters"),
     )
     what = ", ".join(f"{count} {noun}" for count, noun in counts if count) or "nothing"
     did = "removed" if yes else "removable"

@@ -12,6 +12,7 @@ from flows.execution.audit_entries import log_report_written
 from flows.execution.events import StepEvent
 from flows.execution.run_log import list_runs, read_events, read_plan, read_step_events
 from flows.execution.states import EXIT_CANCELLED, FINISHED, STYLES
+from flows.runs.plain_adapters import make_plain
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
 from lineage.reports.report import write_report
@@ -115,7 +116,10 @@ def list_step_records(run: str | None, layout: Layout) -> list[dict[str, object]
 
 
 def find_output(step: str, run: str | None, layout: Layout) -> Path:
-    """Return the folder of an output, by `STEP` (the first) or `STEP.OUTPUT`. Raise PlanError if there is none."""
+    """Return the folder of an output, by `STEP` (the first) or `STEP.OUTPUT`; an adapter's loads with transformers.
+
+    Raise PlanError if there is none.
+    """
     plan = read_plan(layout, find_run(run, layout))
     names = [planned.name for planned in plan.steps]
     name, output = (step, "") if step in names else (step.rpartition(".")[0], step.rpartition(".")[2])
@@ -128,7 +132,7 @@ def find_output(step: str, run: str | None, layout: Layout) -> Path:
     chosen = output or next(iter(manifest.outputs))
     if chosen not in manifest.outputs:
         raise PlanError(f"{name} has no output `{chosen}`; {suggest(chosen, manifest.outputs, 'outputs')}")
-    return complete_adapter(layout.artifact(planned.kind, planned.key) / "outputs" / chosen, layout)
+    return make_plain(complete_adapter(layout.artifact(planned.kind, planned.key) / "outputs" / chosen, layout), layout)
 
 
 def make_status_table(run: str | None, layout: Layout) -> Table:

@@ -37,12 +37,14 @@ class Garbage:
     """Temporary files that killed processes left in DVC's cache."""
     works: tuple[Path, ...]
     """Folders of unfinished steps that no run will continue."""
+    bases: tuple[Path, ...] = ()
+    """Bases that were converted for other programs, of adapters that are not kept."""
 
     @property
     def paths(self) -> list[Path]:
         """All paths to remove."""
         folders = [Path(record["folder"]) for record in self.artifacts]
-        return [*folders, *self.objects, *self.temporaries, *self.works]
+        return [*folders, *self.objects, *self.temporaries, *self.works, *self.bases]
 
 
 def find_unneeded_objects(layout: Layout, remaining: Iterable[Record], removed: Iterable[Record]) -> Iterator[Path]:
@@ -145,4 +147,5 @@ def remove_garbage(layout: Layout, garbage: Garbage) -> None:
         Path(record["folder"]).rename(gone)
     for path in (*garbage.objects, *garbage.temporaries):
         path.unlink(missing_ok=True)
-    shutil.rmtree(trash, ignore_errors=True)
+    for folder in (*garbage.bases, trash):
+        shutil.rmtree(folder, ignore_errors=True)

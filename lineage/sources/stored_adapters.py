@@ -33,7 +33,7 @@ def link_stored_adapter(folder: Path, layout: Layout, find_outside: Callable[[st
         base = link_stored_adapter(_find_artifact(record, record.key, layout), layout, find_outside)
     else:
         base = _find_outside(record, find_outside)
-    return _link(folder, base, layout)
+    return link_adapter(folder, base, layout)
 
 
 def _find_artifact(record: BaseRecord, key: str, layout: Layout) -> Path:
@@ -59,7 +59,7 @@ def _find_outside(record: BaseRecord, find_outside: Callable[[str], tuple[Path, 
     return folder
 
 
-def _link(folder: Path, base: Path, layout: Layout) -> Path:
+def link_adapter(folder: Path, base: Path, layout: Layout) -> Path:
     """Return a folder of links to an adapter and its base; its settings name the base's place."""
     config = json.loads((folder / CONFIG).read_text())
     links = dict(_list_links(folder, base))
