@@ -9,6 +9,7 @@ import sys
 import psutil
 import pytest
 
+from flows.servers.log_rotation import KEPT_LOG
 from tests.flows.checkout import REPOSITORY
 from tests.waiting import wait_for
 
@@ -133,6 +134,18 @@ def keep(tmp_path):
         for process in keeper.alive():
             process.kill()
         keeper.front.wait()
+
+
+def test_a_log_is_rotated_while_its_service_runs(keep, tmp_path):
+    keeper = keep("pair")
+    keeper.is_ready()
+    with (tmp_path / "first.log").open("ab") as log:
+        log.write(b"x" * (KEPT_LOG + 1))
+    old = tmp_path / "first.log.old"
+    wait_for(lambda: old.is_file() and (tmp_path / "first.log").stat().st_size == 0)
+    assert old.stat().st_size == KEPT_LOG + 1
+    assert not (tmp_path / "second.log.old").exists()
+    assert keeper.front.poll() is None
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
