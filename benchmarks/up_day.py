@@ -1,11 +1,12 @@
 """`posttrain up` under the flow runs of a day: memory of each service, size and errors of its logs, database per run.
 
-    python benchmarks/up_day.py [--runs 103] [--fresh-every 10] [--folder DIR]
+    python benchmarks/up_day.py [--runs 103] [--fresh-every 10] [--minutes 120] [--folder DIR]
 
 Runs `up` in a folder of its own, deploys a recipe of two small stages, and starts one flow run after the other from the
 deployment, as its form does. Every `--fresh-every`-th run has another seed, so that its steps are executed on Ray; the
 others find all steps cached, as most scheduled runs do. The default is a day with one run every 14 minutes. What a day
-has besides runs, the hours between them, is not simulated: services poll in them, once every two seconds.
+has besides runs, the hours between them, is not simulated: services poll in them, once every two seconds. A day that
+takes longer than `--minutes` ends there, with the figures of the runs that it had. Each quarter is printed at its end.
 """
 
 import argparse
@@ -40,16 +41,18 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=103)
     parser.add_argument("--fresh-every", type=int, default=10)
+    parser.add_argument("--minutes", type=float, default=120.0)
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = (options.folder or Path(scratch)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        print(json.dumps({"benchmark": "up_day", **measure_day(folder, options.runs, options.fresh_every)}))
+        print(json.dumps({"benchmark": "up_day", **measure_day(folder, options)}))
 
 
-def measure_day(folder: Path, runs: int, fresh_every: int) -> dict[str, object]:
-    """Return the figures of `runs` flow runs under one `up`; memory at the first, and then at each quarter of them."""
+def measure_day(folder: Path, options: argparse.Namespace) -> dict[str, object]:
+    """Return the figures of flow runs under one `up`; memory after the first, and then at each quarter of them."""
+    runs, fresh_every = options.runs, options.fresh_every
     (folder / "recipe.yaml").write_text(RECIPE)
     (folder / "day.py").write_text(CODE)
     environment = os.environ | {
@@ -68,25 +71,40 @@ def measure_day(folder: Path, runs: int, fresh_every: int) -> dict[str, object]:
             [*command, "deploy", "recipe.yaml"], cwd=folder, env=environment, check=True, capture_output=True
         )
         states, memory, before = [], [], measure_files(state)
-        for number in range(runs):
-            seed = number // fresh_every if fresh_every else 0
-            states.append(perform_flow_run(seed, up))
-            if number in {0, runs // 4, runs // 2, 3 * runs // 4, runs - 1}:
-                memory.append(measure_memory(state))
+        while len(states) < runs and time.monotonic() - began < options.minutes * 60 and "UP ENDED" not in states:
+            states.append(perform_flow_run(len(states) // fresh_every if fresh_every else 0, up))
+            if len(states) in {1, runs // 4, runs // 2, 3 * runs // 4, runs}:
+                memory.append(look_at(state, len(states), began))
+                print(json.dumps(memory[-1]), file=sys.stderr, flush=True)
+        if memory[-1]["runs"] != len(states):
+            memory.append(look_at(state, len(states), began))
         after = measure_files(state)
     finally:
         up.terminate()
         up.wait(120)
     logs = "".join(file.read_text(errors="replace") for file in (state / "up").glob("*.log*"))
     return {
-        "flow_runs": runs,
+        "flow_runs": len(states),
         "states": {name: states.count(name) for name in dict.fromkeys(states)},
         "minutes": round((time.monotonic() - began) / 60, 1),
-        "memory_mb": {name: [each.get(name) for each in memory] for name in memory[0]},
+        "looks": memory,
         "log_kb": round(after["up"] / 1e3, 1),
-        "database_mb_per_run": round((after["prefect"] - before["prefect"]) / 1e6 / runs, 3),
+        "database_mb": round(after["prefect"] / 1e6, 1),
+        "database_mb_per_run": round((after["prefect"] - before["prefect"]) / 1e6 / len(states), 3),
         "error_lines": sum(bool(ERRORS.search(line)) for line in logs.splitlines()),
         "restarts": (folder / "up.out").read_text(errors="replace").count("restarting in"),
+    }
+
+
+def look_at(state: Path, runs: int, began: float) -> dict[str, object]:
+    """Return what the services take after `runs` flow runs: memory in MB, logs in kB, Prefect's database in MB."""
+    files = measure_files(state)
+    return {
+        "runs": runs,
+        "minutes": round((time.monotonic() - began) / 60, 1),
+        "memory_mb": measure_memory(state),
+        "log_kb": round(files["up"] / 1e3, 1),
+        "database_mb": round(files["prefect"] / 1e6, 1),
     }
 
 
