@@ -10,10 +10,15 @@ import random
 
 from websockets.sync.server import serve
 
+
 class Corridor:
-    def reset(self, seed=None, fields=9, most_steps=8):
+    def reset(self, seed=None, fields=9, most_steps=8, farthest=None):
         self.fields, self.most_steps, self.steps = fields, most_steps, 0
-        self.place, self.goal = random.Random(seed).sample(range(1, fields + 1), 2)
+        draw = random.Random(seed)
+        while True:
+            self.place, self.goal = draw.sample(range(1, fields + 1), 2)
+            if abs(self.place - self.goal) <= (farthest or fields):
+                break
         return self.observe(0.0)
 
     def step(self, direction):
@@ -23,8 +28,9 @@ class Corridor:
 
     def observe(self, reward):
         text = f"you are at {self.place}, the goal is at {self.goal}"
+        way = f"at {self.place}, goal {abs(self.goal - self.place)} to the {'right' if self.goal > self.place else 'left'}"
         done = self.place == self.goal or self.steps >= self.most_steps
-        return {"observation": {"text": text, "steps": self.steps}, "reward": reward, "done": done}
+        return {"observation": {"text": text, "way": way, "steps": self.steps}, "reward": reward, "done": done}
 
 
 def answer(corridor, message):

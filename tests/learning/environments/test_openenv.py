@@ -2,13 +2,16 @@
 
 import json
 import random
+import re
 import threading
 
+import numpy as np
 import pytest
 from websockets.sync.server import serve
 
 from learning.environments.lookup_environment import build_environment
 from learning.lookup import bind
+from learning.toy_tasks.corridors import corridor_walker
 from schemas.errors import StepError
 from schemas.package import ROOT
 from schemas.use import EnvUse, ProblemsUse
@@ -80,6 +83,20 @@ def test_starts_are_the_problems_of_stages_and_the_folder_is_an_input():
     environment = make(**CORRIDOR)
     for row in rows:
         assert row["prompt"][0]["content"] == begin(environment, json.loads(row["metadata"])["start"]).shown
+
+
+def test_the_walker_of_the_shipped_recipe_goes_from_near_starts_to_the_goal():
+    environment = make(**CORRIDOR | {"show": "way", "kwargs": {"fields": 60, "farthest": 6}})
+    rng = np.random.default_rng(0)
+    for start in range(20):
+        play = begin(environment, start)
+        steps, seen = int(re.findall(r"\d+", play.shown)[1]), play.shown
+        assert 1 <= steps <= 6
+        for _ in range(steps):
+            prompt = [{"role": "user", "content": seen}]
+            outcome = play.step(corridor_walker({"id": "a", "prompt": prompt}, rng))
+            seen = outcome.observation
+        assert (outcome.reward, outcome.done) == (1.0, True)
 
 
 def test_actions_and_observations_are_messages_of_the_protocol(stranger):
