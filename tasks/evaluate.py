@@ -72,8 +72,8 @@ def run(stage: Evaluate, context: Context) -> Result:
         "table": make_table(stage, measured, context.seed),
         "comparisons": make_comparisons(stage, measured, context.seed),
     }
-    if stage.solver:
-        results["calls"] = {name: one.calls for name, one in evaluated.items()}
+    if calls := {name: one.calls for name, one in evaluated.items() if one.calls}:
+        results["calls"] = calls
     if scored:
         results[SCORED_TASKS] = {name: one.summary for name, one in evaluated.items()}
     if has_episodes(stage):
@@ -200,9 +200,8 @@ class Evaluation:
         ):
             self.spend = choose_spend(context, engine)
             sampling = Sampling(stage.temperature, stage.max_completion_length)
-            if stage.solver:
+            if solver := self._find_solver(port):
                 asking = Asking(engine, policy.tokenizer, sampling, seed, spend=self.spend, journal=journal)
-                solver = bind(stage.solver, "solver", context.inputs)
                 samples = run_solver(solver, asking, problems, stage.num_generations)
                 self.done += len(self.problems)
                 context.progress(self.done, self.total)
@@ -212,6 +211,13 @@ class Evaluation:
             self.done += len(self.problems)
             model = ScoringModel(engine, policy, partial(self._load_weights, port, policy), seed, journal, self._report)
             return samples, {}, [self._answer(tasks, model) for tasks in self.scored]
+
+    def _find_solver(self, port: str) -> Bound | None:
+        """Return the solver of a model, its own before that of all models."""
+        name = port.partition(".")[2]
+        if name in self.stage.solvers:
+            return bind(self.stage.solvers[name], f"solvers.{name}", self.context.inputs)
+        return bind(self.stage.solver, "solver", self.context.inputs) if self.stage.solver else None
 
     def _answer(self, tasks: ScoredTasks, model: ScoringModel) -> ScoredAnswers:
         answers = tasks.answer(model)

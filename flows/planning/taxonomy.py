@@ -83,9 +83,10 @@ def _classify_training(step: Step) -> Iterator[Leaf]:
 
 def _classify_frozen(step: Step) -> Iterator[Leaf]:
     """Yield the leaves of steps that use models without training them."""
-    if traits_of(step.kind).scores_models and step.settings.get("solver"):
+    if traits_of(step.kind).scores_models and (step.settings.get("solver") or step.settings.get("solvers")):
         yield "branch", "parameter-free"
-        yield "parameter-free", "retrieval" if any(i.port.startswith("solver.") for i in step.inputs) else "program"
+        retrieves = any(i.port.startswith(("solver.", "solvers.")) for i in step.inputs)
+        yield "parameter-free", "retrieval" if retrieves else "program"
     if "agent" in step.outputs.values() and any(i.port == "model" for i in step.inputs):
         yield from (("branch", "parameter-free"), ("parameter-free", "experience"))
 

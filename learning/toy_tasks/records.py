@@ -17,6 +17,8 @@ from learning.toy_tasks.rows import Size, Split, TestShare, draw_rows, hash_text
 
 NAMES = "abcdefgh"
 VISITS = 4
+MIDDLE = 4.5 * VISITS
+"""Sum of a measurement in the middle of the scale."""
 LABELS = ("low", "high")
 FITTED_ON = 600
 FITTING_STEPS = 250
@@ -35,8 +37,8 @@ def records(
 
     `a:1234 b:5678 … risk?` shows the visits of every measurement, with `shuffled` in random order (and as the family
     `records_shuffled`). `world` selects the two measurements that decide: high if their mean is above the middle of the
-    scale. `metadata` holds the expert's attention (`expert`) and each measurement's text (`spans`). Raise StepError if
-    the space is too small.
+    scale. `metadata` holds the expert's attention (`expert`) and each measurement's text (`spans`), sum over visits
+    (`findings`) and how strongly it speaks for the answer (`support`). Raise StepError if the space is too small.
     """
     rng = np.random.default_rng([seed, 1 + world])
     expert, family = fit_expert(world), "records_shuffled" if shuffled else "records"
@@ -139,9 +141,16 @@ def _row(name: str, table_FV: np.ndarray, label: int, order: list[int], expert: 
     spans = {NAMES[f]: f"{NAMES[f]}:{''.join(map(str, table_FV[f].tolist()))}" for f in order}
     attention_F = expert.attention(scale_digits(table_FV)[None])[0]
     attention = {name: round(float(share), 6) for name, share in zip(NAMES, attention_F, strict=True)}
+    sums, sign = dict(zip(NAMES, table_FV.sum(1).tolist(), strict=True)), 1 if label else -1
+    metadata = {
+        "expert": attention,
+        "spans": spans,
+        "findings": {feature: str(total) for feature, total in sums.items()},
+        "support": {feature: sign * (total - MIDDLE) / MIDDLE for feature, total in sums.items()},
+    }
     return {
         "id": name,
         "prompt": [{"role": "user", "content": f"{' '.join(spans.values())} risk?"}],
         "answer": LABELS[label],
-        "metadata": json.dumps({"expert": attention, "spans": spans}, sort_keys=True),
+        "metadata": json.dumps(metadata, sort_keys=True),
     }

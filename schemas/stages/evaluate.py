@@ -34,6 +34,8 @@ class Evaluate(ProblemSampling, RewardTests, BaseStage):
     """Metrics in the table."""
     solver: SolverUse | None = None
     """How a model is prompted, such as in parts or with examples; null: with the problem alone."""
+    solvers: dict[str, SolverUse] = {}
+    """Solvers for single models, by their names in `models` and `against`; all other models use `solver`."""
     weight_diff: list[WeightDiffUse] = []
     """Distances between the weights of each model and those of the first, tensor by tensor."""
     agent: AgentRef | None = None
@@ -47,14 +49,15 @@ class Evaluate(ProblemSampling, RewardTests, BaseStage):
 
     @model_validator(mode="after")
     def check_consistency(self) -> Self:
-        """Check that the keys for models, agents, problems, samples and weight differences agree with each other."""
+        """Check that the keys for models, agents, solvers, problems and samples agree with each other."""
         if (self.model is None) == (not self.models):
             raise ValueError("give exactly one of `model` and `models`")
         if self.env is not None and (self.agent is not None or self.agents):
             raise ValueError("give either `agent` (or `agents`), which has its own environment, or `env`")
-        if strange := sorted(self.agents.keys() - self.models.keys() - self.against.keys()):
-            models = ", ".join(self.models) or "none"
-            raise ValueError(f"`agents`: no model is called `{strange[0]}`; models: {models}")
+        for key, named in (("agents", self.agents), ("solvers", self.solvers)):
+            if strange := sorted(named.keys() - self.models.keys() - self.against.keys()):
+                models = ", ".join(self.models) or "none"
+                raise ValueError(f"`{key}`: no model is called `{strange[0]}`; models: {models}")
         if not self.tasks and self.prompts is None:
             raise ValueError("give `tasks` (generators of held-out problems) or `prompts`")
         if self.selector is not None and self.num_generations == 1:
@@ -72,7 +75,7 @@ class Evaluate(ProblemSampling, RewardTests, BaseStage):
             return self
         given = {
             "selector": self.selector,
-            "solver": self.solver,
+            "solver": self.solver or self.solvers,
             "env": self.env,
             "agent": self.agent or self.agents,
             "temperature": self.temperature,

@@ -21,7 +21,7 @@ from learning.rewards import attention
 from learning.rl.sampling_slots import bind_sampling_slots
 from learning.samples.sample import Sample
 from learning.sampling.sampler import score
-from learning.toy_tasks.guided_search import find_most_visited, guided_search, mix_priors, search_tree
+from learning.teachers.guided_search import find_most_visited, guided_search, mix_priors, search_tree
 from learning.toy_tasks.records import NAMES, draw_record, find_deciding, fit_expert, records, scale_digits
 from schemas.errors import StepError
 from schemas.recipe.load import load_recipe
@@ -202,5 +202,25 @@ def test_the_teacher_of_the_recipe_asks_for_what_decides(stages):
 
     assert hits() > 0.8
     assert hits(guidance=0.0) < 0.6
-    with pytest.raises(StepError, match="use problems of `records`"):
-        guided_search({"id": "x", "metadata": None, "answer": "high"}, np.random.default_rng(0))
+
+
+def test_the_search_takes_findings_of_any_domain():
+    """Faults of a car: the expert looks at fuse and pump; without it the search asks for what supports the answer."""
+    findings = {"fuse": "blown", "pump": "silent", "tyres": "worn", "paint": "dull"}
+    expert = {"fuse": 0.5, "pump": 0.4, "tyres": 0.05, "paint": 0.05}
+    support = {"fuse": 0.9, "pump": 0.2, "tyres": -0.5, "paint": 0.0}
+    maps = {"findings": findings, "expert": expert, "support": support}
+    car = {"id": "car", "answer": "no fuel", "metadata": json.dumps(maps)}
+    text = guided_search(car, np.random.default_rng(0), questions=2, marker="so")
+    assert text == "fuse blown, pump silent so no fuel"
+    against = maps | {"support": support | {"fuse": -0.9, "tyres": 0.9}}
+    text = guided_search(car | {"metadata": json.dumps(against)}, np.random.default_rng(0), questions=1, guidance=0.0)
+    assert text == "tyres worn #### no fuel"
+    for wrong in (None, json.dumps(maps | {"support": {"fuse": 1.0}}), json.dumps({"findings": findings})):
+        with pytest.raises(StepError, match="row car: its metadata needs `findings`, `expert` and `support`"):
+            guided_search(car | {"metadata": wrong}, np.random.default_rng(0))
+    with pytest.raises(StepError, match="has no answer"):
+        guided_search(car | {"answer": None}, np.random.default_rng(0))
+    strange = maps | {"support": support | {"fuse": "much"}}
+    with pytest.raises(StepError, match="are numbers"):
+        guided_search(car | {"metadata": json.dumps(strange)}, np.random.default_rng(0))

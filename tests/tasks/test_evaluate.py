@@ -33,6 +33,10 @@ def stage(**more):
     )
 
 
+def read_samples(folder):
+    return pq.read_table(folder / "outputs/report/samples.parquet").to_pylist()
+
+
 def test_every_number_follows_from_the_samples(tmp_path, two_models):
     made = stage(
         rewards=[{"use": "formats.matches", "pattern": ".{0,4}"}],
@@ -141,6 +145,27 @@ def test_a_program_asks_in_parts_and_repeats_to_the_byte(tmp_path, tiny_policy_f
     assert (tmp_path / "a/outputs/report/samples.parquet").read_bytes() == (
         tmp_path / "b/outputs/report/samples.parquet"
     ).read_bytes()
+
+
+def test_one_model_has_a_solver_and_the_other_answers_alone(tmp_path, tiny_policy_folder):
+    tasks = [{"use": "needles", "split": "test", "size": 3, "shortest": 96, "longest": 96}]
+    inputs = {"models.one": tiny_policy_folder, "models.two": tiny_policy_folder}
+    program = {"use": "lambda_rlm", "window": 32, "combine": "joined"}
+    ways = {"mixed": {"solvers": {"two": program}}, "alone": {}, "solved": {"solver": program}}
+    results = {name: run(stage(tasks=tasks, **how), context(tmp_path, name, **inputs)) for name, how in ways.items()}
+    assert results["mixed"].details["calls"] == {"two": results["solved"].details["calls"]["two"]}
+    assert "calls.one" not in results["mixed"].metrics
+    texts = {
+        name: {
+            model: [s["completion"] for s in read_samples(tmp_path / name) if s["model"] == model]
+            for model in ("one", "two")
+        }
+        for name in ways
+    }
+    assert texts["mixed"] == {"one": texts["alone"]["one"], "two": texts["solved"]["two"]}
+    assert texts["mixed"]["one"] != texts["mixed"]["two"]
+    with pytest.raises(ValueError, match="`solvers`: no model is called `three`; models: one, two"):
+        stage(tasks=tasks, solvers={"three": program})
 
 
 def test_best_of_n_scores_what_the_selector_chose(tmp_path, two_models):

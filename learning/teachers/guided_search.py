@@ -12,11 +12,14 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from learning.data.rows import Row
-from learning.toy_tasks.records import LABELS, VISITS
-from learning.toy_tasks.rows import Rate, read_metadata
+from learning.data.rows import Row, read_metadata
+from schemas.errors import StepError
 
 Path = tuple[str, ...]
+Rate = Annotated[float, Field(ge=0, le=1)]
+MAPS = ("findings", "expert", "support")
+STEEPNESS = 4.0
+"""How fast the value of a path leaves 0.5 as its support grows: our choice."""
 
 
 @dataclass
@@ -96,25 +99,40 @@ def guided_search(
     exploration: Annotated[float, Field(ge=0)] = 1.0,
     guidance: Rate = 0.75,
 ) -> str:
-    """Write the measurements that an expert-guided tree search inspects, then the label: `b 22, e 30 #### high`.
+    """Write the findings that an expert-guided tree search inspects, then the answer: `b 22, e 30 #### high`.
 
-    The value of a path is how strongly its measurements support the right answer. `guidance` 0 searches without the
-    expert. Raise StepError if the row is not a record.
+    A row's metadata has three maps from the name of a finding: `findings` to its text, `expert` to the weight that the
+    expert gives it, `support` to how strongly it speaks for the right answer (−1 to 1). The value of a path grows with
+    the mean support of its findings. `guidance` 0 searches without the expert. Raise StepError if the row has no such
+    maps or no answer.
     """
-    spans, expert = read_metadata(row, "records", lambda about: (about["spans"], about["expert"]))
-    sums = {name: sum(map(int, text.partition(":")[2])) for name, text in spans.items()}
-    right = 1 if row["answer"] == LABELS[1] else -1
-    names = [str(name) for name in rng.permutation(sorted(sums))]
+    findings, expert, support = read_findings(row)
+    names = [str(name) for name in rng.permutation(sorted(findings))]
 
     def priors(path: Path) -> Mapping[str, float]:
         left = [name for name in names if name not in path]
         return mix_priors(expert, left, guidance) if len(path) < questions and left else {}
 
     def value(path: Path) -> float:
-        if not path:
-            return 0.5
-        speaks = sum(sums[name] - 4.5 * VISITS for name in path) / (4.5 * VISITS * len(path))
-        return 1 / (1 + math.exp(-4 * right * speaks))
+        return 1 / (1 + math.exp(-STEEPNESS * sum(support[name] for name in path) / len(path))) if path else 0.5
 
     path = find_most_visited(search_tree(priors, value, simulations=simulations, exploration=exploration))
-    return f"{', '.join(f'{name} {sums[name]}' for name in path)} {marker} {row['answer']}"
+    return f"{', '.join(f'{name} {findings[name]}' for name in path)} {marker} {row['answer']}"
+
+
+def read_findings(row: Row) -> tuple[dict[str, str], dict[str, float], dict[str, float]]:
+    """Return a row's findings, the expert's weights and the support. Raise StepError if one is missing."""
+    maps = [read_metadata(row).get(key) for key in MAPS]
+    findings, expert, support = (each if isinstance(each, dict) else {} for each in maps)
+    if not findings or not findings.keys() == expert.keys() == support.keys():
+        raise StepError(
+            f"teacher guided_search: row {row.get('id')}: its metadata needs `findings`, `expert` and `support`, three "
+            "maps with the same names"
+        )
+    if row["answer"] is None:
+        raise StepError(f"teacher guided_search: row {row['id']} has no answer")
+    try:
+        weights, signs = ({name: float(each[name]) for name in findings} for each in (expert, support))
+    except (TypeError, ValueError) as error:
+        raise StepError(f"teacher guided_search: row {row['id']}: `expert` and `support` are numbers") from error
+    return {name: str(text) for name, text in findings.items()}, weights, signs
