@@ -6,3 +6,8 @@ from learning.samples.sample import Sample
 def earned(samples: list[Sample]) -> list[float | None]:
     """Sum of the rewards of an episode's turns; an unfinished turn has reward 0."""
     return [float(sum(turn.reward for turn in sample.turns)) for sample in samples]
+
+
+def well_formed(samples: list[Sample]) -> list[float | None]:
+    """1 if the model ended its episode and the environment could carry out every action, else 0."""
+    return [float(sample.finish == "stop" and all(turn.ok for turn in sample.turns)) for sample in samples]

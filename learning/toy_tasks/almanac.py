@@ -96,10 +96,13 @@ QUESTIONS = {"product": _ask_product, "weight": _ask_weight, "table": _ask_table
 def scripted(row: Row, rng: np.random.Generator, *, error_rate: Rate = 0.0) -> str:
     """Write the next turn of the problem's script, wrong at `error_rate`.
 
-    Raise StepError if the problem has no script or no turn of it is left.
+    It is the turn that the metadata name, or else the one after the turns of the prompt. Raise StepError if the problem
+    has no script or no turn of it is left.
     """
-    script = json.loads(row["metadata"] or "{}").get("script")
-    due = sum(message["role"] == "assistant" for message in row["prompt"])
+    notes = json.loads(row["metadata"] or "{}")
+    script, due = notes.get("script"), notes.get("turn")
+    if due is None:
+        due = sum(message["role"] == "assistant" for message in row["prompt"])
     if script is None or due >= len(script):
         raise StepError(f"teacher scripted: row {row['id']} has no script of more than {due} turns")
     tool, colon, text = script[due].rpartition(": ")

@@ -119,3 +119,26 @@ def test_lessons_of_episodes_need_no_torch():
     code += "print([name for name in ('torch', 'transformers') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_lessons_in_a_context_show_what_the_policy_shows_and_number_the_turns():
+    context = {"use": "memory", "ask": "{question}|{memory}|{observation}", "text": "{question}|{memory}"}
+    env = {"use": "tools", "tools": ["search"], "longest": 40, "context": context}
+    of = {"use": "atlas_questions", "size": 3, "split": "train", "rounds": 1, "seed": 3, "memories": True}
+    use = ProblemsUse.model_validate({"use": "turns", "of": of, "by": "scripted", "env": env})
+    rows = [row for row in bind(use)() if notes(row)["hops"] == 2][:5]
+    question, (first, value) = rows[0]["prompt"][0]["content"], notes(rows[0])["trail"]
+    found = [line for line in notes(rows[0])["documents"] if first in line.split() or value in line.split()]
+    shown = [row["prompt"][0]["content"].split("|") for row in rows]
+    assert [len(row["prompt"]) for row in rows] == [1] * 5
+    assert [parts[1:-1] + parts[-1:] for parts in shown[::2]] == [[question], [f"1 {first}"], [f"2 {value}"]]
+    assert [parts[1] for parts in shown[1::2]] == ["", f"1 {first}"]
+    assert {parts[2] for parts in shown[1::2]} <= set(found)
+    assert [(row["id"].rpartition(".")[2], notes(row)["turn"]) for row in rows] == [(str(k), k) for k in range(5)]
+
+
+def test_lessons_take_no_context_that_counts_tokens():
+    env = {"use": "tools", "tools": ["search"], "context": {"use": "summary", "budget": 9}}
+    use = {"use": "turns", "of": {"use": "almanac", "size": 1, "split": "train"}, "by": "scripted", "env": env}
+    with pytest.raises(StepError, match="context summary counts tokens"):
+        bind(ProblemsUse.model_validate(use))()
