@@ -86,6 +86,8 @@ def _format_reason(by: Move) -> str:
     gates = "; ".join(map(str, evidence.get("gates", [])))
     evaluation = f"{evidence.get('recipe')}.{evidence['gate']} ({str(evidence.get('key'))[:12]})"
     why = f"{evaluation}, run {evidence.get('run')}: {gates}"
+    if canary := evidence.get("canary"):
+        why = f"{why}; canary: {canary['reason']}"
     let = evidence.get("override")
     return f"{why}; not the committed gate, approved by {let['approved_by']}: {let['why']}" if let else why
 

@@ -151,6 +151,13 @@ class Canary:
         elif served.chosen.digest != self.champion.chosen.digest:
             self.stop(f"the champion is now {served.chosen.description}")
 
+    def describe(self) -> str:
+        """Return who gets the challenger's responses, as one line."""
+        if self.state == "promoted":
+            return "the canary passed, and its challenger is the champion now"
+        percent = 100 * self.options.share
+        return f"canary {self.state}: {percent:.4g}% of the clients get {self.challenger.chosen.description}"
+
     def facts(self) -> JsonObject:
         """Return the state of the canary as JSON, for operators."""
         arms = {}
@@ -237,7 +244,9 @@ class Canary:
             self.say(promote_step(self.layout, key, self.options.evaluation, self.name, live=live).text)
             self.current.switch(choose(f"mlflow:{self.name}@{ALIAS}", self.layout, self.champion.name), self._own)
         except (PosttrainError, OSError, RuntimeError) as error:
-            self.say(f"the canary passed, and the challenger was not promoted: {error}")
+            by_hand = f"posttrain promote {key[:16]} --gate {self.options.evaluation} --name {self.name}"
+            reason = f"the canary passed, and the challenger was not promoted: {error}"
+            self.say(f"{reason}; a restart tries again; by hand: {by_hand}")
 
     def _own(self, new: Chosen) -> Served:
         raise PlanError(f"the champion is {new.description}, not the challenger")

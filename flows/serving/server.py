@@ -77,9 +77,10 @@ def serve(
     address = f"http://{HOST}:{listening.getsockname()[1]}/v1"
 
     def ready() -> None:
-        say(f"serving {chosen.description} as `{chosen.name}` at {address} ({device}, {dtype}); Ctrl-C ends it")
-        if canary is not None:
-            say(f"canary: {canary.share:.3g} of the clients get {canary.challenger.description}; {address}/canary")
+        served = current.served.chosen  # of a canary that had passed before: its challenger
+        say(f"serving {served.description} as `{served.name}` at {address} ({device}, {dtype}); Ctrl-C ends it")
+        if current.canary is not None:
+            say(f"{current.canary.describe()}; {address}/canary")
 
     gc.freeze()  # else every collection traverses all modules and the model, which delays requests
     try:

@@ -1,5 +1,6 @@
 """What a recipe promotes, when it does not, and what is said of it: through the command line."""
 
+import io
 import json
 import re
 import shutil
@@ -7,9 +8,11 @@ import shutil
 import pytest
 import yaml
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from rich.console import Console
 from typer.testing import CliRunner
 
 from flows.champions.promotion import check_promotable, promote_step
+from flows.champions.tables import show_history
 from flows.cli import app, main
 from flows.planning.recipe_plan import plan_recipe
 from flows.publishing.hub import push_to_hub
@@ -192,6 +195,9 @@ def test_by_hand_only_what_an_evaluation_has_proven(lab):
     assert promote_step(lab.layout, lab.made("two")[0].key, passed.key, "tried", live=live).moved
     evidence = find_champion(lab.layout, "tried").by.evidence
     assert (evidence["canary"], evidence["key"]) == (live["canary"], passed.key)
+    console = Console(width=400, file=io.StringIO())
+    assert show_history(lab.layout, "tried", console, as_json=False) == 0
+    assert "; canary: look 1: challenger 0.9 of 100 clients" in console.file.getvalue()
     with pytest.raises(GateError, match="did not evaluate two"):
         check_promotable(lab.layout, lab.made("two")[0].key, failed.key)
     assert "nothing here is called 'fuor'" in lab("promote", "fuor", "--gate", "exam", "--name", "chat", code=3)

@@ -236,8 +236,10 @@ def test_a_better_challenger_is_promoted_with_its_feedback_as_evidence_and_serve
     tried = lab(evaluation="exam")
     text = tried.ask(tried.users("challenger", 1)[0]).json()["choices"][0]["text"]
     feed(tried, "champion", [0.0] * 20)
+    assert tried.canary.describe() == f"canary running: 50% of the clients get {CHALLENGER.description}"
     feed(tried, "challenger", [1.0] * 20)
     wait_for(lambda: tried.canary.state == "promoted")
+    assert tried.canary.describe() == "the canary passed, and its challenger is the champion now"
     assert calls == [(CHALLENGER.key, "exam", "chat", tried.canary.reason)]
     assert [e["action"] for e in tried.decisions()] == ["canary started", "canary passed"]
     wait_for(lambda: not tried.canary.champion.worker.thread.is_alive())
@@ -256,6 +258,7 @@ def test_a_refused_promotion_leaves_the_canary_as_it_is_and_says_why(lab, monkey
     feed(tried, "champion", [0.0] * 20)
     feed(tried, "challenger", [1.0] * 20)
     wait_for(lambda: "not promoted: settings differ from the committed recipe" in tried.said[-1])
+    assert tried.said[-1].endswith(f"by hand: posttrain promote {CHALLENGER.key[:16]} --gate exam --name chat")
     assert tried.canary.state == "passed"
     assert tried.ask(tried.users("challenger", 1)[0]).headers["x-posttrain-arm"] == "challenger"
 
