@@ -1,21 +1,22 @@
-"""Estimate the cost of a plan from the most similar earlier artifacts; steps without any have unknown cost."""
+"""Estimate the cost of a plan from comparable steps that ran before; steps without any have unknown cost."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from flows.planning.difference import list_changes
+from flows.planning.comparable_work import Comparison, compare_work
 from flows.planning.explain import Verdict, explain_plan
 from lineage.catalogue.index import Index, query_index
 from lineage.layout import Layout
 from lineage.records import Record
+from lineage.reports.formatting import format_duration
 from lineage.reports.spending import Cost, sum_costs
-from lineage.tracing.history import find_earlier
+from lineage.tracing.history import list_earlier
 from schemas.budget import Budget, Prices
 from schemas.plan import Plan, Step
 
-SIMILAR = 3
-"""Most settings in which an artifact of a step of another name may differ to serve as an estimate."""
+SHOWN = 3
+"""Most settings or inputs that are named."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,12 @@ class Estimate:
     """The expected cost of a step; for a HIT, the original cost, which is saved."""
 
     cost: Cost | None
-    """Estimated cost; None: no similar step ran before."""
+    """That of the comparable step of median duration; None: no comparable step ran before."""
     basis: str
-    """Run that the estimate comes from, and the number of settings in which it differed."""
+    """Where the estimate comes from and how sure it is, or why there is none."""
     is_hit: bool
+    certainty: str = ""
+    """How sure the estimate is, in a few words."""
 
 
 class Forecast:
@@ -56,24 +59,27 @@ def estimate_steps(plan: Plan, layout: Layout, verdicts: Mapping[str, Verdict]) 
 def _estimate_step(step: Step, plan: Plan, index: Index, verdict: str) -> Estimate:
     if verdict == "HIT" and (made := index.record(step.key)):
         return Estimate(compute_cost(made, step), f"run {made['run']}", True)
-    records, same_name = find_earlier(index, step.kind, step.name, plan.recipe)
-    by_distance = [(_count_changes(record, step), place, record) for place, record in enumerate(records)]
-    if not by_distance:
-        return Estimate(None, "", False)
-    distance, _, nearest = min(by_distance, key=lambda candidate: candidate[:2])
-    if not same_name and distance > SIMILAR:
-        return Estimate(None, "", False)
-    return Estimate(compute_cost(nearest, step), _describe_basis(nearest, distance, step), False)
+    nearest: list[str] = []
+    for records in list_earlier(index, step.kind, step.name, plan.recipe):
+        compared = [(record, compare_work(record, step, plan, index)) for record in records]
+        if found := [(record, work) for record, work in compared if not work.differences]:
+            return _estimate_from(found, step)
+        nearest = nearest or min((work.differences for _, work in compared), key=len)
+    return Estimate(None, f"earlier ones differ in {', '.join(nearest[:SHOWN])}" if nearest else "", False)
 
 
-def _count_changes(record: Record, step: Step) -> int:
-    return sum(1 for _ in list_changes(record["identity"]["settings"], step.identity["settings"]))
-
-
-def _describe_basis(record: Record, distance: int, step: Step) -> str:
-    origin = "" if record["step"] == step.name else f"{record['recipe']}.{record['step']} of "
-    other = {0: "", 1: ", 1 setting differs"}.get(distance, f", {distance} settings differ")
-    return f"{origin}run {record['run']}{other}"
+def _estimate_from(found: list[tuple[Record, Comparison]], step: Step) -> Estimate:
+    """Return the cost of the comparable step of median duration, with what it rests on."""
+    same_inputs = [pair for pair in found if not pair[1].unknown_inputs]
+    chosen = sorted(same_inputs or found, key=lambda pair: pair[0]["seconds"])
+    middle = chosen[(len(chosen) - 1) // 2][0]
+    shortest, longest = chosen[0][0]["seconds"], chosen[-1][0]["seconds"]
+    certainty = "1 comparable run" if len(chosen) == 1 else f"{len(chosen)} comparable runs"
+    if len(chosen) > 1:
+        certainty += f": {format_duration(shortest)} to {format_duration(longest)}"
+    if not same_inputs:
+        certainty += f"; if {', '.join(chosen[0][1].unknown_inputs[:SHOWN])} is as large as then"
+    return Estimate(compute_cost(middle, step), f"run {middle['run']}, {certainty}", False, certainty)
 
 
 def compute_cost(record: Record, step: Step) -> Cost:
@@ -99,10 +105,13 @@ def describe_costs(plan: Plan, estimates: Mapping[str, Estimate]) -> Iterator[st
     costs = predict_costs(estimates)
     unknown = [name for name, cost in costs.items() if cost is None]
     if len(unknown) < len(costs):
-        without = f", without {', '.join(unknown)}: no similar step ran before" if unknown else ""
+        without = f", without {', '.join(unknown)}: no comparable step ran before" if unknown else ""
         yield f"estimated cost: {format_cost(sum_costs(costs.values()), prices)}{without}"
     elif unknown:
-        yield "estimated cost: unknown, no similar steps ran before"
+        yield "estimated cost: unknown, no comparable steps ran before"
+    for name in unknown:
+        if estimates[name].basis:
+            yield f"no estimate for {name}: {estimates[name].basis}"
     if saved := [estimate.cost for estimate in estimates.values() if estimate.is_hit]:
         yield f"saved by cached steps: {format_cost(sum_costs(saved), prices)}"
 

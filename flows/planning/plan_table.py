@@ -52,7 +52,7 @@ def _format_time(estimate: Estimate) -> str:
     if estimate.cost is None:
         return "unknown"
     took = format_duration(estimate.cost.seconds)
-    return f"saves {took}" if estimate.is_hit else f"about {took}"
+    return f"saves {took}" if estimate.is_hit else f"about {took} ({estimate.certainty})"
 
 
 def describe_promotion(plan: Plan) -> list[str]:

@@ -1,6 +1,6 @@
 """Earlier artifacts by the names of steps, from the index."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from lineage.artifacts.store import read_manifest
 from lineage.catalogue.index import Index, query_index
@@ -32,10 +32,10 @@ def find_latest(layout: Layout, recipe: str, steps: Iterable[str]) -> dict[str, 
     return query_index(layout, find_manifests)
 
 
-def find_earlier(index: Index, kind: str, step: str, recipe: str) -> tuple[list[Record], bool]:
-    """Return records to compare a step with, latest first, and whether they are of a step of that name.
+def list_earlier(index: Index, kind: str, step: str, recipe: str) -> Iterator[list[Record]]:
+    """Yield records to compare a step with, latest first.
 
-    Those of the same step of the recipe; else of any recipe's step of that name; else of the kind.
+    First those of the same step of the recipe, then of any recipe's step of that name, then of the kind.
     """
     for condition, values in (
         ("kind = ? and step = ? and recipe = ?", (kind, step, recipe)),
@@ -43,5 +43,4 @@ def find_earlier(index: Index, kind: str, step: str, recipe: str) -> tuple[list[
         ("kind = ?", (kind,)),
     ):
         if records := index.latest(condition, *values, most=MAX_ARTIFACTS):
-            return records, len(values) > 1
-    return [], False
+            yield records

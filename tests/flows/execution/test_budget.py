@@ -12,6 +12,7 @@ from flows.planning.recipe_plan import plan_recipe
 from flows.runs.launch import run_plan
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
+from lineage.reports.formatting import format_duration
 from lineage.reports.spending import Cost, read_spending, sum_costs
 from schemas.budget import Budget, Prices
 from schemas.errors import PlanError, RecipeError
@@ -23,7 +24,7 @@ import time
 from tasks.context import Context
 
 
-def work(context: Context, *, tokens: int = 0, parts: int = 1, wait: bool = False) -> dict[str, int]:
+def work(context: Context, *, tokens: int = 0, parts: int = 1, size: int = 1, wait: bool = False) -> dict[str, int]:
     """Spend tokens part by part, going on where the last try was; `wait` for ever after the first part."""
     file = context.checkpoints / "done.txt"
     begun = int(file.read_text()) if file.is_file() else 0
@@ -33,7 +34,7 @@ def work(context: Context, *, tokens: int = 0, parts: int = 1, wait: bool = Fals
         context.progress(at + 1, parts)
         while wait and begun == 0:
             time.sleep(0.01)
-    (context.output("result") / "n.txt").write_text("1")
+    (context.output("result") / "n.txt").write_text("1" * size)
     return {"began": begun}
 '''
 RECIPE = """
@@ -117,15 +118,15 @@ def test_a_budget_that_warns_stops_nothing(lab):
 def test_unknown_costs_are_marked_and_earlier_runs_give_estimates(lab):
     before = lab.found(lab.plan())
     assert {name: estimate.cost for name, estimate in before.items()} == dict.fromkeys(before)
-    assert list(describe_costs(lab.plan(), before)) == ["estimated cost: unknown, no similar steps ran before"]
+    assert list(describe_costs(lab.plan(), before)) == ["estimated cost: unknown, no comparable steps ran before"]
     lab.run(lab.plan(to=["first", "beside"]))
-    plan = lab.plan(overrides=["stages.beside.function.tokens=6"], to=["beside"])
+    plan = lab.plan(overrides=["stages.beside.seed=6"], to=["beside"])
     costs = lab.found(plan)
     made = {m.step: m for m in Store(lab.layout).manifests()}
     assert costs["first"].is_hit
     assert costs["first"].cost == Cost(made["first"].seconds, made["first"].seconds, 0.0, 40)
     assert costs["beside"].cost == Cost(made["beside"].seconds, 2 * made["beside"].seconds, 0.0, 5)
-    assert costs["beside"].basis == f"run {made['beside'].run}, 1 setting differs"
+    assert costs["beside"].basis == f"run {made['beside'].run}, 1 comparable run"
     cost, saved = describe_costs(plan, costs)
     assert cost.startswith("estimated cost: ")
     assert "5 tokens" in cost
@@ -133,11 +134,35 @@ def test_unknown_costs_are_marked_and_earlier_runs_give_estimates(lab):
     assert "money" not in cost + saved  # no prices, no money
 
 
-def test_the_nearest_of_earlier_costs_is_taken(lab):
-    for tokens in (10, 20, 30):
-        lab.run(lab.plan(overrides=[f"stages.first.function.tokens={tokens}"], to=["first"]))
-    near = lab.plan(overrides=["stages.first.function.tokens=20", "stages.first.function.parts=4"], to=["first"])
-    assert lab.found(near)["first"].cost.tokens == 20
+def test_other_work_gives_no_estimate_and_is_named(lab):
+    lab.run(lab.plan(to=["first"]))
+    plan = lab.plan(overrides=["stages.first.function.parts=400"], to=["first"])
+    costs = lab.found(plan)
+    assert costs["first"].cost is None
+    assert list(describe_costs(plan, costs)) == [
+        "estimated cost: unknown, no comparable steps ran before",
+        "no estimate for first: earlier ones differ in function.parts: 1 → 400",
+    ]
+
+
+def test_an_estimate_is_the_median_of_comparable_runs_and_says_how_many(lab):
+    for seed in (1, 2, 3):
+        lab.run(lab.plan(overrides=[f"stages.first.seed={seed}"], to=["first"]))
+    lab.run(lab.plan(overrides=["stages.first.function.tokens=1000"], to=["first"]))  # other work
+    seconds = sorted(m.seconds for m in Store(lab.layout).manifests() if m.tokens == 40)
+    found = lab.found(lab.plan(overrides=["stages.first.seed=4"], to=["first"]))["first"]
+    assert found.cost.seconds == seconds[1]
+    span = f"{format_duration(seconds[0])} to {format_duration(seconds[2])}"
+    assert found.certainty == f"3 comparable runs: {span}"
+
+
+def test_inputs_are_compared_by_size(lab):
+    lab.run(lab.plan(to=["first", "beside"]))
+    larger = ["stages.first.function.size=99", "stages.beside.seed=4"]
+    plan = lab.plan(overrides=larger, to=["beside"])
+    assert lab.found(plan)["beside"].certainty == "1 comparable run; if inputs.x is as large as then"
+    lab.run(lab.plan(overrides=larger, to=["first"]))
+    assert lab.found(plan)["beside"].basis == "earlier ones differ in inputs.x: 99 times as large"
 
 
 def test_a_plan_above_its_budget_says_so(lab):
@@ -222,7 +247,7 @@ from pathlib import Path
 
 def hang(context, *, told: str):
     if (context.checkpoints / "tried.txt").is_file():
-        (context.output("result") / "n.txt").write_text("1")
+        (context.output("result") / "n.txt").write_text("1" * size)
         return
     (context.checkpoints / "tried.txt").write_text("1")
     child = subprocess.Popen(["sleep", "600"])
