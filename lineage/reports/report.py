@@ -16,6 +16,7 @@ from lineage.reports.descent import Find, select_comparisons
 from lineage.reports.formatting import format_duration, format_number, format_size
 from lineage.reports.graph import draw_steps
 from lineage.reports.headline import make_headlines
+from lineage.reports.settings import list_settings
 from schemas.base import JsonObject
 from schemas.manifest import NOTICES, Manifest
 from schemas.plan import Plan
@@ -73,6 +74,7 @@ def collect_content(
         "started": min((m.started for name, m in made.items() if state[name] == "done"), default=None),
         "reasons": {n: s["reason"] for n, s in states.items() if s.get("reason")},
         "notices": {name: m.details[NOTICES] for name, m in made.items() if m.details.get(NOTICES)},
+        "settings": list_settings(plan),
         "picture": draw_steps(plan, state),
         "curves": {name: charts for name, charts in drawn.items() if charts},
         "headlines": make_headlines(comparisons, gates, costs.total.spent if "done" in state.values() else None),
