@@ -7,6 +7,7 @@ that need them, so that `--help` and `validate` answer at once.
 import gc
 import io
 import os
+import re
 import sys
 from typing import Annotated
 
@@ -72,6 +73,15 @@ PANELS = {
 NAMES = {author.check_reward: "test-reward", importing.import_: "import"}
 """Names of verbs that are not those of their functions."""
 
+VERBS = {
+    **dict.fromkeys(("train", "start", "execute", "sft", "grpo", "dpo"), "run RECIPE.yaml"),
+    **dict.fromkeys(("check", "lint"), "validate RECIPE.yaml"),
+    **dict.fromkeys(("list", "history"), "runs"),
+    **dict.fromkeys(("new", "create"), "init FOLDER"),
+    **dict.fromkeys(("eval", "evaluate"), "run RECIPE.yaml --to STAGE"),
+}
+"""What to type in place of words that are no verbs."""
+
 
 def print_version(wanted: bool) -> None:
     """Print the installed version and exit."""
@@ -92,6 +102,15 @@ def options(
 for panel, verbs in PANELS.items():
     for verb in verbs:
         app.command(NAMES.get(verb), rich_help_panel=panel)(verb)
+
+
+def advise_on_verb(message: str) -> str:
+    """Return the nearest verb for the message of an unknown one; empty for other messages."""
+    found = re.search(r"No such command '([^']*)'", message)
+    if found is None or "Did you mean" in message:
+        return ""
+    verb = VERBS.get(found[1])
+    return f"did you mean `posttrain {verb}`?" if verb else "all verbs: posttrain -h"
 
 
 def main() -> None:
@@ -119,6 +138,8 @@ def main() -> None:
         if show is None:
             raise
         show()  # a usage error says what it is
+        if advice := advise_on_verb(str(getattr(error, "message", ""))):
+            print(advice, file=sys.stderr)
         code = 3
     sys.exit(code)
 

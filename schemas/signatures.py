@@ -86,14 +86,19 @@ def read_signature(slot: type[Use], name: str, folders: tuple[Path, ...] = ()) -
         if strange := [n for n in named if not supplies(slot, n) and (is_own or not may_be_auxiliary(slot, n))]:
             message = f"`{name}` takes {', '.join(strange)}, which this slot does not supply"
             advice = _suggest_names(slot, name) if is_own else suggest(strange[0], sorted(slot.asks), "names")
+            if "prompts" in strange and "completions" in slot.asks:
+                advice = f"a reward of TRL is written {{use: foreign.trl, function: '{name}'}}"
             raise SignatureError(message, advice)
         return _without(signature, slot.withheld) if slot.withheld else signature
     except ModuleError as error:
         own = _suggest_own(name, folders) or f"searched folders: {_list_folders(folders)}"
+        if "-" in module:
+            own = f"a module's name has no `-`: call the file {module.replace('-', '_')}.py, and write that; {own}"
         advice = _suggest_names(slot, name) if is_own else own
         raise SignatureError(str(error), advice) from None
     except KeyError:
-        advice = suggest(function, list_public_functions(module, folders), "its functions")
+        functions = list_public_functions(module, folders)
+        advice = suggest(function, functions, "its functions") if functions else f"write `def {function}(...)` there"
         raise SignatureError(f"module `{module}` has no function `{function}`", advice) from None
 
 

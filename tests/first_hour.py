@@ -1,8 +1,10 @@
 """A new user's folder: a checkpoint with a BPE tokenizer and a chat template, files of rows, a reward, a recipe."""
 
+import io
 import json
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -80,20 +82,19 @@ class User:
     """Types commands in a folder; each runs in this process."""
 
     folder: Path
-    monkeypatch: pytest.MonkeyPatch
-    capsys: pytest.CaptureFixture[str]
 
     def __call__(self, *words: str) -> tuple[int, str]:
         """Return the exit code of a command and what it printed."""
-        self.monkeypatch.chdir(self.folder)
-        self.monkeypatch.delenv("POSTTRAIN_ROOT", raising=False)
-        self.monkeypatch.setattr(sys, "argv", ["posttrain", *words])
-        self.monkeypatch.setattr(sys, "path", list(sys.path))
-        sys.modules.pop("mine", None)
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = self.capsys.readouterr()
-        return int(ended.value.code or 0), captured.out + captured.err
+        printed = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), redirect_stderr(printed):
+            patch.chdir(self.folder)
+            patch.delenv("POSTTRAIN_ROOT", raising=False)
+            patch.setattr(sys, "argv", ["posttrain", *words])
+            patch.setattr(sys, "path", list(sys.path))
+            sys.modules.pop("mine", None)
+            with pytest.raises(SystemExit) as ended:
+                main()
+        return int(ended.value.code or 0), printed.getvalue()
 
 
 Edit = str | bytes | tuple[str, str] | Callable[[Path], object]

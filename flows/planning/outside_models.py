@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from flows.planning.checkpoint_files import find_damaged_file, lacks_chat_template
+from flows.planning.data_sources import read_outside_rows
 from learning.models.model_files import (
     ADAPTER_CONFIG,
     NO_SCALE,
@@ -13,10 +15,13 @@ from learning.models.model_files import (
 )
 from lineage.layout import Layout
 from lineage.sources.resolve import find_source
+from schemas.chat import Chat
 from schemas.errors import Problem, RecipeError
 from schemas.recipe.load import Recipe
 from schemas.references import POLICY_TYPES
 from schemas.source.tree import join_path
+from schemas.stages.data import Data
+from schemas.stages.rl import Rl
 from schemas.steps.step_info import Port, StepInfo
 
 REGISTRY = "mlflow:"
@@ -39,9 +44,31 @@ def find_outside_model_problems(recipe: Recipe, layout: Layout) -> list[Problem]
     problems: list[Problem] = []
     for info, port, folder in _list_models(recipe, layout, REGISTRY):
         problems += _check(info, port, folder)
-        if port.type != "reward_model" and (text := find_policy_problem(folder, not info.stage.defines_model)):
+        if port.type != "reward_model" and (
+            text := find_policy_problem(folder, not info.stage.defines_model) or find_damaged_file(folder)
+        ):
             problems.append(info.problem(port.path, f"{port.source}: {text}"))
+        elif port.type != "reward_model" and _needs_chat_template(recipe, layout, info) and lacks_chat_template(folder):
+            advice = "give one: `chat_template: path:chat.jinja`; or train on plain text (a column `text`)"
+            problems.append(info.problem(port.path, f"{port.source}: its tokenizer has no chat template", advice))
     return list({(p.file, p.line, p.column, p.message): p for p in problems}.values())
+
+
+def _needs_chat_template(recipe: Recipe, layout: Layout, info: StepInfo) -> bool:
+    """Return whether a step certainly writes conversations with the model's own template."""
+    stage = info.stage
+    if not isinstance(stage, Chat) or stage.chat_template is not None:
+        return False
+    if isinstance(stage, Rl):
+        return True
+    steps = [name for port in info.ports if port.path in ("data", "prompts") for name in port.steps]
+    rows = [
+        row
+        for name in steps
+        if isinstance(recipe.stages[name], Data)
+        for row in read_outside_rows(recipe, layout, name, 1)
+    ]
+    return any(row["prompt"] for row in rows)
 
 
 def _list_models(recipe: Recipe, layout: Layout, skipped: str | None = None) -> Iterator[tuple[StepInfo, Port, Path]]:

@@ -1,5 +1,6 @@
 """Checks before a run of rewards that are the user's own code, and of the tests that a stage has for its rewards."""
 
+from flows.planning.called_rewards import is_called
 from lineage.layout import Layout
 from schemas.errors import Problem, RecipeError
 from schemas.recipe.load import Recipe
@@ -22,7 +23,7 @@ def verify_own_rewards(recipe: Recipe, layout: Layout) -> None:
     Rewards that need a model or another step's output are not called, nor are those whose problems have no answers.
     """
     stages = [info.stage for info in recipe.steps.values()]
-    if not any(":" in use.use for stage in stages for use in getattr(stage, "rewards", [])) and not any(
+    if not any(is_called(use) for stage in stages for use in getattr(stage, "rewards", [])) and not any(
         getattr(stage, "tests", []) for stage in stages
     ):
         return

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import cast
 
 from flows.planning.adapter_check import verify_adapters
+from flows.planning.compatibility import find_engine_problems
 from flows.planning.contracts import verify_contracts
 from flows.planning.data_sources import find_source_problems
 from flows.planning.length_check import find_length_problems
@@ -72,7 +73,8 @@ def _find_missing(recipe: Recipe, layout: Layout) -> Iterator[Problem]:
                 find_source(port.source, layout, recipe.folders)
             except PlanError as error:
                 problem = recipe.steps[name].problem(port.path, str(error))
-                if (place := (Path(problem.file), f"{problem.line}:{problem.column}", problem.message)) not in seen:
+                place = (Path(problem.file), f"{problem.line}:{problem.column}", problem.message)
+                if place not in seen and not port.path.startswith("trained_on."):
                     seen.add(place)
                     yield problem
 
@@ -100,6 +102,15 @@ def sketch_plan(recipe: Recipe) -> Plan:
         )
         steps.append(step)
     return Plan(recipe=recipe.name, file=recipe.file, steps=tuple(steps), resolved={})
+
+
+def find_missing_packages(recipe: Recipe) -> list[str]:
+    """Return why steps that need vLLM or bitsandbytes cannot run on this machine."""
+    steps = sketch_plan(recipe).steps
+    return find_engine_problems(
+        step.model_copy(update={"code": dict.fromkeys((module for module, _ in recipe.code(step.name)), "")})
+        for step in steps
+    )
 
 
 def _sketch_input(recipe: Recipe, port: Port) -> Input:

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from flows.planning.called_rewards import REFUSING, is_called
 from flows.planning.data_sources import read_first_rows
 from flows.processes.secret_values import resolve_references
 from learning.evaluation.reward_probes import RewardTest, Score, Scored, run_reward_tests
@@ -128,6 +129,11 @@ def _list_own_tests(info: StepInfo) -> list[RewardTest]:
     ]
 
 
+def _make_row(name: str, answer: str) -> JsonObject:
+    """Return a problem for rewards that do not depend on it."""
+    return {"id": name, "prompt": [{"role": "user", "content": ""}], "answer": answer, "family": "", "metadata": "{}"}
+
+
 def _make_test(row: JsonObject) -> RewardTest:
     """Return a test of a problem whose good answer is the row's own."""
     return RewardTest(row, [row["answer"]] if row.get("answer") else [])
@@ -164,7 +170,7 @@ def find_reward_problems(recipe: Recipe, layout: Layout) -> list[Problem]:
         info.problem(f"rewards.{index}", text, "try it: posttrain test-reward RECIPE STEP")
         for info in recipe.steps.values()
         for index, use in enumerate(getattr(info.stage, "rewards", []))
-        if ":" in use.use
+        if is_called(use)
         for text in _find_reward_problem(recipe, layout, info, use, index)
     ]
 
@@ -181,6 +187,8 @@ def _find_reward_problem(recipe: Recipe, layout: Layout, info: StepInfo, use: Re
         rows = [row for row in find_rows(recipe, layout, info.name, 2) if row.get("answer")][:2]
     except (StepError, PlanError):
         return  # about the problems: their step reports it
+    if len(rows) < 2 and use.use in REFUSING:
+        rows = [_make_row(str(number), "1") for number in (1, 2)]
     if len(rows) < 2:
         return
     texts = [row["answer"] for row in rows]

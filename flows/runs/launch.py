@@ -25,7 +25,8 @@ from flows.processes.stop_signals import enforce_stop, set_on_signals
 from flows.servers.prefect_server import use_prefect_server
 from flows.steps.artifacts import restore_damaged
 from flows.steps.in_process import InProcess
-from flows.steps.ray_workers import RayWorkers, check_machine
+from flows.steps.machine_limits import check_machine
+from flows.steps.ray_workers import RayWorkers
 from lineage.artifacts.provenance import read_commit
 from lineage.artifacts.store import Store
 from lineage.audit.log import anchor_of

@@ -7,7 +7,6 @@ Without RAY_ADDRESS a cluster of this machine starts on 127.0.0.1 and ends with 
 import contextlib
 import fcntl
 import logging
-import math
 import os
 import secrets
 import shutil
@@ -24,7 +23,8 @@ import psutil
 
 from flows.processes.cleanup import RAY_FOLDER_PREFIX
 from flows.processes.process_env import make_python_path
-from flows.steps.ray_placement import Bundle, Placement, find_misfit, is_group_gone, list_bundles, wait_until
+from flows.steps.machine_limits import refuse_impossible
+from flows.steps.ray_placement import Placement, is_group_gone, wait_until
 from flows.steps.ray_worker_main import pid_file, run_worker
 from flows.steps.step_spec import StepFailure, StepSpec
 from lineage.layout import Layout
@@ -46,7 +46,6 @@ ESSENTIAL = ("gcs_server", "raylet")
 """Processes of Ray that no run can continue without."""
 LONGEST_TEMPORARY = 40
 """Most characters of the path of Ray's folder: paths of Unix sockets in it must stay below 108."""
-NAMES = ("CPU", "GPU", "memory")
 EXIT_TIMEOUT = 5.0
 """Seconds in which processes of an ended step go by themselves."""
 OBJECT_STORE = 100 * 2**20
@@ -228,36 +227,6 @@ class SubmittedStep:
             return None
         host, _, pid = self.pid_file.read_text().partition(" ")
         return int(pid) if host == socket.gethostname() else None
-
-
-def check_machine(steps: list[Step]) -> None:
-    """Raise PlanError, before Ray starts, for what this machine can never run; a cluster elsewhere checks itself."""
-    if not os.environ.get("RAY_ADDRESS"):
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        here = {"CPU": len(os.sched_getaffinity(0)), "GPU": math.inf, "memory": memory}  # GPUs are Ray's to find
-        refuse_impossible(steps, [here])
-
-
-def refuse_impossible(steps: list[Step], nodes: list[Bundle]) -> None:
-    """Raise PlanError with every step whose processes no nodes can ever take."""
-    wrong = []
-    for step in steps:
-        bundles = list_bundles(step.resources)
-        lone = next((one for one in bundles if find_misfit([one], nodes) is not None), None)
-        if lone is not None:
-            wrong.append(f"{step.name}: no node has {_format_amounts(lone)} (resources)")
-        elif find_misfit(bundles, nodes) is not None:
-            total = {name: sum(one.get(name, 0) for one in bundles) for name in NAMES}
-            wrong.append(f"{step.name}: its {len(bundles)} processes need {_format_amounts(total)} at once (resources)")
-    if wrong:
-        most = {name: max(n.get(name, 0) for n in nodes) for name in NAMES}
-        has = ", ".join(f"{name} {amount:g}" for name, amount in most.items() if amount < math.inf)
-        count = f"the largest of {len(nodes)} nodes" if len(nodes) > 1 else "the largest node"
-        raise PlanError("\n".join([*wrong, f"{count} has {has}; lower `resources` or use a larger cluster"]))
-
-
-def _format_amounts(amounts: Bundle) -> str:
-    return ", ".join(f"{name} {amount:g}" for name, amount in amounts.items() if amount)
 
 
 def _make_session_folder(layout: Layout) -> Path:

@@ -69,7 +69,9 @@ def find_policy_problem(folder: Path, needs_tokenizer: bool = True) -> str | Non
     if not (folder / "config.json").is_file():
         if files := sorted(folder.glob("*.gguf")):
             return find_gguf_problem(files[0])
-        return "no model here: config.json is missing; name the folder that `save_pretrained` wrote"
+        below = sorted(path.parent.name for path in folder.glob("*/config.json"))
+        named = f"; there is one in its folder {below[-1]}" if below else ""
+        return f"no model here: config.json is missing; name the folder that `save_pretrained` wrote{named}"
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:

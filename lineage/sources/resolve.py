@@ -6,7 +6,8 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from itertools import islice
+from pathlib import Path, PureWindowsPath
 
 import yaml
 
@@ -22,10 +23,18 @@ from lineage.sources.stored_adapters import link_stored_adapter
 from schemas.data_files import DATA_SUFFIXES, is_data_file
 from schemas.errors import PlanError
 from schemas.references import is_pattern
+from schemas.suggestions import find_nearest
 
 ALIAS = "champion"
 GGUF = ".gguf"
 """Suffix of the files that are an input by themselves."""
+NO_INPUT = {
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), "save the sheet as CSV, and name that file"),
+    **dict.fromkeys((".zip", ".tar", ".7z"), "unpack it, and name a file or the folder"),
+}
+"""What to do with files of other suffixes."""
+LISTED = 200
+"""Entries of a folder that are looked at for one of nearly the right name."""
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -96,9 +105,10 @@ def _resolve_path(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Sourc
             return Source(linked, digest_folder(linked, layout))
         if folder.exists():
             suffixes = ", ".join(DATA_SUFFIXES)
+            advice = NO_INPUT.get(folder.suffix.lower(), "name the folder that holds it")
             raise PlanError(
                 f"path:{rest} is a file that is no input by itself (those are {GGUF} and {suffixes}, "
-                "also compressed); name the folder that holds it"
+                f"also compressed); {advice}"
             )
         if is_pattern(rest) and (files := find_matching_files(base, rest)):
             linked = _link_files(files, layout)
@@ -108,7 +118,24 @@ def _resolve_path(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Sourc
         raise PlanError(f"path:{rest} is tracked by DVC and not checked out; fetch it: dvc pull {tracked}")
     searched = ", ".join(str(base) for base in folders)
     what = "no file of rows matches" if is_pattern(rest) else "no such folder or file"
-    raise PlanError(f"path:{rest}: {what}; relative paths start at {searched}")
+    raise PlanError(f"path:{rest}: {what}; {_suggest_path(rest, folders)}relative paths start at {searched}")
+
+
+def _suggest_path(rest: str, folders: tuple[Path, ...]) -> str:
+    """Return advice for a path that is not there: slashes, or the nearest name in its folder; empty without any.
+
+    Names outside of `folders` are not given away.
+    """
+    if "\\" in rest:
+        return f"write it with /: path:{PureWindowsPath(rest).as_posix()}; "
+    for base in folders:
+        place = base / Path(rest).expanduser()
+        with contextlib.suppress(OSError, ValueError):
+            place.parent.resolve().relative_to(base.resolve())
+            names = sorted(entry.name for entry in islice(place.parent.iterdir(), LISTED))
+            if (near := find_nearest(place.name, names)) is not None:
+                return f"did you mean path:{Path(rest).parent / near}? "
+    return ""
 
 
 def _list_dvc_records(base: Path, rest: str) -> list[Path]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from schemas.errors import Problem
+from schemas.source.tree import Node
 from schemas.stages.practice import Practice
 from schemas.stages.rl import Rl
 from schemas.stages.synthesize import Synthesize
@@ -31,11 +32,31 @@ def find_unusual_values(info: StepInfo) -> Iterator[Problem]:
     if isinstance(stage, Training):
         for key, (low, high) in USUAL.items():
             yield from _compare(info, key, low, high)
+        yield from _check_end(info, stage)
     if isinstance(stage, Rl | Practice) or (isinstance(stage, Synthesize) and stage.model is not None):
         yield from _compare(info, "temperature", *TEMPERATURE)
         if stage.max_completion_length <= SHORT:
             message = "completions have one token, and the end of a turn is a token too"
             yield info.problem("max_completion_length", message, "longer completions can be learned from and scored")
+
+
+def _check_end(info: StepInfo, training: Training) -> Iterator[Problem]:
+    """Yield epochs beside a number of steps, which comes before them; a profile may shorten a stage that has epochs."""
+    steps, epochs = info.node.get("max_steps"), info.node.get("num_train_epochs")
+    if training.max_steps > 0 and steps is not None and epochs is not None and _are_in_one_map(info, steps, epochs):
+        message = f"{epochs.value} has no effect beside `max_steps: {training.max_steps}`, which comes first"
+        yield info.problem("num_train_epochs", message, "remove one: steps are updates, epochs passes over the rows")
+
+
+def _are_in_one_map(info: StepInfo, one: Node, other: Node) -> bool:
+    """Return whether two keys of a stage are written beside each other: in one line, or one under the other."""
+    first, second = one.where, other.where
+    is_beside = first.line == second.line or first.column == second.column
+    return (
+        first.file == second.file == info.node.mark.file
+        and is_beside
+        and min(first.line, second.line) >= info.node.mark.line
+    )
 
 
 def _compare(info: StepInfo, key: str, low: float, high: float) -> Iterator[Problem]:

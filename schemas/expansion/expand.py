@@ -26,6 +26,8 @@ from schemas.stages.rl import Rl
 from schemas.stages.union import KINDS, traits_of
 from schemas.suggestions import suggest
 
+PREFERENCE_LOSSES = ("dpo", "ipo", "kto", "orpo", "simpo", "bco")
+"""Losses on preference pairs, which are asked for as algorithms."""
 PRESETS = ROOT / "recipes" / "algorithms"
 
 
@@ -132,12 +134,10 @@ def read_preset(algorithm: Node, path: str) -> Node:
     """Return the slots of a named algorithm. Raise RecipeError."""
     presets = find_presets()
     if algorithm.value not in presets:
-        raise make_error(
-            algorithm.mark,
-            path,
-            f"no algorithm `{algorithm.value}`",
-            suggest(str(algorithm.value), presets, "algorithms"),
-        )
+        advice = suggest(str(algorithm.value), presets, "algorithms")
+        if str(algorithm.value).lower() in PREFERENCE_LOSSES:
+            advice = f"it is a loss: `kind: preference` and `loss: {str(algorithm.value).lower()}`"
+        raise make_error(algorithm.mark, path, f"no algorithm `{algorithm.value}`", advice)
     return read_source(presets[algorithm.value], f"recipes/algorithms/{algorithm.value}.yaml")
 
 

@@ -1,5 +1,6 @@
 """Resolution of references to steps or to sources outside the recipe."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -8,6 +9,13 @@ from schemas.errors import RecipeError
 from schemas.references import SCHEMES, Reference
 from schemas.source.tree import Mark, make_error
 from schemas.suggestions import suggest
+
+ENVIRONMENT = re.compile(r"(?<![^:/\s])(\$\w+(\.\w+)?|%\w+%)(?![^/])|\$\{env:\w*\}")
+"""A part of a path that is an environment variable as shells, Windows or posttrain's addresses write it."""
+PLACES = (
+    "write the path itself (`~` is the home folder, relative paths start at the recipe's folder), or a variable of the "
+    "recipe: `vars: {data: ./data}`, `path:${vars.data}/file.jsonl`, and `--set vars.data=...`"
+)
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,9 @@ def split_reference(text: str, names: Names) -> tuple[str, str | None] | None:
 
 def resolve_reference(text: str, names: Names, mark: Mark, path: str) -> Resolved:
     """Return the target of a reference. Raise RecipeError with the nearest name."""
+    if (found := ENVIRONMENT.search(text)) is not None:
+        message = f"`{found[0]}` stays as it is: environment variables are not replaced in references"
+        raise make_error(mark, path, message, PLACES)
     if "|" in text and ":" not in text.partition("|")[0]:
         return _resolve_choice([part.strip() for part in text.split("|")], names, mark, path)
     if (scheme := Reference(text).scheme) is not None:
@@ -82,7 +93,9 @@ def _resolve_choice(parts: list[str], names: Names, mark: Mark, path: str) -> Re
 
 def _check_outside(text: str, scheme: str, mark: Mark, path: str) -> str:
     rest = text.partition(":")[2]
-    if scheme in ("http", "https"):
+    if scheme == "file":
+        raise make_error(mark, path, "no source `file:`", f"write path:{rest.removeprefix('//') or './file.jsonl'}")
+    if scheme in ("http", "https", "s3", "gs", "az"):
         raise make_error(mark, path, f"no source `{scheme}:`", "download it, and name the file or folder: path:./file")
     if scheme not in SCHEMES:
         raise make_error(mark, path, f"no source `{scheme}:`", suggest(scheme, SCHEMES, "sources"))
@@ -102,4 +115,5 @@ def _make_unknown_error(text: str, names: Names, mark: Mark, path: str) -> Recip
     else:
         unrolled = {step for word, target in names.items() for step in target.steps if word != step}
         advice = suggest(text, [n for n in names if n not in unrolled or "@" in n], "stages")
+        advice += f"; a file or folder is written path:{text}, a model of the hub hub:org/{text}"
     return make_error(mark, path, f"no stage `{text}`", advice)

@@ -22,8 +22,9 @@ from schemas.modules import bounded_reading
 from schemas.notify import Notify
 from schemas.outcome import Outcome
 from schemas.plan import BranchOf, Promotion, Until
+from schemas.recipe.head_advice import advise_on_head, check_profile_keys
 from schemas.schedule import Schedule
-from schemas.source.extend import read_recipe
+from schemas.source.extend import find_unknown_stages, read_recipe
 from schemas.source.limits import MAX_PROBLEMS, Allowance
 from schemas.source.tree import Mark, Node, make_nodes, merge_nodes
 from schemas.source.validation import convert_errors, find_coercions, follow_path, limit_problems
@@ -212,6 +213,7 @@ def _load_checked(
         steps = leave_out_unneeded(steps)
     steps = add_training_rows(complete_learning_rates(steps))
     problems, warnings = find_refusals(steps)
+    warnings += [problem for name in head.profiles for problem in find_unknown_stages(root, name)]
     promote = root.get("promote")
     promoted = (
         resolve_promotion(promote, head.promote, head.name, steps, problems) if promote and head.promote else None
@@ -258,12 +260,13 @@ def _read_head(root: Node, path: Path, scope: Scope) -> tuple[Head | None, list[
     try:
         head = Head.model_validate(node.plain())
     except ValidationError as error:
-        return None, convert_errors(error, node.with_value(children), "", Head)
+        return None, advise_on_head(convert_errors(error, node.with_value(children), "", Head), node)
     head_problems = list(find_coercions(node.without("vars", "defaults", "profiles", "stages"), head.model_dump(), ""))
     if head.schedule is not None:
         head_problems += check_schedule(node.value["schedule"], head.schedule, head.profiles)
+    head_problems += check_profile_keys(node.get("profiles"), Head.model_fields)
     if head_problems:
-        return None, head_problems
+        return None, advise_on_head(head_problems, node)
     return head if head.name else head.model_copy(update={"name": _name_from_file(path)}), []
 
 

@@ -37,6 +37,10 @@ SYNONYMS = {
     "loss_agg_mode": "loss_aggregation",
     "loss_type": "policy_loss",
     "lr": "learning_rate",
+    "eval_dataset": "validation",
+    "random_seed": "seed",
+    "torch_dtype": "dtype",
+    "use_lora": "use_peft",
     "lr_scheduler": "lr_scheduler_type",
     "lr_warmup_steps": "warmup_steps",
     "max_new_tokens": "max_completion_length",
@@ -56,6 +60,11 @@ SYNONYMS = {
     "num_samples": "num_generations",
     "optimizer": "optim",
     "pack": "packing",
+    "path": "from",
+    "file": "from",
+    "files": "from",
+    "data_files": "from",
+    "data_path": "from",
     "peft_use_dora": "use_dora",
     "peft_use_rslora": "use_rslora",
     "ppo_epochs": "num_iterations",
@@ -82,6 +91,14 @@ SYNONYMS = {
 IN_8_BITS = "weights in 8 bits are not supported: use `load_in_4bit: true`, or `dtype: bfloat16`, with `use_peft`"
 PUBLISH = "publish a finished model as docs/publishing.md describes"
 ELSEWHERE = {
+    "assistant_only_loss": "choose the messages with a loss: `train_on: last`, `all` or `marked`",
+    "attn_implementation": "leave it out: attention is chosen by what the device has",
+    "completion_only_loss": "leave it out: only completions have a loss; `train_on` chooses messages of the assistant",
+    "dataset_text_field": "name the column: `data: {from: path:file.jsonl, columns: {text: COLUMN}}`",
+    "device_map": "leave it out: `resources` says what a step may use",
+    "lora": "set `use_peft: true`, `lora_r` and `lora_alpha` beside each other",
+    "peft_config": "set `use_peft: true`, `lora_r` and `lora_alpha` in the stage",
+    "kl_coef": "it is `coef` of the KL term in `loss_terms`",
     "bnb_4bit_compute_dtype": "weights in 4 bits are multiplied in `dtype`",
     "bnb_4bit_quant_storage": "leave it out: weights in 4 bits are stored as uint8",
     "beta": "it is `coef` of the KL term in `loss_terms` of an rl stage, and an option of a preference loss: "

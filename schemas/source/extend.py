@@ -3,15 +3,16 @@
 from itertools import islice
 from pathlib import Path
 
-from schemas.errors import RecipeError, printable
+from schemas.errors import Problem, RecipeError, printable
+from schemas.source.files import LISTED
 from schemas.source.limits import MAX_CHARACTERS, MAX_DEPTH, MAX_FILES, MAX_NODES, MAX_OVERRIDES, measure_size
 from schemas.source.parser import parse_value, read_source
-from schemas.source.tree import Mark, Node, join_path, make_error, merge_nodes, parse_index
+from schemas.source.tree import REPLACE, Mark, Node, join_path, make_error, make_problem, merge_nodes, parse_index
 from schemas.source.values import check_values
 from schemas.suggestions import suggest
 
-LISTED = 200
-"""Files of a folder that are looked at for one of nearly the right name."""
+WHOLE = {"kind", "repeat"}
+"""Keys of which a stage has one; a profile that only changes a stage needs neither."""
 
 
 def read_recipe(path: Path, profile: str | None = None, overrides: tuple[str, ...] = ()) -> Node:
@@ -112,6 +113,8 @@ def _apply_profile(root: Node, profile: str | None) -> Node:
     names = list(profiles.value) if profiles is not None else []
     if profile not in names:
         raise make_error(root.mark, "profiles", f"no profile `{profile}`", suggest(profile, names, "profiles"))
+    if problems := find_unknown_stages(root, profile):
+        raise RecipeError(problems)
     return merge_nodes(root, profiles.value[profile]) if profiles is not None else root
 
 
@@ -125,6 +128,22 @@ def _check_profile(name: str, over: Node) -> None:
             raise make_error(
                 child.where, join_path("profiles", name, key), f"a profile cannot set `{key}`", "move it out"
             )
+
+
+def find_unknown_stages(root: Node, name: str) -> list[Problem]:
+    """Return a problem per stage that a profile changes and the recipe does not have."""
+    profiles, own = root.get("profiles"), root.get("stages")
+    over = profiles.get(name) if profiles is not None else None
+    changed = over.get("stages") if over is not None else None
+    if own is None or not own.is_map or changed is None or not changed.is_map or changed.get(REPLACE) is not None:
+        return []
+    problems = []
+    for stage, child in changed.value.items():
+        if stage not in own.value and child.is_map and not WHOLE & set(child.value):
+            path, advice = join_path("profiles", name, "stages", stage), suggest(stage, own.value, "stages")
+            message = f"the profile `{name}` changes the stage `{stage}`, which the recipe does not have"
+            problems.append(make_problem(child.where, path, message, f"{advice}; a stage that is new needs `kind`"))
+    return problems
 
 
 def set_key(root: Node, text: str) -> Node:
@@ -160,7 +179,11 @@ def _set_below(node: Node, keys: list[str], value: Node, path: str, start: Mark)
         raise make_error(start, key_path, f"`{path}` is a single value and has no `{key}`", "set the value itself")
     children: dict[str, Node] = node.value if isinstance(node.value, dict) else {}
     if (key not in children and rest and path in ("", "profiles")) or _would_name_stage(path, key, children):
-        raise make_error(start, key_path, f"there is no `{key_path}` to set", suggest(key, children, "keys here"))
+        stages = children.get("stages")
+        advice = (
+            f"write stages.{key}" if stages is not None and stages.get(key) else suggest(key, children, "keys here")
+        )
+        raise make_error(start, key_path, f"there is no `{key_path}` to set", advice)
     below = children.get(key, Node({}, start, start))
     return node.with_value({**children, key: _set_below(below, rest, value, key_path, start) if rest else value})
 

@@ -2,11 +2,16 @@
 
 import os
 import stat
+from itertools import islice
 from pathlib import Path
 
 from schemas.errors import RecipeError
 from schemas.source.limits import MAX_BYTES
 from schemas.source.tree import Mark, make_error
+from schemas.suggestions import find_nearest
+
+LISTED = 200
+"""Files of a folder that are looked at for one of nearly the right name."""
 
 
 def read_bytes(path: Path, name: str) -> bytes:
@@ -19,7 +24,7 @@ def read_bytes(path: Path, name: str) -> bytes:
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise make_error(start, "", "no such file", "check the path, or `posttrain ls`") from None
+        raise make_error(start, "", "no such file", _suggest_file(path)) from None
     except (OSError, ValueError) as error:
         raise _make_unreadable_error(start, error) from None
     try:
@@ -36,6 +41,16 @@ def read_bytes(path: Path, name: str) -> bytes:
         message = f"{max(len(data), status.st_size) / 1e6:.1f} MB is too large for a recipe (1 MB)"
         raise make_error(start, "", message, "keep data in files of its own")
     return data
+
+
+def _suggest_file(path: Path) -> str:
+    """Return advice for a recipe that is not there: the nearest name beside it."""
+    try:
+        names = sorted(entry.name for entry in islice(path.parent.glob("*.y*ml"), LISTED))
+    except (OSError, ValueError):
+        names = []
+    near = find_nearest(path.name, names) or find_nearest(f"{path.name}.yaml", names)
+    return f"did you mean `{path.parent / near}`?" if near else "check the path, or `posttrain ls`"
 
 
 def _read_up_to(handle: int, count: int) -> bytes:

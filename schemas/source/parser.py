@@ -11,10 +11,13 @@ from typing import Any
 
 import yaml
 
+from schemas.errors import RecipeError
 from schemas.source.files import find_mark, read_text
 from schemas.source.limits import MAX_CHARACTERS, MAX_DEPTH, MAX_NODES
 from schemas.source.tree import Mark, Node, join_path, make_error
 
+OTHER_FILES = (".py", ".jsonl", ".ndjson", ".csv", ".tsv", ".txt", ".md", ".jinja", ".sh")
+"""Suffixes of text files that recipes name, and that are given in place of a recipe by mistake."""
 _LOADER = getattr(yaml, "CLoader", yaml.Loader)
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _INT = re.compile(r"[-+]?[0-9]{1,300}")
@@ -30,7 +33,16 @@ _CORE = {f"tag:yaml.org,2002:{t}" for t in ("str", "int", "float", "bool", "null
 def read_source(path: Path, name: str | None = None) -> Node:
     """Return the tree of a file; `name` is how errors call it. Raise RecipeError."""
     file = name or str(path)
-    return parse_text(read_text(path, file), file)
+    text = read_text(path, file)
+    try:
+        return parse_text(text, file)
+    except RecipeError:
+        if path.suffix.lower() not in OTHER_FILES:
+            raise
+        message = f"a file that ends in {path.suffix} is no recipe"
+        raise make_error(
+            Mark(file, 1, 1), "", message, "name the YAML file, which names data, models and rewards"
+        ) from None
 
 
 def parse_text(text: str, file: str, *, empty_keys: bool = False) -> Node:
@@ -70,7 +82,9 @@ def _advise(reason: str) -> str:
     if "tab" in reason or "cannot start any token" in reason:
         return "indent with spaces, and quote values that start with @, ` or %"
     if "mapping values" in reason:
-        return "a value that holds `: ` needs quotes; or check the indentation"
+        return "`path:file` has no space after its colon; other values with `: ` need quotes; or check the indentation"
+    if "expected ':'" in reason:
+        return "write a space after the colon of a key, here or on the line before: `key: value`"
     return "check indentation, quotes and brackets here and on the line before"
 
 

@@ -15,6 +15,23 @@ from schemas.source.tree import Node, join_path, make_problem, parse_index
 from schemas.suggestions import suggest
 
 _UNKNOWN, _MISSING = "extra_forbidden", "missing"
+AMOUNTS = {
+    "memory": "write a number with its unit, such as 4GiB or 512MB",
+    "name": "use letters, digits, `_`, `.` and `-`, without spaces",
+}
+"""How to write texts of a certain form, by their keys."""
+NAMED = {
+    "stages": "give every stage a name: `tuned: {kind: sft, ...}`",
+    "models": "give every model a name: `{before: path:model, after: tuned}`; for one model write `model:`",
+}
+"""How to write maps whose keys are names, by their keys."""
+SHAPES = {
+    "gate": "write a condition: `gate: {metric: accuracy, min: 0.5}`",
+    "schedule": "write when, as `{cron: 0 3 * * *}` or `{interval: 6h}`",
+    "budget": "write a limit and its amount, as `{core_seconds: 3600}`",
+    "promote": "write `{model: STAGE, gate: EVALUATION}`",
+}
+"""How to write maps that are given as a single value, by their keys."""
 _LOOKED_AT = 8 * MAX_PROBLEMS
 """Errors of pydantic that become problems: a value that fits none of several forms has one for each form."""
 
@@ -191,23 +208,43 @@ def _convert_error(details: ErrorDetails, at: Node, path: str, rest: tuple[str, 
     if kind == "literal_error":
         expected = str(details.get("ctx", {}).get("expected", ""))
         words = re.findall(r"'([^']*)'", expected) or [expected]
+        known = next(
+            (word for word in sorted(words, key=len, reverse=True) if str(at.value).startswith(f"{word}_")), None
+        )
+        if known is not None:
+            return make_problem(at.mark, path, f"{_describe_value(at)} is not one of the words", f"write `{known}`")
         if (new := find_renamed_value(at.value, words)) is not None:
             return make_problem(at.mark, path, describe_renaming(str(at.value), new), f"write `{new}` in its place")
         return make_problem(
             at.mark, path, f"{_describe_value(at)} is not one of the words", suggest(str(at.value), words, "words")
         )
     if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return make_problem(
-            at.mark, path, f"a map of keys is wanted{_describe_type(at)}", "write `key: value` below it"
-        )
+        message = f"a map of keys is wanted{_describe_type(at)}"
+        shapes, word = NAMED | SHAPES, path.rpartition(".")[2]
+        return make_problem(at.mark, path, message, shapes.get(word, "write `key: value` below it"))
+    word = path.rpartition(".")[2]
+    if kind == "string_pattern_mismatch" and word in AMOUNTS:
+        return make_problem(at.mark, path, f"{_describe_value(at)} is not of the right form", AMOUNTS[word])
     message = message.replace("Input should be", "should be").replace(", unable to parse string as an integer", "")
     message = message.replace(", unable to parse string as a number", "")
-    return make_problem(at.mark, path, f"{message[0].lower()}{message[1:]}{_describe_type(at)}", _advise(kind, at))
+    return make_problem(
+        at.mark, path, f"{message[0].lower()}{message[1:]}{_describe_type(at)}", _advise(kind, at, word)
+    )
 
 
-def _advise(kind: str, at: Node) -> str:
-    if kind == "list_type" and not at.is_map and at.value is not None:
-        return f"write it as a list: [{at.value}]"
+def _advise(kind: str, at: Node, word: str) -> str:
+    if word == "gate" and not at.is_map:
+        return SHAPES[word]
+    if kind == "list_type" and at.value is not None:
+        return "put it into brackets: [{...}]" if at.is_map else f"write it as a list: [{at.value}]"
+    if at.value is None:
+        return "write a value after the colon, or remove the key"
+    if word in AMOUNTS:
+        return AMOUNTS[word]
+    if word in SHAPES and not at.is_map:
+        return SHAPES[word]
+    if kind in ("float_parsing", "int_parsing", "float_type", "int_type"):
+        return "write a plain number, such as 1e-4" if "float" in kind else "write a whole number without a unit"
     if kind == "string_type" and not at.is_map and not at.is_list:
         return "quote it if it is meant as text"
     return ""

@@ -14,6 +14,7 @@ from schemas.suggestions import suggest
 
 _PIECE = re.compile(r"\$\$\{|\$\{([^{}]*)\}")
 _ENV = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*")
+_SHELL = re.compile(r"(env[:.])?[A-Z_][A-Z0-9_]*")
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,12 @@ def _look_up(name: str, node: Node, scope: Scope, path: str) -> Node | None:
     space, _, key = name.partition(".")
     if space not in scope.spaces or not key:
         names = [f"{space}.{key}" for space, values in scope.spaces.items() for key in values]
-        advice = suggest(name, [*names, "env:NAME"], "known")
-        raise make_error(node.mark, path, f"${{{name}}} means nothing here", advice)
+        advice = suggest(name, names, "known") if names else "the recipe has no `vars`"
+        if _SHELL.fullmatch(name):
+            advice = (
+                f"environment variables are read as ${{env:{name}}}, in addresses and keys of servers only; {advice}"
+            )
+        raise make_error(node.mark, path, f"${{{name}}} means nothing here", f"{advice}; $${{ is a plain ${{")
     values = scope.spaces[space]
     value: Node | None = Node(values, node.mark)
     for part in key.split("."):

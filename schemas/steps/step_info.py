@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from schemas.base import JsonObject
 from schemas.data_files import is_data_file
 from schemas.errors import Problem, RecipeError
-from schemas.expansion.expand import Unit, find_presets, list_preset_slots
+from schemas.expansion.expand import PREFERENCE_LOSSES, Unit, find_presets, list_preset_slots
 from schemas.expansion.names import Names, resolve_reference
 from schemas.plan import BranchOf, Until
 from schemas.references import TABLE_TYPES
@@ -22,9 +22,18 @@ from schemas.stages.base import BaseStage
 from schemas.stages.union import KINDS, traits_of
 from schemas.steps.chat_template import read_chat_template
 from schemas.steps.slots import Slot, bind_slots, find_references
-from schemas.suggestions import suggest
+from schemas.suggestions import find_nearest, suggest
 
 NOWHERE = Mark("", 1, 1)
+KIND_WORDS = {
+    **{loss: f"`kind: preference` and `loss: {loss}`" for loss in PREFERENCE_LOSSES},
+    **dict.fromkeys(("finetune", "fine_tune", "finetuning", "train", "training"), "`kind: sft`"),
+    **dict.fromkeys(("lora", "qlora", "peft"), "`kind: sft` and `use_peft: true`"),
+    "generate": "`kind: synthesize`",
+    "reward": "`kind: reward_model`",
+    "benchmark": "`kind: evaluate`",
+}
+"""How to write what is not a kind, by words that are used for it."""
 
 
 @dataclass(frozen=True)
@@ -163,15 +172,24 @@ def _find_kind(unit: Unit, problems: list[Problem]) -> type[BaseStage] | None:
     node = unit.node.get("kind")
     if node is None:
         advice = f"add `kind:`; kinds: {', '.join(KINDS)}"
+        others = {target.steps[0] for word, target in unit.names.items() if target.steps} - {unit.name}
+        if (near := find_nearest(unit.stage, others)) is not None:
+            advice = f"if it is to change the stage `{near}`, write that name; otherwise {advice}"
         problems.append(make_problem(unit.node.where, unit.path, "`kind` is missing", advice))
         return None
     if not isinstance(node.value, str) or node.value not in KINDS:
         message = f"`{node.plain()}` is no kind" if not (node.is_map or node.is_list) else "a kind is one word"
-        problems.append(
-            make_problem(node.mark, join_path(unit.path, "kind"), message, suggest(str(node.value), KINDS, "kinds"))
-        )
+        advice = _advise_on_kind(str(node.value).lower()) or suggest(str(node.value), KINDS, "kinds")
+        problems.append(make_problem(node.mark, join_path(unit.path, "kind"), message, advice))
         return None
     return KINDS[node.value]
+
+
+def _advise_on_kind(word: str) -> str:
+    """Return how the work is written that another word than a kind names; empty for an unknown word."""
+    if word in find_presets():
+        return f"write `kind: rl` and `algorithm: {word}`"
+    return f"write {KIND_WORDS[word]}" if word in KIND_WORDS else ""
 
 
 def _resolve_after(info: StepInfo, problems: list[Problem]) -> tuple[str, ...]:

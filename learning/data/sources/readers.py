@@ -41,7 +41,8 @@ def read_records(path: Path, name: str) -> Iterator[Record]:
     except (StepError, GeneratorExit):
         raise
     except (*UNREADABLE, UnicodeDecodeError, csv.Error, ValueError) as error:
-        raise StepError(f"{name}: cannot be read after row {last}: {error}") from error
+        quote = "; a quote is not closed" if "unexpected end" in str(error) else ""
+        raise StepError(f"{name}: cannot be read after row {last}: {error}{quote}") from error
 
 
 def count_records(path: Path) -> int:
@@ -87,7 +88,21 @@ def _parse_line(parser: StrictParser, line: bytes, name: str, number: int) -> Re
         problem = f"not UTF-8: {error.reason} at byte {error.start + 1}"
     except (ValueError, RecursionError) as error:
         problem = f"no JSON: {error}" if isinstance(error, ValueError) else "no JSON: nested too deeply"
+        problem += _advise_on_line(line.strip())
     return Record(name, number, problem=problem, text=line.decode(errors="replace").rstrip("\r\n"))
+
+
+def _advise_on_line(line: bytes) -> str:
+    """Return what a line that is no JSON seems to be, and what to do; empty for other lines."""
+    if line in (b"[", b"{"):
+        return "; JSON Lines have one object in each line: call the file .json"
+    if line.endswith(b"},"):
+        return "; JSON Lines have no comma between objects"
+    if line.startswith(b"{'"):
+        return "; Python's quotes are no JSON: write the rows with json.dumps"
+    if line.startswith((b"<", b"PAR1", b"PK")):
+        return "; this is a page of the web or a binary file under another name"
+    return ""
 
 
 def make_record(value: Any, name: str, number: int, repeated: str | None = None) -> Record:

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from flows.planning.recipe_plan import plan_recipe
 from flows.runs.launch import run_plan
+from flows.steps.machine_limits import refuse_impossible
 from flows.steps.ray_placement import Placement, find_bundle_indices, list_bundles
-from flows.steps.ray_workers import refuse_impossible
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
 from schemas.errors import PlanError, RecipeError
