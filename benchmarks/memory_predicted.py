@@ -57,6 +57,16 @@ WINDOWED = {
     "num_key_value_heads": 4,
     "sliding_window": 64,
 }
+MIXTURE = {
+    "model_type": "mixtral",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
 BILLION = {
     "model_type": "llama",
     "hidden_size": 2048,
@@ -138,6 +148,18 @@ CASES = {
         16,
         {**RL, "generation_batch_size": 64, "max_completion_length": 300, "max_tokens_per_micro_batch": 400},
     ),
+    "sft_vocabulary": Case(
+        "sft", {**NARROW, "tie_word_embeddings": True}, 64, 4, {"per_device_train_batch_size": 8}, vocabulary=150_000
+    ),
+    "rl_vocabulary": Case(
+        "rl",
+        {**NARROW, "tie_word_embeddings": True},
+        32,
+        8,
+        {**RL, "generation_batch_size": 64, "max_completion_length": 24, "max_tokens_per_micro_batch": 400},
+        vocabulary=150_000,
+    ),
+    "sft_moe": Case("sft", MIXTURE, 128, 4, {"per_device_train_batch_size": 8}),
     "reward_model": Case("reward_model", NARROW, 128, 64, {"per_device_train_batch_size": 16}, rows=64),
     "reward_model_long": Case("reward_model", LLAMA, 256, 128, {"per_device_train_batch_size": 4}),
     "evaluate": Case("evaluate", NARROW, 216, 16, {"max_completion_length": 200, "temperature": 1.0}),

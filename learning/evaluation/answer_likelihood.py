@@ -7,6 +7,7 @@ import torch
 
 from learning.data.chat import encode_prompt, encode_text
 from learning.data.rows import Row
+from learning.models.packed import pack, packed_logprobs
 from learning.models.policy import Policy
 
 
@@ -27,8 +28,7 @@ def _measure_row(policy: Policy, row: Row) -> float:
     answer = encode_text(policy.tokenizer, row["answer"])
     if not answer or len(prompt) + len(answer) > policy.max_length:
         return float("nan")
-    ids_1L = torch.tensor([prompt + answer], device=policy.model.device)
-    logits_1LV = policy.model(input_ids=ids_1L, use_cache=False).logits
-    lp_AV = logits_1LV[0, len(prompt) - 1 : -1].float().log_softmax(-1)
-    target_A = ids_1L[0, len(prompt) :]
-    return float(lp_AV.gather(1, target_A[:, None]).mean())
+    packed = pack([prompt + answer], [-1]).to(policy.model.device)
+    needed_L = torch.arange(len(prompt) + len(answer)) >= len(prompt)
+    lp_L, _ = packed_logprobs(policy.model, packed, needed_M=needed_L, body="padded")
+    return float(lp_L[len(prompt) :].mean())

@@ -22,12 +22,14 @@ from learning.data.rendering import fill_template, open_dialogue
 from learning.evaluation.sampled_answers import make_row_seed
 from learning.evaluation.scored_tasks import ScoringModel
 from learning.generation.services.row_streams import stream_completions
+from learning.models.packed import LOGITS_PER_CHUNK, choose_forward
+from learning.models.padded import compute_logits, get_body
 from learning.models.policy import Policy
 from learning.samples.engine_protocol import Request, Sampling
 from schemas.errors import StepError
 
 BATCH_TOKENS = 4096
-"""Most tokens in one forward, with padding: the logits of each are a row as long as the vocabulary."""
+"""Most tokens in one forward, with padding."""
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "top_p": (1, None),
     "top_k": (0, -1, None),
@@ -194,13 +196,19 @@ class EngineLM(TemplateLM):
         longest = max(len(given) for given, _ in pairs)
         # Padding on the right is never seen by the tokens before it.
         ids_BL = torch.tensor([given + [0] * (longest - len(given)) for given, _ in pairs], device=forward.device)
-        logits_BLV = forward(input_ids=ids_BL, use_cache=False).logits
+        own_head = choose_forward(forward).head == "own"
+        out = forward(input_ids=ids_BL, use_cache=False) if own_head else get_body(forward)(ids_BL, use_cache=False)
+        step = max(1, LOGITS_PER_CHUNK // forward.get_output_embeddings().weight.shape[0])
         scores: list[tuple[float, bool]] = []
-        for (given, target), logits_LV in zip(pairs, logits_BLV, strict=True):
-            lp_CV = logits_LV[len(given) - len(target) : len(given)].log_softmax(-1)
-            target_C = torch.tensor(target, device=lp_CV.device)
-            likelihood = float(lp_CV.gather(1, target_C[:, None]).sum())
-            scores.append((likelihood, bool((lp_CV.argmax(-1) == target_C).all())))
+        for (given, target), row_LX in zip(pairs, out[0], strict=True):
+            wanted_CX = row_LX[len(given) - len(target) : len(given)]
+            target_C = torch.tensor(target, device=row_LX.device)
+            likelihood, likeliest = 0.0, True
+            for piece_X, ids in zip(wanted_CX.split(step), target_C.split(step), strict=True):
+                lp_CV = (piece_X if own_head else compute_logits(forward, piece_X)).log_softmax(-1)
+                likelihood += float(lp_CV.gather(1, ids[:, None]).sum())
+                likeliest = likeliest and bool((lp_CV.argmax(-1) == ids).all())
+            scores.append((likelihood, likeliest))
         return scores
 
     def _report(self, answered: int, tokens: int) -> None:

@@ -12,6 +12,8 @@ from learning.memory_model.shape import Shape
 
 PREFILL_TOKENS = 16384
 """As in `learning.generation.engines.running`."""
+LOGITS_AT_ONCE = 1 << 22
+"""As in `learning.generation.engines.token_sampling`."""
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 QUANTISED = 1 + FULL / 256
 """Bytes of a moment in 8 bits, with its share of the scale of a block."""
@@ -140,7 +142,7 @@ def estimate_training(model: Trained, forward: Forward, passes: int, *, name: st
     trains_all = model.trained == model.parameters
     matrix = shape.vocabulary * shape.width * size if trains_all and forward.chunks else 0
     before = model.gradients if passes > 1 else 0
-    head = max(forward.logits, matrix + forward.backward) if forward.chunks else forward.backward
+    head = matrix + max(forward.logits, forward.backward) if forward.chunks else forward.backward
     more = matrix if forward.chunks > 1 else 0
     tied = shape.vocabulary * shape.width * size if trains_all and shape.tied and forward.chunks else 0
     last = forward.backward + forward.layer()
@@ -186,7 +188,8 @@ def estimate_sampling(shape: Shape, size: int, call: Slots) -> dict[str, int]:
     ahead = min(call.prompts, call.slots) * call.prompt
     width = 3 * shape.width + 3 * shape.inner * max(shape.active, 1)
     prefill = min(ahead, PREFILL_TOKENS) * width * size
-    step = call.slots * shape.vocabulary * (size + 2 * FULL + 16)
+    drawn_at_once = min(call.slots, max(1, LOGITS_AT_ONCE // shape.vocabulary))
+    step = shape.vocabulary * (call.slots * size + drawn_at_once * (2 * FULL + 16))
     moments = [(ahead * token, prefill), (slab + ahead * token, 0), (slab, step)]
     if call.samples > call.slots:
         moments.append((slab + ahead * token, prefill))

@@ -233,9 +233,9 @@ class Forward:
 
     @property
     def logits(self) -> int:
-        """Log-probabilities of the largest chunk, with two more of the kind while their gradient is computed."""
+        """Log-probabilities of the largest chunk and their gradient."""
         rows = min(self.tokens.needed, max(1, LOGITS_PER_CHUNK // self.shape.vocabulary))
-        return 3 * rows * self.shape.vocabulary * FULL
+        return 2 * rows * self.shape.vocabulary * FULL
 
     @property
     def glance(self) -> int:

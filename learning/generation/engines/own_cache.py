@@ -21,6 +21,8 @@ from learning.generation.engines.flight import InFlight
 from learning.generation.engines.running import Prefilled
 from learning.generation.engines.token_sampling import pick
 from learning.models.forwards import evaluation_mode
+from learning.models.packed import choose_forward
+from learning.models.padded import compute_logits, get_body
 from learning.models.reduced import is_close
 from learning.samples.engine_protocol import Generation, Request, Sampling
 from schemas.errors import StepError
@@ -194,5 +196,8 @@ class UncachedFlight(InFlight):
         longest = max(map(len, rows))
         ids_BL = self._tensor([row + [0] * (longest - len(row)) for row in rows])
         real_BL = self._tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
-        logits_BLV = self.model(input_ids=ids_BL, attention_mask=real_BL, use_cache=False).logits
-        return logits_BLV[torch.arange(len(rows), device=ids_BL.device), self._tensor([len(r) - 1 for r in rows])]
+        at_B = torch.arange(len(rows), device=ids_BL.device), self._tensor([len(row) - 1 for row in rows])
+        given = {"input_ids": ids_BL, "attention_mask": real_BL, "use_cache": False}
+        if choose_forward(self.model).head == "own":
+            return self.model(**given).logits[at_B]
+        return compute_logits(self.model, get_body(self.model)(**given)[0][at_B])

@@ -12,6 +12,8 @@ from learning.samples.engine_protocol import Processor
 
 FIXED_POINT = 2.0**52
 """Probability 1 as an integer."""
+LOGITS_AT_ONCE = 1 << 22
+"""Largest number of logits whose distributions are in memory at once: a draw takes 24 bytes for each."""
 
 
 def draw(logp_BV: Tensor, uniform_B1: Tensor) -> Tensor:
@@ -53,8 +55,43 @@ def pick(
     """Return the next tokens: drawn at `uniform_B1`, or the likeliest where the temperature is 0.
 
     `uniform_B1` is None if no temperature is above 0; `greedy` is set if some may be 0. The reported distribution of a
-    greedy token is that of temperature 1.
+    greedy token is that of temperature 1. Rows of a large vocabulary are sampled a few at a time.
     """
+    step = max(1, LOGITS_AT_ONCE // logits_BV.shape[1])
+    pieces = [
+        _pick_rows(
+            logits_BV[rows],
+            temperature_B[rows],
+            None if uniform_B1 is None else uniform_B1[rows],
+            place_B[rows],
+            greedy=greedy,
+            processor=processor,
+            entropy=entropy,
+        )
+        for rows in (slice(start, start + step) for start in range(0, max(1, len(logits_BV)), step))
+    ]
+    return pieces[0] if len(pieces) == 1 else _concatenate(pieces)
+
+
+def _concatenate(pieces: list[SampledTokens]) -> SampledTokens:
+    entropies = [piece.entropy_B for piece in pieces if piece.entropy_B is not None]
+    return SampledTokens(
+        torch.cat([piece.token_B for piece in pieces]),
+        torch.cat([piece.logprob_B for piece in pieces]),
+        torch.cat(entropies) if entropies else None,
+    )
+
+
+def _pick_rows(
+    logits_BV: Tensor,
+    temperature_B: Tensor,
+    uniform_B1: Tensor | None,
+    place_B: Tensor,
+    *,
+    greedy: bool,
+    processor: Processor | None,
+    entropy: bool,
+) -> SampledTokens:
     # Divide by a tensor: a GPU rounds a division by a number differently.
     scale_B1 = temperature_B.where(temperature_B > 0, 1.0)[:, None] if greedy else temperature_B[:, None]
     logits_BV = logits_BV.float() / scale_B1

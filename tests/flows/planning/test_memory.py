@@ -283,6 +283,8 @@ def test_predictions_hold_in_a_process_of_their_own(name):
         "sft_mixed",
         "sft_checkpointing",
         "sft_windows",
+        "sft_vocabulary",
+        "rl_vocabulary",
         "rl_groups",
         "rl_sampling",
         "reward_model",
