@@ -71,9 +71,17 @@ class Bound:
 
     @cached_property
     def asks(self) -> list[str]:
-        """Names of the parameters before the star: what the loop supplies."""
+        """Names of the parameters before the star without a default: what the loop supplies."""
+        return [parameter.name for parameter in self._list_supplied() if parameter.default is parameter.empty]
+
+    @cached_property
+    def may_ask(self) -> list[str]:
+        """Names of the parameters before the star with a default: what the loop supplies where it has it."""
+        return [parameter.name for parameter in self._list_supplied() if parameter.default is not parameter.empty]
+
+    def _list_supplied(self) -> list[inspect.Parameter]:
         parameters = inspect.signature(self.function).parameters.values()
-        return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        return [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
     def at(self, step: int, supplies: Supplies | None = None) -> Callable[..., Any]:
         """Return the function with its options at a step (0-based); functions among them are asked with `supplies`."""
@@ -88,7 +96,8 @@ class Bound:
     def ask(self, step: int, supplies: Supplies, *placed: Any) -> Any:
         """Call with `placed` by place and the rest by name. Raise StepError for a name that cannot be supplied."""
         named = (self._supplied(name, step, supplies) for name in self.asks[len(placed) :])
-        return self.at(step, supplies)(*placed, *named)
+        known = {name: self._supplied(name, step, supplies) for name in self.may_ask if name in supplies}
+        return self.at(step, supplies)(*placed, *named, **known)
 
     def _supplied(self, name: str, step: int, supplies: Supplies) -> Any:
         """Return what a parameter asks for: `state` is this slot's own, `rng` the stream of this slot and step."""

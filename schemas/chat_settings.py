@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from schemas.base import JsonObject
 from schemas.chat import Chat
 
+BEGINS = "{# texts begin as the tokenizer begins them #}{{ bos_token }}"
+"""Start of a template that has a token at its beginning only if the tokenizer itself writes one."""
 KEY = "posttrain_chat"
 """Key of the settings in tokenizer_config.json; other tools ignore it."""
 FIELDS = ("chat_template_kwargs", "system_prompt", "tools", "chat_date")

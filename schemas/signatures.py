@@ -56,6 +56,8 @@ class Signature:
     doc: str
     supplied: tuple[str, ...]
     options: dict[str, Option]
+    optional: tuple[str, ...] = ()
+    """Parameters before the `*` with a default: the loop supplies them where it has them."""
 
     @property
     def summary(self) -> str:
@@ -77,10 +79,11 @@ def read_signature(slot: type[Use], name: str, folders: tuple[Path, ...] = ()) -
         if issubclass(slot, ForeignUse):
             return _find_foreign(module, function, folders, 0)
         signature = _find_signature(module, function, folders, 0, is_class=bool(slot.member))
-        placed, named = split_supplied(slot, signature.supplied)
+        placed, named = split_supplied(slot, (*signature.supplied, *signature.optional))
         if slot.takes is not None and (placed != slot.takes if is_own else len(placed) != len(slot.takes)):
             expected = f"this slot passes ({', '.join(slot.takes)})"
-            message = f"`{name}` has the parameters ({', '.join(signature.supplied)}) before the `*`, but {expected}"
+            parameters = ", ".join((*signature.supplied, *signature.optional))
+            message = f"`{name}` has the parameters ({parameters}) before the `*`, but {expected}"
             advice = _suggest_names(slot, name) if is_own else "put the recipe's options after the `*`"
             raise SignatureError(message, advice)
         if strange := [n for n in named if not supplies(slot, n) and (is_own or not may_be_auxiliary(slot, n))]:
@@ -183,8 +186,10 @@ def _read_function(module: Module, function: Function, skip: int) -> Signature:
         advice = "give every option a name, annotation and default after the `*`"
         raise SignatureError(f"the options of `{function.name}` cannot be checked: `**{spec.kwarg.arg}`", advice)
     options = {a.arg: _read_option(a, d, module) for a, d in zip(spec.kwonlyargs, spec.kw_defaults, strict=True)}
-    supplied = tuple(a.arg for a in [*spec.posonlyargs, *spec.args][skip:])
-    return Signature(module.name, function.name, ast.get_docstring(function) or "", supplied, options)
+    before_star = [a.arg for a in [*spec.posonlyargs, *spec.args]]
+    required = len(before_star) - len(spec.defaults)
+    supplied, optional = tuple(before_star[skip:required]), tuple(before_star[max(skip, required) :])
+    return Signature(module.name, function.name, ast.get_docstring(function) or "", supplied, options, optional)
 
 
 def _read_option(argument: ast.arg, default: ast.expr | None, module: Module) -> Option:

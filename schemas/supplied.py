@@ -1,7 +1,7 @@
 """Names that the RL loop can supply to the functions of its slots (`schemas.use`)."""
 
 SAMPLES = frozenset({"samples", "rows", "n", "step", "rng", "state", "history", "sampler"})
-SCORING = SAMPLES - {"n"} | {"completions", "groups", "sources", "policy", "engine", "account"}
+SCORING = SAMPLES - {"n"} | {"completions", "groups", "sources", "policy", "engine", "account", "max_steps"}
 PATHS = frozenset({"length_P", "group_P", "truncated_P", "source_P", "turns_P"})
 FIXED = frozenset(
     {

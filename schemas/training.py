@@ -2,13 +2,15 @@
 
 import re
 from collections.abc import Collection
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from schemas.base import JsonObject, Schema, WithOptionalCode
+from schemas.errors import printable
 from schemas.learning_rates import FROM_SCRATCH
 from schemas.schedule_phases import find_schedule_problem
+from schemas.suggestions import suggest
 
 Optimizer = Literal["adamw", "adafactor", "lion", "muon", "adamw_8bit", "lion_8bit"]
 EIGHT_BIT: tuple[Optimizer, ...] = ("adamw_8bit", "lion_8bit")
@@ -142,10 +144,18 @@ class Evaluation(Schema):
     """Share of the prompts that is held out and not trained on; 0: none."""
     eval_steps: int | None = Field(default=None, ge=1)
     """Optimiser steps between evaluations on the held-out rows; null: one at the end."""
+    metric_for_best_model: str = "eval_loss"
+    """Metric of the evaluations by which they are compared, as the curves name it."""
+    greater_is_better: bool | None = None
+    """Whether a higher value of that metric is better; null: yes, except of a loss."""
     early_stopping_patience: int | None = Field(default=None, ge=1)
-    """Evaluations in a row without a lower `eval_loss` after which training ends; null: it takes all its steps."""
+    """Evaluations in a row without a better `metric_for_best_model` after which training ends; null: it takes all its
+    steps."""
     load_best_model_at_end: bool = False
-    """Whether the output has the weights of the evaluation with the lowest `eval_loss` instead of the last ones."""
+    """Whether the output has the weights of the evaluation with the best `metric_for_best_model` instead of the last
+    ones."""
+    evaluation_metrics: ClassVar[tuple[str, ...]] = ("eval_loss",)
+    """Names that `metric_for_best_model` may have; one that ends with `/` stands for all that begin with it."""
 
     @property
     def holds_out(self) -> bool:
@@ -157,10 +167,23 @@ class Evaluation(Schema):
         """Refuse options of evaluation if nothing is held out, or if there is only one evaluation."""
         if self.eval_steps and not self.holds_out:
             raise ValueError("eval_steps: no rows are held out; set `validation_fraction` or `validation`")
-        for option in ("early_stopping_patience", "load_best_model_at_end"):
-            if getattr(self, option) and not self.eval_steps:
-                raise ValueError(f"{option}: compares evaluations during training; set `eval_steps`")
+        chooses = [option for option in ("early_stopping_patience", "load_best_model_at_end") if getattr(self, option)]
+        if chooses and not self.eval_steps:
+            raise ValueError(f"{chooses[0]}: compares evaluations during training; set `eval_steps`")
+        for option in ("metric_for_best_model", "greater_is_better"):
+            if not chooses and getattr(self, option) != Evaluation.model_fields[option].default:
+                needed = "`load_best_model_at_end` or `early_stopping_patience`"
+                raise ValueError(f"{option}: nothing compares evaluations; add {needed}, or leave it out")
         return self
+
+    @field_validator("metric_for_best_model")
+    @classmethod
+    def refuse_unknown_metric(cls, metric: str) -> str:
+        """Refuse a metric that no evaluation of this kind of stage has."""
+        known = cls.evaluation_metrics
+        if metric not in known and not any(metric.startswith(name) for name in known if name.endswith("/")):
+            raise ValueError(f"evaluations have no metric `{printable(metric)}`; {suggest(metric, known, 'metrics')}")
+        return metric
 
 
 ALL_LINEAR = "all-linear"

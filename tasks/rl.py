@@ -255,10 +255,14 @@ def publish(training: TrainingState, context: Context) -> Result:
     timed = ("step", "tokens_per_second", "generation_seconds", *TIMED)
     final = {key: value for key, value in last.items() if key not in timed}
     if training.stage.load_best_model_at_end and training.evaluations:
-        final |= dict(zip(("published_step", "eval_reward"), training.best_evaluation, strict=True))
+        published_step, held_out = training.best_evaluation
+        final |= {"published_step": published_step, **held_out}
     final |= describe_forward(training.trained.model) | describe_sampling(training.engine)
     details = {"samples": training.examples} | ({"stopped": training.stopped} if training.stopped else {})
     notices = training.counts.describe(training.stage.max_completion_length)
     notices += [f"it ended early: {training.stopped}"] if training.stopped else []
     notices += describe_whole_copies(training.stage, training.group)
+    if training.stage.load_best_model_at_end and not training.evaluations:
+        metric = training.stage.metric_for_best_model
+        notices.append(f"load_best_model_at_end: no evaluation has `{metric}`; the output has the last weights")
     return Result({"steps": int(last["step"]), "tokens": training.sampled, **final}, details, notices)

@@ -70,7 +70,10 @@ class CompletionObjective(Objective):
         return BatchResult({"loss": loss, **self.average_by_source(sums, batch, "loss")}, tokens)
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """Return the mean cross-entropy over the completion tokens of the held-out rows; empty if there are none."""
+        """Return metrics of the completion tokens of the held-out rows; empty if there are none.
+
+        `eval_loss` is their mean cross-entropy, `eval_mean_token_accuracy` the share that the model finds likeliest.
+        """
         size = self.rows_per_pass
         passes = [self.held_out[i : i + size] for i in range(0, len(self.held_out), size)]
         if not passes:
@@ -78,13 +81,15 @@ class CompletionObjective(Objective):
 
         def measure(examples: Sequence[Example]) -> list[float]:
             rows: list[float] = []
-            loss = float(self.loss(self.model.model, examples, rows if self.sources else None))
-            return [loss, *self.sum_by_source(examples, rows)]
+            right: list[float] = []
+            loss = float(self.loss(self.model.model, examples, rows if self.sources else None, right))
+            return [loss, sum(right), *self.sum_by_source(examples, rows)]
 
         with evaluation_mode(self.model.model):
-            loss, *sums = (sum(column) for column in zip(*self.model.each(passes, measure), strict=True))
-        mean = loss / max(1, sum(example.num_learned for example in self.held_out))
-        return {"eval_loss": mean, **self.average_by_source(sums, self.held_out, "eval_loss")}
+            loss, right, *sums = (sum(column) for column in zip(*self.model.each(passes, measure), strict=True))
+        learned = max(1, sum(example.num_learned for example in self.held_out))
+        means = {"eval_loss": loss / learned, "eval_mean_token_accuracy": right / learned}
+        return {**means, **self.average_by_source(sums, self.held_out, "eval_loss")}
 
     def sum_by_source(self, examples: Sequence[Example], rows: Sequence[float]) -> list[float]:
         """Return the summed losses of each source of a mixture; empty if the rows are not of several sources."""
@@ -200,8 +205,8 @@ def publish(
         "unknown_tokens": examples.unknown,
         "trained_parameters": loop.count_trained(),
     }
-    if "eval_loss" in loop.published.metrics:
-        metrics |= {"eval_loss": loop.published.metrics["eval_loss"], "published_step": loop.published.step}
+    if held_out := {name: value for name, value in loop.published.metrics.items() if name.startswith("eval_")}:
+        metrics |= {**held_out, "published_step": loop.published.step}
     save_trained(policy, context.output("model"), stage)
     counts = epochs.uses(loop.steps_taken).tolist()
     used = ((e.row, n, n if e.num_learned > 0 else 0) for e, n in zip(examples.kept, counts, strict=True))

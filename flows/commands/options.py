@@ -58,7 +58,10 @@ Locked = Annotated[
 Tiny = Annotated[bool, typer.Option("--tiny", help="Small models, few rows, few steps: the same graph, to try it.")]
 StandIns = Annotated[
     bool,
-    typer.Option("--stand-ins", help="As --tiny, with made-up rows in place of data that are not on this machine."),
+    typer.Option(
+        "--stand-ins",
+        help="As --tiny, with made-up rows for data that are not here, and a local server for all.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 GpuMemory = Annotated[str | None, typer.Option(metavar="SIZE", help="With --memory: memory of one GPU, such as 80GB.")]

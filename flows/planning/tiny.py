@@ -8,6 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from flows.planning.stand_in_servers import (
+    asks_a_teacher,
+    replace_reward_servers,
+    replace_servers,
+    replace_written_servers,
+)
 from flows.planning.stand_ins import StandIns
 from lineage.layout import Layout
 from lineage.sources.resolve import find_source
@@ -84,6 +90,8 @@ def derive_tiny(recipe: Recipe, layout: Layout, *, stand_ins: bool = False) -> J
         if not _is_written(info):
             continue
         over = dict(_shrink(info, made_up, reads_characters))
+        for path, value in replace_reward_servers(info) if made_up is not None else ():
+            _set(over, path, value, info)
         for port in info.ports:
             if port.path.partition(".")[0] == TRAINED_ON:
                 continue  # rows that an evaluation compares, which no key names
@@ -95,7 +103,10 @@ def derive_tiny(recipe: Recipe, layout: Layout, *, stand_ins: bool = False) -> J
         _place(stages, info.path.split(".")[1:], over)
     for number, (source, base) in enumerate(bases.items()):  # a merge needs models that differ
         stages[base] = {**_make_base(source, recipe, layout), "seed": number}
-    head = {"promote": None, "schedule": None, "budget": None, "track": ["mlflow"]}
+    head: JsonObject = {"promote": None, "schedule": None, "budget": None, "track": ["mlflow"]}
+    if made_up is not None and (local := replace_servers(recipe)):
+        head["endpoints"] = local
+        stages = replace_written_servers(stages)
     return {"name": f"{recipe.name[:90]}-tiny", **head, "stages": stages}
 
 
@@ -170,7 +181,8 @@ def _shrink(info: StepInfo, made_up: StandIns | None, reads_characters: bool) ->
     if isinstance(stage, Synthesize):
         if any("size" in use.options for use in stage.problems):
             yield "problems", [_limit_problems(use) for use in stage.problems]
-        if stage.model is not None and stage.emit != "prompts":
+        asks_stand_in = made_up is not None and asks_a_teacher(info)
+        if asks_stand_in or (stage.model is not None and stage.emit != "prompts"):
             yield from _accept_any(stage).items()
     yield from _shrink_evaluation(stage, made_up)
     if isinstance(stage, Expectations) and stage.expect:
@@ -192,7 +204,7 @@ def _shrink_evaluation(stage: BaseStage, made_up: StandIns | None) -> Iterator[t
 
 
 def _accept_any(stage: Synthesize) -> JsonObject:
-    """Return the keys by which a stage keeps samples of a random model, which earn nothing of its own rewards."""
+    """Return the keys by which a stage keeps samples of a random model or of a stand-in, which earn nothing."""
     rewards = [{"use": use.use, "weight": use.weight, **use.options} for use in stage.rewards]
     arbitrary = {"use": ARBITRARY, "weight": SMALLEST}
     return {"rewards": [*rewards, arbitrary], "min_reward": -LARGE, "min_margin": SMALLEST * SMALLEST}

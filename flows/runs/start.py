@@ -22,6 +22,7 @@ from flows.history.exporting import send_run
 from flows.planning.recipe_plan import compare_repeated
 from flows.runs.launch import ExecutorName, Outcome, run_plan
 from flows.runs.lookup import find_run
+from flows.runs.stand_in_server import serve_stand_ins
 from lineage.catalogue.index import query_index
 from lineage.catalogue.row_index import read_new_tables
 from lineage.layout import Layout
@@ -37,7 +38,7 @@ MODELS = ("policy", "adapter", "reward_model", "value_model")
 def start_run(plan: Plan, layout: Layout, executor: ExecutorName, console: Console, run: str | None = None) -> int:
     """Run a plan, show its progress, update projections, print the results; return the exit code."""
     report: list[Path] = []
-    with TerminalReporter(plan, console) as reporter:
+    with serve_stand_ins(plan), TerminalReporter(plan, console) as reporter:
         outcome = run_plan(
             plan,
             layout,

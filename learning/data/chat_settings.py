@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from schemas.chat import Chat
-from schemas.chat_settings import KEY, merge_settings
+from schemas.chat_settings import BEGINS, KEY, merge_settings
 
 PINNED_DATE = date(2024, 7, 26)
 """The date that templates receive as today's unless a recipe sets one: equal data give equal tokens on any day."""
@@ -52,6 +52,8 @@ def apply_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> None:
     """Set what a stage says of the chat; what it leaves out stays as the tokenizer carries it."""
     if chat.chat_template is not None:
         tokenizer.chat_template = chat.chat_template
+        if chat.chat_template.startswith(BEGINS) and tokenizer("x").input_ids[0] != tokenizer.bos_token_id:
+            tokenizer.chat_template = chat.chat_template.removeprefix(BEGINS)
     write_settings(tokenizer, merge_settings(tokenizer.init_kwargs.get(KEY) or {}, chat))
 
 

@@ -172,8 +172,8 @@ def packed_statistics(
     """Return statistics of every token given its path, of the distribution softmax(logits / temperature): (M,) each.
 
     `lp` the token's log-probability, `entropy` in nats, `lp_mean` the mean log-probability over the vocabulary,
-    `collision` the probability that two draws are equal, Σ p². Gradients flow only through the `followed` ones. Tokens
-    outside the boolean `needed_M` need no logits and are 0.
+    `collision` the probability that two draws are equal, Σ p², `likeliest` 1 for the likeliest token, else 0.
+    Gradients flow only through the `followed` ones. Tokens outside the boolean `needed_M` need no logits and are 0.
     """
     plain = unwrap(model)
     choice = choose_forward(plain)
@@ -217,10 +217,8 @@ def _score(
     if followed == ("lp",) and logits_BV is not rows_BC:
         return _TokenLogProbability.apply(logits_BV, ids_B, watched)
     logp_BV = logits_BV.log_softmax(-1)
-    fixed_BV = logp_BV.detach()
-    return tuple(
-        STATISTICS[name](of_BV, ids_B) for names, of_BV in ((followed, logp_BV), (watched, fixed_BV)) for name in names
-    )
+    sides = ((followed, logp_BV), (watched, logp_BV.detach()))
+    return tuple(STATISTICS[name](of_BV, ids_B) for names, of_BV in sides for name in names)
 
 
 class _TokenLogProbability(torch.autograd.Function):
@@ -256,6 +254,7 @@ STATISTICS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "entropy": lambda logp_BV, ids_B: -(logp_BV.exp() * logp_BV).sum(-1),
     "lp_mean": lambda logp_BV, ids_B: logp_BV.mean(-1),
     "collision": lambda logp_BV, ids_B: (2 * logp_BV).exp().sum(-1),
+    "likeliest": lambda logp_BV, ids_B: (logp_BV.argmax(-1) == ids_B).to(logp_BV.dtype),
 }
 
 

@@ -11,7 +11,7 @@ from learning.batch.batch_layout import forest
 from learning.generation.replicas.shared_engine import by_main
 from learning.lookup import load_optional
 from learning.models.optimize import learning_rate_at
-from learning.rl.monitoring import Metrics, describe_samples, describe_staleness
+from learning.rl.monitoring import Metrics, describe_rewards, describe_samples, describe_staleness, measure_length
 from learning.rl.sample_counts import refuse_rewards_without_scores
 from learning.rl.sampling_slots import SamplingSlots, UpdatesByGroup, keep_groups
 from learning.rl.state import TrainingState, iteration_context, roll_back, save_best, sync_weights
@@ -258,7 +258,11 @@ def record_trajectories(training: TrainingState, step: int, collected: Collected
 
 
 def evaluate_held_out(training: TrainingState, context: IterationContext, controls: Controls) -> Metrics:
-    """Return the mean reward on the held-out problems, every `eval_steps` iterations; else nothing."""
+    """Return metrics of the held-out problems, every `eval_steps` iterations; else nothing.
+
+    `eval_reward` is the mean reward, `eval_reward/NAME` that of one of several rewards, `eval_completion_length` in
+    tokens.
+    """
     stage, step = training.stage, context.step
     if not training.held_out_rows or (step + 1) % stage.eval_steps:
         return {}
@@ -268,28 +272,30 @@ def evaluate_held_out(training: TrainingState, context: IterationContext, contro
     sampler = Sampler(training.engine, training.acting, sampling, stream(training.seed, HELD_OUT), step)
     context = replace(context, sampler=sampler, history=training.history, states={}, consume=None)
 
-    def sample_rewards() -> list[float]:
+    def measure() -> Metrics:
         samples = sampler.sample([SampleRequest(row) for row in training.held_out_rows])
         training.slots.score(samples, controls, context)
-        return [sample.reward for sample in samples if sample.reward is not None]
+        measured = {**describe_rewards(samples), "completion_length": measure_length(samples)}
+        return {f"eval_{name}": value for name, value in measured.items()}
 
-    rewards = by_main(training.group, training.engine, None, sample_rewards)
-    return {"eval_reward": sum(rewards) / len(rewards)} if rewards else {}
+    return by_main(training.group, training.engine, None, measure)
 
 
 def note_evaluation(training: TrainingState, step: int, metrics: Metrics) -> None:
-    """Remember the held-out reward, keep the weights if it is the highest so far, and stop when patience ends."""
-    if "eval_reward" not in metrics:
+    """Remember an evaluation, keep the weights if it is the best so far, and stop when patience ends."""
+    held_out = {name: value for name, value in metrics.items() if name.startswith("eval_")}
+    metric, patience = training.stage.metric_for_best_model, training.stage.early_stopping_patience
+    if metric not in held_out:
         return
-    training.evaluations.append((step + 1, metrics["eval_reward"]))
+    training.evaluations.append((step + 1, held_out))
     if training.keeps(step + 1):
         save_best(training, step + 1)
     best = training.best_evaluation
     since = len(training.evaluations) - 1 - training.evaluations.index(best)
-    patience = training.stage.early_stopping_patience
     if patience is not None and since >= patience:
+        better = "above" if training.stage.greater_is_better else "below"
         training.stopped = (
-            f"eval_reward was not above {best[1]:.4g}, that of iteration {best[0]}, in {since} evaluation(s); "
+            f"{metric} was not {better} {best[1][metric]:.4g}, that of iteration {best[0]}, in {since} evaluation(s); "
             f"stopped at iteration {step + 1}"
         )
 

@@ -103,25 +103,37 @@ def describe_samples(samples: Sequence[Sample], trained: Batch, *, episodes: boo
     plain = [sample for sample in samples if sample.source == "policy"]
     own = plain or [sample for sample in samples if sample.logprobs is not None]
     ended = [sample for sample in own if sample.finish != "suspended"]
-    metrics: Metrics = {}
-    for name in dict.fromkeys(name for sample in samples for name in sample.scores):
-        values = [value for sample in ended if (value := sample.scores.get(name)) is not None]
-        if values:
-            metrics[f"reward/{name}"] = sum(values) / len(values)
+    metrics = describe_rewards(ended)
     if rewards := [sample.reward for sample in ended if sample.reward is not None]:
-        metrics["reward"] = sum(rewards) / len(rewards)
         metrics["reward_std"] = stdev(rewards) if len(rewards) > 1 else 0.0
     if equal := list_equal_groups(ended):
         metrics["frac_reward_zero_std"] = sum(equal) / len(equal)
     metrics |= describe_turns(own) if episodes else {}
     return metrics | {
         "completions": float(len(samples)),
-        "completion_length": sum(sum(sample.own) for sample in own) / max(len(own), 1),
+        "completion_length": measure_length(own),
         "truncated": sum(sample.finish == "length" for sample in own) / max(len(own), 1),
         "unscorable": sum(sample.reward is None for sample in samples) / max(len(samples), 1),
         "trained": trained.num_paths / max(len(samples), 1),
         "broken_logprobs": float(trained.tokens["broken"].sum()),
     }
+
+
+def describe_rewards(samples: Sequence[Sample]) -> Metrics:
+    """Return the mean of each reward over the samples that it scores, and that of their weighted sum."""
+    metrics: Metrics = {}
+    for name in dict.fromkeys(name for sample in samples for name in sample.scores):
+        values = [value for sample in samples if (value := sample.scores.get(name)) is not None]
+        if values:
+            metrics[f"reward/{name}"] = sum(values) / len(values)
+    if rewards := [sample.reward for sample in samples if sample.reward is not None]:
+        metrics["reward"] = sum(rewards) / len(rewards)
+    return metrics
+
+
+def measure_length(samples: Sequence[Sample]) -> float:
+    """Return the mean number of tokens that the model wrote in each sample."""
+    return sum(sum(sample.own) for sample in samples) / max(len(samples), 1)
 
 
 def list_equal_groups(samples: Iterable[Sample]) -> list[bool]:

@@ -45,10 +45,10 @@ Json = Any
 """A plain value in a checkpoint's JSON."""
 
 
-Evaluated = tuple[int, float]
-"""Number of iterations done, and the mean reward on the held-out problems after them."""
+Evaluated = tuple[int, dict[str, float]]
+"""Number of iterations done, and the metrics of the held-out problems after them."""
 BEST = "best"
-"""Folder of the weights with the highest held-out reward, beside the checkpoints."""
+"""Folder of the weights of the best evaluation, beside the checkpoints."""
 
 
 class ReportExample(TypedDict):
@@ -169,8 +169,9 @@ class TrainingState:
 
     @property
     def best_evaluation(self) -> Evaluated:
-        """The first evaluation with the highest reward; raise ValueError if there is none."""
-        return max(self.evaluations, key=lambda evaluated: evaluated[1])
+        """The first of the evaluations with the best metric; raise ValueError if there is none."""
+        metric, sign = self.stage.metric_for_best_model, 1 if self.stage.greater_is_better else -1
+        return max(self.evaluations, key=lambda evaluated: sign * evaluated[1][metric])
 
     def keeps(self, step: int) -> bool:
         """Return whether the weights after `step` iterations are kept as the best so far."""
@@ -252,7 +253,7 @@ def resume(training: TrainingState) -> int:
     restore_random_states(tensors, state, training.group)
     for name in PLAIN:
         setattr(training, name, state["plain"][name])
-    training.evaluations = [(step, reward) for step, reward in training.evaluations]
+    training.evaluations = [(step, metrics) for step, metrics in training.evaluations]
     for name, part in training.saved_parts.items():
         part.load(state["memories"][name])
     sync_weights(training, step)

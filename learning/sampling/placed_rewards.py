@@ -19,7 +19,7 @@ from learning.sampling.scoring import Answered, PlacedReward, answered
 PLAIN = frozenset({"rows", "completions", "groups", "sources", "samples", "step", "rng"})
 """Supplies that can be sent; `rng` is made by the worker from the seed."""
 EACH = frozenset({"rows", "completions"})
-ALWAYS = ("step", "seed", "round")
+ALWAYS = ("step", "seed", "round", "max_steps")
 SCORING = threading.Lock()
 """Workers that are threads of one process share the models that rewards keep."""
 
@@ -65,7 +65,8 @@ class Placed:
         total, workers = len(supplies["completions"]), len(self.pool.remotes)
         borders = [total * part // workers for part in range(workers + 1)]
         spans = [(start, end) for start, end in pairwise(borders) if start < end]
-        calls = [(self.bound, step, sent | {name: supplies[name][a:b] for name in sorted(EACH)}) for a, b in spans]
+        more = {"samples"} & {name for name in self.bound.may_ask if name in supplies}
+        calls = [(self.bound, step, sent | {n: supplies[n][a:b] for n in sorted(EACH | more)}) for a, b in spans]
         answers: list[Answered] = self.pool.map("score", calls)
         return Answered(
             [score for answer in answers for score in answer.scores],

@@ -8,6 +8,7 @@ function of the seed and the step, and a checkpoint holds everything else.
 import math
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,7 +29,7 @@ from schemas.errors import StepError
 from schemas.training import Evaluation, Training
 
 BEST = "best"
-"""Folder of the weights with the lowest loss on held-out rows, beside the checkpoints."""
+"""Folder of the weights of the best evaluation on held-out rows, beside the checkpoints."""
 
 
 class Reporter(Protocol):
@@ -123,13 +124,21 @@ class TrainingLoop:
 
     @property
     def evaluated(self) -> list[CurvePoint]:
-        """Return the points of the curve that have a loss on held-out rows."""
-        return [point for point in self.curve if "eval_loss" in point.metrics]
+        """Return the points of the curve that have the metric by which evaluations are compared."""
+        return [point for point in self.curve if self.evaluation.metric_for_best_model in point.metrics]
 
     @property
     def best(self) -> CurvePoint | None:
-        """Return the first point with the lowest loss on held-out rows; None without evaluations."""
-        return min(self.evaluated, key=lambda point: point.metrics["eval_loss"], default=None)
+        """Return the first of the points with the best evaluation on held-out rows; None without evaluations."""
+        metric, greater = self.evaluation.metric_for_best_model, self.evaluation.greater_is_better
+        if greater is None:
+            greater = not metric.startswith("eval_loss")
+
+        def rank(point: CurvePoint) -> float:
+            value = point.metrics[metric] if greater else -point.metrics[metric]
+            return -math.inf if math.isnan(value) else value
+
+        return max(self.evaluated, key=rank, default=None)
 
     @property
     def has_stopped_early(self) -> bool:
@@ -149,7 +158,7 @@ class TrainingLoop:
         return best or self.curve[-1]
 
     def restore_best(self) -> None:
-        """Load the weights of the evaluation with the lowest loss; raise StepError if they are missing or damaged."""
+        """Load the weights of the best evaluation; raise StepError if they are missing or damaged."""
         step, weights = self.published.step, get_trained_weights(self.model.model)
 
         def like(name: str, shape: tuple[int, ...]) -> torch.Tensor | None:
@@ -185,11 +194,20 @@ class TrainingLoop:
         eval_due = is_last or (every is not None and (step + 1) % every == 0)
         if eval_due or (step + 1) % self.settings.logging_steps == 0:
             held_out = self.objective.evaluate(step) if eval_due else {}
+            self.require_metric(held_out)
             self.curve.append(CurvePoint(step + 1, {**average_steps(self.window), **held_out}))
             self.window = []
             self.log(self.curve[-1])
         speed = record.tokens / record.seconds
         self.reporter.progress(step + 1, self.total_steps, loss=record.metrics["loss"], tokens_per_second=speed)
+
+    def require_metric(self, held_out: Mapping[str, float]) -> None:
+        """Raise StepError if an evaluation lacks the metric by which evaluations are compared."""
+        metric = self.evaluation.metric_for_best_model
+        compares = self.evaluation.load_best_model_at_end or self.evaluation.early_stopping_patience is not None
+        if compares and held_out and metric not in held_out:
+            has = ", ".join(sorted(held_out))
+            raise StepError(f"metric_for_best_model: the held-out rows give no `{metric}`; they give {has}")
 
     def log(self, point: CurvePoint) -> None:
         """Write one point of the curve."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from schemas.checks.asynchrony import returns_older_samples
-from schemas.errors import Problem
+from schemas.errors import Problem, printable
 from schemas.renamed import describe_renaming, find_renamed_metric
 from schemas.source.tree import join_path, make_problem
 from schemas.source.validation import follow_path
@@ -59,7 +59,7 @@ def list_metrics(info: StepInfo, stage: Rl) -> list[str]:
     if stage.critic is not None:
         names += OF_CRITIC
     if stage.eval_prompts is not None:
-        names += ["eval_reward", "reward_gap"]
+        names += [*list_evaluation_metrics(stage), "reward_gap"]
     if any(returns_older_samples(slot) for slot in info.slots):
         names += OF_AGE
     if any("stream" in slot.signature.supplied for slot in info.slots if isinstance(slot.use, RolloutUse)):
@@ -67,6 +67,12 @@ def list_metrics(info: StepInfo, stage: Rl) -> list[str]:
     if any("lp_ref_T" in slot.signature.supplied for slot in info.slots):
         names.append("kl")
     return names
+
+
+def list_evaluation_metrics(stage: Rl) -> list[str]:
+    """Return the names of the metrics of held-out prompts."""
+    rewards = [f"eval_reward/{name}" for name in number_repeated_names(stage.rewards)]
+    return ["eval_reward", *rewards, "eval_completion_length"]
 
 
 def number_repeated_names(uses: Sequence[Use]) -> list[str]:
@@ -81,6 +87,11 @@ def number_repeated_names(uses: Sequence[Use]) -> list[str]:
 def check_metrics(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     """Yield controllers and watches that name a metric which no iteration reports."""
     reported = list_metrics(info, stage)
+    best = stage.metric_for_best_model
+    if best not in (evaluated := list_evaluation_metrics(stage)):
+        where, advice = "metric_for_best_model", suggest(best, evaluated, "metrics")
+        message = f"evaluations of this stage have no metric `{printable(best)}`"
+        yield make_problem(follow_path(info.node, where).mark, join_path(info.path, where), message, advice)
     named = [(f"watch.{i}.metric", watch.metric) for i, watch in enumerate(stage.watch)]
     for slot in (
         slot for slot in info.slots if isinstance(slot.use, ControllerUse) and "metrics" in slot.signature.supplied

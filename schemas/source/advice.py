@@ -128,6 +128,8 @@ ELSEWHERE = {
     "save_strategy": "set `save_steps`",
     "save_total_limit": "leave it out: checkpoints of finished steps are removed",
     "scale_rewards": "it is an operation of `advantage`: `[center, scale]` divides by the standard deviation",
+    "streaming": "leave it out: rows are always read as a stream, in bounded memory; `posttrain fetch` downloads what "
+    "the sources read of the hub, and recipe.lock pins the commit",
     "use_vllm": "choose the engine: `engine: vllm`",
 }
 """Keys of TRL for which the stage has no key of its own, and what to do instead."""

@@ -24,6 +24,11 @@ class Preference(Training, LoRA, Evaluation, Chat, BaseStage):
     data_port: ClassVar = "data"
     learning_approach: ClassVar = "supervised"
     training_signal: ClassVar = "preferences"
+    evaluation_metrics: ClassVar = (
+        "eval_loss",
+        *(f"eval_rewards/{name}" for name in ("accuracies", "margins", "chosen", "rejected")),
+        *(f"eval_logps/{side}" for side in ("chosen", "rejected")),
+    )
 
     kind: Literal["preference"]
     model: PolicyRef

@@ -19,6 +19,7 @@ class ProcessRewardModel(Training, Evaluation, Chat, BaseStage):
 
     data_port: ClassVar = "data"
     learning_approach: ClassVar = "supervised"
+    evaluation_metrics: ClassVar = ("eval_loss", "eval_accuracy")
 
     kind: Literal["process_reward_model"]
     model: PolicyRef

@@ -17,6 +17,7 @@ class RewardModel(Training, LoRA, Evaluation, Chat, BaseStage):
     can: ClassVar = frozenset({"train"})
     data_port: ClassVar = "data"
     learning_approach: ClassVar = "supervised"
+    evaluation_metrics: ClassVar = ("eval_loss", "eval_accuracy")
 
     kind: Literal["reward_model"]
     model: PolicyRef

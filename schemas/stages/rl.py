@@ -171,10 +171,17 @@ class Rl(Capped, Training, LoRA, Chat, RewardTests, BaseStage):
     """Iterations between evaluations on `eval_prompts`."""
     eval_temperature: float | None = Field(default=None, ge=0)
     """Sampling temperature of these evaluations, one completion per prompt; 0: greedy; null: `temperature`."""
+    metric_for_best_model: str = "eval_reward"
+    """Metric by which evaluations are compared: `eval_reward`, `eval_reward/NAME` of one of several rewards, or
+    `eval_completion_length`."""
+    greater_is_better: bool = True
+    """Whether a higher value of that metric is better."""
     early_stopping_patience: int | None = Field(default=None, ge=1)
-    """Evaluations in a row without a higher `eval_reward` after which training ends; null: it takes all its steps."""
+    """Evaluations in a row without a better `metric_for_best_model` after which training ends; null: it takes all its
+    steps."""
     load_best_model_at_end: bool = False
-    """Whether the output has the weights of the evaluation with the highest `eval_reward` instead of the last ones."""
+    """Whether the output has the weights of the evaluation with the best `metric_for_best_model` instead of the last
+    ones."""
     log_trajectories: float = Field(default=1.0, ge=0, le=1)
     """Share of the groups whose trajectories are stored as Parquet."""
 
@@ -252,6 +259,12 @@ class Rl(Capped, Training, LoRA, Chat, RewardTests, BaseStage):
                 raise ValueError(f"{option}: no prompts are held out; give `eval_prompts`")
             if self.eval_steps > self.max_steps:
                 raise ValueError(f"{option}: nothing is evaluated; lower `eval_steps` to `max_steps` or less")
+        for option in ("metric_for_best_model", "greater_is_better"):
+            if getattr(self, option) != Rl.model_fields[option].default and not (
+                given["early_stopping_patience"] or given["load_best_model_at_end"]
+            ):
+                needed = "`load_best_model_at_end` or `early_stopping_patience`"
+                raise ValueError(f"{option}: nothing compares evaluations; add {needed}, or leave it out")
         return self
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:

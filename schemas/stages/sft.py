@@ -19,6 +19,7 @@ class Sft(Training, LoRA, Evaluation, Chat, BaseStage):
     report_section: ClassVar = ReportSection(detail="lengths")
     learning_approach: ClassVar = "supervised"
     training_signal: ClassVar = "demonstrations"
+    evaluation_metrics: ClassVar = ("eval_loss", "eval_loss/", "eval_mean_token_accuracy")
 
     kind: Literal["sft"]
     model: PolicyRef

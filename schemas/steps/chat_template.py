@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from schemas.chat import Chat
+from schemas.chat_settings import BEGINS
 from schemas.errors import Problem
 from schemas.source.tree import Node, join_path, make_problem
 from schemas.source.validation import follow_path
@@ -15,7 +16,7 @@ LONGEST = 1 << 20
 GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 """Tags of transformers that jinja2 alone does not know."""
 ALPACA = (
-    "{{ bos_token }}{% set turn = namespace(system=none, number=0) %}{% for message in messages %}"
+    BEGINS + "{% set turn = namespace(system=none, number=0) %}{% for message in messages %}"
     "{% if message['role'] == 'system' %}{% set turn.system = message['content'] %}"
     "{% elif message['role'] == 'user' %}"
     "{% if turn.number == 0 %}{% if turn.system %}{{ turn.system }}"

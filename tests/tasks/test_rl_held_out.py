@@ -15,6 +15,11 @@ def near_four(rows, completions):
     return [1 - abs(len(text) - 4) / 8 for text in completions]
 
 
+def many_letters(rows, completions):
+    """Number of different letters."""
+    return [len(set(text)) for text in completions]
+
+
 @pytest.fixture
 def inputs(tiny_policy_folder, tmp_path):
     folder = write_prompts(tmp_path / "prompts")
@@ -50,6 +55,21 @@ def test_the_output_has_the_weights_of_the_highest_held_out_reward(at, training)
     # The learning rate is constant: shorter training ends with the same weights.
     run(make_rl_stage(**settings, max_steps=result.metrics["published_step"]), short)
     assert model_of(training, best) == model_of(training, short)
+
+
+def test_the_best_weights_may_be_those_of_one_reward_or_of_the_shortest_completions(at, training):
+    settings = {**WORDS, "rewards": [f"{HERE}:near_four", {"use": f"{HERE}:many_letters", "weight": 0.1}]}
+    settings |= {"learning_rate": 0.1, "load_best_model_at_end": True}
+    for metric, choose in ((f"eval_reward/{HERE}:many_letters", max), ("eval_completion_length", min)):
+        context = at(metric.replace("/", "-").replace(":", "-"))
+        greater = {} if choose is max else {"greater_is_better": False}
+        result = run(make_rl_stage(**settings, metric_for_best_model=metric, **greater), context)
+        points = [point for point in training.curve(context) if "eval_reward" in point]
+        values = [point[metric] for point in points]
+        assert len(set(values)) > 1
+        best = points[values.index(choose(values))]
+        assert result.metrics["published_step"] == best["step"]
+        assert result.metrics["eval_reward"] == best["eval_reward"]
 
 
 def test_training_ends_after_evaluations_without_a_higher_reward(at, training):

@@ -70,3 +70,22 @@ def test_the_random_streams_of_sampling_do_not_know_who_is_asked(at):
         (file,) = (context.folder / "outputs" / "trajectories").glob("*.parquet")
         texts.append(pq.read_table(file, columns=["prompt_id", "completion"]).to_pylist())
     assert texts[0] == texts[1]
+
+
+SEEN = []
+
+
+def by_tokens(prompts, completions, completion_ids, trainer_state, **kwargs):
+    """A reward with TRL's signature: the number of tokens of each completion."""
+    SEEN.append((trainer_state.global_step, trainer_state.max_steps))
+    return [float(len(ids)) for ids in completion_ids]
+
+
+def test_a_reward_of_trl_gets_the_sampled_tokens_and_the_iteration(at, training):
+    SEEN.clear()
+    context = at("trl")
+    use = {"use": "foreign.trl", "function": f"{__name__}:by_tokens"}
+    run(stage(rewards=[use], max_steps=2), context)
+    assert SEEN == [(0, 2), (1, 2)]
+    points = training.curve(context)
+    assert [point["reward"] for point in points] == [point["completion_length"] for point in points]

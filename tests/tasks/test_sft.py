@@ -262,6 +262,24 @@ def test_held_out_rows_are_evaluated_and_the_best_weights_published(inputs, same
     assert float(torch.cat(losses).mean()) == pytest.approx(best["eval_loss"], rel=1e-4)
 
 
+def test_the_weights_of_the_highest_token_accuracy_are_published(inputs, at, training, tmp_path):
+    context = at("accurate")
+    made = stage(**EVALUATED, metric_for_best_model="eval_mean_token_accuracy", max_steps=9)
+    result = run(made, context)
+    points = [point for point in training.curve(context) if "eval_loss" in point]
+    best = max(points, key=lambda point: point["eval_mean_token_accuracy"])
+    assert best != min(points, key=lambda point: point["eval_loss"])
+    assert result.metrics["published_step"] == best["step"]
+    assert result.metrics["eval_mean_token_accuracy"] == best["eval_mean_token_accuracy"]
+    policy = load_policy(context.folder / "outputs" / "model")
+    used = {entry["id"] for entry in pq.read_table(context.folder / "rows_used.parquet").to_pylist()}
+    right = []
+    for example in (encode_row(policy.tokenizer, e) for e in read_rows(inputs["data"], "chat") if e["id"] not in used):
+        guess = policy.model(input_ids=torch.tensor([example.ids])).logits[0, :-1].argmax(-1).tolist()
+        right += [g == i for g, i, learned in zip(guess, example.ids[1:], example.learned[1:], strict=True) if learned]
+    assert sum(right) / len(right) == pytest.approx(best["eval_mean_token_accuracy"])
+
+
 def test_training_stops_when_the_held_out_loss_no_longer_falls(inputs, at):
     context = at("stopped")
     made = stage(**{**EVALUATED, "eval_steps": 1, "learning_rate": 0.3}, early_stopping_patience=2, max_steps=60)

@@ -57,6 +57,7 @@ HIDDEN = {
     "schemas.resources": "placement",
     "schemas.row_formats": "a validator of settings, in a step that converts no rows",
     "schemas.row_templates": "a validator of settings, in a step that converts no rows",
+    "schemas.suggestions": "advice of a validator of settings",
     "schemas.schedule_phases": "a validator of settings, in a step without training",
     "schemas.supplied": "names of what slots supply",
 }

@@ -1,6 +1,7 @@
 """`--tiny`: the same graph, small; imported configurations run with it from end to end."""
 
 import io
+import os
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from flows.planning.recipe_plan import plan_recipe
 from flows.planning.tiny import COMPLETION, ROWS, STEPS, derive_tiny
 from flows.runs.start import start_run
 from lineage.layout import Layout
+from schemas.endpoint import find_endpoints
 from schemas.errors import PlanError
 from schemas.importers.convert import TOOLS, import_config
 from schemas.package import ROOT
@@ -111,6 +113,57 @@ stages:
   tuned: {kind: preference, model: base, data: pairs, max_steps: 9}
 """)
     run_small(tmp_path / "r.yaml", tmp_path)
+
+
+def test_servers_are_replaced_by_a_local_one(tmp_path, monkeypatch):
+    monkeypatch.delenv("TEACHER_URL", raising=False)
+    (tmp_path / "r.yaml").write_text("""
+endpoints:
+  teacher: {base_url: "${env:TEACHER_URL}", api_key: "${env:TEACHER_KEY}", model: large, price: {output_per_million: 1}}
+stages:
+  lessons:
+    kind: synthesize
+    problems: [{use: reasoning_gym, family: chain_sum, size: 4, split: train}]
+    teacher: {use: endpoint, endpoint: teacher}
+    num_generations: 1
+    max_cost: 1.0
+  base: {kind: init, config: {model_type: qwen3, hidden_size: 64}}
+  student:
+    kind: rl
+    algorithm: grpo
+    model: base
+    prompts: problems
+    max_steps: 9
+    rewards:
+      - {use: judges.endpoint, endpoint: teacher}
+      - {use: servers.http, url: "http://127.0.0.1:1/score", headers: {Authorization: "Bearer ${env:TEACHER_KEY}"}}
+  problems:
+    kind: synthesize
+    emit: prompts
+    problems: [{use: reasoning_gym, family: chain_sum, size: 9, split: train}]
+""")
+    run_small(tmp_path / "r.yaml", tmp_path)
+    assert "POSTTRAIN_STAND_IN_URL" not in os.environ
+    recipe = load_recipe(tmp_path / "r.yaml")
+    tiny = load_recipe(tmp_path / "r.yaml", top=derive_tiny(recipe, Layout(tmp_path), stand_ins=True))
+    server = find_endpoints(tiny.steps["lessons"].dump())[0]
+    assert (server["base_url"], server["api_key"], server["name"]) == (
+        "${env:POSTTRAIN_STAND_IN_URL}",
+        None,
+        "stand-in",
+    )
+
+
+def test_a_server_that_a_stage_describes_itself_is_refused_by_name(tmp_path):
+    (tmp_path / "r.yaml").write_text("""
+stages:
+  lessons:
+    kind: synthesize
+    problems: [{use: reasoning_gym, family: chain_sum, size: 9, split: train}]
+    teacher: {use: endpoint, endpoint: {base_url: "http://127.0.0.1:1/v1", model: large, name: mine}}
+""")
+    with pytest.raises(PlanError, match=r"lessons has an endpoint of its own \(mine\); write it under `endpoints:`"):
+        derive_tiny(load_recipe(tmp_path / "r.yaml"), Layout(tmp_path), stand_ins=True)
 
 
 @pytest.mark.parametrize(

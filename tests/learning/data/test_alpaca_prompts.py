@@ -1,11 +1,15 @@
 """`chat_template: alpaca` writes rows of Alpaca as axolotl's `type: alpaca` does, with and without input."""
 
+import copy
 import json
+from pathlib import Path
 
 import pytest
 
 from learning.data.chat import encode_answer
+from learning.data.chat_settings import apply_chat
 from learning.data.turns import encode_conversation
+from schemas.chat import Chat
 from schemas.steps.chat_template import ALPACA
 from tests.learning.data.template_families import make_tokenizer
 from tests.tasks.data_stages import convert
@@ -52,6 +56,25 @@ def test_a_row_has_the_prompt_and_the_tokens_of_axolotl(tmp_path, row, prompt, b
     whole = encode_conversation(tokenizer, made[0]["prompt"], made[0]["completion"], row=made[0])
     assert whole.ids == tokenizer.encode(text + row["output"] + tokenizer.eos_token, add_special_tokens=False)
     assert whole.learned == [False] * len(given) + [True] * len(answer)
+
+
+GOLDEN = json.loads((Path(__file__).parent / "axolotl_alpaca.json").read_text())
+"""What axolotl's AlpacaPromptTokenizingStrategy and AlpacaPrompter (0.18.0, run on this tokenizer) make of rows: token
+ids, of which the last `learned` have a loss."""
+
+
+@pytest.mark.parametrize("case", GOLDEN, ids=[case["row"]["instruction"] for case in GOLDEN])
+@pytest.mark.parametrize("begins", [False, True])
+def test_ids_and_mask_are_those_of_axolotls_own_code(tmp_path, case, begins):
+    """Also where the tokenizer has a token for the beginning that it does not write itself."""
+    made, _, _ = convert(tmp_path, {"a.jsonl": json.dumps(case["row"])})
+    tokenizer = copy.deepcopy(make_tokenizer("chatml"))
+    if begins:
+        tokenizer.bos_token = "<|im_start|>"
+    apply_chat(tokenizer, Chat(chat_template=ALPACA))
+    encoded = encode_conversation(tokenizer, made[0]["prompt"], made[0]["completion"], row=made[0])
+    assert encoded.ids == case["input_ids"]
+    assert encoded.learned == [False] * (len(encoded.ids) - case["learned"]) + [True] * case["learned"]
 
 
 def test_other_templates_have_instruction_and_input_as_one_text(tmp_path):

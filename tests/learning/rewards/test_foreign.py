@@ -5,6 +5,8 @@ import json
 import pytest
 
 from learning.lookup import bind
+from learning.samples.sample import Sample
+from learning.sampling.placed_rewards import Placed, Scorer
 from schemas.errors import StepError
 from schemas.recipe.load import load_recipe
 from schemas.use import RewardUse
@@ -35,6 +37,19 @@ def compute_scores(data_sources, solution_strs, ground_truths, extra_infos, scal
     SEEN.append((data_sources, extra_infos))
     right = [text == truth for text, truth in zip(solution_strs, ground_truths, strict=True)]
     return [{"score": scale * right[0]}, float(right[1])]
+
+def needs_tokens(prompts, completions, completion_ids, trainer_state, log_extra, log_metric, solution, **kwargs):
+    log_extra("answer", solution)
+    log_metric("share", 0.5)
+    done = trainer_state.global_step / trainer_state.max_steps
+    return [None if len(ids) > 3 else len(ids) + done for ids in completion_ids]
+
+async def compute_slowly(data_source, solution_str, ground_truth, extra_info):
+    extra_info["seen"] = True
+    return {"score": float(solution_str == ground_truth)}
+
+def forgets_the_score(solution_str, ground_truth):
+    return {"acc": 1.0}
 
 SEEN = []
 """
@@ -103,6 +118,43 @@ stages:
 
 def test_a_function_of_trl_may_be_async_and_log(module):
     assert score({"use": "foreign.trl", "function": f"{module}:patient"}, ["1", "1"]) == [1.0, 0.0]
+
+
+def test_a_function_of_trl_gets_tokens_and_the_state_of_the_trainer_in_rl(module):
+    samples = [Sample(row, 0, "policy", [1], [5] * n, None, "stop", "x") for row, n in zip(ROWS, (2, 4), strict=True)]
+    supplies = {"rows": ROWS, "completions": ["x", "x"], "samples": samples, "max_steps": 10}
+    use = {"use": "foreign.trl", "function": f"{module}:needs_tokens"}
+    assert bind(RewardUse.model_validate(use)).ask(5, supplies | {"step": 5}) == [2.5, None]
+    counted = bind(RewardUse.model_validate(use | {"none_score": 0}))
+    assert counted.ask(5, supplies | {"step": 5}) == [2.5, 0]
+    with pytest.raises(StepError, match="needs_tokens takes `completion_ids`, which only samples of an `rl`"):
+        score(use, ["1", "1"])
+
+
+def test_workers_of_rewards_get_the_tokens_too(module):
+    samples = [Sample(row, 0, "policy", [1], [5] * n, None, "stop", "x") for row, n in zip(ROWS, (2, 3), strict=True)]
+    supplies = {"rows": ROWS, "completions": ["x", "x"], "samples": samples, "max_steps": 10, "step": 5}
+    reward = bind(RewardUse.model_validate({"use": "foreign.trl", "function": f"{module}:needs_tokens"}))
+    assert Placed(reward, TwoWorkers(), each=True).answered(5, supplies).scores == [2.5, 3.5]
+
+
+class TwoWorkers:
+    """Two workers that are functions of this process."""
+
+    remotes = (None, None)
+
+    def map(self, method, calls):
+        assert len(calls) == 2
+        return [Scorer().score(*call) for call in calls]
+
+
+def test_a_function_of_verl_may_be_async_and_gets_a_map_of_its_own(module):
+    rows = [{**row, "metadata": "{}"} for row in ROWS]
+    reward = bind(RewardUse.model_validate({"use": "foreign.verl", "function": f"{module}:compute_slowly"}))
+    assert reward.ask(0, {"rows": rows, "completions": ["1", "1"]}) == [1.0, 0.0]
+    use = {"use": "foreign.verl", "function": f"{module}:forgets_the_score"}
+    with pytest.raises(StepError, match="the map that it returns has no `score`; its keys: acc"):
+        score(use, ["1", "1"])
 
 
 def test_a_function_of_verl_for_a_batch_is_called_once(module):

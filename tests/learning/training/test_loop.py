@@ -30,7 +30,8 @@ class Distance(Objective):
 
     def evaluate(self, step):
         distance = float((self.model.model.weight - 0.3).square().sum().detach())
-        return {"eval_batches": float(self.state["batches"]), "eval_loss": distance}
+        near = -float((self.model.model.weight - 0.5).square().sum().detach())
+        return {"eval_batches": float(self.state["batches"]), "eval_loss": distance, "eval_accuracy": near}
 
 
 class Reports:
@@ -118,6 +119,38 @@ def test_the_best_weights_are_published_and_training_stops_when_patience_ends(ma
     assert float(last.model.model.weight.detach()) == pytest.approx(0.1 * steps, abs=0.03)
 
 
+class WithAccuracy(Evaluation):
+    """Evaluations that have a second metric, which is highest at 0.5: after the fifth step."""
+
+    evaluation_metrics = ("eval_loss", "eval_accuracy", "eval_other")
+
+
+@pytest.mark.parametrize(
+    ("choice", "published", "steps"),
+    [
+        ({"metric_for_best_model": "eval_accuracy"}, 5, 7),
+        ({"metric_for_best_model": "eval_accuracy", "early_stopping_patience": 1}, 5, 6),
+        ({"metric_for_best_model": "eval_accuracy", "greater_is_better": False}, 1, 7),
+        ({"greater_is_better": True}, 7, 7),
+        ({"metric_for_best_model": "eval_accuracy", "greater_is_better": False, "early_stopping_patience": 2}, 1, 3),
+    ],
+)
+def test_the_best_weights_are_those_of_a_named_metric_and_its_direction(make_loop, choice, published, steps):
+    evaluation = WithAccuracy(validation_fraction=0.1, eval_steps=1, load_best_model_at_end=True, **choice)
+    loop = make_loop("best", Reports(), evaluation)
+    loop.run()
+    assert (loop.steps_taken, loop.published.step) == (steps, published)
+    assert float(loop.model.model.weight.detach()) == pytest.approx(0.1 * published, abs=0.01)
+
+
+def test_a_metric_that_the_held_out_rows_do_not_give_ends_the_step(make_loop):
+    evaluation = WithAccuracy(
+        validation_fraction=0.1, eval_steps=2, early_stopping_patience=1, metric_for_best_model="eval_other"
+    )
+    with pytest.raises(StepError, match="give no `eval_other`; they give eval_accuracy, eval_batches, eval_loss"):
+        make_loop("best", Reports(), evaluation).run()
+
+
 @pytest.mark.parametrize("killed", [1, 2, 3, 4, 5])
 def test_a_killed_loop_publishes_the_same_weights(make_loop, killed):
     whole = make_loop("whole", Reports(), STOPPED)
@@ -146,6 +179,8 @@ def test_best_weights_that_are_gone_are_an_error(make_loop, tmp_path):
         ({"eval_steps": 2}, "eval_steps: no rows are held out; set `validation_fraction`"),
         ({"validation_fraction": 0.1, "early_stopping_patience": 2}, "early_stopping_patience: compares evaluations"),
         ({"load_best_model_at_end": True}, "load_best_model_at_end: compares evaluations during training"),
+        ({"greater_is_better": True}, "greater_is_better: nothing compares evaluations; add `load_best_model_at_end`"),
+        ({"metric_for_best_model": "loss"}, "evaluations have no metric `loss`; did you mean `eval_loss`?"),
     ],
 )
 def test_a_choice_without_evaluations_is_refused(settings, problem):

@@ -23,6 +23,7 @@ from schemas.stages.sft import Sft
         (Sft, "load_in_8bit", "use `load_in_4bit: true`"),
         (Sft, "bnb_4bit_use_double_quant", "posttrain calls this `use_bnb_nested_quant`"),
         (Sft, "dataset_name", "`data: hub:org/name`"),
+        (Sft, "streaming", "rows are always read as a stream"),
     ],
 )
 def test_a_key_of_trl_is_explained(kind, word, advice):
