@@ -13,13 +13,23 @@ from schemas.importers.common.references import Places
 from schemas.importers.common.report import Entry
 from schemas.importers.common.shell import find_unset
 from schemas.importers.known_keys.trees import matches
-from schemas.importers.tools import axolotl, llama_factory, lm_eval, mergekit, open_instruct, oumi, trl, verl
+from schemas.importers.tools import (
+    axolotl,
+    llama_factory,
+    llama_factory_v1,
+    lm_eval,
+    mergekit,
+    open_instruct,
+    oumi,
+    trl,
+    verl,
+)
 from schemas.source.tree import Mark, make_error
 from schemas.suggestions import find_nearest, suggest
 
 TOOLS: dict[str, Tool] = {
     module.TOOL.name: module.TOOL
-    for module in (axolotl, llama_factory, trl, oumi, verl, open_instruct, mergekit, lm_eval)
+    for module in (axolotl, llama_factory, llama_factory_v1, trl, oumi, verl, open_instruct, mergekit, lm_eval)
 }
 INFO = "dataset_info.json"
 NO_COUNTERPART = "posttrain has nothing for it; the recipe is written without it"
@@ -85,10 +95,11 @@ def find_tool(name: str) -> Tool:
 
 def recognise(tree: Mapping[str, object], words: Sequence[str], file: str) -> Tool:
     """Return the tool whose own keys a configuration has. Raise RecipeError if there is none, or more than one fits."""
+    leaves = Leaves(dict(tree), file)
     for tool in TOOLS.values():
         if any(command in word for command in tool.commands for word in words):
-            return tool
-    leaves = Leaves(dict(tree), file)
+            is_newer = tool is llama_factory.TOOL and leaves.has("model") and not leaves.has("model_name_or_path")
+            return llama_factory_v1.TOOL if is_newer else tool
     scores = {tool.name: _score(leaves, tool) for tool in TOOLS.values()}
     best = max(scores, key=lambda name: scores[name])
     if scores[best][0] == 0:

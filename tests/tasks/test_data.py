@@ -41,6 +41,18 @@ SAME = {
         ),
         {},
     ),
+    "parts of LLaMA-Factory v1": (
+        "a.jsonl",
+        json.dumps(
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "text", "value": "2+"}, {"type": "text", "value": "2?"}]},
+                    {"role": "assistant", "content": [{"type": "text", "value": "4"}], "loss_weight": 1.0},
+                ]
+            }
+        ),
+        {},
+    ),
     "alpaca": ("a.csv", "instruction,input,output\n2+2?,,4\n", {}),
     "prompt and completion": ("a.tsv", "prompt\tcompletion\n2+2?\t4\n", {}),
     "conversational": (

@@ -87,7 +87,7 @@ def _read_sharegpt(message: Message, where: str) -> Message:
 
 
 def _read_content(content: Any, where: str) -> str | None:
-    """Return content as text; parts of type text are joined."""
+    """Return content as text; parts of type text are joined, whose text is `text`, or `value` (LLaMA-Factory v1)."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
@@ -95,9 +95,10 @@ def _read_content(content: Any, where: str) -> str | None:
     kinds = [part.get("type") for part in content]
     if other := next((kind for kind in kinds if kind != "text"), None):
         raise BadRow(f"{where}: content of type {other!r}; images and other media are not supported, only text")
-    if not all(isinstance(part.get("text"), str) for part in content):
+    texts = [part.get("text", part.get("value")) for part in content]
+    if not all(isinstance(text, str) for text in texts):
         raise BadRow(f"{where}: a part of its content has no text")
-    return "".join(part["text"] for part in content)
+    return "".join(texts)
 
 
 def _read_calls(calls: Any, where: str) -> list[Message]:

@@ -75,10 +75,11 @@ config_file machine_rank main_process_ip multi_gpu use_deepspeed deepspeed_hostf
     **spread(
         "nothing in a recipe depends on it",
         """
-strict debug do_train do_eval do_predict ddp_backend skip_memory_metrics eval_delay metric_for_best_model
-greater_is_better hf_use_auth_token hf_hub_token env_vars
+strict debug do_train do_eval do_predict ddp_backend skip_memory_metrics eval_delay
+hf_use_auth_token hf_hub_token env_vars
 """,
     ),
+    **dict.fromkeys(["metric_for_best_model", "greater_is_better"], "nothing compares evaluations"),
     "trust_remote_code": "code of models is never run; the architecture must be one that posttrain knows",
     "shuffle_dataset": "rows are shuffled by the seed",
     "data_seed": "one seed rules the run: `seed`",

@@ -13,6 +13,7 @@ from schemas.importers.common.references import Places, refer
 from schemas.importers.common.values import flag, number, whole
 from schemas.source.tree import Mark, make_error
 from schemas.stages.union import KINDS
+from schemas.training import Evaluation
 
 Source = JsonObject
 """A source of rows, as a recipe writes it."""
@@ -146,9 +147,30 @@ def map_evaluation(job: Job, stage: StageDraft, share: str, steps: str = "eval_s
         if patience:
             stage.copy(patience, "early_stopping_patience", whole)
         stage.copy("load_best_model_at_end", "load_best_model_at_end", flag)
+        if stage.get("load_best_model_at_end") or stage.get("early_stopping_patience"):
+            map_best_metric(stage)
     else:
         for key in ("load_best_model_at_end", *([patience] if patience else [])):
             leaves.unsupported(key, "needs `validation_fraction` and `eval_steps`")
+
+
+def map_best_metric(stage: StageDraft) -> None:
+    """Take over the metric that evaluations are compared by, and its direction."""
+    kind, leaves = KINDS[stage.kind], stage.leaves
+    known = kind.evaluation_metrics if issubclass(kind, Evaluation) else ()
+    given = str(leaves.get("metric_for_best_model") or "loss")
+    metric = given if given.startswith("eval_") else f"eval_{given}"
+    if stage.kind == "sft" and metric == "eval_accuracy":
+        metric = "eval_mean_token_accuracy"
+    if metric not in known:
+        advice = f"evaluations of kind {stage.kind} have {', '.join(known)}; they are compared by eval_loss"
+        leaves.unsupported("metric_for_best_model", advice)
+        leaves.unsupported("greater_is_better", "belongs to metric_for_best_model")
+        return
+    if metric != "eval_loss":
+        stage.put("metric_for_best_model", metric, "metric_for_best_model")
+    leaves.mapped("metric_for_best_model", f"{stage.name}.metric_for_best_model", metric)
+    stage.copy("greater_is_better", "greater_is_better", flag)
 
 
 def type_default(stage: StageDraft, ours: str) -> Any:

@@ -18,6 +18,7 @@ from schemas.importers.common.job import (
     put_sources,
     put_truncation,
 )
+from schemas.importers.common.leaves import Leaves
 from schemas.importers.common.optimisation import Names, map_batch, map_optimisation, map_precision, map_steps
 from schemas.importers.common.pair_losses import LOSSES, set_pair_losses
 from schemas.importers.common.templates import map_template
@@ -37,11 +38,7 @@ def convert(job: Job) -> None:
     """Write the recipe of a configuration."""
     leaves = job.leaves
     method = str(leaves.get("rl", "")).lower()
-    kind = "preference" if method in PAIRS else "rl" if method in ("grpo", "gdpo") else "sft"
-    if leaves.get("reward_model"):
-        kind = "reward_model"
-        leaves.mapped("reward_model", "a stage of kind reward_model")
-    name = {"sft": "sft", "preference": method, "rl": "grpo", "reward_model": "reward"}[kind]
+    kind, name = _find_kind(leaves, method)
     stage = job.draft.stage(name, kind)
     if leaves.has("rl"):
         known = kind in ("preference", "rl")
@@ -73,6 +70,9 @@ def convert(job: Job) -> None:
     map_precision(stage, "bf16", "fp16")
     leaves.harmless("bfloat16", "bf16 says it")
     adapter = str(leaves.get("adapter", "")).lower()
+    if kind == "process_reward_model":
+        leaves.unsupported("adapter", "a process reward model trains all weights")
+        adapter = ""
     map_adapters(stage, LORA, adapter in ("lora", "qlora"), "adapter")
     if leaves.get("lora_target_linear") and adapter and "lora_target_modules" not in stage.lines:
         leaves.mapped("lora_target_linear", f"{stage.name}.lora_target_modules: all-linear, the default")
@@ -90,6 +90,21 @@ def convert(job: Job) -> None:
         _map_held_out(job, stage)
     map_group(job, stage, *SHARDING)
     map_seed(job, "seed", 42)
+
+
+def _find_kind(leaves: Leaves, method: str) -> tuple[str, str]:
+    """Return kind and name of the stage."""
+    kind = "preference" if method in PAIRS else "rl" if method in ("grpo", "gdpo") else "sft"
+    if leaves.get("reward_model"):
+        kind = "reward_model"
+        leaves.mapped("reward_model", "a stage of kind reward_model")
+    if leaves.get("process_reward_model"):
+        kind = "process_reward_model"
+        leaves.mapped("process_reward_model", "a stage of kind process_reward_model")
+    rewards = {"reward_model": "reward", "process_reward_model": "process_reward"}
+    if kind in rewards:
+        leaves.harmless("num_labels", "the head has one output")
+    return kind, {"sft": "sft", "preference": method, "rl": "grpo", **rewards}[kind]
 
 
 def _map_last_rate(stage: StageDraft) -> None:

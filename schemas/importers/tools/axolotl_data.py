@@ -8,6 +8,7 @@ from schemas.importers.common.draft import StageDraft
 from schemas.importers.common.job import Job, Source, put_split
 from schemas.importers.common.references import refer
 from schemas.importers.common.templates import map_template
+from schemas.importers.common.values import flag
 from schemas.row_templates import is_template
 
 PAIR_COLUMNS = {"intel": {"prompt": "question"}, "argilla": {"prompt": "instruction"}, "icr": {"prompt": "input"}}
@@ -126,6 +127,13 @@ def _map_format(job: Job, stage: StageDraft, at: str, made: Source) -> None:
     note = f"{stage.name}.data.format"
     if stage.kind == "rl":
         leaves.account(f"{at}.type", "not supported", "a function that makes prompts: map columns with `columns`")
+        return
+    if stage.kind == "process_reward_model":
+        made["format"] = "steps"
+        leaves.account(f"{at}.type", "mapped", f"{note}: steps")
+        stage.copy(f"{at}.step_separator", "step_separator", str)
+        stage.copy(f"{at}.train_on_last_step_only", "train_on_last_step_only", flag)
+        leaves.unsupported(f"{at}.max_completion_length", "solutions are cut at `max_length`")
         return
     if stage.kind in ("preference", "reward_model"):
         columns = PAIR_COLUMNS.get(strategy.rpartition(".")[2], {})

@@ -80,6 +80,67 @@ def test_keys_of_training_keep_their_meaning(theirs, ours, tmp_path):
     assert {key: stage.get(key) for key in ours} == ours
 
 
+BEST = {"load_best_model_at_end": True, "eval_steps": 10, "do_eval": True}
+
+
+@pytest.mark.parametrize(
+    ("tool", "tree", "metric", "ours"),
+    [
+        ("trl:sft", TRL, "mean_token_accuracy", "eval_mean_token_accuracy"),
+        ("trl:dpo", TRL, "eval_rewards/accuracies", "eval_rewards/accuracies"),
+        ("trl:reward", TRL, "accuracy", "eval_accuracy"),
+        ("trl:sft", TRL, "eval_loss", None),
+        ("trl:sft", TRL, "rouge", None),
+    ],
+)
+def test_the_metric_of_the_best_weights_keeps_its_name_and_direction(tool, tree, metric, ours, tmp_path):
+    held_out = {"dataset_test_split": "test", "eval_strategy": "steps"}
+    more = {"metric_for_best_model": metric, "greater_is_better": metric != "eval_loss"}
+    stage, notes = convert(tree | BEST | held_out | more, tool, tmp_path)
+    assert stage["load_best_model_at_end"] is True
+    assert stage.get("metric_for_best_model") == ours
+    assert notes["metric_for_best_model"].status == ("not supported" if metric == "rouge" else "mapped")
+    assert stage.get("greater_is_better") == (None if metric == "rouge" else metric != "eval_loss")
+
+
+def test_rewards_of_several_functions_that_give_none_count_as_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def one(completions): return []\ndef two(completions): return []\n")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n' * 8)
+    tree = {"model_name_or_path": "org/name", "dataset_name": "rows.jsonl", "max_steps": 2}
+    several, _ = convert(tree | {"reward_funcs": ["mine.one", "mine.two"]}, "trl:grpo", tmp_path)
+    assert [reward["none_score"] for reward in several["rewards"]] == [0.0, 0.0]
+    alone, _ = convert(tree | {"reward_funcs": ["mine.one"]}, "trl:grpo", tmp_path)
+    assert alone["rewards"] == [{"use": "foreign.trl", "function": "mine:one"}]
+
+
+def test_the_second_format_of_llama_factory_is_recognised_by_its_keys_and_its_commands(tmp_path):
+    (tmp_path / "rows.yaml").write_text("pairs: {path: org/pairs, split: train_prefs, converter: pair, weight: 2}\n")
+    tree = {"model": "org/name", "train_dataset": str(tmp_path / "rows.yaml"), "model_class": "llm"}
+    tree |= {"micro_batch_size": 2, "global_batch_size": 16, "optim_config": {"name": "muon", "wd": 0.1}}
+    stage, notes = convert(tree, None, tmp_path, devices=4)
+    assert (stage["kind"], stage["per_device_train_batch_size"], stage["optim"]) == ("preference", 16, "muon")
+    assert stage["data"] == {"from": "hub:org/pairs", "format": "preference", "split": "train_prefs", "repeat": 2}
+    assert notes["train_dataset.pairs.weight"].status == "default differs"
+    script = tmp_path / "train.sh"
+    script.write_text("llamafactory-cli rm --model org/name --train_dataset org/pairs --max_steps 3\n")
+    made = import_config([script], None, tmp_path / "recipe.yaml")
+    assert made.tool.name == "llama-factory-v1"
+    assert "kind: reward_model" in made.text
+
+
+def test_a_merge_method_that_posttrain_lacks_is_named_with_the_nearest_one(tmp_path):
+    models = [{"model": "org/one", "parameters": {"weight": 1, "epsilon": 0.1}}, {"model": "org/two"}]
+    tree = {"merge_method": "della", "base_model": "org/base", "models": models, "parameters": {"densty": 0.5}}
+    stage, notes = convert(tree, None, tmp_path)
+    assert (stage["merge_method"], stage["models"][0]["parameters"]) == ("dare_ties", {"weight": 1})
+    assert notes["merge_method"].status == notes["models.0.parameters.epsilon"].status == "not supported"
+    assert "did you mean `density`?" in notes["parameters.densty"].note
+    arc = {"merge_method": "nuslerp", "models": models, "parameters": {"weight": 3}}
+    stage, _ = convert(arc, None, tmp_path)
+    assert (stage["merge_method"], stage["base_model"], stage["parameters"]) == ("slerp", "hub:org/one", {"t": 0.75})
+
+
 def test_iterations_of_grpo_count_generations(tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a", "answer": "b"}\n' * 40)
