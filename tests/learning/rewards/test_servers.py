@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from learning.environments.local_server import LocalServer
 from learning.lookup import bind
 from schemas.errors import RecipeError, StepError
 from schemas.package import ROOT
@@ -103,6 +104,15 @@ def test_samples_go_out_in_batches_with_the_columns_of_their_rows():
             "metadata": {"i": 4},
         }
         assert score(server, rows=[], texts=[]) == []
+
+
+def test_the_shipped_server_scores_right_answers_with_1():
+    served = LocalServer("test", ["python", "server.py", "--port", "{port}"], ROOT / "data/servers/score")
+    try:
+        use = RewardUse.model_validate(f"http://127.0.0.1:{served.port}/score")
+        assert bind(use).ask(0, {"rows": ROWS, "completions": TEXTS}) == RIGHT
+    finally:
+        served.end()
 
 
 def test_an_address_alone_is_a_reward():
