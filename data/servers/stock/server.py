@@ -1,5 +1,6 @@
-"""An MCP server over stdin and stdout: stocks and prices of shops."""
+"""An MCP server over stdin and stdout, or with `--port` over HTTP at 127.0.0.1: stocks and prices of shops."""
 
+import argparse
 import hashlib
 
 from mcp.server import MCPServer
@@ -23,4 +24,9 @@ def price(shop: int, item: str) -> str:
     return draw(f"price {shop} {item}")
 
 
-server.run("stdio")
+parser = argparse.ArgumentParser()
+parser.add_argument("--port", type=int)
+if port := parser.parse_args().port:
+    server.run("streamable-http", port=port)
+else:
+    server.run("stdio")

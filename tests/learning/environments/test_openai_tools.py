@@ -5,12 +5,15 @@ import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import uvicorn
 from mcp.server import MCPServer
 
+from learning.environments.local_server import LocalServer
 from learning.environments.lookup_environment import build_environment
 from learning.lookup import bind
+from learning.toy_tasks.shops import shop_assistant
 from schemas.errors import StepError
 from schemas.package import ROOT
 from schemas.use import EnvUse, ProblemsUse
@@ -169,3 +172,17 @@ def test_tools_of_a_server_over_http_are_offered_and_called_in_parallel_episodes
         )
     assert list(outcomes) == [str(n + 1) for n in range(12)]
     environment.shared.close()
+
+
+def test_the_shipped_server_answers_over_http_what_it_answers_over_stdio():
+    command = ["python", "server.py", "--port", "{port}"]
+    served = LocalServer("test", command, ROOT / "data/servers/stock")
+    try:
+        environment = make(url=f"http://127.0.0.1:{served.port}/mcp", server_per="step", seconds=60)
+        [row] = bind(ProblemsUse.model_validate({"use": "shop_questions", "split": "test", "size": 1}), "problems")()
+        episode = environment.begin(row, 0)
+        seen = episode.step(shop_assistant(row, np.random.default_rng(0)))
+        assert seen.observation == f"<tool_response>\n{row['answer']}\n</tool_response>"
+        environment.shared.close()
+    finally:
+        served.end()
