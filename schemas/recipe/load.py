@@ -213,7 +213,10 @@ def _load_checked(
         steps = leave_out_unneeded(steps)
     steps = add_training_rows(complete_learning_rates(steps))
     problems, warnings = find_refusals(steps)
-    warnings += [problem for name in head.profiles for problem in find_unknown_stages(root, name)]
+    unknown = (problem for name in head.profiles for problem in find_unknown_stages(root, name))
+    warnings += [
+        problem for problem in unknown if problem.file == root.where.file
+    ]  # those of a base are not its author's
     promote = root.get("promote")
     promoted = (
         resolve_promotion(promote, head.promote, head.name, steps, problems) if promote and head.promote else None
