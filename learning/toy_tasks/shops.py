@@ -8,8 +8,11 @@ import numpy as np
 from learning.data.rows import Row
 from learning.toy_tasks.rows import Rate, Size, Split, TestShare, check_size, choose, hash_text, is_in_split, make_row
 
-SHOPS = range(1, 5)
-ITEMS = ("apples", "bread", "cheese", "dates", "eggs", "figs")
+SHOPS = range(1, 10)
+ITEMS = (
+    *("apples", "bread", "cheese", "dates", "eggs", "figs", "grapes", "honey", "jam", "kale", "lemons", "melons"),
+    *("nuts", "oats", "pears", "quinces", "rice", "salt", "tea", "udon", "vinegar", "wine", "yeast", "zest"),
+)
 TOOLS = {"stock": "how many {item} has shop {shop}?", "price": "what do {item} cost in shop {shop}?"}
 """Tool to the question that it answers."""
 
@@ -26,16 +29,15 @@ def shop_questions(*, split: Split, size: Size, seed: int = 0, test_share: TestS
 
 
 def shop_assistant(row: Row, rng: np.random.Generator, *, right: Rate = 1.0) -> str:
-    """Call the right tool with probability `right`, otherwise a random one with random arguments; repeat its result."""
+    """Make the right call with probability `right`, otherwise one with a random tool and item; repeat its result."""
     *_, last = row["prompt"]
     if len(row["prompt"]) > 1:
         return str(last["content"]).removeprefix("<tool_response>").removesuffix("</tool_response>").strip()
     case = json.loads(row["metadata"])
     if rng.random() >= right:
         tools = list(TOOLS)
-        case = {
+        case |= {
             "tool": tools[int(rng.integers(len(tools)))],
-            "shop": int(rng.integers(SHOPS.start, SHOPS.stop)),
             "item": ITEMS[int(rng.integers(len(ITEMS)))],
         }
     call = {"name": case["tool"], "arguments": {"shop": case["shop"], "item": case["item"]}}
