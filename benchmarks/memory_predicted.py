@@ -67,6 +67,37 @@ MIXTURE = {
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
 }
+FALCON_H1 = {
+    "model_type": "falcon_h1",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "mamba_d_ssm": 256,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 32,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 16,
+    "mamba_chunk_size": 64,
+}
+QWEN3_NEXT = {
+    "model_type": "qwen3_next",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128,
+    "shared_expert_intermediate_size": 128,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+}
 BILLION = {
     "model_type": "llama",
     "hidden_size": 2048,
@@ -160,6 +191,15 @@ CASES = {
         vocabulary=150_000,
     ),
     "sft_moe": Case("sft", MIXTURE, 128, 4, {"per_device_train_batch_size": 8}),
+    "sft_states": Case("sft", FALCON_H1, 128, 4, {"per_device_train_batch_size": 8}),
+    "sft_linear_attention": Case("sft", QWEN3_NEXT, 128, 4, {"per_device_train_batch_size": 8}),
+    "rl_states": Case(
+        "rl",
+        FALCON_H1,
+        64,
+        16,
+        {**RL, "generation_batch_size": 32, "max_completion_length": 48, "max_tokens_per_micro_batch": 400},
+    ),
     "reward_model": Case("reward_model", NARROW, 128, 64, {"per_device_train_batch_size": 16}, rows=64),
     "reward_model_long": Case("reward_model", LLAMA, 256, 128, {"per_device_train_batch_size": 4}),
     "evaluate": Case("evaluate", NARROW, 216, 16, {"max_completion_length": 200, "temperature": 1.0}),
@@ -260,11 +300,11 @@ def predicted(case: Case, device: str = "cpu") -> int:
     """Bytes that the product predicts for a case."""
     from flows.planning.memory import find_estimate
     from flows.planning.memory_demand import StepDemand
-    from flows.planning.memory_models import KnownModel
-    from learning.memory_model.shape import read_shape
+    from flows.planning.memory_models import KnownModel, complete_config, find_shape
 
     stage = stage_of(case, device)
-    known = KnownModel(read_shape({**case.config, "vocab_size": 6 + len(letters(case))}), case.length)
+    shape, pass_type = find_shape(complete_config({**case.config, "vocab_size": 6 + len(letters(case))}))
+    known = KnownModel(shape, case.length, pass_type=pass_type)
     demand = StepDemand(stage.model_dump(), stage.resources, {"model": known}, prompt=case.prompt)
     if case.kind == "evaluate":
         demand.settings["limit"] = case.rows

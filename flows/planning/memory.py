@@ -16,6 +16,7 @@ from flows.planning.memory_demand import StepDemand
 from flows.planning.memory_lengths import Lengths, PlanRows
 from flows.planning.memory_models import KnownModel, PlanModels
 from learning.memory_model.estimate import Place
+from learning.memory_model.forward import Forward
 from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
 from schemas.package import import_path
@@ -47,6 +48,8 @@ class StepMemory:
     """Tokens of a prompt that the sizes of caches assume, as none were given or known; 0: no assumption."""
     lengths: Lengths | None = None
     """Lengths of the rows that the estimate is for; None where they are not known before a run."""
+    traced: bool = False
+    """Whether a model has no formula of its own: sizes are those of a pass of transformers' own forward."""
 
 
 def show_memory(
@@ -91,8 +94,9 @@ def _estimate_step_memory(
         places = tuple(estimate(demand))
         caches = any(phase.parts.get("cache") for place in places for phase in place.phases)
         assumes = caches and prompt is None and lengths is None
+        traced = any(model.pass_type is not Forward for model in known)
         assumed = max(map(demand.prompt_tokens, known), default=0) if assumes else 0
-        return StepMemory(step.name, places, forward=forward, assumed_prompt=assumed, lengths=lengths)
+        return StepMemory(step.name, places, forward=forward, assumed_prompt=assumed, lengths=lengths, traced=traced)
     except StepError as error:
         return StepMemory(step.name, unknown=str(error))
 
@@ -146,6 +150,7 @@ def make_memory_table(plan: Plan, steps: list[StepMemory], gpu: int | None = Non
         [
             caption,
             *describe_forwards(steps),
+            *describe_traced(steps),
             *describe_lengths(steps),
             *describe_prompts(steps),
             *list_warnings(plan, steps, gpu),
@@ -194,6 +199,15 @@ def describe_forwards(steps: list[StepMemory]) -> Iterator[str]:
         yield f"Expected forward of {names}: {forward}; a check on the weights decides."
 
 
+def describe_traced(steps: list[StepMemory]) -> Iterator[str]:
+    """Yield the steps whose sizes no formula gives, and how unsure they are."""
+    if names := ", ".join(need.step for need in steps if need.traced):
+        yield (
+            f"{names}: architectures without a formula. Weights, gradients and optimizer are exact; activations and "
+            "cache are those of transformers' own forward, counted without data: about 30 % unsure."
+        )
+
+
 def describe_lengths(steps: list[StepMemory]) -> Iterator[str]:
     """Yield the lengths of the rows that steps are estimated for, where the rows are known."""
     known = [f"{one.step} {one.lengths.row:,}" for one in steps if one.lengths and one.places]
@@ -235,6 +249,7 @@ def _step_as_json(need: StepMemory) -> dict[str, object]:
         "step": need.step,
         **({"unknown": need.unknown} if need.unknown else {}),
         **({"forward": need.forward} if need.forward else {}),
+        **({"traced": True} if need.traced else {}),
         **({"assumed_prompt_tokens": need.assumed_prompt} if need.assumed_prompt else {}),
         **({"longest_row_tokens": need.lengths.row} if need.lengths else {}),
         "places": [

@@ -71,7 +71,7 @@ class StepDemand:
 
     def forward(self, model: KnownModel, tokens: Pass) -> Forward:
         """Return a training pass of a model."""
-        return Forward(model.shape, tokens, self.precision, bool(self.settings.get("gradient_checkpointing")))
+        return model.estimate_pass(tokens, self.precision, bool(self.settings.get("gradient_checkpointing")))
 
     def trained(self, model: KnownModel, parameters: int | None = None) -> Trained:
         """Return a model in training, spread as `resources` says."""

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from flows.planning.model_config import read_model_config
 from learning.memory_model.expected_forward import expect_forward
-from learning.memory_model.forward import FULL
-from learning.memory_model.shape import Shape, read_shape
+from learning.memory_model.forward import FULL, Forward, Pass, Precision
+from learning.memory_model.shape import ARCHITECTURES, Shape, read_shape
 from lineage.artifacts.contract import UNBOUNDED
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
@@ -40,6 +40,12 @@ class KnownModel:
     """Folder of its tokenizer, or the settings of a stage that makes it."""
     in_blocks: bool = False
     """Whether its weights are in a GGUF file, which is converted to float32 first."""
+    pass_type: type[Forward] = Forward
+    """What computes the memory of a forward pass."""
+
+    def estimate_pass(self, tokens: Pass, how: Precision, checkpointing: bool = False) -> Forward:
+        """Return what a forward pass holds."""
+        return self.pass_type(self.shape, tokens, how, checkpointing)
 
     @property
     def parameters(self) -> int:
@@ -121,21 +127,33 @@ def _read_model(folder: Path) -> KnownModel | str:
         return f"{folder.name}: its configuration cannot be read: {error}"
     labelled = any("ForCausalLM" not in name and "LMHead" not in name for name in config.get("architectures") or [])
     try:
-        config = _complete_config(config)
+        config = complete_config(config)
     except StepError as error:
         return str(error)
     forward = expect_forward(config)
     try:
-        shape = read_shape(config)
+        shape, pass_type = find_shape(config)
     except StepError as error:
         return f"{error}; expected forward: {forward}"
     limits = (max_length, config.get("max_position_embeddings"), config.get("n_positions"))
     length = int(min([n for n in limits if n], default=UNBOUNDED))
     in_blocks = not (base / "config.json").is_file()
-    return KnownModel(shape, length, not labelled, forward, find_tokenizer_folder(folder), in_blocks)
+    return KnownModel(shape, length, not labelled, forward, find_tokenizer_folder(folder), in_blocks, pass_type)
 
 
-def _complete_config(config: JsonObject) -> JsonObject:
+def find_shape(config: JsonObject) -> tuple[Shape, type[Forward]]:
+    """Return the shape of a complete configuration and what computes its passes.
+
+    Raise StepError if neither a formula nor a pass without data gives them.
+    """
+    if config.get("model_type") in ARCHITECTURES:
+        return read_shape(config), Forward
+    from learning.models.traced_memory import TracedForward, trace_shape  # imports torch
+
+    return trace_shape(config), TracedForward
+
+
+def complete_config(config: JsonObject) -> JsonObject:
     """Return a configuration completed by the defaults of its model type. Raise StepError if the type refuses it."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING  # takes seconds to import
@@ -155,11 +173,12 @@ def _define_model(settings: JsonObject) -> KnownModel | str:
         size = _count_vocabulary(use)
         if size is None:
             return f"its tokenizer is that of {use.options.get('source')}, and its vocabulary known when it has run"
-        config = _complete_config({**settings["config"], "vocab_size": size})
-        shape = read_shape(config)
+        config = complete_config({**settings["config"], "vocab_size": size})
+        shape, pass_type = find_shape(config)
     except (PosttrainError, TypeError, ValueError) as error:
         return str(error)
-    return KnownModel(shape, settings["max_length"], forward=expect_forward(config), tokenizer=use)
+    known = {"forward": expect_forward(config), "tokenizer": use, "pass_type": pass_type}
+    return KnownModel(shape, settings["max_length"], **known)
 
 
 def _count_vocabulary(use: TokenizerUse) -> int | None:

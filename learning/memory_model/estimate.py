@@ -181,25 +181,25 @@ def estimate_sampling(shape: Shape, size: int, call: Slots) -> dict[str, int]:
 
     The slabs of the cache are made once the first prompts are computed; only a later refill holds both.
     """
-    token = 2 * shape.layers * shape.keys * size
-    slab = call.slots * call.columns * (token + FULL)
+    slab = call.slots * (shape.cache_bytes(call.columns, size) + call.columns * FULL)
     stored, drawn = call.seats or call.samples, call.seats or call.slots
     table = call.completion * (stored * (8 + FULL * (1 + call.entropy)) + drawn * 8)
-    ahead = min(call.prompts, call.slots) * call.prompt
+    rows = min(call.prompts, call.slots)
+    prompts = rows * shape.cache_bytes(call.prompt, size)
     width = 3 * shape.width + 3 * shape.inner * max(shape.active, 1)
-    prefill = min(ahead, PREFILL_TOKENS) * width * size
+    prefill = min(rows * call.prompt, PREFILL_TOKENS) * width * size
     drawn_at_once = min(call.slots, max(1, LOGITS_AT_ONCE // shape.vocabulary))
     step = shape.vocabulary * (call.slots * size + drawn_at_once * (2 * FULL + 16))
-    moments = [(ahead * token, prefill), (slab + ahead * token, 0), (slab, step)]
+    moments = [(prompts, prefill), (slab + prompts, 0), (slab, step)]
     if call.samples > call.slots:
-        moments.append((slab + ahead * token, prefill))
+        moments.append((slab + prompts, prefill))
     cache, work = max(moments, key=sum)
     return {"cache": cache + table, "sampling": work}
 
 
 def estimate_paged(shape: Shape, size: int, tokens: int) -> int:
     """Return bytes of vLLM's cache for so many tokens, in whole blocks of 16."""
-    return -(-tokens // 16) * 16 * 2 * shape.layers * shape.keys * size
+    return shape.cache_bytes(-(-tokens // 16) * 16, size)
 
 
 def estimate_auxiliary(phases: tuple[Phase, ...], part: str, more: int) -> tuple[Phase, ...]:

@@ -117,6 +117,10 @@ class Shape:
         """Of a language model; a tied head is its embedding."""
         return self.body_parameters + (0 if self.tied else self.vocabulary * self.width)
 
+    def cache_bytes(self, tokens: int, size: int) -> int:
+        """Return the bytes that a row of so many tokens holds in a cache of keys and values."""
+        return tokens * 2 * self.layers * self.keys * size
+
     @property
     def modules(self) -> dict[str, tuple[int, int]]:
         """Inputs and outputs of linear modules, embedding and last norm, by their names in a Llama."""

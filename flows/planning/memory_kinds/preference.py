@@ -3,7 +3,7 @@
 from flows.planning.memory_demand import StepDemand
 from flows.planning.memory_models import KnownModel
 from learning.memory_model.estimate import Phase, Place, estimate_training
-from learning.memory_model.forward import Forward, Pass
+from learning.memory_model.forward import Pass
 
 FORWARD_TOKENS = 16_384
 """Tokens of a forward pass of a reward model or a reference, as in `tasks.reward_model`."""
@@ -17,7 +17,7 @@ def estimate(demand: StepDemand) -> list[Place]:
     pairs, _ = _make_pass(demand, model, FORWARD_TOKENS, logits=True)
     trained = demand.trained(model)
     reference = -(-model.parameters * demand.weight_bytes // trained.shards)  # each rank reads its shards of it
-    activations = Forward(model.shape, pairs, demand.precision).glance
+    activations = model.estimate_pass(pairs, demand.precision).glance
     parts = {
         "weights": trained.weights,
         "other models": reference * has_references,

@@ -17,6 +17,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from flows.planning.memory import (
     describe_forwards,
     describe_prompts,
+    describe_traced,
     estimate_memory,
     find_estimate,
     list_warnings,
@@ -322,10 +323,15 @@ stages:
 """
 
 
+SMALL_MAMBA = {"hidden_size": 32, "num_hidden_layers": 1, "state_size": 4, "vocab_size": 100}
+
+
 @pytest.fixture
 def planned(tmp_path):
     def plan(resources=""):
         write_checkpoint_files(tmp_path / "elsewhere", "mamba")
+        config = {"model_type": "mamba", **SMALL_MAMBA}
+        (tmp_path / "elsewhere" / "config.json").write_text(json.dumps(config))
         file = tmp_path / "recipe.yaml"
         file.write_text(RECIPE.replace("RESOURCES", resources))
         layout = Layout(tmp_path)
@@ -342,11 +348,17 @@ def test_a_plan_knows_models_that_are_still_to_be_made(planned):
     assert place.peak.parts["weights"] == parameters
     assert place.peak.parts["optimizer"] == 2 * parameters
     assert needs["lessons"].places == ()
-    assert needs["theirs"].unknown.startswith("memory of a mamba model is not known")
-    assert needs["theirs"].unknown.endswith("expected forward: padded (layers of state spaces)")
+    assert needs["theirs"].forward == "padded (layers of state spaces)"
     assert [needs[name].forward for name in ("base", "first", "better")] == ["", "forest", "forest"]
+    assert [needs[name].traced for name in ("base", "first", "better", "theirs")] == [False, False, False, True]
+    (line,) = describe_traced(list(needs.values()))
+    assert line.startswith("theirs: architectures without a formula")
+    parts = needs["theirs"].places[0].peak.parts
+    config = CONFIG_MAPPING["mamba"](**SMALL_MAMBA)
+    assert parts["weights"] == 4 * AutoModelForCausalLM.from_config(config).num_parameters()
     assert list(describe_forwards(list(needs.values()))) == [
-        "Expected forward of first, better: forest; a check on the weights decides."
+        "Expected forward of first, better: forest; a check on the weights decides.",
+        "Expected forward of theirs: padded (layers of state spaces); a check on the weights decides.",
     ]
     assert [step.get("forward") for step in memory_as_json(plan, [needs["first"]])["steps"]] == ["forest"]
     # The reference of the KL term is a model of its own.
