@@ -3,7 +3,9 @@
 import contextlib
 import io
 import json
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -30,6 +32,8 @@ from schemas.use import ProblemsUse, RewardUse
 PLAIN = frozenset({"rows", "completions", "groups", "sources", "step", "state", "rng"})
 """What a reward may ask for and still be called without a model."""
 KEYS = {"prompt", "answer", "good", "bad", "metadata", "family"}
+LONGEST_CALL = 120.0
+"""Seconds after which a reward that is called before a run counts as one that never returns."""
 
 
 def score_reward_tests(recipe: Recipe, step: str, file: Path | None, size: int, layout: Layout) -> list[Scored]:
@@ -194,10 +198,33 @@ def _find_reward_problem(recipe: Recipe, layout: Layout, info: StepInfo, use: Re
     texts = [row["answer"] for row in rows]
     given = {"rows": rows, "completions": texts, "groups": [0, 1], "sources": ["policy"] * 2}
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # the traceback is for the log of a step
+        # The traceback is for the log of a step.
+        with contextlib.redirect_stderr(io.StringIO()), limit_calls(f"reward {use.use}"):
             scores_of(reward, 0, given | {"step": 0, "seed": 0, "states": {}}, {})
     except StepError as error:
         yield str(error)
+
+
+@contextlib.contextmanager
+def limit_calls(what: str) -> Iterator[None]:
+    """Raise StepError, in the main thread, in code that takes longer than LONGEST_CALL; other threads wait for it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise StepError(
+            f"{what} did not return within {LONGEST_CALL:g} s; two completions are scored before a run, so look for a "
+            "loop without an end or a request without a time limit"
+        )
+
+    handler = signal.signal(signal.SIGALRM, stop)
+    timer = signal.setitimer(signal.ITIMER_REAL, LONGEST_CALL, 1.0)  # again, should the code have caught the error
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)
 
 
 def find_failed_tests(recipe: Recipe) -> list[Problem]:
@@ -216,7 +243,8 @@ def _list_failures(info: StepInfo) -> Iterator[tuple[str, str]]:
     if not tests:
         return
     try:
-        scored = run_reward_tests(tests, make_score(info))
+        with limit_calls("a reward of these tests"):
+            scored = run_reward_tests(tests, make_score(info))
     except (PlanError, StepError) as error:
         yield "tests", str(error).removeprefix(f"{info.name}: ")
         return

@@ -1,6 +1,7 @@
 """Rewards called as their step calls them, before a run."""
 
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -35,6 +36,12 @@ def wrong(completions):
     return [len(text) / missing for text in completions]
 def asks(completions, sampler):
     return [nothing]
+def endless(completions):
+    while True:
+        try:
+            len(completions) / 0
+        except Exception:
+            pass
 """
 
 
@@ -150,3 +157,15 @@ def test_rewards_are_scored_on_samples_of_the_model_that_the_step_starts_from(lo
 def test_samples_of_a_step_without_a_model_are_refused(load, tmp_path):
     with pytest.raises(PlanError, match="problems: --samples needs a stage of kind rl or synthesize with `model`"):
         sample_rewards(load("answers.exact"), "problems", 8, Layout(tmp_path / "root"))
+
+
+@pytest.mark.parametrize("tests", [False, True])
+def test_a_reward_that_never_returns_is_named(load, monkeypatch, tests):
+    """Also one that catches all errors, and in a stage's own tests; the caller's timer goes on."""
+    monkeypatch.setattr("flows.planning.reward_tests.LONGEST_CALL", 0.2)
+    before = signal.getsignal(signal.SIGALRM)
+    own = '"rewards_on_trial:endless"'
+    with pytest.raises(RecipeError, match=r"did not return within 0\.2 s") as caught:
+        verify_own_rewards(load(f"{own}], tests: [{{good: [x]}}" if tests else own), HERE)
+    assert caught.value.problems[0].path == "stages.better.rewards.0"
+    assert signal.getsignal(signal.SIGALRM) is before
