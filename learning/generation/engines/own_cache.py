@@ -1,9 +1,9 @@
 """Decoding with a model's own cache, for architectures whose cache does not fit slots.
 
 Requests with equal numbers of known tokens are decoded together by transformers' `generate`, so that no row is padded
-and the model makes its own cache. Tokens come from this package's sampler and random
-streams, so completions equal those over slots. Stepwise generation caches nothing: each token costs a forward over all
-tokens before it.
+and the model makes its own cache. Tokens come from this package's sampler and random streams, so completions equal
+those over slots. Where the cache gives other numbers than the model's own forward, and in stepwise generation, nothing
+is cached: each token costs a forward over all tokens before it.
 
 Shapes: B rows, L longest row, V vocabulary.
 """
@@ -33,9 +33,9 @@ def generate_with_own_cache(
 ) -> list[list[Generation]]:
     """Return `n` generations of each request; those left when `target` is reached are suspended without a token.
 
-    Raise StepError if the model's cache gives wrong numbers in the installed transformers.
+    Raise StepError if decoding gives other numbers than the model's own forward, with and without a cache.
     """
-    require_exact_cache(model)
+    cached = has_exact_cache(model)
     generations: list[list[Generation]] = [[Generation([], [], "suspended") for _ in range(r.n)] for r in requests]
     waiting = [(number, place) for number, request in enumerate(requests) for place in range(request.n)]
     waiting.sort(key=lambda sample: _count_known(requests[sample[0]]))
@@ -45,7 +45,7 @@ def generate_with_own_cache(
         batch = [sample for sample in waiting[:max_rows] if _count_known(requests[sample[0]]) == length]
         waiting = waiting[len(batch) :]
         rows = [Row(requests[number], place, sampling, ends) for number, place in batch]
-        _decode(model, rows, sampling)
+        _decode(model, rows, sampling, cached)
         for (number, place), row in zip(batch, rows, strict=True):
             generations[number][place] = row.generation(sampling)
             ended += generations[number][place].finish != "suspended"
@@ -134,9 +134,11 @@ class _AllDone(StoppingCriteria):
         return torch.full((input_ids.shape[0],), done, dtype=torch.bool, device=input_ids.device)
 
 
-def _decode(model: Any, rows: list[Row], sampling: Sampling) -> None:
-    """Decode rows with equal numbers of known tokens until all are done."""
+def _decode(model: Any, rows: list[Row], sampling: Sampling, cached: bool) -> None:
+    """Decode rows with equal numbers of known tokens until all are done, with the model's own cache or none."""
     ids_BL = torch.tensor([row.known for row in rows], device=model.device)
+    if not cached:
+        return _decode_uncached(model, ids_BL, rows, sampling)
     # The model's own generation settings (penalties, other samplers) would change the distribution.
     own, model.generation_config = model.generation_config, GenerationConfig()
     try:
@@ -145,7 +147,9 @@ def _decode(model: Any, rows: list[Row], sampling: Sampling) -> None:
                 ids_BL,
                 attention_mask=torch.ones_like(ids_BL),
                 generation_config=GenerationConfig(
-                    max_new_tokens=max(row.limit - row.begun for row in rows), do_sample=False, pad_token_id=0
+                    max_new_tokens=max(row.limit - row.begun for row in rows),
+                    do_sample=False,
+                    pad_token_id=0,
                 ),
                 logits_processor=LogitsProcessorList([_Draw(rows, sampling, ids_BL.device)]),
                 stopping_criteria=StoppingCriteriaList([_AllDone(rows)]),
@@ -154,29 +158,57 @@ def _decode(model: Any, rows: list[Row], sampling: Sampling) -> None:
         model.generation_config = own
 
 
+def _decode_uncached(model: Any, ids_BL: Tensor, rows: list[Row], sampling: Sampling) -> None:
+    """Decode rows with a forward over all their tokens for each token; ids_BL are those that are known."""
+    draw = _Draw(rows, sampling, ids_BL.device)
+    with evaluation_mode(model):
+        while not all(row.done for row in rows):
+            out = model(input_ids=ids_BL, attention_mask=torch.ones_like(ids_BL), use_cache=False)
+            token_B1 = draw(ids_BL, out.logits[:, -1].float()).argmax(1, keepdim=True)
+            ids_BL = torch.cat([ids_BL, token_B1], 1)
+
+
 _EXACT: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 CHECKED = 4
 """Tokens that are decoded to check that a cache gives the numbers of the model's own forward."""
 
 
-def require_exact_cache(model: Any) -> None:
-    """Raise StepError if a model's cached decoding differs from its own forward; checked once per model."""
+def has_exact_cache(model: Any) -> bool:
+    """Return whether a model's cached decoding agrees with its own forward; checked once per model.
+
+    Raise StepError if decoding without a cache does not either.
+    """
     if model not in _EXACT:
-        plain = Sampling(0.0, max_new_tokens=CHECKED)
-        size = model.get_input_embeddings().weight.shape[0]
-        prompts = [[(3 + 5 * i + 11 * row) % size for i in range(9)] for row in range(2)]
-        rows = [Row(Request(prompt, 1, seed=0), 0, plain, ends=()) for prompt in prompts]
-        _decode(model, rows, plain)
-        ids_BL = torch.tensor([row.known + row.completion for row in rows], device=model.device)
-        with evaluation_mode(model):
-            logits_BLV = model(input_ids=ids_BL, use_cache=False).logits[:, -CHECKED - 1 : -1]
-        truth_BL = logits_BLV.float().log_softmax(-1).gather(2, ids_BL[:, -CHECKED:, None])[..., 0]
-        _EXACT[model] = is_close(torch.tensor([row.logprobs for row in rows]), truth_BL.cpu())
-    if not _EXACT[model]:
-        raise StepError(
-            f"engine torch: decoding a {model.config.model_type} model with its cache gives other numbers than its own "
-            "forward in the installed transformers; sample it with another engine"
-        )
+        exact = _is_exact(model, cached=True)
+        if not exact and not _is_exact(model, cached=False):
+            raise StepError(
+                f"engine torch: decoding a {model.config.model_type} model token by token gives other numbers than its "
+                "own forward in the installed transformers, with and without a cache; sample it with another engine"
+            )
+        _EXACT[model] = exact
+    return _EXACT[model]
+
+
+def _is_exact(model: Any, *, cached: bool) -> bool:
+    """Return whether decoding a few tokens gives the log-probabilities of the model's own forward."""
+    plain = Sampling(0.0, max_new_tokens=CHECKED)
+    size = model.get_input_embeddings().weight.shape[0]
+    prompts = [[(3 + 5 * i + 11 * row) % size for i in range(9)] for row in range(2)]
+    rows = [Row(Request(prompt, 1, seed=0), 0, plain, ends=()) for prompt in prompts]
+    _decode(model, rows, plain, cached)
+    ids_BL = torch.tensor([row.known + row.completion for row in rows], device=model.device)
+    with evaluation_mode(model):
+        logits_BLV = model(input_ids=ids_BL, use_cache=False).logits[:, -CHECKED - 1 : -1]
+    truth_BL = logits_BLV.float().log_softmax(-1).gather(2, ids_BL[:, -CHECKED:, None])[..., 0]
+    return is_close(torch.tensor([row.logprobs for row in rows]), truth_BL.cpu())
+
+
+def describe_missing_cache(model: Any) -> dict[str, str]:
+    """Return the note `decoding` of a model that was decoded without its cache; empty for any other."""
+    if _EXACT.get(model, True):
+        return {}
+    why = "its cache in the installed transformers gives other numbers than its own forward"
+    return {"decoding": f"no cache, a forward over all tokens for each ({model.config.model_type}: {why})"}
 
 
 class UncachedFlight(InFlight):

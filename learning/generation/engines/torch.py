@@ -7,7 +7,7 @@ from pydantic import Field
 
 from learning.generation.engines.context_room import check_room
 from learning.generation.engines.flight import InFlight
-from learning.generation.engines.own_cache import UncachedFlight, generate_with_own_cache
+from learning.generation.engines.own_cache import UncachedFlight, describe_missing_cache, generate_with_own_cache
 from learning.generation.engines.running import Running, gains_from_sharing
 from learning.generation.engines.slot_attention import (
     describe_decoding,
@@ -59,7 +59,7 @@ class Engine:
 
     def describe(self) -> dict[str, str]:
         """Return the note `decoding` for a step's metrics."""
-        return describe_decoding(self.model)
+        return describe_decoding(self.model) | describe_missing_cache(self.model)
 
     @property
     def model(self) -> torch.nn.Module:
