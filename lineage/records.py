@@ -87,7 +87,10 @@ def read_records(layout: Layout) -> list[Record]:
     For queries about a few of them, use `lineage.catalogue.index`.
     """
     artifacts = layout.state / "artifacts"
-    folders = [entry.path for entry in os.scandir(artifacts)] if artifacts.is_dir() else []
+    if not artifacts.is_dir():
+        return []
+    with os.scandir(artifacts) as entries:
+        folders = [entry.path for entry in entries]
     records = [record for record in map(read_record, folders) if record is not None]
     return sorted(records, key=lambda record: (record["started"], record["key"]))
 

@@ -187,8 +187,11 @@ def _create_tables(connection: sqlite3.Connection) -> None:
 
 def _read_stamps(artifacts: Path) -> dict[str, str]:
     """Return, by the name of an artifact's folder, a stamp that changes whenever its manifest does."""
-    stamps = {}
-    folders = os.scandir(artifacts) if artifacts.is_dir() else ()
+    stamps: dict[str, str] = {}
+    if not artifacts.is_dir():
+        return stamps
+    with os.scandir(artifacts) as entries:
+        folders = list(entries)
     for entry in folders:
         try:
             status = os.stat(f"{entry.path}/manifest.json")  # noqa: PTH116 — thousands of these, as in records

@@ -133,7 +133,8 @@ def _check_content(folder: Path, rest: str) -> None:
         if depth > MAX_DEPTH:
             raise PlanError(f"path:{rest[:SHOWN]}: folders inside one another more than {MAX_DEPTH} deep")
         try:
-            entries = list(os.scandir(current))
+            with os.scandir(current) as listing:
+                entries = list(listing)
         except OSError as error:
             raise PlanError(f"path:{rest[:SHOWN]}: {current} cannot be read: {error.strerror}") from error
         for entry in entries:
