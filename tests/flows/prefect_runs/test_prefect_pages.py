@@ -164,8 +164,8 @@ def test_a_run_from_the_form_to_the_curves_cancelled_and_retried(served, tmp_pat
         page.get_by_role("button", name="Confirm").click()
         assert served.ended(number)["state_type"] == "CANCELLED"
         served.until(lambda: not ours(served, ("ray", "prefect.engine", "_workspace")))
-        states = served.tasks(number, 1)
-        assert states == {
+        # Of one attempt so far; Prefect's server cancels what never began, and counts no attempt for it.
+        assert served.tasks(number) == {
             "base": "Completed",
             "lessons": "Completed",
             "cold_start": "Completed",
