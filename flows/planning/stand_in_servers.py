@@ -1,4 +1,4 @@
-"""Servers of a recipe replaced by a local stand-in: `--tiny --stand-ins` asks nobody.
+"""Servers of a recipe replaced by a local stand-in: `--tiny --stand-ins` sends no request to them.
 
 While a run with stand-ins goes on, `flows.runs.stand_in_server` answers at the address that a variable of the
 environment holds. Its answers have an identity of their own, so that they are never taken for those of a server.

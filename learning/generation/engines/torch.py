@@ -15,6 +15,7 @@ from learning.generation.engines.slot_attention import (
     shares_prompts,
     use_slot_attention,
 )
+from learning.models.forwards import unwrap
 from learning.models.policy import Policy
 from learning.samples.engine_protocol import Flight, Generation, Request, Sampling
 
@@ -64,8 +65,7 @@ class Engine:
     @property
     def model(self) -> torch.nn.Module:
         """Return the model that samples, without a wrapper for adapters."""
-        unwrap = getattr(self.policy.model, "get_base_model", None)
-        return self.policy.model if unwrap is None else unwrap()
+        return unwrap(self.policy.model)
 
     def check(self, requests: list[Request], sampling: Sampling) -> None:
         """Raise StepError if a request does not fit into the model's context."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from learning.models.forwards import unwrap
 from learning.models.policy import Policy
 from learning.parallel.random_states import get_rng_state, set_rng_state
 from schemas.errors import StepError
@@ -133,8 +134,7 @@ def get_host(policy: Policy, options: dict[str, Any]) -> Host:
 
     Raise StepError if vLLM cannot run the model.
     """
-    unwrap = getattr(policy.model, "get_base_model", None)
-    model = policy.model if unwrap is None else unwrap()
+    model = unwrap(policy.model)
     config = type(model.config).from_dict(model.config.to_dict())
     config.architectures, config.dtype = [type(model).__name__], model.dtype
     on_gpu = model.device.type == "cuda"
