@@ -68,6 +68,8 @@ class Bound:
     """Path of the slot in the stage."""
     weight: Number = 1.0
     """Factor that the recipe gives it, where its slot has one."""
+    optional: bool = False
+    """Whether a reward is left out of the sum where it gives None."""
 
     @cached_property
     def asks(self) -> list[str]:
@@ -243,7 +245,8 @@ def build(use: Use, *placed: Any, **offered: Any) -> Any:
 def bind(use: Use, port: str = "", inputs: Mapping[str, Path] | None = None) -> Bound:
     """Bind what `use` names; options that are references become folders: `inputs` has them by path below `port`."""
     function = find(use)
-    return Bound(use.use, function, bound_options(function, use, port, inputs), port, getattr(use, "weight", 1.0))
+    options = bound_options(function, use, port, inputs)
+    return Bound(use.use, function, options, port, getattr(use, "weight", 1.0), getattr(use, "optional", False))
 
 
 def bound_options(

@@ -90,6 +90,9 @@ class RewardUse(Use):
     asks = SCORING
     weight: Number = 1.0
     """Factor in the sum; a number schedule is allowed."""
+    optional: bool = False
+    """Leave this reward out of the sum of a completion for which it gives None. A completion is unscorable if all give
+    None, as in TRL."""
 
     @model_validator(mode="before")
     @classmethod

@@ -22,7 +22,12 @@ def import_(
         ),
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="RECIPE", help="Recipe to write.")] = Path("recipe.yaml"),
-    devices: Annotated[int, typer.Option(min=1, help="Devices of the original training, for its batch size.")] = 1,
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Devices of the original training, for its batch size; default: as its launcher says."
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a recipe that exists.")] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -15,7 +15,7 @@ from learning.generation.services.row_streams import stream_completions
 from learning.lookup import Bound
 from learning.samples.engine_protocol import EngineProtocol, Generation, Request, Sampling, Turn
 from learning.samples.sample import Sample, last_turn, transcript
-from learning.sampling.scoring import PlacedReward, scores_of
+from learning.sampling.scoring import PlacedReward, scores_of, sum_scores
 from schemas.number_schedules import Number, value_at
 
 
@@ -125,12 +125,12 @@ def compute_weighted_scores(
     *,
     episodes: bool = False,
 ) -> list[float | None]:
-    """Return weighted sum of the rewards of each completion, None where one of them could not score it.
+    """Return the weighted sum of the rewards of each completion, None where it is unscorable.
 
     `account` is for rewards that ask remote models, `samples` for those that look at the turns of `episodes`, of which
     there are none where the first turn was cut; `shown` and what happens when a reward raises are as in `scores_of`.
     """
-    totals, shown = [0.0] * len(texts), {} if shown is None else shown
+    shown = {} if shown is None else shown
     places = {row["id"]: i for i, row in enumerate({r["id"]: r for r in rows}.values())}
     context = {"rows": rows, "completions": texts, "groups": [places[row["id"]] for row in rows]}
     context |= {"sources": ["policy"] * len(rows), "step": 0, "seed": 0, "states": {}, "account": account}
@@ -139,8 +139,7 @@ def compute_weighted_scores(
             Sample(row, group, "policy", [], [], None, one.finish, one.text, turns=list(one.turns))
             for row, group, one in zip(rows, context["groups"], samples, strict=True)
         ]
-    for bound, weight in zip(rewards, weights, strict=True):
-        scores = scores_of(bound, 0, context, shown) if texts else []
-        factor = value_at(weight, 0)
-        totals = [t + factor * (math.nan if s is None else s) for t, s in zip(totals, scores, strict=True)]
-    return [None if math.isnan(total) else total for total in totals]
+    factors = [value_at(weight, 0) for weight in weights]
+    may_lack = [factor == 0 or reward.optional for reward, factor in zip(rewards, factors, strict=True)]
+    scores = [scores_of(reward, 0, context, shown) if texts else [] for reward in rewards]
+    return [sum_scores(of_one, factors, may_lack) for of_one in zip(*scores, strict=True)]

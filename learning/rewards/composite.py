@@ -12,7 +12,7 @@ from pydantic import Field
 
 from learning.data.rows import Row
 from learning.lookup import Inner, RewardFunction
-from learning.sampling.scoring import PER_COMPLETION
+from learning.sampling.scoring import PER_COMPLETION, sum_scores
 from schemas.errors import StepError
 
 
@@ -78,13 +78,12 @@ def first(completions: list[str], *, of: Annotated[list[RewardFunction], Field(m
 
 def weighted(completions: list[str], *, of: Annotated[list[RewardFunction], Field(min_length=1)]) -> list[float | None]:
     """Weighted sum of rewards, for use inside another reward; one of weight 0 is not computed."""
-    results: list[float | None] = [0.0] * len(completions)
-    for reward in of:
-        if reward.weight == 0:
-            continue
-        terms = score_selected(reward, range(len(completions)))
-        results = [None if total is None or s is None else total + s for total, s in zip(results, terms, strict=True)]
-    return results
+    used = [reward for reward in of if reward.weight != 0]
+    terms = [score_selected(reward, range(len(completions))) for reward in used]
+    may_lack = [reward.bound.optional for reward in used]
+    if not used:
+        return [0.0] * len(completions)
+    return [sum_scores(of_one, [1.0] * len(used), may_lack) for of_one in zip(*terms, strict=True)]
 
 
 def routed(

@@ -49,17 +49,15 @@ def trl(
     *,
     function: ForeignUse,
     as_messages: bool = False,
-    none_score: float | None = None,
     kwargs: JsonObject = {},  # noqa: B006 — read only
 ) -> list[float | None]:
     """Scores of a function with TRL's signature, `f(prompts, completions, completion_ids, **columns)`.
 
     `columns` are those of the data, one list each; `answer` is one. Prompts and completions are texts, or with
     `as_messages` lists of messages, as TRL passes those of conversational data. In `rl`, `completion_ids` are the
-    tokens of the completions, and `trainer_state` has `global_step` (iterations so far) and `max_steps`. `none_score`
-    is the score in place of None: with 0, a reward that does not apply to a sample is left out of the sum of rewards,
-    as by TRL; with null, the sample cannot be scored. `kwargs` are passed as they are. The function may be `async`;
-    what it passes to `log_extra` and `log_metric` is dropped.
+    tokens of the completions, and `trainer_state` has `global_step` (iterations so far) and `max_steps`. With
+    `optional: true` on each of several rewards, None leaves a reward out of the sum, as in TRL. `kwargs` are passed as
+    they are. The function may be `async`; what it passes to `log_extra` and `log_metric` is dropped.
     """
     columns: dict[str, Any] = _collect_columns(rows)
     if step is not None and max_steps is not None:
@@ -71,7 +69,7 @@ def trl(
         [[{"role": "assistant", "content": text}] for text in completions] if as_messages else completions
     )
     given = {**columns, **LOGS, **kwargs, "prompts": prompts, "completions": answers}
-    return [none_score if score is None else score for score in _call(find(function), given)]
+    return list(_call(find(function), given))
 
 
 def verl(

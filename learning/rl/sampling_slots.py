@@ -155,9 +155,14 @@ def bind_sampling_slots(stage: Rl, inputs: Mapping[str, Path]) -> SamplingSlots:
 
 
 def _rewards_read(stage: Rl, rewards: Sequence[Bound]) -> Iterator[str]:
-    """Yield the names of rewards that other parts mention, and the first one's, which parts mean by default."""
+    """Yield the names of rewards that other parts mention, and the first one's, which parts mean by default.
+
+    A first reward that is optional, and that no part mentions, may lack scores.
+    """
     mentioned = set(_strings(stage.model_dump(mode="json", exclude={"rewards"})))
-    yield from (name for i, name in enumerate(names(rewards)) if i == 0 or name in mentioned)
+    for i, (name, reward) in enumerate(zip(names(rewards), rewards, strict=True)):
+        if name in mentioned or (i == 0 and not reward.optional):
+            yield name
 
 
 def _strings(value: Any) -> Iterator[str]:

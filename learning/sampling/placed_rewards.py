@@ -48,6 +48,11 @@ class Placed:
         return self.bound.name
 
     @property
+    def optional(self) -> bool:
+        """Whether it is left out of the sum where it gives None."""
+        return self.bound.optional
+
+    @property
     def asks(self) -> list[str]:
         """The names that it asks for."""
         return self.bound.asks

@@ -15,7 +15,7 @@ from learning.lookup import Bound, Overlay, Supplies
 from learning.models.policy import Policy
 from learning.samples.engine_protocol import EngineProtocol, Generation, Request, Sampling
 from learning.samples.sample import Messages, Row, Sample, SampleRequest, last_turn
-from learning.sampling.scoring import PlacedReward, ScoredSamples, scores_of
+from learning.sampling.scoring import PlacedReward, ScoredSamples, scores_of, sum_scores
 from schemas.errors import StepError
 from schemas.number_schedules import Number, value_at
 
@@ -134,7 +134,8 @@ def score(
 ) -> None:
     """Fill in `scores` (raw; None: unscorable) and `reward` (their weighted sum) of samples.
 
-    A reward of weight 0 makes no sample unscorable, unless another part reads its raw scores: those in `read`.
+    A reward of weight 0, or one that is optional, makes no sample unscorable, unless another part reads its raw scores:
+    those in `read`.
     `supplies` holds the iteration as `step`, and what rewards ask for besides the samples. `shown` names the rewards
     whose first failure was printed, as in `scores_of`. Suspended samples are not scored; their scores are 0.
     """
@@ -147,10 +148,12 @@ def score(
         for sample, value in zip(ended, scores, strict=True):
             sample.scores[name] = value
     factors = [value_at(weight, step) for weight in weights]
+    may_lack = [
+        name not in read and (factor == 0 or reward.optional)
+        for name, reward, factor in zip(names(rewards), rewards, factors, strict=True)
+    ]
     for sample in samples:
-        terms = list(zip(factors, sample.scores.items(), strict=True))
-        unknown = any(s is None and (w != 0 or name in read) for w, (name, s) in terms)
-        sample.reward = None if unknown else sum(w * s for w, (_, s) in terms if s is not None)
+        sample.reward = sum_scores(list(sample.scores.values()), factors, may_lack)
 
 
 def scoring(samples: Sequence[Sample]) -> ScoredSamples:

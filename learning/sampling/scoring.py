@@ -65,6 +65,11 @@ class PlacedReward(Protocol):
         """Names that it asks for."""
         ...
 
+    @property
+    def optional(self) -> bool:
+        """Whether it is left out of the sum where it gives None."""
+        ...
+
     def settled(self, controls: Mapping[str, float]) -> "PlacedReward":
         """Return the same with the numbers that controllers give."""
         ...
@@ -96,6 +101,18 @@ def scores_of(reward: Bound | PlacedReward, step: int, supplies: Supplies, shown
             more = f"reward {reward.name}: {len(answer.failures)} of {size} completions cannot be scored: {message}"
             print(f"{answer.trace}\n{more}, for {which}; further failures are not shown", file=sys.stderr, flush=True)
     return answer.scores
+
+
+def sum_scores(scores: Sequence[float | None], factors: Sequence[float], may_lack: Sequence[bool]) -> float | None:
+    """Return the weighted sum of a completion's scores; None if it is unscorable.
+
+    It is if a score is None that may not be (`may_lack`), or if all scores are.
+    """
+    if any(score is None and not lacks for score, lacks in zip(scores, may_lack, strict=True)):
+        return None
+    if any(factors) and all(score is None for score in scores):
+        return None
+    return sum(factor * score for factor, score in zip(factors, scores, strict=True) if score is not None)
 
 
 def answered(bound: Bound, step: int, supplies: Supplies) -> Answered:

@@ -1,5 +1,6 @@
 """From the configuration of another tool to a recipe, and to a report that accounts for every key."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +32,8 @@ TOOLS: dict[str, Tool] = {
     module.TOOL.name: module.TOOL
     for module in (axolotl, llama_factory, llama_factory_v1, trl, oumi, verl, open_instruct, mergekit, lm_eval)
 }
+GLOBAL_BATCHES = (verl.TOOL, mergekit.TOOL, lm_eval.TOOL)
+"""Tools whose batches are those of all devices together, or that have none."""
 INFO = "dataset_info.json"
 NO_COUNTERPART = "posttrain has nothing for it; the recipe is written without it"
 FALSE_KEYS = ("stage", "template", "finetuning_type")
@@ -46,11 +49,12 @@ class Imported:
     entries: tuple[Entry, ...]
 
 
-def import_config(files: Sequence[Path], tool: str | None, recipe: Path, devices: int = 1) -> Imported:
+def import_config(files: Sequence[Path], tool: str | None, recipe: Path, devices: int | None = None) -> Imported:
     """Return the recipe of a configuration; several files are one configuration, the later on top.
 
     `tool` is a name of `TOOLS`, with a colon and a trainer for TRL (`trl:dpo`), or None: recognised by the keys.
-    `recipe` is where the recipe will stand: its paths are relative to it. Raise RecipeError.
+    `recipe` is where the recipe will stand: its paths are relative to it. `devices` are those of the training; None:
+    as many as the launcher's options say. Raise RecipeError.
     """
     infos: dict[str, object] = {}
     configs: list[Config] = []
@@ -70,10 +74,12 @@ def import_config(files: Sequence[Path], tool: str | None, recipe: Path, devices
     words = tuple(word for config in configs for word in config.words)
     name, _, trainer = (tool or "").partition(":")
     chosen = find_tool(name) if name else recognise(tree, words, configs[0].file)
+    tree, negated = _read_negations(tree, chosen) if words else (tree, {})
     leaves = Leaves(tree, configs[0].file)
     places = Places(tuple(dict.fromkeys((configs[0].folder, Path.cwd()))), recipe.resolve().parent)
     infos |= _read_infos(tree, places) if chosen.name == "llama-factory" and not infos else {}
     draft = Draft(leaves, _make_name(recipe))
+    devices = devices or _count_devices(leaves, chosen)
     job = Job(leaves, draft, places, devices, (trainer, *words) if trainer else words, infos)
     try:
         chosen.convert(job)
@@ -81,7 +87,8 @@ def import_config(files: Sequence[Path], tool: str | None, recipe: Path, devices
         raise make_error(Mark(configs[0].file, 1, 1), "", str(error), "correct the value") from None
     _account_for_rest(leaves, chosen)
     _name_unset(leaves)
-    entries = (*(leaves.entries[leaf] for leaf in leaves.values), *leaves.defaults)
+    accounted = (_restore_negation(leaves.entries[leaf], negated) for leaf in leaves.values)
+    entries = (*accounted, *leaves.defaults)
     return Imported(chosen, draft.write(chosen.title), entries)
 
 
@@ -131,9 +138,45 @@ def _account_for_rest(leaves: Leaves, tool: Tool) -> None:
                 leaves.account(leaf, "not supported", NO_COUNTERPART)
         else:
             last = plain.rpartition(".")[2]
-            near = find_nearest(plain, tool.known) or find_nearest(last, (key.rpartition(".")[2] for key in tool.known))
+            known = sorted(tool.known, key=lambda key: (len(key), key))
+            near = find_nearest(plain, known) or find_nearest(last, (key.rpartition(".")[2] for key in known))
             hint = f"did you mean `{near}`? " if near else ""
             leaves.account(leaf, "unknown", f"{hint}{tool.title} has no such key; the recipe is written without it")
+
+
+def _count_devices(leaves: Leaves, tool: Tool) -> int:
+    """Return the devices that the options of a launcher name, which a batch is the product of; 1 without."""
+    if tool in GLOBAL_BATCHES:
+        return 1
+    for key, times in (("num_processes", ()), ("nproc_per_node", ("nnodes",)), ("num_gpus", ("num_nodes",))):
+        counts = [leaves.get(name, 1) for name in (key, *times)]
+        if leaves.has(key) and all(type(count) is int and count > 0 for count in counts):
+            devices = math.prod(counts)
+            for name in (key, *times):
+                leaves.mapped(name, "rows per optimiser step, resources", f"{devices} devices")
+            return devices
+    return 1
+
+
+def _read_negations(tree: Mapping[str, object], tool: Tool) -> tuple[dict[str, object], dict[str, str]]:
+    """Return the options of a command with `--no_KEY` as `KEY: false`, and how each of them was written.
+
+    So the commands of transformers' argument parser (TRL, LLaMA-Factory, open-instruct) switch off what is on.
+    """
+    negated: dict[str, str] = {}
+    for key, value in tree.items():
+        positive = key.removeprefix("no_")
+        is_switch = positive != key and value is True and key not in tool.known
+        if is_switch and positive in tool.known and positive not in tree:
+            negated[positive] = key
+    known = {key: value for key, value in tree.items() if key not in negated.values()}
+    return known | dict.fromkeys(negated, False), negated
+
+
+def _restore_negation(entry: Entry, negated: Mapping[str, str]) -> Entry:
+    """Return the entry of an option as it was written."""
+    written = negated.get(entry.key)
+    return entry if written is None else replace(entry, key=written, value=True)
 
 
 def _name_unset(leaves: Leaves) -> None:

@@ -52,7 +52,7 @@ dataloader_num_workers dataloader_prefetch_factor dataloader_persistent_workers 
 preprocessing_num_workers dataset_processes overwrite_cache remove_unused_columns streaming dataset_streaming
 buffer_size preprocessing_batch_size cache_dir ddp_find_unused_parameters ddp_timeout ddp_bucket_cap_mb
 ddp_broadcast_buffers accelerator_config data_shared_file_system dataset_shard_num dataset_shard_idx
-dataset_keep_in_memory dataset_exact_deduplication shuffle_merged_datasets shuffle_before_merging_datasets
+dataset_keep_in_memory shuffle_merged_datasets shuffle_before_merging_datasets
 average_tokens_across_devices tokenized_path
 """,
     ),
@@ -101,6 +101,7 @@ push_to_hub hub_model_id hub_token hub_strategy hub_private_repo hub_revision
     "rope_scaling": "set it in the model's own config.json",
     "eval_dataset": "hold out rows of the training data with `validation_fraction`, or add an `evaluate` stage",
     "test_datasets": "hold out rows of the training data with `validation_fraction`, or add an `evaluate` stage",
+    "dataset_exact_deduplication": "remove repeated rows in a `curate` stage",
     "plugins": "posttrain has no plugins; see docs/extending.md",
 }
 """Keys without a counterpart, and what to do."""

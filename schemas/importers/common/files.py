@@ -127,7 +127,8 @@ def read_command(words: list[str], place: Mark) -> Command:
         named, override = FLAG.fullmatch(word), OVERRIDE.fullmatch(word)
         if word in ("$@", "${@}", "$*", ";", "&&", "|", "\\"):
             continue
-        is_script = word.endswith(".py") and not any(w.endswith(".py") for w in head)
+        is_script = word.endswith(".py") and "=" not in word
+        is_script = is_script and (bool(given) or not any(w.endswith(".py") for w in head))
         if word == "-m" or (head[-1:] == ["-m"] and flag is None) or is_script:
             close()
             flag = None

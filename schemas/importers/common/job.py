@@ -132,7 +132,7 @@ def map_evaluation(job: Job, stage: StageDraft, share: str, steps: str = "eval_s
         own = type_default(stage, "validation_fraction")
         if own and stage.kind == "preference":
             stage.put("validation_fraction", 0.0, f"no {share}")
-        elif own:
+        elif own and "validation" not in stage.lines:
             leaves.state_default(share, 0, f"{own}: a reward model is measured on held-out pairs")
     held_out = "validation" in stage.lines or bool(
         stage.get("validation_fraction", type_default(stage, "validation_fraction"))

@@ -11,7 +11,7 @@ from typing import Any
 from schemas.base import JsonObject
 from schemas.importers.common.report import Entry, Status
 
-OFF = (None, False, "", "none", "None", "no", "off", "false", "False", 0, [], {})
+OFF = (None, False, "", "none", "None", "no", "off", "false", "False", 0, 0.0, [], {})
 """Values that switch a feature off."""
 
 

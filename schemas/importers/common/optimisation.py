@@ -42,6 +42,13 @@ SCHEDULES: dict[str, Schedule] = {
     "warmup_stable_decay": "warmup_stable_decay",
     "wsd": "warmup_stable_decay",
 }
+NEAREST: dict[str, tuple[Schedule, str, float]] = {
+    "polynomial": ("linear", "power", 1.0),
+    "cosine_with_restarts": ("cosine", "num_cycles", 1),
+    "rex": ("linear", "", 0.0),
+    "reduce_lr_on_plateau": ("constant", "", 0.0),
+}
+"""Schedules that posttrain lacks: the nearest one, and the option and its default at which they are the same."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +126,11 @@ def _map_schedule(stage: StageDraft, names: Names) -> None:
         return SCHEDULES[word]
 
     leaves = stage.leaves
-    shape = stage.copy(names.schedule, "lr_scheduler_type", convert, names.shape)
+    given = str(leaves.get(names.schedule, "")).lower().removeprefix("schedulertype.")
+    if given in NEAREST:
+        shape = _put_nearest(stage, names, given)
+    else:
+        shape = stage.copy(names.schedule, "lr_scheduler_type", convert, names.shape)
     _map_options(stage, names, str(shape))
     steps, ratio = leaves.get(names.warmup_steps), leaves.get(names.warmup_ratio)
     if steps is not None and _is_share(steps):
@@ -132,6 +143,22 @@ def _map_schedule(stage: StageDraft, names: Names) -> None:
         leaves.harmless(names.warmup_steps, "no steps: the ratio counts")
         default = names.warmup if steps is None and ratio is None else None
         stage.copy(names.warmup_ratio, "warmup_ratio", number, default or None)
+
+
+def _put_nearest(stage: StageDraft, names: Names, given: str) -> Schedule:
+    """Write the nearest schedule to one that posttrain lacks, which is the same one at the default of its option."""
+    nearest, option, same_at = NEAREST[given]
+    at = f"{names.schedule_options}.{option}"
+    value = stage.leaves.get(at, same_at)
+    is_same = bool(option) and number(value) == same_at
+    stage.put("lr_scheduler_type", nearest, f"{names.schedule}: {given}")
+    if is_same:
+        stage.leaves.mapped(names.schedule, f"{stage.name}.lr_scheduler_type", f"{nearest}, the same curve")
+        stage.leaves.mapped(at, f"{stage.name}.lr_scheduler_type", nearest)
+    else:
+        note = f"there is no schedule {given}; the recipe has {nearest}"
+        stage.leaves.account(names.schedule, "not supported", note)
+    return nearest
 
 
 def _is_share(value: Any) -> bool:
@@ -173,13 +200,13 @@ def map_steps(stage: StageDraft, epochs: str, steps: str, default_epochs: float)
     if given is not None and _is_positive(given):
         stage.copy(steps, "max_steps", whole)
         leaves.harmless(epochs, f"{steps} comes before it")
-        _end_in_warmup(stage)
+        end_in_warmup(stage)
         return
     leaves.harmless(steps, "no number of steps: the epochs count")
     stage.copy(epochs, "num_train_epochs", number, default_epochs)
 
 
-def _end_in_warmup(stage: StageDraft) -> None:
+def end_in_warmup(stage: StageDraft) -> None:
     """Write a training that ends before its warm-up does: it warms up to the rate that it would have reached."""
     warmup, steps = stage.get("warmup_steps", 0), stage.get("max_steps")
     if isinstance(steps, int) and warmup > steps:

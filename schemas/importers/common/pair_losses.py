@@ -28,7 +28,7 @@ LOSSES: dict[str, JsonObject] = {
     "simpo": {"use": "simpo"},
     "orpo": {"use": "orpo"},
     "cpo": {"use": "cpo"},
-    "sft": {"use": "nll"},
+    "sft": {"use": "nll", "per_token": True},
 }
 """A tool's word to the function of the slot `loss`."""
 SMOOTHED = frozenset({"dpo", "dpo_norm", "robust", "exo", "aot", "aot_unpaired"})

@@ -41,8 +41,7 @@ def map_rewards(job: Job, key: str, style: str, weights: list[float] | None = No
         notes.append(f"{name}: {note}")
         rewards += [] if reward is None else [reward]
     for reward in rewards if style == "trl" and len(rewards) > 1 else ():
-        if reward["use"] == "foreign.trl":  # TRL adds up the scores that are there
-            reward["none_score"] = 0.0
+        reward["optional"] = True  # TRL adds up the scores that are there
     leaves.account(key, "not supported" if missing else "mapped", "; ".join(notes))
     return rewards or [dict(FALLBACK)]
 

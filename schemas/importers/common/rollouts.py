@@ -4,6 +4,7 @@ import math
 
 from schemas.importers.common.draft import StageDraft
 from schemas.importers.common.job import Job, count_rows
+from schemas.importers.common.optimisation import end_in_warmup
 
 UNKNOWN_STEPS = 100
 """Iterations of a recipe where the number of prompts is unknown."""
@@ -30,6 +31,7 @@ def put_iterations(
         stage.put("max_steps", iterations, steps_key)
         leaves.account(steps_key, "mapped", f"{stage.name}.max_steps: {iterations} iterations {note}".strip())
         leaves.harmless(epochs_key, f"{steps_key} comes before it")
+        end_in_warmup(stage)
         return
     leaves.harmless(steps_key, "no number of steps: the epochs count")
     prompts = stage.get("generation_batch_size", 64) // stage.get("num_generations", 8)
@@ -45,3 +47,4 @@ def put_iterations(
             leaves.account(epochs_key, "not supported", advice)
         else:
             leaves.state_default(epochs_key, epochs, advice)
+    end_in_warmup(stage)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 
 NAME = re.compile(r"[A-Za-z_]\w*")
-DEFAULT = re.compile(r"([A-Za-z_]\w*)(?::?[-=](.*))?", re.DOTALL)
+DEFAULT = re.compile(r"([A-Za-z_]\w*|\d+)(?::?[-=](.*))?", re.DOTALL)
 SUM = re.compile(r"\$\(\((.*?)\)\)", re.DOTALL)
 UNSET = re.compile(r"\$\{?(\w+)")
 MAX_VALUE = 20_000

@@ -85,8 +85,10 @@ use_inference_chat_template
         "actor_rollout_ref.rollout.trace": "backend max_samples_per_step_per_worker token2text",
         "actor_rollout_ref.rollout.val_kwargs": "do_sample n temperature top_k top_p",
         "algorithm": """
-adv_estimator gamma kl_penalty lam norm_adv_by_std_in_grpo use_kl_in_reward use_pf_ppo
+adv_estimator gamma kl_penalty lam rollout_is rollout_is_level rollout_is_mode rollout_is_threshold
+rollout_is_threshold_lower rollout_is_veto_threshold norm_adv_by_std_in_grpo use_kl_in_reward use_pf_ppo
 """,
+        "algorithm.filter_groups": "enable max_num_gen_batches metric",
         "algorithm.kl_ctrl": "horizon kl_coef target_kl type",
         "algorithm.pf_ppo": "reweight_method weight_pow",
         "algorithm.rollout_correction": """
@@ -124,6 +126,7 @@ weight_decay_incr_style
 """,
         "custom_reward_function": "name path",
         "data": """
+gen_batch_size
 apply_chat_template_kwargs dataloader_num_workers filter_overlong_prompts filter_overlong_prompts_workers image_key
 image_patch_size max_prompt_length max_response_length prompt_key return_full_prompt return_multi_modal_inputs
 return_raw_chat return_raw_input_ids reward_fn_key seed shuffle tokenizer tool_config_path train_batch_size
@@ -152,6 +155,9 @@ micro_batch_size micro_batch_size_per_gpu n_gpus_per_node nccl_timeout nnodes nu
 reward_loop_module_path reward_loop_source reward_manager strategy ulysses_sequence_parallel_size use_dynamic_bsz
 use_reward_loop
 """,
+        "reward_model.overlong_buffer": "enable len log penalty_factor",
+        "reward_model.reward_kwargs": "max_resp_len",
+        "reward_model.reward_kwargs.overlong_buffer_cfg": "enable len log penalty_factor",
         "reward_model.model": """
 external_lib input_tokenizer override_config path trust_remote_code use_fused_kernels use_remove_padding use_shm
 """,

@@ -24,7 +24,7 @@ from schemas.importers.common.pair_losses import LOSSES, set_pair_losses
 from schemas.importers.common.templates import map_template
 from schemas.importers.common.values import flag, number, whole
 from schemas.importers.known_keys.axolotl import KEYS
-from schemas.importers.tools.axolotl_data import map_source, map_text
+from schemas.importers.tools.axolotl_data import map_sources, map_text
 from schemas.importers.tools.trl_rl import map_rl
 
 NAMES = Names(optim="optimizer", schedule="lr_scheduler", shape="cosine", warmup=0.03, rate=2e-4)
@@ -46,7 +46,8 @@ def convert(job: Job) -> None:
     map_model(job, stage, "base_model", "revision_of_model")
     leaves.harmless("base_model_config", "the model's own config.json")
     _map_tokenizer(job)
-    sources = [map_source(job, stage, f"datasets.{i}") for i, _ in enumerate(_list(leaves.get("datasets")))]
+    listed = range(len(_list(leaves.get("datasets"))))
+    sources = [source for i in listed for source in map_sources(job, stage, f"datasets.{i}")]
     sources += [map_text(job, stage, key) for key in _pretraining(leaves.get("pretraining_dataset"))]
     put_sources(stage, "prompts" if kind == "rl" else "data", [s for s in sources if s], "datasets")
     if "data" not in stage.lines and "prompts" not in stage.lines:
@@ -66,6 +67,9 @@ def convert(job: Job) -> None:
         stage.copy("sample_packing", "packing", flag)
     elif kind == "preference":
         _map_loss(stage, method)
+    for key in ("val_set_size", "eval_steps", "evals_per_epoch"):
+        leaves.harmless(key, "give `eval_prompts` to evaluate in training")
+    leaves.harmless("vllm", "of vLLM, which posttrain places by itself: `engine: vllm`")
     leaves.unsupported("sample_packing", "only sft packs rows; the result is the same")
     map_precision(stage, "bf16", "fp16")
     leaves.harmless("bfloat16", "bf16 says it")
@@ -121,9 +125,9 @@ def _map_last_rate(stage: StageDraft) -> None:
 
 def _map_held_out(job: Job, stage: StageDraft) -> None:
     """Map the rows to evaluate on, their own or a share of the data, and the interval of evaluations."""
-    listed = enumerate(_list(job.leaves.get("test_datasets")))
-    sources = [map_source(job, stage, f"test_datasets.{i}") for i, _ in listed]
-    put_held_out(stage, [source for source in sources if source], "test_datasets")
+    listed = range(len(_list(job.leaves.get("test_datasets"))))
+    sources = [source for i in listed for source in map_sources(job, stage, f"test_datasets.{i}")]
+    put_held_out(stage, sources, "test_datasets")
     map_evaluation(job, stage, "val_set_size", "eval_steps", "early_stopping_patience")
 
 

@@ -14,6 +14,8 @@ from schemas.row_templates import is_template
 PAIR_COLUMNS = {"intel": {"prompt": "question"}, "argilla": {"prompt": "instruction"}, "icr": {"prompt": "input"}}
 PAIR_COLUMNS["argilla"] |= {"chosen": "chosen_response", "rejected": "rejected_response"}
 MESSAGES = ("chat_template", "sharegpt", "chatml", "pygmalion", "llama3", "messages")
+BUILDERS = ("json", "csv", "parquet", "text", "arrow")
+"""Paths that say the format of the files, and not where they are."""
 ALPACA = ("alpaca", "alpaca_chat", "alpaca_w_system")
 COLUMNS: dict[str, tuple[str, dict[str, str]]] = {
     "gpteacher": ("alpaca", {"output": "response"}),
@@ -67,6 +69,8 @@ def _copy_words(job: Job, at: str, source: Source, names: dict[str, str], stage:
         if isinstance(value, str):
             if ours == "split":
                 put_split(job, f"{at}.{theirs}", value, source, f"{stage.name}.data")
+            elif source["from"].startswith("path:"):
+                job.leaves.harmless(f"{at}.{theirs}", "a file has no parts")
             else:
                 source[ours] = value
             job.leaves.mapped(f"{at}.{theirs}", f"{stage.name}.data.{ours}")
@@ -81,26 +85,43 @@ def _map_column(job: Job, at: str, theirs: str, ours: str, source: Source, stage
         job.leaves.mapped(f"{at}.{theirs}", f"{stage.name}.data.columns.{ours}")
 
 
-def map_source(job: Job, stage: StageDraft, at: str) -> Source:
-    """Return the source of one data set; empty if it cannot be read."""
+def map_sources(job: Job, stage: StageDraft, at: str) -> list[Source]:
+    """Return the sources of one data set, one for each file that it names; none if it cannot be read."""
+    made = _map_source(job, stage, at)
+    files = _find_files(job, at) if made else []
+    return [made | {"from": file} for file in files] or ([made] if made else [])
+
+
+def _find_files(job: Job, at: str) -> list[str]:
+    """Return the files of this machine that a data set names: below its folder, or by themselves."""
+    if not isinstance(job.leaves.get(at), dict):
+        return []
+    path, files = job.leaves.get(f"{at}.path"), job.leaves.get(f"{at}.data_files")
+    names = files.get("train") if isinstance(files, dict) else files
+    listed = [str(name) for name in _list(names)]
+    if path not in BUILDERS:
+        folder = job.places.find(str(path))
+        if folder is None or not folder.is_dir():
+            return []
+        listed = [name if job.places.find(f"{path}/{name}") is None else f"{path}/{name}" for name in listed]
+    return [refer(name, job.places) for name in listed]
+
+
+def _map_source(job: Job, stage: StageDraft, at: str) -> Source:
+    """Return the source of one data set, or of its first file; empty if it cannot be read."""
     leaves = job.leaves
     if not isinstance(leaves.get(at), dict):
         return _refer(job, stage, at)
-    files = leaves.get(f"{at}.data_files")
-    if files is not None and (leaves.get(f"{at}.path") in ("json", "csv", "parquet", "text") or not leaves.has(at)):
-        leaves.harmless(f"{at}.path", "the files say what they are")
-        made: Source = {}
-        for file in _list(files)[:1]:
-            made = {"from": refer(file, job.places)}
-        leaves.account(f"{at}.data_files", "mapped" if len(_list(files)) == 1 else "not supported", _tell(made, files))
+    if files := _find_files(job, at):
+        made: Source = {"from": files[0]}
+        leaves.harmless(f"{at}.path", "the files say where they are")
+        leaves.account(f"{at}.data_files", "mapped", f"{stage.name}.data: {', '.join(files)}")
     else:
         made = _refer(job, stage, f"{at}.path", f"{at}.revision")
         leaves.unsupported(f"{at}.data_files", "name the files: `from: path:…`, or a subset of the data set")
     if not made:
         return made
     _copy_words(job, at, made, {"name": "subset", "split": "split"}, stage)
-    if made["from"].startswith("path:"):
-        made.pop("subset", None)
     leaves.harmless(f"{at}.ds_type", "the format is detected from the rows")
     _map_format(job, stage, at, made)
     if leaves.has(f"{at}.shards"):
@@ -110,11 +131,6 @@ def map_source(job: Job, stage: StageDraft, at: str) -> Source:
     _map_template_of(job, stage, at)
     _map_roles(job, stage, at)
     return made
-
-
-def _tell(made: Source, files: Any) -> str:
-    more = "" if len(_list(files)) == 1 else "; add a source for each of the other files"
-    return f"{made.get('from', 'nothing')}{more}"
 
 
 def _map_format(job: Job, stage: StageDraft, at: str, made: Source) -> None:
@@ -184,10 +200,11 @@ def _map_own_format(job: Job, stage: StageDraft, at: str, kind: JsonObject, made
     """Map fields that the configuration names itself, with a template of the prompt."""
     leaves, where = job.leaves, f"{at}.type"
     if stage.kind != "sft":
-        fields = {"prompt": "field_prompt", "chosen": "field_chosen", "rejected": "field_rejected"}
-        for ours, theirs in fields.items():
-            _map_column(job, where, theirs, ours, made, stage)
-        made["format"] = "preference"
+        is_labels = str(leaves.get("rl", "")).lower() == "kto"
+        sides = ("completion", "label") if is_labels else ("chosen", "rejected")
+        for ours in ("prompt", *sides):
+            _map_column(job, where, f"field_{ours}", ours, made, stage)
+        made["format"] = "labels" if is_labels else "preference"
         leaves.unsupported(where, "the chat template writes prompts and answers")
         return
     fields = {"instruction": kind.get("field_instruction", "instruction"), "input": kind.get("field_input", "input")}

@@ -7,7 +7,7 @@ from schemas.importers.common.common_keys import DEVICE, FOLDERS, SPEED, TRACKIN
 from schemas.importers.common.draft import Line, StageDraft
 from schemas.importers.common.job import Job, Tool
 from schemas.importers.common.references import refer
-from schemas.importers.common.values import number, whole, words
+from schemas.importers.common.values import flag, number, whole, words
 from schemas.importers.known_keys.trees import list_keys, spread
 
 KEYS = list_keys(
@@ -71,6 +71,10 @@ def _map_model(job: Job, stage: StageDraft, arguments: JsonObject) -> None:
     kind = str(leaves.get("model", "hf"))
     known = kind in ("hf", "hf-auto", "huggingface", "vllm", "local")
     leaves.account("model", "mapped" if known else "not supported", "posttrain's own engine; `engine: vllm` for vLLM")
+    if "enable_thinking" in arguments:
+        switch = flag(arguments.pop("enable_thinking"))
+        stage.put("chat_template_kwargs", {"enable_thinking": switch}, "model_args.enable_thinking")
+        leaves.account("model_args.enable_thinking", "mapped", f"{stage.name}.chat_template_kwargs")
     dtype = str(arguments.pop("dtype", "")).removeprefix("torch.")
     if dtype in ("bfloat16", "bf16"):
         stage.put("dtype", "bfloat16", "model_args.dtype")

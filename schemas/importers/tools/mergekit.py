@@ -185,13 +185,14 @@ def _refer(job: Job, key: str) -> str:
         revision = inner.get("revision") if isinstance(inner, dict) else None
     else:
         name, revision = str(value).partition("@")[0], str(value).partition("@")[2] or None
-    if "+" in str(name):
-        advice = "merge the adapter first: a folder of an adapter is a model, too (docs/adapters.md)"
-        raise job.fail(key, f"{name}: a model with an adapter", advice)
+    base, plus, adapter = str(name).partition("+")
     try:
-        reference = refer(name, job.places, revision)
+        reference = refer(adapter.strip() if plus else name, job.places, revision)
     except ValueError as error:
         raise job.fail(key, str(error), "name a folder or a model of the hub") from None
+    if plus:
+        note = f"the adapter, merged into the base that it names, which must be {base.strip()}"
+        job.leaves.account(key, "mapped", f"merged.{key}: {reference}: {note}")
     job.leaves.mapped(key, f"merged.{key}", reference)
     return reference
 

@@ -20,7 +20,7 @@ from schemas.importers.common.optimisation import Names, map_batch, map_optimisa
 from schemas.importers.common.pair_losses import map_pair_loss
 from schemas.importers.common.references import refer
 from schemas.importers.common.rollouts import put_iterations, put_rollouts
-from schemas.importers.common.values import number, whole
+from schemas.importers.common.values import flag, number, whole
 from schemas.importers.known_keys.open_instruct import KEYS
 from schemas.importers.known_keys.trees import spread
 
@@ -28,6 +28,8 @@ LORA = LoraNames("lora_rank", rank=64, scale=16, dropped=0.1)
 QUANTISATION = QuantisationNames(("use_qlora",), is_nested=True)
 MIXERS = ("dataset_mixer_list", "mixer_list", "dataset_mixer")
 GRPO_MARKS = ("num_unique_prompts_rollout", "num_samples_per_prompt_rollout", "total_episodes", "response_length")
+ESTIMATORS = {"kl2": "k2", "kl3": "k3", "1": "k2", "2": "k3"}
+"""Estimators of the KL term; the gradient of kl1 has the mean 0, and kl4 weighs by the ratio."""
 ZERO = ("deepspeed_stage", "zero_stage")
 DPO_MARKS = ("beta", "dpo_beta", "loss_type", "dpo_loss_type", "packing_dpo")
 
@@ -65,6 +67,7 @@ def convert(job: Job) -> None:
         )
         leaves.unsupported("dpo_gamma_beta_ratio", "set `gamma` of the loss simpo")
         leaves.harmless("dpo_use_paged_optimizer", "`optim: adamw_8bit` saves memory")
+        leaves.harmless("reduce_loss", "the loss of pairs is their mean")
     stage.put("bf16", True, "computes in bfloat16")
     if leaves.get("mixed_precision") == "bf16":
         leaves.mapped("mixed_precision", f"{stage.name}.bf16")
@@ -75,7 +78,7 @@ def convert(job: Job) -> None:
     if leaves.get("use_8bit_optimizer"):
         stage.put("optim", "adamw_8bit", "use_8bit_optimizer")
     leaves.account("use_8bit_optimizer", "mapped", f"{stage.name}.optim")
-    map_reporting(stage, {"save": "checkpointing_steps"})
+    map_reporting(stage, {"save": leaves.first("checkpointing_steps", "save_freq")})
     if leaves.has("chat_template_name"):
         leaves.differs(
             "chat_template_name", "the model's own; give another one as `chat_template: path:template.jinja`"
@@ -117,13 +120,13 @@ def _map_data(job: Job, stage: StageDraft) -> list[Source]:
         for name, amount in _read_mixer(leaves.get(key)):
             source = _make_source(job, key, name, amount)
             sources += [source] if source else []
-        leaves.mapped(key, f"{stage.name}.data", "one source each; numbers of rows are max_rows")
+        leaves.mapped(key, f"{stage.name}.data", "one source each; numbers of rows are max_rows, shares are split")
     splits = leaves.first("dataset_mixer_list_splits", "mixer_list_splits")
     named = leaves.get(splits)
     first = named[0] if isinstance(named, list) and named else named
     for source in sources:
         if isinstance(first, str) and first != "train" and source.get("from", "").startswith("hub:"):
-            source["split"] = first
+            source["split"] = f"{first}{str(source.get('split', '')).removeprefix('train')}"
     leaves.account(splits, "mapped", f"{stage.name}.data.split")
     leaves.harmless("dataset_mix_dir", FOLDERS)
     leaves.unsupported("max_train_samples", "set `max_rows` of the sources")
@@ -151,7 +154,7 @@ def _read_mixer(value: Any) -> list[tuple[str, Any]]:
 
 
 def _make_source(job: Job, key: str, name: str, amount: Any) -> Source:
-    """Return a source; an amount above 1 is a number of rows, a share below 1 has no counterpart."""
+    """Return a source; an amount above 1 is a number of its first rows, one below 1 a share of them."""
     try:
         source: Source = {"from": refer(name, job.places)}
         rows = 1.0 if amount is None else number(amount)
@@ -160,6 +163,9 @@ def _make_source(job: Job, key: str, name: str, amount: Any) -> Source:
         return {}
     if rows > 1 or (isinstance(amount, int) and not isinstance(amount, bool) and rows >= 1):
         source["max_rows"] = int(rows)
+    elif 0 < rows < 1 and 100 * rows == round(100 * rows):
+        whole_split = "train" if source["from"].startswith("hub:") else ""
+        source["split"] = f"{whole_split}[:{round(100 * rows)}%]"
     elif rows < 1:
         job.leaves.state_default(f"{key}: {name}", amount, "all its rows; set `max_rows` of the source")
     return source
@@ -188,7 +194,11 @@ def _map_rl(job: Job, stage: StageDraft) -> None:
     episodes = whole(leaves.get("total_episodes", 100_000))
     put_iterations(job, stage, max(1, episodes // (prompts * group)), 1.0, "total_episodes", "num_train_epochs", 1)
     coef = number(leaves.get("beta", 0.05))
-    stage.put("loss_terms", [{"use": "kl", "estimator": "k3", "coef": coef}] if coef else [], "beta")
+    word = str(leaves.get("kl_estimator", "kl3"))
+    estimator = ESTIMATORS.get(word, "k2" if word in ("kl1", "0") else "k3")
+    stage.put("loss_terms", [{"use": "kl", "estimator": estimator, "coef": coef}] if coef else [], "beta")
+    status = "mapped" if word in ESTIMATORS else "default differs"
+    leaves.account("kl_estimator", status, f"{stage.name}.loss_terms.kl.estimator: {estimator}")
     leaves.account("beta", "mapped", f"{stage.name}.loss_terms.kl.coef")
     loss = {"use": "clipped"}
     for theirs, own in (("clip_lower", "epsilon"), ("clip_higher", "epsilon_high")):
@@ -201,6 +211,7 @@ def _map_rl(job: Job, stage: StageDraft) -> None:
         if centred:
             stage.put("advantage", [{"use": "center", "by": "group"}], "advantage_normalization_type")
         leaves.mapped("advantage_normalization_type", f"{stage.name}.advantage")
+    stage.copy("mask_truncated_completions", "mask_truncated_completions", flag)
     for leaf in list(leaves.values):
         if leaf.startswith("vllm_"):
             leaves.harmless(leaf, "of vLLM, which posttrain places by itself: `engine: vllm`")

@@ -19,7 +19,7 @@ from schemas.importers.common.job import (
     use_whole_states,
 )
 from schemas.importers.common.optimisation import Names, map_batch, map_dtype, map_optimisation, map_steps
-from schemas.importers.common.pair_losses import set_pair_losses
+from schemas.importers.common.pair_losses import map_pair_loss, set_pair_losses
 from schemas.importers.common.references import refer
 from schemas.importers.common.rewards import map_rewards
 from schemas.importers.common.rollouts import put_iterations, put_rollouts
@@ -219,8 +219,12 @@ def _map_masks(stage: StageDraft) -> None:
 
 def _map_pairs(stage: StageDraft, name: str) -> None:
     options = f"{T}trainer_kwargs"
-    use = {"use": "kto" if name == "kto" else "dpo"}
-    set_pair_losses(stage, [use], f"{options}.loss_type", f"{options}.beta", 0.1, f"{options}.label_smoothing")
+    loss, beta, smoothing = (f"{options}.{key}" for key in ("loss_type", "beta", "label_smoothing"))
+    if name == "kto":
+        set_pair_losses(stage, [{"use": "kto"}], loss, beta, 0.1, smoothing)
+        stage.leaves.unsupported(loss, "the loss kto")
+    else:
+        map_pair_loss(stage, loss, beta, 0.1, smoothing)
     if "max_length" not in stage.lines:
         stage.copy(f"{options}.max_length", "max_length", whole)
     for key in ("max_length", "max_prompt_length", "max_completion_length"):

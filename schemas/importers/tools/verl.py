@@ -6,12 +6,14 @@ from schemas.importers.common.draft import StageDraft
 from schemas.importers.common.job import Job, Source, Tool, map_group, map_model, map_reporting, map_seed, put_sources
 from schemas.importers.common.optimisation import Names, map_optimisation
 from schemas.importers.common.references import refer
+from schemas.importers.common.report import Status
 from schemas.importers.common.rewards import BUILT_IN, find_function_in_file
 from schemas.importers.common.rollouts import put_iterations, put_rollouts
 from schemas.importers.common.values import mapping, number, whole
 from schemas.importers.known_keys.verl import KEYS
 from schemas.importers.tools.verl_keys import HARMLESS, UNSUPPORTED
 from schemas.importers.tools.verl_sft import convert_sft, map_lora
+from schemas.importers.tools.verl_shaping import map_shaping, pass_over_reward_model
 
 A, R, M = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
 OPTIM = f"{A}optim."
@@ -32,6 +34,10 @@ AGGREGATIONS: JsonObject = {
     "seq-mean-token-sum-norm": "constant",
 }
 ESTIMATORS = {"low_var_kl": "k3", "k3": "k3", "mse": "k2", "k2": "k2", "kl": "k2", "k1": "k2"}
+ESTIMATORS |= {f"{word}+": "k2" for word in (*ESTIMATORS, "abs")}
+"""Estimators of the KL term; one with `+` has the gradient of k2."""
+WITHOUT_GRADIENT = ("kl", "k1")
+"""Estimators whose gradient has the mean 0; the recipe has k2 in place of them."""
 NAMES = Names(
     learning_rate=f"{OPTIM}lr",
     optim=f"{OPTIM}optimizer",
@@ -87,6 +93,7 @@ def _convert_rl(job: Job) -> None:
     _map_sampling(stage)
     _map_loss(stage, algorithm)
     _map_kl(stage)
+    map_shaping(stage)
     if algorithm == "ppo":
         _map_critic(job, stage)
     else:
@@ -172,13 +179,13 @@ def _map_reward(job: Job) -> JsonObject:
         if reward and isinstance(options, dict) and options:
             reward["kwargs"] = options
             leaves.mapped(f"{at}.reward_kwargs", "rewards.kwargs")
-        leaves.harmless("reward_model", "the function scores")
+        pass_over_reward_model(leaves, "the function scores")
         return reward or {"use": "answers.exact"}
     if leaves.get("reward_model.enable") and leaves.has("reward_model.model.path"):
         reference = refer(leaves.get("reward_model.model.path"), job.places)
         for key in ("enable", "model.path"):
             leaves.account(f"reward_model.{key}", "mapped", f"rewards: models.learned, {reference}")
-        leaves.harmless("reward_model", SPEED)
+        pass_over_reward_model(leaves, SPEED)
         return {"use": "models.learned", "model": reference}
     files = str(leaves.get("data.train_files", "")).lower()
     word = "gsm8k" if "gsm8k" in files else "math"
@@ -187,7 +194,7 @@ def _map_reward(job: Job) -> JsonObject:
     leaves.state_default("custom_reward_function", "verl's function for the column data_source", ours)
     for key in ("reward_model.reward_manager", "data.reward_fn_key", "reward_manager.name"):
         leaves.account(key, "default differs", f"theirs {leaves.get(key)}; ours {ours}")
-    leaves.harmless("reward_model", "no reward model")
+    pass_over_reward_model(leaves, "no reward model")
     return dict(reward)
 
 
@@ -245,10 +252,11 @@ def _map_kl(stage: StageDraft) -> None:
     leaves = stage.leaves
     terms: list[JsonObject] = []
     if leaves.get(f"{A}use_kl_loss"):
-        word = str(leaves.get(f"{A}kl_loss_type", "low_var_kl")).rstrip("+")
+        word = str(leaves.get(f"{A}kl_loss_type", "low_var_kl"))
         coef = number(leaves.get(f"{A}kl_loss_coef", 0.001))
         terms.append({"use": "kl", "estimator": ESTIMATORS.get(word, "k3"), "coef": coef})
-        status = "mapped" if word in ESTIMATORS else "not supported"
+        status: Status = "default differs" if word in WITHOUT_GRADIENT else "mapped"
+        status = status if word in ESTIMATORS else "not supported"
         leaves.account(
             f"{A}kl_loss_type", status, f"{stage.name}.loss_terms.kl.estimator: {ESTIMATORS.get(word, 'k3')}"
         )

@@ -22,7 +22,7 @@ data.return_full_prompt global_profiler.** reward_model.launch_reward_fn_async
     | spread(
         FOLDERS,
         """
-config_path config_name config_dir trainer.default_local_dir trainer.default_hdfs_dir trainer.checkpoint.**
+config_path config_name config_dir working_dir trainer.default_local_dir trainer.default_hdfs_dir trainer.checkpoint.**
 """,
     )
     | spread(
@@ -30,7 +30,7 @@ config_path config_name config_dir trainer.default_local_dir trainer.default_hdf
         """
 standalone nnodes nproc_per_node node_rank rdzv_*
 trainer.n_gpus_per_node trainer.nnodes trainer.device ray_kwargs.** trainer.balance_batch
-trainer.ray_wait_register_center_timeout ray_init.**
+trainer.ray_wait_register_center_timeout ray_init.** no_wait runtime_env address submission_id entrypoint_*
 """,
     )
     | spread(
@@ -100,7 +100,6 @@ UNSUPPORTED = {
     "algorithm.use_pf_ppo": "see docs/rl.md for `prompt_sampler` and `resample`",
     f"{A}policy_loss.**": "see the presets in docs/recipes.md",
     "algorithm.rollout_correction.**": "importance correction is `importance_correction` of the stage",
-    "algorithm.filter_groups.**": "`algorithm: dapo` samples until groups vary: `resample`, `filter_groups`",
-    "reward_model.overlong_buffer.**": "set `reward_shaping: [{use: overlong, max_length: …, cache: …}]`",
+    "algorithm.rollout_is*": "importance correction is `importance_correction` of the stage",
 }
 """Keys without a counterpart, and what to do."""

@@ -125,8 +125,6 @@ def test_a_function_of_trl_gets_tokens_and_the_state_of_the_trainer_in_rl(module
     supplies = {"rows": ROWS, "completions": ["x", "x"], "samples": samples, "max_steps": 10}
     use = {"use": "foreign.trl", "function": f"{module}:needs_tokens"}
     assert bind(RewardUse.model_validate(use)).ask(5, supplies | {"step": 5}) == [2.5, None]
-    counted = bind(RewardUse.model_validate(use | {"none_score": 0}))
-    assert counted.ask(5, supplies | {"step": 5}) == [2.5, 0]
     with pytest.raises(StepError, match="needs_tokens takes `completion_ids`, which only samples of an `rl`"):
         score(use, ["1", "1"])
 

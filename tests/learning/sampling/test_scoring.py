@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from learning.evaluation.sampled_answers import compute_weighted_scores
@@ -111,7 +112,7 @@ def test_completions_that_raise_cannot_be_scored_and_the_others_are(capsys):
     assert CALLS == [["1", "x", "2", "3e0"], ["1"], ["x"], ["2"], ["3e0"], ["1", "2", "3e0"]]
     output = capsys.readouterr().err
     assert "1 of 4 completions cannot be scored: ValueError: could not convert string to float: 'x'" in output
-    assert "(test_scoring.py:21), for the" in output
+    assert "(test_scoring.py:22), for the" in output
     assert "the completion 'x' of row '0'" in output
     assert "Traceback" in output
 
@@ -216,3 +217,46 @@ def test_what_an_inner_reward_raises_is_the_outer_ones():
         "rewards.0",
     )
     assert compute_weighted_scores([gated], [1.0], [{"id": "0"}] * 2, ["true", "0.5"]) == [None, 0.0]
+
+
+def of_table(completions, samples, *, column):
+    """One column of a table of scores; a text holds its row, with `-` where there is none."""
+    return [None if (cell := text.split()[column]) == "-" else float(cell) for text in completions]
+
+
+@pytest.mark.parametrize("optional", [True, False])
+def test_optional_rewards_follow_the_rule_of_trl(optional):
+    """TRL 1.16: `nansum` of the weighted scores, and no reward at all where every function gives None."""
+    rng = np.random.default_rng(3)
+    score_NK = np.where(rng.random((40, 3)) < 0.5, np.nan, rng.integers(-3, 4, (40, 3)))
+    score_NK[:8] = np.where(np.arange(8)[:, None] >> np.arange(3) & 1, 1.0, np.nan)  # each pattern of gaps
+    texts = [" ".join("-" if np.isnan(s) else str(s) for s in row) for row in score_NK]
+    weights = [1.0, 0.5, 2.0]
+    gaps_N = np.isnan(score_NK).all(1) if optional else np.isnan(score_NK).any(1)
+    expected = np.where(gaps_N, np.nan, np.nansum(score_NK * weights, axis=1))
+    uses = [{"use": f"{__name__}:of_table", "column": k, "optional": optional} for k in range(3)]
+    rewards = [bind(RewardUse.model_validate(use), f"rewards.{k}") for k, use in enumerate(uses)]
+    samples = [Sample({"id": "q"}, 0, "policy", [1], [2], [-0.5], "stop", text) for text in texts]
+    score(rewards, weights, samples, {"step": 0, "seed": 0, "states": {}})
+    of_samples = [math.nan if sample.reward is None else sample.reward for sample in samples]
+    np.testing.assert_allclose(of_samples, expected, atol=0)
+    score(rewards, weights, samples, {"step": 0, "seed": 0, "states": {}}, read={rewards[0].name})
+    assert all(sample.reward is None for sample, row in zip(samples, score_NK, strict=True) if np.isnan(row[0]))
+    of = {"use": "composite.weighted", "of": [use | {"weight": w} for use, w in zip(uses, weights, strict=True)]}
+    inner = bind(RewardUse.model_validate(of), "rewards.0")
+    samples = [Sample({"id": "q"}, 0, "policy", [1], [2], [-0.5], "stop", text) for text in texts]
+    score([inner], [1.0], samples, {"step": 0, "seed": 0, "states": {}})
+    np.testing.assert_allclose([math.nan if s.reward is None else s.reward for s in samples], expected, atol=0)
+
+
+def by_words(completions, *, column):
+    """The same for an evaluation."""
+    return of_table(completions, [], column=column)
+
+
+def test_optional_rewards_of_an_evaluation_follow_it_too():
+    uses = [{"use": f"{__name__}:by_words", "column": k, "optional": True} for k in range(2)]
+    rewards = [bind(RewardUse.model_validate(use), f"rewards.{k}") for k, use in enumerate(uses)]
+    rows, texts = [{"id": "0"}] * 4, ["1 2", "1 -", "- 2", "- -"]
+    assert compute_weighted_scores(rewards, [1.0, 0.5], rows, texts) == [2.0, 1.0, 1.0, None]
+    assert compute_weighted_scores([bound("odd")], [0.0], rows[:2], ["none", "x"]) == [0.0, 0.0]

@@ -103,13 +103,16 @@ def test_the_metric_of_the_best_weights_keeps_its_name_and_direction(tool, tree,
     assert stage.get("greater_is_better") == (None if metric == "rouge" else metric != "eval_loss")
 
 
-def test_rewards_of_several_functions_that_give_none_count_as_nothing(tmp_path, monkeypatch):
+def test_rewards_of_several_functions_may_give_none_as_in_trl(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("def one(completions): return []\ndef two(completions): return []\n")
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n' * 8)
     tree = {"model_name_or_path": "org/name", "dataset_name": "rows.jsonl", "max_steps": 2}
-    several, _ = convert(tree | {"reward_funcs": ["mine.one", "mine.two"]}, "trl:grpo", tmp_path)
-    assert [reward["none_score"] for reward in several["rewards"]] == [0.0, 0.0]
+    several, _ = convert(tree | {"reward_funcs": ["mine.one", "accuracy_reward"]}, "trl:grpo", tmp_path)
+    assert [(reward["use"], reward["optional"]) for reward in several["rewards"]] == [
+        ("foreign.trl", True),
+        ("mathematics.equal", True),
+    ]
     alone, _ = convert(tree | {"reward_funcs": ["mine.one"]}, "trl:grpo", tmp_path)
     assert alone["rewards"] == [{"use": "foreign.trl", "function": "mine:one"}]
 
@@ -156,11 +159,11 @@ def test_iterations_of_grpo_count_generations(tmp_path):
 
 
 def test_a_value_that_cannot_be_taken_over_is_named_with_what_to_do(tmp_path):
-    stage, notes = convert(TRL | {"lr_scheduler_type": "polynomial", "optim": "galore_adamw"}, "trl:sft", tmp_path)
+    stage, notes = convert(TRL | {"lr_scheduler_type": "greedy", "optim": "galore_adamw"}, "trl:sft", tmp_path)
     assert "optim" not in stage
     assert notes["optim"].status == "not supported"
     assert "there are adamw, adamw_8bit" in notes["optim"].note
-    assert "no schedule polynomial" in notes["lr_scheduler_type"].note
+    assert "no schedule greedy" in notes["lr_scheduler_type"].note
 
 
 def test_a_default_of_the_tool_is_stated_only_where_it_differs(tmp_path):

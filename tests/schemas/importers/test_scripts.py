@@ -73,3 +73,22 @@ def test_options_of_a_launcher_are_no_unknown_keys(tmp_path):
     made = import_config([script], None, tmp_path / "recipe.yaml")
     assert made.tool.name == "open-instruct"
     assert {entry.status for entry in made.entries if entry.given} == {"harmless", "mapped"}
+
+
+def test_options_that_switch_off_what_is_on_are_those_of_their_keys(tmp_path):
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "trl sft --model_name_or_path org/name --dataset_name org/rows --no_bf16 --no-gradient-checkpointing \\\n"
+        "  --packing --no_packing --no_shuffling --no_cuda\n"
+    )
+    made = import_config([script], None, tmp_path / "recipe.yaml")
+    notes = {entry.key: entry for entry in made.entries if entry.given}
+    assert list(notes) == [
+        "model_name_or_path", "dataset_name", "packing", "no_packing", "no_shuffling", "no_cuda",
+        "no_bf16", "no_gradient_checkpointing",
+    ]  # fmt: skip
+    assert notes["no_bf16"].value is notes["no_gradient_checkpointing"].value is True
+    unknown = [key for key, entry in notes.items() if entry.status == "unknown"]
+    assert unknown == ["no_packing", "no_shuffling"]
+    stage = yaml.safe_load(made.text)["stages"]["sft"]
+    assert (stage["bf16"], stage["gradient_checkpointing"]) == (False, False)

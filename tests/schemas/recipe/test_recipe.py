@@ -34,7 +34,13 @@ def test_the_pipeline_is_ordered_typed_and_filled_in():
     settings = recipe.settings("explore")
     assert settings["learning_rate"] == 1e-4
     assert settings["policy_loss"] == {"use": "clipped", "epsilon": 0.2, "epsilon_high": None, "delta": None}
-    assert settings["rewards"][0] == {"use": "answers.exact", "weight": 1.0, "marker": None, "ignore_case": False}
+    assert settings["rewards"][0] == {
+        "use": "answers.exact",
+        "weight": 1.0,
+        "optional": False,
+        "marker": None,
+        "ignore_case": False,
+    }
     assert settings["loss_terms"][0]["coef"] == 0.04
     assert not {"description", "after", "resources", "retries", "timeout", "seed"} & set(settings)
     assert recipe.settings("refine")["policy_loss"]["epsilon"] == 0.1
@@ -181,7 +187,9 @@ def test_code_beside_the_recipe_is_checked_without_being_imported(tmp_path):
         return file
 
     recipe = load_recipe(with_reward("{use: 'my_lab:short'}"))
-    assert recipe.settings("refine")["rewards"] == [{"use": "my_lab:short", "weight": 1.0, "limit": 9}]
+    assert recipe.settings("refine")["rewards"] == [
+        {"use": "my_lab:short", "weight": 1.0, "optional": False, "limit": 9}
+    ]
     assert "greater than or equal to 1" in problems(with_reward("{use: 'my_lab:short', limit: 0}"))[0].message
     assert "did you mean `limit`" in problems(with_reward("{use: 'my_lab:short', limt: 3}"))[0].advice
     assert "did you mean `short`" in problems(with_reward("'my_lab:shrt'"))[0].advice
