@@ -18,7 +18,7 @@ from transformers import AutoModelForTokenClassification
 
 from learning.auxiliary_networks.network import Head, Likelihood, Valued, copy_body
 from learning.batch.batch import Batch
-from learning.models.forwards import keep_score_caps, unwrap, use_onednn
+from learning.models.forwards import correct_attention, unwrap, use_onednn
 from learning.models.model_files import is_reward_model
 from learning.models.policy import LOCAL_ONLY, Policy, load_policy, load_tokenizer, save_policy
 from learning.models.reward_model import load_reward_model
@@ -103,7 +103,7 @@ def load_network(folder: Path, *, device: str = "cpu", dtype: str = "float32") -
     loaded = AutoModelForTokenClassification.from_pretrained(
         folder, dtype=getattr(torch, dtype), use_safetensors=True, **LOCAL_ONLY
     )
-    keep_score_caps(loaded)
+    correct_attention(loaded)
     use_onednn(loaded.to(device))
     network = Valued(loaded.to(device).eval().base_model, settings["head"], settings["heads"], 0)
     file = Weights(folder)

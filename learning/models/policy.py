@@ -23,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 
 from learning.data.chat import find_turn_ends
 from learning.lookup import load_model_reader, load_optional
-from learning.models.forwards import fill_buffers, keep_score_caps, use_onednn
+from learning.models.forwards import correct_attention, fill_buffers, use_onednn
 from learning.models.model_files import is_multimodal
 from learning.models.unread_weights import UnreadWeights, find_obstacle, list_unread
 from learning.parallel.group import ALONE, Group
@@ -156,7 +156,7 @@ def _load_model(
             )
             tokenizer = load_tokenizer(folder)
         model, info = loaded
-        keep_score_caps(model)
+        correct_attention(model)
     except (*UNREADABLE, ImportError, SafetensorError) as error:
         raise StepError(f"{folder.name}: this model cannot be loaded: {error}") from error
     if wrong := sorted([*info["missing_keys"], *info["mismatched_keys"]], key=str):

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
 from learning.lookup import load_model_reader
-from learning.models.forwards import fill_buffers, keep_score_caps, unwrap, use_onednn
+from learning.models.forwards import correct_attention, fill_buffers, unwrap, use_onednn
 from learning.models.model_files import ADAPTER_CONFIG, REWARD_FILE, REWARD_HEAD, find_reward_model_problem
 from learning.models.packed import pack, packed_hidden
 from learning.models.policy import (
@@ -100,7 +100,7 @@ def make_reward_model(policy: Policy, max_length: int | None) -> RewardModel:
             model = AutoModelForSequenceClassification.from_config(
                 config, dtype=policy.model.dtype, attn_implementation="sdpa"
             )
-        keep_score_caps(model)
+        correct_attention(model)
         fill_buffers(model)
         # The same tensors, not a second copy of the model.
         model.base_model.load_state_dict(body.state_dict(), assign=True)
@@ -132,7 +132,7 @@ def load_reward_model(folder: Path, *, device: str = "cpu", dtype: str = "float3
     model, tokenizer = (
         _load_adapted(folder, dtype) if (folder / ADAPTER_CONFIG).is_file() else _load_classifier(folder, dtype)
     )
-    keep_score_caps(model)
+    correct_attention(model)
     model = model.to(device).eval()
     use_onednn(model)
     if not (folder / REWARD_FILE).is_file():

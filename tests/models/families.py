@@ -6,7 +6,7 @@
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from learning.models.forwards import keep_score_caps
+from learning.models.forwards import correct_attention
 
 VOCABULARY = 61
 COMMON = {
@@ -55,8 +55,8 @@ DENSE_MLA = {
     "v_head_dim": 8,
     "num_key_value_heads": 4,
 }
-INDEXED = {"index_topk": 8, "index_n_heads": 16, "index_head_dim": 8}
-"""Attention to chosen tokens: with few heads many scores are exactly 0, and which of equal ones is chosen is chance."""
+INDEXED = {"index_topk": 8, "index_n_heads": 4, "index_head_dim": 8}
+"""Attention to chosen tokens: with few heads many scores are exactly 0, so that equal scores are common."""
 WINDOW = {"sliding_window": 8}
 FAMILIES = {
     "llama": {},
@@ -245,7 +245,7 @@ def make_family(kind, seed=0, **more):
     keys = {**COMMON, **FAMILIES[kind], **more}
     config = AutoConfig.for_model(kind, **{key: value for key, value in keys.items() if value is not None})
     model = AutoModelForCausalLM.from_config(config).eval()
-    keep_score_caps(model)
+    correct_attention(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim >= 2:
