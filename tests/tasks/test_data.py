@@ -10,6 +10,7 @@ from schemas.stages.data import Data
 from tests.tasks.data_stages import convert, line
 
 GOOD = line("2+2?", "4")
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n"
 
 
 def spoken(row):
@@ -165,6 +166,19 @@ BAD = {
     ),
     "a system prompt that is a number": (line("2+2?", "4", system=3), "`system` is no text but int"),
     "an id again": (line("3+3?", "6", id="first"), "id 'first' is that of an earlier row"),
+    "NUL in a text": (line("2+2?", "4\0"), r"text with the character NUL \(U\+0000\)"),
+    "NULs in place of a row": (b"\0" * 300, "no JSON"),
+    "a number beyond any": (GOOD[:-1] + ', "score": 1e999}', "1e999 is too large a number"),
+    "a turn without width": (line("2+2?", "\u200b\ufeff"), r"message 2 \(assistant\) is empty"),
+    "a tool that is a text": (line("2+2?", "4", tools=["add"]), "`tools`, tool 1 is no object but str"),
+    "arguments that are no JSON": (
+        GOOD.replace('"4"', 'null, "tool_calls": [{"function": {"name": "f", "arguments": "{x"}}]'),
+        "message 2: the arguments of a tool call are no JSON",
+    ),
+    "a mark in the middle": (b"\xef\xbb\xbf" + GOOD.encode(), "no JSON"),
+    "encoded twice": (json.dumps(GOOD), "no JSON object but str"),
+    "a role with a blank": (GOOD.replace('"assistant"', '"assistant "'), "has role 'assistant '"),
+    "content that is a map": (GOOD.replace('"4"', '{"text": "4"}'), "content is no text but dict"),
 }
 
 
@@ -184,11 +198,59 @@ def test_a_bad_row_is_reported_with_file_and_row_and_nothing_is_lost(tmp_path, b
     assert [(k["file"], k["row"], k["reason"]) for k in kept] == [("b/a.jsonl", 2, dropped[0]["detail"])]
 
 
+def test_the_content_of_a_row_with_an_id_again_is_kept(tmp_path):
+    content = "\n".join([line("1+1?", "2", id="a"), line("3+3?", "6", id="a", level=2)])
+    _, result, report = convert(tmp_path, {"a.jsonl": content}, on_bad_row="quarantine")
+    (kept,) = [json.loads(text) for text in (report / "quarantine.jsonl").read_text().splitlines()]
+    assert result.details["dropped"] == {"duplicate id": 1}
+    assert (kept["row"], kept["content"]["id"], kept["content"]["metadata"]) == (2, "a", '{"level": 2}')
+    assert [m["content"] for m in kept["content"]["prompt"] + kept["content"]["completion"]] == ["3+3?", "6"]
+
+
+def test_texts_about_nul_and_empty_arguments_are_no_defects(tmp_path):
+    calls = [{"function": {"name": "f", "arguments": ""}}]
+    spoken = [
+        {"role": "user", "content": r"what is \u0000?"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+    ]
+    rows, _, _ = convert(tmp_path, {"a.jsonl": json.dumps({"messages": spoken})})
+    assert rows[0]["prompt"][0]["content"] == r"what is \u0000?"
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.csv", b"text\na\nb\0\n"), ("a.txt", b"a\0\1")])
+def test_nul_is_named_in_every_format(tmp_path, name, content):
+    with pytest.raises(StepError, match=rf"{name}, row \d: text with the character NUL"):
+        convert(tmp_path, {name: content}, format="text")
+
+
 BAD_FILES = {
     "UTF-16": ({"a.jsonl": GOOD.encode("utf-16")}, "a.jsonl: encoded as UTF-16; convert it"),
     "cut-off gzip": (
         {"a.jsonl.gz": gzip.compress(GOOD.encode() * 99)[:-20]},
         r"a\.jsonl\.gz: cannot be read after row",
+    ),
+    "UTF-32": ({"a.jsonl": GOOD.encode("utf-32")}, "a.jsonl: encoded as UTF-32; convert it"),
+    "a pointer of Git LFS": ({"a.jsonl": POINTER}, "a.jsonl: a pointer of Git LFS.*git lfs pull"),
+    "a pointer in place of Parquet": ({"a.parquet": POINTER}, "a.parquet: a pointer of Git LFS"),
+    "a sheet of Excel": ({"a.csv": b"PK\x03\x04" + b"\0\1" * 50}, "a.csv: a ZIP archive or a sheet of Excel"),
+    "zstd by another name": (
+        {"a.jsonl.gz": pa.compress(b"x" * 99, "zstd", asbytes=True)},
+        "cannot be read after row 0",
+    ),
+    "cut-off zstd": (
+        {"a.jsonl.zst": pa.compress(f"{GOOD}\n".encode() * 999, "zstd", asbytes=True)[:-9]},
+        "a.jsonl.zst: cannot be read after row 0: Truncated",
+    ),
+    "rubbish after gzip": (
+        {"a.jsonl.gz": gzip.compress(f"{GOOD}\n".encode()) + b"rubbish"},
+        "a.jsonl.gz: cannot be read after row 1: Not a gzipped file",
+    ),
+    "one line that is a list": ({"a.jsonl": f"[{GOOD}]"}, "a.jsonl, row 1: no JSON object but list"),
+    "line ends of old Macs": ({"a.jsonl": f"{GOOD}\r{GOOD}\r"}, "a.jsonl, row 1: no JSON: Extra data"),
+    "comments": ({"a.json": f"[\n// first\n{GOOD}]"}, "a.json, row 1: no JSON"),
+    "columns of lists": (
+        {"a.json": json.dumps({"prompt": ["a"], "completion": ["b"]})},
+        "a.json, row 1: prompt, message 1 is no object but str",
     ),
     "UTF-16 without a mark": ({"a.jsonl": GOOD.encode("utf-16-le")}, "a.jsonl: encoded as UTF-16; convert it"),
     "gzip by another name": ({"a.jsonl": gzip.compress(GOOD.encode())}, r"a.jsonl: compressed, .*; call it a.jsonl.gz"),

@@ -7,7 +7,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from learning.data.messages import make_batch
+from learning.data.messages import make_batch, unpack_rows
 from learning.data.rows import SCHEMAS, Row
 from learning.data.shards import ShardWriter, find_shards, scan_shards
 from learning.data.sources.dropped import DroppedRows
@@ -76,12 +76,18 @@ def find_repeated(folder: Path, spill: Path, num_threads: int) -> np.ndarray:
 def drop_repeated(
     folder: Path, emit: Emit, repeated: np.ndarray, dropped: DroppedRows, sources: Sequence[SourceRows]
 ) -> None:
-    """Add the rows whose id is there twice to the dropped ones. Raise StepError where the source is to stop."""
+    """Add the rows whose id is there twice to the dropped ones. Raise StepError where the source is to stop.
+
+    What is kept of them for correction is the row as it was converted.
+    """
     ends = np.cumsum([source.read for source in sources])
-    for batch in _scan(folder, emit, ["id", *(field.name for field in PLACES)]):
-        for row in batch.filter(pa.array(np.isin(batch.column("read").to_numpy(), repeated))).to_pylist():
+    places = [field.name for field in PLACES]
+    keeps = any(source.source.on_bad_row == "quarantine" for source in sources)
+    for batch in _scan(folder, emit, [*(SCHEMAS[emit].names if keeps else ["id"]), *places]):
+        for row in unpack_rows(batch.filter(pa.array(np.isin(batch.column("read").to_numpy(), repeated)))):
             source = sources[int(ends.searchsorted(row["read"], "right"))]
-            record = Record(row["file"], row["number"], {"id": row["id"]})
+            content = {key: value for key, value in row.items() if value is not None and key not in places}
+            record = Record(row["file"], row["number"], content)
             source.kept -= 1
             detail = f"id {row['id']!r} is that of an earlier row"
             dropped.add(record, row["read"], "duplicate id", detail, source.source.on_bad_row)

@@ -19,6 +19,8 @@ SHAREGPT_ROLES = {
     "function_response": "tool",
     "function_call": "assistant",
 }
+BLANK = "".join(letter for letter in map(chr, range(0x3001)) if letter.isspace()) + "\u200b\u200c\u200d\u2060\ufeff"
+"""White space, and characters without width: a message of these alone is empty."""
 IMAGE_KEYS = ("images", "image", "videos", "audio", "audios")
 Message = dict[str, Any]
 
@@ -69,7 +71,7 @@ def _read_message(message: Any, where: str) -> Message:
         made["tool_calls"] = calls
     if content is None and not calls:
         raise BadRow(f"{where} ({role}) has no content")
-    if role in ("user", "assistant") and not calls and not str(content).strip():
+    if role in ("user", "assistant") and not calls and not str(content).strip(BLANK):
         raise BadRow(f"{where} ({role}) is empty")
     return {**made, "content": content}
 
@@ -110,7 +112,16 @@ def _read_calls(calls: Any, where: str) -> list[Message]:
         function = call.get("function", call)
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise BadRow(f"{where}: a tool call has no name")
+        if isinstance(arguments := function.get("arguments"), str) and arguments.strip():
+            _parse_arguments(arguments, where)
     return calls
+
+
+def _parse_arguments(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadRow(f"{where}: the arguments of a tool call are no JSON: {error}") from error
 
 
 def _check_order(messages: list[Message], field: str) -> None:

@@ -1,6 +1,7 @@
 """Rows of every format as posttrain's own rows; what does not fit raises BadRow with the reason."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,8 @@ WRITTEN: dict[Emit, tuple[str, ...]] = {
 }
 """Columns of an artifact type that a model or a person wrote for a prompt."""
 SCORES = tuple(f"score_{side}" for side in SIDES)
+NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+"""The character NUL as JSON writes it; an even number of backslashes before it makes it a text about NUL."""
 COMMON = ("id", "answer", "family", *JSON_COLUMNS)
 """Columns that rows of every format may have."""
 
@@ -64,7 +67,7 @@ def convert_row(reader: FormatReader, fields: Values, place: str, emit: Emit) ->
     row |= made
     if lacking := next((name for name in WRITTEN[emit] if name not in row), None):
         raise BadRow(f"no `{lacking}`")
-    _refuse_half_characters(row)
+    _refuse_broken_text(row)
     return row
 
 
@@ -89,14 +92,21 @@ def _check_json(value: Any, name: str) -> Any:
         raise BadRow(f"`{name}` is no JSON: {error}") from error
     if not isinstance(parsed, list if name == "tools" else dict):
         raise BadRow(f"`{name}` is no {'list' if name == 'tools' else 'object'}")
+    if name == "tools" and not all(isinstance(tool, dict) for tool in parsed):
+        number = next(i for i, tool in enumerate(parsed, 1) if not isinstance(tool, dict))
+        raise BadRow(f"`tools`, tool {number} is no object but {type(parsed[number - 1]).__name__}")
     return value
 
 
-def _refuse_half_characters(row: Row) -> None:
+def _refuse_broken_text(row: Row) -> None:
+    """Raise BadRow for half a character, and for NUL, of which damaged files and writes that were cut off consist."""
+    written = json.dumps(row, ensure_ascii=False, default=str)
     try:
-        json.dumps(row, ensure_ascii=False, default=str).encode()
+        written.encode()
     except UnicodeEncodeError as error:
         raise BadRow(f"text with half a character (U+{ord(error.object[error.start]):04X})") from error
+    if "\\u0000" in written and NUL.search(written):
+        raise BadRow("text with the character NUL (U+0000), as damaged files have")
 
 
 def _convert_messages(fields: Values) -> Row:

@@ -2,6 +2,7 @@
 
 import codecs
 import json
+import math
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
@@ -18,7 +19,9 @@ class StrictParser:
 
     def __init__(self) -> None:
         self.repeated: str | None = None
-        self.decoder = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=self._collect)
+        self.decoder = json.JSONDecoder(
+            parse_constant=_refuse_constant, parse_float=_read_finite, object_pairs_hook=self._collect
+        )
 
     def parse(self, text: str) -> Any:
         """Return the value of a text. Raise ValueError or RecursionError if it is no JSON."""
@@ -62,6 +65,14 @@ def iterate_json(file: BinaryIO, name: str, parser: StrictParser) -> Iterator[An
 def _refuse_constant(text: str) -> Any:
     """Raise ValueError for NaN and Infinity, which Python's parser accepts and JSON does not have."""
     raise ValueError(f"{text} is no JSON value")
+
+
+def _read_finite(text: str) -> float:
+    """Return a number. Raise ValueError for one such as 1e999, which Python reads as Infinity."""
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return value
 
 
 class _Window:

@@ -21,6 +21,9 @@ BATCH = 1024
 """Rows of Parquet and Arrow files that are decoded together."""
 UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowException)
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
+UTF32 = (b"\xff\xfe\0\0", b"\0\0\xfe\xff")
+POINTER = b"version https://git-lfs.github.com/"
+ZIP = b"PK\x03\x04"
 OTHER_MARKS = (";", "\t", "|", ",")
 """What divides columns in files that are called CSV, or TSV, and are none."""
 COMPRESSED_BY = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
@@ -115,12 +118,23 @@ def make_record(value: Any, name: str, number: int, repeated: str | None = None)
 
 
 def _refuse_other_content(start: bytes, name: str) -> None:
-    """Raise StepError if a file of text begins like UTF-16, or like a compressed file whose name does not say so."""
+    """Raise StepError if a file of text begins like UTF-16, or like a file of another kind than its name says."""
+    _refuse_pointer(start, name)
+    if start.startswith(ZIP):
+        raise StepError(f"{name}: a ZIP archive or a sheet of Excel; unpack it, or export the sheet as CSV")
+    if start.startswith(UTF32):
+        raise StepError(f"{name}: encoded as UTF-32; convert it to UTF-8: iconv -f UTF-32 -t UTF-8")
     if start.startswith(UTF16) or (len(start) > 3 and 0 in start[:2] and start[:4].count(0) == 2):
         raise StepError(f"{name}: encoded as UTF-16; convert it to UTF-8: iconv -f UTF-16 -t UTF-8")
     for suffix, magic in COMPRESSED_BY.items():
         if start.startswith(magic):
             raise StepError(f"{name}: compressed, and its name does not say so; call it {name}{suffix}")
+
+
+def _refuse_pointer(start: bytes, name: str) -> None:
+    """Raise StepError for what Git LFS writes in place of a file that was not fetched."""
+    if start.startswith(POINTER):
+        raise StepError(f"{name}: a pointer of Git LFS, not the file itself; fetch it: git lfs pull")
 
 
 def _read_json(path: Path, name: str) -> Iterator[Record]:
@@ -202,6 +216,8 @@ def _read_tsv(path: Path, name: str) -> Iterator[Record]:
 def _read_parquet(path: Path, name: str) -> Iterator[Record]:
     if path.suffix.lower() != ".parquet":
         raise StepError(f"{name}: Parquet is compressed inside; decompress the file")
+    with path.open("rb") as content:
+        _refuse_pointer(content.read(len(POINTER)), name)
     with open_shard(path, name) as file:
         yield from _read_batches(file.iter_batches(batch_size=BATCH), name)
 
@@ -211,7 +227,9 @@ def _read_arrow(path: Path, name: str) -> Iterator[Record]:
     if path.suffix.lower() != ".arrow":
         raise StepError(f"{name}: decompress the file; Arrow is read in place")
     with pa.memory_map(str(path)) as file:
-        is_file = file.read(6) == b"ARROW1"
+        start = file.read(len(POINTER))
+        _refuse_pointer(start, name)
+        is_file = start.startswith(b"ARROW1")
         file.seek(0)
         if is_file:
             reader = pa.ipc.open_file(file)
