@@ -139,5 +139,5 @@ def test_models_of_evaluations_and_merges(place):
     assert stage["chat_template_kwargs"] == {"enable_thinking": False}
     assert notes["model_args.enable_thinking"].status == "mapped"
     stage, notes = convert(place, "mergekit/breadcrumbs_adapter.yaml")
-    assert stage["models"][2]["model"] == "hub:org/some-lora"
+    assert stage["models"][2]["model"] == "hub:org/mistral-lora"
     assert "must be mlabonne/NeuralHermes-2.5-Mistral-7B" in notes["models.2.model"].note
