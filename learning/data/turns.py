@@ -188,7 +188,7 @@ def lay_out(
     for number, (start, end) in zip(numbers, turns, strict=True):
         texts = _list_texts(whole.messages[number], opening if number == resumed else None, final=number == last)
         if not _holds(view.text[start:end], texts):
-            return _lay_out_as_sampled(view, numbers, number)
+            return _lay_out_as_sampled(view, numbers, number, view.text[start:end])
         _refuse_foreign_text(view, number, start, end)
     closed = bool(find_end_text(tokenizer))
     if not closed and last in numbers:
@@ -242,7 +242,7 @@ class _View:
         at = other.index(place)
         common = count_common(self.text, other)
         start = self._find_start(number, before, common)
-        end = self._find_end(other[at + len(place) :], end_text, common)
+        end = self._find_end(other[at + len(place) :], end_text, common, self._read_opening(number, before)[1])
         if end <= start:
             raise StepError(f"{self.dialogue.name}: the chat template does not show where message {number + 1} is")
         return start, end
@@ -284,9 +284,7 @@ class _View:
         """Return where a turn begins; `common` characters are shared with the rendering that has a place in it."""
         if before is not None and self.text.startswith(before):
             return len(before)
-        messages = self.dialogue.messages[:number]
-        closed = fill_template(self.tokenizer, self.dialogue, messages) if messages else ""
-        opening = before[len(closed) :] if before is not None and before.startswith(closed) else ""
+        closed, opening = self._read_opening(number, before)
         special = get_special_pattern(self.tokenizer)
         match = special.search(opening) if special is not None else None
         head = opening[: match.end()] if match else opening
@@ -294,13 +292,22 @@ class _View:
         # A template may write less before a turn that is over than before one that is to come.
         return at + count_common(self.text[at:common], opening) if at >= 0 else common
 
-    def _find_end(self, after: str, end_text: str, common: int) -> int:
-        """Return where a turn ends; `after` is what stands after the place in the other rendering."""
+    def _read_opening(self, number: int, before: str | None) -> tuple[str, str]:
+        """Return the messages before a turn as the template writes them, and the generation prompt after them."""
+        messages = self.dialogue.messages[:number]
+        closed = fill_template(self.tokenizer, self.dialogue, messages) if messages else ""
+        return closed, before[len(closed) :] if before is not None and before.startswith(closed) else ""
+
+    def _find_end(self, after: str, end_text: str, common: int, opening: str) -> int:
+        """Return where a turn ends; `after` is what stands after the place in the other rendering.
+
+        A special token that opens turns (`opening` is a generation prompt) ends none, unless the last one ends with it.
+        """
         if end_text:
             special = get_special_pattern(self.tokenizer)
             match = special.search(after) if special is not None else None
             closing = end_text if after.startswith(end_text) else after[: match.end()] if match else ""
-            bare = match is not None and not after[: match.start()].strip()
+            bare = match is not None and not after[: match.start()].strip() and not opening.startswith(match[0])
             rest = after[len(closing) :]
             if (closing == end_text or bare) and self.text.endswith(rest) and len(self.text) - len(rest) >= common:
                 return len(self.text) - len(rest)
@@ -308,14 +315,17 @@ class _View:
         return len(self.text) - shared
 
 
-def _lay_out_as_sampled(view: _View, numbers: Sequence[int], at: int) -> Layout:
-    """Return the layout with the last turn as a model samples it, since the template leaves out a part of it.
+def _lay_out_as_sampled(view: _View, numbers: Sequence[int], at: int, turn: str) -> Layout:
+    """Return the layout with the last turn as a model samples it, since the template leaves out its thinking.
 
-    The thinking of a last turn is what there is to learn; templates drop it from turns that are over.
+    The thinking of a last turn is what there is to learn; templates drop it from turns that are over. `turn` is what
+    the template writes instead.
     """
     message, before, last = view.dialogue.messages[at], view.render_before(at), len(view.dialogue.messages) - 1
     content = message.get("content")
-    if at != last or set(message) != {"role", "content"} or not isinstance(content, str) or before is None:
+    answer = _list_texts(message, view.opening if at == view.resumed else None, final=False)
+    plain = at == last and set(message) == {"role", "content"} and isinstance(content, str)
+    if not plain or before is None or not _holds(turn, answer):
         raise StepError(
             f"{view.dialogue.name}: the chat template leaves out a part of message {at + 1}, which is to be learned "
             f"({', '.join(message)}); write the thinking in its content, or give a `chat_template` that renders it"
@@ -352,14 +362,25 @@ def _list_texts(message: Row, opening: str | None, *, final: bool) -> list[str]:
 
 
 def _refuse_foreign_text(view: _View, number: int, start: int, end: int) -> None:
-    """Raise StepError if the message after a turn seems to stand inside of it."""
-    after = view.dialogue.messages[number + 1 : number + 2]
-    texts = [message["content"] for message in after if isinstance(message.get("content"), str)]
-    if texts and texts[0].strip() and not _holds(view.text[end:], texts) and _holds(view.text[start:end], texts):
+    """Raise StepError if the message after a turn seems to stand inside of it, or the one before it after it."""
+    name, (before, turn, rest) = view.dialogue.name, (view.text[:start], view.text[start:end], view.text[end:])
+    after = _list_contents(view.dialogue.messages[number + 1 : number + 2])
+    if after and not _holds(rest, after) and _holds(turn, after):
         raise StepError(
-            f"{view.dialogue.name}: the chat template does not say where message {number + 1} ends: message "
+            f"{name}: the chat template does not say where message {number + 1} ends: message "
             f"{number + 2} stands inside of it; give a `chat_template` with {{% generation %}} tags"
         )
+    earlier = _list_contents(view.dialogue.messages[max(number - 1, 0) : number])
+    if earlier and not _holds(before, earlier) and _holds(rest, earlier):
+        raise StepError(
+            f"{name}: the chat template writes message {number} after message {number + 1}; give a `chat_template` "
+            "that keeps the order of messages"
+        )
+
+
+def _list_contents(messages: Messages) -> list[str]:
+    contents = [message.get("content") for message in messages]
+    return [text for text in contents if isinstance(text, str) and text.strip()]
 
 
 def _holds(turn: str, texts: Sequence[str]) -> bool:

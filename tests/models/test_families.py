@@ -113,8 +113,24 @@ def test_completions_are_drawn_from_the_own_forward(kind):
 def test_a_model_that_decodes_other_numbers_without_a_cache_too_is_refused(monkeypatch):
     monkeypatch.setattr(own_cache, "_is_exact", lambda model, cached: False)
     engine = Engine(SimpleNamespace(model=make_family("bloom"), stop_ids=(EOS,), max_length=256), max_slots=5)
-    with pytest.raises(StepError, match="decoding a bloom model token by token gives other numbers"):
+    with pytest.raises(StepError, match="decoding a bloom model token by token fails or gives other numbers"):
         engine.generate([Request([3, 4, 5], 1, seed=5)], Sampling(1.0, max_new_tokens=3))
+
+
+def test_a_model_whose_cache_cannot_be_used_is_decoded_without_it(monkeypatch):
+    model, truth = make_family("bloom"), make_family("bloom")
+    request, sampling = Request([3, 4, 5], 2, seed=5), Sampling(1.0, max_new_tokens=3)
+
+    def generate(*args, **kwargs):
+        raise ValueError("states of another shape")
+
+    monkeypatch.setattr(model, "generate", generate)
+    engines = [
+        Engine(SimpleNamespace(model=one, stop_ids=(EOS,), max_length=256), max_slots=5) for one in (model, truth)
+    ]
+    uncached, cached = (engine.generate([request], sampling)[0] for engine in engines)
+    assert [one.token_ids for one in uncached] == [one.token_ids for one in cached]
+    assert "no cache" in engines[0].describe()["decoding"]
 
 
 @pytest.mark.parametrize("kind", FAMILIES)

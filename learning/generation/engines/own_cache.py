@@ -21,7 +21,7 @@ from learning.generation.engines.flight import InFlight
 from learning.generation.engines.running import Prefilled
 from learning.generation.engines.token_sampling import pick
 from learning.models.forwards import evaluation_mode
-from learning.models.packed import choose_forward
+from learning.models.packed import UNFIT, choose_forward
 from learning.models.padded import compute_logits, get_body
 from learning.models.reduced import is_close
 from learning.samples.engine_protocol import Generation, Request, Sampling
@@ -182,20 +182,23 @@ def has_exact_cache(model: Any) -> bool:
         exact = _is_exact(model, cached=True)
         if not exact and not _is_exact(model, cached=False):
             raise StepError(
-                f"engine torch: decoding a {model.config.model_type} model token by token gives other numbers than its "
-                "own forward in the installed transformers, with and without a cache; sample it with another engine"
+                f"engine torch: decoding a {model.config.model_type} model token by token fails or gives other numbers "
+                "than its own forward in the installed transformers, with and without a cache; sample it otherwise"
             )
         _EXACT[model] = exact
     return _EXACT[model]
 
 
 def _is_exact(model: Any, *, cached: bool) -> bool:
-    """Return whether decoding a few tokens gives the log-probabilities of the model's own forward."""
+    """Return whether decoding a few tokens works and gives the log-probabilities of the model's own forward."""
     plain = Sampling(0.0, max_new_tokens=CHECKED)
     size = model.get_input_embeddings().weight.shape[0]
     prompts = [[(3 + 5 * i + 11 * row) % size for i in range(9)] for row in range(2)]
     rows = [Row(Request(prompt, 1, seed=0), 0, plain, ends=()) for prompt in prompts]
-    _decode(model, rows, plain, cached)
+    try:
+        _decode(model, rows, plain, cached)
+    except UNFIT:
+        return False
     ids_BL = torch.tensor([row.known + row.completion for row in rows], device=model.device)
     with evaluation_mode(model):
         logits_BLV = model(input_ids=ids_BL, use_cache=False).logits[:, -CHECKED - 1 : -1]
@@ -207,7 +210,7 @@ def describe_missing_cache(model: Any) -> dict[str, str]:
     """Return the note `decoding` of a model that was decoded without its cache; empty for any other."""
     if _EXACT.get(model, True):
         return {}
-    why = "its cache in the installed transformers gives other numbers than its own forward"
+    why = "its cache in the installed transformers fails or gives other numbers than its own forward"
     return {"decoding": f"no cache, a forward over all tokens for each ({model.config.model_type}: {why})"}
 
 
