@@ -190,13 +190,15 @@ class Evaluation:
         """Return samples, calls and answers to libraries' tasks; those of an earlier attempt are in the journal."""
         stage, context, folder = self.stage, self.context, self.context.input(port)
         policy = load_sampling_policy(folder, context.device, context.actors, stage, stage.dtype)
-        agent = context.inputs.get(f"agents.{port.partition('.')[2]}", context.inputs.get("agent"))
-        env, problems = load_env(agent, stage.env), list(load_rows(agent, self.problems))
+        name = port.partition(".")[2]
+        agent = context.inputs.get(f"agents.{name}", context.inputs.get("agent"))
+        place, own = (f"envs.{name}", stage.envs[name]) if name in stage.envs else ("env", stage.env)
+        env, problems = load_env(agent, own), list(load_rows(agent, self.problems))
         self.started += 1
         with (
             RowJournal(context.checkpoints / f"sampled-{self.started}.jsonl") as journal,
             open_engine(stage.engine, policy, context.actors, folder, self.account, stage) as plain,
-            open_environment(plain, env, policy.tokenizer, context.inputs, policy.max_length) as engine,
+            open_environment(plain, env, policy.tokenizer, context.inputs, policy.max_length, place) as engine,
         ):
             self.spend = choose_spend(context, engine)
             sampling = Sampling(stage.temperature, stage.max_completion_length)
@@ -265,7 +267,7 @@ def compare_weights(stage: Evaluate, context: Context, ports: dict[str, str]) ->
 
 def has_episodes(stage: Evaluate) -> bool:
     """Return whether the models play in an environment."""
-    return bool(stage.env or stage.agent or stage.agents)
+    return bool(stage.env or stage.envs or stage.agent or stage.agents)
 
 
 def select_samples(

@@ -79,6 +79,16 @@ def test_the_recipes_of_the_page_validate(lab, name):
     assert load_recipe(lab / "changed.yaml").settings("trained")["env"]["max_turns"] in (3, 8, 12)
 
 
+def test_an_evaluation_of_the_page_compares_context_policies(lab):
+    recipe = yaml.safe_load((ROOT / "recipes/guess.yaml").read_text())
+    report = recipe["stages"]["report"]
+    recipe["stages"]["report"] = report | yaml.safe_load(TEXT["compared"])
+    (lab / "changed.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    settings = load_recipe(lab / "changed.yaml").settings("report")
+    assert settings["env"]["context"] is None
+    assert {name: env["context"]["use"] for name, env in settings["envs"].items()} == {"memory": "memory"}
+
+
 def test_a_user_context_policy_validates_and_shows_the_first_and_the_last_turn(lab):
     recipe = yaml.safe_load((ROOT / "recipes/guess.yaml").read_text())
     recipe["stages"]["trained"]["env"] = {

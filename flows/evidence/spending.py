@@ -12,13 +12,15 @@ from schemas.plan import Plan, Step
 
 
 def find_makers(plan: Plan, report: str, name: str, store: Store) -> list[str]:
-    """Return the steps that made a model of the report, and its agent if it has its own; of a loop, the last that ran.
+    """Return the steps that made a model of the report, and its own agent, solver and environment if it has them.
 
-    Raise PlanError for a model from outside.
+    Of a loop, only the last step that ran. Raise PlanError for a model from outside.
     """
     makers: list[str] = []
-    for port in (f"models.{name}", f"agents.{name}"):
-        steps = next((i.steps for i in plan.step(report).inputs if i.port == port), ())
+    inputs = {one.port: one.steps for one in plan.step(report).inputs}
+    own = [port for port in inputs if port.startswith((f"solvers.{name}.", f"envs.{name}."))]
+    for port in (*own, f"models.{name}", f"agents.{name}"):
+        steps = inputs.get(port, ())
         makers += [s for s in steps if store.find(plan.step(s).kind, plan.step(s).key) is not None][:1]
     if not makers:
         raise PlanError(f"{plan.recipe}: no step of this run makes {name}, so what it cost is unknown")

@@ -10,7 +10,7 @@ from schemas.gates import Gate
 from schemas.problem_sampling import ProblemSampling
 from schemas.references import AgentRef, PolicyRef
 from schemas.stages.base import BaseStage, ReportSection, RewardTests
-from schemas.use import RewardUse
+from schemas.use import EnvUse, RewardUse
 
 
 class Evaluate(ProblemSampling, RewardTests, BaseStage):
@@ -36,6 +36,8 @@ class Evaluate(ProblemSampling, RewardTests, BaseStage):
     """How a model is prompted, such as in parts or with examples; null: with the problem alone."""
     solvers: dict[str, SolverUse] = {}
     """Solvers for single models, by their names in `models` and `against`; all other models use `solver`."""
+    envs: dict[str, EnvUse] = {}
+    """Environments for single models, by their names in `models` and `against`; all other models use `env`."""
     weight_diff: list[WeightDiffUse] = []
     """Distances between the weights of each model and those of the first, tensor by tensor."""
     agent: AgentRef | None = None
@@ -54,7 +56,11 @@ class Evaluate(ProblemSampling, RewardTests, BaseStage):
             raise ValueError("give exactly one of `model` and `models`")
         if self.env is not None and (self.agent is not None or self.agents):
             raise ValueError("give either `agent` (or `agents`), which has its own environment, or `env`")
-        for key, named in (("agents", self.agents), ("solvers", self.solvers)):
+        if self.envs and self.agent is not None:
+            raise ValueError("give either `agent`, which has its own environment, or `envs`")
+        if both := sorted(self.envs.keys() & self.agents.keys()):
+            raise ValueError(f"`{both[0]}` is in `envs` and in `agents`; an agent has its own environment")
+        for key, named in (("agents", self.agents), ("solvers", self.solvers), ("envs", self.envs)):
             if strange := sorted(named.keys() - self.models.keys() - self.against.keys()):
                 models = ", ".join(self.models) or "none"
                 raise ValueError(f"`{key}`: no model is called `{strange[0]}`; models: {models}")
@@ -76,7 +82,7 @@ class Evaluate(ProblemSampling, RewardTests, BaseStage):
         given = {
             "selector": self.selector,
             "solver": self.solver or self.solvers,
-            "env": self.env,
+            "env": self.env or self.envs,
             "agent": self.agent or self.agents,
             "temperature": self.temperature,
             "num_generations": self.num_generations > 1,

@@ -14,7 +14,7 @@ from rich.console import Console
 from flows.evidence import commands, measure
 from flows.evidence.measure import list_changed_digits
 from flows.evidence.scores import ReportScores, pair_scores, read_correct_shares, read_report_scores
-from flows.evidence.spending import count_completions, find_unequal
+from flows.evidence.spending import count_completions, find_makers, find_unequal
 from flows.planning.recipe_plan import plan_recipe
 from lineage.layout import Layout
 from schemas.errors import PlanError, RecipeError
@@ -233,3 +233,20 @@ def test_a_problem_counts_the_samples_that_reach_the_threshold_and_not_their_sco
     rows = [{"model": "m", "id": id, "family": "f", "score": s} for id, of in scores.items() for s in of]
     pq.write_table(pa.Table.from_pylist(rows), folder / "samples.parquet")
     assert read_correct_shares(manifest, "", 0.8, layout) == {"m": {"a": 2 / 3, "b": 1 / 4}}
+
+
+def test_what_a_model_plays_in_was_made_for_it_too():
+    ports = {
+        "models.a": ["m1", "m2"],
+        "envs.a.tools.0.of": ["tool"],
+        "envs.ab.tools.0.of": ["other"],
+        "agents.b": ["k"],
+    }
+    inputs = [SimpleNamespace(port=port, steps=steps) for port, steps in ports.items()]
+    step = SimpleNamespace(inputs=inputs, kind="sft", key="k")
+    plan = SimpleNamespace(recipe="r", step=lambda name: SimpleNamespace(inputs=inputs, kind="sft", key=name))
+    store = SimpleNamespace(find=lambda kind, key: None if key == "m1" else step)
+    assert find_makers(plan, "report", "a", store) == ["tool", "m2"]
+    assert find_makers(plan, "report", "b", store) == ["k"]
+    with pytest.raises(PlanError, match="no step of this run makes c"):
+        find_makers(plan, "report", "c", store)
