@@ -147,10 +147,11 @@ class Inner:
 
 if TYPE_CHECKING:
     DuelFunction = ProblemsFunction = PromptSamplerFunction = RewardFunction = TeacherFunction = Inner
-    ToolFunction = Bound
+    TokenizerFunction = ToolFunction = Bound
 else:
     DuelFunction, ProblemsFunction, PromptSamplerFunction = slots.DuelUse, slots.ProblemsUse, slots.PromptSamplerUse
     RewardFunction, TeacherFunction, ToolFunction = slots.RewardUse, slots.TeacherUse, slots.ToolUse
+    TokenizerFunction = slots.TokenizerUse
 """Options of a slot's function: a recipe names a function of another slot, and this one gets it bound."""
 
 

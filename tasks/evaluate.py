@@ -14,7 +14,7 @@ from learning.environments.making import open_environment
 from learning.evaluation.answer_likelihood import measure_answer_logprobs
 from learning.evaluation.asking import Asking, run_solver
 from learning.evaluation.evaluated import Evaluated
-from learning.evaluation.evaluation import ALL, Scores, make_comparisons, make_metric_name, make_table
+from learning.evaluation.evaluation import ALL, Scores, has_episodes, make_comparisons, make_metric_name, make_table
 from learning.evaluation.evaluation_report import write_report
 from learning.evaluation.gate_statistics import check_gates, judge_gates
 from learning.evaluation.sampled_answers import AnswerSample, compute_weighted_scores, sample_rows, select_best
@@ -263,11 +263,6 @@ def compare_weights(stage: Evaluate, context: Context, ports: dict[str, str]) ->
             name, first, before, get_untied_weights(load_policy(context.input(other)).model), measures
         )
     return lines
-
-
-def has_episodes(stage: Evaluate) -> bool:
-    """Return whether the models play in an environment."""
-    return bool(stage.env or stage.envs or stage.agent or stage.agents)
 
 
 def select_samples(

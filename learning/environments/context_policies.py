@@ -81,13 +81,15 @@ def summary(
     tokens: int,
     *,
     budget: Annotated[int, Field(ge=1)],
+    limit: Annotated[int, Field(ge=0)] | None = None,
     ask: str = "{observation}\nSummarise what matters so far.",
     text: str = "{question}\nSummary: {memory}\n{observation}",
 ) -> NextContext:
     """Show everything until the context has `budget` tokens; then the model writes a summary, which replaces it.
 
     The summary is written at the end of the full context (`ask`). The next context is the problem, the summary and the
-    last answer (`text`), and grows again.
+    last answer (`text`), and grows again. After `limit` summaries (null: without limit) the next full context ends the
+    episode as truncated.
     """
     last = turns[-1]
     if last.is_memory:
@@ -95,6 +97,8 @@ def summary(
         return NextContext(_fill(prompt, text, last.text, observation))
     if tokens < budget:
         return NextContext()
+    if limit is not None and sum(turn.is_memory for turn in turns) >= limit:
+        return NextContext(ends=True)
     return NextContext(message=_replace(ask, prompt, _find_memory(turns), last.observation), asks="memory")
 
 

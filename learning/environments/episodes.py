@@ -306,6 +306,8 @@ class Episodes:
         most, then = episode.sampling.max_new_tokens, NextContext()
         if self.context is not None:
             then = self._ask_context(episode)
+        if then.ends:
+            return None, turn
         if then.messages is not None:
             ids = encode_prompt(self.tokenizer, then.messages, episode.request.row)
             fits = self.max_length is None or len(ids) + most <= self.max_length
@@ -327,7 +329,7 @@ class Episodes:
         then = self.context.ask(0, supplies)
         if not isinstance(then, NextContext):
             raise StepError(f"env.context {self.context.name}: returned {type(then).__name__}; return a NextContext")
-        if turns[-1].is_memory and (then.messages is None or then.asks == "memory"):
+        if turns[-1].is_memory and not then.ends and (then.messages is None or then.asks == "memory"):
             raise StepError(f"env.context {self.context.name}: after a memory, return `messages` and ask for an action")
         return then
 

@@ -71,3 +71,5 @@ class NextContext:
     """The user message that continues the context so far; None: the environment's last answer."""
     asks: Literal["action", "memory"] = "action"
     """What the model writes: an action for the environment, or a memory, after which the policy is asked again."""
+    ends: bool = False
+    """Whether the episode ends here without another turn, as truncated."""

@@ -16,6 +16,7 @@ from learning.lookup import bind
 from schemas.errors import StepError
 from schemas.evaluation_slots import ANSWER_LOGPROBS, REPORTED, MetricUse
 from schemas.gates import Gate
+from schemas.stages.evaluate import Evaluate
 from schemas.use import Use
 
 ALL = "all"
@@ -126,6 +127,11 @@ def compute_values(stage: Compared, scores: Scores) -> dict[str, dict[str, np.nd
                     "check that the rewards can score these problems"
                 )
     return by_metric
+
+
+def has_episodes(stage: Evaluate) -> bool:
+    """Return whether a model of an evaluation plays in an environment, so that its samples have turns."""
+    return bool(stage.env or stage.envs or stage.agent or stage.agents)
 
 
 def make_table(stage: Compared, scores: Scores, seed: int) -> list[Row]:

@@ -96,11 +96,14 @@ QUESTIONS = {"product": _ask_product, "weight": _ask_weight, "table": _ask_table
 def scripted(row: Row, rng: np.random.Generator, *, error_rate: Rate = 0.0) -> str:
     """Write the next turn of the problem's script, wrong at `error_rate`.
 
-    It is the turn that the metadata name, or else the one after the turns of the prompt. Raise StepError if the problem
-    has no script or no turn of it is left.
+    The script holds actions: the next one is that after the `actions` of the metadata, or else after the turns of the
+    prompt. A turn that asks for a memory gets that of the `memories` which belongs to the actions so far. Raise
+    StepError if the problem has no script or no turn of it is left.
     """
     notes = json.loads(row["metadata"] or "{}")
-    script, due = notes.get("script"), notes.get("turn")
+    script, due = notes.get("script"), notes.get("actions")
+    if notes.get("asks") == "memory":
+        script, due = notes.get("memories"), due - 1
     if due is None:
         due = sum(message["role"] == "assistant" for message in row["prompt"])
     if script is None or due >= len(script):

@@ -211,8 +211,9 @@ def atlas_questions(
 
     With `shown` the prompt begins with that many documents, the needed ones among others; a question that needs more
     documents is left out. Without it, the metadata holds all documents and a script of turns, for tool `search` and
-    teacher `scripted`; a question that searches do not answer is left out. With `memories` the script has a memory
-    after each search: the number of the look-up and its result. Raise StepError if the space holds too few questions.
+    teacher `scripted`; a question that searches do not answer is left out. With `memories` the metadata also hold a
+    memory for each number of searches: that number and the last result, such as `2 zed`. Raise StepError if the space
+    holds too few questions.
     """
     rng, documents = np.random.default_rng([seed, split == "test", rounds]), make_atlas(towns, world)
 
@@ -238,21 +239,13 @@ def atlas_questions(
                 {"role": "user", "content": f"{show_documents(read, documents, shown, rng)}. {describe(query)}?"}
             ]
         elif script is not None:
-            script = add_memories(script, notes["trail"]) if memories else script
             notes |= {"script": script, "documents": list_texts(documents)}
+            notes |= {"memories": [f"{k} {value}" for k, value in enumerate(notes["trail"], 1)]} if memories else {}
         else:
             return None
         return rows.get(row["id"], row | {"metadata": json.dumps(notes)})
 
     return draw_rows(draw, size, SPACE * size, "atlas_questions", split, "raise `towns` or `rounds`")
-
-
-def add_memories(script: Sequence[str], trail: Sequence[str]) -> list[str]:
-    """Return a script of searches and an answer with a memory after each search: `2 zed`, the second one's result."""
-    pairs = zip(script[:-1], trail, strict=True)
-    return [turn for number, (call, value) in enumerate(pairs, 1) for turn in (call, f"{number} {value}")] + [
-        script[-1]
-    ]
 
 
 def show_documents(

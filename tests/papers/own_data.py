@@ -110,7 +110,7 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
         **dict.fromkeys(("coderl-plus", "verirl"), read_both("code", task)),
         "drive": {**read_both("code", task), "hard_prompts": read("code", task)},
         **dict.fromkeys(("dart-gui", "rl-mle-agents"), read_both("secrets", question)),
-        **dict.fromkeys(("asearcher", "memsearcher"), read_both("searches", question)),
+        **dict.fromkeys(("asearcher", "memsearcher", "supo"), read_both("searches", question)),
         "eag-rl": read_both("records", question),
         "lambda-rlm": read_both("lists", question),
         "refine-and-imitate": read_both("dialogues", talk),

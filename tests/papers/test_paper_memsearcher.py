@@ -15,39 +15,15 @@ from learning.algorithm.composition import bind_algorithm
 from learning.algorithm.loss import with_advantages
 from learning.batch.batch_layout import forest
 from learning.data.chat import decode, encode_completion, encode_prompt
-from learning.environments.making import wrap_in_environment
 from learning.lookup import bind
 from learning.models.policy import Policy
-from learning.samples.engine_protocol import Generation, Sampling
-from learning.samples.sample import SampleRequest
-from learning.sampling.sampler import Sampler
-from learning.sampling.scoring import scores_of
 from learning.toy_tasks.atlas import list_texts, make_atlas
 from schemas.recipe.load import load_recipe
+from tests.papers.dictated import TOKENS, play
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "memsearcher.yaml"
 STAGES = load_recipe(RECIPE).stages
 TRAINED, HISTORY = STAGES["trained"], STAGES["history"]
-TOKENS = 400
-
-
-class Dictated:
-    """An engine that writes the turns of each sample's script; notes the texts of all contexts."""
-
-    def __init__(self, tokenizer, scripts):
-        self.tokenizer, self.scripts, self.contexts = tokenizer, scripts, {}
-
-    def generate(self, requests, sampling):
-        return [[self.write(request, request.first + i) for i in range(request.n)] for request in requests]
-
-    def write(self, request, number):
-        contexts = self.contexts.setdefault(number, [])
-        ids = encode_completion(self.tokenizer, [{"role": "assistant", "content": self.scripts[number][len(contexts)]}])
-        contexts.append(decode(self.tokenizer, [*request.prompt_ids, *request.begun]))
-        return Generation(ids, [-1.0] * len(ids), "stop")
-
-    def sync(self, version):
-        pass
 
 
 @pytest.fixture
@@ -63,19 +39,14 @@ def question():
     with_memories = use.model_copy(update={"memories": True})
     rows = {row["id"]: row for row in bind(use)()}
     both = next(row for row in bind(with_memories)() if json.loads(row["metadata"])["hops"] == 3)
-    return rows[both["id"]], *(json.loads(row["metadata"])["script"] for row in (both, rows[both["id"]]))
+    notes = json.loads(both["metadata"])
+    return rows[both["id"]], weave(notes), notes["script"]
 
 
-def play(policy, stage, row, scripts):
-    """Samples of a problem in a stage's environment, one per script, and the contexts of each."""
-    engine = Dictated(policy.tokenizer, scripts)
-    episodes = wrap_in_environment(engine, stage.env, policy.tokenizer, {}, policy.max_length)
-    samples = Sampler(episodes, policy, Sampling(1.0, TOKENS), 0, 0).sample([SampleRequest(row, len(scripts))])
-    (reward,) = (bind(use) for use in stage.rewards)
-    supplies = {"rows": [row] * len(samples), "completions": [one.text for one in samples], "samples": samples}
-    for sample, value in zip(samples, scores_of(reward, 0, supplies, {}), strict=True):
-        sample.scores, sample.reward = {reward.name: value}, value
-    return samples, engine.contexts
+def weave(notes):
+    """A script of searches, each with its memory after it, and the answer."""
+    *searches, answer = notes["script"]
+    return [turn for pair in zip(searches, notes["memories"], strict=True) for turn in pair] + [answer]
 
 
 def test_an_action_sees_the_question_and_the_memory_only(policy, question):
@@ -147,7 +118,7 @@ def test_the_cold_start_learns_in_the_contexts_of_training(policy):
     starts = [i for i, row in enumerate(lessons) if row["id"].endswith(".0")]
     for start, end in pairwise(starts[:20]):
         rows = lessons[start:end]
-        script = json.loads(rows[0]["metadata"])["script"]
+        script = weave(json.loads(rows[0]["metadata"]))
         assert [json.loads(row["metadata"])["turn"] for row in rows] == list(range(len(script)))
         problem = rows[0] | {"prompt": rows[0]["prompt"]}
         _, contexts = play(policy, TRAINED, problem, [script])

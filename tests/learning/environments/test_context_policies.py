@@ -88,6 +88,16 @@ def test_a_summary_replaces_a_context_that_has_reached_its_budget():
     assert pairs(then.messages) == [("system", "s"), ("user", "ab\nSummary: m\no2")]
 
 
+def test_a_full_context_after_the_last_summary_ends_the_episode():
+    turns = [ONE, PastTurn("m", is_memory=True), TWO]
+    assert context_policies.summary(ASK, turns, 10, budget=10, limit=1) == NextContext(ends=True)
+    assert context_policies.summary(ASK, turns, 9, budget=10, limit=1) == NextContext()
+    assert context_policies.summary(ASK, turns, 10, budget=10, limit=2).asks == "memory"
+    # The last summary itself is still used.
+    assert context_policies.summary(ASK, turns[:2], 10, budget=10, limit=1).messages is not None
+    assert context_policies.summary(ASK, [ONE], 10, budget=10, limit=0) == NextContext(ends=True)
+
+
 def test_text_of_the_model_is_never_read_as_a_place():
     turns = [PastTurn("{observation}{question}", "{memory}")]
     assert pairs(context_policies.state(ASK, turns, text="{memory}|{observation}").messages)[-1] == (
@@ -241,6 +251,21 @@ def test_an_episode_that_is_suspended_anywhere_continues_with_the_same_contexts(
         assert (list(begun), finish) == (one.token_ids, one.finish)
         assert [replace(turn, seconds=0) for turn in turns] == [replace(turn, seconds=0) for turn in one.turns]
         assert logprobs == pytest.approx(one.logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2])
+def test_an_episode_has_no_more_summaries_than_the_limit_and_is_then_truncated(tiny_policy, limit):
+    """The same random numbers without a limit: those episodes are the same up to the context that was too much."""
+    free = sample_rated(tiny_policy, {**SUMMARY, "budget": 1}, n=4)
+    held = sample_rated(tiny_policy, {**SUMMARY, "budget": 1, "limit": limit}, n=4)
+    numbers = [sum(turn.asks == "memory" for turn in sample.turns) for sample in free]
+    assert max(numbers) > 2
+    for sample, other, number in zip(held, free, numbers, strict=True):
+        size = len(sample.completion_ids)
+        assert sample.completion_ids == other.completion_ids[:size]
+        assert sum(turn.asks == "memory" for turn in sample.turns) == min(number, limit)
+        assert (size == len(other.completion_ids)) == (number <= limit)
+        assert sample.finish == ("length" if number > limit else other.finish)
 
 
 def test_a_context_without_room_for_a_completion_ends_the_episode(tiny_policy):

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from learning.lookup import bind
 from learning.tools import calls as tools
 from learning.toy_tasks.almanac import almanac, scripted
 from schemas.errors import StepError
-from schemas.use import ProblemsUse
+from schemas.use import ProblemsUse, TokenizerUse
 
 ROOT = Path(__file__).parents[3]
 KINDS = ["product", "weight", "table", "digits"]
@@ -135,10 +136,43 @@ def test_lessons_in_a_context_show_what_the_policy_shows_and_number_the_turns():
     assert [parts[1] for parts in shown[1::2]] == ["", f"1 {first}"]
     assert {parts[2] for parts in shown[1::2]} <= set(found)
     assert [(row["id"].rpartition(".")[2], notes(row)["turn"]) for row in rows] == [(str(k), k) for k in range(5)]
+    assert [(notes(row)["asks"], notes(row)["actions"]) for row in rows] == [
+        *(("action", 0), ("memory", 1), ("action", 1), ("memory", 2), ("action", 2))
+    ]
 
 
-def test_lessons_take_no_context_that_counts_tokens():
-    env = {"use": "tools", "tools": ["search"], "context": {"use": "summary", "budget": 9}}
-    use = {"use": "turns", "of": {"use": "almanac", "size": 1, "split": "train"}, "by": "scripted", "env": env}
-    with pytest.raises(StepError, match="context summary counts tokens"):
-        bind(ProblemsUse.model_validate(use))()
+def make_summaries(budget, limit, **more):
+    context = {"use": "summary", "budget": budget, "limit": limit, "ask": "sum", "text": "{question} {memory}"}
+    env = {"use": "tools", "tools": ["search"], "longest": 40, "context": context}
+    of = {"use": "atlas_questions", "size": 20, "split": "train", "rounds": 2, "seed": 3, "memories": True}
+    return bind(ProblemsUse.model_validate({"use": "turns", "of": of, "by": "scripted", "env": env, **more}))()
+
+
+def test_lessons_with_summaries_count_the_tokens_of_the_models_tokenizer():
+    """A character is a token: the summary is asked for by the first context that has the budget."""
+    tokenizer = bind(TokenizerUse.model_validate("characters"))()
+    rows = make_summaries(80, None, tokenizer="characters")
+    lengths = {}
+    for row, after in pairwise(rows):
+        if notes(row)["asks"] == "action" and after["id"].rpartition(".")[0] == row["id"].rpartition(".")[0]:
+            call = notes(row)["script"][notes(row)["actions"]]
+            ids = tokenizer.apply_chat_template(
+                [*row["prompt"], {"role": "assistant", "content": call}], return_dict=False
+            )
+            lengths.setdefault(notes(after)["asks"], []).append(len(ids))
+    assert max(lengths["action"]) < 80 <= min(lengths["memory"])
+    assert len(lengths["memory"]) > 5
+    for row, after in pairwise(rows):
+        if notes(row)["asks"] == "memory":
+            question = row["prompt"][0]["content"].split(" ")
+            known = notes(row)["memories"][notes(row)["actions"] - 1]
+            assert after["prompt"][0]["content"].endswith(f"? {known}")
+            assert (row["prompt"][-1]["content"], len(after["prompt"])) == ("sum", 1)
+            assert question[0] == after["prompt"][0]["content"].split(" ")[0]
+
+
+def test_lessons_with_summaries_need_a_tokenizer_and_enough_summaries():
+    with pytest.raises(StepError, match="context summary counts tokens; give `tokenizer`"):
+        make_summaries(80, None)
+    with pytest.raises(StepError, match=r"context summary ends the episode of .*, before the teacher has"):
+        make_summaries(40, 0, tokenizer="characters")
