@@ -6,6 +6,7 @@ An option may itself name a function (`of: {use: answers.exact}`): it is bound t
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -187,7 +188,10 @@ def find(use: Use) -> Callable[..., Any]:
         why = f"{type(error).__name__}: {error}".removesuffix(": ")
         raise StepError(f"use: {use.use}: its module cannot be imported: {why}") from error
     if not callable(function):
-        raise StepError(f"use: {use.use}: {module} has no function {name!r}")
+        own = f"; Python has a module {module} of its own: give your file another name"
+        raise StepError(
+            f"use: {use.use}: {module} has no function {name!r}{own if module in sys.stdlib_module_names else ''}"
+        )
     return function
 
 

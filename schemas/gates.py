@@ -64,6 +64,8 @@ class Gate(Schema):
         compares = self.min_delta is not None or self.max_regression is not None
         if self.min is None and self.max is None and not compares:
             raise ValueError("give at least one of `min`, `max`, `min_delta` and `max_regression` (with `against`)")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"`min` ({self.min:g}) is above `max` ({self.max:g}): no value passes")
         if compares != (self.against is not None):
             raise ValueError("`against` belongs together with `min_delta` or `max_regression`")
         if self.champion is not None and self.against != "champion":

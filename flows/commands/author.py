@@ -203,6 +203,7 @@ def why(
     ],
     profile: Profile = None,
     overrides: Overrides = [],  # noqa: B006
+    as_json: AsJson = False,
 ) -> None:
     """Explain why a step would run again, field by field, or name the run that its artifact comes from."""
     from flows.planning.plan_table import explain_step
@@ -213,7 +214,11 @@ def why(
     layout = Layout.find()
     recipe, step, profile, overrides = find_step(words, profile, overrides, layout)
     made = plan_recipe(recipe, layout, profile=profile, overrides=overrides)
-    console.print(explain_step(made, step, layout), highlight=False, markup=False, soft_wrap=True)
+    explanation = explain_step(made, step, layout)
+    if as_json:
+        print(json.dumps(asdict(explanation), indent=1))
+    else:
+        console.print(str(explanation), highlight=False, markup=False, soft_wrap=True)
 
 
 def check_reward(

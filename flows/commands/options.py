@@ -19,13 +19,14 @@ class Terminal(Console):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-# If the width of the output is unknown, tables are not squeezed into 80 columns.
-console = Terminal(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140)
+# If the width of the output is unknown, tables are not squeezed into 80 columns. Names between colons, as in
+# `path:two: 5 rows`, are no emoji.
+console = Terminal(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140, emoji=False)
 
 
 def choose_console(as_json: bool) -> Console:
     """Return where a command reports: to stderr with --json, whose output is JSON only."""
-    return Console(stderr=True, width=console.width) if as_json else console
+    return Terminal(stderr=True, width=console.width, emoji=False) if as_json else console
 
 
 def warn(text: str) -> None:

@@ -3,7 +3,7 @@
 import enum
 import json
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -25,6 +25,10 @@ from flows.commands.options import (
     warn,
 )
 
+if TYPE_CHECKING:
+    from flows.runs.launch import Outcome
+    from lineage.layout import Layout
+
 
 def run(
     recipe: RecipeFile,
@@ -41,6 +45,7 @@ def run(
     ] = True,
     executor: Executor = ExecutorChoice.ray,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; run nothing.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run a recipe. Steps whose artifacts exist are not run again; after Ctrl-C the run can be resumed."""
     from flows.planning.recipe_plan import plan_recipe
@@ -64,7 +69,7 @@ def run(
     if dry_run:
         from flows.planning.plan_table import make_plan_table
 
-        console.print(make_plan_table(made, layout))
+        print(made.model_dump_json(indent=2)) if as_json else console.print(make_plan_table(made, layout))
         return
     if promote:
         from flows.champions.committed_recipe import warn_of_changes
@@ -72,7 +77,8 @@ def run(
         warn_of_changes(made, layout, warn)
     else:
         made = made.model_copy(update={"promotion": None})
-    raise typer.Exit(run_start.start_run(made, layout, executor.value, console))
+    ended = run_start.start_run(made, layout, executor.value, choose_console(as_json))
+    finish_run(ended, layout, as_json)
 
 
 def resume(
@@ -81,12 +87,27 @@ def resume(
         list[str], typer.Option(metavar="KEY=VALUE", help="Another budget, as core_seconds=600; repeatable.")
     ] = [],  # noqa: B006
     executor: Executor = ExecutorChoice.ray,
+    as_json: AsJson = False,
 ) -> None:
     """Resume an interrupted or failed run with its original plan; only its budget may be changed."""
     from flows.runs.start import resume_run
     from lineage.layout import Layout
 
-    raise typer.Exit(resume_run(run, Layout.find(), executor.value, console, budget))
+    layout = Layout.find()
+    finish_run(resume_run(run, layout, executor.value, choose_console(as_json), budget), layout, as_json)
+
+
+def finish_run(ended: "Outcome", layout: "Layout", as_json: bool) -> NoReturn:
+    """Exit with a run's code; with --json, first print the states of its steps and what they measured."""
+    if as_json:
+        from flows.runs.lookup import list_step_records
+        from flows.runs.results import list_result_records
+
+        steps, results = list_step_records(ended.run, layout), list_result_records(ended.run, layout)
+        print(
+            json.dumps({"run": ended.run, "exit_code": ended.exit_code, "steps": steps, "results": results}, indent=1)
+        )
+    raise typer.Exit(ended.exit_code)
 
 
 def approve(

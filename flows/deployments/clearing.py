@@ -40,7 +40,7 @@ def gc(last: int = 10, keep: int = 0, by: str = "", champions: int | None = None
         remove: Remove it; otherwise only list it.
     """
     output = io.StringIO()
-    console = Console(file=output, width=160)
+    console = Console(file=output, width=160, emoji=False)
     try:
         collect_garbage(Layout.find(), Policy(last, keep, by, champions), console, yes=remove, as_json=False)
     except PosttrainError as error:

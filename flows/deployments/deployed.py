@@ -161,7 +161,7 @@ def _find_or_plan_run(recipe: str, layout: Layout, options: RunOptions) -> tuple
 
 def _run_plan(run: str, plan: Plan, layout: Layout, stop: threading.Event) -> Outcome:
     output, logger = io.StringIO(), get_run_logger()
-    console = Console(file=output, width=200)
+    console = Console(file=output, width=200, emoji=False)
 
     def update(outcome: Outcome, alerts: Alerts) -> Path:
         report = update_projections(outcome, plan, layout, console, alerts)

@@ -1,5 +1,7 @@
 """The plan as a table, and why a step would run."""
 
+from dataclasses import dataclass
+
 from rich.table import Table
 from rich.text import Text
 
@@ -64,16 +66,29 @@ def describe_promotion(plan: Plan) -> list[str]:
     return [f"{model} becomes mlflow:{promotion.name}@champion when every gate of {gate} passes"]
 
 
-def explain_step(plan: Plan, name: str, layout: Layout) -> str:
+@dataclass(frozen=True)
+class StepExplanation:
+    """Why a step would run, or which run made its artifact; every difference from when it last ran."""
+
+    step: str
+    verdict: str
+    """HIT or MISS."""
+    why: str
+    key: str
+    differences: tuple[str, ...]
+
+    def __str__(self) -> str:
+        head = f"{self.step}: {self.verdict}, {self.why} (key {self.key[:16]})"
+        return "\n".join([head, *(f"  {line}" for line in self.differences)])
+
+
+def explain_step(plan: Plan, name: str, layout: Layout) -> StepExplanation:
     """Return all differences of a step from when it last ran. Raise PlanError if there is no such step."""
     names = [step.name for step in plan.steps]
     if name not in names:
         raise PlanError(f"no step `{name}` in {plan.recipe}; {suggest(name, names, 'steps')}")
     step = plan.step(name)
     verdict, why = explain_plan(plan, layout)[name]
-    if verdict == "HIT":
-        return f"{name}: HIT, {why} (key {step.key[:16]})"
-    before = find_latest(layout, plan.recipe, [name]).get(name)
-    definitions = FactsCache(layout)
-    lines = [f"  {line}" for line in list_differences(before.identity, step.identity, definitions)] if before else []
-    return "\n".join([f"{name}: MISS, {why} (key {step.key[:16]})", *lines])
+    before = find_latest(layout, plan.recipe, [name]).get(name) if verdict == "MISS" else None
+    differences = list_differences(before.identity, step.identity, FactsCache(layout)) if before else ()
+    return StepExplanation(name, verdict, why, step.key, tuple(differences))

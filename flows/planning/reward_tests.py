@@ -170,13 +170,14 @@ def find_rows(
 def find_reward_problems(recipe: Recipe, layout: Layout) -> list[Problem]:
     """Return what is wrong with rewards from the user's own code, each called on the answers of two problems."""
     find_own_code(recipe)
-    return [
-        info.problem(f"rewards.{index}", text, "try it: posttrain test-reward RECIPE STEP")
-        for info in recipe.steps.values()
-        for index, use in enumerate(getattr(info.stage, "rewards", []))
-        if is_called(use)
-        for text in _find_reward_problem(recipe, layout, info, use, index)
-    ]
+    with contextlib.redirect_stdout(sys.stderr):  # what they print would stand amid the JSON of --json
+        return [
+            info.problem(f"rewards.{index}", text, "try it: posttrain test-reward RECIPE STEP")
+            for info in recipe.steps.values()
+            for index, use in enumerate(getattr(info.stage, "rewards", []))
+            if is_called(use)
+            for text in _find_reward_problem(recipe, layout, info, use, index)
+        ]
 
 
 def _find_reward_problem(recipe: Recipe, layout: Layout, info: StepInfo, use: RewardUse, index: int) -> Iterator[str]:

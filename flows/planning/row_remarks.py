@@ -1,4 +1,4 @@
-"""Remarks about rows from outside that can be read and are hardly meant: without answers, all the same, too few."""
+"""Remarks about rows from outside that can be read and are hardly meant, such as all the same or without answers."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -35,6 +35,7 @@ def find_row_remarks(recipe: Recipe, layout: Layout) -> Iterator[tuple[bool, Pro
                 continue
             if port.path == "prompts":
                 yield from _check_answers(info, port, rows)
+                yield from ((False, problem) for problem in _check_ends(info, port, rows))
             if isinstance(info.stage, Training):
                 yield from ((False, problem) for problem in _check_variety(info, port, rows))
 
@@ -52,10 +53,13 @@ def _read(recipe: Recipe, layout: Layout, port: Port) -> "list[Row]":
 
 def _check_answers(info: StepInfo, port: Port, rows: "list[Row]") -> Iterator[tuple[bool, Problem]]:
     """Yield rewards that compare with answers which no row has: nothing could be scored."""
-    if any(row.get("answer") is not None for row in rows):
-        return
     uses: list[RewardUse] = getattr(info.stage, "rewards", [])
     comparing = next((use.use for use in uses if use.use.partition(".")[0] in COMPARING), None)
+    answers = [row["answer"] for row in rows if row.get("answer") is not None]
+    if answers:
+        if comparing is not None:
+            yield from ((False, problem) for problem in _check_some_answers(info, port, answers, len(rows), comparing))
+        return
     others = sorted({name for row in rows[:100] for name in _list_metadata(row)})
     columns = f"; its other columns: {', '.join(others)}" if others else ""
     advice = "name the column of the answers: `columns: {answer: …}`" if others else "give the rows a column `answer`"
@@ -66,6 +70,25 @@ def _check_answers(info: StepInfo, port: Port, rows: "list[Row]") -> Iterator[tu
         )
     elif any(":" in use.use for use in uses):
         yield False, info.problem(port.path, f"no row has an `answer`{columns}", f"if the reward reads it: {advice}")
+
+
+def _check_some_answers(info: StepInfo, port: Port, answers: list[str], rows: int, comparing: str) -> Iterator[Problem]:
+    """Yield that some rows cannot be scored, having no answer, and that no completion equals a list."""
+    if missing := rows - len(answers):
+        text = f"{missing} of {rows} rows have no `answer`: `{comparing}` gives their completions no score"
+        yield info.problem(port.path, text, "give them answers, or remove them")
+    lists = sum(answer.startswith("[") and answer.endswith("]") for answer in answers)
+    if lists == len(answers):
+        text = f"every `answer` is a list, such as {answers[0][:40]}, and `{comparing}` compares with it as a text"
+        yield info.problem(port.path, text, "give each row one text or number as its `answer`")
+
+
+def _check_ends(info: StepInfo, port: Port, rows: "list[Row]") -> Iterator[Problem]:
+    """Yield that prompts end with a message of the assistant, after which the model would write another one."""
+    ended = sum(row["prompt"][-1]["role"] == "assistant" for row in rows)
+    if ended:
+        text = f"{ended} of {len(rows)} prompts end with a message of the assistant: the model writes another after it"
+        yield info.problem(port.path, text, "end prompts with a message of the user")
 
 
 def _list_metadata(row: "Row") -> list[str]:

@@ -35,8 +35,8 @@ MODELS = ("policy", "adapter", "reward_model", "value_model")
 """Types of artifacts whose folders are printed at the end of a run."""
 
 
-def start_run(plan: Plan, layout: Layout, executor: ExecutorName, console: Console, run: str | None = None) -> int:
-    """Run a plan, show its progress, update projections, print the results; return the exit code."""
+def start_run(plan: Plan, layout: Layout, executor: ExecutorName, console: Console, run: str | None = None) -> Outcome:
+    """Run a plan, show its progress, update projections, print the results; return how it ended."""
     report: list[Path] = []
     with serve_stand_ins(plan), TerminalReporter(plan, console) as reporter:
         outcome = run_plan(
@@ -49,7 +49,7 @@ def start_run(plan: Plan, layout: Layout, executor: ExecutorName, console: Conso
         )
     if outcome.exit_code == EXIT_CANCELLED:
         print_line(console, "", f"stopped; finished artifacts are kept; continue with: posttrain resume {outcome.run}")
-        return outcome.exit_code
+        return outcome
     for table in make_result_tables(outcome):
         console.print(table)
     for state in outcome.states.values():
@@ -71,7 +71,7 @@ def start_run(plan: Plan, layout: Layout, executor: ExecutorName, console: Conso
     for line in describe_models(outcome, layout):
         print_line(console, "", line)
     print_line(console, "", f"run {outcome.run}, report {os.path.relpath(report[0])}")
-    return outcome.exit_code
+    return outcome
 
 
 def describe_models(outcome: Outcome, layout: Layout) -> Iterable[str]:
@@ -153,7 +153,7 @@ def _format_cell(row: ScoredRow | None) -> str:
 
 def resume_run(
     run: str | None, layout: Layout, executor: ExecutorName, console: Console, budget: Sequence[str] = ()
-) -> int:
+) -> Outcome:
     """Resume a run as planned: finished steps are found, a killed one continues from its checkpoint.
 
     `budget` changes what the run may cost, as `core_seconds=600`.

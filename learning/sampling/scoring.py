@@ -176,7 +176,14 @@ def _reraise_ours(error: BaseException) -> None:
 
 
 def _call(bound: Bound, step: int, supplies: Supplies, size: int) -> list[float | None]:
+    texts = supplies["completions"]
+    rows = supplies["rows"] if "rows" in supplies else []  # noqa: SIM401 supplies have no `get`
+    texts_before, rows_before = list(texts), [dict(row) for row in rows]
     returned = bound.ask(step, supplies)
+    if list(texts) != texts_before:
+        raise StepError(f"reward {bound.name}: it changes the list `completions`, which others read too; copy it first")
+    if list(rows) != rows_before:
+        raise StepError(f"reward {bound.name}: it changes `rows`, which others read too; copy a row first")
     if iscoroutine(returned):
         returned.close()
         raise StepError(f"reward {bound.name}: it is `async`, and is called as a plain function; remove `async`")

@@ -130,6 +130,8 @@ def _suggest_path(rest: str, folders: tuple[Path, ...]) -> str:
         return f"write it with /: path:{PureWindowsPath(rest).as_posix()}; "
     for base in folders:
         place = base / Path(rest).expanduser()
+        if place.is_symlink():
+            return "it is a link, and its target is not there; "
         with contextlib.suppress(OSError, ValueError):
             place.parent.resolve().relative_to(base.resolve())
             names = sorted(entry.name for entry in islice(place.parent.iterdir(), LISTED))

@@ -90,12 +90,55 @@ SYNONYMS = {
 
 IN_8_BITS = "weights in 8 bits are not supported: use `load_in_4bit: true`, or `dtype: bfloat16`, with `use_peft`"
 PUBLISH = "publish a finished model as docs/publishing.md describes"
+SAMPLING = "leave it out: training samples by `temperature` alone, so that the loss sees what was sampled"
+SHARDED = "divide a model over workers: `resources: {train: {workers: 8, num_gpus: 1, strategy: fsdp2}}`"
+TOKENIZER = "leave it out: the tokenizer and its special tokens are those of the model"
+VLLM = "leave it out: vLLM is placed by posttrain, with `engine: vllm`"
 ELSEWHERE = {
+    "adam_epsilon": "leave it out: it is 1e-8",
     "assistant_only_loss": "choose the messages with a loss: `train_on: last`, `all` or `marked`",
     "attn_implementation": "leave it out: attention is chosen by what the device has",
     "completion_only_loss": "leave it out: only completions have a loss; `train_on` chooses messages of the assistant",
     "dataset_text_field": "name the column: `data: {from: path:file.jsonl, columns: {text: COLUMN}}`",
+    "callbacks": "leave it out: `logging_steps`, `eval_steps` and `early_stopping_patience` are keys of a stage",
+    "cliprange": "it is an option of the policy loss: `policy_loss: {use: clipped, epsilon: 0.2}`",
+    "compute_metrics": "metrics belong to a stage of kind evaluate",
+    "data_collator": "leave it out: rows are padded, or packed with `packing: true`",
+    "dataset_config": "it is the `subset` of a source: `{from: hub:org/name, subset: main}`",
+    "dataset_train_split": "it is the `split` of a source: `{from: hub:org/name, split: train}`",
+    "deepspeed": SHARDED,
+    "delta": "it is an option of the policy loss: `policy_loss: {use: clipped, delta: 4.0}`",
+    "device": "leave it out: a step has the GPUs that `resources: {num_gpus: 1}` asks for, else the CPU",
     "device_map": "leave it out: `resources` says what a step may use",
+    "eos_token": TOKENIZER,
+    "formatting_func": "map the columns of the source, or name its `format`: docs/data-sources.md",
+    "fsdp": SHARDED,
+    "fsdp_config": SHARDED,
+    "gamma": "it is an option of `advantage`: `{use: gae, gamma: 0.99, lam: 0.95}`",
+    "generation_kwargs": SAMPLING,
+    "importance_sampling_level": "it is the `ratio` of an rl stage: `token` or `sequence`",
+    "label_smoothing": "it is an option of a preference loss: `loss: {use: dpo, label_smoothing: 0.1}`",
+    "lam": "it is an option of `advantage`: `{use: gae, gamma: 0.99, lam: 0.95}`",
+    "lora_task_type": "leave it out: it follows from the kind of the stage",
+    "loss_type": "it is `loss` in preference, and `policy_loss` in rl; that of sft is the cross-entropy of its tokens",
+    "max_completion_length": "there is one limit, on prompt and completion: `max_length`",
+    "min_p": SAMPLING,
+    "model_init_kwargs": "leave it out: `dtype`, `load_in_4bit` and others are keys of a stage",
+    "model_revision": "write it behind the name: `model: hub:org/name@revision`",
+    "pad_token": TOKENIZER,
+    "precompute_ref_log_probs": "leave it out: the reference's are computed once",
+    "processing_class": TOKENIZER,
+    "repetition_penalty": SAMPLING,
+    "reward_model_path": "name the model in `rewards: [{use: models.learned, model: path:./reward-model}]`",
+    "sync_ref_model": "set `reference: {sync_steps: 64, mixup_alpha: 0.6}`",
+    "top_k": SAMPLING,
+    "top_p": SAMPLING,
+    "train_dataset": "name the rows: `data: path:rows.jsonl`, in rl `prompts: path:problems.jsonl`",
+    "vllm_gpu_memory_utilization": VLLM,
+    "vllm_mode": VLLM,
+    "vllm_server_host": VLLM,
+    "vllm_server_port": VLLM,
+    "vllm_tensor_parallel_size": VLLM,
     "lora": "set `use_peft: true`, `lora_r` and `lora_alpha` beside each other",
     "peft_config": "set `use_peft: true`, `lora_r` and `lora_alpha` in the stage",
     "kl_coef": "it is `coef` of the KL term in `loss_terms`",
@@ -137,8 +180,13 @@ ELSEWHERE = {
 
 def explain_foreign_key(word: str, words: list[str]) -> str | None:
     """Return what to write for another trainer's key, or None for a key of no known trainer."""
-    ours = find_our_key(word, words)
-    return f"posttrain calls this `{ours}`" if ours else ELSEWHERE.get(word)
+    from schemas.source.foreign_keys import HARMLESS, UNSUPPORTED  # long lists, for the words of an error only
+
+    if (ours := find_our_key(word, words)) is not None:
+        return f"posttrain calls this `{ours}`"
+    if word in ELSEWHERE:
+        return ELSEWHERE[word]
+    return f"leave it out: {HARMLESS[word]}" if word in HARMLESS else UNSUPPORTED.get(word)
 
 
 def find_our_key(word: str, words: list[str]) -> str | None:

@@ -220,7 +220,7 @@ def _convert_error(details: ErrorDetails, at: Node, path: str, rest: tuple[str, 
         )
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         message = f"a map of keys is wanted{_describe_type(at)}"
-        shapes, word = NAMED | SHAPES, path.rpartition(".")[2]
+        shapes, word = NAMED | SHAPES, path.removesuffix(".0").rpartition(".")[2]
         return make_problem(at.mark, path, message, shapes.get(word, "write `key: value` below it"))
     word = path.rpartition(".")[2]
     if kind == "string_pattern_mismatch" and word in AMOUNTS:

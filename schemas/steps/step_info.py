@@ -110,7 +110,7 @@ def validate_step(unit: Unit, folders: tuple[Path, ...], problems: list[Problem]
     try:
         stage = kind.model_validate(node.plain())
     except ValidationError as error:
-        problems += _add_preset_advice(convert_errors(error, node, unit.path, kind), node)
+        problems += _merge_missing_slots(convert_errors(error, node, unit.path, kind), node)
         return None
     wrong = list(islice(find_coercions(node, stage.model_dump(by_alias=True), unit.path), MAX_PROBLEMS))
     slots, more = bind_slots(stage, node, unit.path, folders)
@@ -156,16 +156,19 @@ def resolve_port(info: StepInfo, where: str, reference: Any, problems: list[Prob
     return Port(where, str(reference), reference.accepts, resolved.steps, resolved.output, resolved.source, kind, mark)
 
 
-def _add_preset_advice(problems: list[Problem], node: Node) -> list[Problem]:
-    """Return an rl stage without an algorithm lacks several slots: say once how to fill them all."""
+def _merge_missing_slots(problems: list[Problem], node: Node) -> list[Problem]:
+    """Return the problems of an rl stage with one for all slots that are missing, which says how to fill them."""
     kind = node.get("kind")
     if kind is None or "algorithm" not in traits_of(str(kind.value)).model_fields or node.get("algorithm") is not None:
         return problems
-    slots = tuple(f"`{slot}`" for slot in list_preset_slots())
-    advice = f"fill all slots at once: `algorithm: grpo` ({', '.join(find_presets())})"
-    return [
-        replace(p, advice=advice) if p.message.startswith(slots) and "missing" in p.message else p for p in problems
-    ]
+    messages = {f"`{slot}` is missing": f"`{slot}`" for slot in list_preset_slots()}
+    missing = [problem for problem in problems if problem.message in messages]
+    if not missing:
+        return problems
+    names = ", ".join(messages[problem.message] for problem in missing)
+    advice = f"`algorithm: grpo` fills them all; algorithms: {', '.join(find_presets())}"
+    merged = replace(missing[0], message=f"`algorithm` is missing, or its parts {names}", advice=advice)
+    return [merged if problem is missing[0] else problem for problem in problems if problem not in missing[1:]]
 
 
 def _find_kind(unit: Unit, problems: list[Problem]) -> type[BaseStage] | None:

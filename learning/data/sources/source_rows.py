@@ -157,9 +157,10 @@ class SourceRows:
                     f"{first.file}: its rows are in the list `{wrapped}` of one object; write the list itself, or JSON "
                     f"Lines: jq -c '.{wrapped}[]' {first.file} > rows.jsonl"
                 )
+            header = "; the first line of such a file names its columns" if ".csv" in first.file else ""
             raise StepError(
                 f"{first.file}: columns {list_columns(columns)} are those of no format whose rows can become "
-                f"{self.emit}: {formats}; map them with `columns: {{prompt: COLUMN}}`, or name the `format`"
+                f"{self.emit}: {formats}; map them with `columns: {{prompt: COLUMN}}`, or name the `format`{header}"
             )
         return row_format
 

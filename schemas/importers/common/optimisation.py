@@ -5,7 +5,7 @@ from typing import Any
 
 from schemas.importers.common.draft import StageDraft
 from schemas.importers.common.values import flag, number, whole
-from schemas.importers.known_keys.trees import spread
+from schemas.source.foreign_keys import spread
 from schemas.training import Optimizer, Schedule
 
 OPTIMIZERS: dict[str, Optimizer] = {

@@ -12,11 +12,6 @@ def list_keys(words: Mapping[str, str]) -> frozenset[str]:
     return frozenset(f"{prefix}.{word}".strip(".") for prefix, text in words.items() for word in text.split())
 
 
-def spread(value: Value, words: str) -> dict[str, Value]:
-    """Return a map from every word of a text to one value."""
-    return dict.fromkeys(words.split(), value)
-
-
 def matches(key: str, patterns: Iterable[str]) -> str | None:
     """Return the first pattern that a dotted key fits, or None."""
     if isinstance(patterns, Container) and key in patterns:

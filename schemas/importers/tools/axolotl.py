@@ -3,7 +3,6 @@
 from typing import Any
 
 from schemas.importers.common.adapters import LoraNames, QuantisationNames, map_adapters, map_quantisation, use_bfloat16
-from schemas.importers.common.common_keys import HARMLESS, LOADING, SPEED, UNSUPPORTED
 from schemas.importers.common.draft import StageDraft
 from schemas.importers.common.job import (
     Job,
@@ -26,6 +25,7 @@ from schemas.importers.common.values import flag, number, whole
 from schemas.importers.known_keys.axolotl import KEYS
 from schemas.importers.tools.axolotl_data import map_sources, map_text
 from schemas.importers.tools.trl_rl import map_rl
+from schemas.source.foreign_keys import HARMLESS, LOADING, SPEED, UNSUPPORTED
 
 NAMES = Names(optim="optimizer", schedule="lr_scheduler", shape="cosine", warmup=0.03, rate=2e-4)
 LORA = LoraNames(rslora="peft_use_rslora", dora="peft_use_dora", rank=8, scale=16)

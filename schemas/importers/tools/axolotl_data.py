@@ -3,13 +3,13 @@
 from typing import Any
 
 from schemas.base import JsonObject
-from schemas.importers.common.common_keys import LOADING
 from schemas.importers.common.draft import StageDraft
 from schemas.importers.common.job import Job, Source, put_split
 from schemas.importers.common.references import refer
 from schemas.importers.common.templates import map_template
 from schemas.importers.common.values import flag
 from schemas.row_templates import is_template
+from schemas.source.foreign_keys import LOADING
 
 PAIR_COLUMNS = {"intel": {"prompt": "question"}, "argilla": {"prompt": "instruction"}, "icr": {"prompt": "input"}}
 PAIR_COLUMNS["argilla"] |= {"chosen": "chosen_response", "rejected": "rejected_response"}

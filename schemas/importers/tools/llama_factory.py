@@ -4,7 +4,6 @@ import json
 
 from schemas.base import JsonObject
 from schemas.importers.common.adapters import LoraNames, QuantisationNames, map_adapters, map_quantisation, use_bfloat16
-from schemas.importers.common.common_keys import HARMLESS, SPEED, UNSUPPORTED
 from schemas.importers.common.draft import StageDraft
 from schemas.importers.common.factory_templates import find_template
 from schemas.importers.common.job import (
@@ -28,6 +27,7 @@ from schemas.importers.common.references import refer
 from schemas.importers.common.values import flag, mapping, number, whole, words
 from schemas.importers.known_keys.llama_factory import KEYS
 from schemas.importers.known_keys.transformers import KEYS as TRANSFORMERS
+from schemas.source.foreign_keys import HARMLESS, SPEED, UNSUPPORTED
 
 KINDS = {"pt": "sft", "sft": "sft", "rm": "reward_model", "dpo": "preference", "kto": "preference"}
 NAMES = {"pt": "pretrain", "rm": "reward"}

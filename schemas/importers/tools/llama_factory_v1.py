@@ -5,7 +5,6 @@ from pathlib import Path
 from schemas.base import JsonObject
 from schemas.errors import RecipeError
 from schemas.importers.common.adapters import LoraNames, QuantisationNames, map_adapters, map_quantisation
-from schemas.importers.common.common_keys import HARMLESS, SPEED, UNSUPPORTED
 from schemas.importers.common.draft import StageDraft
 from schemas.importers.common.files import read_config
 from schemas.importers.common.job import (
@@ -27,6 +26,7 @@ from schemas.importers.common.pair_losses import map_pair_loss
 from schemas.importers.common.references import refer
 from schemas.importers.common.values import number, whole
 from schemas.importers.known_keys.llama_factory_v1 import KEYS
+from schemas.source.foreign_keys import HARMLESS, SPEED, UNSUPPORTED
 
 KINDS = {"sft": "sft", "dpo": "preference", "rm": "reward_model"}
 """Commands of llamafactory-cli: the kinds of stages."""

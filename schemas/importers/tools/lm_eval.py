@@ -3,12 +3,12 @@
 from typing import Any
 
 from schemas.base import JsonObject
-from schemas.importers.common.common_keys import DEVICE, FOLDERS, SPEED, TRACKING
 from schemas.importers.common.draft import Line, StageDraft
 from schemas.importers.common.job import Job, Tool
 from schemas.importers.common.references import refer
 from schemas.importers.common.values import flag, number, whole, words
-from schemas.importers.known_keys.trees import list_keys, spread
+from schemas.importers.known_keys.trees import list_keys
+from schemas.source.foreign_keys import DEVICE, FOLDERS, SPEED, TRACKING, spread
 
 KEYS = list_keys(
     {

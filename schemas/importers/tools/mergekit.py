@@ -7,8 +7,9 @@ from schemas.base import JsonObject
 from schemas.importers.common.draft import Line, StageDraft
 from schemas.importers.common.job import Job, Tool
 from schemas.importers.common.references import refer
-from schemas.importers.known_keys.trees import list_keys, spread
+from schemas.importers.known_keys.trees import list_keys
 from schemas.signatures import read_signature
+from schemas.source.foreign_keys import spread
 from schemas.suggestions import suggest
 from schemas.use import MergeMethodUse
 

@@ -3,7 +3,6 @@
 from typing import Any
 
 from schemas.importers.common.adapters import LoraNames, QuantisationNames, map_adapters, map_quantisation
-from schemas.importers.common.common_keys import FOLDERS, HARMLESS, LOADING, PUBLISH, SPEED, TRACKING, UNSUPPORTED
 from schemas.importers.common.draft import StageDraft
 from schemas.importers.common.job import (
     Job,
@@ -22,7 +21,7 @@ from schemas.importers.common.references import refer
 from schemas.importers.common.rollouts import put_iterations, put_rollouts
 from schemas.importers.common.values import flag, number, whole
 from schemas.importers.known_keys.open_instruct import KEYS
-from schemas.importers.known_keys.trees import spread
+from schemas.source.foreign_keys import FOLDERS, HARMLESS, LOADING, PUBLISH, SPEED, TRACKING, UNSUPPORTED, spread
 
 LORA = LoraNames("lora_rank", rank=64, scale=16, dropped=0.1)
 QUANTISATION = QuantisationNames(("use_qlora",), is_nested=True)

@@ -2,7 +2,6 @@
 
 from schemas.base import JsonObject
 from schemas.importers.common.adapters import LoraNames, QuantisationNames, map_adapters, map_quantisation
-from schemas.importers.common.common_keys import FOLDERS, HARMLESS, LOADING, RESUME, SPEED, TRACKING, UNSUPPORTED
 from schemas.importers.common.draft import StageDraft
 from schemas.importers.common.job import (
     Job,
@@ -27,6 +26,7 @@ from schemas.importers.common.templates import map_template
 from schemas.importers.common.values import flag, mapping, number, whole
 from schemas.importers.known_keys.oumi import KEYS
 from schemas.importers.tools.trl_rl import map_sampling_of_trl
+from schemas.source.foreign_keys import FOLDERS, HARMLESS, LOADING, RESUME, SPEED, TRACKING, UNSUPPORTED
 
 T, M, P = "training.", "model.", "peft."
 NAMES = Names(

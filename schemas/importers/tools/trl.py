@@ -2,7 +2,6 @@
 
 from schemas.base import JsonObject
 from schemas.importers.common.adapters import LoraNames, QuantisationNames, map_adapters, map_quantisation
-from schemas.importers.common.common_keys import HARMLESS, SPEED, UNSUPPORTED
 from schemas.importers.common.draft import StageDraft
 from schemas.importers.common.job import (
     Job,
@@ -34,6 +33,7 @@ from schemas.importers.common.values import flag, number, whole
 from schemas.importers.known_keys.transformers import KEYS as TRANSFORMERS
 from schemas.importers.known_keys.trl import KEYS
 from schemas.importers.tools.trl_rl import map_rl
+from schemas.source.foreign_keys import HARMLESS, SPEED, UNSUPPORTED
 from schemas.suggestions import find_nearest
 
 TRAINERS = {

@@ -1,12 +1,12 @@
 """TRL's GRPO and RLOO, whose keys axolotl and oumi have below a prefix."""
 
 from schemas.base import JsonObject
-from schemas.importers.common.common_keys import SPEED, TRACKING
 from schemas.importers.common.draft import StageDraft
 from schemas.importers.common.job import Job
 from schemas.importers.common.rewards import map_rewards
 from schemas.importers.common.rollouts import put_iterations, put_rollouts
 from schemas.importers.common.values import flag, number, whole
+from schemas.source.foreign_keys import SPEED, TRACKING
 
 AGGREGATIONS: dict[str, tuple[str, str]] = {
     "grpo": ("sequence_mean", ""),

@@ -1,7 +1,6 @@
 """verl's configurations and command lines: PPO and its relatives, and fine-tuning."""
 
 from schemas.base import JsonObject
-from schemas.importers.common.common_keys import SPEED
 from schemas.importers.common.draft import StageDraft
 from schemas.importers.common.job import Job, Source, Tool, map_group, map_model, map_reporting, map_seed, put_sources
 from schemas.importers.common.optimisation import Names, map_optimisation
@@ -14,6 +13,7 @@ from schemas.importers.known_keys.verl import KEYS
 from schemas.importers.tools.verl_keys import HARMLESS, UNSUPPORTED
 from schemas.importers.tools.verl_sft import convert_sft, map_lora
 from schemas.importers.tools.verl_shaping import map_shaping, pass_over_reward_model
+from schemas.source.foreign_keys import SPEED
 
 A, R, M = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
 OPTIM = f"{A}optim."

@@ -1,7 +1,6 @@
 """Keys of verl for which a recipe needs nothing, or that have no counterpart."""
 
-from schemas.importers.common.common_keys import DEVICE, FOLDERS, LOADING, RESUME, SPEED, TRACKING
-from schemas.importers.known_keys.trees import spread
+from schemas.source.foreign_keys import DEVICE, FOLDERS, LOADING, RESUME, SPEED, TRACKING, spread
 
 A, R, M = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
 

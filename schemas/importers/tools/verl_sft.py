@@ -3,7 +3,6 @@
 from typing import Any
 
 from schemas.importers.common.adapters import LoraNames, map_adapters
-from schemas.importers.common.common_keys import SPEED
 from schemas.importers.common.draft import StageDraft
 from schemas.importers.common.job import (
     Job,
@@ -18,6 +17,7 @@ from schemas.importers.common.job import (
 from schemas.importers.common.optimisation import Names, map_optimisation, map_steps
 from schemas.importers.common.references import refer
 from schemas.importers.common.values import number, whole
+from schemas.source.foreign_keys import SPEED
 
 
 def map_lora(stage: StageDraft, prefix: str, rank_key: str) -> None:

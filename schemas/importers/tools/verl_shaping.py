@@ -1,9 +1,9 @@
 """verl's penalty of long completions, and its choice of groups, both of DAPO."""
 
-from schemas.importers.common.common_keys import TRACKING
 from schemas.importers.common.draft import StageDraft
 from schemas.importers.common.leaves import Leaves
 from schemas.importers.common.values import number, whole
+from schemas.source.foreign_keys import TRACKING
 
 BUFFERS = ("reward_model.overlong_buffer", "reward_model.reward_kwargs.overlong_buffer_cfg")
 UNLIMITED = 100.0

@@ -247,7 +247,24 @@ def test_runs_and_their_outputs_are_listed(ran):
 def test_a_dry_run_runs_nothing(ran):
     before = len(lookup.list_run_records(Layout(ran.folder)))
     assert "2 of 2 steps are cached" in ran("run", "good.yaml", "--dry-run")
+    plan = json.loads(ran("run", "good.yaml", "--dry-run", "--json"))
+    assert [step["name"] for step in plan["steps"]] == ["a", "b"]
     assert len(lookup.list_run_records(Layout(ran.folder))) == before
+
+
+def test_what_a_run_measured_is_also_printed_as_json(ran):
+    for words in (("run", "good.yaml", "--executor", "inprocess"), ("resume", "--executor", "inprocess")):
+        ended = json.loads(ran.done([sys.executable, "-m", "flows.cli", *words, "--json"]).stdout)
+        assert ended["exit_code"] == 0
+        assert [(step["step"], step["state"]) for step in ended["steps"]] == [("a", "cached"), ("b", "cached")]
+        assert ended["steps"] == lookup.list_step_records(ended["run"], Layout(ran.folder))
+        assert [record["step"] for record in ended["results"]] == ["a", "b"]
+
+
+def test_why_is_also_printed_as_json(ran):
+    assert json.loads(ran("why", "good.yaml", "b", "--json"))["verdict"] == "HIT"
+    asked = json.loads(ran("why", "good.yaml", "a", "--set", "stages.a.function.value=4", "--json"))
+    assert (asked["step"], asked["verdict"], asked["why"]) == ("a", "MISS", asked["differences"][0])
 
 
 def test_a_plan_as_json_is_a_plan(ran):

@@ -4,6 +4,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from flows.champions import promotion
@@ -90,6 +91,16 @@ def test_stdout_is_json(words, content, code):
     done = CliRunner().invoke(app, [*words.split(), "--json"], catch_exceptions=False)
     assert done.exit_code == code
     assert json.loads(done.stdout) == content
+
+
+WITHOUT_TABLES = {"init", "show", "schema", "logs", "path", "export", "serve", "up", "deploy", "mcp"}
+"""Verbs that print text, a file or what they do."""
+
+
+def test_every_verb_that_prints_a_table_also_prints_json():
+    verbs = get_command(app).commands.items()
+    with_json = {name for name, verb in verbs if any("--json" in option.opts for option in verb.params)}
+    assert {name for name, _ in verbs} - with_json == WITHOUT_TABLES
 
 
 def test_without_the_option_a_person_reads_the_same():

@@ -34,7 +34,7 @@ def run_small(path, folder):
     layout = Layout(folder)
     plan = plan_recipe(path, layout, stand_ins=True)
     printed = io.StringIO()
-    assert start_run(plan, layout, "inprocess", Console(file=printed, width=200)) == 0, printed.getvalue()
+    assert start_run(plan, layout, "inprocess", Console(file=printed, width=200)).exit_code == 0, printed.getvalue()
 
 
 @pytest.mark.parametrize("name", ["chats", "quickstart", "steps"])

@@ -23,6 +23,13 @@ from schemas.stages.sft import Sft
         (Sft, "load_in_8bit", "use `load_in_4bit: true`"),
         (Sft, "bnb_4bit_use_double_quant", "posttrain calls this `use_bnb_nested_quant`"),
         (Sft, "dataset_name", "`data: hub:org/name`"),
+        (Rl, "top_k", "samples by `temperature` alone"),
+        (Rl, "wandb_log_unique_prompts", "leave it out: MLflow and the report get all metrics"),
+        (Preference, "label_smoothing", "`loss: {use: dpo, label_smoothing: 0.1}`"),
+        (Preference, "max_completion_length", "`max_length`"),
+        (Sft, "train_dataset", "`data: path:rows.jsonl`"),
+        (Sft, "neftune_noise_alpha", "NEFTune"),
+        (Sft, "fsdp", "strategy: fsdp2"),
         (Sft, "streaming", "rows are always read as a stream"),
     ],
 )

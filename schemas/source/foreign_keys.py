@@ -1,7 +1,8 @@
 """Keys that several tools share and for which a recipe needs nothing, or that have no counterpart."""
 
-from schemas.importers.known_keys.trees import spread
+from typing import TypeVar
 
+Value = TypeVar("Value")
 TRACKING = "MLflow and the report get all metrics; `track: [wandb]` and others as well"
 FOLDERS = "every step has its own folder: `posttrain path STEP`"
 SPEED = "changes speed or memory, not the result"
@@ -10,6 +11,12 @@ CHECKPOINTS = "checkpoints are kept while a step needs them: `save_steps`"
 PUBLISH = "publish a finished model as docs/publishing.md describes"
 DEVICE = "posttrain places steps on Ray nodes: `resources`"
 RESUME = "`posttrain resume` continues from the last checkpoint"
+
+
+def spread(value: Value, words: str) -> dict[str, Value]:
+    """Return a map from every word of a text to one value."""
+    return dict.fromkeys(words.split(), value)
+
 
 HARMLESS: dict[str, str] = {
     **spread(
