@@ -23,6 +23,8 @@ ArtifactType = Literal[
     "trajectories",
     "eval_report",
     "agent",
+    "control_policy",
+    "transitions",
     "directory",
 ]
 ARTIFACT_TYPES: tuple[str, ...] = get_args(ArtifactType)
@@ -134,6 +136,18 @@ class AgentRef(Reference):
     """An agent: environment, toolkit and context."""
 
     accepts = ("agent",)
+
+
+class ControlPolicyRef(Reference):
+    """A policy for the worlds of Gymnasium."""
+
+    accepts = ("control_policy",)
+
+
+class TransitionsRef(Reference):
+    """Steps of episodes in a world."""
+
+    accepts = ("transitions",)
 
 
 class RowsRef(Reference):

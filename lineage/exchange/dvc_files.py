@@ -25,6 +25,7 @@ from schemas.errors import PlanError, RecipeError
 from schemas.plan import Input, Plan, Step
 from schemas.recipe.load import load_recipe
 from schemas.source.parser import read_source
+from schemas.stages.union import traits_of
 
 Entry = JsonObject
 WRITTEN = "# Written by posttrain from "
@@ -198,7 +199,7 @@ class Recipe:
         parents = [extended] if isinstance(extended, str) else extended
         files = [os.path.normpath(Path(self.file).parent / name) for name in parents]
         algorithm = self._stage(step).get("algorithm")
-        preset = f"recipes/algorithms/{algorithm}.yaml"
+        preset = f"{traits_of(step.kind).presets}/{algorithm}.yaml"
         return [*files, preset] if isinstance(algorithm, str) and (self.root / preset).is_file() else files
 
     def _params(self, step: Step) -> list[str]:

@@ -22,13 +22,13 @@ from schemas.plan import Until
 from schemas.source.parser import read_source
 from schemas.source.tree import Node, join_path, make_error, merge_nodes
 from schemas.source.variables import Scope, substitute
+from schemas.stages.base import BaseStage
 from schemas.stages.rl import Rl
 from schemas.stages.union import KINDS, traits_of
 from schemas.suggestions import suggest
 
 PREFERENCE_LOSSES = ("dpo", "ipo", "kto", "orpo", "simpo", "bco")
 """Losses on preference pairs, which are asked for as algorithms."""
-PRESETS = ROOT / "recipes" / "algorithms"
 
 
 @dataclass(frozen=True)
@@ -117,39 +117,42 @@ class _Completion:
         traits = traits_of(word)
         algorithm = node.get("algorithm") if "algorithm" in traits.model_fields else None
         if algorithm is not None and algorithm.value is not None:
-            base, path = self._preset(algorithm, join_path(entry.path, "algorithm")), join_path(entry.path, "algorithm")
+            path = join_path(entry.path, "algorithm")
+            base = self._preset(traits, algorithm, path)
             entry.scope.allowance.take_tree(base, algorithm.mark, path)
             node = merge_nodes(base, node)
         return node if traits.fan_port is None else _spread_fans(node, traits.fan_port, names, entry)
 
-    def _preset(self, algorithm: Node, path: str) -> Node:
+    def _preset(self, kind: type[BaseStage], algorithm: Node, path: str) -> Node:
         if not isinstance(algorithm.value, str):
             raise make_error(algorithm.mark, path, "`algorithm` must be a name", "for example `algorithm: grpo`")
-        if algorithm.value not in self.presets:
-            self.presets[algorithm.value] = read_preset(algorithm, path)
-        return self.presets[algorithm.value]
+        name = f"{kind.presets}/{algorithm.value}"
+        if name not in self.presets:
+            self.presets[name] = read_preset(kind, algorithm, path)
+        return self.presets[name]
 
 
-def read_preset(algorithm: Node, path: str) -> Node:
-    """Return the slots of a named algorithm. Raise RecipeError."""
-    presets = find_presets()
+def read_preset(kind: type[BaseStage], algorithm: Node, path: str) -> Node:
+    """Return the slots of a named algorithm of a kind. Raise RecipeError."""
+    presets = find_presets(kind)
     if algorithm.value not in presets:
         advice = suggest(str(algorithm.value), presets, "algorithms")
         if str(algorithm.value).lower() in PREFERENCE_LOSSES:
             advice = f"it is a loss: `kind: preference` and `loss: {str(algorithm.value).lower()}`"
         raise make_error(algorithm.mark, path, f"no algorithm `{algorithm.value}`", advice)
-    return read_source(presets[algorithm.value], f"recipes/algorithms/{algorithm.value}.yaml")
+    return read_source(presets[algorithm.value], f"{kind.presets}/{algorithm.value}.yaml")
 
 
-def find_presets() -> Mapping[str, Path]:
-    """Return the file of every preset by name."""
-    return {p.stem: p for p in sorted(PRESETS.glob("*.yaml"))}
+def find_presets(kind: type[BaseStage] = Rl) -> Mapping[str, Path]:
+    """Return the file of every preset of a kind by name."""
+    return {p.stem: p for p in sorted((ROOT / kind.presets).glob("*.yaml"))}
 
 
-def list_preset_slots() -> list[str]:
-    """Return the required keys of an rl stage that presets fill, in the order of the stage."""
-    filled = read_source(PRESETS / "grpo.yaml", "recipes/algorithms/grpo.yaml").value
-    return [name for name, field in Rl.model_fields.items() if field.is_required() and name in filled]
+def list_preset_slots(kind: type[BaseStage] = Rl) -> list[str]:
+    """Return the required keys of a stage that presets fill, in the order of the stage."""
+    usual = kind.usual_preset
+    filled = read_source(find_presets(kind)[usual], f"{kind.presets}/{usual}.yaml").value
+    return [name for name, field in kind.model_fields.items() if field.is_required() and name in filled]
 
 
 def _spread_fans(node: Node, port: str, names: Names, entry: Entry) -> Node:

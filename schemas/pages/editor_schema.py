@@ -102,8 +102,11 @@ def _make_stage(kind: str, body: JsonObject) -> JsonObject:
         one = properties[key]["anyOf"][0]["items"]
         properties[key] = {**properties[key], "anyOf": [*properties[key]["anyOf"], one]}
     if "algorithm" in properties:
-        slots = list_preset_slots()
-        properties["algorithm"] = {**properties["algorithm"], "anyOf": [{"enum": list(find_presets())}, _TEXT]}
+        slots = list_preset_slots(KINDS[kind])
+        properties["algorithm"] = {
+            **properties["algorithm"],
+            "anyOf": [{"enum": list(find_presets(KINDS[kind]))}, _TEXT],
+        }
         schema["required"] = ["kind", *(key for key in required if key not in slots)]
         schema["anyOf"] = [{"required": ["algorithm"]}, {"required": slots}]
         # On top of a preset a slot of one function may hold only the options that differ.

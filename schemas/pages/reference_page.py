@@ -131,7 +131,7 @@ def _describe_kind(model: type[BaseStage]) -> str:
         if inner is not LoRA:
             text += [f"**{inner.__name__}**: {_read_doc(inner)}", "", _make_table(inner, set())]
     if "algorithm" in model.model_fields:
-        text += ["Algorithms, in `recipes/algorithms/`:", "", *map(_describe_preset, find_presets().items()), ""]
+        text += [f"Algorithms, in `{model.presets}/`:", "", *map(_describe_preset, find_presets(model).items()), ""]
     return "\n".join(text)
 
 

@@ -47,7 +47,8 @@ def _minimise(info: StepInfo) -> JsonObject:
 
     What a preset sets is shown whole, since a value that is left out there is the preset's.
     """
-    full, preset = _drop_null(info.dump()), find_presets().get(getattr(info.stage, "algorithm", None) or "")
+    full = _drop_null(info.dump())
+    preset = find_presets(type(info.stage)).get(getattr(info.stage, "algorithm", None) or "")
     kept: set[str] = set() if preset is None else set(read_source(preset).value)
     for slot in reversed(info.slots):
         if slot.path.partition(".")[0] not in kept:

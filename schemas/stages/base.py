@@ -55,6 +55,10 @@ class BaseStage(WithOptionalCode):
     """Whether `table` in the details holds one number with its interval per model, metric and family."""
     counts_yield: ClassVar[bool] = False
     """Whether `yield` in the details counts the outcome of every sample, per family."""
+    presets: ClassVar[str] = "recipes/algorithms"
+    """Folder with the presets that the key `algorithm` names."""
+    usual_preset: ClassVar[str] = "grpo"
+    """Preset that errors suggest where a stage names none."""
     report_section: ClassVar[ReportSection | None] = None
     """Section of the kind in a run's report, in addition to steps, curves and cost; None: no section."""
 

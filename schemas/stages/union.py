@@ -6,9 +6,12 @@ from pydantic import Field
 
 from schemas.stages.agent import AgentStage
 from schemas.stages.base import BaseStage
+from schemas.stages.collect import Collect
+from schemas.stages.control import Control
 from schemas.stages.curate import Curate
 from schemas.stages.data import Data
 from schemas.stages.evaluate import Evaluate
+from schemas.stages.evaluate_control import EvaluateControl
 from schemas.stages.evaluate_rewards import EvaluateRewards
 from schemas.stages.init import Init
 from schemas.stages.merge import Merge
@@ -38,6 +41,9 @@ Stage = Annotated[
     | MergeSearch
     | Evaluate
     | EvaluateRewards
+    | Collect
+    | Control
+    | EvaluateControl
     | Python,
     Field(discriminator="kind"),
 ]

@@ -161,12 +161,13 @@ def _merge_missing_slots(problems: list[Problem], node: Node) -> list[Problem]:
     kind = node.get("kind")
     if kind is None or "algorithm" not in traits_of(str(kind.value)).model_fields or node.get("algorithm") is not None:
         return problems
-    messages = {f"`{slot}` is missing": f"`{slot}`" for slot in list_preset_slots()}
+    of = traits_of(str(kind.value))
+    messages = {f"`{slot}` is missing": f"`{slot}`" for slot in list_preset_slots(of)}
     missing = [problem for problem in problems if problem.message in messages]
     if not missing:
         return problems
     names = ", ".join(messages[problem.message] for problem in missing)
-    advice = f"`algorithm: grpo` fills them all; algorithms: {', '.join(find_presets())}"
+    advice = f"`algorithm: {of.usual_preset}` fills them all; algorithms: {', '.join(find_presets(of))}"
     merged = replace(missing[0], message=f"`algorithm` is missing, or its parts {names}", advice=advice)
     return [merged if problem is missing[0] else problem for problem in problems if problem not in missing[1:]]
 
@@ -190,8 +191,9 @@ def _find_kind(unit: Unit, problems: list[Problem]) -> type[BaseStage] | None:
 
 def _advise_on_kind(word: str) -> str:
     """Return how the work is written that another word than a kind names; empty for an unknown word."""
-    if word in find_presets():
-        return f"write `kind: rl` and `algorithm: {word}`"
+    for kind, model in KINDS.items():
+        if "algorithm" in model.model_fields and word in find_presets(model):
+            return f"write `kind: {kind}` and `algorithm: {word}`"
     return f"write {KIND_WORDS[word]}" if word in KIND_WORDS else ""
 
 

@@ -1,0 +1,1 @@
+"""Control: policies for Gymnasium environments, trained with TorchRL's networks and losses."""

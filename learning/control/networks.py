@@ -1,0 +1,93 @@
+"""Networks of control policies, by TorchRL's modules: actors, action values, state values."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from learning.control.spaces import Spaces
+from schemas.control import NetworkSettings
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "elu": nn.ELU}
+
+
+@dataclass(frozen=True)
+class Networks:
+    """Builds networks for the spaces of a world; all have hidden layers of the same sizes."""
+
+    spaces: Spaces
+    settings: NetworkSettings
+
+    def _mlp(self, inputs: int, outputs: int) -> Any:
+        from torchrl.modules import MLP
+
+        return MLP(
+            in_features=inputs,
+            out_features=outputs,
+            num_cells=list(self.settings.hidden_sizes),
+            activation_class=ACTIVATIONS[self.settings.activation],
+        )
+
+    def make_stochastic_actor(self) -> Any:
+        """Return an actor that draws actions: a Gaussian squashed into the box, or a distribution over choices."""
+        from tensordict.nn import TensorDictModule
+        from torch.distributions import Categorical
+        from torchrl.modules import NormalParamExtractor, ProbabilisticActor, TanhNormal
+
+        spaces = self.spaces
+        if spaces.is_discrete:
+            logits = TensorDictModule(self._mlp(spaces.observations, spaces.actions), ["observation"], ["logits"])
+            return ProbabilisticActor(logits, in_keys=["logits"], distribution_class=Categorical, return_log_prob=True)
+        body = nn.Sequential(self._mlp(spaces.observations, 2 * spaces.actions), NormalParamExtractor())
+        return ProbabilisticActor(
+            TensorDictModule(body, ["observation"], ["loc", "scale"]),
+            in_keys=["loc", "scale"],
+            distribution_class=TanhNormal,
+            distribution_kwargs=self._bounds(),
+            return_log_prob=True,
+        )
+
+    def make_deterministic_actor(self) -> Any:
+        """Return an actor with one action for each observation, squashed into the box."""
+        from tensordict.nn import TensorDictModule, TensorDictSequential
+        from torchrl.modules import TanhModule
+
+        network = self._mlp(self.spaces.observations, self.spaces.actions)
+        body: Any = TensorDictModule(network, ["observation"], ["raw"])
+        squash: Any = TanhModule(in_keys=["raw"], out_keys=["action"], **self._bounds())
+        return TensorDictSequential(body, squash)
+
+    def make_choice_values(self) -> Any:
+        """Return an actor that takes the choice with the highest value, (B, choices) under `action_value`."""
+        from torchrl.modules import QValueActor
+
+        body = self._mlp(self.spaces.observations, self.spaces.actions)
+        return QValueActor(module=body, in_keys=["observation"], action_space="categorical")
+
+    def make_action_value(self) -> Any:
+        """Return the value of an observation and an action of the box."""
+        from torchrl.modules import ValueOperator
+
+        return ValueOperator(
+            self._mlp(self.spaces.observations + self.spaces.actions, 1), in_keys=["observation", "action"]
+        )
+
+    def make_values_of_choices(self) -> Any:
+        """Return the values of all choices, (B, choices) under `action_value`."""
+        from tensordict.nn import TensorDictModule
+
+        return TensorDictModule(
+            self._mlp(self.spaces.observations, self.spaces.actions), ["observation"], ["action_value"]
+        )
+
+    def make_state_value(self) -> Any:
+        """Return the value of an observation."""
+        from torchrl.modules import ValueOperator
+
+        return ValueOperator(self._mlp(self.spaces.observations, 1), in_keys=["observation"])
+
+    def _bounds(self) -> dict[str, Any]:
+        import torch
+
+        return {"low": torch.tensor(self.spaces.low), "high": torch.tensor(self.spaces.high)}

@@ -1,0 +1,318 @@
+"""Training of a control policy: act, keep the steps, update; offline, on a buffer, or on the newest steps alone.
+
+Shapes: N worlds, S steps of each in a rollout, B steps in a batch.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learning.control.buffer import Buffer, make_batch
+from learning.control.losses import Algorithm
+from learning.control.policy import act
+from learning.control.transitions import Transitions
+from learning.control.worlds import Make, Steps, Worlds
+from learning.lookup import Bound
+from learning.models.checkpoint import (
+    add_prefix,
+    get_optimizer_state,
+    load_latest,
+    load_optimizer_state,
+    save_checkpoint,
+    strip_prefix,
+)
+from learning.parallel.group import ALONE
+from learning.parallel.random_states import collect_random_states, restore_random_states
+from schemas.errors import StepError
+from schemas.number_schedules import value_at
+from schemas.stages.control import Control
+
+
+class Reporter(Protocol):
+    """Where metrics and progress go."""
+
+    def log(self, step: int, **values: float) -> None:
+        """Add a point to the curves."""
+        ...
+
+    def progress(self, step: int, total: int, **values: float) -> None:
+        """Report how far the training is."""
+        ...
+
+
+@dataclass
+class Window:
+    """What happened since the last point of the curves."""
+
+    values: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, **values: float) -> None:
+        """Add a value of each metric."""
+        for name, value in values.items():
+            self.values[name].append(value)
+
+    def take(self) -> dict[str, float]:
+        """Return the means, and begin again."""
+        means = {name: sum(values) / len(values) for name, values in self.values.items()}
+        self.values.clear()
+        return means
+
+
+@dataclass
+class ControlLoop:
+    """One training: its networks, worlds, buffers and counts."""
+
+    stage: Control
+    algorithm: Algorithm
+    make: Make
+    worlds: Worlds | None
+    """Worlds to act in; None: offline."""
+    data: Buffer | None
+    """Steps of others; None: only own ones."""
+    terms: Mapping[str, Bound]
+    exploration: Bound | None
+    reporter: Reporter
+    checkpoints: Path
+    seed: int
+    updates: int = 0
+    owed: float = 0.0
+    window: Window = field(default_factory=Window)
+    curve: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        stage = self.stage
+        self.parameters = {name: p for name, p in self.algorithm.loss.named_parameters() if p.requires_grad}
+        self.optimizer = torch.optim.Adam(self.parameters.values(), lr=stage.learning_rate, foreach=True)
+        self.buffer: Buffer | None = None
+        if self.worlds is not None and self.algorithm.advantage is None:
+            self.buffer = Buffer(min(stage.buffer_size, stage.environment_steps), self.worlds.spaces)
+        self.rng = np.random.default_rng([self.seed, 1])
+
+    @property
+    def steps_per_iteration(self) -> int:
+        """Return the environment steps of an iteration; 0 offline."""
+        if self.worlds is None:
+            return 0
+        return self.stage.num_envs * (self.stage.rollout_steps if self.algorithm.advantage is not None else 1)
+
+    @property
+    def total(self) -> int:
+        """Return the number of iterations: environment steps that are taken together, or offline one update each."""
+        if self.worlds is None:
+            return self.stage.max_steps or 0
+        return math.ceil(self.stage.environment_steps / self.steps_per_iteration)
+
+    def run(self) -> None:
+        """Train to the end, from the latest checkpoint if there is one."""
+        stage = self.stage
+        every = max(1, math.ceil(stage.logging_steps / max(1, self.steps_per_iteration)))
+        evaluate = stage.eval_steps and max(1, math.ceil(stage.eval_steps / max(1, self.steps_per_iteration)))
+        save = max(1, math.ceil(stage.save_steps / max(1, self.steps_per_iteration)))
+        for iteration in range(self.resume(), self.total):
+            self.iterate(iteration)
+            last = iteration + 1 == self.total
+            if evaluate and (last or (iteration + 1) % evaluate == 0):
+                self.window.add(eval_return=float(self.evaluate().mean()))
+            if last or (iteration + 1) % every == 0:
+                self.log(iteration + 1)
+            if not last and (iteration + 1) % save == 0:
+                self.save(iteration + 1)
+
+    def iterate(self, iteration: int) -> None:
+        """Take one iteration."""
+        if self.worlds is None:
+            self.update(self.draw(), iteration)
+        elif self.algorithm.advantage is not None:
+            self.train_on_rollout(iteration)
+        else:
+            self.collect(iteration)
+            ready = self.buffer is not None and len(self.buffer) >= self.stage.learning_starts
+            self.owed = self.owed + self.stage.updates_per_step * self.stage.num_envs if ready else 0.0
+            while self.owed >= 1:
+                self.owed -= 1
+                self.update(self.draw(), iteration)
+
+    def collect(self, iteration: int) -> Steps:
+        """Act once in every world and keep the steps in the buffer."""
+        worlds = self.worlds
+        assert worlds is not None
+        observation_NO = worlds.observation
+        waiting = self.buffer is not None and len(self.buffer) < self.stage.learning_starts and not self.stage.model
+        if waiting:
+            action_N = draw_random(worlds, self.rng)
+        else:
+            action_N = act(self.algorithm.actor, observation_NO, explore=True)
+            if self.exploration is not None:
+                supplies = {"action_N": action_N, "observation_NO": observation_NO, "spaces": worlds.spaces}
+                supplies |= {"rng": self.rng, "step": iteration}
+                action_N = self.exploration.ask(iteration * self.stage.num_envs, supplies)
+        steps = worlds.step(action_N)
+        for _, earned, length in steps.ended:
+            self.window.add(episode_return=earned, episode_length=length)
+        if self.buffer is not None:
+            self.buffer.add(steps)
+        return steps
+
+    def draw(self) -> Any:
+        """Return a batch, drawn evenly from the data and the buffer, or with `data_share` from each."""
+        size, share = self.stage.batch_size, self.stage.data_share
+        parts = [part for part in (self.data, self.buffer) if part is not None and len(part)]
+        if len(parts) == 1 or share is None:
+            place_B = torch.randint(sum(len(part) for part in parts), (size,))
+        else:
+            of_data = round(size * share)
+            own = torch.randint(len(parts[1]), (size - of_data,)) + len(parts[0])
+            place_B = torch.cat([torch.randint(len(parts[0]), (of_data,)), own])
+        if len(parts) == 1:
+            return parts[0].make_batch(place_B)
+        first, second = parts
+        of_first = place_B < len(first)
+        return torch.cat([first.make_batch(place_B[of_first]), second.make_batch(place_B[~of_first] - len(first))])
+
+    def train_on_rollout(self, iteration: int) -> None:
+        """Collect a rollout of every world, estimate advantages, and make some passes over it."""
+        rollout = [self.collect(iteration) for _ in range(self.stage.rollout_steps)]
+        batch_NS = stack_rollout(rollout)
+        with torch.no_grad():
+            add_log_probs(self.algorithm.actor, batch_NS)
+            self.algorithm.advantage(batch_NS)
+        batch = batch_NS.reshape(-1)
+        for _ in range(self.stage.num_iterations):
+            for place_B in torch.randperm(len(batch)).split(self.stage.batch_size):
+                self.update(batch[place_B], iteration)
+
+    def update(self, batch: Any, iteration: int) -> None:
+        """Take one optimiser step on a batch."""
+        terms = self.compute_terms(batch, iteration)
+        total = torch.stack([*terms.values()]).sum()
+        if not torch.isfinite(total):
+            values = ", ".join(f"{name} {float(term.detach()):g}" for name, term in terms.items())
+            raise StepError(f"control: the loss of update {self.updates} is not finite ({values}); lower learning_rate")
+        self.optimizer.zero_grad(set_to_none=True)
+        total.backward()
+        if self.updates % 2:
+            for name, parameter in self.parameters.items():
+                if name.startswith(self.algorithm.delayed):
+                    parameter.grad = None
+        if self.stage.max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.stage.max_grad_norm)
+        self.optimizer.step()
+        self.algorithm.update_targets()
+        self.updates += 1
+        if self.updates % 10 == 1:  # reading every one would cost as much as a small network's forward pass
+            self.window.add(**{name: float(term.detach()) for name, term in terms.items()})
+
+    def compute_terms(self, batch: Any, iteration: int) -> dict[str, Tensor]:
+        """Return the terms of the loss by name; those of the stage replace TorchRL's of the same name."""
+        losses = self.algorithm.loss(batch)
+        terms = {name: losses[name] for name in self.algorithm.terms if name in losses.keys()}  # noqa: SIM118
+        supplies = {"batch": batch, "loss": self.algorithm.loss, "actor": self.algorithm.actor, "step": iteration}
+        if self.worlds is not None:
+            supplies["spaces"] = self.worlds.spaces
+        for name, bound in self.terms.items():
+            terms[name] = value_at(self.stage.loss_terms[name].coef, iteration) * bound.ask(iteration, supplies)
+        return terms
+
+    def evaluate(self) -> np.ndarray:
+        """Return the returns of `eval_episodes` episodes of the policy without exploration."""
+        return play(self.make, self.algorithm.actor, range(self.stage.eval_episodes), self.seed, "held_out")
+
+    def log(self, iteration: int) -> None:
+        """Add a point to the curves."""
+        at = iteration * max(1, self.steps_per_iteration)
+        self.curve.append((at, {**self.window.take(), "updates": self.updates}))
+        self.reporter.log(at, **self.curve[-1][1])
+        self.reporter.progress(iteration, self.total)
+
+    def save(self, iteration: int) -> None:
+        """Write a checkpoint."""
+        moments, groups = get_optimizer_state(self.optimizer)
+        random_tensors, random_rest = collect_random_states(ALONE)
+        tensors = add_prefix("networks", self.algorithm.loss.state_dict()) | add_prefix("optimizer", moments)
+        tensors |= random_tensors
+        state: dict[str, Any] = {"optimizer": groups, **random_rest, "updates": self.updates, "owed": self.owed}
+        state |= {"window": dict(self.window.values), "curve": self.curve, "numpy": self.rng.bit_generator.state}
+        if self.worlds is not None:
+            world_tensors, state["worlds"] = self.worlds.save()
+            tensors |= add_prefix("worlds", world_tensors)
+        if self.buffer is not None:
+            tensors |= add_prefix("buffer", self.buffer.save())
+            state["added"] = self.buffer.added
+        kept = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+        save_checkpoint(self.checkpoints, iteration, kept, state)
+
+    def resume(self) -> int:
+        """Restore the latest checkpoint and return the iteration to continue at; 0 if there is none."""
+        checkpoint = load_latest(self.checkpoints)
+        if checkpoint is None:
+            return 0
+        iteration, tensors, state = checkpoint
+        self.algorithm.loss.load_state_dict(strip_prefix("networks", tensors), strict=False)
+        load_optimizer_state(self.optimizer, strip_prefix("optimizer", tensors), state["optimizer"])
+        if self.worlds is not None:
+            self.worlds.restore(strip_prefix("worlds", tensors), state["worlds"])
+        if self.buffer is not None:
+            self.buffer.restore(strip_prefix("buffer", tensors), state["added"])
+        self.rng.bit_generator.state = state["numpy"]
+        self.updates, self.owed = state["updates"], state["owed"]
+        self.window.values.update(state["window"])
+        self.curve = [(step, values) for step, values in state["curve"]]
+        for step, values in self.curve:
+            self.reporter.log(step, **values)
+        restore_random_states(tensors, state, ALONE)
+        return iteration
+
+
+def draw_random(worlds: Worlds, rng: np.random.Generator) -> np.ndarray:
+    """Return uniform actions for every world."""
+    from learning.control.acting import random
+
+    return random(worlds.observation, worlds.spaces, rng)
+
+
+def stack_rollout(rollout: Sequence[Steps]) -> Any:
+    """Return the steps of S iterations as one batch (N, S)."""
+
+    def stack(name: str) -> Tensor:
+        return torch.from_numpy(np.stack([getattr(steps, name) for steps in rollout], axis=1))
+
+    columns = {name: stack(name) for name in ("observation", "action", "next_observation")}
+    columns["reward"] = stack("reward").float()[..., None]
+    columns |= {name: stack(name)[..., None] for name in ("terminated", "truncated")}
+    return make_batch(columns)
+
+
+def add_log_probs(actor: Any, batch: Any) -> None:
+    """Add the log-probabilities of a batch's actions under the actor, as `action_log_prob`."""
+    batch["action_log_prob"] = actor.get_dist(batch.select("observation")).log_prob(batch["action"])
+
+
+def play(make: Make, actor: Any, starts: Sequence[int], seed: int, purpose: str) -> np.ndarray:
+    """Return the return of one episode from each start, without exploration."""
+    returns = []
+    for start in starts:
+        worlds = Worlds(make, 1, seed, f"{purpose}.{start}")
+        while True:
+            steps = worlds.step(act(actor, worlds.observation, explore=False))
+            if steps.ended:
+                returns.append(steps.ended[0][1])
+                break
+        worlds.close()
+    return np.array(returns)
+
+
+def fill_buffer(parts: Sequence[Transitions]) -> Buffer | None:
+    """Return a buffer with all given transitions; None if there are none."""
+    if not parts:
+        return None
+    buffer = Buffer(sum(len(part) for part in parts), parts[0].spaces)
+    for part in parts:
+        buffer.add(part)
+    return buffer

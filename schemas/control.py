@@ -1,0 +1,75 @@
+"""Settings and slots that the kinds of control share: worlds, networks, acting, losses."""
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from schemas.base import Schema
+from schemas.evaluation_slots import MetricUse
+from schemas.number_schedules import Number
+from schemas.use import Use
+
+BY_ID = "gymnasium"
+"""Function that makes an environment by Gymnasium's id."""
+
+
+class NetworkSettings(Schema):
+    """Sizes of the networks; actors and values have the same."""
+
+    hidden_sizes: list[int] = Field(default=[64, 64], min_length=1)
+    """Sizes of the hidden layers."""
+    activation: Literal["relu", "tanh", "elu"] = "relu"
+    """Function between layers."""
+
+
+class WorldUse(Use):
+    """Returns an environment of Gymnasium; `Pendulum-v1` stands for `{use: gymnasium, id: Pendulum-v1}`."""
+
+    home = ("learning.control.worlds",)
+    takes = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def accept_id(cls, value: Any) -> Any:
+        """Accept Gymnasium's ids, with or without the module that registers them, and import paths of functions."""
+        if not isinstance(value, str) or value == BY_ID:
+            return value
+        is_function = ":" in value and "-v" not in value.partition(":")[2]
+        return {"use": value} if is_function else {"use": BY_ID, "id": value}
+
+
+class ActingUse(Use):
+    """Chooses an action without a network: at random, or by a rule."""
+
+    home = ("learning.control.acting",)
+    asks = frozenset({"observation_NO", "spaces", "rng"})
+
+
+class ExplorationUse(Use):
+    """Changes actions of the policy while steps are collected."""
+
+    home = ("learning.control.exploration",)
+    asks = frozenset({"action_N", "observation_NO", "spaces", "rng", "step"})
+
+
+class ControlLossUse(Use):
+    """Builds networks and the loss that trains them."""
+
+    home = ("learning.control.losses",)
+    takes = ("networks",)
+
+
+class ControlTermUse(Use):
+    """A term of the loss: a further one, or, under the name of one that the loss has, in its place."""
+
+    home = ("learning.control.terms",)
+    asks = frozenset({"batch", "loss", "actor", "spaces", "step"})
+    coef: Number = 1.0
+    """Factor of the term; a number schedule is allowed."""
+
+
+class ControlMetricUse(MetricUse):
+    """A number from the returns of a policy's episodes."""
+
+    home = ("learning.control.metrics",)
+    asks = frozenset({"score_PN"})

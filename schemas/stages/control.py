@@ -1,0 +1,91 @@
+"""kind: control — a policy for a world of Gymnasium, trained online, offline, or first one and then the other."""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from schemas.control import ControlLossUse, ControlTermUse, ExplorationUse, NetworkSettings, WorldUse
+from schemas.references import ControlPolicyRef, TransitionsRef
+from schemas.stages.base import BaseStage
+
+
+class Control(BaseStage):
+    """Train a policy in an environment of Gymnasium, on data of others, or on both.
+
+    `algorithm: sac` sets the keys of `recipes/algorithms/control/sac.yaml`; a key given here replaces the preset's.
+    """
+
+    shares_tokens: ClassVar = False
+    learning_approach: ClassVar = "reinforcement-learning"
+    presets: ClassVar = "recipes/algorithms/control"
+    usual_preset: ClassVar = "sac"
+
+    kind: Literal["control"]
+    env: WorldUse
+    """Environment: an id of Gymnasium, as `Pendulum-v1`, or a function that returns one."""
+    algorithm: str | None = None
+    """Name of the preset that set the keys below."""
+    loss: ControlLossUse
+    """Networks and the loss that trains them."""
+    loss_terms: dict[str, ControlTermUse] = {}
+    """Further terms of the loss by name; the name of a term that the loss has replaces it."""
+    networks: NetworkSettings = NetworkSettings()
+    """Sizes of the networks; with `model` those of the model."""
+    model: ControlPolicyRef | None = None
+    """Policy to continue from: its actor, and every other network of the same name and shape."""
+    data: list[TransitionsRef] = []
+    """Transitions to train on, in addition to own steps or alone."""
+    data_share: float | None = Field(default=None, gt=0, lt=1)
+    """Share of every batch that is drawn from `data`; null: all steps are equally likely."""
+    environment_steps: int = Field(default=0, ge=0)
+    """Steps in the environment, of all worlds together; 0: offline, on `data` alone."""
+    max_steps: int | None = Field(default=None, ge=1)
+    """Optimiser steps of an offline stage."""
+    num_envs: int = Field(default=1, ge=1)
+    """Number of worlds that are acted in at a time."""
+    updates_per_step: float = Field(default=1.0, gt=0)
+    """Optimiser steps per environment step, for losses that take steps of any policy."""
+    learning_starts: int = Field(default=1000, ge=1)
+    """Steps that are kept before the first update; without a `model` their actions are random."""
+    buffer_size: int = Field(default=1_000_000, ge=1)
+    """Most own steps that are kept; the oldest go first."""
+    rollout_steps: int = Field(default=128, ge=1)
+    """Steps of each world between updates, for losses on the newest steps alone."""
+    num_iterations: int = Field(default=4, ge=1)
+    """Passes over each rollout, for losses on the newest steps alone."""
+    batch_size: int = Field(default=256, ge=1)
+    """Steps per optimiser step."""
+    learning_rate: float = Field(default=3e-4, gt=0, lt=1)
+    """Learning rate of Adam, for all networks."""
+    max_grad_norm: float | None = Field(default=None, gt=0)
+    """Largest norm of the gradient; null: no limit."""
+    exploration: ExplorationUse | None = None
+    """Changes the actions while steps are collected; null: those that the policy draws."""
+    logging_steps: int = Field(default=1000, ge=1)
+    """Environment steps between points of the curves; offline: optimiser steps."""
+    eval_steps: int | None = Field(default=None, ge=1)
+    """Environment steps between evaluations without exploration, and one at the end; offline: optimiser steps."""
+    eval_episodes: int = Field(default=5, ge=1)
+    """Episodes of an evaluation."""
+    save_steps: int = Field(default=5000, ge=1)
+    """Environment steps between checkpoints; offline: optimiser steps."""
+
+    @model_validator(mode="after")
+    def require_steps(self) -> Self:
+        """Require the length and the data of an online or an offline stage."""
+        if self.environment_steps and self.max_steps:
+            raise ValueError("`max_steps` counts the updates of an offline stage; with `environment_steps` remove it")
+        if not self.environment_steps and not self.max_steps:
+            raise ValueError("give `environment_steps`, or `data` and `max_steps` to train offline")
+        if not self.environment_steps and not self.data:
+            raise ValueError("an offline stage needs `data`")
+        if self.data_share is not None and not (self.environment_steps and self.data):
+            raise ValueError("`data_share` needs `data` and `environment_steps`")
+        if self.learning_starts > max(self.environment_steps, 1) and self.environment_steps:
+            raise ValueError("`learning_starts` is more than `environment_steps`: nothing would be trained")
+        return self
+
+    def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
+        """Return the policy."""
+        return {"model": "control_policy"}

@@ -1,0 +1,52 @@
+"""kind: evaluate_control — control policies in the same world, from the same starts."""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from schemas.control import ControlMetricUse, WorldUse
+from schemas.gates import Gate
+from schemas.references import ControlPolicyRef
+from schemas.stages.base import BaseStage, ReportSection
+
+
+class EvaluateControl(BaseStage):
+    """Returns of control policies without exploration, in one table with intervals, compared start by start."""
+
+    fan_port: ClassVar = "models"
+    single_keys: ClassVar = frozenset({"gate"})
+    shares_tokens: ClassVar = False
+    scores_models: ClassVar = True
+    report_section: ClassVar = ReportSection(detail="table", is_result=True)
+
+    kind: Literal["evaluate_control"]
+    env: WorldUse
+    """Environment: an id of Gymnasium, as `Pendulum-v1`, or a function that returns one."""
+    models: dict[str, ControlPolicyRef] = Field(min_length=1)
+    """Policies to evaluate in one table, in this order: name to reference."""
+    episodes: int = Field(default=20, ge=2)
+    """Starts, the same for all policies; an episode of each policy from each."""
+    metrics: list[ControlMetricUse] = Field(default=[ControlMetricUse(use="mean_return")], min_length=1)
+    """Metrics in the table."""
+    confidence: float = Field(default=0.95, gt=0, lt=1)
+    """Confidence level of all intervals."""
+    num_bootstrap: int = Field(default=10000, ge=100)
+    """Number of resamples in the paired bootstrap."""
+    gate: list[Gate] = []
+    """Conditions on the results; a single one needs no list. `against` names one of `models`."""
+
+    @model_validator(mode="after")
+    def check_gates(self) -> Self:
+        """Refuse gates against models that are not evaluated here, and repeats of what has no noise."""
+        for gate in self.gate:
+            if gate.against is not None and gate.against not in self.models:
+                names = ", ".join(self.models)
+                raise ValueError(f"gate: `against: {gate.against}` is not in `models`, which are compared: {names}")
+            if gate.noise_repeats:
+                raise ValueError("`noise_repeats`: policies act without exploration, so there is no noise to measure")
+        return self
+
+    def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
+        """Return the report, with table, comparisons, gates and the return of every episode."""
+        return {"report": "eval_report"}

@@ -1,0 +1,87 @@
+"""kind: control — train a policy for a world."""
+
+from pathlib import Path
+
+from torch import Tensor
+
+from learning.control.losses import Algorithm
+from learning.control.networks import Networks
+from learning.control.policy import ControlPolicy, load_control_policy, load_networks
+from learning.control.training import ControlLoop, fill_buffer
+from learning.control.transitions import read_transitions
+from learning.control.worlds import Worlds, require_libraries
+from learning.lookup import bind
+from learning.models.policy import set_determinism
+from schemas.errors import StepError
+from schemas.stages.control import Control
+from tasks.context import Context, Result
+
+
+def run(stage: Control, context: Context) -> Result:
+    """Train from new networks or from `model`; continue from the step's own checkpoints."""
+    require_libraries()
+    set_determinism(context.seed, context.num_threads)
+    make = bind(stage.env, "env")
+    worlds = Worlds(make, stage.num_envs, context.seed, "control")
+    data = [read_transitions(context.input(f"data.{i}")) for i in range(len(stage.data))]
+    for i, part in enumerate(data):
+        worlds.spaces.require(part.spaces, f"data.{i}")
+    start = load_control_policy(context.input("model")) if stage.model is not None else None
+    if start is not None:
+        worlds.spaces.require(start.spaces, "model")
+    settings = start.settings if start is not None else stage.networks
+    algorithm: Algorithm = bind(stage.loss, "loss")(Networks(worlds.spaces, settings))
+    if algorithm.advantage is not None and (data or not stage.environment_steps):
+        raise StepError(f"loss {stage.loss.use} takes the newest steps alone: remove `data`, give `environment_steps`")
+    notices = [] if start is None else [*continue_from(start, algorithm, context.input("model"))]
+    loop = ControlLoop(
+        stage=stage,
+        algorithm=algorithm,
+        make=make,
+        worlds=worlds if stage.environment_steps else None,
+        data=fill_buffer(data),
+        terms={name: bind(use, f"loss_terms.{name}") for name, use in stage.loss_terms.items()},
+        exploration=bind(stage.exploration, "exploration") if stage.exploration is not None else None,
+        reporter=context,
+        checkpoints=context.checkpoints,
+        seed=context.seed,
+    )
+    loop.run()
+    policy = ControlPolicy(worlds.spaces, settings, algorithm.actor_form, algorithm.actor)
+    policy.save(context.output("model"), algorithm.loss.state_dict())
+    worlds.close()
+    final = loop.curve[-1][1] if loop.curve else {}
+    metrics = {name: value for name, value in final.items() if name not in ("updates",)}
+    counts = {"updates": loop.updates, "environment_steps": loop.total * loop.steps_per_iteration}
+    return Result(
+        {**metrics, **counts, "trained_parameters": sum(p.numel() for p in loop.parameters.values())}, notices=notices
+    )
+
+
+def continue_from(start: ControlPolicy, algorithm: Algorithm, folder: Path) -> list[str]:
+    """Load the networks of a policy into an algorithm, and return what the user should know of the others.
+
+    Raise StepError if its actor is of another form.
+    """
+    if start.actor_form != algorithm.actor_form:
+        raise StepError(
+            f"model: its actor was made by {start.actor_form}, and the loss needs one of {algorithm.actor_form}; "
+            "choose a loss with the same actor"
+        )
+    given = load_networks(folder)
+    own: dict[str, Tensor] = {n: t for n, t in algorithm.loss.state_dict().items() if isinstance(t, Tensor)}
+    fitting = {name: tensor for name, tensor in given.items() if name in own and own[name].shape == tensor.shape}
+    algorithm.loss.load_state_dict(fitting, strict=False)
+    algorithm.actor.load_state_dict({n: t for n, t in start.actor.state_dict().items() if isinstance(t, Tensor)})
+    # The actor's parameters are the loss's own; a target that the policy lacks starts where its network does.
+    current = {n: t for n, t in algorithm.loss.state_dict().items() if isinstance(t, Tensor)}
+    targets = {
+        n: current[n.removeprefix("target_")]
+        for n in own
+        if n.startswith("target_") and n not in fitting and n.removeprefix("target_") in current
+    }
+    algorithm.loss.load_state_dict(targets, strict=False)
+    missing = sorted(
+        {n.partition(".")[0] for n in own if n not in fitting and n.startswith(("qvalue_", "value_", "critic_"))}
+    )
+    return [f"model: {name} begins anew: the policy given has none of this shape" for name in missing]

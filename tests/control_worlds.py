@@ -1,0 +1,70 @@
+"""Small worlds for tests: a corridor with choices, a point on a line with a box, and one that keeps a secret."""
+
+import gymnasium
+import numpy as np
+
+
+class Corridor(gymnasium.Env):
+    """Cells in a row; the right end pays 1 and ends the episode, after `limit` steps it is cut off."""
+
+    def __init__(self, cells: int = 5, limit: int = 12) -> None:
+        self.cells, self.limit = cells, limit
+        self.observation_space = gymnasium.spaces.Discrete(cells)
+        self.action_space = gymnasium.spaces.Discrete(2, start=1)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place, self.steps = int(self.np_random.integers(self.cells - 1)), 0
+        return self.place, {}
+
+    def step(self, action):
+        assert action in (1, 2)
+        self.place = min(max(self.place + (1 if action == 2 else -1), 0), self.cells - 1)
+        self.steps += 1
+        done = self.place == self.cells - 1
+        return self.place, float(done), done, self.steps >= self.limit and not done, {}
+
+
+class Line(gymnasium.Env):
+    """A point that is pushed along a line; the reward is minus its squared distance from 0."""
+
+    def __init__(self, limit: int = 8, noise: float = 0.0) -> None:
+        self.limit, self.noise = limit, noise
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x, self.steps = float(self.np_random.uniform(-1, 1)), 0
+        return np.array([self.x], np.float32), {}
+
+    def step(self, action):
+        self.x += 0.5 * float(action[0]) + self.noise * float(self.np_random.normal())
+        self.steps += 1
+        return np.array([self.x], np.float32), -(self.x**2), False, self.steps >= self.limit, {}
+
+
+class Restless(Line):
+    """A line whose noise comes from nowhere: the same seed and actions lead to other observations."""
+
+    moves = 0
+
+    def step(self, action):
+        Restless.moves += 1
+        self.x += 0.01 * Restless.moves
+        return super().step(action)
+
+
+def corridor(*, cells: int = 5, limit: int = 12) -> gymnasium.Env:
+    """Return a corridor."""
+    return Corridor(cells, limit)
+
+
+def line(*, limit: int = 8, noise: float = 0.0) -> gymnasium.Env:
+    """Return a line."""
+    return Line(limit, noise)
+
+
+def restless(*, limit: int = 8) -> gymnasium.Env:
+    """Return a line that cannot be repeated."""
+    return Restless(limit)
