@@ -26,8 +26,11 @@ from schemas.recipe.load import Recipe
 from schemas.references import MODEL_TYPES, SCHEMES
 from schemas.source.tree import REPLACE
 from schemas.stages.base import BaseStage
+from schemas.stages.collect import Collect
+from schemas.stages.control import Control
 from schemas.stages.data import Data
 from schemas.stages.evaluate import Evaluate
+from schemas.stages.evaluate_control import EvaluateControl
 from schemas.stages.evaluate_rewards import EvaluateRewards
 from schemas.stages.init import Init
 from schemas.stages.merge import Merge
@@ -39,6 +42,7 @@ from schemas.training import Training
 from schemas.use import ProblemsUse
 
 ROWS, STEPS, LENGTH, COMPLETION, PROBLEMS, CANDIDATES = 16, 2, 512, 8, 4, 2
+WORLD_STEPS, EPISODES = 100, 2
 LONGEST = 8192
 """Tokens that a model in place of one from outside can read: prompts are never cut, and may be of characters."""
 CHARACTERS = 4
@@ -185,6 +189,7 @@ def _shrink(info: StepInfo, made_up: StandIns | None, reads_characters: bool) ->
         if asks_stand_in or (stage.model is not None and stage.emit != "prompts"):
             yield from _accept_any(stage).items()
     yield from _shrink_evaluation(stage, made_up)
+    yield from _shrink_control(stage)
     if isinstance(stage, Expectations) and stage.expect:
         yield "expect", {REPLACE: True}
     yield "resources", {REPLACE: True}
@@ -201,6 +206,26 @@ def _shrink_evaluation(stage: BaseStage, made_up: StandIns | None) -> Iterator[t
         yield "gate", [_warn_only(gate) for gate in stage.gate]
     if isinstance(stage, Evaluate | MergeSearch) and made_up is not None:
         yield "tasks", [made_up.replace_tasks(_use(use)) for use in stage.tasks]
+
+
+def _shrink_control(stage: BaseStage) -> Iterator[tuple[str, Any]]:
+    """Yield the keys of a stage of control that make it small: few steps and episodes, small networks."""
+    if isinstance(stage, Collect | EvaluateControl) and stage.episodes is not None:
+        yield "episodes", min(stage.episodes, EPISODES)
+    if isinstance(stage, Collect | Control) and stage.environment_steps:
+        yield "environment_steps", min(stage.environment_steps, WORLD_STEPS)
+    if isinstance(stage, Control):
+        yield "networks", {"hidden_sizes": [SHAPE["hidden_size"]]}
+        yield "batch_size", min(stage.batch_size, ROWS)
+        yield "rollout_steps", min(stage.rollout_steps, ROWS)
+        yield "learning_starts", min(stage.learning_starts, ROWS)
+        yield "eval_episodes", 1
+        if stage.max_steps is not None:
+            yield "max_steps", STEPS
+    if isinstance(stage, EvaluateControl):
+        yield "num_bootstrap", 100
+        if stage.gate:
+            yield "gate", [_warn_only(gate) for gate in stage.gate]
 
 
 def _accept_any(stage: Synthesize) -> JsonObject:
