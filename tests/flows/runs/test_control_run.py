@@ -44,7 +44,8 @@ def balance(*, drift: float = 0.2):
 def test_the_shipped_recipe_runs_and_a_second_run_does_nothing(tmp_path):
     layout, printed = Layout(tmp_path), io.StringIO()
     plan = plan_recipe(ROOT / "recipes/control.yaml", layout, tiny=True)
-    assert start_run(plan, layout, "inprocess", Console(file=printed, width=200)) == 0, printed.getvalue()
+    outcome = start_run(plan, layout, "inprocess", Console(file=printed, width=200))
+    assert {state.state for state in outcome.states.values()} == {"done"}, printed.getvalue()
     again = plan_recipe(ROOT / "recipes/control.yaml", layout, tiny=True)
     assert {step.state for step in again.steps} == {"HIT"}
     report = next((tmp_path / ".posttrain/runs").glob("*/report.html")).read_text()
