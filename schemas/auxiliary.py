@@ -73,10 +73,11 @@ class Auxiliary(Network):
     Without a `target` it is not trained, and needs a `model`.
     """
 
-    head: Literal["state", "token", "action", "path", "likelihood"] = "state"
+    head: Literal["state", "token", "action", "path", "turns", "likelihood"] = "state"
     """What a value refers to. `state`: the state before a token (`<name>_end_P` after the last one); `token`: the state
     after it; `action`: the token in its state (also `<name>_max_T`, `<name>_mean_T` over the vocabulary); `path`: the
-    completion; `likelihood`: each token by beta·(log p − log p of the initial weights), which add up to the
+    completion; `turns`: each turn of an episode, at its last token, 0 at the others; they add up to the completion's
+    value; `likelihood`: each token by beta·(log p − log p of the initial weights), which add up to the
     completion's value."""
     beta: float | None = Field(default=None, gt=0)
     """Scale of the head `likelihood`; null: that of a `model` with this head, else 0.05."""
@@ -92,23 +93,30 @@ class Auxiliary(Network):
         """Require `target` or `model`; without `target`, refuse `publish` and settings of training."""
         if self.target is None and self.model is None:
             raise ValueError("give a `target` to predict, or a `model` that is used without training")
-        ignored = [key for key in FROZEN if getattr(self, key) != type(self).model_fields[key].default]
+        ignored = [key for key in FROZEN if not self._is_default(key)]
         if self.target is None and ignored:
             raise ValueError(f"`{ignored[0]}` has no effect without a `target`; give a target to predict, or remove it")
         if self.target is None and self.publish:
             raise ValueError("`publish` without a `target` would publish an untrained copy of `model`; remove it")
         return self
 
+    def _is_default(self, key: str) -> bool:
+        """Return whether a key has its default; a plan fills in the options of the function that it names."""
+        value, default = getattr(self, key), type(self).model_fields[key].default
+        if isinstance(value, CriticLossUse):
+            return value.use == default.use and all(option is None for option in value.options.values())
+        return value == default
+
     @model_validator(mode="after")
     def refuse_unsupported_keys(self) -> Self:
         """Refuse `heads`, `publish`, `link` and `beta` with a `head` that does not support them."""
-        if self.heads > 1 and self.head in ("action", "likelihood"):
+        if self.heads > 1 and self.head in ("action", "turns", "likelihood"):
             raise ValueError(f"`head: {self.head}` supports a single head; remove `heads: {self.heads}`")
         if self.publish and self.head in ("action", "path"):
-            raise ValueError(f"`head: {self.head}` cannot be published; `state`, `token` and `likelihood` can")
-        if self.link == "logistic" and self.head == "likelihood":
+            raise ValueError(f"`head: {self.head}` cannot be published; `state`, `token`, `turns` and `likelihood` can")
+        if self.link == "logistic" and self.head in ("turns", "likelihood"):
             raise ValueError(
-                "`head: likelihood` does not support `link: logistic`, because its values are summed; remove `link`"
+                f"`head: {self.head}` does not support `link: logistic`, because its values are summed; remove `link`"
             )
         if self.beta is not None and self.head != "likelihood":
             raise ValueError(f"`beta` needs `head: likelihood`, not `{self.head}`")

@@ -26,6 +26,9 @@ FIXED = frozenset(
         "turn_T",
         "seconds_T",
         "earned_T",
+        "state_T",
+        "gain_T",
+        "ok_T",
         "auxiliary_T",
         "step",
     }

@@ -19,6 +19,7 @@ from schemas.errors import StepError
 from schemas.number_schedules import ScheduledFloat
 
 Above0 = Annotated[float, Field(gt=0)]
+Above1 = Annotated[int, Field(ge=1)]
 From0 = Annotated[float, Field(ge=0)]
 Range = Annotated[list[float], Field(min_length=2, max_length=2)]
 LIMIT = 20.0
@@ -132,6 +133,14 @@ def entropy_gated(
         return 0.0
     excess = max(state["kl"] - threshold, 0.0)
     return coef * excess**2 * max(least, floor / (state["entropy"] + 0.1))
+
+
+def past_mean(metrics: dict, state: dict, *, metric: str = "entropy", window: Above1 | None = None) -> float:
+    """Mean of a metric over the iterations so far, or over the last `window` of them; 0 before there is one."""
+    past = state.setdefault("past", [])
+    if metric in metrics:
+        past = state["past"] = [*past, metrics[metric]][-window if window else 0 :]
+    return sum(past) / len(past) if past else 0.0
 
 
 def recap(

@@ -21,6 +21,11 @@ def squared(value_T: Tensor, value_old_T: Tensor, return_T: Tensor, *, clip: Sch
     return loss_T.maximum((clipped_T - return_T).square() / 2)
 
 
+def whole_squared(value_T: Tensor, return_T: Tensor, *, weight: Annotated[float, Field(gt=0)] = 1.0) -> Tensor:
+    """Squared error weight·(V − R)², without the half of `squared`."""
+    return weight * (value_T - return_T).square()
+
+
 def huber(value_T: Tensor, return_T: Tensor, *, delta: Annotated[float, Field(gt=0)] = 1.0) -> Tensor:
     """Huber loss: ½(V − R)² within `delta`, linear outside (Huber 1964)."""
     return F.huber_loss(value_T, return_T, delta=delta, reduction="none")

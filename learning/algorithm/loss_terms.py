@@ -6,8 +6,10 @@ of good completions).
 Shapes: T sampled tokens.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
+import torch
+from pydantic import Field
 from torch import Tensor
 
 from schemas.number_schedules import ScheduledFloat
@@ -68,6 +70,26 @@ def entropy(entropy_T: Tensor) -> Tensor:
 def entropy_band(entropy_T: Tensor, *, low: ScheduledFloat, high: ScheduledFloat) -> Tensor:
     """Penalty in nats for an entropy below `low` or above `high`; 0 inside the band."""
     return (low - entropy_T).clamp(min=0) + (entropy_T - high).clamp(min=0)
+
+
+def entropy_smoothing(
+    entropy_T: Tensor,
+    *,
+    history: ScheduledFloat,
+    low: Annotated[float, Field(ge=0)] = 0.8,
+    high: Annotated[float, Field(ge=0)] = 1.2,
+    penalty: Annotated[float, Field(ge=0)] = 0.1,
+    grows: bool = False,
+) -> Tensor:
+    """Penalty for an entropy outside of [low·history, high·history], the band around a past mean (EPO, Xu et al. 2025).
+
+    It is `penalty` at tokens outside, as in the paper: a constant, which has no gradient. With `grows` it is `penalty`
+    times the distance from the band, so that the term moves the entropy back. 0 while `history` is 0: there is none.
+    """
+    if not history:
+        return torch.zeros_like(entropy_T)
+    outside_T = (low * history - entropy_T).clamp(min=0) + (entropy_T - high * history).clamp(min=0)
+    return penalty * (outside_T if grows else (outside_T > 0).to(entropy_T))
 
 
 def reinforce(lp_T: Tensor, reward_T: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """The networks behind auxiliaries: a policy's body with values, or a language model compared with its own start.
 
-Values are of states, tokens, actions or completions; a language model's are its log-ratios to where it started. That
-of a state is read where the token after it is predicted, so that observations and given beginnings have no value of
-their own; that of a token is read at the token. Heads are kept in float32 at least.
+Values are of states, tokens, actions, turns or completions; a language model's are its log-ratios to where it started.
+Those of turns, and those log-ratios, add up to the value of their completion. The value of a state is read where the
+token after it is predicted, so that observations and given beginnings have no value of their own; that of a token is
+read at the token. Heads are kept in float32 at least.
 
 Shapes: M packed tokens, T sampled tokens, P paths, X what is valued (T or P), H heads, C width, V vocabulary.
 """
@@ -16,12 +17,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from learning.batch.batch import Batch
+from learning.batch.columns import find_turn_ends
 from learning.models.forwards import unwrap
 from learning.models.packed import packed_hidden, packed_statistics
 from learning.models.policy import Policy
 from schemas.errors import StepError
 
-Head = Literal["state", "token", "action", "path"]
+Head = Literal["state", "token", "action", "path", "turns"]
 SPREAD = 0.1
 """Standard deviation of the first values of several heads, which must differ to stay apart; one alone starts at 0."""
 LOGITS_PER_CHUNK = 1 << 24
@@ -62,6 +64,8 @@ class Valued(nn.Module):
             return Values(self.head(_rows(hidden_MC, find_path_ends(batch))))
         if self.reads == "token":
             return Values(self.head(_rows(hidden_MC, batch.sampled_T)))
+        if self.reads == "turns":
+            return self._turns(_rows(hidden_MC, batch.sampled_T), batch)
         source_T = packed.source_M.cpu()[batch.sampled_T]
         if bool((source_T < 0).any()):
             raise StepError(
@@ -71,6 +75,13 @@ class Valued(nn.Module):
         if self.reads == "state":
             return Values(self.head(rows_TC), ends={} if rows_PC is None else {"": self.head(rows_PC)})
         return self._actions(rows_TC, rows_PC, packed.input_ids_M[batch.sampled_T.to(hidden_MC.device)])
+
+    def _turns(self, rows_TC: Tensor, batch: Batch) -> Values:
+        """Return sums over the turns of each path (P, H), of a value that each turn has at its last token."""
+        ends_T = find_turn_ends(batch.path_T, batch.sampled("turn")).to(rows_TC.device)
+        value_TH = self.head(rows_TC) * ends_T[:, None]
+        sums_PH = value_TH.new_zeros(batch.num_paths, value_TH.shape[1])
+        return Values(sums_PH.index_add(0, batch.path_T.to(rows_TC.device), value_TH), {"": value_TH})
 
     def _actions(self, rows_TC: Tensor, rows_PC: Tensor | None, ids_T: Tensor) -> Values:
         """Return action values; only the sampled actions' rows of the head need a gradient."""

@@ -33,6 +33,8 @@ class _Forest:
                 "turn",
                 "seconds",
                 "earned",
+                "state",
+                "ok",
             )
         }
 
@@ -50,10 +52,11 @@ def forest(samples: Sequence[Sample]) -> Batch:
 
     Token columns in addition to those of `learning.batch.batch`: `external` bool (not sampled by a policy: probability
     1), `version` (iteration that sampled it), `entropy_behav` (nats, 0 if not requested from the engine), `turn` (of
-    its episode, from 0), `seconds` (duration of the environment's step for that turn) and `earned` (reward of that
-    turn). Path columns: `path`, `episode`, `group`, `truncated` (it did not end by itself), `source` (index in
-    SOURCES), `prompt` and `family` (numbers of the row and of its family), `weight`, `turns` (number of the model's
-    turns).
+    its episode, from 0), `seconds` (duration of the environment's step for that turn), `earned` (reward of that turn),
+    `state` (hash of the environment's state in which it was taken; 0 for a memory or a turn without an answer) and `ok`
+    bool (the environment carried it out). Path columns: `path`, `episode`, `group`, `truncated` (it did not end by
+    itself), `source` (index in SOURCES), `prompt` and `family` (numbers of the row and of its family), `weight`,
+    `turns` (number of the model's turns).
     """
     made, roots = _Forest(), {}
     earlier: dict[int, tuple[int, ...]] = {}
@@ -91,14 +94,14 @@ def _sampled(sample: Sample) -> dict[str, list[Any]]:
 
 
 def _turns(sample: Sample, size: int) -> dict[str, list[Any]]:
-    """Return each token's turn, the seconds that the environment took for it, and the reward that it earned."""
+    """Return each token's turn, the seconds that the environment took for it, its reward and its state."""
     if not sample.turns:
         return {}
     turn = [i for i, of in enumerate(sample.turns) for _ in range(of.sampled + of.observed)]
     left = size - len(turn)
     columns: dict[str, list[Any]] = {"turn": turn + [len(sample.turns)] * left}
-    for name, column in {"seconds": "seconds", "earned": "reward"}.items():
-        columns[name] = [getattr(sample.turns[i], column) for i in turn] + [0.0] * left
+    for name, column in {"seconds": "seconds", "earned": "reward", "state": "state", "ok": "ok"}.items():
+        columns[name] = [getattr(sample.turns[i], column) for i in turn] + [0] * left
     return columns
 
 
@@ -116,6 +119,8 @@ def _token_columns(columns: dict[str, list[Any]]) -> dict[str, torch.Tensor]:
         "turn": torch.tensor(columns["turn"], dtype=torch.long),
         "seconds": torch.tensor(columns["seconds"], dtype=torch.float64),
         "earned": torch.tensor(columns["earned"], dtype=torch.float64),
+        "state": torch.tensor(columns["state"], dtype=torch.long),
+        "ok": torch.tensor(columns["ok"], dtype=torch.bool),
     }
 
 

@@ -9,6 +9,7 @@ Shapes: P paths, T sampled tokens, X entries of a column (P or T), H pairs of a 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -74,6 +75,14 @@ def locate_in_path(path_T: Tensor) -> tuple[Tensor, Tensor]:
     place_T = torch.empty_like(path_T)
     place_T[order] = torch.arange(len(path_T), device=path_T.device) - first_P[path_T[order]]
     return place_T, counts_P[path_T] - 1 - place_T
+
+
+def find_turn_ends(path_T: Tensor, turn_T: Tensor) -> Tensor:
+    """Return whether each token is the last one of a turn (T,)."""
+    place_T = torch.arange(len(path_T))
+    index_T = torch.stack([path_T, turn_T]).unique(dim=1, return_inverse=True)[1]
+    size = int(index_T.max()) + 1 if len(index_T) else 0
+    return place_T == place_T.new_zeros(size).scatter_reduce(0, index_T, place_T, "amax")[index_T]
 
 
 def take_next_state(value_T: Tensor, end_P: Tensor, batch: Batch) -> Tensor:
@@ -264,8 +273,16 @@ def compute_deviation(values: Tensor, correction: int = 1) -> Tensor:
     return values.std(correction=correction) if len(values) > 1 else values.new_zeros(())
 
 
-def standardise_per_key(values_X: Tensor, index_X: Tensor, epsilon: float) -> Tensor:
+def center_per_key(values_X: Tensor, index_X: Tensor) -> Tensor:
+    """Return values minus the mean of their key, exactly 0 if its entries are equal."""
+    centred_X = values_X - apply_per_key(values_X, index_X, torch.mean)
+    return centred_X.masked_fill(are_equal_per_key(values_X, index_X), 0.0)
+
+
+def standardise_per_key(values_X: Tensor, index_X: Tensor, epsilon: float, correction: int = 1) -> Tensor:
     """Return values with mean 0 and standard deviation 1 in every key, exactly 0 if its entries are equal."""
     centred_X = values_X - apply_per_key(values_X, index_X, torch.mean)
-    scaled_X = centred_X / (apply_per_key(values_X, index_X, compute_deviation) + epsilon)
+    scaled_X = centred_X / (
+        apply_per_key(values_X, index_X, partial(compute_deviation, correction=correction)) + epsilon
+    )
     return scaled_X.masked_fill(are_equal_per_key(values_X, index_X), 0.0)

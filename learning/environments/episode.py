@@ -1,12 +1,13 @@
 """The state of one running episode: the tokens of its completion and the positions of its turns."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from learning.environments.protocol import EnvironmentProtocol, Outcome, PastTurn
+from learning.environments.protocol import EnvironmentProtocol, HasState, Outcome, PastTurn
 from learning.environments.protocol import Episode as Played
 from learning.samples.engine_protocol import Generation, Request, Turn, are_memories
 
@@ -38,6 +39,8 @@ class Episode:
     """Texts of the model's turns, as far as they were decoded in this process."""
     observations: list[str] = field(default_factory=list)
     """The environment's answers, from the first step in this process."""
+    state: int = 0
+    """Hash of the state in which the last turn was taken; 0 for a memory."""
 
     @property
     def begun(self) -> tuple[int, ...]:
@@ -142,10 +145,19 @@ class Episode:
         for text in actions[len(self.observations) : len(actions) - (not memories[-1])]:
             self.observations.append(self.played.step(text).observation)
         if memories[-1]:
+            self.state = 0
             return Outcome(seconds=0.0)
+        self.state = hash_state(self._name_state(self.played))
         outcome = self.played.step(actions[-1])
         self.observations.append(outcome.observation)
         return outcome
+
+    def _name_state(self, played: Played) -> str:
+        """Return the name of the state before an action: the episode's own, or what the model was shown last."""
+        if isinstance(played, HasState):
+            return played.state
+        assert self.request.row is not None
+        return self.observations[-1] if self.observations else str(self.request.row["prompt"][-1]["content"])
 
     def list_past(self, texts: Sequence[str]) -> list[PastTurn]:
         """Return all turns for a context policy, given their texts."""
@@ -163,6 +175,11 @@ class Episode:
     def _derive_seed(self, *places: int) -> int:
         own = [self.request.seed, self.sample, *places]
         return int(np.random.SeedSequence(own).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def hash_state(name: str) -> int:
+    """Return a positive number of 63 bits for the name of a state, equal in all processes."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1 | 1
 
 
 def limit_request(request: Request, most: int) -> Request:

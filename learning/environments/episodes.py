@@ -286,7 +286,7 @@ class Episodes:
         if answer.error is not None or answer.outcome is None:
             raise self._describe_failure(episode, answer.error) from answer.error
         outcome, sampled = answer.outcome, len(episode.tail)
-        turn = Turn(sampled, 0, float(outcome.reward), answer.seconds, outcome.ok, answer.measured)
+        turn = Turn(sampled, 0, float(outcome.reward), answer.seconds, outcome.ok, answer.measured, state=episode.state)
         most = min(self.max_turns, (episode.request.row or {}).get("max_turns", self.max_turns))
         if outcome.done or episode.actions + (not episode.writes_memory) >= most:
             episode.turns.append(turn)

@@ -9,7 +9,7 @@ turns. Its steps may be slow; they run in threads, never two of one episode at a
 """
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from learning.data.rows import Row
 
@@ -35,6 +35,29 @@ class Episode(Protocol):
 
     def step(self, action: str) -> Outcome:
         """Carry out a turn of the model: its text, without special tokens."""
+        ...
+
+
+@runtime_checkable
+class HasState(Protocol):
+    """An episode that names its states. Without it the state is the answer that the model saw last."""
+
+    @property
+    def state(self) -> str:
+        """Return the name of the present state: actions of a group that were taken in equal states are compared."""
+        ...
+
+
+@runtime_checkable
+class Savable(Protocol):
+    """An episode whose state can be saved, and restored in another episode of the same row."""
+
+    def save(self) -> Row:
+        """Return the state as JSON."""
+        ...
+
+    def restore(self, saved: Row) -> None:
+        """Continue from what `save` returned, as if the turns that led there had been taken here."""
         ...
 
 

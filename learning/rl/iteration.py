@@ -1,7 +1,7 @@
 """One RL iteration from top to bottom: sample, score, resample, filter, advantages, update, new weights, report."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from learning.algorithm.composition import Algorithm
@@ -171,7 +171,11 @@ def learn_from_batch(
     stage, step = training.stage, context.step
     algorithm = training.algorithm.settled(controls)
     context = replace(context, rows=[collected.scored[path].row for path in collected.batch.paths["path"].tolist()])
-    batch = updates.join(collected.batch) if updates else add_model_columns(training, algorithm, collected.batch)
+    if updates:
+        batch = updates.join(collected.batch)
+    else:
+        trained_on = [collected.scored[path] for path in collected.batch.paths["path"].tolist()]
+        batch = add_model_columns(training, algorithm, collected.batch, trained_on)
     batch = add_advantages(training, algorithm, batch, context, controls)
     for parameters in training.optimizer.param_groups:
         parameters["lr"] = learning_rate_at(stage, step, stage.max_steps) * training.rate
@@ -197,8 +201,11 @@ def learn_from_batch(
     return batch, metrics
 
 
-def add_model_columns(training: TrainingState, algorithm: Algorithm, batch: Batch) -> Batch:
-    """Add which tokens are dropped, and what references, auxiliary models and the policy itself say of the tokens."""
+def add_model_columns(training: TrainingState, algorithm: Algorithm, batch: Batch, samples: Sequence[Sample]) -> Batch:
+    """Add which tokens are dropped, and what references, auxiliary models and the policy itself say of the tokens.
+
+    `samples` are the paths of the batch.
+    """
     stage, trained = training.stage, training.trained
     batch = with_dropped(batch, stage.mask_truncated_completions)
     if training.references is not None:
@@ -207,6 +214,8 @@ def add_model_columns(training: TrainingState, algorithm: Algorithm, batch: Batc
         )
     if (with_experts := load_optional(stage, "routing_replay")) is not None:
         batch = with_experts(batch, trained.model, max_tokens=stage.max_tokens_per_micro_batch, each=trained.each)
+    if (add_gains := load_optional(stage, "answer_gains", algorithm.list_needed_names())) is not None:
+        batch = add_gains(batch, samples, trained, stage, training.policy.tokenizer)
     batch = with_proximal(algorithm, batch, trained, stage)
     return batch if training.auxiliary_models is None else training.auxiliary_models.add_values(batch)
 
@@ -237,7 +246,7 @@ def start_group_updates(
         kept = [samples[path] for path in filtered.paths["path"].tolist()]
         batch = forest(kept)
         if kept:
-            batch = add_model_columns(training, algorithm, batch)
+            batch = add_model_columns(training, algorithm, batch, kept)
             rows = [sample.row for sample in kept]
             batch = add_advantages(training, algorithm, batch, replace(context, rows=rows), controls)
         return kept, batch

@@ -72,7 +72,12 @@ class TrainedNetwork:
     @property
     def of_paths(self) -> bool:
         """Whether it values completions, not tokens."""
-        return self.reads in ("path", "likelihood")
+        return self.reads == "path" or self.adds_up
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether the value of a completion is the sum of values at its tokens."""
+        return self.reads in ("likelihood", "turns")
 
     def is_warming_up(self, step: int) -> bool:
         """Return whether the policy waits for it at this step."""
@@ -104,7 +109,7 @@ class TrainedNetwork:
         """Return the columns of a micro-batch."""
         output = network(micro, whole=True)
         heads = {f".{h}": value_X for h, value_X in enumerate(output.values_XH.unbind(-1))}
-        own = {} if self.reads == "likelihood" else {"": self._column(output.values_XH)}
+        own = {} if self.adds_up else {"": self._column(output.values_XH)}
         ends = {f"_end{suffix}": self._column(column) for suffix, column in output.ends.items()}
         tokens = {suffix: self._column(column) for suffix, column in output.tokens.items()}
         of_tokens, of_paths = (tokens, heads | own | ends) if self.of_paths else (heads | own | tokens, ends)
@@ -143,7 +148,7 @@ class TrainedNetwork:
         """Return metrics since the last call; `explained_variance` is that of the values before the update."""
         metrics = {name: sum(values) / len(values) for name, values in self._recorded.items()}
         self._recorded = {}
-        column_X = self._of(batch, f"{self.base}.0" if self.reads == "likelihood" else self.base)
+        column_X = self._of(batch, f"{self.base}.0" if self.adds_up else self.base)
         if len(column_X) and self.optimizer is not None:
             target_X = self._of(batch, self.aim)
             known_X = target_X.isfinite()

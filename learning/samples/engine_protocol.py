@@ -35,6 +35,8 @@ class Turn:
     """Whether the observed tokens are a new context, which replaces the prompt and everything before it."""
     asks: Literal["action", "memory"] = "action"
     """What the model's next turn is: an action for the environment, or a memory, which only later contexts show."""
+    state: int = 0
+    """Hash of the environment's state in which the action was taken; 0 for a memory."""
 
 
 def are_memories(turns: Sequence[Turn]) -> list[bool]:

@@ -1,14 +1,26 @@
 """Operations of the advantage pipeline on the turns of an episode.
 
-Shapes: P paths, T sampled tokens.
+Shapes: P paths, T sampled tokens, S turns of all paths that took an action in a state (steps).
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Annotated, Literal
 
+import torch
+from pydantic import Field
 from torch import Tensor
 
 from learning.batch.batch import Batch
-from learning.batch.columns import Column, broadcast_to_tokens
+from learning.batch.columns import (
+    Column,
+    broadcast_to_tokens,
+    center_per_key,
+    find_turn_ends,
+    get_auxiliary,
+    standardise_per_key,
+)
+from schemas.number_schedules import ScheduledFloat
 
 
 def by_turn(column: Column, batch: Batch, earned_T: Tensor) -> Column:
@@ -17,3 +29,117 @@ def by_turn(column: Column, batch: Batch, earned_T: Tensor) -> Column:
     An unfinished turn has reward 0. The operations after it in the list work on tokens.
     """
     return replace(broadcast_to_tokens(column, batch), values_X=earned_T.double())
+
+
+def anchor_states(
+    column: Column,
+    batch: Batch,
+    state_T: Tensor,
+    turn_T: Tensor,
+    earned_T: Tensor,
+    *,
+    weight: ScheduledFloat = 1.0,
+    gamma: Annotated[float, Field(ge=0, le=1)] = 0.95,
+    scale: Literal["none", "std"] = "none",
+    rewards: Literal["episode", "turns"] = "episode",
+    epsilon: Annotated[float, Field(ge=0)] = 1e-6,
+) -> Column:
+    """Add `weight` · the advantage of a turn among those that a group took in the same state (GiGPO, Feng et al. 2025).
+
+    The return of a turn is the sum of its and later rewards, discounted by `gamma` per action: the episode's reward
+    arrives after its last action (`rewards: episode`), or every action earns what the environment paid for it
+    (`turns`).
+    The advantage is the return minus the mean over the group's turns in an equal state, of any episode and any time,
+    with `scale: std` over their standard deviation. A state that was seen once gives 0. A memory belongs to the step of
+    the next action; a turn that the environment did not answer, and a completion without turns, get 0.
+    """
+    column = broadcast_to_tokens(column, batch)
+    path_T, group_T = batch.path_T, batch.paths["group"][batch.path_T]
+    acted_T = state_T != 0
+    if not bool(acted_T.any()):
+        return column
+    # One entry per step, in the order of (path, turn).
+    width = int(turn_T.max()) + 1
+    place_T = path_T * width + turn_T
+    place_S, index_T = place_T[acted_T].unique(return_inverse=True)
+    path_S, last_S = _find_ends(place_S, width)
+    first_S = torch.full_like(place_S, len(path_T)).scatter_reduce(0, index_T, acted_T.nonzero()[:, 0], "amin")
+    paid_S = earned_T[first_S].double()
+    if rewards == "episode":
+        paid_S = batch.paths["reward"][path_S].where(last_S, torch.zeros_like(paid_S))
+    return_S = _discount(paid_S, last_S, gamma)
+    key_S = torch.stack([group_T[first_S], state_T[first_S]]).unique(dim=1, return_inverse=True)[1]
+    step_S = center_per_key(return_S, key_S) if scale == "none" else standardise_per_key(return_S, key_S, epsilon)
+    # A turn without a state of its own takes the next step of its path.
+    next_T = torch.searchsorted(place_S, place_T).clamp(max=len(place_S) - 1)
+    own_T = (path_S[next_T] == path_T) & (place_S[next_T] >= place_T)
+    step_T = step_S[next_T].where(own_T, torch.zeros_like(column.values_X))
+    return replace(column, values_X=column.values_X + weight * step_T)
+
+
+def information_gain(
+    column: Column,
+    batch: Batch,
+    gain_T: Tensor,
+    turn_T: Tensor,
+    *,
+    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0,
+    epsilon: Annotated[float, Field(ge=0)] = 1e-6,
+) -> Column:
+    """Turns are rewarded for what they tell the policy about the answer (IGPO, Wang et al. 2025).
+
+    The reward of a turn is the change of the policy's probability of the row's answer (column `gain_T`), that of the
+    last turn the reward of the episode. All of a group are normalised together, and the advantage of a turn is the sum
+    of its own and the later ones of its episode, discounted by `gamma` per turn.
+    """
+    path_T = batch.path_T
+    if not len(path_T):
+        return broadcast_to_tokens(column, batch)
+    width = int(turn_T.max()) + 1
+    place_S, index_T = (path_T * width + turn_T).unique(return_inverse=True)
+    path_S, last_S = _find_ends(place_S, width)
+    reward_S = torch.zeros(len(place_S), dtype=torch.float64).index_put((index_T,), gain_T.double())
+    reward_S = torch.where(last_S, batch.paths["reward"][path_S], reward_S)
+    key_S = batch.paths["group"][path_S].unique(return_inverse=True)[1]
+    raw_T = broadcast_to_tokens(column, batch).raw_X
+    scaled_S = standardise_per_key(reward_S, key_S, epsilon, correction=0)
+    return Column(_discount(scaled_S, last_S, gamma)[index_T], raw_T, path_T, "token", column.return_X)
+
+
+def contributions(
+    column: Column,
+    batch: Batch,
+    auxiliary_T: Mapping[str, Tensor],
+    turn_T: Tensor,
+    ok_T: Tensor,
+    *,
+    of: str,
+    grounding: Annotated[float, Field(ge=0)] = 0.5,
+    outcome: float = 0.0,
+) -> Column:
+    """Replace the reward of the episode by contributions of its turns, at their last tokens (SPA-RL, Wang et al. 2025).
+
+    A turn earns the value of the auxiliary model `of` (`head: turns`, whose values add up to an estimate of the
+    episode's reward) plus `grounding` if the environment carried it out. `outcome` times the episode's reward is added
+    at the last token. Put `gae` or `reward_to_go` after it.
+    """
+    rewards = broadcast_to_tokens(column, batch, at="last")
+    end_T = find_turn_ends(batch.path_T, turn_T)
+    earned_T = get_auxiliary(auxiliary_T, of, "advantage contributions") + grounding * ok_T.double()
+    earned_T = earned_T.where(end_T, torch.zeros_like(earned_T))
+    return replace(rewards, values_X=outcome * rewards.values_X + earned_T)
+
+
+def _find_ends(place_S: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Return the path of each turn, of sorted places path · width + turn, and whether it is the last of its path."""
+    path_S = place_S // width
+    return path_S, torch.cat([path_S[1:] != path_S[:-1], torch.ones(1, dtype=torch.bool)])
+
+
+def _discount(paid_S: Tensor, last_S: Tensor, gamma: float) -> Tensor:
+    """Return the discounted sum of this and the later rewards of each path."""
+    return_S, later = paid_S.clone(), 0.0
+    for step in range(len(paid_S) - 1, -1, -1):
+        later = float(paid_S[step]) + (0.0 if last_S[step] else gamma * later)
+        return_S[step] = later
+    return return_S

@@ -12,6 +12,7 @@ from learning.algorithm.controllers import (
     compute_positive_share,
     entropy_gated,
     entropy_target,
+    past_mean,
     pid,
     recap,
 )
@@ -139,3 +140,10 @@ def test_bapo_order_of_the_bounds():
     assert high_first == pytest.approx([0.4, 0.65])
     with pytest.raises(StepError, match="must rise"):
         bapo(*batch, give="epsilon", low=[0.9, 0.6])
+
+
+def test_past_mean_is_over_all_iterations_or_the_last_ones():
+    points = [{}, {"entropy": 1.0}, {"reward": 5.0}, {"entropy": 2.0}, {"entropy": 6.0}]
+    assert run(past_mean, points) == [0.0, 1.0, 1.0, 1.5, 3.0]
+    assert run(past_mean, points, window=2) == [0.0, 1.0, 1.0, 1.5, 4.0]
+    assert run(past_mean, [{"x": 3.0}], metric="x") == [3.0]

@@ -70,3 +70,19 @@ def test_cross_entropies():
     assert torch.autograd.grad(components.cross_entropy(lp).sum(), lp)[0].tolist() == [-1.0, -1.0, -1.0]
     uncertain = torch.autograd.grad(components.cross_entropy_uncertain(lp).sum(), lp)[0]
     assert uncertain.tolist() == pytest.approx([-0.25, -0.09, -0.0099], abs=1e-15)
+
+
+def test_entropy_smoothing_is_a_constant_outside_of_the_band_around_the_past_mean():
+    entropy_T = torch.tensor([0.5, 0.8, 0.9, 1.2, 1.3], dtype=torch.float64, requires_grad=True)
+    penalty_T = components.entropy_smoothing(entropy_T, history=1.0)
+    assert penalty_T.tolist() == [0.1, 0.0, 0.0, 0.0, 0.1]
+    assert not penalty_T.requires_grad
+    assert components.entropy_smoothing(entropy_T, history=0.0).tolist() == [0.0] * 5
+
+
+def test_entropy_smoothing_that_grows_moves_the_entropy_back():
+    entropy_T = torch.tensor([0.5, 0.9, 1.5], dtype=torch.float64, requires_grad=True)
+    penalty_T = components.entropy_smoothing(entropy_T, history=1.0, penalty=0.2, grows=True)
+    torch.testing.assert_close(penalty_T, torch.tensor([0.06, 0.0, 0.06], dtype=torch.float64))
+    (gradient_T,) = torch.autograd.grad(penalty_T.sum(), entropy_T)
+    assert gradient_T.tolist() == pytest.approx([-0.2, 0.0, 0.2])

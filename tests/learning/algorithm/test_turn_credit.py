@@ -1,10 +1,14 @@
 """Credit of single turns, on an episode that is laid out by hand."""
 
+from dataclasses import replace
+
+import pytest
 import torch
 
-from learning.algorithm.advantages.turns import by_turn
+from learning.algorithm.advantages.normalisation import center, scale
+from learning.algorithm.advantages.turns import anchor_states, by_turn, contributions, information_gain
 from learning.batch.batch_layout import forest
-from learning.batch.columns import broadcast_to_tokens, of_rewards
+from learning.batch.columns import broadcast_to_tokens, find_turn_ends, of_rewards
 from learning.samples.engine_protocol import Turn
 from learning.samples.sample import Sample
 
@@ -29,3 +33,117 @@ def test_every_token_has_what_its_own_turn_earned_and_observed_ones_have_no_plac
     assert column.values_X.tolist() == earned_T.tolist()
     assert column.raw_X.tolist() == [9.0] * 7
     assert broadcast_to_tokens(column, batch) is column
+
+
+def visits(group, states, reward, earned=None):
+    """Return a sample whose turns of one token, each before an observed one, were taken in these states."""
+    size = 2 * len(states)
+    paid = earned or [0.0] * len(states)
+    turns = [Turn(1, 1, one, state=state) for one, state in zip(paid, states, strict=True)]
+    made = Sample({"id": str(group)}, group, "policy", [7], list(range(size)), [-1.0] * size, "stop", "")
+    made.versions, made.turns, made.scores, made.reward = [0] * size, turns, {"r": reward}, reward
+    return made
+
+
+def credit(samples, **options):
+    batch = forest(samples)
+    columns = {name: batch.sampled(name) for name in ("state", "turn", "earned")}
+    zeros = replace(of_rewards(batch), values_X=torch.zeros(batch.num_paths, dtype=torch.float64))
+    column = anchor_states(zeros, batch, columns["state"], columns["turn"], columns["earned"], **options)
+    return column.values_X
+
+
+def test_turns_in_equal_states_of_a_group_are_compared_by_their_discounted_returns():
+    """State 5 at t=0 and t=2 of a success in three steps, and at t=0 of a failure: returns .81, 1 and 0."""
+    values_T = credit([visits(0, [5, 6, 5], 1.0), visits(0, [5, 8], 0.0)], gamma=0.9)
+    mean = (0.81 + 1.0 + 0.0) / 3
+    assert values_T.tolist() == pytest.approx([0.81 - mean, 0.0, 1.0 - mean, -mean, 0.0])
+    assert [round(v, 3) for v in values_T.tolist()] == [0.207, 0.0, 0.397, -0.603, 0.0]
+    spread = torch.tensor([0.81, 1.0, 0.0], dtype=torch.float64).std() + 1e-6
+    scaled_T = credit([visits(0, [5, 6, 5], 1.0), visits(0, [5, 8], 0.0)], gamma=0.9, scale="std")
+    assert scaled_T.tolist() == pytest.approx((values_T / spread).tolist())
+
+
+def test_equal_states_of_different_groups_are_not_compared():
+    values_T = credit([visits(0, [5], 1.0), visits(0, [6], 0.0), visits(1, [5], 0.0), visits(1, [6], 1.0)])
+    assert values_T.tolist() == [0.0] * 4
+
+
+def test_rewards_of_turns_count_from_their_turn_on():
+    samples = [visits(0, [5, 6], 9.0, [0.5, 2.0]), visits(0, [5, 6], 9.0, [0.0, -1.0])]
+    values_T = credit(samples, gamma=0.5, rewards="turns")
+    first, second = [1.5, 2.0], [-0.5, -1.0]
+    means = [(one + other) / 2 for one, other in zip(first, second, strict=True)]
+    expected = [one - mean for of in (first, second) for one, mean in zip(of, means, strict=True)]
+    assert values_T.tolist() == pytest.approx(expected)
+
+
+def test_a_memory_belongs_to_the_step_after_it_and_an_open_turn_to_none():
+    """Tokens: action, memory, action in a state seen twice, then a turn that the environment did not answer."""
+    one, other = visits(0, [5, 0, 6], 1.0), visits(0, [5, 0, 6], 0.0)
+    for sample in (one, other):
+        sample.completion_ids, sample.logprobs, sample.versions = list(range(8)), [-1.0] * 8, [0] * 8
+    values_T = credit([one, other], gamma=0.5)
+    assert values_T.tolist() == pytest.approx([0.25, 0.5, 0.5, 0.0, 0.0, -0.25, -0.5, -0.5, 0.0, 0.0])
+
+
+def test_completions_without_turns_have_no_step_advantage_and_a_weight_of_zero_changes_nothing():
+    batch = forest([episode([], 3), episode([], 2)])
+    columns = [batch.sampled(name) for name in ("state", "turn", "earned")]
+    assert anchor_states(of_rewards(batch), batch, *columns).values_X.tolist() == [9.0] * 5
+    samples = [visits(0, [5, 6, 5], 1.0), visits(0, [5, 8], 0.3)]
+    batch = forest(samples)
+    column = scale(center(of_rewards(batch), batch), batch)
+    columns = [batch.sampled(name) for name in ("state", "turn", "earned")]
+    without = broadcast_to_tokens(column, batch).values_X
+    assert torch.equal(anchor_states(column, batch, *columns, weight=0.0).values_X, without)
+
+
+def gains(samples, gain, **options):
+    batch = forest(samples)
+    gain_T = torch.tensor(gain, dtype=torch.float64)
+    return information_gain(of_rewards(batch), batch, gain_T, batch.sampled("turn"), **options)
+
+
+def test_gains_and_outcomes_of_a_group_are_normalised_together_and_summed_over_later_turns():
+    """Two episodes: a gain of 0.3 before a reward of 1, one of -0.1 before 0; population deviation."""
+    samples = [visits(0, [5, 6], 1.0), visits(0, [5, 7], 0.0)]
+    rewards = torch.tensor([0.3, 1.0, -0.1, 0.0], dtype=torch.float64)
+    normal = (rewards - 0.3) / rewards.std(correction=0)
+    assert [round(v, 3) for v in normal.tolist()] == [0.0, 1.627, -0.930, -0.697]
+    column = gains(samples, [0.3, 0.0, -0.1, 0.0], epsilon=0.0)
+    assert [round(v, 3) for v in column.values_X.tolist()] == [1.627, 1.627, -1.627, -0.697]
+    assert (column.unit, column.raw_X.tolist()) == ("token", [1.0, 1.0, 0.0, 0.0])
+    a, b, c, d = normal.tolist()
+    half = gains(samples, [0.3, 0.0, -0.1, 0.0], epsilon=0.0, gamma=0.5)
+    assert half.values_X.tolist() == pytest.approx([a + b / 2, b, c + d / 2, d])
+
+
+def test_groups_are_normalised_apart_and_equal_rewards_give_nothing():
+    samples = [visits(0, [5, 6], 0.0), visits(1, [5, 6], 0.0)]
+    assert gains(samples, [0.0, 0.0, 0.4, 0.0]).values_X.tolist() == pytest.approx([0, 0, 0, -1], abs=1e-4)
+
+
+def test_all_tokens_of_a_turn_have_its_advantage_and_single_turns_their_reward():
+    turns = [Turn(2, 1, state=5), Turn(1, 1, state=6)]
+    long, short = episode(turns, 6), episode([], 2)
+    long.reward, short.reward = 1.0, 0.0
+    values_T = gains([long, short], [0.5, 0.5, 0.0, 0.0, 0.0, 0.0]).values_X.tolist()
+    assert values_T[0] == values_T[1]
+    assert values_T[-1] == values_T[-2] < 0
+
+
+def test_contributions_stand_at_the_last_tokens_of_turns_with_what_could_be_carried_out():
+    """Contributions of .2, .3, .1, of which the second could not be carried out."""
+    turns = [Turn(2, 1, ok=True), Turn(1, 1, ok=False), Turn(3, 0, ok=True)]
+    made = episode(turns, 8)
+    batch = forest([made])
+    ends_T = find_turn_ends(batch.path_T, batch.sampled("turn"))
+    assert ends_T.tolist() == [False, True, True, False, False, True]
+    value_T = torch.tensor([0.0, 0.2, 0.3, 0.0, 0.0, 0.1], dtype=torch.float64)
+    supplies = ({"progress": value_T}, batch.sampled("turn"), batch.sampled("ok"))
+    column = contributions(of_rewards(batch), batch, *supplies, of="progress")
+    assert column.values_X.tolist() == pytest.approx([0, 0.7, 0.3, 0, 0, 0.6])
+    both = contributions(of_rewards(batch), batch, *supplies, of="progress", grounding=0.0, outcome=1.0)
+    assert both.values_X.tolist() == pytest.approx([0, 0.2, 0.3, 0, 0, 9.1])
+    assert (column.unit, column.raw_X.tolist()) == ("token", [9.0] * 6)
