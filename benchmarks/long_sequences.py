@@ -8,7 +8,8 @@ side has eight rows of prompt and completion, without padding because all are eq
 Both compute the summed log-probability of the completions and its gradient, with the same weights and threads, each in
 its own process. One JSON line gives for every shape the wall seconds, the CPU seconds (which other load on the machine
 affects less), and the increase of resident memory during the pass in bytes (VmHWM - VmRSS before it), with the ratios
-ours / theirs. Both sides must have the same loss and the same norm of the gradient.
+ours / theirs, and the shares of tokens and of attention scores that a shared prompt leaves to compute: the time cannot
+fall below what lies between them. Both sides must have the same loss and the same norm of the gradient.
 
 With `--device cuda`, times are of the second pass (the first compiles kernels), bytes those of torch's allocator. Our
 side takes the forward that posttrain chooses, or the one that `--forward` names.
@@ -135,6 +136,17 @@ def spawn(options: argparse.Namespace, *words: object) -> dict[str, float]:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
+def count_work(prompt: int, completion: int) -> dict[str, float]:
+    """Tokens and causal scores that a shared prompt leaves, as shares: no time can be below both.
+
+    The first is the ratio of the work of linear layers, the second that of attention.
+    """
+    path = prompt + completion
+    tokens = (prompt + COMPLETIONS * completion) / (COMPLETIONS * path)
+    scores = 1 - (COMPLETIONS - 1) * prompt**2 / (COMPLETIONS * path**2)
+    return {"tokens": round(tokens, 3), "scores": round(scores, 3)}
+
+
 def compare(prompt: int, completion: int, options: argparse.Namespace) -> dict[str, Any]:
     """Both sides of one shape, and their ratios."""
     ours, theirs = (spawn(options, side, prompt, completion) for side in SIDES)
@@ -144,7 +156,8 @@ def compare(prompt: int, completion: int, options: argparse.Namespace) -> dict[s
     names = ("seconds", "cpu_seconds", "bytes")
     sides = {"ours": ours, "transformers": theirs}
     sides = {side: {name: round(measurements[name], 2) for name in names} for side, measurements in sides.items()}
-    return {**sides, "ratio": {name: round(ours[name] / theirs[name], 3) for name in names}}
+    ratio = {name: round(ours[name] / theirs[name], 3) for name in names}
+    return {**sides, "ratio": ratio, "bound": count_work(prompt, completion)}
 
 
 def main() -> None:

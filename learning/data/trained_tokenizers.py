@@ -94,7 +94,7 @@ def _estimate_unigram(backend: Any, folder: Path) -> models.Unigram:
     The trainer sums in an order that varies between runs: its probabilities, and with them the ids, differ by rounding.
     """
     pieces = sorted(backend.get_vocab().keys() - set(SPECIAL))
-    longest = max(map(len, pieces))
+    known, longest = frozenset(pieces), max(map(len, pieces))
     words: Counter[str] = Counter()
     for text in _read_texts(folder):
         words.update(word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text))
@@ -102,7 +102,8 @@ def _estimate_unigram(backend: Any, folder: Path) -> models.Unigram:
     for word, number in words.items():
         for start in range(len(word)):
             for end in range(start + 1, min(len(word), start + longest) + 1):
-                counts[word[start:end]] += number
+                if (part := word[start:end]) in known:
+                    counts[part] += number
     model = _make_unigram(pieces, counts)
     for _ in range(ROUNDS):
         counts = Counter()
