@@ -1,4 +1,4 @@
-"""recipes/control.yaml, small: the run, its report, and a second run that does nothing; an env of one's own and its key."""
+"""recipes/control.yaml, small: the run, its report, a second run that does nothing; the key of an env of one's own."""
 
 import io
 import json
