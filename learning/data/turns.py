@@ -324,8 +324,8 @@ def _lay_out_as_sampled(view: _View, numbers: Sequence[int], at: int, turn: str)
     message, before, last = view.dialogue.messages[at], view.render_before(at), len(view.dialogue.messages) - 1
     content = message.get("content")
     answer = _list_texts(message, view.opening if at == view.resumed else None, final=False)
-    plain = at == last and set(message) == {"role", "content"} and isinstance(content, str)
-    if not plain or before is None or not _holds(turn, answer):
+    plain = at == last and set(message) == {"role", "content"}
+    if not plain or not isinstance(content, str) or before is None or not _holds(turn, answer):
         raise StepError(
             f"{view.dialogue.name}: the chat template leaves out a part of message {at + 1}, which is to be learned "
             f"({', '.join(message)}); write the thinking in its content, or give a `chat_template` that renders it"
