@@ -140,6 +140,30 @@ def test_steps_have_the_papers_advantages(policy):
     assert of_success[3:] == pytest.approx([episode] * 2)
 
 
+def test_the_order_of_the_episodes_does_not_matter(policy):
+    """A failure before a success keeps its returns of 0: discounts end where an episode does."""
+    samples, _ = play(policy, TRAINED, [SOLVED, LOST])
+    swapped, _ = play(policy, TRAINED, [LOST, SOLVED])
+    (first_T, batch), (second_T, other) = find_advantages(TRAINED, samples), find_advantages(TRAINED, swapped)
+    for path in (0, 1):
+        assert per_turn(first_T, batch, path) == pytest.approx(per_turn(second_T, other, 1 - path))
+
+
+def test_groups_that_see_the_same_states_are_not_compared(policy):
+    """A second group of the same game, whose success is longer, changes nothing in the first one."""
+    longer = ["drop cup", *SOLVED]
+    samples, _ = play(policy, TRAINED, [SOLVED, LOST])
+    others, _ = play(policy, TRAINED, [longer, LOST])
+    alone_T, alone = find_advantages(TRAINED, samples)
+    for sample in others:
+        sample.group = samples[0].group + 1
+    both_T, both = find_advantages(TRAINED, [*samples, *others])
+    for path in (0, 1):
+        assert per_turn(both_T, both, path) == pytest.approx(per_turn(alone_T, alone, path))
+    apart_T, apart = find_advantages(TRAINED, others)
+    assert per_turn(both_T, both, 2) == pytest.approx(per_turn(apart_T, apart, 0))
+
+
 def test_grpo_gives_all_turns_of_an_episode_one_advantage_and_omega_zero_is_grpo(policy):
     samples, _ = play(policy, GRPO, [SOLVED, LOST])
     plain_T, batch = find_advantages(GRPO, samples)
