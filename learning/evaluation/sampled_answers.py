@@ -142,4 +142,5 @@ def compute_weighted_scores(
     factors = [value_at(weight, 0) for weight in weights]
     may_lack = [factor == 0 or reward.optional for reward, factor in zip(rewards, factors, strict=True)]
     scores = [scores_of(reward, 0, context, shown) if texts else [] for reward in rewards]
-    return [sum_scores(of_one, factors, may_lack) for of_one in zip(*scores, strict=True)]
+    of_each = zip(*scores, strict=True) if rewards else [()] * len(texts)
+    return [sum_scores(of_one, factors, may_lack) for of_one in of_each]

@@ -45,6 +45,7 @@ HIDDEN = {
     "schemas.agent": "settings",
     "schemas.auxiliary": "settings",
     "schemas.chat_settings": "the chat of a worker that samples",
+    "schemas.control": "settings",
     "schemas.critic": "settings",
     "schemas.data_slices": "a validator of settings, in a step that converts no rows",
     "schemas.endpoint": "settings",
