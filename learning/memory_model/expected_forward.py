@@ -12,7 +12,7 @@ PADDED = {
     "positions that are not those of a path": ("bloom", "codegen", "gptj", "mpt", "xglm"),
     "attention that cannot be replaced": ("falcon", "gpt_neox_japanese", "nemotron", "openai-gpt", "stablelm"),
     "attention in chunks": ("llama4_text",),
-    "attention within a window of another name": ("doge", "gpt_neo", "recurrent_gemma"),
+    "attention within a window of another name": ("doge", "gpt_neo", "inkling_text", "recurrent_gemma"),
     "layers of state spaces": (
         *("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba"),
         *("mamba", "mamba2", "nemotron_h", "rwkv", "zamba2"),
@@ -20,7 +20,7 @@ PADDED = {
     "layers of linear attention": ("minimax", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
     "layers of convolutions": ("lfm2", "lfm2_moe"),
     "a head of several layers": ("modernbert-decoder",),
-    "attention to chosen tokens": ("axk2", "deepseek_v32", "deepseek_v4", "glm_moe_dsa"),
+    "attention to chosen tokens": ("axk2", "deepseek_v32", "deepseek_v4", "glm_moe_dsa", "hy_v4"),
 }
 """Model types with transformers' own forward over padded rows, by the reason."""
 

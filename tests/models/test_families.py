@@ -24,20 +24,23 @@ from tests.models.families import FAMILIES, VOCABULARY, make_family
 
 PARENTS = [-1, 0, 0, -1, 3, 3, 5]
 EOS = 2
-PACKED_EXPERTS = {"gpt_oss": {f"model.layers.{layer}.mlp.experts.gate_up_proj" for layer in range(2)}}
-"""Published checkpoints that hold all experts of a layer in one tensor."""
+PACKED_EXPERTS = {
+    kind: {f"model.layers.{layer}.mlp.experts.gate_up_proj" for layer in range(2)}
+    for kind in ("gpt_oss", "hy_v4", "inkling_text", "minimax_m3_vl_text")
+}
+"""Checkpoints that hold all experts of a layer in one tensor, by transformers' own conversions too."""
 WRONG_CACHE = {"rwkv"}
 """Its cached decoding in the installed transformers differs from its own forward."""
 OWN_CACHE = {
     *("bloom", "codegen", "falcon", "gpt_neo", "gptj", "llama4_text", "minimax"),
     *("mpt", "nemotron", "recurrent_gemma", "rwkv", "stablelm"),
-    *("axk2", "deepseek_v32", "deepseek_v4", "doge", "glm_moe_dsa"),
+    *("axk2", "deepseek_v32", "deepseek_v4", "doge", "glm_moe_dsa", "hy_v4", "inkling_text"),
     *("gpt_neox_japanese", "olmo_hybrid", "openai-gpt", "xglm"),
 }
 """Families that the engine does not decode over slots; all others are batched continuously."""
 PADDED_FAMILIES = {kind for kinds in PADDED.values() for kind in kinds}
 """Families that take transformers' own forward; all others take the forest."""
-OWN_HEAD = {"modernbert-decoder"}
+OWN_HEAD = {"inkling_text", "modernbert-decoder"}
 """Families whose logits only their own forward gives."""
 IN_FLOAT64 = {"gemma4_text", "gemma4_unified_text", "youtu"}
 """Families whose numbers differ by more than 1e-5 in float32, from rounding alone."""
