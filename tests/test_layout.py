@@ -111,6 +111,8 @@ def test_nothing_of_a_machine_or_registry_is_in_the_repository():
 
 LATE_FOLDERS = {"flows/commands": "a command imports what it runs, so that help and completion start at once"}
 LATE_IMPORTS = {
+    "tensordict": "the extra `control`; imports take seconds",
+    "torchrl": "the extra `control`; imports take seconds",
     **dict.fromkeys(
         ("torch", "transformers", "ray", "mlflow", "pyarrow", "scipy", "sklearn", "vllm"), "takes long to import"
     ),

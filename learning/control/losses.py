@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -269,8 +270,6 @@ def _follow(loss: Any, tau: float) -> Callable[[], None]:
 
 
 def _bounds(networks: Networks) -> Any:
-    import torch
-
     return (torch.tensor(networks.spaces.low), torch.tensor(networks.spaces.high))
 
 

@@ -4,7 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
+from torch.distributions import Categorical
 
 from learning.control.spaces import Spaces
 from schemas.control import NetworkSettings
@@ -32,7 +34,6 @@ class Networks:
     def make_stochastic_actor(self) -> Any:
         """Return an actor that draws actions: a Gaussian squashed into the box, or a distribution over choices."""
         from tensordict.nn import TensorDictModule
-        from torch.distributions import Categorical
         from torchrl.modules import NormalParamExtractor, ProbabilisticActor, TanhNormal
 
         spaces = self.spaces
@@ -88,6 +89,4 @@ class Networks:
         return ValueOperator(self._mlp(self.spaces.observations, 1), in_keys=["observation"])
 
     def _bounds(self) -> dict[str, Any]:
-        import torch
-
         return {"low": torch.tensor(self.spaces.low), "high": torch.tensor(self.spaces.high)}

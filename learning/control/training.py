@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from learning.control.acting import random
 from learning.control.buffer import Buffer, make_batch
 from learning.control.losses import Algorithm
 from learning.control.policy import act
@@ -272,8 +273,6 @@ class ControlLoop:
 
 def draw_random(worlds: Worlds, rng: np.random.Generator) -> np.ndarray:
     """Return uniform actions for every world."""
-    from learning.control.acting import random
-
     return random(worlds.observation, worlds.spaces, rng)
 
 
