@@ -84,4 +84,4 @@ def continue_from(start: ControlPolicy, algorithm: Algorithm, folder: Path) -> l
     missing = sorted(
         {n.partition(".")[0] for n in own if n not in fitting and n.startswith(("qvalue_", "value_", "critic_"))}
     )
-    return [f"model: {name} begins anew: the policy given has none of this shape" for name in missing]
+    return [f"model: {name} starts with new weights: the policy given has none of this shape" for name in missing]

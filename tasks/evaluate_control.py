@@ -1,36 +1,18 @@
 """kind: evaluate_control — episodes of policies from the same starts: a table with intervals, differences, gates."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-
 import numpy as np
 
 from learning.control.policy import load_control_policy
 from learning.control.training import play
 from learning.control.worlds import Worlds, require_libraries
 from learning.data.rows import Row
-from learning.evaluation.evaluation import Scores, make_comparisons, make_table
+from learning.evaluation.evaluation import Comparison, Scores, make_comparisons, make_table
 from learning.evaluation.evaluation_report import write_report
 from learning.evaluation.gate_statistics import check_gates, judge_gates
 from learning.lookup import bind
 from learning.models.policy import set_determinism
-from schemas.evaluation_slots import MetricUse
-from schemas.gates import Gate
 from schemas.stages.evaluate_control import EvaluateControl
 from tasks.context import Context, Result
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The settings that tables, comparisons and gates read."""
-
-    models: Mapping[str, str]
-    metrics: Sequence[MetricUse]
-    confidence: float
-    num_bootstrap: int
-    gate: Sequence[Gate]
-    threshold: float = np.inf
-    against: Mapping[str, str] = field(default_factory=dict)
 
 
 def run(stage: EvaluateControl, context: Context) -> Result:
@@ -40,7 +22,9 @@ def run(stage: EvaluateControl, context: Context) -> Result:
     make, names = bind(stage.env, "env"), list(stage.models)
     worlds = Worlds(make, 1, context.seed, "spaces")
     worlds.close()
-    compared = Comparison(stage.models, stage.metrics, stage.confidence, stage.num_bootstrap, stage.gate)
+    compared = Comparison(
+        stage.models, stage.metrics, stage.confidence, stage.num_bootstrap, stage.gate, threshold=np.inf
+    )
     check_gates(compared, names, [])
     scores: dict[str, np.ndarray] = {}
     samples: list[Row] = []

@@ -1,13 +1,12 @@
 """kind: evaluate_rewards — reward models on the same pairs: a table with intervals, paired differences, gates."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from learning.data.rows import Row, read_rows
-from learning.evaluation.evaluation import ALL, Scores, make_comparisons, make_table
+from learning.evaluation.evaluation import ALL, Comparison, Scores, make_comparisons, make_table
 from learning.evaluation.evaluation_report import write_report
 from learning.evaluation.gate_statistics import check_gates, judge_gates
 from learning.models.policy import set_determinism
@@ -15,8 +14,6 @@ from learning.models.reward_model import RewardModel, load_reward_model
 from learning.preference.batches import SIDES, Pair, encode_pair, group_by_tokens
 from learning.preference.reward_modelling import measure_calibration, measure_length_bias, score_correct
 from schemas.errors import StepError
-from schemas.evaluation_slots import MetricUse
-from schemas.gates import Gate
 from schemas.stages.evaluate_rewards import EvaluateRewards
 from tasks.context import Context, Result
 from tasks.training_rows import describe_trained_problems
@@ -25,24 +22,11 @@ TOKENS = 16_384
 """Tokens per forward pass."""
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The settings that tables, comparisons and gates read; a pair is correct if its score is 1."""
-
-    models: Mapping[str, str]
-    metrics: Sequence[MetricUse]
-    confidence: float
-    num_bootstrap: int
-    gate: Sequence[Gate]
-    threshold: float = 1.0
-    against: Mapping[str, str] = field(default_factory=dict)
-
-
 def run(stage: EvaluateRewards, context: Context) -> Result:
     """Score both completions of every pair with every model, and report; `flows` acts on the gates."""
     set_determinism(context.seed, context.num_threads)
     names, rows = list(stage.models), read_pairs(stage, context)
-    compared = Comparison(stage.models, stage.metrics, stage.confidence, stage.num_bootstrap, stage.gate)
+    compared = Comparison(stage.models, stage.metrics, stage.confidence, stage.num_bootstrap, stage.gate, threshold=1.0)
     families = [row["family"] or None for row in rows]
     check_gates(compared, names, [family for family in families if family])
     scores: dict[str, np.ndarray] = {}

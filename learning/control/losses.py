@@ -98,19 +98,7 @@ def td3(
     """Twin delayed deterministic policy gradient (Fujimoto et al. 2018)."""
     from torchrl.objectives import TD3Loss
 
-    _require_box(networks, "td3")
-    actor = networks.make_deterministic_actor()
-    loss = TD3Loss(
-        actor,
-        networks.make_action_value(),
-        bounds=_bounds(networks),
-        policy_noise=policy_noise,
-        noise_clip=noise_clip,
-        loss_function="l2",
-    )
-    loss.make_value_estimator(gamma=gamma)
-    terms = ("loss_actor", "loss_qvalue")
-    return Algorithm(loss, actor, "make_deterministic_actor", terms, _follow(loss, tau), delayed=("actor_network",))
+    return _make_td3(networks, "td3", TD3Loss, gamma, tau, policy_noise=policy_noise, noise_clip=noise_clip)
 
 
 def td3_bc(
@@ -125,17 +113,15 @@ def td3_bc(
     """TD3 with cloning of the data's actions: −λQ + (π − a)², λ = α / mean |Q| (Fujimoto and Gu 2021)."""
     from torchrl.objectives import TD3BCLoss
 
-    _require_box(networks, "td3_bc")
+    options = {"alpha": alpha, "policy_noise": policy_noise, "noise_clip": noise_clip}
+    return _make_td3(networks, "td3_bc", TD3BCLoss, gamma, tau, **options)
+
+
+def _make_td3(networks: Networks, name: str, loss_class: Any, gamma: float, tau: float, **options: float) -> Algorithm:
+    """Return TD3 or a loss derived from it; the actor is trained at every second update."""
+    _require_box(networks, name)
     actor = networks.make_deterministic_actor()
-    loss = TD3BCLoss(
-        actor,
-        networks.make_action_value(),
-        bounds=_bounds(networks),
-        alpha=alpha,
-        policy_noise=policy_noise,
-        noise_clip=noise_clip,
-        loss_function="l2",
-    )
+    loss = loss_class(actor, networks.make_action_value(), bounds=_bounds(networks), loss_function="l2", **options)
     loss.make_value_estimator(gamma=gamma)
     terms = ("loss_actor", "loss_qvalue")
     return Algorithm(loss, actor, "make_deterministic_actor", terms, _follow(loss, tau), delayed=("actor_network",))

@@ -83,7 +83,7 @@ class ControlLoop:
     checkpoints: Path
     seed: int
     updates: int = 0
-    owed: float = 0.0
+    pending_updates: float = 0.0
     window: Window = field(default_factory=Window)
     curve: list[tuple[int, dict[str, float]]] = field(default_factory=list)
 
@@ -135,9 +135,10 @@ class ControlLoop:
         else:
             self.collect(iteration)
             ready = self.buffer is not None and len(self.buffer) >= self.stage.learning_starts
-            self.owed = self.owed + self.stage.updates_per_step * self.stage.num_envs if ready else 0.0
-            while self.owed >= 1:
-                self.owed -= 1
+            if ready:
+                self.pending_updates += self.stage.updates_per_step * self.stage.num_envs
+            while self.pending_updates >= 1:
+                self.pending_updates -= 1
                 self.update(self.draw(), iteration)
 
     def collect(self, iteration: int) -> Steps:
@@ -238,7 +239,12 @@ class ControlLoop:
         random_tensors, random_rest = collect_random_states(ALONE)
         tensors = add_prefix("networks", self.algorithm.loss.state_dict()) | add_prefix("optimizer", moments)
         tensors |= random_tensors
-        state: dict[str, Any] = {"optimizer": groups, **random_rest, "updates": self.updates, "owed": self.owed}
+        state: dict[str, Any] = {
+            "optimizer": groups,
+            **random_rest,
+            "updates": self.updates,
+            "pending_updates": self.pending_updates,
+        }
         state |= {"window": dict(self.window.values), "curve": self.curve, "numpy": self.rng.bit_generator.state}
         if self.worlds is not None:
             world_tensors, state["worlds"] = self.worlds.save()
@@ -262,7 +268,7 @@ class ControlLoop:
         if self.buffer is not None:
             self.buffer.restore(strip_prefix("buffer", tensors), state["added"])
         self.rng.bit_generator.state = state["numpy"]
-        self.updates, self.owed = state["updates"], state["owed"]
+        self.updates, self.pending_updates = state["updates"], state["pending_updates"]
         self.window.values.update(state["window"])
         self.curve = [(step, values) for step, values in state["curve"]]
         for step, values in self.curve:

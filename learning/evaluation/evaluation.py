@@ -63,6 +63,19 @@ class Compared(Protocol):
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """The settings of a stage that scores its models without sampling, as `Compared` has them."""
+
+    models: Mapping[str, str]
+    metrics: Sequence[MetricUse]
+    confidence: float
+    num_bootstrap: int
+    gate: Sequence[Gate]
+    threshold: float
+    against: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Scores:
     """What was measured: for each model in order its scores (P, N); the family of each problem, if it has one.
 

@@ -156,7 +156,7 @@ def test_networks_that_a_policy_lacks_are_named(gather, train):
     model, result = train("td3", {"model": cloned}, loss="td3", model="m", environment_steps=20, exploration=None)
     assert result.metrics["updates"] == 1
     assert result.notices
-    assert all("begins anew" in notice and "actor" not in notice for notice in result.notices)
+    assert all("starts with new weights" in notice and "actor" not in notice for notice in result.notices)
     observation = np.linspace(-1, 1, 9, dtype=np.float32)[:, None]
     before, after = (load_control_policy(folder).act(observation, explore=False) for folder in (cloned, model))
     assert np.abs(before - after).max() < 0.05  # one update from the cloned actor, not from a new one

@@ -84,9 +84,15 @@ def test_options_that_switch_off_what_is_on_are_those_of_their_keys(tmp_path):
     made = import_config([script], None, tmp_path / "recipe.yaml")
     notes = {entry.key: entry for entry in made.entries if entry.given}
     assert list(notes) == [
-        "model_name_or_path", "dataset_name", "packing", "no_packing", "no_shuffling", "no_cuda",
-        "no_bf16", "no_gradient_checkpointing",
-    ]  # fmt: skip
+        "model_name_or_path",
+        "dataset_name",
+        "packing",
+        "no_packing",
+        "no_shuffling",
+        "no_cuda",
+        "no_bf16",
+        "no_gradient_checkpointing",
+    ]
     assert notes["no_bf16"].value is notes["no_gradient_checkpointing"].value is True
     unknown = [key for key, entry in notes.items() if entry.status == "unknown"]
     assert unknown == ["no_packing", "no_shuffling"]
