@@ -65,7 +65,10 @@ class RayWorkers:
             # Ray would end this process a minute after its gcs_server died, before it has reported the loss.
             os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "3600")
         import ray
+        from ray import _raylet
 
+        # Ray keeps the settings it read when it was imported, which a library may have done before (TorchRL does).
+        _raylet.Config.initialize("")  # pyright: ignore[reportAttributeAccessIssue] -- compiled, without stubs
         self.ray = ray
         self.session: TextIO | None = None
         self.temporary: Path | None = None

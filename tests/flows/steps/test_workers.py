@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -86,3 +88,24 @@ def test_a_cluster_that_does_not_start_is_tried_again_and_then_reported(tmp_path
             RayWorkers(Layout(tmp_path))
     assert len(set(tried)) == TRIES
     assert not any(Path(folder).exists() for folder in tried)
+
+
+IMPORTED_BEFORE = """
+import sys
+import ray  # as TorchRL does when a step runs in this process
+from pathlib import Path
+from flows.steps.ray_workers import RayWorkers
+from lineage.layout import Layout
+
+workers = RayWorkers(Layout(Path(sys.argv[1])))
+print(sorted(workers.essential))
+workers.close()
+"""
+
+
+def test_a_cluster_starts_where_ray_was_imported_before(tmp_path):
+    """Ray keeps the settings of its import: without the token of this run it could not reach its own server."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = [sys.executable, "-c", IMPORTED_BEFORE, str(tmp_path)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+    assert ended.stdout.split("\n")[-2] == "['gcs_server', 'raylet']", ended.stderr
