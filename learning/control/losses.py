@@ -32,7 +32,8 @@ class Algorithm:
     advantage: Any = None
     """Estimator of advantages for a loss on the newest steps alone; None: the loss takes steps of any policy."""
     delayed: tuple[str, ...] = ()
-    """Beginnings of the names of parameters that only every second optimiser step trains."""
+    """Beginnings of the names of parameters that only every second optimiser step trains; with any, that step alone
+    moves the target networks."""
 
 
 def dqn(networks: Networks, *, gamma: Share = 0.99, tau: Share = 0.005, double: bool = True) -> Algorithm:
@@ -118,7 +119,7 @@ def td3_bc(
 
 
 def _make_td3(networks: Networks, name: str, loss_class: Any, gamma: float, tau: float, **options: float) -> Algorithm:
-    """Return TD3 or a loss derived from it; the actor is trained at every second update."""
+    """Return TD3 or a loss derived from it; every second update trains the actor and moves the targets."""
     _require_box(networks, name)
     actor = networks.make_deterministic_actor()
     loss = loss_class(actor, networks.make_action_value(), bounds=_bounds(networks), loss_function="l2", **options)

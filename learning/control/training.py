@@ -199,14 +199,16 @@ class ControlLoop:
             raise StepError(f"control: the loss of update {self.updates} is not finite ({values}); lower learning_rate")
         self.optimizer.zero_grad(set_to_none=True)
         total.backward()
-        if self.updates % 2:
+        delays = bool(self.algorithm.delayed) and self.updates % 2 == 1
+        if delays:
             for name, parameter in self.parameters.items():
                 if name.startswith(self.algorithm.delayed):
                     parameter.grad = None
         if self.stage.max_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.stage.max_grad_norm)
         self.optimizer.step()
-        self.algorithm.update_targets()
+        if not delays:  # TD3 moves its targets together with its actor
+            self.algorithm.update_targets()
         self.updates += 1
         if self.updates % 10 == 1:  # reading every one would cost as much as a small network's forward pass
             self.window.add(**{name: float(term.detach()) for name, term in terms.items()})

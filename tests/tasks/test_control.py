@@ -140,6 +140,28 @@ def test_an_interrupted_training_ends_with_the_same_bits(loss, env, settings, ga
     assert plain[0] == plain[1]
 
 
+def test_td3_trains_its_actor_and_moves_its_targets_at_every_second_update(train, monkeypatch):
+    """The targets move by tau (0.5 here) of their distance, also that of the critics, which every update trains."""
+    kept, moved = training.ControlLoop.update, []
+
+    def weights(loop, beginning):
+        state = loop.algorithm.loss.state_dict()
+        return torch.cat([value.flatten() for name, value in sorted(state.items()) if name.startswith(beginning)])
+
+    def update(self, batch, iteration):
+        names = ("actor_network_params", "qvalue_network_params", "target_actor", "target_qvalue")
+        before = [weights(self, name) for name in names]
+        kept(self, batch, iteration)
+        after = [weights(self, name) for name in names]
+        moved.append([not torch.equal(old, new) for old, new in zip(before, after, strict=True)])
+        if moved[-1][2]:
+            torch.testing.assert_close(after[2], (before[2] + after[0]) / 2)
+
+    monkeypatch.setattr(training.ControlLoop, "update", update)
+    train(loss={"use": "td3", "tau": 0.5}, environment_steps=23)
+    assert moved == [[True] * 4, [False, True, False, False]] * 2
+
+
 def test_training_goes_on_from_a_policy_with_all_its_networks(train):
     first, _ = train("first", loss="td3", environment_steps=40)
     second, result = train("second", {"model": first}, loss="td3", model="m", environment_steps=21)
