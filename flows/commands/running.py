@@ -98,15 +98,20 @@ def resume(
 
 
 def finish_run(ended: "Outcome", layout: "Layout", as_json: bool) -> NoReturn:
-    """Exit with a run's code; with --json, first print the states of its steps and what they measured."""
+    """Exit with a run's code; with --json, first print its steps' states, what they measured, and its cost."""
     if as_json:
+        from flows.runs.costs import make_cost_record
         from flows.runs.lookup import list_step_records
         from flows.runs.results import list_result_records
 
-        steps, results = list_step_records(ended.run, layout), list_result_records(ended.run, layout)
-        print(
-            json.dumps({"run": ended.run, "exit_code": ended.exit_code, "steps": steps, "results": results}, indent=1)
-        )
+        record = {
+            "run": ended.run,
+            "exit_code": ended.exit_code,
+            "steps": list_step_records(ended.run, layout),
+            "results": list_result_records(ended.run, layout),
+            "cost": make_cost_record(ended.run, layout),
+        }
+        print(json.dumps(record, indent=1))
     raise typer.Exit(ended.exit_code)
 
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from flows.planning.estimate import Forecast, cost_of_holding, format_cost, list_exceeded_limits, predict_costs
 from lineage.layout import Layout
-from lineage.reports.spending import Cost, Spending, read_spending, sum_costs, write_spending
+from lineage.reports.spending import Cost, Spending, compare_with_estimate, read_spending, sum_costs, write_spending
 from schemas.base import JsonObject
 from schemas.budget import MONEY_NEEDS_PRICES, Budget, Prices
 from schemas.errors import PlanError
@@ -134,12 +134,22 @@ def describe_spending(plan: Plan, layout: Layout, run: str) -> Iterator[str]:
     if spending is None:
         return
     prices, spent = plan.budget.prices if plan.budget else Prices(), sum_costs(spending.spent.values())
-    predicted = [cost for cost in spending.predicted.values() if cost is not None]
-    before = f"; estimated: {format_cost(sum_costs(predicted), prices)}" if predicted else ""
-    yield f"spent: {format_cost(spent, prices)}{before}"
+    yield f"spent: {format_cost(spent, prices)}{_describe_estimate(spending, prices)}"
     if plan.budget and (passed := list_exceeded_limits(plan.budget, spent)):
         advice = f"; {ADVICE}" if plan.budget.on_exceed == "stop" else ""
         yield f"the run exceeded its budget: {'; '.join(passed)}{advice}"
+
+
+def _describe_estimate(spending: Spending, prices: Prices) -> str:
+    """Return the estimate next to what the same steps spent, and the steps without one; empty without any estimate."""
+    compared = compare_with_estimate(spending)
+    if compared is None:
+        return ""
+    estimated = f"; estimated: {format_cost(compared.estimated, prices)}"
+    if not compared.without_estimate:
+        return estimated
+    without = ", ".join(compared.without_estimate)
+    return f"{estimated} for steps that spent {format_cost(compared.spent, prices)}; not estimated: {without}"
 
 
 def change_budget(plan: Plan, changes: Sequence[str]) -> Plan:

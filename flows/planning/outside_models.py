@@ -10,6 +10,7 @@ from learning.models.model_files import (
     NO_SCALE,
     REWARD_FILE,
     find_adapter_problem,
+    find_head_problem,
     find_policy_problem,
     find_reward_model_problem,
 )
@@ -83,7 +84,8 @@ def _list_models(recipe: Recipe, layout: Layout, skipped: str | None = None) -> 
 
 def _check(info: StepInfo, port: Port, folder: Path) -> Iterator[Problem]:
     if port.type != "reward_model":
-        if (folder / ADAPTER_CONFIG).is_file() and (text := find_adapter_problem(folder)):
+        is_adapter = (folder / ADAPTER_CONFIG).is_file()
+        if text := find_adapter_problem(folder) if is_adapter else find_head_problem(folder):
             yield info.problem(port.path, f"{port.source}: {text}")
         return
     if text := find_reward_model_problem(folder):

@@ -9,7 +9,7 @@ from rich.table import Table
 from flows.execution.run_log import list_runs, read_plan
 from lineage.layout import Layout
 from lineage.reports.formatting import format_duration, format_number
-from lineage.reports.spending import Cost, read_spending, sum_costs
+from lineage.reports.spending import Cost, Spending, compare_with_estimate, read_spending, sum_costs
 from schemas.base import JsonObject
 from schemas.budget import Prices
 
@@ -37,6 +37,21 @@ def sum_run_costs(layout: Layout, by: Grouping) -> list[TotalCost]:
     for month, recipe, cost, money in _read_costs(layout):
         groups.setdefault(month if by == "month" else recipe, []).append((cost, money))
     return [_sum_group(group, costs) for group, costs in sorted(groups.items())]
+
+
+def make_cost_record(run: str, layout: Layout) -> JsonObject:
+    """Return what a run spent, and the estimate beside what the same steps spent; `estimate` is null without one."""
+    spending = read_spending(layout, run) or Spending({}, {})
+    compared = compare_with_estimate(spending)
+    return {
+        "spent": asdict(sum_costs(spending.spent.values())),
+        "estimate": compared
+        and {
+            "estimated": asdict(compared.estimated),
+            "spent": asdict(compared.spent),
+            "not_estimated": compared.without_estimate,
+        },
+    }
 
 
 def _read_costs(layout: Layout) -> Iterator[tuple[str, str, Cost, float | None]]:

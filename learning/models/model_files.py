@@ -38,6 +38,8 @@ NO_SCALE = (
     'with mean and std of its rewards: {"max_length": 2048, "mean": 0.0, "std": 1.0}'
 )
 LARGEST_HEADER = 100 << 20
+OTHER_HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice")
+"""Ends of the classes of transformers whose head scores a text, not the next token."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 """Files of which transformers makes a tokenizer."""
 
@@ -85,6 +87,18 @@ def find_policy_problem(folder: Path, needs_tokenizer: bool = True) -> str | Non
     if needs_tokenizer and not any((folder / name).is_file() for name in TOKENIZER_FILES):
         return "no tokenizer: tokenizer.json is missing; save it there: tokenizer.save_pretrained(folder)"
     return None
+
+
+def find_head_problem(folder: Path) -> str | None:
+    """Return why a whole checkpoint has no head of a language model and what to do; None if nothing is against it."""
+    names = _read_json(folder / "config.json").get("architectures")
+    name = next((name for name in names if str(name).endswith(OTHER_HEADS)), None) if isinstance(names, list) else None
+    if name is None and not (folder / REWARD_FILE).is_file():
+        return None
+    return (
+        f"{name or 'a reward model'} predicts no tokens: its head scores whole texts; name a language model "
+        "(…ForCausalLM), or use it as a reward model (docs/rewards.md)"
+    )
 
 
 def _find_weights_problem(folder: Path) -> str | None:

@@ -3,7 +3,14 @@
 from dataclasses import dataclass, field
 
 from lineage.layout import Layout
-from lineage.reports.spending import Cost, Spending, read_spending, sum_costs
+from lineage.reports.spending import (
+    Cost,
+    EstimateComparison,
+    Spending,
+    compare_with_estimate,
+    read_spending,
+    sum_costs,
+)
 from schemas.budget import Prices
 from schemas.manifest import Manifest
 from schemas.plan import Plan, Step
@@ -31,7 +38,9 @@ class Costs:
     unknown: list[str]
     """Steps without an estimate: no earlier run recorded a cost."""
     money: dict[str, float] = field(default_factory=dict)
-    """estimated, spent, saved; empty without prices."""
+    """estimated, spent, saved, and compared, what the estimated steps spent; empty without prices."""
+    compared: EstimateComparison | None = None
+    """Estimate and spending of the steps that have both."""
 
 
 def compute_costs(plan: Plan, made: dict[str, Manifest], state: dict[str, str], layout: Layout, run: str) -> Costs:
@@ -47,7 +56,9 @@ def compute_costs(plan: Plan, made: dict[str, Manifest], state: dict[str, str], 
         peak_rss=max((line.peak_rss for line in lines if line.peak_rss), default=None),
     )
     unknown = [name for name, cost in spending.predicted.items() if cost is None]
-    return Costs(lines, total, unknown, _sum_money(plan, total))
+    spent = {line.step: line.spent for line in lines if line.spent is not None}
+    compared = compare_with_estimate(Spending(spending.predicted, spent))
+    return Costs(lines, total, unknown, _sum_money(plan, total, compared), compared)
 
 
 def _make_line(step: Step, manifest: Manifest | None, state: str, noted: Spending, run: str) -> Line:
@@ -67,8 +78,9 @@ def _measure_cost(manifest: Manifest, step: Step) -> Cost:
     return Cost(seconds, seconds * resources.all_cpus, seconds * resources.all_gpus, *charges)
 
 
-def _sum_money(plan: Plan, total: Line) -> dict[str, float]:
+def _sum_money(plan: Plan, total: Line, compared: EstimateComparison | None) -> dict[str, float]:
     prices = plan.budget.prices if plan.budget else Prices()
     sums = {what: (getattr(total, what) or Cost()).money(prices) for what in ("estimated", "spent", "saved")}
+    sums["compared"] = (compared.spent if compared else Cost()).money(prices)
     has_price = any(money is not None for money in sums.values())
     return {what: money or 0.0 for what, money in sums.items()} if has_price else {}

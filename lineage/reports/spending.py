@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from lineage.layout import Layout
 from schemas.atomic_write import write_text_atomically
@@ -41,6 +42,24 @@ class Spending:
     """Before its first step, of the steps that were not there; None where no earlier run says anything."""
     spent: dict[str, Cost]
     """All tries of the run."""
+
+
+class EstimateComparison(NamedTuple):
+    """Estimate and spending of the same steps: those that have both."""
+
+    estimated: Cost
+    spent: Cost
+    without_estimate: list[str]
+    """Steps that spent something and are in neither sum."""
+
+
+def compare_with_estimate(spending: Spending) -> EstimateComparison | None:
+    """Return the estimated and the spent cost of the steps that have both; None if there is no such step."""
+    estimated = {name: cost for name, cost in spending.predicted.items() if cost is not None and name in spending.spent}
+    if not estimated:
+        return None
+    without = [name for name in spending.spent if name not in estimated]
+    return EstimateComparison(sum_costs(estimated.values()), sum_costs(map(spending.spent.get, estimated)), without)
 
 
 def sum_costs(costs: Iterable[Cost | None]) -> Cost:

@@ -23,7 +23,7 @@ from lineage.tracking.content import (
 )
 from schemas.base import JsonObject
 from schemas.plan import Plan, Step
-from schemas.references import MODEL_TYPES
+from schemas.references import MODEL_TYPES, POLICY_TYPES
 
 FINISHED = ("done", "cached")
 STATUS = {"done": "FINISHED", "cached": "FINISHED", "failed": "FAILED", "running": "RUNNING", "queued": "SCHEDULED"}
@@ -159,22 +159,22 @@ class Tracker:
     def _content(self, made: str, step: Step, state: str, record: Record, curves: list[Metric]) -> None:
         """Log metrics, curves (in the run that made them only), datasets and models; points that it has stay as is."""
         self._log(made, metrics=curves + make_final_metrics(record))
-        read = [
-            key
+        read = {
+            (key, input_record["output"])
             for input_record in record["inputs"]
             if (key := input_record.get("key")) and input_record["type"] in MODEL_TYPES
-        ]
-        models = [LoggedModelInput(model.model_id) for key in read for model in self._models(key)[:1]]
+        }
+        models = [LoggedModelInput(model.model_id) for given in sorted(read) for model in self._models(*given)[:1]]
         self.client.log_inputs(made, datasets=make_datasets(record), models=models)
         for name, output in record["outputs"].items():
             if output["type"] in MODEL_TYPES and state == "done":
                 self._register(made, step, record, name)
 
     def _register(self, made: str, step: Step, record: Record, output: str) -> None:
-        """Log a model and a version of the registered model <recipe>.<step>, both references to the artifact."""
+        """Log a model and a version of its registered model, both references to the artifact."""
         digest, folder = record["outputs"][output]["digest"], Path(record["folder"], "outputs", output)
         tags = {"key": record["key"], "digest": digest, "uri": folder.as_uri(), "output": output}
-        existing = self._models(record["key"])
+        existing = self._models(record["key"], output)
         model = (
             existing[0]
             if existing
@@ -184,16 +184,19 @@ class Tracker:
         )
         if not existing:
             self.client.finalize_logged_model(model.model_id, "READY")
-        self.client.log_outputs(made, models=[LoggedModelOutput(model.model_id, step=0)])
-        name = make_name(f"{self.recipe}.{step.name}")
+        logged = self.client.get_run(made).outputs
+        if model.model_id not in {one.model_id for one in (logged.model_outputs if logged else ())}:
+            self.client.log_outputs(made, models=[LoggedModelOutput(model.model_id, step=0)])  # once, or it fails
+        name = make_name(_name_registered(self.recipe, record, step, output))
         if not self.client.search_registered_models(f"name = '{name}'"):
             self.client.create_registered_model(name)
         versions = self.client.search_model_versions(f"name = '{name}'")
         if not any(version.tags.get("key") == record["key"] for version in versions):
             self.client.create_model_version(name, dvc_uri(record["outputs"][output]["dvc"]), run_id=made, tags=tags)
 
-    def _models(self, key: str) -> list:
-        return list(self.client.search_logged_models(self._experiments(), filter_string=f"tags.key = '{key}'"))
+    def _models(self, key: str, output: str) -> list:
+        condition = f"tags.key = '{key}' and tags.output = '{output}'"
+        return list(self.client.search_logged_models(self._experiments(), filter_string=condition))
 
     def _runs(self, condition: str) -> list:
         return list(self.client.search_runs(self._experiments(), condition, order_by=["attributes.start_time"]))
@@ -223,6 +226,16 @@ def _describe_child(parent: str, run: str, step: Step, state: str) -> dict[str, 
         "posttrain.key": step.key,
         "posttrain.state": state,
     }
+
+
+def _name_registered(recipe: str, record: Record, step: Step, output: str) -> str:
+    """Return `<recipe>.<step>` for the model that a step is about, its policy or its first one; others add the output.
+
+    So the versions of one registered model are of one output.
+    """
+    models = [name for name, made in record["outputs"].items() if made["type"] in MODEL_TYPES]
+    main = next((name for name in models if record["outputs"][name]["type"] in POLICY_TYPES), models[0])
+    return f"{recipe}.{step.name}" if output == main else f"{recipe}.{step.name}.{output}"
 
 
 def _read_times(layout: Layout, run: str) -> tuple[int | None, int | None]:

@@ -1,19 +1,22 @@
 """A budget is foreseen from what ran before, holds while a run goes on, and is accounted for afterwards."""
 
 import json
+import re
+from dataclasses import asdict
 
 import psutil
 import pytest
 
 from flows.execution.ledger import Consumption, Ledger, change_budget, describe_spending
-from flows.planning.estimate import describe_costs, describe_excess, estimate_steps, list_exceeded_limits
+from flows.planning.estimate import describe_costs, describe_excess, estimate_steps, format_cost, list_exceeded_limits
 from flows.planning.explain import explain_plan
 from flows.planning.recipe_plan import plan_recipe
+from flows.runs.costs import make_cost_record
 from flows.runs.launch import run_plan
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
 from lineage.reports.formatting import format_duration
-from lineage.reports.spending import Cost, read_spending, sum_costs
+from lineage.reports.spending import Cost, Spending, compare_with_estimate, read_spending, sum_costs
 from schemas.budget import Budget, Prices
 from schemas.errors import PlanError, RecipeError
 from tests.waiting import wait_for
@@ -113,6 +116,39 @@ def test_a_budget_that_warns_stops_nothing(lab):
     (spent, passed) = describe_spending(plan, lab.layout, outcome.run)
     assert "45 tokens" in spent
     assert passed == "the run exceeded its budget: 45 tokens, the limit is 10"
+
+
+def test_the_estimate_at_the_end_stands_beside_what_the_same_steps_spent(lab):
+    lab.run(lab.plan(to=["first", "beside"]))
+    plan = lab.plan(overrides=["stages.beside.seed=6", "stages.last.inputs={x: beside}"], to=["beside", "last"])
+    outcome = lab.run(plan)
+    estimated = next(m for m in Store(lab.layout).manifests() if m.step == "beside" and m.run != outcome.run)
+    spent = read_spending(lab.layout, outcome.run).spent
+    assert set(spent) == {"beside", "last"}
+    (line,) = describe_spending(plan, lab.layout, outcome.run)
+    total = format_cost(sum_costs(spent.values()), Prices())
+    then = format_cost(Cost(estimated.seconds, 2 * estimated.seconds, 0.0, 5), Prices())
+    assert line == (
+        f"spent: {total}; estimated: {then} for steps that spent {format_cost(spent['beside'], Prices())}; "
+        "not estimated: last"
+    )
+    record = make_cost_record(outcome.run, lab.layout)
+    assert record["estimate"]["not_estimated"] == ["last"]
+    assert record["estimate"]["spent"] == asdict(spent["beside"])
+    assert record["estimate"]["estimated"]["core_seconds"] == 2 * estimated.seconds
+
+
+def test_an_estimate_of_every_step_is_compared_with_the_whole(lab):
+    lab.run(lab.plan(to=["first"]))
+    plan = lab.plan(overrides=["stages.first.seed=6"], to=["first"])
+    (line,) = describe_spending(plan, lab.layout, lab.run(plan).run)
+    assert re.fullmatch(r"spent: \S+ core-seconds, 40 tokens; estimated: \S+ core-seconds, 40 tokens", line)
+
+
+def test_steps_that_never_began_are_in_neither_sum():
+    spending = Spending({"a": Cost(1.0), "b": Cost(50.0), "c": None}, {"a": Cost(2.0), "c": Cost(7.0)})
+    assert compare_with_estimate(spending) == (Cost(1.0), Cost(2.0), ["c"])
+    assert compare_with_estimate(Spending({"a": None}, {"a": Cost(2.0)})) is None
 
 
 def test_unknown_costs_are_marked_and_earlier_runs_give_estimates(lab):
@@ -247,7 +283,7 @@ from pathlib import Path
 
 def hang(context, *, told: str):
     if (context.checkpoints / "tried.txt").is_file():
-        (context.output("result") / "n.txt").write_text("1" * size)
+        (context.output("result") / "n.txt").write_text("1")
         return
     (context.checkpoints / "tried.txt").write_text("1")
     child = subprocess.Popen(["sleep", "600"])

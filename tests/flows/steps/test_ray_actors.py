@@ -17,6 +17,7 @@ from schemas.resources import Resources, Role
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 TIMEOUT = 120
+SECRET = "hush-hush"
 
 
 class Counter:
@@ -55,7 +56,7 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture
 def actors(cluster, tmp_path):
-    home = StepHome(ProcessGroup.of_this_process(), tmp_path / "log", (), frozenset({"hush"}))
+    home = StepHome(ProcessGroup.of_this_process(), tmp_path / "log", (), frozenset({SECRET}))
     made = RayActors(Resources(reward=Role(workers=2, num_cpus=0.25)), home)
     yield made
     made.close()
@@ -85,13 +86,14 @@ def test_errors_keep_their_message_and_are_logged(actors, tmp_path):
         first.call("fail", StepError("lower the temperature")).result(TIMEOUT)
     with pytest.raises(StepError, match=r"^reward: ZeroDivisionError: by hand$"):
         first.call("fail", ZeroDivisionError("by hand")).result(TIMEOUT)
-    with pytest.raises(StepError, match="hush"):
-        first.call("fail", StepError("hush")).result(TIMEOUT)
+    with pytest.raises(StepError, match=r"^refused: \*\*\*$"):
+        first.call("fail", StepError(f"refused: {SECRET}")).result(TIMEOUT)
     assert first.alive()
     assert first.call("add", 1).result(TIMEOUT) == 1
     log = (tmp_path / "log").read_text()
     assert log.count("before the end") == 3
     assert "ZeroDivisionError: by hand" in log
+    assert "refused: ***" in log
     assert "hush" not in log
 
 

@@ -27,12 +27,15 @@ def test_estimated_spent_and_saved(small_run):
     assert (lines["lessons"].spent, lines["lessons"].saved) == (Cost(1.5, 1.5), None)  # made before it was resumed
     assert costs.total.spent == Cost(4.0 + 1.0 + 2 * 1.5, 8.0 + 1.0 + 2 * 1.5, 4.0, 300)
     assert (costs.unknown, costs.money) == (["raw"], {})
+    assert costs.compared == (Cost(3.0, 3.0, 3.0, 200), Cost(4.0, 8.0, 4.0, 300), ["lessons", "lessons_clean", "raw"])
 
 
 def test_money_by_prices(small_run):
     prices = Prices(core_hour=3600, gpu_hour=36000)
     costs = compute_costs(*read_records(small_run, budget=Budget(prices=prices)))
-    assert costs.money == pytest.approx({"estimated": 3.0 + 30.0, "spent": 12.0 + 40.0, "saved": 1.5})
+    assert costs.money == pytest.approx(
+        {"estimated": 3.0 + 30.0, "spent": 12.0 + 40.0, "saved": 1.5, "compared": 8.0 + 40.0}
+    )
 
 
 def test_the_page_shows_it(small_run):
@@ -42,7 +45,9 @@ def test_the_page_shows_it(small_run):
     for text in (
         "<b>10.5</b> core-seconds",
         "<b>300</b> tokens",
-        "without raw",
+        "Estimated before it began: <b>3.0 s</b>, <b>3</b> of money, for steps that spent <b>4.0 s</b>",
+        ", <b>8</b> of money; not estimated",
+        "; not estimated: lessons, raw.",
         "Budget: 500 tokens",
         "<b>10.5</b> of money",
     ):

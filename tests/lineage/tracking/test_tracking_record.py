@@ -98,6 +98,40 @@ def test_a_run_in_mlflow_and_again_without_duplicates(tracked):
     assert failed["tuned"].data.metrics == {}
 
 
+def test_two_models_of_one_step_and_an_interrupted_projection(small_run, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    outputs = {name: {"model.safetensors": name.encode()} for name in ("judge", "policy")}
+    types = {"judge": "process_reward_model", "policy": "policy"}
+    read = [("model", "base", "policy"), ("reference", "base", "policy")]
+    trained = small_run.make("trained", "rl", outputs, types, read)
+    small_run.make(
+        "again",
+        "rl",
+        {"policy": {"model.safetensors": b"w"}},
+        {"policy": "policy"},
+        [
+            ("model", "trained", "policy"),
+            ("judge", "trained", "judge"),
+        ],
+    )
+    client, states = MlflowClient(small_run.layout.mlflow_uri), {name: {"state": "done"} for name in small_run.made}
+    project_run(small_run.layout, "run-1", small_run.plan(), states)
+    runs = children(client)
+    assert len(runs["trained"].outputs.model_outputs) == 2
+    inputs = {name: client.get_run(runs[name].info.run_id).inputs.model_inputs for name in ("trained", "again")}
+    assert [len(inputs[name]) for name in ("trained", "again")] == [1, 2]  # base is read at two ports
+    made = {model.model_id for model in runs["trained"].outputs.model_outputs}
+    assert {model.model_id for model in inputs["again"]} == made
+    for name, output in (("small.trained", "policy"), ("small.trained.judge", "judge")):
+        (version,) = client.search_model_versions(f"name = '{name}'")
+        assert version.tags["digest"] == trained.outputs[output].digest
+
+    before = counts(small_run.layout)
+    client.delete_tag(runs["trained"].info.run_id, "posttrain.logged")  # as a kill between both writes leaves it
+    project_run(small_run.layout, "run-1", small_run.plan(), states)
+    assert counts(small_run.layout) == before
+
+
 def test_settings_are_exact_parameters_and_too_long_ones_differ_too(small_run):
     step = small_run.plan().step("tuned")
 
