@@ -25,6 +25,8 @@ from flows.prefect_runs.flow_context import current_flow_run, current_task_run
 from flows.processes.stop_signals import set_on_signals
 from schemas.plan import Step
 
+STOPPED = ("Finished in state Cancelled(", "Finished in state NotReady(")
+"""Beginning of Prefect's messages about steps that were stopped, and those that could not begin because of them."""
 THREADS = 1000
 """Most steps of a flow that run or wait at a time; a thread starts only when it is needed."""
 
@@ -102,13 +104,23 @@ def perform_in_flow(execution: Execution, ended: Callable[[], None]) -> dict[str
 
 
 def hide_empty_tracebacks() -> None:
-    """Keep `NoneType: None` out of the logs of steps: Prefect logs a traceback with every state that is no success."""
-    logging.getLogger("prefect.task_runs").addFilter(_drop_empty_traceback)
+    """Keep `NoneType: None` out of the logs of steps: Prefect logs a traceback with every state that is no success.
+
+    It logs each such state as an error, too: a stopped step, and one that waits for it, is a warning here.
+    """
+    for change in (_drop_empty_traceback, _log_stops_as_warnings):
+        logging.getLogger("prefect.task_runs").addFilter(change)
 
 
 def _drop_empty_traceback(record: logging.LogRecord) -> bool:
     if record.exc_info and record.exc_info[0] is None:
         record.exc_info = None
+    return True
+
+
+def _log_stops_as_warnings(record: logging.LogRecord) -> bool:
+    if record.levelno == logging.ERROR and record.getMessage().startswith(STOPPED):
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
     return True
 
 

@@ -23,6 +23,8 @@ GRACE = 15.0
 TWICE = 0.5
 """Seconds after which another signal is a second request; one request may reach a process in two ways."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+ACTION_BYTES = 512
+"""More than the size of C's `struct sigaction`: 152 bytes with glibc."""
 MESSAGE = "the run did not stop in time, so it was killed; continue with: posttrain resume\n"
 
 
@@ -81,6 +83,22 @@ def set_on_signals(stop: threading.Event) -> Iterator[None]:
 
     with handle_signals(STOP_SIGNALS, stop.set):
         yield
+
+
+@contextlib.contextmanager
+def keep_sigterm_action() -> Iterator[None]:
+    """Restore at the end how this process reacts to SIGTERM; works in any thread, unlike Python's own `signal`.
+
+    Ray's C++ code installs a handler that prints a stack, passes the signal on, and aborts the process 3 seconds later.
+    """
+    import ctypes  # milliseconds, which the program of `enforce_stop` need not take
+
+    library, before = ctypes.CDLL(None), ctypes.create_string_buffer(ACTION_BYTES)
+    library.sigaction(int(signal.SIGTERM), None, before)
+    try:
+        yield
+    finally:
+        library.sigaction(int(signal.SIGTERM), before, None)
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ import psutil
 
 from flows.processes.cleanup import RAY_FOLDER_PREFIX
 from flows.processes.process_env import make_python_path
+from flows.processes.stop_signals import keep_sigterm_action
 from flows.steps.machine_limits import refuse_impossible
 from flows.steps.ray_placement import Placement, is_group_gone, wait_until
 from flows.steps.ray_worker_main import pid_file, run_worker
@@ -74,16 +75,23 @@ class RayWorkers:
         self.temporary: Path | None = None
         self.essential: dict[str, psutil.Process] = {}
         self.helpers: list[psutil.Process] = []
+        with keep_sigterm_action():
+            self._connect(layout)
+        self.work = ray.remote(max_calls=1, max_retries=0)(run_worker)
+
+    def _connect(self, layout: Layout) -> None:
+        """Connect to the cluster at RAY_ADDRESS, or start one."""
         if address := os.environ.get("RAY_ADDRESS"):
             environment = {"env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"], "PYTHONHASHSEED": "0"}}
             try:
-                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=environment)
+                self.ray.init(
+                    address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=environment
+                )
             except ConnectionError as error:
                 advice = "start it; if it needs a token: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or ~/.ray/auth_token"
                 raise PlanError(f"no Ray cluster answers at RAY_ADDRESS={address}; {advice}") from error
         else:
             self._start(layout)
-        self.work = ray.remote(max_calls=1, max_retries=0)(run_worker)
 
     def _start(self, layout: Layout) -> None:
         """Start a cluster on this machine; try again on a busy machine, as Ray gives itself 30 seconds."""

@@ -121,3 +121,22 @@ def test_a_failed_step_has_no_empty_traceback_in_its_log_and_a_real_one_stays(mo
     except ValueError:
         logger.error("crashed", exc_info=True)
     assert "ValueError: a cause" in written.getvalue()
+
+
+def test_stopped_steps_are_warnings_in_the_log_and_failed_ones_errors(monkeypatch, caplog):
+    logger = logging.getLogger("prefect.task_runs")
+    monkeypatch.setattr(logger, "filters", [])
+    monkeypatch.setattr(logger, "propagate", False)
+    hide_empty_tracebacks()
+    messages = [
+        "Finished in state Cancelled('stopped')",
+        "Finished in state NotReady('upstream')",
+        "Finished in state Failed('no')",
+    ]
+    with caplog.at_level(logging.INFO, logger.name):
+        monkeypatch.setattr(logger, "handlers", [caplog.handler])
+        for message in messages:
+            logger.error(message)
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == list(
+        zip(["WARNING", "WARNING", "ERROR"], messages, strict=True)
+    )
