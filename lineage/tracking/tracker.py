@@ -160,9 +160,10 @@ class Tracker:
         """Log metrics, curves (in the run that made them only), datasets and models; points that it has stay as is."""
         self._log(made, metrics=curves + make_final_metrics(record))
         read = {
-            (key, input_record["output"])
+            (key, output)
             for input_record in record["inputs"]
-            if (key := input_record.get("key")) and input_record["type"] in MODEL_TYPES
+            if (key := input_record.get("key")) and (output := input_record.get("output"))
+            if input_record["type"] in MODEL_TYPES
         }
         models = [LoggedModelInput(model.model_id) for given in sorted(read) for model in self._models(*given)[:1]]
         self.client.log_inputs(made, datasets=make_datasets(record), models=models)
