@@ -27,6 +27,7 @@ FIXED = frozenset(
         "seconds_T",
         "earned_T",
         "state_T",
+        "origin_T",
         "gain_T",
         "ok_T",
         "auxiliary_T",

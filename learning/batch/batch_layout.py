@@ -35,6 +35,7 @@ class _Forest:
                 "earned",
                 "state",
                 "ok",
+                "origin",
             )
         }
 
@@ -53,8 +54,9 @@ def forest(samples: Sequence[Sample]) -> Batch:
     Token columns in addition to those of `learning.batch.batch`: `external` bool (not sampled by a policy: probability
     1), `version` (iteration that sampled it), `entropy_behav` (nats, 0 if not requested from the engine), `turn` (of
     its episode, from 0), `seconds` (duration of the environment's step for that turn), `earned` (reward of that turn),
-    `state` (hash of the environment's state in which it was taken; 0 for a memory or a turn without an answer) and `ok`
-    bool (the environment carried it out). Path columns: `path`, `episode`, `group`, `truncated` (it did not end by
+    `state` (hash of the environment's state in which it was taken; 0 for a memory or a turn without an answer), `ok`
+    bool (the environment carried it out) and `origin` (random stream that sampled it; equal in branches that share the
+    token, 0 without branches). Path columns: `path`, `episode`, `group`, `truncated` (it did not end by
     itself), `source` (index in SOURCES), `prompt` and `family` (numbers of the row and of its family), `weight`,
     `turns` (number of the model's turns).
     """
@@ -90,6 +92,7 @@ def _sampled(sample: Sample) -> dict[str, list[Any]]:
         "external": [outside] * size,
         "version": list(sample.versions[cut:]),
         "entropy_behav": list(sample.entropies[cut:]),
+        "origin": list(sample.origins[cut:]),
     }
 
 
@@ -121,6 +124,7 @@ def _token_columns(columns: dict[str, list[Any]]) -> dict[str, torch.Tensor]:
         "earned": torch.tensor(columns["earned"], dtype=torch.float64),
         "state": torch.tensor(columns["state"], dtype=torch.long),
         "ok": torch.tensor(columns["ok"], dtype=torch.bool),
+        "origin": torch.tensor(columns["origin"], dtype=torch.long),
     }
 
 

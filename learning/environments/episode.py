@@ -88,7 +88,7 @@ class Episode:
 
     def make_request(self) -> Request:
         """Return the engine's request that continues it in its present context."""
-        own = replace(self.request, n=1, first=self.sample, begun=self.begun, row=None, turns=())
+        own = replace(self.request, n=1, first=self.sample, begun=self.begun, row=None, turns=(), world=None)
         if self.context:
             number = sum(turn.rebuilt for turn in self.all_turns)
             seed = self._derive_seed(CONTEXT, number)
@@ -169,11 +169,15 @@ class Episode:
 
     @property
     def seed(self) -> int:
-        """Return the environment's seed, derived from the random stream, so that completions of a prompt differ."""
-        return self._derive_seed(ENVIRONMENT)
+        """Return the environment's seed, derived from the random stream, so that completions of a prompt differ.
 
-    def _derive_seed(self, *places: int) -> int:
-        own = [self.request.seed, self.sample, *places]
+        A branch has the seed of the completion that it branched from: the same turns lead to the same answers.
+        """
+        world = self.request.world
+        return self._derive_seed(ENVIRONMENT, sample=self.sample if world is None else world)
+
+    def _derive_seed(self, *places: int, sample: int | None = None) -> int:
+        own = [self.request.seed, self.sample if sample is None else sample, *places]
         return int(np.random.SeedSequence(own).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 

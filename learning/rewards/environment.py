@@ -1,5 +1,6 @@
 """Rewards that an environment gave during an episode."""
 
+from learning.samples.engine_protocol import are_memories
 from learning.samples.sample import Sample
 
 
@@ -11,3 +12,16 @@ def earned(samples: list[Sample]) -> list[float | None]:
 def well_formed(samples: list[Sample]) -> list[float | None]:
     """1 if the model ended its episode and the environment could carry out every action, else 0."""
     return [float(sample.finish == "stop" and all(turn.ok for turn in sample.turns)) for sample in samples]
+
+
+def carried_out(samples: list[Sample]) -> list[float | None]:
+    """Return the number of actions of an episode that the environment could carry out; memories do not count."""
+    return [
+        float(
+            sum(
+                turn.ok and not is_memory
+                for turn, is_memory in zip(sample.turns, are_memories(sample.turns), strict=False)
+            )
+        )
+        for sample in samples
+    ]

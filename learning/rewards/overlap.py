@@ -24,6 +24,16 @@ def in_order(rows: list[Row], completions: list[str]) -> list[float | None]:
     return _score_each(rows, completions, _score_order)
 
 
+def in_place(rows: list[Row], completions: list[str], *, separator: str = ";") -> list[float | None]:
+    """Share of the reference's parts, between separators, that the text has at the same place; spaces do not count."""
+
+    def compare(answer: str, text: str) -> float:
+        right, parts = ([part.strip() for part in one.split(separator)] for one in (answer, text))
+        return sum(a == b for a, b in zip(right, parts, strict=False)) / len(right)
+
+    return _score_each(rows, completions, compare)
+
+
 def iou(rows: list[Row], completions: list[str]) -> list[float | None]:
     """Intersection over union of two intervals `first-last` of integers; 0 for a text that is not an interval."""
     return _score_each(rows, completions, _score_iou)

@@ -66,6 +66,8 @@ class Request:
     """The whole turns among `begun`; what comes after them is the beginning of the next."""
     opening: int = 0
     """How many of the prompt's last tokens are already the beginning of the first turn."""
+    world: int | None = None
+    """Random stream of the environment: that of the completion it branched from; None: that of its own sample."""
     limit: int | None = None
     """Suspend it at so many tokens of its completion; None: they may become as many as the sampling says."""
 

@@ -81,6 +81,8 @@ class Sample:
     """Weighted sum of the scores; None: could not be scored."""
     weight: float = 1.0
     """Factor on the weight of its tokens in the loss."""
+    origins: list[int] = field(default_factory=list)
+    """Random stream that sampled each completion token; equal in samples that branched later. Empty: no branches."""
     turns: list[Turn] = field(default_factory=list)
     """Whole turns of an episode, from the first token that was not given; empty: nothing answered the completion."""
 

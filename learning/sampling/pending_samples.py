@@ -6,7 +6,7 @@ from typing import Literal
 
 from learning.samples.engine_protocol import Generation, Request, Turn
 from learning.samples.sample import Sample, SampleRequest
-from learning.sampling.sampler import Sampler
+from learning.sampling.sampler import Sampler, stream
 from schemas.base import JsonObject
 
 
@@ -33,6 +33,10 @@ class Pending:
     """Calls of the engine so far."""
     turns: list[Turn] = field(default_factory=list)
     """Complete turns of an episode; the first includes given tokens."""
+    origins: list[int] = field(default_factory=list)
+    """Streams that sampled the tokens which it took over from the completion it branched from; empty: it did not."""
+    world: int | None = None
+    """Number of the completion whose environment it continues; None: its own."""
 
     @property
     def sampled(self) -> int:
@@ -64,6 +68,7 @@ class Pending:
             row=self.request.row,
             turns=tuple(self.turns),
             opening=len(self.request.begin),
+            world=self.world,
         )
 
     def extend(self, made: Generation, version: int) -> None:
@@ -100,8 +105,26 @@ def begin(one: Pending, ids: list[int], *, source: str) -> None:
     one.request = replace(one.request, source=source)
 
 
+def list_origins(one: Pending) -> list[int]:
+    """Return the random stream that sampled each token of a completion, those that it took over included."""
+    return [*one.origins, *[stream(one.seed, one.first)] * (len(one.ids) - len(one.origins))]
+
+
+def branch(one: Pending, source: Pending, turn: int) -> Pending:
+    """Let a completion without tokens continue another one from before its turn `turn` (from 0), and return it.
+
+    Its environment has the randomness of the source, its tokens have random numbers of their own.
+    """
+    cut = sum(done.sampled + done.observed for done in source.turns[:turn])
+    one.origins = list_origins(source)[:cut]
+    one.world = source.first if source.world is None else source.world
+    one.ids, one.logprobs, one.versions = source.ids[:cut], source.logprobs[:cut], source.versions[:cut]
+    one.entropies, one.turns = source.entropies[:cut], source.turns[:turn]
+    return one
+
+
 def advance(pool: list[Pending], sampler: Sampler, **limits: int) -> list[Pending]:
-    """Continue what has not ended, within `limits` (`target`, `window` of a Sampling), and return it."""
+    """Continue what has not ended, within `limits` (`target`, `window`, `entropy` of a Sampling), and return it."""
     running = [one for one in pool if one.finish == "suspended"]
     requests = [request for request, _ in together(running)]
     generations = chain(*sampler.engine.generate(requests, replace(sampler.sampling, **limits)))

@@ -24,6 +24,7 @@ Query = str | tuple[Any, ...]
 """A town; (relation, query): the value of the town's relation; ("with", relation, text): the town with that value. A
 text that ends with * is a prefix."""
 RELATIONS = ("twin", "river", "ruler", "trade")
+Tag = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 SPACE = 50
 """Draws per requested question after which the space counts as exhausted."""
 
@@ -206,14 +207,16 @@ def atlas_questions(
     rounds: Annotated[int, Field(ge=0)] = 2,
     shown: Annotated[int, Field(ge=0)] = 0,
     memories: bool = False,
+    tag: Tag | None = None,
 ) -> list[Row]:
     """Generate `size` questions, each hardened in up to `rounds` rounds, with exactly one answer in the corpus.
 
     With `shown` the prompt begins with that many documents, the needed ones among others; a question that needs more
     documents is left out. Without it, the metadata holds all documents and a script of turns, for tool `search` and
     teacher `scripted`; a question that searches do not answer is left out. With `memories` the metadata also hold a
-    memory for each number of searches: that number and the last result, such as `2 zed`. Raise StepError if the space
-    holds too few questions.
+    memory for each number of searches: that number and the last result, such as `2 zed`. With a `tag` every search of
+    the script begins with such a state, `<tag>2 zed</tag>search: …`. Raise StepError if the space holds too few
+    questions.
     """
     rng, documents = np.random.default_rng([seed, split == "test", rounds]), make_atlas(towns, world)
 
@@ -239,6 +242,9 @@ def atlas_questions(
                 {"role": "user", "content": f"{show_documents(read, documents, shown, rng)}. {describe(query)}?"}
             ]
         elif script is not None:
+            if tag is not None:
+                known = ["0", *(f"{k} {value}" for k, value in enumerate(notes["trail"], 1))]
+                script = [*tag_turns(script[:-1], known, tag), script[-1]]
             notes |= {"script": script, "documents": list_texts(documents)}
             notes |= {"memories": [f"{k} {value}" for k, value in enumerate(notes["trail"], 1)]} if memories else {}
         else:
@@ -246,6 +252,55 @@ def atlas_questions(
         return rows.get(row["id"], row | {"metadata": json.dumps(notes)})
 
     return draw_rows(draw, size, SPACE * size, "atlas_questions", split, "raise `towns` or `rounds`")
+
+
+def tag_turns(turns: Sequence[str], states: Sequence[str], tag: str) -> list[str]:
+    """Return turns that each begin with a state between tags."""
+    return [f"<{tag}>{state}</{tag}>{turn}" for turn, state in zip(turns, states, strict=False)]
+
+
+def atlas_objectives(
+    *,
+    objectives: Annotated[int, Field(ge=1, le=16)] = 2,
+    tag: Tag = "state",
+    towns: Annotated[int, Field(ge=4, le=300)] = 15,
+    world: int = 0,
+    size: Size,
+    seed: int = 0,
+    split: Split,
+    test_share: TestShare = 0.2,
+    rounds: Annotated[int, Field(ge=0)] = 0,
+) -> list[Row]:
+    """Compose questions of `atlas_questions` into problems of several objectives (MEM1, Zhou et al. 2025).
+
+    A problem asks `objectives` different questions, one after the other, and its answer is theirs in this order. `size`
+    questions are drawn, and each is asked in `objectives` problems. Answers are separated by `;`. In the script a turn
+    begins with a state between tags: the answers so far, and after a bar the number of look-ups of the present question
+    and their last result, such as `lun|1 zed`.
+    Raise StepError if there are fewer questions than objectives.
+    """
+    drawn = atlas_questions(
+        towns=towns, world=world, size=size, seed=seed, split=split, test_share=test_share, rounds=rounds
+    )
+    if size < objectives:
+        raise StepError(f"atlas_objectives: {size} questions are too few for {objectives} objectives; raise `size`")
+    order = np.random.default_rng([seed, objectives]).permutation(size)
+    return [_compose([drawn[int(order[(i + k) % size])] for k in range(objectives)], tag) for i in range(size)]
+
+
+def _compose(rows: Sequence[Row], tag: str) -> Row:
+    """Return one problem of several questions, with a script of all their look-ups."""
+    script: list[str] = []
+    answers: list[str] = []
+    notes = [json.loads(row["metadata"]) for row in rows]
+    for row, of in zip(rows, notes, strict=True):
+        known = ["0", *(f"{k} {value}" for k, value in enumerate(of["trail"], 1))]
+        script += tag_turns(of["script"][:-1], [f"{';'.join(answers)}|{state}" for state in known], tag)
+        answers.append(row["answer"])
+    text = " ".join(str(row["prompt"][-1]["content"]) for row in rows)
+    combined = {"hops": sum(of["hops"] for of in notes), "documents": notes[0]["documents"]}
+    script.append(";".join(answers))
+    return make_row(f"atlas{len(rows)}", text, script[-1], combined | {"script": script})
 
 
 def show_documents(

@@ -26,7 +26,7 @@ TRAINING = {"rl", "preference", "reward_model", "merge", "practice"}
 FILE = re.compile(r'path:(/own/[^"]+)')
 OTHER_FUNCTIONS = {
     *(("coderl-plus", "resample"), ("dart-gui", "env"), ("rl-mle-agents", "env"), ("verltool", "env")),
-    *(("epo", "env"), ("gigpo", "env"), ("spa-rl", "env")),
+    *(("epo", "env"), ("g-ra", "env"), ("gigpo", "env"), ("spa-rl", "env")),
 }
 """Slots in which a user's problems need another function than the toy problems: real Python, an own environment."""
 OTHER_SIZES = {"verltool", "lite-ppo"}

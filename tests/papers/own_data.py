@@ -109,8 +109,12 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
     special: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("coderl-plus", "verirl"), read_both("code", task)),
         "drive": {**read_both("code", task), "hard_prompts": read("code", task)},
-        **dict.fromkeys(("dart-gui", "epo", "gigpo", "rl-mle-agents", "spa-rl"), read_both("secrets", question)),
-        **dict.fromkeys(("asearcher", "igpo", "memsearcher", "supo"), read_both("searches", question)),
+        **dict.fromkeys(
+            ("dart-gui", "epo", "g-ra", "gigpo", "rl-mle-agents", "spa-rl"), read_both("secrets", question)
+        ),
+        **dict.fromkeys(
+            ("asearcher", "igpo", "iterresearch", "mem1", "memsearcher", "supo"), read_both("searches", question)
+        ),
         "eag-rl": read_both("records", question),
         "lambda-rlm": read_both("lists", question),
         "refine-and-imitate": read_both("dialogues", talk),

@@ -14,10 +14,12 @@ from torch import Tensor
 from learning.batch.batch import Batch
 from learning.batch.columns import (
     Column,
+    apply_per_key,
     broadcast_to_tokens,
     center_per_key,
     find_turn_ends,
     get_auxiliary,
+    locate_in_path,
     standardise_per_key,
 )
 from schemas.number_schedules import ScheduledFloat
@@ -106,6 +108,36 @@ def information_gain(
     return Column(_discount(scaled_S, last_S, gamma)[index_T], raw_T, path_T, "token", column.return_X)
 
 
+def discounted_outcome(
+    column: Column,
+    batch: Batch,
+    turn_T: Tensor,
+    *,
+    gamma: Annotated[float, Field(gt=0, le=1)] = 0.95,
+    normalise: Literal["none", "group"] = "group",
+    epsilon: Annotated[float, Field(ge=0)] = 1e-6,
+) -> Column:
+    """Give every turn the reward of its episode, discounted for the turns after it (IterResearch, Chen et al. 2025).
+
+    Turn t of T has γ^(T−t) · R, so that the same outcome is worth more in fewer turns. With `normalise: group` the
+    advantage is that value minus the mean over all turns of the group, over their standard deviation: a turn counts
+    once, however long it is.
+    """
+    lifted = broadcast_to_tokens(column, batch)
+    path_T = batch.path_T
+    if not len(path_T):
+        return lifted
+    width = int(turn_T.max()) + 1
+    place_S, index_T = (path_T * width + turn_T).unique(return_inverse=True)
+    path_S, last_S = _find_ends(place_S, width)
+    reward_S = batch.paths["reward"][path_S].where(last_S, torch.zeros(len(place_S), dtype=torch.float64))
+    value_S = _discount(reward_S, last_S, gamma)
+    if normalise == "group":
+        group_S = batch.paths["group"][path_S]
+        value_S = standardise_per_key(value_S, group_S.unique(return_inverse=True)[1], epsilon)
+    return replace(lifted, values_X=value_S[index_T])
+
+
 def contributions(
     column: Column,
     batch: Batch,
@@ -128,6 +160,18 @@ def contributions(
     earned_T = get_auxiliary(auxiliary_T, of, "advantage contributions") + grounding * ok_T.double()
     earned_T = earned_T.where(end_T, torch.zeros_like(earned_T))
     return replace(rewards, values_X=outcome * rewards.values_X + earned_T)
+
+
+def shared_tokens(column: Column, batch: Batch, origin_T: Tensor) -> Column:
+    """Give a token that several branches of an episode share the mean of their advantages (ARPO's hard attribution).
+
+    Branches come from the rollout `branching`. Without this operation each copy of a shared token has the advantage of
+    its own branch (soft attribution).
+    """
+    column = broadcast_to_tokens(column, batch)
+    key_T = torch.stack([origin_T, locate_in_path(batch.path_T)[0]]).unique(dim=1, return_inverse=True)[1]
+    mean_T = apply_per_key(column.values_X, key_T, torch.mean)
+    return replace(column, values_X=torch.where(origin_T != 0, mean_T, column.values_X))
 
 
 def _find_ends(place_S: Tensor, width: int) -> tuple[Tensor, Tensor]:

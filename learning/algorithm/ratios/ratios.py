@@ -28,6 +28,12 @@ def sequence(lp_T: Tensor, lp_behav_T: Tensor, path_T: Tensor) -> Tensor:
     return mean_of_path(lp_T - lp_behav_T, path_T)
 
 
+def turn(lp_T: Tensor, lp_behav_T: Tensor, path_T: Tensor, turn_T: Tensor) -> Tensor:
+    """Geometric mean of the ratios over the token's own turn: GSPO with every turn as a sequence of its own."""
+    index_T = torch.stack([path_T, turn_T.to(path_T)]).unique(dim=1, return_inverse=True)[1]
+    return mean_of_path(lp_T - lp_behav_T, index_T)
+
+
 def sequence_token(lp_T: Tensor, lp_behav_T: Tensor, path_T: Tensor) -> Tensor:
     """Value of GSPO's sequence ratio with the gradient of the token's own log-probability (GSPO-token, eq. 14)."""
     return mean_of_path((lp_T - lp_behav_T).detach(), path_T) + lp_T - lp_T.detach()

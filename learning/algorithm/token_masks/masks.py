@@ -81,6 +81,19 @@ def high_entropy_turns(
     return (_mask_top_of_each(mean_U, scope_U, mean_U != 0, keep) | (mean_U == 0))[turn_of_T]
 
 
+def multiple_of_turns(path_T: Tensor, turn_T: Tensor, step: int, *, of: Annotated[int, Field(ge=1)]) -> Tensor:
+    """All turns but as many random ones as make their number a multiple of `of` (IterResearch, Chen et al. 2025).
+
+    For `of` trainers that each take the same number of turns. Fewer turns than `of` are left out altogether. The choice
+    is a function of the iteration and of the number of turns.
+    """
+    place_T = path_T * (int(turn_T.max()) + 1 if len(turn_T) else 1) + turn_T
+    turn_U, turn_of_T = place_T.unique(return_inverse=True)
+    generator = torch.Generator().manual_seed(step)
+    kept_U = torch.randperm(len(turn_U), generator=generator) < len(turn_U) // of * of
+    return kept_U[turn_of_T]
+
+
 def low_entropy(entropy_behav_T: Tensor, *, share: Annotated[float, Field(gt=0, le=1)] = 0.2) -> Tensor:
     """The `share` of tokens sampled at the lowest entropies, ties included."""
     return _mask_top(-entropy_behav_T, share)

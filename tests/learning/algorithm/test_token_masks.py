@@ -103,3 +103,18 @@ def test_turns_without_a_noted_entropy_are_kept_and_not_counted():
     columns = turns_of([0.0, 0.0, 0.0], TURNS)
     assert left_out(columns, keep=0.8) == [(1, 0)]
     assert selections.high_entropy_turns(*(torch.zeros(0, dtype=torch.long),) * 4).tolist() == []
+
+
+def test_turns_are_cut_to_a_multiple_by_the_iteration():
+    """Eleven turns, four trainers: eight are left, whole, and other iterations leave out others."""
+    turn_T = torch.tensor([0, 0, 1, 2, 2, 3, 0, 1, 2, 3, 0, 1, 1, 2])
+    path_T = torch.tensor([0] * 6 + [1] * 4 + [2] * 4)
+    kept = {step: selections.multiple_of_turns(path_T, turn_T, step, of=4) for step in range(6)}
+    for kept_T in kept.values():
+        turns = set(zip(path_T[kept_T].tolist(), turn_T[kept_T].tolist(), strict=True))
+        assert len(turns) == 8
+        assert not turns & set(zip(path_T[~kept_T].tolist(), turn_T[~kept_T].tolist(), strict=True))
+    assert len({tuple(kept_T.tolist()) for kept_T in kept.values()}) > 1
+    assert not selections.multiple_of_turns(path_T, turn_T, 0, of=12).any()
+    assert selections.multiple_of_turns(path_T, turn_T, 0, of=11).all()
+    assert selections.multiple_of_turns(path_T[:0], turn_T[:0], 0, of=2).tolist() == []

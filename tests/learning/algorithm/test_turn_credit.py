@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from learning.algorithm.advantages.normalisation import center, scale
-from learning.algorithm.advantages.turns import anchor_states, by_turn, contributions, information_gain
+from learning.algorithm.advantages.turns import (
+    anchor_states,
+    by_turn,
+    contributions,
+    discounted_outcome,
+    information_gain,
+    shared_tokens,
+)
 from learning.batch.batch_layout import forest
 from learning.batch.columns import broadcast_to_tokens, find_turn_ends, of_rewards
 from learning.samples.engine_protocol import Turn
@@ -147,3 +154,18 @@ def test_contributions_stand_at_the_last_tokens_of_turns_with_what_could_be_carr
     both = contributions(of_rewards(batch), batch, *supplies, of="progress", grounding=0.0, outcome=1.0)
     assert both.values_X.tolist() == pytest.approx([0, 0.2, 0.3, 0, 0, 9.1])
     assert (column.unit, column.raw_X.tolist()) == ("token", [9.0] * 6)
+
+
+def test_an_outcome_is_discounted_for_the_turns_after_a_turn():
+    """γ = 0.5 and three turns: 0.25, 0.5, 1; a reward of 0 stays 0."""
+    batch = forest([visits(0, [5, 6, 7], 1.0), visits(0, [5, 6, 7], 0.0)])
+    column = discounted_outcome(of_rewards(batch), batch, batch.sampled("turn"), gamma=0.5, normalise="none")
+    assert column.values_X.tolist() == [0.25, 0.5, 1.0, 0.0, 0.0, 0.0]
+    assert column.raw_X.tolist() == [1.0] * 3 + [0.0] * 3
+    empty = forest([visits(0, [], 1.0)])
+    assert not len(discounted_outcome(of_rewards(empty), empty, empty.sampled("turn")).values_X)
+
+
+def test_without_branches_no_token_is_shared():
+    batch = forest([visits(0, [5, 6], 1.0), visits(0, [5, 6], 0.0)])
+    assert shared_tokens(of_rewards(batch), batch, batch.sampled("origin")).values_X.tolist() == [1.0, 1.0, 0.0, 0.0]
