@@ -69,6 +69,16 @@ class Contract(Schema):
     """Maximum sequence length of the model in tokens."""
 
 
+class Earlier(Schema):
+    """What earlier attempts at a step spent, up to the checkpoint from which the last one continued."""
+
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    tokens: int = 0
+    paid: float = 0.0
+    paid_tokens: int = 0
+
+
 class Manifest(Schema):
     """The record of one step; all other records (MLflow, DVC, DuckDB, reports) are projections of manifests."""
 
@@ -118,5 +128,7 @@ class Manifest(Schema):
     """Cost of remote models, by the prices of their endpoints."""
     paid_tokens: int = 0
     """Number of those tokens that servers charged for."""
+    earlier: Earlier = Earlier()
+    """The part of seconds, cpu_seconds, tokens, paid and paid_tokens that earlier attempts spent; 0: uninterrupted."""
     peak_rss: int = 0
     """Peak resident memory in bytes, of the step's process or its largest training worker."""

@@ -4,7 +4,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,63 @@ class Result:
 
 
 @dataclass(frozen=True)
+class Amounts:
+    """What was spent: time, tokens sampled or trained on, and what servers charged for some of them."""
+
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    tokens: int = 0
+    paid: float = 0.0
+    paid_tokens: int = 0
+
+    def __add__(self, other: "Amounts") -> "Amounts":
+        return Amounts(*(one + two for one, two in zip(asdict(self).values(), asdict(other).values(), strict=True)))
+
+
+@dataclass
+class Spending:
+    """What a step has spent on its artifact: this attempt, and earlier ones up to the checkpoint it continued from.
+
+    What earlier attempts lost, because no checkpoint followed, is not part of it; the run counts that as well.
+    """
+
+    measure_cpu: Callable[[], float] = time.process_time
+    """Returns the seconds of processor time of this attempt."""
+    started: float = field(default_factory=time.monotonic)
+    tokens: int = 0
+    """Sampled or trained on by this attempt."""
+    checkpoint: Amounts = field(default_factory=Amounts)
+    """Of earlier attempts, up to the checkpoint that this one continued from."""
+    served: Amounts = field(default_factory=Amounts)
+    """What servers answered to this attempt."""
+    served_before: Amounts = field(default_factory=Amounts)
+    """What they answered to earlier attempts: no answer is lost, with or without a checkpoint."""
+
+    @property
+    def earlier(self) -> Amounts:
+        """Return the part of earlier attempts."""
+        return self.checkpoint + self.served_before
+
+    def total(self) -> Amounts:
+        """Return the sum of all attempts."""
+        return self.earlier + self.measure() + self.served
+
+    def measure(self) -> Amounts:
+        """Return time and tokens of this attempt, without what servers answered."""
+        return Amounts(time.monotonic() - self.started, self.measure_cpu(), self.tokens)
+
+    def to_json(self) -> dict[str, float]:
+        """Return what a checkpoint keeps; servers' answers are counted where they are stored."""
+        return asdict(self.checkpoint + self.measure())
+
+    def load(self, values: Mapping[str, float]) -> None:
+        """Restore what `to_json` returned in an earlier attempt."""
+        self.checkpoint = Amounts(
+            values["seconds"], values["cpu_seconds"], int(values["tokens"]), values["paid"], int(values["paid_tokens"])
+        )
+
+
+@dataclass(frozen=True)
 class Context:
     """One execution of a step.
 
@@ -57,6 +114,8 @@ class Context:
     """Folder of remote models' responses, shared by all steps of a checkout; None: one next to `checkpoints`."""
     redact: Callable[[Event], Event] = lambda values: values
     """Removes secrets of the settings from names and values of curves."""
+    spending: Spending = field(default_factory=Spending)
+    """What the step has spent; a task whose checkpoints continue keeps it in them."""
 
     def input(self, port: str) -> Path:
         """Return the folder of the artifact that the port received, by the dotted path of the field."""
@@ -80,12 +139,16 @@ class Context:
             os.close(handle)
         self.on_progress({"step": step, **values})
 
-    def spend(self, tokens: int, paid: float | None = None) -> None:
-        """Report further tokens, sampled or trained on; they count against the recipe's budget.
+    def spend(self, tokens: int) -> None:
+        """Report further tokens, sampled or trained on; they count against the recipe's budget."""
+        self.spending.tokens += tokens
+        self.on_progress({"spent": tokens})
 
-        `paid` is what a server charged for them, None if none did.
-        """
-        self.on_progress({"spent": tokens} | ({} if paid is None else {"paid": paid, "paid_tokens": tokens}))
+    def spend_served(self, tokens: int, paid: float | None = None) -> None:
+        """Report further tokens of servers' answers; `paid` is what a server charged for them, None if none did."""
+        charged = {} if paid is None else {"paid": paid, "paid_tokens": tokens}
+        self.spending.served += Amounts(tokens=tokens, paid=paid or 0.0, paid_tokens=charged.get("paid_tokens", 0))
+        self.on_progress({"spent": tokens, **charged})
 
     def progress(self, step: int, total: int, **values: float) -> None:
         """Report how far the step is, without adding to the curves."""

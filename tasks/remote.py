@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from learning.api.response_store import FILE, ResponseStore, Spent
 from learning.api.spending import SpendingAccount
-from tasks.context import Context
+from tasks.context import Amounts, Context
 
 ANSWERS_PER_REPORT = 20
 """Answers between two reports of spending."""
@@ -26,6 +26,9 @@ class SpendingReporter:
     def __init__(self, context: Context, account: SpendingAccount):
         self.context, self.account = context, account
         self.reported = self._read_spent()
+        context.spending.served_before = Amounts(
+            tokens=self.reported.tokens, paid=self.reported.cost, paid_tokens=self.reported.charged
+        )
 
     def report(self, is_main: bool = True) -> None:
         """Count new spending against the budget; of several processes only the main one reports."""
@@ -34,9 +37,9 @@ class SpendingReporter:
         spent = self._read_spent()
         new, self.reported = spent - self.reported, spent
         if new.tokens > new.charged:
-            self.context.spend(new.tokens - new.charged)
+            self.context.spend_served(new.tokens - new.charged)
         if new.charged:
-            self.context.spend(new.charged, new.cost)
+            self.context.spend_served(new.charged, new.cost)
 
     def _read_spent(self) -> Spent:
         if not (self.account.folder / FILE).is_file():

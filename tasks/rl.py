@@ -106,6 +106,7 @@ def prepare(stage: Rl, context: Context) -> TrainingState:
         checkpoints=context.checkpoints,
         account=open_account(context, stage.max_tokens_total, stage.max_cost),
         spend=context.spend,
+        spending=context.spending,
         report_progress=context.progress,
     )
 

@@ -190,7 +190,13 @@ class Execution:
                 self.ledger.end(step)
                 raise
         made_here = manifest.run == self.run
-        consumption = Consumption(manifest.seconds, manifest.tokens, manifest.paid, manifest.paid_tokens)
+        earlier = manifest.earlier
+        consumption = Consumption(
+            manifest.seconds - earlier.seconds,
+            manifest.tokens - earlier.tokens,
+            manifest.paid - earlier.paid,
+            manifest.paid_tokens - earlier.paid_tokens,
+        )
         self.ledger.end(step, consumption if made_here else None)
         if not has_reported:  # it ended, and its progress file was removed, before the first look
             self._pass_on(step, {"started": 0})

@@ -35,7 +35,7 @@ class _Attempt:
 
 
 class Consumption(NamedTuple):
-    """What a step consumed, by the manifest of its artifact."""
+    """What the last attempt at a step consumed, by the manifest of its artifact."""
 
     seconds: float
     tokens: int = 0

@@ -40,7 +40,7 @@ from learning.parallel.group import Group
 from schemas.base import JsonObject
 from schemas.errors import StepError
 from schemas.resources import TrainRole
-from tasks.context import Context, Result
+from tasks.context import Context, Result, Spending
 
 QUIET = {
     "RAY_TRAIN_METRICS_ENABLED": "0",
@@ -67,8 +67,8 @@ class RankJob:
     """Without values that contain secrets or cannot be serialised."""
 
 
-def run_group(spec: StepSpec, context: Context) -> tuple[Result, dict[str, float]]:
-    """Run the task on every rank; return the result of rank 0 and what it spent.
+def run_group(spec: StepSpec, context: Context) -> tuple[Result, Spending, int]:
+    """Run the task on every rank; return the result of rank 0, what all spent, and the most memory that one has held.
 
     Raise StepError with the message of the rank that failed first.
     """
@@ -77,7 +77,7 @@ def run_group(spec: StepSpec, context: Context) -> tuple[Result, dict[str, float
     assert role is not None
     for leftover in [*work.glob("failed-*"), *work.glob("rank-*")]:
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-    bare = replace(context, on_progress=_ignore, actors=None, redact=_unchanged)
+    bare = replace(context, on_progress=_ignore, actors=None, redact=_unchanged, spending=Spending())
     job = RankJob(spec, ProcessGroup.of_this_process(), bare)
     one_machine = "RAY_ADDRESS" not in os.environ
     trainer = StepTrainer(
@@ -104,7 +104,9 @@ def run_group(spec: StepSpec, context: Context) -> tuple[Result, dict[str, float
     except TrainingFailedError as error:
         raise StepError(f"{step.name}: {_first_cause(error, work, spec.attempt, role.workers)}") from None
     assert isinstance(report, RankReport)
-    return report.result, report.spent
+    own = context.spending
+    spending = replace(report.spending, started=own.started, measure_cpu=lambda: own.measure_cpu() + report.cpu_seconds)
+    return report.result, spending, report.peak_rss
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,9 @@ class RankReport:
     """The result of rank 0: the step's result, and the cost of all ranks."""
 
     result: Result
-    spent: dict[str, float]
+    spending: Spending
+    cpu_seconds: float
+    peak_rss: int
 
 
 def _torch_config(role: TrainRole, meeting: Path | None) -> TorchConfig:
@@ -133,7 +137,7 @@ def rank_main(config: dict[str, RankJob]) -> RankReport | None:
     role, secret_values = step.resources.train, find_secrets(step.settings)
     assert role is not None
     rank = get_context().get_world_rank()
-    listen, spent = make_report_listener(spec.layout, step, spec.attempt)
+    listen = make_report_listener(spec.layout, step, spec.attempt)
     with _rank_folder(job.context, rank, spec.work) as (context, log):
         actors, group = make_actors(spec, log), _make_group(role)
         context = replace(
@@ -144,6 +148,8 @@ def rank_main(config: dict[str, RankJob]) -> RankReport | None:
             on_progress=listen if rank == 0 else _ignore,
             actors=actors,
             redact=make_redactor(secret_values).value,
+            # Every rank writes its part of a checkpoint, so every rank is there when one asks for the time of all.
+            spending=Spending(lambda: sum(group.gather(measure_cpu_seconds()))),
         )
         with capture_output(log, True, secret_values), contextlib.closing(actors):
             try:
@@ -158,8 +164,10 @@ def rank_main(config: dict[str, RankJob]) -> RankReport | None:
                 (spec.work / f"failed-{spec.attempt}-{rank}").write_text(json.dumps(failed))
                 raise StepError(str(error)) from None  # Ray writes an error with its causes into its own logs
     used = group.gather((measure_cpu_seconds(), measure_peak_rss()))
-    spent |= {"cpu_seconds": sum(cpu for cpu, _ in used), "peak_rss": max(peak for _, peak in used)}
-    return RankReport(result, dict(spent)) if rank == 0 else None
+    if rank != 0:
+        return None
+    spending = replace(context.spending, measure_cpu=time.process_time)  # serialisable: it has no group
+    return RankReport(result, spending, sum(cpu for cpu, _ in used), max(peak for _, peak in used))
 
 
 @contextlib.contextmanager

@@ -5,8 +5,8 @@ import json
 import os
 import secrets
 import shutil
-import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -24,7 +24,6 @@ from flows.steps.ray_actors import make_actors
 from flows.steps.step_inputs import ReceivedInput, find_inputs, verify_unchanged
 from flows.steps.step_spec import StepSpec
 from flows.steps.task_run import (
-    Spent,
     make_progress_writer,
     make_report_listener,
     measure_cpu_seconds,
@@ -39,11 +38,11 @@ from schemas.atomic_write import is_fragment, write_text_atomically
 from schemas.endpoint import strip_operation
 from schemas.errors import StepError
 from schemas.gates import strip_policy
-from schemas.manifest import Contract, Manifest
+from schemas.manifest import Contract, Earlier, Manifest
 from schemas.package import PREFIX, ROOT
 from schemas.plan import Step
 from schemas.stages.union import traits_of
-from tasks.context import Context, Result
+from tasks.context import Context, Result, Spending
 
 
 def run_step(spec: StepSpec) -> Manifest:
@@ -75,10 +74,10 @@ def _make_artifact(spec: StepSpec) -> tuple[Path, Manifest]:
     folder.mkdir()
     inputs = find_inputs(spec)
     _check_contracts(step, inputs)
-    started, wall, cpu = datetime.now(UTC), time.monotonic(), measure_cpu_seconds()
+    started, cpu = datetime.now(UTC), measure_cpu_seconds()
     with _watch_inputs(step, inputs, work):
-        result, spent = _run_captured(spec, inputs, folder)
-    seconds = time.monotonic() - wall
+        result, spending, peak_rss = _run_captured(spec, inputs, folder, Spending(lambda: measure_cpu_seconds() - cpu))
+    spent = spending.total()
     contract = _find_contract(folder, step)
     used = record_bases(spec, folder, inputs)
     outputs = Store(layout).describe(folder, dict(step.outputs))
@@ -103,20 +102,25 @@ def _make_artifact(spec: StepSpec) -> tuple[Path, Manifest]:
         versions=read_versions(),
         machine=describe_machine(),
         started=started.isoformat(),
-        seconds=seconds,
-        cpu_seconds=measure_cpu_seconds() - cpu + spent["cpu_seconds"],
-        gpu_seconds=seconds * step.resources.all_gpus,
-        tokens=int(spent["spent"]),
-        paid=float(spent["paid"]),
-        paid_tokens=int(spent["paid_tokens"]),
-        peak_rss=max(measure_peak_rss(), int(spent["peak_rss"])),
+        seconds=spent.seconds,
+        cpu_seconds=spent.cpu_seconds,
+        gpu_seconds=spent.seconds * step.resources.all_gpus,
+        tokens=spent.tokens,
+        paid=spent.paid,
+        paid_tokens=spent.paid_tokens,
+        earlier=Earlier(**asdict(spending.earlier)),
+        peak_rss=max(measure_peak_rss(), peak_rss),
     )
 
 
-def _run_captured(spec: StepSpec, inputs: list[ReceivedInput], folder: Path) -> tuple[Result, Spent]:
-    """Run the task, here or on the ranks of a group, with its output in the step's log; return also what it spent."""
+def _run_captured(
+    spec: StepSpec, inputs: list[ReceivedInput], folder: Path, spending: Spending
+) -> tuple[Result, Spending, int]:
+    """Run the task, here or on the ranks of a group, with its output in the step's log.
+
+    Return its result, what it spent, and the most memory that a rank has held.
+    """
     step, log, secret_values = spec.step, spec.work / "step.log", find_secrets(spec.step.settings)
-    listen, spent = make_report_listener(spec.layout, step, spec.attempt)
     actors = make_actors(spec, log)
     context = Context(
         inputs={received.record.port: received.folder for received in inputs},
@@ -125,21 +129,19 @@ def _run_captured(spec: StepSpec, inputs: list[ReceivedInput], folder: Path) -> 
         seed=step.seed,
         num_threads=max(1, int(step.resources.num_cpus)),
         device="cuda" if step.resources.num_gpus else "cpu",
-        on_progress=listen,
+        on_progress=make_report_listener(spec.layout, step, spec.attempt),
         actors=actors,
         key=step.key,
         remote=spec.layout.remote,
         redact=make_redactor(secret_values).value,
+        spending=spending,
     )
     with capture_output(log, spec.own_process, secret_values), contextlib.closing(actors):
         if spec.own_process and step.resources.train is not None:
             from flows.steps.ray_train_group import run_group  # Ray Train takes a second to import
 
-            result, spent_by_group = run_group(spec, context)
-            spent.add(spent_by_group)
-        else:
-            result = run_task(step, context, spec.layout, spec.folders)
-    return result, spent
+            return run_group(spec, context)
+        return run_task(step, context, spec.layout, spec.folders), spending, 0
 
 
 def _check_identity(step: Step) -> None:

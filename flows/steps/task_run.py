@@ -7,8 +7,7 @@ import os
 import resource
 import sys
 import traceback
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +25,6 @@ from schemas.plan import Step
 from schemas.sealed import sealing_with
 from schemas.stages.union import Stage
 from tasks.context import Context, Result
-
-
-class Spent(defaultdict[str, float]):
-    """Amounts that a step has spent, by name: tokens (`spent`), money (`paid`) and others; a missing one is 0."""
-
-    def __init__(self) -> None:
-        super().__init__(float)
-
-    def add(self, amounts: Mapping[str, float]) -> None:
-        """Add amounts by name."""
-        for name, amount in amounts.items():
-            self[name] += amount
 
 
 def progress_path(layout: Layout, key: str, attempt: str) -> Path:
@@ -58,20 +45,15 @@ def make_progress_writer(layout: Layout, step: Step, attempt: str) -> Callable[[
     return write
 
 
-def make_report_listener(layout: Layout, step: Step, attempt: str) -> tuple[Callable[[TaskReport], None], Spent]:
-    """Return a function that passes on what a task reports, without secrets, and a counter of what it spends."""
-    write, spent, redact = (
-        make_progress_writer(layout, step, attempt),
-        Spent(),
-        make_redactor(find_secrets(step.settings)).value,
-    )
+def make_report_listener(layout: Layout, step: Step, attempt: str) -> Callable[[TaskReport], None]:
+    """Return a function that passes on what a task reports, without secrets."""
+    write, redact = make_progress_writer(layout, step, attempt), make_redactor(find_secrets(step.settings)).value
 
     def listen(report: TaskReport) -> None:
         counts = {name: report[name] or 0 for name in ("spent", "paid", "paid_tokens") if name in report}
-        spent.add(counts)
         write(redact(dict(report)) | counts)
 
-    return listen, spent
+    return listen
 
 
 def run_task(step: Step, context: Context, layout: Layout, folders: Iterable[Path]) -> Result:

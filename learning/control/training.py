@@ -22,6 +22,7 @@ from learning.control.transitions import Transitions
 from learning.control.worlds import Make, Steps, Worlds
 from learning.lookup import Bound
 from learning.models.checkpoint import (
+    Saved,
     add_prefix,
     get_optimizer_state,
     load_latest,
@@ -38,6 +39,11 @@ from schemas.stages.control import Control
 
 class Reporter(Protocol):
     """Where metrics and progress go."""
+
+    @property
+    def spending(self) -> Saved:
+        """Return what the step has spent; checkpoints keep it."""
+        ...
 
     def log(self, step: int, **values: float) -> None:
         """Add a point to the curves."""
@@ -246,6 +252,7 @@ class ControlLoop:
             **random_rest,
             "updates": self.updates,
             "pending_updates": self.pending_updates,
+            "spending": self.reporter.spending.to_json(),
         }
         state |= {"window": dict(self.window.values), "curve": self.curve, "numpy": self.rng.bit_generator.state}
         if self.worlds is not None:
@@ -275,6 +282,7 @@ class ControlLoop:
         self.curve = [(step, values) for step, values in state["curve"]]
         for step, values in self.curve:
             self.reporter.log(step, **values)
+        self.reporter.spending.load(state["spending"])
         restore_random_states(tensors, state, ALONE)
         return iteration
 

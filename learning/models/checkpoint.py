@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -37,6 +37,18 @@ class CheckpointContent(TypedDict):
 
     step: int
     state: Any
+
+
+class Saved(Protocol):
+    """A part of a step that returns and restores its own state."""
+
+    def to_json(self) -> Any:
+        """Return its state as plain values."""
+        ...
+
+    def load(self, values: Any, /) -> None:
+        """Restore what `to_json` returned."""
+        ...
 
 
 def save_checkpoint(

@@ -12,6 +12,7 @@ from learning.algorithm.composition import Algorithm
 from learning.api.spending import SpendingAccount
 from learning.batch.batch import Batch
 from learning.models.checkpoint import (
+    Saved,
     add_prefix,
     get_optimizer_state,
     get_trained_weights,
@@ -105,18 +106,6 @@ class AuxiliaryNetworks(Protocol):
         ...
 
 
-class Saved(Protocol):
-    """A part that returns and restores its own state."""
-
-    def to_json(self) -> Json:
-        """Return its state as plain values."""
-        ...
-
-    def load(self, values: Json, /) -> None:
-        """Restore what `to_json` returned."""
-        ...
-
-
 @dataclass
 class TrainingState:
     """Everything that an RL stage keeps from iteration to iteration."""
@@ -145,6 +134,8 @@ class TrainingState:
     """The account under which rewards ask servers."""
     spend: Callable[[int], None] = lambda tokens: None
     """Counts sampled tokens against the budget."""
+    spending: Saved | None = None
+    """What the step has spent; a resumed stage goes on from what it had spent."""
     report_progress: Callable[..., None] = lambda step, total, **metrics: None
     counts: SampleCounts = field(default_factory=SampleCounts)
     history: History = field(default_factory=History)
@@ -186,6 +177,7 @@ class TrainingState:
             "watchdogs": self.watchdogs,
             "counts": self.counts,
         }
+        parts |= {} if self.spending is None else {"spending": self.spending}
         engine: Any = self.engine
         return parts | {"engine": engine} if hasattr(engine, "to_json") else parts
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from learning.models.checkpoint import (
+    Saved,
     get_trained_weights,
     load_latest,
     load_training,
@@ -34,6 +35,11 @@ BEST = "best"
 
 class Reporter(Protocol):
     """Receives the metrics, the progress and the token count of a step (`tasks.context.Context`)."""
+
+    @property
+    def spending(self) -> Saved:
+        """Return what the step has spent; checkpoints keep it."""
+        ...
 
     def log(self, step: int, **values: float) -> None:
         """Add one point to the curves."""
@@ -223,6 +229,7 @@ class TrainingLoop:
             "curve": [asdict(point) for point in self.curve],
             "window": [asdict(record) for record in self.window],
             "tokens": self.tokens,
+            "spending": self.reporter.spending.to_json(),
             "objective": self.objective.state,
         }
         weights = get_trained_weights(self.model.model)
@@ -239,6 +246,7 @@ class TrainingLoop:
         self.curve = [CurvePoint(**point) for point in state["curve"]]
         self.window = [StepRecord(**record) for record in state["window"]]
         self.tokens = state["tokens"]
+        self.reporter.spending.load(state["spending"])
         self.objective.state = state["objective"]
         for point in self.curve:
             self.log(point)

@@ -66,7 +66,7 @@ def training():
 
 @pytest.fixture
 def same_when_interrupted(at):
-    """Run a stage whole, and once more interrupted at some steps: results, files and curves are equal."""
+    """Run a stage whole, and once more interrupted at some steps: results, files, curves and tokens are equal."""
 
     def check(run, stage, steps):
         whole = at("whole")
@@ -78,6 +78,8 @@ def same_when_interrupted(at):
         assert run(stage, last) == result
         assert files(last) == files(whole)
         assert curve(last) == curve(whole)
+        assert last.spending.total().tokens == whole.spending.total().tokens > 0
+        assert not steps or 0 < last.spending.earlier.tokens < last.spending.total().tokens
         return curve(whole)
 
     return check

@@ -12,6 +12,7 @@ from learning.models.sharded_model import Trained
 from learning.training.loop import BatchResult, Objective, TrainingLoop, count_steps
 from schemas.errors import StepError
 from schemas.training import Evaluation, Training
+from tasks.context import Spending
 
 EVERY_FIFTH = Evaluation(validation_fraction=0.1, eval_steps=5)
 
@@ -39,12 +40,14 @@ class Reports:
 
     def __init__(self, stop_at=None):
         self.stop_at, self.points, self.spent, self.steps = stop_at, [], [], []
+        self.spending = Spending()
 
     def log(self, step, **values):
         self.points.append((step, {name: v for name, v in values.items() if name != "tokens_per_second"}))
 
     def spend(self, tokens):
         self.spent.append(tokens)
+        self.spending.tokens += tokens
 
     def progress(self, step, total, **values):
         self.steps.append(step)
@@ -93,6 +96,8 @@ def test_a_killed_loop_continues_from_its_checkpoint_bit_identical(make_loop, ki
     assert torch.equal(resumed.model.model.weight, finished.model.model.weight)
     assert resumed.objective.state == finished.objective.state == {"batches": 7}
     assert resumed.tokens == finished.tokens == 28
+    assert reports.spending.total().tokens == whole.spending.total().tokens == 28
+    assert reports.spending.earlier.tokens == sum(range(1, kept + 1))
 
 
 def test_passes_over_the_data_or_max_steps_give_the_number_of_steps():
