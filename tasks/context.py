@@ -144,6 +144,10 @@ class Context:
         self.spending.tokens += tokens
         self.on_progress({"spent": tokens})
 
+    def recall(self, tokens: int) -> None:
+        """Count tokens that an earlier attempt has reported, and whose rows this one takes from a journal."""
+        self.spending.checkpoint += Amounts(tokens=tokens)
+
     def spend_served(self, tokens: int, paid: float | None = None) -> None:
         """Report further tokens of servers' answers; `paid` is what a server charged for them, None if none did."""
         charged = {} if paid is None else {"paid": paid, "paid_tokens": tokens}

@@ -32,7 +32,7 @@ from schemas.evaluation_slots import ANSWER_LOGPROBS, SCORED_TASKS, EvaluationTa
 from schemas.number_schedules import Number
 from schemas.stages.evaluate import Evaluate
 from tasks.context import Context, Result
-from tasks.remote import SpendingReporter, choose_spend, open_account
+from tasks.remote import SpendingReporter, choose_spend, open_account, recall_tokens
 from tasks.training_rows import describe_trained_problems
 
 SHOWN_PER_FAMILY = 4
@@ -201,6 +201,7 @@ class Evaluation:
             open_environment(plain, env, policy.tokenizer, context.inputs, policy.max_length, place) as engine,
         ):
             self.spend = choose_spend(context, engine)
+            recall_tokens(context, engine, journal.tokens)
             sampling = Sampling(stage.temperature, stage.max_completion_length)
             if solver := self._find_solver(port):
                 asking = Asking(engine, policy.tokenizer, sampling, seed, spend=self.spend, journal=journal)

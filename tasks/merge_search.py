@@ -101,12 +101,16 @@ class Search:
         trials: dict[str, Trial] = {}
         names = [*self.stage.models, *(one.name for one in self.candidates)]
         by_name = {one.name: one for one in self.candidates}
+        spending = self.context.spending
         with RowJournal(self.context.checkpoints / "trials.jsonl") as journal:
+            self.context.recall(journal.tokens)
             for place, name in enumerate(names):
                 if name not in journal:
                     if name in by_name:
                         self.merge(by_name[name], self.work)
-                    journal.add({name: self._evaluate(name, place)})
+                    before = spending.tokens + spending.checkpoint.tokens
+                    trial = self._evaluate(name, place)
+                    journal.add({name: trial}, {name: spending.tokens + spending.checkpoint.tokens - before})
                     shutil.rmtree(self.work, ignore_errors=True)
                 trials[name] = _read_trial(journal[name])
                 self.context.progress(place + 1, len(names))

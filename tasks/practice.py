@@ -26,7 +26,7 @@ from schemas.errors import StepError
 from schemas.sealed import NotSealed, read_sealed, write_sealed
 from schemas.stages.practice import Practice
 from tasks.context import Context, Result
-from tasks.remote import SpendingReporter, choose_spend, open_account
+from tasks.remote import SpendingReporter, choose_spend, open_account, recall_tokens
 
 SHOWN = 8
 """Most groups in the details."""
@@ -87,6 +87,7 @@ class Rounds:
             raise StepError("practice: no problems; check what the previous stage dropped")
         self.shown: dict[str, str] = {}
         self.spending, self.spend = SpendingReporter(context, self.account), choose_spend(context, self.engine)
+        recall_tokens(context, self.engine, self.journal.tokens)
 
     def run(self, step: int) -> None:
         """Sample with the experiences so far, score, compare, and save the round."""

@@ -15,6 +15,12 @@ def choose_spend(context: Context, engine: object) -> Callable[[int], None]:
     return (lambda tokens: None) if getattr(engine, "charges", False) else context.spend
 
 
+def recall_tokens(context: Context, engine: object, tokens: int) -> None:
+    """Count the tokens of earlier attempts in a journal; a server's are counted in its account."""
+    if not getattr(engine, "charges", False):
+        context.recall(tokens)
+
+
 def open_account(context: Context, max_tokens: int | None = None, max_cost: float | None = None) -> SpendingAccount:
     """Return the account of a step's remote requests; the limits apply to what it pays."""
     return SpendingAccount(context.remote or context.checkpoints.parent / "remote", context.key, max_tokens, max_cost)

@@ -20,7 +20,7 @@ from schemas.errors import StepError
 from schemas.stages.synthesize import Synthesize
 from schemas.use import TeacherUse
 from tasks.context import Context, Result
-from tasks.remote import SpendingReporter, choose_spend, open_account
+from tasks.remote import SpendingReporter, choose_spend, open_account, recall_tokens
 
 if TYPE_CHECKING:
     from tasks.remote_teacher import RemoteTeacher
@@ -126,6 +126,7 @@ def sample_model(stage: Synthesize, context: Context, problems: list[Row], tally
         open_engine(stage.engine, policy, context.actors, context.input("model"), account, stage) as engine,
     ):
         spend = choose_spend(context, engine)
+        recall_tokens(context, engine, journal.tokens)
         for start in range(0, len(problems), size):
 
             def report(done: int, tokens: int, before: int = start) -> None:

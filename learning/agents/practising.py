@@ -38,8 +38,9 @@ def sample_rollouts(
             under_way.setdefault(ticket, {})[one.sample] = one
             if len(under_way[ticket]) == engine_requests[ticket].n:
                 of = under_way.pop(ticket)
-                journal.add({names[ticket]: [asdict(of[sample]) for sample in sorted(of)]})
-                spend(sum(one.sampled for one in of.values()))
+                tokens = sum(one.sampled for one in of.values())
+                journal.add({names[ticket]: [asdict(of[sample]) for sample in sorted(of)]}, {names[ticket]: tokens})
+                spend(tokens)
     samples: list[Sample] = []
     for name, request in zip(names, requests, strict=True):
         group = sampler.new_group() if request.group is None else request.group

@@ -1,7 +1,8 @@
 """What is done of a long list of rows, on disk as soon as it is done: a step that was killed asks only for the rest.
 
-One JSON line per row, appended: name, value and the seal of both with the place of the line, so that no line can be
-changed, moved or taken out. In memory lies only where each line begins. A line that a kill cut off is dropped.
+One JSON line per row, appended: name, value, tokens that were sampled for it, and the seal of all with the place of the
+line, so that no line can be changed, moved or taken out. In memory lies only where each line begins. A line that a kill
+cut off is dropped.
 """
 
 import hashlib
@@ -34,6 +35,8 @@ class RowJournal:
         self.handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
         self.name = file.name
         self.places: dict[str, int] = {}
+        self.tokens = 0
+        """Tokens that earlier attempts sampled for the rows that were there when it was opened."""
         self.end = self._found()
         os.ftruncate(self.handle, self.end)
         self.resumed = len(self.places)
@@ -52,20 +55,21 @@ class RowJournal:
                     print(f"{self.name}: line {number} is not as it was written; it and all after it are made again")
                     break
                 self.places[read[0]] = end
+                self.tokens += read[2]
                 end += len(line)
         return end
 
-    def _line(self, name: str, value: Any, place: int) -> bytes:
-        body = json.dumps([name, value]).encode()
+    def _line(self, name: str, value: Any, tokens: int, place: int) -> bytes:
+        body = json.dumps([name, value, tokens]).encode()
         return b'%s, "%s"]\n' % (body[:-1], self._seal(body, place))
 
-    def _read(self, line: bytes, place: int) -> tuple[str, Any] | None:
-        """Return name and value of a line; None when its seal does not fit."""
+    def _read(self, line: bytes, place: int) -> tuple[str, Any, int] | None:
+        """Return name, value and tokens of a line; None when its seal does not fit."""
         body = line[:-SEALED] + b"]"
         if not is_sealed(self._label(place), body, line[3 - SEALED : -3].decode(errors="replace")):
             return None
-        name, value = json.loads(body)
-        return name, value
+        name, value, tokens = json.loads(body)
+        return name, value, tokens
 
     def _seal(self, body: bytes, place: int) -> bytes:
         return compute_seal(self._label(place), body).encode()
@@ -89,11 +93,11 @@ class RowJournal:
             raise StepError(f"{self.name}: was written to while the step used it; run again")
         return read[1]
 
-    def add(self, done: Mapping[str, Any]) -> None:
-        """Write values of names that are not there."""
+    def add(self, done: Mapping[str, Any], tokens: Mapping[str, int] | None = None) -> None:
+        """Write values of names that are not there, with the tokens that were sampled for each."""
         made, place = {}, self.end
         for name, value in done.items():
-            made[name] = self._line(name, value, place)
+            made[name] = self._line(name, value, (tokens or {}).get(name, 0), place)
             place += len(made[name])
         whole, start = b"".join(made.values()), self.end
         while start < self.end + len(whole):

@@ -6,6 +6,7 @@ same numbers. Shapes: B sequences of L tokens, V vocabulary, C tokens of a conti
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -130,17 +131,19 @@ class EngineLM(TemplateLM):
         self._report(len(texts), 0)
         stop = _find_stop_ids(self.tokenizer, settings.until)
         missing = [one for one in wanted if one.name not in texts]
+        sampled: Counter[str] = Counter()
         for sequences in (stop, ()):
             missing = [one for one in missing if one.name not in texts]
             for done, tokens in self._sample(missing, settings, sequences) if missing else ():
-                journal.add(done)
+                sampled.update(tokens)
+                journal.add(done, sampled)
                 texts |= done
-                self._report(len(done), tokens)
+                self._report(len(done), tokens.total())
         return [texts[one.name] for one in wanted]
 
     def _sample(
         self, wanted: list[Wanted], settings: "Settings", stop: Sequence[tuple[int, ...]]
-    ) -> Iterator[tuple[dict[str, str], int]]:
+    ) -> Iterator[tuple[dict[str, str], Counter[str]]]:
         sampling = Sampling(settings.temperature, settings.max_tokens, stop=tuple(stop))
         requests = ((place, Request(one.prompt, 1, one.seed)) for place, one in enumerate(wanted))
         ends = self.model.policy.stop_ids
@@ -151,7 +154,7 @@ class EngineLM(TemplateLM):
                 cut_early = stop and one.finish == "stop" and one.token_ids[-1] not in ends
                 if not cut_early or any(end in text for end in settings.until):
                     done[wanted[place].name] = postprocess_generated_text(text, settings.until, None)
-            yield done, sum(one.sampled for _, one in made)
+            yield done, Counter({wanted[place].name: one.sampled for place, one in made})
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Return the log-likelihood of every text in windows of the model's length, each token predicted once."""

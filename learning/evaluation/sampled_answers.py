@@ -56,16 +56,16 @@ def sample_rows(
     total = len(samples) + len(missing)
     for done, tokens in _sampled(engine, tokenizer, missing, n=n, seed=seed, sampling=sampling):
         if journal is not None:
-            journal.add({name: [_written(one) for one in group] for name, group in done.items()})
+            journal.add({name: [_written(one) for one in group] for name, group in done.items()}, tokens)
         samples |= done
-        on_progress(len(rows) - total + len(samples), tokens)
+        on_progress(len(rows) - total + len(samples), sum(tokens.values()))
     return [samples[name] for name in names]
 
 
 def _sampled(
     engine: EngineProtocol, tokenizer: Any, rows: dict[str, Row], *, n: int, seed: int, sampling: Sampling
-) -> Iterator[tuple[dict[str, list[AnswerSample]], int]]:
-    """Yield rows by name whose completions have all ended, with the tokens that were sampled for them."""
+) -> Iterator[tuple[dict[str, list[AnswerSample]], dict[str, int]]]:
+    """Yield rows by name whose completions have all ended, and the tokens that were sampled for each."""
     names = list(rows)
     requests = (
         (i, Request(encode_prompt(tokenizer, row["prompt"], row), n, make_row_seed(seed, row), row=row))
@@ -78,7 +78,7 @@ def _sampled(
         complete = {ticket: open_.pop(ticket) for ticket in {t for t, _ in made} if len(open_[ticket]) == n}
         if complete:
             done = {names[t]: [_sample(tokenizer, of[k]) for k in sorted(of)] for t, of in sorted(complete.items())}
-            yield done, sum(one.sampled for of in complete.values() for one in of.values())
+            yield done, {names[t]: sum(one.sampled for one in of.values()) for t, of in complete.items()}
 
 
 def _sample(tokenizer: Any, one: Generation) -> AnswerSample:

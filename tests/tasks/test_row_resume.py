@@ -146,6 +146,7 @@ def test_what_was_recorded_is_not_sampled_again(kind, engine, tiny_policy_folder
     assert set(module.ASKED) < set(asked)
     # Tokens were told once for every row that was recorded.
     assert total + sum(spent) == tokens
+    assert (last.spending.total().tokens, last.spending.earlier.tokens) == (tokens, total)
 
 
 @pytest.mark.parametrize("kind", ["synthesize", "evaluate"])
@@ -187,12 +188,13 @@ def test_a_journal_keeps_what_is_whole(tmp_path):
     long = "x" * 40_000
     with RowJournal(file) as journal:
         journal.add({"a": [1, "é\n"], "b": {"c": None}})
-        journal.add({"long": long})
+        journal.add({"long": long}, {"long": 7})
+        assert journal.tokens == 0
         assert ("a" in journal, "z" in journal, len(journal), journal.resumed) == (True, False, 3, 0)
     with file.open("ab") as lines:
         lines.write(b'["cut", {"off')
     with RowJournal(file) as journal:
-        assert (len(journal), journal.resumed) == (3, 3)
+        assert (len(journal), journal.resumed, journal.tokens) == (3, 3, 7)
         assert (journal["a"], journal["b"], journal["long"]) == ([1, "é\n"], {"c": None}, long)
         with pytest.raises(KeyError):
             journal["cut"]
