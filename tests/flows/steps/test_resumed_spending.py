@@ -21,7 +21,8 @@ STAGES = {
     "rl": "{kind: rl, model: base, prompts: sums, algorithm: grpo, rewards: [answers.exact], learning_rate: 1.0e-3, "
     "generation_batch_size: 8, num_generations: 4, max_completion_length: 6, max_steps: 5, save_steps: 2}",
     "control": "{kind: control, env: 'tests.control_worlds:line', loss: ppo, networks: {hidden_sizes: [8]}, "
-    "batch_size: 10, rollout_steps: 10, num_envs: 1, environment_steps: 50, learning_starts: 10, save_steps: 20, logging_steps: 10}",
+    "batch_size: 10, rollout_steps: 10, num_envs: 1, environment_steps: 50, learning_starts: 10, save_steps: 20, "
+    "logging_steps: 10}",
 }
 SUMS = "{use: reasoning_gym, family: chain_sum, split: train, size: 8, config: {min_terms: 2, max_terms: 2}}"
 RECIPE = f"""
