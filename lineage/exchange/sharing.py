@@ -59,6 +59,7 @@ def push(layout: Layout, name: str | None, word: str | None) -> Moved:
         evidence = collect_evidence(layout, traced.target.keys[0])
         for key in find_promoting_evaluations(evidence):
             chosen += [Path(node.record["folder"]) for node in trace(layout, key).up]
+    chosen = list(dict.fromkeys(chosen))  # an evaluation and its model have ancestors in common
     manifests = {folder: _require_manifest(folder) for folder in chosen}
     records = [record for folder in chosen if (record := read_record(folder))]
     with open_remote(layout, name) as place:

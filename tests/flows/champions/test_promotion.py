@@ -282,7 +282,10 @@ def test_a_pushed_champion_takes_its_evaluation_and_approvals_along(lab, monkeyp
     assert {entry["action"] for entry in sent["audit"]} >= {"promote", "approve"}
     assert all(find_signature_problem(entry, keys) is None for entry in sent["audit"])
 
-    lab("push", "mlflow:chat@champion", "--remote", str(tmp_path / "models"))
+    printed = lab("push", "mlflow:chat@champion", "--remote", str(tmp_path / "models"))
     folder = tmp_path / "models/posttrain"
+    sent_lines = [line for line in printed.splitlines() if line.startswith("sent ")]
+    assert len(sent_lines) == len(set(sent_lines)) == len(list((folder / "artifacts").iterdir()))
+    assert f"{len(sent_lines)} artifacts sent, 0 existed already" in printed
     assert json.loads((folder / f"evidence/{champion.key}.json").read_text())["evaluations"]
     assert any(name.name == f"evaluate-{exam[:16]}" for name in (folder / "artifacts").iterdir())
