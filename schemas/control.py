@@ -55,7 +55,7 @@ class ExplorationUse(Use):
 class ControlLossUse(Use):
     """Builds networks and the loss that trains them."""
 
-    home = ("learning.control.losses",)
+    home = ("learning.control.losses", "learning.control.mirror_descent")
     takes = ("networks",)
 
 
@@ -63,7 +63,7 @@ class ControlTermUse(Use):
     """A term of the loss: a further one, or, under the name of one that the loss has, in its place."""
 
     home = ("learning.control.terms",)
-    asks = frozenset({"batch", "loss", "actor", "spaces", "step"})
+    asks = frozenset({"batch", "data_batch", "loss", "actor", "spaces", "step"})
     coef: Number = 1.0
     """Factor of the term; a number schedule is allowed."""
 

@@ -10,7 +10,7 @@ from learning.control.policy import ControlPolicy, load_control_policy, load_net
 from learning.control.training import ControlLoop, fill_buffer
 from learning.control.transitions import read_transitions
 from learning.control.worlds import Worlds, require_libraries
-from learning.lookup import bind
+from learning.lookup import asked_of, bind
 from learning.models.policy import set_determinism
 from schemas.errors import StepError
 from schemas.stages.control import Control
@@ -31,8 +31,13 @@ def run(stage: Control, context: Context) -> Result:
         worlds.spaces.require(start.spaces, "model")
     settings = start.settings if start is not None else stage.networks
     algorithm: Algorithm = bind(stage.loss, "loss")(Networks(worlds.spaces, settings))
-    if algorithm.advantage is not None and (data or not stage.environment_steps):
-        raise StepError(f"loss {stage.loss.use} takes the newest steps alone: remove `data`, give `environment_steps`")
+    terms = {name: bind(use, f"loss_terms.{name}") for name, use in stage.loss_terms.items()}
+    unused = data and not any("data_batch" in asked_of(bound) for bound in terms.values())
+    if algorithm.advantage is not None and (unused or not stage.environment_steps):
+        raise StepError(
+            f"loss {stage.loss.use} takes the newest steps alone: remove `data` or give a term that asks for "
+            "`data_batch`, as cloning_of_data; give `environment_steps`"
+        )
     notices = [] if start is None else [*continue_from(start, algorithm, context.input("model"))]
     loop = ControlLoop(
         stage=stage,
@@ -40,7 +45,7 @@ def run(stage: Control, context: Context) -> Result:
         make=make,
         worlds=worlds if stage.environment_steps else None,
         data=fill_buffer(data),
-        terms={name: bind(use, f"loss_terms.{name}") for name, use in stage.loss_terms.items()},
+        terms=terms,
         exploration=bind(stage.exploration, "exploration") if stage.exploration is not None else None,
         reporter=context,
         checkpoints=context.checkpoints,

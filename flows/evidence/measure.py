@@ -127,7 +127,7 @@ def collect_seed(plan: Plan, seed: int, outcome: Outcome, report: Manifest, layo
     store = Store(layout)
     method, against = (find_makers(plan, outcome.report, m, store) for m in (outcome.method, outcome.against))
     models = tuple(name for name in (outcome.method, outcome.against, outcome.start) if name)
-    threshold = float(plan.step(outcome.report).settings["threshold"])
+    threshold = plan.step(outcome.report).settings.get("threshold")
     scores = read_report_scores(report, outcome.metric, models, threshold, layout)
     values = {name: round(value, DIGITS) for name, value in scores.values.items()}
     ours, theirs = list_ancestors(plan, method), list_ancestors(plan, against)

@@ -10,7 +10,8 @@ from schemas.errors import PlanError
 from schemas.manifest import Manifest
 from schemas.suggestions import suggest
 
-ACCURACY = "accuracy"
+ACCURACY, MEAN_RETURN = "accuracy", "mean_return"
+"""Metrics that are means over problems."""
 SLACK = 1e-9
 """Rounding of a weighted sum of rewards that an evaluation forgives."""
 
@@ -26,11 +27,11 @@ class ReportScores:
 
 
 def read_report_scores(
-    manifest: Manifest, metric: str, models: tuple[str, ...], threshold: float, layout: Layout
+    manifest: Manifest, metric: str, models: tuple[str, ...], threshold: float | None, layout: Layout
 ) -> ReportScores:
     """Return a metric (`accuracy`, `accuracy.chain_sum`, `pass_at_8`) of models. Raise PlanError if there is none.
 
-    `threshold` is the least score of a correct sample, as in the report's settings.
+    `threshold` is the least score of a correct sample, as in the report's settings; None for control policies.
     """
     name, _, family = metric.partition(".")
     rows = [row for row in read_scores(manifest) if row["metric"] == name and row["family"] == (family or "all")]
@@ -39,23 +40,28 @@ def read_report_scores(
     if missing:
         known = dict.fromkeys(f"{row['metric']}.{row['family']}" for row in read_scores(manifest))
         raise PlanError(f"the report has no `{metric}` of {', '.join(missing)}; {suggest(metric, known, 'metrics')}")
-    problems = read_correct_shares(manifest, family, threshold, layout) if name == ACCURACY else {}
-    return ReportScores({model: values[model] for model in models}, problems)
+    values = {model: values[model] for model in models}
+    if name == MEAN_RETURN:
+        return ReportScores(values, read_problem_means(manifest, family, None, layout))
+    return ReportScores(values, read_problem_means(manifest, family, threshold, layout) if name == ACCURACY else {})
 
 
-def read_correct_shares(
-    manifest: Manifest, family: str, threshold: float, layout: Layout
+def read_problem_means(
+    manifest: Manifest, family: str, threshold: float | None, layout: Layout
 ) -> dict[str, dict[str, float]]:
-    """Return the share of correct samples of every model on every problem, from the samples of a report."""
+    """Return the mean score of every model on every problem, from the samples of a report.
+
+    With a threshold it is the share of samples that reach it.
+    """
     import pyarrow.parquet as pq  # takes long to import
 
     folder = layout.artifact(manifest.kind, manifest.key) / "outputs" / "report"
-    correct: dict[str, dict[str, list[bool]]] = {}
+    scores: dict[str, dict[str, list[float]]] = {}
     for row in pq.read_table(folder / "samples.parquet", columns=["model", "id", "family", "score"]).to_pylist():
         if row["score"] is not None and family in ("", row["family"]):
-            is_correct = bool(row["score"] >= threshold - SLACK)
-            correct.setdefault(row["model"], {}).setdefault(row["id"], []).append(is_correct)
-    return {model: {id: float(np.mean(flags)) for id, flags in rows.items()} for model, rows in correct.items()}
+            value = row["score"] if threshold is None else float(row["score"] >= threshold - SLACK)
+            scores.setdefault(row["model"], {}).setdefault(row["id"], []).append(value)
+    return {model: {id: float(np.mean(values)) for id, values in rows.items()} for model, rows in scores.items()}
 
 
 def pair_scores(scores: list[ReportScores], method: str, against: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What method and comparator of one run cost: completions and tokens, from the records of their steps."""
+"""What method and comparator of one run cost: completions, tokens and environment steps, from their steps' records."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -9,6 +9,9 @@ from schemas.errors import PlanError
 from schemas.outcome import Outcome
 from schemas.pages.evidence import SeedResult, Spent
 from schemas.plan import Plan, Step
+
+STEPS = {"control": "environment_steps", "collect": "steps"}
+"""The metric that counts environment steps, of each kind that takes some."""
 
 
 def find_makers(plan: Plan, report: str, name: str, store: Store) -> list[str]:
@@ -37,15 +40,16 @@ def list_ancestors(plan: Plan, steps: Collection[str]) -> set[str]:
 
 
 def sum_spending(plan: Plan, steps: Collection[str], layout: Layout) -> Spent:
-    """Return completions and tokens of those of the steps that ran; each step counts once, also if two are equal."""
-    store, completions, tokens = Store(layout), 0, 0
+    """Return what those of the steps that ran have cost; each step counts once, also if two are equal."""
+    store, completions, tokens, taken = Store(layout), 0, 0, 0
     distinct = {step.key: step for step in plan.steps if step.name in steps}
     for step in distinct.values():
         manifest = store.find(step.kind, step.key)
         if manifest is not None:
             completions += count_completions(step, layout)
             tokens += manifest.tokens
-    return Spent(completions=completions, tokens=tokens)
+            taken += round(manifest.metrics.get(STEPS[step.kind], 0)) if step.kind in STEPS else 0
+    return Spent(completions=completions, tokens=tokens, environment_steps=taken)
 
 
 def count_completions(step: Step, layout: Layout) -> int:
@@ -67,10 +71,10 @@ def count_completions(step: Step, layout: Layout) -> int:
 def find_unequal(outcome: Outcome, seeds: Sequence[SeedResult]) -> list[str]:
     """Return what method and comparator did not spend equally, beyond the outcome's tolerance, in words."""
     unequal = []
-    for what in ("completions", "tokens"):
+    for what in ("completions", "tokens", "environment_steps"):
         method = sum(getattr(one.method_spent, what) for one in seeds)
         against = sum(getattr(one.against_spent, what) for one in seeds)
         if abs(method - against) > outcome.tolerance * max(method, against):
             share = f"{outcome.method} {method / len(seeds):,.0f}, {outcome.against} {against / len(seeds):,.0f}"
-            unequal.append(f"{what} per seed: {share}")
+            unequal.append(f"{what.replace('_', ' ')} per seed: {share}")
     return unequal

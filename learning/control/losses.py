@@ -40,11 +40,11 @@ def dqn(networks: Networks, *, gamma: Share = 0.99, tau: Share = 0.005, double: 
     """Deep Q-learning with a target network, by default with double Q-learning (Mnih et al. 2015, van Hasselt 2016)."""
     from torchrl.objectives import DQNLoss
 
-    _require_choices(networks, "dqn")
+    require_choices(networks, "dqn")
     actor = networks.make_choice_values()
     loss = DQNLoss(actor, action_space="categorical", double_dqn=double, delay_value=True)
     loss.make_value_estimator(gamma=gamma)
-    return Algorithm(loss, actor, "make_choice_values", ("loss",), _follow(loss, tau))
+    return Algorithm(loss, actor, "make_choice_values", ("loss",), follow(loss, tau))
 
 
 def sac(
@@ -85,7 +85,7 @@ def sac(
         )
     loss.make_value_estimator(gamma=gamma)
     terms = ("loss_actor", "loss_qvalue", "loss_alpha")
-    return Algorithm(loss, actor, "make_stochastic_actor", terms, _follow(loss, tau))
+    return Algorithm(loss, actor, "make_stochastic_actor", terms, follow(loss, tau))
 
 
 def td3(
@@ -120,12 +120,12 @@ def td3_bc(
 
 def _make_td3(networks: Networks, name: str, loss_class: Any, gamma: float, tau: float, **options: float) -> Algorithm:
     """Return TD3 or a loss derived from it; every second update trains the actor and moves the targets."""
-    _require_box(networks, name)
+    require_box(networks, name)
     actor = networks.make_deterministic_actor()
     loss = loss_class(actor, networks.make_action_value(), bounds=_bounds(networks), loss_function="l2", **options)
     loss.make_value_estimator(gamma=gamma)
     terms = ("loss_actor", "loss_qvalue")
-    return Algorithm(loss, actor, "make_deterministic_actor", terms, _follow(loss, tau), delayed=("actor_network",))
+    return Algorithm(loss, actor, "make_deterministic_actor", terms, follow(loss, tau), delayed=("actor_network",))
 
 
 def iql(
@@ -139,7 +139,7 @@ def iql(
     """Implicit Q-learning: expectile values, and cloning weighted by exp(temperature · advantage) (Kostrikov 2021)."""
     from torchrl.objectives import IQLLoss
 
-    _require_box(networks, "iql")
+    require_box(networks, "iql")
     actor = networks.make_stochastic_actor()
     loss = IQLLoss(
         actor,
@@ -151,7 +151,7 @@ def iql(
     )
     loss.make_value_estimator(gamma=gamma)
     terms = ("loss_actor", "loss_qvalue", "loss_value")
-    return Algorithm(loss, actor, "make_stochastic_actor", terms, _follow(loss, tau))
+    return Algorithm(loss, actor, "make_stochastic_actor", terms, follow(loss, tau))
 
 
 def cql(
@@ -165,7 +165,7 @@ def cql(
     """Conservative Q-learning: soft actor-critic that lowers values of actions not in the data (Kumar et al. 2020)."""
     from torchrl.objectives import CQLLoss
 
-    _require_box(networks, "cql")
+    require_box(networks, "cql")
     actor = networks.make_stochastic_actor()
     loss = CQLLoss(
         actor,
@@ -177,13 +177,13 @@ def cql(
     )
     loss.make_value_estimator(gamma=gamma)
     terms = ("loss_actor", "loss_qvalue", "loss_cql", "loss_alpha")
-    return Algorithm(loss, actor, "make_stochastic_actor", terms, _follow(loss, tau))
+    return Algorithm(loss, actor, "make_stochastic_actor", terms, follow(loss, tau))
 
 
 def bc(networks: Networks, *, stochastic: bool = True) -> Algorithm:
     """Behaviour cloning: the likelihood of the data's actions, or the squared error of one action (Pomerleau 1991)."""
     if not stochastic:
-        _require_box(networks, "bc")
+        require_box(networks, "bc")
     form = "make_stochastic_actor" if stochastic else "make_deterministic_actor"
     actor = getattr(networks, form)()
     return Algorithm(Cloning(actor), actor, form, ("loss_bc",))
@@ -249,7 +249,7 @@ def a2c(
     return Algorithm(loss, actor, "make_stochastic_actor", terms, advantage=advantage)
 
 
-def _follow(loss: Any, tau: float) -> Callable[[], None]:
+def follow(loss: Any, tau: float) -> Callable[[], None]:
     """Return what moves target networks by `tau` towards the trained ones."""
     from torchrl.objectives import SoftUpdate
 
@@ -260,11 +260,13 @@ def _bounds(networks: Networks) -> Any:
     return (torch.tensor(networks.spaces.low), torch.tensor(networks.spaces.high))
 
 
-def _require_choices(networks: Networks, name: str) -> None:
+def require_choices(networks: Networks, name: str) -> None:
+    """Raise StepError unless the actions are choices."""
     if not networks.spaces.is_discrete:
         raise StepError(f"loss {name} needs choices; {networks.spaces.describe()}: use sac, td3 or ppo")
 
 
-def _require_box(networks: Networks, name: str) -> None:
+def require_box(networks: Networks, name: str) -> None:
+    """Raise StepError unless the actions are numbers in a box."""
     if networks.spaces.is_discrete:
         raise StepError(f"loss {name} needs numbers in a box; {networks.spaces.describe()}: use dqn, sac, bc or ppo")

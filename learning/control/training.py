@@ -20,7 +20,7 @@ from learning.control.losses import Algorithm
 from learning.control.policy import act
 from learning.control.transitions import Transitions
 from learning.control.worlds import Make, Steps, Worlds
-from learning.lookup import Bound
+from learning.lookup import Bound, asked_of
 from learning.models.checkpoint import (
     Saved,
     add_prefix,
@@ -82,7 +82,7 @@ class ControlLoop:
     worlds: Worlds | None
     """Worlds to act in; None: offline."""
     data: Buffer | None
-    """Steps of others; None: only own ones."""
+    """Steps of others; None: only own ones. A loss on the newest steps alone leaves them to the terms."""
     terms: Mapping[str, Bound]
     exploration: Bound | None
     reporter: Reporter
@@ -189,7 +189,7 @@ class ControlLoop:
         rollout = [self.collect(iteration) for _ in range(self.stage.rollout_steps)]
         batch_NS = stack_rollout(rollout)
         with torch.no_grad():
-            add_log_probs(self.algorithm.actor, batch_NS)
+            add_previous_policy(self.algorithm.actor, batch_NS)
             self.algorithm.advantage(batch_NS)
         batch = batch_NS.reshape(-1)
         for _ in range(self.stage.num_iterations):
@@ -226,6 +226,8 @@ class ControlLoop:
         supplies = {"batch": batch, "loss": self.algorithm.loss, "actor": self.algorithm.actor, "step": iteration}
         if self.worlds is not None:
             supplies["spaces"] = self.worlds.spaces
+        if self.data is not None and any("data_batch" in asked_of(bound) for bound in self.terms.values()):
+            supplies["data_batch"] = self.data.make_batch(torch.randint(len(self.data), (self.stage.batch_size,)))
         for name, bound in self.terms.items():
             terms[name] = value_at(self.stage.loss_terms[name].coef, iteration) * bound.ask(iteration, supplies)
         return terms
@@ -304,9 +306,14 @@ def stack_rollout(rollout: Sequence[Steps]) -> Any:
     return make_batch(columns)
 
 
-def add_log_probs(actor: Any, batch: Any) -> None:
-    """Add the log-probabilities of a batch's actions under the actor, as `action_log_prob`."""
-    batch["action_log_prob"] = actor.get_dist(batch.select("observation")).log_prob(batch["action"])
+def add_previous_policy(actor: Any, batch: Any) -> None:
+    """Add what the actor, before its next update, makes of a batch.
+
+    `action_log_prob` are the log-probabilities of the actions, `previous` the parameters of their distributions.
+    """
+    made = actor.get_dist_params(batch.select("observation"))
+    batch["previous"] = made.select("logits", "loc", "scale", strict=False)
+    batch["action_log_prob"] = actor.build_dist_from_params(made).log_prob(batch["action"])
 
 
 def play(make: Make, actor: Any, starts: Sequence[int], seed: int, purpose: str) -> np.ndarray:

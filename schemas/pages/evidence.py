@@ -31,6 +31,8 @@ class Spent(Schema):
     """Completions of its rl stages, those of other sources included."""
     tokens: int
     """Tokens sampled or trained on by its stages."""
+    environment_steps: int = 0
+    """Steps of control policies in their worlds."""
 
 
 class SeedResult(Schema):

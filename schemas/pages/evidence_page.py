@@ -14,6 +14,8 @@ from schemas.pages.evidence_plots import draw_differences, draw_seeds
 FOLDER = ROOT / "docs" / "evidence"
 OUTCOMES = ROOT / "recipes" / "outcomes"
 PLOT_OF_ALL = "differences.svg"
+COSTS, CONTROL_COSTS = ("completions", "tokens"), ("environment_steps",)
+"""What is printed of the costs: of language models, and of control policies."""
 INTRODUCTION = """# Outcomes
 
 <!-- Written by `posttrain evidence` and `make docs` from the results in this folder. -->
@@ -75,11 +77,13 @@ def make_section(one: Evidence, recipe: Path) -> list[str]:
     lines += [f"![{one.id}: every seed]({one.id}.svg)", ""]
     start = [outcome.start] if outcome.start else []
     names = [*start, outcome.against, outcome.method]
-    spent = f"completions, {outcome.against} and {outcome.method}", "tokens"
-    lines += [write_row(["seed", *names, "difference", *spent]), "|---" * (len(names) + 4) + "|"]
+    costs = CONTROL_COSTS if one.seeds[0].against_spent.environment_steps else COSTS
+    first, *others = (cost.replace("_", " ") for cost in costs)
+    spent = f"{first}, {outcome.against} and {outcome.method}", *others
+    lines += [write_row(["seed", *names, "difference", *spent]), "|---" * (len(names) + 2 + len(costs)) + "|"]
     for seed, gain in zip(one.seeds, one.gains, strict=True):
         values = [f"{value:.3f}" for value in (seed.start, seed.against, seed.method) if value is not None]
-        spent = [write_spent(seed, what) for what in ("completions", "tokens")]
+        spent = [write_spent(seed, what) for what in costs]
         lines.append(write_row([str(seed.seed), *values, f"{gain:+.3f}", *spent]))
     return lines
 

@@ -24,7 +24,7 @@ Each of these published systems is a recipe that runs on one core (`--profile ti
 (`--profile full`). Its test proves the paper's own mechanism by numbers, through the functions that the recipe names;
 it does not repeat the paper's experiments, and *not shown* says what is left. *outcome*: the method against its
 comparator at this size, over several seeds ([evidence.md](evidence.md)). *own model*: `--profile own` trains your
-model on your problems ([using-a-paper.md](using-a-paper.md)).
+model on your problems, or a policy for your environment ([using-a-paper.md](using-a-paper.md)).
 
     posttrain run recipes/papers/<id>.yaml --profile tiny
     pytest tests/papers/test_paper_<id>.py
@@ -59,7 +59,7 @@ def count_levels(house: Path) -> str:
 - {len(broken)} have breaks of recipe and code on purpose that their tests notice (`make mutants`);
 - {len(verdicts)} have an outcome over several seeds against a comparator ([evidence](evidence/README.md)): {counts};
 - {len(compared)} have constants and formulas compared with equations or released code ([fidelity](fidelity/README.md));
-- {len(own)} take a model and problems of yours (`--profile own`);
+- {len(own)} take a model and problems, or an environment, of yours (`--profile own`);
 - {len(ran)} of these ran on SmolLM2-135M-Instruct with a foreign data set ([own_model.json](own_model.json)).
 """
 

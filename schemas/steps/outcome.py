@@ -6,13 +6,14 @@ from schemas.errors import Problem
 from schemas.outcome import Outcome
 from schemas.source.tree import Node, make_problem
 from schemas.stages.evaluate import Evaluate
+from schemas.stages.evaluate_control import EvaluateControl
 from schemas.steps.step_info import StepInfo
 from schemas.suggestions import suggest
 
 
 def check_outcome(node: Node, outcome: Outcome, steps: Mapping[str, StepInfo]) -> Iterator[Problem]:
     """Yield a problem for a report or a model that the recipe does not have."""
-    reports = {name: info.stage for name, info in steps.items() if isinstance(info.stage, Evaluate)}
+    reports = {n: info.stage for n, info in steps.items() if isinstance(info.stage, Evaluate | EvaluateControl)}
     report = reports.get(outcome.report)
     if report is None:
         message = f"`{outcome.report}` is no evaluate stage"

@@ -22,7 +22,7 @@ SPEED = {
     *("adam_beta2", "warmup_ratio", "lr_scheduler_type", "max_length", "config", "tokenizer", "decontaminate"),
 }
 """Settings that belong to no comparison: hardware, the optimiser of a cold start, and what is added to every recipe."""
-TRAINING = {"rl", "preference", "reward_model", "merge", "practice"}
+TRAINING = {"rl", "preference", "reward_model", "merge", "practice", "control"}
 FILE = re.compile(r'path:(/own/[^"]+)')
 OTHER_FUNCTIONS = {
     *(("coderl-plus", "resample"), ("dart-gui", "env"), ("rl-mle-agents", "env"), ("verltool", "env")),
@@ -169,7 +169,8 @@ def list_own_differences(path: Path) -> list[str]:
     differences: list[str] = []
     for name in [name for name, stage in own.stages.items() if stage.kind in TRAINING and name in tiny.stages]:
         ours, theirs = describe_method(tiny, name), describe_method(own, name)
-        changed = {key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)} - {"reads", "rewards"}
+        own_slots = {"reads", "env"} if own.stages[name].kind == "control" else {"reads", "rewards"}
+        changed = {key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)} - own_slots
         differences += [f"{name}.{key}" for key in sorted(changed) if (path.stem, key) not in OTHER_FUNCTIONS]
         before, now = ours["reads"], theirs["reads"]
         differences += [f"{name} reads {port}" for port, step in now.items() if before.get(port, step) != step]
@@ -193,21 +194,22 @@ def list_ancestors(recipe: Recipe, name: str) -> list[str]:
 
 def find_unmeasured(recipe: Recipe) -> list[str]:
     """Return the trained and merged models on which no evaluation and no function depends, not even through another."""
-    ends = {name for name, stage in recipe.stages.items() if stage.kind in ("evaluate", "python")}
+    ends = {name for name, stage in recipe.stages.items() if stage.kind in ("evaluate", "evaluate_control", "python")}
     reached, frontier = set(ends), list(ends)
     while frontier:
         for port in recipe.ports(frontier.pop()):
             frontier += [step for step in port.steps if step not in reached]
             reached |= set(port.steps)
     kinds = {name: stage.kind for name, stage in recipe.stages.items()}
-    return [name for name, kind in kinds.items() if kind in ("rl", "preference", "merge") and name not in reached]
+    trained = [name for name, kind in kinds.items() if kind in ("rl", "preference", "merge", "control")]
+    return [name for name in trained if name not in reached]
 
 
 def find_alike(recipe: Recipe) -> dict[str, str]:
     """Return, for training stages that differ little from an earlier one of their kind, that one."""
     alike, earlier = {}, {}
     for name, stage in recipe.stages.items():
-        if stage.kind in ("rl", "preference", "merge"):
+        if stage.kind in ("rl", "preference", "merge", "control"):
             step = describe_step(recipe, name)
             differ = {o: sum(step.get(k) != s.get(k) for k in {**s, **step}) for o, s in earlier.items()}
             near = [o for o, number in differ.items() if 2 * number < len(step) and recipe.stages[o].kind == stage.kind]

@@ -35,6 +35,8 @@ LIBRARIES = (
     *("transformers", "transformers.models.qwen3.modeling_qwen3", "transformers.models.llama.modeling_llama"),
 )
 """What nearly every test of a row imports; anything else is imported by the forked process that needs it."""
+CONTROL_LIBRARIES = ("gymnasium", "tensordict", "torchrl.modules", "torchrl.objectives", "torchrl.objectives.value")
+"""What rows of control import in addition."""
 OUTCOMES = {0: "survived", 1: "killed", 2: "killed"}
 """Exit codes of pytest: all passed, some failed, interrupted (a module that does not import)."""
 
@@ -123,13 +125,18 @@ def copy_checkout(target: Path, root: Path = ROOT) -> None:
             shutil.copy2(root / name, target / name)
 
 
-def enter(scratch: Path) -> None:
+def is_control(row: str, root: Path = ROOT) -> bool:
+    """Return whether a row trains policies for Gymnasium environments."""
+    return "kind: evaluate_control" in (root / "recipes" / "papers" / f"{row}.yaml").read_text(encoding="utf-8")
+
+
+def enter(scratch: Path, libraries: tuple[str, ...]) -> None:
     """Make this process, and those it forks, import the scratch copy and nothing of the checkout."""
     os.chdir(scratch)
     os.environ.update(PYTHONPATH=str(scratch), OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1")
     os.environ.update(TOKENIZERS_PARALLELISM="false", DO_NOT_TRACK="1", MLFLOW_DISABLE_TELEMETRY="true")
     sys.path[:] = [str(scratch), *(entry for entry in sys.path if Path(entry or ".").resolve() not in (ROOT, scratch))]
-    for library in LIBRARIES:
+    for library in libraries:
         importlib.import_module(library)
     for name in [name for name in sys.modules if name == "tests" or name.startswith("tests.")]:
         del sys.modules[name]
@@ -223,7 +230,7 @@ def main() -> int:
         scratch = Path(folder).resolve() / "checkout"
         if rows:
             copy_checkout(scratch)
-            enter(scratch)
+            enter(scratch, (*LIBRARIES, *(CONTROL_LIBRARIES if any(map(is_control, rows)) else ())))
         for row in rows:
             results.append(try_row(row, scratch, options.limit))
             print(json.dumps(asdict(results[-1])), flush=True)

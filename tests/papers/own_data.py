@@ -13,6 +13,9 @@ SUMS = [(a, b) for a in range(1, 9) for b in range(1, 6)]
 NAMES = ("double", "triple", "next", "square", "negative", "half", "same", "tenth")
 BODIES = ("2 * n", "3 * n", "n + 1", "n * n", "-n", "n // 2", "n", "n // 10")
 """Functions of a number, to be written in Python."""
+LINE, CORRIDOR = "tests.control_worlds:line", "tests.control_worlds:corridor"
+WORLDS: dict[str, str] = {"dual-rl": LINE, "mdpo": LINE, "sac": LINE}
+"""A user's own environment for each row of control."""
 
 
 def write_files(folder: Path) -> None:
@@ -121,6 +124,9 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
     }
     given = {**known, **special.get(row, {})}
     texts = {name: json.dumps(given.get(name, read("train", worked))) for name in asked}
+    if row in WORLDS:
+        texts |= {"env": json.dumps(WORLDS[row]), "good": json.dumps("tests.control_worlds:steer")}
+        texts = {name: texts[name] for name in asked}
     if row in ("sppo", "inpo"):  # a model that answers nothing right still writes texts of several lengths
         texts["preference"] = json.dumps({"use": "better", "of": {"use": "formats.brevity", "soft": 1, "hard": 400}})
     return [f"vars.{name}={text}" for name, text in texts.items()]
@@ -137,6 +143,15 @@ def list_small_sizes(recipe: Recipe, problems: int | None = None) -> list[str]:
         path = f"stages.{outer}.repeat.stages.{inner}" if inner else f"stages.{outer}"
         if inner and problems == 1:
             sizes[f"stages.{outer}.repeat.max"] = 1
+        if stage.kind == "control":
+            short = {"environment_steps": 64, "learning_starts": 16, "rollout_steps": 8, "batch_size": 16}
+            short = short if stage.environment_steps else {"max_steps": 2, "batch_size": 16}
+            sizes |= {f"{path}.{key}": value for key, value in short.items()}
+        if stage.kind == "collect":
+            sizes |= {f"{path}.{key}": 40 for key in ("environment_steps",) if stage.environment_steps}
+            sizes |= {f"{path}.{key}": 2 for key in ("episodes",) if stage.episodes}
+        if stage.kind == "evaluate_control":
+            sizes[f"{path}.episodes"] = 2
         if stage.kind in ("rl", "sft", "preference", "reward_model", "practice"):
             sizes[f"{path}.max_steps"] = 1
         if stage.kind in ("sft", "preference", "reward_model") and problems:

@@ -14,10 +14,13 @@ from schemas.errors import RecipeError
 from schemas.recipe.load import load_recipe
 from schemas.source.extend import read_recipe
 from tests.bpe_checkpoint import write_bpe_checkpoint
-from tests.papers.own_data import list_overrides, list_small_sizes, list_turns, write_files
+from tests.papers.mutation import is_control
+from tests.papers.own_data import WORLDS, list_overrides, list_small_sizes, list_turns, write_files
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes" / "papers").glob("*.yaml"))
 OWN = [path for path in RECIPES if (profiles := read_recipe(path).get("profiles")) and profiles.get("own")]
+CONTROL = [path for path in OWN if is_control(path.stem)]
+LANGUAGE = [path for path in OWN if path not in CONTROL]
 METHOD = (
     *("advantage", "advantage_shaping", "ratio", "loss_aggregation", "loss_terms", "token_mask", "filter_groups"),
     *(
@@ -58,7 +61,19 @@ def describe_method(stage):
     return settings
 
 
-@pytest.mark.parametrize("path", OWN, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", CONTROL, ids=lambda path: path.stem)
+def test_every_world_is_the_users_and_the_method_is_the_shipped_one(path, mine):
+    own, shipped = load_recipe(path, profile="own", overrides=bring(path, mine)), load_recipe(path)
+    kinds = {name: stage.kind for name, stage in own.stages.items()}
+    assert {kinds[name] for name in kinds} >= {"control", "evaluate_control"}
+    worlds = {stage.env.use for stage in own.stages.values() if hasattr(stage, "env")}
+    assert worlds == {WORLDS[path.stem]}
+    for name in (name for name, kind in kinds.items() if kind == "control"):
+        ours, theirs = (recipe.stages[name].model_dump(exclude={"env"}) for recipe in (own, shipped))
+        assert ours == theirs
+
+
+@pytest.mark.parametrize("path", LANGUAGE, ids=lambda path: path.stem)
 def test_what_is_left_is_the_method_and_nothing_of_the_toy(path, mine):
     recipe = load_recipe(path, profile="own", overrides=bring(path, mine))
     kinds = {name: stage.kind for name, stage in recipe.stages.items()}

@@ -21,7 +21,7 @@ def test_a_recipe_of_a_paper_compiles_into_a_plan(path, profile, tmp_path):
     plan = compile_recipe(recipe, Layout(tmp_path))
     assert recipe.name == path.stem
     assert "paper" in recipe.head.tags
-    assert "evaluate" in {step.kind for step in plan.steps}
+    assert {step.kind for step in plan.steps} & {"evaluate", "evaluate_control"}
     trained = {name: stage for name, stage in recipe.stages.items() if isinstance(stage, Training)}
     wanted = (1.0, "bfloat16") if profile == "full" else (0.0, "float32")
     assert {n: (gpus(s.resources), s.dtype) for n, s in trained.items()} == dict.fromkeys(trained, wanted)

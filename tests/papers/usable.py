@@ -22,6 +22,7 @@ from lineage.layout import Layout
 from schemas.package import ROOT
 from schemas.recipe.load import load_recipe
 from schemas.source.extend import read_recipe
+from tests.papers.mutation import is_control
 from tests.papers.own_data import RECIPES, list_overrides, list_small_sizes, write_files
 
 RECORD = ROOT / "docs" / "own_model.json"
@@ -33,8 +34,8 @@ PROBLEMS = 1
 
 
 def list_rows() -> list[str]:
-    """Return the rows whose recipe has the profile `own`."""
-    return [path.stem for path in sorted(RECIPES.glob("*.yaml")) if has_own(path)]
+    """Return the rows whose recipe has the profile `own` and trains a language model."""
+    return [path.stem for path in sorted(RECIPES.glob("*.yaml")) if has_own(path) and not is_control(path.stem)]
 
 
 def has_own(path: Path) -> bool:
