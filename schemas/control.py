@@ -1,6 +1,6 @@
 """Settings and slots that the kinds of control share: worlds, networks, acting, losses."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -16,8 +16,8 @@ BY_ID = "gymnasium"
 class NetworkSettings(Schema):
     """Sizes of the networks; actors and values have the same."""
 
-    hidden_sizes: list[int] = Field(default=[64, 64], min_length=1)
-    """Sizes of the hidden layers."""
+    hidden_sizes: list[Annotated[int, Field(ge=1)]] = [64, 64]
+    """Sizes of the hidden layers; none: a single linear layer, on one-hot observations a table."""
     activation: Literal["relu", "tanh", "elu"] = "relu"
     """Function between layers."""
 
@@ -25,7 +25,7 @@ class NetworkSettings(Schema):
 class WorldUse(Use):
     """Returns an environment of Gymnasium; `Pendulum-v1` stands for `{use: gymnasium, id: Pendulum-v1}`."""
 
-    home = ("learning.control.worlds",)
+    home = ("learning.control.worlds", "learning.control.grids")
     takes = ()
 
     @model_validator(mode="before")
@@ -41,7 +41,7 @@ class WorldUse(Use):
 class ActingUse(Use):
     """Chooses an action without a network: at random, or by a rule."""
 
-    home = ("learning.control.acting",)
+    home = ("learning.control.acting", "learning.control.grid_acting")
     asks = frozenset({"observation_NO", "spaces", "rng"})
 
 

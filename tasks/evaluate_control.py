@@ -2,11 +2,12 @@
 
 import numpy as np
 
+from learning.control.aggregates import make_run_lines
 from learning.control.policy import load_control_policy
 from learning.control.training import play
 from learning.control.worlds import Worlds, require_libraries
 from learning.data.rows import Row
-from learning.evaluation.evaluation import Comparison, Scores, make_comparisons, make_table
+from learning.evaluation.evaluation import Comparison, Scores, compute_values, make_comparisons, make_table
 from learning.evaluation.evaluation_report import write_report
 from learning.evaluation.gate_statistics import check_gates, judge_gates
 from learning.lookup import bind
@@ -36,10 +37,12 @@ def run(stage: EvaluateControl, context: Context) -> Result:
         samples += make_sample_rows(name, return_P)
         context.progress(done + 1, len(names))
     measured = Scores(scores, [None] * stage.episodes, first=names[0])
+    values = compute_values(compared, measured)
+    resampling = {"confidence": stage.confidence, "num_bootstrap": stage.num_bootstrap, "seed": context.seed}
     results: Row = {
         "confidence": stage.confidence,
         "problems": stage.episodes,
-        "table": make_table(compared, measured, context.seed),
+        "table": make_table(compared, measured, context.seed) + make_run_lines(values, **resampling),
         "comparisons": make_comparisons(compared, measured, context.seed),
         "gates": judge_gates(compared, measured, context.seed),
     }

@@ -25,6 +25,15 @@ def cloning_of_data(data_batch: Any, actor: Any) -> Tensor:
     return cloning(data_batch, actor)
 
 
+def conservative(batch: Any, loss: Any) -> Tensor:
+    """Mean log Σ_a exp Q(s, a) − Q(s, a_data), beside `dqn` on data of others: CQL for choices (Kumar et al. 2020)."""
+    shown = batch.select("observation")
+    with loss.value_network_params.to_module(loss.value_network):
+        loss.value_network(shown)
+    values = shown["action_value"]
+    return (values.logsumexp(-1) - values.gather(-1, batch["action"][:, None])[:, 0]).mean()
+
+
 def kl_to_previous(batch: Any, actor: Any, *, t: ScheduledFloat = 1.0) -> Tensor:
     """KL(π‖π_k) / t over all actions, π_k being the policy that collected the rollout (Tomar et al. 2020, eq. 12).
 

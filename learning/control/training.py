@@ -227,7 +227,9 @@ class ControlLoop:
         if self.worlds is not None:
             supplies["spaces"] = self.worlds.spaces
         if self.data is not None and any("data_batch" in asked_of(bound) for bound in self.terms.values()):
-            supplies["data_batch"] = self.data.make_batch(torch.randint(len(self.data), (self.stage.batch_size,)))
+            # From NumPy's stream, so that a term of weight 0 leaves the rest of the training as it is.
+            place_B = torch.from_numpy(self.rng.integers(len(self.data), size=self.stage.batch_size))
+            supplies["data_batch"] = self.data.make_batch(place_B)
         for name, bound in self.terms.items():
             terms[name] = value_at(self.stage.loss_terms[name].coef, iteration) * bound.ask(iteration, supplies)
         return terms

@@ -19,6 +19,8 @@ from schemas.errors import StepError
 
 FILE = "transitions.arrow"
 SPACES = b"spaces"
+COLUMNS = ("step", "observation", "action", "reward", "next_observation", "terminated", "truncated")
+"""Columns beside `episode`."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,14 @@ def gather_episodes(collected: Sequence[Steps], spaces: Spaces, shares: Sequence
         terminated,
         np.array([steps.truncated[n] for steps, n in rows]) | (is_last & ~terminated),
     )
+
+
+def join_transitions(parts: Sequence[Transitions]) -> Transitions:
+    """Return the steps of all parts, whose episodes are numbered on."""
+    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS}
+    before = np.cumsum([0, *(int(part.episode.max()) + 1 for part in parts)])
+    episode = np.concatenate([part.episode + first for part, first in zip(parts, before, strict=False)])
+    return Transitions(spaces=parts[0].spaces, episode=episode, **columns)
 
 
 def write_transitions(folder: Path, transitions: Transitions) -> None:
