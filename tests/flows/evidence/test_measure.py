@@ -13,7 +13,7 @@ from rich.console import Console
 
 from flows.evidence import commands, measure
 from flows.evidence.measure import list_changed_digits
-from flows.evidence.scores import ReportScores, pair_scores, read_correct_shares, read_report_scores
+from flows.evidence.scores import ReportScores, pair_scores, read_problem_means, read_report_scores
 from flows.evidence.spending import count_completions, find_makers, find_unequal
 from flows.planning.recipe_plan import plan_recipe
 from lineage.layout import Layout
@@ -232,7 +232,7 @@ def test_a_problem_counts_the_samples_that_reach_the_threshold_and_not_their_sco
     scores = {"a": [0.9, 0.5, 1.0, None], "b": [0.79, 0.8 - 1e-12, 0.0, 0.1]}
     rows = [{"model": "m", "id": id, "family": "f", "score": s} for id, of in scores.items() for s in of]
     pq.write_table(pa.Table.from_pylist(rows), folder / "samples.parquet")
-    assert read_correct_shares(manifest, "", 0.8, layout) == {"m": {"a": 2 / 3, "b": 1 / 4}}
+    assert read_problem_means(manifest, "", 0.8, layout) == {"m": {"a": 2 / 3, "b": 1 / 4}}
 
 
 def test_what_a_model_plays_in_was_made_for_it_too():
