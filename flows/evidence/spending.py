@@ -3,9 +3,11 @@
 import json
 from collections.abc import Collection, Sequence
 
+from flows.execution.results import is_number
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
 from schemas.errors import PlanError
+from schemas.manifest import Manifest
 from schemas.outcome import Outcome
 from schemas.pages.evidence import SeedResult, Spent
 from schemas.plan import Plan, Step
@@ -48,8 +50,14 @@ def sum_spending(plan: Plan, steps: Collection[str], layout: Layout) -> Spent:
         if manifest is not None:
             completions += count_completions(step, layout)
             tokens += manifest.tokens
-            taken += round(manifest.metrics.get(STEPS[step.kind], 0)) if step.kind in STEPS else 0
+            taken += count_environment_steps(manifest)
     return Spent(completions=completions, tokens=tokens, environment_steps=taken)
+
+
+def count_environment_steps(manifest: Manifest) -> int:
+    """Return the steps that a policy took in its worlds; 0 for kinds without worlds."""
+    steps = manifest.metrics.get(STEPS.get(manifest.kind, ""))
+    return round(steps) if is_number(steps) else 0
 
 
 def count_completions(step: Step, layout: Layout) -> int:
