@@ -113,5 +113,5 @@ def test_levels_are_counted_from_files(house):
     recipe.write_text(OUTCOME.replace("limit: 1", "limit: 2"))
     assert "| [out of date](evidence/README.md#one-two): +0.150" in make_papers_page(house)
     assert "0 reproduced, 0 level, 0 no effect, 0 refuted at this size, 1 out of date;" in make_papers_page(house)
-    assert "- 0 take a model and problems of yours" in make_papers_page(house)
+    assert "- 0 take a model and problems, or an environment, of yours" in make_papers_page(house)
     assert "- 0 of these ran on" in make_papers_page(house)
