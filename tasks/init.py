@@ -3,7 +3,6 @@
 from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     CONFIG_MAPPING,
-    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
@@ -12,8 +11,7 @@ from transformers import (
 
 from learning.lookup import bind
 from learning.models.added_tokens import add_tokens, extend_vocabulary
-from learning.models.architectures import find_architecture_problem
-from learning.models.model_files import has_towers
+from learning.models.architectures import find_new_model_problem
 from learning.models.policy import Policy, load_policy, read_dtype, save_policy, set_determinism
 from schemas.base import JsonObject
 from schemas.errors import StepError
@@ -58,19 +56,12 @@ def make_config(settings: JsonObject, tokenizer: PreTrainedTokenizerBase, max_le
     Raises StepError for an unknown model_type or argument, for a model that is not causal, for dropout, and for values
     that contradict the tokenizer.
     """
+    if problem := find_new_model_problem(settings):
+        raise StepError(f"config.model_type: {problem}")
     arguments = dict(settings)
-    model_types = sorted(c.model_type for c in MODEL_FOR_CAUSAL_LM_MAPPING)
-    model_type = arguments.pop("model_type", None)
-    if model_type not in model_types:
-        raise StepError(
-            f"config.model_type: {model_type!r} is not a causal language model; "
-            f"{suggest(str(model_type), model_types, 'one')}"
-        )
+    model_type = arguments.pop("model_type")
     kind = CONFIG_MAPPING[model_type]
     default = kind()
-    if has_towers(default.to_dict()):
-        text = default.get_text_config().model_type
-        raise StepError(f"config.model_type: {model_type} is multimodal; name its text model, `{text}`")
     names = sorted({*default.to_dict(), *kind.attribute_map, *LEGACY})
     for name in arguments:
         if name not in names:
@@ -84,8 +75,6 @@ def make_config(settings: JsonObject, tokenizer: PreTrainedTokenizerBase, max_le
             f"config.max_position_embeddings is less than max_length ({max_length}); raise it, or lower max_length"
         )
     config = build_config(kind, {**arguments, **dropouts, **read_tokenizer(tokenizer, arguments)}, names)
-    if problem := find_architecture_problem({**config.to_dict(), "is_encoder_decoder": False}):
-        raise StepError(f"config.model_type: {problem}")
     heads, groups = (getattr(config, f"num_{name}_heads", None) for name in ("attention", "key_value"))
     if heads and groups and heads % groups:
         raise StepError(

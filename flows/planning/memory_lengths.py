@@ -19,7 +19,7 @@ from schemas.base import JsonObject
 from schemas.chat_settings import read_chat
 from schemas.errors import PosttrainError, StepError
 from schemas.plan import Input, Plan, Step
-from schemas.references import TABLE_TYPES
+from schemas.references import MODEL_TYPES, TABLE_TYPES
 from schemas.stages.data import Data
 from schemas.use import ProblemsUse, TokenizerUse
 
@@ -139,21 +139,27 @@ class PlanRows:
             yield from unpack_rows(batch)
 
     def _generate(self, step: Step) -> Iterator["Row"]:
-        """Yield problems of a step's own generators. Raise UnknownRowsError for one that reads what others make."""
+        """Yield problems of a step's own generators. Raise UnknownRowsError for one that reads what steps make."""
         from learning.lookup import bind  # torch comes with it
 
         uses = [(name, i, use) for name in GENERATORS for i, use in enumerate(step.settings.get(name) or ())]
-        if any(given.port.startswith(f"{name}.") for name in GENERATORS for given in step.inputs):
-            raise UnknownRowsError(step.name)
+        read = [given for given in step.inputs if given.port.partition(".")[0] in GENERATORS]
+        inputs = {given.port: self._find_generator_input(given) for given in read}
         for name, index, settings in uses:
             use = ProblemsUse.model_validate(settings)
             size = use.options.get("size")
             if isinstance(size, int):
                 use = use.model_copy(update={"size": min(size, GENERATED)})
-            made = list(bind(use, f"{name}.{index}")())
+            made = list(bind(use, f"{name}.{index}", inputs)())
             yield from made
             if isinstance(size, int) and len(made) == GENERATED:
                 yield from islice(made * (size // GENERATED), min(size, LOOKED_AT) - GENERATED)
+
+    def _find_generator_input(self, given: Input) -> Path:
+        """Return the folder that a generator reads. Raise UnknownRowsError for models and for what is not made yet."""
+        if given.source is not None and given.type not in MODEL_TYPES:
+            return find_source(given.source, self.layout, self.folders).folder
+        raise UnknownRowsError(given.port)
 
 
 def load_tokenizer(model: KnownModel) -> "PreTrainedTokenizerBase | None":

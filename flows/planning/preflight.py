@@ -10,6 +10,7 @@ from flows.planning.contracts import verify_contracts
 from flows.planning.data_sources import find_source_problems
 from flows.planning.length_check import find_length_problems
 from flows.planning.lm_eval_check import verify_lm_eval_tasks
+from flows.planning.new_models import find_new_model_problems
 from flows.planning.outside_models import REGISTRY, find_outside_model_problems
 from flows.planning.own_rewards import find_own_reward_problems
 from flows.planning.row_remarks import find_row_remarks
@@ -47,7 +48,7 @@ def find_problems(recipe: Recipe, layout: Layout, warn: Callable[[str], None]) -
 
 
 def find_input_problems(recipe: Recipe, layout: Layout, warn: Callable[[str], None]) -> list[Problem]:
-    """Return all problems of sources from outside: missing ones, rows, models; and of the user's own rewards.
+    """Return all problems of sources from outside (missing ones, rows, models), new models and the user's own rewards.
 
     Call `warn` with what does not prevent a run: evaluation problems among the rows that are trained on, odd rows.
     """
@@ -59,7 +60,7 @@ def find_input_problems(recipe: Recipe, layout: Layout, warn: Callable[[str], No
                 problems.append(problem)
             else:
                 warn(str(problem))
-    return problems + find_own_reward_problems(recipe, layout)
+    return [*problems, *find_new_model_problems(recipe), *find_own_reward_problems(recipe, layout)]
 
 
 def _find_missing(recipe: Recipe, layout: Layout) -> Iterator[Problem]:

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from schemas.base import JsonObject
-from schemas.suggestions import find_nearest
+from schemas.suggestions import find_nearest, suggest
 
 BIDIRECTIONAL = frozenset(
     {
@@ -18,6 +18,8 @@ BIDIRECTIONAL = frozenset(
 """Model types whose tokens attend to those after them, unless the config has `is_decoder: true`."""
 NEVER_CAUSAL = frozenset({"cpmant", "xlm", "xlnet"})
 """Model types whose class for language models attends to later tokens as well."""
+TOWERS = ("vision_config", "audio_config")
+"""Parts of a multimodal configuration besides its `text_config`."""
 TABLES = {"causal": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "any": "MODEL_MAPPING_NAMES"}
 
 
@@ -26,7 +28,7 @@ def find_architecture_problem(config: JsonObject) -> str | None:
     kind = str(config.get("model_type"))
     causal = list_model_types("causal")
     if kind not in causal:
-        if any(isinstance(config.get(part), dict) for part in ("vision_config", "audio_config")):
+        if any(isinstance(config.get(part), dict) for part in TOWERS):
             return (
                 f"transformers has no text model for the multimodal type {kind}: its language part cannot be trained "
                 "without its towers; save that part as a model of its own type, or use another model"
@@ -38,9 +40,67 @@ def find_architecture_problem(config: JsonObject) -> str | None:
         return f"a model of type {kind} is no causal language model; use one that predicts the next token"
     if config.get("is_encoder_decoder") is True:
         return f"a {kind} model with an encoder; only decoders are supported: use a causal language model"
-    if kind in NEVER_CAUSAL or (kind in BIDIRECTIONAL and config.get("is_decoder") is not True):
+    if kind in NEVER_CAUSAL:
+        return f"a {kind} model attends to later tokens; use a causal language model"
+    if kind in BIDIRECTIONAL and config.get("is_decoder") is not True:
         return f"a {kind} model attends to later tokens (it has no `is_decoder: true`); use a causal language model"
     return None
+
+
+def find_new_model_problem(config: JsonObject) -> str | None:
+    """Return why no new language model can be made of this configuration and what to do; None if its type can be."""
+    kind = config.get("model_type")
+    if kind is None:
+        return "`model_type` is missing; name an architecture, for example `model_type: qwen3`"
+    types = list_model_types("causal")
+    if kind not in types:
+        return f"{kind!r} is not a causal language model; {suggest(str(kind), sorted(types), 'one')}"
+    if (text := find_text_type(str(kind))) is not None:
+        return f"{kind} is multimodal; name its text model{f', `{text}`' if text else ''}"
+    return find_architecture_problem({**config, "is_encoder_decoder": False})
+
+
+@cache
+def find_text_type(kind: str) -> str | None:
+    """Return the text model's type of a multimodal type of the installed transformers; None for other types.
+
+    Empty if the text model may be of any type.
+    """
+    name = kind.replace("-", "_")
+    file = _find_transformers() / "models" / name / f"configuration_{name}.py"
+    if not file.is_file():
+        return None  # a part of another type's module has no towers of its own
+    classes = [node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
+    types = {
+        one.name: value.value
+        for one in classes
+        if isinstance(value := _read_attribute(one, "model_type"), ast.Constant)
+    }
+    for one in classes:
+        parts = _read_attribute(one, "sub_configs")
+        if types.get(one.name) != kind or not isinstance(parts, ast.Dict):
+            continue
+        named = {
+            key.value: part for key, part in zip(parts.keys, parts.values, strict=True) if isinstance(key, ast.Constant)
+        }
+        if "text_config" in named and any(tower in named for tower in TOWERS):
+            return str(types.get(getattr(named["text_config"], "id", ""), ""))
+    return None
+
+
+def _read_attribute(one: ast.ClassDef, name: str) -> ast.expr | None:
+    """Return the expression that a class assigns to an attribute."""
+    for node in one.body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == name:
+            return node.value
+    return None
+
+
+def _find_transformers() -> Path:
+    spec = find_spec("transformers")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0])
 
 
 @cache
@@ -49,10 +109,7 @@ def list_model_types(table: str) -> frozenset[str]:
 
     The table is read from the source: an import of transformers takes seconds.
     """
-    spec = find_spec("transformers")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    file = Path(spec.submodule_search_locations[0]) / "models" / "auto" / "modeling_auto.py"
+    file = _find_transformers() / "models" / "auto" / "modeling_auto.py"
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == TABLES[table]:
             assert isinstance(node.value, ast.Call)

@@ -74,7 +74,7 @@ def test_the_longest_sequence_is_what_the_stage_says(make):
     ("config", "message"),
     [
         ({"model_type": "qwen33"}, "'qwen33' is not a causal language model; did you mean `qwen3`"),
-        ({"hidden_size": 16}, "config.model_type: None is not a causal"),
+        ({"hidden_size": 16}, "config.model_type: `model_type` is missing"),
         ({"model_type": "bert_score"}, "is not a causal language model"),
         ({"model_type": "bert"}, "model_type: a bert model attends to later tokens .*`is_decoder: true`"),
         ({"model_type": "gemma3"}, "gemma3 is multimodal; name its text model, `gemma3_text`"),

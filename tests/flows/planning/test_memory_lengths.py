@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from flows.planning.memory import PROCESS, describe_lengths, estimate_memory, list_warnings, memory_as_json
-from flows.planning.memory_lengths import PlanRows
+from flows.planning.memory_lengths import PlanRows, UnknownRowsError
 from flows.planning.memory_models import PlanModels
 from flows.planning.recipe_plan import plan_recipe
 from learning.data.chat import encode_prompt
@@ -71,6 +71,22 @@ def test_an_evaluation_needs_the_cache_of_its_own_problems(measure, monkeypatch)
     _, most = measure()
     two, ten, all_that_fits = (one["check"].places[0].peak.parts["cache"] for one in (few, needs, most))
     assert two < ten < all_that_fits / 100
+
+
+def test_written_problems_of_a_folder_are_read(folder, measure):
+    problems = [{"question": text, "answer": "2"} for text in ("What is 1 plus 1?", "What is 2 plus 1? " * 6)]
+    (folder / "written").mkdir(exist_ok=True)
+    (folder / "written" / "questions.jsonl").write_text(write_lines(problems))
+    use = "{use: written, data: 'path:written', file: questions.jsonl, family: sums, instruction: 'Say it: '}"
+    plan, needs = measure("prompts: path:exam.jsonl", f"tasks: [{use}]")
+    tokenizer = load_tokenizer(folder / "model")
+    longest = [{"role": "user", "content": "Say it: " + problems[1]["question"]}]
+    assert needs["check"].lengths.prompt == len(encode_prompt(tokenizer, longest))
+    assert needs["check"].lengths.rows == 2
+    reads_step = [given.model_copy(update={"source": None, "steps": ("tuned",)}) for given in plan.step("check").inputs]
+    later = plan.step("check").model_copy(update={"inputs": tuple(reads_step)})
+    with pytest.raises(UnknownRowsError):
+        list(PlanRows(plan, Layout(folder))._read_step(later))
 
 
 def test_rows_over_the_limit_count_as_the_limit(measure):
