@@ -9,18 +9,29 @@ from typing import Any
 KNOWN_LAYERS = frozenset({"full_attention", "attention", "sliding_attention"})
 """Layers that the forest computes, as transformers names them in `layer_types`."""
 PADDED = {
-    "positions that are not those of a path": ("bloom", "codegen", "gptj", "mpt", "xglm"),
-    "attention that cannot be replaced": ("falcon", "gpt_neox_japanese", "nemotron", "openai-gpt", "stablelm"),
+    "positions that are not those of a path": (
+        *("bloom", "codegen", "gptj", "mpt", "xglm"),
+        *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart"),
+        *("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "trocr", "xlm-roberta", "xlm-roberta-xl"),
+        "xmod",
+    ),
+    "attention that cannot be replaced": (
+        *("falcon", "gpt_neox_japanese", "moshi", "nemotron", "openai-gpt", "stablelm"),
+        *("big_bird", "megatron-bert", "roformer"),
+    ),
     "attention in chunks": ("llama4_text",),
     "attention within a window of another name": ("doge", "gpt_neo", "inkling_text", "recurrent_gemma"),
     "layers of state spaces": (
         *("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba"),
-        *("mamba", "mamba2", "nemotron_h", "rwkv", "zamba2"),
+        *("mamba", "mamba2", "nemotron_h", "rwkv", "zamba", "zamba2"),
     ),
-    "layers of linear attention": ("minimax", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
+    "layers of linear attention": (
+        *("kimi_linear", "minimax", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "xlstm"),
+    ),
     "layers of convolutions": ("lfm2", "lfm2_moe"),
-    "a head of several layers": ("modernbert-decoder",),
-    "attention to chosen tokens": ("axk2", "deepseek_v32", "deepseek_v4", "glm_moe_dsa", "hy_v4"),
+    "a head of several layers": ("bert", "electra", "ernie", "modernbert-decoder", "rembert", "roc_bert"),
+    "layers of convolutions and attention": ("zaya",),
+    "attention to chosen tokens": ("axk2", "deepseek_v32", "deepseek_v4", "glm_moe_dsa", "hy_v4", "qwen4_exp_text"),
 }
 """Model types with transformers' own forward over padded rows, by the reason."""
 

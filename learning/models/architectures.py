@@ -16,10 +16,14 @@ BIDIRECTIONAL = frozenset(
     }
 )
 """Model types whose tokens attend to those after them, unless the config has `is_decoder: true`."""
-NEVER_CAUSAL = frozenset({"cpmant", "xlm", "xlnet"})
+NEVER_CAUSAL = frozenset({"cpmant", "prophetnet", "xlm", "xlnet"})
 """Model types whose class for language models attends to later tokens as well."""
+DRAFTS = frozenset({"gemma4_assistant", "gemma4_unified_assistant"})
+"""Model types that continue the hidden states of another model."""
 TOWERS = ("vision_config", "audio_config")
 """Parts of a multimodal configuration besides its `text_config`."""
+OTHER_TOWERS = ("audio_encoder", "audio_encoder_config", "vq_config")
+"""Such parts of types that transformers has no text checkpoints of."""
 TABLES = {"causal": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "any": "MODEL_MAPPING_NAMES"}
 
 
@@ -38,6 +42,10 @@ def find_architecture_problem(config: JsonObject) -> str | None:
             hint = f"did you mean `{near}`?" if near else "code in a model's folder is not executed"
             return f"the installed transformers has no model type {kind!r}; {hint}"
         return f"a model of type {kind} is no causal language model; use one that predicts the next token"
+    if kind in DRAFTS:
+        return (
+            f"a {kind} model drafts tokens from the hidden states of another model; name the model that it drafts for"
+        )
     if config.get("is_encoder_decoder") is True:
         return f"a {kind} model with an encoder; only decoders are supported: use a causal language model"
     if kind in NEVER_CAUSAL:
@@ -64,7 +72,7 @@ def find_new_model_problem(config: JsonObject) -> str | None:
 def find_text_type(kind: str) -> str | None:
     """Return the text model's type of a multimodal type of the installed transformers; None for other types.
 
-    Empty if the text model may be of any type.
+    Empty if it has none, or one of any type.
     """
     name = kind.replace("-", "_")
     file = _find_transformers() / "models" / name / f"configuration_{name}.py"
@@ -83,15 +91,16 @@ def find_text_type(kind: str) -> str | None:
         named = {
             key.value: part for key, part in zip(parts.keys, parts.values, strict=True) if isinstance(key, ast.Constant)
         }
-        if "text_config" in named and any(tower in named for tower in TOWERS):
-            return str(types.get(getattr(named["text_config"], "id", ""), ""))
+        if any(tower in named for tower in (*TOWERS, *OTHER_TOWERS)):
+            return str(types.get(getattr(named.get("text_config"), "id", ""), ""))
     return None
 
 
 def _read_attribute(one: ast.ClassDef, name: str) -> ast.expr | None:
     """Return the expression that a class assigns to an attribute."""
     for node in one.body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == name:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if isinstance(node, ast.Assign | ast.AnnAssign) and getattr(target, "id", "") == name:
             return node.value
     return None
 

@@ -115,6 +115,19 @@ def apply_compute_options(model: nn.Module, training: Training) -> None:
             block.forward = MethodType(recompute_block, block)
 
 
+@contextmanager
+def full_precision(model: nn.Module) -> Iterator[bool]:
+    """Compute in the precision of the weights for a moment; yield whether the model else computes in bfloat16."""
+    mixed = [m for m in model.modules() if getattr(m.__dict__.get("forward"), "__func__", None) is _in_bfloat16]
+    for module in mixed:
+        del module.forward
+    try:
+        yield bool(mixed)
+    finally:
+        for module in mixed:
+            module.forward = MethodType(_in_bfloat16, module)
+
+
 def find_blocks(model: nn.Module) -> list[nn.Module]:
     """Return the blocks of a transformer, in order; empty if transformers does not mark them."""
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]

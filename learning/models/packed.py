@@ -21,19 +21,14 @@ from learning.models.forwards import (
     attention_by,
     describe_linear_layers,
     evaluation_mode,
+    full_precision,
     narrowed_last_mlp,
     recomputed_mlps,
     unwrap,
 )
 from learning.models.limited_attention import TILE, ForestMasks
-from learning.models.padded import compute_logits, get_body, padded_hidden, padded_logits, padded_outputs
-from learning.models.reduced import (
-    depends_on_later_tokens,
-    describe_unsupported_attention,
-    is_close,
-    narrow_windows,
-    reduced,
-)
+from learning.models.padded import compute_logits, examine_own_forward, get_body, padded_hidden, padded_logits
+from learning.models.reduced import describe_unsupported_attention, is_close, narrow_windows, reduced
 from learning.models.segments import BOTH, NAME, VARLEN, Layout, make_layout, measure_chains
 from schemas.errors import StepError
 
@@ -357,24 +352,27 @@ def describe_forward(model: Any) -> dict[str, str]:
 def _examine(model: Any) -> Forward:
     """Compare the forward passes on a prefix with two completions; return the fastest exact one.
 
-    Raise StepError if the model is not causal.
+    A model that computes in bfloat16 over float32 weights is compared in float32, where rounding hides nothing, and
+    coarsely as it computes. Raise StepError if the model is not causal.
     """
     with evaluation_mode(model), narrow_windows(model, NARROW), reduced(model):
         probe = _probe(model.get_input_embeddings().weight.shape[0]).to(model.device)
-        truth_MC, logits_MV = padded_outputs(model, probe)
-        prefix = int(probe.cu_seqlens_S1[1])
-        alone_PC = padded_hidden(model, pack([probe.input_ids_M[:prefix].tolist()], [-1]))
-        if depends_on_later_tokens(alone_PC, truth_MC[:prefix]):
-            kind = model.config.model_type
-            raise StepError(
-                f"{kind}: its tokens attend to later tokens, so it is no causal language model; use another"
-            )
-        own = logits_MV is not None and not is_close(compute_logits(model, truth_MC), logits_MV)
-        head: Literal["shared", "own"] = "own" if own else "shared"
-        reason = describe_unsupported_attention(model.config) or _forest_differs(model, probe, truth_MC)
-        if own and not reason:
-            reason = "only its own forward gives its logits"
-        return Forward("padded", head, f"{model.config.model_type}: {reason}") if reason else Forward("forest", head)
+        with full_precision(model) as mixed:
+            choice = _compare(model, probe)
+        if mixed and choice.body == "forest":
+            reason = _forest_differs(model, probe, padded_hidden(model, probe), mixed=True)
+            return Forward("padded", choice.head, f"{model.config.model_type}: {reason}") if reason else choice
+        return choice
+
+
+def _compare(model: Any, probe: Packed) -> Forward:
+    prefix = probe.input_ids_M[: int(probe.cu_seqlens_S1[1])].tolist()
+    truth_MC, plain_head = examine_own_forward(model, probe, pack([prefix], [-1]))
+    reason = describe_unsupported_attention(model.config) or _forest_differs(model, probe, truth_MC)
+    if not (plain_head or reason):
+        reason = "only its own forward gives its logits"
+    head: Literal["shared", "own"] = "shared" if plain_head else "own"
+    return Forward("padded", head, f"{model.config.model_type}: {reason}") if reason else Forward("forest", head)
 
 
 NARROW = 4
@@ -387,7 +385,7 @@ def _probe(vocabulary: int, lengths: tuple[int, int, int] = (6, 7, 4)) -> Packed
     return pack(spread, [-1, 0, 0])
 
 
-def _forest_differs(model: Any, probe: Packed, truth_MC: Tensor) -> str:
+def _forest_differs(model: Any, probe: Packed, truth_MC: Tensor, *, mixed: bool = False) -> str:
     """Return why the forward pass over a forest differs from the model's own; empty if it does not."""
     try:
         found_MC = forest_hidden(model, probe)
@@ -395,4 +393,4 @@ def _forest_differs(model: Any, probe: Packed, truth_MC: Tensor) -> str:
         return str(error)
     except UNFIT as error:
         return f"its attention takes no layout of segments ({type(error).__name__})"
-    return "" if is_close(found_MC, truth_MC) else "its own forward gives other numbers"
+    return "" if is_close(found_MC, truth_MC, mixed=mixed) else "its own forward gives other numbers"

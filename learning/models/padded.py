@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from learning.models.reduced import depends_on_later_tokens, is_close
+from schemas.errors import StepError
+
 if TYPE_CHECKING:
     from learning.models.packed import Packed
 
@@ -87,3 +90,28 @@ def compute_logits(model: Any, rows_BC: Tensor) -> Tensor:
     if cap := getattr(config, "final_logit_softcapping", getattr(config, "logits_soft_cap", None)):  # Gemma
         logits_BV = (logits_BV / cap).tanh() * cap
     return logits_BV
+
+
+def examine_own_forward(model: Any, probe: "Packed", prefix: "Packed") -> tuple[Tensor, bool]:
+    """Return hidden states (M, C) of a probe, and whether the logits are the output embeddings of them.
+
+    `prefix` is the first segment by itself. Raise StepError if its states or logits change with later tokens.
+    """
+    truth_MC, logits_MV = padded_outputs(model, probe)
+    alone_PC, alone_PV = padded_outputs(model, prefix.to(model.device))
+    pairs = [(alone_PC, truth_MC)]
+    plain = logits_MV is None or _is_plain_head(model, truth_MC, logits_MV)
+    if not plain and alone_PV is not None and logits_MV is not None:  # such as ProphetNet's, from streams of its own
+        pairs.append((alone_PV, logits_MV))
+    if any(depends_on_later_tokens(alone, followed[: len(alone)]) for alone, followed in pairs):
+        kind = model.config.model_type
+        raise StepError(f"{kind}: its tokens attend to later tokens, so it is no causal language model; use another")
+    return truth_MC, plain
+
+
+def _is_plain_head(model: Any, truth_MC: Tensor, logits_MV: Tensor) -> bool:
+    """Return whether the logits are the output embeddings of the hidden states; other heads may take other widths."""
+    try:
+        return is_close(compute_logits(model, truth_MC), logits_MV)
+    except RuntimeError:
+        return False

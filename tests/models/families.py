@@ -58,6 +58,16 @@ DENSE_MLA = {
 INDEXED = {"index_topk": 8, "index_n_heads": 4, "index_head_dim": 8}
 """Attention to chosen tokens: with few heads many scores are exactly 0, so that equal scores are common."""
 WINDOW = {"sliding_window": 8}
+DECODER = {"is_decoder": True}
+"""Of types that are encoders without it."""
+HALF = {
+    "d_model": 32,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 48,
+    "is_encoder_decoder": False,
+}
+"""The decoder of an encoder-decoder by itself."""
 FAMILIES = {
     "llama": {},
     "qwen2": {},
@@ -236,6 +246,59 @@ FAMILIES = {
         "num_mem_blocks": 1,
         "attention_head_dim": 16,
     },
+    "kimi_linear": {
+        **MLA,
+        **EXPERTS,
+        "q_lora_rank": None,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_head_dim": 8,
+        "linear_num_heads": 4,
+    },
+    "qwen4_exp_text": {
+        **EXPERTS,
+        **LINEAR,
+        "layer_types": ["linear_attention", "indexed_attention"],
+        "shared_expert_intermediate_size": 24,
+        "hc_count": 2,
+        "hc_lowrank": 8,
+        "indexer_n_heads": 4,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 8,
+        "indexer_budget": 8,
+        "indexer_compress_ratio": 4,
+    },
+    "xlstm": {
+        "hidden_size": 64,
+        "embedding_dim": 64,
+        "num_heads": 4,
+        "num_blocks": 2,
+        "chunk_size": 8,
+        "qk_dim_factor": 1.0,
+    },
+    "zamba": {
+        "num_hidden_layers": 3,
+        "layers_block_type": ["mamba", "hybrid", "hybrid"],
+        "mamba_d_state": 8,
+        "n_mamba_heads": 2,
+        "attention_head_dim": 16,
+        "head_dim": None,
+        "num_key_value_heads": 4,
+        "use_mamba_kernels": False,
+    },
+    "zaya": {**EXPERTS, "num_experts_per_tok": 1, "router_hidden_size": 16, "layer_types": ["hybrid", "hybrid"]},
+    "moshi": {"ffn_dim": 96},
+    "fuyu": {},
+    "whisper": HALF,
+    "trocr": HALF,
+    **dict.fromkeys(("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart"), HALF),
+    **dict.fromkeys(("mvp", "pegasus", "plbart"), HALF),
+    **dict.fromkeys(("bert", "bert-generation", "camembert", "data2vec-text", "ernie", "megatron-bert"), DECODER),
+    **dict.fromkeys(("roberta", "roberta-prelayernorm", "roc_bert", "xlm-roberta", "xlm-roberta-xl"), DECODER),
+    "big_bird": {**DECODER, "attention_type": "original_full"},
+    "electra": {**DECODER, "embedding_size": 32},
+    "rembert": {**DECODER, "input_embedding_size": 16, "output_embedding_size": 16},
+    "roformer": {**DECODER, "embedding_size": 32},
+    "xmod": {**DECODER, "languages": ["en"], "default_language": "en"},
 }
 
 SCALE = {"mamba": 2, "mamba2": 2, "falcon_mamba": 2}

@@ -15,32 +15,45 @@ from learning.generation.engines.slots import Slots
 from learning.generation.engines.torch import Engine
 from learning.memory_model.expected_forward import PADDED, expect_forward
 from learning.models import segments as segments_module
+from learning.models.forwards import apply_compute_options
 from learning.models.packed import choose_forward, forest_hidden, pack, packed_logprobs
+from learning.models.padded import padded_hidden
 from learning.models.policy import Policy, load_policy, save_policy
 from learning.models.reduced import narrow_windows
 from learning.samples.engine_protocol import Request, Sampling
 from schemas.errors import StepError
+from schemas.training import Training
 from tests.models.families import FAMILIES, VOCABULARY, make_family
 
 PARENTS = [-1, 0, 0, -1, 3, 3, 5]
 EOS = 2
 PACKED_EXPERTS = {
     kind: {f"model.layers.{layer}.mlp.experts.gate_up_proj" for layer in range(2)}
-    for kind in ("gpt_oss", "hy_v4", "inkling_text", "minimax_m3_vl_text")
+    for kind in ("gpt_oss", "hy_v4", "inkling_text", "minimax_m3_vl_text", "zaya")
 }
 """Checkpoints that hold all experts of a layer in one tensor, by transformers' own conversions too."""
-WRONG_CACHE = {"rwkv"}
-"""Its cached decoding in the installed transformers differs from its own forward."""
+OWN_POSITIONS = {
+    *("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+}
+"""Families whose forward counts positions from the padding token, and whose `generate` from 0: other numbers."""
+WRONG_CACHE = {"rwkv", *OWN_POSITIONS}
+"""Families whose cached decoding in the installed transformers differs from their own forward."""
 OWN_CACHE = {
     *("bloom", "codegen", "falcon", "gpt_neo", "gptj", "llama4_text", "minimax"),
     *("mpt", "nemotron", "recurrent_gemma", "rwkv", "stablelm"),
     *("axk2", "deepseek_v32", "deepseek_v4", "doge", "glm_moe_dsa", "hy_v4", "inkling_text"),
     *("gpt_neox_japanese", "olmo_hybrid", "openai-gpt", "xglm"),
+    *("big_bird", "megatron-bert", "moshi", "qwen4_exp_text", "rembert", "roformer", "trocr", "xlstm"),
+    *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart"),
+    *OWN_POSITIONS,
 }
 """Families that the engine does not decode over slots; all others are batched continuously."""
 PADDED_FAMILIES = {kind for kinds in PADDED.values() for kind in kinds}
 """Families that take transformers' own forward; all others take the forest."""
-OWN_HEAD = {"inkling_text", "modernbert-decoder"}
+OWN_HEAD = {
+    *("inkling_text", "modernbert-decoder", "xlstm", "bert", "big_bird", "electra", "ernie", "megatron-bert"),
+    *("rembert", "roc_bert", "roformer", *OWN_POSITIONS),
+}
 """Families whose logits only their own forward gives."""
 IN_FLOAT64 = {"gemma4_text", "gemma4_unified_text", "youtu"}
 """Families whose numbers differ by more than 1e-5 in float32, from rounding alone."""
@@ -107,10 +120,21 @@ def test_completions_are_drawn_from_the_own_forward(kind):
         token_ids |= {(ticket, one.sample): one.token_ids for ticket, one in flight.step()}
     assert token_ids == {(r, i): one.token_ids for r, row in enumerate(completions) for i, one in enumerate(row)}
     greedy = engine.generate([Request(prompts[0], 1, seed=0)], Sampling(0.0, max_new_tokens=8))[0][0].token_ids
-    ids = torch.tensor([prompts[0]])
+    assert greedy == generate_greedily(kind, model, prompts[0])
+
+
+def generate_greedily(kind, model, prompt):
+    """Return what transformers' `generate` gives; where that is wrong, the likeliest tokens of the own forward."""
+    ids = torch.tensor([prompt])
+    if kind in OWN_POSITIONS:
+        while len(ids[0]) < len(prompt) + 8 and EOS not in ids[0, len(prompt) :]:
+            with torch.no_grad():
+                ids = torch.cat([ids, model(input_ids=ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+        return ids[0, len(prompt) :].tolist()
+    model.generation_config.forced_eos_token_id = None  # BART's would end every completion
     options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "eos_token_id": EOS, "pad_token_id": 0}
     options["use_cache"] = kind not in WRONG_CACHE
-    assert greedy == model.generate(ids, max_new_tokens=8, **options)[0, ids.shape[1] :].tolist()
+    return model.generate(ids, max_new_tokens=8, **options)[0, ids.shape[1] :].tolist()
 
 
 def test_a_model_that_decodes_other_numbers_without_a_cache_too_is_refused(monkeypatch):
@@ -180,6 +204,31 @@ def test_wrong_attention_is_found_on_the_weights(monkeypatch):
         assert float((right[1:12] - truth).abs().max()) < 1e-5
         wrong = forest_hidden(planted, packed)
         assert float((wrong[:12] - planted.model(torch.tensor([segments[0]]))[0][0]).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("planted", [False, True])
+def test_a_model_that_computes_in_bfloat16_takes_the_forest_if_it_is_exact(monkeypatch, kind, planted):
+    """Its hidden states are float32 and differ by the rounding of bfloat16, which says nothing against the forest."""
+    model = make_family(kind)
+    apply_compute_options(model, Training(bf16=True))
+    if planted:
+        plant(monkeypatch, model, 1, scaling=0.5)
+    choice = choose_forward(model)
+    assert choice.body == ("padded" if planted else "forest"), choice.reason
+    packed = pack(ragged_forest(), PARENTS)
+    with torch.no_grad():
+        forest, own = forest_hidden(model, packed), padded_hidden(model, packed)
+    if not planted:
+        assert 1e-4 < float((forest - own).abs().max() / own.abs().max()) < 0.05
+    assert model.base_model.forward.__func__ is not type(model.base_model).forward  # computes in bfloat16 again
+
+
+@pytest.mark.parametrize("kind", ["big_bird", "bloom", "gptj", "llama4_text"])
+def test_weights_in_bfloat16_are_decoded_over_an_own_cache_where_slots_are_wrong(kind):
+    engine = Engine(SimpleNamespace(model=make_family(kind).bfloat16(), stop_ids=(EOS,), max_length=256), max_slots=5)
+    engine.generate([Request([3, 4, 5], 1, seed=5)], Sampling(1.0, max_new_tokens=3))
+    assert engine.describe()["decoding"].startswith("transformers' own cache")
 
 
 def plant(monkeypatch, model, layer, name=segments_module.NAME, **changed):

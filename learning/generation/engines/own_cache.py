@@ -203,7 +203,8 @@ def _is_exact(model: Any, *, cached: bool) -> bool:
     with evaluation_mode(model):
         logits_BLV = model(input_ids=ids_BL, use_cache=False).logits[:, -CHECKED - 1 : -1]
     truth_BL = logits_BLV.float().log_softmax(-1).gather(2, ids_BL[:, -CHECKED:, None])[..., 0]
-    return is_close(torch.tensor([row.logprobs for row in rows]), truth_BL.cpu())
+    mixed = logits_BLV.dtype in (torch.bfloat16, torch.float16)
+    return is_close(torch.tensor([row.logprobs for row in rows]), truth_BL.cpu(), mixed=mixed)
 
 
 def describe_missing_cache(model: Any) -> dict[str, str]:
