@@ -149,6 +149,16 @@ def test_the_order_of_the_episodes_does_not_matter(policy):
         assert per_turn(first_T, batch, path) == pytest.approx(per_turn(second_T, other, 1 - path))
 
 
+def test_a_turn_without_an_answer_takes_no_step_of_the_next_episode(policy):
+    """Only the episode counts for it; the first turn of the episode behind it has a step."""
+    (lost, solved), _ = play(policy, TRAINED, [LOST, SOLVED])
+    lost.turns[-1] = replace(lost.turns[-1], state=0)
+    values_T, batch = find_advantages(TRAINED, [lost, solved])
+    episode = 0.5 / (torch.tensor([1.0, 0.0]).std().item() + EPSILON)
+    assert per_turn(values_T, batch, 0)[-1] == pytest.approx(-episode)
+    assert per_turn(values_T, batch, 1)[0] != pytest.approx(episode)
+
+
 def test_groups_that_see_the_same_states_are_not_compared(policy):
     """A second group of the same game, whose success is longer, changes nothing in the first one."""
     longer = ["drop cup", *SOLVED]
