@@ -106,10 +106,10 @@ for panel, verbs in PANELS.items():
 
 def advise_on_verb(message: str) -> str:
     """Return the nearest verb for the message of an unknown one; empty for other messages."""
-    found = re.search(r"No such command '([^']*)'", message)
-    if found is None or "Did you mean" in message:
+    unknown = re.search(r"No such command '([^']*)'", message)
+    if unknown is None or "Did you mean" in message:
         return ""
-    verb = VERBS.get(found[1])
+    verb = VERBS.get(unknown[1])
     return f"did you mean `posttrain {verb}`?" if verb else "all verbs: posttrain -h"
 
 

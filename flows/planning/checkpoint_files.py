@@ -4,9 +4,9 @@ import json
 import re
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from schemas.adapter_base import find_plain_base, find_tokenizer_folder
+from schemas.base import JsonObject
 
 TEMPLATE = "chat_template.jinja"
 GENERATION = re.compile(r"{%-?\s*(end)?generation\s*-?%}")
@@ -107,7 +107,7 @@ def _find_template_problem(folder: Path) -> str | None:
     return None
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: Path) -> JsonObject:
     try:
         content = json.loads(file.read_text()) if file.is_file() else {}
     except (OSError, ValueError, RecursionError):

@@ -54,13 +54,13 @@ def _sum_losses(
     packed = pack([example.ids for example in examples], [-1] * len(examples))
     learn_M = torch.tensor([learned for example in examples for learned in example.learned])
     watched = () if right is None else ("likeliest",)
-    found = packed_statistics(model, packed.to(model.device), watched=watched, needed_M=learn_M, body=body)
+    statistics = packed_statistics(model, packed.to(model.device), watched=watched, needed_M=learn_M, body=body)
     sizes = [len(example.ids) for example in examples]
     for numbers, name, sign in ((rows, "lp", -1), (right, "likeliest", 1)):
         if numbers is not None:
-            parts = found[name].detach().double().split(sizes)
+            parts = statistics[name].detach().double().split(sizes)
             numbers += (sign * torch.stack([part.sum() for part in parts])).tolist()
-    return -found["lp"].sum()
+    return -statistics["lp"].sum()
 
 
 def choose_loss(model: Any, *, packing: bool) -> Loss:

@@ -4,7 +4,7 @@ A model is made of torch's fake tensors: its parameters are counted, and a pass 
 backward pass and what its cache holds. Nothing is computed, but importing torch and transformers takes seconds.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
@@ -236,7 +236,7 @@ def _measure_row(model: Any, length: int, size: int, *, frozen: bool) -> Row:
     del out
     with torch.no_grad():
         out = get_body(model)(input_ids=ids_1L, use_cache=True)
-    held = {t.untyped_storage()._cdata: _count_bytes(t, size) for t in _list_tensors(out, [], set())}
+    held = {t.untyped_storage()._cdata: _count_bytes(t, size) for t in _walk_tensors(out, set())}
     hidden = out[0].untyped_storage()
     held.pop(hidden._cdata, None)
     return Row(saved, sum(held.values()))
@@ -247,19 +247,18 @@ def _count_bytes(tensor: Tensor, size: int) -> int:
     return held // HALF * size if tensor.dtype == torch.bfloat16 else held
 
 
-def _list_tensors(value: Any, found: list[Tensor], seen: set[int]) -> list[Tensor]:
-    """Return the tensors in the attributes and elements of an object."""
+def _walk_tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:
+    """Yield the tensors in the attributes and elements of an object."""
     if id(value) in seen:
-        return found
+        return
     seen.add(id(value))
     if isinstance(value, Tensor):
-        found.append(value)
+        yield value
     elif isinstance(value, Mapping):
         for part in value.values():
-            _list_tensors(part, found, seen)
+            yield from _walk_tensors(part, seen)
     elif isinstance(value, list | tuple):
         for part in value:
-            _list_tensors(part, found, seen)
+            yield from _walk_tensors(part, seen)
     elif type(value).__module__.startswith("transformers.cache_utils"):
-        _list_tensors(vars(value), found, seen)
-    return found
+        yield from _walk_tensors(vars(value), seen)

@@ -56,8 +56,8 @@ def split_reference(text: str, names: Names) -> tuple[str, str | None] | None:
 
 def resolve_reference(text: str, names: Names, mark: Mark, path: str) -> Resolved:
     """Return the target of a reference. Raise RecipeError with the nearest name."""
-    if (found := ENVIRONMENT.search(text)) is not None:
-        message = f"`{found[0]}` stays as it is: environment variables are not replaced in references"
+    if (variable := ENVIRONMENT.search(text)) is not None:
+        message = f"`{variable[0]}` stays as it is: environment variables are not replaced in references"
         raise make_error(mark, path, message, PLACES)
     if "|" in text and ":" not in text.partition("|")[0]:
         return _resolve_choice([part.strip() for part in text.split("|")], names, mark, path)

@@ -42,8 +42,8 @@ def _advise(problem: Problem, root: Node) -> str:
     key, stages = problem.path.rpartition(".")[2], root.get("stages")
     if problem.path.startswith("profiles.") and stages is not None and stages.get(key) is not None:
         return f"stages stand below `stages:` in a profile, too: `stages: {{{key}: {{...}}}}`"
-    found = root.get(key) if problem.path == key else None
-    if found is not None and found.get("kind") is not None:
+    entry = root.get(key) if problem.path == key else None
+    if entry is not None and entry.get("kind") is not None:
         return f"a stage stands below `stages:`: indent `{key}:` there"
     ours = key if key in OF_STAGES else find_our_key(key, OF_STAGES)
     example = next(iter(stages.value), "NAME") if stages is not None and stages.is_map else "NAME"
