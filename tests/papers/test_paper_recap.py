@@ -77,6 +77,20 @@ def test_scaling_a_loss_changes_no_weight():
     assert weights(losses, {"replay": 10.0})[-1] == pytest.approx(plain, rel=1e-9)
 
 
+def test_only_the_last_two_windows_count():
+    """Whatever came before them, the weights are those of ten iterations."""
+    losses = {"accuracy": window(0.8, 0.8, 0.2), "format": window(0.1, 0.2, 0.01)}
+    longer = {name: [0.4, 0.9, 0.1, 0.7, *series] for name, series in losses.items()}
+    assert weights(longer)[-1] == pytest.approx(weights(losses)[-1], rel=1e-12)
+
+
+def test_a_loss_that_was_zero_counts_as_doubled():
+    """Mean 0.2 after 0: convergence 2, instability 0.01 / 0.3; beside a loss that stands still, 1."""
+    result = weights({"accuracy": [0.5] * 10, "format": window(0.2, 0.0, 0.01)})[-1]
+    raised = [math.exp(s / 5) for s in (1.0, 2.0 + 0.01 / 0.3)]
+    assert [result["accuracy"], result["format"]] == pytest.approx([2 * r / sum(raised) for r in raised], rel=1e-9)
+
+
 def test_a_saturating_format_moves_the_weights_and_fixed_ones_stay():
     falling = {"accuracy": [0.8] * 10, "format": [0.5] * 5 + [0.05] * 5}
     result = weights(falling)[-1]
