@@ -254,6 +254,40 @@ def reject(
     return [t for t in samples if t.source not in sources or passed(t, reward, at_least)], []
 
 
+def clean_successes(
+    samples: list[Sample],
+    rng: np.random.Generator,
+    *,
+    keep: AtLeast1,
+    uncalled: Annotated[float, Field(ge=0, le=1)] = 0.5,
+    reward: str | None = None,
+    at_least: float = 1.0,
+) -> Asked:
+    """Keep `keep` completions of each group: the cleanest successes, and random failures (GRPO-RoC, rStar2-Agent 2025).
+
+    ⌊share · keep⌋ failures stay, where share is theirs of the group, and successes with the lowest penalties fill the
+    rest. The penalty is the share of a success's calls (its turns before the last) that failed, `uncalled` without a
+    call. Rewards do not change.
+    """
+    kept: set[int] = set()
+    for members in _by_group(samples).values():
+        successes = sorted(
+            (sample for sample in members if passed(sample, reward, at_least)),
+            key=lambda sample: _penalise_trace(sample, uncalled),
+        )
+        failures = [sample for sample in members if not passed(sample, reward, at_least)]
+        count = math.floor(len(failures) * min(keep, len(members)) / len(members))
+        chosen = [failures[int(i)] for i in rng.permutation(len(failures))[:count]]
+        kept |= {id(sample) for sample in (*chosen, *successes[: keep - count])}
+    return [sample for sample in samples if id(sample) in kept], []
+
+
+def _penalise_trace(sample: Sample, uncalled: float) -> float:
+    """Return the share of an episode's calls that failed; `uncalled` without a call."""
+    calls = [turn.ok for turn in sample.turns[:-1]]
+    return calls.count(False) / len(calls) if calls else uncalled
+
+
 @lru_cache(maxsize=4)
 def _load_chat(folder: str) -> list[Row]:
     """Return the rows of a chat artifact with the columns that demonstrations need."""
