@@ -43,6 +43,7 @@ def run(stage: Control, context: Context) -> Result:
         stage=stage,
         algorithm=algorithm,
         make=make,
+        spaces=worlds.spaces,
         worlds=worlds if stage.environment_steps else None,
         data=fill_buffer(data),
         terms=terms,

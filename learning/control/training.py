@@ -18,6 +18,7 @@ from learning.control.acting import random
 from learning.control.buffer import Buffer, make_batch
 from learning.control.losses import Algorithm
 from learning.control.policy import act
+from learning.control.spaces import Spaces
 from learning.control.transitions import Transitions
 from learning.control.worlds import Make, Steps, Worlds
 from learning.lookup import Bound, asked_of
@@ -79,6 +80,8 @@ class ControlLoop:
     stage: Control
     algorithm: Algorithm
     make: Make
+    spaces: Spaces
+    """What the worlds show and take."""
     worlds: Worlds | None
     """Worlds to act in; None: offline."""
     data: Buffer | None
@@ -99,7 +102,7 @@ class ControlLoop:
         self.optimizer = torch.optim.Adam(self.parameters.values(), lr=stage.learning_rate, foreach=True)
         self.buffer: Buffer | None = None
         if self.worlds is not None and self.algorithm.advantage is None:
-            self.buffer = Buffer(min(stage.buffer_size, stage.environment_steps), self.worlds.spaces)
+            self.buffer = Buffer(min(stage.buffer_size, stage.environment_steps), self.spaces)
         self.rng = np.random.default_rng([self.seed, 1])
 
     @property
@@ -158,7 +161,7 @@ class ControlLoop:
         else:
             action_N = act(self.algorithm.actor, observation_NO, explore=True)
             if self.exploration is not None:
-                supplies = {"action_N": action_N, "observation_NO": observation_NO, "spaces": worlds.spaces}
+                supplies = {"action_N": action_N, "observation_NO": observation_NO, "spaces": self.spaces}
                 supplies |= {"rng": self.rng, "step": iteration}
                 action_N = self.exploration.ask(iteration * self.stage.num_envs, supplies)
         steps = worlds.step(action_N)
@@ -223,9 +226,8 @@ class ControlLoop:
         """Return the terms of the loss by name; those of the stage replace TorchRL's of the same name."""
         losses = self.algorithm.loss(batch)
         terms = {name: losses[name] for name in self.algorithm.terms if name in losses.keys()}  # noqa: SIM118
-        supplies = {"batch": batch, "loss": self.algorithm.loss, "actor": self.algorithm.actor, "step": iteration}
-        if self.worlds is not None:
-            supplies["spaces"] = self.worlds.spaces
+        supplies = {"batch": batch, "loss": self.algorithm.loss, "actor": self.algorithm.actor}
+        supplies |= {"spaces": self.spaces, "step": iteration}
         if self.data is not None and any("data_batch" in asked_of(bound) for bound in self.terms.values()):
             # From NumPy's stream, so that a term of weight 0 leaves the rest of the training as it is.
             place_B = torch.from_numpy(self.rng.integers(len(self.data), size=self.stage.batch_size))

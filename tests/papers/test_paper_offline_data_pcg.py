@@ -51,6 +51,7 @@ def make_loop(stage, demonstrations, tmp_path):
         stage=stage,
         algorithm=bind(stage.loss, "loss")(Networks(worlds.spaces, stage.networks)),
         make=rooms,
+        spaces=worlds.spaces,
         worlds=worlds,
         data=fill_buffer([read_transitions(demonstrations)]) if stage.data else None,
         terms={name: bind(use, f"loss_terms.{name}") for name, use in stage.loss_terms.items()},

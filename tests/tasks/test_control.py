@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from learning.control import training
-from learning.control.policy import load_control_policy, load_networks
+from learning.control.policy import act, load_control_policy, load_networks
 from learning.control.transitions import read_transitions
 from schemas.errors import StepError
 from schemas.stages.collect import Collect
@@ -218,6 +218,15 @@ def test_a_term_replaces_the_losses_own_or_joins_it(gather, train):
     assert len(set(files)) == 3
     cloned, _ = train("cloned", data, loss={"use": "bc", "stochastic": False}, **settings)
     assert (load_control_policy(cloned).actor_form) == "make_deterministic_actor"
+
+
+def test_a_term_of_the_users_may_ask_for_the_spaces_offline(gather, train):
+    settings = {"loss": {"use": "bc", "stochastic": False}, "data": ["d"], "max_steps": 300, "learning_rate": 0.01}
+    terms = {"loss_bc": "tests.control_worlds:outside"}
+    folder, _ = train(inputs={"data.0": gather()}, loss_terms=terms, **settings)
+    policy = load_control_policy(folder)
+    action_N = act(policy.actor, np.array([[0.5], [-0.5]], np.float32), explore=False)
+    np.testing.assert_allclose(action_N, [[1.0], [1.0]], atol=0.05)
 
 
 def test_both_sides_of_a_batch_have_their_share(gather, train, monkeypatch):
