@@ -1,7 +1,8 @@
 """The program of the worker: `prefect worker start`, with flow runs that have one process at a time.
 
 Prefect's own worker ends with an error, and all its flow runs with it, if it must start a flow run whose process still
-runs: one that was suspended or cancelled, and resumed or retried at once. This one starts it when that process ended.
+runs: one that was suspended, cancelled or has failed, and was resumed or retried at once. This one starts it when that
+process ended, and does not call the run crashed meanwhile because the process ended as a failed one does.
 """
 
 import warnings
@@ -9,12 +10,29 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from prefect.cli import app
+from prefect.runner._state_proposer import StateProposer
 from prefect.workers.process import ProcessWorker
 
 if TYPE_CHECKING:
-    from prefect.client.schemas.objects import FlowRun
+    from prefect.client.orchestration import PrefectClient
+    from prefect.client.schemas.objects import FlowRun, State
     from prefect.client.schemas.responses import WorkerFlowRunResponse
     from prefect.workers.process import ProcessWorkerResult
+
+
+async def is_scheduled(client: "PrefectClient", flow_run: "FlowRun") -> bool:
+    """Return whether a flow run waits for its next process by now: someone pressed Retry or Resume."""
+    now = await client.read_flow_run(flow_run.id)
+    return now.state is not None and now.state.is_scheduled()
+
+
+class RetryAwareProposer(StateProposer):
+    """Prefect's proposer of states; a run that waits for its next process has not crashed."""
+
+    async def propose_crashed(self, flow_run: "FlowRun", message: str) -> "State[Any] | None":
+        """Propose Crashed unless the run is scheduled again."""
+        return None if await is_scheduled(self._client, flow_run) else await super().propose_crashed(flow_run, message)
+
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Prefect warns of a second worker for its type: this one is meant instead
@@ -26,6 +44,16 @@ with warnings.catch_warnings():
             super().__init__(*args, **options)
             self.busy: set[UUID] = set()
             """Flow runs that have a process."""
+
+        async def __aenter__(self) -> "OneProcessWorker":
+            """Start the worker and its runner."""
+            await super().__aenter__()
+            self._runner._state_proposer = RetryAwareProposer(client=self._runner._client)
+            return self
+
+        async def _propose_crashed_state(self, flow_run: "FlowRun", message: str, client: Any = None) -> None:
+            if not await is_scheduled(client or self.client, flow_run):
+                await super()._propose_crashed_state(flow_run, message, client)
 
         async def run(self, flow_run: "FlowRun", *args: Any, **options: Any) -> "ProcessWorkerResult":
             """Run the process of a flow run to its end."""

@@ -10,13 +10,13 @@ from uuid import uuid4
 import pytest
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import Pause
-from prefect.states import Completed, Paused, Pending, Running, Scheduled, Suspended
+from prefect.states import AwaitingRetry, Completed, Paused, Pending, Running, Scheduled, Suspended
 
 from flows.execution.states import StepState
 from flows.prefect_runs import suspension
 from flows.prefect_runs.pipeline import hide_empty_tracebacks, make_task_state
 from flows.prefect_runs.suspension import Suspension, watch_suspension
-from flows.servers.worker_main import OneProcessWorker, ProcessWorker
+from flows.servers.worker_main import OneProcessWorker, ProcessWorker, RetryAwareProposer, StateProposer
 
 
 def shown(state, pid="4711"):
@@ -100,6 +100,25 @@ def test_a_worker_leaves_a_flow_run_whose_process_runs_for_later(monkeypatch):
 
     asyncio.run(scenario())
     assert submitted == [[other], [flow_run, other]]
+
+
+@pytest.mark.parametrize(("state", "proposed"), [(Scheduled(), 0), (AwaitingRetry(), 0), (Running(), 1), (None, 1)])
+def test_a_failed_process_of_a_run_that_was_retried_meanwhile_is_no_crash(monkeypatch, state, proposed):
+    flow_run, crashes = shown(Running()), []
+
+    class Client:
+        async def read_flow_run(self, _):
+            return shown(state)
+
+    async def propose(*given, **_):
+        crashes.append(given)
+
+    monkeypatch.setattr(StateProposer, "propose_crashed", propose)
+    monkeypatch.setattr(ProcessWorker, "_propose_crashed_state", propose)
+    asyncio.run(RetryAwareProposer(client=Client()).propose_crashed(flow_run, "exited with 1"))
+    assert len(crashes) == proposed
+    asyncio.run(OneProcessWorker("pool")._propose_crashed_state(flow_run, "exited with 1", Client()))
+    assert len(crashes) == 2 * proposed
 
 
 def test_a_stopped_step_is_cancelled_in_prefect():
