@@ -95,10 +95,19 @@ def compute_logits(model: Any, rows_BC: Tensor) -> Tensor:
 def examine_own_forward(model: Any, probe: "Packed", prefix: "Packed") -> tuple[Tensor, bool]:
     """Return hidden states (M, C) of a probe, and whether the logits are the output embeddings of them.
 
-    `prefix` is the first segment by itself. Raise StepError if its states or logits change with later tokens.
+    `prefix` is the first segment by itself. Raise StepError if its states or logits change with later tokens, or if
+    the model cannot compute in the precision of its weights.
     """
-    truth_MC, logits_MV = padded_outputs(model, probe)
-    alone_PC, alone_PV = padded_outputs(model, prefix.to(model.device))
+    try:
+        truth_MC, logits_MV = padded_outputs(model, probe)
+        alone_PC, alone_PV = padded_outputs(model, prefix.to(model.device))
+    except RuntimeError as error:
+        if model.dtype == torch.float32 or isinstance(error, torch.OutOfMemoryError):
+            raise
+        kind, dtype, reason = model.config.model_type, str(model.dtype).removeprefix("torch."), str(error).splitlines()
+        raise StepError(
+            f"{kind}: its forward pass in transformers fails with weights in {dtype} ({reason[0]}); use dtype: float32"
+        ) from error
     pairs = [(alone_PC, truth_MC)]
     plain = logits_MV is None or _is_plain_head(model, truth_MC, logits_MV)
     if not plain and alone_PV is not None and logits_MV is not None:  # such as ProphetNet's, from streams of its own

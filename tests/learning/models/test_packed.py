@@ -4,6 +4,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from learning.models import packed as packed_module
 from learning.models.packed import choose_forward, pack, packed_logprobs
+from schemas.errors import StepError
+from tests.models.families import make_family
 
 SHAPE = {
     "vocab_size": 31,
@@ -155,3 +157,10 @@ def test_log_probabilities_take_the_memory_of_the_logits_and_leave_a_models_own_
         before_BV = rows_BV.detach().clone()
         packed_module._score(rows_BV, ids_B, torch.nn.Identity(), 1.0, ("lp",), ())
     assert torch.equal(rows_BV, before_BV)
+
+
+def test_a_model_that_cannot_compute_in_the_precision_of_its_weights_is_refused_with_advice():
+    """transformers' xLSTM multiplies states in float32 with weights in bfloat16."""
+    assert choose_forward(make_family("xlstm")).body == "padded"
+    with pytest.raises(StepError, match=r"^xlstm: its forward pass .* in bfloat16 \(.*dtype.*\); use dtype: float32$"):
+        choose_forward(make_family("xlstm").to(torch.bfloat16))
