@@ -14,7 +14,7 @@ PATTERNS: dict[Private, re.Pattern[str]] = {
     "phone": re.compile(r"(?<![\w.+])\+\d{1,3}(?:[ .-]?\(?\d{1,4}\)?){2,5}(?!\w)"),
     "iban": re.compile(r"(?<!\w)[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?(?!\w)"),
     "card": re.compile(r"(?<![\w.-])\d(?:[ -]?\d){12,18}(?![\w-])"),
-    "ip_address": re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])"),
+    "ip_address": re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?!\.?\w)"),
     "key": re.compile(
         r"-----BEGIN (?:[A-Z]{1,12} ){0,3}PRIVATE KEY-----"
         r"(?:(?:(?!-----)[\s\S])*-----END (?:[A-Z]{1,12} ){0,3}PRIVATE KEY-----|(?:\s*[A-Za-z0-9+/=\\]{40,})*)"
