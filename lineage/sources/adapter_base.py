@@ -4,9 +4,11 @@ The result is a folder of links in the state folder, laid out as the adapters of
 the base in `base/`, with the tokenizer of the adapter where it has one.
 """
 
-import contextlib
+import errno
 import hashlib
 import json
+import secrets
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -72,14 +74,29 @@ def link_with_base(folder: Path, base: Path, layout: Layout) -> Path:
     return link_files({**own, **dict(list_base_files(own, base))}, layout)
 
 
-def link_files(links: Mapping[str, Path], layout: Layout, salt: str = "") -> Path:
-    """Return a folder of the state folder with links by their relative names; `salt` distinguishes equal links."""
-    place = json.dumps([salt, *([name, str(target)] for name, target in sorted(links.items()))])
-    linked = layout.make_state() / "cache" / "adapters" / hashlib.sha256(place.encode()).hexdigest()[:32]
+def link_files(links: Mapping[str, Path], layout: Layout, config: JsonObject | None = None) -> Path:
+    """Return a folder of the state folder with links by their relative names.
+
+    With `config`, peft's settings of an adapter, the folder holds them with the place of its base. The folder appears
+    whole: steps that start together make it at the same time, and one of them may be reading it already.
+    """
+    content = json.dumps([config, *([name, str(target)] for name, target in sorted(links.items()))], sort_keys=True)
+    linked = layout.make_state() / "cache" / "adapters" / hashlib.sha256(content.encode()).hexdigest()[:32]
+    if linked.is_dir():
+        return linked
+    fresh = linked.with_name(f".{linked.name}.{secrets.token_hex(4)}.tmp")
     for name, target in links.items():
-        (linked / name).parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):  # the folder's name is that of all targets
-            (linked / name).symlink_to(target)
+        (fresh / name).parent.mkdir(parents=True, exist_ok=True)
+        (fresh / name).symlink_to(target)
+    if config is not None:
+        settings = {**config, "base_model_name_or_path": str(linked / BASE)}
+        (fresh / CONFIG).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+    try:
+        fresh.rename(linked)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+        shutil.rmtree(fresh)  # another step has made it meanwhile
     return linked
 
 

@@ -12,7 +12,6 @@ from lineage.artifacts.store import Store
 from lineage.layout import Layout
 from lineage.sources.adapter_base import link_files, list_base_files
 from schemas.adapter_base import BASE, CONFIG, BaseRecord, is_adapter, read_record
-from schemas.atomic_write import write_text_atomically
 from schemas.errors import PlanError
 
 
@@ -64,11 +63,7 @@ def link_adapter(folder: Path, base: Path, layout: Layout) -> Path:
     config = json.loads((folder / CONFIG).read_text())
     links = dict(_list_links(folder, base))
     links.pop(CONFIG)
-    linked = link_files(links, layout, json.dumps(config, sort_keys=True))
-    if not (linked / CONFIG).is_file():
-        text = json.dumps({**config, "base_model_name_or_path": str(linked / BASE)}, indent=2, sort_keys=True)
-        write_text_atomically(linked / CONFIG, text + "\n")
-    return linked
+    return link_files(links, layout, config)
 
 
 def _list_links(folder: Path, base: Path) -> Iterator[tuple[str, Path]]:
