@@ -7,6 +7,8 @@ import numpy as np
 from pydantic import Field
 
 Cell = tuple[int, int]
+Info = dict[str, Any]
+"""What Gymnasium passes beside observations and rewards."""
 MOVES: tuple[Cell, ...] = ((-1, 0), (1, 0), (0, -1), (0, 1))
 """Up, down, left, right, as changes of row and column."""
 Count = Annotated[int, Field(ge=1)]
@@ -23,9 +25,7 @@ class Grid(gymnasium.Env):
         self.observation_space = gymnasium.spaces.Box(0, 1, (2,), np.float32)
         self.action_space = gymnasium.spaces.Discrete(len(MOVES))
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[np.ndarray, Info]:
         """Begin in the corner."""
         super().reset(seed=seed)
         self.cell, self.steps = (0, 0), 0
@@ -35,7 +35,7 @@ class Grid(gymnasium.Env):
         """Return row and column."""
         return np.array(self.cell, np.float32) / (self.size - 1)
 
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, Info]:
         """Move."""
         row, column = (
             min(max(old + change, 0), self.size - 1) for old, change in zip(self.cell, MOVES[action], strict=True)
@@ -62,9 +62,7 @@ class Rooms(gymnasium.Env):
         self.observation_space = gymnasium.spaces.Box(0, 1, (3, size, size), np.float32)
         self.action_space = gymnasium.spaces.Discrete(len(MOVES))
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[np.ndarray, Info]:
         """Begin in a level that the seed chooses."""
         super().reset(seed=seed)
         self.level = self.first + int(self.np_random.integers(self.levels))
@@ -79,7 +77,7 @@ class Rooms(gymnasium.Env):
         layers[1][self.goal] = layers[2][self.cell] = 1
         return layers
 
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, Info]:
         """Move, unless there is a wall."""
         row, column = (old + change for old, change in zip(self.cell, MOVES[action], strict=True))
         if 0 <= row < self.size and 0 <= column < self.size and not self.walls[row, column]:

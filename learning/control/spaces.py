@@ -49,7 +49,7 @@ class Spaces:
     @classmethod
     def load(cls, dumped: JsonObject) -> Self:
         """Return the spaces that `dump` described."""
-        fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in dumped.items()}
+        fields: JsonObject = {name: tuple(v) if isinstance(v, list) else v for name, v in dumped.items()}
         return cls(**fields)
 
     def require(self, other: "Spaces", what: str) -> None:

@@ -33,6 +33,7 @@ from learning.models.checkpoint import (
 )
 from learning.parallel.group import ALONE
 from learning.parallel.random_states import collect_random_states, restore_random_states
+from schemas.base import JsonObject
 from schemas.errors import StepError
 from schemas.number_schedules import value_at
 from schemas.stages.control import Control
@@ -253,7 +254,7 @@ class ControlLoop:
         random_tensors, random_rest = collect_random_states(ALONE)
         tensors = add_prefix("networks", self.algorithm.loss.state_dict()) | add_prefix("optimizer", moments)
         tensors |= random_tensors
-        state: dict[str, Any] = {
+        state: JsonObject = {
             "optimizer": groups,
             **random_rest,
             "updates": self.updates,

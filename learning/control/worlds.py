@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from learning.control.spaces import Spaces, read_spaces
+from schemas.base import JsonObject
 from schemas.errors import StepError
 
 Make = Callable[[], Any]
@@ -125,7 +126,7 @@ class Worlds:
         self.observation = following
         return Steps(before, np.array(action), reward, after, terminated, truncated, tuple(ended))
 
-    def save(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    def save(self) -> tuple[dict[str, torch.Tensor], JsonObject]:
         """Return what `restore` needs: tensors by name, and a JSON object."""
         tensors = {f"actions.{n}": torch.from_numpy(np.stack(taken)) for n, taken in enumerate(self.actions) if taken}
         return {**tensors, "observation": torch.from_numpy(self.observation.copy())}, {"episodes": list(self.episodes)}
