@@ -3,6 +3,7 @@
 The condition enters the key of the step. The keys in `POLICY` do not, so changing them does not repeat the evaluation.
 """
 
+from collections.abc import Collection, Iterable
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -95,6 +96,16 @@ class Gate(Schema):
                 "write `test: paired_bootstrap`"
             )
         return self
+
+
+def refuse_unusable_gates(gates: Iterable[Gate], models: Collection[str], no_noise: str) -> None:
+    """Raise ValueError for gates against models that are not evaluated, and for repeats; `no_noise` says why."""
+    for gate in gates:
+        if gate.against is not None and gate.against not in models:
+            names = ", ".join(models)
+            raise ValueError(f"gate: `against: {gate.against}` is not in `models`, which are compared: {names}")
+        if gate.noise_repeats:
+            raise ValueError(f"`noise_repeats`: {no_noise}, so there is no noise to measure")
 
 
 def list_regressions(gate: Gate) -> dict[str, float]:

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from schemas.evaluation_slots import MetricUse
-from schemas.gates import Gate
+from schemas.gates import Gate, refuse_unusable_gates
 from schemas.references import PreferencePairsRef, RewardModelRef
 from schemas.stages.base import BaseStage, ReportSection
 from schemas.training import Dtype
@@ -45,12 +45,7 @@ class EvaluateRewards(BaseStage):
     @model_validator(mode="after")
     def check_gates(self) -> Self:
         """Refuse gates against models that are not evaluated here, and repeats of what has no noise."""
-        for gate in self.gate:
-            if gate.against is not None and gate.against not in self.models:
-                names = ", ".join(self.models)
-                raise ValueError(f"gate: `against: {gate.against}` is not in `models`, which are compared: {names}")
-            if gate.noise_repeats:
-                raise ValueError("`noise_repeats`: rewards are not sampled, so there is no noise to measure")
+        refuse_unusable_gates(self.gate, self.models, "rewards are not sampled")
         return self
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:

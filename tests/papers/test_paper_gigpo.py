@@ -14,17 +14,17 @@ import torch
 from learning.algorithm.composition import bind_algorithm
 from learning.algorithm.loss import with_advantages
 from learning.batch.batch_layout import forest
-from learning.data.chat import encode_completion
 from learning.environments.making import wrap_in_environment
 from learning.lookup import bind
 from learning.models.policy import Policy
-from learning.samples.engine_protocol import Generation, Sampling
+from learning.samples.engine_protocol import Sampling
 from learning.samples.sample import SampleRequest
 from learning.sampling.sampler import Sampler
 from learning.sampling.scoring import scores_of
 from learning.text_game.rows import make_row
 from learning.text_game.world import Goal, Holder, State, World, describe
 from schemas.recipe.load import load_recipe
+from tests.papers.dictated import Dictated
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "gigpo.yaml"
 LOADED = load_recipe(RECIPE)
@@ -45,25 +45,6 @@ SOLVED = ["go north", "go south", "take cup", "go north", "put cup in table"]
 LOST = ["drop cup", *["go north", "go south"] * 3, "go north"]
 
 
-class Dictated:
-    """An engine that writes the turns of each sample's script, and counts its calls."""
-
-    def __init__(self, tokenizer, scripts):
-        self.tokenizer, self.scripts, self.turns, self.written = tokenizer, scripts, {}, 0
-
-    def generate(self, requests, sampling):
-        return [[self.write(request.first + i) for i in range(request.n)] for request in requests]
-
-    def write(self, number):
-        turn = self.turns[number] = self.turns.get(number, -1) + 1
-        self.written += 1
-        ids = encode_completion(self.tokenizer, [{"role": "assistant", "content": self.scripts[number][turn]}])
-        return Generation(ids, [-1.0] * len(ids), "stop")
-
-    def sync(self, version):
-        pass
-
-
 @pytest.fixture
 def policy(tiny_policy):
     """Only its tokenizer matters; contexts of any length fit."""
@@ -79,7 +60,7 @@ def play(policy, stage, scripts, row=ROW):
     supplies = {"rows": [row] * len(samples), "completions": [one.text for one in samples], "samples": samples}
     for sample, value in zip(samples, scores_of(reward, 0, supplies, {}), strict=True):
         sample.scores, sample.reward = {reward.name: value}, value
-    return samples, engine.written
+    return samples, sum(map(len, engine.contexts.values()))
 
 
 def find_advantages(stage, samples, algorithm=None):

@@ -14,41 +14,24 @@ import torch
 from learning.algorithm.composition import bind_algorithm
 from learning.algorithm.loss import with_advantages
 from learning.batch.batch_layout import forest
-from learning.data.chat import encode_completion, encode_prompt, encode_text
+from learning.data.chat import encode_prompt, encode_text
 from learning.environments.making import wrap_in_environment
 from learning.lookup import bind, load_optional
 from learning.models.policy import Policy
 from learning.models.sharded_model import Trained
 from learning.parallel.group import ALONE
-from learning.samples.engine_protocol import Generation, Sampling
+from learning.samples.engine_protocol import Sampling
 from learning.samples.sample import SampleRequest
 from learning.sampling.sampler import Sampler
 from learning.sampling.scoring import scores_of
 from schemas.recipe.load import load_recipe
+from tests.papers.dictated import Dictated
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "igpo.yaml"
 LOADED = load_recipe(RECIPE)
 STAGES = LOADED.stages
 TRAINED, GRPO = STAGES["trained"], STAGES["grpo"]
 WRONG = "xyz"
-
-
-class Dictated:
-    """An engine that writes the turns of each sample's script."""
-
-    def __init__(self, tokenizer, scripts):
-        self.tokenizer, self.scripts, self.turns = tokenizer, scripts, {}
-
-    def generate(self, requests, sampling):
-        return [[self.write(request.first + i) for i in range(request.n)] for request in requests]
-
-    def write(self, number):
-        turn = self.turns[number] = self.turns.get(number, -1) + 1
-        ids = encode_completion(self.tokenizer, [{"role": "assistant", "content": self.scripts[number][turn]}])
-        return Generation(ids, [-1.0] * len(ids), "stop")
-
-    def sync(self, version):
-        pass
 
 
 @pytest.fixture(scope="module")
