@@ -1,6 +1,10 @@
-"""The tokens with a loss, after an import, are those that axolotl and LLaMA-Factory document for their masks."""
+"""The tokens with a loss, after an import, are those of axolotl 0.19 and LLaMA-Factory 0.9.5.
+
+`masks_of_tools.py` has written what their own code makes of the same conversations.
+"""
 
 import json
+from itertools import groupby
 
 import pytest
 import yaml
@@ -9,6 +13,8 @@ from learning.data.turns import encode_conversation
 from schemas.errors import StepError
 from schemas.importers.convert import import_config
 from schemas.recipe.load import load_recipe
+from tests.learning.data import masks_of_tools
+from tests.learning.data.masks_of_tools import make_factory_tokenizer, split_by_loss, write_messages
 from tests.learning.data.template_families import FAMILIES, make_tokenizer
 
 AXOLOTL = {"base_model": "org/name", "datasets": [{"path": "a.jsonl", "type": "chat_template"}]}
@@ -20,43 +26,18 @@ CASES = [
     ("llama-factory", FACTORY, ["It is 4.", "6."]),
     ("llama-factory", FACTORY | {"mask_history": True}, ["6."]),
 ]
-START, END = "<|im_start|>", "<|im_end|>"
-EOT = "<|eot_id|>"
-# LLaMA-Factory's templates as lists of texts without and with a loss: a response has one with all that follows it.
-TEMPLATES = {
-    "chatml": [
-        (f"{START}user\n2+2?{END}\n{START}assistant\n", f"It is 4.{END}\n"),
-        (f"{START}user\n3+3?{END}\n{START}assistant\n", f"6.{END}\n"),
-    ],
-    "default": [("Human: 2+2?</s>\nAssistant:", "It is 4.</s>\n"), ("Human: 3+3?</s>\nAssistant:", "6.</s>\n")],
-    "vicuna": [
-        (
-            "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, "
-            "detailed, and polite answers to the user's questions.USER: 2+2? ASSISTANT:",
-            "It is 4.</s>",
-        ),
-        ("USER: 3+3? ASSISTANT:", "6.</s>"),
-    ],
-    "alpaca": [
-        (
-            "Below is an instruction that describes a task. Write a response that appropriately completes the "
-            "request.\n\n### Instruction:\n2+2?\n\n### Response:\n",
-            "It is 4.</s>\n\n",
-        ),
-        ("### Instruction:\n3+3?\n\n### Response:\n", "6.</s>\n\n"),
-    ],
-    "llama3": [
-        (
-            f"<s><|start_header_id|>user<|end_header_id|>\n\n2+2?{EOT}"
-            "<|start_header_id|>assistant<|end_header_id|>\n\n",
-            f"It is 4.{EOT}",
-        ),
-        (
-            f"<|start_header_id|>user<|end_header_id|>\n\n3+3?{EOT}<|start_header_id|>assistant<|end_header_id|>\n\n",
-            f"6.{EOT}",
-        ),
-    ],
+# axolotl computes the loss on the content of a message and on the token that ends a sequence. posttrain computes it on
+# all that the model has to write, as TRL does: also on what these templates write around the content.
+AROUND_CONTENT = {
+    "qwen 3": {"<think>\n\n</think>\n\n"},
+    "mistral": {" "},
+    "harmony": {"<|channel|>final<|message|>", "<|end|>"},
 }
+GOLDEN = json.loads(masks_of_tools.GOLDEN.read_text())
+
+
+def name_row(row):
+    return " ".join(str(row[key]) for key in ("name", "conversation", "last_only", "marked") if key in row)
 
 
 @pytest.mark.parametrize("family", ["chatml", "llama 3"])
@@ -82,35 +63,43 @@ def convert(config, tool, folder):
     return yaml.safe_load(made.text)["stages"]["sft"]
 
 
-def with_template(stage, begins):
-    """A byte-level tokenizer with the chat template of a stage; sequences begin with `<s>` if the model's do."""
-    tokenizer = make_tokenizer("chatml")
-    special = [START, END, EOT, "<|start_header_id|>", "<|end_header_id|>"]
-    ends = {"eos_token": "</s>", **({"bos_token": "<s>"} if begins else {})}
-    tokenizer.add_special_tokens({**ends, "additional_special_tokens": special})
+@pytest.mark.parametrize("row", GOLDEN["llama-factory"], ids=name_row)
+def test_templates_of_llama_factory_keep_text_and_loss(row, tmp_path):
+    stage = convert(FACTORY | {"template": row["name"], "mask_history": row["last_only"]}, "llama-factory", tmp_path)
+    tokenizer = make_factory_tokenizer()
     tokenizer.chat_template = stage["chat_template"]
-    return tokenizer
+    assert encode_in_parts(tokenizer, write_messages(row["conversation"]), stage) == row["parts"]
 
 
-@pytest.mark.parametrize("name", sorted(TEMPLATES))
-@pytest.mark.parametrize("history", [False, True])
-def test_templates_of_llama_factory_keep_text_and_loss(name, history, tmp_path):
-    stage = convert(FACTORY | {"template": name, "mask_history": history}, "llama-factory", tmp_path)
-    tokenizer = with_template(stage, begins=True)
-    turns = [("user", "2+2?"), ("assistant", "It is 4."), ("user", "3+3?"), ("assistant", "6.")]
-    *prompt, last = [{"role": role, "content": text} for role, text in turns]
-    encoded = encode_conversation(tokenizer, prompt, [last], train_on=stage["train_on"])
-    ids, learned = [], []
-    for number, (silent, loud) in enumerate(TEMPLATES[name]):
-        for text, has_loss in ((silent, False), (loud, not history or number == 1)):
-            part = tokenizer.encode(text, add_special_tokens=False)
-            ids, learned = ids + part, learned + [has_loss] * len(part)
-    assert encoded.ids == ids
-    assert encoded.learned == learned
+@pytest.mark.parametrize("row", GOLDEN["axolotl"], ids=name_row)
+def test_conversations_have_the_loss_of_axolotl(row, tmp_path):
+    data = {"path": "a.jsonl", "type": "chat_template"}
+    data |= {"message_field_training": "train"} if row["marked"] else {}
+    stage = convert(AXOLOTL | {"datasets": [data]}, "axolotl", tmp_path)
+    messages = write_messages(row["conversation"], only_first=row["marked"])
+    parts = encode_in_parts(make_tokenizer(row["name"]), messages, stage)
+    assert find_further_loss(parts, row["parts"]) <= AROUND_CONTENT.get(row["name"], set())
+
+
+def encode_in_parts(tokenizer, messages, stage):
+    """The text of a conversation that a stage trains on, in parts of equal loss."""
+    encoded = encode_conversation(tokenizer, messages[:-1], messages[-1:], train_on=stage.get("train_on", "last"))
+    return split_by_loss(tokenizer, encoded.ids, encoded.learned)
+
+
+def find_further_loss(ours, theirs):
+    """The pieces of one text that have a loss in the first parts and none in the second; none may be the other way."""
+    pairs = [[(sign, has_loss) for text, has_loss in parts for sign in text] for parts in (ours, theirs)]
+    assert [sign for sign, _ in pairs[0]] == [sign for sign, _ in pairs[1]]
+    both = [(sign, mine, other) for (sign, mine), (_, other) in zip(*pairs, strict=True)]
+    assert not [sign for sign, mine, other in both if other and not mine]
+    runs = groupby(both, key=lambda triple: triple[1] and not triple[2])
+    return {"".join(sign for sign, _, _ in run) for further, run in runs if further}
 
 
 def test_a_template_of_llama_factory_refuses_what_it_has_no_place_for(tmp_path):
-    tokenizer = with_template(convert(FACTORY | {"template": "chatml"}, "llama-factory", tmp_path), begins=True)
+    tokenizer = make_factory_tokenizer()
+    tokenizer.chat_template = convert(FACTORY | {"template": "chatml"}, "llama-factory", tmp_path)["chat_template"]
     prompt = [{"role": "user", "content": "2+2?"}, {"role": "tool", "content": "4"}]
     with pytest.raises(StepError, match="no place for the role tool"):
         encode_conversation(tokenizer, prompt, [{"role": "assistant", "content": "4"}], train_on="all")
