@@ -67,8 +67,6 @@ def convert(job: Job) -> None:
         stage.copy("sample_packing", "packing", flag)
     elif kind == "preference":
         _map_loss(stage, method)
-    for key in ("val_set_size", "eval_steps", "evals_per_epoch"):
-        leaves.harmless(key, "give `eval_prompts` to evaluate in training")
     leaves.harmless("vllm", "of vLLM, which posttrain places by itself: `engine: vllm`")
     leaves.unsupported("sample_packing", "only sft packs rows; the result is the same")
     map_precision(stage, "bf16", "fp16")
@@ -92,6 +90,8 @@ def convert(job: Job) -> None:
     map_reporting(stage)
     if kind != "rl":
         _map_held_out(job, stage)
+    for key in ("val_set_size", "eval_steps", "evals_per_epoch"):
+        leaves.harmless(key, "give `eval_prompts` to evaluate in training")
     map_group(job, stage, *SHARDING)
     map_seed(job, "seed", 42)
 

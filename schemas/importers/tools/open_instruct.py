@@ -60,6 +60,7 @@ def convert(job: Job) -> None:
         reduction = leaves.get("reduce_loss")
         advice = "theirs: sum; ours: the mean over all tokens of the batch"
         leaves.account("reduce_loss", "mapped" if reduction == "mean" else "default differs", advice)
+        leaves.harmless("packing", "the rows of a batch in one sequence, without padding; nothing is padded here")
     elif kind == "preference":
         map_pair_loss(
             stage, leaves.first("loss_type", "dpo_loss_type"), leaves.first("beta", "dpo_beta"), 0.1, _smoothing(job)

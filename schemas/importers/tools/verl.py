@@ -8,7 +8,7 @@ from schemas.importers.common.references import refer
 from schemas.importers.common.report import Status
 from schemas.importers.common.rewards import BUILT_IN, find_function_in_file
 from schemas.importers.common.rollouts import put_iterations, put_rollouts
-from schemas.importers.common.values import mapping, number, whole
+from schemas.importers.common.values import flag, mapping, number, whole
 from schemas.importers.known_keys.verl import KEYS
 from schemas.importers.tools.verl_keys import HARMLESS, UNSUPPORTED
 from schemas.importers.tools.verl_sft import convert_sft, map_lora
@@ -339,15 +339,32 @@ def _map_evaluation(job: Job, stage: StageDraft) -> None:
         leaves.entries.pop("data.val_files", None)
         leaves.mapped("data.val_files", f"{stage.name}.eval_prompts")
         leaves.account("trainer.test_freq", "mapped", f"{stage.name}.eval_steps")
-        temperature = number(leaves.get(f"{R}val_kwargs.temperature", 0))
-        stage.put("eval_temperature", temperature, f"{R}val_kwargs.temperature")
-        leaves.account(f"{R}val_kwargs.temperature", "mapped", f"{stage.name}.eval_temperature")
+        _map_eval_sampling(stage)
     why = "`eval_prompts` with `eval_steps` evaluates in training; here trainer.test_freq never comes"
     for key in ("data.val_files", "trainer.test_freq"):
         leaves.harmless(key, why)
-    leaves.harmless(f"{R}val_kwargs", "one completion per prompt, at eval_temperature")
+    leaves.harmless(
+        f"{R}val_kwargs", "one completion per prompt, at eval_temperature" if "eval_steps" in stage.lines else why
+    )
     for key in ("data.val_batch_size", "data.val_max_samples", "data.validation_shuffle", "trainer.val_before_train"):
         leaves.harmless(key, SPEED)
+
+
+def _map_eval_sampling(stage: StageDraft) -> None:
+    """Map how completions of the validation files are drawn; without `do_sample`, verl takes the likeliest tokens."""
+    leaves, at = stage.leaves, f"{R}val_kwargs"
+    draws = flag(leaves.get(f"{at}.do_sample", False))
+    temperature = number(leaves.get(f"{at}.temperature", 0)) if draws else 0.0
+    stage.put("eval_temperature", temperature, f"{at}.temperature" if draws else f"{at}.do_sample")
+    for key in ("do_sample", "temperature"):
+        leaves.account(f"{at}.{key}", "mapped", f"{stage.name}.eval_temperature: {temperature:g}")
+    count = whole(leaves.get(f"{at}.n", 1))
+    if draws and count > 1:
+        advice = f"theirs {count} completions per prompt; ours one; a stage of kind evaluate takes `num_generations`"
+        leaves.account(f"{at}.n", "default differs", advice)
+    for key, off in (("top_p", 1.0), ("top_k", -1.0)):
+        if draws and temperature and leaves.has(f"{at}.{key}") and number(leaves.get(f"{at}.{key}")) != off:
+            leaves.account(f"{at}.{key}", "not supported", "evaluations draw by temperature alone")
 
 
 TOOL = Tool(

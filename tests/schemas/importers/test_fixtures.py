@@ -90,3 +90,11 @@ def test_no_key_vanishes_whatever_is_added(name, folder):
         given = [entry.key for entry in made.entries if entry.given]
         assert len(given) == len(set(given)) == len(list(flatten(read_config(folder / "config.json").tree)))
     assert imported_once
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_key_that_the_recipe_names_is_not_called_harmless(case, folder):
+    made = imported(case, folder)
+    statuses = {entry.key: entry.status for entry in made.entries}
+    named = [line.rpartition("  # ")[2] for line in made.text.splitlines() if "  # " in line]
+    assert not [key for key in named if statuses.get(key) in ("harmless", "unknown")]

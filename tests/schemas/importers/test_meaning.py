@@ -219,3 +219,34 @@ def test_rewards_prompts_and_system_prompt_of_open_r1_are_kept(tmp_path):
     assert stage["rewards"] == [{"use": "mathematics.equal"}]
     assert stage["prompts"] == {"from": "hub:org/data", "columns": {"prompt": "problem"}}
     assert stage["system_prompt"] == "Think."
+
+
+def test_a_share_that_axolotl_holds_out_is_reported_as_what_it_becomes(tmp_path):
+    stage, notes = convert(AXOLOTL | {"val_set_size": 0.02, "eval_steps": 50}, "axolotl", tmp_path)
+    assert (stage["validation_fraction"], stage["eval_steps"]) == (0.02, 50)
+    assert (notes["val_set_size"].status, notes["eval_steps"].status) == ("mapped", "mapped")
+
+
+@pytest.mark.parametrize(
+    ("sampling", "temperature", "statuses"),
+    [
+        ({"do_sample": False, "temperature": 1.0, "n": 4}, 0.0, {"n": "harmless"}),
+        ({"do_sample": True, "temperature": 0.6, "top_p": 0.95}, 0.6, {"top_p": "not supported"}),
+        ({"do_sample": True, "temperature": 0.6, "top_p": 1.0}, 0.6, {"top_p": "harmless"}),
+        ({"do_sample": True, "temperature": 0.6, "n": 4}, 0.6, {"n": "default differs"}),
+    ],
+)
+def test_evaluations_of_verl_draw_as_they_did(sampling, temperature, statuses, tmp_path):
+    tree = {
+        "data": {"train_files": "a.parquet", "val_files": "b.parquet", "train_batch_size": 4},
+        "actor_rollout_ref": {
+            "model": {"path": "org/name"},
+            "actor": {"ppo_mini_batch_size": 4},
+            "rollout": {"n": 2, "val_kwargs": sampling},
+        },
+        "algorithm": {"adv_estimator": "grpo"},
+        "trainer": {"total_training_steps": 10, "test_freq": 5},
+    }
+    stage, notes = convert(tree, "verl", tmp_path)
+    assert (stage["eval_steps"], stage["eval_temperature"]) == (5, temperature)
+    assert {key: notes[f"actor_rollout_ref.rollout.val_kwargs.{key}"].status for key in statuses} == statuses
