@@ -262,7 +262,7 @@ def tag_turns(turns: Sequence[str], states: Sequence[str], tag: str) -> list[str
 def atlas_objectives(
     *,
     objectives: Annotated[int, Field(ge=1, le=16)] = 2,
-    tag: Tag = "state",
+    tag: Tag | None = "state",
     towns: Annotated[int, Field(ge=4, le=300)] = 15,
     world: int = 0,
     size: Size,
@@ -276,7 +276,7 @@ def atlas_objectives(
     A problem asks `objectives` different questions, one after the other, and its answer is theirs in this order. `size`
     questions are drawn, and each is asked in `objectives` problems. Answers are separated by `;`. In the script a turn
     begins with a state between tags: the answers so far, and after a bar the number of look-ups of the present question
-    and their last result, such as `lun|1 zed`.
+    and their last result, such as `lun|1 zed`. With tag null it has the calls alone.
     Raise StepError if there are fewer questions than objectives.
     """
     drawn = atlas_questions(
@@ -288,14 +288,15 @@ def atlas_objectives(
     return [_compose([drawn[int(order[(i + k) % size])] for k in range(objectives)], tag) for i in range(size)]
 
 
-def _compose(rows: Sequence[Row], tag: str) -> Row:
+def _compose(rows: Sequence[Row], tag: str | None) -> Row:
     """Return one problem of several questions, with a script of all their look-ups."""
     script: list[str] = []
     answers: list[str] = []
     notes = [json.loads(row["metadata"]) for row in rows]
     for row, of in zip(rows, notes, strict=True):
         known = ["0", *(f"{k} {value}" for k, value in enumerate(of["trail"], 1))]
-        script += tag_turns(of["script"][:-1], [f"{';'.join(answers)}|{state}" for state in known], tag)
+        states, calls = [f"{';'.join(answers)}|{state}" for state in known], of["script"][:-1]
+        script += calls if tag is None else tag_turns(calls, states, tag)
         answers.append(row["answer"])
     text = " ".join(str(row["prompt"][-1]["content"]) for row in rows)
     combined = {"hops": sum(of["hops"] for of in notes), "documents": notes[0]["documents"]}
