@@ -87,6 +87,21 @@ def test_slopes_are_bounded_by_the_divergence_and_explode_without(algorithm):
     assert compute(algorithm, "xql", 10.0) == pytest.approx((math.exp(7) - 8, 0.0), rel=1e-5)
 
 
+def test_a_temperature_divides_the_advantage_of_xql(algorithm):
+    use = STAGES["xql"].loss_terms["loss_value"].model_copy(update={"temperature": 2.0})
+    set_values(algorithm, (6.0, 7.0), 5.0)
+    loss = bind(use, "loss_terms.loss_value").ask(0, {"batch": make_batch(), "loss": algorithm.loss})
+    assert loss.item() == pytest.approx(math.exp(0.5) - 1.5, rel=1e-5)
+
+
+def test_actions_are_cloned_with_the_exponential_of_three_advantages(algorithm):
+    losses = []
+    for x in (0.0, 0.5):
+        set_values(algorithm, (5.0 + x, 6.0 + x), 5.0)
+        losses.append(algorithm.loss(make_batch())["loss_actor"].item())
+    assert losses[1] / losses[0] == pytest.approx(math.exp(1.5), rel=1e-5)
+
+
 def test_the_value_loss_trains_the_value_alone(algorithm):
     compute(algorithm, "chi2", 1.0)
     loss = algorithm.loss

@@ -62,12 +62,22 @@ def test_the_loss_stops_at_the_tokens_own_bounds(h, lower, upper):
     assert gradient(lower - 0.01, h, -1.0) == 0
 
 
+def test_a_punished_token_is_left_alone_from_ten_times_its_probability():
+    assert gradient(9.9, 0.5, -1.0) == pytest.approx(-1.5)
+    assert gradient(10.1, 0.5, -1.0) == 0
+
+
 def test_redistribution_is_inside_the_band_for_certain_tokens_and_outside_for_uncertain_ones():
     # The band reaches half-way to the bounds: from 0.9 to 1.21 at h = 0.5, from 0.85 to 1.14 at h = −0.5.
     assert gradient(1.0, 0.5, 2.0) == pytest.approx(2.0)
     assert gradient(1.3, 0.5, 2.0) == pytest.approx(3.0)
     assert gradient(1.0, -0.5, 2.0) == pytest.approx(1.0)
     assert gradient(1.2, -0.5, 2.0) == pytest.approx(2.0)
+    # The lower half of the bands, which end at 0.9 and 0.85.
+    assert gradient(0.85, 0.5, -2.0) == pytest.approx(-3.0)
+    assert gradient(0.95, 0.5, -2.0) == pytest.approx(-2.0)
+    assert gradient(0.8, -0.5, -2.0) == pytest.approx(-2.0)
+    assert gradient(0.9, -0.5, -2.0) == pytest.approx(-1.0)
     h, one = torch.tensor([0.5, -0.5], **DOUBLE), torch.ones(2, **DOUBLE)
     got = redistribute_advantages(one, h, torch.tensor([1.0, 1.0]), 0.2 * one, 0.28 * one)
     assert got.tolist() == [1.0, 0.5]

@@ -11,6 +11,7 @@ import math
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -64,6 +65,23 @@ def test_six_plain_and_two_demonstrated_completions_are_trained_for_the_same_pro
     batch = forest(samples)
     held = [segment for segment, parent in zip(batch.segments, batch.parents, strict=True) if parent == -1]
     assert held == [sampler.encode(samples[0].row["prompt"])]
+
+
+def test_demonstrations_are_other_problems_each_with_its_own_answer(tmp_path):
+    rows = operations(size=20, seed=1, split="train", meaning="smaller")
+    solved = [row | {"completion": [{"role": "assistant", "content": row["answer"]}]} for row in rows]
+    write_rows(tmp_path, "chat", solved)
+    plan = bind_sampling_slots(stage(), {"prompt_sampler.data": tmp_path}).prompt_sampler
+    supplies = {"rows": rows, "num_groups": 20, "n": 8, "seed": 1, "step": 0, "rng": np.random.default_rng(0)}
+    requests = [request for request in plan.ask(0, supplies) if request.source == "in_context"]
+    answers = {row["prompt"][0]["content"]: row["answer"] for row in rows}
+    assert len(requests) == len(answers) == 20
+    for request in requests:
+        *shown, asked = request.context
+        assert [asked] == request.row["prompt"]
+        questions = [message["content"] for message in shown[::2]]
+        assert len({*questions, asked["content"]}) == 3
+        assert [message["content"] for message in shown[1::2]] == [answers[question] for question in questions]
 
 
 def columns(samples, lp):

@@ -191,6 +191,17 @@ def test_targets_have_no_entropy():
     assert make(OFF, BOX).loss(make_batch())["alpha"].item() < 1e-9
 
 
+def test_both_pairs_estimate_advantages_and_values_alike():
+    ours, theirs = (make(stage, Spaces(1, 2)) for stage in (MDPO, PPO))
+    for name in ("gamma", "lmbda", "average_gae"):
+        assert getattr(ours.advantage, name) == getattr(theirs.advantage, name)
+    for name in ("normalize_advantage", "critic_coeff", "loss_critic_type"):
+        assert getattr(ours.loss, name) == getattr(theirs.loss, name)
+    ours, theirs = (make(stage, BOX) for stage in (OFF, SAC))
+    assert ours.loss.num_qvalue_nets == theirs.loss.num_qvalue_nets == 2
+    assert ours.loss.value_estimator.gamma == theirs.loss.value_estimator.gamma
+
+
 def test_the_step_size_falls_and_the_pairs_differ_in_the_objective_alone():
     proximity = bind(MDPO.loss_terms["proximity"], "loss_terms.proximity")
     assert [proximity.at(step).keywords["t"] for step in (0, 10, 20)] == pytest.approx([1.0, 0.525, 0.05])

@@ -127,6 +127,32 @@ def test_the_demonstrations_are_as_many_as_good_and_of_as_many_levels_as_the_rec
     shortest = [find_distance(start.reshape(3, 5, 5)) for start in first]
     assert (steps >= shortest).all()
     assert (steps == shortest).all() == (mistakes == 0)
+    last = np.append(np.diff(data.episode) != 0, True)
+    assert data.terminated[last].all()
+    assert data.reward[last] == pytest.approx(1 - 0.9 * steps / 40, abs=1e-6)
+    assert not data.reward[~last].any()
+    for walls, goal, agent in first.reshape(-1, 3, 5, 5) > 0:
+        (wall,) = np.flatnonzero(walls.any(0))
+        assert walls[:, wall].sum() == 4
+        assert agent.any(0).argmax() < wall < goal.any(0).argmax()
+
+
+def test_walls_and_borders_stop_the_agent():
+    world = rooms(levels=1, first=3)
+    shown, _ = world.reset(seed=0)
+    walls, rng = shown[0] > 0, np.random.default_rng(0)
+    places = set()
+    for _ in range(200):
+        before = shown[2] > 0
+        move = int(rng.integers(4))
+        shown, _, terminated, truncated, _ = world.step(move)
+        row, column = np.argwhere(before)[0] + [(-1, 0), (1, 0), (0, -1), (0, 1)][move]
+        open_cell = 0 <= row < 5 and 0 <= column < 5 and not walls[row, column]
+        assert (shown[2] > 0)[(row, column) if open_cell else tuple(np.argwhere(before)[0])]
+        places.add(open_cell)
+        if terminated or truncated:
+            shown, _ = world.reset(seed=0)
+    assert places == {True, False}
 
 
 def find_distance(layers):

@@ -49,6 +49,12 @@ def test_the_papers_example_through_the_stages_of_the_recipe(stages, tmp_path, n
     torch.testing.assert_close(merged(stages[name], tmp_path, VECTORS), torch.tensor(want))
 
 
+@pytest.mark.parametrize(("name", "want"), [("ram", [-1.0, 3.0, -3.0, 0.0]), ("ram_plus", [-1.2, 3.6, -3.0, 0.0])])
+def test_a_decrease_is_a_change_like_an_increase(stages, tmp_path, name, want):
+    vectors = [[-1.0, 0.0, -2.0, 0.0], [0.0, 3.0, -4.0, 0.0]]
+    torch.testing.assert_close(merged(stages[name], tmp_path, vectors), torch.tensor(want))
+
+
 def test_a_third_task_dilutes_the_average_and_not_ram(stages, tmp_path):
     three = [*VECTORS, [0.0, 0.0, 0.0, 0.0]]
     torch.testing.assert_close(merged(stages["ram"], tmp_path / "a", three), torch.tensor([1.0, 3.0, 3.0, 0.0]))

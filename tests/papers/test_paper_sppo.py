@@ -3,8 +3,10 @@
 Not shown: win rates on AlpacaEval.
 """
 
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +14,9 @@ from learning.evaluation.sampled_answers import compute_weighted_scores
 from learning.lookup import bind
 from learning.preference.games import sppo
 from learning.preference.pair_losses import dpo
+from learning.rewards import duels
+from learning.samples.engine_protocol import Generation, Sampling
+from learning.sampling.sampler import Sampler
 from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "sppo.yaml"
@@ -37,6 +42,11 @@ def test_a_completion_is_regressed_on_its_win_rate():
     other = pair(one(0.3), one(-0.3), rates=(0.5, 0.2))
     assert other.item() == pytest.approx(0.09, abs=1e-15)
     assert pair(one(0.0), one(0.0), rates=(0.5, 0.5)).item() == 0
+
+
+def test_a_log_ratio_is_to_the_policy_of_the_round():
+    zero = one(-2.0), one(-3.0), one(-2.3), one(-2.7)
+    assert sppo(*zero, one(0.8), one(0.2), eta=1.0).item() == pytest.approx(0, abs=1e-15)
 
 
 def test_what_both_sides_share_is_nothing_to_dpo_and_something_to_sppo():
@@ -73,6 +83,29 @@ def test_the_win_rates_of_a_problems_samples_average_one_half():
     sig = 1 / (1 + torch.exp(-torch.tensor([0.0, by["brevity"], by["correct"], 2 + -by["brevity"], 2 + by["brevity"]])))
     # 12 is right and short: it draws with itself, is shorter by one than "12 ", right where the other three are not.
     assert rates[0] == pytest.approx(float(sig.double().mean()), abs=1e-6)
+
+
+class Start:
+    """An engine that gives the same answer to everything."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+
+    def generate(self, requests, sampling):
+        return [[Generation(self.tokenizer.encode("13"), [], "stop")] for _ in requests]
+
+
+def test_a_completion_of_the_report_wins_if_it_is_preferred_to_that_of_the_start(tiny_policy, monkeypatch):
+    report = stage("report")
+    opponent = Sampler(Start(tiny_policy.tokenizer), tiny_policy, Sampling(), 0, 0)
+    monkeypatch.setattr(duels, "guest", lambda folder, engine: opponent)
+    reward = bind(report.rewards[0], "rewards.0", {"rewards.0.opponent": Path("start")})
+    row = {"id": "p", "prompt": [{"role": "user", "content": "5 + 7 ="}], "answer": "12"}
+    texts = ["12", "4", "13", "120"]
+    supplies = {"rows": [row] * 4, "completions": texts, "rng": np.random.default_rng(0)}
+    by = report.rewards[0].options["by"]
+    odds = [by["correct"], by["brevity"], 0.0, -by["brevity"]]
+    assert reward.ask(0, supplies) == pytest.approx([1 / (1 + math.exp(-odd)) for odd in odds])
 
 
 def test_each_round_plays_on_its_own_third_of_the_exercises(tmp_path):

@@ -82,7 +82,14 @@ def test_the_rollout_continues_from_the_same_tokens(rollouts):
             assert new.logprobs[: len(old.logprobs)] == old.logprobs
             assert 0 < len(new.completion_ids) - len(old.completion_ids) <= 4
         open_before = [t for t in samples if t.finish == "suspended"]
-    assert any(len(t.completion_ids) == 16 for samples in rollouts for t in samples)
+    assert max(len(t.completion_ids) for samples in rollouts for t in samples) == 16  # four windows of 4
+
+
+def test_new_completions_begin_only_while_fewer_run_than_an_iteration_asks_for(rollouts):
+    running = 0
+    for samples in rollouts:
+        assert len(samples) == (running if running >= 4 else running + 4)
+        running = sum(t.finish == "suspended" for t in samples)
 
 
 def test_every_token_enters_the_policys_loss_exactly_once(rollouts):
