@@ -73,6 +73,14 @@ def test_problems_are_composed_of_questions_in_their_order():
     assert {asked.count(part) for part in asked} == {2}
 
 
+def test_without_a_tag_the_script_has_the_calls_alone():
+    use = STAGES["questions"].problems[0]
+    for tagged, plain in zip(bind(use)(), bind(use.model_copy(update={"tag": None}))(), strict=True):
+        turns, calls = (json.loads(row["metadata"])["script"] for row in (tagged, plain))
+        assert calls == [turn.rpartition("</state>")[2] for turn in turns]
+        assert "<state>" in turns[0]
+
+
 def test_a_turn_sees_the_question_its_state_and_the_last_result_only(policy):
     row, script = problem(2, hops=4)
     (sample,), contexts = play(policy, TRAINED, row, [script])
