@@ -30,3 +30,8 @@ class Outcome(Schema):
     """Largest relative difference between the completions, and between the tokens, that method and comparator used."""
     unequal: str = ""
     """Why completions or tokens differ by more than that; without a reason such a comparison is refused."""
+
+    @property
+    def compares_returns(self) -> bool:
+        """Return whether the metric is the return of control policies, whose unit is that of their world."""
+        return self.metric.partition(".")[0] == "mean_return"

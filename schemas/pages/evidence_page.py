@@ -16,6 +16,7 @@ OUTCOMES = ROOT / "recipes" / "outcomes"
 PLOT_OF_ALL = "differences.svg"
 COSTS, CONTROL_COSTS = ("completions", "tokens"), ("environment_steps",)
 """What is printed of the costs: of language models, and of control policies."""
+RETURNS = "Returns of control policies have the units of their worlds: they are in the table and not in the plot."
 INTRODUCTION = """# Outcomes
 
 <!-- Written by `posttrain evidence` and `make docs` from the results in this folder. -->
@@ -40,7 +41,8 @@ def write_pages(folder: Path, recipes: Path = OUTCOMES) -> None:
     """Write the page and the plots of a folder of results."""
     results = read_folder(folder)
     (folder / "README.md").write_text(make_evidence_page(results, recipes), encoding="utf-8")
-    (folder / PLOT_OF_ALL).write_text(draw_differences(results), encoding="utf-8")
+    shares = [one for one in results if not one.outcome.compares_returns]
+    (folder / PLOT_OF_ALL).write_text(draw_differences(shares), encoding="utf-8")
     for one in results:
         (folder / f"{one.id}.svg").write_text(draw_seeds(one), encoding="utf-8")
 
@@ -51,6 +53,7 @@ def make_evidence_page(results: list[Evidence], recipes: Path) -> str:
         INTRODUCTION,
         f"![Differences with their intervals]({PLOT_OF_ALL})",
         "",
+        *([RETURNS, ""] if any(one.outcome.compares_returns for one in results) else []),
         "| paper | method − comparator | metric | difference, 95 % interval | seeds | verdict |",
         "|---|---|---|---|---|---|",
     ]
@@ -77,7 +80,7 @@ def make_section(one: Evidence, recipe: Path) -> list[str]:
     lines += [f"![{one.id}: every seed]({one.id}.svg)", ""]
     start = [outcome.start] if outcome.start else []
     names = [*start, outcome.against, outcome.method]
-    costs = CONTROL_COSTS if one.seeds[0].against_spent.environment_steps else COSTS
+    costs = CONTROL_COSTS if outcome.compares_returns else COSTS
     first, *others = (cost.replace("_", " ") for cost in costs)
     spent = f"{first}, {outcome.against} and {outcome.method}", *others
     lines += [write_row(["seed", *names, "difference", *spent]), "|---" * (len(names) + 2 + len(costs)) + "|"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from learning.evaluation.seed_interval import combine_errors
-from schemas.pages.evidence import DIGITS, judge, read_evidence
+from schemas.pages.evidence import DIGITS, judge, read_evidence, write_evidence
 from schemas.pages.evidence_page import FOLDER, make_evidence_page, write_pages
 from schemas.pages.evidence_plots import Scale, draw_differences, draw_seeds
 from schemas.recipe.load import load_recipe
@@ -57,6 +57,21 @@ def test_outcomes_that_are_declared_and_not_measured_are_named(tmp_path):
     for name in ("one", "two"):
         (tmp_path / f"{name}.yaml").touch()
     assert make_evidence_page([], tmp_path).rstrip().endswith("Declared and not measured yet: one, two.")
+
+
+def test_returns_are_in_the_table_and_not_in_the_plot_of_shares(tmp_path):
+    """A difference of 1,000 in the return would leave nothing to see of differences between 0 and 1."""
+    one = read_evidence(RESULTS[0])
+    returns = one.outcome.model_copy(update={"metric": "mean_return"})
+    write_evidence(one, tmp_path / "shares.json")
+    write_evidence(one.model_copy(update={"id": "returns", "outcome": returns}), tmp_path / "returns.json")
+    write_pages(tmp_path, tmp_path)
+    plot, page = ((tmp_path / name).read_text(encoding="utf-8") for name in ("differences.svg", "README.md"))
+    assert f">{one.id}</text>" in plot
+    assert ">returns</text>" not in plot
+    assert "| [returns](#returns) |" in page
+    assert page.count("they are in the table and not in the plot") == 1
+    assert page.count("environment steps,") == page.count("completions,") == 1
 
 
 def test_the_axis_has_round_numbers_and_ends_lie_on_it():
