@@ -3,6 +3,7 @@
 Not shown: the thresholds of success in MiniGrid's hard worlds.
 """
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +112,14 @@ def test_pretraining_begins_with_the_clone(clone, tmp_path):
     assert tensors
     assert all(torch.equal(trained[name], given[name]) for name in tensors)
     assert STAGES["pretrained"].model == "clone"
+
+
+def test_the_clone_makes_the_demonstrations_likely(clone, demonstrations):
+    actor, data = load_control_policy(clone).actor, fill_buffer([read_transitions(demonstrations)])
+    batch = data.make_batch(torch.arange(len(data)))
+    with torch.no_grad():
+        loss = -actor.get_dist(batch.select("observation")).log_prob(batch["action"]).mean()
+    assert loss < math.log(4) - 0.2
 
 
 @pytest.mark.parametrize(("levels", "episodes", "mistakes"), [(50, 20, 0.0), (3, 8, 0.0), (3, 8, 0.5)])
