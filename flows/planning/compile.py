@@ -105,7 +105,7 @@ def _make_step(recipe: Recipe, name: str, steps: dict[str, Step], closure: Closu
     if settings.get("gate"):
         settings, inputs = add_champions(recipe, settings, inputs, layout)
     readers = {MODEL_READERS[form] for given in inputs for form in _list_rare_forms(given, recipe, steps, layout)}
-    code = closure.of([(f"tasks.{kind}", "run"), *recipe.code(name), *sorted(readers)])
+    code = closure.of([(f"tasks.{stage.task_module}", "run"), *recipe.code(name), *sorted(readers)])
     identity = _make_identity(kind, settings, recipe.seed(name), inputs, code, steps)
     return Step(
         name=name,

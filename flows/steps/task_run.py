@@ -65,7 +65,8 @@ def run_task(step: Step, context: Context, layout: Layout, folders: Iterable[Pat
     hide = make_redactor(find_secrets(step.settings))
     try:
         with sealing_with(_derive_checkpoint_key(layout, step)):
-            result = importlib.import_module(import_path(f"tasks.{step.kind}")).run(_parse_stage(step), context)
+            stage = _parse_stage(step)
+            result = importlib.import_module(import_path(f"tasks.{stage.task_module}")).run(stage, context)
         details = {**result.details, **({NOTICES: list(result.notices)} if result.notices else {})}
         return Result(hide.value(result.metrics), hide.value(details))
     except PosttrainError as error:

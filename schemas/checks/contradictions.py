@@ -11,6 +11,7 @@ from schemas.auxiliary import CriticLossUse, TargetUse
 from schemas.checks.asynchrony import check_asynchrony, returns_older_samples
 from schemas.checks.auxiliaries import check_auxiliary_models
 from schemas.checks.metrics import check_metrics, number_repeated_names
+from schemas.checks.roles import check_roles
 from schemas.errors import Problem
 from schemas.source.tree import join_path
 from schemas.source.validation import follow_path
@@ -57,6 +58,7 @@ def find_contradictions(info: StepInfo, stage: Rl) -> tuple[list[Problem], list[
         check_auxiliary_models,
         check_asynchrony,
         check_metrics,
+        check_roles,
     ]
     problems = ([p for rule in rules for p in rule(info, stage)] for rules in ([*refused, *named], warned))
     return next(problems), next(problems)

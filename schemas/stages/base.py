@@ -75,6 +75,11 @@ class BaseStage(WithOptionalCode):
     timeout: float | None = Field(default=None, gt=0)
     """Seconds after which the step's process is killed."""
 
+    @property
+    def task_module(self) -> str:
+        """Module of `tasks` that runs the stage: that of its kind."""
+        return getattr(self, "kind")  # noqa: B009 - declared by every kind
+
     @model_validator(mode="after")
     def refuse_unsupported_roles(self) -> Self:
         """Refuse resources for roles that this kind does not have."""

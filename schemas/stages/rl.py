@@ -1,5 +1,6 @@
 """kind: rl — reinforcement learning with a composable algorithm."""
 
+import operator
 from collections.abc import Collection, Mapping
 from typing import ClassVar, Literal, Self
 
@@ -12,6 +13,7 @@ from schemas.critic import Critic
 from schemas.endpoint import Capped
 from schemas.number_schedules import Number
 from schemas.references import AgentRef, PolicyRef, PromptsRef
+from schemas.roles import MAIN, Name, RoleSpec, TeamPolicy, TurnOrderUse
 from schemas.stages.base import BaseStage, RewardTests
 from schemas.training import LoRA, Training, Watch
 from schemas.use import (
@@ -143,6 +145,13 @@ class Rl(Capped, Training, LoRA, Chat, RewardTests, BaseStage):
     """Agent whose environment answers the model's turns and whose context is part of every prompt; or give `env`."""
     env: EnvUse | None = None
     """Environment that answers the model's turns, so that a completion is an episode; null: it is a single turn."""
+    roles: dict[Name, RoleSpec] = Field(default={}, exclude_if=operator.not_)
+    """Roles of an episode that several speakers share; a completion is then an episode, with a sample for each role.
+    Empty: the model speaks alone."""
+    policies: dict[Name, TeamPolicy] = Field(default={}, exclude_if=operator.not_)
+    """Further policies that play roles, by name; those that are trained are outputs of the stage under their names."""
+    turn_order: TurnOrderUse | None = Field(default=None, exclude_if=operator.not_)
+    """Decides which role speaks next, and what it is shown; required with `roles`."""
     generation_batch_size: int = Field(default=64, ge=1)
     """Completions sampled per iteration."""
     num_generations: int = Field(default=8, ge=1)
@@ -271,8 +280,62 @@ class Rl(Capped, Training, LoRA, Chat, RewardTests, BaseStage):
                 raise ValueError(f"{option}: nothing compares evaluations; add {needed}, or leave it out")
         return self
 
+    @model_validator(mode="after")
+    def check_roles(self) -> Self:
+        """Check that roles, policies and the turn order agree with each other."""
+        if bool(self.roles) != (self.turn_order is not None) or (self.policies and not self.roles):
+            raise ValueError("`roles` and `turn_order` belong together, and `policies` need `roles` that they play")
+        reserved = ("trajectories", "value_model", "process_reward_model", MAIN)
+        if clash := [name for name in self.policies if name in reserved]:
+            raise ValueError(f"policies: `{clash[0]}` is the name of another output of the stage; choose another name")
+        for role, spec in self.roles.items():
+            self._check_role(role, spec)
+        trained = self._list_trained()
+        if self.roles and MAIN not in trained:
+            raise ValueError(f"roles: none trains the stage's `{MAIN}`; give one of its roles `trainable: true`")
+        for name, policy in self.policies.items():
+            if name not in {spec.policy for spec in self.roles.values() if spec.script is None}:
+                raise ValueError(f"policies: no role is played by `{name}`; remove it, or name it in a role")
+            if policy.sync_steps is not None and (name in trained or policy.model is not None):
+                raise ValueError(
+                    f"policies: `{name}` has `sync_steps`, so that it follows `{MAIN}`: leave out its `model`, and "
+                    "give its roles `trainable: false`"
+                )
+            if policy.learning_rate is not None and name not in trained:
+                raise ValueError(f"policies: `{name}` is not trained; remove its `learning_rate`")
+        return self
+
+    def _check_role(self, role: str, spec: RoleSpec) -> None:
+        """Raise ValueError for keys of a role that contradict each other."""
+        if spec.policy not in (MAIN, *self.policies):
+            names = ", ".join((MAIN, *self.policies))
+            raise ValueError(f"roles: `{role}` is played by `{spec.policy}`, which is no policy; policies: {names}")
+        if spec.script is not None:
+            keys = ("policy", "system", "prompt", "env", "max_completion_length", "temperature")
+            given = [key for key in keys if getattr(spec, key) != RoleSpec.model_fields[key].default]
+            if given:
+                raise ValueError(f"roles: `{role}` has a `script`, for which `{given[0]}` has no effect; remove one")
+        elif spec.temperature is not None and spec.trainable:
+            raise ValueError(
+                f"roles: `{role}` is trained, so that it is sampled at the stage's `temperature`; remove its own"
+            )
+        if spec.env is not None and spec.env.context is not None:
+            raise ValueError(f"roles: `{role}`: `env.context` is not possible; the turn order can replace contexts")
+
+    def _list_trained(self) -> list[str]:
+        """Return the names of the policies that are trained, `model` first."""
+        used = {spec.policy for spec in self.roles.values() if spec.trainable and spec.script is None}
+        return [name for name in (MAIN, *self.policies) if name in used]
+
+    @property
+    def task_module(self) -> str:
+        """Module of `tasks` that runs the stage."""
+        return "rl_roles" if self.roles else self.kind
+
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
-        """Return the trained policy, the trajectories, and the published critic and auxiliary models, with types."""
+        """Return the trained policies, the trajectories, and the published critic and auxiliary models, with types."""
         published = {"value_model": "value_model"} if self.critic is not None and self.critic.publish else {}
         published |= {model.type: model.type for model in self.auxiliary_models.values() if model.publish}
-        return {"model": "adapter" if self.use_peft else "policy", "trajectories": "trajectories", **published}
+        policy = "adapter" if self.use_peft else "policy"
+        published |= {name: policy for name in self._list_trained() if name != MAIN}
+        return {"model": policy, "trajectories": "trajectories", **published}

@@ -54,7 +54,7 @@ def estimate(demand: StepDemand) -> list[Place]:
     others = 0 if resources.reference else -(-references.weights // shards)
     others += 0 if resources.reward else frozen[1].weights
     others += FrozenModels("reference", synced, demand.weight_bytes).weights
-    others += _estimate_networks(demand, model)
+    others += _estimate_networks(demand, model) + _estimate_policies(demand, stage)
     if trained.shards > 1:  # the copy that samples, or that is sent to the workers of `rollout`
         others += model.parameters * demand.weight_bytes
     places = [Place(demand.role, estimate_auxiliary(phases, "other models", others), demand.workers)]
@@ -108,6 +108,18 @@ def _find_references(demand: StepDemand, stage: Rl, *, synced: bool) -> list[Kno
         if f"lp_{name}_T" in columns and not is_base and is_synced is synced:
             references.append(demand.model(port if port in demand.models else "model"))
     return references
+
+
+def _estimate_policies(demand: StepDemand, stage: Rl) -> int:
+    """Return the bytes of further policies that play roles: weights, and of trained ones gradients and moments."""
+    total = 0
+    for name in stage.policies:
+        port = f"policies.{name}.model"
+        model = demand.model(port if port in demand.models else "model")
+        state = demand.trained(model)
+        is_trained = any(role.policy == name and role.trainable for role in stage.roles.values())
+        total += state.weights + (state.optimizer + state.gradients if is_trained else 0)
+    return total
 
 
 def _estimate_networks(demand: StepDemand, model: KnownModel) -> int:

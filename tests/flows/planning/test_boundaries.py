@@ -56,6 +56,7 @@ HIDDEN = {
     "schemas.modules": "names",
     "schemas.private_data": "type of an option, in a step that looks for none",
     "schemas.resources": "placement",
+    "schemas.roles": "settings",
     "schemas.row_formats": "a validator of settings, in a step that converts no rows",
     "schemas.row_templates": "a validator of settings, in a step that converts no rows",
     "schemas.suggestions": "advice of a validator of settings",
@@ -120,6 +121,7 @@ NUMBER_GIVING = [
 """Definitions that determine the numbers of the quickstart's GRPO step."""
 SETTINGS_METHODS = {
     ("WithOptionalCode", "optional_code"): "names roots of the closure",
+    ("BaseStage", "task_module"): "names a root of the closure",
     ("BaseStage", "outputs"): "names and types of outputs, which are in the plan and in the keys of later steps",
     ("Evaluation", "holds_out"): "read by validators",
     ("Use", "options"): "the mapping of the recipe's own values; a slot's values are in the key",
@@ -141,7 +143,7 @@ SETTINGS_METHODS = {
 def step(recipe: Path, name: str) -> tuple[list[tuple[str, str]], tuple[Path, ...]]:
     """Return the roots of a step's closure, and the user's folders."""
     loaded = load_recipe(recipe)
-    return [(f"tasks.{loaded.settings(name)['kind']}", "run"), *loaded.code(name)], loaded.folders
+    return [(f"tasks.{loaded.stages[name].task_module}", "run"), *loaded.code(name)], loaded.folders
 
 
 def code() -> dict[str, str]:

@@ -1,0 +1,106 @@
+"""Turn orders: who speaks next in an episode of several roles, and what that role is shown (the slot `turn_order`).
+
+A turn order may ask for `roles` (the names, in the order of the recipe), `turns` (`RoleTurn`s so far, oldest first),
+`row` (the problem) and `rng`. It is called before every turn and returns a `NextTurn`. It is a function of these alone.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from learning.data.patterns import MatchTimeout, Pattern
+from learning.samples.conversation import NextTurn, RoleTurn
+from schemas.errors import StepError
+
+CALL = r"\s*([A-Za-z_]\w*):(.*)"
+"""The name of a role and a colon, then what it is asked."""
+PLACES = re.compile(r"\{(role|text)\}")
+
+
+def in_order(
+    roles: Sequence[str],
+    turns: Sequence[RoleTurn],
+    rng: np.random.Generator,
+    *,
+    rounds: Annotated[int, Field(ge=1)] = 1,
+    text: str = "{role}: {text}",
+    shows: Literal["unseen", "last"] = "unseen",
+    until: str | None = None,
+    chance: dict[str, Annotated[float, Field(ge=0, le=1)]] = {},  # noqa: B006 (never changed; a recipe reads it)
+) -> NextTurn:
+    """Let the roles speak in the order of the recipe, `rounds` times; each is shown what was said since its last turn.
+
+    `text` is the form of what was said, one line per turn; with `shows: last` only the last turn is shown. A turn that
+    contains the pattern `until` is the last one. `chance` is the probability that a role takes its turn, of roles that
+    are sometimes left out. Raise StepError for a role that does not exist.
+    """
+    if unknown := sorted(chance.keys() - set(roles)):
+        raise StepError(f"turn_order in_order: chance of {unknown[0]}: the roles are {', '.join(roles)}")
+    if until is not None and turns and _contains(turns[-1].text, until):
+        return NextTurn()
+    for place in range(_count_places(roles, turns), rounds * len(roles)):
+        role = roles[place % len(roles)]
+        if role not in chance or rng.random() < chance[role]:
+            shown = turns[-1:] if shows == "last" else _list_unseen(role, turns)
+            return NextTurn(role, "\n".join(_show(turn, text) for turn in shown))
+    return NextTurn()
+
+
+def _count_places(roles: Sequence[str], turns: Sequence[RoleTurn]) -> int:
+    """Return how many places of the order have passed, those of roles that were left out included."""
+    place = 0
+    for turn in turns:
+        while roles[place % len(roles)] != turn.role:
+            place += 1
+        place += 1
+    return place
+
+
+def on_call(roles: Sequence[str], turns: Sequence[RoleTurn], *, call: str = CALL, text: str = "{text}") -> NextTurn:
+    """Let the first role lead: a turn `name: request` of it calls another role, any other turn ends the episode.
+
+    A role that is called is shown the request; the first role is shown the reply, in the form `text`. `call` matches an
+    entire turn that is a call, with groups for role and request.
+    """
+    lead = roles[0]
+    if not turns:
+        return NextTurn(lead)
+    last = turns[-1]
+    if last.role != lead:
+        return NextTurn(lead, _show(last, text))
+    called, request = _parse_call(last.text, call)
+    return NextTurn(called, request) if called in roles[1:] else NextTurn()
+
+
+def _list_unseen(role: str, turns: Sequence[RoleTurn]) -> list[RoleTurn]:
+    """Return the turns since the last one of a role."""
+    own = [place for place, turn in enumerate(turns) if turn.role == role]
+    return list(turns[own[-1] + 1 :] if own else turns)
+
+
+def _show(turn: RoleTurn, text: str) -> str:
+    """Return a turn in the form of the recipe, in one pass: what a role wrote is never read as a place."""
+    values = {"role": turn.role, "text": turn.text}
+    return PLACES.sub(lambda place: values[place[1]], text)
+
+
+def _contains(text: str, pattern: str) -> bool:
+    try:
+        return Pattern(pattern).search(text) is not None
+    except MatchTimeout:
+        return False
+
+
+def _parse_call(text: str, call: str) -> tuple[str, str]:
+    """Return the role and the request of a call; both are empty if the turn is none. Raise StepError for no pattern."""
+    form = Pattern(call, re.DOTALL)
+    if form.groups != 2:
+        raise StepError(f"turn_order on_call: `call` {call!r} needs two groups, the role's name and the request")
+    try:
+        match = form.fullmatch(text)
+    except MatchTimeout:
+        return "", ""
+    return ("", "") if match is None else ((match[1] or "").strip(), (match[2] or "").strip())

@@ -1,0 +1,64 @@
+"""Rewards of episodes that several roles share.
+
+Any other reward scores each role by what it said last. These let roles share a score, or score one role only. Where a
+score that is needed does not exist, neither does the sum.
+"""
+
+from learning.lookup import Inner, RewardFunction
+from learning.rewards.composite import score_selected
+from learning.samples.conversation import RoleSample, list_conversations
+from learning.samples.sample import Sample
+from schemas.errors import StepError
+
+
+def outcome(samples: list[Sample], *, of: RewardFunction, role: str | None = None) -> list[float | None]:
+    """Score the episode by what one role said last, the same for all roles: the reward `of` of this text.
+
+    `role` is that role; null: the one that spoke last of those that a policy plays. An episode in which `role` has not
+    spoken has no score.
+    """
+    chosen = {
+        number: _find_speaker(of_episode, role) for number, of_episode in list_conversations(_of_roles(samples)).items()
+    }
+    places = {id(sample): place for place, sample in enumerate(samples)}
+    deciding = [places[id(sample)] for sample in chosen.values() if sample is not None]
+    task: Inner = of
+    scores = dict(zip(deciding, score_selected(task, deciding), strict=True))
+    by_episode = {n: None if s is None else scores[places[id(s)]] for n, s in chosen.items()}
+    return [by_episode[sample.conversation] for sample in _of_roles(samples)]
+
+
+def total(samples: list[Sample], *, of: RewardFunction) -> list[float | None]:
+    """Sum of the reward `of` over all roles of the episode, the same for each of them."""
+    task: Inner = of
+    scores = score_selected(task, range(len(samples)))
+    parts: dict[int, list[float | None]] = {}
+    for sample, score in zip(_of_roles(samples), scores, strict=True):
+        parts.setdefault(sample.conversation, []).append(score)
+    sums = {number: None if None in own else sum(s for s in own if s is not None) for number, own in parts.items()}
+    return [sums[sample.conversation] for sample in _of_roles(samples)]
+
+
+def only(samples: list[Sample], *, of: RewardFunction, role: str) -> list[float | None]:
+    """The reward `of` for the samples of `role`, and 0 for all others."""
+    places = [place for place, sample in enumerate(_of_roles(samples)) if sample.role == role]
+    results: list[float | None] = [0.0] * len(samples)
+    task: Inner = of
+    for place, score in zip(places, score_selected(task, places), strict=True):
+        results[place] = score
+    return results
+
+
+def _of_roles(samples: list[Sample]) -> list[RoleSample]:
+    """Return the samples. Raise StepError if the stage has no roles."""
+    own = [sample for sample in samples if isinstance(sample, RoleSample)]
+    if len(own) < len(samples):
+        raise StepError("reward roles: this stage has no `roles`; use the reward itself")
+    return own
+
+
+def _find_speaker(samples: list[RoleSample], role: str | None) -> RoleSample | None:
+    """Return the sample of a role, or of the one that spoke last."""
+    if role is not None:
+        return next((sample for sample in samples if sample.role == role), None)
+    return max(samples, key=lambda sample: sample.places[-1])

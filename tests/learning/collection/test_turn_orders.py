@@ -1,0 +1,61 @@
+"""Turn orders: who speaks next, and what is shown."""
+
+import numpy as np
+import pytest
+
+from learning.collection.turn_orders import in_order, on_call
+from learning.samples.conversation import NextTurn, RoleTurn
+from schemas.errors import StepError
+
+ROLES = ["plans", "acts", "checks"]
+
+
+def turns(*said):
+    return [RoleTurn(role, text) for role, text in said]
+
+
+def order(said, **options):
+    return in_order(ROLES, turns(*said), np.random.default_rng(0), **options)
+
+
+def test_roles_speak_in_order_and_see_what_is_new_to_them():
+    said = []
+    expected = ["", "plans: 0", "plans: 0\nacts: 1", "acts: 1\nchecks: 2", "checks: 2\nplans: 3", "plans: 3\nacts: 4"]
+    for place, message in enumerate(expected):
+        following = order(said, rounds=2)
+        assert (following.role, following.message) == (ROLES[place % 3], message)
+        said.append((following.role, str(place)))
+    assert order(said, rounds=2) == NextTurn()
+
+
+def test_the_form_of_what_is_shown_is_filled_in_once():
+    said = [("plans", "{role}"), ("acts", "{text}")]
+    assert order(said, text="<{role}|{text}>").message == "<plans|{role}>\n<acts|{text}>"
+    assert order(said, text="{text}", shows="last").message == "{text}"
+
+
+def test_a_turn_with_the_pattern_is_the_last():
+    assert order([("plans", "all done")], until="done$").role is None
+    assert order([("plans", "done?")], until="done$").role == "acts"
+
+
+def test_a_role_is_left_out_by_chance():
+    picked = [in_order(ROLES, [], np.random.default_rng(seed), chance={"plans": 0.75}).role for seed in range(4000)]
+    assert set(picked) == {"plans", "acts"}
+    assert picked.count("plans") / 4000 == pytest.approx(0.75, abs=0.02)
+    # After a role was left out, the order goes on behind the one that spoke.
+    assert order([("acts", "x")], chance={"plans": 0.0}).role == "checks"
+    assert order([("acts", "x"), ("checks", "y")], chance={"plans": 0.0}).role is None
+    assert order([("acts", "x"), ("checks", "y")], chance={"plans": 0.0}, rounds=2).role == "acts"
+    with pytest.raises(StepError, match="chance of plan: the roles are plans, acts, checks"):
+        order([], chance={"plan": 0.5})
+
+
+def test_the_first_role_calls_the_others():
+    assert on_call(ROLES, []) == NextTurn("plans")
+    assert on_call(ROLES, turns(("plans", "checks: is it 3?"))) == NextTurn("checks", "is it 3?")
+    assert on_call(ROLES, turns(("plans", "checks: 3?"), ("checks", "no"))) == NextTurn("plans", "no")
+    for text in ("it is 3", "nobody: hello", "plans: me again"):
+        assert on_call(ROLES, turns(("plans", text))) == NextTurn()
+    with pytest.raises(StepError, match="two groups"):
+        on_call(ROLES, turns(("plans", "x")), call="(x)")
