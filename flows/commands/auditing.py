@@ -87,15 +87,19 @@ def export(
 def _export_model(what: ExportFormat, target: str, folder: Path, kind: GgufPrecision, max_shard_size: str) -> None:
     from flows.publishing.model_export import export_gguf, export_hf
     from lineage.layout import Layout
+    from lineage.reports.formatting import format_count
 
     layout = Layout.find()
     if what is ExportFormat.hf:
         written = export_hf(layout, target, folder, max_shard_size)
     else:
         written = export_gguf(layout, target, folder, kind.value)
-    wider = f"; {written.kept_wider} matrices kept in f16, their rows are no multiple of 32" * bool(written.kept_wider)
+    wide = f"{written.kept_wider} {'matrix' if written.kept_wider == 1 else 'matrices'}"
+    wider = f"; {wide} kept in f16, their rows are no multiple of 32" * bool(written.kept_wider)
     size = f"{written.bytes / 1e6:,.1f} MB"
-    console.print(f"{written.model}: {written.files} files, {size} in {written.folder}{wider}", soft_wrap=True)
+    console.print(
+        f"{written.model}: {format_count(written.files, 'file')}, {size} in {written.folder}{wider}", soft_wrap=True
+    )
 
 
 def query(

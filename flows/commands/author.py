@@ -74,6 +74,7 @@ def validate(
     from flows.planning.preflight import find_missing_packages, find_problems, sketch_plan
     from flows.steps.machine_limits import find_machine_problems
     from lineage.layout import Layout
+    from lineage.reports.formatting import format_count
     from schemas.recipe.load import load_recipe
 
     failures, records = [], []
@@ -99,7 +100,7 @@ def validate(
                 note(f"{path}:1:1: {text}; on this machine `run` refuses it")
             record["steps"] = len(recipe.stages)
             if not as_json:
-                print(f"{path}: ok, {len(recipe.stages)} steps")
+                print(f"{path}: ok, {format_count(len(recipe.stages), 'step')}")
             if examples:
                 from flows.planning.rendered_examples import render_examples  # transformers comes with it
 

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from flows.execution.events import Event, StepEvent
 from flows.execution.run_log import append_event
+from flows.execution.states import describe_gate_ends, split_gates
 from flows.processes.secret_values import resolve_references
 from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
@@ -21,7 +22,7 @@ SEND_LIMIT = 10.0
 """Seconds in which a webhook must answer."""
 BLOCK = "prefect:"
 PREFECT = "events of Prefect"
-FAILED = ("gate failed:", "gate warned:", "gate branched:")
+FAILED = ("gate failed:", "gate rejected:", "gate warned:", "gate branched:")
 WAITS = "gate waits for approval:"
 
 
@@ -37,6 +38,8 @@ class Alerts:
         self.messages: queue.SimpleQueue[tuple[Occasion, str] | None] = queue.SimpleQueue()
         self.waiting: set[str] = set()
         """Steps whose waiting gates were reported."""
+        self.gates: dict[str, str] = {}
+        """The latest text of each step's gates."""
         self.thread = threading.Thread(target=self._send_all, name="alerts", daemon=True)
 
     def __enter__(self) -> "Alerts":
@@ -56,9 +59,10 @@ class Alerts:
         if not self.plan.notify and not self.emit:
             return
         if event["type"] == "run" and event["state"] == "ended":
-            ends = {0: "ended well", 1: "a step failed", 2: "a gate failed or waits", 130: "was stopped"}
+            ends = {0: "ended well", 1: "a step failed", 2: describe_gate_ends(self.gates.values()), 130: "was stopped"}
             self.messages.put(("end", ends.get(event.get("exit_code", 1), "failed")))
         elif event["type"] == "step":
+            self.gates[event["step"]] = event.get("gates", "")
             for message in self._describe_gates(event):
                 self.messages.put(message)
 
@@ -67,7 +71,7 @@ class Alerts:
         self.messages.put(("refused_promotion", text))
 
     def _describe_gates(self, event: StepEvent) -> Iterator[tuple[Occasion, str]]:
-        step, parts = event["step"], event.get("gates", "").split("; ")
+        step, parts = event["step"], split_gates(event.get("gates", ""))
         waits = event["state"] == "waiting" or any(part.startswith(WAITS) for part in parts)
         if waits and step not in self.waiting:
             self.waiting.add(step)

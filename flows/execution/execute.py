@@ -112,9 +112,7 @@ class Execution:
         for name in step.needs:
             before = self.states[name]
             if before.stops:
-                reason = f"the gate of {name} failed: {before.gate}" if before.gate else f"{name} {before.state}"
-                reason = f"a gate of {name} waits for approval: {before.waits}" if before.waits else reason
-                return StepState(step.name, "blocked", reason)
+                return StepState(step.name, "blocked", before.stop_reason)
         if (reason := self._not_on_branch(step)) is not None:
             return StepState(step.name, "skipped", reason)
         for until in step.unless:

@@ -24,6 +24,8 @@ class GateState:
     verdict: Verdict
     text: str
     """What it measured and required; for a decision also who decided, when and why."""
+    decision: str = ""
+    """Who decided, when and why: `by ada at 2026-11-23T10:00:00+00:00: too slow`; empty without a decision."""
 
 
 def judge_gates(step: Step, manifest: Manifest, layout: Layout) -> tuple[GateState, ...]:
@@ -35,8 +37,10 @@ def judge_gates(step: Step, manifest: Manifest, layout: Layout) -> tuple[GateSta
         text = str(outcome.get("text", ""))
         verdict: Verdict = "passed" if outcome.get("passed") else VERDICTS[policy.get("on_fail", "stop")]
         decided = latest_decision(layout, manifest.key, index) if verdict == "waiting" else None
+        decision = ""
         if decided is not None and counts(decided, policy.get("approvers") or []):
             verdict = "approved" if decided["decision"] == "approve" else "rejected"
             text = f"{text}; {describe_decision(decided)}" if text else describe_decision(decided)
-        states.append(GateState(index, str(outcome.get("metric", "gate")), verdict, text))
+            decision = " ".join(describe_decision(decided).removeprefix(verdict).split())
+        states.append(GateState(index, str(outcome.get("metric", "gate")), verdict, text, decision))
     return tuple(states)

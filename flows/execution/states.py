@@ -1,5 +1,6 @@
 """States of the steps of a run, and the exit code that follows from them."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,6 +24,14 @@ STYLES: dict[str, str] = {
 }
 """How a state looks in the terminal."""
 EXIT_CANCELLED = 130
+NEXT_GATE = re.compile("; (?=gate [a-z ]+: )")
+"""What is between two gates of a text; reasons of people may have semicolons, too."""
+ENDS = {
+    "gate failed:": "a gate failed",
+    "gate rejected:": "a gate was rejected",
+    "gate waits for approval:": "a gate waits for approval",
+}
+"""Why gates ended a run with exit code 2, by the beginning of a gate's text; the first that applies counts."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,16 @@ class StepState:
         return ", ".join(g.name for g in self.gates if g.verdict in STOPPING)
 
     @property
+    def failed(self) -> str:
+        """Return the gates of a finished step that failed and that no person decides about; empty when none did."""
+        return ", ".join(g.name for g in self.gates if g.verdict == "failed")
+
+    @property
+    def rejected(self) -> str:
+        """Return the gates of a finished step that people rejected, with who, when and why; empty when none was."""
+        return "; ".join(f"{g.name} ({g.decision})" for g in self.gates if g.verdict == "rejected")
+
+    @property
     def waits(self) -> str:
         """Return the gates of a finished step that wait for approval; empty when none does."""
         return ", ".join(g.name for g in self.gates if g.verdict == "waiting")
@@ -58,15 +77,27 @@ class StepState:
     @property
     def gate_text(self) -> str:
         """Return the verdicts of the gates as text; empty when all of them passed."""
-        parts = [f"gate failed: {self.gate}"] if self.gate else []
+        parts = [f"gate failed: {self.failed}"] if self.failed else []
         parts += [f"gate waits for approval: {self.waits}"] if self.waits else []
         parts += [f"gate {g.verdict}: {g.name}" for g in self.gates if g.verdict in ("branched", "approved", "warned")]
+        parts += [f"gate rejected: {g.name} ({g.decision})" for g in self.gates if g.verdict == "rejected"]
         return "; ".join(parts)
 
     @property
     def stops(self) -> bool:
         """Return whether what depends on this step cannot run."""
         return self.state in STUCK or bool(self.gate) or bool(self.waits)
+
+    @property
+    def stop_reason(self) -> str:
+        """Return why what depends on this step cannot run."""
+        if self.waits:
+            return f"a gate of {self.step} waits for approval: {self.waits}"
+        if self.failed:
+            return f"the gate of {self.step} failed: {self.failed}"
+        return (
+            f"the gate of {self.step} was rejected: {self.rejected}" if self.rejected else f"{self.step} {self.state}"
+        )
 
     def as_event(self) -> StepEvent:
         """Return the event that reporters and the event log receive."""
@@ -86,6 +117,17 @@ class StepState:
 def describe_states(states: Iterable[StepState]) -> str:
     """Return how many steps are in each state, as `2 done, 1 failed`."""
     return ", ".join(f"{count} {name}" for name, count in Counter(state.state for state in states).items())
+
+
+def split_gates(text: str) -> list[str]:
+    """Return the texts of single gates of a `StepState.gate_text`."""
+    return NEXT_GATE.split(text)
+
+
+def describe_gate_ends(texts: Iterable[str]) -> str:
+    """Return why gates ended a run with exit code 2, from the `gate_text` of its steps."""
+    gates = [gate for text in texts for gate in split_gates(text)]
+    return next((end for start, end in ENDS.items() if any(gate.startswith(start) for gate in gates)), "a gate failed")
 
 
 def compute_exit_code(states: dict[str, StepState]) -> int:

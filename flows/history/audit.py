@@ -9,6 +9,7 @@ from rich.table import Table
 
 from lineage.audit.log import append
 from lineage.layout import Layout
+from lineage.reports.formatting import format_count
 from lineage.tracing.ancestry import render, trace
 from lineage.verification.verify import verify
 from schemas.errors import PlanError
@@ -52,9 +53,11 @@ def show_verification(
     ):
         for line in map(_one_line, lines):
             console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
-    verdict = f"{len(verification.problems)} differences" if verification.problems else "all as recorded"
-    counts = f"{verification.artifacts} artifacts ({verification.signed} signed), {verification.files} files"
-    console.print(f"{counts}, {verification.entries} audit entries: {verdict}", highlight=False, soft_wrap=True)
+    verdict = format_count(len(verification.problems), "difference") if verification.problems else "all as recorded"
+    counts = f"{format_count(verification.artifacts, 'artifact')} ({verification.signed} signed)"
+    files = format_count(verification.files, "file")
+    entries = f"{verification.entries:,} audit {'entry' if verification.entries == 1 else 'entries'}"
+    console.print(f"{counts}, {files}, {entries}: {verdict}", highlight=False, soft_wrap=True)
     return 1 if verification.problems else 0
 
 

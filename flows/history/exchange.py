@@ -8,6 +8,7 @@ from lineage.audit import log as audit_log
 from lineage.exchange import sharing
 from lineage.exchange.remote import describe_remote
 from lineage.layout import Layout
+from lineage.reports.formatting import format_count
 from schemas.base import JsonObject
 
 
@@ -53,7 +54,8 @@ def describe_moved(moved: sharing.Moved) -> JsonObject:
 def _print_moved(console: Console, done: str, moved: sharing.Moved) -> None:
     for record in moved.records:
         console.print(Text(f"{done} {record['step']} ({record['key'][:16]})"), soft_wrap=True)
-    counts = f"{len(moved.records)} artifacts {done}, {moved.there} existed already; {moved.objects} files"
+    sent, files = format_count(len(moved.records), "artifact"), format_count(moved.objects, "file")
+    counts = f"{sent} {done}, {moved.there} existed already; {files}"
     console.print(counts, highlight=False)
 
 

@@ -13,6 +13,7 @@ from flows.planning.lm_eval_check import verify_lm_eval_tasks
 from flows.planning.new_models import find_new_model_problems
 from flows.planning.outside_models import REGISTRY, find_outside_model_problems
 from flows.planning.own_rewards import find_own_reward_problems
+from flows.planning.problem_counts import find_count_problems
 from flows.planning.row_remarks import find_row_remarks
 from flows.planning.training_overlap import find_overlaps
 from lineage.layout import Layout
@@ -48,9 +49,10 @@ def find_problems(recipe: Recipe, layout: Layout, warn: Callable[[str], None]) -
 
 
 def find_input_problems(recipe: Recipe, layout: Layout, warn: Callable[[str], None]) -> list[Problem]:
-    """Return all problems of sources from outside (missing ones, rows, models), new models and the user's own rewards.
+    """Return all problems of what a run reads, before its first step.
 
-    Call `warn` with what does not prevent a run: evaluation problems among the rows that are trained on, odd rows.
+    They are about sources from outside (missing ones, rows, models), new models, the user's own rewards, and toy tasks
+    that are too small. Call `warn` with what does not prevent a run: evaluation problems among training rows, odd rows.
     """
     problems = [*_find_missing(recipe, layout), *find_source_problems(recipe, layout)]
     if not problems:
@@ -60,7 +62,8 @@ def find_input_problems(recipe: Recipe, layout: Layout, warn: Callable[[str], No
                 problems.append(problem)
             else:
                 warn(str(problem))
-    return [*problems, *find_new_model_problems(recipe), *find_own_reward_problems(recipe, layout)]
+    problems += [*find_new_model_problems(recipe), *find_own_reward_problems(recipe, layout)]
+    return [*problems, *find_count_problems(recipe)]
 
 
 def _find_missing(recipe: Recipe, layout: Layout) -> Iterator[Problem]:

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from learning.evaluation.reward_distribution import RewardDistribution
 from learning.evaluation.reward_probes import Scored
+from lineage.reports.formatting import format_count
 
 SHOWN = 60
 """Characters of a completion in the table."""
@@ -17,7 +18,9 @@ WIDTH = 40
 def make_reward_table(step: str, results: Sequence[Scored]) -> Table:
     """Return a table with one row per tested completion."""
     failed = sum(not result.ok for result in results)
-    verdict = f"{failed} of {len(results)} tests fail" if failed else f"all {len(results)} tests hold"
+    some = f"{failed} of {format_count(len(results), 'test')} {'fails' if failed == 1 else 'fail'}"
+    every = "the only test holds" if len(results) == 1 else f"all {len(results)} tests hold"
+    verdict = some if failed else every
     caption = "every good answer must have a score, and everything else must score below it"
     table = Table(title=f"Rewards of {step}: {verdict}", caption=caption, title_justify="left", caption_justify="left")
     for column in ("row", "what", "completion", "score", ""):
@@ -33,7 +36,8 @@ def make_reward_table(step: str, results: Sequence[Scored]) -> Table:
 
 def make_distribution_table(step: str, rewards: RewardDistribution) -> Table:
     """Return a histogram of the rewards of a model's completions, with what they say about training on them."""
-    title = f"Rewards of {step} on {rewards.completions} completions of {rewards.problems} problems by its model"
+    sampled = f"{format_count(rewards.completions, 'completion')} of {format_count(rewards.problems, 'problem')}"
+    title = f"Rewards of {step} on {sampled} by its model"
     table = Table(title=title, caption="\n".join(_describe(rewards)), title_justify="left", caption_justify="left")
     for column in ("reward", "completions", ""):
         table.add_column(column, justify="left" if not column else "right")

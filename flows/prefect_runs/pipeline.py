@@ -136,7 +136,7 @@ def _make_task(execution: Execution, step: Step, bars: ProgressBars) -> Any:
 def make_task_state(state: StepState) -> State[Any]:
     """Return the state that Prefect shows for an ended step: Failed for all but successes."""
     if state.gate:
-        return Failed(name="GateFailed", message=state.gate_text)
+        return Failed(name="GateFailed" if state.failed else "GateRejected", message=state.gate_text)
     if state.waits:
         return Completed(name="AwaitsApproval", message=state.gate_text)
     named = {"done": "Completed", "cached": "Cached", "skipped": "Skipped"}

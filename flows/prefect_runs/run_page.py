@@ -7,7 +7,13 @@ from collections.abc import Mapping
 from typing import TypedDict
 
 from flows.execution.results import is_number, read_scores, read_yields
-from flows.execution.states import EXIT_CANCELLED, StepState, compute_exit_code, describe_states
+from flows.execution.states import (
+    EXIT_CANCELLED,
+    StepState,
+    compute_exit_code,
+    describe_gate_ends,
+    describe_states,
+)
 from flows.planning.explain import Verdict
 from flows.planning.gate_power import describe_condition
 from lineage.reports.formatting import format_duration, format_number
@@ -134,7 +140,11 @@ def describe_outcome(states: Mapping[str, StepState]) -> str:
     code = compute_exit_code(dict(states))
     if code == EXIT_CANCELLED:
         return f"Stopped: {text}. Finished artifacts are kept; continue with Retry or `posttrain resume`."
-    ends = {0: "All is well", 1: "A step failed", 2: "A gate failed"}
+    ends = {
+        0: "All is well",
+        1: "A step failed",
+        2: describe_gate_ends(s.gate_text for s in states.values()).capitalize(),
+    }
     return f"{ends[code]}: {text}." + ("" if code == 0 else " Finished artifacts are kept.")
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from flows.execution.audit_entries import log_report_written
 from flows.execution.events import StepEvent
 from flows.execution.run_log import list_runs, read_events, read_plan, read_step_events
-from flows.execution.states import EXIT_CANCELLED, FINISHED, STYLES
+from flows.execution.states import EXIT_CANCELLED, FINISHED, STYLES, describe_gate_ends
 from flows.runs.plain_adapters import make_plain
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
@@ -21,8 +21,8 @@ from schemas.errors import PlanError
 from schemas.manifest import Manifest
 from schemas.suggestions import suggest
 
-OUTCOMES = {0: "ok", 1: "a step failed", 2: "a gate failed", EXIT_CANCELLED: "stopped"}
-"""Exit codes of runs in words."""
+OUTCOMES = {0: "ok", 1: "a step failed", EXIT_CANCELLED: "stopped"}
+"""Exit codes of runs in words; 2 is for gates, which tell more."""
 
 
 def find_run(run: str | None, layout: Layout) -> str:
@@ -83,6 +83,8 @@ def _read_record(layout: Layout, name: str) -> RunRecord:
     code = codes[-1] if codes else None
     finished = sum(event["state"] in FINISHED for event in steps.values())
     outcome = OUTCOMES.get(code, f"exit code {code}") if code is not None else "active, or killed"
+    if code == 2:
+        outcome = describe_gate_ends(event.get("gates", "") for event in steps.values())
     return RunRecord(name, plan.recipe, plan.profile, len(plan.steps), finished, outcome, code)
 
 

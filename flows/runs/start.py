@@ -57,8 +57,10 @@ def start_run(plan: Plan, layout: Layout, executor: ExecutorName, console: Conso
             print_line(console, "", f"{state.step}: {notice}")
         if state.state == "failed":
             print_line(console, "failed", f"{state.step}: {state.reason}; its log: posttrain logs {state.step}")
-        if state.gate:
-            print_line(console, "gate failed", f"{state.step}: {state.gate}")
+        if state.failed:
+            print_line(console, "gate failed", f"{state.step}: {state.failed}")
+        if state.rejected:
+            print_line(console, "gate rejected", f"{state.step}: {state.rejected}")
         if state.waits:
             how = f"posttrain approve {outcome.run} {state.step} --approve --reason TEXT (or --reject), then resume"
             print_line(console, "waiting for approval", f"{state.step}: {state.waits}; {how}")

@@ -10,6 +10,11 @@ def format_number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
+def format_count(number: int, noun: str) -> str:
+    """Return a number with its noun, which takes an `s` unless there is one: `1 file`, `2 files`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
 def format_duration(seconds: float) -> str:
     """Return seconds, or minutes and hours for long durations."""
     if seconds < 90:

@@ -106,4 +106,4 @@ def test_every_verb_that_prints_a_table_also_prints_json():
 def test_without_the_option_a_person_reads_the_same():
     done = CliRunner().invoke(app, ["push", "--all"], catch_exceptions=False)
     assert "sent tuned (abababababababab)" in done.stdout
-    assert "1 artifacts sent, 2 existed already; 7 files" in done.stdout
+    assert "1 artifact sent, 2 existed already; 7 files" in done.stdout

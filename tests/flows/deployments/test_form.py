@@ -185,14 +185,14 @@ def test_results_say_states_intervals_and_links():
 
 def test_results_begin_with_gates_promotion_and_refusals():
     gates = (
-        GateState(0, "accuracy", "rejected", "accuracy 0.1, wanted 0.9; rejected by ada: too long"),
+        GateState(0, "accuracy", "rejected", "accuracy 0.1, wanted 0.9; rejected by ada: too long", "by ada: too long"),
         GateState(1, "f1", "passed", "f1 0.5, wanted >= 0.4"),
     )
     page = make_result_page(
         "r9", {"exam": StepState("exam", "done", gates=gates)}, {}, {}, "champion of chat unchanged: no gate passed"
     )
     lines = [line for line in page.splitlines() if line]
-    assert lines[1].startswith("**A gate failed: ")
+    assert lines[1].startswith("**A gate was rejected: ")
     assert lines[2:5] == [
         "- Gate of exam, rejected: accuracy 0.1, wanted 0.9; rejected by ada: too long",
         "- Gate of exam, passed: f1 0.5, wanted >= 0.4",

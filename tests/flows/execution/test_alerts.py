@@ -8,7 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from flows.execution.alerts import Alerts, send_message
+from flows.execution.gates import GateState
 from flows.execution.run_log import read_events
+from flows.execution.states import StepState, describe_gate_ends
 from flows.planning.recipe_plan import plan_recipe
 from flows.runs.launch import run_plan
 from lineage.layout import Layout
@@ -99,6 +101,43 @@ def test_gates_and_promotions_go_to_the_webhooks_that_want_them(plan, hook, tmp_
         ("/secret-token", "late: gate warned: accuracy"),
         ("/other", "champion of x unchanged: a gate failed"),
     ]
+
+
+def test_a_rejected_gate_is_no_failed_one_and_says_by_whom_and_why(plan, tmp_path):
+    """Also where the reason reads like the text of a gate."""
+    why = "by ada at 2026-11-23T10:00:00+00:00: too slow; see samples; gate it"
+    gates = (
+        GateState(0, "f1", "failed", ""),
+        GateState(1, "accuracy", "rejected", "", why),
+        GateState(2, "length", "passed", ""),
+    )
+    silent, layout, emitted = plan.model_copy(update={"notify": ()}), Layout(tmp_path / "root"), []
+    layout.run("r1").mkdir(parents=True)
+    for kept in (gates, gates[1:]):
+        with Alerts(silent, layout, "r1", lambda occasion, text: emitted.append((occasion, text)) or "") as alerts:
+            alerts.report(StepState("check", "done", gates=kept).as_event())
+            alerts.report({"type": "run", "run": "r1", "state": "ended", "exit_code": 2})
+            ended = list(alerts.gates.values())
+        assert describe_gate_ends(ended) == ("a gate failed" if kept is gates else "a gate was rejected")
+    rejected = f"gate rejected: accuracy ({why})"
+    assert emitted == [
+        ("failed_gate", f"check: gate failed: f1; {rejected}"),
+        ("failed_gate", f"check: {rejected}"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "message"),
+    [("failed", "a gate failed"), ("rejected", "a gate was rejected"), ("waiting", "a gate waits for approval")],
+)
+def test_the_end_of_a_run_says_what_its_gates_did(plan, hook, tmp_path, verdict, message):
+    gates = (GateState(0, "accuracy", verdict, "", "by ada: no" if verdict == "rejected" else ""),)
+    layout = Layout(tmp_path / "root")
+    layout.run("r1").mkdir(parents=True)
+    with Alerts(plan, layout, "r1") as alerts:
+        alerts.report(StepState("check", "done", gates=gates).as_event())
+        alerts.report({"type": "run", "run": "r1", "state": "ended", "exit_code": 2})
+    assert hook.messages[-1][2] == {"text": f"watched, run r1: {message}"}
 
 
 @pytest.mark.parametrize(("status", "error"), [(404, "Not Found"), (500, "Internal Server Error")])

@@ -20,7 +20,7 @@ from flows.planning.gate_power import describe_condition
 from flows.planning.recipe_plan import plan_recipe
 from flows.prefect_runs.evidence_page import make_evidence_page
 from flows.runs.launch import run_plan
-from flows.runs.lookup import make_status_table
+from flows.runs.lookup import list_run_records, make_status_table
 from flows.steps.in_process import InProcess
 from lineage.audit import log as audit_log
 from lineage.audit.approvals import read_decisions
@@ -157,6 +157,12 @@ def test_a_gate_waits_for_a_person_and_never_asks_the_same_again(lab):
     rejected = go(plan, lab.layout)
     assert (rejected.exit_code, rejected.states["polish"].state) == (2, "blocked")
     assert f"rejected by bob (claimed by {ACCOUNT})" in rejected.states["check"].gates[0].text
+    who = f"accuracy (by bob (claimed by {ACCOUNT}) at 20"
+    assert rejected.states["polish"].reason.startswith(f"the gate of check was rejected: {who}")
+    assert rejected.states["check"].gate_text.startswith(f"gate rejected: {who}")
+    assert rejected.states["check"].gate_text.endswith(": seen the samples)")
+    outcomes = {record.run: record.outcome for record in list_run_records(lab.layout)}
+    assert (outcomes[outcome.run], outcomes[rejected.run]) == ("ok", "a gate was rejected")
     assert [d["decision"] for d in read_decisions(lab.layout, plan.step("check").key)] == ["approve", "reject"]
     assert explain_plan(plan, lab.layout)["check"][0] == "HIT"
 

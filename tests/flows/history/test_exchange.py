@@ -150,7 +150,7 @@ def test_a_target_travels_with_its_ancestors_and_nothing_else(checkout, tmp_path
     emptied(checkout)
     assert "2 artifacts fetched" in call("pull", "sent.c", "--trust", "--remote", remote)
     assert verdicts(checkout) == {"a": "HIT", "b": "MISS", "c": "HIT"}
-    assert "1 artifacts fetched, 2 existed already" in call("pull", "run-1", "--remote", remote)
+    assert "1 artifact fetched, 2 existed already" in call("pull", "run-1", "--remote", remote)
     assert verify(checkout).problems == ()
 
 
@@ -165,7 +165,7 @@ def test_files_that_were_cleared_from_the_remote_are_missed_and_sent_again(check
         call("pull", "a", "--remote", tmp_path / "remote")
     assert list(Store(checkout).manifests()) == []
     shutil.copytree(kept, checkout.root, dirs_exist_ok=True)
-    assert "0 artifacts sent, 3 existed already; 1 files" in call("push", "--all", "--remote", tmp_path / "remote")
+    assert "0 artifacts sent, 3 existed already; 1 file" in call("push", "--all", "--remote", tmp_path / "remote")
     assert gone.is_file()
 
 

@@ -3,6 +3,7 @@
 import json
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ import pytest
 from flows.planning.own_rewards import verify_own_rewards
 from flows.planning.reward_samples import sample_rewards
 from flows.planning.reward_tests import read_tests, score_reward_tests
+from flows.planning.reward_tests_table import make_distribution_table, make_reward_table
+from learning.evaluation.reward_distribution import describe_rewards
+from learning.evaluation.reward_probes import Scored
 from lineage.layout import Layout
 from schemas.errors import PlanError, RecipeError
 from schemas.recipe.load import load_recipe
@@ -152,6 +156,17 @@ def test_rewards_are_scored_on_samples_of_the_model_that_the_step_starts_from(lo
     assert (rewards.problems, rewards.completions) == (3, 12)  # as many of each problem as in training
     assert sum(one.count for one in rewards.bins) == 12
     assert {one.low for one in rewards.bins} <= {0.0, 1.0}
+
+
+def test_one_of_a_thing_is_singular():
+    row = Scored("1", "good", "2", 1.0, ok=True)
+    one = make_distribution_table("better", describe_rewards([[1.0]], 0))
+    more = make_distribution_table("better", describe_rewards([[1.0, 0.0], [0.5, 0.5]], 0))
+    assert one.title == "Rewards of better on 1 completion of 1 problem by its model"
+    assert more.title == "Rewards of better on 4 completions of 2 problems by its model"
+    titles = [make_reward_table("better", rows).title for rows in ([row], [row] * 2, [row, replace(row, ok=False)])]
+    verdicts = ["the only test holds", "all 2 tests hold", "1 of 2 tests fails"]
+    assert titles == [f"Rewards of better: {verdict}" for verdict in verdicts]
 
 
 def test_samples_of_a_step_without_a_model_are_refused(load, tmp_path):
