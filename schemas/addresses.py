@@ -52,7 +52,7 @@ def find_address(slot: type[Use], name: str) -> tuple[str, str]:
 def describe_slot(slot: type[Use]) -> str:
     """Return the name of a slot's functions in messages: `token mask`."""
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", slot.__name__.removesuffix("Use")).lower()
-    return words.rstrip("s")
+    return words if words.endswith("ss") else words.removesuffix("s")
 
 
 def fits(slot: type[Use], function: Function) -> bool:

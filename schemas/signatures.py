@@ -93,6 +93,9 @@ def read_signature(slot: type[Use], name: str, folders: tuple[Path, ...] = ()) -
             advice = _suggest_names(slot, name) if is_own else suggest(strange[0], sorted(slot.asks), "names")
             if "prompts" in strange and "completions" in slot.asks:
                 advice = f"a reward of TRL is written {{use: foreign.trl, function: '{name}'}}"
+            elif strange[0] in signature.optional and not is_own:
+                advice = f"what a recipe may set comes after a `*`: def {function}(completions, *, {strange[0]}=...)"
+                advice = advice if "completions" in slot.asks else f"put `{strange[0]}` after a `*` in its `def`"
             elif "completion" in strange and "completions" in slot.asks:
                 advice = "did you mean `completions`? A reward gets lists, and returns one score for each completion"
             raise SignatureError(message, advice)

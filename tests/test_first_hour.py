@@ -439,6 +439,75 @@ MISTAKES = {
     "an unknown profile": option("--profile", "tiny", message="no profile `tiny`"),
     "an unknown key of --set": option("--set", "stages.tuned.sed=1", message="did you mean `seed`?"),
     "an unknown stage of --set": option("--set", "stages.tunde.seed=1", message="keys here: tuned, better, check"),
+    "a comma after the last value": train(
+        '{"prompt": "a", "completion": "b",}\n' * 4, "no JSON: ", "JSON has no comma before } or ]"
+    ),
+    "a column of nulls": train(
+        write_lines([{"prompt": None, "completion": "b"}] * 4),
+        "columns completion (null in all of the first rows: prompt)",
+    ),
+    "a number as prompt": train(
+        write_lines([{"prompt": 3, "completion": "b"}] * 4), "row 1: `prompt` is neither text nor a list of messages"
+    ),
+    "all modules by another word": recipe(
+        LR,
+        f"{LR}\n    use_peft: true\n    lora_target_modules: all_linear",
+        "mine.yaml:12:5",
+        "write `all-linear` for all of them",
+    ),
+    "an option before the star": own(
+        "completions, *, bonus: float = 0.0",
+        "completions, bonus: float = 0.0",
+        "takes bonus, which this slot does not supply",
+        "what a recipe may set comes after a `*`: def score(completions, *, bonus=...)",
+    ),
+    "a family that no problem has": recipe(
+        "    prompts: path:exam",
+        "    gate: {metric: accuracy.algebra, min: 0.1}\n    prompts: path:exam",
+        "mine.yaml:25:20: stages.check.gate.0.metric",
+        "no problems of the family `algebra`",
+        "give the rows a column `family`",
+    ),
+    "a family that no task has": recipe(
+        "    prompts: path:exam.jsonl",
+        "    gate: {max_regression: {accuracy.chain_sums: 0.1}, against: before}\n"
+        "    tasks: [{use: reasoning_gym, family: chain_sum, split: test, size: 8}]",
+        "stages.check.gate.0.max_regression.accuracy.chain_sums",
+        "did you mean `chain_sum`?",
+    ),
+    "a stage that exports": recipe(
+        "  check:",
+        "  out: {kind: export, model: better}\n  check:",
+        "mine.yaml:22:15",
+        "after the run write `posttrain export hf STEP FOLDER`",
+    ),
+    "a misspelt preference loss": recipe(
+        "  check:",
+        "  pairs: {kind: preference, loss: dppo, model: tuned, data: path:train.jsonl, max_steps: 1}\n  check:",
+        "no pair loss `dppo`",
+    ),
+    "three models on an arc": recipe(
+        "  check:",
+        "  merged: {kind: merge, merge_method: slerp, base_model: tuned, parameters: {t: 0.5},\n"
+        "    models: [{model: tuned}, {model: better}, {model: path:model}]}\n  check:",
+        "stages.merged.models",
+        "`slerp` merges `base_model` with 1 other model, here are 2",
+    ),
+    "an interval without a unit": recipe(
+        "stages:", "schedule: {interval: 5}\nstages:", "mine.yaml:2:22", "such as 30m, 6h or 1d"
+    ),
+    "a time limit with a unit": recipe(
+        STEPS, f"{STEPS}\n    timeout: 2h", "mine.yaml:8:14", "write a number of seconds, such as 3600"
+    ),
+    "words that stop": recipe(GRPO, f"{GRPO}\n    stop: ['.']", "mine.yaml:22:5", "sampling ends with the turn"),
+    "OpenAI's limit": recipe(
+        "max_completion_length: 8", "max_tokens: 8", "mine.yaml:19:5", "posttrain calls this `max_completion_length`"
+    ),
+    "too few problems of a toy task": recipe(
+        "    prompts: path:exam.jsonl",
+        "    tasks: [{use: atlas_questions, split: test, size: 200}]",
+        "stages.check.tasks.0.size: atlas_questions: 10000 draws gave 92 different test problems",
+    ),
 }
 AT_THE_RUN = {
     "all rows too long": recipe(
@@ -513,6 +582,34 @@ WARNED = {
     "more cores than there are": (
         recipe(STEPS, f"{STEPS}\n    resources: {{num_cpus: 4096, memory: 1GiB}}"),
         "stages.tuned.resources: no node has CPU 4096, memory 1 GiB\n    on this machine `run` refuses it",
+    ),
+    "a variable that nothing reads": (
+        recipe("stages:", "vars: {rate: 1e-4}\nstages:"),
+        "mine.yaml:2:8: vars.rate: nothing in this recipe refers to it",
+    ),
+    "prompts with the marks of a template": (
+        Mistake(
+            (),
+            {
+                "train.jsonl": write_lines(
+                    {"prompt": f"<|im_start|>user\n{row['prompt']}<|im_end|>\n", "completion": row["answer"]}
+                    for row in QUESTIONS
+                )
+            },
+        ),
+        "stages.tuned.data: 30 rows have <|im_start|> in a message",
+    ),
+    "a model beside itself": (
+        recipe("after: better", "after: path:model"),
+        "stages.check.models.after: `after` is the same model as `before`",
+    ),
+    "an exam of one problem": (
+        Mistake((), {"exam.jsonl": write_lines(EXAM[:1])}),
+        "stages.check.prompts: 1 problem: that measures next to nothing",
+    ),
+    "a watched path that is not there": (
+        recipe("stages:", "schedule: {on_change: [path:rows]}\nstages:"),
+        "mine.yaml:2:24: schedule.on_change.0: path:rows: nothing is there yet",
     ),
     "one row": (Mistake((), {"train.jsonl": write_lines([ROW])}), "stages.tuned.data: 1 row for batches of 4"),
 }

@@ -8,6 +8,7 @@ from flows.planning.adapter_check import verify_adapters
 from flows.planning.compatibility import find_engine_problems
 from flows.planning.contracts import verify_contracts
 from flows.planning.data_sources import find_source_problems
+from flows.planning.gate_families import find_family_problems
 from flows.planning.length_check import find_length_problems
 from flows.planning.lm_eval_check import verify_lm_eval_tasks
 from flows.planning.new_models import find_new_model_problems
@@ -57,6 +58,7 @@ def find_input_problems(recipe: Recipe, layout: Layout, warn: Callable[[str], No
     problems = [*_find_missing(recipe, layout), *find_source_problems(recipe, layout)]
     if not problems:
         problems += find_outside_model_problems(recipe, layout) or find_length_problems(recipe, layout)
+        problems += find_family_problems(recipe, layout)
         for is_refused, problem in (*find_overlaps(recipe, layout), *find_row_remarks(recipe, layout)):
             if is_refused:
                 problems.append(problem)

@@ -1,5 +1,6 @@
 """Remarks about rows from outside that can be read and are hardly meant, such as all the same or without answers."""
 
+import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -8,6 +9,7 @@ from lineage.layout import Layout
 from schemas.errors import PosttrainError, Problem
 from schemas.recipe.load import Recipe
 from schemas.stages.data import Data
+from schemas.stages.evaluate import Evaluate
 from schemas.stages.rl import Rl
 from schemas.steps.step_info import Port, StepInfo
 from schemas.training import Training
@@ -20,6 +22,15 @@ LOOKED_AT = 2000
 """Rows of a source that are looked at."""
 COMPARING = ("answers", "mathematics", "computer_algebra")
 """Families of rewards that compare with the answer of a row."""
+TURNS = ("prompt", "completion", "chosen", "rejected", "steps")
+"""Columns of messages."""
+MARKER = re.compile(
+    r"<\|(?:im_start|im_end|start_header_id|end_header_id|begin_of_text|eot_id|start|user|assistant|system|endoftext)\|>"
+    r"|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>"
+)
+"""What chat templates write around messages."""
+FEW = 5
+"""Problems of an evaluation below which that is remarked."""
 SAME = 0.5
 """Share of rows that repeat an earlier one from which on that is remarked."""
 
@@ -30,17 +41,21 @@ def find_row_remarks(recipe: Recipe, layout: Layout) -> Iterator[tuple[bool, Pro
         for port in info.ports:
             if port.path not in ("prompts", "data") or not port.steps:
                 continue
-            rows = _read(recipe, layout, port)
+            rows = read_port_rows(recipe, layout, port)
             if not rows:
                 continue
+            if isinstance(info.stage, Evaluate) and len(rows) < FEW:
+                text = f"{len(rows)} problem{'' if len(rows) == 1 else 's'}: that measures next to nothing"
+                yield False, info.problem(port.path, text, "give hundreds; `plan` says what a gate can show")
             if port.path == "prompts":
                 yield from _check_answers(info, port, rows)
                 yield from ((False, problem) for problem in _check_ends(info, port, rows))
+            yield from ((False, problem) for problem in _check_markers(info, port, rows))
             if isinstance(info.stage, Training):
                 yield from ((False, problem) for problem in _check_variety(info, port, rows))
 
 
-def _read(recipe: Recipe, layout: Layout, port: Port) -> "list[Row]":
+def read_port_rows(recipe: Recipe, layout: Layout, port: Port) -> "list[Row]":
     """Return the first rows of a port; none if a step makes some of them."""
     rows: list[Row] = []
     for name in port.steps:
@@ -91,6 +106,23 @@ def _check_ends(info: StepInfo, port: Port, rows: "list[Row]") -> Iterator[Probl
         yield info.problem(port.path, text, "end prompts with a message of the user")
 
 
+def _check_markers(info: StepInfo, port: Port, rows: "list[Row]") -> Iterator[Problem]:
+    """Yield that messages hold what chat templates write, so that the model would see it twice."""
+    found = [match[0] for row in rows if (match := MARKER.search(_join_messages(row))) is not None]
+    if found:
+        many = "rows have" if len(found) > 1 else "row has"
+        text = f"{len(found)} {many} {found[0]} in a message: the chat template of the model writes such tokens itself"
+        yield info.problem(port.path, text, "give the bare texts; see both: posttrain plan RECIPE --examples 3")
+
+
+def _join_messages(row: "Row") -> str:
+    """Return the text of a row's messages; texts to continue have no template."""
+    from learning.data.messages import PLAIN  # most recipes have no sources
+
+    turns = (turn for name in TURNS for turn in row.get(name) or () if turn["role"] != PLAIN)
+    return "\n".join(str(turn.get("content") or "") for turn in turns)
+
+
 def _list_metadata(row: "Row") -> list[str]:
     from learning.data.rows import read_metadata  # pyarrow takes 0.1 s, and most recipes have no sources
 
@@ -129,5 +161,4 @@ def _prompt_of(row: "Row") -> str:
 
 
 def _text_of(row: "Row") -> str:
-    names = ("prompt", "completion", "chosen", "rejected", "steps")
-    return str([(turn["role"], turn.get("content")) for name in names for turn in row.get(name) or ()])
+    return str([(turn["role"], turn.get("content")) for name in TURNS for turn in row.get(name) or ()])

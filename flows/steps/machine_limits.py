@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from flows.steps.ray_placement import Bundle, find_misfit, list_bundles
 from schemas.errors import PlanError, Problem
@@ -11,6 +12,8 @@ from schemas.recipe.load import Recipe
 from schemas.resources import Resources
 
 NAMES = ("CPU", "GPU", "memory")
+GPUS = ("dev/nvidia[0-9]*", "dev/kfd", "dev/dri/renderD*", "dev/dxg")
+"""Devices of the drivers of GPUs: NVIDIA's, AMD's, those of the kernel, and that of Windows' Linux."""
 
 
 def check_machine(steps: list[Step]) -> None:
@@ -20,9 +23,10 @@ def check_machine(steps: list[Step]) -> None:
 
 
 def read_machine() -> Bundle:
-    """Return cores and memory of this machine; GPUs are Ray's to find."""
+    """Return cores and memory of this machine; no GPU without the driver of one, else their number is Ray's to find."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {"CPU": len(os.sched_getaffinity(0)), "GPU": math.inf, "memory": memory}
+    gpus = math.inf if any(any(Path("/").glob(pattern)) for pattern in GPUS) else 0.0
+    return {"CPU": len(os.sched_getaffinity(0)), "GPU": gpus, "memory": memory}
 
 
 def refuse_impossible(steps: list[Step], nodes: list[Bundle]) -> None:
@@ -50,6 +54,7 @@ def describe_largest(nodes: list[Bundle]) -> str:
     """Return the most of each resource that one of the nodes has."""
     most = {name: max(n.get(name, 0) for n in nodes) for name in NAMES}
     has = _format_amounts({name: amount for name, amount in most.items() if amount < math.inf})
+    has += "" if most["GPU"] else ", no GPU"
     return f"{f'the largest of {len(nodes)} nodes' if len(nodes) > 1 else 'the largest node'} has {has}"
 
 

@@ -16,6 +16,8 @@ from schemas.training import ALL_LINEAR, LoRA
 
 LINEAR = (nn.Linear, Conv1D)
 ADAPTABLE = (*LINEAR, nn.Embedding)
+EVERY = ("alllinear", "all", "linear")
+"""Letters of words that are written for `all-linear`."""
 BLOCK = 64
 """Weights in 4 bits that share a scale."""
 
@@ -126,7 +128,8 @@ def _find_named(modules: dict[str, nn.Module], wanted: list[str] | str, saved: s
         here = {other for other in modules if _matches(name, other, regex=isinstance(wanted, str))}
         if not here:
             what = "the regular expression matches no module" if isinstance(wanted, str) else f"no module `{name}`"
-            raise TargetError(option, f"{what} of this model; {_describe_linear(modules)}")
+            every = f"; write `{ALL_LINEAR}` for all of them" if re.sub("[^a-z]", "", name.lower()) in EVERY else ""
+            raise TargetError(option, f"{what} of this model; {_describe_linear(modules)}{every}")
         if wrong := sorted(other for other in here if not isinstance(modules[other], ADAPTABLE)):
             kind = type(modules[wrong[0]]).__name__
             raise TargetError(option, f"`{wrong[0]}` is no linear module but {kind}; {_describe_linear(modules)}")

@@ -15,6 +15,8 @@ from schemas.use import MergeMethodUse
 
 WITHOUT_EFFECT = {"int8_mask"}
 """Parameters of mergekit that do not change the result."""
+OTHERS = {"slerp": 1}
+"""How many models beside `base_model` a method takes, of those that do not take any number."""
 
 
 def list_merge_methods() -> list[str]:
@@ -48,6 +50,11 @@ def check_merge(info: StepInfo, stage: Merge) -> Iterator[Problem]:
     if "base" in method.supplied and stage.base_model is None:
         message = f"`{stage.merge_method}` merges differences to a base model and needs `base_model`"
         yield info.problem("merge_method", message, "set `base_model` to the model that the others were trained from")
+    others = sum(merged.model != stage.base_model for merged in stage.models)
+    wanted = OTHERS.get(stage.merge_method, others)
+    if stage.models and others != wanted:
+        message = f"`{stage.merge_method}` merges `base_model` with {wanted} other model, here are {others}"
+        yield info.problem("models", message, "remove models, or choose a method for several, such as `linear`")
     yield from _check_parameters(info, stage, method)
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from zoneinfo import available_timezones
 
 from cronsim import CronSim, CronSimError
@@ -77,6 +78,16 @@ def _check_changes(node: Node, schedule: Schedule) -> Iterator[Problem]:
         at = node.value["on_change"].value[index]
         advice = "write path:./data, dvc:data/x.parquet, mlflow-dataset:NAME or mlflow:NAME@alias"
         yield make_problem(at.mark, f"schedule.on_change.{index}", f"`{source}` cannot be watched", advice)
+
+
+def find_missing_sources(node: Node, schedule: Schedule, folders: tuple[Path, ...]) -> Iterator[Problem]:
+    """Yield the paths of `on_change` that are not there: a run starts when they appear, which is hardly meant."""
+    for index, source in enumerate(schedule.on_change):
+        path = Path(source.removeprefix("path:")).expanduser()
+        if source.startswith("path:") and not any((folder / path).exists() for folder in folders):
+            at = node.value["on_change"].value[index]
+            advice = f"relative paths start at {', '.join(map(str, folders))}"
+            yield make_problem(at.mark, f"schedule.on_change.{index}", f"{source}: nothing is there yet", advice)
 
 
 def _make_problem(node: Node, key: str, message: str, advice: str) -> Problem:

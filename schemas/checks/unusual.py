@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from schemas.errors import Problem
 from schemas.source.tree import Node
+from schemas.stages.evaluate import Evaluate
 from schemas.stages.practice import Practice
 from schemas.stages.rl import Rl
 from schemas.stages.synthesize import Synthesize
@@ -33,11 +34,23 @@ def find_unusual_values(info: StepInfo) -> Iterator[Problem]:
         for key, (low, high) in USUAL.items():
             yield from _compare(info, key, low, high)
         yield from _check_end(info, stage)
+    if isinstance(stage, Evaluate):
+        yield from _find_equal_models(info)
     if isinstance(stage, Rl | Practice) or (isinstance(stage, Synthesize) and stage.model is not None):
         yield from _compare(info, "temperature", *TEMPERATURE)
         if stage.max_completion_length <= SHORT:
             message = "completions have one token, and the end of a turn is a token too"
             yield info.problem("max_completion_length", message, "longer completions can be learned from and scored")
+
+
+def _find_equal_models(info: StepInfo) -> Iterator[Problem]:
+    """Yield the models of an evaluation that are the same as one before."""
+    names: dict[tuple[object, ...], str] = {}
+    for port in info.ports:
+        if port.path.startswith("models."):
+            name = port.path.removeprefix("models.")
+            if (other := names.setdefault(port.content, name)) != name:
+                yield info.problem(port.path, f"`{name}` is the same model as `{other}`", "name another one")
 
 
 def _check_end(info: StepInfo, training: Training) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ from schemas.base import JsonObject, Schema
 from schemas.budget import MONEY_NEEDS_PRICES, Budget
 from schemas.checks.merges import list_merge_functions
 from schemas.checks.refusals import find_refusals
-from schemas.checks.schedule import check_schedule
+from schemas.checks.schedule import check_schedule, find_missing_sources
 from schemas.endpoint import Endpoint
 from schemas.errors import Problem, RecipeError
 from schemas.expansion.contaminated_rows import KEY, add_curations
@@ -28,7 +28,7 @@ from schemas.source.extend import find_unknown_stages, read_recipe
 from schemas.source.limits import MAX_PROBLEMS, Allowance
 from schemas.source.tree import Mark, Node, make_nodes, merge_nodes
 from schemas.source.validation import convert_errors, find_coercions, follow_path, limit_problems
-from schemas.source.variables import Scope, resolve_vars, substitute
+from schemas.source.variables import Scope, find_unused_variables, resolve_vars, substitute
 from schemas.stages.base import BaseStage
 from schemas.steps.approvers import add_approvers
 from schemas.steps.decontamination import complete_decontamination
@@ -217,6 +217,9 @@ def _load_checked(
     warnings += [
         problem for problem in unknown if problem.file == root.where.file
     ]  # those of a base are not its author's
+    warnings += find_unused_variables(root)
+    if head.schedule is not None:
+        warnings += find_missing_sources(root.value["schedule"], head.schedule, folders)
     promote = root.get("promote")
     promoted = (
         resolve_promotion(promote, head.promote, head.name, steps, problems) if promote and head.promote else None

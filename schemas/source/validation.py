@@ -18,6 +18,10 @@ _UNKNOWN, _MISSING = "extra_forbidden", "missing"
 AMOUNTS = {
     "memory": "write a number with its unit, such as 4GiB or 512MB",
     "name": "use letters, digits, `_`, `.` and `-`, without spaces",
+    "interval": "write a whole number with its unit, such as 30m, 6h or 1d",
+    **dict.fromkeys(
+        ("timeout", "core_seconds", "gpu_seconds", "approve_within"), "write a number of seconds, such as 3600"
+    ),
 }
 """How to write texts of a certain form, by their keys."""
 NAMED = {

@@ -5,11 +5,12 @@ plain `${`.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from schemas.errors import Problem
 from schemas.source.limits import MAX_DEPTH, MAX_NODES, MAX_TEXT, Allowance, measure_size
-from schemas.source.tree import Node, join_path, make_error
+from schemas.source.tree import Node, join_path, make_error, make_problem
 from schemas.suggestions import suggest
 
 _PIECE = re.compile(r"\$\$\{|\$\{([^{}]*)\}")
@@ -133,6 +134,16 @@ def _resolve_variable(name: str, raw: dict[str, Node], scope: Scope, done: dict[
         raise make_error(
             raw[name].where, join_path("vars", name), f"more than {MAX_NODES} values", "variables multiply here"
         )
+
+
+def find_unused_variables(root: Node) -> Iterator[Problem]:
+    """Yield the variables that nothing in a recipe refers to; those of a base are not its author's."""
+    declared = root.get("vars")
+    used = _find_needed(root)
+    for name, value in declared.value.items() if declared is not None and declared.is_map else ():
+        if name not in used and (value.where.file == root.where.file or value.where.file.startswith("--set ")):
+            advice = f"write `${{vars.{name}}}` where the value belongs, or remove it"
+            yield make_problem(value.where, join_path("vars", name), "nothing in this recipe refers to it", advice)
 
 
 def _find_needed(node: Node) -> set[str]:

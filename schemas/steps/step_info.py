@@ -194,6 +194,8 @@ def _advise_on_kind(word: str) -> str:
     for kind, model in KINDS.items():
         if "algorithm" in model.model_fields and word in find_presets(model):
             return f"write `kind: {kind}` and `algorithm: {word}`"
+    if word in ("export", "push", "publish", "upload", "save"):
+        return "no stage: after the run write `posttrain export hf STEP FOLDER`, see docs/publishing.md"
     return f"write {KIND_WORDS[word]}" if word in KIND_WORDS else ""
 
 

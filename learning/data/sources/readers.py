@@ -3,6 +3,7 @@
 import csv
 import json
 import lzma
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ OTHER_MARKS = (";", "\t", "|", ",")
 COMPRESSED_BY = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
 """Suffix of compressed files to how they begin."""
 BOM = b"\xef\xbb\xbf"
+LAST_COMMA = re.compile(rb",\s*[}\]]")
 
 
 def read_records(path: Path, name: str) -> Iterator[Record]:
@@ -103,6 +105,8 @@ def _advise_on_line(line: bytes) -> str:
         return "; JSON Lines have no comma between objects"
     if line.startswith(b"{'"):
         return "; Python's quotes are no JSON: write the rows with json.dumps"
+    if LAST_COMMA.search(line):
+        return "; JSON has no comma before } or ]"
     if line.startswith((b"<", b"PAR1", b"PK")):
         return "; this is a page of the web or a binary file under another name"
     return ""

@@ -120,9 +120,11 @@ class SourceRows:
     def _detect_format(self) -> Format:
         """Return the format of the first rows. Raise StepError, naming their columns, if there is none."""
         columns: dict[str, object] = {}
+        named: dict[str, None] = {}
         first = None
         for record in islice(self.records(), LOOKED_AT):
             first = first or record
+            named |= dict.fromkeys(record.values)
             columns |= dict.fromkeys(self.source.columns if record.values else ())
             columns |= {name: value for name, value in record.values.items() if value is not None}
         if first is None:
@@ -157,9 +159,11 @@ class SourceRows:
                     f"{first.file}: its rows are in the list `{wrapped}` of one object; write the list itself, or JSON "
                     f"Lines: jq -c '.{wrapped}[]' {first.file} > rows.jsonl"
                 )
+            empty = [name for name in named if name not in columns]
+            nulls = f" (null in all of the first rows: {', '.join(empty)})" if empty else ""
             header = "; the first line of such a file names its columns" if ".csv" in first.file else ""
             raise StepError(
-                f"{first.file}: columns {list_columns(columns)} are those of no format whose rows can become "
+                f"{first.file}: columns {list_columns(columns)}{nulls} are those of no format whose rows can become "
                 f"{self.emit}: {formats}; map them with `columns: {{prompt: COLUMN}}`, or name the `format`{header}"
             )
         return row_format

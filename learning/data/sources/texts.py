@@ -22,6 +22,8 @@ def read_prompt(fields: Values) -> list[Message]:
     prompt = fields["prompt"]
     if isinstance(prompt, str):
         return add_system([{"role": "user", "content": read_text(fields, "prompt")}], fields)
+    if not isinstance(prompt, list):
+        raise BadRow(f"`prompt` is neither text nor a list of messages but {type(prompt).__name__}")
     return add_system(read_messages(prompt, "prompt"), fields)
 
 

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 
 from flows.planning.recipe_plan import plan_recipe
 from flows.runs.launch import run_plan
-from flows.steps.machine_limits import refuse_impossible
+from flows.steps import machine_limits
+from flows.steps.machine_limits import check_machine, refuse_impossible
 from flows.steps.ray_placement import Placement, find_bundle_indices, list_bundles
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
@@ -144,6 +145,20 @@ def test_what_nodes_can_never_hold_is_refused_when_planned():
         refuse_impossible([step(train={"workers": 3, "num_gpus": 1})], nodes)
     with pytest.raises(PlanError, match="its 3 processes need CPU 9 at once"):
         refuse_impossible([step(train={"workers": 3, "num_cpus": 3})], nodes)
+
+
+def test_a_gpu_is_refused_where_no_driver_of_one_is_loaded(monkeypatch):
+    """Before Ray starts, which alone counts GPUs; a cluster elsewhere has its own."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(machine_limits, "GPUS", ("dev/no_such_device*",))
+    with pytest.raises(PlanError, match=r"a: no node has CPU 1, GPU 1 \(resources\)\n.*, no GPU; lower `resources`"):
+        check_machine([step(num_gpus=1)])
+    check_machine([step(num_cpus=1)])
+    monkeypatch.setattr(machine_limits, "GPUS", ("dev/nul[l]",))
+    check_machine([step(num_gpus=64)])
+    monkeypatch.setattr(machine_limits, "GPUS", ())
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    check_machine([step(num_gpus=1)])
 
 
 def test_roles_that_a_kind_does_not_have_are_refused(tmp_path):
