@@ -22,6 +22,7 @@ from lineage.layout import Layout
 from lineage.records import Record, read_record, read_records
 from lineage.tracing.ancestry import trace
 from lineage.tracing.evidence import collect_evidence, find_promoting_evaluations
+from lineage.tracing.pulled_evidence import adopt_evidence
 from schemas.atomic_write import atomic_file, flush_path
 from schemas.base import JsonObject
 from schemas.errors import PlanError, StepError
@@ -93,6 +94,7 @@ def pull(layout: Layout, name: str | None, word: str | None, *, trust: bool) -> 
             fetched = place.fetch({name for record in missing for name in list_object_names(record)}) if missing else 0
             for record in missing:
                 _adopt(place, layout, Path(record["folder"]))
+            _fetch_evidence(place, layout, keys)
             signers = _collect_signers(layout.artifact(r["kind"], r["key"]) for r in keys)
             added = _trust_keys(place, layout, signers - set(load_trusted_keys(layout))) if trust else ()
     finally:
@@ -106,6 +108,16 @@ def _send_evidence(place: Remote, layout: Layout, evidence: JsonObject) -> None:
         file = Path(scratch, f"{evidence['model']['key']}.json")
         file.write_text(json.dumps(evidence, indent=1, ensure_ascii=False) + "\n")
         place.put(file, EVIDENCE, file.name)
+
+
+def _fetch_evidence(place: Remote, layout: Layout, records: Iterable[Record]) -> None:
+    """Fetch the evidence of artifacts that the remote has; its signatures are checked when it is shown."""
+    there = set(place.names(EVIDENCE))
+    for key in (record["key"] for record in records if f"{record['key']}.json" in there):
+        with tempfile.TemporaryDirectory(dir=layout.state) as scratch:
+            file = Path(scratch, f"{key}.json")
+            place.get(file, EVIDENCE, file.name)
+            adopt_evidence(layout, key, file.read_bytes())
 
 
 def _find_wanted(place: Remote, scratch: Layout, word: str | None) -> list[Record]:

@@ -14,6 +14,7 @@ from lineage.catalogue.index import Index, query_index
 from lineage.layout import Layout
 from lineage.records import Record
 from lineage.tracing.graph import Node, collect_ancestors, collect_descendants
+from lineage.tracing.pulled_evidence import describe_claims, read_claims
 from lineage.tracing.relations import RANK, Relation, find_relations, is_model
 from lineage.tracing.target import Target, find_target
 from schemas.base import JsonObject
@@ -88,7 +89,8 @@ def _describe_node(node: Node) -> JsonObject:
     dropped = record["details"].get("dropped") if traits_of(record["kind"]).drops_rows else None
     facts = {name: record.get(name) for name in shown}
     more = {"outputs": outputs, "dropped": dropped, "decisions": read_artifact_decisions(record)}
-    return {"depth": node.depth, "via": node.via, **facts, **more}
+    elsewhere = {"elsewhere": claims} if (claims := read_claims(record)) else {}
+    return {"depth": node.depth, "via": node.via, **facts, **more, **elsewhere}
 
 
 def render(lineage: Lineage) -> Group:
@@ -155,5 +157,6 @@ def _describe_record(record: Record) -> list[str]:
 
 
 def _describe_decisions(record: Record) -> list[str]:
-    """Return the decisions about the gates of an evaluation."""
-    return [f"gate on {one.get('metric')} {describe_decision(one)}" for one in read_artifact_decisions(record)]
+    """Return the decisions about the gates of an evaluation, and what other checkouts say of an artifact."""
+    own = [f"gate on {one.get('metric')} {describe_decision(one)}" for one in read_artifact_decisions(record)]
+    return [*own, *describe_claims(record)]

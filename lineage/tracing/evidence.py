@@ -8,6 +8,7 @@ from lineage.audit.log import Entry
 from lineage.keys import load_trusted_keys
 from lineage.layout import Layout
 from lineage.records import Record, read_records
+from lineage.tracing.pulled_evidence import read_pulled_entries
 from schemas.base import JsonObject
 
 FILE = "posttrain.json"
@@ -23,7 +24,8 @@ def collect_evidence(layout: Layout, key: str) -> JsonObject:
     model = next(record for record in records if record["key"] == key)
     evaluations = [record for record in records if _names_of(record, key)]
     keys = {record["key"] for record in evaluations}
-    entries = [entry for entry in read_unbroken_chain(layout).entries if _is_about(entry, key, keys)]
+    known = [*read_unbroken_chain(layout).entries, *read_pulled_entries(layout)]
+    entries = [entry for entry in known if _is_about(entry, key, keys)]
     signers = {entry["signature"]["keyid"] for entry in entries}
     public = {name: each for name, each in load_trusted_keys(layout).items() if name in signers}
     return {

@@ -18,7 +18,7 @@ from flows.planning.recipe_plan import plan_recipe
 from flows.publishing.hub import push_to_hub
 from lineage.artifacts.store import Store
 from lineage.audit import log as audit_log
-from lineage.audit.approvals import append_decision
+from lineage.audit.approvals import append_decision, read_decisions
 from lineage.audit.chain import find_signature_problem
 from lineage.audit.log import read_account
 from lineage.digests import digest_of
@@ -289,3 +289,31 @@ def test_a_pushed_champion_takes_its_evaluation_and_approvals_along(lab, monkeyp
     assert f"{len(sent_lines)} artifacts sent, 0 existed already" in printed
     assert json.loads((folder / f"evidence/{champion.key}.json").read_text())["evaluations"]
     assert any(name.name == f"evaluate-{exam[:16]}" for name in (folder / "artifacts").iterdir())
+    look_from_elsewhere(lab, monkeypatch, tmp_path, champion, exam)
+
+
+def look_from_elsewhere(lab, monkeypatch, tmp_path, champion, exam):
+    """Another checkout that pulls the champion shows who approved it, and trusts the entry with its key only."""
+    other, words = Layout(tmp_path / "other"), ("--remote", str(tmp_path / "models"))
+    other.root.mkdir()
+    monkeypatch.setenv("POSTTRAIN_ROOT", str(other.root))
+    lab("pull", champion.key, *words)
+    lab("pull", exam, *words)
+    shown = " ".join(lab("lineage", exam).split())
+    assert "approved by grace at 20" in shown
+    assert "read ten answers (log of another checkout, not proven: its entry is signed by a key that is not" in shown
+    assert f"promote: version {champion.version} of chat at 20" in " ".join(lab("lineage", champion.key).split())
+    lab("pull", exam, "--trust", *words)
+    assert "read ten answers (log of another checkout, signed by a trusted key)" in " ".join(
+        lab("lineage", exam).split()
+    )
+    (claim,) = [c for c in json.loads(lab("lineage", exam, "--json"))["up"][0]["elsewhere"] if c["action"] == "approve"]
+    assert (claim["who"], "problem" in claim) == (read_account(), False)
+    file = other.state / "evidence" / f"{champion.key}.json"
+    file.write_text(file.read_text().replace("read ten answers", "read all answers"))
+    assert "read all answers (log of another checkout, not proven: its entry was altered)" in " ".join(
+        lab("lineage", exam).split()
+    )
+    assert read_decisions(other, exam) == []  # it decides nothing here
+    monkeypatch.setenv("POSTTRAIN_ROOT", str(lab.layout.root))
+    assert "another checkout" not in lab("lineage", exam)

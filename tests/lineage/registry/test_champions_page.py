@@ -5,20 +5,19 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from pathlib import Path
 
 import pytest
 
 from lineage.registry.champions import find_champion, move_champion, read_standing
 from lineage.registry.rollback import roll_back
 from lineage.tracking.record import project_run
+from tests.flows.prefect_runs.browser import open_browser
 from tests.waiting import wait_for
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of MLflow's own dependencies
 ]
-CHROMIUM = Path("/usr/bin/chromium")
 STATES = {name: {"state": "done"} for name in ("base", "lessons", "lessons_clean", "tuned", "raw")}
 
 
@@ -60,14 +59,9 @@ def answers(url):
 @pytest.fixture
 def page():
     """A page of a real browser."""
-    if not CHROMIUM.is_file():
-        pytest.skip("no Chromium: apt-get install chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        yield browser.new_page(viewport={"width": 1400, "height": 900})
-        browser.close()
+    with open_browser() as opened:
+        opened.set_viewport_size({"width": 1400, "height": 900})
+        yield opened
 
 
 def test_the_page_of_a_registered_model_shows_its_champion(small_run, address, page, monkeypatch, tmp_path):
