@@ -137,6 +137,8 @@ def main() -> None:
         show = getattr(error, "show", None)
         if show is None:
             raise
+        if isinstance(message := getattr(error, "message", None), str):
+            error.__dict__["message"] = message.replace("Value error, ", "")  # of pydantic, by which typer checks words
         show()  # a usage error says what it is
         if advice := advise_on_verb(str(getattr(error, "message", ""))):
             print(advice, file=sys.stderr)

@@ -860,6 +860,10 @@ def test_the_export_is_the_model_of_the_last_step(hour):
         (["run", "mine.py"], "a file that ends in .py is no recipe"),
         (["run", "model"], "this is a folder"),
         (["resume", "nothing"], "nothing"),
+        (["serve", "path:train.jsonl"], "path:train.jsonl: no model here: config.json is missing; name the folder"),
+        (["run", "mine.yaml", "--executor", "local"], "Invalid value for '--executor': 'local' is not one of"),
+        (["test-reward", "mine.yaml", "better", "--tests", "no.yaml"], "no.yaml: No such file or directory"),
+        (["serve", "path:nothing"], "no such folder or file; relative paths start at "),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )

@@ -81,7 +81,9 @@ def read_tests(file: Path) -> list[RewardTest]:
     """Return the tests of a YAML file. Raise PlanError for anything else than a list of maps with the right keys."""
     try:
         entries: Any = yaml.safe_load(file.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+    except OSError as error:
+        raise PlanError(f"{file}: {error.strerror or error}") from None
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise PlanError(f"{file}: {error}") from None
     if not isinstance(entries, list) or not entries:
         raise PlanError(f"{file}: must be a list of tests: - {{prompt: 1+2, answer: 3, good: [...], bad: [...]}}")

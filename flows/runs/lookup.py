@@ -29,7 +29,7 @@ def find_run(run: str | None, layout: Layout) -> str:
     """Return a run by its name, the start of it, or as `latest~1`; default: the latest. Raise PlanError."""
     names = list_runs(layout)
     if not names:
-        raise PlanError(f"no runs in {layout.state}; start one: posttrain run recipes/quickstart.yaml")
+        raise PlanError(f"no runs in {layout.state}; start one: posttrain run RECIPE.yaml")
     if back := re.fullmatch(r"latest(?:~(\d+))?", run or "latest"):
         matching = names[int(back[1] or 0) :]
     else:

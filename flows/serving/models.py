@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flows.champions.promotion import find_artifact
+from learning.models.model_files import find_policy_problem
 from lineage.artifacts.artifact_check import check_artifact
 from lineage.artifacts.store import Store
 from lineage.audit.moves import Move
@@ -53,6 +54,8 @@ def choose(word: str, layout: Layout, name: str | None = None) -> Chosen:
         chosen = _registered(rest, layout)
     elif colon and scheme in ("path", "hub"):
         source = find_source(word, layout, (Path.cwd(), layout.root))
+        if problem := find_policy_problem(source.folder):
+            raise PlanError(f"{word}: {problem}")
         chosen = Chosen(rest.rstrip("/").rpartition("/")[2] or rest, source.folder, source.digest, word)
     elif (folder.suffix == ".gguf" and folder.is_file()) or lacks_base(folder):
         chosen = choose(f"path:{folder.absolute()}", layout)

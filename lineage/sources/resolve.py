@@ -116,7 +116,7 @@ def _resolve_path(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Sourc
     tracked = next((record for base in folders for record in _list_dvc_records(base, rest) if record.is_file()), None)
     if tracked is not None:
         raise PlanError(f"path:{rest} is tracked by DVC and not checked out; fetch it: dvc pull {tracked}")
-    searched = ", ".join(str(base) for base in folders)
+    searched = ", ".join(dict.fromkeys(str(base) for base in folders))
     what = "no file of rows matches" if is_pattern(rest) else "no such folder or file"
     raise PlanError(f"path:{rest}: {what}; {_suggest_path(rest, folders)}relative paths start at {searched}")
 
