@@ -15,18 +15,21 @@ from lineage.artifacts.reclaim import list_object_names
 from lineage.artifacts.seal import check_seal
 from lineage.artifacts.signature import read_signer_name
 from lineage.artifacts.store import MANIFEST, Store, read_manifest
+from lineage.audit.moves import registered_model_name
 from lineage.digests import digest_file, digest_of
 from lineage.exchange.remote import Remote, open_remote
 from lineage.keys import ensure_keys_folder, key_name, load_public_key, load_trusted_keys
 from lineage.layout import Layout
 from lineage.records import Record, read_record, read_records
+from lineage.registry.registered import ALIAS
 from lineage.tracing.ancestry import trace
 from lineage.tracing.evidence import collect_evidence, find_promoting_evaluations
-from lineage.tracing.pulled_evidence import adopt_evidence
+from lineage.tracing.pulled_evidence import adopt_evidence, find_move, read_pulled_entries
 from schemas.atomic_write import atomic_file, flush_path
 from schemas.base import JsonObject
 from schemas.errors import PlanError, StepError
 from schemas.manifest import Manifest
+from schemas.suggestions import suggest
 
 ARTIFACTS, RUNS, KEYS, EVIDENCE = "artifacts", "runs", "keys", "evidence"
 
@@ -133,8 +136,29 @@ def _find_wanted(place: Remote, scratch: Layout, word: str | None) -> list[Recor
         return read_records(scratch)
     if place.has(RUNS, word, "plan.json"):
         place.get(scratch.run(word) / "plan.json", RUNS, word, "plan.json")
-    nodes = trace(scratch, word).up
-    return [record for node in nodes if (record := read_record(node.record["folder"])) is not None]
+    words = _find_pushed_champion(place, scratch, word) if word.startswith("mlflow:") else [word]
+    folders = dict.fromkeys(str(node.record["folder"]) for each in words for node in trace(scratch, each).up)
+    return [record for folder in folders if (record := read_record(folder)) is not None]
+
+
+def _find_pushed_champion(place: Remote, scratch: Layout, word: str) -> list[str]:
+    """Return the keys of a registered model that was pushed, by the remote's evidence, and of what promoted it.
+
+    Raise PlanError if there is none.
+    """
+    for name in place.names(EVIDENCE):
+        _check_path(name)
+        place.get(scratch.state / EVIDENCE / name, EVIDENCE, name)
+    name, _, version = word.removeprefix("mlflow:").partition("@")
+    moves = [move for entry in read_pulled_entries(scratch) if (move := find_move(entry, name)) is not None]
+    chosen = [move for move in moves if version in ("", ALIAS, str(move.version))]
+    if not chosen:
+        names = sorted({registered_model_name(entry) for entry in read_pulled_entries(scratch)} - {"None"})
+        raise PlanError(f"{place.label} has no {word}; {suggest(name, names, 'champions that were pushed')}")
+    latest = max(chosen, key=lambda move: move.number)
+    evaluation = str(latest.evidence.get("key", ""))
+    there = {record["key"] for record in read_records(scratch)}
+    return [key for key in (latest.key, evaluation) if key in there]
 
 
 def _adopt(place: Remote, layout: Layout, folder: Path) -> None:

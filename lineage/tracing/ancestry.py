@@ -13,6 +13,7 @@ from lineage.audit.approvals import describe_decision, read_artifact_decisions
 from lineage.catalogue.index import Index, query_index
 from lineage.layout import Layout
 from lineage.records import Record
+from lineage.reports.formatting import format_count
 from lineage.tracing.graph import Node, collect_ancestors, collect_descendants
 from lineage.tracing.pulled_evidence import describe_claims, read_claims
 from lineage.tracing.relations import RANK, Relation, find_relations, is_model
@@ -113,7 +114,7 @@ def _count_models(lineage: Lineage) -> str:
     models = sum(is_model(node.record) for node in lineage.down)
     ways = Counter(relation.how for relation in lineage.relations.values())
     each = ", ".join(f"{ways[how]} {how}" for how in reversed(RANK) if ways[how])
-    return f"{models} models{f': {each}' if each else ''}"
+    return f"{format_count(models, 'model')}{f': {each}' if each else ''}"
 
 
 def _describe_relation(lineage: Lineage, record: Record) -> list[str]:

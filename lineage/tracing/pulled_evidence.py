@@ -9,7 +9,7 @@ from typing import NotRequired, TypedDict
 from lineage.audit.approvals import describe_decision, parse_decision
 from lineage.audit.chain import find_signature_problem
 from lineage.audit.log import Entry, parse_entry, read_entries
-from lineage.audit.moves import parse_move, registered_model_name
+from lineage.audit.moves import Move, parse_move, registered_model_name
 from lineage.keys import load_trusted_keys
 from lineage.layout import Layout
 from lineage.records import Record
@@ -66,6 +66,12 @@ def describe_claims(record: Record) -> Iterator[str]:
     for claim in read_claims(record):
         how = f"not proven: its entry {claim['problem']}" if "problem" in claim else "signed by a trusted key"
         yield f"{claim['text']} (log of another checkout, {how})"
+
+
+def find_move(entry: Entry, name: str) -> Move | None:
+    """Return the move of a registered model that an entry describes, or None."""
+    move = parse_move(entry)
+    return move if move is not None and registered_model_name(entry) == name else None
 
 
 def _describe(entry: Entry) -> str | None:

@@ -77,7 +77,7 @@ def test_what_is_shown_says_how_often(maker):
     console.print(render(trace(maker.layout, "seen")))
     console.file.close()
     text = console.export_text()
-    assert "went into (1 models: 1 trained on)" in text
+    assert "went into (1 model: 1 trained on)" in text
     assert "trained on: drawn 4 times, a gradient from 3" in text
 
 

@@ -297,8 +297,10 @@ def look_from_elsewhere(lab, monkeypatch, tmp_path, champion, exam):
     other, words = Layout(tmp_path / "other"), ("--remote", str(tmp_path / "models"))
     other.root.mkdir()
     monkeypatch.setenv("POSTTRAIN_ROOT", str(other.root))
-    lab("pull", champion.key, *words)
-    lab("pull", exam, *words)
+    assert "did you mean `chat`?" in lab("pull", "mlflow:chta@champion", *words, code=3)
+    fetched = lab("pull", "mlflow:chat@champion", *words)
+    assert f"({champion.key[:16]})" in fetched
+    assert f"({exam[:16]})" in fetched
     shown = " ".join(lab("lineage", exam).split())
     assert "approved by grace at 20" in shown
     assert "read ten answers (log of another checkout, not proven: its entry is signed by a key that is not" in shown
