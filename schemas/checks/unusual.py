@@ -44,10 +44,12 @@ def find_unusual_values(info: StepInfo) -> Iterator[Problem]:
 
 
 def _find_equal_models(info: StepInfo) -> Iterator[Problem]:
-    """Yield the models of an evaluation that are the same as one before."""
+    """Yield the models of an evaluation that are the same as one before, and that nothing else tells from it."""
     names: dict[tuple[object, ...], str] = {}
+    maps = [value for key, value in info.dump().items() if isinstance(value, dict) and key != "models"]
+    distinguished = {name for value in maps for name in value}  # by a solver of its own, an environment, a memory
     for port in info.ports:
-        if port.path.startswith("models."):
+        if port.path.startswith("models.") and port.path.removeprefix("models.") not in distinguished:
             name = port.path.removeprefix("models.")
             if (other := names.setdefault(port.content, name)) != name:
                 yield info.problem(port.path, f"`{name}` is the same model as `{other}`", "name another one")
