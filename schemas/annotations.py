@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Optional, Union
 
 from pydantic import Field
 
-from schemas import endpoint, number_schedules, references, use
+from schemas import control, endpoint, number_schedules, references, use
 from schemas.modules import Module, ModuleError, load
 
 _TYPES: dict[str, object] = {
@@ -34,6 +34,7 @@ _TYPES |= {
     f"{slot}Function": vars(use)[f"{slot}Use"]
     for slot in ("Duel", "Problems", "PromptSampler", "Reward", "Teacher", "Tool")
 }
+_TYPES |= {"ActingFunction": control.ActingUse, "RuleFunction": control.RuleUse}
 _TYPES |= {n: getattr(number_schedules, n) for n in ("Linear", "Cosine", "Piecewise", "Ramp")}
 _BOUNDS = {"ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern", "description"}
 MAX_HOPS = 8

@@ -25,8 +25,9 @@ class NetworkSettings(Schema):
 class WorldUse(Use):
     """Returns an environment of Gymnasium; `Pendulum-v1` stands for `{use: gymnasium, id: Pendulum-v1}`."""
 
-    home = ("learning.control.worlds", "learning.control.grids")
+    home = ("learning.control.worlds", "learning.control.grids", "learning.control.tabular")
     takes = ()
+    plain = r"^([A-Za-z_][\w.]*:)?[\w./-]+-v\d+$"
 
     @model_validator(mode="before")
     @classmethod
@@ -41,28 +42,45 @@ class WorldUse(Use):
 class ActingUse(Use):
     """Chooses an action without a network: at random, or by a rule."""
 
-    home = ("learning.control.acting", "learning.control.grid_acting")
+    home = (
+        *("learning.control.acting", "learning.control.grid_acting"),
+        *("learning.control.experts", "learning.control.tabular"),
+    )
     asks = frozenset({"observation_NO", "spaces", "rng"})
 
 
 class ExplorationUse(Use):
     """Changes actions of the policy while steps are collected."""
 
-    home = ("learning.control.exploration",)
+    home = ("learning.control.exploration", "learning.control.interventions")
     asks = frozenset({"action_N", "observation_NO", "spaces", "rng", "step"})
+
+
+class RelabelUse(Use):
+    """Replaces columns of own steps before they are kept: it returns new arrays under their names."""
+
+    home = ("learning.control.relabelling",)
+    asks = frozenset({"observation_NO", "action_N", "reward_N", "next_observation_NO", "spaces", "rng", "step"})
+
+
+class RuleUse(Use):
+    """Says of each world whether something holds, such as that an expert takes over."""
+
+    home = ("learning.control.rules",)
+    asks = frozenset({"observation_NO"})
 
 
 class ControlLossUse(Use):
     """Builds networks and the loss that trains them."""
 
-    home = ("learning.control.losses", "learning.control.mirror_descent")
+    home = ("learning.control.losses", "learning.control.mirror_descent", "learning.control.imitation")
     takes = ("networks",)
 
 
 class ControlTermUse(Use):
     """A term of the loss: a further one, or, under the name of one that the loss has, in its place."""
 
-    home = ("learning.control.terms",)
+    home = ("learning.control.terms", "learning.control.imitation", "learning.control.references")
     asks = frozenset({"batch", "data_batch", "loss", "actor", "spaces", "step"})
     coef: Number = 1.0
     """Factor of the term; a number schedule is allowed."""

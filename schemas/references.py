@@ -150,6 +150,12 @@ class TransitionsRef(Reference):
     accepts = ("transitions",)
 
 
+class EvalReportRef(Reference):
+    """The report of an evaluation."""
+
+    accepts = ("eval_report",)
+
+
 class RowsRef(Reference):
     """Any table of rows."""
 

@@ -36,6 +36,9 @@ class Use(Schema):
     """Names that the loop can supply, in addition to positional parameters. Columns of named references
     (`lp_<name>_T`) are added."""
 
+    plain: ClassVar[str] = ""
+    """Pattern of texts that stand for a function with the text as its option; editors accept them."""
+
     foreign: ClassVar[str] = ""
     """Advice for a `{name}` that is none of posttrain's and like none of them: how a library's own is named."""
 

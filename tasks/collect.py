@@ -18,8 +18,8 @@ def run(stage: Collect, context: Context) -> Result:
     make = bind(stage.env, "env")
     worlds = Worlds(make, stage.num_envs, context.seed, "collect")
     rng = np.random.default_rng([context.seed, 1])
-    acting = bind(stage.policy, "policy") if stage.policy is not None else None
-    exploration = bind(stage.exploration, "exploration") if stage.exploration is not None else None
+    acting = bind(stage.policy, "policy", context.inputs) if stage.policy is not None else None
+    exploration = bind(stage.exploration, "exploration", context.inputs) if stage.exploration is not None else None
     policy = load_control_policy(context.input("model")) if stage.model is not None else None
     if policy is not None:
         worlds.spaces.require(policy.spaces, "model")

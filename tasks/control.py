@@ -10,10 +10,11 @@ from learning.control.policy import ControlPolicy, load_control_policy, load_net
 from learning.control.training import ControlLoop, fill_buffer
 from learning.control.transitions import read_transitions
 from learning.control.worlds import Worlds, require_libraries
-from learning.lookup import asked_of, bind
+from learning.lookup import Bound, asked_of, bind
 from learning.models.policy import set_determinism
 from schemas.errors import StepError
 from schemas.stages.control import Control
+from schemas.use import Use
 from tasks.context import Context, Result
 
 
@@ -31,7 +32,7 @@ def run(stage: Control, context: Context) -> Result:
         worlds.spaces.require(start.spaces, "model")
     settings = start.settings if start is not None else stage.networks
     algorithm: Algorithm = bind(stage.loss, "loss")(Networks(worlds.spaces, settings))
-    terms = {name: bind(use, f"loss_terms.{name}") for name, use in stage.loss_terms.items()}
+    terms = {name: bind(use, f"loss_terms.{name}", context.inputs) for name, use in stage.loss_terms.items()}
     unused = data and not any("data_batch" in asked_of(bound) for bound in terms.values())
     if algorithm.advantage is not None and (unused or not stage.environment_steps):
         raise StepError(
@@ -47,7 +48,8 @@ def run(stage: Control, context: Context) -> Result:
         worlds=worlds if stage.environment_steps else None,
         data=fill_buffer(data),
         terms=terms,
-        exploration=bind(stage.exploration, "exploration") if stage.exploration is not None else None,
+        exploration=bind_optional(stage.exploration, "exploration", context),
+        relabel=bind_optional(stage.relabel, "relabel", context),
         reporter=context,
         checkpoints=context.checkpoints,
         seed=context.seed,
@@ -62,6 +64,11 @@ def run(stage: Control, context: Context) -> Result:
     return Result(
         {**metrics, **counts, "trained_parameters": sum(p.numel() for p in loop.parameters.values())}, notices=notices
     )
+
+
+def bind_optional(use: Use | None, port: str, context: Context) -> Bound | None:
+    """Return the function in a slot with its inputs; None for an empty slot."""
+    return None if use is None else bind(use, port, context.inputs)
 
 
 def continue_from(start: ControlPolicy, algorithm: Algorithm, folder: Path) -> list[str]:

@@ -36,6 +36,7 @@ from schemas.stages.init import Init
 from schemas.stages.merge import Merge
 from schemas.stages.merge_search import MergeSearch
 from schemas.stages.rl import Rl
+from schemas.stages.search import Search
 from schemas.stages.synthesize import Synthesize
 from schemas.steps.step_info import Port, StepInfo
 from schemas.training import Training
@@ -222,6 +223,8 @@ def _shrink_control(stage: BaseStage) -> Iterator[tuple[str, Any]]:
         yield "eval_episodes", 1
         if stage.max_steps is not None:
             yield "max_steps", STEPS
+    if isinstance(stage, Search):
+        yield "trials", min(stage.trials, CANDIDATES)
     if isinstance(stage, EvaluateControl):
         yield "num_bootstrap", 100
         if stage.gate:

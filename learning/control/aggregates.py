@@ -1,4 +1,4 @@
-"""Numbers over several runs and worlds, as in Agarwal et al. (2021). Shapes: R runs, W worlds, S resamples."""
+"""Numbers over several runs and worlds, as in Agarwal et al. (2021). Shapes: R runs, W worlds."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -8,6 +8,7 @@ import numpy as np
 
 from learning.data.rows import Row
 from learning.evaluation.evaluation import ALL
+from learning.evaluation.methods import compute_iqms, estimate
 from learning.evaluation.statistics import Estimate
 
 
@@ -16,13 +17,7 @@ def compute_iqm(score_RW: np.ndarray) -> float:
 
     A quarter is rounded down to whole scores.
     """
-    return float(_iqm(score_RW.reshape(1, -1))[0])
-
-
-def _iqm(score_SX: np.ndarray) -> np.ndarray:
-    left_out = score_SX.shape[1] // 4
-    ordered_SX = np.sort(score_SX, axis=1)
-    return ordered_SX[:, left_out : score_SX.shape[1] - left_out].mean(1)
+    return float(compute_iqms(score_RW.reshape(1, -1))[0])
 
 
 def estimate_iqm(score_RW: np.ndarray, *, confidence: float, num_bootstrap: int, seed: int) -> Estimate:
@@ -31,13 +26,7 @@ def estimate_iqm(score_RW: np.ndarray, *, confidence: float, num_bootstrap: int,
     In a resample each world has as many runs as before, drawn with replacement from its own: what varies is which seeds
     were run, not which worlds.
     """
-    runs, worlds = score_RW.shape
-    rng = np.random.default_rng(seed)
-    drawn_SRW = rng.integers(runs, size=(num_bootstrap, runs, worlds))
-    resampled_SX = score_RW[drawn_SRW, np.arange(worlds)].reshape(num_bootstrap, -1)
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(_iqm(resampled_SX), [tail, 1 - tail])
-    return Estimate(compute_iqm(score_RW), float(low), float(high), runs * worlds)
+    return estimate(compute_iqms, score_RW, confidence=confidence, num_bootstrap=num_bootstrap, seed=seed)
 
 
 def group_runs(names: Iterable[str]) -> dict[str, list[str]]:

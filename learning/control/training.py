@@ -6,7 +6,7 @@ Shapes: N worlds, S steps of each in a rollout, B steps in a batch.
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -92,6 +92,7 @@ class ControlLoop:
     reporter: Reporter
     checkpoints: Path
     seed: int
+    relabel: Bound | None = None
     updates: int = 0
     pending_updates: float = 0.0
     window: Window = field(default_factory=Window)
@@ -168,9 +169,27 @@ class ControlLoop:
         steps = worlds.step(action_N)
         for _, earned, length in steps.ended:
             self.window.add(episode_return=earned, episode_length=length)
+        if self.relabel is not None:
+            steps = self.replace_columns(steps, self.relabel, iteration)
         if self.buffer is not None:
             self.buffer.add(steps)
         return steps
+
+    def replace_columns(self, steps: Steps, relabel: Bound, iteration: int) -> Steps:
+        """Return steps with the columns that `relabel` gives. Raise StepError for others, and for actions on-policy."""
+        supplies = {"observation_NO": steps.observation, "action_N": steps.action, "reward_N": steps.reward}
+        supplies |= {"next_observation_NO": steps.next_observation, "spaces": self.spaces, "rng": self.rng}
+        columns = relabel.ask(iteration, {**supplies, "step": iteration})
+        if wrong := set(columns) - {"action", "reward"}:
+            raise StepError(
+                f"relabel {relabel.name}: it gives {', '.join(sorted(wrong))}; it may give action and reward"
+            )
+        if "action" in columns and self.algorithm.advantage is not None:
+            raise StepError(
+                f"relabel {relabel.name}: it replaces actions, and loss {self.stage.loss.use} needs those that the "
+                "policy took; use bc, or another loss that takes steps of any policy"
+            )
+        return replace(steps, **{name: np.asarray(column) for name, column in columns.items()})
 
     def draw(self) -> Any:
         """Return a batch, drawn evenly from the data and the buffer, or with `data_share` from each."""

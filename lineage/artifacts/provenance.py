@@ -23,6 +23,10 @@ PACKAGES = (
     "pyarrow",
     "numpy",
     "reasoning-gym",
+    "gymnasium",
+    "tensordict",
+    "torchrl",
+    "optuna",
 )
 
 

@@ -1,5 +1,6 @@
 """The report of a run: one self-contained HTML file, made from the plan, the states and the manifests."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from lineage.audit.approvals import describe_decision, latest_decision
 from lineage.layout import Layout
 from lineage.records import read_lines
 from lineage.reports.cost import compute_costs
-from lineage.reports.curves import read_curves
+from lineage.reports.curves import Curve, read_bands, read_curves
 from lineage.reports.descent import Find, select_comparisons
 from lineage.reports.formatting import format_duration, format_number, format_size
 from lineage.reports.graph import draw_steps
@@ -63,7 +64,7 @@ def collect_content(
     evaluations = {name: m for name, m in made.items() if m.kind == "evaluate"}
     find = make_finder(made, layout)
     comparisons = {name: select_comparisons(m, find) for name, m in evaluations.items()}
-    drawn = {name: read_curves(layout.artifact(m.kind, m.key) / "metrics.jsonl") for name, m in made.items()}
+    drawn = draw_charts({name: layout.artifact(m.kind, m.key) / "metrics.jsonl" for name, m in made.items()})
     return {
         "plan": plan,
         "run": run,
@@ -84,6 +85,17 @@ def collect_content(
         "comparisons": comparisons,
         "manifests": made,
         "costs": costs,
+    }
+
+
+def draw_charts(files: dict[str, Path]) -> dict[str, list[Curve]]:
+    """Return the charts of every step; of runs that differ in their seed alone, those of their mean."""
+    groups: dict[str, list[str]] = {}
+    for name in files:
+        groups.setdefault(re.sub(r"(?<=[@,])seed=[^,]*", "seed=*", name), []).append(name)
+    return {
+        shared: read_bands([files[name] for name in names]) if len(names) > 1 else read_curves(files[names[0]])
+        for shared, names in groups.items()
     }
 
 

@@ -65,8 +65,18 @@ def _check_space(info: StepInfo, stage: MergeSearch, path: str, space: MergeSpac
             yield info.problem(f"{path}.merge_method", f"`{method.name}` needs the parameter `{name}`", advice)
 
 
+def find_problem_leaks(info: StepInfo, steps: Mapping[str, StepInfo]) -> Iterator[tuple[str, str]]:
+    """Yield message and advice for every test split, or problem of an evaluation among `steps`, that would choose."""
+    yield from ((message, advice) for _, message, advice in _find_leaks(info, steps))
+
+
 def _check_problems(info: StepInfo, steps: Mapping[str, StepInfo]) -> Iterator[Problem]:
     """Yield a problem per test split that the search would choose by."""
+    yield from (info.problem(where, message, advice) for where, message, advice in _find_leaks(info, steps))
+
+
+def _find_leaks(info: StepInfo, steps: Mapping[str, StepInfo]) -> Iterator[tuple[str, str, str]]:
+    """Yield place, message and advice for every test split and problem of an evaluation that an evaluation reads."""
     evaluated = {
         identify_slot(slot): name
         for name, other in steps.items()
@@ -77,9 +87,9 @@ def _check_problems(info: StepInfo, steps: Mapping[str, StepInfo]) -> Iterator[P
         split = slot.values.get("split")
         if isinstance(split, str) and is_test(split):
             message = f"`split: {split}` is a test split, by which nothing may be chosen"
-            yield info.problem(slot.path, message, "use `split: train` with a `seed` of its own")
+            yield slot.path, message, "use `split: train` with a `seed` of its own"
         elif (name := evaluated.get(identify_slot(slot))) is not None:
-            yield info.problem(slot.path, f"these are the problems of the evaluation `{name}`", ADVICE)
+            yield slot.path, f"these are the problems of the evaluation `{name}`", ADVICE
     for port in info.ports:
         if port.path != "prompts":
             continue
@@ -87,9 +97,9 @@ def _check_problems(info: StepInfo, steps: Mapping[str, StepInfo]) -> Iterator[P
             if isinstance(other.stage, Evaluate) and any(
                 given.path == "prompts" and given.content == port.content for given in other.ports
             ):
-                yield info.problem("prompts", f"these are the problems of the evaluation `{name}`", ADVICE)
+                yield "prompts", f"these are the problems of the evaluation `{name}`", ADVICE
         if marked := next(_find_test_splits(port, steps, set()), None):
-            yield info.problem("prompts", f"{marked}, by which nothing may be chosen", "name validation problems")
+            yield "prompts", f"{marked}, by which nothing may be chosen", "name validation problems"
 
 
 def _find_test_splits(port: Port, steps: Mapping[str, StepInfo], seen: set[str]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from schemas.checks.patterns import check_patterns
 from schemas.checks.row_order import check_row_order
 from schemas.checks.row_scores import check_row_scores
 from schemas.checks.sanity import check_ranges
+from schemas.checks.searches import check_search
 from schemas.checks.training import check_learning_rate, check_training
 from schemas.checks.unusual import find_unusual_values
 from schemas.errors import Problem
@@ -23,6 +24,7 @@ from schemas.stages.init import Init
 from schemas.stages.merge import Merge
 from schemas.stages.merge_search import MergeSearch
 from schemas.stages.rl import Rl
+from schemas.stages.search import Search
 from schemas.steps.step_info import StepInfo
 from schemas.training import Training
 
@@ -55,6 +57,8 @@ def find_refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Probl
             refused += check_merge(info, info.stage)
         elif isinstance(info.stage, MergeSearch):
             refused += check_merge_search(info, info.stage, steps)
+        elif isinstance(info.stage, Search):
+            refused += check_search(info, info.stage, steps)
     wrong, odd = check_patterns(steps.values())
     return refused + wrong, list(dict.fromkeys(warned + odd))
 

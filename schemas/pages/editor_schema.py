@@ -75,6 +75,8 @@ def _make_slot(
     forms: list[JsonObject] = [{"enum": bare}] if bare else []
     if not required:
         forms.append(_IMPORT_PATH)
+    if slot.plain:
+        forms.append({"type": "string", "pattern": slot.plain})
     for name, signature, body in options:
         keys = {"use": {"const": name, "description": signature.summary}, **body.get("properties", {}), **own}
         needs = ["use", *body.get("required", []), *required]

@@ -122,7 +122,9 @@ def make_reference_page() -> str:
 def _describe_kind(model: type[BaseStage]) -> str:
     shared = [m for m in (BaseStage, Training) if issubclass(model, m)]
     own = model.model_fields
-    skip = {"kind"} | {n for m in shared for n, f in m.model_fields.items() if own[n].description == f.description}
+    skip = {"kind", *model.filled_in} | {
+        n for m in shared for n, f in m.model_fields.items() if own[n].description == f.description
+    }
     text = [_read_doc(model), ""]
     if Training in shared:
         text += ["Takes the keys of every training stage.", ""]
@@ -149,7 +151,7 @@ def _read_header(file: Path) -> Iterator[str]:
 def _list_models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
     """Yield models below the fields of a model that are neither functions nor common to all stages."""
     for name, spec in model.model_fields.items():
-        if name in BaseStage.model_fields:
+        if name in BaseStage.model_fields or (issubclass(model, BaseStage) and name in model.filled_in):
             continue
         for part in _walk_annotation(spec.annotation):
             is_model = isinstance(part, type) and issubclass(part, BaseModel) and not issubclass(part, Use)

@@ -39,6 +39,7 @@ from schemas.steps.needed import leave_out_unneeded
 from schemas.steps.order import check_graph
 from schemas.steps.outcome import check_outcome
 from schemas.steps.promotion import Promote, resolve_promotion
+from schemas.steps.searches import add_searched_stages
 from schemas.steps.step_info import Port, StepInfo, validate_step
 from schemas.steps.training_rows import add_training_rows
 from schemas.trackers import Tracker
@@ -211,7 +212,8 @@ def _load_checked(
     _raise_problems(problems)
     if any(is_source(node) for node in root.value["stages"].value.values()):
         steps = leave_out_unneeded(steps)
-    steps = add_training_rows(complete_learning_rates(steps))
+    steps = add_searched_stages(add_training_rows(complete_learning_rates(steps)), head.seed, problems)
+    _raise_problems(problems)
     problems, warnings = find_refusals(steps)
     unknown = (problem for name in head.profiles for problem in find_unknown_stages(root, name))
     warnings += [

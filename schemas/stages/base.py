@@ -37,6 +37,8 @@ class BaseStage(WithOptionalCode):
     """Port that takes several models: the plain name of a matrix stage there means all its variants."""
     single_keys: ClassVar[frozenset[str]] = frozenset()
     """List keys that accept a single entry without brackets."""
+    filled_in: ClassVar[frozenset[str]] = frozenset()
+    """Keys that are filled in when a recipe is read, and that no recipe writes."""
     data_port: ClassVar[str | None] = None
     """Port of the table whose rows the kind trains on."""
     learning_approach: ClassVar[Literal["supervised", "reinforcement-learning"] | None] = None

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from schemas.control import ControlLossUse, ControlTermUse, ExplorationUse, NetworkSettings, WorldUse
+from schemas.control import ControlLossUse, ControlTermUse, ExplorationUse, NetworkSettings, RelabelUse, WorldUse
 from schemas.references import ControlPolicyRef, TransitionsRef
 from schemas.stages.base import BaseStage
 
@@ -62,6 +62,8 @@ class Control(BaseStage):
     """Largest norm of the gradient; null: no limit."""
     exploration: ExplorationUse | None = None
     """Changes the actions while steps are collected; null: those that the policy draws."""
+    relabel: RelabelUse | None = None
+    """Replaces columns of own steps before they are kept; null: they are kept as they are."""
     logging_steps: int = Field(default=1000, ge=1)
     """Environment steps between points of the curves; offline: optimiser steps."""
     eval_steps: int | None = Field(default=None, ge=1)

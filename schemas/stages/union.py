@@ -6,6 +6,7 @@ from pydantic import Field
 
 from schemas.stages.agent import AgentStage
 from schemas.stages.base import BaseStage
+from schemas.stages.benchmark import Benchmark
 from schemas.stages.collect import Collect
 from schemas.stages.control import Control
 from schemas.stages.curate import Curate
@@ -22,6 +23,7 @@ from schemas.stages.process_reward_model import ProcessRewardModel
 from schemas.stages.python import Python
 from schemas.stages.reward_model import RewardModel
 from schemas.stages.rl import Rl
+from schemas.stages.search import Search
 from schemas.stages.sft import Sft
 from schemas.stages.synthesize import Synthesize
 
@@ -44,6 +46,8 @@ Stage = Annotated[
     | Collect
     | Control
     | EvaluateControl
+    | Search
+    | Benchmark
     | Python,
     Field(discriminator="kind"),
 ]

@@ -7,6 +7,7 @@ from schemas.stages.merge_search import MergeSearch
 from schemas.stages.practice import Practice
 from schemas.stages.preference import Preference
 from schemas.stages.rl import Rl
+from schemas.stages.search import Search
 from schemas.steps.step_info import StepInfo
 
 
@@ -15,7 +16,7 @@ def leave_out_unneeded(steps: dict[str, StepInfo]) -> dict[str, StepInfo]:
 
     Other kinds only prepare something, which nothing needs once its user is gone.
     """
-    purposes = (Rl, Preference, Practice, Merge, MergeSearch, Evaluate, EvaluateRewards)
+    purposes = (Rl, Preference, Practice, Merge, MergeSearch, Search, Evaluate, EvaluateRewards)
     frontier = [name for name, info in steps.items() if isinstance(info.stage, purposes)]
     needed = set(frontier)
     while frontier:

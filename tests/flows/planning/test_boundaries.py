@@ -54,12 +54,14 @@ HIDDEN = {
     "schemas.gates": "settings",
     "schemas.learning_rates": "defaults of settings",
     "schemas.modules": "names",
+    "schemas.number_schedules": "settings, in a step that binds no function",
     "schemas.private_data": "type of an option, in a step that looks for none",
     "schemas.resources": "placement",
     "schemas.roles": "settings",
     "schemas.row_formats": "a validator of settings, in a step that converts no rows",
     "schemas.row_templates": "a validator of settings, in a step that converts no rows",
     "schemas.suggestions": "advice of a validator of settings",
+    "schemas.search_space": "a validator of settings",
     "schemas.schedule_phases": "a validator of settings, in a step without training",
     "schemas.supplied": "names of what slots supply",
 }
@@ -124,6 +126,9 @@ SETTINGS_METHODS = {
     ("BaseStage", "task_module"): "names a root of the closure",
     ("BaseStage", "outputs"): "names and types of outputs, which are in the plan and in the keys of later steps",
     ("Evaluation", "holds_out"): "read by validators",
+    **dict.fromkeys(
+        (("Linear", "at"), ("Cosine", "at"), ("Piecewise", "at")), "called by `value_at`, which reaches the classes"
+    ),
     ("Use", "options"): "the mapping of the recipe's own values; a slot's values are in the key",
     ("Reference", "scheme"): "read by plans",
     ("Reference", "stage"): "read by plans",

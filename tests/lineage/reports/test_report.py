@@ -9,7 +9,7 @@ import pytest
 from lineage.layout import Layout
 from lineage.reports.curves import read_curves
 from lineage.reports.graph import draw_steps
-from lineage.reports.report import write_report
+from lineage.reports.report import draw_charts, write_report
 from schemas.manifest import InputRecord, Manifest, Output
 from schemas.plan import Input, Plan, Step
 
@@ -273,3 +273,24 @@ def test_axes_have_ticks_where_the_curve_is(tmp_path):
     assert [(tick.value, tick.at) for tick in entropy.across] == [(1, 58.0), (5, 308.0)]
     assert entropy.path == "M58.0 108.0L120.5 83.0L308.0 8.0"
     assert [tick.value for tick in reward.up] == [0.5]
+
+
+def test_runs_that_differ_in_the_seed_are_drawn_as_their_mean_with_students_interval(tmp_path):
+    """At the second step the values are 1, 2 and 6: mean 3, half width 4.303 · √7 / √3."""
+    files = {}
+    for seed, values in ((1, (0.0, 1.0)), (2, (0.0, 2.0)), (3, (0.0, 6.0))):
+        name = f"trained@lr=1,seed={seed}"
+        files[name] = tmp_path / f"{seed}.jsonl"
+        lines = [{"step": 10 * i, "eval_return": value, f"only_{seed}": value} for i, value in enumerate(values)]
+        files[name].write_text("".join(json.dumps(line) + "\n" for line in lines))
+    files["other"] = files["trained@lr=1,seed=1"]
+    charts = draw_charts(files)
+    assert list(charts) == ["trained@lr=1,seed=*", "other"]
+    (band,) = charts["trained@lr=1,seed=*"]
+    half = 4.302652729 * (7 / 3) ** 0.5
+    assert (band.name, band.first, band.last) == ("eval_return", 0.0, 3.0)
+    assert [tick.value for tick in band.up] == pytest.approx([3 - half, 3.0, 3 + half], rel=1e-6)
+    assert band.band.startswith("M58.0 ")
+    assert band.band.endswith("Z")
+    assert band.band.count("L") == 3
+    assert [curve.band for curve in charts["other"]] == ["", ""]

@@ -1,0 +1,1 @@
+"""Choosing settings by trials."""
