@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from learning.environments.protocol import EnvironmentProtocol, HasState, Outcome, PastTurn
+from learning.environments.protocol import EnvironmentProtocol, HasStateName, Outcome, PastTurn
 from learning.environments.protocol import Episode as Played
 from learning.samples.engine_protocol import Generation, Request, Turn, are_memories
 
@@ -154,8 +154,8 @@ class Episode:
 
     def _name_state(self, played: Played) -> str:
         """Return the name of the state before an action: the episode's own, or what the model was shown last."""
-        if isinstance(played, HasState):
-            return played.state
+        if isinstance(played, HasStateName):
+            return played.state_name
         assert self.request.row is not None
         return self.observations[-1] if self.observations else str(self.request.row["prompt"][-1]["content"])
 

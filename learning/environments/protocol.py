@@ -39,11 +39,11 @@ class Episode(Protocol):
 
 
 @runtime_checkable
-class HasState(Protocol):
+class HasStateName(Protocol):
     """An episode that names its states. Without it the state is the answer that the model saw last."""
 
     @property
-    def state(self) -> str:
+    def state_name(self) -> str:
         """Return the name of the present state: actions of a group that were taken in equal states are compared."""
         ...
 

@@ -35,7 +35,7 @@ class Play:
         self.world, self.now, self.penalty = world, start, penalty
 
     @property
-    def state(self) -> str:
+    def state_name(self) -> str:
         """Return the state by which turns are compared with each other: what the player sees."""
         return describe(self.world, self.now)
 
@@ -43,11 +43,11 @@ class Play:
         """Carry out an action."""
         after = act(self.world, self.now, action)
         if after is None:
-            return Outcome(f"{REFUSED}\n{self.state}", reward=-self.penalty if self.penalty else 0.0, ok=False)
+            return Outcome(f"{REFUSED}\n{self.state_name}", reward=-self.penalty if self.penalty else 0.0, ok=False)
         self.now = after
         if is_solved(self.world, after):
             return Outcome(done=True, reward=1.0)
-        return Outcome(self.state)
+        return Outcome(self.state_name)
 
     def save(self) -> Row:
         """Return the state of the game as JSON."""

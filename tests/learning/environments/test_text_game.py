@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from learning.environments.lookup_environment import build_environment
-from learning.environments.protocol import HasState, Savable
+from learning.environments.protocol import HasStateName, Savable
 from learning.lookup import bind
 from learning.teachers.text_games import text_game_expert
 from learning.text_game.rows import make_row, read_game
@@ -221,12 +221,12 @@ def test_a_saved_game_continues_bit_for_bit():
         saved = first.save()
         second = begin(row)
         second.restore(json.loads(json.dumps(saved)))
-        assert (second.save(), second.state) == (saved, first.state)
+        assert (second.save(), second.state_name) == (saved, first.state_name)
         walk = [*list(list_actions(first.world, first.now))[:2], "look", "nonsense", "go north", "open chest"]
         assert [first.step(action) for action in walk] == [second.step(action) for action in walk]
         assert first.save() == second.save()
     assert isinstance(first, Savable)
-    assert isinstance(first, HasState)
+    assert isinstance(first, HasStateName)
 
 
 def test_an_erring_expert_writes_another_possible_action():
