@@ -29,9 +29,13 @@ class Schedule(Protocol):
 def find_schedule_problem(schedule: Schedule, total_steps: int) -> str | None:
     """Return why the phases of the schedule do not fit into so many steps; None if they do."""
     decay = count_decay_steps(schedule, total_steps) if schedule.num_decay_steps else 0
-    if schedule.warmup_steps + decay <= total_steps:
+    warmup = count_warmup_steps(schedule, total_steps)
+    if warmup + decay <= total_steps:
         return None
-    phases = f"warmup_steps: {schedule.warmup_steps}" + (f" and num_decay_steps: {decay}" if decay else "")
+    given = f"warmup_steps: {schedule.warmup_steps}"
+    if not schedule.warmup_steps:
+        given = f"warmup_ratio: {schedule.warmup_ratio:g} ({warmup} steps)" if warmup else ""
+    phases = " and ".join(filter(None, (given, f"num_decay_steps: {decay}" if decay else "")))
     return f"{phases} are more than the {total_steps} steps of the training"
 
 

@@ -37,7 +37,7 @@ def verify_adapters(recipe: Recipe, plan: Plan, layout: Layout) -> None:
         names_nothing = settings["lora_target_modules"] == ALL_LINEAR and not settings["modules_to_save"]
         if names_nothing and not settings["load_in_4bit"]:
             continue
-        if (config := _find_config(step, plan, layout, recipe.folders)) is None:
+        if (config := find_model_config(step, plan, layout, recipe.folders)) is None:
             continue
         kind = str(config.get("model_type"))
         if settings["load_in_4bit"] and (obstacle := UNQUANTISABLE.get(kind)):
@@ -55,7 +55,7 @@ def verify_adapters(recipe: Recipe, plan: Plan, layout: Layout) -> None:
         raise RecipeError(problems)
 
 
-def _find_config(step: Step, plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> JsonObject | None:
+def find_model_config(step: Step, plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> JsonObject | None:
     """Return the configuration of the model that a step receives; None if it is not known before the run."""
     given = next((i for i in step.inputs if i.type in MODEL_TYPES), None)
     if given is None:
@@ -70,4 +70,4 @@ def _find_config(step: Step, plan: Plan, layout: Layout, folders: tuple[Path, ..
     maker = plan.step(given.steps[0])
     if traits_of(maker.kind).defines_model and not maker.settings.get("model"):
         return maker.settings.get("config")
-    return _find_config(maker, plan, layout, folders)
+    return find_model_config(maker, plan, layout, folders)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from flows.planning.adapter_check import verify_adapters
+from flows.planning.architecture_check import verify_architectures
 from flows.planning.champion_inputs import GateSettings, add_champions
 from flows.planning.closure import Closure
 from flows.planning.contracts import verify_contracts
@@ -63,6 +64,7 @@ def compile_recipe(recipe: Recipe, layout: Layout) -> Plan:
     verify_outside_models(recipe, layout)
     verify_contracts(plan, layout, recipe.folders)
     verify_adapters(recipe, plan, layout)
+    verify_architectures(recipe, plan, layout)
     return plan
 
 

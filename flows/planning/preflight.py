@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import cast
 
 from flows.planning.adapter_check import verify_adapters
+from flows.planning.architecture_check import verify_architectures
 from flows.planning.compatibility import find_engine_problems
 from flows.planning.contracts import verify_contracts
 from flows.planning.data_sources import find_source_problems
@@ -42,6 +43,7 @@ def find_problems(recipe: Recipe, layout: Layout, warn: Callable[[str], None]) -
         verify_contracts(sketch, layout, recipe.folders)
         verify_lm_eval_tasks(sketch, layout)
         verify_adapters(recipe, sketch, layout)
+        verify_architectures(recipe, sketch, layout)
     except RecipeError as error:
         return list(error.problems)
     except PlanError as error:

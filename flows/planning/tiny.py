@@ -169,7 +169,7 @@ def _shrink(info: StepInfo, made_up: StandIns | None, reads_characters: bool) ->
     if isinstance(stage, Training):
         yield from {"max_steps": STEPS, "warmup_steps": 0, "save_steps": STEPS, "logging_steps": 1}.items()
         if stage.num_decay_steps is not None:
-            yield "num_decay_steps", 1
+            yield from {"num_decay_steps": 1, "warmup_ratio": 0.0}.items()
         if stage.bf16 or stage.dtype != "float32":  # on a tiny random model, rounding hides the numbers
             yield from {"bf16": False, "dtype": "float32"}.items()
         if stage.optim.endswith(EIGHT_BIT):

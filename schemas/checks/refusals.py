@@ -15,6 +15,7 @@ from schemas.checks.row_scores import check_row_scores
 from schemas.checks.sanity import check_ranges
 from schemas.checks.searches import check_search
 from schemas.checks.training import check_learning_rate, check_training
+from schemas.checks.unused import find_unused_settings
 from schemas.checks.unusual import find_unusual_values
 from schemas.errors import Problem
 from schemas.source.limits import MAX_PROBLEMS
@@ -38,7 +39,7 @@ def find_refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Probl
         if len(refused) > MAX_PROBLEMS:
             break
         refused += [*check_endpoints(info), *check_ranges(info), *check_families(info), *check_row_order(info, steps)]
-        refused += check_row_scores(info)
+        refused += [*check_row_scores(info), *find_unused_settings(info)]
         warned += find_unusual_values(info)
         if isinstance(info.stage, Training):
             refused += check_training(info, info.stage)

@@ -6,7 +6,7 @@ from schemas.errors import Problem
 from schemas.stages.rl import Rl
 from schemas.steps.learning_rates import find_usual_rate
 from schemas.steps.step_info import StepInfo
-from schemas.training import WHOLE_ONLY, LoRA, Training
+from schemas.training import WHOLE_ONLY, Evaluation, LoRA, Training
 
 
 def check_training(info: StepInfo, training: Training) -> Iterator[Problem]:
@@ -17,6 +17,19 @@ def check_training(info: StepInfo, training: Training) -> Iterator[Problem]:
         yield info.problem("optim", message, "use `strategy: ddp`, or `optim: adamw`, `lion` or `muon`")
     if isinstance(training, LoRA) and training.use_peft and training.load_in_4bit:
         yield from _check_quantised(info, training)
+    yield from _check_choice(info, training)
+
+
+def _check_choice(info: StepInfo, training: Training) -> Iterator[Problem]:
+    """Yield what chooses among evaluations where the steps leave room for one at most."""
+    if not isinstance(training, Evaluation | Rl) or training.eval_steps is None or training.max_steps < 0:
+        return
+    # Supervised training evaluates after its last step, too.
+    last = training.max_steps if isinstance(training, Rl) else training.max_steps - 1
+    for option in ("load_best_model_at_end", "early_stopping_patience"):
+        if getattr(training, option) and last // training.eval_steps < (2 if isinstance(training, Rl) else 1):
+            message = f"compares evaluations, and {training.max_steps} steps have only one, every {training.eval_steps}"
+            yield info.problem(option, message, "lower `eval_steps`, or leave it out")
 
 
 def _check_quantised(info: StepInfo, training: Training) -> Iterator[Problem]:

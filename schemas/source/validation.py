@@ -208,7 +208,7 @@ def _convert_error(details: ErrorDetails, at: Node, path: str, rest: tuple[str, 
     if kind == "too_short":
         return make_problem(at.mark, path, "this is empty", "at least one entry is wanted")
     if kind == "value_error":
-        return make_problem(at.where, path, message.removeprefix("Value error, "))
+        return _locate(message.removeprefix("Value error, "), at, path)
     if kind == "literal_error":
         expected = str(details.get("ctx", {}).get("expected", ""))
         words = re.findall(r"'([^']*)'", expected) or [expected]
@@ -234,6 +234,17 @@ def _convert_error(details: ErrorDetails, at: Node, path: str, rest: tuple[str, 
     return make_problem(
         at.mark, path, f"{message[0].lower()}{message[1:]}{_describe_type(at)}", _advise(kind, at, word)
     )
+
+
+def _locate(message: str, at: Node, path: str) -> Problem:
+    """Return the problem of a rule about several keys of a map, at the key that it begins with or names first."""
+    first, _, rest = message.partition(": ")
+    words = [re.match(r"`?(\w*)", message)[1], *re.findall(r"`(\w+)", message)]
+    key = next((word for word in words if at.get(word) is not None), None)
+    if key is None:
+        return make_problem(at.where, path, message)
+    text = rest if first == key and not rest[:1].isdigit() else message
+    return make_problem(at.value[key].where, join_path(path, key), text)
 
 
 def _advise(kind: str, at: Node, word: str) -> str:

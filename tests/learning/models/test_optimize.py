@@ -84,6 +84,11 @@ def test_learning_rates_after_the_warmup_are_those_of_transformers(name, setting
             {**WSD, "warmup_steps": 6, "num_decay_steps": 5, "max_steps": 10},
             "warmup_steps: 6 and num_decay_steps: 5 are more than the 10 steps of the training",
         ),
+        (
+            {**WSD, "warmup_ratio": 0.55, "num_decay_steps": 5, "max_steps": 10},
+            r"warmup_ratio: 0.55 \(6 steps\) and num_decay_steps: 5 are more than the 10 steps of the training",
+        ),
+        ({**WSD, "num_decay_steps": 11, "max_steps": 10}, "error, num_decay_steps: 11 are more than the 10 steps"),
     ],
 )
 def test_schedules_that_contradict_themselves_are_refused(settings, problem):

@@ -1,0 +1,75 @@
+"""Settings that a stage never reads because of its other settings: they are refused where the stage itself writes them.
+
+Defaults of a kind (`defaults:`) are for all its stages, so that some of them need not read all of it.
+"""
+
+from collections.abc import Iterator
+
+from schemas.endpoint import find_endpoints
+from schemas.errors import Problem
+from schemas.problem_sampling import ProblemSampling
+from schemas.stages.rl import Rl
+from schemas.stages.synthesize import Synthesize
+from schemas.steps.step_info import StepInfo
+
+LOADING = ("dtype", "engine")
+"""Settings of a model that is loaded to sample from."""
+SAMPLING = ("num_generations", "temperature", "max_completion_length", "search", "rewards", "min_reward")
+"""Settings of samples and their rejection."""
+
+
+def find_unused_settings(info: StepInfo) -> Iterator[Problem]:
+    """Yield the settings of a step that have no effect beside its others."""
+    stage = info.stage
+    if isinstance(stage, Synthesize):
+        yield from _check_synthesize(info, stage)
+    if isinstance(stage, Synthesize | ProblemSampling) and _samples_from_server(info):
+        message = "has no effect: the engine asks a server, which has loaded the model"
+        yield from _refuse(info, ("dtype",), message, "leave it out")
+    if isinstance(stage, Rl):
+        if stage.eval_prompts is None:
+            yield from _refuse(info, ("eval_steps",), "no prompts are held out", "give `eval_prompts`, or leave it out")
+        for name, spec in stage.references.items():
+            if spec.sync_steps is None and spec.mixup_alpha != 1:
+                message = "has no effect: this reference is never updated"
+                yield info.problem(f"references.{name}.mixup_alpha", message, "set `sync_steps`, or leave it out")
+
+
+def _check_synthesize(info: StepInfo, stage: Synthesize) -> Iterator[Problem]:
+    """Yield settings of sampling where no model is sampled, and thresholds of another kind of rows."""
+    if stage.emit == "prompts":
+        message = "has no effect: `emit: prompts` writes problems without completions"
+        yield from _refuse(info, (*LOADING, *SAMPLING), message, "leave it out")
+    elif stage.teacher is not None:
+        yield from _refuse(info, LOADING, "has no effect: a teacher writes the completions", "leave it out")
+        if _is_program(info):
+            message = "has no effect: the teacher is a program, which writes one completion per problem"
+            yield from _refuse(info, SAMPLING, message, "leave it out")
+    if stage.emit == "preference_pairs":
+        message = "has no effect: pairs are the best and the worst sample of a problem"
+        yield from _refuse(info, ("min_reward",), message, "use `min_margin`, or leave it out")
+    else:
+        message = f"has no effect: `emit: {stage.emit}` makes no pairs"
+        yield from _refuse(info, ("min_margin",), message, "leave it out")
+
+
+def _is_program(info: StepInfo) -> bool:
+    """Return whether a teacher is one of posttrain's programs; a user's own may ask a server."""
+    return any(
+        slot.path == "teacher" and ":" not in slot.use.use and not find_endpoints(slot.values) for slot in info.slots
+    )
+
+
+def _samples_from_server(info: StepInfo) -> bool:
+    return any(slot.path == "engine" and find_endpoints(slot.values) for slot in info.slots)
+
+
+def _refuse(info: StepInfo, keys: tuple[str, ...], message: str, advice: str) -> Iterator[Problem]:
+    """Yield a problem for each of the keys that the stage itself sets to another value than its default."""
+    start, fields = info.node.mark, type(info.stage).model_fields
+    for key in keys:
+        node = info.node.get(key)
+        if node is None or getattr(info.stage, key) == fields[key].get_default(call_default_factory=True):
+            continue
+        if node.where.file == start.file and node.where.line >= start.line:
+            yield info.problem(key, message, advice)
