@@ -21,14 +21,13 @@ from learning.models.forwards import (
     attention_by,
     describe_linear_layers,
     evaluation_mode,
-    full_precision,
     narrowed_last_mlp,
     recomputed_mlps,
     unwrap,
 )
 from learning.models.limited_attention import TILE, ForestMasks
 from learning.models.padded import compute_logits, examine_own_forward, get_body, padded_hidden, padded_logits
-from learning.models.reduced import describe_unsupported_attention, is_close, narrow_windows, reduced
+from learning.models.reduced import describe_unsupported_attention, in_float32, is_close, narrow_windows, reduced
 from learning.models.segments import BOTH, NAME, VARLEN, Layout, make_layout, measure_chains
 from schemas.errors import StepError
 
@@ -352,22 +351,26 @@ def describe_forward(model: Any) -> dict[str, str]:
 def _examine(model: Any) -> Forward:
     """Compare the forward passes on a prefix with two completions; return the fastest exact one.
 
-    A model that computes in bfloat16 over float32 weights is compared in float32, where rounding hides nothing, and
-    coarsely as it computes. Raise StepError if the model is not causal.
+    A model that computes in bfloat16 is compared in float32, where rounding hides nothing, and coarsely as it
+    computes. Raise StepError if the model is not causal, or cannot compute in its precision.
     """
     with evaluation_mode(model), narrow_windows(model, NARROW), reduced(model):
         probe = _probe(model.get_input_embeddings().weight.shape[0]).to(model.device)
-        with full_precision(model) as mixed:
+        with in_float32(model) as rounds:
             choice = _compare(model, probe)
-        if mixed and choice.body == "forest":
-            reason = _forest_differs(model, probe, padded_hidden(model, probe), mixed=True)
-            return Forward("padded", choice.head, f"{model.config.model_type}: {reason}") if reason else choice
-        return choice
+        if not rounds:
+            return choice
+        truth_MC, _ = examine_own_forward(model, probe, _prefix(probe))
+        reason = "" if choice.reason else _forest_differs(model, probe, truth_MC, proven=True)
+        return Forward("padded", choice.head, f"{model.config.model_type}: {reason}") if reason else choice
+
+
+def _prefix(probe: Packed) -> Packed:
+    return pack([probe.input_ids_M[: int(probe.cu_seqlens_S1[1])].tolist()], [-1])
 
 
 def _compare(model: Any, probe: Packed) -> Forward:
-    prefix = probe.input_ids_M[: int(probe.cu_seqlens_S1[1])].tolist()
-    truth_MC, plain_head = examine_own_forward(model, probe, pack([prefix], [-1]))
+    truth_MC, plain_head = examine_own_forward(model, probe, _prefix(probe))
     reason = describe_unsupported_attention(model.config) or _forest_differs(model, probe, truth_MC)
     if not (plain_head or reason):
         reason = "only its own forward gives its logits"
@@ -385,7 +388,7 @@ def _probe(vocabulary: int, lengths: tuple[int, int, int] = (6, 7, 4)) -> Packed
     return pack(spread, [-1, 0, 0])
 
 
-def _forest_differs(model: Any, probe: Packed, truth_MC: Tensor, *, mixed: bool = False) -> str:
+def _forest_differs(model: Any, probe: Packed, truth_MC: Tensor, *, proven: bool = False) -> str:
     """Return why the forward pass over a forest differs from the model's own; empty if it does not."""
     try:
         found_MC = forest_hidden(model, probe)
@@ -393,4 +396,4 @@ def _forest_differs(model: Any, probe: Packed, truth_MC: Tensor, *, mixed: bool 
         return str(error)
     except UNFIT as error:
         return f"its attention takes no layout of segments ({type(error).__name__})"
-    return "" if is_close(found_MC, truth_MC, mixed=mixed) else "its own forward gives other numbers"
+    return "" if is_close(found_MC, truth_MC, proven=proven) else "its own forward gives other numbers"

@@ -4,14 +4,14 @@ Layers of one kind execute the same code with other weights, and rows of the hea
 them would only repeat the comparison: it costs a few milliseconds instead of a pass over all weights.
 """
 
-from collections.abc import Hashable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from learning.models.forwards import find_blocks, recompute_block
+from learning.models.forwards import find_blocks, full_precision, recompute_block
 
 FEWEST_LAYERS = 4
 """Layers that are compared even if all are of one kind."""
@@ -20,13 +20,15 @@ HEAD_ROWS = 256
 FINE, COARSE = 2e-5, 5e-2
 """Largest differences, relative to the largest value, that count as rounding: in float32 and in bfloat16."""
 COARSE_MEAN = 2e-2
-"""Largest root mean square of the differences in bfloat16, relative to that of the values.
+"""Largest root mean square of the differences in bfloat16, relative to that of the values, if they are not compared in
+float32 as well.
 
 Exact families have at most 0.015 (0.04 where sums cancel, as in Gemma 4); without ALiBi, Bloom has 0.05.
 """
 LEAK = 1e-3
 """Smallest change of a token in float32, relative to the largest value, that shows that it attends to later ones."""
 SCALARS = (bool, int, float, str, type(None))
+LOW = frozenset({torch.bfloat16, torch.float16})
 
 
 @contextmanager
@@ -156,18 +158,66 @@ def _is_window(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def is_close(values: Tensor, truth: Tensor, *, mixed: bool = False) -> bool:
+@contextmanager
+def in_float32(model: Any) -> Iterator[bool]:
+    """Let a model compute in float32 for a moment; yield whether it else rounds to fewer digits.
+
+    Weights in lower precision are converted, those of a block while it runs, so that this needs little memory, and
+    restored bit by bit. Shards and quantised weights stay as they are.
+    """
+    parameters = list(model.parameters())
+    low = any(p.dtype in LOW for p in parameters)
+    whole = all(p.is_floating_point() and not hasattr(p, "full_tensor") for p in parameters)
+    with full_precision(model) as mixed, _converted(model) if low and whole else nullcontext():
+        yield mixed or (low and whole)
+
+
+@contextmanager
+def _converted(model: Any) -> Iterator[None]:
+    blocks = find_blocks(model)
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    apart = {*embeddings, *(module for block in blocks for module in block.modules())}
+    others = [module for module in model.modules() if module not in apart]
+    with ExitStack() as stack:
+        _convert([tensor for module in others for tensor in _list_tensors(module, recurse=False)], stack)
+        for block in blocks:
+            own = ExitStack()
+            stack.callback(own.close)  # if the block fails
+            stack.callback(block.register_forward_pre_hook(_start(block, own)).remove)
+            stack.callback(block.register_forward_hook(lambda *_, own=own: own.close()).remove)
+        for embedding in embeddings:  # looking up is exact, and these are the largest weights
+            stack.callback(embedding.register_forward_hook(lambda _, __, out: out.float()).remove)
+        yield
+
+
+def _list_tensors(module: nn.Module, *, recurse: bool = True) -> list[Tensor]:
+    return [*module.parameters(recurse), *module.buffers(recurse)]
+
+
+def _start(block: nn.Module, own: ExitStack) -> Callable[..., None]:
+    return lambda *_: _convert(_list_tensors(block), own)
+
+
+def _convert(tensors: list[Tensor], stack: ExitStack) -> None:
+    """Convert tensors to float32 until the stack is closed."""
+    for tensor in tensors:
+        if tensor.dtype in LOW:
+            stack.callback(setattr, tensor, "data", tensor.data)
+            tensor.data = tensor.data.float()
+
+
+def is_close(values: Tensor, truth: Tensor, *, mixed: bool = False, proven: bool = False) -> bool:
     """Return whether tensors differ by no more than rounding, relative to the largest value.
 
-    In bfloat16, their differences must be small on average too. `mixed` is whether they are sums of numbers in
-    bfloat16, whatever their own precision.
+    In bfloat16, their differences must be small on average too, unless they are `proven` equal in float32. `mixed` is
+    whether they are sums of numbers in bfloat16, whatever their own precision.
     """
-    coarse = mixed or {values.dtype, truth.dtype} & {torch.bfloat16, torch.float16}
+    coarse = mixed or proven or {values.dtype, truth.dtype} & LOW
     values, truth = values.float(), truth.float()
     if not torch.isfinite(values).all():
         return False
     differences = values - truth
-    if coarse and differences.square().mean() > COARSE_MEAN**2 * truth.square().mean():
+    if coarse and not proven and differences.square().mean() > COARSE_MEAN**2 * truth.square().mean():
         return False
     return bool(differences.abs().max() <= (COARSE if coarse else FINE) * truth.abs().max())
 

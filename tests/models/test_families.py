@@ -251,13 +251,17 @@ PLANTED = [
 ]
 
 
+PRECISIONS = (torch.float32, torch.bfloat16)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(("kind", "layer", "changed"), PLANTED)
-def test_wrong_windows_caps_and_sinks_over_slots_are_found_on_the_weights(kind, layer, changed, monkeypatch):
-    planted = make_family(kind, sliding_window=128)
+def test_wrong_windows_caps_and_sinks_over_slots_are_found_on_the_weights(kind, layer, changed, precision, monkeypatch):
+    planted = make_family(kind, sliding_window=128).to(precision)
     plant(monkeypatch, planted, layer, slot_attention.NAME, **changed)
     assert explain_slot_misfit(planted) == f"{kind}: decoding over slots gives other numbers than its own forward"
     monkeypatch.undo()
-    assert not explain_slot_misfit(make_family(kind, sliding_window=128))
+    assert not explain_slot_misfit(make_family(kind, sliding_window=128).to(precision))
 
 
 def test_wrong_states_of_slots_are_found_on_the_weights(monkeypatch):
@@ -268,14 +272,23 @@ def test_wrong_states_of_slots_are_found_on_the_weights(monkeypatch):
     assert reason == "mamba2: decoding over slots gives other numbers than its own forward"
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(("kind", "layer", "changed"), PLANTED)
-def test_wrong_windows_caps_and_sinks_are_found_on_the_weights(kind, layer, changed, monkeypatch):
-    planted = make_family(kind, sliding_window=128)
+def test_wrong_windows_caps_and_sinks_are_found_on_the_weights(kind, layer, changed, precision, monkeypatch):
+    planted = make_family(kind, sliding_window=128).to(precision)
     plant(monkeypatch, planted, layer, **changed)
     choice = choose_forward(planted)
     assert (choice.body, choice.reason) == ("padded", f"{kind}: its own forward gives other numbers")
     monkeypatch.undo()
-    assert choose_forward(make_family(kind, sliding_window=128)).body == "forest"
+    assert choose_forward(make_family(kind, sliding_window=128).to(precision)).body == "forest"
+
+
+@pytest.mark.parametrize("kind", sorted(IN_FLOAT64 | {"bloom", "gemma2", "gpt_oss", "qwen3_next"}))
+@pytest.mark.parametrize("seed", range(4))
+def test_weights_in_bfloat16_take_the_forward_of_weights_in_float32(kind, seed):
+    """Also where sums cancel, so that rounding in bfloat16 is as large as other attention would be."""
+    choices = [choose_forward(make_family(kind, seed).to(precision)) for precision in PRECISIONS]
+    assert choices[0] == choices[1]
 
 
 def test_windows_are_narrowed_for_the_check_and_restored():

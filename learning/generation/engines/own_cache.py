@@ -23,7 +23,7 @@ from learning.generation.engines.token_sampling import pick
 from learning.models.forwards import evaluation_mode
 from learning.models.packed import UNFIT, choose_forward
 from learning.models.padded import compute_logits, get_body
-from learning.models.reduced import is_close
+from learning.models.reduced import LOW, in_float32, is_close
 from learning.samples.engine_protocol import Generation, Request, Sampling
 from schemas.errors import StepError
 
@@ -179,8 +179,8 @@ def has_exact_cache(model: Any) -> bool:
     Raise StepError if decoding without a cache does not either.
     """
     if model not in _EXACT:
-        exact = _is_exact(model, cached=True)
-        if not exact and not _is_exact(model, cached=False):
+        exact = _compare_decoding(model, cached=True)
+        if not exact and not _compare_decoding(model, cached=False):
             raise StepError(
                 f"engine torch: decoding a {model.config.model_type} model token by token fails or gives other numbers "
                 "than its own forward in the installed transformers, with and without a cache; sample it otherwise"
@@ -189,7 +189,14 @@ def has_exact_cache(model: Any) -> bool:
     return _EXACT[model]
 
 
-def _is_exact(model: Any, *, cached: bool) -> bool:
+def _compare_decoding(model: Any, *, cached: bool) -> bool:
+    """Return whether decoding is exact; what computes in bfloat16 is compared in float32 first."""
+    with in_float32(model) as rounds:
+        exact = _is_exact(model, cached=cached)
+    return exact and (not rounds or _is_exact(model, cached=cached, proven=True))
+
+
+def _is_exact(model: Any, *, cached: bool, proven: bool = False) -> bool:
     """Return whether decoding a few tokens works and gives the log-probabilities of the model's own forward."""
     plain = Sampling(0.0, max_new_tokens=CHECKED)
     size = model.get_input_embeddings().weight.shape[0]
@@ -203,8 +210,8 @@ def _is_exact(model: Any, *, cached: bool) -> bool:
     with evaluation_mode(model):
         logits_BLV = model(input_ids=ids_BL, use_cache=False).logits[:, -CHECKED - 1 : -1]
     truth_BL = logits_BLV.float().log_softmax(-1).gather(2, ids_BL[:, -CHECKED:, None])[..., 0]
-    mixed = logits_BLV.dtype in (torch.bfloat16, torch.float16)
-    return is_close(torch.tensor([row.logprobs for row in rows]), truth_BL.cpu(), mixed=mixed)
+    mixed = logits_BLV.dtype in LOW
+    return is_close(torch.tensor([row.logprobs for row in rows]), truth_BL.cpu(), mixed=mixed, proven=proven)
 
 
 def describe_missing_cache(model: Any) -> dict[str, str]:

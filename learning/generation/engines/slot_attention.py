@@ -21,7 +21,14 @@ from learning.models.cpu_attention import Path
 from learning.models.forwards import evaluation_mode
 from learning.models.limited_attention import Limits, attend_limited
 from learning.models.packed import NARROW, UNFIT
-from learning.models.reduced import KNOWN_LAYERS, describe_unsupported_attention, is_close, narrow_windows, reduced
+from learning.models.reduced import (
+    KNOWN_LAYERS,
+    describe_unsupported_attention,
+    in_float32,
+    is_close,
+    narrow_windows,
+    reduced,
+)
 
 NAME = "posttrain_slots"
 
@@ -199,8 +206,7 @@ def explain_slot_misfit(model: Any) -> str:
     if model not in _REASONS:
         reason = describe_unsupported_attention(model.config, SLOT_LAYERS)
         if not reason:
-            with narrow_windows(model, NARROW), reduced(model):
-                reason = _find_difference(model)
+            reason = _compare_decoding(model)
         _REASONS[model] = reason and f"{model.config.model_type}: {reason}"
     return _REASONS[model]
 
@@ -208,8 +214,7 @@ def explain_slot_misfit(model: Any) -> str:
 def shares_prompts(model: Any) -> bool:
     """Return whether decoding is right, too, if the slots of a prompt share its keys and values."""
     if model not in _SHARES:
-        with narrow_windows(model, NARROW), reduced(model):
-            _SHARES[model] = not _find_difference(model, shares=True)
+        _SHARES[model] = not _compare_decoding(model, shares=True)
     return _SHARES[model]
 
 
@@ -224,8 +229,16 @@ def describe_decoding(model: Any) -> dict[str, str]:
     return {"decoding": f"{shared[_SHARES.get(model)]} (agrees with its own forward on its weights)"}
 
 
+def _compare_decoding(model: Any, *, shares: bool = False) -> str:
+    """Return how slots differ from the model's own forward; what computes in bfloat16 is compared in float32 first."""
+    with narrow_windows(model, NARROW), reduced(model):
+        with in_float32(model) as rounds:
+            reason = _find_difference(model, shares=shares)
+        return _find_difference(model, shares=shares, proven=True) if rounds and not reason else reason
+
+
 @torch.inference_mode()
-def _find_difference(model: Any, *, shares: bool = False) -> str:
+def _find_difference(model: Any, *, shares: bool = False, proven: bool = False) -> str:
     """Return how the logits over slots differ from those of the model's own forward after a few tokens, or ""."""
     device, size = model.device, model.get_input_embeddings().weight.shape[0]
     rows = [[(5 + 29 * i + 13 * row) % size for i in range(n + STEPS)] for row, n in enumerate(PROMPTS)]
@@ -245,7 +258,7 @@ def _find_difference(model: Any, *, shares: bool = False) -> str:
     for row, (ids, length) in enumerate(zip(rows, lengths, strict=True)):
         with evaluation_mode(model):
             truth_LV = model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0, length:]
-        if not is_close(torch.stack(logits)[:, row], truth_LV):
+        if not is_close(torch.stack(logits)[:, row], truth_LV, proven=proven):
             return "decoding over slots gives other numbers than its own forward"
     return ""
 

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig
 from learning.generation.engines.slot_attention import explain_slot_misfit
 from learning.models.forwards import find_blocks, recompute_block
 from learning.models.packed import choose_forward
-from learning.models.reduced import HEAD_ROWS, count_distinct_layers, reduced
+from learning.models.reduced import COARSE_MEAN, HEAD_ROWS, count_distinct_layers, in_float32, is_close, reduced
 
 SIZES = {
     "vocab_size": 300,
@@ -86,3 +86,57 @@ def test_a_function_set_on_one_layer_is_checked(layer):
     attention.forward = forward
     assert choose_forward(model).reason == "llama: its own forward gives other numbers"
     assert "gives other numbers" in explain_slot_misfit(model)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_in_bfloat16_are_converted_block_by_block_and_restored(tied):
+    model = make_model(tie_word_embeddings=tied).bfloat16()
+    before = {name: (p.clone(), p.data_ptr()) for name, p in model.named_parameters()}
+    exact, ids = make_model(tie_word_embeddings=tied).bfloat16().float(), torch.arange(7)[None]
+    counts = []
+    for layer in model.model.layers:
+        part = layer.mlp.gate_proj
+        part.register_forward_hook(
+            lambda *_: counts.append(sum(b.mlp.gate_proj.weight.dtype == torch.float32 for b in find_blocks(model)))
+        )
+    with torch.no_grad(), in_float32(model) as rounds:
+        assert rounds
+        logits = model(ids).logits
+        assert model.model.layers[0].mlp.gate_proj.weight.dtype == torch.bfloat16
+    assert counts == [1] * 12
+    assert logits.dtype == torch.float32
+    assert torch.equal(logits, exact(ids).logits)
+    assert all(torch.equal(p, before[name][0]) for name, p in model.named_parameters())
+    assert {name: p.data_ptr() for name, p in model.named_parameters()} == {n: at for n, (_, at) in before.items()}
+    with torch.no_grad():
+        assert model(ids).logits.dtype == torch.bfloat16
+
+
+def test_weights_are_restored_if_a_pass_fails():
+    model = make_model(2).bfloat16()
+    model.model.layers[1].mlp.forward = lambda *_: 1 / 0
+    with pytest.raises(ZeroDivisionError), in_float32(model):
+        model(torch.arange(7)[None])
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+
+
+def test_quantised_weights_and_float32_are_left_as_they_are():
+    model = make_model(2)
+    with in_float32(model) as rounds:
+        assert not rounds
+    model.bfloat16().model.layers[0].mlp.register_parameter(
+        "packed", torch.nn.Parameter(torch.zeros(8, dtype=torch.uint8), requires_grad=False)
+    )
+    with in_float32(model) as rounds:
+        assert not rounds
+        assert model(torch.arange(7)[None]).logits.dtype == torch.bfloat16
+
+
+def test_differences_that_are_equal_in_float32_need_not_be_small_on_average():
+    """As where sums cancel: all values are off by 3 %, which alone could be another attention as well."""
+    truth = torch.ones(1000, dtype=torch.bfloat16)
+    values = truth * 1.03
+    assert COARSE_MEAN < 0.03
+    assert not is_close(values, truth)
+    assert is_close(values, truth, proven=True)
+    assert not is_close(truth * 1.3, truth, proven=True)
