@@ -5,15 +5,17 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
+from learning.models.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from schemas.adapter_base import find_plain_base, find_tokenizer_folder
 from schemas.base import JsonObject
+from schemas.steps.chat_template import find_syntax_error
 
 TEMPLATE = "chat_template.jinja"
-GENERATION = re.compile(r"{%-?\s*(end)?generation\s*-?%}")
-"""transformers' own tags, which plain Jinja does not know."""
 QUANTISED_BY = {"gptq": "optimum", "awq": "awq"}
 """Package that loads weights of a quantisation, by `quant_method`."""
 ELSEWHERE = "additional_chat_templates"
+PEFT_PREFIX = "base_model.model."
+"""What peft puts before the names of modules."""
 
 
 def find_damaged_file(folder: Path) -> str | None:
@@ -25,7 +27,7 @@ def find_damaged_file(folder: Path) -> str | None:
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         if text := _find_unreadable(with_tokenizer / name):
             return text
-    if text := _find_quantisation(base):
+    if text := _find_quantisation(base) or _find_adapter_misfit(folder, base):
         return text
     return _find_small_vocabulary(base, with_tokenizer) or _find_template_problem(with_tokenizer)
 
@@ -40,18 +42,62 @@ def lacks_chat_template(folder: Path) -> bool:
 
 def _find_cut(file: Path) -> str | None:
     """Return that a safetensors file is shorter than its header says."""
-    size = file.stat().st_size
+    try:
+        tensors = _read_header(file)
+        end = max((one["data_offsets"][1] for one in tensors.values()), default=0)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return f"{file.name}: its header cannot be read; fetch it again"
+    size, whole = file.stat().st_size, _count_header(file) + end
+    return f"{file.name} is cut off: {size:,} of {whole:,} bytes; fetch it again" if tensors and size < whole else None
+
+
+def _count_header(file: Path) -> int:
+    """Return the bytes before the tensors; those of the length alone for what is no safetensors file."""
     with file.open("rb") as handle:
         length = int.from_bytes(handle.read(8), "little")
-        if not 0 < length <= size - 8:
-            return None  # reported with the other files of weights
-        try:
-            tensors = json.loads(handle.read(length))
-            end = max((one["data_offsets"][1] for name, one in tensors.items() if name != "__metadata__"), default=0)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-            return f"{file.name}: its header cannot be read; fetch it again"
-    whole = 8 + length + end
-    return f"{file.name} is cut off: {size:,} of {whole:,} bytes; fetch it again" if size < whole else None
+    return 8 + length if 0 < length <= file.stat().st_size - 8 else 8
+
+
+def _read_header(file: Path) -> dict[str, JsonObject]:
+    """Return the tensors of a safetensors file; none for another file, which is reported with the missing ones."""
+    with file.open("rb") as handle:
+        tensors = json.loads(handle.read(_count_header(file))[8:] or b"{}")
+    return {name: one for name, one in tensors.items() if name != "__metadata__"}
+
+
+def _find_adapter_misfit(folder: Path, base: Path) -> str | None:
+    """Return which matrix of an adapter has no pair, or does not fit the weights of its base.
+
+    Modules that the base's files do not name are not judged unless they have siblings in other layers: experts and
+    models with towers have other names in files than in memory.
+    """
+    own, files = folder / ADAPTER_WEIGHTS, sorted(base.glob("*.safetensors"))
+    if not own.is_file() or not files or _read(base / "config.json").get("quantization_config"):
+        return None
+    settings = _read(folder / ADAPTER_CONFIG)
+    rank = None if settings.get("rank_pattern") else settings.get("r")
+    try:
+        below = {name: one["shape"] for file in files for name, one in _read_header(file).items()}
+        matrices = {name.removeprefix(PEFT_PREFIX): one["shape"] for name, one in _read_header(own).items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None  # reported with the files
+    layers = {re.sub(r"\.\d+\.", ".N.", name) for name in below}
+    for name, shape in matrices.items():
+        module, mark, _ = name.partition(".lora_A.")
+        if not mark or len(shape) != 2:
+            continue
+        weight, up = f"{module}.weight", matrices.get(name.replace(".lora_A.", ".lora_B."))
+        if up is None:
+            return f"{own.name} has no lora_B for {module}; save the adapter again"
+        if shape[0] != up[1] or (isinstance(rank, int) and rank != shape[0]):
+            ranks = f"{shape[0]} and {up[1]}, {ADAPTER_CONFIG} says r: {rank}"
+            return f"{own.name}: the matrices for {module} have the ranks {ranks}; save the adapter again"
+        if weight not in below and re.sub(r"\.\d+\.", ".N.", weight) in layers:
+            return f"{own.name} is for another base: it adapts {module}, which this one does not have"
+        if weight in below and sorted((up[0], shape[1])) != sorted(below[weight]):
+            size, needed = " x ".join(map(str, (up[0], shape[1]))), " x ".join(map(str, below[weight]))
+            return f"{own.name} is for another base: its matrices for {module} make {size}, the weights are {needed}"
+    return None
 
 
 def _find_unreadable(file: Path) -> str | None:
@@ -92,19 +138,13 @@ def _find_small_vocabulary(base: Path, with_tokenizer: Path) -> str | None:
 
 
 def _find_template_problem(folder: Path) -> str | None:
-    """Return what is wrong with the syntax of a chat template, with its line."""
-    from jinja2 import Environment, TemplateSyntaxError
-
+    """Return what is wrong with a chat template, with its line."""
     file = folder / TEMPLATE
     own = _read(folder / "tokenizer_config.json").get("chat_template")
     name, text = (TEMPLATE, file.read_text(errors="replace")) if file.is_file() else ("tokenizer_config.json", own)
-    if not isinstance(text, str):
+    if not isinstance(text, str) or (wrong := find_syntax_error(text)) is None:
         return None
-    try:
-        Environment(extensions=["jinja2.ext.loopcontrols", "jinja2.ext.do"]).parse(GENERATION.sub("", text))
-    except TemplateSyntaxError as error:
-        return f"{name}: no valid chat template, line {error.lineno}: {error.message}; give another: `chat_template:`"
-    return None
+    return f"{name}: no valid chat template, {wrong}; give another: `chat_template:`"
 
 
 def _read(file: Path) -> JsonObject:

@@ -66,7 +66,7 @@ def find_input_problems(recipe: Recipe, layout: Layout, warn: Callable[[str], No
                 problems.append(problem)
             else:
                 warn(str(problem))
-    problems += [*find_new_model_problems(recipe), *find_own_reward_problems(recipe, layout)]
+    problems += [*find_new_model_problems(recipe, layout), *find_own_reward_problems(recipe, layout)]
     return [*problems, *find_count_problems(recipe)]
 
 

@@ -1,5 +1,6 @@
 """The beginning of a GGUF file, read without any library: whether it is one, and how many tokens its model allows."""
 
+import mmap
 import struct
 from pathlib import Path
 from typing import BinaryIO
@@ -11,8 +12,12 @@ NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 """Formats of `struct` by type of value."""
 TEXT, ARRAY = 8, 9
 """Types of texts and of arrays."""
+DEEPEST = 4
+"""Most arrays inside each other."""
 LONGEST = 1 << 24
 """Most bytes of a text."""
+ALIGNMENT = 32
+"""Bytes to a multiple of which the data begin, unless the header says another number."""
 MOST = 1000
 """Most values of an array that is skipped; vocabularies, which are longer, come after the sizes of the model."""
 
@@ -26,7 +31,59 @@ def find_gguf_problem(file: Path) -> str | None:
         return f"{file.name} cannot be read: {error.strerror}"
     if start == LFS:
         return f"{file.name} is a pointer of Git LFS; fetch the weights: git lfs pull"
-    return None if start.startswith(MAGIC) else f"{file.name} is no GGUF file, or cut off; fetch it again"
+    if not start.startswith(MAGIC):
+        return f"{file.name} is no GGUF file, or cut off; fetch it again"
+    size = file.stat().st_size
+    try:
+        last = _find_last_tensor(file)
+    except (ValueError, OverflowError, struct.error):
+        return f"{file.name} is damaged or cut off: its header cannot be read; fetch it again"
+    return (
+        f"{file.name} is cut off: {size:,} bytes, and a tensor begins at {last:,}; fetch it again"
+        if last >= size
+        else None
+    )
+
+
+def _find_last_tensor(file: Path) -> int:
+    """Return where the data of the last tensor begin.
+
+    Raise ValueError, OverflowError or struct.error for a header that cannot be read.
+    """
+    with file.open("rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        _, tensors, count = struct.unpack_from("<IQQ", content, len(MAGIC))
+        at, alignment = len(MAGIC) + struct.calcsize("<IQQ"), ALIGNMENT
+        for _ in range(count):
+            size = struct.unpack_from("<Q", content, at)[0]
+            name, at = content[at + 8 : at + 8 + size], at + 8 + size
+            kind = struct.unpack_from("<I", content, at)[0]
+            if name == b"general.alignment":
+                alignment = struct.unpack_from("<I", content, at + 4)[0]
+            at = _skip_value(content, at + 4, kind)
+        last = 0
+        for _ in range(tensors):
+            at += 8 + struct.unpack_from("<Q", content, at)[0]
+            at += 4 + 8 * struct.unpack_from("<I", content, at)[0]
+            last = max(last, struct.unpack_from("<Q", content, at + 4)[0])
+            at += 12
+        return -(-at // alignment) * alignment + last
+
+
+def _skip_value(content: mmap.mmap, at: int, kind: int, depth: int = 0) -> int:
+    """Return where a value of the header ends."""
+    if kind in NUMBERS:
+        return at + struct.calcsize(f"<{NUMBERS[kind]}")
+    if kind == TEXT:
+        return at + 8 + struct.unpack_from("<Q", content, at)[0]
+    if kind != ARRAY or depth > DEEPEST:
+        raise ValueError("no type of GGUF")
+    inner, count = struct.unpack_from("<IQ", content, at)
+    at += 12
+    if inner in NUMBERS:
+        return at + count * struct.calcsize(f"<{NUMBERS[inner]}")
+    for _ in range(count):
+        at = _skip_value(content, at, inner, depth + 1)
+    return at
 
 
 def read_context_length(file: Path) -> int | None:

@@ -84,9 +84,14 @@ def find_policy_problem(folder: Path, needs_tokenizer: bool = True) -> str | Non
         return text
     if text := _find_weights_problem(folder):
         return text
-    if needs_tokenizer and not any((folder / name).is_file() for name in TOKENIZER_FILES):
+    if needs_tokenizer and lacks_tokenizer(folder):
         return "no tokenizer: tokenizer.json is missing; save it there: tokenizer.save_pretrained(folder)"
     return None
+
+
+def lacks_tokenizer(folder: Path) -> bool:
+    """Return whether a folder has neither files of a tokenizer nor a GGUF file, which holds one."""
+    return not any((folder / name).is_file() for name in TOKENIZER_FILES) and not any(folder.glob("*.gguf"))
 
 
 def find_head_problem(folder: Path) -> str | None:

@@ -1,5 +1,6 @@
-"""Rules for `config:` of an init stage that do not import Hugging Face libraries, such as whole-number sizes."""
+"""Rules for an init stage that do not import Hugging Face libraries: whole-number sizes, tokens given twice."""
 
+import string
 from collections.abc import Iterator
 from typing import Any
 
@@ -52,6 +53,8 @@ SWITCHES = frozenset({"tie_word_embeddings", "use_cache", "attention_bias", "mlp
 RATES = frozenset({"initializer_range", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "rope_theta"})
 LABELS = frozenset({"id2label", "label2id"})
 TYPES = ("float32", "bfloat16", "float16", "float64", "auto")
+PRINTABLE = string.digits + string.ascii_letters + string.punctuation
+"""Characters that are tokens of `characters` unless it has another alphabet."""
 LARGEST = 100_000_000
 LAYERS = 10_000
 WEIGHTS = 10**13
@@ -68,6 +71,25 @@ def check_config(info: StepInfo, stage: Init) -> Iterator[Problem]:
     if isinstance(hidden, int) and isinstance(width, int) and hidden * width > WEIGHTS:
         message = f"hidden_size times intermediate_size is {hidden * width:.0e} weights in one matrix"
         yield info.problem("config.hidden_size", message, "lower one of them")
+
+
+def check_tokens(info: StepInfo, stage: Init) -> Iterator[Problem]:
+    """Yield an alphabet that is none, and added tokens that are tokens already."""
+    alphabet = ""
+    if stage.model is None and stage.tokenizer.use == "characters":  # the tokens of others are known when they are made
+        values = next((slot.values for slot in info.slots if slot.path == "tokenizer"), {})
+        alphabet = values.get("alphabet", PRINTABLE)
+        twice = sorted({character for character in alphabet if alphabet.count(character) > 1})
+        if not alphabet:
+            yield info.problem("tokenizer.alphabet", "this is empty", "give the characters that texts are made of")
+        elif twice:
+            yield info.problem("tokenizer.alphabet", f"{twice[0]!r} is there twice", "give each character once")
+    known = {*alphabet}
+    for place, text in enumerate(stage.added_tokens):
+        if not text or text in known:
+            message = f"{text!r} is a token already" if text else "a token without text"
+            yield info.problem(f"added_tokens.{place}", message, "remove it")
+        known.add(text)
 
 
 def _find_problem(key: str, value: Any) -> tuple[str, str] | None:

@@ -6,7 +6,7 @@ from schemas.checks.contradictions import find_contradictions
 from schemas.checks.endpoints import check_endpoints
 from schemas.checks.families import check_families
 from schemas.checks.gates import check_gates
-from schemas.checks.init import check_config
+from schemas.checks.init import check_config, check_tokens
 from schemas.checks.merge_searches import check_merge_search
 from schemas.checks.merges import check_merge
 from schemas.checks.patterns import check_patterns
@@ -50,6 +50,7 @@ def find_refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Probl
         elif isinstance(info.stage, Init):
             refused += [
                 *check_config(info, info.stage),
+                *check_tokens(info, info.stage),
                 *(_check_dropout(info, info.stage) if trains_by_sampling else ()),
             ]
         elif isinstance(info.stage, Evaluate | EvaluateRewards):

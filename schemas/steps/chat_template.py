@@ -15,6 +15,8 @@ LONGEST = 1 << 20
 """Bytes of a template's file."""
 GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 """Tags of transformers that jinja2 alone does not know."""
+FUNCTIONS = frozenset({"raise_exception", "strftime_now", "namespace", "range", "dict", "cycler", "joiner", "lipsum"})
+"""What a template may call: transformers supplies the first two, Jinja the others."""
 ALPACA = (
     BEGINS + "{% set turn = namespace(system=none, number=0) %}{% for message in messages %}"
     "{% if message['role'] == 'system' %}{% set turn.system = message['content'] %}"
@@ -62,13 +64,20 @@ def read_chat_template(
 
 
 def find_syntax_error(text: str) -> str | None:
-    """Return what is wrong with the text of a template and in which line of it, or None."""
-    from jinja2 import TemplateSyntaxError  # only recipes with a template need it
+    """Return what is wrong with the text of a template and in which line of it, or None.
+
+    It is parsed and not rendered: a template of others may take for ever.
+    """
+    from jinja2 import TemplateSyntaxError, meta, nodes  # only recipes with a template need it
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
     try:
-        environment.parse(GENERATION.sub("", text))
+        tree = environment.parse(GENERATION.sub("", text))
+        given = meta.find_undeclared_variables(tree)
     except TemplateSyntaxError as error:
         return f"line {error.lineno}: {error.message}"
-    return None
+    for call in tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Name) and call.node.name in given - FUNCTIONS:
+            return f"line {call.lineno}: `{call.node.name}` is no function of chat templates"
+    return None if "messages" in given else "it never reads `messages`, so that it writes nothing of a conversation"

@@ -56,3 +56,31 @@ def test_a_configuration_without_a_type_is_refused(find):
 @pytest.mark.parametrize("config", ["model_type: qwen3", "model_type: bert, is_decoder: true", "model_type: bart"])
 def test_causal_language_models_pass(find, config):
     assert find(config) == []
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "place", "message"),
+    [
+        ("tokenizer: {use: characters, alphabet: ''}", "stages.base.tokenizer.alphabet", "this is empty"),
+        ("tokenizer: {use: characters, alphabet: aab}", "stages.base.tokenizer.alphabet", "'a' is there twice"),
+        ("added_tokens: [<a>, <a>]", "stages.base.added_tokens.1", "'<a>' is a token already"),
+        ("added_tokens: [a]", "stages.base.added_tokens.0", "'a' is a token already"),
+        ("added_tokens: ['']", "stages.base.added_tokens.0", "a token without text"),
+    ],
+)
+def test_tokens_that_are_none_or_there_twice_are_refused_by_validate(tmp_path, tokenizer, place, message):
+    (tmp_path / "recipe.yaml").write_text(f"name: made\nstages:\n  base:\n    kind: init\n    {tokenizer}\n")
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(tmp_path / "recipe.yaml")
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.message, problem.line) == (place, message, 5)
+
+
+def test_a_folder_without_the_tokenizer_that_is_named_is_refused_by_validate(tmp_path):
+    (tmp_path / "empty").mkdir()
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("name: made\nstages:\n  base: {kind: init, tokenizer: 'path:empty'}\n")
+    (problem,) = find_problems(load_recipe(recipe), Layout(tmp_path), warn=pytest.fail)
+    assert "no tokenizer there: tokenizer.json is missing" in problem.message
+    (tmp_path / "empty" / "tokenizer.json").write_text("{}")
+    assert not find_problems(load_recipe(recipe), Layout(tmp_path), warn=pytest.fail)
