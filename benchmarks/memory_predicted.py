@@ -230,6 +230,10 @@ REAL_CASES = {
     ),
 }
 """The shape of SmolLM2-135M with random weights: minutes, and up to 8 GB."""
+RECIPE = ROOT / "recipes" / "smollm2.yaml"
+RECIPE_CASE = "rl_smollm2_recipe"
+"""Step `better` of the shipped recipe (GRPO with LoRA in `bf16`, 64 completions, twelve iterations), which starts from
+the GGUF file itself: minutes, and up to 6 GB."""
 GPU_CASES = {
     "sft_1b": Case(
         "sft", BILLION, 2048, 16, {"per_device_train_batch_size": 2, "dtype": "bfloat16"}, vocabulary=32000, rows=8
@@ -259,6 +263,8 @@ GPU_CASES = {
     ),
 }
 """What wants a GPU."""
+
+NAMES = [*CASES, *REAL_CASES, RECIPE_CASE, *GPU_CASES]
 
 
 def length(rows: list[dict[str, Any]], completions: list[str]) -> list[float]:
@@ -369,6 +375,48 @@ def measured(case: Case, device: str = "cpu") -> dict[str, int]:
         return {"measured": peak.bytes, "resident": max(0, resident("VmHWM") - before)}
 
 
+def predicted_of_recipe() -> int:
+    """Bytes that `plan --memory` predicts for the step of the recipe."""
+    from flows.planning.memory import estimate_memory
+    from flows.planning.preflight import sketch_plan
+    from lineage.layout import Layout
+    from schemas.recipe.load import load_recipe
+
+    needs = estimate_memory(sketch_plan(load_recipe(RECIPE)), Layout(ROOT))
+    return max(place.peak.total for need in needs if need.step == "better" for place in need.places)
+
+
+def measured_of_recipe() -> dict[str, int]:
+    """Bytes that tensors and the process took while the step ran, as `measured`."""
+    from memory_peak import peak_of
+
+    from lineage.layout import Layout
+    from lineage.sources.resolve import find_source
+    from schemas.recipe.load import load_recipe
+    from tasks import rl, synthesize
+    from tasks.context import Context
+
+    recipe = load_recipe(RECIPE)
+    with tempfile.TemporaryDirectory() as scratch:
+
+        def context(name: str, **inputs: Path) -> Context:
+            folders = [Path(scratch, name, part) for part in ("out", "checkpoints")]
+            for folder in folders:
+                folder.mkdir(parents=True)
+            return Context(inputs, *folders, seed=7, num_threads=1)
+
+        made = context("exercises")
+        synthesize.run(recipe.stages["exercises"], made)
+        source = next(port.source for port in recipe.ports("tuned") if port.path == "model")
+        inputs = {"model": find_source(source, Layout(ROOT), recipe.folders).folder}
+        inputs["prompts"] = made.folder / "outputs" / "prompts"
+        before = resident("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again
+        with peak_of("cpu") as peak:
+            rl.run(recipe.stages["better"], context("better", **inputs))
+        return {"measured": peak.bytes, "resident": max(0, resident("VmHWM") - before)}
+
+
 def resident(name: str) -> int:
     """A line of /proc/self/status in bytes."""
     return 1024 * int(re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())[1])
@@ -386,21 +434,25 @@ def spawn(name: str, device: str) -> dict[str, Any]:
 
 def one(name: str, device: str) -> dict[str, Any]:
     """Prediction, measurement and their ratio."""
-    case = {**CASES, **REAL_CASES, **GPU_CASES}[name]
-    comparison = {"predicted": predicted(case, device), **measured(case, device)}
+    if name == RECIPE_CASE:
+        comparison = {"predicted": predicted_of_recipe(), **measured_of_recipe()}
+    else:
+        case = {**CASES, **REAL_CASES, **GPU_CASES}[name]
+        comparison = {"predicted": predicted(case, device), **measured(case, device)}
     return {**comparison, "ratio": round(comparison["predicted"] / comparison["measured"], 3)}
 
 
 def main(say: Callable[[str], None] = print) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--cases", nargs="+", choices=[*CASES, *REAL_CASES, *GPU_CASES])
-    parser.add_argument("--case", choices=[*CASES, *REAL_CASES, *GPU_CASES], help=argparse.SUPPRESS)
+    parser.add_argument("--cases", nargs="+", choices=NAMES)
+    parser.add_argument("--case", choices=NAMES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
         say(json.dumps(one(options.case, options.device)))
         return
-    names = options.cases or list(CASES | REAL_CASES if options.device == "cpu" else GPU_CASES)
+    default = [*CASES, *REAL_CASES, RECIPE_CASE] if options.device == "cpu" else [*GPU_CASES]
+    names = options.cases or default
     cases = {name: spawn(name, options.device) for name in names}
     say(json.dumps({"benchmark": "memory_predicted", "device": options.device, "cases": cases}))
 
