@@ -4,6 +4,7 @@ Defaults of a kind (`defaults:`) are for all its stages, so that some of them ne
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from schemas.endpoint import find_endpoints
 from schemas.errors import Problem
@@ -11,6 +12,7 @@ from schemas.problem_sampling import ProblemSampling
 from schemas.stages.rl import Rl
 from schemas.stages.synthesize import Synthesize
 from schemas.steps.step_info import StepInfo
+from schemas.use import Use
 
 LOADING = ("dtype", "engine")
 """Settings of a model that is loaded to sample from."""
@@ -68,8 +70,15 @@ def _refuse(info: StepInfo, keys: tuple[str, ...], message: str, advice: str) ->
     """Yield a problem for each of the keys that the stage itself sets to another value than its default."""
     start, fields = info.node.mark, type(info.stage).model_fields
     for key in keys:
-        node = info.node.get(key)
-        if node is None or getattr(info.stage, key) == fields[key].get_default(call_default_factory=True):
+        node, default = info.node.get(key), fields[key].get_default(call_default_factory=True)
+        if node is None or _name(getattr(info.stage, key)) == _name(default):
             continue
         if node.where.file == start.file and node.where.line >= start.line:
             yield info.problem(key, message, advice)
+
+
+def _name(value: Any) -> Any:
+    """Return a value, of functions only their names: the default may be written with the options that it has."""
+    if isinstance(value, list):
+        return [_name(item) for item in value]
+    return value.use if isinstance(value, Use) else value

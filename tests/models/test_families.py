@@ -283,10 +283,10 @@ def test_wrong_windows_caps_and_sinks_are_found_on_the_weights(kind, layer, chan
     assert choose_forward(make_family(kind, sliding_window=128).to(precision)).body == "forest"
 
 
-@pytest.mark.parametrize("kind", sorted(IN_FLOAT64 | {"bloom", "gemma2", "gpt_oss", "qwen3_next"}))
+@pytest.mark.parametrize("kind", sorted(IN_FLOAT64 | {"granitemoe", "phimoe", "solar_open", "falcon_h1", "lfm2_moe"}))
 @pytest.mark.parametrize("seed", range(4))
 def test_weights_in_bfloat16_take_the_forward_of_weights_in_float32(kind, seed):
-    """Also where sums cancel, so that rounding in bfloat16 is as large as other attention would be."""
+    """Also where rounding chooses other experts or sums cancel: it changes more than what LFM2 MoE gets wrong."""
     choices = [choose_forward(make_family(kind, seed).to(precision)) for precision in PRECISIONS]
     assert choices[0] == choices[1]
 

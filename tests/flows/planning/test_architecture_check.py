@@ -37,7 +37,7 @@ def list_problems(folder, model, packing, replay):
     ("model", "line", "path", "message"),
     [
         ("lfm2", 8, "stages.tuned.packing", "the forward pass of lfm2 is padded (layers of convolutions)"),
-        ("llama", 16, "stages.better.routing_replay", "llama is dense: it has no experts"),
+        ("llama", 17, "stages.better.routing_replay", "llama is dense: it has no experts"),
     ],
 )
 def test_what_an_architecture_does_not_allow_is_refused_at_its_line(tmp_path, model, line, path, message):

@@ -69,7 +69,11 @@ def test_a_search_knows_the_problems_of_all_evaluations_and_its_methods(tmp_path
         ("base_model=null", "candidates.0.merge_method", "needs `base_model`"),
         ("metric=answer_logprob", "metric", "which a search does not compute"),
         ("candidates.0.weight_steps=4", "candidates.0", "`weight` is set twice"),
-        ("candidates.0={merge_method: linear, weight_steps: 100, each: {x: [1, 2, 3, 4]}}", "", "lists 1584 merges"),
+        (
+            "candidates.0={merge_method: linear, weight_steps: 100, each: {x: [1, 2, 3, 4]}}",
+            "candidates",
+            "lists 1584 merges",
+        ),
         ("models={a: a, ties-1: b}", "models.ties-1", "is the name of a merge"),
     ],
 )
