@@ -16,8 +16,6 @@ from schemas.use import Use
 
 LOADING = ("dtype", "engine")
 """Settings of a model that is loaded to sample from."""
-SAMPLING = ("num_generations", "temperature", "max_completion_length", "search", "rewards", "min_reward")
-"""Settings of samples and their rejection."""
 
 
 def find_unused_settings(info: StepInfo) -> Iterator[Problem]:
@@ -38,28 +36,12 @@ def find_unused_settings(info: StepInfo) -> Iterator[Problem]:
 
 
 def _check_synthesize(info: StepInfo, stage: Synthesize) -> Iterator[Problem]:
-    """Yield settings of sampling where no model is sampled, and thresholds of another kind of rows."""
+    """Yield settings of a model where none is sampled."""
     if stage.emit == "prompts":
         message = "has no effect: `emit: prompts` writes problems without completions"
-        yield from _refuse(info, (*LOADING, *SAMPLING), message, "leave it out")
+        yield from _refuse(info, LOADING, message, "leave it out")
     elif stage.teacher is not None:
         yield from _refuse(info, LOADING, "has no effect: a teacher writes the completions", "leave it out")
-        if _is_program(info):
-            message = "has no effect: the teacher is a program, which writes one completion per problem"
-            yield from _refuse(info, SAMPLING, message, "leave it out")
-    if stage.emit == "preference_pairs":
-        message = "has no effect: pairs are the best and the worst sample of a problem"
-        yield from _refuse(info, ("min_reward",), message, "use `min_margin`, or leave it out")
-    else:
-        message = f"has no effect: `emit: {stage.emit}` makes no pairs"
-        yield from _refuse(info, ("min_margin",), message, "leave it out")
-
-
-def _is_program(info: StepInfo) -> bool:
-    """Return whether a teacher is one of posttrain's programs; a user's own may ask a server."""
-    return any(
-        slot.path == "teacher" and ":" not in slot.use.use and not find_endpoints(slot.values) for slot in info.slots
-    )
 
 
 def _samples_from_server(info: StepInfo) -> bool:

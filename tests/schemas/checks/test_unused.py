@@ -41,14 +41,9 @@ def load(folder, stage, key, defaults=""):
     ("stage", "key", "message"),
     [
         (PROMPTS, "dtype: bfloat16", "`emit: prompts` writes problems without completions"),
-        (PROMPTS, "num_generations: 2", "`emit: prompts` writes problems without completions"),
         (TAUGHT, "dtype: bfloat16", "a teacher writes the completions"),
         (TAUGHT, "engine: vllm", "a teacher writes the completions"),
-        (TAUGHT, "temperature: 0.5", "the teacher is a program, which writes one completion per problem"),
-        (TAUGHT, "rewards: [answers.mentions]", "the teacher is a program"),
         (ASKED, "dtype: bfloat16", "a teacher writes the completions"),
-        (SAMPLED, "min_margin: 0.2", "`emit: chat` makes no pairs"),
-        (PAIRS, "min_reward: 0.2", "pairs are the best and the worst sample"),
         (SERVED, "dtype: bfloat16", "the engine asks a server"),
         (JUDGED, "dtype: bfloat16", "the engine asks a server"),
         (RL, "eval_steps: 3", "no prompts are held out"),
@@ -77,7 +72,7 @@ def test_a_setting_without_an_effect_is_refused_at_its_place(tmp_path, stage, ke
         (ASKED, "temperature: 0.5, num_generations: 2"),
         (SAMPLED, "dtype: bfloat16, min_reward: 0.5"),
         (PAIRS, "dtype: bfloat16, min_margin: 0.2"),
-        (TAUGHT, "num_generations: 4"),  # the default
+        (TAUGHT, "engine: torch"),  # the default
         (RL, "references: {old: {sync_steps: 2, mixup_alpha: 0.5}}"),
         (SFT, "load_best_model_at_end: true, validation_fraction: 0.2, eval_steps: 5"),
         (SFT, "validation_fraction: 0.2, eval_steps: 6"),
