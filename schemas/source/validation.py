@@ -239,7 +239,7 @@ def _convert_error(details: ErrorDetails, at: Node, path: str, rest: tuple[str, 
 def _locate(message: str, at: Node, path: str) -> Problem:
     """Return the problem of a rule about several keys; of a stage, at the key that it begins with or names first."""
     first, _, rest = message.partition(": ")
-    words = [re.match(r"`?(\w*)", message)[1], *re.findall(r"`(\w+)", message)]
+    words = re.findall(r"^\w+|(?<=`)\w+", message)
     key = next((word for word in words if at.get(word) is not None), None)
     if key is None or at.get("kind") is None:
         return make_problem(at.where, path, message)
