@@ -46,7 +46,7 @@ def find_gguf_problem(file: Path) -> str | None:
 
 
 def _find_last_tensor(file: Path) -> int:
-    """Return where the data of the last tensor begin.
+    """Return where the data of the last tensor begin; 0 without tensors.
 
     Raise ValueError, OverflowError or struct.error for a header that cannot be read.
     """
@@ -66,7 +66,7 @@ def _find_last_tensor(file: Path) -> int:
             at += 4 + 8 * struct.unpack_from("<I", content, at)[0]
             last = max(last, struct.unpack_from("<Q", content, at + 4)[0])
             at += 12
-        return -(-at // alignment) * alignment + last
+        return -(-at // alignment) * alignment + last if tensors else 0
 
 
 def _skip_value(content: mmap.mmap, at: int, kind: int, depth: int = 0) -> int:
