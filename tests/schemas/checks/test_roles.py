@@ -62,6 +62,16 @@ REFUSED = {
         "critic.publish",
         "only one could be published",
     ),
+    "a past self of adapters": (
+        {
+            **SEVERAL,
+            "roles": {"asks": {}, "answers": {"policy": "other", "trainable": False}},
+            "policies": {"other": {"sync_steps": 2}},
+            "use_peft": True,
+        },
+        "policies.other.sync_steps",
+        "only adapters are trained",
+    ),
     "roles without an order": ({"roles": {"asks": {}}}, "", "`roles` and `turn_order` belong together"),
     "an order without roles": ({"turn_order": "in_order"}, "", "`roles` and `turn_order` belong together"),
     "a policy without a role": ({**SHARED, "policies": {"other": {}}}, "", "no role is played by `other`"),
