@@ -85,7 +85,7 @@ def test_an_existing_cluster_is_used_and_left_alone(checkout, processes, cluster
     )
     refused = made.start("run", made.recipe, RAY_ADDRESS=address, **TOKEN)
     assert refused.wait(60) == 3
-    assert "a: no node has CPU 2" in made.output.read_text()
+    assert "b: no node has CPU 2" in made.output.read_text()
     assert "the largest node has CPU 1" in made.output.read_text()
     made.is_quiet()
 
@@ -93,7 +93,7 @@ def test_an_existing_cluster_is_used_and_left_alone(checkout, processes, cluster
 @pytest.mark.slow
 def test_another_version_of_ray_than_the_clusters_is_named(cluster):
     address, _ = cluster
-    code = "from flows.steps.ray_workers import find_cluster_problems; print(cluster_skew())"
+    code = "from flows.steps.ray_workers import find_cluster_problems; print(find_cluster_problems())"
     for before, expected in (("", "[]"), ("import ray; ray.__version__ = '1.2.3';", "Version mismatch")):
         done = subprocess.run(
             [sys.executable, "-c", before + code],
