@@ -72,27 +72,31 @@ REFUSED = {
         "policies.other.sync_steps",
         "only adapters are trained",
     ),
-    "roles without an order": ({"roles": {"asks": {}}}, "", "`roles` and `turn_order` belong together"),
-    "an order without roles": ({"turn_order": "in_order"}, "", "`roles` and `turn_order` belong together"),
-    "a policy without a role": ({**SHARED, "policies": {"other": {}}}, "", "no role is played by `other`"),
+    "roles without an order": ({"roles": {"asks": {}}}, "roles", "`roles` and `turn_order` belong together"),
+    "an order without roles": ({"turn_order": "in_order"}, "turn_order", "`roles` and `turn_order` belong together"),
+    "a policy without a role": ({**SHARED, "policies": {"other": {}}}, "policies", "no role is played by `other`"),
     "a role without a policy": (
         {**SHARED, "roles": {"asks": {}, "answers": {"policy": "othr"}}},
-        "",
+        "roles",
         "is played by `othr`, which is no policy; policies: model",
     ),
     "nothing trains the model": (
         {**SEVERAL, "roles": {"asks": {"trainable": False}, "answers": {"policy": "other"}}},
-        "",
+        "roles",
         "none trains the stage's `model`",
     ),
-    "a past self that is trained": ({**SEVERAL, "policies": {"other": {"sync_steps": 2}}}, "", "has `sync_steps`"),
+    "a past self that is trained": (
+        {**SEVERAL, "policies": {"other": {"sync_steps": 2}}},
+        "policies",
+        "has `sync_steps`",
+    ),
     "a past self of another": (
         {
             **SEVERAL,
             "roles": {"asks": {}, "answers": {"policy": "other", "trainable": False}},
             "policies": {"other": {"sync_steps": 2, "model": "base"}},
         },
-        "",
+        "policies",
         "has `sync_steps`",
     ),
     "the rate of one that is not trained": (
@@ -101,27 +105,27 @@ REFUSED = {
             "roles": {"asks": {}, "answers": {"policy": "other", "trainable": False}},
             "policies": {"other": {"learning_rate": 1e-5}},
         },
-        "",
+        "policies",
         "`other` is not trained; remove its `learning_rate`",
     ),
     "the name of another output": (
         {**SEVERAL, "roles": {"asks": {}, "a": {"policy": "trajectories"}}, "policies": {"trajectories": {}}},
-        "",
+        "policies",
         "`trajectories` is the name of another output",
     ),
     "a script with a prompt": (
         {**SHARED, "roles": {"asks": {}, "user": {"script": "library", "prompt": "x"}}},
-        "",
+        "roles",
         "has a `script`, for which `prompt` has no effect",
     ),
     "a temperature of one that is trained": (
         {**SHARED, "roles": {"asks": {"temperature": 0.5}}},
-        "",
+        "roles",
         "sampled at the stage's `temperature`",
     ),
     "contexts of a role's environment": (
         {**SHARED, "roles": {"asks": {"env": {"use": "guess", "context": "window"}}}},
-        "",
+        "roles",
         "the turn order can replace contexts",
     ),
 }
@@ -133,7 +137,7 @@ def test_what_does_not_work_is_refused_by_name(load, name):
     with pytest.raises(RecipeError) as caught:
         load(**settings)
     problems = [p for p in caught.value.problems if message in p.message]
-    assert [p.path for p in problems] == [f"stages.rl.{where}".removesuffix(".")], caught.value
+    assert [p.path for p in problems] == [f"stages.rl.{where}"], caught.value
     assert problems[0].line > 4
 
 
