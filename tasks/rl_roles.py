@@ -6,18 +6,18 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from learning.data.chat import decode
 from learning.data.chat_settings import apply_chat
 from learning.environments.making import wrap_in_environment
 from learning.generation.replicas.engine_loading import make_engine
 from learning.lookup import bind
-from learning.models.policy import load_policy, save_trained
+from learning.models.policy import Policy, load_policy, save_trained
 from learning.rl.monitoring import Curves, Watchdogs
 from learning.rl.role_trajectories import RoleTrajectories
 from learning.rl.state import TrainingState, restore_best
 from learning.rl.team import Partner, Team, resume_team, run_iteration, save_team
+from learning.samples.engine_protocol import EngineProtocol
 from learning.sampling.conversations import Speaker
 from learning.sampling.trajectories import Trajectories
 from schemas.roles import MAIN, RoleSpec
@@ -25,6 +25,9 @@ from schemas.stages.rl import Rl
 from tasks.context import Context, Result
 from tasks.remote import SpendingReporter, open_account
 from tasks.rl import prepare, publish
+
+Played = dict[str, tuple[Policy, EngineProtocol]]
+"""Each policy of a stage, trained or not, with its engine."""
 
 
 def run(stage: Rl, context: Context) -> Result:
@@ -58,7 +61,7 @@ def make_team(stage: Rl, context: Context) -> Team:
     readers = {name: partial(decode, learner.policy.tokenizer) for name, learner in learners.items()}
     readers |= {name: partial(decode, partner.policy.tokenizer) for name, partner in partners.items()}
     main.trajectories = RoleTrajectories(main.trajectories.folder, stage.log_trajectories, context.seed, readers)
-    played: dict[str, Any] = {name: (learner.acting, learner.engine) for name, learner in learners.items()}
+    played: Played = {name: (learner.acting, learner.engine) for name, learner in learners.items()}
     played |= {name: (partner.policy, partner.engine) for name, partner in partners.items()}
     speakers = {role: make_speaker(role, spec, played, context) for role, spec in stage.roles.items()}
     assert stage.turn_order is not None
@@ -109,7 +112,7 @@ def find_start(name: str, context: Context) -> Path:
     return context.input(port if port in context.inputs else "model")
 
 
-def make_speaker(role: str, spec: RoleSpec, played: dict[str, Any], context: Context) -> Speaker:
+def make_speaker(role: str, spec: RoleSpec, played: Played, context: Context) -> Speaker:
     """Return who plays a role."""
     if spec.script is not None:
         return Speaker(role, spec, script=bind(spec.script, f"roles.{role}.script", context.inputs))
