@@ -262,10 +262,11 @@ class ControlLoop:
 
     def log(self, iteration: int) -> None:
         """Add a point to the curves."""
-        at = iteration * max(1, self.steps_per_iteration)
+        steps = max(1, self.steps_per_iteration)
+        at = iteration * steps
         self.curve.append((at, {**self.window.take(), "updates": self.updates}))
         self.reporter.log(at, **self.curve[-1][1])
-        self.reporter.progress(iteration, self.total)
+        self.reporter.progress(at, self.total * steps)
 
     def save(self, iteration: int) -> None:
         """Write a checkpoint."""

@@ -52,6 +52,22 @@ def train(execute):
     return train
 
 
+@pytest.mark.parametrize(
+    ("settings", "ends"),
+    [
+        ({"loss": "td3", "environment_steps": 60}, [(20, 60), (40, 60), (60, 60)]),
+        ({"loss": "ppo", "rollout_steps": 16}, [(32, 48), (48, 48)]),
+    ],
+)
+def test_progress_counts_environment_steps_as_the_curves_do(settings, ends, tmp_path):
+    settings = {"kind": "control", "env": LINE, "environment_steps": 48} | SMALL | settings
+    seen = []
+    context = Context({}, tmp_path / "step", tmp_path / "checkpoints", seed=0, on_progress=seen.append)
+    context.folder.mkdir()
+    control.run(Control.model_validate(settings), context)
+    assert [(event["step"], event["total"]) for event in seen if "total" in event] == ends
+
+
 def test_collected_steps_follow_each_other_and_add_up(gather):
     t = read_transitions(gather(num_envs=3))
     assert len(t) == 60
