@@ -90,7 +90,7 @@ MISTAKES = {
     "a word for a number": recipe(
         STEPS, "max_steps: two", "mine.yaml:7:16", "should be a valid integer, this is 'two'"
     ),
-    "no steps": recipe(STEPS, "max_steps: 0", "mine.yaml:3:3", "max_steps: 0 trains nothing"),
+    "no steps": recipe(STEPS, "max_steps: 0", "mine.yaml:7:5", "max_steps: 0 trains nothing"),
     "an unknown algorithm": recipe("grpo", "grop", "mine.yaml:13:16", "no algorithm `grop`", "did you mean `grpo`?"),
     "no algorithm": recipe(
         "    algorithm: grpo\n", "", "mine.yaml:11:3", "`algorithm` is missing, or its parts `advantage`"

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -45,7 +46,7 @@ def with_model(path, folder):
     (folder / "recipes").mkdir()
     model = folder / "recipes" / yaml.safe_load(path.read_text())["vars"]["base"].removeprefix("path:")
     model.parent.mkdir(parents=True)
-    model.write_bytes(b"GGUF")
+    model.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 0))  # version 3, no tensors and no settings
     return shutil.copy(path, folder / "recipes")
 
 

@@ -20,8 +20,8 @@ from learning.generation.engines.torch import Engine
 from learning.lookup import bind
 from learning.models.reward_model import make_reward_model
 from learning.rewards import collective, consensus, curiosity, duels, judges, models, pairwise, servers, steps
+from learning.samples.conversation import RoleSample
 from learning.samples.engine_protocol import Sampling
-from learning.samples.sample import Sample
 from learning.sampling.sampler import Sampler, scoring
 from learning.sandbox import child as sandbox
 from learning.toy_tasks.circuits import circuits
@@ -73,6 +73,9 @@ OPTIONS = {
     "duels.against": {"by": {"use": "logistic"}, "opponent": "p"},
     "duels.win_rate": {"by": {"use": "better", "of": {"use": "answers.exact"}}},
     "formats.brevity": {"soft": 4, "hard": 80},
+    "roles.only": SUITS | {"role": "answers"},
+    "roles.outcome": SUITS,
+    "roles.total": SUITS,
     "formats.contains": {"texts": ["a", "{"]},
     "formats.matches": {"pattern": PATTERN},
     "foreign.trl": {"function": "tests.security.hostile:count_characters"},
@@ -219,7 +222,8 @@ def samples_of(policy, rows, texts, *, ids):
         row = rows[i % len(rows)]
         prompt = encode_prompt(policy.tokenizer, row["prompt"])
         tokens = encode_completion(policy.tokenizer, [{"role": "assistant", "content": text[:40] if ids else "a"}])
-        samples.append(Sample(row, i // 2, "policy", prompt, tokens, [-1.0] * len(tokens), "stop", text))
+        role = {"role": ("asks", "answers")[i % 2], "policy": "model", "conversation": i // 2, "places": [i % 2]}
+        samples.append(RoleSample(row, i // 2, "policy", prompt, tokens, [-1.0] * len(tokens), "stop", text, **role))
     return samples
 
 

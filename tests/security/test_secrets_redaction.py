@@ -279,7 +279,7 @@ def step_of(monkeypatch, run, **settings):
     """A step whose task is a function of the test."""
     module = SimpleNamespace(run=lambda stage, context: run())
     monkeypatch.setattr(task_run, "importlib", SimpleNamespace(import_module=lambda name: module))
-    monkeypatch.setattr(task_run, "_parse_stage", lambda step: None)
+    monkeypatch.setattr(task_run, "_parse_stage", lambda step: SimpleNamespace(task_module=step.kind))
     return Step.model_construct(name="lab", kind="python", key="0" * 64, settings=settings)
 
 
