@@ -1,6 +1,7 @@
 """kind: search — settings of a training stage, chosen by an evaluation of what they train."""
 
 import json
+import math
 import shutil
 import time
 from collections.abc import Mapping
@@ -186,11 +187,13 @@ class Trials:
 
 
 def read_value(report: Path, model: str, metric: str) -> float:
-    """Return a model's value of a metric in the report of an evaluation. Raise StepError if it is not there."""
+    """Return a model's value of a metric in the report of an evaluation. Raise StepError without a finite one."""
     lines: list[Row] = json.loads((report / "results.json").read_text(encoding="utf-8"))["table"]
     values = {line["metric"]: line["value"] for line in lines if line["model"] == model and line["family"] == ALL}
     if values.get(metric) is None:
         raise StepError(f"search: the evaluation has no {metric} of {model}; it has {', '.join(values) or 'nothing'}")
+    if not math.isfinite(values[metric]):  # no value is better than one that is no number, and none is worse
+        raise StepError(f"search: the evaluation's {metric} of {model} is {values[metric]}")
     return float(values[metric])
 
 

@@ -81,9 +81,18 @@ def with_chance(stage, chance):
 
 def sample(conversation, role, reward):
     made = RoleSample(
-        {"id": "q", "family": "atlas"}, int(role == "solver"), "policy", [1], [5, 6], [-1.0, -1.0], "stop", "",
-        role=role, policy=role if role == "searcher" else "model", conversation=conversation,
-    )  # fmt: skip
+        {"id": "q", "family": "atlas"},
+        int(role == "solver"),
+        "policy",
+        [1],
+        [5, 6],
+        [-1.0, -1.0],
+        "stop",
+        "",
+        role=role,
+        policy=role if role == "searcher" else "model",
+        conversation=conversation,
+    )
     made.scores, made.reward = {"roles.outcome": reward}, reward
     return made
 
@@ -175,8 +184,11 @@ def test_the_solver_answers_with_the_document_that_the_query_finds(make):
     samples, prompts = play(made, "river of bam?", say)
     assert all("river of bam?" in prompt for prompt in prompts["searcher"])
     assert [("bam river ulo; river of bam?" in p, "cet hill mik; river" in p) for p in prompts["solver"]] == [
-        (True, False), (False, True), (True, False), (False, True)
-    ]  # fmt: skip
+        (True, False),
+        (False, True),
+        (True, False),
+        (False, True),
+    ]
     assert {(one.role, one.policy) for one in samples} == {("searcher", "searcher"), ("solver", "model")}
     groups = {role: {one.group for one in samples if one.role == role} for role in ("searcher", "solver")}
     assert [len(own) for own in groups.values()] == [1, 1]

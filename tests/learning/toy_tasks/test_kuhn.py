@@ -41,11 +41,18 @@ def play(deal, actions, leader=0):
 @pytest.mark.parametrize(
     ("deal", "actions", "won"),
     [
-        ("KQ", "pp", 1), ("JQ", "pp", -1), ("JK", "bp", 1), ("JK", "bb", -2), ("KJ", "bb", 2),
-        ("KJ", "pbp", -1), ("QJ", "pbb", 2), ("JQ", "pbb", -2),
-        (("JQ"), ["p", "bet"], 2), ("JQ", ["?"], -2),
+        ("KQ", "pp", 1),
+        ("JQ", "pp", -1),
+        ("JK", "bp", 1),
+        ("JK", "bb", -2),
+        ("KJ", "bb", 2),
+        ("KJ", "pbp", -1),
+        ("QJ", "pbb", 2),
+        ("JQ", "pbb", -2),
+        (("JQ"), ["p", "bet"], 2),
+        ("JQ", ["?"], -2),
     ],
-)  # fmt: skip
+)
 def test_what_is_won(deal, actions, won):
     assert play(deal, actions).rewards == {"one": won, "two": -won}
     assert play(deal, actions, leader=1).rewards == {"two": won, "one": -won}
