@@ -25,7 +25,7 @@ def add_curations(units: list[Unit]) -> list[Unit]:
     for unit in units:
         word, key = unit.node.get(KEY), _find_data_port(unit.node)
         port = unit.node.get(key) if key else None
-        if word is not None and key is not None and port is not None and word.value in MAX_DROPPED:
+        if word is not None and key is not None and port is not None and str(word.value) in MAX_DROPPED:
             content = _identify_rows(unit, key, port, str(word.value))
             if content is not None and content not in made:
                 made[content] = f"{unit.name}-decontaminated"

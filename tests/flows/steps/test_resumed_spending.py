@@ -63,7 +63,7 @@ def interrupt(monkeypatch):
         progress, left = Context.progress, {}
 
         def stop(context, step, total, **values):
-            if step == LAST and not left and total == 5:
+            if step * 5 == LAST * total and not left and total in (5, 50):  # control counts environment steps
                 left.update(tokens=context.spending.total().tokens, seconds=context.spending.total().seconds)
                 raise RuntimeError("interrupted")
             progress(context, step, total, **values)
