@@ -40,7 +40,8 @@ def judge_gates(step: Step, manifest: Manifest, layout: Layout) -> tuple[GateSta
         decision = ""
         if decided is not None and counts(decided, policy.get("approvers") or []):
             verdict = "approved" if decided["decision"] == "approve" else "rejected"
-            text = f"{text}; {describe_decision(decided)}" if text else describe_decision(decided)
-            decision = " ".join(describe_decision(decided).removeprefix(verdict).split())
+            described = describe_decision(decided)
+            text = f"{text}; {described}" if text else described
+            decision = " ".join(described.removeprefix(verdict).split())
         states.append(GateState(index, str(outcome.get("metric", "gate")), verdict, text, decision))
     return tuple(states)

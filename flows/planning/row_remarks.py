@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from flows.planning.data_sources import read_outside_rows
 from lineage.layout import Layout
+from lineage.reports.formatting import format_count
 from schemas.errors import PosttrainError, Problem
 from schemas.recipe.load import Recipe
 from schemas.stages.data import Data
@@ -45,7 +46,7 @@ def find_row_remarks(recipe: Recipe, layout: Layout) -> Iterator[tuple[bool, Pro
             if not rows:
                 continue
             if isinstance(info.stage, Evaluate) and len(rows) < FEW:
-                text = f"{len(rows)} problem{'' if len(rows) == 1 else 's'}: that measures next to nothing"
+                text = f"{format_count(len(rows), 'problem')}: that measures next to nothing"
                 yield False, info.problem(port.path, text, "give hundreds; `plan` says what a gate can show")
             if port.path == "prompts":
                 yield from _check_answers(info, port, rows)

@@ -55,7 +55,7 @@ def test_the_first_role_calls_the_others():
     assert on_call(ROLES, []) == NextTurn("plans")
     assert on_call(ROLES, turns(("plans", "checks: is it 3?"))) == NextTurn("checks", "is it 3?")
     assert on_call(ROLES, turns(("plans", "checks: 3?"), ("checks", "no"))) == NextTurn("plans", "no")
-    for text in ("it is 3", "nobody: hello", "plans: me again"):
+    for text in ("it is 3", "stranger: hello", "plans: me again"):
         assert on_call(ROLES, turns(("plans", text))) == NextTurn()
     with pytest.raises(StepError, match="two groups"):
         on_call(ROLES, turns(("plans", "x")), call="(x)")
