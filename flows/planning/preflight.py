@@ -6,9 +6,9 @@ from typing import cast
 
 from flows.planning.adapter_check import verify_adapters
 from flows.planning.architecture_check import verify_architectures
-from flows.planning.compatibility import find_engine_problems
 from flows.planning.contracts import verify_contracts
 from flows.planning.data_sources import find_source_problems
+from flows.planning.engine_check import find_engine_problems
 from flows.planning.gate_families import find_family_problems
 from flows.planning.length_check import find_length_problems
 from flows.planning.lm_eval_check import verify_lm_eval_tasks

@@ -4,8 +4,8 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from flows.planning.compatibility import find_engine_problems
 from flows.planning.compile import FRESH, compile_recipe, identify_input, select_stages
+from flows.planning.engine_check import find_engine_problems
 from flows.planning.lm_eval_check import verify_lm_eval_tasks
 from flows.planning.locking import verify_lock
 from flows.planning.preflight import find_input_problems

@@ -18,7 +18,7 @@ from flows.execution.ledger import open_ledger
 from flows.execution.live_curves import LiveCurves
 from flows.execution.run_log import RunLog, make_run_name, write_plan
 from flows.execution.states import EXIT_CANCELLED, StepState, compute_exit_code
-from flows.planning.compatibility import verify_engines
+from flows.planning.engine_check import verify_engines
 from flows.planning.estimate import Forecast
 from flows.processes.cleanup import clean_up
 from flows.processes.stop_signals import enforce_stop, set_on_signals

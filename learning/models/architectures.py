@@ -119,9 +119,12 @@ def list_model_types(table: str) -> frozenset[str]:
     The table is read from the source: an import of transformers takes seconds.
     """
     file = _find_transformers() / "models" / "auto" / "modeling_auto.py"
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == TABLES[table]:
-            assert isinstance(node.value, ast.Call)
-            pairs: list[tuple[str, object]] = ast.literal_eval(node.value.args[0])
-            return frozenset(name for name, _ in pairs)
+    text = file.read_text(encoding="utf-8")
+    # The statement alone: the whole file takes 16 ms to parse.
+    if (start := text.find(f"\n{TABLES[table]} = ")) >= 0 and (end := text.find("\n)\n", start)) >= 0:
+        node = ast.parse(text[start : end + 3]).body[0]
+        assert isinstance(node, ast.Assign)
+        assert isinstance(node.value, ast.Call)
+        pairs: list[tuple[str, object]] = ast.literal_eval(node.value.args[0])
+        return frozenset(name for name, _ in pairs)
     raise LookupError(f"{file.name} of transformers has no {TABLES[table]}")

@@ -20,8 +20,10 @@ def check_families(info: StepInfo) -> Iterator[Problem]:
     for slot in info.slots:
         if (slot.signature.module, slot.signature.name) != ("learning.problems.generators", "reasoning_gym"):
             continue
-        family, known = slot.values.get("family"), list_families()
-        if isinstance(family, str) and known and family not in known:
+        family = slot.values.get("family")
+        if not isinstance(family, str) or _has_family(family) or not (known := list_families()):
+            continue
+        if family not in known:
             advice = suggest(family, known, "families")
             yield info.problem(join_path(slot.path, "family"), f"reasoning-gym has no family `{family}`", advice)
 
@@ -29,11 +31,24 @@ def check_families(info: StepInfo) -> Iterator[Problem]:
 @cache
 def list_families() -> tuple[str, ...]:
     """Return the names that reasoning-gym's modules register, sorted; empty if the library is not installed."""
+    return tuple(sorted({name for text in _read_modules() for name in _find_registered(text)}))
+
+
+@cache
+def _has_family(name: str) -> bool:
+    return any(name in text and name in _find_registered(text) for text in _read_modules())
+
+
+@cache
+def _read_modules() -> tuple[str, ...]:
+    """Return the source texts of reasoning-gym's modules; none if the library is not installed."""
     spec = importlib.util.find_spec("reasoning_gym")
     folders = spec.submodule_search_locations if spec is not None else None
-    names: set[str] = set()
-    for file in sorted(path for folder in folders or () for path in Path(folder).rglob("*.py")):
-        text = file.read_text(encoding="utf-8", errors="replace")
-        constants = dict(CONSTANT.findall(text))
-        names |= {word if quote else constants.get(word, "") for quote, word in REGISTERED.findall(text)}
-    return tuple(sorted(names - {""}))
+    files = (path for folder in folders or () for path in Path(folder).rglob("*.py"))
+    return tuple(file.read_text(encoding="utf-8", errors="replace") for file in files)
+
+
+def _find_registered(text: str) -> set[str]:
+    """Return the names that a module registers."""
+    constants = dict(CONSTANT.findall(text))
+    return {word if quote else constants.get(word, "") for quote, word in REGISTERED.findall(text)} - {""}

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Iterator
 from datetime import MAXYEAR, UTC, datetime, timedelta
 from itertools import islice
 
-from dateutil.rrule import rrulestr
-
 START = datetime(2020, 1, 1)
 """Start of intervals and of rules without a DTSTART; no rule may start earlier."""
 HORIZON = timedelta(days=3653)
@@ -79,6 +77,8 @@ def _find_due_problem(text: str, lines: list[str], parts: dict[str, str]) -> str
     start = START if first is None else _parse_moment(first)
     if not START <= start <= now + HORIZON:
         return f"`{text}` starts on {start:%Y-%m-%d}; the start must be between {START:%Y-%m-%d} and ten years from now"
+    from dateutil.rrule import rrulestr  # takes 8 ms, and few recipes have a rule
+
     rrulestr(text, dtstart=START)  # raises if a part cannot be parsed
     except_on = set(_parse_dates("EXDATE", lines))
     due = any(now < date and date not in except_on for date in _parse_dates("RDATE", lines))
@@ -95,6 +95,8 @@ def _find_due_problem(text: str, lines: list[str], parts: dict[str, str]) -> str
 
 def _make_shifted_rule(parts: dict[str, str], start: datetime) -> Iterable[datetime]:
     """Return the due times of the rule, shifted by `SHIFT` years."""
+    from dateutil.rrule import rrulestr  # as above
+
     until = _parse_moment(parts["UNTIL"]) if "UNTIL" in parts else None
     fields = {key: value for key, value in parts.items() if key != "UNTIL"}
     if until is not None and until.year + SHIFT <= MAXYEAR:

@@ -3,7 +3,9 @@
 import pytest
 
 from flows.commands.doctor import check_machine_parts
-from flows.planning.compatibility import OURS, VLLM_MODULE, WHEELS, find_engine_problems, find_misfits, verify_engines
+from flows.planning.compatibility import find_misfits
+from flows.planning.engine_check import VLLM_MODULE, find_engine_problems, verify_engines
+from flows.planning.installed import OURS, WHEELS
 from lineage.layout import Layout
 from schemas.errors import PlanError
 from schemas.plan import Step
@@ -71,7 +73,7 @@ def test_what_our_extras_say_counts_where_it_is_installed(installed):
 
 def test_a_step_that_samples_with_vllm_needs_it_and_others_do_not(installed, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("flows.planning.compatibility.WHEELS", ("aa-vllm",))
+    monkeypatch.setattr("flows.planning.engine_check.WHEELS", ("aa-vllm",))
     assert find_engine_problems([WITHOUT]) == []
     with pytest.raises(
         PlanError, match=r"vllm is not installed: pip install 'posttrain\[vllm\]'.*without\nsee: posttrain doctor"
@@ -96,7 +98,7 @@ def test_doctor_reports_what_does_not_fit(installed, tmp_path, monkeypatch):
 
 def test_steps_with_eight_bit_state_or_weights_in_4_bits_need_bitsandbytes_and_others_do_not(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("flows.planning.compatibility.QUANTISING", "aa-quantising")
+    monkeypatch.setattr("flows.planning.engine_check.QUANTISING", "aa-quantising")
     wanting = Step(**{**STEP, "settings": {"optim": "lion_8bit"}}, code={})
     qlora = Step(**{**STEP, "settings": {"use_peft": True, "load_in_4bit": True}}, code={})
     assert find_engine_problems([WITHOUT]) == []
