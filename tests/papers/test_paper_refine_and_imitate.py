@@ -1,7 +1,7 @@
 """Refine and Imitate: one sentence after each context is scored by its context, and the selector learns from human
 replies.
 
-Not shown: persuasion of people. Unsure: the size of the paper's rewards; here each penalty is as large as the reward.
+Not shown: persuasion of people; the released rewards, 2 and −2: here each penalty is as large as the reward.
 """
 
 import json

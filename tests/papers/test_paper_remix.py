@@ -1,7 +1,7 @@
 """Squeeze the Soaked Sponge: ReMix's convex KL and the ratio of stored tokens have the exact values; the effects of the
 switch to on-policy data are shown.
 
-Not shown: rollout savings of 30 to 450 times. Unsure: the centre of the clip range for stored samples; the ratio to the
+Not shown: rollout savings of 30 to 450 times; the paper's centre of the clip range for stored samples. The ratio to the
 policy that sampled them is proven, which does not depend on it.
 """
 

@@ -1,10 +1,10 @@
 """XRPO: samples are allocated to the widest interval, only failed problems are retried, and unlikely right answers gain
 weight.
 
-The paper's exact sharpening of advantages is not known here: what is proven is that it favours the less likely of two
-right answers and leaves wrong ones alone.
+Of the sharpening of advantages it is proven that it favours the less likely of two right answers and leaves wrong ones
+alone; its formula is not the paper's.
 
-Not shown: convergence 2.7 times as fast.
+Not shown: convergence 2.7 times as fast; the paper's formula of the sharpening.
 """
 
 import math
