@@ -12,7 +12,7 @@ from schemas.importers.common.job import Job, Tool
 from schemas.importers.common.leaves import Leaves, is_off
 from schemas.importers.common.references import Places
 from schemas.importers.common.report import Entry
-from schemas.importers.common.shell import find_unset
+from schemas.importers.common.shell import VARIABLE, find_unset
 from schemas.importers.known_keys.trees import matches
 from schemas.importers.tools import (
     axolotl,
@@ -131,6 +131,8 @@ def _account_for_rest(leaves: Leaves, tool: Tool) -> None:
             leaves.harmless(leaf, harmless)
         elif unsupported is not None:
             leaves.unsupported(leaf, unsupported)
+        elif VARIABLE.fullmatch(leaf):
+            leaves.account(leaf, "not supported", "nothing sets it: write its options out, or set it in the input")
         elif matches(plain, tool.known) or matches(_above(plain), tool.known) or _is_part_of_known(plain, tool.known):
             if is_off(value):
                 leaves.harmless(leaf, "is off, or the default")

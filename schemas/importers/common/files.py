@@ -9,7 +9,7 @@ from typing import Any
 
 from schemas.base import JsonObject
 from schemas.errors import RecipeError
-from schemas.importers.common.shell import fill, join_sums
+from schemas.importers.common.shell import VARIABLE, fill, join_sums, split_commands
 from schemas.source.files import read_text
 from schemas.source.parser import parse_text, parse_value
 from schemas.source.tree import Mark, make_error
@@ -20,7 +20,11 @@ OPENED = re.compile(r"\s*(?:export\s+|local\s+|readonly\s+|declare\s+-a\s+)?[A-Z
 CONTINUED = re.compile(r"(?<=\s)\\\s+#.*$")
 """A backslash at the end of a line, with a comment after it."""
 SPREAD = re.compile(r"\$\{(\w+)\[[@*]\]\}")
+ARGUMENTS = re.compile(r"\$(?:[@*]|\{[@*](?::\d+)?\})")
+"""The arguments of the script itself."""
 OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_][\w.\-/@]*)=(.*)", re.DOTALL)
+GROUP = "(group)"
+"""The key of a group's name, beside the keys that are in it."""
 FLAG = re.compile(r"--?([A-Za-z][\w.\-]*)(?:=(.*))?", re.DOTALL)
 
 
@@ -59,19 +63,18 @@ def find_command(text: str, file: str) -> Command:
     commands: list[Command] = []
     for number, written in _join_lines(text):
         line = join_sums(written)
-        listed = LISTED.fullmatch(line.strip())
-        try:
-            words = shlex.split(listed[3] if listed else line, comments=True)
-        except ValueError as error:
-            raise make_error(Mark(file, number, 1), "", f"not a shell command: {error}", "close the quote") from None
-        words = [part for word in words for part in _spread(word, variables, lists)]
-        assigned = ASSIGNMENT.fullmatch(line.strip())
-        if listed:
+        place = Mark(file, number, 1)
+        if listed := LISTED.fullmatch(line.strip()):
+            words = [word for part in split_commands(listed[3], variables) for word in _split_words(part, place)]
+            words = [part for word in words for part in _spread(word, variables, lists)]
             lists[listed[1]] = [*(lists.get(listed[1], []) if listed[2] else []), *words]
-        elif assigned and len(words) <= 2 and words[-1].startswith(f"{assigned[1]}="):
-            variables[assigned[1]] = words[-1].partition("=")[2]
-        elif words:
-            commands.append(read_command(words, Mark(file, number, 1)))
+            continue
+        if _set_variable(line, variables, lists, place):
+            continue
+        for simple in split_commands(line, variables):
+            words = [part for word in _split_words(simple, place) for part in _spread(word, variables, lists)]
+            if words and not _set_variable(simple, variables, lists, place):
+                commands.append(read_command(words, place))
     best = max(commands, key=lambda command: len(command.tree), default=None)
     if best is None or not best.tree:
         advice = "give a YAML file, or a script with a command such as `python -m verl.trainer.main_ppo key=value`"
@@ -79,10 +82,31 @@ def find_command(text: str, file: str) -> Command:
     return best
 
 
+def _split_words(line: str, place: Mark) -> list[str]:
+    """Return the words of a line, without quotes and comments. Raise RecipeError for an open quote."""
+    try:
+        return shlex.split(line, comments=True)
+    except ValueError as error:
+        raise make_error(place, "", f"not a shell command: {error}", "close the quote") from None
+
+
+def _set_variable(line: str, variables: dict[str, str], lists: Mapping[str, list[str]], place: Mark) -> bool:
+    """Set the variable of a line that is an assignment; return whether it is one."""
+    assigned = ASSIGNMENT.fullmatch(line.strip())
+    words = [part for word in _split_words(line, place) for part in _spread(word, variables, lists)] if assigned else []
+    if assigned is None or len(words) > 2 or not words[-1].startswith(f"{assigned[1]}="):
+        return False
+    variables[assigned[1]] = words[-1].partition("=")[2]
+    return True
+
+
 def _spread(word: str, variables: Mapping[str, str], lists: Mapping[str, list[str]]) -> list[str]:
     """Return a word with its variables written out, or the words of the list that it stands for (`${NAME[@]}`)."""
     match = SPREAD.fullmatch(word)
-    return lists[match[1]] if match and match[1] in lists else [fill(word, variables)]
+    if match and match[1] in lists:
+        return lists[match[1]]
+    filled = fill(word, variables)
+    return [] if not filled and VARIABLE.fullmatch(word) else [filled]
 
 
 def _join_lines(text: str) -> Iterable[tuple[int, str]]:
@@ -112,7 +136,10 @@ def _join_lines(text: str) -> Iterable[tuple[int, str]]:
 
 
 def read_command(words: list[str], place: Mark) -> Command:
-    """Return the options of a command: `key=value`, `--key value`, `--key=value` and `--flag`."""
+    """Return the options of a command: `key=value`, `--key value`, `--key=value` and `--flag`.
+
+    A variable among them that nothing sets is a key of its own, so that it is accounted for.
+    """
     tree: JsonObject = {}
     head: list[str] = []
     flag: str | None = None
@@ -125,7 +152,7 @@ def read_command(words: list[str], place: Mark) -> Command:
 
     for word in words:
         named, override = FLAG.fullmatch(word), OVERRIDE.fullmatch(word)
-        if word in ("$@", "${@}", "$*", ";", "&&", "|", "\\"):
+        if ARGUMENTS.fullmatch(word) or word in (";", "&&", "|", "\\"):
             continue
         is_script = word.endswith(".py") and "=" not in word
         is_script = is_script and (bool(given) or not any(w.endswith(".py") for w in head))
@@ -141,6 +168,8 @@ def read_command(words: list[str], place: Mark) -> Command:
             close()
             flag = None
             set_path(tree, override[1], parse_word(override[2], place), place)
+        elif (given or flag is None) and tree and VARIABLE.fullmatch(word):
+            tree[word] = True
         elif flag is not None:
             given.append(word)
         else:
@@ -150,22 +179,28 @@ def read_command(words: list[str], place: Mark) -> Command:
 
 
 def parse_word(word: str, place: Mark) -> Any:
-    """Return a word of a command line as a value: a number, a list `[a,b]`, or the text itself."""
+    """Return a word of a command line as a value: a number, a list `[a,b]`, a map `{a: b}`, or the text itself."""
     try:
-        return parse_value(word, place).plain()
+        value = parse_value(word, place).plain()
     except RecipeError:
         return word
+    return word if isinstance(value, dict) and not word.lstrip().startswith("{") else value
 
 
 def set_path(tree: JsonObject, key: str, value: Any, place: Mark) -> None:
-    """Set a dotted key of a tree. Raise RecipeError where a single value has keys below it."""
+    """Set a dotted key of a tree. Raise RecipeError where a single value has keys below it.
+
+    A word with keys below it is the group of Hydra's defaults that they are in: `optim=fsdp optim.lr=1e-5`.
+    """
     *above, last = key.split(".")
     for part in above:
         below = tree.setdefault(part, {})
+        if isinstance(below, str):
+            below = tree[part] = {GROUP: below}
         if not isinstance(below, dict):
             raise make_error(place, key, f"`{part}` is a single value and has keys below it", "remove one of the two")
         tree = below
-    if isinstance(value, dict) and isinstance(tree.get(last), dict):
-        tree[last] = {**tree[last], **value}
+    if isinstance(tree.get(last), dict) and isinstance(value, dict | str):
+        tree[last] = {**tree[last], **(value if isinstance(value, dict) else {GROUP: value})}
     else:
         tree[last] = value

@@ -52,7 +52,9 @@ verification_reward verifier_functions vllm_attention_backend vllm_enable_prefix
 vllm_gpu_memory_utilization vllm_num_engines vllm_sync_backend vllm_tensor_parallel_size vllm_top_p wandb_entity
 wandb_group_name wandb_project wandb_project_name warm_up_steps warmup_ratio weight_decay with_tracking world_size
 zero_hpz_partition_size zero_stage
+tools tool_call_names tool_parser_type per_turn_max_tokens pass_tools_to_chat_template pool_size
 """,
+        "tool_configs": "**",
     }
 )
 """Of fine-tuning, DPO and GRPO."""

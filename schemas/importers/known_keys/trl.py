@@ -36,6 +36,9 @@ vllm_server_timeout vllm_structured_outputs_regex vllm_tensor_parallel_size wand
 wandb_project
 """,
         "datasets.*": "columns data_dir data_files fraction name path split",
+        "dataset_mixture": "seed test_split_size",
+        "dataset_mixture.datasets.*": "columns config id split weight",
+        "dataset_mixture.datasets.*.columns": "*",
         "datasets.*.columns": "*",
         "datasets.*.data_files": "*",
     }

@@ -132,7 +132,8 @@ image_patch_size max_prompt_length max_response_length prompt_key return_full_pr
 return_raw_chat return_raw_input_ids reward_fn_key seed shuffle tokenizer tool_config_path train_batch_size
 train_files train_max_samples truncation trust_remote_code use_shm val_batch_size val_files val_max_samples
 validation_shuffle video_key balance_dp_token chat_template max_length micro_batch_size micro_batch_size_per_gpu
-prompt_dict_keys response_dict_keys response_key
+prompt_dict_keys response_dict_keys response_key messages_key tools_key enable_thinking_key max_token_len_per_gpu
+pad_mode use_dynamic_bsz ignore_input_ids_mismatch
 """,
         "data.custom_cls": "name path",
         "data.datagen": "name path",
@@ -140,11 +141,22 @@ prompt_dict_keys response_dict_keys response_key
         "data.sampler": "class_name class_path",
         "model": """
 enable_gradient_checkpointing external_lib lora_alpha lora_rank partial_pretrain strategy target_modules
-trust_remote_code use_liger use_shm
+trust_remote_code use_liger use_shm path use_remove_padding lora_dropout
 """,
         "model.fsdp_config": "cpu_offload model_dtype offload_params",
         "model.fsdp_config.wrap_policy": "min_num_params",
-        "optim": "betas clip_grad lr lr_scheduler lr_warmup_steps_ratio weight_decay",
+        "optim": """
+betas clip_grad lr lr_decay_style lr_scheduler lr_scheduler_type lr_warmup_init lr_warmup_steps lr_warmup_steps_ratio
+min_lr min_lr_ratio num_cycles optimizer optimizer_impl override_optimizer_config total_training_steps warmup_style
+weight_decay
+""",
+        "engine": """
+dtype entropy_checkpointing entropy_from_logits_with_chunking forward_only forward_prefetch fsdp_size full_determinism
+model_dtype offload_policy optimizer_offload param_offload reshard_after_forward seed strategy
+ulysses_sequence_parallel_size use_orig_params use_torch_compile
+""",
+        "engine.wrap_policy": "min_num_params",
+        "checkpoint": "load_contents save_contents",
         "ray_kwargs": "timeline_json_file",
         "ray_kwargs.ray_init": "num_cpus",
         "reward_manager": "name source",

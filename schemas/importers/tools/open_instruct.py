@@ -278,6 +278,14 @@ preemptible priority pure_docker_mode secret shared_memory task_name workspace d
 """,
     )
     | {"push_to_hub": PUBLISH},
-    UNSUPPORTED | {"load_balancing_loss": "mixtures of experts have no loss for balance here"},
+    UNSUPPORTED
+    | {"load_balancing_loss": "mixtures of experts have no loss for balance here"}
+    | spread(
+        "give the stage an environment with the tools: `env: {use: openai_tools, …}` (docs/tools.md)",
+        """
+tools tool_call_names tool_configs.** tool_parser_type per_turn_max_tokens pass_tools_to_chat_template pool_size
+max_steps
+""",
+    ),
 )
 """The tool."""

@@ -68,7 +68,8 @@ def convert(job: Job) -> None:
             source["columns"] = {"prompt": column}
         leaves.mapped("dataset_prompt_column", f"{stage.name}.prompts.columns.prompt")
     stage.copy("system_prompt", "system_prompt", str)
-    put_sources(stage, "prompts" if kind == "rl" else "data", sources, "dataset_name")
+    named = leaves.first("dataset_name", "datasets", "dataset_mixer", "dataset_mixture")
+    put_sources(stage, "prompts" if kind == "rl" else "data", sources, named)
     map_optimisation(stage, Names(rate=RATES[trainer]))
     if kind == "rl":
         map_rl(job, stage, "", "per_device_train_batch_size", "num_train_epochs", is_rloo=trainer == "rloo")
@@ -101,7 +102,7 @@ def convert(job: Job) -> None:
     if leaves.get("eval_strategy") in ("steps", "epoch"):
         put_held_out(stage, _make_held_out(job, sources), "dataset_test_split")
     if kind != "rl":
-        map_evaluation(job, stage, "test_split_size")
+        map_evaluation(job, stage, leaves.first("test_split_size", "dataset_mixture.test_split_size"))
     leaves.harmless("dataset_test_split", "nothing is evaluated: `eval_strategy` is off")
     for key in ("eval_strategy", "eval_steps", "num_generations_eval"):
         leaves.harmless(key, "give `eval_prompts` to evaluate in training")
@@ -163,17 +164,17 @@ def map_data(job: Job, stage: StageDraft) -> list[Source]:
             leaves.unsupported(f"{at}.fraction", "set `max_rows` of the source")
             sources.append(source)
     mixer = leaves.get("dataset_mixer")
-    for name, share in mixer.items() if isinstance(mixer, dict) else ():
-        source = {"from": refer(name, job.places)}
+    for name in mixer if isinstance(mixer, dict) else ():
+        sources.append({"from": refer(name, job.places)})
+        _take_share(job, stage, f"dataset_mixer.{name}", sources[-1])
+    listed = leaves.get("dataset_mixture.datasets")
+    for index, _ in enumerate(listed if isinstance(listed, list) else []):
+        at = f"dataset_mixture.datasets.{index}"
+        source = _make_source(job, stage, f"{at}.id", {"subset": f"{at}.config", "split": f"{at}.split"})
+        _take_share(job, stage, f"{at}.weight", source)
+        leaves.harmless(f"{at}.columns", "columns that a format does not read are kept as metadata")
         sources.append(source)
-        is_whole, percent = share in (1, 1.0, None), 100 * number(1 if share is None else share)
-        if not is_whole and percent == int(percent):
-            source["split"] = f"train[:{int(percent)}%]" if source["from"].startswith("hub:") else f"[:{int(percent)}%]"
-            leaves.mapped(f"dataset_mixer.{name}", f"{stage.name}.data.split")
-        advice = f"the share {share} of the rows: set `max_rows` of the source"
-        leaves.account(
-            f"dataset_mixer.{name}", "mapped" if is_whole else "not supported", source["from"] if is_whole else advice
-        )
+    leaves.harmless("dataset_mixture.seed", "rows are drawn with the recipe's seed")
     made = [source for source in sources if source]
     if not made:
         raise job.fail(
@@ -181,6 +182,19 @@ def map_data(job: Job, stage: StageDraft) -> list[Source]:
         )
     _map_text_field(stage, made)
     return made
+
+
+def _take_share(job: Job, stage: StageDraft, key: str, source: Source) -> None:
+    """Write the share of the rows of a source that is trained on, as a part of its split."""
+    share = job.leaves.get(key, 1)
+    percent = 100 * number(share)
+    if share == 1:
+        job.leaves.mapped(key, f"{stage.name}.data", "all its rows")
+    elif percent == int(percent) and 0 < percent < 100:
+        split = source.get("split", "train") if source.get("from", "").startswith("hub:") else ""
+        source["split"] = f"{split}[:{int(percent)}%]"
+        job.leaves.mapped(key, f"{stage.name}.data.split", "the first rows; theirs are drawn")
+    job.leaves.account(key, "not supported", f"the share {share} of the rows: set `max_rows` of the source")
 
 
 def _make_source(job: Job, stage: StageDraft, key: str, names: dict[str, str]) -> Source:

@@ -26,6 +26,7 @@ ALGORITHMS = {
     "reinforce_plus_plus": "reinforce_plus_plus",
     "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
     "gpg": "gpg",
+    "optimal_token_baseline": "optimal_token_baseline",
 }
 AGGREGATIONS: JsonObject = {
     "token-mean": "token_mean",
@@ -38,6 +39,8 @@ ESTIMATORS |= {f"{word}+": "k2" for word in (*ESTIMATORS, "abs")}
 """Estimators of the KL term; one with `+` has the gradient of k2."""
 WITHOUT_GRADIENT = ("kl", "k1")
 """Estimators whose gradient has the mean 0; the recipe has k2 in place of them."""
+CLIPPED = ("ppo", "grpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "optimal_token_baseline")
+"""Presets with PPO's clip."""
 NAMES = Names(
     learning_rate=f"{OPTIM}lr",
     optim=f"{OPTIM}optimizer",
@@ -229,7 +232,7 @@ def _map_loss(stage: StageDraft, algorithm: str) -> None:
     )
     if mode == "gspo":
         stage.put(*modes["gspo"], f"{A}policy_loss.loss_mode")
-    if algorithm in ("ppo", "grpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"):
+    if algorithm in CLIPPED:
         stage.put("policy_loss", loss, f"{A}clip_ratio")
         for key in ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"):
             leaves.account(f"{A}{key}", "mapped", f"{stage.name}.policy_loss")
@@ -317,7 +320,8 @@ def _map_batches(job: Job, stage: StageDraft) -> None:
     prompts, group = whole(leaves.get("data.train_batch_size", 1024)), whole(leaves.get(f"{R}n", 1))
     mini = min(prompts, whole(leaves.get(f"{A}ppo_mini_batch_size", 256)))
     if group == 1 and stage.get("algorithm") in ("grpo", "rloo"):
-        raise job.fail(f"{R}n", "a group of one completion has no advantage", f"set `{R}n` to 2 or more")
+        own_reward = [{"use": "broadcast_to_tokens"}]
+        stage.put("advantage", own_reward, f"{R}n: the advantage of a group of one completion is its reward")
     put_rollouts(stage, prompts * group, group, mini * group, "data.train_batch_size × rollout.n")
     stage.copy(f"{A}ppo_epochs", "num_iterations", whole)
     note = f"{prompts} prompts × {group} completions, {mini} prompts per optimiser step"

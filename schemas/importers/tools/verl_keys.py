@@ -78,9 +78,12 @@ entropy_from_logits_with_chunking entropy_checkpointing use_remove_padding use_f
 """,
         ),
     )
+    | spread("a group of defaults: what is not the default is a key of its own", "*.(group) engine optim model")
     | spread(
         SPEED,
         """
+engine.** data.pad_mode data.use_dynamic_bsz data.max_token_len_per_gpu data.ignore_input_ids_mismatch
+model.use_remove_padding checkpoint.** profiler.** trainer.profile_interval data.val_max_samples
 actor_rollout_ref.ref.** actor_rollout_ref.hybrid_engine actor_rollout_ref.nccl_timeout
 data.micro_batch_size_per_gpu model.use_liger model.use_shm model.external_lib model.trust_remote_code
 use_remove_padding ulysses_sequence_parallel_size trainer.use_legacy_worker_impl

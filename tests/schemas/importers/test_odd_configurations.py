@@ -67,6 +67,32 @@ def test_dapo_of_verl_keeps_its_penalty_and_its_groups(place):
     assert not [key for key, entry in notes.items() if entry.status == "unknown"]
 
 
+def test_a_group_of_one_of_verl_has_its_reward_for_an_advantage(place):
+    stage, _ = convert(place, "verl/lora_one_completion_misspelt.sh")
+    assert (stage["num_generations"], stage["advantage"]) == (1, [{"use": "broadcast_to_tokens"}])
+    assert stage["learning_rate"] == 3e-5
+
+
+def test_the_trainer_of_verl_with_an_engine_has_its_own_defaults(place):
+    stage, _ = convert(place, "verl/engine_sft.sh")
+    assert (stage["learning_rate"], stage["lr_scheduler_type"], stage["adam_beta2"]) == (2e-5, "cosine", 0.95)
+    assert (stage["data"]["max_rows"], stage["eval_steps"], stage["data"]["format"]) == (10, 2, "messages")
+    assert stage["validation"] == {"from": "path:./data/chats.jsonl", "format": "messages"}
+    bare = place / "bare.sh"
+    bare.write_text("torchrun -m verl.trainer.sft_trainer data.train_files=data/chats.jsonl model.path=org/name\n")
+    stage = yaml.safe_load(import_config([bare], None, place / "recipe.yaml").text)["stages"]["sft"]
+    assert (stage["learning_rate"], stage["adam_beta2"]) == (1e-3, 0.999)
+    assert not {"lr_scheduler_type", "warmup_ratio"} & stage.keys()  # constant, as ours
+
+
+def test_a_mixture_of_alignment_handbook_keeps_splits_and_shares(place):
+    stage, _ = convert(place, "trl/mixture_dpo.yaml")
+    assert stage["data"] == [
+        {"from": "path:./data/pairs.jsonl", "split": "[:50%]"},
+        {"from": "hub:HuggingFaceH4/ultrafeedback_binarized", "split": "train_prefs"},
+    ]
+
+
 def test_a_reward_of_a_file_in_a_script_is_no_script(place):
     stage, notes = convert(place, "verl/ppo_own_reward.sh")
     assert stage["rewards"] == [{"use": "foreign.verl", "function": "my_rewards.sums:compute_score"}]

@@ -18,6 +18,8 @@ from schemas.recipe.load import load_recipe
         ("$((${N}/2))", "3"),
         ("$((2**99999))", "$((2**99999))"),
         ("$((N / 0))", "$((N / 0))"),
+        ("$(((N + 1) * 2))/$(((N)))", "16/7"),
+        ("${EMPTY:-}x${N:-}", "x7"),
         ("$((__import__('os')))", "$((__import__('os')))"),
         ("$HOME/models/${NAME:=m}", "~/models/m"),
         ("${1:?Usage}/$2", "${1:?Usage}/$2"),
@@ -42,6 +44,55 @@ def test_lists_are_the_words_of_the_command_that_spreads_them():
         "actor": {"path": "org/name", "n": 4},
         "trainer": {"nnodes": 1, "x": 2},
     }
+
+
+def test_an_unquoted_variable_is_the_words_of_its_value():
+    command = find_command(
+        'MORE="\n    --lr 2e-4 \\\n    --targets q_proj v_proj"\n'
+        "NOTE='two words'\n"
+        'A=$NOTE; export B="$NOTE"\n'
+        'trl sft --model org/name $MORE --note "$NOTE" --a $A --path x/${B} --title "a: b" --map \'{c: 1}\' # $MORE\n',
+        "train.sh",
+    )
+    assert command.words == ("trl", "sft")
+    assert command.tree == {
+        "model": "org/name",
+        "lr": 2e-4,
+        "targets": ["q_proj", "v_proj"],
+        "note": "two words",
+        "a": ["two", "words"],
+        "path": ["x/two", "words"],
+        "title": "a: b",
+        "map": {"c": 1},
+    }
+
+
+def test_what_is_around_a_command_is_no_part_of_it():
+    command = find_command(
+        "cd project && GPUS=0 nohup python -m verl.trainer.main_ppo a.b='x > y | z' a.c=$(date +%s|cut -c1) \\\n"
+        '  a.d=\\>x a.e=<name> ${@:2} $@ 2>&1 | tee "log-$(date +%s).txt" &\n'
+        "python x.py > train.log 2> errors.log\n",
+        "train.sh",
+    )
+    assert command.tree == {"a": {"b": "x > y | z", "c": "$(date +%s|cut -c1)", "d": ">x", "e": "<name>"}}
+    assert command.words[-2:] == ("-m", "verl.trainer.main_ppo")
+
+
+def test_a_variable_among_the_options_that_nothing_sets_is_in_the_report(tmp_path):
+    for options in ("--learning_rate 1e-5 $MORE --seed 3", "$MORE --seed 3", "--seed 3 ${EMPTY:-} ${MORE}"):
+        script = tmp_path / "train.sh"
+        script.write_text(f"trl sft --model_name_or_path org/name --dataset_name org/data {options}\n")
+        made = import_config([script], None, tmp_path / "recipe.yaml")
+        report = {entry.key: entry for entry in made.entries}
+        assert report["seed"].value == 3
+        odd = [entry for key, entry in report.items() if key.startswith("$")]
+        assert [(entry.key.strip("${}"), entry.status) for entry in odd] == [("MORE", "not supported")]
+        assert "nothing sets it" in odd[0].note
+
+
+def test_a_group_of_defaults_stands_beside_its_keys():
+    for line in ("optim=fsdp optim.lr=0.1", "optim.lr=0.1 optim=fsdp"):
+        assert find_command(f"torchrun -m x {line} b.c=1", "t.sh").tree["optim"] == {"lr": 0.1, "(group)": "fsdp"}
 
 
 def test_what_nothing_sets_is_a_path_of_its_name_and_is_named(tmp_path):
