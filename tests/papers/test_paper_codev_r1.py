@@ -1,7 +1,6 @@
 """CodeV-R1: only equivalent round trips are kept, and requesting B / keep rate samples saves sampling rounds.
 
-The paper's formula of the adaptive rate is not known here: what is proven is that the next size follows the last keep
-rate.
+The paper takes the keep rate over a window of past batches; here it is that of the last iteration.
 
 Not shown: Verilog and its simulators, 68.6 % of VerilogEval.
 """

@@ -1,10 +1,9 @@
 """DRIVE: first all problems equally often with few samples each, then many samples of a shrinking set of the hardest.
 
-How many problems the paper retains, and when, is not known here: the shares are the recipe's.
-
 Not shown: contests, the rise of entropy at 24,000 tokens.
 """
 
+import math
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -59,13 +58,20 @@ def test_the_second_stage_has_sixteen_samples_of_the_hardest_alone():
     assert {n for some in log for _, n in some} == {16}
     seen = [{name for name, _ in some} for some in log]
     assert set().union(*seen[:16]) == {f"p{i}" for i in range(64)}
-    assert set().union(*seen[16:20]) <= {f"p{i}" for i in range(32)}
-    assert set().union(*seen[20:]) == {f"p{i}" for i in range(16)}
+    # The paper's three phases have 72, 50 and 25 problems.
+    second, third = math.ceil(64 * 50 / 72), math.ceil(64 * 25 / 72)
+    assert set().union(*seen[16:20]) <= {f"p{i}" for i in range(second)}
+    assert not set().union(*seen[16:20]) <= {f"p{i}" for i in range(32)}
+    assert set().union(*seen[20:]) <= {f"p{i}" for i in range(third)}
+    assert not set().union(*seen[20:]) <= {f"p{i}" for i in range(16)}
 
 
-def test_the_sizes_of_groups_are_the_papers_in_the_full_profile():
-    sizes = [stages("full")[name].num_generations for name in ("broad", "pre_grpo")]
-    assert sizes == [8, 64]
+def test_the_sizes_and_phases_are_the_papers_in_the_full_profile():
+    full = [stages("full")[name] for name in ("broad", "pre_grpo")]
+    assert [stage.num_generations for stage in full] == [8, 64]
+    assert [stage.max_steps for stage in full] == [32, 64 + 32 + 32]
+    phases = full[1].prompt_sampler.share["piecewise"]
+    assert {int(start): round(72 * share) for start, share in phases.items()} == {0: 72, 64: 50, 96: 25}
 
 
 # What counts is the last visit: c alone becomes easy, or d does.
