@@ -30,6 +30,7 @@ ENDS = {
     "gate failed:": "a gate failed",
     "gate rejected:": "a gate was rejected",
     "gate waits for approval:": "a gate waits for approval",
+    "gate approved:": "a gate was approved since; continue with: posttrain resume",
 }
 """Why gates ended a run with exit code 2, by the beginning of a gate's text; the first that applies counts."""
 

@@ -67,7 +67,7 @@ def find_input_problems(recipe: Recipe, layout: Layout, warn: Callable[[str], No
             else:
                 warn(str(problem))
     problems += [*find_new_model_problems(recipe, layout), *find_own_reward_problems(recipe, layout)]
-    return [*problems, *find_count_problems(recipe)]
+    return [*problems, *find_count_problems(recipe, layout)]
 
 
 def _find_missing(recipe: Recipe, layout: Layout) -> Iterator[Problem]:

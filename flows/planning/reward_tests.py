@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from flows.planning.apart import call_apart
 from flows.planning.called_rewards import REFUSING, is_called
 from flows.planning.data_sources import read_first_rows
 from flows.processes.secret_values import resolve_references
@@ -34,6 +35,7 @@ PLAIN = frozenset({"rows", "completions", "groups", "sources", "step", "state", 
 KEYS = {"prompt", "answer", "good", "bad", "metadata", "family"}
 LONGEST_CALL = 120.0
 """Seconds after which a reward that is called before a run counts as one that never returns."""
+TESTED = "a reward of these tests"
 
 
 def score_reward_tests(recipe: Recipe, step: str, file: Path | None, size: int, layout: Layout) -> list[Scored]:
@@ -52,7 +54,7 @@ def score_reward_tests(recipe: Recipe, step: str, file: Path | None, size: int, 
             f"{step}: its problems are not known before a run; give tests: posttrain test-reward RECIPE {step} "
             "--tests FILE, a YAML list of {prompt, answer, good: [...], bad: [...]}"
         )
-    return run_reward_tests(tests, score)
+    return call_apart(partial(run_reward_tests, tests, score), f"a reward of {step}", None)
 
 
 def make_score(info: StepInfo) -> Score:
@@ -200,10 +202,15 @@ def _find_reward_problem(recipe: Recipe, layout: Layout, info: StepInfo, use: Re
         return
     texts = [row["answer"] for row in rows]
     given = {"rows": rows, "completions": texts, "groups": [0, 1], "sources": ["policy"] * 2}
-    try:
+    what = f"reward {use.use}"
+
+    def call() -> None:
         # The traceback is for the log of a step.
-        with contextlib.redirect_stderr(io.StringIO()), limit_calls(f"reward {use.use}"):
+        with contextlib.redirect_stderr(io.StringIO()), limit_calls(what):
             scores_of(reward, 0, given | {"step": 0, "seed": 0, "states": {}}, {})
+
+    try:
+        call_apart(call, what, LONGEST_CALL)
     except StepError as error:
         yield str(error)
 
@@ -240,22 +247,27 @@ def find_failed_tests(recipe: Recipe) -> list[Problem]:
     ]
 
 
+def _score_in_time(tests: list[RewardTest], score: Score) -> list[Scored]:
+    with limit_calls(TESTED):
+        return run_reward_tests(tests, score)
+
+
 def _list_failures(info: StepInfo) -> Iterator[tuple[str, str]]:
     """Yield key and message of each completion of a stage's `tests` that fails; probes are for `test-reward`."""
     tests = _list_own_tests(info)
     if not tests:
         return
     try:
-        with limit_calls("a reward of these tests"):
-            scored = run_reward_tests(tests, make_score(info))
+        score = make_score(info)
+        scored = call_apart(partial(_score_in_time, tests, score), TESTED, LONGEST_CALL)
     except (PlanError, StepError) as error:
         yield "tests", str(error).removeprefix(f"{info.name}: ")
         return
     for one in scored:
         if not one.ok and one.kind in ("good", "bad"):
-            score = "none" if one.score is None else f"{one.score:.4g}"
+            shown = "none" if one.score is None else f"{one.score:.4g}"
             why = "has no score" if one.kind == "good" else "scores as high as a good one"
-            yield f"tests.{int(one.row) - 1}", f"the {one.kind} completion {one.completion!r} {why}: {score}"
+            yield f"tests.{int(one.row) - 1}", f"the {one.kind} completion {one.completion!r} {why}: {shown}"
 
 
 def find_own_code(recipe: Recipe) -> None:

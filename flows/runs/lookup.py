@@ -12,6 +12,7 @@ from flows.execution.audit_entries import log_report_written
 from flows.execution.events import StepEvent
 from flows.execution.run_log import list_runs, read_events, read_plan, read_step_events
 from flows.execution.states import EXIT_CANCELLED, FINISHED, STYLES, describe_gate_ends
+from flows.runs.current_states import read_current_states
 from flows.runs.plain_adapters import make_plain
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
@@ -78,7 +79,8 @@ def list_run_records(layout: Layout) -> list[RunRecord]:
 
 
 def _read_record(layout: Layout, name: str) -> RunRecord:
-    plan, steps = read_plan(layout, name), read_step_events(layout, name)
+    plan = read_plan(layout, name)
+    steps = read_current_states(layout, name, plan)
     codes = [event.get("exit_code") for event in read_events(layout, name) if event["type"] == "run"]
     code = codes[-1] if codes else None
     finished = sum(event["state"] in FINISHED for event in steps.values())
@@ -98,9 +100,10 @@ def make_runs_table(records: Sequence[RunRecord]) -> Table:
 
 
 def list_step_records(run: str | None, layout: Layout) -> list[dict[str, object]]:
-    """Return name, kind, key, state, seconds and reason of every step of a run."""
+    """Return name, kind, key, state, seconds, reason and gates of every step of a run."""
     name = find_run(run, layout)
-    plan, steps = read_plan(layout, name), read_step_events(layout, name)
+    plan = read_plan(layout, name)
+    steps = read_current_states(layout, name, plan)
     records: list[dict[str, object]] = []
     for step in plan.steps:
         event = steps.get(step.name) or StepEvent(type="step", step=step.name, state="queued")
@@ -112,6 +115,7 @@ def list_step_records(run: str | None, layout: Layout) -> list[dict[str, object]
                 "state": event["state"],
                 "seconds": event.get("seconds"),
                 "reason": event.get("reason", ""),
+                "gates": event.get("gates", ""),
             }
         )
     return records
@@ -141,7 +145,7 @@ def make_status_table(run: str | None, layout: Layout) -> Table:
     """Return a table with state, time and key of every step of a run."""
     name = find_run(run, layout)
     plan = read_plan(layout, name)
-    steps = read_step_events(layout, name)
+    steps = read_current_states(layout, name, plan)
     state = "planned"
     for event in read_events(layout, name):
         if event["type"] == "run":

@@ -1,21 +1,31 @@
 """Parse feedback on a response."""
 
-from typing import Any, Literal
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from flows.serving.refusals import Refused
 from flows.serving.requests import validate_parameters
 
 MAX_FEEDBACK_BYTES = 4096
-ID = r"^(chatcmpl|cmpl)-[0-9a-f]{24}$"
+ID = re.compile(r"(chatcmpl|cmpl)-[0-9a-f]{24}")
+
+
+def _check_id(text: str) -> str:
+    if not ID.fullmatch(text):
+        raise PydanticCustomError(
+            "id", "must be the `id` of a response of this server: chatcmpl- or cmpl- and 24 hexadecimal digits"
+        )
+    return text
 
 
 class FeedbackBody(BaseModel):
     """POST /v1/feedback."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    id: str = Field(pattern=ID)
+    id: Annotated[str, AfterValidator(_check_id)]
     """Id of the response."""
     rating: Literal["good", "bad"] | None = None
     score: float | None = Field(default=None, ge=0, le=1)

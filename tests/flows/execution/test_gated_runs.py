@@ -20,7 +20,7 @@ from flows.planning.gate_power import describe_condition
 from flows.planning.recipe_plan import plan_recipe
 from flows.prefect_runs.evidence_page import make_evidence_page
 from flows.runs.launch import run_plan
-from flows.runs.lookup import list_run_records, make_status_table
+from flows.runs.lookup import list_run_records, list_step_records, make_status_table
 from flows.steps.in_process import InProcess
 from lineage.audit import log as audit_log
 from lineage.audit.approvals import read_decisions
@@ -129,6 +129,12 @@ def test_a_gate_waits_for_a_person_and_never_asks_the_same_again(lab):
     called = CliRunner().invoke(app, ["approve", outcome.run, "check", "--approve", "--reason", "only a rehearsal"])
     assert called.exit_code == 0, called.output
     assert "approved by ada (claimed by " in called.stdout
+    records = {record["step"]: record for record in list_step_records(outcome.run, lab.layout)}
+    assert (records["check"]["state"], records["check"]["gates"]) == ("done", "gate approved: accuracy")
+    assert records["polish"]["state"] == "blocked"
+    assert records["polish"]["reason"] == f"a gate of check was approved since; posttrain resume {outcome.run}"
+    (listed,) = list_run_records(lab.layout)
+    assert listed.outcome == "a gate was approved since; continue with: posttrain resume"
     console = Console(record=True, width=200)
     resumed = run_plan(read_plan(lab.layout, outcome.run), lab.layout, executor="inprocess", run=outcome.run)
     assert (resumed.exit_code, resumed.states["polish"].state) == (0, "done")
@@ -152,6 +158,8 @@ def test_a_gate_waits_for_a_person_and_never_asks_the_same_again(lab):
     (shown,) = collect_gate_rows(plan, manifests, lab.layout)
     assert (shown["outcome"], shown["good"]) == ("failed, approved", True)
     assert shown["texts"][1].startswith(f"approved by ada (claimed by {ACCOUNT}) at 20")
+    (listed,) = [record for record in list_run_records(lab.layout) if record.run == outcome.run]
+    assert listed.outcome == "ok"
     # Second thoughts count, and both decisions stay.
     decide_gates(lab.layout, outcome.run, "check", "reject", "seen the samples", "bob", console)
     rejected = go(plan, lab.layout)
@@ -165,6 +173,24 @@ def test_a_gate_waits_for_a_person_and_never_asks_the_same_again(lab):
     assert (outcomes[outcome.run], outcomes[rejected.run]) == ("ok", "a gate was rejected")
     assert [d["decision"] for d in read_decisions(lab.layout, plan.step("check").key)] == ["approve", "reject"]
     assert explain_plan(plan, lab.layout)["check"][0] == "HIT"
+
+
+def test_status_shows_a_rejection_before_anything_runs_again(lab):
+    outcome = go(lab("min: 0.9, on_fail: approve"), lab.layout)
+
+    def show_status():
+        shown = Console(record=True, width=300)
+        shown.print(make_status_table(outcome.run, lab.layout))
+        return shown.export_text()
+
+    assert "gate waits for approval: accuracy" in show_status()
+    assert CliRunner().invoke(app, ["approve", outcome.run, "check", "--reject", "--reason", "no"]).exit_code == 0
+    status = show_status()
+    assert "waits for approval" not in status
+    assert "gate rejected: accuracy (by ada (claimed by " in status
+    assert "the gate of check was rejected: accuracy (by ada" in status
+    (listed,) = list_run_records(lab.layout)
+    assert listed.outcome == "a gate was rejected"
 
 
 def test_a_claimed_name_is_no_approver(lab):

@@ -1,6 +1,7 @@
 """Rewards called as their step calls them, before a run."""
 
 import json
+import os
 import signal
 import sys
 from dataclasses import replace
@@ -15,7 +16,7 @@ from flows.planning.reward_tests_table import make_distribution_table, make_rewa
 from learning.evaluation.reward_distribution import describe_rewards
 from learning.evaluation.reward_probes import Scored
 from lineage.layout import Layout
-from schemas.errors import PlanError, RecipeError
+from schemas.errors import PlanError, RecipeError, StepError
 from schemas.recipe.load import load_recipe
 
 HERE = Layout(Path(__file__).parent)
@@ -30,9 +31,13 @@ stages:
   better: {kind: rl, model: base, prompts: problems, algorithm: grpo, max_steps: 1, rewards: [REWARD]}
 """
 OWN = """
-SEEN = []
+import ctypes
+import faulthandler
+import os
+import signal
+from pathlib import Path
 def leaky(rows, completions):
-    SEEN.append(len(rows))
+    Path("seen.txt").write_text(f"{len(rows)} {os.getpid()}")
     return [float(any(c.isalnum() for c in text)) for text in completions]
 def nan(completions):
     return [float("nan")] * len(completions)
@@ -46,6 +51,15 @@ def endless(completions):
             len(completions) / 0
         except Exception:
             pass
+def stuck(completions):
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+    while True:
+        pass
+def exits(completions, *, code: int = 0):
+    os._exit(code)
+def crashes(completions):
+    faulthandler.disable()  # of pytest, which prints pages
+    ctypes.string_at(0)
 """
 
 
@@ -107,7 +121,8 @@ def test_what_cannot_be_tested_is_refused_by_name(load):
 
 def test_own_rewards_are_called_on_two_problems_before_a_run(load):
     verify_own_rewards(load('"rewards_on_trial:leaky"'), HERE)
-    assert sys.modules["rewards_on_trial"].SEEN == [2]
+    rows, process = Path("seen.txt").read_text().split()
+    assert (rows, int(process) == os.getpid()) == ("2", False)
     verify_own_rewards(load('"rewards_on_trial:asks"'), HERE)
     with pytest.raises(RecipeError, match=r"r.yaml:8:\d+: stages.better.rewards.0: .*its score is nan"):
         verify_own_rewards(load('"rewards_on_trial:nan"'), HERE)
@@ -184,3 +199,27 @@ def test_a_reward_that_never_returns_is_named(load, monkeypatch, tests):
         verify_own_rewards(load(f"{own}], tests: [{{good: [x]}}" if tests else own), HERE)
     assert caught.value.problems[0].path == "stages.better.rewards.0"
     assert signal.getsignal(signal.SIGALRM) is before
+
+
+def test_a_reward_that_cannot_be_interrupted_is_named(load, monkeypatch):
+    monkeypatch.setattr("flows.planning.reward_tests.LONGEST_CALL", 0.2)
+    monkeypatch.setattr("flows.planning.apart.GRACE", 0.5)
+    with pytest.raises(RecipeError, match="reward rewards_on_trial:stuck did not return, and Python could not stop it"):
+        verify_own_rewards(load('"rewards_on_trial:stuck"'), HERE)
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        ('"rewards_on_trial:exits"', r"ended the process that called it \(exit code 0\).*look for os._exit"),
+        ('{use: "rewards_on_trial:exits", code: 7}', r"ended the process that called it \(exit code 7\)"),
+        ('"rewards_on_trial:crashes"', r"crashed the process that called it \(SIGSEGV\)"),
+    ],
+)
+def test_a_reward_that_ends_its_process_is_named(load, tmp_path, reward, message):
+    with pytest.raises(RecipeError, match=r"stages.better.rewards.0: reward rewards_on_trial:\w+ " + message):
+        verify_own_rewards(load(reward), HERE)
+    with pytest.raises(RecipeError, match="stages.better.tests: a reward of these tests " + message):
+        verify_own_rewards(load(f"answers.exact, {reward}], tests: [{{good: [x]}}"), HERE)
+    with pytest.raises(StepError, match="a reward of better " + message):
+        score_reward_tests(load(reward), "better", None, 1, HERE)

@@ -341,7 +341,7 @@ HOSTILE = [
     ({"id": "cmpl-" + "0" * 24, "score": True}, 400, "score: Input should be a valid number"),
     ({"id": "cmpl-" + "0" * 24, "score": "1"}, 400, "score: Input should be a valid number"),
     ({"id": "cmpl-" + "0" * 24, "score": None}, 400, "give either `rating`"),
-    ({"id": "cmpl-' OR 1=1 --", "score": 1}, 400, "id: String should match pattern"),
+    ({"id": "cmpl-' OR 1=1 --", "score": 1}, 400, "id: must be the `id` of a response of this server"),
     ({"id": ["cmpl-" + "0" * 24], "score": 1}, 400, "id: Input should be a valid string"),
     ({"id": "cmpl-" + "0" * 24, "score": 1, "arm": "challenger"}, 400, "unknown parameter: arm"),
     ({"score": 1}, 400, "id: Field required"),
