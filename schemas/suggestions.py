@@ -38,7 +38,7 @@ def suggest(word: str, words: Iterable[str], noun: str) -> str:
 
 
 def find_nearest(word: str, words: Iterable[str]) -> str | None:
-    """Return the most similar word, or None; the last part of a dotted name counts as well."""
+    """Return the most similar word, or None; the last part of a dotted name counts by itself, too."""
     choices = list(dict.fromkeys(words))
     folded = {choice.lower().replace("-", "_"): choice for choice in reversed(choices)}
     lowered = word.lower().replace("-", "_")
@@ -47,9 +47,12 @@ def find_nearest(word: str, words: Iterable[str]) -> str | None:
     for choice in choices:
         if choice.rpartition(".")[2] == word or (len(word) > 3 and choice.lower().startswith(lowered)):
             return choice
-    scored = [(_measure_similarity(lowered, choice), -index, choice) for index, choice in enumerate(reversed(folded))]
+    last = lowered.rpartition(".")[2]
+    same = {choice: full for choice, full in folded.items() if "." in lowered and choice.rpartition(".")[2] == last}
+    near = same or folded
+    scored = [(_measure_similarity(lowered, choice), -index, choice) for index, choice in enumerate(reversed(near))]
     best = max(scored, default=(0.0, 0, ""))
-    return folded[best[2]] if best[0] >= 0.6 else None
+    return near[best[2]] if same or best[0] >= 0.6 else None
 
 
 def _measure_similarity(one: str, other: str) -> float:

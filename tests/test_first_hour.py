@@ -232,6 +232,15 @@ MISTAKES = {
     "a reward that returns a map": own(RETURNED, "return dict(enumerate(values))", "(dict) instead of a score per"),
     "a reward that is async": own("def score", "async def score", "it is `async`"),
     "a reward that exits": own(RETURNED, "exit()", "raises for every one of 2 completions", "SystemExit"),
+    "a reward that ends the process": own(
+        RETURNED, '__import__("os")._exit(0)', "ended the process that called it (exit code 0)", "mine.yaml:16:15"
+    ),
+    "a reward that crashes": own(
+        RETURNED, '__import__("os").kill(__import__("os").getpid(), 11)', "crashed the process that called it (SIGSEGV)"
+    ),
+    "a reward's module that ends the process": own(
+        '"""A', '__import__("os")._exit(3)\n"""A', "ended the process that called it (exit code 3)"
+    ),
     "a reward that returns texts of numbers": own(RETURNED, "return [str(v) for v in values]", "(str)"),
     "a reward that reads from the keyboard": own(RETURNED, "return input()", "raises for every one of 2 completions"),
     "a reward that is a class": Mistake(
@@ -502,6 +511,18 @@ MISTAKES = {
     "words that stop": recipe(GRPO, f"{GRPO}\n    stop: ['.']", "mine.yaml:22:5", "sampling ends with the turn"),
     "OpenAI's limit": recipe(
         "max_completion_length: 8", "max_tokens: 8", "mine.yaml:19:5", "posttrain calls this `max_completion_length`"
+    ),
+    "too few problems of reasoning-gym": recipe(
+        "    prompts: path:exam.jsonl",
+        "    tasks: [{use: reasoning_gym, family: chain_sum, split: test, size: 200, "
+        "config: {max_terms: 2, max_digits: 1}}]",
+        "mine.yaml:25:13: stages.check.tasks.0: reasoning_gym chain_sum: ",
+        "of them test, but size is 200; lower `size`",
+    ),
+    "an unknown option of a family": recipe(
+        "    prompts: path:exam.jsonl",
+        "    tasks: [{use: reasoning_gym, family: chain_sum, config: {terms: 2}, split: test, size: 8}]",
+        "mine.yaml:25:13: stages.check.tasks.0: reasoning_gym chain_sum: config",
     ),
     "too few problems of a toy task": recipe(
         "    prompts: path:exam.jsonl",

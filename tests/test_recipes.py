@@ -23,6 +23,14 @@ CASES = [
     for path in RECIPES
     for profile in (None, *((read_recipe(path, None, ()).plain().get("profiles")) or {}))
 ]
+OTHERS = [
+    pytest.param(path, profile, id=f"{path.parent.name}-{path.stem}-{profile or 'plain'}")
+    for path in sorted((ROOT / "recipes").glob("*/*.yaml"))
+    if path.parent.name in ("papers", "outcomes", "bases")
+    for profile in (None, *((read_recipe(path, None, ()).plain().get("profiles")) or {}))
+    if profile != "own"  # needs the user's model and data
+]
+"""Recipes of papers, of their outcomes, and those that they extend."""
 CHILD = """
 import json, sys
 from typer.testing import CliRunner
@@ -58,6 +66,11 @@ def test_a_shipped_recipe_compiles_into_a_plan(path, profile, tmp_path):
     for step in plan.steps:
         assert set(step.needs) <= done, step.name
         done.add(step.name)
+
+
+@pytest.mark.parametrize(("path", "profile"), OTHERS)
+def test_every_profile_of_the_recipes_of_papers_validates(path, profile):
+    assert load_recipe(path, profile=profile).steps
 
 
 def test_validate_imports_nothing_heavy(tmp_path):

@@ -19,7 +19,7 @@ from schemas.steps.slots import Slot, identify_slot
 TOY_TASKS = "learning.toy_tasks."
 REASONING_GYM = ("learning.problems.generators", "reasoning_gym")
 LONGEST_DRAW = 3.0
-"""Seconds for the problems of one generator of reasoning-gym: a family that takes longer is left to its step."""
+"""CPU seconds for the problems of one generator of reasoning-gym: a family that takes longer is left to its step."""
 MAX_REMEMBERED = 4096
 """Generators that a state folder remembers."""
 
@@ -28,7 +28,7 @@ def find_count_problems(recipe: Recipe, layout: Layout) -> Iterator[Problem]:
     """Yield a problem per generator that has fewer different problems than its `size`, or that refuses its options.
 
     Problems are drawn as their step draws them: those of toy tasks in milliseconds, those of reasoning-gym for at most
-    LONGEST_DRAW seconds. The import of reasoning-gym takes a second, so generators that passed are remembered.
+    LONGEST_DRAW CPU seconds. The import of reasoning-gym takes a second, so generators that passed are remembered.
     """
     passed = _read_passed(layout)
     known = len(passed)
@@ -90,15 +90,15 @@ def _draw_in_time(slot: Slot) -> str:
     def stop(*_: object) -> None:
         raise OutOfTime
 
-    handler = signal.signal(signal.SIGALRM, stop)
-    timer = signal.setitimer(signal.ITIMER_REAL, LONGEST_DRAW)
+    handler = signal.signal(signal.SIGVTALRM, stop)
+    timer = signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST_DRAW)
     try:
         return _draw(slot)
     except OutOfTime:
         return ""
     finally:
-        signal.setitimer(signal.ITIMER_REAL, *timer)
-        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_VIRTUAL, *timer)
+        signal.signal(signal.SIGVTALRM, handler)
 
 
 def _passed_file(layout: Layout) -> Path:

@@ -46,15 +46,17 @@ def score_reward_tests(recipe: Recipe, step: str, file: Path | None, size: int, 
     if step not in recipe.steps:
         raise PlanError(f"no step `{step}` in {recipe.name}; {suggest(step, recipe.steps, 'steps')}")
     find_own_code(recipe)
-    score = make_score(recipe.steps[step])
-    tests = read_tests(file) if file else _list_own_tests(recipe.steps[step])
+    info = recipe.steps[step]
+    if not getattr(info.stage, "rewards", []):
+        raise PlanError(f"{step}: this step has no rewards")
+    tests = read_tests(file) if file else _list_own_tests(info)
     tests = tests or [_make_test(row) for row in find_rows(recipe, layout, step, size)[:size]]
     if not tests:
         raise PlanError(
             f"{step}: its problems are not known before a run; give tests: posttrain test-reward RECIPE {step} "
             "--tests FILE, a YAML list of {prompt, answer, good: [...], bad: [...]}"
         )
-    return call_apart(partial(run_reward_tests, tests, score), f"a reward of {step}", None)
+    return call_apart(lambda: run_reward_tests(tests, make_score(info)), f"a reward of {step}", None)
 
 
 def make_score(info: StepInfo) -> Score:
@@ -185,34 +187,35 @@ def find_reward_problems(recipe: Recipe, layout: Layout) -> list[Problem]:
 
 
 def _find_reward_problem(recipe: Recipe, layout: Layout, info: StepInfo, use: RewardUse, index: int) -> Iterator[str]:
-    try:
-        reward = _bind(info, use, index)
-    except PlanError:
-        return
-    except StepError as error:
-        yield str(error)
-        return
-    try:
-        rows = [row for row in find_rows(recipe, layout, info.name, 2) if row.get("answer")][:2]
-    except (StepError, PlanError):
-        return  # about the problems: their step reports it
-    if len(rows) < 2 and use.use in REFUSING:
-        rows = [_make_row(str(number), "1") for number in (1, 2)]
-    if len(rows) < 2:
-        return
-    texts = [row["answer"] for row in rows]
-    given = {"rows": rows, "completions": texts, "groups": [0, 1], "sources": ["policy"] * 2}
+    rows = _list_scored_rows(recipe, layout, info, use)
     what = f"reward {use.use}"
 
     def call() -> None:
         # The traceback is for the log of a step.
         with contextlib.redirect_stderr(io.StringIO()), limit_calls(what):
-            scores_of(reward, 0, given | {"step": 0, "seed": 0, "states": {}}, {})
+            try:
+                reward = _bind(info, use, index)
+            except PlanError:
+                return  # it cannot be called before a run
+            if rows:
+                given = {"rows": rows, "completions": [row["answer"] for row in rows], "groups": [0, 1]}
+                scores_of(reward, 0, given | {"sources": ["policy"] * 2, "step": 0, "seed": 0, "states": {}}, {})
 
     try:
         call_apart(call, what, LONGEST_CALL)
     except StepError as error:
         yield str(error)
+
+
+def _list_scored_rows(recipe: Recipe, layout: Layout, info: StepInfo, use: RewardUse) -> list[JsonObject]:
+    """Return two problems with answers for a reward; none if they are not known before a run."""
+    try:
+        rows = [row for row in find_rows(recipe, layout, info.name, 2) if row.get("answer")][:2]
+    except (StepError, PlanError):
+        return []  # about the problems: their step reports it
+    if len(rows) < 2 and use.use in REFUSING:
+        return [_make_row(str(number), "1") for number in (1, 2)]
+    return rows if len(rows) == 2 else []
 
 
 @contextlib.contextmanager
@@ -247,9 +250,9 @@ def find_failed_tests(recipe: Recipe) -> list[Problem]:
     ]
 
 
-def _score_in_time(tests: list[RewardTest], score: Score) -> list[Scored]:
+def _score_in_time(tests: list[RewardTest], info: StepInfo) -> list[Scored]:
     with limit_calls(TESTED):
-        return run_reward_tests(tests, score)
+        return run_reward_tests(tests, make_score(info))
 
 
 def _list_failures(info: StepInfo) -> Iterator[tuple[str, str]]:
@@ -258,8 +261,7 @@ def _list_failures(info: StepInfo) -> Iterator[tuple[str, str]]:
     if not tests:
         return
     try:
-        score = make_score(info)
-        scored = call_apart(partial(_score_in_time, tests, score), TESTED, LONGEST_CALL)
+        scored = call_apart(partial(_score_in_time, tests, info), TESTED, LONGEST_CALL)
     except (PlanError, StepError) as error:
         yield "tests", str(error).removeprefix(f"{info.name}: ")
         return

@@ -105,6 +105,6 @@ def test_problems_that_are_enough_are_drawn_once(tmp_path, monkeypatch):
 
 def test_problems_that_take_long_are_left_to_their_step(tmp_path, monkeypatch):
     monkeypatch.setattr("flows.planning.problem_counts.LONGEST_DRAW", 1e-3)
-    before = signal.getsignal(signal.SIGALRM)
+    before = signal.getsignal(signal.SIGVTALRM)
     assert list(find_count_problems(write_sums(tmp_path, 400), Layout(tmp_path))) == []
-    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getsignal(signal.SIGVTALRM) is before

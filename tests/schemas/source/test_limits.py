@@ -109,4 +109,7 @@ def test_a_suggestion_among_many_long_words_is_still_the_near_one():
     many = [f"stage_{i}" for i in range(20_000)]
     assert suggest("lerning_rate", ["learning_rate", *many], "keys") == "did you mean `learning_rate`?"
     assert suggest("x" * 100_000, ["a", "b"], "keys") == "keys: a, b"
+    rewards = ["answers.close", "answers.exact", "formats.contains", "other.exact"]
+    assert suggest("answers.contains", rewards, "rewards").startswith("did you mean `formats.contains`?")
+    assert suggest("answer.exact", rewards, "rewards").startswith("did you mean `answers.exact`?")
     assert suggest("evaluat", ["evaluate", "sft"], "kinds") == "did you mean `evaluate`? kinds: evaluate, sft"
