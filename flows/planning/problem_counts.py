@@ -83,9 +83,9 @@ def _draw_in_time(slot: Slot) -> str:
     """
     if threading.current_thread() is not threading.main_thread():
         return ""
-    from learning.reasoning_gym.families import families
+    from learning.reasoning_gym.families import families  # most recipes that are checked have passed before
 
-    families()  # the import is not counted
+    families()  # its import is not counted
 
     def stop(*_: object) -> None:
         raise OutOfTime

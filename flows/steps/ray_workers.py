@@ -22,6 +22,7 @@ from typing import Any, TextIO
 import psutil
 
 from flows.processes.cleanup import RAY_FOLDER_PREFIX
+from flows.processes.locks import hold_lock
 from flows.processes.process_env import make_python_path
 from flows.processes.stop_signals import keep_sigterm_action
 from flows.steps.machine_limits import refuse_impossible
@@ -41,8 +42,10 @@ QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "PYTHONHASHSEED": "0",
 }
-TRIES = 3
+TRIES = 5
 """Number of attempts to start a cluster on this machine."""
+STARTS = "ray-start"
+"""Folder in the state folder whose lock is held while a cluster starts."""
 ESSENTIAL = ("gcs_server", "raylet")
 """Processes of Ray that no run can continue without."""
 LONGEST_TEMPORARY = 40
@@ -94,22 +97,26 @@ class RayWorkers:
             self._start(layout)
 
     def _start(self, layout: Layout) -> None:
-        """Start a cluster on this machine; try again on a busy machine, as Ray gives itself 30 seconds."""
+        """Start a cluster on this machine; try again on a busy machine, as Ray gives itself 30 seconds.
+
+        Runs of a checkout that begin together, as schedules do, start their clusters one after the other.
+        """
         for left in reversed(range(TRIES)):
             before = set(psutil.Process().children())
             self.temporary = _make_session_folder(layout)
             self.session = (self.temporary / "lock").open("w")
             fcntl.flock(self.session, fcntl.LOCK_EX)  # marks the folder as used for `clean_up`
             try:
-                self.ray.init(
-                    address="local",
-                    num_cpus=len(os.sched_getaffinity(0)),
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    object_store_memory=OBJECT_STORE,
-                    _temp_dir=str(self.temporary),
-                )
+                with hold_lock(layout.state / STARTS):
+                    self.ray.init(
+                        address="local",
+                        num_cpus=len(os.sched_getaffinity(0)),
+                        include_dashboard=False,
+                        log_to_driver=False,
+                        logging_level=logging.ERROR,
+                        object_store_memory=OBJECT_STORE,
+                        _temp_dir=str(self.temporary),
+                    )
             except Exception as error:  # Ray raises bare ones here
                 for process in set(psutil.Process().children()) - before:
                     with contextlib.suppress(psutil.Error):

@@ -7,8 +7,9 @@ from unittest import mock
 import pytest
 
 from flows.planning.recipe_plan import plan_recipe
+from flows.processes.locks import try_lock
 from flows.runs.launch import run_plan
-from flows.steps.ray_workers import TRIES, RayWorkers
+from flows.steps.ray_workers import STARTS, TRIES, RayWorkers
 from lineage.layout import Layout
 from schemas.errors import PlanError
 from tests.waiting import wait_for
@@ -76,6 +77,8 @@ def test_a_cluster_that_does_not_start_is_tried_again_and_then_reported(tmp_path
     tried = []
 
     def busy(**options):
+        with try_lock(tmp_path / ".posttrain" / STARTS) as free:  # no other run of the checkout starts one now
+            assert not free
         tried.append(options["_temp_dir"])
         assert Path(options["_temp_dir"]).is_dir()
         raise Exception("The current node timed out during startup.\nmore")
@@ -86,7 +89,9 @@ def test_a_cluster_that_does_not_start_is_tried_again_and_then_reported(tmp_path
             PlanError, match=f"Ray did not start, {TRIES} times: The current node timed out during startup.$"
         ):
             RayWorkers(Layout(tmp_path))
-    assert len(set(tried)) == TRIES
+    assert len(set(tried)) == TRIES == 5
+    with try_lock(tmp_path / ".posttrain" / STARTS) as free:
+        assert free
     assert not any(Path(folder).exists() for folder in tried)
 
 
