@@ -267,7 +267,16 @@ BAD_FILES = {
     "a column twice": ({"a.csv": "prompt,prompt\na,b\n"}, "column 'prompt' is in the header twice"),
     "too many values": ({"a.csv": "prompt,completion\na,b\na,b,c\n"}, r"a\.csv, row 2: 3 values for 2 columns"),
     "no rows": ({"a.jsonl": "\n"}, r"a\.jsonl: no rows"),
-    "no format": ({"a.csv": "x,y\n1,2\n"}, "columns x, y are those of no format"),
+    "no format": (
+        {"a.csv": "x,y\n1,2\n"},
+        "columns x, y are those of no format.*map them with `columns: {prompt: COLUMN}`",
+    ),
+    "usual names": (
+        {"a.csv": "id,Question,Answer\n1,2,3\n"},
+        "map them with `columns: {prompt: Question, completion: Answer}`",
+    ),
+    "one usual name": ({"a.jsonl": '{"prompt": "a", "Output": "b"}\n'}, "with `columns: {completion: Output}`"),
+    "one name for both": ({"a.jsonl": '{"input": "a", "x": "b"}\n'}, "with `columns: {prompt: COLUMN}`"),
     "other files": ({"a.jsonl": GOOD, "b.bin": b"x"}, r"b\.bin: no file of rows"),
     "mixed formats": ({"a.jsonl": GOOD, "b.jsonl": '{"text": "x"}'}, r"b\.jsonl, row 1: no `messages`"),
     "several splits": (

@@ -5,9 +5,26 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from learning.data.sources.records import BadRow
+from schemas.row_formats import Emit
 from schemas.row_templates import is_template, parse_template
 
 Values = dict[str, Any]
+USUAL_NAMES = {
+    "prompt": ("question", "instruction", "query", "problem", "input", "user"),
+    "completion": ("response", "output", "answer", "solution", "target", "assistant"),
+    "chosen": ("accepted", "preferred", "winner"),
+    "rejected": ("dispreferred", "loser"),
+    "messages": ("conversation", "dialog", "dialogue", "chat"),
+    "text": ("content", "document"),
+    "answer": ("solution", "target", "ground_truth"),
+}
+"""Names under which files often have a field."""
+USUAL_FIELDS: dict[Emit, tuple[tuple[str, ...], ...]] = {
+    "chat": (("messages",), ("prompt", "completion"), ("text",)),
+    "preference_pairs": (("prompt", "chosen", "rejected"), ("chosen", "rejected")),
+    "prompts": (("prompt", "answer"), ("prompt",)),
+    "step_labels": (),
+}
 
 
 def make_mapping(columns: Mapping[str, str]) -> Callable[[Values], Values]:
@@ -44,6 +61,19 @@ def _read_text(values: Values, path: tuple[str, ...], field: str) -> str:
             )
         value = value[key]
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def suggest_mapping(values: Values, emit: Emit) -> str:
+    """Return `columns` that map usual names of a file to fields of a format, or the form of such a mapping."""
+    names = {name.lower(): name for name in reversed(values)}
+    for fields in USUAL_FIELDS[emit]:
+        listed = {
+            field: next((names[word] for word in (field, *USUAL_NAMES[field]) if word in names), "") for field in fields
+        }
+        if all(listed.values()) and len(set(listed.values())) == len(listed):
+            renamed = ", ".join(f"{field}: {name}" for field, name in listed.items() if field != name)
+            return f"columns: {{{renamed}}}"
+    return "columns: {prompt: COLUMN}"
 
 
 def list_columns(values: Values) -> str:

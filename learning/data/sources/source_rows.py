@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from learning.data.rows import Row
-from learning.data.sources.columns import list_columns, make_mapping
+from learning.data.sources.columns import list_columns, make_mapping, suggest_mapping
 from learning.data.sources.dropped import DroppedRows
 from learning.data.sources.files import list_data_files, require_present
 from learning.data.sources.formats import READERS, convert_row, detect_format
@@ -164,7 +164,8 @@ class SourceRows:
             header = "; the first line of such a file names its columns" if ".csv" in first.file else ""
             raise StepError(
                 f"{first.file}: columns {list_columns(columns)}{nulls} are those of no format whose rows can become "
-                f"{self.emit}: {formats}; map them with `columns: {{prompt: COLUMN}}`, or name the `format`{header}"
+                f"{self.emit}: {formats}; map them with `{suggest_mapping(columns, self.emit)}`, or name the "
+                f"`format`{header}"
             )
         return row_format
 
