@@ -31,3 +31,13 @@ def test_learning_without_demonstrations_takes_as_many_steps_as_they_have():
     demonstrations = recipe.stages["demonstrations"]
     assert steps["plain"] - steps["regularised"] >= demonstrations.episodes * demonstrations.env.options["horizon"]
     assert demonstrations.env.options == demonstrations.policy.options
+
+
+def test_imitation_sees_the_interventions_of_the_same_expert():
+    stages = load_recipe(OUTCOMES / "rlif.yaml").stages
+    method, against = stages["rlif"], stages["dagger"]
+    same = ("env", "exploration", "environment_steps", "learning_starts", "networks", "seed")
+    assert {key for key in same if getattr(method, key) != getattr(against, key)} == set()
+    expert = method.exploration.options["expert"]
+    assert expert == against.relabel.options["expert"] == stages["demonstrations"].policy.model_dump()
+    assert method.relabel.use.endswith("penalise_onsets")
