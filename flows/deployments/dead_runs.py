@@ -18,6 +18,7 @@ ACTIVE = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
 START_LIMIT = timedelta(minutes=3)
 """Time within which a worker has started a process for a flow run that it took."""
 MESSAGE = "its process died: killed, or the machine went down; Retry continues from the finished steps"
+CANCELLED = "cancelled; Retry continues from the finished steps"
 
 
 def mark_crashed(client: SyncPrefectClient, deployments: Iterable[UUID]) -> list[FlowRun]:
@@ -32,10 +33,9 @@ def mark_crashed(client: SyncPrefectClient, deployments: Iterable[UUID]) -> list
     )
     dead = [run for run in active if is_dead(run, datetime.now(UTC))]
     for run in dead:
-        ends = (
-            Cancelled if run.state_type == StateType.CANCELLING else Crashed
-        )  # the worker may not have reported it yet
-        client.set_flow_run_state(run.id, ends(message=MESSAGE), force=True)
+        is_cancelled = run.state_type == StateType.CANCELLING  # the worker may not have reported its end yet
+        end = Cancelled(message=CANCELLED) if is_cancelled else Crashed(message=MESSAGE)
+        client.set_flow_run_state(run.id, end, force=True)
     return dead
 
 

@@ -58,3 +58,13 @@ def test_the_dead_are_shown_as_crashed_and_nothing_else_is_touched(gone):
     assert mark_crashed(client, [uuid4()]) == [dead]
     assert messages == [(2, StateType.CRASHED, True, True)]
     assert mark_crashed(client, []) == []
+
+
+def test_one_that_a_person_cancelled_did_not_die(gone):
+    states = []
+    client = SimpleNamespace(
+        read_flow_runs=lambda **wanted: [flow_run(gone, StateType.CANCELLING)],
+        set_flow_run_state=lambda run, state, force: states.append((state.type, state.message)),
+    )
+    mark_crashed(client, [uuid4()])
+    assert states == [(StateType.CANCELLED, "cancelled; Retry continues from the finished steps")]
