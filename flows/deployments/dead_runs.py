@@ -10,8 +10,8 @@ from uuid import UUID
 
 import psutil
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
-from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter, TaskRunFilter
+from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.states import Cancelled, Crashed
 
 ACTIVE = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
@@ -22,7 +22,7 @@ CANCELLED = "cancelled; Retry continues from the finished steps"
 
 
 def mark_crashed(client: SyncPrefectClient, deployments: Iterable[UUID]) -> list[FlowRun]:
-    """Mark dead flow runs of some deployments as crashed, which frees their place; return them."""
+    """Mark dead flow runs of some deployments as crashed, with their tasks; return them. Their place is free then."""
     ids = list(deployments)
     if not ids:
         return []
@@ -36,7 +36,18 @@ def mark_crashed(client: SyncPrefectClient, deployments: Iterable[UUID]) -> list
         is_cancelled = run.state_type == StateType.CANCELLING  # the worker may not have reported its end yet
         end = Cancelled(message=CANCELLED) if is_cancelled else Crashed(message=MESSAGE)
         client.set_flow_run_state(run.id, end, force=True)
+        _end_tasks(client, run.id, end)
     return dead
+
+
+def _end_tasks(client: SyncPrefectClient, run: UUID, end: State[object]) -> None:
+    """Give the end of a flow run to its task runs that Prefect still shows as running."""
+    running = client.read_task_runs(
+        flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": [run]}}),
+        task_run_filter=TaskRunFilter.model_validate({"state": {"type": {"any_": [StateType.RUNNING]}, "name": None}}),
+    )
+    for task in running:
+        client.set_task_run_state(task.id, end, force=True)
 
 
 def is_dead(run: FlowRun, now: datetime) -> bool:

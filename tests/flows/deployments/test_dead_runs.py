@@ -47,23 +47,30 @@ def test_what_runs_elsewhere_is_left_alone(gone):
 
 def test_the_dead_are_shown_as_crashed_and_nothing_else_is_touched(gone):
     alive, dead = flow_run(str(os.getpid())), flow_run(gone)
-    dead.id = 2
+    dead.id = uuid4()
     messages = []
+    tasks = []
     client = SimpleNamespace(
+        read_task_runs=lambda **wanted: [SimpleNamespace(id=f"task of {wanted['flow_run_filter'].id.any_}")],
+        set_task_run_state=lambda task, state, force: tasks.append((task, state.type, force)),
         read_flow_runs=lambda **wanted: [alive, dead],
         set_flow_run_state=lambda run, state, force: messages.append(
             (run, state.type, "Retry" in state.message, force)
         ),
     )
     assert mark_crashed(client, [uuid4()]) == [dead]
-    assert messages == [(2, StateType.CRASHED, True, True)]
+    assert messages == [(dead.id, StateType.CRASHED, True, True)]
+    assert tasks == [(f"task of {[dead.id]}", StateType.CRASHED, True)]
     assert mark_crashed(client, []) == []
 
 
 def test_one_that_a_person_cancelled_did_not_die(gone):
     states = []
+    cancelled = flow_run(gone, StateType.CANCELLING)
+    cancelled.id = uuid4()
     client = SimpleNamespace(
-        read_flow_runs=lambda **wanted: [flow_run(gone, StateType.CANCELLING)],
+        read_task_runs=lambda **wanted: [],
+        read_flow_runs=lambda **wanted: [cancelled],
         set_flow_run_state=lambda run, state, force: states.append((state.type, state.message)),
     )
     mark_crashed(client, [uuid4()])
