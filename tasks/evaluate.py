@@ -17,7 +17,16 @@ from learning.evaluation.evaluated import Evaluated
 from learning.evaluation.evaluation import ALL, Scores, has_episodes, make_comparisons, make_metric_name, make_table
 from learning.evaluation.evaluation_report import write_report
 from learning.evaluation.gate_statistics import check_gates, judge_gates
-from learning.evaluation.sampled_answers import AnswerSample, compute_weighted_scores, sample_rows, select_best
+from learning.evaluation.role_scores import tabulate_roles
+from learning.evaluation.sampled_answers import (
+    AnswerSample,
+    collect_texts,
+    compute_weighted_scores,
+    measure_truncated,
+    sample_rows,
+    select_best,
+    summarise_episodes,
+)
 from learning.evaluation.scored_tasks import ScoredAnswers, ScoredTasks, ScoringModel
 from learning.generation.replicas.engine_loading import load_sampling_policy, open_engine
 from learning.lookup import Bound, bind
@@ -42,6 +51,11 @@ REPEAT = 1_000_003
 
 def run(stage: Evaluate, context: Context) -> Result:
     """Sample from every model on every problem, score, and report; `flows` acts on the gates."""
+    return compare_models(stage, context, Evaluation)
+
+
+def compare_models(stage: Evaluate, context: Context, evaluation: "type[Evaluation]") -> Result:
+    """Return the report of a stage whose models are evaluated by `evaluation`."""
     set_determinism(context.seed, context.num_threads)
     names = list(stage.models) or ["model"]
     ports = {name: f"models.{name}" for name in stage.models} or {"model": "model"}
@@ -52,7 +66,7 @@ def run(stage: Evaluate, context: Context) -> Result:
     families = [row["family"] for row in rows]
     check_gates(stage, names, families)
     again = choose_repeats(stage, names)
-    work = Evaluation(stage, context, problems, scored, total=(len(ports) + sum(map(len, again))) * len(rows))
+    work = evaluation(stage, context, problems, scored, total=(len(ports) + sum(map(len, again))) * len(rows))
     evaluated = {name: work.evaluate(port, context.seed) for name, port in ports.items()}
     samples = {name: one.samples for name, one in evaluated.items()}
     scores = {name: one.score_PN for name, one in evaluated.items()}
@@ -74,6 +88,8 @@ def run(stage: Evaluate, context: Context) -> Result:
     }
     if calls := {name: one.calls for name, one in evaluated.items() if one.calls}:
         results["calls"] = calls
+    if stage.roles:
+        results["roles"] = tabulate_roles(stage, {n: one.roles for n, one in evaluated.items()}, families, context.seed)
     if scored:
         results[SCORED_TASKS] = {name: one.summary for name, one in evaluated.items()}
     if has_episodes(stage):
@@ -239,18 +255,6 @@ class Evaluation:
         self.context.progress(self.done + done, self.total)
 
 
-def collect_texts(samples: list[list[AnswerSample]]) -> np.ndarray:
-    """Return the texts of the samples (P, N)."""
-    return np.array([[one.text for one in group] for group in samples], dtype=object)
-
-
-def summarise_episodes(samples: list[list[AnswerSample]]) -> dict[str, float]:
-    """Return the mean number of turns per episode, and of those that the environment could not execute."""
-    turns = [one.turns for group in samples for one in group]
-    failed = sum(not turn.ok for episode in turns for turn in episode)
-    return {"turns": sum(map(len, turns)) / len(turns), "failed_turns": failed / len(turns)}
-
-
 def compare_weights(stage: Evaluate, context: Context, ports: dict[str, str]) -> list[Row]:
     """Return every measure of every model's weights against those of the first."""
     words = [use.use.rpartition(":")[2] for use in stage.weight_diff]
@@ -334,12 +338,6 @@ def describe_completions(
     return notices
 
 
-def measure_truncated(samples: dict[str, list[list[AnswerSample]]]) -> dict[str, float]:
-    """Return the share of each model's completions that hit the length limit, as `truncated.<model>`."""
-    ends = {model: [one.finish == "length" for group in groups for one in group] for model, groups in samples.items()}
-    return {f"truncated.{model}": sum(cut) / len(cut) for model, cut in ends.items()}
-
-
 def flatten_metrics(results: Row, scores: dict[str, np.ndarray], last: str) -> dict[str, float | int]:
     """Return metrics for gates, loops and MLflow: `accuracy` of the last model, `accuracy.<model>[.<family>]`."""
     metrics: dict[str, float | int] = {"problems": results["problems"]}
@@ -352,6 +350,9 @@ def flatten_metrics(results: Row, scores: dict[str, np.ndarray], last: str) -> d
         metrics |= {f"{what}.{model}": count for what, count in counts.items()}
     for model, values in results.get("episodes", {}).items():
         metrics |= {f"{what}.{model}": value for what, value in values.items()}
+    for line in results.get("roles", {}).get("table", []):
+        if line["family"] == ALL:
+            metrics[f"role/{line['role']}/{line['metric']}.{line['model']}"] = line["value"]
     for line in results.get("weights", []):
         if line["value"] is not None:
             metrics[f"{line['measure']}.{line['model']}"] = line["value"]

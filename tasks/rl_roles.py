@@ -9,25 +9,21 @@ from pathlib import Path
 
 from learning.data.chat import decode
 from learning.data.chat_settings import apply_chat
-from learning.environments.making import wrap_in_environment
 from learning.generation.replicas.engine_loading import make_engine
 from learning.lookup import bind
-from learning.models.policy import Policy, load_policy, save_trained
+from learning.models.policy import load_policy, save_trained
+from learning.rl.league import League
 from learning.rl.monitoring import Curves, Watchdogs
 from learning.rl.role_trajectories import RoleTrajectories
 from learning.rl.state import TrainingState, restore_best
 from learning.rl.team import Partner, Team, resume_team, run_iteration, save_team
-from learning.samples.engine_protocol import EngineProtocol
-from learning.sampling.conversations import Speaker
+from learning.sampling.speakers import Played, make_speakers
 from learning.sampling.trajectories import Trajectories
-from schemas.roles import MAIN, RoleSpec
+from schemas.roles import MAIN
 from schemas.stages.rl import Rl
 from tasks.context import Context, Result
 from tasks.remote import SpendingReporter, open_account
 from tasks.rl import prepare, publish
-
-Played = dict[str, tuple[Policy, EngineProtocol]]
-"""Each policy of a stage, trained or not, with its engine."""
 
 
 def run(stage: Rl, context: Context) -> Result:
@@ -63,7 +59,7 @@ def make_team(stage: Rl, context: Context) -> Team:
     main.trajectories = RoleTrajectories(main.trajectories.folder, stage.log_trajectories, context.seed, readers)
     played: Played = {name: (learner.acting, learner.engine) for name, learner in learners.items()}
     played |= {name: (partner.policy, partner.engine) for name, partner in partners.items()}
-    speakers = {role: make_speaker(role, spec, played, context) for role, spec in stage.roles.items()}
+    speakers = make_speakers(stage.roles, played, context.inputs)
     assert stage.turn_order is not None
     order = bind(stage.turn_order, "turn_order", context.inputs)
     return Team(learners, partners, speakers, order, stage.turn_order.max_turns)
@@ -101,23 +97,16 @@ def make_partner(name: str, stage: Rl, context: Context) -> Partner:
     policy = load_policy(find_start(name, context), device=context.device, dtype=stage.dtype)
     apply_chat(policy.tokenizer, stage)
     policy.model.requires_grad_(False)
-    return Partner(
-        policy, make_engine(stage.engine, policy), context.checkpoints / name, stage.policies[name].sync_steps
-    )
+    spec, folder = stage.policies[name], context.checkpoints / name
+    league = spec.league
+    if league is not None:
+        weights = bind(league.weights, f"policies.{name}.league.weights", context.inputs)
+        kept = League(name, folder, league, weights)
+        return Partner(policy, make_engine(stage.engine, policy), folder, league=kept)
+    return Partner(policy, make_engine(stage.engine, policy), folder, spec.sync_steps)
 
 
 def find_start(name: str, context: Context) -> Path:
     """Return the folder of a further policy's initial weights: those of the stage's `model` if it names none."""
     port = f"policies.{name}.model"
     return context.input(port if port in context.inputs else "model")
-
-
-def make_speaker(role: str, spec: RoleSpec, played: Played, context: Context) -> Speaker:
-    """Return who plays a role."""
-    if spec.script is not None:
-        return Speaker(role, spec, script=bind(spec.script, f"roles.{role}.script", context.inputs))
-    policy, engine = played[spec.policy]
-    wrapped = wrap_in_environment(
-        engine, spec.env, policy.tokenizer, context.inputs, policy.max_length, f"roles.{role}.env"
-    )
-    return Speaker(role, spec, policy, wrapped)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from learning.collection import turn_orders
+from learning.collection import leagues, turn_orders
 from learning.lookup import bind
 from learning.samples.conversation import NextTurn, RoleTurn
 from schemas.recipe.load import load_recipe
-from schemas.roles import RoleSpec, TeamPolicy, TurnOrderUse
+from schemas.roles import EvaluatedPolicy, LeagueSpec, RoleSpec, TeamPolicy, TurnOrderUse
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/roles.md").read_text()
@@ -28,6 +28,23 @@ def test_its_recipe_validates(tmp_path):
     stage = load_recipe(tmp_path / "recipe.yaml").stages["trained"]
     assert list(stage.roles) == ["searcher", "library", "solver"]
     assert stage.outputs({})["searcher"] == "policy"
+
+
+def test_its_evaluation_validates(tmp_path):
+    recipe = yaml.safe_load((ROOT / "recipes/papers/dr-mas.yaml").read_text())
+    recipe["extends"] = str(ROOT / "recipes/bases/chain_sum.yaml")
+    recipe["stages"] |= yaml.safe_load(TEXT["evaluation"])
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    loaded = load_recipe(tmp_path / "recipe.yaml")
+    ports = {port.path: port.steps for port in loaded.ports("exam")}
+    assert ports["policies.searcher.models.trained"] == ("trained",)
+    assert ports["policies.searcher.model"] == ("first_searcher",)
+
+
+def test_the_page_names_the_weights_of_a_league():
+    names = [name for name in vars(leagues) if name in ("uniform", "recent", "prioritised")]
+    assert len(names) == 3
+    assert not [name for name in names if f"`{name}`" not in PAGE]
 
 
 def test_its_turn_order_is_played(tmp_path, monkeypatch):
@@ -50,5 +67,5 @@ def test_the_page_names_the_turn_orders(name):
 
 
 def test_the_page_names_every_key():
-    keys = {*RoleSpec.model_fields, *TeamPolicy.model_fields}
+    keys = {*RoleSpec.model_fields, *TeamPolicy.model_fields, *LeagueSpec.model_fields, *EvaluatedPolicy.model_fields}
     assert not [key for key in keys if key not in PAGE]

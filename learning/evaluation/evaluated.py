@@ -1,9 +1,11 @@
 """What one evaluation of a model gave, over generated problems and the tasks of a library."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from learning.evaluation.role_scores import RoleScores
 from learning.evaluation.sampled_answers import AnswerSample
 from learning.evaluation.scored_tasks import ScoredAnswers
 from schemas.base import JsonObject
@@ -21,6 +23,8 @@ class Evaluated:
     """Metrics that a library reports of each problem, (P,); NaN for the problems of others."""
     summary: JsonObject = field(default_factory=dict)
     """Metrics of a library's tasks over all their problems."""
+    roles: Mapping[str, RoleScores] = field(default_factory=dict)
+    """Of a team, what each role earned."""
 
     def extend(self, answers: ScoredAnswers) -> "Evaluated":
         """Return the same with the answers to a library's tasks after it."""

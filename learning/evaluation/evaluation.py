@@ -143,8 +143,8 @@ def compute_values(stage: Compared, scores: Scores) -> dict[str, dict[str, np.nd
 
 
 def has_episodes(stage: Evaluate) -> bool:
-    """Return whether a model of an evaluation plays in an environment, so that its samples have turns."""
-    return bool(stage.env or stage.envs or stage.agent or stage.agents)
+    """Return whether samples of an evaluation have turns: a model plays in an environment or with other roles."""
+    return bool(stage.env or stage.envs or stage.agent or stage.agents or stage.roles)
 
 
 def make_table(stage: Compared, scores: Scores, seed: int) -> list[Row]:

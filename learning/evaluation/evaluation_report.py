@@ -1,7 +1,7 @@
 """The files of an evaluation: results.json, samples.parquet and table.md; equal results give equal bytes."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,12 @@ def format_markdown(results: Mapping[str, Any]) -> str:
     if results["comparisons"]:
         head = ["difference on the same problems", "family", "metric", f"gain, {level} interval", "p", "detectable"]
         parts.append(format_grid(head, [format_comparison(line) for line in results["comparisons"]]))
+    for role, lines in group_by_role(results.get("roles", {}).get("table", [])).items():
+        head = [f"role {role}", "family", "metric", f"value, {level} interval", "turns per episode", "n"]
+        parts.append(format_grid(head, [format_role_line(line) for line in lines]))
+    for role, lines in group_by_role(results.get("roles", {}).get("comparisons", [])).items():
+        head = [f"difference of role {role}", "family", "metric", f"gain, {level} interval", "p", "detectable"]
+        parts.append(format_grid(head, [format_comparison(line) for line in lines]))
     if results.get("weights"):
         head = ["weights", "against", "measure", "mean over tensors", "tensors"]
         parts.append(format_grid(head, [format_weight_line(line) for line in results["weights"]]))
@@ -57,6 +63,17 @@ def format_markdown(results: Mapping[str, Any]) -> str:
     for gate in results["gates"]:
         parts.append(f"- gate {'passed' if gate['passed'] else 'FAILED'}: {gate['text']}\n")
     return "\n".join(parts)
+
+
+def group_by_role(lines: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the lines of each role."""
+    return {role: [line for line in lines if line["role"] == role] for role in dict.fromkeys(x["role"] for x in lines)}
+
+
+def format_role_line(line: Row) -> list[str]:
+    """Return cells of what a role of one team earned."""
+    value = f"{line['value']:.3f} [{line['low']:.3f}, {line['high']:.3f}]"
+    return [line["model"], line["family"], line["metric"], value, f"{line['turns']:.2f}", str(line["n"])]
 
 
 def format_comparison(line: Row) -> list[str]:

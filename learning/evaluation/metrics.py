@@ -22,6 +22,12 @@ def accuracy(correct_PN: np.ndarray) -> np.ndarray:
     return np.where(counted_P > 0, np.nansum(correct_PN, 1) / np.maximum(counted_P, 1), np.nan)
 
 
+def mean_score(score_PN: np.ndarray) -> np.ndarray:
+    """Mean score of the samples, for scores that are more than right or wrong, such as what a player wins."""
+    counted_P = (~np.isnan(score_PN)).sum(1)
+    return np.where(counted_P > 0, np.nansum(score_PN, 1) / np.maximum(counted_P, 1), np.nan)
+
+
 def pass_at(correct_PN: np.ndarray, *, k: Annotated[int, Field(ge=1)]) -> np.ndarray:
     """Probability that one of k samples is correct, without bias: 1 − C(n−c, k) / C(n, k) (Chen et al. 2021, eq. 1).
 

@@ -7,12 +7,14 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
+
 from learning.api.spending import SpendingAccount
 from learning.data.chat import decode, encode_prompt
 from learning.data.row_journal import RowJournal, make_row_key
 from learning.data.rows import Row
 from learning.generation.services.row_streams import stream_completions
-from learning.lookup import Bound
+from learning.lookup import Bound, Supplies
 from learning.samples.engine_protocol import EngineProtocol, Generation, Request, Sampling, Turn
 from learning.samples.sample import Sample, last_turn, transcript
 from learning.sampling.scoring import PlacedReward, scores_of, sum_scores
@@ -139,8 +141,34 @@ def compute_weighted_scores(
             Sample(row, group, "policy", [], [], None, one.finish, one.text, turns=list(one.turns))
             for row, group, one in zip(rows, context["groups"], samples, strict=True)
         ]
+    return weigh_rewards(rewards, weights, context, shown)
+
+
+def weigh_rewards(
+    rewards: Sequence[Bound | PlacedReward], weights: Sequence[Number], supplies: Supplies, shown: dict[str, str]
+) -> list[float | None]:
+    """Return the weighted sum of the rewards of each completion in `supplies`, None where it is unscorable."""
+    size = len(supplies["completions"])
     factors = [value_at(weight, 0) for weight in weights]
     may_lack = [factor == 0 or reward.optional for reward, factor in zip(rewards, factors, strict=True)]
-    scores = [scores_of(reward, 0, context, shown) if texts else [] for reward in rewards]
-    of_each = zip(*scores, strict=True) if rewards else [()] * len(texts)
+    scores = [scores_of(reward, 0, supplies, shown) if size else [] for reward in rewards]
+    of_each = zip(*scores, strict=True) if rewards else [()] * size
     return [sum_scores(of_one, factors, may_lack) for of_one in of_each]
+
+
+def collect_texts(samples: list[list[AnswerSample]]) -> np.ndarray:
+    """Return the texts of the samples (P, N)."""
+    return np.array([[one.text for one in group] for group in samples], dtype=object)
+
+
+def summarise_episodes(samples: list[list[AnswerSample]]) -> dict[str, float]:
+    """Return the mean number of turns per episode, and of those that the environment could not execute."""
+    turns = [one.turns for group in samples for one in group]
+    failed = sum(not turn.ok for episode in turns for turn in episode)
+    return {"turns": sum(map(len, turns)) / len(turns), "failed_turns": failed / len(turns)}
+
+
+def measure_truncated(samples: dict[str, list[list[AnswerSample]]]) -> dict[str, float]:
+    """Return the share of each model's completions that hit the length limit, as `truncated.<model>`."""
+    ends = {model: [one.finish == "length" for group in groups for one in group] for model, groups in samples.items()}
+    return {f"truncated.{model}": sum(cut) / len(cut) for model, cut in ends.items()}

@@ -27,6 +27,7 @@ from learning.rl.iteration import (
     record_trajectories,
     report_iteration,
 )
+from learning.rl.league import League
 from learning.rl.monitoring import TIMED, Metrics, describe_rewards, describe_samples, measure_length
 from learning.rl.sample_counts import refuse_rewards_without_scores
 from learning.rl.sampling_slots import keep_groups
@@ -38,26 +39,64 @@ from learning.samples.sample import Sample, SampleRequest
 from learning.sampling.conversations import ConversationSampler, Speaker
 from learning.sampling.iteration_context import IterationContext
 from learning.sampling.sampler import stream
+from learning.sampling.speakers import close_speakers
 from schemas.errors import StepError
 from schemas.roles import MAIN
 
 
 @dataclass(frozen=True)
 class Partner:
-    """A policy that is not trained; with `sync_steps` it becomes a copy of the stage's policy every so often."""
+    """A policy that is not trained; with `sync_steps` or a league it is a past version of the stage's policy."""
 
     policy: Policy
     engine: EngineProtocol
     checkpoints: Path
     sync_steps: int | None = None
+    league: League | None = None
+
+    @property
+    def changes(self) -> bool:
+        """Whether its weights change."""
+        return self.sync_steps is not None or self.league is not None
+
+    def prepare(self, seed: int, step: int) -> None:
+        """Become the version that plays in iteration `step` (0-based)."""
+        if self.league is not None:
+            load_weights(self._parameters(), self.league.draw(seed, step))
+            self.engine.sync(step)
 
     @torch.no_grad()
     def refresh(self, policy: Policy, step: int) -> None:
-        """Copy the weights of `policy` if that is due after iteration `step` (0-based)."""
+        """Copy or keep the weights of `policy` if that is due after iteration `step` (0-based)."""
+        if self.league is not None:
+            self.league.keep_if_due(step, dict(policy.model.named_parameters()))
         if self.sync_steps is not None and (step + 1) % self.sync_steps == 0:
             for old, new in zip(self.policy.model.parameters(), policy.model.parameters(), strict=True):
                 old.copy_(new)
             self.engine.sync(step + 1)
+
+    def save(self, step: int) -> None:
+        """Write a checkpoint: of a league the record of its games, whose versions are files already."""
+        if self.league is not None:
+            save_checkpoint(self.checkpoints, step, {}, self.league.to_json())
+        elif self.sync_steps is not None:
+            save_checkpoint(self.checkpoints, step, self._parameters(), None)
+
+    def resume(self) -> int:
+        """Restore the latest checkpoint and return its step; 0 if there is none: a league keeps its first version."""
+        latest = load_latest(self.checkpoints)
+        if self.league is not None:
+            if latest is None:
+                self.league.keep(0, self._parameters())
+            else:
+                self.league.load(latest[2])
+        elif latest is not None:
+            load_weights(self._parameters(), latest[1])
+            self.engine.sync(latest[0])
+        return 0 if latest is None else latest[0]
+
+    def _parameters(self) -> dict[str, torch.nn.Parameter]:
+        return dict(self.policy.model.named_parameters())
 
 
 @dataclass
@@ -93,14 +132,14 @@ class Team:
         """Stop threads and workers of the engines, and those of environments."""
         for learner in self.learners.values():
             learner.close()
-        for speaker in self.speakers.values():
-            if (clock := getattr(speaker.engine, "clock", None)) is not None:
-                clock.close()
+        close_speakers(self.speakers.values())
 
 
 def run_iteration(team: Team, step: int) -> None:
     """Run iteration `step` (0-based): sample episodes, score them, and train every learner on those of its roles."""
     started, main = time.perf_counter(), team.main
+    for partner in team.partners.values():
+        partner.prepare(main.seed, step)
     context = iteration_context(main, step)
     controls = regulate(main.algorithm, step, context)
     sampling = Sampling(
@@ -118,6 +157,8 @@ def run_iteration(team: Team, step: int) -> None:
     main.counts.add(samples, main.slots.shown)
 
     metrics: Metrics = {}
+    for partner in team.partners.values():
+        metrics |= partner.league.record(samples) if partner.league is not None else {}
     for name, learner in team.learners.items():
         own = select_trained(samples, name)
         learnt = learn(learner, own, samples, context, step)
@@ -233,8 +274,7 @@ def evaluate_held_out(team: Team, context: IterationContext, controls: Mapping[s
 def save_team(team: Team, step: int) -> None:
     """Write a checkpoint of every policy that changes; that of the stage's own policy is the last."""
     for partner in team.partners.values():
-        if partner.sync_steps is not None:
-            save_checkpoint(partner.checkpoints, step, dict(partner.policy.model.named_parameters()), None)
+        partner.save(step)
     for learner in reversed(team.learners.values()):
         save(learner, step)
 
@@ -244,7 +284,7 @@ def resume_team(team: Team) -> int:
 
     Raise StepError if the checkpoint of one of them is damaged.
     """
-    moving = [partner for partner in team.partners.values() if partner.sync_steps is not None]
+    moving = [partner for partner in team.partners.values() if partner.changes]
     folders = [learner.checkpoints for learner in team.learners.values()] + [p.checkpoints for p in moving]
     common = set.intersection(*({file.name for file in folder.glob("step-*")} for folder in folders))
     for folder in folders:  # a kill between two saves leaves checkpoints that the other policies lack
@@ -252,12 +292,7 @@ def resume_team(team: Team) -> int:
             if file.name not in common:
                 shutil.rmtree(file)
     steps = {resume(learner) for learner in team.learners.values()}
-    for partner in moving:
-        latest = load_latest(partner.checkpoints)
-        steps.add(0 if latest is None else latest[0])
-        if latest is not None:
-            load_weights(dict(partner.policy.model.named_parameters()), latest[1])
-            partner.engine.sync(latest[0])
+    steps |= {partner.resume() for partner in moving}
     if len(steps) > 1:
         raise StepError("roles: the checkpoint of one of the policies is damaged; run the stage with --fresh")
     return steps.pop()

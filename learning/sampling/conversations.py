@@ -116,12 +116,16 @@ class ConversationSampler(Sampler):
             self._count += 1
             seed = stream(self.seed, self.step, self._count - 1)
             running += [Conversation(index, request.row, seed, number) for number in range(request.n)]
-        played = list(running)
+        return [sample for samples in self.play(running) for sample in samples]
+
+    def play(self, conversations: Sequence[Conversation]) -> list[list[RoleSample]]:
+        """Play episodes to their ends; return the samples of the roles of each."""
+        running = list(conversations)
         while running := [one for one in running if self._find_speaker(one)]:
             for speaker in self.speakers.values():
                 self._speak(speaker, [one for one in running if one.speaker == speaker.role])
         groups: dict[tuple[int, str], int] = {}
-        return [sample for one in played for sample in self._build_samples(one, groups)]
+        return [list(self._build_samples(one, groups)) for one in conversations]
 
     def _find_speaker(self, one: Conversation) -> bool:
         """Set the role that speaks next and add what it is shown; return whether the episode goes on."""

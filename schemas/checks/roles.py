@@ -33,9 +33,10 @@ def check_roles(info: StepInfo, stage: Rl) -> Iterator[Problem]:
             message = f"`{name}` adds and drops completions of one speaker, not episodes of several `roles`"
             yield info.problem(name, message, "remove it")
     for name, policy in stage.policies.items():
-        if policy.sync_steps is not None and stage.use_peft:
-            message = f"`{name}` would copy whole weights, but with `use_peft` only adapters are trained"
-            yield info.problem(f"policies.{name}.sync_steps", message, "remove it, or `use_peft`")
+        for key in ("sync_steps", "league"):
+            if getattr(policy, key) is not None and stage.use_peft:
+                message = f"`{name}` would copy whole weights, but with `use_peft` only adapters are trained"
+                yield info.problem(f"policies.{name}.{key}", message, "remove it, or `use_peft`")
     yield from _check_several(info, stage)
 
 

@@ -1,5 +1,6 @@
 """kind: evaluate — accuracy on held-out problems, with intervals, comparisons and gates."""
 
+import operator
 from collections.abc import Mapping
 from typing import ClassVar, Literal, Self
 
@@ -9,6 +10,7 @@ from schemas.evaluation_slots import SCORED_TASKS, MetricUse, SolverUse, WeightD
 from schemas.gates import Gate
 from schemas.problem_sampling import ProblemSampling
 from schemas.references import AgentRef, PolicyRef
+from schemas.roles import MAIN, EvaluatedPolicy, Name, RoleSpec, TurnOrderUse, check_players
 from schemas.stages.base import BaseStage, ReportSection, RewardTests
 from schemas.use import EnvUse, RewardUse
 
@@ -44,6 +46,12 @@ class Evaluate(ProblemSampling, RewardTests, BaseStage):
     """Agent for all models: its environment answers their turns, its context precedes every problem; or give `env`."""
     agents: dict[str, AgentRef] = {}
     """Agents for single models, by their names in `models` and `against`; all other models use `agent`."""
+    roles: dict[Name, RoleSpec] = Field(default={}, exclude_if=operator.not_)
+    """Roles by name: a sample is then an episode that they share, and each model plays those of the policy `model`."""
+    policies: dict[Name, EvaluatedPolicy] = Field(default={}, exclude_if=operator.not_)
+    """Further policies that play roles, by name."""
+    turn_order: TurnOrderUse | None = Field(default=None, exclude_if=operator.not_)
+    """Decides which role speaks next, and what it is shown; required with `roles`."""
     gate: list[Gate] = []
     """Conditions on the results; a single one needs no list."""
     against: dict[str, PolicyRef] = {}
@@ -73,6 +81,49 @@ class Evaluate(ProblemSampling, RewardTests, BaseStage):
         if self.weight_diff and len(self.models) < 2:
             raise ValueError("`weight_diff` compares each model with the first: give two or more in `models`")
         return self
+
+    @model_validator(mode="after")
+    def check_roles(self) -> Self:
+        """Check that roles, policies and the turn order agree, and refuse keys that have no meaning for a team."""
+        check_players(self.roles, self.policies, has_order=self.turn_order is not None)
+        if not self.roles:
+            return self
+        if MAIN not in {spec.policy for spec in self.roles.values() if spec.script is None}:
+            raise ValueError(f"roles: the evaluated models play the policy `{MAIN}`, which no role has")
+        teams = [*(self.models or [MAIN]), *self.against]
+        for name, policy in self.policies.items():
+            if strange := sorted(policy.models.keys() - set(teams)):
+                raise ValueError(f"policies: `{name}`: no model is called `{strange[0]}`; models: {', '.join(teams)}")
+            missing = [] if policy.model is not None else [team for team in teams if team not in policy.models]
+            if missing:
+                raise ValueError(
+                    f"policies: `{name}` has no model for `{missing[0]}`; give `model`, or name it in `models`"
+                )
+            if policy.model is not None and policy.models.keys() == set(teams):
+                raise ValueError(
+                    f"policies: `{name}`: every team has a policy of its own, so that `model` has no effect"
+                )
+        given = {
+            "env": self.env or self.envs,
+            "agent": self.agent or self.agents,
+            "solver": self.solver or self.solvers,
+            "selector": self.selector,
+            f"tasks: {SCORED_TASKS}": any(task.use == SCORED_TASKS for task in self.tasks),
+            f"engine: {self.engine.use}": self.engine.use != "torch",
+            "resources.rollout": self.resources.rollout,
+            "resources.reward": self.resources.reward,
+        }
+        if names := [name for name, value in given.items() if value]:
+            raise ValueError(
+                f"`{names[0]}` does not work with `roles`, whose policies are sampled together in this process; a role "
+                "may have an `env` of its own"
+            )
+        return self
+
+    @property
+    def task_module(self) -> str:
+        """Module of `tasks` that runs the stage."""
+        return "evaluate_roles" if self.roles else self.kind
 
     @model_validator(mode="after")
     def check_scored_tasks(self) -> Self:

@@ -13,7 +13,7 @@ from schemas.critic import Critic
 from schemas.endpoint import Capped
 from schemas.number_schedules import Number
 from schemas.references import AgentRef, PolicyRef, PromptsRef
-from schemas.roles import MAIN, Name, RoleSpec, TeamPolicy, TurnOrderUse
+from schemas.roles import MAIN, Name, RoleSpec, TeamPolicy, TurnOrderUse, check_players
 from schemas.stages.base import BaseStage, RewardTests
 from schemas.training import LoRA, Training, Watch
 from schemas.use import (
@@ -283,44 +283,30 @@ class Rl(Capped, Training, LoRA, Chat, RewardTests, BaseStage):
     @model_validator(mode="after")
     def check_roles(self) -> Self:
         """Check that roles, policies and the turn order agree with each other."""
-        if bool(self.roles) != (self.turn_order is not None) or (self.policies and not self.roles):
-            raise ValueError("`roles` and `turn_order` belong together, and `policies` need `roles` that they play")
         reserved = ("trajectories", "value_model", "process_reward_model", MAIN)
         if clash := [name for name in self.policies if name in reserved]:
             raise ValueError(f"policies: `{clash[0]}` is the name of another output of the stage; choose another name")
+        check_players(self.roles, self.policies, has_order=self.turn_order is not None)
         for role, spec in self.roles.items():
-            self._check_role(role, spec)
+            if spec.temperature is not None and spec.trainable:
+                raise ValueError(
+                    f"roles: `{role}` is trained, so that it is sampled at the stage's `temperature`; remove its own"
+                )
         trained = self._list_trained()
         if self.roles and MAIN not in trained:
             raise ValueError(f"roles: none trains the stage's `{MAIN}`; give one of its roles `trainable: true`")
         for name, policy in self.policies.items():
-            if name not in {spec.policy for spec in self.roles.values() if spec.script is None}:
-                raise ValueError(f"policies: no role is played by `{name}`; remove it, or name it in a role")
-            if policy.sync_steps is not None and (name in trained or policy.model is not None):
+            follows = [key for key in ("sync_steps", "league") if getattr(policy, key) is not None]
+            if follows and (name in trained or policy.model is not None):
                 raise ValueError(
-                    f"policies: `{name}` has `sync_steps`, so that it follows `{MAIN}`: leave out its `model`, and "
+                    f"policies: `{name}` has `{follows[0]}`, so that it follows `{MAIN}`: leave out its `model`, and "
                     "give its roles `trainable: false`"
                 )
+            if len(follows) > 1:
+                raise ValueError(f"policies: `{name}` has `sync_steps` and `league`; give one of them")
             if policy.learning_rate is not None and name not in trained:
                 raise ValueError(f"policies: `{name}` is not trained; remove its `learning_rate`")
         return self
-
-    def _check_role(self, role: str, spec: RoleSpec) -> None:
-        """Raise ValueError for keys of a role that contradict each other."""
-        if spec.policy not in (MAIN, *self.policies):
-            names = ", ".join((MAIN, *self.policies))
-            raise ValueError(f"roles: `{role}` is played by `{spec.policy}`, which is no policy; policies: {names}")
-        if spec.script is not None:
-            keys = ("policy", "system", "prompt", "env", "max_completion_length", "temperature")
-            given = [key for key in keys if getattr(spec, key) != RoleSpec.model_fields[key].default]
-            if given:
-                raise ValueError(f"roles: `{role}` has a `script`, for which `{given[0]}` has no effect; remove one")
-        elif spec.temperature is not None and spec.trainable:
-            raise ValueError(
-                f"roles: `{role}` is trained, so that it is sampled at the stage's `temperature`; remove its own"
-            )
-        if spec.env is not None and spec.env.context is not None:
-            raise ValueError(f"roles: `{role}`: `env.context` is not possible; the turn order can replace contexts")
 
     def _list_trained(self) -> list[str]:
         """Return the names of the policies that are trained, `model` first."""

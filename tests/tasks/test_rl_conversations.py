@@ -52,6 +52,10 @@ TEAMS = {
         "roles": {"asks": {}, "answers": {"policy": "past", "trainable": False}},
         "policies": {"past": {"sync_steps": 2}},
     },
+    "league": {
+        "roles": {"asks": {}, "answers": {"policy": "past", "trainable": False}},
+        "policies": {"past": {"league": {"save_steps": 1, "weights": {"use": "prioritised", "power": 1.0}}}},
+    },
     "script and three": {
         "roles": {
             "asks": {},
@@ -72,6 +76,25 @@ TEAMS = {
 @pytest.mark.parametrize("name", TEAMS)
 def test_a_killed_stage_resumes_bit_identical(same_when_interrupted, name):
     same_when_interrupted(run, stage(**TEAMS[name]), (3, 5))
+
+
+def test_past_versions_of_the_policy_play_in_a_league(at, training, monkeypatch):
+    made = make_team(stage(**TEAMS["league"]), at("league"))
+    team_module.resume_team(made)
+    main, past = made.main.policy.model, made.partners["past"]
+    versions = {0: digest_of_weights(main)}
+    seen = set()
+    for step in range(6):
+        run_iteration(made, step)
+        versions[step + 1] = digest_of_weights(main)
+        drawn = past.league.saved[past.league.current]
+        assert digest_of_weights(past.policy.model) == versions[drawn]
+        seen.add(drawn)
+    assert len(set(versions.values())) == 7
+    assert len(seen) > 2
+    assert past.league.saved == list(range(7))
+    assert 90 < sum(past.league.played) <= 6 * 16  # an episode may end before the second role speaks
+    made.close()
 
 
 def test_a_kill_between_the_checkpoints_of_two_policies_costs_nothing(at, training, monkeypatch):

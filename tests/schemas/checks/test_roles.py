@@ -99,6 +99,26 @@ REFUSED = {
         "policies",
         "has `sync_steps`",
     ),
+    "a league of adapters": (
+        {
+            **SEVERAL,
+            "roles": {"asks": {}, "answers": {"policy": "other", "trainable": False}},
+            "policies": {"other": {"league": {}}},
+            "use_peft": True,
+        },
+        "policies.other.league",
+        "only adapters are trained",
+    ),
+    "a league that is trained": ({**SEVERAL, "policies": {"other": {"league": {}}}}, "policies", "has `league`"),
+    "a league and a past self": (
+        {
+            **SEVERAL,
+            "roles": {"asks": {}, "answers": {"policy": "other", "trainable": False}},
+            "policies": {"other": {"league": {}, "sync_steps": 2}},
+        },
+        "policies",
+        "has `sync_steps` and `league`",
+    ),
     "the rate of one that is not trained": (
         {
             **SEVERAL,
@@ -167,3 +187,12 @@ def test_code_for_roles_is_in_the_key_of_a_stage_with_roles_only(load, tmp_path)
     assert {module: plain[module] for module in plain.keys() & shared.keys()}.keys() >= {"learning.rl.update"}
     recipe = load_recipe(ROOT / "recipes/kuhn.yaml")
     assert recipe.stages["self_play"].task_module == "rl_roles"
+
+
+def test_an_evaluation_without_roles_has_nothing_of_them_in_its_key(tmp_path):
+    recipe = load_recipe(ROOT / "recipes/kuhn.yaml")
+    steps = {step.name: step for step in compile_recipe(recipe, Layout(tmp_path)).steps}
+    own = {"tasks.evaluate_roles", "learning.evaluation.team_episodes", "learning.sampling.conversations"}
+    assert not own & steps["report"].code.keys()
+    assert own <= steps["match"].code.keys()
+    assert not {"roles", "policies", "turn_order"} & recipe.settings("report").keys()
