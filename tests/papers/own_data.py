@@ -113,6 +113,7 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
         "answers": read("train", {"prompt": "question", "completion": "answer"}),
         "task": "Answer sums.",
         "env": {"use": "tests.papers.own_worlds:Environment", "max_turns": 3},
+        "game": "tests.papers.own_worlds:guess_together",
     }
     special: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("coderl-plus", "verirl"), read_both("code", task)),

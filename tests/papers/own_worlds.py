@@ -2,9 +2,11 @@
 
 import json
 import re
+from collections.abc import Sequence
 
 from learning.data.rows import Row
 from learning.environments.protocol import Outcome
+from learning.samples.conversation import NextTurn, RoleTurn
 
 
 class Environment:
@@ -30,3 +32,12 @@ class Guessing:
         hint = "It is higher." if guess < self.secret else "It is lower."
         reward = 1 / (1 + abs(guess - self.secret))
         return Outcome(hint, done=guess == self.secret, reward=reward, seconds=float(len(numbers[-1])))
+
+
+def guess_together(roles: Sequence[str], turns: Sequence[RoleTurn], row: Row) -> NextTurn:
+    """Two players say one text each; the one whose text is nearer in length to the answer's wins 1 from the other."""
+    if len(turns) < len(roles):
+        return NextTurn(roles[len(turns)], turns[-1].text if turns else "")
+    first, second = (abs(len(turn.text) - len(str(row["answer"]))) for turn in turns)
+    won = float((first < second) - (first > second))
+    return NextTurn(None, rewards={roles[0]: won, roles[1]: -won})

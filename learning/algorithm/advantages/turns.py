@@ -14,11 +14,13 @@ from torch import Tensor
 from learning.batch.batch import Batch
 from learning.batch.columns import (
     Column,
+    Key,
     apply_per_key,
     broadcast_to_tokens,
     center_per_key,
     find_turn_ends,
     get_auxiliary,
+    index_keys,
     locate_in_path,
     standardise_per_key,
 )
@@ -135,6 +137,40 @@ def discounted_outcome(
     if normalise == "group":
         group_S = batch.paths["group"][path_S]
         value_S = standardise_per_key(value_S, group_S.unique(return_inverse=True)[1], epsilon)
+    return replace(lifted, values_X=value_S[index_T])
+
+
+def turn_returns(
+    column: Column,
+    batch: Batch,
+    earned_T: Tensor,
+    turn_T: Tensor,
+    *,
+    gamma: Annotated[float, Field(gt=0, le=1)] = 1.0,
+    normalise: Literal["returns", "rewards", "none"] = "returns",
+    by: Key = "group",
+    epsilon: Annotated[float, Field(ge=0)] = 1e-6,
+) -> Column:
+    """Give every turn what it and the later turns of its episode earned, discounted by `gamma` per turn.
+
+    `returns` normalises these sums over all turns of the key (sum, then normalise: MARS, Yuan et al. 2025), `rewards`
+    normalises what single turns earned and then sums it up, which grows with the number of turns. Deviations are those
+    of the population, and a turn counts once, however long it is.
+    """
+    lifted = broadcast_to_tokens(column, batch)
+    path_T = batch.path_T
+    if not len(path_T):
+        return lifted
+    width = int(turn_T.max()) + 1
+    place_S, index_T = (path_T * width + turn_T).unique(return_inverse=True)
+    path_S, last_S = _find_ends(place_S, width)
+    key_S = index_keys(batch, path_S, by)
+    value_S = torch.zeros(len(place_S), dtype=torch.float64).index_put((index_T,), earned_T.double())
+    if normalise == "rewards":
+        value_S = standardise_per_key(value_S, key_S, epsilon, correction=0)
+    value_S = _discount(value_S, last_S, gamma)
+    if normalise == "returns":
+        value_S = standardise_per_key(value_S, key_S, epsilon, correction=0)
     return replace(lifted, values_X=value_S[index_T])
 
 

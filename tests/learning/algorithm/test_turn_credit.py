@@ -13,6 +13,7 @@ from learning.algorithm.advantages.turns import (
     discounted_outcome,
     information_gain,
     shared_tokens,
+    turn_returns,
 )
 from learning.batch.batch_layout import forest
 from learning.batch.columns import broadcast_to_tokens, find_turn_ends, of_rewards
@@ -169,3 +170,29 @@ def test_an_outcome_is_discounted_for_the_turns_after_a_turn():
 def test_without_branches_no_token_is_shared():
     batch = forest([visits(0, [5, 6], 1.0), visits(0, [5, 6], 0.0)])
     assert shared_tokens(of_rewards(batch), batch, batch.sampled("origin")).values_X.tolist() == [1.0, 1.0, 0.0, 0.0]
+
+
+def returns_of(samples, **options):
+    batch = forest(samples)
+    return turn_returns(of_rewards(batch), batch, batch.sampled("earned"), batch.sampled("turn"), **options)
+
+
+def test_returns_of_turns_are_summed_up_and_normalised_in_either_order():
+    samples = [visits(0, [1, 2], 1.0, [0.0, 1.0]), visits(0, [1, 2], 0.0, [0.0, 0.0])]
+    assert returns_of(samples).values_X.tolist() == pytest.approx([1, 1, -1, -1], abs=1e-5)
+    later = returns_of(samples, normalise="rewards").values_X.tolist()
+    assert later == pytest.approx([2 / 3**0.5, 3**0.5, -2 / 3**0.5, -1 / 3**0.5], abs=1e-5)
+    plain = returns_of(samples, normalise="none", gamma=0.5)
+    assert (plain.values_X.tolist(), plain.unit) == ([0.5, 1.0, 0.0, 0.0], "token")
+
+
+def test_a_turn_counts_once_however_long_it_is():
+    long = Sample({"id": "a"}, 0, "policy", [7], list(range(5)), [-1.0] * 5, "stop", "")
+    long.versions, long.scores, long.reward = [0] * 5, {"r": 3.0}, 3.0
+    long.turns = [Turn(3, 1, 1.0), Turn(1, 0, 2.0)]
+    short = visits(0, [1], 0.0, [0.0])
+    value = returns_of([long, short], epsilon=0.0).values_X
+    # Returns of the three turns: 3, 2 and 0.
+    spread = (14 / 9) ** 0.5
+    assert value.tolist() == pytest.approx([(3 - 5 / 3) / spread] * 3 + [(2 - 5 / 3) / spread, -5 / 3 / spread])
+    assert returns_of([short, short]).values_X.tolist() == [0.0, 0.0]
