@@ -5,6 +5,7 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
+from flows.planning.stored_tensors import find_wrong_tensor
 from learning.models.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from schemas.adapter_base import find_plain_base, find_tokenizer_folder
 from schemas.base import JsonObject
@@ -27,7 +28,7 @@ def find_damaged_file(folder: Path) -> str | None:
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         if text := _find_unreadable(with_tokenizer / name):
             return text
-    if text := _find_quantisation(base) or _find_adapter_misfit(folder, base):
+    if text := _find_quantisation(base) or find_wrong_tensor(base) or _find_adapter_misfit(folder, base):
         return text
     return _find_small_vocabulary(base, with_tokenizer) or _find_template_problem(with_tokenizer)
 
@@ -125,16 +126,39 @@ def _find_quantisation(base: Path) -> str | None:
 
 
 def _find_small_vocabulary(base: Path, with_tokenizer: Path) -> str | None:
-    """Return that a tokenizer has ids beyond the model's vocabulary, added tokens left aside."""
+    """Return that a tokenizer has ids beyond the model's vocabulary.
+
+    Of added tokens only those count that texts will contain: published tokenizers list special ones of other members
+    of their family (`<image_soft_token>` in Gemma 3's models of text).
+    """
     config = _read(base / "config.json")
     size = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
-    vocabulary = (_read(with_tokenizer / "tokenizer.json").get("model") or {}).get("vocab")
+    tokenizer = _read(with_tokenizer / "tokenizer.json")
+    vocabulary = (tokenizer.get("model") or {}).get("vocab")
     if not isinstance(size, int) or not isinstance(vocabulary, dict | list) or not vocabulary:
         return None
     largest = max(vocabulary.values()) if isinstance(vocabulary, dict) else len(vocabulary) - 1
     if largest < size:
-        return None
+        return _find_added_beyond(tokenizer, size, with_tokenizer)
     return f"tokenizer.json has ids up to {largest}, config.json a `vocab_size` of {size}: they are of different models"
+
+
+def _find_added_beyond(tokenizer: JsonObject, size: int, folder: Path) -> str | None:
+    """Return that a token was added to a tokenizer, and the model has no row for it."""
+    settings, template = _read(folder / "tokenizer_config.json"), folder / TEMPLATE
+    named = [settings.get(f"{name}_token") for name in ("bos", "eos", "pad", "unk")]
+    named = [one.get("content") if isinstance(one, dict) else one for one in named]
+    text = template.read_text(errors="replace") if template.is_file() else str(settings.get("chat_template"))
+    for token in tokenizer.get("added_tokens") or []:
+        content, number = (token.get("content"), token.get("id")) if isinstance(token, dict) else (None, None)
+        if not isinstance(content, str) or not isinstance(number, int) or number < size:
+            continue
+        if content in named or content in text or not token.get("special"):
+            return (
+                f"tokenizer.json gives the added token {content!r} the id {number}, config.json has a `vocab_size` of "
+                f"{size}; resize the model: model.resize_token_embeddings(len(tokenizer)), and save it again"
+            )
+    return None
 
 
 def _find_template_problem(folder: Path) -> str | None:

@@ -19,7 +19,8 @@ LONGEST = 1 << 24
 ALIGNMENT = 32
 """Bytes to a multiple of which the data begin, unless the header says another number."""
 MOST = 1000
-"""Most values of an array that is skipped; vocabularies, which are longer, come after the sizes of the model."""
+"""Most values of an array that is skipped, and bytes of a text that is kept; vocabularies, which are longer, come after
+the sizes of the model."""
 
 
 def find_gguf_problem(file: Path) -> str | None:
@@ -51,22 +52,51 @@ def _find_last_tensor(file: Path) -> int:
     Raise ValueError, OverflowError or struct.error for a header that cannot be read.
     """
     with file.open("rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        _, tensors, count = struct.unpack_from("<IQQ", content, len(MAGIC))
-        at, alignment = len(MAGIC) + struct.calcsize("<IQQ"), ALIGNMENT
-        for _ in range(count):
-            size = struct.unpack_from("<Q", content, at)[0]
-            name, at = content[at + 8 : at + 8 + size], at + 8 + size
-            kind = struct.unpack_from("<I", content, at)[0]
-            if name == b"general.alignment":
-                alignment = struct.unpack_from("<I", content, at + 4)[0]
-            at = _skip_value(content, at + 4, kind)
-        last = 0
-        for _ in range(tensors):
-            at += 8 + struct.unpack_from("<Q", content, at)[0]
-            at += 4 + 8 * struct.unpack_from("<I", content, at)[0]
-            last = max(last, struct.unpack_from("<Q", content, at + 4)[0])
-            at += 12
-        return -(-at // alignment) * alignment + last if tensors else 0
+        values, tensors, at = _walk(content)
+    alignment = int(values.get("general.alignment", ALIGNMENT))
+    last = max((offset for _, offset in tensors.values()), default=0)
+    return -(-at // alignment) * alignment + last if tensors else 0
+
+
+def read_gguf_tensors(file: Path) -> tuple[dict[str, int | float | str], dict[str, tuple[int, ...]]]:
+    """Return the numbers and short texts of a GGUF file's header, and the sides of its tensors, innermost first.
+
+    Raise OSError, ValueError, OverflowError or struct.error for a header that cannot be read.
+    """
+    with file.open("rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        values, tensors, _ = _walk(content)
+    return values, {name: sides for name, (sides, _) in tensors.items()}
+
+
+def _walk(
+    content: mmap.mmap,
+) -> tuple[dict[str, int | float | str], dict[str, tuple[tuple[int, ...], int]], int]:
+    """Return numbers and short texts, sides and offset of every tensor, and the end of a header."""
+    _, count_tensors, count = struct.unpack_from("<IQQ", content, len(MAGIC))
+    at, values, tensors = len(MAGIC) + struct.calcsize("<IQQ"), {}, {}
+    for _ in range(count):
+        name, at = _read_text(content, at)
+        kind = struct.unpack_from("<I", content, at)[0]
+        at += 4
+        if kind in NUMBERS:
+            values[name] = struct.unpack_from(f"<{NUMBERS[kind]}", content, at)[0]
+        elif kind == TEXT and struct.unpack_from("<Q", content, at)[0] < MOST:
+            values[name] = _read_text(content, at)[0]
+        at = _skip_value(content, at, kind)
+    for _ in range(count_tensors):
+        name, at = _read_text(content, at)
+        rank = struct.unpack_from("<I", content, at)[0]
+        sides = struct.unpack_from(f"<{rank}Q", content, at + 4) if rank <= DEEPEST else ()
+        at += 4 + 8 * rank
+        tensors[name] = sides, struct.unpack_from("<Q", content, at + 4)[0]
+        at += 12
+    return values, tensors, at
+
+
+def _read_text(content: mmap.mmap, at: int) -> tuple[str, int]:
+    """Return a text of the header, and where it ends."""
+    size = struct.unpack_from("<Q", content, at)[0]
+    return content[at + 8 : at + 8 + size].decode(errors="replace"), at + 8 + size
 
 
 def _skip_value(content: mmap.mmap, at: int, kind: int, depth: int = 0) -> int:

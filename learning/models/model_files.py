@@ -106,15 +106,24 @@ def find_head_problem(folder: Path) -> str | None:
     )
 
 
+def list_weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of a whole model, which need not exist.
+
+    Raise OSError, ValueError, KeyError or AttributeError for an index that cannot be read.
+    """
+    index = folder / "model.safetensors.index.json"
+    shards = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else []
+    return [folder / name for name in shards or ["model.safetensors"]]
+
+
 def _find_weights_problem(folder: Path) -> str | None:
     """Return which file of weights is missing or is no safetensors file."""
-    index = folder / "model.safetensors.index.json"
     try:
-        shards = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else []
+        files = list_weight_files(folder)
     except (OSError, ValueError, KeyError, AttributeError) as error:
-        return f"{index.name} cannot be read: {error}"
-    for name in shards or ["model.safetensors"]:
-        file = folder / name
+        return f"model.safetensors.index.json cannot be read: {error}"
+    for file in files:
+        name = file.name
         if not file.is_file():
             others = sorted(path.name for path in folder.glob("pytorch_model*.bin"))
             of = f"; {others[0]} is not read: save the model as safetensors" if others else ""

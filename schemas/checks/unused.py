@@ -16,6 +16,8 @@ from schemas.use import Use
 
 LOADING = ("dtype", "engine")
 """Settings of a model that is loaded to sample from."""
+SAMPLING = ("num_generations", "temperature", "max_completion_length", "rewards", "min_reward", "min_margin")
+"""Settings of samples that are drawn, scored and chosen, whether by a model here or behind a server."""
 
 
 def find_unused_settings(info: StepInfo) -> Iterator[Problem]:
@@ -23,7 +25,7 @@ def find_unused_settings(info: StepInfo) -> Iterator[Problem]:
     stage = info.stage
     if isinstance(stage, Synthesize):
         yield from _check_synthesize(info, stage)
-    if isinstance(stage, Synthesize | ProblemSampling) and _samples_from_server(info):
+    if isinstance(stage, Synthesize | ProblemSampling) and _asks_server(info, "engine"):
         message = "has no effect: the engine asks a server, which has loaded the model"
         yield from _refuse(info, ("dtype",), message, "leave it out")
     if isinstance(stage, Rl):
@@ -39,13 +41,23 @@ def _check_synthesize(info: StepInfo, stage: Synthesize) -> Iterator[Problem]:
     """Yield settings of a model where none is sampled."""
     if stage.emit == "prompts":
         message = "has no effect: `emit: prompts` writes problems without completions"
-        yield from _refuse(info, LOADING, message, "leave it out")
+        yield from _refuse(info, (*LOADING, *SAMPLING), message, "leave it out")
     elif stage.teacher is not None:
         yield from _refuse(info, LOADING, "has no effect: a teacher writes the completions", "leave it out")
+        if not _asks_server(info, "teacher"):
+            message = f"has no effect: `{stage.teacher.use}` is a program, which writes one completion of each problem"
+            yield from _refuse(info, SAMPLING, message, "leave it out, or give a `model`")
+    elif stage.emit == "chat":
+        message = "has no effect: `emit: chat` keeps single samples; pairs are written by `emit: preference_pairs`"
+        yield from _refuse(info, ("min_margin",), message, "leave it out")
+    else:
+        message = "has no effect: pairs are chosen by the difference of their rewards"
+        yield from _refuse(info, ("min_reward",), message, "set `min_margin`, or leave it out")
 
 
-def _samples_from_server(info: StepInfo) -> bool:
-    return any(slot.path == "engine" and find_endpoints(slot.values) for slot in info.slots)
+def _asks_server(info: StepInfo, path: str) -> bool:
+    """Return whether the function of a slot asks a model behind a server."""
+    return any(slot.path == path and find_endpoints(slot.values) for slot in info.slots)
 
 
 def _refuse(info: StepInfo, keys: tuple[str, ...], message: str, advice: str) -> Iterator[Problem]:
