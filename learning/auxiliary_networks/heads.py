@@ -18,8 +18,9 @@ from transformers import AutoModelForTokenClassification
 
 from learning.auxiliary_networks.network import Head, Likelihood, Valued, copy_body
 from learning.batch.batch import Batch
-from learning.models.forwards import correct_attention, unwrap, use_onednn
+from learning.models.forwards import unwrap, use_onednn
 from learning.models.model_files import is_reward_model
+from learning.models.padded import correct_attention
 from learning.models.policy import LOCAL_ONLY, Policy, load_policy, load_tokenizer, save_policy
 from learning.models.reward_model import load_reward_model
 from learning.models.weights import Weights

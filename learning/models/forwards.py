@@ -4,7 +4,9 @@ All are set on modules, so that training, sampling and copies of the model agree
 
 On CPUs that are not Intel's, MKL uses AVX2 even where there is AVX-512; oneDNN, which torch contains too, uses what a
 CPU has. Both compute in float32 and differ by rounding. oneDNN prepares a kernel for every shape, which takes about a
-millisecond and a megabyte, so rows are multiplied in pieces of few sizes, and the rest by MKL.
+millisecond and a megabyte, so rows are multiplied in pieces of few sizes, and the rest by MKL. Products in bfloat16 are
+oneDNN's anyway. It never frees the code of a kernel, which lies scattered in the memory that tensors leave, so that a
+process grows with each new number of rows: zeros fill them up to few numbers, on which no bit of a product depends.
 
 Shapes: B rows, K inputs, N outputs.
 """
@@ -20,7 +22,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -45,6 +46,8 @@ LARGEST_CHECKED = 1 << 22
 """Elements of a weight that are compared; outputs are independent, so the first ones are enough."""
 ROUNDING = 2e-5
 """Largest difference from the layer's own product, relative to the largest value."""
+FEWEST_ROWS = STEPS = 16
+"""Rows of which a padded number is a multiple; padded numbers between a power of two from 256 on and the next."""
 
 
 @contextmanager
@@ -57,39 +60,6 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module in active:
             module.training = True
-
-
-def correct_attention(model: Any) -> None:
-    """Let a model's attention apply its score caps, and choose the earliest of tokens with equal scores.
-
-    transformers' SDPA ignores caps, so that its eager attention is used. Indexers (DeepSeek V3.2, GLM 5) choose the
-    tokens to attend to by `topk`, for which it is chance which of equal scores it takes: after a token whose embedding
-    is zero (padding) all are equal, and each further token would change the choice.
-    """
-    if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
-        model.set_attn_implementation("eager")
-    for module in model.modules():
-        if type(module).__name__.endswith("Indexer"):
-            module.forward = MethodType(_choose_earliest, module)
-
-
-def _choose_earliest(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    with _StableTopK():
-        return type(self).forward(self, *args, **kwargs)
-
-
-class _StableTopK(TorchFunctionMode):
-    """Makes `topk` take the first of equal scores."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in (torch.topk, Tensor.topk):
-            return func(*args, **(kwargs or {}))
-        return _take_first_of_equal(*args, **(kwargs or {}))
-
-
-def _take_first_of_equal(scores: Tensor, k: int, dim: int = -1) -> Any:
-    sorted_scores, indices = scores.sort(dim=dim, descending=True, stable=True)
-    return torch.return_types.topk((sorted_scores.narrow(dim, 0, k), indices.narrow(dim, 0, k)))
 
 
 def unwrap(model: Any) -> Any:
@@ -135,8 +105,9 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
 
 def _in_bfloat16(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     device = next(self.parameters()).device.type
+    forward: Any = multiply_padded if type(self) is nn.Linear else type(self).forward
     with torch.autocast(device, torch.bfloat16):
-        return type(self).forward(self, *args, **kwargs)
+        return forward(self, *args, **kwargs)
 
 
 def recompute_block(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -227,15 +198,6 @@ def narrowed_last_mlp(model: Any, rows_B: Tensor | None, size: int) -> Iterator[
         after.remove()
 
 
-def fill_buffers(model: Any) -> None:
-    """Compute the buffers that are in no file (tables of rotary embeddings) of a model without values, on the CPU."""
-    for module in model.modules():
-        module._is_hf_initialized = False
-    # The two steps by which `from_pretrained` makes these buffers; parameters have no values and stay without.
-    model._move_missing_keys_from_meta_to_device(set(), {"": "cpu"}, None, None)
-    model._initialize_missing_keys(False)
-
-
 # -- linear layers by oneDNN ------------------------------------------------------------------------------------------
 
 
@@ -255,6 +217,7 @@ def use_onednn(model: nn.Module) -> None:
     One layer of every shape is compared with torch's own product, forward and backward; a shape that differs by more
     than rounding keeps torch's product.
     """
+    bound_row_counts(model)
     if not gains_from_onednn():
         return
     verdicts: dict[tuple[torch.Size, bool], bool] = {}
@@ -266,6 +229,14 @@ def use_onednn(model: nn.Module) -> None:
             verdicts[kind] = agrees(module)
         if verdicts[kind]:
             module.forward = MethodType(multiply_in_pieces, module)
+
+
+def bound_row_counts(model: nn.Module) -> None:
+    """Let linear layers without a forward pass of their own pad the rows of products in bfloat16 on a CPU."""
+    if torch.backends.mkldnn.is_available():
+        for module in model.modules():
+            if type(module) is nn.Linear and "forward" not in vars(module):
+                module.forward = MethodType(multiply_padded, module)
 
 
 def describe_linear_layers(model: nn.Module) -> dict[str, str]:
@@ -296,13 +267,50 @@ def multiply_in_pieces(self: nn.Linear, rows: Tensor) -> Tensor:
         or rows.device.type != "cpu"
         or torch.is_autocast_enabled("cpu")
     ):
-        return F.linear(rows, weight, bias)
+        return multiply_padded(self, rows)
     rows_BK = rows.reshape(count, -1)
     if torch.is_grad_enabled():
         out_BN: Any = _Product.apply(rows_BK, weight, bias)
     else:
         out_BN = multiply(rows_BK, weight, bias)
     return out_BN.view(*rows.shape[:-1], len(weight))
+
+
+def multiply_padded(self: nn.Linear, rows: Tensor) -> Tensor:
+    """Return the output (…, N) of a linear layer for rows (…, K), in bfloat16 on a CPU from a padded number of rows."""
+    weight, bias = self.weight, self.bias
+    count = rows.numel() // max(1, rows.shape[-1])
+    size = _pad(count)
+    mixed = rows.is_floating_point() and torch.is_autocast_enabled("cpu")
+    dtype = torch.get_autocast_dtype("cpu") if mixed else rows.dtype
+    if size == count or dtype != torch.bfloat16 or rows.device.type != "cpu" or type(weight) is not nn.Parameter:
+        return F.linear(rows, weight, bias)
+    padded_PK: Any = _Padded.apply(rows.reshape(count, -1), size)
+    return F.linear(padded_PK, weight, bias)[:count].view(*rows.shape[:-1], len(weight))
+
+
+def _pad(count: int) -> int:
+    """Return the number of rows that a number is padded to."""
+    step = max(FEWEST_ROWS, (1 << (max(1, count) - 1).bit_length()) // (2 * STEPS))
+    return -(-count // step) * step
+
+
+class _Padded(torch.autograd.Function):
+    """Rows in bfloat16, with rows of zeros below them."""
+
+    @staticmethod
+    def forward(ctx: Any, rows_BK: Tensor, size: int) -> Tensor:
+        ctx.dtype, ctx.count = rows_BK.dtype, len(rows_BK)
+        padded_PK = rows_BK.new_zeros(size, rows_BK.shape[1], dtype=torch.bfloat16)
+        padded_PK[: ctx.count] = rows_BK
+        return padded_PK
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  # one gradient per input
+        ctx: Any, grad_PK: Tensor
+    ) -> tuple[Tensor, None]:
+        return grad_PK[: ctx.count].to(ctx.dtype), None
 
 
 def _is_fit(weight: Tensor) -> bool:

@@ -6,10 +6,12 @@ Shapes: M packed tokens, B paths, L longest path, C width of the model, V vocabu
 """
 
 from itertools import pairwise
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from learning.models.reduced import depends_on_later_tokens, is_close
 from schemas.errors import StepError
@@ -124,3 +126,36 @@ def _is_plain_head(model: Any, truth_MC: Tensor, logits_MV: Tensor) -> bool:
         return is_close(compute_logits(model, truth_MC), logits_MV)
     except RuntimeError:
         return False
+
+
+def correct_attention(model: Any) -> None:
+    """Let a model's attention apply its score caps, and choose the earliest of tokens with equal scores.
+
+    transformers' SDPA ignores caps, so that its eager attention is used. Indexers (DeepSeek V3.2, GLM 5) choose the
+    tokens to attend to by `topk`, for which it is chance which of equal scores it takes: after a token whose embedding
+    is zero (padding) all are equal, and each further token would change the choice.
+    """
+    if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
+        model.set_attn_implementation("eager")
+    for module in model.modules():
+        if type(module).__name__.endswith("Indexer"):
+            module.forward = MethodType(_choose_earliest, module)
+
+
+def _choose_earliest(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    with _StableTopK():
+        return type(self).forward(self, *args, **kwargs)
+
+
+class _StableTopK(TorchFunctionMode):
+    """Makes `topk` take the first of equal scores."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in (torch.topk, Tensor.topk):
+            return func(*args, **(kwargs or {}))
+        return _take_first_of_equal(*args, **(kwargs or {}))
+
+
+def _take_first_of_equal(scores: Tensor, k: int, dim: int = -1) -> Any:
+    sorted_scores, indices = scores.sort(dim=dim, descending=True, stable=True)
+    return torch.return_types.topk((sorted_scores.narrow(dim, 0, k), indices.narrow(dim, 0, k)))

@@ -23,8 +23,9 @@ from transformers.utils import logging as transformers_logging
 
 from learning.data.chat import find_turn_ends
 from learning.lookup import load_model_reader, load_optional
-from learning.models.forwards import correct_attention, fill_buffers, use_onednn
+from learning.models.forwards import bound_row_counts, use_onednn
 from learning.models.model_files import is_multimodal
+from learning.models.padded import correct_attention
 from learning.models.unread_weights import UnreadWeights, find_obstacle, list_unread
 from learning.parallel.group import ALONE, Group
 from schemas.adapter_base import find_plain_base, read_record
@@ -164,6 +165,15 @@ def _load_model(
     return model, tokenizer
 
 
+def fill_buffers(model: Any) -> None:
+    """Compute the buffers that are in no file (tables of rotary embeddings) of a model without values, on the CPU."""
+    for module in model.modules():
+        module._is_hf_initialized = False
+    # The two steps by which `from_pretrained` makes these buffers; parameters have no values and stay without.
+    model._move_missing_keys_from_meta_to_device(set(), {"": "cpu"}, None, None)
+    model._initialize_missing_keys(False)
+
+
 def find_gguf(folder: Path) -> Path | None:
     """Return the GGUF file that is the model of a folder; None if the folder has a config.json or no GGUF file.
 
@@ -298,7 +308,9 @@ def add_adapters(policy: Policy, options: LoRA) -> Policy:
     if (attach_adapters := load_optional(options, "attach_adapters")) is None:
         return policy
     if policy.unread is None:
-        return replace(policy, model=attach_adapters(policy.model, options))
+        model = attach_adapters(policy.model, options)
+        bound_row_counts(model)
+        return replace(policy, model=model)
     with policy.unread.stand_ins():
         adapted: Any = attach_adapters(policy.model, options)
         trained = [p for p in adapted.parameters() if p.requires_grad]

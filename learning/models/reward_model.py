@@ -18,14 +18,16 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
 from learning.lookup import load_model_reader
-from learning.models.forwards import correct_attention, fill_buffers, unwrap, use_onednn
+from learning.models.forwards import unwrap, use_onednn
 from learning.models.model_files import ADAPTER_CONFIG, REWARD_FILE, REWARD_HEAD, find_reward_model_problem
 from learning.models.packed import pack, packed_hidden
+from learning.models.padded import correct_attention
 from learning.models.policy import (
     LOADING,
     LOCAL_ONLY,
     UNREADABLE,
     Policy,
+    fill_buffers,
     find_max_length,
     load_tokenizer,
     resolve_max_length,

@@ -6,7 +6,7 @@
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from learning.models.forwards import correct_attention
+from learning.models.padded import correct_attention
 
 VOCABULARY = 61
 COMMON = {

@@ -8,7 +8,16 @@ from torch import nn
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from learning.models import forwards
-from learning.models.forwards import agrees, describe_linear_layers, multiply, multiply_transposed, use_onednn
+from learning.models.forwards import (
+    _in_bfloat16,
+    _replaces_forward,
+    agrees,
+    describe_linear_layers,
+    multiply,
+    multiply_in_pieces,
+    multiply_transposed,
+    use_onednn,
+)
 from learning.models.packed import pack, packed_logprobs
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here")
@@ -114,10 +123,10 @@ def test_a_layer_with_wrong_products_keeps_those_of_torch(monkeypatch, gains):
 
         monkeypatch.setattr(forwards, "_onednn", spoil)
         use_onednn(layer)
-        assert "forward" not in vars(layer)
+        assert not _replaces_forward(layer, multiply_in_pieces)
     monkeypatch.setattr(forwards, "_onednn", right)
     use_onednn(layer)
-    assert "forward" in vars(layer)
+    assert _replaces_forward(layer, multiply_in_pieces)
 
 
 def test_a_step_says_which_layers_multiply_by_onednn(gains):
@@ -127,7 +136,7 @@ def test_a_step_says_which_layers_multiply_by_onednn(gains):
     note = "1 of 2 by oneDNN (agrees with torch on their weights)"
     assert describe_linear_layers(model) == {"linear_layers": note}
     assert describe_linear_layers(model.double()) == {}
-    model.float().forward = MethodType(forwards._in_bfloat16, model)
+    model.float().forward = MethodType(_in_bfloat16, model)
     assert describe_linear_layers(model) == {}
 
 
@@ -135,7 +144,7 @@ def test_weights_that_are_not_numbers_keep_torch_products(gains):
     layer = make_layer(256, 256)
     layer.weight.data.fill_(torch.nan)
     use_onednn(layer)
-    assert "forward" not in vars(layer)
+    assert not _replaces_forward(layer, multiply_in_pieces)
 
 
 def test_a_model_has_the_same_log_probabilities_and_gradients(gains):
@@ -166,3 +175,50 @@ def test_products_are_those_of_torch_for_rows_without_pieces():
     rows_BK, weight_NK, grad_BN = torch.randn(30, 256), torch.randn(200, 256), torch.randn(30, 200)
     torch.testing.assert_close(multiply(rows_BK, weight_NK), F.linear(rows_BK, weight_NK), atol=0, rtol=0)
     torch.testing.assert_close(multiply_transposed(grad_BN, rows_BK), grad_BN.t() @ rows_BK, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+@pytest.mark.parametrize("count", [1, 16, 17, 100, 333, 1000, 2958])
+def test_padding_changes_no_bit_in_bfloat16(count, mixed):
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this CPU has no instructions for bfloat16")
+    layer, dtype = make_layer(96, 64), torch.float32 if mixed else torch.bfloat16
+    layer = layer.to(dtype)
+    plain = copy.deepcopy(layer)
+    forwards.bound_row_counts(layer)
+    rows, weight = torch.randn(1, count, 96).to(dtype), torch.randn(1, count, 64)
+    results = []
+    for module in (layer, plain):
+        given = rows.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            out = module(given)
+        (out.float() * weight).sum().backward()
+        results.append([out, given.grad, *(p.grad for p in module.parameters())])
+    assert results[0][0].dtype == torch.bfloat16
+    assert all(torch.equal(mine, other) and mine.dtype == other.dtype for mine, other in zip(*results, strict=True))
+
+
+def test_products_in_bfloat16_see_few_numbers_of_rows(monkeypatch):
+    layer, seen = make_layer(96, 64), set()
+    forwards.bound_row_counts(layer)
+    original = F.linear
+
+    def note(rows, weight, bias=None):
+        seen.add(rows.shape[0])
+        return original(rows, weight, bias)
+
+    monkeypatch.setattr(forwards.F, "linear", note)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        for count in range(2049, 4097):
+            assert forwards._pad(count) - count <= count / 16
+        for count in range(2049, 4097, 41):
+            assert layer(torch.randn(count, 96)).shape == (count, 64)
+    assert seen == set(range(2048 + 128, 4097, 128))
+
+
+def test_other_precisions_are_not_padded(monkeypatch):
+    layer = make_layer(96, 64)
+    forwards.bound_row_counts(layer)
+    monkeypatch.setattr(forwards._Padded, "apply", None)
+    assert layer(torch.randn(100, 96)).dtype == torch.float32
+    assert layer.double()(torch.randn(100, 96).double()).dtype == torch.float64
