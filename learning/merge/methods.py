@@ -199,7 +199,8 @@ def _divisor(weight: list) -> float:
 
 
 def _densities(density: list | None, num_models: int) -> list[float]:
-    densities = [1.0] * num_models if density is None else density
+    """Return the density of each model; 1 where none is given, as in mergekit."""
+    densities = [1.0 if value is None else value for value in density or [None] * num_models]
     for value in densities:
         if not 0 < value <= 1:
             raise StepError(f"merge: density must be above 0 and at most 1, got {value}")

@@ -76,7 +76,7 @@ class Method:
             if all(value is None for value in values) and option not in self.required:
                 continue
             for source, value in zip(models, values, strict=False):
-                if value is None:
+                if value is None and option in self.required:
                     whose = f"{source.label} has" if per_model else "there is"
                     raise StepError(f"merge_method {self.name}: {whose} no {name} for tensor {target.name}; set one")
             arguments[option] = values if per_model else values[0]

@@ -95,6 +95,20 @@ def test_an_unlisted_base_is_the_same_as_a_listed_one(models, tmp_path):
     assert (x / "model.safetensors").read_bytes() == (y / "model.safetensors").read_bytes()
 
 
+@pytest.mark.parametrize("merge_method", ["ties", "dare_linear", "dare_ties"])
+def test_a_model_without_density_keeps_all_its_differences(models, tmp_path, merge_method):
+    """As in mergekit, whose density is 1 unless it is given."""
+    made = {}
+    for name, own in (("without", {}), ("whole", {"density": 1.0}), ("half", {"density": 0.5})):
+        listed = [
+            {"model": "b", "parameters": {"weight": 0.5, "density": 0.4}},
+            {"model": "c", "parameters": {"weight": 0.3, **own}},
+        ]
+        _, folder = merge(models, tmp_path, name, merge_method=merge_method, base_model="a", models=listed)
+        made[name] = (folder / "model.safetensors").read_bytes()
+    assert made["without"] == made["whole"] != made["half"]
+
+
 def test_gradients_filters_and_precedence(models, tmp_path):
     t = [{"filter": "up_proj", "value": [0, 1]}, {"filter": "embed", "value": 1.0}, {"value": 0.0}]
     document = {"merge_method": "slerp", "base_model": "a", "models": [{"model": "a"}, {"model": "b"}]}
