@@ -17,6 +17,7 @@ class Benchmark(BaseStage):
     """
 
     shares_tokens: ClassVar = False
+    scores_models: ClassVar = True
     report_section: ClassVar = ReportSection(detail="table", is_result=True)
 
     kind: Literal["benchmark"]

@@ -15,6 +15,7 @@ import yaml
 from flows.planning.locking import lock_path, lock_recipe, verify_lock
 from flows.planning.recipe_plan import plan_recipe
 from flows.runs.launch import run_plan
+from flows.runs.start import make_result_tables
 from learning.control.training import play
 from learning.lookup import bind
 from lineage.layout import Layout
@@ -31,11 +32,18 @@ SMALL += ["stages.runs.batch_size=16", "stages.runs.learning_starts=1000", "stag
 
 
 @pytest.fixture(scope="module")
-def tracked(tmp_path_factory):
-    """A run of the recipe with few steps: its folder, and the manifests by step."""
+def outcome(tmp_path_factory):
+    """A run of the recipe with few steps, in a folder of its own."""
     layout = Layout(tmp_path_factory.mktemp("tracked"))
-    outcome = run_plan(plan_recipe(RECIPE, layout, overrides=SMALL), layout, executor="inprocess", prefect=False)
-    assert outcome.exit_code == 0, outcome.states
+    done = run_plan(plan_recipe(RECIPE, layout, overrides=SMALL), layout, executor="inprocess", prefect=False)
+    assert done.exit_code == 0, done.states
+    return layout, done
+
+
+@pytest.fixture(scope="module")
+def tracked(outcome):
+    """The folders of the run's artifacts by step."""
+    layout, _ = outcome
     found = [path.parent for path in (layout.root / ".posttrain/artifacts").glob("*/manifest.json")]
     return {json.loads((folder / "manifest.json").read_text())["step"]: folder for folder in found}
 
@@ -67,6 +75,21 @@ def test_a_run_is_repeated_from_its_record_alone(step, tracked, tmp_path):
     again = play(bind(stage.env, "env"), policy.actor, range(3), 1, "report")
     kept = pq.read_table(tracked["returns"] / "outputs/report/samples.parquet").to_pylist()
     assert [row["score"] for row in kept if row["model"] == step] == again.tolist()
+
+
+def test_the_terminal_prints_the_table_after_the_evaluation(outcome):
+    """One line for each number of a method; the run of 60 trainings had printed all evaluations and not the table."""
+    *_, table = make_result_tables(outcome[1])
+    assert table.title.startswith("table")
+    lines = [
+        tuple(str(cell) for cell in cells) for cells in zip(*(column.cells for column in table.columns), strict=True)
+    ]
+    assert [line[:2] for line in lines] == [
+        *(("algorithm=dqn", "iqm_mean_return"), ("algorithm=ppo", "iqm_mean_return")),
+        *(("algorithm=dqn", "mean_return"), ("algorithm=ppo", "mean_return")),
+        ("algorithm=ppo", "better_than_algorithm=dqn"),
+    ]
+    assert all(line[2] for line in lines)
 
 
 def test_the_record_has_everything_and_seeds_differ(tracked):
