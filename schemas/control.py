@@ -20,12 +20,17 @@ class NetworkSettings(Schema):
     """Sizes of the hidden layers; none: a single linear layer, on one-hot observations a table."""
     activation: Literal["relu", "tanh", "elu"] = "relu"
     """Function between layers."""
+    layer_norm: bool = False
+    """Normalise the hidden layers of values of observations and actions."""
 
 
 class WorldUse(Use):
     """Returns an environment of Gymnasium; `Pendulum-v1` stands for `{use: gymnasium, id: Pendulum-v1}`."""
 
-    home = ("learning.control.worlds", "learning.control.grids", "learning.control.tabular")
+    home = (
+        *("learning.control.worlds", "learning.control.grids"),
+        *("learning.control.tabular", "learning.control.factored"),
+    )
     takes = ()
     plain = r"^([A-Za-z_][\w.]*:)?[\w./-]+-v\d+$"
 
@@ -63,6 +68,20 @@ class RelabelUse(Use):
     asks = frozenset({"observation_NO", "action_N", "reward_N", "next_observation_NO", "spaces", "rng", "step"})
 
 
+class PriorityUse(Use):
+    """Says how likely a kept step is drawn again, from the error of its last update."""
+
+    home = ("learning.control.replay",)
+    asks = frozenset({"error_B", "batch"})
+
+
+class ExperienceUse(Use):
+    """Gives steps that a table of values is updated by: kept ones, or those of a model."""
+
+    home = ("learning.control.dyna",)
+    asks = frozenset({"kept", "rng", "count", "spaces"})
+
+
 class RuleUse(Use):
     """Says of each world whether something holds, such as that an expert takes over."""
 
@@ -73,7 +92,10 @@ class RuleUse(Use):
 class ControlLossUse(Use):
     """Builds networks and the loss that trains them."""
 
-    home = ("learning.control.losses", "learning.control.mirror_descent", "learning.control.imitation")
+    home = (
+        *("learning.control.losses", "learning.control.mirror_descent", "learning.control.imitation"),
+        *("learning.control.planning", "learning.control.dyna"),
+    )
     takes = ("networks",)
 
 

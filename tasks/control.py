@@ -50,6 +50,7 @@ def run(stage: Control, context: Context) -> Result:
         terms=terms,
         exploration=bind_optional(stage.exploration, "exploration", context),
         relabel=bind_optional(stage.relabel, "relabel", context),
+        priority=bind_optional(stage.priority, "priority", context),
         reporter=context,
         checkpoints=context.checkpoints,
         seed=context.seed,

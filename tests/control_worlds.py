@@ -25,6 +25,22 @@ class Corridor(gymnasium.Env):
         return self.place, float(done), done, self.steps >= self.limit and not done, {}
 
 
+class Lamps(gymnasium.Env):
+    """Two lamps; each action turns one over, and a step earns the number of those that are lit. It never ends."""
+
+    def __init__(self) -> None:
+        self.observation_space, self.action_space = gymnasium.spaces.Discrete(4), gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.lit, self.steps = int(self.np_random.integers(4)), 0
+        return self.lit, {}
+
+    def step(self, action):
+        self.lit, self.steps = self.lit ^ (1, 2)[action], self.steps + 1
+        return self.lit, float(self.lit.bit_count()), False, self.steps >= 10, {}
+
+
 class Line(gymnasium.Env):
     """A point that is pushed along a line; the reward is minus its squared distance from 0."""
 
@@ -58,6 +74,11 @@ class Restless(Line):
 def corridor(*, cells: int = 5, limit: int = 12) -> gymnasium.Env:
     """Return a corridor."""
     return Corridor(cells, limit)
+
+
+def lamps() -> gymnasium.Env:
+    """Return two lamps."""
+    return Lamps()
 
 
 def line(*, limit: int = 8, noise: float = 0.0) -> gymnasium.Env:

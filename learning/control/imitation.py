@@ -137,6 +137,8 @@ def inverse_q(
     −E_expert[φ(r)] + E[V(s) − γ V(s')], r = Q(s, a) − γ V(s') and φ(r) = r − r²/4α (Pearson's χ²); V is the soft value
     at `temperature`. The second mean is over the batch, which may hold the expert's steps and own ones.
     """
+    if not hasattr(loss, "qvalue_network_params" if batch["action"].is_floating_point() else "value_network_params"):
+        raise StepError("loss_terms: inverse_q replaces `loss` of dqn for choices, `loss_qvalue` of sac for numbers")
     reward, _ = measure(data_batch, loss, actor, gamma, temperature)
     _, difference = measure(batch, loss, actor, gamma, temperature)
     return (difference.mean(-1) + (reward.square() / (4 * alpha) - reward).mean(-1)).sum()

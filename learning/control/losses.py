@@ -1,9 +1,11 @@
 """Algorithms of kind control: TorchRL's losses with their networks, target updates and ways to act."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -13,6 +15,8 @@ from learning.control.terms import cloning
 from schemas.errors import StepError
 
 Share = Annotated[float, Field(ge=0, le=1)]
+NO_ENTROPY = 1e-12
+"""Temperature in place of 0; TorchRL takes its logarithm."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,16 @@ class Algorithm:
     advantage: Any = None
     """Estimator of advantages for a loss on the newest steps alone; None: the loss takes steps of any policy."""
     delayed: tuple[str, ...] = ()
-    """Beginnings of the names of parameters that only every second optimiser step trains; with any, that step alone
-    moves the target networks."""
+    """Beginnings of the names of parameters that only every `period`-th optimiser step trains."""
+    period: int = 2
+    delays_targets: bool = True
+    """Whether that step alone moves the target networks, as in TD3."""
+    fit: Callable[[Mapping[str, Tensor], np.random.Generator], dict[str, float]] | None = None
+    """Changes the actor by all kept steps and returns metrics, in place of gradient steps on the loss."""
+    fits_each: Literal["step", "episode"] = "episode"
+    updates_per_fit: int = 1
+    error_power: int = 0
+    """The loss writes its errors |δ| to this power, and weights them by `priority_weight`; 0: it does neither."""
 
 
 def dqn(networks: Networks, *, gamma: Share = 0.99, tau: Share = 0.005, double: bool = True) -> Algorithm:
@@ -44,7 +56,7 @@ def dqn(networks: Networks, *, gamma: Share = 0.99, tau: Share = 0.005, double: 
     actor = networks.make_choice_values()
     loss = DQNLoss(actor, action_space="categorical", double_dqn=double, delay_value=True)
     loss.make_value_estimator(gamma=gamma)
-    return Algorithm(loss, actor, "make_choice_values", ("loss",), follow(loss, tau))
+    return Algorithm(loss, actor, "make_choice_values", ("loss",), follow(loss, tau), error_power=2)
 
 
 def sac(
@@ -53,19 +65,19 @@ def sac(
     gamma: Share = 0.99,
     tau: Share = 0.005,
     num_critics: Annotated[int, Field(ge=1)] = 2,
-    alpha: Annotated[float, Field(gt=0)] = 1.0,
+    alpha: Annotated[float, Field(ge=0)] = 1.0,
     fixed_alpha: bool = False,
     target_entropy: float | None = None,
 ) -> Algorithm:
     """Soft actor-critic; the temperature keeps the entropy at `target_entropy` (Haarnoja et al. 2018).
 
-    `alpha` is the first temperature, or with `fixed_alpha` the only one. Without a target it is −1 per number of an
-    action, or 98 % of the largest entropy of choices (Christodoulou 2019).
+    `alpha` is the first temperature, or with `fixed_alpha` the only one, which may be 0. Without a target it
+    is −1 per number of an action, or 98 % of the largest entropy of choices (Christodoulou 2019).
     """
     from torchrl.objectives import DiscreteSACLoss, SACLoss
 
     actor, spaces = networks.make_stochastic_actor(), networks.spaces
-    options: dict[str, Any] = {"alpha_init": alpha, "fixed_alpha": fixed_alpha, "loss_function": "l2"}
+    options = _set_temperature(alpha, fixed_alpha)
     if spaces.is_discrete:
         weight: dict[str, Any] = {} if target_entropy is None else {"target_entropy": target_entropy}
         values = networks.make_values_of_choices()
@@ -85,7 +97,61 @@ def sac(
         )
     loss.make_value_estimator(gamma=gamma)
     terms = ("loss_actor", "loss_qvalue", "loss_alpha")
-    return Algorithm(loss, actor, "make_stochastic_actor", terms, follow(loss, tau))
+    return Algorithm(loss, actor, "make_stochastic_actor", terms, follow(loss, tau), error_power=1)
+
+
+def _set_temperature(alpha: float, fixed_alpha: bool) -> dict[str, Any]:
+    """Return TorchRL's options for a first temperature. Raise StepError for one of 0 that is adapted."""
+    if alpha == 0 and not fixed_alpha:
+        raise StepError("loss: a temperature `alpha` of 0 cannot be adapted; set `fixed_alpha: true`")
+    return {"alpha_init": max(alpha, NO_ENTROPY), "fixed_alpha": fixed_alpha, "loss_function": "l2"}
+
+
+def redq(
+    networks: Networks,
+    *,
+    gamma: Share = 0.99,
+    tau: Share = 0.005,
+    num_critics: Annotated[int, Field(ge=2)] = 10,
+    subset: Annotated[int, Field(ge=1)] = 2,
+    alpha: Annotated[float, Field(ge=0)] = 1.0,
+    fixed_alpha: bool = False,
+    target_entropy: float | None = None,
+    actor_period: Annotated[int, Field(ge=1)] = 20,
+) -> Algorithm:
+    """Soft actor-critic with many critics, for many updates per step (REDQ, Chen et al. 2021; RLPD, Ball et al. 2023).
+
+    Targets take the smallest of a random `subset` of the critics, the actor their mean. Every `actor_period`-th update
+    trains the actor and the temperature.
+    """
+    from torchrl.objectives import REDQLoss
+
+    require_box(networks, "redq")
+    if subset >= num_critics:
+        raise StepError(f"loss redq: subset {subset} must be smaller than num_critics {num_critics}")
+    actor = networks.make_stochastic_actor()
+    target: Any = -float(networks.spaces.actions) if target_entropy is None else target_entropy
+    loss = REDQLoss(
+        actor,
+        networks.make_action_value(),
+        num_qvalue_nets=num_critics,
+        sub_sample_len=subset,
+        target_entropy=target,
+        min_alpha=NO_ENTROPY,
+        max_alpha=math.inf,
+        **_set_temperature(alpha, fixed_alpha),
+    )
+    loss.make_value_estimator(gamma=gamma)
+    return Algorithm(
+        loss,
+        actor,
+        "make_stochastic_actor",
+        ("loss_actor", "loss_qvalue", "loss_alpha"),
+        follow(loss, tau),
+        delayed=("actor_network", "log_alpha"),
+        period=actor_period,
+        delays_targets=False,
+    )
 
 
 def td3(
@@ -125,7 +191,11 @@ def _make_td3(networks: Networks, name: str, loss_class: Any, gamma: float, tau:
     loss = loss_class(actor, networks.make_action_value(), bounds=_bounds(networks), loss_function="l2", **options)
     loss.make_value_estimator(gamma=gamma)
     terms = ("loss_actor", "loss_qvalue")
-    return Algorithm(loss, actor, "make_deterministic_actor", terms, follow(loss, tau), delayed=("actor_network",))
+    power = 2 if name == "td3" else 0
+    move = follow(loss, tau)
+    return Algorithm(
+        loss, actor, "make_deterministic_actor", terms, move, delayed=("actor_network",), error_power=power
+    )
 
 
 def iql(

@@ -10,11 +10,8 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 
-from learning.control.losses import Algorithm, Share, follow, require_box
+from learning.control.losses import NO_ENTROPY, Algorithm, Share, follow, require_box
 from learning.control.networks import Networks
-
-NO_ENTROPY = 1e-12
-"""Temperature of targets without entropy; TorchRL takes its logarithm."""
 
 
 def mdpo(

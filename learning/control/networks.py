@@ -21,14 +21,17 @@ class Networks:
     spaces: Spaces
     settings: NetworkSettings
 
-    def _mlp(self, inputs: int, outputs: int) -> Any:
+    def _mlp(self, inputs: int, outputs: int, *, normalise: bool = False) -> Any:
         from torchrl.modules import MLP
 
+        sizes = list(self.settings.hidden_sizes)
+        layers: dict[str, Any] = {"norm_class": nn.LayerNorm, "norm_kwargs": [{"normalized_shape": n} for n in sizes]}
         return MLP(
             in_features=inputs,
             out_features=outputs,
-            num_cells=list(self.settings.hidden_sizes),
+            num_cells=sizes,
             activation_class=ACTIVATIONS[self.settings.activation],
+            **(layers if normalise else {}),
         )
 
     def make_stochastic_actor(self) -> Any:
@@ -70,9 +73,9 @@ class Networks:
         """Return the value of an observation and an action of the box."""
         from torchrl.modules import ValueOperator
 
-        return ValueOperator(
-            self._mlp(self.spaces.observations + self.spaces.actions, 1), in_keys=["observation", "action"]
-        )
+        inputs = self.spaces.observations + self.spaces.actions
+        network = self._mlp(inputs, 1, normalise=self.settings.layer_norm)
+        return ValueOperator(network, in_keys=["observation", "action"])
 
     def make_values_of_choices(self) -> Any:
         """Return the values of all choices, (B, choices) under `action_value`."""

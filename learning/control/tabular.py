@@ -3,7 +3,7 @@
 Shapes: H steps, S states, A actions, N worlds.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -94,9 +94,27 @@ class Finite(gymnasium.Env):
         return self.observe(), earned, self.steps == self.process.horizon, False, {}
 
 
-def finite(*, states: Several = 4, actions: Several = 2, horizon: Count = 4, number: int = 0) -> gymnasium.Env:
-    """Return a small decision process with a horizon, drawn by `number`; `solve` has its best values."""
-    return Finite(draw_process(states, actions, horizon, number))
+def perturb(process: Process, shift: float) -> Process:
+    """Return a process in which a share of every transition goes to the worst state instead."""
+    worst = solve(process)[0].max(1).argmin()
+    away_S = np.eye(len(process.reward_SA))[worst]
+    return replace(process, transition_SAS=(1 - shift) * process.transition_SAS + shift * away_S)
+
+
+def finite(
+    *,
+    states: Several = 4,
+    actions: Several = 2,
+    horizon: Count = 4,
+    number: int = 0,
+    shift: Annotated[float, Field(ge=0, le=1)] = 0.0,
+) -> gymnasium.Env:
+    """Return a small decision process with a horizon, drawn by `number`; `solve` has its best values.
+
+    With `shift` a share of every transition goes to its worst state: for tests of what is robust.
+    """
+    process = draw_process(states, actions, horizon, number)
+    return Finite(perturb(process, shift) if shift else process)
 
 
 def optimal(

@@ -61,6 +61,26 @@ def mirror_descent(batch: Any, loss: Any, actor: Any, *, t: ScheduledFloat = 1.0
     return (log_ratio / t - predict_action_values(loss, batch, action).min(0).values).mean()
 
 
+def advantage_weighted(
+    batch: Any,
+    loss: Any,
+    actor: Any,
+    *,
+    temperature: Annotated[float, Field(gt=0)] = 1.0,
+    max_weight: Annotated[float, Field(gt=0)] = 100.0,
+) -> Tensor:
+    """Cloning weighted by exp(A / temperature), in place of `loss_actor` of sac (AWAC, Nair et al. 2020, eq. 13).
+
+    A is min Q(s, a) of the batch's action minus that of an action that the policy draws; weights have a largest value.
+    """
+    policy = actor.get_dist(batch.select("observation"))
+    with torch.no_grad():
+        drawn, taken = policy.sample(), batch["action"]
+        of_taken, of_drawn = (predict_action_values(loss, batch, one).min(0).values for one in (taken, drawn))
+        weight = ((of_taken - of_drawn) / temperature).exp().clamp(max=max_weight)
+    return -(weight * policy.log_prob(batch["action"])).mean()
+
+
 def f_dvl(
     batch: Any,
     loss: Any,

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from learning.control.acting import random
-from learning.control.buffer import Buffer, make_batch
+from learning.control.buffer import Buffer
 from learning.control.losses import Algorithm
 from learning.control.policy import act
+from learning.control.replay import Priorities, draw_batch
+from learning.control.rollouts import add_previous_policy, stack_rollout
 from learning.control.spaces import Spaces
 from learning.control.transitions import Transitions
 from learning.control.worlds import Make, Steps, Worlds
@@ -93,6 +95,7 @@ class ControlLoop:
     checkpoints: Path
     seed: int
     relabel: Bound | None = None
+    priority: Bound | None = None
     updates: int = 0
     pending_updates: float = 0.0
     window: Window = field(default_factory=Window)
@@ -105,7 +108,23 @@ class ControlLoop:
         self.buffer: Buffer | None = None
         if self.worlds is not None and self.algorithm.advantage is None:
             self.buffer = Buffer(min(stage.buffer_size, stage.environment_steps), self.spaces)
+        if self.algorithm.fit is not None and (self.terms or self.priority or stage.data_share):
+            raise StepError(
+                f"loss {stage.loss.use} plans by all kept steps: remove loss_terms, priority and data_share"
+            )
+        self.priorities = self.make_priorities()
         self.rng = np.random.default_rng([self.seed, 1])
+
+    def make_priorities(self) -> Priorities | None:
+        """Return the priorities of the data and of places for own steps; None where steps are drawn evenly."""
+        if self.priority is None:
+            return None
+        if self.algorithm.error_power == 0:
+            raise StepError(f"priority: loss {self.stage.loss.use} gives no weighted errors; use dqn, sac or td3")
+        of_data = 0 if self.data is None else len(self.data)
+        priorities = Priorities(of_data + (0 if self.buffer is None else self.buffer.capacity))
+        priorities.add(np.arange(of_data))
+        return priorities
 
     @property
     def steps_per_iteration(self) -> int:
@@ -139,10 +158,16 @@ class ControlLoop:
 
     def iterate(self, iteration: int) -> None:
         """Take one iteration."""
-        if self.worlds is None:
-            self.update(self.draw(), iteration)
+        if self.worlds is None and self.algorithm.fit is not None:
+            self.fit()
+        elif self.worlds is None:
+            self.update(self.draw(iteration), iteration)
         elif self.algorithm.advantage is not None:
             self.train_on_rollout(iteration)
+        elif self.algorithm.fit is not None:
+            steps = self.collect(iteration)
+            if self.algorithm.fits_each == "step" or steps.ended or iteration + 1 == self.total:
+                self.fit()
         else:
             self.collect(iteration)
             ready = self.buffer is not None and len(self.buffer) >= self.stage.learning_starts
@@ -150,7 +175,15 @@ class ControlLoop:
                 self.pending_updates += self.stage.updates_per_step * self.stage.num_envs
             while self.pending_updates >= 1:
                 self.pending_updates -= 1
-                self.update(self.draw(), iteration)
+                self.update(self.draw(iteration), iteration)
+
+    def fit(self) -> None:
+        """Change the actor by all kept steps."""
+        assert self.algorithm.fit is not None
+        parts = [part.save() for part in (self.data, self.buffer) if part is not None]
+        kept = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        self.window.add(**self.algorithm.fit(kept, self.rng))
+        self.updates += self.algorithm.updates_per_fit
 
     def collect(self, iteration: int) -> Steps:
         """Act once in every world and keep the steps in the buffer."""
@@ -165,14 +198,14 @@ class ControlLoop:
             if self.exploration is not None:
                 supplies = {"action_N": action_N, "observation_NO": observation_NO, "spaces": self.spaces}
                 supplies |= {"rng": self.rng, "step": iteration}
-                action_N = self.exploration.ask(iteration * self.stage.num_envs, supplies)
+                action_N = self.exploration.ask(iteration * self.steps_per_iteration, supplies)
         steps = worlds.step(action_N)
         for _, earned, length in steps.ended:
             self.window.add(episode_return=earned, episode_length=length)
         if self.relabel is not None:
             steps = self.replace_columns(steps, self.relabel, iteration)
         if self.buffer is not None:
-            self.buffer.add(steps)
+            self.keep(steps)
         return steps
 
     def replace_columns(self, steps: Steps, relabel: Bound, iteration: int) -> Steps:
@@ -189,23 +222,40 @@ class ControlLoop:
                 f"relabel {relabel.name}: it replaces actions, and loss {self.stage.loss.use} needs those that the "
                 "policy took; use bc, or another loss that takes steps of any policy"
             )
-        return replace(steps, **{name: np.asarray(column) for name, column in columns.items()})
+        arrays = {name: np.asarray(column) for name, column in columns.items()}
+        for name, column in arrays.items():
+            kept: np.ndarray = getattr(steps, name)
+            of_none = (
+                self.spaces.is_discrete and name == "action" and not np.isin(column, range(self.spaces.actions)).all()
+            )
+            if column.shape != kept.shape or not np.isfinite(column).all() or of_none:
+                wanted = f"{kept.shape} finite numbers" + (f" from 0 to {self.spaces.actions - 1}" if of_none else "")
+                raise StepError(f"relabel {relabel.name}: its {name} must be {wanted}, and is {column.tolist()}")
+        return replace(steps, **arrays)
 
-    def draw(self) -> Any:
-        """Return a batch, drawn evenly from the data and the buffer, or with `data_share` from each."""
-        size, share = self.stage.batch_size, self.stage.data_share
+    def draw(self, iteration: int) -> Any:
+        """Return a batch of the data and the buffer: evenly, by priorities, or with `data_share` from each."""
         parts = [part for part in (self.data, self.buffer) if part is not None and len(part)]
-        if len(parts) == 1 or share is None:
-            place_B = torch.randint(sum(len(part) for part in parts), (size,))
-        else:
-            of_data = round(size * share)
-            own = torch.randint(len(parts[1]), (size - of_data,)) + len(parts[0])
-            place_B = torch.cat([torch.randint(len(parts[0]), (of_data,)), own])
-        if len(parts) == 1:
-            return parts[0].make_batch(place_B)
-        first, second = parts
-        of_first = place_B < len(first)
-        return torch.cat([first.make_batch(place_B[of_first]), second.make_batch(place_B[~of_first] - len(first))])
+        correction = value_at(self.stage.priority_correction, iteration)
+        return draw_batch(parts, self.stage.batch_size, self.stage.data_share, self.priorities, correction)
+
+    def keep(self, steps: Steps) -> None:
+        """Put own steps into the buffer."""
+        assert self.buffer is not None
+        place_N = (self.buffer.added + np.arange(len(steps.reward))) % self.buffer.capacity
+        self.buffer.add(steps)
+        if self.priorities is not None:
+            self.priorities.add(place_N + (0 if self.data is None else len(self.data)))
+
+    def prioritise(self, batch: Any, iteration: int) -> None:
+        """Change the priorities of a batch's steps by the errors that the loss found."""
+        if self.priorities is None or self.priority is None:
+            return
+        error_B = batch["td_error"].detach().reshape(len(batch)).double().numpy() ** (1 / self.algorithm.error_power)
+        mass_B = np.asarray(self.priority.ask(iteration, {"error_B": error_B, "batch": batch}), dtype=float)
+        if mass_B.shape != error_B.shape or not (np.isfinite(mass_B) & (mass_B >= 0)).all() or not mass_B.any():
+            raise StepError(f"priority {self.priority.name}: it must give {len(error_B)} finite numbers from 0 on")
+        self.priorities.update(batch["place"].numpy(), mass_B)
 
     def train_on_rollout(self, iteration: int) -> None:
         """Collect a rollout of every world, estimate advantages, and make some passes over it."""
@@ -228,7 +278,7 @@ class ControlLoop:
             raise StepError(f"control: the loss of update {self.updates} is not finite ({values}); lower learning_rate")
         self.optimizer.zero_grad(set_to_none=True)
         total.backward()
-        delays = bool(self.algorithm.delayed) and self.updates % 2 == 1
+        delays = bool(self.algorithm.delayed) and self.updates % self.algorithm.period != 0
         if delays:
             for name, parameter in self.parameters.items():
                 if name.startswith(self.algorithm.delayed):
@@ -236,8 +286,9 @@ class ControlLoop:
         if self.stage.max_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.stage.max_grad_norm)
         self.optimizer.step()
-        if not delays:  # TD3 moves its targets together with its actor
+        if not (delays and self.algorithm.delays_targets):
             self.algorithm.update_targets()
+        self.prioritise(batch, iteration)
         self.updates += 1
         if self.updates % 10 == 1:  # reading every one would cost as much as a small network's forward pass
             self.window.add(**{name: float(term.detach()) for name, term in terms.items()})
@@ -288,6 +339,8 @@ class ControlLoop:
         if self.buffer is not None:
             tensors |= add_prefix("buffer", self.buffer.save())
             state["added"] = self.buffer.added
+        if self.priorities is not None:
+            tensors["priorities"] = self.priorities.save()
         kept = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
         save_checkpoint(self.checkpoints, iteration, kept, state)
 
@@ -303,6 +356,8 @@ class ControlLoop:
             self.worlds.restore(strip_prefix("worlds", tensors), state["worlds"])
         if self.buffer is not None:
             self.buffer.restore(strip_prefix("buffer", tensors), state["added"])
+        if self.priorities is not None:
+            self.priorities.restore(tensors["priorities"])
         self.rng.bit_generator.state = state["numpy"]
         self.updates, self.pending_updates = state["updates"], state["pending_updates"]
         self.window.values.update(state["window"])
@@ -317,28 +372,6 @@ class ControlLoop:
 def draw_random(worlds: Worlds, rng: np.random.Generator) -> np.ndarray:
     """Return uniform actions for every world."""
     return random(worlds.observation, worlds.spaces, rng)
-
-
-def stack_rollout(rollout: Sequence[Steps]) -> Any:
-    """Return the steps of S iterations as one batch (N, S)."""
-
-    def stack(name: str) -> Tensor:
-        return torch.from_numpy(np.stack([getattr(steps, name) for steps in rollout], axis=1))
-
-    columns = {name: stack(name) for name in ("observation", "action", "next_observation")}
-    columns["reward"] = stack("reward").float()[..., None]
-    columns |= {name: stack(name)[..., None] for name in ("terminated", "truncated")}
-    return make_batch(columns)
-
-
-def add_previous_policy(actor: Any, batch: Any) -> None:
-    """Add what the actor, before its next update, makes of a batch.
-
-    `action_log_prob` are the log-probabilities of the actions, `previous` the parameters of their distributions.
-    """
-    made = actor.get_dist_params(batch.select("observation"))
-    batch["previous"] = made.select("logits", "loc", "scale", strict=False)
-    batch["action_log_prob"] = actor.build_dist_from_params(made).log_prob(batch["action"])
 
 
 def play(make: Make, actor: Any, starts: Sequence[int], seed: int, purpose: str) -> np.ndarray:

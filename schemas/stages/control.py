@@ -5,7 +5,16 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from schemas.control import ControlLossUse, ControlTermUse, ExplorationUse, NetworkSettings, RelabelUse, WorldUse
+from schemas.control import (
+    ControlLossUse,
+    ControlTermUse,
+    ExplorationUse,
+    NetworkSettings,
+    PriorityUse,
+    RelabelUse,
+    WorldUse,
+)
+from schemas.number_schedules import Number
 from schemas.references import ControlPolicyRef, TransitionsRef
 from schemas.stages.base import BaseStage
 
@@ -64,6 +73,10 @@ class Control(BaseStage):
     """Changes the actions while steps are collected; null: those that the policy draws."""
     relabel: RelabelUse | None = None
     """Replaces columns of own steps before they are kept; null: they are kept as they are."""
+    priority: PriorityUse | None = None
+    """Decides which kept steps a batch has; null: all are equally likely."""
+    priority_correction: Number = 0.4
+    """Exponent β of the weights that undo `priority` in the loss, 1 wholly; a number schedule is allowed."""
     logging_steps: int = Field(default=1000, ge=1)
     """Environment steps between points of the curves; offline: optimiser steps."""
     eval_steps: int | None = Field(default=None, ge=1)

@@ -12,8 +12,8 @@ from tensordict import TensorDict
 from torch.distributions import Independent, Uniform
 
 from learning.control.networks import Networks
+from learning.control.rollouts import add_previous_policy
 from learning.control.spaces import Spaces
-from learning.control.training import add_previous_policy
 from learning.lookup import bind
 from schemas.control import NetworkSettings
 from schemas.recipe.load import load_recipe

@@ -121,6 +121,9 @@ def test_offline_training_learns_from_the_better_of_the_data(gather, train, exec
         ("dqn", CORRIDOR, {"exploration": {"use": "epsilon_greedy", "epsilon": FALLING}}),
         ("ppo", CORRIDOR, {"num_envs": 2, "rollout_steps": 10, "num_iterations": 2}),
         ("iql", LINE, {"data": ["d"], "data_share": 0.5}),
+        ("dqn", CORRIDOR, {"priority": "td_error", "priority_correction": FALLING, "buffer_size": 50}),
+        ("sac", LINE, {"priority": {"use": "td_error", "alpha": 1.0}, "data": ["d"], "data_share": 0.5}),
+        ({"use": "redq", "num_critics": 3, "actor_period": 2}, LINE, {"updates_per_step": 2}),
     ],
 )
 def test_an_interrupted_training_ends_with_the_same_bits(loss, env, settings, gather, train, monkeypatch):
@@ -176,6 +179,62 @@ def test_td3_trains_its_actor_and_moves_its_targets_at_every_second_update(train
     monkeypatch.setattr(training.ControlLoop, "update", update)
     train(loss={"use": "td3", "tau": 0.5}, environment_steps=23)
     assert moved == [[True] * 4, [False, True, False, False]] * 2
+
+
+def test_redq_trains_its_actor_rarely_and_moves_the_targets_of_its_critics_always(train, monkeypatch):
+    kept, moved = training.ControlLoop.update, []
+    names = ("actor_network_params", "log_alpha", "qvalue_network_params", "target_qvalue")
+
+    def update(self, batch, iteration):
+        before = {name: value.clone() for name, value in self.algorithm.loss.state_dict().items()}
+        kept(self, batch, iteration)
+        after = self.algorithm.loss.state_dict()
+        changed = [name for name, value in before.items() if not torch.equal(value, after[name])]
+        moved.append([any(one.startswith(name) for one in changed) for name in names])
+
+    monkeypatch.setattr(training.ControlLoop, "update", update)
+    settings = {"environment_steps": 22, "updates_per_step": 2}
+    _, result = train(loss={"use": "redq", "num_critics": 3, "actor_period": 3}, **settings)
+    assert moved == [[True] * 4, [False, False, True, True], [False, False, True, True]] * 2
+    assert result.metrics["updates"] == 6
+
+
+def test_priorities_are_the_errors_of_the_last_update_and_new_steps_come_first(gather, train, monkeypatch):
+    """Masses are |δ| where a batch was, the largest one so far where none was."""
+    loops, batches, kept = [], [], training.ControlLoop.update
+
+    def update(self, batch, iteration):
+        kept(self, batch, iteration)
+        loops.append(self)
+        batches.append(batch)
+
+    monkeypatch.setattr(training.ControlLoop, "update", update)
+    settings = {"loss": "dqn", "priority": {"use": "td_error", "alpha": 1.0}, "priority_correction": 1.0}
+    train(env=CORRIDOR, inputs={"data.0": gather(env=CORRIDOR)}, data=["d"], environment_steps=26, **settings)
+    tree = loops[-1].priorities
+    expected, largest = np.ones(60 + 26), 1.0
+    for update_number, batch in enumerate(batches):
+        error = batch["td_error"].reshape(-1).double().numpy() ** 0.5 + 1e-6
+        expected[batch["place"].numpy()] = error
+        largest = max(largest, error.max())
+        later = 60 + 20 + update_number
+        expected[later:] = np.where(np.arange(later, 86) == later, largest, expected[later:])
+    assert len(batches) == 7
+    np.testing.assert_allclose(tree.tree[tree.size :][:86], expected)
+    assert tree.largest == largest
+    assert len({tuple(batch["place"].tolist()) for batch in batches}) == 7
+
+
+@pytest.mark.parametrize("loss", ["redq", "iql"])
+def test_priorities_need_a_loss_that_weights_its_errors(loss, train):
+    with pytest.raises(StepError, match=f"loss {loss} gives no weighted errors"):
+        train(loss=loss, priority="td_error", environment_steps=40)
+
+
+def test_a_priority_must_be_a_finite_number_for_each_step(train, monkeypatch):
+    monkeypatch.setattr("learning.control.replay.td_error", lambda error_B: error_B[:1])
+    with pytest.raises(StepError, match="priority td_error: it must give 16 finite numbers from 0 on"):
+        train(loss="td3", priority="td_error", environment_steps=40)
 
 
 def test_training_goes_on_from_a_policy_with_all_its_networks(train):

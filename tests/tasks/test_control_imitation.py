@@ -85,6 +85,33 @@ def test_actions_of_another_are_refused_on_policy_and_unknown_columns_everywhere
 
 
 @pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ({"reward": [1.0]}, r"its reward must be \(2,\) finite numbers"),
+        ({"reward": [1.0, float("nan")]}, r"its reward must be \(2,\) finite numbers"),
+        ({"action": [0, 2]}, r"its action must be \(2,\) finite numbers from 0 to 1, and is \[0, 2\]"),
+        ({"action": [[0], [1]]}, r"its action must be \(2,\) finite numbers"),
+    ],
+    ids=str,
+)
+def test_relabelled_columns_that_do_not_fit_are_refused(column, message, run, monkeypatch):
+    """One reward for two worlds would have been both worlds' reward."""
+    monkeypatch.setattr("learning.control.relabelling.label_by_expert", lambda observation_NO, *, expert: column)
+    settings = {"loss": "bc", "relabel": {"use": "label_by_expert", "expert": STRIDE}, "environment_steps": 40}
+    with pytest.raises(StepError, match=message):
+        run(Control, control, env=CORRIDOR, learning_starts=20, **settings, **SMALL)
+
+
+def test_inverse_q_of_another_loss_is_refused(run):
+    """The soft actor-critic of choices has no values that the term could read; it failed with a KeyError."""
+    data, _ = run(Collect, collect, env=CORRIDOR, policy=STRIDE, environment_steps=40, name="data")
+    settings = {"data": ["d"], "environment_steps": 40, "loss_terms": {"loss_qvalue": "inverse_q"}}
+    inputs = {"data.0": data / "transitions"}
+    with pytest.raises(StepError, match="inverse_q replaces `loss` of dqn for choices"):
+        run(Control, control, inputs, env=CORRIDOR, loss="sac", learning_starts=20, **settings, **SMALL)
+
+
+@pytest.mark.parametrize(
     ("algorithm", "env", "settings"),
     [
         ("gail", CORRIDOR, {"rollout_steps": 10, "num_iterations": 2, "learning_starts": 20}),

@@ -12,7 +12,7 @@ from learning.control import losses
 from learning.control.networks import Networks
 from learning.control.policy import act
 from learning.control.spaces import Spaces
-from learning.control.terms import cloning
+from learning.control.terms import advantage_weighted, cloning
 from schemas.control import NetworkSettings
 from schemas.errors import StepError
 
@@ -234,3 +234,91 @@ def test_every_term_trains_its_own_networks():
             if p.grad is not None and p.grad.abs().sum() > 0
         }
         assert moved == {own}
+
+
+def test_redq_takes_the_smallest_of_a_random_subset_and_the_actor_the_mean():
+    """Of five critics two, drawn by torch.randperm, make the target; all five are fitted to it."""
+    algorithm = make("redq", BOX, gamma=0.9, num_critics=5, subset=2, alpha=0.3, fixed_alpha=True)
+    loss, batch = algorithm.loss, make_batch(BOX)
+    torch.manual_seed(5)
+    terms = loss(batch)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        chosen = torch.randperm(5)[:2]
+        shown = torch.stack([batch.select("observation"), batch["next"].select("observation")])
+        distribution = algorithm.actor.get_dist(shown)
+        action = distribution.rsample()
+        lp = distribution.log_prob(action)
+        now, following = batch.clone(), batch["next"].clone()
+        now["action"], following["action"] = action
+        after = values(loss.target_qvalue_network_params, following)[chosen].min(0).values
+        y = batch["next", "reward"][:, 0] + 0.9 * (~batch["next", "terminated"][:, 0]) * (after - 0.3 * lp[1])
+        expected = (values(loss.qvalue_network_params, batch) - y).square()
+        actor = (0.3 * lp[0] - values(loss.qvalue_network_params, now).mean(0)).mean()
+    assert values(loss.qvalue_network_params, batch).shape == (5, B)
+    assert terms["loss_qvalue"].item() == pytest.approx(expected.mean().item(), rel=1e-4)
+    assert terms["loss_actor"].item() == pytest.approx(actor.item(), rel=1e-4)
+
+
+def test_the_temperature_of_redq_is_not_held_at_torchrls_bounds():
+    assert make("redq", BOX, alpha=0.01).loss.alpha.item() == pytest.approx(0.01)
+    assert make("redq", BOX, alpha=0.0, fixed_alpha=True).loss.alpha.item() == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("redq", {"num_critics": 2, "subset": 2}, "subset 2 must be smaller than num_critics 2"),
+        ("redq", {"alpha": 0.0}, "`alpha` of 0 cannot be adapted"),
+        ("sac", {"alpha": 0.0}, "`alpha` of 0 cannot be adapted"),
+    ],
+)
+def test_settings_that_torchrl_would_change_silently_are_refused(name, options, message):
+    with pytest.raises(StepError, match=message):
+        make(name, BOX, **options)
+
+
+def test_normalised_layers_are_those_of_action_values_alone():
+    networks = Networks(BOX, NetworkSettings(hidden_sizes=[16, 8], layer_norm=True))
+    sizes = [m.normalized_shape for m in networks.make_action_value().modules() if isinstance(m, torch.nn.LayerNorm)]
+    assert sizes == [(16,), (8,)]
+    for other in (networks.make_state_value(), networks.make_stochastic_actor(), networks.make_deterministic_actor()):
+        assert not any(isinstance(m, torch.nn.LayerNorm) for m in other.modules())
+
+
+def test_awac_clones_by_the_exponential_of_the_advantage_of_the_smaller_critic():
+    algorithm, batch = make("sac", BOX, alpha=0.0, fixed_alpha=True), make_batch(BOX)
+    q = algorithm.loss.qvalue_network_params
+    torch.manual_seed(3)
+    loss = advantage_weighted(batch, algorithm.loss, algorithm.actor, temperature=0.05, max_weight=7.0)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        policy, drawn = algorithm.actor.get_dist(batch), batch.clone()
+        drawn["action"] = policy.sample()
+        advantage = values(q, batch).min(0).values - values(q, drawn).min(0).values
+        weight = (advantage / 0.05).exp().clamp(max=7.0)
+        expected = -(weight * policy.log_prob(batch["action"])).mean()
+    assert 0 < (weight == 7).sum() < B
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
+    loss.backward()
+    assert all(p.grad is None for n, p in algorithm.loss.named_parameters() if n.startswith("qvalue"))
+    assert any(p.grad is not None for n, p in algorithm.loss.named_parameters() if n.startswith("actor"))
+
+
+@pytest.mark.parametrize(("name", "spaces"), [("dqn", CHOICES), ("td3", BOX), ("sac", BOX), ("sac", CHOICES)])
+def test_weighted_errors_are_those_that_prioritised_replay_reads(name, spaces):
+    """A weight of 0 takes a step out of the critics' loss, and the loss writes |δ| to the power that it says."""
+    algorithm, batch = make(name, spaces), make_batch(spaces)
+    terms = "loss" if name == "dqn" else "loss_qvalue"
+    torch.manual_seed(4)
+    plain = algorithm.loss(batch)[terms].item()
+    one, weights = batch.clone(), torch.zeros(B)
+    weights[7] = 1
+    one["priority_weight"] = weights
+    torch.manual_seed(4)
+    alone = algorithm.loss(one)[terms].item()
+    error = one["td_error"].reshape(B)[7].item() ** (1 / algorithm.error_power)
+    assert alone != pytest.approx(plain)
+    critics = 1 if name == "dqn" else 2
+    assert error**2 <= alone * (1 + 1e-4) <= critics * error**2 * (1 + 2e-4)  # the error is the largest of the critics
+    assert (name == "dqn") <= (alone == pytest.approx(error**2, rel=1e-4))
