@@ -216,7 +216,8 @@ def _shrink_control(stage: BaseStage) -> Iterator[tuple[str, Any]]:
     if isinstance(stage, Collect | Control) and stage.environment_steps:
         yield "environment_steps", min(stage.environment_steps, WORLD_STEPS)
     if isinstance(stage, Control):
-        yield "networks", {"hidden_sizes": [SHAPE["hidden_size"]]}
+        if stage.networks.hidden_sizes:  # tables stay tables: planning needs them
+            yield "networks", {"hidden_sizes": [SHAPE["hidden_size"]]}
         yield "batch_size", min(stage.batch_size, ROWS)
         yield "rollout_steps", min(stage.rollout_steps, ROWS)
         yield "learning_starts", min(stage.learning_starts, ROWS)
