@@ -68,6 +68,19 @@ stages:
     assert (sft.warmup_steps, sft.gradient_accumulation_steps, sft.long_rows) == (0, 1, "truncate")
 
 
+def test_tables_of_control_stay_tables(tmp_path):
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(
+        "defaults: {control: {env: CartPole-v1, algorithm: dqn, environment_steps: 2000}}\n"
+        "stages:\n"
+        "  table: {kind: control, networks: {hidden_sizes: []}}\n"
+        "  network: {kind: control, networks: {hidden_sizes: [64]}}\n"
+    )
+    stages = small(recipe, tmp_path)[1].steps
+    assert stages["table"].stage.networks.hidden_sizes == []
+    assert 0 < stages["network"].stage.networks.hidden_sizes[0] < 64
+
+
 def test_an_unknown_family_is_refused_by_name(tmp_path):
     (tmp_path / "r.yaml").write_text("stages:\n  sft: {kind: sft, model: hub:org/strange, data: path:x.jsonl}\n")
     with pytest.raises(
