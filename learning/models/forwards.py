@@ -290,8 +290,8 @@ def multiply_padded(self: nn.Linear, rows: Tensor) -> Tensor:
 
 
 def _pad(count: int) -> int:
-    """Return the number of rows that a number is padded to."""
-    step = max(FEWEST_ROWS, (1 << (max(1, count) - 1).bit_length()) // (2 * STEPS))
+    """Return the number of rows that a number is padded to: up to 32 itself: decoding would take up to 60 % longer."""
+    step = max(FEWEST_ROWS, (1 << (count - 1).bit_length()) // (2 * STEPS)) if count > 2 * FEWEST_ROWS else 1
     return -(-count // step) * step
 
 

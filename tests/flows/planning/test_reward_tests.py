@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import signal
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,8 @@ from flows.planning.reward_tests_table import make_distribution_table, make_rewa
 from learning.evaluation.reward_distribution import describe_rewards
 from learning.evaluation.reward_probes import Scored
 from lineage.layout import Layout
-from schemas.errors import PlanError, RecipeError, StepError
+from schemas.errors import PlanError, RecipeError
+from schemas.package import ROOT
 from schemas.recipe.load import load_recipe
 
 HERE = Layout(Path(__file__).parent)
@@ -37,7 +40,7 @@ import os
 import signal
 from pathlib import Path
 def leaky(rows, completions):
-    Path("seen.txt").write_text(f"{len(rows)} {os.getpid()}")
+    Path("seen.txt").write_text(f"{len(rows)} {os.getppid()}")
     return [float(any(c.isalnum() for c in text)) for text in completions]
 def nan(completions):
     return [float("nan")] * len(completions)
@@ -61,6 +64,51 @@ def crashes(completions):
     faulthandler.disable()  # of pytest, which prints pages
     ctypes.string_at(0)
 """
+
+# Rewards are called in a forked process only where no other threads run, which other tests may have left in this one.
+CHECK = """
+import json
+import sys
+from pathlib import Path
+
+from flows.planning import apart, reward_tests
+from flows.planning.own_rewards import verify_own_rewards
+from lineage.layout import Layout
+from schemas.errors import PosttrainError
+from schemas.recipe.load import load_recipe
+
+apart.GRACE, (name, limit, *texts) = 0.5, json.loads(sys.argv[1])
+reward_tests.LONGEST_CALL = limit
+messages = []
+for text in texts:
+    Path("r.yaml").write_text(text)
+    recipe, layout = load_recipe(Path("r.yaml")), Layout(Path())
+    try:
+        if name == "verify":
+            verify_own_rewards(recipe, layout)
+        else:
+            reward_tests.score_reward_tests(recipe, "better", None, 1, layout)
+        messages.append("")
+    except PosttrainError as error:
+        messages.append(str(error))
+print(json.dumps(messages))
+"""
+
+
+def check_alone(name, rewards, folder, limit=60.0):
+    """Return the messages of checks of rewards in a process of their own, empty for those that pass."""
+    (folder / "rewards_on_trial.py").write_text(OWN)
+    (folder / "check.py").write_text(CHECK)
+    texts = [RECIPE.replace("REWARD", reward) for reward in rewards]
+    result = subprocess.run(
+        [sys.executable, folder / "check.py", json.dumps([name, limit, *texts])],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{folder}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(result.stdout)
 
 
 @pytest.fixture
@@ -119,15 +167,14 @@ def test_what_cannot_be_tested_is_refused_by_name(load):
         score_reward_tests(load('"rewards_on_trial:asks"'), "better", None, 1, HERE)
 
 
-def test_own_rewards_are_called_on_two_problems_before_a_run(load):
-    verify_own_rewards(load('"rewards_on_trial:leaky"'), HERE)
-    rows, process = Path("seen.txt").read_text().split()
-    assert (rows, int(process) == os.getpid()) == ("2", False)
-    verify_own_rewards(load('"rewards_on_trial:asks"'), HERE)
-    with pytest.raises(RecipeError, match=r"r.yaml:8:\d+: stages.better.rewards.0: .*its score is nan"):
-        verify_own_rewards(load('"rewards_on_trial:nan"'), HERE)
-    with pytest.raises(RecipeError, match=r"raises for every one of 2 completions.*NameError"):
-        verify_own_rewards(load('"rewards_on_trial:wrong"'), HERE)
+def test_own_rewards_are_called_on_two_problems_before_a_run(tmp_path):
+    names = ("leaky", "asks", "nan", "wrong")
+    messages = check_alone("verify", [f'"rewards_on_trial:{name}"' for name in names], tmp_path)
+    assert messages[:2] == ["", ""]
+    assert re.search(r"r.yaml:8:\d+: stages.better.rewards.0: .*its score is nan", messages[2])
+    assert re.search(r"raises for every one of 2 completions.*NameError", messages[3])
+    rows, parent = (tmp_path / "seen.txt").read_text().split()
+    assert (rows, int(parent) == os.getpid()) == ("2", False)  # a child of the process that checks, not that process
 
 
 TESTED = "answers.last_number], tests: [{prompt: 1+2=, answer: 3, good: [3, It is 3.], bad: [4, %s]}"
@@ -201,11 +248,9 @@ def test_a_reward_that_never_returns_is_named(load, monkeypatch, tests):
     assert signal.getsignal(signal.SIGALRM) is before
 
 
-def test_a_reward_that_cannot_be_interrupted_is_named(load, monkeypatch):
-    monkeypatch.setattr("flows.planning.reward_tests.LONGEST_CALL", 0.2)
-    monkeypatch.setattr("flows.planning.apart.GRACE", 0.5)
-    with pytest.raises(RecipeError, match="reward rewards_on_trial:stuck did not return, and Python could not stop it"):
-        verify_own_rewards(load('"rewards_on_trial:stuck"'), HERE)
+def test_a_reward_that_cannot_be_interrupted_is_named(tmp_path):
+    (message,) = check_alone("verify", ['"rewards_on_trial:stuck"'], tmp_path, limit=0.2)
+    assert "reward rewards_on_trial:stuck did not return, and Python could not stop it" in message
 
 
 @pytest.mark.parametrize(
@@ -216,10 +261,9 @@ def test_a_reward_that_cannot_be_interrupted_is_named(load, monkeypatch):
         ('"rewards_on_trial:crashes"', r"crashed the process that called it \(SIGSEGV\)"),
     ],
 )
-def test_a_reward_that_ends_its_process_is_named(load, tmp_path, reward, message):
-    with pytest.raises(RecipeError, match=r"stages.better.rewards.0: reward rewards_on_trial:\w+ " + message):
-        verify_own_rewards(load(reward), HERE)
-    with pytest.raises(RecipeError, match="stages.better.tests: a reward of these tests " + message):
-        verify_own_rewards(load(f"answers.exact, {reward}], tests: [{{good: [x]}}"), HERE)
-    with pytest.raises(StepError, match="a reward of better " + message):
-        score_reward_tests(load(reward), "better", None, 1, HERE)
+def test_a_reward_that_ends_its_process_is_named(tmp_path, reward, message):
+    called, tested = check_alone("verify", [reward, f"answers.exact, {reward}], tests: [{{good: [x]}}"], tmp_path)
+    assert re.search(r"stages.better.rewards.0: reward rewards_on_trial:\w+ " + message, called)
+    assert re.search("stages.better.tests: a reward of these tests " + message, tested)
+    (scored,) = check_alone("score", [reward], tmp_path)
+    assert re.search("a reward of better " + message, scored)
