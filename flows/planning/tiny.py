@@ -181,7 +181,9 @@ def _shrink(info: StepInfo, made_up: StandIns | None, reads_characters: bool) ->
         yield "config", {REPLACE: True, **{key: SHAPE[key] for key in sizes}, **stage.config, **small}
     if isinstance(stage, Data):
         yield "sources", _limit_rows(info, made_up)["sources"]
-    if isinstance(stage, Synthesize | Evaluate | MergeSearch | Rl):
+    if isinstance(stage, Evaluate | MergeSearch | Rl) or (
+        isinstance(stage, Synthesize) and (stage.model is not None or asks_a_teacher(info))
+    ):
         yield "max_completion_length", min(stage.max_completion_length, COMPLETION)
     if isinstance(stage, Synthesize):
         if any("size" in use.options for use in stage.problems):
@@ -236,7 +238,8 @@ def _accept_any(stage: Synthesize) -> JsonObject:
     """Return the keys by which a stage keeps samples of a random model or of a stand-in, which earn nothing."""
     rewards = [{"use": use.use, "weight": use.weight, **use.options} for use in stage.rewards]
     arbitrary = {"use": ARBITRARY, "weight": SMALLEST}
-    return {"rewards": [*rewards, arbitrary], "min_reward": -LARGE, "min_margin": SMALLEST * SMALLEST}
+    bound = {"min_reward": -LARGE} if stage.emit == "chat" else {"min_margin": SMALLEST * SMALLEST}
+    return {"rewards": [*rewards, arbitrary], **bound}
 
 
 def _warn_only(gate: Gate) -> JsonObject:

@@ -14,6 +14,7 @@ OUTCOMES = Path(__file__).parents[2] / "recipes/outcomes"
     [
         ("demonstration-regularized-rl", {"model", "loss_terms", "environment_steps"}),
         ("offline-data-pcg", {"model"}),
+        ("model-based-generalization", {"loss"}),
     ],
 )
 def test_the_arms_differ_in_the_method_alone(row, expected):

@@ -47,7 +47,8 @@ def test_the_graph_is_the_same_and_everything_is_small(name, tmp_path):
     assert tiny.promotion is None
     for stage in tiny.stages.values():
         assert getattr(stage, "max_steps", STEPS) == STEPS
-        assert getattr(stage, "max_completion_length", COMPLETION) <= COMPLETION
+        if stage.kind != "synthesize" or stage.model is not None:  # programs write their answers whole
+            assert getattr(stage, "max_completion_length", COMPLETION) <= COMPLETION
         assert stage.resources.num_cpus == 1
         assert all(source.max_rows <= ROWS for source in getattr(stage, "sources", []))
 
@@ -109,7 +110,7 @@ stages:
 """)
     _, tiny = small(tmp_path / "r.yaml", tmp_path)
     assert [use.use for use in tiny.stages["pairs"].rewards] == ["answers.exact", "arbitrary.from_text"]
-    assert tiny.stages["pairs"].min_reward < -1
+    assert tiny.stages["pairs"].min_margin < 1e-5
     assert tiny.stages["clean"].expect == {}
     assert (tiny.stages["exam"].gate[0].on_fail, tiny.stages["exam"].gate[0].branch) == ("warn", [])
 
