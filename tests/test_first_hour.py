@@ -391,10 +391,16 @@ MISTAKES = {
     ),
     "a cut-off tokenizer": model("tokenizer.json", '{"model": {', "tokenizer.json cannot be read"),
     "a tokenizer of something else": model("tokenizer.json", '{"a": 1}', "tokenizer.json has no `model`"),
-    "a tokenizer of another model": model(
+    "a configuration of another model": model(
         "config.json",
         ('"vocab_size": ', '"vocab_size": 5, "was": '),
-        "tokenizer.json has ids up to",
+        "model.embed_tokens.weight is 282 x 32, and the configuration makes it 5 x 32",
+        "of different models",
+    ),
+    "a tokenizer of another model": model(
+        "tokenizer.json",
+        ('"vocab": {', '"vocab": {"§§": 9999, '),
+        "tokenizer.json has ids up to 9999",
         "of different models",
     ),
     "weights quantised by GPTQ": model(
