@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from learning.models.gguf_header import read_gguf_tensors
-from learning.models.model_files import list_weight_files
+from learning.models.model_files import list_weight_files, read_json_object
 from schemas.base import JsonObject
 
 Shape = tuple[int, ...]
@@ -53,7 +53,7 @@ GGUF_NAMES = {
 
 def find_wrong_tensor(folder: Path) -> str | None:
     """Return which tensor of a model's folder is missing or has another shape; None if none is known to be wrong."""
-    config = _read_json(folder / "config.json")
+    config = read_json_object(folder / "config.json")
     if not config:
         return next((text for file in sorted(folder.glob("*.gguf")) if (text := _find_wrong_in_gguf(file))), None)
     for part, place in ((config, ""), (config.get("text_config"), "text_config.")):
@@ -174,12 +174,4 @@ def _read_shapes(folder: Path) -> tuple[dict[str, Shape], set[str]]:
         with file.open("rb") as handle:
             header = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
         shapes |= {name: tuple(one["shape"]) for name, one in header.items() if name != "__metadata__"}
-    return shapes, set(_read_json(folder / "model.safetensors.index.json").get("weight_map", {}))
-
-
-def _read_json(file: Path) -> JsonObject:
-    try:
-        content = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    return shapes, set(read_json_object(folder / "model.safetensors.index.json").get("weight_map", {}))

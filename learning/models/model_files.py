@@ -66,7 +66,7 @@ def find_adapter_problem(folder: Path, task: Literal["CAUSAL_LM", "SEQ_CLS"] = "
 def find_policy_problem(folder: Path, needs_tokenizer: bool = True) -> str | None:
     """Return which file of a checkpoint is missing or cannot be read and what to do; None if its files fit."""
     if (folder / ADAPTER_CONFIG).is_file():  # its base is resolved with it
-        base = _read_json(find_plain_base(folder) / "config.json")
+        base = read_json_object(find_plain_base(folder) / "config.json")
         return find_architecture_problem(base) if base else None
     if not (folder / "config.json").is_file():
         if files := sorted(folder.glob("*.gguf")):
@@ -96,7 +96,7 @@ def lacks_tokenizer(folder: Path) -> bool:
 
 def find_head_problem(folder: Path) -> str | None:
     """Return why a whole checkpoint has no head of a language model and what to do; None if nothing is against it."""
-    names = _read_json(folder / "config.json").get("architectures")
+    names = read_json_object(folder / "config.json").get("architectures")
     name = next((name for name in names if str(name).endswith(OTHER_HEADS)), None) if isinstance(names, list) else None
     if name is None and not (folder / REWARD_FILE).is_file():
         return None
@@ -143,8 +143,8 @@ def is_reward_model(folder: Path) -> bool:
     if (folder / REWARD_FILE).is_file():
         return True
     if (folder / ADAPTER_CONFIG).is_file():
-        return _read_json(folder / ADAPTER_CONFIG).get("task_type") == "SEQ_CLS"
-    return _is_classifier(_read_json(folder / "config.json"))
+        return read_json_object(folder / ADAPTER_CONFIG).get("task_type") == "SEQ_CLS"
+    return _is_classifier(read_json_object(folder / "config.json"))
 
 
 def find_reward_model_problem(folder: Path) -> str | None:
@@ -153,7 +153,7 @@ def find_reward_model_problem(folder: Path) -> str | None:
         return None  # of a reward_model stage
     adapter = (folder / ADAPTER_CONFIG).is_file()
     base = folder / "base" if adapter else folder
-    config = _read_json(base / "config.json")
+    config = read_json_object(base / "config.json")
     if not config:
         return (
             f"no reward model here: neither {REWARD_FILE} of a reward_model stage nor a readable config.json; name the "
@@ -176,7 +176,7 @@ def find_reward_model_problem(folder: Path) -> str | None:
 
 def is_multimodal(folder: Path) -> bool:
     """Return whether the config.json of a folder describes towers besides a text model."""
-    return has_towers(_read_json(folder / "config.json"))
+    return has_towers(read_json_object(folder / "config.json"))
 
 
 def has_towers(config: JsonObject) -> bool:
@@ -207,7 +207,7 @@ def _count_labels(config: JsonObject) -> int:
     return len(config["id2label"]) if config.get("id2label") else int(config.get("num_labels") or 2)
 
 
-def _read_json(file: Path) -> JsonObject:
+def read_json_object(file: Path) -> JsonObject:
     """Return the content of a file; empty if there is none or it is no JSON object."""
     try:
         content = json.loads(file.read_text())

@@ -99,10 +99,8 @@ def information_gain(
     path_T = batch.path_T
     if not len(path_T):
         return broadcast_to_tokens(column, batch)
-    width = int(turn_T.max()) + 1
-    place_S, index_T = (path_T * width + turn_T).unique(return_inverse=True)
-    path_S, last_S = _find_ends(place_S, width)
-    reward_S = torch.zeros(len(place_S), dtype=torch.float64).index_put((index_T,), gain_T.double())
+    index_T, path_S, last_S = _number_turns(path_T, turn_T)
+    reward_S = torch.zeros(len(path_S), dtype=torch.float64).index_put((index_T,), gain_T.double())
     reward_S = torch.where(last_S, batch.paths["reward"][path_S], reward_S)
     key_S = batch.paths["group"][path_S].unique(return_inverse=True)[1]
     raw_T = broadcast_to_tokens(column, batch).raw_X
@@ -129,10 +127,8 @@ def discounted_outcome(
     path_T = batch.path_T
     if not len(path_T):
         return lifted
-    width = int(turn_T.max()) + 1
-    place_S, index_T = (path_T * width + turn_T).unique(return_inverse=True)
-    path_S, last_S = _find_ends(place_S, width)
-    reward_S = batch.paths["reward"][path_S].where(last_S, torch.zeros(len(place_S), dtype=torch.float64))
+    index_T, path_S, last_S = _number_turns(path_T, turn_T)
+    reward_S = batch.paths["reward"][path_S].where(last_S, torch.zeros(len(path_S), dtype=torch.float64))
     value_S = _discount(reward_S, last_S, gamma)
     if normalise == "group":
         group_S = batch.paths["group"][path_S]
@@ -161,11 +157,9 @@ def turn_returns(
     path_T = batch.path_T
     if not len(path_T):
         return lifted
-    width = int(turn_T.max()) + 1
-    place_S, index_T = (path_T * width + turn_T).unique(return_inverse=True)
-    path_S, last_S = _find_ends(place_S, width)
+    index_T, path_S, last_S = _number_turns(path_T, turn_T)
     key_S = index_keys(batch, path_S, by)
-    value_S = torch.zeros(len(place_S), dtype=torch.float64).index_put((index_T,), earned_T.double())
+    value_S = torch.zeros(len(path_S), dtype=torch.float64).index_put((index_T,), earned_T.double())
     if normalise == "rewards":
         value_S = standardise_per_key(value_S, key_S, epsilon, correction=0)
     value_S = _discount(value_S, last_S, gamma)
@@ -208,6 +202,13 @@ def shared_tokens(column: Column, batch: Batch, origin_T: Tensor) -> Column:
     key_T = torch.stack([origin_T, locate_in_path(batch.path_T)[0]]).unique(dim=1, return_inverse=True)[1]
     mean_T = apply_per_key(column.values_X, key_T, torch.mean)
     return replace(column, values_X=torch.where(origin_T != 0, mean_T, column.values_X))
+
+
+def _number_turns(path_T: Tensor, turn_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the number of the turn of every token, the path of each turn, and whether it is the last of its path."""
+    width = int(turn_T.max()) + 1
+    place_S, index_T = (path_T * width + turn_T).unique(return_inverse=True)
+    return index_T, *_find_ends(place_S, width)
 
 
 def _find_ends(place_S: Tensor, width: int) -> tuple[Tensor, Tensor]:
