@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from learning.data.rows import read_rows, write_rows
 from learning.models.policy import load_policy, save_policy
 from lineage.reports.report import render_page
 from schemas.stages.evaluate import Evaluate
@@ -145,12 +146,17 @@ def test_a_team_has_its_own_partner(play, inputs):
     assert of(first, "other") != of(second, "other")
 
 
-def test_an_episode_depends_on_its_problem_alone(play):
+def test_an_episode_depends_on_its_problem_alone(play, inputs, tmp_path):
     _, _, whole = play("whole")
     _, _, part = play("part", limit=2)
     ids = {row["id"] for row in part.to_pylist()}
     assert len(ids) == 2
     assert part.to_pylist() == [row for row in whole.to_pylist() if row["id"] in ids]
+    (tmp_path / "reversed").mkdir()
+    write_rows(tmp_path / "reversed", "prompts", read_rows(inputs["prompts"], "prompts")[::-1])
+    _, _, other = play("other", given=inputs | {"prompts": tmp_path / "reversed"})
+    texts = [sorted((r["model"], r["id"], r["completion"]) for r in samples.to_pylist()) for samples in (whole, other)]
+    assert texts[0] == texts[1]
 
 
 def test_an_evaluation_that_was_killed_is_the_one_that_was_not(play, tmp_path, monkeypatch):
