@@ -15,10 +15,9 @@ from pydantic import Field
 from learning.control.buffer import Buffer
 from learning.control.counts import count_steps, read_table
 from learning.control.policy import load_control_policy
+from learning.control.tabular import Info
 from learning.control.transitions import read_transitions, write_transitions
 
-Info = dict[str, Any]
-"""What Gymnasium passes beside observations and rewards."""
 Factors = Annotated[int, Field(ge=1, le=10)]
 
 

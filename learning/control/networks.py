@@ -25,13 +25,13 @@ class Networks:
         from torchrl.modules import MLP
 
         sizes = list(self.settings.hidden_sizes)
-        layers: dict[str, Any] = {"norm_class": nn.LayerNorm, "norm_kwargs": [{"normalized_shape": n} for n in sizes]}
         return MLP(
             in_features=inputs,
             out_features=outputs,
             num_cells=sizes,
             activation_class=ACTIVATIONS[self.settings.activation],
-            **(layers if normalise else {}),
+            norm_class=nn.LayerNorm if normalise else None,
+            norm_kwargs=[{"normalized_shape": size} for size in sizes] if normalise else None,
         )
 
     def make_stochastic_actor(self) -> Any:
