@@ -153,8 +153,8 @@ def _compare(
         advice = "fetch or save the checkpoint again"
         return f"weights do not fit {source}: {missing[0]}{_and_more(missing)} is missing; {advice}"
     for name, shape in wanted.items():
-        if shape and (found := shapes.get(rename(name), shape)) != shape:
-            text = f"{rename(name)} is {_format(found)}, and the configuration makes it {_format(shape)}"
+        if shape and (actual := shapes.get(rename(name), shape)) != shape:
+            text = f"{rename(name)} is {_format(actual)}, and the configuration makes it {_format(shape)}"
             return f"weights do not fit {source}: {text}; they are of different models"
     return None
 
