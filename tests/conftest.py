@@ -25,7 +25,17 @@ def _refuse_to_exit(code: int) -> None:
 
 
 _exit, TESTS = os._exit, os.getpid()
-os._exit = _refuse_to_exit
+
+
+def pytest_sessionstart():
+    """Refuse to exit while tests run; what started them may."""
+    os._exit = _refuse_to_exit
+
+
+def pytest_sessionfinish():
+    """Let what started the tests exit again."""
+    os._exit = _exit
+
 
 # To parse our own sources takes a second, and hundreds of tests plan in an empty state folder.
 facts_cache.read_facts = cache(facts_cache.read_facts)

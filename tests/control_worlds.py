@@ -1,7 +1,8 @@
-"""Small worlds for tests: a corridor with choices, a point on a line with a box, and one that keeps a secret."""
+"""Small worlds for tests (a corridor, a point on a line, one that keeps a secret), and kept steps."""
 
 import gymnasium
 import numpy as np
+import torch
 
 
 class Corridor(gymnasium.Env):
@@ -105,3 +106,15 @@ def outside(batch, actor, spaces):
     """Return the squared distance of the actor's mean action from the largest one that the worlds take."""
     action = actor(batch.select("observation"))["action"]
     return (action - action.new_tensor(spaces.high)).square().mean()
+
+
+def keep_steps(rows, states):
+    """Columns of kept steps from (state, action, reward, next state, whether it ended)."""
+    before, action, reward, after, ended = (np.array(column) for column in zip(*rows, strict=True))
+    return {
+        "observation": torch.eye(states)[before],
+        "action": torch.from_numpy(action),
+        "reward": torch.from_numpy(reward).float()[:, None],
+        "next_observation": torch.eye(states)[after],
+        "terminated": torch.from_numpy(ended)[:, None],
+    }

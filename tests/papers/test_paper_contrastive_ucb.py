@@ -17,20 +17,9 @@ from learning.control.spaces import Spaces
 from learning.lookup import bind
 from schemas.control import NetworkSettings
 from schemas.recipe.load import load_recipe
+from tests.control_worlds import keep_steps
 
 STAGES = load_recipe(Path(__file__).parents[2] / "recipes/papers/contrastive-ucb.yaml").stages
-
-
-def keep(rows, states):
-    """Columns of kept steps from (state, action, reward, next state, whether it ended)."""
-    before, action, reward, after, ended = (np.array(column) for column in zip(*rows, strict=True))
-    return {
-        "observation": torch.eye(states)[before],
-        "action": torch.from_numpy(action),
-        "reward": torch.from_numpy(reward).float()[:, None],
-        "next_observation": torch.eye(states)[after],
-        "terminated": torch.from_numpy(ended)[:, None],
-    }
 
 
 def make(states, actions, stage="contrastive", **options):
@@ -83,7 +72,7 @@ def test_values_add_rewards_bonuses_and_the_models_next_values():
     rows = (
         [(0, 0, 0.2, 1, False)] * 6 + [(0, 0, 0.2, 2, False)] * 2 + [(1, 1, 0.5, 1, True)] * 3 + [(0, 1, 0.0, 2, False)]
     )
-    algorithm.fit(keep(rows, 3), None)
+    algorithm.fit(keep_steps(rows, 3), None)
     with torch.no_grad():
         phi, ratio = algorithm.loss.make_features().double().numpy(), algorithm.loss().double().numpy()
     sigma = np.eye(3)
@@ -111,7 +100,7 @@ def test_without_a_bonus_an_arm_that_was_never_taken_stays_below_the_optimistic_
     values = {}
     for name in ("contrastive", "greedy"):
         algorithm = make(1, 2, name, horizon=1, rank=2)
-        algorithm.fit(keep(rows, 1), None)
+        algorithm.fit(keep_steps(rows, 1), None)
         values[name] = read_table(algorithm.actor)[0]
     assert values["greedy"].tolist() == pytest.approx([0.2, 0.0])
     assert values["contrastive"][1] > 0.2

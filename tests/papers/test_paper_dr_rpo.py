@@ -18,20 +18,9 @@ from learning.control.tabular import Process, draw_process, finite, solve, solve
 from learning.lookup import bind
 from schemas.control import NetworkSettings
 from schemas.recipe.load import load_recipe
+from tests.control_worlds import keep_steps
 
 STAGES = load_recipe(Path(__file__).parents[2] / "recipes/papers/dr-rpo.yaml").stages
-
-
-def keep(rows, states):
-    """Columns of kept steps from (state, action, reward, next state, whether it ended)."""
-    before, action, reward, after, ended = (np.array(column) for column in zip(*rows, strict=True))
-    return {
-        "observation": torch.eye(states)[before],
-        "action": torch.from_numpy(action),
-        "reward": torch.from_numpy(reward).float()[:, None],
-        "next_observation": torch.eye(states)[after],
-        "terminated": torch.from_numpy(ended)[:, None],
-    }
 
 
 def make(states, actions, **options):
@@ -68,7 +57,7 @@ def test_the_policy_is_the_reference_times_exp_of_the_values():
     """π_ref (.8, .2), Q = (0, 1), η = 1: (.595, .405). Many visits, no bonus."""
     algorithm = make(1, 2, horizon=1, radius=0.0, step_size=1.0, bonus=0.0, ridge=1e-9)
     write_table(algorithm.actor, np.log([[0.8, 0.2]]))
-    kept = keep([(0, 0, 0.0, 0, True), (0, 1, 1.0, 0, True)], 1)
+    kept = keep_steps([(0, 0, 0.0, 0, True), (0, 1, 1.0, 0, True)], 1)
     for _ in range(2):  # the reference stays that of the start
         algorithm.fit(kept, None)
         probability = torch.from_numpy(read_table(algorithm.actor)).softmax(-1)
@@ -79,7 +68,7 @@ def test_rewards_shrink_by_the_ridge_and_the_bonus_falls_with_visits():
     """Ridge 1: three visits of reward .6 give (3 · .6) / 4 and the bonus β / 2; none gives 0 and β."""
     algorithm = make(1, 2, horizon=1, radius=0.0, step_size=1.0, bonus=0.5, ridge=1.0)
     write_table(algorithm.actor, np.zeros((1, 2)))
-    algorithm.fit(keep([(0, 0, 0.6, 0, True)] * 3, 1), None)
+    algorithm.fit(keep_steps([(0, 0, 0.6, 0, True)] * 3, 1), None)
     logits = read_table(algorithm.actor)[0] - math.log(0.5)
     assert logits.tolist() == pytest.approx([0.45 + 0.25, 0.5], abs=1e-6)
 
@@ -96,7 +85,7 @@ def test_without_radius_and_bonus_it_has_the_exact_policy_near_its_reference():
     reference = rng.dirichlet(np.ones(2), size=(3, 4))
     algorithm = make(12, 2, horizon=3, radius=0.0, step_size=5.0, bonus=0.0, ridge=1e-9)
     write_table(algorithm.actor, np.log(reference).reshape(12, 2))
-    algorithm.fit(keep(rows, 12), None)
+    algorithm.fit(keep_steps(rows, 12), None)
     _, expected = solve_near(process, reference, 1 / 5.0)
     made = torch.from_numpy(read_table(algorithm.actor)).softmax(-1).numpy()
     assert made == pytest.approx(expected.reshape(12, 2), abs=0.01)
@@ -111,7 +100,7 @@ def test_robust_values_are_lower_and_prefer_what_is_sure():
     for radius in (0.0, 0.2):
         algorithm = make(4, 2, horizon=2, radius=radius, step_size=50.0, bonus=0.0, ridge=1e-9)
         write_table(algorithm.actor, np.zeros((4, 2)))
-        algorithm.fit(keep(rows, 4), None)
+        algorithm.fit(keep_steps(rows, 4), None)
         logits = (read_table(algorithm.actor)[0] - math.log(0.5)) / 50
         choices.append(logits.argmax())
         expected = [0.5 * (1 - radius), (0.5 - radius) * 1 + 0.5 * 0.1]
