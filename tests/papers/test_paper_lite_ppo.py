@@ -33,10 +33,12 @@ def advantages(stage):
 
 def test_the_batch_gives_the_deviation():
     stages = load_recipe(RECIPE, profile="tiny").stages
-    want = [1.549193, *[-0.516398] * 3, 0.0, 0.0, 0.0, 0.0]
+    # The sample deviation: five 1 and three 0 give √(8·⅝·⅜/7).
+    spread = (8 * 0.625 * 0.375 / 7) ** 0.5
+    want = [0.75 / spread, *[-0.25 / spread] * 3, 0.0, 0.0, 0.0, 0.0]
     assert advantages(stages["trained"]) == pytest.approx(want, abs=1e-5)
     by_group = next(s for name, s in stages.items() if name.startswith("ablation@spread=group"))
-    assert advantages(by_group) == pytest.approx([1.732051, *[-0.577350] * 3, 0.0, 0.0, 0.0, 0.0], abs=1e-5)
+    assert advantages(by_group) == pytest.approx([1.5, *[-0.5] * 3, 0.0, 0.0, 0.0, 0.0], abs=1e-5)
 
 
 def test_the_mean_is_over_tokens():

@@ -104,7 +104,7 @@ def test_preset_best_of_n_rewards_the_lead(golden):
 
 
 def test_preset_lite_ppo_scales_by_the_batch(golden):
-    spread = deviation([r for g in golden.rewards for r in g], unbiased=False) + 1e-6
+    spread = deviation([r for g in golden.rewards for r in g]) + 1e-6
     adv = [a / spread for a in by_group(golden, lambda g: [r - mean(g) for r in g])]
     golden.agrees("lite_ppo", adv, clipped(golden, adv))
 
