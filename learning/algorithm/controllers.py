@@ -20,6 +20,7 @@ from schemas.number_schedules import ScheduledFloat
 
 Above0 = Annotated[float, Field(gt=0)]
 Above1 = Annotated[int, Field(ge=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 From0 = Annotated[float, Field(ge=0)]
 Range = Annotated[list[float], Field(min_length=2, max_length=2)]
 LIMIT = 20.0
@@ -57,34 +58,44 @@ def pid(
     kd: float = 0.0,
     low: float = 0.0,
     high: float = 1.0,
+    decay: Decay = 0.0,
+    sum_limit: Above0 | None = None,
 ) -> float:
     """PID controller on a metric: initial + kp·e + ki·Σe + kd·Δe with e = metric − target, clipped to [`low`, `high`].
 
-    `of: change` uses the change of the metric since the last iteration. The sum is not updated while it would push the
-    number further out of its range. Raise StepError if `low` is above `high`.
+    `decay` is the weight on the past of a moving average of the metric, which starts at the first value. `of: change`
+    uses the change since the last iteration. The sum is kept within ± `sum_limit`; without one it is not updated while
+    it would push the number further out of its range. Raise StepError if `low` is above `high`.
     """
     if low > high:
         raise StepError(f"controller pid: low {low} is above high {high}; swap them")
     if metric in metrics:
-        point, before = metrics[metric], state.get("point")
-        state["point"] = point
+        before = state.get("point")
+        state["point"] = point = metrics[metric] if before is None else decay * before + (1 - decay) * metrics[metric]
         if of == "value" or before is not None:
             error = (point if of == "value" else point - before) - target
-            _regulate(state, error, initial, (kp, ki, kd), (low, high))
+            _regulate(state, error, initial, (kp, ki, kd), (low, high), sum_limit)
     return state.get("value", min(max(initial, low), high))
 
 
 def _regulate(
-    state: dict, error: float, initial: float, gains: tuple[float, float, float], band: tuple[float, float]
+    state: dict,
+    error: float,
+    initial: float,
+    gains: tuple[float, float, float],
+    band: tuple[float, float],
+    sum_limit: float | None,
 ) -> None:
     """Advance a PID controller by one step."""
     (kp, ki, kd), (low, high) = gains, band
     total = state.get("sum", 0.0) + error
+    if sum_limit is not None:
+        total = min(max(total, -sum_limit), sum_limit)
     free = initial + kp * error + ki * total + kd * (error - state.get("error", error))
     state["value"] = min(max(free, low), high)
     state["error"] = error
     outward = (free > high and ki * error > 0) or (free < low and ki * error < 0)
-    if not outward:
+    if sum_limit is not None or not outward:
         state["sum"] = total
 
 
@@ -119,20 +130,26 @@ def entropy_gated(
     coef: From0 = 0.1,
     floor: Above0 = 2.0,
     least: From0 = 0.5,
-    decay: Annotated[float, Field(ge=0, lt=1)] = 0.9,
+    decay: Decay = 0.9,
+    start: From0 | None = None,
+    give: Literal["penalty", "slope"] = "penalty",
 ) -> float:
     """KL penalty of SAFE: coef·(KL − threshold)²·max(least, floor/(H + 0.1)) above the threshold, 0 below it.
 
-    KL is the moving average of the metric `kl` (weight `decay` on the past), H the metric `entropy`: at low entropy,
-    where a policy collapses, the factor is up to 10·floor; at high entropy, where it explores, `least`.
+    KL is the moving average of the metric `kl` (weight `decay` on the past, from `start`; null: from the first value),
+    H the metric `entropy`: at low entropy, where a policy collapses, the factor is up to 10·floor; at high entropy,
+    where it explores, `least`. `give: slope` returns the derivative by KL, 2·coef·(KL − threshold)·max(…): as the
+    coefficient of the term `kl` with estimator k2, whose gradient is that of KL, it gives the gradient of the penalty.
     """
     if "kl" in metrics and "entropy" in metrics:
-        state["kl"] = decay * state["kl"] + (1 - decay) * metrics["kl"] if "kl" in state else metrics["kl"]
+        before = state.get("kl", start)
+        state["kl"] = metrics["kl"] if before is None else decay * before + (1 - decay) * metrics["kl"]
         state["entropy"] = metrics["entropy"]
     if "kl" not in state:
         return 0.0
     excess = max(state["kl"] - threshold, 0.0)
-    return coef * excess**2 * max(least, floor / (state["entropy"] + 0.1))
+    height = excess**2 if give == "penalty" else 2 * excess
+    return coef * height * max(least, floor / (state["entropy"] + 0.1))
 
 
 def past_mean(metrics: dict, state: dict, *, metric: str = "entropy", window: Above1 | None = None) -> float:

@@ -26,9 +26,23 @@ def whole_squared(value_T: Tensor, return_T: Tensor, *, weight: Annotated[float,
     return weight * (value_T - return_T).square()
 
 
-def huber(value_T: Tensor, return_T: Tensor, *, delta: Annotated[float, Field(gt=0)] = 1.0) -> Tensor:
-    """Huber loss: ½(V − R)² within `delta`, linear outside (Huber 1964)."""
-    return F.huber_loss(value_T, return_T, delta=delta, reduction="none")
+def huber(
+    value_T: Tensor,
+    value_old_T: Tensor,
+    return_T: Tensor,
+    *,
+    delta: Annotated[float, Field(gt=0)] = 1.0,
+    clip: ScheduledFloat | None = None,
+) -> Tensor:
+    """Huber loss: ½(V − R)² within `delta`, linear outside (Huber 1964).
+
+    With `clip` the mean of it and that of V clipped to V_old ± clip (SAFE, Maity 2026).
+    """
+    loss_T = F.huber_loss(value_T, return_T, delta=delta, reduction="none")
+    if clip is None:
+        return loss_T
+    clipped_T = value_old_T + (value_T - value_old_T).clamp(-clip, clip)
+    return (loss_T + F.huber_loss(clipped_T, return_T, delta=delta, reduction="none")) / 2
 
 
 def logistic(value_T: Tensor, return_T: Tensor) -> Tensor:

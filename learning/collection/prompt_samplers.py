@@ -7,7 +7,7 @@ requests.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -50,27 +50,33 @@ def adaptive_size(
     seed: int,
     *,
     most: Annotated[float, Field(ge=1)] = 4.0,
+    keep_rate: Literal["last", "lowest"] = "last",
 ) -> list[SampleRequest]:
     """Sample ⌈num_groups / keep rate⌉ groups, so that about `num_groups` have scores that differ (CodeV-R1 2025).
 
-    The keep rate is that of the last sampled iteration: the share of its problems whose first reward was neither always
-    0 nor always 1. At most `most` times `num_groups` are sampled. Use it with `resample: [refill]`, which drops surplus
-    groups and samples missing ones, and `filter_groups: reward_variance`.
+    The keep rate is the share of an iteration's problems whose first reward was neither always 0 nor always 1: that of
+    the last sampled iteration, or the `lowest` of all so far (the released code). At most `most` times `num_groups` are
+    sampled. Use it with `resample: [dynamic_sampling]`, which drops surplus groups and samples missing ones, and
+    `filter_groups: reward_variance`.
     """
-    rate, limit = _update_keep_rate(history, state), int(most * num_groups)
+    rate, limit = _update_keep_rate(history, state, keep_rate), int(most * num_groups)
     size = min(math.ceil(num_groups / rate - 1e-9), limit) if rate else limit
     start = state.get("asked", 0)
     state["asked"] = start + size
     return [SampleRequest(rows[i], n) for i in _walk_epochs(len(rows), start, size, seed)]
 
 
-def _update_keep_rate(history: History, state: dict[str, Any]) -> float:
-    """Return the share of varied problems among the visits since the last call; without visits the last rate, or 1."""
+def _update_keep_rate(history: History, state: dict[str, Any], which: Literal["last", "lowest"]) -> float:
+    """Return the share of varied problems among the visits since the last call; without visits the last rate, or 1.
+
+    `lowest` returns the lowest of these shares so far.
+    """
     visits = [rate for rates in history.rates.values() for rate in rates]
     seen, varied = len(visits), sum(0 < rate < 1 for rate in visits)
     new = seen - state.get("seen", 0)
     if new:
-        state["rate"] = (varied - state.get("varied", 0)) / new
+        rate = (varied - state.get("varied", 0)) / new
+        state["rate"] = rate if which == "last" else min(rate, state.get("rate", 1.0))
     state["seen"], state["varied"] = seen, varied
     return state.get("rate", 1.0)
 

@@ -36,29 +36,37 @@ def dynamic_sampling(
     num_groups: int,
     n: int,
     rng: np.random.Generator,
+    round: int,
+    state: dict[str, Any],
     *,
     reward: str | None = None,
     min: Annotated[float, Field(ge=0)] = 0.0,
     budget: Annotated[float, Field(ge=1)] = 4.0,
-    size: AtLeast1 | None = None,
+    size: AtLeast1 | Literal["by_keep_rate"] | None = None,
     short: Literal["train", "stop"] = "train",
 ) -> Asked:
     """Dynamic sampling: sample other problems until `num_groups` groups have scores that differ (DAPO, eq. 11).
 
     Use it with `filter_groups: reward_variance` (same `reward` and `min`), which keeps the other groups out of the
     loss; groups above `num_groups` are dropped, the last requested first. A round requests `size` groups (null: as many
-    as are missing) of problems not sampled in this iteration. At most `budget` · num_groups groups are sampled: with
-    too few the iteration trains on those, or raises StepError (`short: stop`).
+    as are missing; `by_keep_rate`: the missing ones over the lowest share of varied groups in a round of this iteration
+    or in a whole iteration so far, CodeV-R1 2025) of problems not sampled in this iteration. At most `budget` ·
+    num_groups groups are sampled: with too few the iteration trains on those, or raises StepError (`short: stop`).
     """
     groups = _by_group(samples)
     varied = [group for group, members in groups.items() if spread(members, reward) > min]
+    rate = 1.0
+    if size == "by_keep_rate":
+        rate = _update_lowest_keep_rate(state, round, len(groups), len(varied), num_groups)
     if len(varied) >= num_groups:
         surplus = set(varied[num_groups:])
         return [t for t in samples if t.group not in surplus], []
     sampled_ids = {sample.row["id"] for sample in samples}
     fresh = [row for row in rows if row["id"] not in sampled_ids]
+    missing, left = num_groups - len(varied), int(budget * num_groups) - len(groups)
+    wanted = size if isinstance(size, int) else math.ceil(missing / rate - 1e-9) if rate else left
     # Not min(): the option `min` shadows it.
-    count = sorted((size or num_groups - len(varied), int(budget * num_groups) - len(groups), len(fresh)))[0]
+    count = sorted((wanted, left, len(fresh)))[0]
     if count < 1 and short == "stop":
         raise StepError(
             f"resample refill: {len(varied)} of {num_groups} groups have scores that differ, after {len(groups)} "
@@ -66,6 +74,22 @@ def dynamic_sampling(
         )
     chosen = rng.choice(len(fresh), size=count, replace=False) if count > 0 else []
     return samples, [SampleRequest(fresh[int(i)], n) for i in chosen]
+
+
+def _update_lowest_keep_rate(state: dict[str, Any], round: int, groups: int, varied: int, num_groups: int) -> float:
+    """Return the lowest share of varied groups in a round of this iteration or in a whole iteration so far.
+
+    An iteration counts as a whole once it has `num_groups` varied groups.
+    """
+    if round == 0 or "groups" not in state:
+        state["groups"], state["varied"], state["round_rate"] = 0, 0, 1.0
+    if groups > state["groups"]:
+        rate = (varied - state["varied"]) / (groups - state["groups"])
+        state["round_rate"] = min(state["round_rate"], rate)
+    state["groups"], state["varied"] = groups, varied
+    if groups and varied >= num_groups:
+        state["whole_rate"] = min(state.get("whole_rate", 1.0), varied / groups)
+    return min(state["round_rate"], state.get("whole_rate", 1.0))
 
 
 def allocate(

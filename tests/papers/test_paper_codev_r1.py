@@ -1,6 +1,6 @@
 """CodeV-R1: only equivalent round trips are kept, and requesting B / keep rate samples saves sampling rounds.
 
-The paper takes the keep rate over a window of past batches; here it is that of the last iteration.
+The keep rate is the lowest so far, as in the released code.
 
 Not shown: Verilog and its simulators, 68.6 % of VerilogEval.
 """
@@ -19,7 +19,7 @@ from learning.curation.score_limits import find_limits
 from learning.lookup import bind
 from learning.rl.iteration import collect_samples
 from learning.rl.sampling_slots import bind_sampling_slots, keep_groups
-from learning.samples.sample import History, by_group
+from learning.samples.sample import History, Sample, by_group
 from learning.sampling.iteration_context import IterationContext
 from schemas.recipe.load import load_recipe
 from schemas.use import RowScoreUse
@@ -79,6 +79,33 @@ def test_the_next_generation_follows_the_keep_rate(rate, size):
     assert len(plan.ask(0, {**supplies, "history": visited(rate)})) == size == math.ceil(GROUPS / rate)
 
 
+def test_the_keep_rate_never_rises():
+    plan = bind_sampling_slots(stage(), {}).prompt_sampler
+    supplies = {"rows": [{"id": str(i)} for i in range(99)], "num_groups": GROUPS, "n": 8, "seed": 1, "states": {}}
+    seen = visited(0.5)
+    assert len(plan.ask(0, {**supplies, "history": seen})) == 16
+    seen.rates |= {f"q{i}": [0.5] for i in range(10)}
+    assert len(plan.ask(1, {**supplies, "history": seen})) == 16
+
+
+@pytest.mark.parametrize(("name", "size"), [("trained", 4), ("dapo", 2)])
+def test_missing_groups_are_requested_over_the_keep_rate(name, size):
+    """Of eight groups four vary in the first round and two more of the next four: two are missing."""
+    (refill,) = bind_sampling_slots(stage(name), {}).resample
+    supplies = {"rows": rows(), "num_groups": GROUPS, "n": 8, "seed": 1, "step": 0, "states": {}}
+    for number, varied, equal in ((0, 4, 4), (1, 6, 6)):
+        scores = [(0.0, 1.0)] * varied + [(0.0, 0.0)] * equal
+        samples = [
+            Sample(
+                {"id": f"x{group}"}, group, "policy", [1], [7], [-0.5], "stop", "x", scores={"r": score}, reward=score
+            )
+            for group, both in enumerate(scores)
+            for score in both
+        ]
+        requests = refill.ask(0, {**supplies, "round": number, "samples": samples})[1]
+    assert len(requests) == size
+
+
 def rows():
     """Every second problem is too hard."""
     return [
@@ -116,7 +143,7 @@ def iterate(name, answering):
 
 def test_fewer_rounds_of_sampling_than_plain_dynamic_sampling(answering):
     adaptive, plain = iterate("trained", answering), iterate("dapo", answering)
-    assert adaptive[0] == plain[0]
+    assert adaptive[0] <= plain[0]
     assert sum(adaptive[1:]) < 0.75 * sum(plain[1:])
 
 

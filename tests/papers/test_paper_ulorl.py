@@ -13,7 +13,7 @@ from learning.algorithm.composition import bind_algorithm
 from learning.algorithm.loss import with_advantages, with_dropped, with_weights
 from learning.batch.batch_layout import forest, single_turn
 from learning.generation.engines.torch import Engine
-from learning.rl.sampling_slots import bind_sampling_slots
+from learning.rl.sampling_slots import bind_sampling_slots, keep_groups
 from learning.samples.engine_protocol import Generation, Sampling
 from learning.samples.sample import Sample, SampleRequest
 from learning.sampling.sampler import Sampler
@@ -25,13 +25,19 @@ FULL = load_recipe(RECIPE, profile="full").stages
 DOUBLE = {"dtype": torch.float64}
 
 
-def kept(probabilities, reward, entropies, name="trained"):
-    """Weights of tokens, over what they would be if all were kept, by the recipe's selection and mean."""
-    made = single_turn([[1]], [[Generation([7] * len(probabilities), [-1.0] * len(probabilities), "stop")]])
-    made = with_dropped(made.with_paths(reward=torch.tensor([reward], **DOUBLE)), False)
+def weighted(lengths, rewards, probabilities, entropies, name="trained"):
+    """Weights of tokens by the recipe's selection and mean; `lengths` are those of each group's completions."""
+    groups = [[Generation([7] * n, [-1.0] * n, "stop") for n in group] for group in lengths]
+    made = single_turn([[number] for number in range(len(groups))], groups)
+    made = with_dropped(made.with_paths(reward=torch.tensor(rewards, **DOUBLE)), False)
     made = made.with_tokens(lp_prox=torch.tensor(probabilities, **DOUBLE).log(), advantage=torch.ones(len(entropies)))
     made = made.with_tokens(entropy_prox=torch.tensor(entropies, **DOUBLE))
-    w_T = with_weights(bind_algorithm(FULL[name], {}), made, 0, 64).sampled("w")
+    return with_weights(bind_algorithm(FULL[name], {}), made, 0, 64).sampled("w")
+
+
+def kept(probabilities, reward, entropies, name="trained"):
+    """Weights of a completion's tokens, over what they would be if all were kept."""
+    w_T = weighted([[len(probabilities)]], [reward], probabilities, entropies, name)
     return (w_T / w_T.max()).tolist()
 
 
@@ -41,6 +47,32 @@ def test_mastered_tokens_are_left_out_while_the_entropy_is_low(name):
     assert kept([0.995, 0.5], 1.0, [0.1, 0.5], name) == [1.0, 1.0]
     assert kept([0.995, 0.5], 0.0, [0.02, 0.18], name) == [1.0, 1.0]
     assert kept([0.99, 0.9899], 1.0, [0.1, 0.1], name) == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("name", ["trained", "segment_aware"])
+def test_each_completion_is_masked_by_its_own_entropy(name):
+    """Equation 10: 0.1 is below the target of 0.2 and 0.5 is not, whatever the mean of both."""
+    made = weighted([[2, 2]], [1.0, 1.0], [0.995, 0.5] * 2, [0.02, 0.18, 0.4, 0.6], name)
+    assert (made > 0).tolist() == [False, True, True, True]
+
+
+@pytest.mark.parametrize("name", ["trained", "segment_aware", "unmasked"])
+def test_every_group_counts_as_much_as_another(name):
+    """Equation 7: one over the group's tokens, whatever their number, and the mean over groups."""
+    made = weighted([[1, 1], [2, 4]], [1.0] * 4, [0.5] * 8, [0.5] * 8, name)
+    assert made.tolist() == pytest.approx([1 / 4] * 2 + [1 / 12] * 6, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["trained", "segment_aware", "unmasked"])
+def test_groups_with_equal_rewards_are_left_out(name):
+    keep = bind_sampling_slots(STAGES[name], {}).filter_groups
+    row = {"id": "x", "family": "f"}
+    samples = [
+        Sample(row, group, "policy", [1], [5], [-1.0], "stop", "", scores={"r": score}, reward=score)
+        for group, both in enumerate([(0.0, 1.0), (1.0, 1.0), (0.0, 0.0)])
+        for score in both
+    ]
+    assert keep_groups(keep, samples, 0, {}, {}).paths["group"].tolist() == [0, 0]
 
 
 def test_without_the_selection_all_tokens_count():

@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from learning.batch import token_measures
+from learning.batch.columns import apply_per_key
 from learning.samples.sample import SOURCES, Source
 from schemas.number_schedules import ScheduledFloat
 
@@ -132,18 +133,23 @@ def mask_mastered(
     reward_T: Tensor,
     lp_prox_T: Tensor,
     entropy_prox_T: Tensor,
+    path_T: Tensor,
     *,
     tau: Annotated[float, Field(gt=0, le=1)] = 0.99,
     target_entropy: Annotated[float, Field(ge=0)] = 0.2,
+    among: Literal["batch", "completion"] = "batch",
 ) -> Tensor:
     """All tokens except, while the mean entropy is below a target, those already mastered (UloRL, Du et al. 2025).
 
     Mastered are tokens of probability `tau` or more, before the update, in completions with a reward above 0: training
-    on them only lowers the entropy. Entropies are in nats.
+    on them only lowers the entropy. Entropies are in nats; the mean is over the tokens of the mini-batch, or of each
+    `completion` by itself (eq. 10).
     """
-    if len(reward_T) and entropy_prox_T.mean() < target_entropy:
-        return (reward_T <= 0) | (lp_prox_T.exp() < tau)
-    return torch.ones_like(reward_T, dtype=torch.bool)
+    if not len(reward_T):
+        return torch.ones_like(reward_T, dtype=torch.bool)
+    scope_T = torch.zeros_like(path_T) if among == "batch" else path_T
+    low_T = apply_per_key(entropy_prox_T, scope_T, torch.mean) < target_entropy
+    return ~low_T | (reward_T <= 0) | (lp_prox_T.exp() < tau)
 
 
 def _mask_top(value_T: Tensor, share: float) -> Tensor:

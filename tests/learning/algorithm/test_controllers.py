@@ -56,6 +56,17 @@ def test_pid_stays_in_its_range_and_recovers_immediately():
         pid({}, {}, metric="x", low=2.0, high=1.0)
 
 
+def test_pid_of_a_moving_average_with_a_limited_sum():
+    points = [{"reward": 0.0}, {"reward": 1.0}, {"reward": 1.0}]
+    options = {"metric": "reward", "of": "change", "decay": 0.75, "target": 0.05, "low": -9.0, "high": 9.0}
+    # Averages 0, 0.25, 0.4375: changes 0.25 and 0.1875, errors 0.2 and 0.1375.
+    assert run(pid, points, kp=1.0, **options) == pytest.approx([0.0, 0.2, 0.1375])
+    assert run(pid, points, ki=1.0, **options) == pytest.approx([0.0, 0.2, 0.3375])
+    assert run(pid, points, ki=1.0, sum_limit=0.25, **options) == pytest.approx([0.0, 0.2, 0.25])
+    falling = [{"reward": -p["reward"]} for p in points]
+    assert run(pid, falling, ki=1.0, sum_limit=0.25, **options) == pytest.approx([0.0, -0.25, -0.25])
+
+
 def test_entropy_coefficient_leaves_zero_again():
     low, high = {"entropy": 0.1}, {"entropy": 0.5}
     values = run(entropy_target, [{}, high, high, low, low, high, low], target=0.2, rate=0.01, initial=0.01)
@@ -71,6 +82,17 @@ def test_entropy_gate_of_safe():
     assert run(entropy_gated, [{}, {"kl": 0.3, "entropy": 0.9}], threshold=0.3) == [0.0, 0.0]
     average = run(entropy_gated, [{"kl": 0.5, "entropy": 0.9}, {"kl": 1.5, "entropy": 0.9}], threshold=0.3, decay=0.9)
     assert average[1] == pytest.approx(0.1 * 0.3**2 * 2.0, rel=1e-12)
+    late = run(entropy_gated, [{"kl": 2.0, "entropy": 0.9}, {"kl": 4.0, "entropy": 0.9}], threshold=0.3, start=0.0)
+    assert late == pytest.approx([0.0, 0.1 * (0.9 * 0.2 + 0.4 - 0.3) ** 2 * 2.0], rel=1e-12)
+
+
+def test_the_slope_of_the_gate_is_its_derivative():
+    for kl, entropy in ((0.7, 0.9), (1.3, 3.9), (0.31, 0.0)):
+        h = 1e-6
+        high, low = (run(entropy_gated, [{"kl": x, "entropy": entropy}])[0] for x in (kl + h, kl - h))
+        (slope,) = run(entropy_gated, [{"kl": kl, "entropy": entropy}], give="slope")
+        assert slope == pytest.approx((high - low) / (2 * h), rel=1e-5)
+    assert run(entropy_gated, [{"kl": 0.2, "entropy": 0.9}], give="slope") == [0.0]
 
 
 def window(mean, before, spread, size=4):

@@ -193,7 +193,11 @@ def test_losses_in_closed_form():
     clipped = squared(value, old, target, clip=0.2)
     assert clipped.tolist() == pytest.approx([0.32, 2.0, 4.5])
     assert torch.autograd.grad(clipped.sum(), value)[0].tolist() == pytest.approx([0.0, 2.0, -3.0])
-    assert huber(value, target, delta=1.0).tolist() == pytest.approx([0.125, 1.5, 2.5])
+    assert huber(value, old, target, delta=1.0).tolist() == pytest.approx([0.125, 1.5, 2.5])
+    # The mean of it and of the held value 0.2, whose error 0.8 is within delta.
+    held = huber(value, old, target, delta=1.0, clip=0.2)
+    assert held.tolist() == pytest.approx([(0.125 + 0.32) / 2, 1.5, 2.5])
+    assert torch.autograd.grad(held.sum(), value)[0].tolist() == pytest.approx([-0.25, 1.0, -1.0])
 
 
 def test_heads_combine_between_least_and_mean():

@@ -118,3 +118,16 @@ def test_turns_are_cut_to_a_multiple_by_the_iteration():
     assert not selections.multiple_of_turns(path_T, turn_T, 0, of=12).any()
     assert selections.multiple_of_turns(path_T, turn_T, 0, of=11).all()
     assert selections.multiple_of_turns(path_T[:0], turn_T[:0], 0, of=2).tolist() == []
+
+
+@pytest.mark.parametrize(("among", "kept"), [("batch", [1, 1, 1, 1, 1]), ("completion", [0, 1, 1, 1, 1])])
+def test_mastered_tokens_are_masked_by_the_entropy_of_the_batch_or_of_each_completion(among, kept):
+    """Entropies of 0.1 and 0.4 on average: below the target of 0.2 is the first completion alone, not the batch."""
+    reward_T, path_T = torch.ones(5), torch.tensor([0, 0, 1, 1, 1])
+    lp_prox_T = torch.tensor([0.995, 0.5, 0.995, 0.999, 0.2]).log()
+    entropy_T = torch.tensor([0.02, 0.18, 0.1, 0.1, 1.0])
+    mask_T = selections.mask_mastered(reward_T, lp_prox_T, entropy_T, path_T, among=among)
+    assert mask_T.int().tolist() == kept
+    assert selections.mask_mastered(-reward_T, lp_prox_T, entropy_T, path_T, among=among).all()
+    nothing = [column_T[:0] for column_T in (reward_T, lp_prox_T, entropy_T, path_T)]
+    assert selections.mask_mastered(*nothing, among=among).tolist() == []

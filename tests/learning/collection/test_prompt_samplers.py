@@ -77,6 +77,13 @@ def test_the_keep_rate_is_that_of_the_last_iteration():
     assert len(asked("adaptive_size", states=states, history=seen)) == 4
 
 
+def test_the_lowest_keep_rate_never_rises():
+    states, seen, use = {}, history(), {"use": "adaptive_size", "keep_rate": "lowest"}
+    for new, size in (({}, 4), ({"a": [0.0], "b": [0.5]}, 8), ({"c": [0.25]}, 8), ({"d": [0.0]}, 16)):
+        seen.rates |= new
+        assert len(asked(use, states=states, history=seen)) == size
+
+
 def test_asking_for_more_or_less_skips_and_repeats_no_problem():
     states, seen = {}, history()
     walked = ids(asked("adaptive_size", states=states, history=seen))

@@ -1,4 +1,5 @@
 import json
+import math
 from collections import Counter
 
 import pytest
@@ -98,6 +99,32 @@ def test_refill_drops_what_is_too_much_and_the_history_knows_it_all_the_same(ans
     differ = [len({t.scores["exact"] for t in members}) > 1 for members in by_group(samples).values()]
     assert sum(differ) == 4
     assert len(history.rates) == sum(r.n for r in sampler.engine.requests) / 2 > len(differ)
+
+
+def groups_of(varied, equal):
+    """Groups of two samples each: some have both scores, the others one."""
+    scores = [(0.0, 1.0)] * varied + [(0.0, 0.0)] * equal
+    return [sample("a", number, score) for number, both in enumerate(scores) for score in both]
+
+
+def test_refill_requests_the_missing_groups_over_the_lowest_keep_rate():
+    """Rounds of 8, 3 and 3 groups, of which 6, 1 and 1 vary; then an iteration whose first round keeps 7 of 8."""
+    use, states = {"use": "dynamic_sampling", "budget": 9, "size": "by_keep_rate"}, {}
+    rows = [row(f"p{i}") for i in range(99)]
+
+    def missing(varied, equal, number, step=0):
+        follow_ups = follow(
+            use, groups_of(varied, equal), states=states, number=number, rows=rows, num_groups=8, step=step
+        )
+        return len(follow_ups[1])
+
+    assert missing(6, 2, 0) == 3 == math.ceil(2 / (6 / 8))
+    assert missing(7, 4, 1) == 3 == math.ceil(1 / (1 / 3))
+    assert missing(8, 6, 2) == 0
+    # 8 of 14 over the whole iteration are fewer than 7 of 8, and more than 1 of 3 in a round that is over.
+    assert missing(7, 1, 0, step=1) == 2 == math.ceil(1 / (8 / 14))
+    # Nothing varies: as many as the budget leaves.
+    assert missing(0, 8, 0, step=2) == 9 * 8 - 8
 
 
 @pytest.mark.parametrize(("budget", "groups"), [(1.0, 4), (2.0, 8), (3.5, 14)])
