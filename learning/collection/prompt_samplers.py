@@ -92,13 +92,15 @@ def by_difficulty(
     most: AtLeast1 | None = None,
     least: AtLeast1 = 2,
     easy: Annotated[float, Field(ge=0, lt=1)] = 0.6,
+    shape: Literal["line", "hyperbola"] = "line",
     spare_turns: Annotated[int, Field(ge=0)] | None = None,
 ) -> list[SampleRequest]:
     """Sample fewer completions of easy problems, and limit the turns of episodes by past successes (DART 2025).
 
     A problem gets `most` completions (null: `n`) while its pass rate at the last visit is at most `easy`; above it the
-    number falls linearly to `least` at a pass rate of 1. An unvisited problem gets `n`. Problems are sampled in
-    shuffled epochs until num_groups · n completions are allocated. `spare_turns` limits an episode to that many turns
+    number falls to `least` at a pass rate of 1, on a line or as ⌊a/rate + b⌋ (`hyperbola`, the released code: ⌊9/rate −
+    7⌋ from 8 at 0.6 to 2). An unvisited problem gets `n`. Problems are sampled in shuffled epochs until num_groups · n
+    completions are allocated. `spare_turns` limits an episode to that many turns
     more than the longest success of its problem (null: no such limit); a problem without a success keeps the
     environment's `max_turns`. Raise StepError if `least` is above `most`.
     """
@@ -109,8 +111,7 @@ def by_difficulty(
     requests: list[SampleRequest] = []
     for i in _walk_epochs(len(rows), start, math.ceil(left / least), seed):
         rates, longest = history.rates.get(rows[i]["id"]), history.turns.get(rows[i]["id"])
-        above = max(0.0, rates[-1] - easy) / (1 - easy) if rates else 0.0
-        count = round(full - min(above, 1.0) * (full - least)) if rates else n
+        count = _fall_with_rate(rates[-1], full, least, easy, shape) if rates else n
         count = left if left - count < least else count  # the remainder would be too small a group
         turn_limit = {} if longest is None or spare_turns is None else {"max_turns": longest + spare_turns}
         requests.append(SampleRequest(rows[i] | turn_limit, count))
@@ -119,6 +120,16 @@ def by_difficulty(
             break
     state["asked"] = start + len(requests)
     return requests
+
+
+def _fall_with_rate(rate: float, full: int, least: int, easy: float, shape: Literal["line", "hyperbola"]) -> int:
+    """Return `full` up to the pass rate `easy`, `least` at 1, and numbers in between for rates in between."""
+    if rate <= easy:
+        return full
+    if shape == "line":
+        return round(full - min((rate - easy) / (1 - easy), 1.0) * (full - least))
+    height = (full - least) * easy / (1 - easy)
+    return math.floor(height / min(rate, 1.0) + least - height + 1e-9)
 
 
 def hard_focus(

@@ -4,6 +4,7 @@ one.
 Not shown: screens as images; OSWorld; the utilisation of GPUs.
 """
 
+import math
 import re
 import threading
 from dataclasses import replace
@@ -14,6 +15,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss import with_advantages, with_dropped
 from learning.batch.batch_layout import forest
 from learning.data.chat import decode, encode_prompt
 from learning.environments.clock import VirtualClock
@@ -24,8 +27,9 @@ from learning.generation.weights.protocol import Receipt
 from learning.lookup import bind
 from learning.parallel.actors import Threads
 from learning.rewards.environment import earned
-from learning.samples.engine_protocol import Generation, Request, Sampling
-from learning.samples.sample import History, SampleRequest, by_group
+from learning.rl.sampling_slots import bind_sampling_slots
+from learning.samples.engine_protocol import Generation, Request, Sampling, Turn
+from learning.samples.sample import History, Sample, SampleRequest, by_group
 from learning.sampling.sampler import Sampler
 from learning.sampling.trajectories import Trajectories
 from learning.toy_tasks.environments.form import Environment
@@ -191,6 +195,43 @@ def test_the_surest_of_five_steps_is_masked_and_nothing_else():
     assert set(turn_T[~select.ask(0, supplies)].tolist()) == {0}
     # A token is masked for its step: that of entropy 0.1 in a step of 0.2 is trained on.
     assert select.ask(0, supplies).tolist() == [False] * 2 + [True] * 7
+
+
+def test_the_surest_steps_are_those_of_a_group():
+    """Five steps of each of two groups, of which one is surer throughout: one step of each is left out."""
+    (select,) = (bind(use, "token_mask.0") for use in STAGE.token_mask)
+    entropy_T = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5, 1.1, 1.2, 1.3, 1.4, 1.5], dtype=torch.float64)
+    path_T = torch.arange(10) // 5
+    supplies = {"entropy_behav_T": entropy_T, "turn_T": torch.arange(10) % 5, "path_T": path_T, "group_T": path_T}
+    assert (~select.ask(0, supplies)).nonzero()[:, 0].tolist() == [0, 5]
+
+
+def test_an_episode_counts_once_for_each_of_its_turns():
+    """A success of one turn and a failure of three, of 1 and of 2, 1 and 5 tokens: the mean over turns is 1/4."""
+    row = {"id": "x", "family": "f"}
+    sizes = {0: [1], 1: [2, 1, 5]}
+    samples = [
+        Sample(
+            row, 0, "policy", [1], [7] * sum(turns), [-0.5] * sum(turns), "stop", "", scores={"earned": reward},
+            reward=reward, turns=[Turn(size) for size in turns],
+        )
+        for reward, turns in ((1.0, sizes[0]), (0.0, sizes[1]))
+    ]  # fmt: skip
+    algorithm = bind_algorithm(STAGE, {})
+    made = with_advantages(algorithm, with_dropped(forest(samples), False), 0)
+    deviation = (4 * 0.25 * 0.75 / 3) ** 0.5
+    want = [0.75 / deviation] + [-0.25 / deviation] * 8
+    assert made.sampled("advantage").tolist() == pytest.approx(want, abs=1e-5)
+    bare = algorithm.loss_aggregation.ask(0, {"batch": made, "max_completion_length": 9})
+    assert bare.tolist() == pytest.approx([1 / 4, *[1 / 8] * 2, 1 / 4, *[1 / 20] * 5], rel=1e-12)
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.6, 0.7, 0.75, 0.875, 1.0])
+def test_easier_tasks_get_as_many_rollouts_as_the_released_code_gives_them(rate):
+    plan, known = bind_sampling_slots(STAGE, {"extra_samples.1.data": Path()}).prompt_sampler, History()
+    known.rates = {row["id"]: [rate] for row in ROWS}
+    supplies = {"rows": ROWS, "num_groups": 8, "n": 8, "seed": 1, "step": 0, "states": {}, "history": known}
+    assert plan.ask(0, supplies)[0].n == (8 if rate <= 0.6 else math.floor(9 / rate - 7 + 1e-9))
 
 
 def test_importance_weights_are_truncated_at_two():

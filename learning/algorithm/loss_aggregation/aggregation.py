@@ -27,11 +27,14 @@ def token_mean(batch: Batch, *, count_dropped: bool = False) -> Tensor:
 
 def sequence_mean(batch: Batch, *, by: Unit = "episode", count_dropped: bool = False) -> Tensor:
     """Mean over sequences of the mean over their tokens (GRPO, Shao et al. 2024, eq. 3)."""
-    kept_T, counted_T = _make_masks(batch, count_dropped)
-    index_T = batch.key(by)[batch.path_T].unique(return_inverse=True)[1]
-    tokens = torch.zeros(int(index_T.max()) + 1 if len(index_T) else 0, dtype=torch.float64)
-    tokens.index_add_(0, index_T, counted_T)
-    return kept_T / tokens.clamp(min=1)[index_T] / (tokens > 0).sum().clamp(min=1)
+    return _average_means(*_make_masks(batch, count_dropped), batch.key(by)[batch.path_T])
+
+
+def turn_mean(batch: Batch, *, count_dropped: bool = False) -> Tensor:
+    """Mean over the turns of all episodes of the mean over their tokens (released code of DART, Li et al. 2025)."""
+    turn_T = batch.sampled("turn")
+    width = int(turn_T.max()) + 1 if len(turn_T) else 1
+    return _average_means(*_make_masks(batch, count_dropped), batch.path_T * width + turn_T)
 
 
 def constant(
@@ -68,6 +71,14 @@ def nested_mean(
         weight_T, above_T = weight_T / units[above_T].clamp(min=1), unit_T
     tokens = torch.zeros(len(above_T) + 1, dtype=torch.float64).index_add(0, above_T, counted_T)
     return weight_T / tokens[above_T].clamp(min=1)
+
+
+def _average_means(kept_T: Tensor, counted_T: Tensor, key_T: Tensor) -> Tensor:
+    """Return the weights of a mean over keys of the mean over their tokens."""
+    index_T = key_T.unique(return_inverse=True)[1]
+    tokens = torch.zeros(int(index_T.max()) + 1 if len(index_T) else 0, dtype=torch.float64)
+    tokens.index_add_(0, index_T, counted_T)
+    return kept_T / tokens.clamp(min=1)[index_T] / (tokens > 0).sum().clamp(min=1)
 
 
 def _make_masks(batch: Batch, count_dropped: bool) -> tuple[Tensor, Tensor]:

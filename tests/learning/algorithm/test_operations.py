@@ -180,6 +180,21 @@ def test_nested_means_are_means_of_means():
     torch.testing.assert_close(one, weighing.sequence_mean(batch), atol=1e-15, rtol=0)
 
 
+def test_a_mean_over_turns_counts_a_turn_once_however_long_it_is():
+    batch = with_dropped(made(), False)
+    turn_T = torch.arange(len(batch.path_T)) // 2
+    turned = batch.replaced(turn=turn_T)
+    places = list(zip(batch.path_T.tolist(), turn_T.tolist(), strict=True))
+    want = [1 / len(set(places)) / places.count(place) for place in places]
+    assert weighing.turn_mean(turned).tolist() == pytest.approx(want, abs=1e-15)
+    dropped = turned.replaced(dropped=batch.path_T == 1)
+    left = [place for place in places if place[0] != 1]
+    want = [0.0 if place[0] == 1 else 1 / len(set(left)) / places.count(place) for place in places]
+    assert weighing.turn_mean(dropped).tolist() == pytest.approx(want, abs=1e-15)
+    one = batch.replaced(turn=torch.zeros_like(turn_T))
+    torch.testing.assert_close(weighing.turn_mean(one), weighing.sequence_mean(one, by="path"), atol=1e-15, rtol=0)
+
+
 def test_nested_means_leave_out_or_count_what_is_dropped():
     batch = with_dropped(made(), False)
     dropped = batch.replaced(dropped=batch.path_T == 1)

@@ -196,6 +196,13 @@ def test_what_is_solved_often_gets_fewer_completions_and_what_they_leave_goes_to
     assert [(a.row["id"], a.n) for a in plain] == [(a.row["id"], a.n) for a in asked("uniform", num_groups=6, n=8)]
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.6, 0.625, 0.7, 0.75, 0.9, 1.0])
+def test_completions_fall_on_the_hyperbola_of_the_released_code(rate):
+    requests = asked({**DIFFICULT, "shape": "hyperbola"}, num_groups=99, n=8, history=history(a=rate))
+    (count,) = {request.n for request in requests[:-1] if request.row["id"] == "a"}
+    assert count == (8 if rate <= 0.6 else math.floor(9 / rate - 7 + 1e-9))
+
+
 def test_iterations_walk_on_through_shuffled_epochs_and_no_group_is_too_small_to_compare():
     states, seen = {}, []
     for step in range(12):
