@@ -95,6 +95,15 @@ def test_two_leaves_under_one_root_back_up_their_mean():
     assert (root.value, root.visits) == (pytest.approx(0.6), 2)
 
 
+def test_equal_sentences_are_one_child_and_one_that_did_not_end_is_not_continued():
+    root = Node({"id": "p", "prompt": [{"role": "user", "content": "ann sings."}]})
+    made = [("a", 0.8, False), ("b", 0.2, True), ("a", 0.8, False)]
+    root.expand([{"text": text, "score": score, "finished": ended} for text, score, ended in made])
+    assert [child.made["text"] for child in root.children] == ["a", "b"]
+    assert (root.value, root.visits) == (pytest.approx(0.5), 2)
+    assert root.select(0.0, 3) is root.children[1]
+
+
 def test_the_search_of_the_recipe_pairs_siblings_of_high_and_low_value():
     from learning.evaluation.sampled_answers import AnswerSample
 

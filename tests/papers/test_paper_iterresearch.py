@@ -70,6 +70,13 @@ def test_another_result_in_the_first_round_changes_no_later_prompt_while_the_rep
         assert [a != b for a, b in zip(one[0], two[0], strict=True)] == differ
 
 
+def test_the_report_is_the_last_that_a_round_wrote(policy, question):
+    row, script = question
+    twice = ["<report>x</report>" + script[0], *script[1:]]
+    (_, one), (_, two) = play(policy, TRAINED, row, [script]), play(policy, TRAINED, row, [twice])
+    assert one[0] == two[0]
+
+
 def weigh(samples):
     """The batch of samples with the advantages and weights of the recipe, and its algorithm."""
     algorithm = bind_algorithm(TRAINED, {port.path: Path("p") for port in LOADED.ports("trained")})

@@ -29,9 +29,10 @@ class Leaf:
     """A model that counts rightly in what it can see, and sees so many characters."""
 
     def __init__(self):
-        self.bodies = []
+        self.bodies, self.ids = [], []
 
     def __call__(self, rows):
+        self.ids += [row["id"] for row in rows]
         prompts = [row["prompt"][-1]["content"].partition("|") for row in rows]
         self.bodies += [body for _, _, body in prompts]
         return [str(body[:WINDOW].split(",").count(question)) for question, _, body in prompts]
@@ -52,6 +53,8 @@ def test_sixteen_bounded_calls_give_the_true_count_and_one_call_does_not(stages)
     assert exact(problems, program(problems, leaf)) == [1.0] * len(problems)
     assert len(leaf.bodies) == 16 * len(problems)
     assert max(map(len, leaf.bodies)) <= WINDOW
+    # An answer's random stream hangs on its row's id.
+    assert len(set(leaf.ids)) == len(leaf.ids)
     # The direct call of the recipe's other stage: the same problems, the same model.
     assert stages["direct"].solver is None
     assert stages["direct"].tasks == stages["recursive"].tasks

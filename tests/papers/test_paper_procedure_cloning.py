@@ -47,6 +47,39 @@ def test_without_its_trace_the_data_set_is_the_baselines(stages):
     assert {len(row["completion"][0]["content"]) for row in plain} == {len("#R")}
 
 
+def measure_distances(free, goal):
+    """How many moves each free cell is from the goal, by repeated relaxation."""
+    distances = {goal: 0}
+    for _ in free:
+        for row, column in free:
+            near = [(row + 1, column), (row - 1, column), (row, column + 1), (row, column - 1)]
+            known = [distances[cell] + 1 for cell in near if cell in distances]
+            if known:
+                distances[row, column] = min([*known, distances.get((row, column), len(free))])
+    return distances
+
+
+def test_the_trace_is_breadth_first_from_the_goal_and_ends_at_the_agent(stages):
+    for row in lessons(stages["searches"]):
+        side, free, start, goal = parse_maze(row)
+        clauses = row["completion"][0]["content"].partition("#")[0].split(";")[:-1]
+        cells = [[divmod(ord(letter) - ord("a"), side) for letter in clause] for clause in clauses]
+        distances, looked_at = measure_distances(free, goal), [clause[0] for clause in cells]
+        assert looked_at[0] == goal
+        assert [distances[cell] for cell in looked_at] == sorted(distances[cell] for cell in looked_at)
+        reached = [cell for clause in cells for cell in clause[1:]]
+        assert reached[-1] == start
+        assert len(set(reached)) == len(reached)
+
+
+def test_no_maze_of_training_is_evaluated_with_another_place_of_the_agent(stages):
+    def read_walls_and_goals(stage):
+        return {parse_maze(row)[1:2] + parse_maze(row)[3:] for row in bind(stage.problems[0])()}
+
+    trained = read_walls_and_goals(stages["searches"])
+    assert not trained & read_walls_and_goals(stages["unseen"])
+
+
 def test_the_loss_is_on_trace_and_move_only(stages, tiny_policy):
     rows = lessons(stages["searches"])[:20]
     for row, example in zip(rows, encode_rows(tiny_policy.tokenizer, rows, 128).kept, strict=True):

@@ -86,6 +86,7 @@ def test_agreeing_with_oneself_is_no_contradiction():
     assert not contradicts("Yes, I donated.", "I donated twice.")
     assert not contradicts("No, I never donated.", "I have not donated.")
     assert contradicts("Kids starve. I never donated.", "I donated.")
+    assert not contradicts("I never donated clothes.", "I donated food.")
 
 
 class Recorder:

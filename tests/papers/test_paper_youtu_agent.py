@@ -11,7 +11,10 @@ import pytest
 
 from flows.planning.compile import compile_recipe
 from learning.agents.folder import read_agent
+from learning.agents.practising import extract_experiences
 from learning.data.rows import write_rows
+from learning.lookup import Bound
+from learning.samples.sample import Sample
 from learning.sandbox.run import available
 from learning.toy_tasks.customs import customs
 from lineage.digests import content_digest, folder_digests
@@ -90,6 +93,24 @@ def test_the_experiences_change_the_next_prompt_holds_them_and_equal_rewards_add
         assert group["differs"] or not group["learnt"]
     assert not any(group["differs"] for group in groups if group["round"] >= 2)
     assert (result.metrics["reward_first"], result.metrics["reward"]) == (pytest.approx(1 / 9), 1.0)
+
+
+def note(row, experiences):
+    """An extractor that adds the problem's name."""
+    return [*experiences, row["id"]]
+
+
+def test_the_latest_experiences_are_kept(tiny_policy):
+    most, extractor = STAGES["clerk"].context.experiences, Bound("note", note, {}, "extractor")
+    samples = [
+        Sample({"id": f"p{group}", "prompt": []}, group, "policy", [1], [5], [-0.5], "stop", "", reward=reward)
+        for group in range(most + 2)
+        for reward in (0.0, 1.0)
+    ]
+    how = {"tokenizer": tiny_policy.tokenizer, "min_margin": 0.0, "most": most}
+    experiences, lines = extract_experiences(extractor, samples, ["old"], {"step": 0}, **how)
+    assert experiences == [f"p{group}" for group in range(2, most + 2)]
+    assert [line["dropped"] for line in lines] == [[], [], [], ["old"], ["p0"], ["p1"]]
 
 
 def test_the_model_weighs_the_same_before_every_token_of_every_round(run, inputs):
