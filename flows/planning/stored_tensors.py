@@ -1,26 +1,28 @@
 """The tensors of a checkpoint compared with its configuration, by the headers of its files alone.
 
-Only architectures are judged whose tensors follow from a few sizes; those of others are compared where the model is
-loaded. Tensors that the configuration does not need (towers, buffers, further prediction heads) are of no concern.
-
-Sizes: H width, I width of the feed-forward block, V vocabulary, D width of a head, Q and K widths of queries and keys.
+Only architectures are judged whose tensors are written down (`expected_tensors`); those of others are compared where
+the model is loaded. Towers, buffers and further prediction heads are of no concern.
 """
 
 import json
+import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from flows.planning.expected_tensors import HEAD, Shape, expect_tensors
 from learning.models.gguf_header import read_gguf_tensors
 from learning.models.model_files import list_weight_files, read_json_object
 from schemas.base import JsonObject
 
-Shape = tuple[int, ...]
-SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-COUNTS = (*SIZES, "num_key_value_heads", "head_dim", "max_position_embeddings")
+COUNTS = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"),
+    *("num_key_value_heads", "head_dim", "max_position_embeddings"),
+)
 """Keys of config.json that are numbers in every architecture, or lists of them."""
-LARGEST, DEEPEST = 1 << 24, 10_000
-"""Sizes and numbers of layers from which on a configuration is not judged."""
+BODY, EMBEDDINGS = "model.", "embed_tokens.weight"
+"""The usual prefix of all tensors but the head, and the name behind it of one that every model has."""
+LAYER = re.compile(r"(?:model\.)?layers\.\d+\.")
 GGUF_SIZES = {
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
@@ -30,9 +32,6 @@ GGUF_SIZES = {
     "attention.key_length": "head_dim",
     "expert_count": "num_experts",
 }
-OPTIONAL_BIASES = {"llama": True, "granite": True, "smollm3": True, "qwen3": False}
-"""Families with the option `attention_bias`, and whether they have `mlp_bias` too."""
-FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3", "granite", "smollm3"})
 GGUF_FAMILIES = frozenset({"llama", "qwen2", "qwen3"})
 GGUF_NAMES = {
     "embed_tokens.weight": "token_embd.weight",
@@ -67,55 +66,37 @@ def find_wrong_tensor(folder: Path) -> str | None:
         return f"the index names {lost[0]}{_and_more(lost)}, which no file of weights has; fetch them again"
     if config.get("quantization_config"):
         return None
-    prefix = "" if "embed_tokens.weight" in shapes else "model."
-    return _compare(expect_tensors(config), shapes, "config.json", lambda name: prefix + name)
+    return _compare_with_config(config, shapes)
 
 
-def expect_tensors(config: JsonObject) -> dict[str, Shape]:
-    """Return the shapes of the tensors that a configuration needs, without the prefix of the body.
+def _compare_with_config(config: JsonObject, shapes: Mapping[str, Shape]) -> str | None:
+    """Return which tensor of a safetensors checkpoint is missing or has another shape."""
+    text = config.get("text_config")
+    wanted = expect_tensors(text if isinstance(text, dict) else config)
+    if any(".experts.0." in name for name in wanted) and any(".experts.gate_up_proj" in name for name in shapes):
+        return None  # the names that transformers uses in memory, which it reads too
+    prefixes = [name.removesuffix(EMBEDDINGS) for name in shapes if name.endswith(EMBEDDINGS)]
+    if isinstance(text, dict):
+        wanted.pop(HEAD, None)  # towers decide where it lies
+        return _compare(wanted, shapes, "config.json", lambda name: prefixes[0] + name) if len(prefixes) == 1 else None
+    prefix = "" if "" in prefixes else BODY
 
-    A shape is empty where the configuration leaves it to the defaults of its family. Return nothing for a family that
-    is not judged.
-    """
-    family, groups, width = config.get("model_type"), config.get("num_key_value_heads", 0), config.get("head_dim")
-    sizes = [size for key in SIZES if type(size := config.get(key)) is int and 0 < size < LARGEST]
-    h, i, layers, heads, v = sizes if len(sizes) == len(SIZES) else (0,) * len(SIZES)
-    if (
-        family not in FAMILIES
-        or not 0 < layers < DEEPEST
-        or any(type(n) not in (int, type(None)) for n in (groups, width))
-    ):
-        return {}
-    d = width or (0 if family == "qwen3" else h // heads)
-    q, k = heads * d, (heads if groups is None else groups) * d
-    block: dict[str, Shape] = {
-        "input_layernorm.weight": (h,),
-        "post_attention_layernorm.weight": (h,),
-        "self_attn.q_proj.weight": (q, h),
-        "self_attn.k_proj.weight": (k, h),
-        "self_attn.v_proj.weight": (k, h),
-        "self_attn.o_proj.weight": (h, q),
-        "mlp.gate_proj.weight": (i, h),
-        "mlp.up_proj.weight": (i, h),
-        "mlp.down_proj.weight": (h, i),
-    }
-    block |= {f"self_attn.{name}_norm.weight": (d,) for name in "qk" if family == "qwen3"}
-    block |= {name.replace(".weight", ".bias"): block[name][:1] for name in _list_biased(config, block)}
-    shapes = {"embed_tokens.weight": (v, h), "norm.weight": (h,)}
-    shapes |= {f"layers.{n}.{name}": shape for n in range(layers) for name, shape in block.items()}
-    return {name: shape if all(shape) else () for name, shape in shapes.items()}
+    def rename(name: str) -> str:
+        return name if name == HEAD else prefix + name
+
+    return _compare(wanted, shapes, "config.json", rename) or _find_unused({rename(name) for name in wanted}, shapes)
 
 
-def _list_biased(config: JsonObject, block: Mapping[str, Shape]) -> Iterator[str]:
-    """Yield the matrices of a block that have a bias."""
-    family = str(config["model_type"])
-    for name in block:
-        if name.startswith("self_attn.") and name.endswith("_proj.weight"):
-            always = family == "qwen2" and "o_proj" not in name
-            if always or (family in OPTIONAL_BIASES and config.get("attention_bias")):
-                yield name
-        elif name.startswith("mlp.") and OPTIONAL_BIASES.get(family) and config.get("mlp_bias"):
-            yield name
+def _find_unused(wanted: set[str], shapes: Mapping[str, Shape]) -> str | None:
+    """Return which tensor belongs to a module that is wanted without it, or to a layer beyond the last."""
+    modules = {name.rpartition(".")[0] for name in wanted}
+    layers = {layer[0] for name in wanted if (layer := LAYER.match(name))}
+    for name in sorted(shapes.keys() - wanted if layers else ()):
+        layer = LAYER.match(name)
+        if name.rpartition(".")[0] in modules or (layer and layer[0] not in layers):
+            advice = "correct config.json, or save the checkpoint again"
+            return f"weights do not fit config.json: it makes a model without {name}; {advice}"
+    return None
 
 
 def _find_wrong_in_gguf(file: Path) -> str | None:
@@ -130,7 +111,7 @@ def _find_wrong_in_gguf(file: Path) -> str | None:
         return None
     shapes = {name: tuple(reversed(sides)) for name, sides in tensors.items()}  # a file lists the innermost first
     rows = shapes.get("token_embd.weight", (0,))[0]
-    wanted = expect_tensors({**config, "model_type": family, "vocab_size": rows or 1})
+    wanted = expect_tensors({**config, "model_type": family, "vocab_size": rows or 1, "tie_word_embeddings": True})
     return _compare(wanted, shapes, file.name, _rename_for_gguf)
 
 
@@ -147,7 +128,7 @@ def _compare(
 ) -> str | None:
     """Return which of the wanted tensors is missing or has another shape."""
     missing = [own for name in wanted if (own := rename(name)) not in shapes]
-    if missing == [rename("embed_tokens.weight")] and "lm_head.weight" in shapes:
+    if missing == [rename(EMBEDDINGS)] and HEAD in shapes and HEAD not in wanted:
         missing = []  # a tied matrix, stored under its other name
     if missing:
         advice = "fetch or save the checkpoint again"

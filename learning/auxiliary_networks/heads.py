@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForTokenClassification
 
@@ -21,7 +22,16 @@ from learning.batch.batch import Batch
 from learning.models.forwards import unwrap, use_onednn
 from learning.models.model_files import is_reward_model
 from learning.models.padded import correct_attention
-from learning.models.policy import LOCAL_ONLY, Policy, load_policy, load_tokenizer, save_policy
+from learning.models.policy import (
+    LOADING,
+    LOCAL_ONLY,
+    UNREADABLE,
+    Policy,
+    check_loaded,
+    load_policy,
+    load_tokenizer,
+    save_policy,
+)
 from learning.models.reward_model import load_reward_model
 from learning.models.weights import Weights
 from schemas.errors import StepError
@@ -101,9 +111,7 @@ def load_network(folder: Path, *, device: str = "cpu", dtype: str = "float32") -
         trained = load_policy(folder, device=device, dtype=dtype)
         start = load_policy(folder / "start", device=device, dtype=dtype)
         return Likelihood(trained.model, start.model, settings["beta"]), trained
-    loaded = AutoModelForTokenClassification.from_pretrained(
-        folder, dtype=getattr(torch, dtype), use_safetensors=True, **LOCAL_ONLY
-    )
+    loaded = _load_classifier(folder, dtype)
     correct_attention(loaded)
     use_onednn(loaded.to(device))
     network = Valued(loaded.to(device).eval().base_model, settings["head"], settings["heads"], 0)
@@ -112,6 +120,25 @@ def load_network(folder: Path, *, device: str = "cpu", dtype: str = "float32") -
     put_head(network, file.read(f"{name}.weight"), file.read(f"{name}.bias"))
     tokenizer = load_tokenizer(folder)
     return network, Policy(loaded, tokenizer, settings["max_length"])
+
+
+def _load_classifier(folder: Path, dtype: str) -> Any:
+    """Return a token classifier; raises StepError if its files lack tensors of it."""
+    try:
+        with LOADING:
+            loaded: Any = AutoModelForTokenClassification.from_pretrained(
+                folder,
+                dtype=getattr(torch, dtype),
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
+                output_loading_info=True,
+                **LOCAL_ONLY,
+            )
+    except (*UNREADABLE, ImportError, SafetensorError) as error:
+        raise StepError(f"{folder.name}: this network cannot be loaded: {error}") from error
+    model, info = loaded
+    check_loaded(folder, model, info)
+    return model
 
 
 @dataclass(frozen=True)

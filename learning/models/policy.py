@@ -3,7 +3,9 @@
 import json
 import os
 import random
+import re
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -45,6 +48,8 @@ LOCAL_ONLY: dict[str, Any] = {"local_files_only": True, "trust_remote_code": Fal
 STORED_DTYPES = ("float32", "bfloat16", "float16")
 UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, NotImplementedError, OverflowError)
 """What transformers raises for files that are cut short, and for architectures that it does not know."""
+LAYER = re.compile(r"(?:model\.|transformer\.|gpt_neox\.)?(?:layers|h)\.(\d+)\.")
+"""The name of a tensor of a layer, but not of a tower's or of further prediction heads."""
 GENERIC = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Classes of tokenizers that are defined by their tokenizer.json alone."""
 
@@ -160,9 +165,35 @@ def _load_model(
         correct_attention(model)
     except (*UNREADABLE, ImportError, SafetensorError) as error:
         raise StepError(f"{folder.name}: this model cannot be loaded: {error}") from error
-    if wrong := sorted([*info["missing_keys"], *info["mismatched_keys"]], key=str):
-        raise StepError(f"{folder.name}: weights do not fit config.json, {len(wrong)} differ, first {wrong[0]}")
+    check_loaded(folder, model, info)
     return model, tokenizer
+
+
+def check_loaded(folder: Path, model: nn.Module, info: Any, optional: Collection[str] = ()) -> None:
+    """Raise StepError if a model lacks tensors in its files, or its files have parts of the model that it lacks.
+
+    transformers would draw the former at random and leave out the latter: a bias of a layer that has none by
+    config.json, or whole layers. What else it leaves out (towers, buffers, further prediction heads) is of no concern.
+    """
+    missing = set(info["missing_keys"]) - set(optional)
+    if wrong := sorted([*missing, *info["mismatched_keys"]], key=str):
+        raise StepError(f"{folder.name}: weights do not fit config.json, {len(wrong)} differ, first {wrong[0]}")
+    if unused := sorted(name for name in info["unexpected_keys"] if _belongs(name, model)):
+        raise StepError(
+            f"{folder.name}: weights do not fit config.json, which makes a model without {unused[0]} "
+            f"({len(unused)} such in its files); correct config.json, or save the model again"
+        )
+
+
+def _belongs(name: str, model: Any) -> bool:
+    """Return whether a tensor that was left out is one of a module that has others, or of a layer beyond the last."""
+    owner, config = name.rpartition(".")[0], model.config.get_text_config()
+    owners = {owner, f"{model.base_model_prefix}.{owner}"} if owner else set()
+    if any(key in owners and next(module.parameters(False), None) is not None for key, module in model.named_modules()):
+        return True
+    layer, depth = LAYER.match(name), getattr(config, "num_hidden_layers", None)
+    ahead = getattr(config, "num_nextn_predict_layers", None) or 0
+    return layer is not None and isinstance(depth, int) and int(layer[1]) >= depth + ahead
 
 
 def fill_buffers(model: Any) -> None:

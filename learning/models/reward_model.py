@@ -27,6 +27,7 @@ from learning.models.policy import (
     LOCAL_ONLY,
     UNREADABLE,
     Policy,
+    check_loaded,
     fill_buffers,
     find_max_length,
     load_tokenizer,
@@ -175,7 +176,5 @@ def _load_classifier(folder: Path, dtype: str, *, has_head: bool = True) -> tupl
     except (*UNREADABLE, ImportError, SafetensorError) as error:
         raise StepError(f"{folder.name}: this reward model cannot be loaded: {error}") from error
     model, info = loaded
-    missing = set(info["missing_keys"]) - (set() if has_head else {f"{REWARD_HEAD}.weight"})
-    if wrong := sorted([*missing, *info["mismatched_keys"]], key=str):
-        raise StepError(f"{folder.name}: weights do not fit config.json, {len(wrong)} differ, first {wrong[0]}")
+    check_loaded(folder, model, info, () if has_head else (f"{REWARD_HEAD}.weight",))
     return model, tokenizer

@@ -7,17 +7,13 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGUFWriter
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from flows.planning.checkpoint_files import find_damaged_file
-from flows.planning.stored_tensors import (
-    FAMILIES,
-    GGUF_FAMILIES,
-    _rename_for_gguf,
-    expect_tensors,
-    find_wrong_tensor,
-)
+from flows.planning.expected_tensors import FAMILIES, expect_tensors
+from flows.planning.stored_tensors import GGUF_FAMILIES, _rename_for_gguf, find_wrong_tensor
 from learning.models.gguf_header import find_gguf_problem, read_gguf_tensors
 from learning.models.policy import load_policy
 from schemas.errors import StepError
@@ -31,26 +27,52 @@ SMALL = {
     "vocab_size": 40,
     "pad_token_id": 0,
 }
+EXPERTS = {
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 20,
+}
+SWITCHES = ("attention_bias", "attention_out_bias", "conv_bias", "mlp_bias", "qkv_bias", "use_qk_norm")
 OPTIONS = (
     {},
     {"head_dim": 16},
-    {"num_key_value_heads": 4, "tie_word_embeddings": True},
-    {"attention_bias": True},
-    {"mlp_bias": True, "attention_bias": True},
+    {"num_key_value_heads": 4, "tie_word_embeddings": True, **dict.fromkeys(SWITCHES, True)},
+    {"tie_word_embeddings": False, "decoder_sparse_step": 2, **dict.fromkeys(SWITCHES, False)},
+    {"mlp_only_layers": [1], "layer_types": ["conv", "full_attention"], "conv_L_cache": 5},
 )
+NEEDED = {"ministral": {"head_dim": 8}}
+"""What transformers cannot do without, though its class has no default."""
+IMPOSSIBLE = {"olmoe": {"head_dim"}}
+"""Options with which transformers makes models that cannot compute."""
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_the_expected_tensors_are_those_of_transformers(family, options):
-    config = AutoConfig.for_model(family, **SMALL, **{k: v for k, v in options.items() if k not in SMALL})
-    for key in options.keys() & SMALL.keys():
-        setattr(config, key, options[key])
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    state = {name.removeprefix("model."): tuple(t.shape) for name, t in model.state_dict().items()}
-    state.pop("lm_head.weight")
-    assert expect_tensors({**config.to_dict(), "model_type": family}) == state
+def test_the_expected_tensors_are_those_that_transformers_saves(family, tmp_path):
+    for options in OPTIONS:
+        if options.keys() & IMPOSSIBLE.get(family, set()):
+            continue
+        given = {k: v for k, v in options.items() if family == "lfm2" or k != "layer_types"}
+        config = AutoConfig.for_model(family, **{**SMALL, **EXPERTS, **NEEDED.get(family, {}), **given})
+        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+        with safe_open(tmp_path / "model.safetensors", "pt") as file:
+            stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        expected = expect_tensors(json.loads((tmp_path / "config.json").read_text()))
+        assert expected == {name.removeprefix("model."): shape for name, shape in stored.items()}, options
+        assert find_wrong_tensor(tmp_path) is None
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_the_defaults_are_those_of_transformers(family):
+    """What a published configuration leaves out."""
+    config = AutoConfig.for_model(family)
+    assert all(getattr(config, key) == value for key, value in FAMILIES[family].defaults.items())
+    switches = {"tie_word_embeddings", *FAMILIES[family].biases, *FAMILIES[family].optional} - {"always"}
+    assert not any(getattr(config, key) for key in switches - FAMILIES[family].defaults.keys())
+    if "head_dim" not in FAMILIES[family].defaults:
+        derived = config.hidden_size // config.num_attention_heads
+        assert getattr(config, "head_dim", None) in (None, derived)
 
 
 def test_sizes_that_a_configuration_leaves_to_its_family_are_not_compared():
@@ -59,6 +81,9 @@ def test_sizes_that_a_configuration_leaves_to_its_family_are_not_compared():
     assert shapes["layers.0.self_attn.q_proj.weight"] == (32, 32)
     assert expect_tensors({**SMALL, "model_type": "deepseek_v3"}) == {}
     assert expect_tensors({**SMALL, "model_type": "llama", "num_hidden_layers": 10**9}) == {}
+    assert expect_tensors({**SMALL, "model_type": "lfm2", "layer_types": ["conv"]}) == {}
+    assert expect_tensors({**SMALL, "model_type": "lfm2", "layer_types": ["conv", "unknown"]}) == {}
+    assert "layers.0.mlp.experts.0.up_proj.weight" not in expect_tensors({**SMALL, "model_type": "qwen3_moe"})
 
 
 @pytest.fixture
@@ -82,7 +107,8 @@ UP = "model.layers.1.mlp.up_proj.weight"
 def test_a_whole_checkpoint_has_no_problem(folder):
     assert change(folder, lambda weights: None) is None
     assert change(folder, lambda w: w.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(3)})) is None
-    assert change(folder, lambda w: w.update({"model.layers.2.extra.weight": torch.zeros(3)})) is None
+    assert change(folder, lambda w: w.update({"mtp.layers.0.extra.weight": torch.zeros(3)})) is None
+    assert load_policy(folder).max_length == 128
 
 
 def test_a_missing_tensor_is_named(folder):
@@ -96,6 +122,54 @@ def test_missing_layers_are_counted(folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": config["num_hidden_layers"] + 1}))
     assert "(and 1" in find_damaged_file(folder)
+
+
+@pytest.mark.parametrize("name", ["model.layers.1.self_attn.q_proj.bias", "model.layers.7.mlp.up_proj.weight"])
+def test_a_part_of_the_files_that_the_configuration_leaves_out_is_named(folder, name):
+    """transformers would leave out the bias, or the layer, and compute other numbers."""
+    problem = change(folder, lambda weights: weights.update({name: torch.zeros(3)}))
+    assert problem.startswith(f"weights do not fit config.json: it makes a model without {name}; correct config.json")
+    with pytest.raises(StepError, match=f"makes a model without {name}"):
+        load_policy(folder)
+
+
+def test_a_head_that_is_not_tied_must_be_there(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    assert "lm_head.weight is missing" in find_damaged_file(folder)
+    with pytest.raises(StepError, match=r"1 differ, first lm_head\.weight"):
+        load_policy(folder)
+    head = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    assert change(folder, lambda weights: weights.update({"lm_head.weight": head.clone()})) is None
+    assert "lm_head.weight is" in change(folder, lambda weights: weights.update({"lm_head.weight": head[:-1].clone()}))
+
+
+def test_the_text_model_of_a_multimodal_checkpoint_is_compared_after_its_prefix(folder):
+    text = {**SMALL, "model_type": "gemma3_text", "head_dim": 8}
+    config = {"model_type": "gemma3", "text_config": text, "vision_config": {}}
+    (folder / "config.json").write_text(json.dumps(config))
+    body = {f"language_model.model.{name}": torch.zeros(shape) for name, shape in expect_tensors(text).items()}
+    towers = {"vision_tower.layers.5.q_proj.bias": torch.zeros(3)}
+    save_file({**body, **towers}, folder / "model.safetensors")
+    assert find_wrong_tensor(folder) is None
+    name = "language_model.model.layers.0.mlp.up_proj.weight"
+    del body[name]
+    save_file({**body, **towers}, folder / "model.safetensors")
+    assert f"{name} is missing" in find_wrong_tensor(folder)
+
+
+def test_experts_under_the_names_of_memory_are_not_judged(folder):
+    config = {**SMALL, **EXPERTS, "model_type": "qwen3_moe", "tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    expected = expect_tensors(config)
+    save_file(
+        {f"model.{n}": torch.zeros(s) for n, s in expected.items() if ".up_" not in n}, folder / "model.safetensors"
+    )
+    assert "experts.0.up_proj.weight (and 7 more) is missing" in find_wrong_tensor(folder)
+    joined = {f"model.{n}": torch.zeros(s) for n, s in expected.items() if ".experts." not in n}
+    joined["model.layers.0.mlp.experts.gate_up_proj"] = torch.zeros(4, 48, 32)
+    save_file(joined, folder / "model.safetensors")
+    assert find_wrong_tensor(folder) is None
 
 
 def test_a_tensor_of_another_shape_is_named_with_both(folder):
@@ -180,7 +254,7 @@ def write_gguf_file(tmp_path):
         for add, number in values.items():
             getattr(writer, add)(number)
         writer.add_token_list([f"token {i}" for i in range(40)])
-        config = {**SMALL, "head_dim": 8, "model_type": family}
+        config = {**SMALL, "head_dim": 8, "model_type": family, "tie_word_embeddings": True}
         for name, shape in expect_tensors(config).items():
             own = _rename_for_gguf(name)
             if own != without:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from learning.auxiliary_networks.heads import load_network
@@ -299,3 +300,13 @@ def test_where_the_weights_may_start(tiny_policy, tmp_path):
     with pytest.raises(StepError, match=r"auxiliary.json is missing"):
         load_network(tmp_path / "plain")
     assert load_policy(tmp_path / "plain").max_length == 128
+
+
+def test_a_network_whose_body_is_not_whole_is_refused(tiny_policy, tmp_path):
+    auxiliary(tiny_policy, "state").save(tiny_policy, tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file(
+        {n: t for n, t in weights.items() if "up_proj" not in n}, tmp_path / "model.safetensors", {"format": "pt"}
+    )
+    with pytest.raises(StepError, match=r"weights do not fit config\.json"):
+        load_network(tmp_path)

@@ -5,8 +5,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from learning.models.policy import load_outline, load_policy, save_policy, set_determinism
+from learning.models.policy import Policy, load_outline, load_policy, save_policy, set_determinism
 from schemas.errors import StepError
+from tests.models.families import make_family
 
 IDS = torch.arange(6, 60)[None]
 
@@ -72,6 +73,30 @@ def test_a_folder_without_a_complete_model_is_refused(tiny_policy_folder, harm):
     harmed(tiny_policy_folder, harm)
     with pytest.raises(StepError, match="policy: "):
         load_policy(tiny_policy_folder)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("deepseek_v3", "kv_a_layernorm.weight"), ("falcon_h1", "conv1d.bias")])
+def test_no_family_starts_from_random_weights_in_silence(tiny_policy, tmp_path, kind, name):
+    """Also families whose tensors `validate` does not know."""
+    save_policy(Policy(make_family(kind), tiny_policy.tokenizer, 96), tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    lost = next(own for own in sorted(weights) if own.endswith(name))
+    whole = weights.pop(lost)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(StepError, match=f"weights do not fit config.json, 1 differ, first {lost}"):
+        load_policy(tmp_path)
+    added = {lost: whole, "model.layers.9.mlp.up_proj.weight": torch.zeros(3)}
+    save_file({**weights, **added}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(StepError, match=r"makes a model without model\.layers\.9\.mlp\.up_proj\.weight \(1 such"):
+        load_policy(tmp_path)
+
+
+def test_further_prediction_heads_are_left_out(tiny_policy, tmp_path):
+    save_policy(Policy(make_family("glm4_moe", num_nextn_predict_layers=1), tiny_policy.tokenizer, 96), tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    ahead = {"model.layers.2.eh_proj.weight": torch.zeros(3), "mtp.layers.0.norm.weight": torch.zeros(3)}
+    save_file({**weights, **ahead}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert load_policy(tmp_path).max_length == 128
 
 
 def test_determinism_seeds_every_generator():
