@@ -52,24 +52,24 @@ def novelty(
     group_T: Tensor,
     reward_T: Tensor,
     *,
-    weight: ScheduledFloat = 0.1,
-    kappa: Annotated[float, Field(ge=0)] = 1.0,
+    weight: ScheduledFloat = 2.5,
+    kappa: Annotated[float, Field(ge=0)] = 0.5,
     above: float = 0.0,
 ) -> Tensor:
-    """Correct completions gain if they are less likely than the other correct ones of their group (after XRPO).
+    """Correct completions that are less likely than their group gain: A + min(max(λ(1 − η), 0), κA) (XRPO 2025).
 
-    s is the mean log-probability of a completion's tokens when it was sampled. One whose reward is above `above` gains
-    weight · clip(mean s of the group's correct ones − s, 0, κ); wrong ones do not change.
+    η = e^(s − mean s), where s is the mean log-probability of a completion's tokens when it was sampled and the mean is
+    that of its whole group; λ is `weight`. A completion is correct if its reward is above `above`; others do not
+    change, nor do correct ones whose advantage is not above 0.
     """
     index_T = path_T.unique(return_inverse=True)[1]
     first_P = _find_first(index_T)
-    right_P = reward_T[first_P] > above
     score_P = sum_by_index(lp_behav_T, index_T) / index_T.bincount()
     group_P = group_T[first_P].unique(return_inverse=True)[1]
-    counts = sum_by_index(right_P.to(score_P.dtype), group_P).clamp(min=1)
-    usual_P = (sum_by_index(score_P.where(right_P, 0.0), group_P) / counts)[group_P]
-    gain_P = (usual_P - score_P).clamp(0, kappa).where(right_P, torch.zeros_like(score_P))
-    return advantage_T + weight * gain_P[index_T]
+    mean_P = (sum_by_index(score_P, group_P) / group_P.bincount())[group_P]
+    novel_P = (weight * (1 - (score_P - mean_P).exp())).clamp(min=0)
+    gain_T = novel_P[index_T].minimum(kappa * advantage_T.clamp(min=0))
+    return advantage_T + gain_T.where(reward_T > above, torch.zeros_like(gain_T))
 
 
 def fading(advantage_T: Tensor, place_T: Tensor, *, gamma: Annotated[float, Field(gt=0, le=1)]) -> Tensor:

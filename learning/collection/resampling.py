@@ -148,6 +148,7 @@ def retry_with_exemplars(
     *,
     extra: AtLeast1 = 2,
     demos: AtLeast1 = 2,
+    choose: Literal["random", "similar"] = "random",
     keep: AtLeast1 = 64,
     data: ChatRef | None = None,
     reward: str | None = None,
@@ -156,8 +157,9 @@ def retry_with_exemplars(
     """Retry groups without a success once, with solved problems in the prompt: `extra` more completions (after XRPO).
 
     They join the group, are trained under the plain prompt, and their source is `in_context`. The solved problems are
-    the last `keep` that the policy has solved, initially those of `data`; `demos` of the same family are drawn, fewer
-    if they do not fit into the model's context.
+    the last `keep` that the policy has solved, initially those of `data`; `demos` different ones of the same family are
+    drawn, fewer if they do not fit into the model's context. `choose: similar` takes those whose prompts are most
+    similar by the cosine of their character trigrams, where XRPO has an embedding model.
     """
     if round == 0:
         state["retried"] = []
@@ -171,10 +173,15 @@ def retry_with_exemplars(
         if group in state["retried"] or not failed(members, reward, at_least):
             continue
         row = members[0].row
-        related = [
-            solved for solved in state["bank"] if solved["family"] == row["family"] and solved["id"] != row["id"]
-        ]
-        chosen = [related[int(i)] for i in rng.permutation(len(related))[:demos]]
+        # The same problem may have been solved several times: its last solution counts.
+        related = {
+            solved["id"]: solved
+            for solved in state["bank"]
+            if solved["family"] == row["family"] and solved["id"] != row["id"]
+        }
+        solved = list(related.values())
+        order = rng.permutation(len(solved)).tolist() if choose == "random" else _rank_by_similarity(row, solved)
+        chosen = [solved[i] for i in order[:demos]]
         while chosen and not _fits_context(prepend_demonstrations(chosen, row), sampler):
             chosen.pop()
         if chosen:
@@ -183,6 +190,24 @@ def retry_with_exemplars(
                 SampleRequest(row, extra, "in_context", context=prepend_demonstrations(chosen, row), group=group)
             )
     return samples, requests
+
+
+def _rank_by_similarity(row: Row, others: list[Row]) -> list[int]:
+    """Return the indices of other rows in order of the cosine of their prompts with the row's, the highest first."""
+    own = _count_trigrams(row)
+
+    def compute_cosine(other: Row) -> float:
+        counts = _count_trigrams(other)
+        squares = sum(n * n for n in own.values()) * sum(n * n for n in counts.values())
+        return sum(n * counts[gram] for gram, n in own.items()) / math.sqrt(squares) if squares else 0.0
+
+    return sorted(range(len(others)), key=lambda i: -compute_cosine(others[i]))
+
+
+def _count_trigrams(row: Row) -> Counter[str]:
+    """Return how often each three consecutive characters occur in the messages of a prompt."""
+    text = "\n".join(message["content"] or "" for message in row["prompt"])
+    return Counter(text[i : i + 3] for i in range(len(text) - 2))
 
 
 def make_demonstration(sample: Sample) -> Row:

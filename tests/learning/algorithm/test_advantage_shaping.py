@@ -41,15 +41,23 @@ def test_novelty_lifts_the_unlikely_among_the_right():
     group_T = torch.tensor([7, 7, 7, 7, 9, 9])
     reward_T = torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0, 0.0], dtype=torch.float64)
     advantage_T = torch.tensor([0.5, 0.5, 0.5, -1.0, 1.0, -1.0], dtype=torch.float64)
-    got = modulation.novelty(advantage_T, lp_T, path_T, group_T, reward_T, weight=0.2, kappa=2.0)
-    # The group's right ones are at −1.25 in the mean; the first is 0.75 below, the second above.
-    assert got.tolist() == pytest.approx([0.65, 0.65, 0.5, -1.0, 1.0, -1.0])
-    capped = modulation.novelty(advantage_T, lp_T, path_T, group_T, reward_T, weight=0.2, kappa=0.5)
-    assert capped.tolist() == pytest.approx([0.6, 0.6, 0.5, -1.0, 1.0, -1.0])
-    order = torch.tensor([5, 2, 0, 3, 1, 4])
     columns = (advantage_T, lp_T, path_T, group_T, reward_T)
-    moved = modulation.novelty(*(c[order] for c in columns), weight=0.2, kappa=2.0)
+    got = modulation.novelty(*columns, weight=0.2, kappa=0.5)
+    # The three completions of the first group are at −5.5/3 in the mean.
+    gain = 0.2 * (1 - math.exp(-2 + 5.5 / 3))
+    assert got.tolist() == pytest.approx([0.5 + gain, 0.5 + gain, 0.5, -1.0, 1.0, -1.0])
+    capped = modulation.novelty(*columns, weight=20.0, kappa=0.5)
+    assert capped.tolist() == pytest.approx([0.75, 0.75, 0.5, -1.0, 1.0, -1.0])
+    order = torch.tensor([5, 2, 0, 3, 1, 4])
+    moved = modulation.novelty(*(c[order] for c in columns), weight=0.2, kappa=0.5)
     assert moved.tolist() == pytest.approx(got[order].tolist())
+
+
+@pytest.mark.parametrize("advantage", [0.0, -0.5])
+def test_novelty_does_not_change_an_advantage_that_is_not_above_0(advantage):
+    lp_T = torch.tensor([-9.0, -1.0], dtype=torch.float64)
+    both_T, path_T, group_T = torch.tensor([advantage] * 2), torch.tensor([0, 1]), torch.tensor([3, 3])
+    assert modulation.novelty(both_T, lp_T, path_T, group_T, torch.ones(2)).tolist() == [advantage] * 2
 
 
 def test_fading():
