@@ -32,6 +32,20 @@ def clipped(
     return loss_T.where(advantage_T >= 0, loss_T.minimum(-delta * advantage_T))
 
 
+def clipped_around_proximal(
+    log_ratio_T: Tensor, advantage_T: Tensor, lp_prox_T: Tensor, lp_behav_T: Tensor, *, epsilon: ScheduledFloat = 0.2
+) -> Tensor:
+    """PPO's clipped loss in the range c ± ε, c = π_k/π_behav (GePPO, Queeney et al. 2021; ReMix, Liang et al. 2025).
+
+    π_k is the policy before the update, π_behav the one that sampled the token: for own tokens c is 1, for stored ones
+    it is their ratio before the update, so that the change of this update alone is bounded. Use it with `ratio: token`.
+    """
+    ratio_T = log_ratio_T.clamp(-LIMIT, LIMIT).exp()
+    center_T = (lp_prox_T - lp_behav_T).clamp(-LIMIT, LIMIT).exp()
+    bounded_T = ratio_T.maximum(center_T - epsilon).minimum(center_T + epsilon)
+    return -(ratio_T * advantage_T).minimum(bounded_T * advantage_T)
+
+
 def reinforce(lp_T: Tensor, advantage_T: Tensor) -> Tensor:
     """REINFORCE: −A·log p (Williams 1992), for samples of the trained policy itself."""
     return -advantage_T * lp_T
