@@ -249,7 +249,7 @@ class PolicyLossUse(Use):
     """Per-token policy-gradient loss from log-ratio and advantage."""
 
     home = ("learning.algorithm.policy_losses",)
-    asks = MOVING | {"log_ratio_T"}
+    asks = MOVING | {"log_ratio_T", "scores_P"}
 
 
 class LossAggregationUse(Use):

@@ -1,11 +1,12 @@
-"""A teacher that searches a tree of sub-questions, guided by an expert, and writes the most visited path.
+"""A teacher that searches a tree of sub-questions with an expert in its reward, and writes one of the best paths.
 
-Monte Carlo tree search with priors: the child with the largest mean value + exploration · prior · √N(parent) / (1 + N)
-is visited, where the prior mixes the expert's attention with a uniform distribution. (Stage 1 of EAG-RL, 2025.)
+Monte Carlo tree search (UCT, Kocsis & Szepesvári 2006): a question that was not asked yet comes first, then the one
+with the largest mean reward + exploration · √(ln N(parent) / N). From there a simulation asks random questions up to
+the answer. The expert enters as a part of the reward of what was simulated. (Stage 1 of EAG-RL, Fang et al. 2025.)
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -17,9 +18,10 @@ from schemas.errors import StepError
 
 Path = tuple[str, ...]
 Rate = Annotated[float, Field(ge=0, le=1)]
+AtLeast1 = Annotated[int, Field(ge=1)]
 MAPS = ("findings", "expert", "support")
 STEEPNESS = 4.0
-"""How fast the value of a path leaves 0.5 as its support grows: our choice."""
+"""How fast the prediction for a path leaves 0.5 as its support grows: our choice."""
 
 
 @dataclass
@@ -27,66 +29,60 @@ class Node:
     """The questions asked so far; children by the next question."""
 
     path: Path = ()
-    prior: float = 1.0
     visits: int = 0
     total: float = 0.0
     children: dict[str, "Node"] = field(default_factory=dict)
 
-    @property
-    def value(self) -> float:
-        """Return the mean of the backed-up values."""
-        return self.total / self.visits if self.visits else 0.0
-
 
 def search_tree(
-    priors: Callable[[Path], Mapping[str, float]],
-    value: Callable[[Path], float],
+    list_next: Callable[[Path], Sequence[str]],
+    reward: Callable[[Path], float],
+    rng: np.random.Generator,
     *,
     simulations: int,
     exploration: float,
-) -> Node:
-    """Return the tree after `simulations` simulations; `priors` are those of the next questions (none: a leaf).
+) -> tuple[Node, dict[Path, float]]:
+    """Return the tree after `simulations` simulations, and the reward of every complete path that they reached.
 
-    Ties go to the question that comes first.
+    `list_next` gives the next questions (none: the path is complete). Ties go to the question that comes first.
     """
-    root = Node()
+    root, complete = Node(), dict[Path, float]()
     for _ in range(simulations):
         node, walked = root, [root]
-        while node.visits and (node.children or _grown(node, priors)):
+        while node.visits and (node.children or _grow(node, list_next)):
             parent = node
-            node = max(parent.children.values(), key=lambda c: _promise(c, parent.visits, exploration))
+            node = max(parent.children.values(), key=lambda child: _compute_bound(child, parent.visits, exploration))
             walked.append(node)
-        reached = value(node.path)
+        path = _simulate(node.path, list_next, rng)
+        complete[path] = reward(path)
         for passed in walked:
             passed.visits += 1
-            passed.total += reached
-    return root
+            passed.total += complete[path]
+    return root, complete
 
 
-def _grown(node: Node, priors: Callable[[Path], Mapping[str, float]]) -> bool:
-    node.children = {name: Node((*node.path, name), prior) for name, prior in priors(node.path).items()}
+def _grow(node: Node, list_next: Callable[[Path], Sequence[str]]) -> bool:
+    node.children = {name: Node((*node.path, name)) for name in list_next(node.path)}
     return bool(node.children)
 
 
-def _promise(child: Node, parent_visits: int, exploration: float) -> float:
-    return child.value + exploration * child.prior * math.sqrt(parent_visits) / (1 + child.visits)
+def _compute_bound(child: Node, parent_visits: int, exploration: float) -> float:
+    """Return the upper confidence bound of a child's reward, ∞ if it was not visited."""
+    if not child.visits:
+        return math.inf
+    return child.total / child.visits + exploration * math.sqrt(math.log(parent_visits) / child.visits)
 
 
-def find_most_visited(root: Node) -> Path:
-    """Return the path of most visits from the root to a leaf; ties go to the first child."""
-    node = root
-    while node.children:
-        node = max(node.children.values(), key=lambda child: child.visits)
-    return node.path
+def _simulate(path: Path, list_next: Callable[[Path], Sequence[str]], rng: np.random.Generator) -> Path:
+    """Return the path continued at random until it is complete."""
+    while left := list_next(path):
+        path = (*path, left[int(rng.integers(len(left)))])
+    return path
 
 
-def mix_priors(expert: Mapping[str, float], left: Sequence[str], guidance: float) -> dict[str, float]:
-    """Return guidance · attention + (1 − guidance) · uniform over the remaining questions."""
-    total = sum(expert[name] for name in left)
-    return {
-        name: guidance * (expert[name] / total if total else 1 / len(left)) + (1 - guidance) / len(left)
-        for name in left
-    }
+def select_best(complete: dict[Path, float], k: int) -> list[Path]:
+    """Return the `k` paths of the highest reward; ties go to the path that was reached first."""
+    return sorted(complete, key=lambda path: -complete[path])[:k]
 
 
 def guided_search(
@@ -94,29 +90,35 @@ def guided_search(
     rng: np.random.Generator,
     *,
     marker: str = "####",
-    questions: Annotated[int, Field(ge=1)] = 2,
-    simulations: Annotated[int, Field(ge=1)] = 64,
+    questions: AtLeast1 = 2,
+    simulations: AtLeast1 = 64,
     exploration: Annotated[float, Field(ge=0)] = 1.0,
-    guidance: Rate = 0.75,
+    guidance: Rate = 0.33,
+    paths: AtLeast1 = 1,
 ) -> str:
-    """Write the findings that an expert-guided tree search inspects, then the answer: `b 22, e 30 #### high`.
+    """Write the findings on a path of an expert-guided tree search, then the answer: `b 22, e 30 #### high`.
 
     A row's metadata has three maps from the name of a finding: `findings` to its text, `expert` to the weight that the
-    expert gives it, `support` to how strongly it speaks for the right answer (−1 to 1). The value of a path grows with
-    the mean support of its findings. `guidance` 0 searches without the expert. Raise StepError if the row has no such
-    maps or no answer.
+    expert gives it, `support` to how strongly it speaks for the right answer (−1 to 1). The reward of a path is
+    (1 − `guidance`) · prediction + `guidance` · alignment. The prediction for the right answer grows with the mean
+    support of its findings; the alignment is |C ∩ E| / |C ∪ E| of its findings C and as many top findings of the
+    expert, E. `guidance` 0 searches without the expert. One of the `paths` paths of the highest reward is written,
+    drawn at random. Raise StepError if the row has no such maps or no answer.
     """
     findings, expert, support = read_findings(row)
     names = [str(name) for name in rng.permutation(sorted(findings))]
+    best = set(sorted(expert, key=lambda name: (-expert[name], name))[:questions])
 
-    def priors(path: Path) -> Mapping[str, float]:
-        left = [name for name in names if name not in path]
-        return mix_priors(expert, left, guidance) if len(path) < questions and left else {}
+    def list_next(path: Path) -> Sequence[str]:
+        return [name for name in names if name not in path] if len(path) < questions else []
 
-    def value(path: Path) -> float:
-        return 1 / (1 + math.exp(-STEEPNESS * sum(support[name] for name in path) / len(path))) if path else 0.5
+    def reward(path: Path) -> float:
+        prediction = 1 / (1 + math.exp(-STEEPNESS * sum(support[name] for name in path) / len(path)))
+        return (1 - guidance) * prediction + guidance * len(best & set(path)) / len(best | set(path))
 
-    path = find_most_visited(search_tree(priors, value, simulations=simulations, exploration=exploration))
+    _, complete = search_tree(list_next, reward, rng, simulations=simulations, exploration=exploration)
+    kept = select_best(complete, paths)
+    path = kept[int(rng.integers(len(kept)))]
     return f"{', '.join(f'{name} {findings[name]}' for name in path)} {marker} {row['answer']}"
 
 

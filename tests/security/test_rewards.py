@@ -129,6 +129,7 @@ def rows_of(name):
         "programs.states": lambda: [PLAIN | {"metadata": json.dumps({"states": {"x": "1"}})}],
         "execution.states": lambda: program_states(**how),
         "expressions": lambda: countdown(**how),
+        "features": lambda: records(**how),
         "hardware": lambda: modules(size=4, split="train"),
         "overlap": lambda: [row for kind in KINDS for row in documents(kind=kind, **how)],
         "ranking.kendall": lambda: [PLAIN | {"answer": "9 5 7"}],

@@ -4,8 +4,15 @@ A log-ratio is clamped to ±20 before it is exponentiated, so that no sample can
 Shapes: T sampled tokens.
 """
 
+from collections.abc import Mapping
+from typing import Annotated
+
+import torch
+from pydantic import Field
 from torch import Tensor
 
+from learning.batch.columns import mean_of_path
+from schemas.errors import StepError
 from schemas.number_schedules import ScheduledFloat
 
 LIMIT = 20.0
@@ -43,6 +50,37 @@ def clipped_around_proximal(
     ratio_T = log_ratio_T.clamp(-LIMIT, LIMIT).exp()
     center_T = (lp_prox_T - lp_behav_T).clamp(-LIMIT, LIMIT).exp()
     bounded_T = ratio_T.maximum(center_T - epsilon).minimum(center_T + epsilon)
+    return -(ratio_T * advantage_T).minimum(bounded_T * advantage_T)
+
+
+def widened_by_entropy(
+    log_ratio_T: Tensor,
+    advantage_T: Tensor,
+    entropy_behav_T: Tensor,
+    path_T: Tensor,
+    scores_P: Mapping[str, Tensor],
+    *,
+    score: str = "features.entropy",
+    epsilon: ScheduledFloat = 0.2,
+    epsilon_high: ScheduledFloat = 0.4,
+    full: Annotated[float, Field(gt=0)] = 1.0,
+) -> Tensor:
+    """PPO's clipped loss whose upper bound grows with the entropy of a completion (EAG-RL, Fang et al. 2025).
+
+    It is 1 + ε + (ε_high − ε)·min(H/`full`, 1); the lower one is 1 − ε. H, in nats, is the raw score `score` of the
+    completion: the mean entropy at the tokens that matter. Where there is none, H is the mean over all its tokens.
+    Raise StepError if the stage has no such reward.
+    """
+    if score not in scores_P:
+        raise StepError(
+            f"policy_loss widened_by_entropy: no reward {score!r}; the stage has: {', '.join(scores_P)}. Add it with "
+            "`weight: 0.0`"
+        )
+    marked_T = scores_P[score].to(log_ratio_T)[path_T]
+    entropy_T = torch.where(marked_T.isnan(), mean_of_path(entropy_behav_T, path_T), marked_T)
+    high_T = epsilon + (epsilon_high - epsilon) * (entropy_T / full).clamp(0, 1)
+    ratio_T = log_ratio_T.clamp(-LIMIT, LIMIT).exp()
+    bounded_T = ratio_T.minimum(1 + high_T).clamp(min=1 - epsilon)
     return -(ratio_T * advantage_T).minimum(bounded_T * advantage_T)
 
 
