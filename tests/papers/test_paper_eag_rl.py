@@ -155,7 +155,9 @@ def test_the_clip_names_the_reward_that_it_lacks(stages, tiny_policy):
     del batch.paths["score:features.entropy"]
     columns = view_columns(batch, {"lp": batch.sampled("lp_behav")})
     columns["log_ratio_T"] = torch.zeros(len(batch.sampled_T), dtype=torch.float64)
-    with pytest.raises(StepError, match=r"no reward 'features\.entropy'; the stage has: answers\.exact, features\.overlap"):
+    with pytest.raises(
+        StepError, match=r"no reward 'features\.entropy'; the stage has: answers\.exact, features\.overlap"
+    ):
         algorithm.policy_loss.ask(0, columns)
 
 
