@@ -50,9 +50,11 @@ def entropy(rows: list[Row], samples: list[Sample], policy: Policy, *, marker: M
 
 def find_feature_tokens(policy: Policy, sample: Sample, names: Iterable[str], marker: str) -> list[int]:
     """Return the places of the sampled tokens that show a part of a feature's name."""
+    spans = _find_names(sample.text, names, marker)
+    if not spans:
+        return []
     ids = sample.completion_ids
     ends = [len(str(policy.tokenizer.decode(list(ids[: i + 1]), skip_special_tokens=True))) for i in range(len(ids))]
-    spans = _find_names(sample.text, names, marker)
     places = zip([0, *ends[:-1]], ends, strict=True)
     shown = [any(a < end and b > start for _, start, end in spans) for a, b in places]
     return [i for i in range(sample.given, len(ids)) if shown[i]]
