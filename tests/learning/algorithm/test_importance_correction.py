@@ -153,6 +153,7 @@ REQUIRED = {
     "heterogeneous": {"low": -3.0, "pivot": 0.0, "high": 1.0},
     "shaped_sources": {"of": ["expert"]},
     "entropy_band": {"low": 0.5, "high": 0.6},
+    "widened_by_entropy": {"score": "format"},
 }
 
 
