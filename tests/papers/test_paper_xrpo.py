@@ -175,6 +175,17 @@ def test_right_answers_gain_by_the_papers_formula(scores, right):
     assert method == pytest.approx(expected, abs=1e-9)
 
 
+def test_an_answer_that_is_not_right_does_not_gain_although_it_is_above_its_group():
+    """Scores 0 and −1, as with a penalty: the first is unlikely and has an advantage above 0."""
+    both = []
+    for name in ("trained", "baseline"):
+        samples = [sample("a", 0, score, (s,)) for score, s in ((0.0, -9.0), (-1.0, -1.0), (-1.0, -1.0))]
+        made = with_advantages(bind_algorithm(stage(name), {}), with_dropped(forest(samples), False), 0)
+        both.append(made.sampled("advantage").tolist())
+    assert both[0] == both[1]
+    assert both[0][0] > 0
+
+
 def test_the_gain_is_at_most_half_of_the_advantage_and_nothing_where_all_are_right():
     method, plain = sharpened((-9.0, -1.0, -1.0), (True, True, False))
     assert method == pytest.approx([1.5 * plain[0], *plain[1:]])
