@@ -224,6 +224,7 @@ def samples_of(policy, rows, texts, *, ids):
         prompt = encode_prompt(policy.tokenizer, row["prompt"])
         tokens = encode_completion(policy.tokenizer, [{"role": "assistant", "content": text[:40] if ids else "a"}])
         role = {"role": ("asks", "answers")[i % 2], "policy": "model", "conversation": i // 2, "places": [i % 2]}
+        role["entropies"] = [0.5] * len(tokens)
         samples.append(RoleSample(row, i // 2, "policy", prompt, tokens, [-1.0] * len(tokens), "stop", text, **role))
     return samples
 
