@@ -114,7 +114,7 @@ def run_bare(workload: str, steps: int, seed: int) -> dict[str, float]:
 
 def evaluate(actor: Any, workload: str) -> float:
     """Return the mean return of some episodes without exploration."""
-    from learning.control.training import play
+    from learning.control.playing import play
     from learning.control.worlds import gymnasium
 
     return float(play(lambda: gymnasium(id=ENV[workload]), actor, range(EPISODES), 0, "benchmark").mean())

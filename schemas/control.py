@@ -22,6 +22,12 @@ class NetworkSettings(Schema):
     """Function between layers."""
     layer_norm: bool = False
     """Normalise the hidden layers of values of observations and actions."""
+    heads: int = Field(default=1, ge=1)
+    """Attention heads of a transformer, as that of `decision_transformer`."""
+    context: int = Field(default=20, ge=1)
+    """Steps that a transformer looks back on."""
+    longest_episode: int = Field(default=1000, ge=1)
+    """Most steps of an episode that a transformer can number."""
 
 
 class WorldUse(Use):
@@ -95,6 +101,7 @@ class ControlLossUse(Use):
     home = (
         *("learning.control.losses", "learning.control.mirror_descent", "learning.control.imitation"),
         *("learning.control.planning", "learning.control.dyna"),
+        *("learning.control.decision_transformer", "learning.control.dynamics"),
     )
     takes = ("networks",)
 
@@ -102,7 +109,10 @@ class ControlLossUse(Use):
 class ControlTermUse(Use):
     """A term of the loss: a further one, or, under the name of one that the loss has, in its place."""
 
-    home = ("learning.control.terms", "learning.control.imitation", "learning.control.references")
+    home = (
+        *("learning.control.terms", "learning.control.imitation"),
+        *("learning.control.references", "learning.control.dynamics"),
+    )
     asks = frozenset({"batch", "data_batch", "loss", "actor", "spaces", "step"})
     coef: Number = 1.0
     """Factor of the term; a number schedule is allowed."""

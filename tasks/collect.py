@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from learning.control.playing import begin
 from learning.control.policy import load_control_policy
 from learning.control.transitions import gather_episodes, write_transitions
 from learning.control.worlds import Steps, Worlds, require_libraries
@@ -23,19 +24,22 @@ def run(stage: Collect, context: Context) -> Result:
     policy = load_control_policy(context.input("model")) if stage.model is not None else None
     if policy is not None:
         worlds.spaces.require(policy.spaces, "model")
+    player = None if policy is None else begin(policy.actor, stage.num_envs)
     shares = share_episodes(stage)
     collected: list[Steps] = []
     ended_N = np.zeros(stage.num_envs, int)
     while not is_enough(stage, len(collected), ended_N, shares):
         supplies = {"observation_NO": worlds.observation, "spaces": worlds.spaces, "rng": rng, "step": len(collected)}
-        if policy is not None:
-            action_N = policy.act(worlds.observation, explore=stage.explore)
+        if player is not None:
+            action_N = player.act(worlds.observation, explore=stage.explore)
         else:
             assert acting is not None
             action_N = acting.ask(0, supplies)
         if exploration is not None:
             action_N = exploration.ask(len(collected), {**supplies, "action_N": action_N})
         collected.append(worlds.step(action_N))
+        if player is not None:
+            player.see(collected[-1])
         ended_N[[n for n, _, _ in collected[-1].ended]] += 1
     worlds.close()
     transitions = gather_episodes(collected, worlds.spaces, shares)

@@ -39,6 +39,8 @@ def run(stage: Control, context: Context) -> Result:
             f"loss {stage.loss.use} takes the newest steps alone: remove `data` or give a term that asks for "
             "`data_batch`, as cloning_of_data; give `environment_steps`"
         )
+    if algorithm.is_offline and stage.environment_steps:
+        raise StepError(f"loss {stage.loss.use} trains on data alone: give `data` and `max_steps`")
     notices = [] if start is None else [*continue_from(start, algorithm, context.input("model"))]
     loop = ControlLoop(
         stage=stage,

@@ -3,8 +3,8 @@
 import numpy as np
 
 from learning.control.aggregates import make_run_lines
+from learning.control.playing import play
 from learning.control.policy import load_control_policy
-from learning.control.training import play
 from learning.control.worlds import Worlds, require_libraries
 from learning.data.rows import Row
 from learning.evaluation.evaluation import Comparison, Scores, compute_values, make_comparisons, make_table

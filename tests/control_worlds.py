@@ -61,6 +61,23 @@ class Line(gymnasium.Env):
         return np.array([self.x], np.float32), -(self.x**2), False, self.steps >= self.limit, {}
 
 
+class Tally(gymnasium.Env):
+    """Every choice earns its number, over `limit` steps; the observation says nothing."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.observation_space, self.action_space = gymnasium.spaces.Discrete(1), gymnasium.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return 0, {}
+
+    def step(self, action):
+        self.steps += 1
+        return 0, float(action), self.steps == self.limit, False, {}
+
+
 class Restless(Line):
     """A line whose noise comes from nowhere: the same seed and actions lead to other observations."""
 
@@ -85,6 +102,11 @@ def lamps() -> gymnasium.Env:
 def line(*, limit: int = 8, noise: float = 0.0) -> gymnasium.Env:
     """Return a line."""
     return Line(limit, noise)
+
+
+def tally(*, limit: int = 4) -> gymnasium.Env:
+    """Return a world in which a policy can earn any sum up to 2 · limit."""
+    return Tally(limit)
 
 
 def restless(*, limit: int = 8) -> gymnasium.Env:

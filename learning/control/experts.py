@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from learning.control.playing import Remembering
 from learning.control.policy import ControlPolicy, load_control_policy
 from learning.control.spaces import Spaces
 from learning.lookup import Inner
 from schemas.control import ActingUse
+from schemas.errors import StepError
 from schemas.references import ControlPolicyRef
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ def trained(observation_NO: np.ndarray, spaces: Spaces, *, model: ControlPolicyR
     """Act as a trained policy does without exploration; N observations of O numbers."""
     policy = _load(Path(model))
     spaces.require(policy.spaces, "model")
+    if isinstance(policy.actor, Remembering):
+        raise StepError("model: a policy that remembers its episode cannot be asked for single actions; use another")
     return policy.act(observation_NO, explore=False)
 
 

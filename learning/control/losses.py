@@ -1,7 +1,7 @@
 """Algorithms of kind control: TorchRL's losses with their networks, target updates and ways to act."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from learning.control.buffer import Buffer
 from learning.control.networks import Networks
 from learning.control.terms import cloning
 from schemas.errors import StepError
@@ -44,6 +45,10 @@ class Algorithm:
     """Changes the actor by all kept steps and returns metrics, in place of gradient steps on the loss."""
     fits_each: Literal["step", "episode"] = "episode"
     updates_per_fit: int = 1
+    draw: Callable[[Sequence[Buffer], int], Any] | None = None
+    """Returns a batch of a number of rows from the kept steps; None: steps are drawn evenly, or by priorities."""
+    is_offline: bool = False
+    """Whether it trains on data of others alone."""
     error_power: int = 0
     """The loss writes its errors |δ| to this power, and weights them by `priority_weight`; 0: it does neither."""
 

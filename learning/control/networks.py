@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.distributions import Categorical
 
+from learning.control.return_conditioned import ReturnConditioned
 from learning.control.spaces import Spaces
 from schemas.control import NetworkSettings
 
@@ -90,6 +91,10 @@ class Networks:
         from torchrl.modules import ValueOperator
 
         return ValueOperator(self._mlp(self.spaces.observations, 1), in_keys=["observation"])
+
+    def make_return_conditioned_actor(self) -> ReturnConditioned:
+        """Return an actor that is given the return that is still to come, and remembers its episode."""
+        return ReturnConditioned(self.spaces, self.settings)
 
     def _bounds(self) -> dict[str, Any]:
         return {"low": torch.tensor(self.spaces.low), "high": torch.tensor(self.spaces.high)}

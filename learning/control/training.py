@@ -17,6 +17,7 @@ from torch import Tensor
 from learning.control.acting import random
 from learning.control.buffer import Buffer
 from learning.control.losses import Algorithm
+from learning.control.playing import play
 from learning.control.policy import act
 from learning.control.replay import Priorities, draw_batch
 from learning.control.rollouts import add_previous_policy, stack_rollout
@@ -112,6 +113,8 @@ class ControlLoop:
             raise StepError(
                 f"loss {stage.loss.use} plans by all kept steps: remove loss_terms, priority and data_share"
             )
+        if self.algorithm.draw is not None and (self.priority or stage.data_share):
+            raise StepError(f"loss {stage.loss.use} draws its batches itself: remove priority and data_share")
         self.priorities = self.make_priorities()
         self.rng = np.random.default_rng([self.seed, 1])
 
@@ -236,6 +239,8 @@ class ControlLoop:
     def draw(self, iteration: int) -> Any:
         """Return a batch of the data and the buffer: evenly, by priorities, or with `data_share` from each."""
         parts = [part for part in (self.data, self.buffer) if part is not None and len(part)]
+        if self.algorithm.draw is not None:
+            return self.algorithm.draw(parts, self.stage.batch_size)
         correction = value_at(self.stage.priority_correction, iteration)
         return draw_batch(parts, self.stage.batch_size, self.stage.data_share, self.priorities, correction)
 
@@ -372,20 +377,6 @@ class ControlLoop:
 def draw_random(worlds: Worlds, rng: np.random.Generator) -> np.ndarray:
     """Return uniform actions for every world."""
     return random(worlds.observation, worlds.spaces, rng)
-
-
-def play(make: Make, actor: Any, starts: Sequence[int], seed: int, purpose: str) -> np.ndarray:
-    """Return the return of one episode from each start, without exploration."""
-    returns = []
-    for start in starts:
-        worlds = Worlds(make, 1, seed, f"{purpose}.{start}")
-        while True:
-            steps = worlds.step(act(actor, worlds.observation, explore=False))
-            if steps.ended:
-                returns.append(steps.ended[0][1])
-                break
-        worlds.close()
-    return np.array(returns)
 
 
 def fill_buffer(parts: Sequence[Transitions]) -> Buffer | None:

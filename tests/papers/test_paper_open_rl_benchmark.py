@@ -16,7 +16,7 @@ from flows.planning.locking import lock_path, lock_recipe, verify_lock
 from flows.planning.recipe_plan import plan_recipe
 from flows.runs.launch import run_plan
 from flows.runs.start import make_result_tables
-from learning.control.training import play
+from learning.control.playing import play
 from learning.lookup import bind
 from lineage.layout import Layout
 from schemas.errors import PlanError

@@ -124,10 +124,12 @@ def test_offline_training_learns_from_the_better_of_the_data(gather, train, exec
         ("dqn", CORRIDOR, {"priority": "td_error", "priority_correction": FALLING, "buffer_size": 50}),
         ("sac", LINE, {"priority": {"use": "td_error", "alpha": 1.0}, "data": ["d"], "data_share": 0.5}),
         ({"use": "redq", "num_critics": 3, "actor_period": 2}, LINE, {"updates_per_step": 2}),
+        ({"use": "mbpo", "models": 2}, LINE, {"data": ["d"], "loss_terms": {"model": "dynamics_likelihood"}}),
+        ("decision_transformer", CORRIDOR, {"data": ["d"], "environment_steps": 0, "max_steps": 120}),
     ],
 )
 def test_an_interrupted_training_ends_with_the_same_bits(loss, env, settings, gather, train, monkeypatch):
-    inputs = {"data.0": gather()} if "data" in settings else None
+    inputs = {"data.0": gather(env=env)} if "data" in settings else None
     settings = {
         "loss": loss,
         "environment_steps": 120,

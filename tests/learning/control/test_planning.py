@@ -96,6 +96,7 @@ def test_with_many_counts_and_no_bonus_ucb_vi_has_the_values_of_backward_inducti
         ({"use": "dyna", "experience": "counted", "gamma": 1.0}, 0.97),
         ({"use": "dr_rpo", "horizon": 4, "radius": 0.0, "step_size": 50.0, "bonus": 2.0}, 0.9),
         ({"use": "contrastive_ucb", "horizon": 4, "rank": 16, "bonus": 0.3}, 0.95),
+        ({"use": "policy_mirror_descent", "gamma": 1.0, "updates": 2}, 0.97),
     ],
     ids=lambda value: value["use"] if isinstance(value, dict) else "",
 )
@@ -106,12 +107,12 @@ def test_a_policy_that_plans_comes_near_the_best_values_and_a_killed_one_ends_al
 
     process = draw_process(4, 2, 4, 1)
     settings = {"networks": {"hidden_sizes": []}, "environment_steps": 1200, "learning_starts": 1, "save_steps": 500}
-    explores = loss["use"] in ("dyna", "contrastive_ucb")
+    explores = loss["use"] in ("dyna", "contrastive_ucb", "policy_mirror_descent")
     settings |= {"exploration": {"use": "epsilon_greedy", "epsilon": 0.3}} if explores else {}
     stage = Control.model_validate({"kind": "control", "env": {"use": "finite", "number": 1}, "loss": loss, **settings})
     (tmp_path / "whole").mkdir()
     result = control.run(stage, Context({}, tmp_path / "whole", tmp_path / "a", seed=2))
-    assert result.metrics["updates"] == (12000 if loss["use"] == "dyna" else 300)
+    assert result.metrics["updates"] == {"dyna": 12000, "policy_mirror_descent": 600}.get(loss["use"], 300)
     actor = load_control_policy(tmp_path / "whole/outputs/model").actor
     choice = act(actor, np.eye(16, dtype=np.float32), explore=False).reshape(4, 4)
     share = evaluate(process, np.eye(2)[choice]).mean() / solve(process)[0].max(1).mean()

@@ -1,0 +1,49 @@
+"""Policies of kind control that remember, and those that learn from imagined steps, from stage to stage."""
+
+import pytest
+
+from learning.control.transitions import read_transitions
+from schemas.errors import StepError
+from schemas.stages.collect import Collect
+from schemas.stages.control import Control
+from schemas.stages.evaluate_control import EvaluateControl
+from tasks import collect, control, evaluate_control
+from tasks.context import Context
+
+TALLY = "tests.control_worlds:tally"
+NETWORKS = {"hidden_sizes": [16], "context": 4, "longest_episode": 4}
+
+
+def execute(folder, kind, module, inputs=None, **settings):
+    stage = kind.model_validate({"kind": module.__name__.removeprefix("tasks."), **settings})
+    folder.mkdir()
+    return module.run(stage, Context(inputs or {}, folder, folder / "checkpoints", seed=3))
+
+
+@pytest.mark.parametrize("target", [1.0, 4.0, 6.0])
+def test_a_decision_transformer_earns_the_return_that_it_is_asked_for(target, tmp_path):
+    """Random data hold all sums from 0 to 8; in worlds side by side each episode is remembered by itself."""
+    execute(tmp_path / "data", Collect, collect, env=TALLY, policy="random", environment_steps=1200)
+    data = {"data.0": tmp_path / "data/outputs/transitions"}
+    settings = {"data": ["d"], "max_steps": 400, "batch_size": 64, "learning_rate": 5e-3, "networks": NETWORKS}
+    loss = {"use": "decision_transformer", "target_return": target}
+    execute(tmp_path / "trained", Control, control, data, env=TALLY, loss=loss, **settings)
+    model = tmp_path / "trained/outputs/model"
+    asked = {"env": TALLY, "models": {"trained": "m"}, "episodes": 2, "num_bootstrap": 100}
+    result = execute(tmp_path / "report", EvaluateControl, evaluate_control, {"models.trained": model}, **asked)
+    assert result.metrics["mean_return"] == target
+    asked = {"env": TALLY, "model": "m", "explore": False, "num_envs": 3, "episodes": 6}
+    execute(tmp_path / "again", Collect, collect, {"model": model}, **asked)
+    assert read_transitions(tmp_path / "again/outputs/transitions").compute_returns().tolist() == [target] * 6
+    asked = {"env": TALLY, "policy": {"use": "trained", "model": "m"}, "episodes": 1}
+    with pytest.raises(StepError, match="remembers its episode"):
+        execute(tmp_path / "expert", Collect, collect, {"policy.model": model}, **asked)
+
+
+def test_a_loss_on_data_alone_and_one_that_draws_its_batches_refuse_other_settings(tmp_path):
+    settings = {"env": TALLY, "environment_steps": 20, "learning_starts": 5}
+    with pytest.raises(StepError, match="decision_transformer trains on data alone"):
+        execute(tmp_path / "online", Control, control, loss="decision_transformer", **settings)
+    settings |= {"env": "tests.control_worlds:line", "priority": "td_error"}
+    with pytest.raises(StepError, match="mbpo draws its batches itself"):
+        execute(tmp_path / "drawn", Control, control, loss="mbpo", **settings)
