@@ -36,6 +36,7 @@ class WorldUse(Use):
     home = (
         *("learning.control.worlds", "learning.control.grids"),
         *("learning.control.tabular", "learning.control.factored"),
+        "learning.control.team_games",
     )
     takes = ()
     plain = r"^([A-Za-z_][\w.]*:)?[\w./-]+-v\d+$"
@@ -102,6 +103,7 @@ class ControlLossUse(Use):
         *("learning.control.losses", "learning.control.mirror_descent", "learning.control.imitation"),
         *("learning.control.planning", "learning.control.dyna"),
         *("learning.control.decision_transformer", "learning.control.dynamics"),
+        "learning.control.team_losses",
     )
     takes = ("networks",)
 

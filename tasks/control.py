@@ -39,6 +39,10 @@ def run(stage: Control, context: Context) -> Result:
             f"loss {stage.loss.use} takes the newest steps alone: remove `data` or give a term that asks for "
             "`data_batch`, as cloning_of_data; give `environment_steps`"
         )
+    if (worlds.spaces.agents > 1) != algorithm.is_for_teams:
+        raise StepError(
+            f"loss {stage.loss.use} does not train teams; {worlds.spaces.describe()}: use vdn, qmix, ippo or mappo"
+        )
     if algorithm.is_offline and stage.environment_steps:
         raise StepError(f"loss {stage.loss.use} trains on data alone: give `data` and `max_steps`")
     notices = [] if start is None else [*continue_from(start, algorithm, context.input("model"))]

@@ -6,10 +6,10 @@ from learning.control.spaces import Spaces
 
 
 def random(observation_NO: np.ndarray, spaces: Spaces, rng: np.random.Generator) -> np.ndarray:
-    """Uniform actions: choices (N,), or points of the box (N, A)."""
+    """Uniform actions: choices (N,), those of each agent of a team (N, G), or points of the box (N, A)."""
     count = len(observation_NO)
     if spaces.is_discrete:
-        return rng.integers(spaces.actions, size=count)
+        return rng.integers(spaces.actions, size=(count, spaces.agents) if spaces.agents > 1 else count)
     return rng.uniform(spaces.low, spaces.high, size=(count, spaces.actions)).astype(np.float32)
 
 

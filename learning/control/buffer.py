@@ -16,9 +16,10 @@ class Buffer:
     """Steps in columns of C rows, of which the oldest is replaced when all are used."""
 
     def __init__(self, capacity: int, spaces: Spaces) -> None:
-        action = (
-            torch.zeros(capacity, dtype=torch.int64) if spaces.is_discrete else torch.zeros(capacity, spaces.actions)
-        )
+        if spaces.is_discrete:
+            action = torch.zeros((capacity, spaces.agents) if spaces.agents > 1 else capacity, dtype=torch.int64)
+        else:
+            action = torch.zeros(capacity, spaces.actions)
         self.columns: dict[str, Tensor] = {
             "observation": torch.zeros(capacity, spaces.observations),
             "action": action,

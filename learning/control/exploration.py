@@ -21,8 +21,8 @@ def gaussian(
 def epsilon_greedy(
     action_N: np.ndarray, spaces: Spaces, rng: np.random.Generator, *, epsilon: ScheduledFloat = 0.1
 ) -> np.ndarray:
-    """Replace actions by random choices with probability `epsilon`."""
+    """Replace actions, those of each agent by themselves, by random choices with probability `epsilon`."""
     if not spaces.is_discrete:
         raise StepError("exploration epsilon_greedy needs choices; for numbers in a box use gaussian")
-    replaced_N = rng.random(len(action_N)) < epsilon
-    return np.where(replaced_N, rng.integers(spaces.actions, size=len(action_N)), action_N)
+    replaced_N = rng.random(action_N.shape) < epsilon
+    return np.where(replaced_N, rng.integers(spaces.actions, size=action_N.shape), action_N)

@@ -47,6 +47,8 @@ class Algorithm:
     updates_per_fit: int = 1
     draw: Callable[[Sequence[Buffer], int], Any] | None = None
     """Returns a batch of a number of rows from the kept steps; None: steps are drawn evenly, or by priorities."""
+    is_for_teams: bool = False
+    """Whether it trains several agents who act at once."""
     is_offline: bool = False
     """Whether it trains on data of others alone."""
     error_power: int = 0

@@ -92,6 +92,47 @@ class Networks:
 
         return ValueOperator(self._mlp(self.spaces.observations, 1), in_keys=["observation"])
 
+    def _make_team_mlp(self, outputs: int, *, central: bool = False) -> Any:
+        """Return networks of all agents by themselves: from the observation of one, or of all, to (B, G, outputs)."""
+        from torchrl.modules import MultiAgentMLP
+
+        activation: Any = ACTIVATIONS[self.settings.activation]
+        spaces, sizes = self.spaces, self.settings.hidden_sizes
+        network = MultiAgentMLP(
+            n_agent_inputs=spaces.observations // spaces.agents,
+            n_agent_outputs=outputs,
+            n_agents=spaces.agents,
+            centralized=central,
+            share_params=False,
+            num_cells=list(sizes),
+            depth=len(sizes),
+            activation_class=activation,
+        )
+        return nn.Sequential(nn.Unflatten(-1, (spaces.agents, -1)), network)
+
+    def make_team_values(self) -> Any:
+        """Return an actor that takes for each agent the choice with the highest value by its own network."""
+        from tensordict.nn import TensorDictModule, TensorDictSequential
+        from torchrl.modules import QValueModule
+
+        body: Any = TensorDictModule(self._make_team_mlp(self.spaces.actions), ["observation"], ["action_value"])
+        choose: Any = QValueModule(action_space="categorical")
+        return TensorDictSequential(body, choose)
+
+    def make_team_actor(self) -> Any:
+        """Return an actor that draws a choice for each agent, each by its own network."""
+        from tensordict.nn import TensorDictModule
+        from torchrl.modules import ProbabilisticActor
+
+        logits = TensorDictModule(self._make_team_mlp(self.spaces.actions), ["observation"], ["logits"])
+        return ProbabilisticActor(logits, in_keys=["logits"], distribution_class=Categorical, return_log_prob=True)
+
+    def make_team_critic(self, *, central: bool) -> Any:
+        """Return the values (B, G, 1) of what each agent sees, or of what all see."""
+        from torchrl.modules import ValueOperator
+
+        return ValueOperator(self._make_team_mlp(1, central=central), in_keys=["observation"])
+
     def make_return_conditioned_actor(self) -> ReturnConditioned:
         """Return an actor that is given the return that is still to come, and remembers its episode."""
         return ReturnConditioned(self.spaces, self.settings)

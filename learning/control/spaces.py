@@ -24,6 +24,8 @@ class Spaces:
     """Shape of an action in a box."""
     start: int = 0
     """Number of the first choice."""
+    agents: int = 1
+    """Number of agents who act at once; each has a choice, and an equal part of the observation."""
 
     @property
     def is_discrete(self) -> bool:
@@ -38,6 +40,8 @@ class Spaces:
 
     def to_world(self, action: np.ndarray) -> Any:
         """Return an action as the world takes it: the number of a choice, or an array within the bounds."""
+        if self.agents > 1:
+            return action
         if self.is_discrete:
             return int(action) + self.start
         return np.clip(action, self.low, self.high).reshape(self.shape).astype(np.float32)
@@ -59,7 +63,10 @@ class Spaces:
 
     def describe(self) -> str:
         """Return the spaces in words."""
-        actions = f"{self.actions} choices" if self.is_discrete else f"{self.actions} numbers {self.low} to {self.high}"
+        each = f" for each of {self.agents} agents" if self.agents > 1 else ""
+        actions = (
+            f"{self.actions} choices{each}" if self.is_discrete else f"{self.actions} numbers {self.low} to {self.high}"
+        )
         return f"observations of {self.observations} numbers, actions: {actions}"
 
 
@@ -68,6 +75,8 @@ def read_spaces(world: Any) -> Spaces:
     from gymnasium import spaces
     from gymnasium.spaces.utils import flatdim
 
+    from learning.control.teams import Team  # imports Gymnasium
+
     action, observed = world.action_space, world.observation_space
     try:
         observations = int(flatdim(observed))
@@ -75,6 +84,8 @@ def read_spaces(world: Any) -> Spaces:
         raise StepError(
             f"env: observations of {observed} have no fixed size ({error}); wrap the environment"
         ) from error
+    if isinstance(world, Team):
+        return Spaces(observations, world.choices, agents=world.agents)
     if isinstance(action, spaces.Discrete):
         return Spaces(observations, int(action.n), start=int(action.start))
     if not isinstance(action, spaces.Box) or not np.issubdtype(np.dtype(action.dtype or np.float32), np.floating):

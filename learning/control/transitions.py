@@ -1,8 +1,8 @@
 """Transitions: what happened in a world, one row per step, in an Arrow file that is read without copies.
 
-Columns: `episode`, `step`, `observation` (O floats), `action` (A floats, or the number of a choice), `reward`,
-`next_observation`, `terminated`, `truncated`. The file's metadata holds the spaces. An episode's rows are consecutive;
-`truncated` is also true at the last row of an episode that the collection cut off.
+Columns: `episode`, `step`, `observation` (O floats), `action` (A floats, the number of a choice, or one of each agent),
+`reward`, `next_observation`, `terminated`, `truncated`. The file's metadata holds the spaces. An episode's rows are
+consecutive; `truncated` is also true at the last row of an episode that the collection cut off.
 """
 
 import json
@@ -94,12 +94,13 @@ def write_transitions(folder: Path, transitions: Transitions) -> None:
     """Write the transitions into a folder."""
     t = transitions
     observations = pa.list_(pa.float32(), t.spaces.observations)
-    actions = pa.int64() if t.spaces.is_discrete else pa.list_(pa.float32(), t.spaces.actions)
+    one = pa.int64() if t.spaces.is_discrete else pa.float32()
+    actions = pa.list_(one, size) if (size := _count_actions(t.spaces)) else one
     columns = {
         "episode": pa.array(t.episode, pa.int64()),
         "step": pa.array(t.step, pa.int32()),
         "observation": _fixed(t.observation, observations),
-        "action": pa.array(t.action, actions) if t.spaces.is_discrete else _fixed(t.action, actions),
+        "action": _fixed(t.action, actions) if size else pa.array(t.action, actions),
         "reward": pa.array(t.reward, pa.float64()),
         "next_observation": _fixed(t.next_observation, observations),
         "terminated": pa.array(t.terminated, pa.bool_()),
@@ -110,8 +111,16 @@ def write_transitions(folder: Path, transitions: Transitions) -> None:
         writer.write_table(table)
 
 
-def _fixed(values: np.ndarray, kind: pa.DataType) -> pa.Array:
-    flat = pa.array(np.ascontiguousarray(values, dtype=np.float32).reshape(-1), pa.float32())
+def _count_actions(spaces: Spaces) -> int | None:
+    """Return how many numbers or choices an action has; None for a single choice."""
+    if not spaces.is_discrete:
+        return spaces.actions
+    return spaces.agents if spaces.agents > 1 else None
+
+
+def _fixed(values: np.ndarray, kind: pa.FixedSizeListType) -> pa.Array:
+    number = kind.value_type
+    flat = pa.array(np.ascontiguousarray(values, dtype=number.to_pandas_dtype()).reshape(-1), number)
     return pa.FixedSizeListArray.from_arrays(flat, type=kind)
 
 
@@ -134,7 +143,7 @@ def read_transitions(folder: Path) -> Transitions:
             read("episode"),
             read("step"),
             read("observation", spaces.observations),
-            read("action", None if spaces.is_discrete else spaces.actions),
+            read("action", _count_actions(spaces)),
             read("reward"),
             read("next_observation", spaces.observations),
             read("terminated"),

@@ -3,6 +3,7 @@
 Shapes: N worlds, O numbers of an observation, A numbers of an action.
 """
 
+import importlib
 import importlib.util
 import sysconfig
 from collections.abc import Callable, Mapping
@@ -25,7 +26,7 @@ INSTALL = "pip install 'posttrain[control]'"
 
 def require_libraries() -> None:
     """Raise StepError if a library of the extra `control` is missing."""
-    for name in ("gymnasium", "torchrl"):
+    for name in ("gymnasium", "pettingzoo", "torchrl"):
         if importlib.util.find_spec(name) is None:
             raise StepError(f"kind control needs the package {name}: {INSTALL}")
 
@@ -51,6 +52,22 @@ def gymnasium(*, id: str, kwargs: dict[str, Any] = {}) -> Any:  # noqa: B006 —
         raise StepError(f"env gymnasium: {id} cannot be made: {type(error).__name__}: {error}") from error
 
 
+def pettingzoo(*, id: str, kwargs: dict[str, Any] = {}) -> Any:  # noqa: B006 — a recipe needs the default to be readable
+    """Return a parallel environment of an installed package, as `pettingzoo.sisl.pursuit_v4` (Terry et al. 2021).
+
+    Raise StepError if it is missing.
+    """
+    if not _is_installed(id):
+        raise StepError(
+            f"env {id}: a module of yours, whose changes an id cannot show; name a function that returns the parallel "
+            f"environment instead: `env: {id}:make_world`"
+        )
+    try:
+        return importlib.import_module(id).parallel_env(**kwargs)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise StepError(f"env pettingzoo: {id} cannot be made: {type(error).__name__}: {error}") from error
+
+
 def _is_installed(module: str) -> bool:
     """Return whether a module belongs to an installed package, or does not exist at all."""
     try:
@@ -64,7 +81,7 @@ def _is_installed(module: str) -> bool:
 
 @dataclass(frozen=True)
 class Steps:
-    """One step of every world; observations are (N, O), the rest (N,) or, for actions of a box, (N, A)."""
+    """One step of every world; observations are (N, O), the rest (N,); actions of a box or a team are (N, A)."""
 
     observation: np.ndarray
     action: np.ndarray
@@ -89,7 +106,9 @@ class Worlds:
         Stages have the same seed; those with different purposes get different episodes.
         """
         self.seed = [seed, crc32(purpose.encode())]
-        self.worlds = [make() for _ in range(count)]
+        from learning.control.teams import join_agents  # imports Gymnasium
+
+        self.worlds = [join_agents(make()) for _ in range(count)]
         self.spaces: Spaces = read_spaces(self.worlds[0])
         self.episodes = [0] * count
         self.actions: list[list[np.ndarray]] = [[] for _ in range(count)]

@@ -47,3 +47,25 @@ def test_a_loss_on_data_alone_and_one_that_draws_its_batches_refuse_other_settin
     settings |= {"env": "tests.control_worlds:line", "priority": "td_error"}
     with pytest.raises(StepError, match="mbpo draws its batches itself"):
         execute(tmp_path / "drawn", Control, control, loss="mbpo", **settings)
+
+
+@pytest.mark.parametrize("loss", ["qmix", "mappo"])
+def test_a_team_is_collected_trained_and_evaluated(loss, tmp_path):
+    """From random data of the two-step game to 8, which only the best pair earns; PPO finds at least the safe 7."""
+    world = {"env": {"use": "two_step"}}
+    execute(tmp_path / "data", Collect, collect, policy="random", environment_steps=200, **world)
+    given = read_transitions(tmp_path / "data/outputs/transitions")
+    assert given.action.shape == (200, 2)
+    settings: dict = {"loss": loss, "networks": {"hidden_sizes": [16]}, "learning_rate": 1e-2}
+    if loss == "qmix":
+        settings |= {"loss": {"use": "qmix", "tau": 0.05}, "data": ["d"], "max_steps": 400, "batch_size": 64}
+    else:
+        settings |= {"environment_steps": 3200, "num_envs": 8, "rollout_steps": 16, "batch_size": 128}
+    data = {"data.0": tmp_path / "data/outputs/transitions"} if loss == "qmix" else None
+    execute(tmp_path / "trained", Control, control, data, **world, **settings)
+    asked = {"models": {"trained": "m"}, "episodes": 2, "num_bootstrap": 100}
+    model = {"models.trained": tmp_path / "trained/outputs/model"}
+    result = execute(tmp_path / "report", EvaluateControl, evaluate_control, model, **world, **asked)
+    assert result.metrics["mean_return"] == 8 if loss == "qmix" else result.metrics["mean_return"] >= 7
+    with pytest.raises(StepError, match="loss bc does not train teams"):
+        execute(tmp_path / "cloned", Control, control, data or {}, loss="bc", environment_steps=2000, **world)
