@@ -50,10 +50,12 @@ class Team(gymnasium.Env):
     def join(self, observations: dict[str, Any]) -> np.ndarray:
         """Return what all agents see (G · O,)."""
         parts = [
-            flatten(self.shown[name], observations[name]) if name in observations else np.zeros(self.size)
+            np.asarray(flatten(self.shown[name], observations[name]), np.float32)
+            if name in observations
+            else np.zeros(self.size, np.float32)
             for name in self.names
         ]
-        return np.concatenate(parts).astype(np.float32)
+        return np.concatenate(parts)
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[np.ndarray, Info]:
         """Begin an episode."""
