@@ -17,6 +17,9 @@ from schemas.stages.control import Control
 from schemas.use import Use
 from tasks.context import Context, Result
 
+NETWORKS_BESIDE_THE_ACTOR = ("qvalue_", "value_", "critic_", "dynamics", "mixer_")
+"""Beginnings of the names of networks; target networks are copies of these."""
+
 
 def run(stage: Control, context: Context) -> Result:
     """Train from new networks or from `model`; continue from the step's own checkpoints."""
@@ -101,7 +104,5 @@ def continue_from(start: ControlPolicy, algorithm: Algorithm, folder: Path) -> l
         if n.startswith("target_") and n not in fitting and n.removeprefix("target_") in current
     }
     algorithm.loss.load_state_dict(targets, strict=False)
-    missing = sorted(
-        {n.partition(".")[0] for n in own if n not in fitting and n.startswith(("qvalue_", "value_", "critic_"))}
-    )
+    missing = sorted({n.partition(".")[0] for n in own if n not in fitting and n.startswith(NETWORKS_BESIDE_THE_ACTOR)})
     return [f"model: {name} starts with new weights: the policy given has none of this shape" for name in missing]
