@@ -3,7 +3,6 @@
 Shapes: N worlds, O numbers of an observation, A numbers of an action.
 """
 
-import importlib
 import importlib.util
 import sysconfig
 from collections.abc import Callable, Mapping
@@ -50,22 +49,6 @@ def gymnasium(*, id: str, kwargs: dict[str, Any] = {}) -> Any:  # noqa: B006 —
         return library.make(id, **kwargs)
     except (library.error.Error, ImportError, TypeError, ValueError) as error:
         raise StepError(f"env gymnasium: {id} cannot be made: {type(error).__name__}: {error}") from error
-
-
-def pettingzoo(*, id: str, kwargs: dict[str, Any] = {}) -> Any:  # noqa: B006 — a recipe needs the default to be readable
-    """Return a parallel environment of an installed package, as `pettingzoo.sisl.pursuit_v4` (Terry et al. 2021).
-
-    Raise StepError if it is missing.
-    """
-    if not _is_installed(id):
-        raise StepError(
-            f"env {id}: a module of yours, whose changes an id cannot show; name a function that returns the parallel "
-            f"environment instead: `env: {id}:make_world`"
-        )
-    try:
-        return importlib.import_module(id).parallel_env(**kwargs)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise StepError(f"env pettingzoo: {id} cannot be made: {type(error).__name__}: {error}") from error
 
 
 def _is_installed(module: str) -> bool:

@@ -1,8 +1,5 @@
 """Teams: worlds of PettingZoo as one world, mixers and losses against formulas written again, games with known ends."""
 
-import sys
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -16,7 +13,7 @@ from learning.control.policy import act
 from learning.control.rollouts import add_previous_policy
 from learning.control.spaces import Spaces, read_spaces
 from learning.control.teams import Team, join_agents
-from learning.control.worlds import Worlds, pettingzoo
+from learning.control.worlds import Worlds
 from schemas.control import NetworkSettings
 from schemas.errors import StepError
 from tests.control_worlds import corridor
@@ -240,12 +237,3 @@ def test_a_team_is_stepped_saved_and_brought_back_like_other_worlds():
     assert again.step(np.array([[1, 1], [1, 1]])).reward.tolist() == [8, 7]
     assert Spaces.load(worlds.spaces.dump()) == worlds.spaces
     assert "2 choices for each of 2 agents" in worlds.spaces.describe()
-
-
-def test_worlds_of_packages_are_made_by_their_name(monkeypatch):
-    monkeypatch.setitem(sys.modules, "some_games", SimpleNamespace(parallel_env=Relay))
-    assert pettingzoo(id="some_games", kwargs={"choices": 4}).choices == 4
-    with pytest.raises(StepError, match="cannot be made: ModuleNotFoundError"):
-        pettingzoo(id="pettingzoo.missing_v0")
-    with pytest.raises(StepError, match="a module of yours"):
-        pettingzoo(id="tests.control_worlds")
