@@ -49,7 +49,7 @@ def _add(info: StepInfo, stage: Search, steps: Mapping[str, StepInfo], seed: int
         problems.append(info.problem("evaluate", f"`{evaluated.name}` does not evaluate `{trained.name}`", advice))
         return info
     label = model.path.partition(".")[2]
-    kept = (model.path, f"{TRAINED_ON}.{label}.")
+    kept = (model.path, f"{TRAINED_ON}.{label}.", f"{TRAINED_ON}.policies.")
     alone = {"models": {label: model.text}, "gate": []}
     alone |= {"against": {}} if isinstance(evaluated.stage, Evaluate) else {}
     ports_trained = [replace(port, path=f"trained.{port.path}") for port in trained.ports]

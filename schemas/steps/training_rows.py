@@ -68,15 +68,27 @@ def _decontaminates(maker: StepInfo, infos: dict[str, StepInfo]) -> bool:
 def _add_ports(info: StepInfo, tables: list[Port], above: dict[str, int], infos: dict[str, StepInfo]) -> StepInfo:
     added = []
     for port in info.ports:
-        head, _, label = port.path.partition(".")
-        if head not in ("model", "models", "against"):
+        label = _name_model(port)
+        if label is None:
             continue
         bits = reduce(or_, (above.get(step, 0) for step in port.steps), 0)
         own_tables = [tables[number] for number in _list_bits(bits) if _is_there(tables[number], info, infos)]
         for number, table in enumerate(own_tables[-MAX_TABLES:]):
-            path = f"{TRAINED_ON}.{label or head}.{number}"
+            path = f"{TRAINED_ON}.{label}.{number}"
             added.append(Port(**{**table.__dict__, "path": path, "mark": port.mark}))
     return replace_parts(info, ports=(*info.ports, *added)) if added else info
+
+
+def _name_model(port: Port) -> str | None:
+    """Return what an evaluated model is called in reports; None if the port is no model that is evaluated.
+
+    A partner in a team is called as the recipe names it, such as `policies.searcher`: where it has seen the problems,
+    the score of the team is as little one of unseen problems as where the team's own model has.
+    """
+    head, _, label = port.path.partition(".")
+    if head in ("model", "models", "against"):
+        return label or head
+    return port.path.removesuffix(".model") if head == "policies" else None
 
 
 def _list_bits(bits: int) -> Iterator[int]:

@@ -174,6 +174,28 @@ def test_an_evaluation_receives_the_rows_that_each_model_was_trained_on(tmp_path
     }
 
 
+TEAM = """  told: {kind: sft, model: base, data: lessons, max_steps: 1}
+  exam:
+    kind: evaluate
+    models: {start: base, tuned: better}
+    tasks: [{use: reasoning_gym, family: chain_sum, split: test, size: 9}]
+    roles: {asker: {policy: asker}, judge: {policy: judge}, solver: {}}
+    policies: {asker: {model: told}, judge: {model: base, models: {tuned: meant}}}
+    turn_order: in_order
+"""
+
+
+def test_an_evaluation_receives_the_rows_that_partners_in_a_team_were_trained_on(tmp_path):
+    (tmp_path / "r.yaml").write_text((LINEAGE + TEAM).replace("PROBLEMS", MADE).replace("model: cleaner", "model: told"))
+    ports = {port.path: port.steps for port in load_recipe(tmp_path / "r.yaml").ports("exam")}
+    assert {path: steps for path, steps in ports.items() if path.startswith("trained_on.")} == {
+        "trained_on.tuned.0": ("lessons",),
+        "trained_on.tuned.1": ("asked",),
+        "trained_on.policies.asker.0": ("lessons",),
+        "trained_on.policies.judge.models.tuned.0": ("lessons",),
+    }
+
+
 LOOP = """name: r
 stages:
   base: {kind: init}
