@@ -348,7 +348,7 @@ class PairLossUse(Use):
 class SearchUse(Use):
     """Generates a model's samples of a problem."""
 
-    home = ("learning.evaluation.searches",)
+    home = ("learning.evaluation.searches", "learning.evaluation.state_searches")
     takes = ("problems", "ask", "score")
 
 

@@ -1,6 +1,7 @@
 """All rules for settings that would run and produce a wrong result, applied before a run starts."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from schemas.checks.contradictions import find_contradictions
 from schemas.checks.endpoints import check_endpoints
@@ -13,6 +14,7 @@ from schemas.checks.patterns import check_patterns
 from schemas.checks.row_order import check_row_order
 from schemas.checks.row_scores import check_row_scores
 from schemas.checks.sanity import check_ranges
+from schemas.checks.saved_states import check_saved_states
 from schemas.checks.searches import check_search
 from schemas.checks.training import check_learning_rate, check_training
 from schemas.checks.unused import find_unused_settings
@@ -30,8 +32,8 @@ from schemas.steps.step_info import StepInfo
 from schemas.training import Training
 
 
-def find_refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Problem]]:
-    """Return the problems of all steps that refuse a recipe, and those that only warn."""
+def find_refusals(steps: dict[str, StepInfo], folders: tuple[Path, ...]) -> tuple[list[Problem], list[Problem]]:
+    """Return the problems that refuse a recipe, and those that only warn; the user's code is in `folders`."""
     refused: list[Problem] = []
     warned: list[Problem] = []
     trains_by_sampling = any(isinstance(i.stage, Rl) for i in steps.values())
@@ -39,7 +41,7 @@ def find_refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Probl
         if len(refused) > MAX_PROBLEMS:
             break
         refused += [*check_endpoints(info), *check_ranges(info), *check_families(info), *check_row_order(info, steps)]
-        refused += [*check_row_scores(info), *find_unused_settings(info)]
+        refused += [*check_row_scores(info), *find_unused_settings(info), *check_saved_states(info, folders)]
         warned += find_unusual_values(info)
         if isinstance(info.stage, Training):
             refused += check_training(info, info.stage)

@@ -214,7 +214,7 @@ def _load_checked(
         steps = leave_out_unneeded(steps)
     steps = add_searched_stages(add_training_rows(complete_learning_rates(steps)), head.seed, problems)
     _raise_problems(problems)
-    problems, warnings = find_refusals(steps)
+    problems, warnings = find_refusals(steps, folders)
     unknown = (problem for name in head.profiles for problem in find_unknown_stages(root, name))
     warnings += [
         problem for problem in unknown if problem.file == root.where.file

@@ -73,6 +73,7 @@ OPTIONS = {
     "duels.against": {"by": {"use": "logistic"}, "opponent": "p"},
     "duels.win_rate": {"by": {"use": "better", "of": {"use": "answers.exact"}}},
     "formats.brevity": {"soft": 4, "hard": 80},
+    "plans.replayed": {"env": {"use": "guess"}},
     "roles.only": SUITS | {"role": "answers"},
     "roles.outcome": SUITS,
     "roles.total": SUITS,

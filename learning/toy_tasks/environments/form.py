@@ -29,3 +29,11 @@ class Filling:
             return Outcome(done=True, reward=float(self.form.filled), ok=ok)
         screen = self.form.screen()
         return Outcome(screen if ok else f"{ODD}\n{screen}", ok=ok)
+
+    def save(self) -> Row:
+        """Return the state of the form as JSON."""
+        return {"page": self.form.page, "values": self.form.values, "saved": self.form.saved}
+
+    def restore(self, saved: Row) -> None:
+        """Continue from what `save` returned."""
+        self.form.page, self.form.values, self.form.saved = saved["page"], dict(saved["values"]), saved["saved"]

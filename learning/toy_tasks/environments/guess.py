@@ -1,7 +1,7 @@
 """Environment `guess`: the model guesses numbers; the reply is whether the hidden one is higher or lower."""
 
 from learning.data.rows import Row
-from learning.environments.protocol import Episode, Outcome
+from learning.environments.protocol import Outcome
 from schemas.errors import StepError
 
 LONGEST = 300
@@ -20,7 +20,7 @@ class Environment:
     ) -> None:
         self.higher, self.lower, self.unclear, self.cost = higher, lower, unclear, cost
 
-    def begin(self, row: Row, seed: int) -> Episode:
+    def begin(self, row: Row, seed: int) -> "Game":
         """Return an episode of a row; raise StepError if its answer is not an integer."""
         hidden = parse_number(str(row.get("answer")))
         if hidden is None:
@@ -43,6 +43,14 @@ class Game:
         if guess == self.hidden:
             return Outcome(done=True, reward=1.0 - environment.cost * (self.turns - 1))
         return Outcome(environment.higher if guess < self.hidden else environment.lower)
+
+    def save(self) -> Row:
+        """Return the state of the game as JSON."""
+        return {"turns": self.turns}
+
+    def restore(self, saved: Row) -> None:
+        """Continue from what `save` returned."""
+        self.turns = saved["turns"]
 
 
 def parse_number(text: str) -> int | None:

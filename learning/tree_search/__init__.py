@@ -1,0 +1,1 @@
+"""Search in the tree of an environment's states."""

@@ -1,0 +1,131 @@
+"""Beam search, best-first search and Monte Carlo tree search in trees of states, for many problems side by side.
+
+Each takes the first states of problems and grows their trees; the model is asked once per round for all of them.
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+
+from learning.data.rows import Row
+from learning.tree_search.states import Node, States
+
+Judge = Callable[[list[Row], list[str]], list[float | None]]
+"""Scores turns in the states in which they were taken; None: it cannot say."""
+
+
+class Guide:
+    """Says how promising states are: what was earned so far, plus `weight` times a judge's score of the last turn."""
+
+    def __init__(self, judge: Judge | None = None, weight: float = 0.0) -> None:
+        self.judge, self.weight = judge, weight
+
+    def rate(self, nodes: Sequence[Node], earned: Sequence[float] | None = None) -> list[float]:
+        """Return the promise of each state; `earned` replaces what was earned so far."""
+        worth = [node.earned for node in nodes] if earned is None else list(earned)
+        if self.judge is None or self.weight == 0 or not nodes:
+            return worth
+        befores = [node.parent.row if node.parent is not None else node.row for node in nodes]
+        scores = self.judge(befores, [node.action for node in nodes])
+        return [sum_ + self.weight * (score or 0.0) for sum_, score in zip(worth, scores, strict=True)]
+
+
+def search_mcts(
+    roots: Sequence[Node], states: States, guide: Guide, *, simulations: int, exploration: float, playout_turns: int
+) -> None:
+    """Grow trees by Monte Carlo tree search (UCT, Kocsis & Szepesvari 2006).
+
+    A simulation walks to an open leaf by mean value + exploration · √(ln N(parent) / N), adds the states to which the
+    proposed turns lead, and backs the value of each up: its promise, after `playout_turns` further turns. What is
+    exhausted (ended, or without an open state below) is not visited again.
+    """
+    for _ in range(simulations):
+        leaves = [leaf for root in roots if (leaf := _select(root, exploration)) is not None]
+        if not leaves:
+            break
+        states.grow(leaves)
+        fresh = [child for leaf in leaves for child in leaf.children]
+        values = guide.rate(fresh, states.play_on(fresh, playout_turns))
+        for child, value in zip(fresh, values, strict=True):
+            child.back_up(value)
+        for leaf in leaves:
+            _close(leaf)
+
+
+def _select(root: Node, exploration: float) -> Node | None:
+    """Return the open leaf to go on from; None if there is none."""
+    if root.closed:
+        return None
+    node = root
+    while node.children:
+        log_visits = math.log(node.visits)
+        node = max(
+            (child for child in node.children if not child.closed),
+            key=lambda child: child.value + exploration * math.sqrt(log_visits / child.visits),
+        )
+    return node
+
+
+def _close(node: Node) -> None:
+    """Mark states before this one as closed of which every next state is."""
+    for before in node.list_past():
+        before.closed = all(child.closed for child in before.children)
+        if not before.closed:
+            return
+
+
+def search_beam(roots: Sequence[Node], states: States, guide: Guide, *, width: int) -> None:
+    """Grow trees level by level, from the `width` most promising open states of each; equal states count once."""
+    seen = [_Seen(root) for root in roots]
+    frontiers = [[root] for root in roots]
+    while any(frontiers):
+        states.grow([node for frontier in frontiers for node in frontier])
+        for place, frontier in enumerate(frontiers):
+            fresh = [child for node in frontier for child in node.children]
+            ranked = sorted(zip(guide.rate(fresh), fresh, strict=True), key=lambda one: (-one[0], -one[1].times))
+            frontiers[place] = [node for _, node in ranked if seen[place].is_new(node)][:width]
+
+
+def search_best_first(roots: Sequence[Node], states: States, guide: Guide, *, expansions: int) -> None:
+    """Grow each tree `expansions` times, from its most promising open state; equal states count once.
+
+    Among equals it is the one proposed most often, then the earliest.
+    """
+    seen, queues, number = [_Seen(root) for root in roots], list[list[tuple[float, int, int, Node]]](), 0
+    for root in roots:
+        queues.append([(0.0, 0, number, root)])
+        number += 1
+    for _ in range(expansions):
+        chosen = [heapq.heappop(queue)[-1] if queue else None for queue in queues]
+        growing = [node for node in chosen if node is not None]
+        if not growing:
+            break
+        states.grow(growing)
+        for place, node in enumerate(chosen):
+            fresh = [] if node is None else node.children
+            for promise, child in zip(guide.rate(fresh), fresh, strict=True):
+                if seen[place].is_new(child):
+                    heapq.heappush(queues[place], (-promise, -child.times, number, child))
+                    number += 1
+
+
+class _Seen:
+    """The states of a tree that were reached, each with the most that was earned on the way."""
+
+    def __init__(self, root: Node) -> None:
+        self.earned = {root.saved: root.earned}
+
+    def is_new(self, node: Node) -> bool:
+        """Return whether an open state is new, or was reached with more than before; note it."""
+        if node.closed or node.earned <= self.earned.get(node.saved, -math.inf):
+            return False
+        self.earned[node.saved] = node.earned
+        return True
+
+
+def rate_below(root: Node) -> dict[Node, float]:
+    """Return the highest sum of rewards that was reached in or below every state of a tree."""
+    best: dict[Node, float] = {}
+    for node in reversed(list(root.list_all())):
+        best[node] = max([node.earned, *(best[child] for child in node.children)])
+    return best

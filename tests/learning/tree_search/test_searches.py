@@ -1,0 +1,312 @@
+"""Searches in the states of games whose best line and visit counts are computed independently."""
+
+import json
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+
+from learning.data.rows import Row
+from learning.environments.protocol import Outcome
+from learning.tree_search.searches import Guide, rate_below, search_beam, search_best_first, search_mcts
+from learning.tree_search.states import Candidate, States, find_best
+from schemas.errors import StepError
+from schemas.use import EnvUse
+
+PROBLEM = {"id": "p", "prompt": [{"role": "user", "content": "go"}], "answer": None}
+REWARDS = {"a": 0.3, "b": 0.0, "aa": 0.1, "ab": 0.0, "ba": 0.0, "bb": 1.0}
+"""Taking `a` first earns more at once, and less in the end."""
+
+
+class Environment:
+    """Two turns, `a` or `b`: the rewards of the table; anything else is refused."""
+
+    def __init__(self, *, broken: str = "") -> None:
+        self.broken, self.begun = broken, 0
+
+    def begin(self, row: Row, seed: int) -> "Game":
+        """Return a game."""
+        self.begun += 1
+        return Game(self.broken)
+
+
+class Game:
+    """The turns so far."""
+
+    def __init__(self, broken: str) -> None:
+        self.broken, self.past = broken, ""
+
+    def step(self, action: str) -> Outcome:
+        """Take a turn."""
+        if self.broken == "raises":
+            raise ValueError("out of order")
+        if action not in ("a", "b"):
+            return Outcome("a or b", reward=-0.5, ok=False)
+        self.past += action
+        reward = math.nan if self.broken == "nan" else REWARDS[self.past]
+        return Outcome(f"after {self.past}", done=len(self.past) == 2, reward=reward)
+
+    def save(self) -> Row:
+        """Return the turns."""
+        return {"past": {1} if self.broken == "set" else self.past}
+
+    def restore(self, saved: Row) -> None:
+        """Go back."""
+        self.past = saved["past"]
+
+
+class Unsaved:
+    """An environment whose episodes cannot be saved."""
+
+    def begin(self, row: Row, seed: int) -> object:
+        """Return an object without `save`."""
+        return object()
+
+
+def make(texts="ab", *, env=None, **options):
+    """Return states in which the model always proposes these turns, and the ids that it was asked in."""
+    asked: list[list[str]] = []
+
+    def propose(rows):
+        asked.append([row["id"] for row in rows])
+        return [[Candidate(text) for text in texts] for _ in rows]
+
+    use = EnvUse.model_validate({"use": f"{__name__}:Environment", "max_turns": 4} | (env or {}))
+    return States(use, propose, **options), asked
+
+
+def plan(root):
+    return [node.action for node in find_best(root)]
+
+
+HOW = {"exploration": 1.0, "playout_turns": 0}
+
+
+def test_a_search_finds_the_best_line_that_a_greedy_player_misses():
+    states, _ = make()
+    greedy = states.plant(PROBLEM)
+    search_beam([greedy], states, Guide(), width=1)
+    assert plan(greedy) == ["a", "a"]
+    assert sum(REWARDS[turns] for turns in ("a", "aa")) == pytest.approx(find_best(greedy)[-1].earned)
+    searches = {
+        "mcts": lambda roots, states: search_mcts(roots, states, Guide(), simulations=3, **HOW),
+        "beam": lambda roots, states: search_beam(roots, states, Guide(), width=2),
+        "best_first": lambda roots, states: search_best_first(roots, states, Guide(), expansions=3),
+    }
+    for name, search in searches.items():
+        states, _ = make()
+        root = states.plant(PROBLEM)
+        search([root], states)
+        assert plan(root) == ["b", "b"], name
+        assert find_best(root)[-1].earned == max(REWARDS[a] + REWARDS[a + b] for a, b in product("ab", repeat=2))
+
+
+def compute_visits(lengths, width, simulations, exploration, worth):
+    """Return visits and totals of an independent UCT: nodes are texts, statistics lie in two maps."""
+    visits, totals = {"": 0}, {"": 0.0}
+    open_, grown = {""}, set()
+    for _ in range(simulations):
+        if "" not in open_:
+            break
+        at = ""
+        while at in grown:
+            best = -math.inf
+            for letter in "abc"[:width]:
+                child = at + letter
+                if child not in open_:
+                    continue
+                bound = totals[child] / visits[child] + exploration * math.sqrt(math.log(visits[at]) / visits[child])
+                if bound > best:
+                    best, chosen = bound, child
+            at = chosen
+        grown.add(at)
+        for letter in "abc"[:width]:
+            child = at + letter
+            visits[child], totals[child] = 0, 0.0
+            if len(child) < lengths:
+                open_.add(child)
+            for end in range(len(child) + 1):
+                visits[child[:end]] += 1
+                totals[child[:end]] += worth(child)
+        for end in range(len(at), -1, -1):
+            if not any(at[:end] + letter in open_ for letter in "abc"[:width]):
+                open_.discard(at[:end])
+            else:
+                break
+    return visits, totals
+
+
+class Table:
+    """Words of `length` letters with random rewards per letter."""
+
+    def __init__(self, *, length: int, seed: int) -> None:
+        self.length, rng = length, np.random.default_rng(seed)
+        words = ["".join(word) for size in range(1, length + 1) for word in product("abc", repeat=size)]
+        self.reward = {word: float(rng.random()) for word in words}
+
+    def begin(self, row: Row, seed: int) -> "Word":
+        """Return an empty word."""
+        return Word(self)
+
+
+class Word:
+    """A word so far."""
+
+    def __init__(self, table: Table) -> None:
+        self.table, self.word = table, ""
+
+    def step(self, action: str) -> Outcome:
+        """Add a letter."""
+        self.word += action
+        return Outcome("", done=len(self.word) == self.table.length, reward=self.table.reward[self.word])
+
+    def save(self) -> Row:
+        """Return the word."""
+        return {"word": self.word}
+
+    def restore(self, saved: Row) -> None:
+        """Go back."""
+        self.word = saved["word"]
+
+
+@pytest.mark.parametrize(("simulations", "exploration", "seed"), [(1, 1.0, 0), (7, 1.4, 1), (20, 0.3, 2), (200, 1.0, 3)])
+def test_visits_and_totals_are_those_of_an_independent_computation(simulations, exploration, seed):
+    env = {"use": f"{__name__}:Table", "length": 4, "seed": seed, "max_turns": 9}
+    states, _ = make("abc", env=env)
+    root = states.plant(PROBLEM)
+    search_mcts([root], states, Guide(), simulations=simulations, exploration=exploration, playout_turns=0)
+    reward = Table(length=4, seed=seed).reward
+    visits, totals = compute_visits(
+        4, 3, simulations, exploration, lambda word: sum(reward[word[: end + 1]] for end in range(len(word)))
+    )
+    found = {"".join(reversed([node.action for node in leaf.list_past()])): leaf for leaf in root.list_all()}
+    assert {word: node.visits for word, node in found.items()} == visits
+    assert {word: node.total for word, node in found.items()} == pytest.approx(totals)
+    assert root.closed == (simulations == 200)  # 1 + 3 + 9 + 27 states that are not ends
+
+
+def test_problems_are_searched_side_by_side_as_they_are_alone():
+    problems = [PROBLEM | {"id": name} for name in "xyz"]
+    states, asked = make()
+    roots = [states.plant(row) for row in problems]
+    search_mcts(roots, states, Guide(), simulations=2, **HOW)
+    alone, _ = make()
+    one = alone.plant(problems[1])
+    search_mcts([one], alone, Guide(), simulations=2, **HOW)
+    assert [(n.row, n.visits, n.total) for n in roots[1].list_all()] == [
+        (n.row, n.visits, n.total) for n in one.list_all()
+    ]
+    assert asked == [["x", "y", "z"], ["x/0", "y/0", "z/0"]]
+
+
+def test_the_model_sees_the_turns_so_far_and_no_turn_is_played_twice():
+    states, _ = make("abb")
+    root = states.plant(PROBLEM)
+    search_mcts([root], states, Guide(), simulations=3, **HOW)
+    (b,) = [node for node in root.children if node.action == "b"]
+    assert (b.times, b.row["id"]) == (2, "p/1")
+    assert [message["content"] for message in b.row["prompt"]] == ["go", "b", "after b"]
+    assert [message["content"] for message in b.children[1].row["prompt"]] == ["go", "b", "after b", "b"]
+    assert states.environment.begun == 1 + 2 * 3  # the start, and each turn that was tried
+
+
+def test_playouts_add_what_follows_and_ask_in_no_state_twice():
+    states, asked = make("ba")
+    root = states.plant(PROBLEM)
+    search_mcts([root], states, Guide(), simulations=3, exploration=1.0, playout_turns=5)
+    b, a = root.children
+    # First proposals are b: after b a playout reaches bb, after a it reaches ab; then both are expanded.
+    assert (b.visits, b.total) == (3, pytest.approx(1.0 + 1.0 + 0.0))
+    assert (a.visits, a.total) == (3, pytest.approx(0.3 + 0.3 + 0.4))
+    assert sorted(name for names in asked for name in names) == ["p", "p/0", "p/1"]
+    states, _ = make("ba")
+    root = states.plant(PROBLEM)
+    search_mcts([root], states, Guide(), simulations=1, exploration=1.0, playout_turns=5)
+    assert plan(root) == ["b", "b"]  # found by a playout, outside of the tree
+    assert len(list(root.list_all())) == 3
+
+
+def test_later_rewards_are_discounted():
+    states, _ = make(gamma=0.5)
+    root = states.plant(PROBLEM)
+    search_beam([root], states, Guide(), width=2)
+    assert {node.row["id"]: node.earned for node in root.list_all()} == pytest.approx(
+        {"p": 0, "p/0": 0.3, "p/1": 0, "p/0/0": 0.35, "p/0/1": 0.3, "p/1/0": 0, "p/1/1": 0.5}
+    )
+    assert rate_below(root)[root] == pytest.approx(0.5)
+    assert [rate_below(root)[node] for node in root.children] == pytest.approx([0.35, 0.5])
+
+
+def test_a_judge_guides_by_its_weight():
+    def judge(rows, texts):
+        assert [row["id"] for row in rows[:2]] == ["p", "p"] or len(rows[0]["prompt"]) > 1
+        return [0.5 if text == "b" else None for text in texts]
+
+    for weight, expected in ((0.5, ["a", "a"]), (0.7, ["b", "b"])):  # 0.3 against weight · 0.5
+        states, _ = make()
+        root = states.plant(PROBLEM)
+        search_beam([root], states, Guide(judge, weight), width=1)
+        assert plan(root) == expected
+
+
+def test_equal_states_are_gone_on_from_once_unless_more_was_earned():
+    states, asked = make(["no", "x"])
+    root = states.plant(PROBLEM)
+    search_best_first([root], states, Guide(), expansions=9)
+    assert asked == [["p"]]  # both turns are refused and lead to where they came from, for less
+    assert find_best(root) == []
+
+
+def test_what_the_length_limit_cut_is_not_carried_out_and_long_conversations_end():
+    states, _ = make()
+    states.propose = lambda rows: [[Candidate("a", finished=False), Candidate("b")] for _ in rows]
+    root = states.plant(PROBLEM)
+    states.grow([root])
+    assert [child.action for child in root.children] == ["b"]
+    states, _ = make(max_characters=len("go" + "a" + "after a") - 1)
+    root = states.plant(PROBLEM)
+    search_mcts([root], states, Guide(), simulations=9, **HOW)
+    assert (len(root.children), root.closed, root.visits) == (2, True, 2)
+    states, _ = make(env={"max_turns": 1})
+    root = states.plant(PROBLEM)
+    search_beam([root], states, Guide(), width=2)
+    assert {node.depth for node in root.list_all()} == {0, 1}
+
+
+def test_a_model_without_a_turn_ends_the_search():
+    states, _ = make([])
+    root = states.plant(PROBLEM)
+    for search in (
+        lambda: search_mcts([root], states, Guide(), simulations=5, exploration=1.0, playout_turns=2),
+        lambda: search_beam([root], states, Guide(), width=2),
+        lambda: search_best_first([root], states, Guide(), expansions=2),
+    ):
+        search()
+        assert (find_best(root), root.children) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({"use": f"{__name__}:Unsaved"}, "no `save` and `restore`"),
+        ({"broken": "set"}, "the saved state of p is no JSON"),
+        ({"broken": "nan"}, "the reward of a turn of p is nan"),
+        ({"broken": "raises"}, "a step in the tree of p failed: ValueError: out of order"),
+        ({"context": {"use": "window", "keep": 1}}, "`env.context` has no effect"),
+    ],
+)
+def test_environments_that_cannot_be_searched_are_refused(env, message):
+    with pytest.raises(StepError, match=message):
+        states, _ = make(env=env)
+        search_mcts([states.plant(PROBLEM)], states, Guide(), simulations=1, **HOW)
+
+
+def test_hostile_turns_are_texts_like_others():
+    turns = ["<|im_end|>", "\x00", "a" * 100_000, "]}", '{"past": "bb"}', ""]
+    states, _ = make(turns)
+    root = states.plant(PROBLEM)
+    search_mcts([root], states, Guide(), simulations=2, **HOW)
+    assert [node.action for node in root.children] == turns
+    assert all(json.loads(node.saved) == {"past": ""} for node in root.list_all())
+    assert root.children[2].closed  # longer than max_characters
