@@ -186,7 +186,9 @@ TEAM = """  told: {kind: sft, model: base, data: lessons, max_steps: 1}
 
 
 def test_an_evaluation_receives_the_rows_that_partners_in_a_team_were_trained_on(tmp_path):
-    (tmp_path / "r.yaml").write_text((LINEAGE + TEAM).replace("PROBLEMS", MADE).replace("model: cleaner", "model: told"))
+    (tmp_path / "r.yaml").write_text(
+        (LINEAGE + TEAM).replace("PROBLEMS", MADE).replace("model: cleaner", "model: told")
+    )
     ports = {port.path: port.steps for port in load_recipe(tmp_path / "r.yaml").ports("exam")}
     assert {path: steps for path, steps in ports.items() if path.startswith("trained_on.")} == {
         "trained_on.tuned.0": ("lessons",),

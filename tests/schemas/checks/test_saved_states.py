@@ -1,0 +1,78 @@
+"""Searches in the states of an environment: one that cannot save and restore them is refused where it is written."""
+
+import pytest
+
+from schemas.errors import RecipeError
+from schemas.recipe.load import load_recipe
+
+HEAD = """name: tried
+stages:
+  base: {kind: init}
+  data:
+    kind: synthesize
+    model: base
+    problems: [{use: forms, split: train, size: 3}]
+    search:
+      use: state_beam
+      width: 2
+"""
+OWN = """class Parent:
+    def begin(self, row, seed) -> "Play":
+        return Play()
+class Environment(Parent):
+    pass
+class State:
+    def save(self): return {}
+class Play(State):
+    def step(self, action): ...
+"""
+
+
+def load(folder, env, more=""):
+    """Return the recipe with an environment to search in."""
+    (folder / "r.yaml").write_text(f"{HEAD}      env: {env}\n{more}")
+    return load_recipe(folder / "r.yaml")
+
+
+@pytest.mark.parametrize("env", ["form", "guess", "text_game", "{use: guess, max_turns: 3}"])
+def test_environments_that_save_their_states_are_searched(env, tmp_path):
+    assert load(tmp_path, env).steps
+
+
+@pytest.mark.parametrize(
+    ("env", "place", "message"),
+    [
+        ("program", "11:12", "episodes of `program` have no `save` and `restore`, with which a search goes back"),
+        ("{use: gymnasium, id: X-v0}", "11:12", "have no `save` and `restore`"),
+        ("{use: guess, context: {use: window, keep: 1}}", "11:34", "a search shows the model all turns"),
+        ("own_world:Environment", "11:12", "episodes of `own_world:Environment` have no `restore`, with"),
+    ],
+)
+def test_others_are_refused_at_their_place(env, place, message, tmp_path):
+    (tmp_path / "own_world.py").write_text(OWN)
+    with pytest.raises(RecipeError) as caught:
+        load(tmp_path, env)
+    (problem,) = caught.value.problems
+    assert (f"{problem.line}:{problem.column}", message in problem.message) == (place, True)
+
+
+def test_an_environment_of_ones_own_needs_both_methods_and_says_so(tmp_path):
+    (tmp_path / "own_world.py").write_text(OWN.replace("def step", "def restore(self, saved): ...\n    def step"))
+    assert load(tmp_path, "own_world:Environment").steps
+    (tmp_path / "own_world.py").write_text(OWN.replace(' -> "Play"', ""))
+    with pytest.raises(RecipeError, match="no `save` and `restore`"):
+        load(tmp_path, "own_world:Environment")
+
+
+def test_solvers_of_an_evaluation_are_checked_too(tmp_path):
+    more = """  report:
+    kind: evaluate
+    models: {base: base}
+    tasks: [{use: forms, split: test, size: 3}]
+    solvers: {base: {use: state_mcts, simulations: 2, env: program}}
+    rewards: [{use: plans.replayed, env: form}]
+"""
+    with pytest.raises(RecipeError) as caught:
+        load(tmp_path, "form", more)
+    (problem,) = caught.value.problems
+    assert problem.path == "stages.report.solvers.base.env"
