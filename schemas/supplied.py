@@ -30,6 +30,7 @@ FIXED = frozenset(
         "origin_T",
         "gain_T",
         "ok_T",
+        "moment_T",
         "auxiliary_T",
         "step",
     }

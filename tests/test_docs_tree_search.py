@@ -24,9 +24,11 @@ def test_the_stages_validate(tmp_path):
         },
         **yaml.safe_load(TEXT["data"]),
         **yaml.safe_load(TEXT["evaluation"]),
+        "trained": {"kind": "rl", "algorithm": "grpo", "model": "cold_start", "prompts": "games", "max_steps": 1}
+        | yaml.safe_load(TEXT["rollout"]),
     }
     (tmp_path / "r.yaml").write_text(yaml.safe_dump({"name": "r", "stages": stages}))
-    assert {"found", "compared", "planned"} < set(load_recipe(tmp_path / "r.yaml").steps)
+    assert {"found", "compared", "planned", "trained"} < set(load_recipe(tmp_path / "r.yaml").steps)
 
 
 def test_an_environment_of_ones_own_is_searched(tmp_path, monkeypatch):

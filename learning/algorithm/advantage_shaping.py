@@ -29,6 +29,11 @@ def by_source(
     return advantage_T.where(~_of_sources(source_T, keep=of), advantage_T * factor)
 
 
+def overwrite_failed(advantage_T: Tensor, ok_T: Tensor, *, value: ScheduledFloat = -1.0) -> Tensor:
+    """Replace the advantages of turns that the environment could not carry out by `value`."""
+    return advantage_T.where(ok_T.bool(), torch.full_like(advantage_T, value))
+
+
 def focal(advantage_T: Tensor, lp_prox_T: Tensor, *, gamma: ScheduledFloat = 1.0) -> Tensor:
     """A·(1 − p)^γ: likely tokens count less (after focal loss, Lin et al. 2017); p is before the update."""
     return advantage_T * (1 - lp_prox_T.exp()).clamp(min=0) ** gamma

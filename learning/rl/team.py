@@ -13,6 +13,7 @@ from statistics import fmean, pstdev
 
 import torch
 
+from learning.batch.batch import Batch
 from learning.lookup import Bound
 from learning.models.checkpoint import load_latest, load_weights, save_checkpoint
 from learning.models.policy import Policy
@@ -210,7 +211,8 @@ def learn(
     controls = regulate(learner.algorithm, step, own)
     scored = [sample for sample in samples if sample.reward is not None]
     batch = keep_groups(learner.slots.filter_groups, scored, step, controls, own)
-    batch = batch.with_paths(**role_columns([scored[path] for path in batch.paths["path"].tolist()], everyone))
+    kept = [scored[path] for path in batch.paths["path"].tolist()]
+    batch = batch.with_paths(**role_columns(kept, everyone)).with_tokens(moment=locate_turns(batch, kept))
     collected = Collected(samples, batch, 0, {})
     metrics = {f"controller/{name}": value for name, value in controls.items()}
     metrics |= describe_samples(samples, batch, episodes=True)
@@ -222,7 +224,7 @@ def learn(
 
 
 def role_columns(samples: Sequence[Sample], everyone: Sequence[Sample]) -> dict[str, torch.Tensor]:
-    """Return path columns of samples: `team_mean` and `team_deviation` over the episodes of their problem.
+    """Return path columns of samples: `conversation`, `team_mean` and `team_deviation` over the problem's episodes.
 
     The reward of an episode is the mean of those of its samples; `everyone` are the samples of all roles.
     """
@@ -233,9 +235,19 @@ def role_columns(samples: Sequence[Sample], everyone: Sequence[Sample]) -> dict[
             of_problem.setdefault(conversation[0].request, []).append(sum(rewards) / len(rewards))
     own = [of_problem[sample.request] for sample in samples if isinstance(sample, RoleSample)]
     return {
+        "conversation": torch.tensor([s.conversation for s in samples if isinstance(s, RoleSample)], dtype=torch.long),
         "team_mean": torch.tensor([fmean(rewards) for rewards in own], dtype=torch.float64),
         "team_deviation": torch.tensor([pstdev(rewards) for rewards in own], dtype=torch.float64),
     }
+
+
+def locate_turns(batch: Batch, samples: Sequence[Sample]) -> torch.Tensor:
+    """Return a number for every sampled token that orders the turns of all roles of its episode (T,)."""
+    spoken = [sample.moments for sample in samples if isinstance(sample, RoleSample)]
+    width = 1 + max((len(moments) for moments in spoken), default=0)
+    numbers = [[place * width + turn for turn, place in enumerate(moments)] for moments in spoken]
+    tokens = zip(batch.path_T.tolist(), batch.sampled("turn").tolist(), strict=True)
+    return torch.tensor([numbers[path][turn] for path, turn in tokens], dtype=torch.long)
 
 
 def describe_roles(samples: Sequence[Sample]) -> Metrics:

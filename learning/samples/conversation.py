@@ -47,6 +47,8 @@ class RoleSample(Sample):
     """Whether the policy is trained on it."""
     places: list[int] = field(default_factory=list)
     """Place, among the turns of all roles, of each of its turns."""
+    moments: list[int] = field(default_factory=list)
+    """The same for each entry of `turns`: those of one turn, between which its own environment answered, are equal."""
 
 
 def list_conversations(samples: Sequence[Sample]) -> dict[int, list[RoleSample]]:

@@ -50,6 +50,7 @@ class Seat:
     entropies: list[float] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
+    moments: list[int] = field(default_factory=list)
     text: str = ""
     """What it said last."""
     state: int = 0
@@ -63,14 +64,16 @@ class Seat:
         self.entropies += [0.0] * len(ids)
         self.context = list(ids) if rebuilt else self.context + ids
 
-    def take(self, generation: Generation) -> None:
-        """Add a turn: the tokens of the policy, and what its own environment answered in between."""
+    def take(self, generation: Generation, place: int) -> None:
+        """Add a turn at a place: the tokens of the policy, and what its own environment answered in between."""
         ids = generation.token_ids
         left = len(ids) - sum(turn.sampled + turn.observed for turn in generation.turns)
         open_turn = [Turn(left)] if left or not generation.turns else []
         turns = [*generation.turns, *open_turn]
         turns[0] = replace(turns[0], state=self.state)
         self.turns += turns
+        self.moments += [place] * len(turns)
+        self.places.append(place)
         self.ids += ids
         self.context = self.context + list(ids)
         self.logprobs += generation.logprobs
@@ -226,8 +229,7 @@ class ConversationSampler(Sampler):
             for one, generation in zip(same, generations, strict=True):
                 self.sampled += generation.sampled
                 seat = one.seats[speaker.role]
-                seat.take(generation)
-                seat.places.append(len(one.turns))
+                seat.take(generation, len(one.turns))
                 said = generation.token_ids[last_turn(0, generation.turns) :]
                 seat.text = decode(speaker.policy.tokenizer, said)
                 one.turns.append(RoleTurn(speaker.role, seat.text, generation.finish != "stop"))
@@ -273,6 +275,7 @@ class ConversationSampler(Sampler):
                 request=one.request,
                 trainable=speaker.spec.trainable,
                 places=seat.places,
+                moments=seat.moments,
             )
 
 

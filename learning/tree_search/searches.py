@@ -75,25 +75,27 @@ def _close(node: Node) -> None:
 
 
 def search_beam(roots: Sequence[Node], states: States, guide: Guide, *, width: int) -> None:
-    """Grow trees level by level, from the `width` most promising open states of each; equal states count once."""
+    """Grow trees level by level, from the `width` most promising open states of each.
+
+    Among equals new states come before those that were reached earlier, then those proposed most often.
+    """
     seen = [_Seen(root) for root in roots]
     frontiers = [[root] for root in roots]
     while any(frontiers):
         states.grow([node for frontier in frontiers for node in frontier])
         for place, frontier in enumerate(frontiers):
             fresh = [child for node in frontier for child in node.children]
-            ranked = sorted(zip(guide.rate(fresh), fresh, strict=True), key=lambda one: (-one[0], -one[1].times))
-            frontiers[place] = [node for _, node in ranked if seen[place].is_new(node)][:width]
+            rated = zip(guide.rate(fresh), fresh, strict=True)
+            ranked = [(-promise, seen[place].is_old(node), -node.times, node) for promise, node in rated]
+            ranked.sort(key=lambda one: one[:-1])
+            frontiers[place] = [node for *_, node in ranked if not node.closed][:width]
 
 
 def search_best_first(roots: Sequence[Node], states: States, guide: Guide, *, expansions: int) -> None:
-    """Grow each tree `expansions` times, from its most promising open state; equal states count once.
-
-    Among equals it is the one proposed most often, then the earliest.
-    """
-    seen, queues, number = [_Seen(root) for root in roots], list[list[tuple[float, int, int, Node]]](), 0
+    """Grow each tree `expansions` times, from its most promising open state; among equals as in `search_beam`."""
+    seen, queues, number = [_Seen(root) for root in roots], list[list[tuple[float, bool, int, int, Node]]](), 0
     for root in roots:
-        queues.append([(0.0, 0, number, root)])
+        queues.append([(0.0, False, 0, number, root)])
         number += 1
     for _ in range(expansions):
         chosen = [heapq.heappop(queue)[-1] if queue else None for queue in queues]
@@ -104,8 +106,9 @@ def search_best_first(roots: Sequence[Node], states: States, guide: Guide, *, ex
         for place, node in enumerate(chosen):
             fresh = [] if node is None else node.children
             for promise, child in zip(guide.rate(fresh), fresh, strict=True):
-                if seen[place].is_new(child):
-                    heapq.heappush(queues[place], (-promise, -child.times, number, child))
+                is_old = seen[place].is_old(child)
+                if not child.closed:
+                    heapq.heappush(queues[place], (-promise, is_old, -child.times, number, child))
                     number += 1
 
 
@@ -115,12 +118,12 @@ class _Seen:
     def __init__(self, root: Node) -> None:
         self.earned = {root.saved: root.earned}
 
-    def is_new(self, node: Node) -> bool:
-        """Return whether an open state is new, or was reached with more than before; note it."""
-        if node.closed or node.earned <= self.earned.get(node.saved, -math.inf):
-            return False
+    def is_old(self, node: Node) -> bool:
+        """Return whether a state was reached before with as much; note it."""
+        if node.earned <= self.earned.get(node.saved, -math.inf):
+            return True
         self.earned[node.saved] = node.earned
-        return True
+        return False
 
 
 def rate_below(root: Node) -> dict[Node, float]:

@@ -192,6 +192,52 @@ def contributions(
     return replace(rewards, values_X=outcome * rewards.values_X + earned_T)
 
 
+def turn_gae(
+    column: Column,
+    batch: Batch,
+    value_T: Tensor,
+    earned_T: Tensor,
+    turn_T: Tensor,
+    *,
+    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0,
+    lam: Annotated[float, Field(ge=0, le=1)] = 0.95,
+    rewards: Literal["episode", "turns"] = "episode",
+) -> Column:
+    """GAE over turns: A_s = Σ_k (γλ)^k δ_{s+k}, δ_s = r_s + γ·V_{s+1} − V_s, V_s the critic before turn s.
+
+    All tokens of a turn have its advantage, and A_s + V_s as the critic's target, so that the critic estimates turns.
+    The episode's reward arrives with its last turn (`rewards: episode`), or every turn earns what the environment paid
+    for it (`turns`). After the last turn of a truncated episode V is that of its end, else 0.
+    """
+    lifted = broadcast_to_tokens(column, batch)
+    path_T = batch.path_T
+    if not len(path_T):
+        return lifted
+    index_T, path_S, last_S = _number_turns(path_T, turn_T)
+    first_S = torch.full_like(path_S, len(path_T)).scatter_reduce(0, index_T, torch.arange(len(path_T)), "amin")
+    value_S, paid_S = value_T[first_S].double(), earned_T[first_S].double()
+    if rewards == "episode":
+        paid_S = batch.paths["reward"][path_S].double().where(last_S, torch.zeros_like(paid_S))
+    end_S = batch.paths["value_end"][path_S].double() * batch.paths["truncated"][path_S]
+    next_S = torch.where(last_S, end_S, value_S.roll(-1))
+    advantage_S = _discount(paid_S + gamma * next_S - value_S, last_S, gamma * lam)
+    return replace(lifted, values_X=advantage_S[index_T], return_X=(advantage_S + value_S)[index_T])
+
+
+def gated_turns(
+    column: Column, batch: Batch, earned_T: Tensor, turn_T: Tensor, *, at_least: float, weight: ScheduledFloat = 1.0
+) -> Column:
+    """Add `weight` · the reward of every turn, but only in episodes whose reward is `at_least` so high (G-RA 2025).
+
+    Rewards of turns then cannot pay for failing at the task. The rewards are at the last tokens of their turns: put
+    `reward_to_go` or `gae` after it.
+    """
+    placed = broadcast_to_tokens(column, batch, at="last")
+    counts_T = find_turn_ends(batch.path_T, turn_T) & (batch.paths["reward"] >= at_least)[batch.path_T]
+    gained_T = earned_T.double().where(counts_T, torch.zeros(len(batch.path_T), dtype=torch.float64))
+    return replace(placed, values_X=placed.values_X + weight * gained_T)
+
+
 def shared_tokens(column: Column, batch: Batch, origin_T: Tensor) -> Column:
     """Give a token that several branches of an episode share the mean of their advantages (ARPO's hard attribution).
 

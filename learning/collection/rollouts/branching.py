@@ -56,7 +56,7 @@ def branching(
         _sample(branches, sampler)
         turn += 1
     _sample([one for of in waiting.values() for one in of], sampler)
-    return [_trace(sample, one) for sample, one in zip(ended_groups(pool, sampler)[0], pool, strict=True)]
+    return [trace(sample, one) for sample, one in zip(ended_groups(pool, sampler)[0], pool, strict=True)]
 
 
 def measure_rise(one: Pending, turn: int, tokens: int) -> float | None:
@@ -77,7 +77,7 @@ def _sample(some: list[Pending], sampler: Sampler) -> None:
         advance(some, sampler, entropy=True)
 
 
-def _trace(sample: Sample, one: Pending) -> Sample:
+def trace(sample: Sample, one: Pending) -> Sample:
     """Return the sample of a completion with the streams of its tokens, by which shared ones are recognised."""
     sample.origins = [0] * sample.given + list_origins(one)
     return sample

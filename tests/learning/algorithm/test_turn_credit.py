@@ -5,20 +5,27 @@ from dataclasses import replace
 import pytest
 import torch
 
+from learning.algorithm.advantage_shaping import overwrite_failed
 from learning.algorithm.advantages.normalisation import center, scale
+from learning.algorithm.advantages.roles import gae_across_roles
 from learning.algorithm.advantages.turns import (
     anchor_states,
     by_turn,
     contributions,
     discounted_outcome,
+    gated_turns,
     information_gain,
     shared_tokens,
+    turn_gae,
     turn_returns,
 )
 from learning.batch.batch_layout import forest
 from learning.batch.columns import broadcast_to_tokens, find_turn_ends, of_rewards
+from learning.rl.team import locate_turns, role_columns
+from learning.samples.conversation import RoleSample
 from learning.samples.engine_protocol import Turn
 from learning.samples.sample import Sample
+from schemas.errors import StepError
 
 
 def episode(turns, size, given=0):
@@ -196,3 +203,94 @@ def test_a_turn_counts_once_however_long_it_is():
     spread = (14 / 9) ** 0.5
     assert value.tolist() == pytest.approx([(3 - 5 / 3) / spread] * 3 + [(2 - 5 / 3) / spread, -5 / 3 / spread])
     assert returns_of([short, short]).values_X.tolist() == [0.0, 0.0]
+
+
+def judged(rewards, values, *, truncated=False, end=0.0):
+    """Return a batch of one episode of two-token turns that were paid, and the critic's values of its tokens."""
+    turns = [Turn(2, 1, paid, ok=paid >= 0) for paid in rewards]
+    made = episode(turns, 3 * len(rewards))
+    made.finish = "length" if truncated else "stop"
+    made.reward = 5.0
+    batch = forest([made])
+    batch = batch.with_paths(value_end=torch.tensor([end], dtype=torch.float64))
+    return batch, torch.tensor(values, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("truncated", "rewards"), [(False, "episode"), (True, "turns"), (True, "episode")])
+def test_gae_over_turns_is_that_of_a_chain_with_one_state_per_turn(truncated, rewards):
+    """Values at the second token of a turn do not count; gamma and lambda are per turn."""
+    batch, value_T = judged([0.5, -1.0, 2.0], [1.0, 90.0, 2.0, 91.0, 4.0, 92.0], truncated=truncated, end=3.0)
+    column = turn_gae(
+        of_rewards(batch),
+        batch,
+        value_T,
+        batch.sampled("earned"),
+        batch.sampled("turn"),
+        gamma=0.9,
+        lam=0.8,
+        rewards=rewards,
+    )
+    paid = [0.5, -1.0, 2.0] if rewards == "turns" else [0.0, 0.0, 5.0]
+    after = [2.0, 4.0, 3.0 if truncated else 0.0]
+    delta = [r + 0.9 * v - now for r, v, now in zip(paid, after, [1.0, 2.0, 4.0], strict=True)]
+    expected = [sum((0.9 * 0.8) ** k * delta[s + k] for k in range(3 - s)) for s in range(3)]
+    assert column.values_X.tolist() == pytest.approx([a for a in expected for _ in range(2)])
+    target = [a + v for a, v in zip(expected, [1.0, 2.0, 4.0], strict=True)]
+    assert column.return_X.tolist() == pytest.approx([t for t in target for _ in range(2)])
+
+
+def test_gae_over_turns_with_lambda_one_is_the_return_minus_the_value():
+    batch, value_T = judged([0.5, -1.0, 2.0], [1.0, 0.0, 2.0, 0.0, 4.0, 0.0])
+    columns = (batch.sampled("earned"), batch.sampled("turn"))
+    column = turn_gae(of_rewards(batch), batch, value_T, *columns, lam=1.0, rewards="turns")
+    assert column.values_X[::2].tolist() == pytest.approx([1.5 - 1.0, 1.0 - 2.0, 2.0 - 4.0])
+    assert column.return_X[::2].tolist() == pytest.approx([1.5, 1.0, 2.0])
+
+
+def test_rewards_of_turns_count_only_where_the_episode_earned_enough():
+    turns = [Turn(1, 1, 0.5), Turn(2, 0, 0.25)]
+    batch = forest([episode(turns, 4), episode(turns, 4)])
+    batch = replace(batch, paths={**batch.paths, "reward": torch.tensor([1.0, 0.9], dtype=torch.float64)})
+    columns = (batch.sampled("earned"), batch.sampled("turn"))
+    column = gated_turns(of_rewards(batch), batch, *columns, at_least=1.0, weight=2.0)
+    assert column.values_X.tolist() == pytest.approx([1.0, 0.0, 1.0 + 0.5, 0.0, 0.0, 0.9])
+
+
+def test_failed_turns_have_the_advantage_that_was_written():
+    batch, _ = judged([0.5, -1.0], [0.0] * 4)
+    advantage_T = torch.tensor([3.0, 3.0, 3.0, 3.0])
+    assert overwrite_failed(advantage_T, batch.sampled("ok"), value=-0.5).tolist() == [3.0, 3.0, -0.5, -0.5]
+
+
+def spoken(conversation, moments, reward):
+    """Return the sample of a role with turns of one token, each before an observed one, at places of an episode."""
+    made = visits(conversation, [0] * len(moments), reward)
+    values = {name: getattr(made, name) for name in made.__dataclass_fields__}
+    return RoleSample(**values, conversation=conversation, moments=list(moments), places=sorted(set(moments)))
+
+
+def test_gae_across_roles_goes_through_the_turns_of_an_episode_in_their_order():
+    """Roles a and b speak in turn; a third role of another policy speaks at place 2. Episode 4 has one turn."""
+    samples = [spoken(3, [0, 3], 1.0), spoken(3, [1, 4], 3.0), spoken(4, [0], 8.0)]
+    batch = forest(samples)
+    batch = batch.with_paths(**role_columns(samples, samples)).with_tokens(moment=locate_turns(batch, samples))
+    value_T = torch.tensor([10.0, 30.0, 20.0, 40.0, 5.0], dtype=torch.float64)
+    column = gae_across_roles(of_rewards(batch), batch, value_T, batch.sampled("moment"), gamma=0.9, lam=0.5)
+    delta = [0.9 * 20 - 10, 0.9 * 30 - 20, 0.9 * 40 - 30, (1.0 + 3.0) / 2 - 40]  # a, b, a, b
+    a = [sum(0.45**k * delta[s + k] for k in range(4 - s)) for s in range(4)]
+    assert column.values_X.tolist() == pytest.approx([a[0], a[2], a[1], a[3], 8.0 - 5.0])
+    assert column.return_X.tolist() == pytest.approx([a[0] + 10, a[2] + 30, a[1] + 20, a[3] + 40, 8.0])
+
+
+def test_turns_between_which_a_roles_own_environment_answered_keep_their_order():
+    samples = [spoken(0, [0, 0, 2], 1.0), spoken(0, [1], 1.0)]
+    batch = forest(samples)
+    moments = locate_turns(batch, samples).tolist()
+    assert sorted(range(4), key=moments.__getitem__) == [0, 1, 3, 2]
+    assert len(set(moments)) == 4
+
+
+def test_gae_across_roles_needs_roles():
+    batch, value_T = judged([0.0], [0.0, 0.0])
+    with pytest.raises(StepError, match="use `turn_gae`"):
+        gae_across_roles(of_rewards(batch), batch, value_T, value_T)

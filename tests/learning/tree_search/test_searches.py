@@ -22,27 +22,27 @@ REWARDS = {"a": 0.3, "b": 0.0, "aa": 0.1, "ab": 0.0, "ba": 0.0, "bb": 1.0}
 class Environment:
     """Two turns, `a` or `b`: the rewards of the table; anything else is refused."""
 
-    def __init__(self, *, broken: str = "") -> None:
-        self.broken, self.begun = broken, 0
+    def __init__(self, *, broken: str = "", penalty: float = 0.5) -> None:
+        self.broken, self.penalty, self.begun = broken, penalty, 0
 
     def begin(self, row: Row, seed: int) -> "Game":
         """Return a game."""
         self.begun += 1
-        return Game(self.broken)
+        return Game(self.broken, self.penalty)
 
 
 class Game:
     """The turns so far."""
 
-    def __init__(self, broken: str) -> None:
-        self.broken, self.past = broken, ""
+    def __init__(self, broken: str, penalty: float) -> None:
+        self.broken, self.penalty, self.past = broken, penalty, ""
 
     def step(self, action: str) -> Outcome:
         """Take a turn."""
         if self.broken == "raises":
             raise ValueError("out of order")
         if action not in ("a", "b"):
-            return Outcome("a or b", reward=-0.5, ok=False)
+            return Outcome("a or b", reward=-self.penalty, ok=False)
         self.past += action
         reward = math.nan if self.broken == "nan" else REWARDS[self.past]
         return Outcome(f"after {self.past}", done=len(self.past) == 2, reward=reward)
@@ -252,12 +252,27 @@ def test_a_judge_guides_by_its_weight():
         assert plan(root) == expected
 
 
-def test_equal_states_are_gone_on_from_once_unless_more_was_earned():
-    states, asked = make(["no", "x"])
+def test_new_states_come_before_those_that_were_reached_earlier():
+    """`x` is proposed twice and refused, which leads back to the start; `b` earns nothing either, but is new."""
+    states, asked = make("xxb", env={"penalty": 0.0})
     root = states.plant(PROBLEM)
-    search_best_first([root], states, Guide(), expansions=9)
-    assert asked == [["p"]]  # both turns are refused and lead to where they came from, for less
-    assert find_best(root) == []
+    search_best_first([root], states, Guide(), expansions=3)
+    assert asked == [["p"], ["p/1"], ["p/0"]]
+    states, asked = make("xxb", env={"penalty": 0.0})
+    search_beam([states.plant(PROBLEM)], states, Guide(), width=1)
+    assert asked == [["p"], ["p/1"], ["p/1/0"], ["p/1/0/0"]]  # `bb` has ended, `x` leads back to `b`
+
+
+def test_a_beam_of_one_is_an_episode():
+    """A refused turn does not end it: it is asked again, up to `max_turns`."""
+    says = iter(["x", "a", "x", "b", "a"])
+    states, _ = make(env={"max_turns": 9})
+    states.propose = lambda rows: [[Candidate(next(says))] for _ in rows]
+    root = states.plant(PROBLEM)
+    search_beam([root], states, Guide(), width=1)
+    (*_, last) = root.list_all()
+    assert [node.action for node in reversed(list(last.list_past()))][1:] == ["x", "a", "x", "b"]
+    assert (last.saved, last.earned) == (None, pytest.approx(-0.5 + 0.3 - 0.5))
 
 
 def test_what_the_length_limit_cut_is_not_carried_out_and_long_conversations_end():
