@@ -29,6 +29,7 @@ FIXED = frozenset(
         "state_T",
         "origin_T",
         "gain_T",
+        "shapley_T",
         "ok_T",
         "moment_T",
         "auxiliary_T",

@@ -34,7 +34,7 @@ def add_gains(
     probes, numbers = _build_probes(samples, tokenizer, stage.answer_prefix)
     gains: list[list[float]] = [[] for _ in samples]
     if probes is not None:
-        chance_N = _measure(probes, trained, stage)
+        chance_N = measure_probes(probes, trained, stage)
         for place, of_sample in enumerate(numbers):
             chances = [float(chance_N[number]) for number in of_sample]
             gains[place] = [after - before for before, after in pairwise(chances)]
@@ -43,7 +43,7 @@ def add_gains(
     return batch.with_tokens(gain=torch.tensor(values, dtype=torch.float64))
 
 
-def _measure(probes: Batch, trained: Trained, stage: Rl) -> Tensor:
+def measure_probes(probes: Batch, trained: Trained, stage: Rl) -> Tensor:
     """Return the probability of the answer in each probe (N,)."""
     lp_T = statistics_of(
         probes,
@@ -57,7 +57,7 @@ def _measure(probes: Batch, trained: Trained, stage: Rl) -> Tensor:
     return (total_N / probes.path_T.bincount(minlength=probes.num_paths)).exp()
 
 
-class _Probes:
+class Probes:
     """Segments of the contexts and of the answers behind them, under construction."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ def _build_probes(
     samples: Sequence[Sample], tokenizer: PreTrainedTokenizerBase, prefix: str
 ) -> tuple[Batch | None, list[list[int]]]:
     """Return the probes, None without any, and for each sample their numbers: before its turns, then after each."""
-    made, roots, numbers = _Probes(), dict[tuple[int, tuple[int, ...]], tuple[int, int]](), list[list[int]]()
+    made, roots, numbers = Probes(), dict[tuple[int, tuple[int, ...]], tuple[int, int]](), list[list[int]]()
     before = encode_text(tokenizer, prefix) if prefix else []
     for sample in samples:
         numbers.append([])

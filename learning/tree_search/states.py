@@ -78,7 +78,7 @@ class Node:
         while waiting:
             node = waiting.pop()
             yield node
-            waiting += reversed(node.children)
+            waiting.extend(reversed(node.children))
 
 
 class States:

@@ -44,6 +44,7 @@ OPTIONAL_CODE = {
     "environment": ("learning.environments.making", "wrap_in_environment"),
     "auxiliary_models": ("learning.rl.auxiliary_models", "AuxiliaryModels"),
     "answer_gains": ("learning.rl.answer_gains", "add_gains"),
+    "information_values": ("learning.rl.information_values", "add_information_values"),
     "routing_replay": ("learning.batch.routing_replay", "add_expert_column"),
     "references": ("learning.rl.references", "References"),
 }
@@ -167,7 +168,7 @@ class Rl(Capped, Training, LoRA, Chat, RewardTests, BaseStage):
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature; training log-probabilities are computed at the same temperature."""
     answer_prefix: str = ""
-    """Text before the row's answer where its probability is measured after each turn, for the column `gain_T`."""
+    """Text before the row's answer where its probability is measured after each turn, for `gain_T` and `shapley_T`."""
     routing_replay: bool = False
     """For a mixture of experts: whether all passes of an iteration use the experts chosen before its update (R2)."""
     mask_truncated_completions: bool = False
@@ -205,6 +206,7 @@ class Rl(Capped, Training, LoRA, Chat, RewardTests, BaseStage):
             "environment": self.env is not None or self.agent is not None,
             "auxiliary_models": self.critic is not None or bool(self.auxiliary_models),
             "answer_gains": "gain_T" in asked,
+            "information_values": "shapley_T" in asked,
             "routing_replay": self.routing_replay,
             "references": any(f"lp_{name}_T" in asked for name in ("ref", *self.references)),
         }

@@ -108,6 +108,20 @@ def information_gain(
     return Column(_discount(scaled_S, last_S, gamma)[index_T], raw_T, path_T, "token", column.return_X)
 
 
+def information_shares(
+    column: Column, batch: Batch, shapley_T: Tensor, turn_T: Tensor, *, weight: ScheduledFloat = 1.0
+) -> Column:
+    """Add `weight` · the Shapley value of every turn for the policy's probability of the answer, at its last token.
+
+    Two turns that learn the same share what it is worth, whichever came first (column `shapley_T`, ProMed 2025). The
+    reward of the episode is at its last token. Put `reward_to_go` or `gae` after it.
+    """
+    placed = broadcast_to_tokens(column, batch, at="last")
+    ends_T = find_turn_ends(batch.path_T, turn_T)
+    shares_T = shapley_T.double().where(ends_T, torch.zeros(len(batch.path_T), dtype=torch.float64))
+    return replace(placed, values_X=placed.values_X + weight * shares_T)
+
+
 def discounted_outcome(
     column: Column,
     batch: Batch,
