@@ -74,7 +74,7 @@ class Node:
 
     def list_all(self) -> Iterator["Node"]:
         """Yield this state and all below it, earlier ones first."""
-        waiting = [self]
+        waiting: list[Node] = [self]
         while waiting:
             node = waiting.pop()
             yield node
