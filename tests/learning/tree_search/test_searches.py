@@ -263,6 +263,19 @@ def test_new_states_come_before_those_that_were_reached_earlier():
     assert asked == [["p"], ["p/1"], ["p/1/0"], ["p/1/0/0"]]  # `bb` has ended, `x` leads back to `b`
 
 
+def test_among_equal_promises_the_turn_proposed_most_often_is_gone_on_from():
+    """The judge makes up for what `b` earns less than `a`."""
+    guide = Guide(lambda rows, texts: [0.3 * (text == "b") for text in texts], 1.0)
+    for texts, expected in (("abb", "p/1"), ("aab", "p/0"), ("ab", "p/0")):
+        for search in (
+            lambda roots, states: search_beam(roots, states, guide, width=1),
+            lambda roots, states: search_best_first(roots, states, guide, expansions=2),
+        ):
+            states, asked = make(texts)
+            search([states.plant(PROBLEM)], states)
+            assert asked == [["p"], [expected]]
+
+
 def test_a_beam_of_one_is_an_episode():
     """A refused turn does not end it: it is asked again, up to `max_turns`."""
     says = iter(["x", "a", "x", "b", "a"])
