@@ -10,7 +10,7 @@ from functools import cached_property
 
 from learning.memory_model.shape import Shape
 
-LOGITS_PER_CHUNK = 1 << 24
+LOGITS_PER_CHUNK, FEWEST_ROWS = 1 << 24, 16
 """As in `learning.models.packed`."""
 ROW, SPAN = (48, 512), 64
 """Lengths and spans of `learning.models.cpu_attention`."""
@@ -229,12 +229,17 @@ class Forward:
     @cached_property
     def chunks(self) -> int:
         """How many times logits are computed."""
-        return -(-self.tokens.needed // max(1, LOGITS_PER_CHUNK // self.shape.vocabulary))
+        return -(-self.tokens.needed // self._rows_at_once)
+
+    @property
+    def _rows_at_once(self) -> int:
+        most = max(1, LOGITS_PER_CHUNK // self.shape.vocabulary)
+        return most - most % FEWEST_ROWS or most
 
     @property
     def logits(self) -> int:
         """Log-probabilities of the largest chunk and their gradient."""
-        rows = min(self.tokens.needed, max(1, LOGITS_PER_CHUNK // self.shape.vocabulary))
+        rows = min(self.tokens.needed, self._rows_at_once)
         return 2 * rows * self.shape.vocabulary * FULL
 
     @property

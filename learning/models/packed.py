@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from learning.models.forwards import (
+    FEWEST_ROWS,
     attention_by,
     describe_linear_layers,
     evaluation_mode,
@@ -181,7 +182,7 @@ def packed_statistics(
         rows_BC = packed_hidden(plain, packed, sources_B.unique(), body=body).index_select(0, sources_B)
         head, vocabulary = partial(compute_logits, plain), plain.get_output_embeddings().weight.shape[0]
     ids_B = packed.input_ids_M[at_B]
-    step = max(1, LOGITS_PER_CHUNK // vocabulary)
+    step = (most := max(1, LOGITS_PER_CHUNK // vocabulary)) - most % FEWEST_ROWS or most  # multiples are not padded
     pieces = []
     for rows, ids in zip(rows_BC.split(step), ids_B.split(step), strict=True):
         inputs = (rows, ids, head, temperature, followed, watched)

@@ -128,6 +128,7 @@ def test_weights_in_4_bits_are_counted(kind, nested):
 def test_constants_are_those_of_the_code():
     assert adapter_targets.BLOCK == memory_shape.BLOCK
     assert packed.LOGITS_PER_CHUNK == memory_estimate_forward.LOGITS_PER_CHUNK
+    assert packed.FEWEST_ROWS == memory_estimate_forward.FEWEST_ROWS
     assert (cpu_attention.SHORTEST, cpu_attention.LONGEST) == memory_estimate_forward.ROW
     assert cpu_attention.SPAN == memory_estimate_forward.SPAN
     assert segments.LONG_SCORES == memory_estimate_forward.LONG_SCORES

@@ -2,6 +2,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
+from learning.models import forwards
 from learning.models import packed as packed_module
 from learning.models.packed import choose_forward, pack, packed_logprobs
 from schemas.errors import StepError
@@ -97,6 +98,19 @@ def test_only_needed_tokens_and_chunked_logits(monkeypatch):
     want = torch.autograd.grad(whole[needed].sum(), list(model.parameters()))
     for got, expected in zip(grads, want, strict=True):
         torch.testing.assert_close(got, expected, atol=1e-12, rtol=1e-9)
+
+
+def test_chunks_of_logits_have_rows_that_are_not_padded(monkeypatch):
+    """The head is the widest layer: filling up its rows would copy all logits and their gradients once more."""
+    seen, score = [], packed_module._score
+    monkeypatch.setattr(packed_module, "_score", lambda rows, *given: seen.append(len(rows)) or score(rows, *given))
+    for most, rows in ((341, 336), (37, 32), (7, 7)):
+        monkeypatch.setattr(packed_module, "LOGITS_PER_CHUNK", 31 * most)
+        seen.clear()
+        with torch.no_grad():
+            packed_logprobs(make(), pack([[1 + n % 30 for n in range(700)]], [-1]))
+        assert seen == [rows] * (699 // rows) + [699 % rows] * (699 % rows > 0)
+        assert forwards._pad(rows) == rows
 
 
 def test_attention_is_given_back():
