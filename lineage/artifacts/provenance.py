@@ -24,6 +24,7 @@ PACKAGES = (
     "numpy",
     "reasoning-gym",
     "gymnasium",
+    "pettingzoo",
     "tensordict",
     "torchrl",
     "optuna",

@@ -18,6 +18,7 @@ from tasks.context import Context
 
 FALLING = {"linear": {"from": 1, "to": 0.1, "steps": 40}}
 LINE, CORRIDOR = "tests.control_worlds:line", "tests.control_worlds:corridor"
+GAME = {"use": "two_step"}
 SMALL = {"networks": {"hidden_sizes": [16]}, "batch_size": 16, "learning_starts": 20, "logging_steps": 20}
 
 
@@ -125,6 +126,8 @@ def test_offline_training_learns_from_the_better_of_the_data(gather, train, exec
         ("sac", LINE, {"priority": {"use": "td_error", "alpha": 1.0}, "data": ["d"], "data_share": 0.5}),
         ({"use": "redq", "num_critics": 3, "actor_period": 2}, LINE, {"updates_per_step": 2}),
         ({"use": "mbpo", "models": 2}, LINE, {"data": ["d"], "loss_terms": {"model": "dynamics_likelihood"}}),
+        ("mappo", GAME, {"num_envs": 2, "rollout_steps": 10, "num_iterations": 2}),
+        ("qmix", GAME, {"exploration": {"use": "epsilon_greedy", "epsilon": FALLING}, "num_envs": 2}),
         ("decision_transformer", CORRIDOR, {"data": ["d"], "environment_steps": 0, "max_steps": 120}),
     ],
 )
@@ -138,7 +141,7 @@ def test_an_interrupted_training_ends_with_the_same_bits(loss, env, settings, ga
         "eval_episodes": 2,
     } | settings
     whole, first = train("whole", inputs, env, **settings)
-    kept, stop = training.ControlLoop.iterate, {"after": 2 if loss == "ppo" else 40}
+    kept, stop = training.ControlLoop.iterate, {"after": 2 if loss in ("ppo", "mappo") else 40}
 
     def iterate(self, iteration):
         if iteration > stop["after"]:
