@@ -37,15 +37,16 @@ def overlap(
 def entropy(rows: list[Row], samples: list[Sample], policy: Policy, *, marker: Marker = "####") -> list[float | None]:
     """Mean entropy, in nats, at the tokens in which a completion names features, when they were sampled (EAG-RL 2025).
 
-    For the policy loss `widened_by_entropy`, with weight 0. None if a completion names no feature, or if the stage does
-    not record entropies.
+    For the policy loss `widened_by_entropy`, with weight 0. Where a completion names no feature it is the mean over all
+    its tokens; None if the stage does not record entropies.
     """
-    return [
-        _average([sample.entropies[i] for i in find_feature_tokens(policy, sample, _read_expert(row), marker)])
-        if sample.entropies
-        else None
-        for row, sample in zip(rows, samples, strict=True)
-    ]
+    scores: list[float | None] = []
+    for row, sample in zip(rows, samples, strict=True):
+        expert = _read_expert(row)
+        marked = find_feature_tokens(policy, sample, expert, marker) or range(sample.given, len(sample.completion_ids))
+        values = [sample.entropies[i] for i in marked] if sample.entropies and expert else []
+        scores.append(sum(values) / len(values) if values else None)
+    return scores
 
 
 def find_feature_tokens(policy: Policy, sample: Sample, names: Iterable[str], marker: str) -> list[int]:
@@ -69,7 +70,3 @@ def _find_names(text: str, names: Iterable[str], marker: str) -> list[tuple[str,
 
 def _read_expert(row: Row) -> dict[str, float]:
     return json.loads(row["metadata"] or "{}").get("expert") or {}
-
-
-def _average(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None

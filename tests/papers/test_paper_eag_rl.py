@@ -85,9 +85,9 @@ def test_the_entropy_is_that_at_the_tokens_that_name_features(tiny_policy):
     made = sample(tiny_policy, row(), text, entropies=entropies)
     assert features.find_feature_tokens(tiny_policy, made, "abcd", "####") == [0, 5]
     assert features.entropy([row()], [made], tiny_policy) == [pytest.approx((1 + 6) / 2)]
-    unnamed = sample(tiny_policy, row(), "#### high", entropies=[1.0] * 10)
+    unnamed = sample(tiny_policy, row(), "#### high", entropies=[float(i) for i in range(10)])
     unrecorded = sample(tiny_policy, row(), text, entropies=[])
-    assert features.entropy([row()] * 2, [unnamed, unrecorded], tiny_policy) == [None, None]
+    assert features.entropy([row()] * 2, [unnamed, unrecorded], tiny_policy) == [4.5, None]
     longer = row() | {"metadata": json.dumps({"expert": {"pulse": 1.0}})}
     made = sample(tiny_policy, longer, "pulse 3", entropies=[float(i) for i in range(8)])
     assert features.entropy([longer], [made], tiny_policy) == [pytest.approx((0 + 1 + 2 + 3 + 4) / 5)]
@@ -97,7 +97,7 @@ def test_the_entropy_is_that_at_the_tokens_that_name_features(tiny_policy):
 
 def scored(stage, policy, samples):
     parts = bind_sampling_slots(stage, {})
-    score(parts.rewards, parts.weights, samples, {"step": 0, "seed": 0, "states": {}, "policy": policy})
+    score(parts.rewards, parts.weights, samples, {"step": 0, "seed": 0, "states": {}, "policy": policy}, parts.read)
     algorithm = bind_algorithm(stage, {})
     return algorithm, with_advantages(algorithm, with_dropped(forest(samples), False), 0)
 
@@ -148,6 +148,12 @@ def test_the_upper_clip_grows_with_the_entropy_at_the_features(stages, tiny_poli
                 cut = (advantage > 0 and ratio > high) or (advantage < 0 and ratio < 0.8)
                 assert bool((slope_T[batch.path_T == path] == 0).all()) == cut
     assert algorithm.needs("entropy_behav_T")  # so that the engine records entropies
+
+
+def test_a_completion_that_names_no_feature_is_trained_on(stages, tiny_policy):
+    made = [sample(tiny_policy, row(), "#### high"), sample(tiny_policy, row(), "a 3, b 7 #### high")]
+    scored(stages["trained"], tiny_policy, made)
+    assert [t.reward for t in made] == [1.0, 1.5]
 
 
 def test_the_clip_names_the_reward_that_it_lacks(stages, tiny_policy):
