@@ -25,7 +25,7 @@ from flows.commands import (
     running,
     serving,
 )
-from schemas.errors import PosttrainError
+from schemas.errors import PosttrainError, advise_on_file_error
 
 app = typer.Typer(
     name="posttrain",
@@ -131,7 +131,9 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except OSError as error:  # those of steps are StepErrors: this is the state folder, or a file that was named
-        print(f"{error.filename or 'posttrain'}: {error.strerror or error}", file=sys.stderr)
+        line = f"{error.filename or 'posttrain'}: {error.strerror or error}"
+        advice = advise_on_file_error(error)
+        print(f"{line}; {advice}" if advice else line, file=sys.stderr)
         code = 3
     except Exception as error:
         show = getattr(error, "show", None)

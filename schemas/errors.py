@@ -7,10 +7,13 @@ PosttrainError
 └── GateError        a gate failed; finished artifacts stay (exit 2)
 """
 
+import errno
 from dataclasses import dataclass
 
 LONGEST = 2_000
 """Most characters of a message, an advice or a path in an error."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+PROTECTED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class PosttrainError(Exception):
@@ -62,6 +65,32 @@ class GateError(PosttrainError):
     """A gate failed."""
 
     exit_code = 2
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the type and the text of an error that is not one of posttrain's, with what to do about it if it is known.
+
+    Errors of sqlite and of Arrow about a full disk are no OSError, or have no number.
+    """
+    text = f"{type(error).__name__}: {error}"
+    return f"{text}; {advice}" if (advice := advise_on_file_error(error)) else text
+
+
+def advise_on_file_error(error: BaseException) -> str:
+    """Return what to do about an error of the file system; empty if its own text says it."""
+    number, text = getattr(error, "errno", None), str(error)
+    if number in FULL or "disk is full" in text or "No space left on device" in text:
+        return (
+            "free space on that disk (`posttrain gc` lists what can be removed), or set POSTTRAIN_ROOT to a folder on "
+            "another disk"
+        )
+    if number == errno.EMFILE:
+        return "raise the limit of open files, for example with `ulimit -n 4096`"
+    if ".posttrain" not in str(getattr(error, "filename", "")):
+        return ""
+    if number in (errno.EEXIST, errno.ENOTDIR):
+        return "a file has the name of the state folder: move it away"
+    return "set POSTTRAIN_ROOT to a folder that can be written" if number in PROTECTED else ""
 
 
 def printable(text: str, longest: int = LONGEST) -> str:

@@ -203,6 +203,9 @@ MISTAKES = {
     "a model without a tokenizer": model("", remove_tokenizer, "no tokenizer: tokenizer.json is missing"),
     "a cut-off config.json": model("config.json", '{"model_type": "qwen3"', "config.json cannot be read"),
     "an unknown architecture": model("config.json", '{"model_type": "qwen99"}', "no model type 'qwen99'"),
+    "other shapes": model(
+        "config.json", ('"hidden_size": 32', '"hidden_size": 64'), "weights do not fit config.json", "282 x 32"
+    ),
     "a model of pictures": model(
         "config.json", '{"model_type": "llava", "vision_config": {}}', "no text model for the multimodal type llava"
     ),
@@ -301,6 +304,13 @@ MISTAKES = {
     ),
     "an address in place of a file": recipe(
         "path:train.jsonl", "https://example.org/train.jsonl", "mine.yaml:6:11", "download it, and name the file"
+    ),
+    "an address behind path": recipe(
+        "path:train.jsonl", "path:https://example.org/train.jsonl", "mine.yaml:6:11", "download it, and name the file"
+    ),
+    "digits in groups": recipe(STEPS, "max_steps: 1_000", "mine.yaml:7:16", "'1_000' is text", "write 1000"),
+    "a negative number of layers": model(
+        "config.json", ('"num_hidden_layers": 2', '"num_hidden_layers": -2'), "`num_hidden_layers` is -2, at least 1"
     ),
     "a task of lm-eval": recipe(
         "kind: evaluate",
@@ -547,9 +557,6 @@ AT_THE_RUN = {
     ),
     "None for all": own(RETURNED, "return [None for _ in values]", "returns None for every one of the 8 completions"),
     "NaN for some": own("0.01 * len(text)", "(0.0 if text.isdigit() else float('nan'))", "its score is nan"),
-    "other shapes": Mistake(
-        ("weights do not fit config.json",), {"model/config.json": ('"hidden_size": 32', '"hidden_size": 64')}
-    ),
 }
 """Mistakes that show when a step begins."""
 WARNED = {
@@ -638,6 +645,14 @@ WARNED = {
     "an exam of one problem": (
         Mistake((), {"exam.jsonl": write_lines(EXAM[:1])}),
         "stages.check.prompts: 1 problem: that measures next to nothing",
+    ),
+    "an exam of one problem, many times": (
+        Mistake((), {"exam.jsonl": write_lines(EXAM[:1] * 10)}),
+        "mine.yaml:25:14: stages.check.prompts: 9 of 10 problems repeat an earlier prompt: the intervals are",
+    ),
+    "an exam with two answers to a problem": (
+        Mistake((), {"exam.jsonl": write_lines([*EXAM, EXAM[0] | {"answer": "0"}])}),
+        "stages.check.prompts: 1 of 11 problems repeat an earlier prompt, 1 of them with another answer",
     ),
     "a watched path that is not there": (
         recipe("stages:", "schedule: {on_change: [path:rows]}\nstages:"),

@@ -12,7 +12,7 @@ from pathlib import Path
 from flows.execution.events import Event, RecordedStep, Reporter, RetryEvent, RunEvent
 from lineage.layout import Layout
 from schemas.atomic_write import write_text_atomically
-from schemas.errors import PlanError
+from schemas.errors import PlanError, advise_on_file_error
 from schemas.plan import Plan
 
 UNRECORDED = frozenset({"log", "progress"})
@@ -57,7 +57,7 @@ def write_plan(layout: Layout, run: str, plan: Plan) -> None:
         layout.make_state()
         write_text_atomically(layout.run(run) / "plan.json", plan.model_dump_json(indent=1))
     except OSError as error:
-        advice = "give POSTTRAIN_ROOT a folder that can be written"
+        advice = advise_on_file_error(error) or "set POSTTRAIN_ROOT to a folder that can be written"
         raise PlanError(f"the state folder {layout.state} cannot be written: {error.strerror}; {advice}") from error
 
 

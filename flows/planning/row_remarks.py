@@ -54,6 +54,8 @@ def find_row_remarks(recipe: Recipe, layout: Layout) -> Iterator[tuple[bool, Pro
             yield from ((False, problem) for problem in _check_markers(info, port, rows))
             if isinstance(info.stage, Training):
                 yield from ((False, problem) for problem in _check_variety(info, port, rows))
+            if isinstance(info.stage, Evaluate) and port.path == "prompts":
+                yield from ((False, problem) for problem in _check_repeated(info, port, rows))
 
 
 def read_port_rows(recipe: Recipe, layout: Layout, port: Port) -> "list[Row]":
@@ -146,6 +148,21 @@ def _check_variety(info: StepInfo, port: Port, rows: "list[Row]") -> Iterator[Pr
         number = f"{len(rows)} {what[:-1] if len(rows) == 1 else what}"
         text = f"{number} for batches of {batch}: the same ones are in every step"
         yield info.problem(port.path, text, "give more rows, or a smaller batch")
+
+
+def _check_repeated(info: StepInfo, port: Port, rows: "list[Row]") -> Iterator[Problem]:
+    """Yield that problems of an evaluation are there twice: its intervals take each for an independent one."""
+    answers: dict[str, str | None] = {}
+    repeated = other = 0
+    for row in rows:
+        prompt, answer = _prompt_of(row), row.get("answer")
+        repeated += prompt in answers
+        other += answers.setdefault(prompt, answer) != answer
+    if repeated:
+        text = f"{repeated} of {len(rows)} problems repeat an earlier prompt" + (
+            f", {other} of them with another answer" if other else ""
+        )
+        yield info.problem(port.path, f"{text}: the intervals are too narrow", "keep one row of each prompt")
 
 
 def _count_batch(info: StepInfo) -> int:

@@ -23,6 +23,8 @@ COUNTS = (
 BODY, EMBEDDINGS = "model.", "embed_tokens.weight"
 """The usual prefix of all tensors but the head, and the name behind it of one that every model has."""
 LAYER = re.compile(r"(?:model\.)?layers\.\d+\.")
+POSITIVE = ("hidden_size", "num_hidden_layers", "num_attention_heads")
+"""Keys of config.json that no architecture has at 0."""
 GGUF_SIZES = {
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
@@ -58,6 +60,8 @@ def find_wrong_tensor(folder: Path) -> str | None:
     for part, place in ((config, ""), (config.get("text_config"), "text_config.")):
         if isinstance(part, dict) and (key := next((key for key in COUNTS if isinstance(part.get(key), str)), None)):
             return f"config.json: `{place}{key}` is the text {part[key]!r}, not a number; write it without quotes"
+        if isinstance(part, dict) and (key := next((key for key in POSITIVE if _is_below_one(part.get(key))), None)):
+            return f"config.json: `{place}{key}` is {part[key]}, at least 1 is needed; fetch the file again"
     try:
         shapes, listed = _read_shapes(folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -67,6 +71,10 @@ def find_wrong_tensor(folder: Path) -> str | None:
     if config.get("quantization_config"):
         return None
     return _compare_with_config(config, shapes)
+
+
+def _is_below_one(value: object) -> bool:
+    return isinstance(value, int | float) and value < 1
 
 
 def _compare_with_config(config: JsonObject, shapes: Mapping[str, Shape]) -> str | None:

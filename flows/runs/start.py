@@ -28,6 +28,7 @@ from lineage.catalogue.row_index import read_new_tables
 from lineage.layout import Layout
 from lineage.reports.report import write_report
 from lineage.tracking.record import add_report, project_run
+from schemas.errors import advise_on_file_error
 from schemas.plan import Plan
 from schemas.stages.union import traits_of
 
@@ -130,7 +131,9 @@ def _update_projection(what: str, projection: Callable[[], object], console: Con
     try:
         projection()
     except Exception as error:  # a projection can be rebuilt; the artifacts must not suffer from it
-        print_line(console, f"{what} was not updated:", str(error))
+        first = (str(error) or type(error).__name__).splitlines()[0]  # of SQLAlchemy: the statement and a link follow
+        advice = advise_on_file_error(error) or "the results of the run are kept"
+        print_line(console, f"{what} was not updated:", f"{first}; {advice}")
 
 
 def make_result_tables(outcome: Outcome) -> Iterable[Table]:

@@ -9,7 +9,7 @@ import threading
 
 from flows.steps.step import run_step
 from flows.steps.step_spec import StepSpec
-from schemas.errors import PosttrainError, StepError
+from schemas.errors import PosttrainError, StepError, describe_error
 from schemas.manifest import Manifest
 from schemas.plan import Step
 
@@ -51,7 +51,7 @@ class RunningStep:
         if isinstance(self.error, PosttrainError):
             raise StepError(str(self.error)) from self.error
         if self.error is not None:
-            raise StepError(f"{type(self.error).__name__}: {self.error}") from self.error
+            raise StepError(describe_error(self.error)) from self.error
         if self.manifest is None:
             raise StepError("the step has not ended")
         return self.manifest

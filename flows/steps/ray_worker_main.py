@@ -8,6 +8,7 @@ from pathlib import Path
 from flows.processes.process_env import set_process_env
 from flows.processes.process_tree import die_with_parent, use_default_stop_signals
 from flows.steps.step_spec import StepFailure, StepSpec
+from schemas.errors import PosttrainError, describe_error
 from schemas.manifest import Manifest
 
 
@@ -17,17 +18,17 @@ def run_worker(spec: StepSpec) -> Manifest | StepFailure:
     use_default_stop_signals()
     os.setpgid(0, 0)
     set_process_env(spec.step.resources.num_cpus)
-    spec.work.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileNotFoundError):  # another run may just have finished the step and removed its folder
-        pid_file(spec).write_text(f"{socket.gethostname()} {os.getpid()}")
-
-    from flows.steps.step import run_step  # torch comes with it, and reads the number of threads
-    from schemas.errors import PosttrainError
-
     try:
+        spec.work.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another run may just have finished the step
+            pid_file(spec).write_text(f"{socket.gethostname()} {os.getpid()}")
+        from flows.steps.step import run_step  # torch comes with it, and reads the number of threads
+
         return run_step(spec)
     except PosttrainError as error:
         return StepFailure(str(error))
+    except OSError as error:  # of publishing, for example on a full disk: the process is not dead
+        return StepFailure(describe_error(error))
 
 
 def pid_file(spec: StepSpec) -> Path:

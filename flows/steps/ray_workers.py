@@ -50,6 +50,8 @@ ESSENTIAL = ("gcs_server", "raylet")
 """Processes of Ray that no run can continue without."""
 LONGEST_TEMPORARY = 40
 """Most characters of the path of Ray's folder: paths of Unix sockets in it must stay below 108."""
+CONNECTING = 10.0
+"""Seconds in which a cluster must accept a connection."""
 EXIT_TIMEOUT = 5.0
 """Seconds in which processes of an ended step go by themselves."""
 OBJECT_STORE = 100 * 2**20
@@ -87,11 +89,15 @@ class RayWorkers:
         if address := os.environ.get("RAY_ADDRESS"):
             environment = {"env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"], "PYTHONHASHSEED": "0"}}
             try:
+                _open_connection(address)
                 self.ray.init(
                     address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=environment
                 )
-            except ConnectionError as error:
-                advice = "start it; if it needs a token: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or ~/.ray/auth_token"
+            except (ConnectionError, TimeoutError, socket.gaierror) as error:
+                advice = (
+                    "start it, or unset the variable; if it needs a token: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or "
+                    "~/.ray/auth_token"
+                )
                 raise PlanError(f"no Ray cluster answers at RAY_ADDRESS={address}; {advice}") from error
         else:
             self._start(layout)
@@ -256,6 +262,13 @@ def _make_session_folder(layout: Layout) -> Path:
     return Path(tempfile.mkdtemp(prefix=RAY_FOLDER_PREFIX))
 
 
+def _open_connection(address: str) -> None:
+    """Raise OSError if nothing listens at HOST:PORT; Ray itself tries for minutes. Words such as `auto` pass."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), CONNECTING).close()
+
+
 def find_cluster_problems() -> list[str]:
     """Return how Ray or Python here differ from the cluster at RAY_ADDRESS; empty where that is not set."""
     address = os.environ.get("RAY_ADDRESS")
@@ -265,8 +278,9 @@ def find_cluster_problems() -> list[str]:
     import ray
 
     try:
+        _open_connection(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
-    except (ConnectionError, RuntimeError) as error:
+    except (OSError, RuntimeError) as error:
         message = " ".join(str(error).split())
         return [f"the cluster at RAY_ADDRESS={address}: {message[:400]}"]
     finally:

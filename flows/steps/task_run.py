@@ -18,7 +18,7 @@ from flows.processes.secret_values import find_secrets, resolve_references
 from flows.steps.step_spec import TaskReport
 from lineage.keys import derive_key, load_signer
 from lineage.layout import Layout
-from schemas.errors import PosttrainError, StepError
+from schemas.errors import PosttrainError, StepError, describe_error
 from schemas.manifest import NOTICES
 from schemas.package import import_path
 from schemas.plan import Step
@@ -74,7 +74,7 @@ def run_task(step: Step, context: Context, layout: Layout, folders: Iterable[Pat
         raise StepError(f"{step.name}: {hide.text(str(error))}") from hide.error(error)
     except (Exception, SystemExit) as error:  # a task that ends its process would take the step's messages with it
         traceback.print_exc()
-        raise StepError(f"{step.name}: {type(error).__name__}: {hide.text(str(error))}") from hide.error(error)
+        raise StepError(f"{step.name}: {hide.text(describe_error(error))}") from hide.error(error)
 
 
 def _derive_checkpoint_key(layout: Layout, step: Step) -> bytes:

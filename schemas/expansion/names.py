@@ -14,6 +14,8 @@ ENVIRONMENT = re.compile(r"(?<![^:/\s])(\$\w+(\.\w+)?|%\w+%)(?![^/])|\$\{env:\w*
 """A part of a path that is an environment variable as shells, Windows or posttrain's addresses write it."""
 ON_THE_HUB = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/(?:datasets/)?(?P<name>[\w.-]+/[\w.-]+)")
 """The page of a model or data set of the hub."""
+ADDRESS = re.compile(r"(?:https?|s3|gs|az|hf|ftp)://?")
+"""The beginning of an address; a path may have lost one of its slashes."""
 PLACES = (
     "write the path itself (`~` is the home folder, relative paths start at the recipe's folder), or a variable of the "
     "recipe: `vars: {data: ./data}`, `path:${vars.data}/file.jsonl`, and `--set vars.data=...`"
@@ -99,6 +101,9 @@ def _check_outside(text: str, scheme: str, mark: Mark, path: str) -> str:
         raise make_error(mark, path, "no source `file:`", f"write path:{rest.removeprefix('//') or './file.jsonl'}")
     if (on_hub := ON_THE_HUB.match(text)) is not None:
         raise make_error(mark, path, f"no source `{scheme}:`", f"write hub:{on_hub['name']}")
+    if scheme == "path" and (address := ADDRESS.match(rest)) is not None:
+        what = f"`{address[0]}` begins an address, and nothing is fetched from one"
+        raise make_error(mark, path, what, "download it, and name the file or folder: path:./file")
     if scheme in ("http", "https", "s3", "gs", "az"):
         raise make_error(mark, path, f"no source `{scheme}:`", "download it, and name the file or folder: path:./file")
     if scheme not in SCHEMES:

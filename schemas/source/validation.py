@@ -133,9 +133,9 @@ def find_coercions(node: Node, value: Any, path: str) -> Iterator[Problem]:
         yield make_problem(node.mark, path, f"`{node.value}` is not a switch", "write true or false")
     elif isinstance(value, int | float) and not isinstance(value, bool):
         if isinstance(node.value, str):
-            yield make_problem(
-                node.mark, path, f"a number is wanted, '{node.value}' is text", "write it without quotes"
-            )
+            plain = node.value.replace("_", "")
+            advice = f"write {plain}" if plain != node.value else "write it without quotes"
+            yield make_problem(node.mark, path, f"a number is wanted, '{node.value}' is text", advice)
         elif isinstance(node.value, bool):
             yield make_problem(node.mark, path, f"a number is wanted, not {str(node.value).lower()}", "write a number")
 
