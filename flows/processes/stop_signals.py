@@ -1,4 +1,4 @@
-"""Stop a run on Ctrl-C and SIGTERM, also where Python's handlers cannot run.
+"""Stop a run on Ctrl-C, on SIGTERM and when its terminal closes, also where Python's handlers cannot run.
 
 A handler of Python runs between two of its instructions. While one call of C code holds the interpreter, such as a
 power of huge numbers, no handler and no thread runs. The interpreter's C code still writes the number of each signal
@@ -22,7 +22,8 @@ GRACE = 15.0
 """Seconds in which a run ends by itself: a step is given five of them (`flows.steps.in_process`)."""
 TWICE = 0.5
 """Seconds after which another signal is a second request; one request may reach a process in two ways."""
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""SIGHUP is that of a terminal which was closed; `nohup` ignores it."""
 ACTION_BYTES = 512
 """More than the size of C's `struct sigaction`: 152 bytes with glibc."""
 MESSAGE = "the run did not stop in time, so it was killed; continue with: posttrain resume\n"
@@ -30,7 +31,7 @@ MESSAGE = "the run did not stop in time, so it was killed; continue with: posttr
 
 @contextlib.contextmanager
 def enforce_stop(grace: float = GRACE) -> Iterator[None]:
-    """Inside, SIGINT and SIGTERM end this process after the grace period, and at once when repeated.
+    """Inside, signals that stop a run end this process after the grace period, and at once when repeated.
 
     The process ends as if killed. Python's own handlers must be installed; outside of the main thread this does
     nothing.
@@ -76,7 +77,7 @@ def enforce_from_outside(process: int, grace: float) -> None:
 
 @contextlib.contextmanager
 def set_on_signals(stop: threading.Event) -> Iterator[None]:
-    """Set `stop` on Ctrl-C and SIGTERM; outside of the main thread this does nothing."""
+    """Set `stop` on signals that stop a run; outside of the main thread this does nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -103,17 +104,34 @@ def keep_sigterm_action() -> Iterator[None]:
 
 @contextlib.contextmanager
 def handle_signals(numbers: Sequence[signal.Signals], handle: Callable[[], None]) -> Iterator[None]:
-    """Call `handle` on these signals inside, and restore the handlers that were set before."""
+    """Call `handle` on these signals inside, and restore the handlers that were set before.
+
+    SIGHUP stays ignored where it is. At SIGHUP, what is written to a terminal goes nowhere from then on.
+    """
+    terminals = [stream for stream in (1, 2) if os.isatty(stream)]
 
     def on_signal(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            _discard_output(terminals)
         handle()
 
-    before = {number: signal.signal(number, on_signal) for number in numbers}
+    wanted = [n for n in numbers if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, on_signal) for number in wanted}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _discard_output(streams: Sequence[int]) -> None:
+    """Send what is written to these descriptors nowhere: writing to a closed terminal raises OSError."""
+    if not streams:
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in streams:
+        os.dup2(nowhere, stream)
+    os.close(nowhere)
 
 
 if __name__ == "__main__":

@@ -128,6 +128,7 @@ def rounds_done(checkout):
     [
         ("inprocess", signal.SIGINT),
         pytest.param("inprocess", signal.SIGTERM, marks=SLOW),
+        pytest.param("inprocess", signal.SIGHUP, marks=SLOW),
         pytest.param("ray", signal.SIGINT, marks=SLOW),
         pytest.param("ray", signal.SIGTERM, marks=SLOW),
     ],
