@@ -1,6 +1,9 @@
 """Adapters as transformers and peft load them: over a base that is a folder of safetensors."""
 
+import logging
+import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -27,6 +30,9 @@ def make_plain(folder: Path, layout: Layout) -> Path:
 
 def _convert(base: Path, record: BaseRecord, place: Path) -> None:
     """Write a base as a folder of transformers; of two processes that do it at once one wins."""
+    print("the base of this adapter is converted once, for transformers and peft", file=sys.stderr)
+    os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported: transformers shows a bar per file
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of kernels for weights in 4 bits, none here
     from learning.models.policy import load_policy, save_policy  # torch, which `posttrain path` rarely needs
 
     place.parent.mkdir(parents=True, exist_ok=True)

@@ -43,10 +43,11 @@ def make(steps, made):
     return make_plain(complete_adapter(steps.folder(made), steps.layout), steps.layout)
 
 
-def test_an_adapter_over_a_gguf_file_loads_with_transformers_and_peft(steps, gguf, monkeypatch):
+def test_an_adapter_over_a_gguf_file_loads_with_transformers_and_peft(steps, gguf, monkeypatch, capsys):
     first, logits = steps.adapt("one", steps.receive(None, gguf))
     second, others = steps.adapt("two", steps.receive(None, gguf), seed=2)
     place = make(steps, first)
+    assert "converted once" in capsys.readouterr().err
     monkeypatch.setattr(plain_adapters, "_convert", None)  # from here on the converted base is there
     assert make(steps, first) == place
     for folder, expected in ((place, logits), (make(steps, second), others)):
