@@ -13,7 +13,7 @@ from dataclasses import dataclass
 LONGEST = 2_000
 """Most characters of a message, an advice or a path in an error."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
-PROTECTED = (errno.EROFS, errno.EACCES, errno.EPERM)
+PROTECTED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 
 
 class PosttrainError(Exception):
@@ -88,7 +88,7 @@ def advise_on_file_error(error: BaseException) -> str:
         return "raise the limit of open files, for example with `ulimit -n 4096`"
     if ".posttrain" not in str(getattr(error, "filename", "")):
         return ""
-    if number in (errno.EEXIST, errno.ENOTDIR):
+    if number == errno.EEXIST:
         return "a file has the name of the state folder: move it away"
     return "set POSTTRAIN_ROOT to a folder that can be written" if number in PROTECTED else ""
 

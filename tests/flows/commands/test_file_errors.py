@@ -29,6 +29,7 @@ def root(tmp_path):
         (RuntimeError("(sqlite3.OperationalError) database or disk is full"), "posttrain gc"),
         (OSError(errno.EROFS, "Read-only file system", "/a/.posttrain/runs"), "POSTTRAIN_ROOT"),
         (PermissionError(errno.EACCES, "Permission denied", "/a/.posttrain"), "POSTTRAIN_ROOT"),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory", "/a/file/.posttrain"), "POSTTRAIN_ROOT"),
         (FileExistsError(errno.EEXIST, "File exists", "/a/.posttrain"), "move it away"),
         (OSError(errno.EMFILE, "Too many open files"), "ulimit -n"),
     ],
