@@ -115,7 +115,7 @@ def test_windows_are_pieces_of_one_episode_with_the_returns_that_followed():
 
 @pytest.mark.parametrize("spaces", [BOX, CHOICES], ids=["box", "choices"])
 def test_the_loss_is_the_mean_over_steps_that_are_in_the_episode(spaces):
-    """What is behind the end of an episode changes nothing; TorchRL's loss gives the same for numbers."""
+    """The loss is torch's own over the steps before the end; what lies behind it changes nothing."""
     from torch.distributions import Categorical
     from torch.nn.functional import mse_loss
 
