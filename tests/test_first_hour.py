@@ -162,6 +162,9 @@ MISTAKES = {
     ),
     "a folder without rows": recipe("path:train.jsonl", "path:model", "mine.yaml:6:5", "no file of rows"),
     "a missing model": recipe("path:model", "path:modle", "mine.yaml:5:12", "path:modle: no such folder or file"),
+    "a missing model in the home folder": recipe(
+        "path:model", "path:~/modle", "mine.yaml:5:12", f"no such folder or file; that is {Path.home()}/modle"
+    ),
     "a file in place of a model": recipe("path:model", "path:train.jsonl", "mine.yaml:5:12", "a file of rows"),
     "a model of the hub": recipe("path:model", "hub:nobody/nothing", "mine.yaml:5:12", "hf download nobody/nothing"),
     "an empty file": train("", "train.jsonl: no rows"),

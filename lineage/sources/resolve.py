@@ -118,7 +118,12 @@ def _resolve_path(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Sourc
         raise PlanError(f"path:{rest} is tracked by DVC and not checked out; fetch it: dvc pull {tracked}")
     searched = ", ".join(dict.fromkeys(str(base) for base in folders))
     what = "no file of rows matches" if is_pattern(rest) else "no such folder or file"
-    raise PlanError(f"path:{rest}: {what}; {_suggest_path(rest, folders)}relative paths start at {searched}")
+    place = Path(rest).expanduser()
+    if not place.is_absolute():
+        where = f"relative paths start at {searched}"
+    else:
+        where = f"that is {place}" if rest.startswith("~") else "correct the path"
+    raise PlanError(f"path:{rest}: {what}; {_suggest_path(rest, folders)}{where}")
 
 
 def _suggest_path(rest: str, folders: tuple[Path, ...]) -> str:
