@@ -286,3 +286,12 @@ def standardise_per_key(values_X: Tensor, index_X: Tensor, epsilon: float, corre
         apply_per_key(values_X, index_X, partial(compute_deviation, correction=correction)) + epsilon
     )
     return scaled_X.masked_fill(are_equal_per_key(values_X, index_X), 0.0)
+
+
+def sum_later(paid_S: Tensor, last_S: Tensor, gamma: float) -> Tensor:
+    """Return the discounted sum of what each step and the later ones earn; `last_S` marks the last of each path."""
+    return_S, later = paid_S.clone(), 0.0
+    for step in range(len(paid_S) - 1, -1, -1):
+        later = float(paid_S[step]) + (0.0 if last_S[step] else gamma * later)
+        return_S[step] = later
+    return return_S

@@ -63,7 +63,7 @@ def state_beam(
     returns: Returns = "path",
     max_characters: AtLeast1 = 100_000,
 ) -> list[Row]:
-    """Beam search over the states of `env`: after each turn the `width` most promising states are gone on from.
+    """Beam search over the states of `env`: each turn continues the `width` most promising states.
 
     The promise is what was earned on the way plus `guidance` times what the stage's rewards say of the last turn;
     among equals the turn that the model proposed most often comes first. Options and results are as in `state_mcts`;
@@ -87,7 +87,7 @@ def state_best_first(
     returns: Returns = "path",
     max_characters: AtLeast1 = 100_000,
 ) -> list[Row]:
-    """Best-first search over the states of `env`: `expansions` times the most promising state is gone on from.
+    """Best-first search over the states of `env`: it continues the most promising state, `expansions` times.
 
     Promise, options and results are as in `state_beam`.
     """

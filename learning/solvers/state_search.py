@@ -53,7 +53,7 @@ def state_beam(
     gamma: Discount = 1.0,
     max_characters: AtLeast1 = 100_000,
 ) -> list[str]:
-    """Beam search over the states of `env`: after each turn the `width` states that earned most are gone on from.
+    """Beam search over the states of `env`: each turn continues the `width` states that earned most.
 
     Options and answers are as in `state_mcts`. With `width: 1` and `candidates: 1` it is an episode without a search.
     """
@@ -73,7 +73,7 @@ def state_best_first(
     gamma: Discount = 1.0,
     max_characters: AtLeast1 = 100_000,
 ) -> list[str]:
-    """Best-first search over the states of `env`: `expansions` times the state that earned most is gone on from.
+    """Best-first search over the states of `env`: it continues the state that earned most, `expansions` times.
 
     Options and answers are as in `state_mcts`.
     """

@@ -32,7 +32,7 @@ Propose = Callable[[list[Row]], list[list[Candidate]]]
 
 @dataclass(eq=False)
 class Node:
-    """A state, and how the search has gone on from it so far."""
+    """A state, and how the search has continued it so far."""
 
     row: Row
     """The problem as the model sees it here: its prompt has all turns so far, its id the place in the tree."""
@@ -85,7 +85,7 @@ class States:
     """Grows trees of an environment's states.
 
     `gamma` discounts the reward of each later turn; a state whose conversation has more than `max_characters`
-    characters, or `max_turns` turns, is not gone on from.
+    characters, or `max_turns` turns, is not continued.
     """
 
     def __init__(self, env: EnvUse, propose: Propose, *, gamma: float = 1.0, max_characters: int = 100_000) -> None:

@@ -212,11 +212,20 @@ def test_an_episode_counts_once_for_each_of_its_turns():
     sizes = {0: [1], 1: [2, 1, 5]}
     samples = [
         Sample(
-            row, 0, "policy", [1], [7] * sum(turns), [-0.5] * sum(turns), "stop", "", scores={"earned": reward},
-            reward=reward, turns=[Turn(size) for size in turns],
+            row,
+            0,
+            "policy",
+            [1],
+            [7] * sum(turns),
+            [-0.5] * sum(turns),
+            "stop",
+            "",
+            scores={"earned": reward},
+            reward=reward,
+            turns=[Turn(size) for size in turns],
         )
         for reward, turns in ((1.0, sizes[0]), (0.0, sizes[1]))
-    ]  # fmt: skip
+    ]
     algorithm = bind_algorithm(STAGE, {})
     made = with_advantages(algorithm, with_dropped(forest(samples), False), 0)
     deviation = (4 * 0.25 * 0.75 / 3) ** 0.5

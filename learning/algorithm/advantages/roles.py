@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from learning.batch.batch import Batch
-from learning.batch.columns import Column, broadcast_to_tokens
+from learning.batch.columns import Column, broadcast_to_tokens, sum_later
 from schemas.errors import StepError
 
 
@@ -62,8 +62,5 @@ def gae_across_roles(
     value_S, zeros_S = value_T[first_S].double(), torch.zeros(len(of_S), dtype=torch.float64)
     paid_S = mean_K[key_P[batch.path_T[first_S]]].where(last_S, zeros_S)
     delta_S = paid_S + gamma * value_S.roll(-1).where(~last_S, zeros_S) - value_S
-    advantage_S, later = zeros_S.clone(), 0.0
-    for turn in range(len(of_S) - 1, -1, -1):
-        later = float(delta_S[turn]) + (0.0 if last_S[turn] else gamma * lam * later)
-        advantage_S[turn] = later
+    advantage_S = sum_later(delta_S, last_S, gamma * lam)
     return replace(lifted, values_X=advantage_S[index_T], return_X=(advantage_S + value_S)[index_T])

@@ -23,6 +23,7 @@ from learning.batch.columns import (
     index_keys,
     locate_in_path,
     standardise_per_key,
+    sum_later,
 )
 from schemas.number_schedules import ScheduledFloat
 
@@ -71,7 +72,7 @@ def anchor_states(
     paid_S = earned_T[first_S].double()
     if rewards == "episode":
         paid_S = batch.paths["reward"][path_S].where(last_S, torch.zeros_like(paid_S))
-    return_S = _discount(paid_S, last_S, gamma)
+    return_S = sum_later(paid_S, last_S, gamma)
     key_S = torch.stack([group_T[first_S], state_T[first_S]]).unique(dim=1, return_inverse=True)[1]
     step_S = center_per_key(return_S, key_S) if scale == "none" else standardise_per_key(return_S, key_S, epsilon)
     # A turn without a state of its own takes the next step of its path.
@@ -105,7 +106,7 @@ def information_gain(
     key_S = batch.paths["group"][path_S].unique(return_inverse=True)[1]
     raw_T = broadcast_to_tokens(column, batch).raw_X
     scaled_S = standardise_per_key(reward_S, key_S, epsilon, correction=0)
-    return Column(_discount(scaled_S, last_S, gamma)[index_T], raw_T, path_T, "token", column.return_X)
+    return Column(sum_later(scaled_S, last_S, gamma)[index_T], raw_T, path_T, "token", column.return_X)
 
 
 def information_shares(
@@ -143,7 +144,7 @@ def discounted_outcome(
         return lifted
     index_T, path_S, last_S = _number_turns(path_T, turn_T)
     reward_S = batch.paths["reward"][path_S].where(last_S, torch.zeros(len(path_S), dtype=torch.float64))
-    value_S = _discount(reward_S, last_S, gamma)
+    value_S = sum_later(reward_S, last_S, gamma)
     if normalise == "group":
         group_S = batch.paths["group"][path_S]
         value_S = standardise_per_key(value_S, group_S.unique(return_inverse=True)[1], epsilon)
@@ -176,7 +177,7 @@ def turn_returns(
     value_S = torch.zeros(len(path_S), dtype=torch.float64).index_put((index_T,), earned_T.double())
     if normalise == "rewards":
         value_S = standardise_per_key(value_S, key_S, epsilon, correction=0)
-    value_S = _discount(value_S, last_S, gamma)
+    value_S = sum_later(value_S, last_S, gamma)
     if normalise == "returns":
         value_S = standardise_per_key(value_S, key_S, epsilon, correction=0)
     return replace(lifted, values_X=value_S[index_T])
@@ -234,7 +235,7 @@ def turn_gae(
         paid_S = batch.paths["reward"][path_S].double().where(last_S, torch.zeros_like(paid_S))
     end_S = batch.paths["value_end"][path_S].double() * batch.paths["truncated"][path_S]
     next_S = torch.where(last_S, end_S, value_S.roll(-1))
-    advantage_S = _discount(paid_S + gamma * next_S - value_S, last_S, gamma * lam)
+    advantage_S = sum_later(paid_S + gamma * next_S - value_S, last_S, gamma * lam)
     return replace(lifted, values_X=advantage_S[index_T], return_X=(advantage_S + value_S)[index_T])
 
 
@@ -275,12 +276,3 @@ def _find_ends(place_S: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Return the path of each turn, of sorted places path · width + turn, and whether it is the last of its path."""
     path_S = place_S // width
     return path_S, torch.cat([path_S[1:] != path_S[:-1], torch.ones(1, dtype=torch.bool)])
-
-
-def _discount(paid_S: Tensor, last_S: Tensor, gamma: float) -> Tensor:
-    """Return the discounted sum of this and the later rewards of each path."""
-    return_S, later = paid_S.clone(), 0.0
-    for step in range(len(paid_S) - 1, -1, -1):
-        later = float(paid_S[step]) + (0.0 if last_S[step] else gamma * later)
-        return_S[step] = later
-    return return_S

@@ -174,20 +174,20 @@ def test_an_evaluation_receives_the_rows_that_each_model_was_trained_on(tmp_path
     }
 
 
-TEAM = """  told: {kind: sft, model: base, data: lessons, max_steps: 1}
+TEAM = """  taught: {kind: sft, model: base, data: lessons, max_steps: 1}
   exam:
     kind: evaluate
     models: {start: base, tuned: better}
     tasks: [{use: reasoning_gym, family: chain_sum, split: test, size: 9}]
     roles: {asker: {policy: asker}, judge: {policy: judge}, solver: {}}
-    policies: {asker: {model: told}, judge: {model: base, models: {tuned: meant}}}
+    policies: {asker: {model: taught}, judge: {model: base, models: {tuned: meant}}}
     turn_order: in_order
 """
 
 
 def test_an_evaluation_receives_the_rows_that_partners_in_a_team_were_trained_on(tmp_path):
     (tmp_path / "r.yaml").write_text(
-        (LINEAGE + TEAM).replace("PROBLEMS", MADE).replace("model: cleaner", "model: told")
+        (LINEAGE + TEAM).replace("PROBLEMS", MADE).replace("model: cleaner", "model: taught")
     )
     ports = {port.path: port.steps for port in load_recipe(tmp_path / "r.yaml").ports("exam")}
     assert {path: steps for path, steps in ports.items() if path.startswith("trained_on.")} == {

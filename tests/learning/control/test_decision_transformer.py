@@ -31,8 +31,10 @@ def keep(lengths, spaces=CHOICES, cut=()):
     """Episodes with these numbers of steps; those of `cut` were cut off. Rewards are 1, 2, 3, … all through."""
     rng, count = np.random.default_rng(3), sum(lengths)
     ends = np.cumsum(lengths) - 1
-    ended = {name: np.isin(np.arange(count), chosen) for name, chosen in
-             (("terminated", np.delete(ends, list(cut))), ("truncated", ends[list(cut)]))}  # fmt: skip
+    ended = {
+        name: np.isin(np.arange(count), chosen)
+        for name, chosen in (("terminated", np.delete(ends, list(cut))), ("truncated", ends[list(cut)]))
+    }
     action = rng.integers(spaces.actions, size=count) if spaces.is_discrete else rng.uniform(0, 1, (count, 2))
     kept, shown = Buffer(count, spaces), rng.normal(size=(count, spaces.observations))
     kept.add(Steps(shown, action, np.arange(1.0, count + 1), shown, ended["terminated"], ended["truncated"], ()))

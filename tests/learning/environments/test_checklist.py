@@ -107,10 +107,18 @@ def test_names_of_states_pass_through():
 
 @pytest.mark.parametrize(
     "items",
-    [None, [], "greets", [1], [{"item": 3, "evidence": ["a"]}], [{"item": "a", "evidence": "b"}],
-     [{"item": "a", "evidence": [""]}], [{"item": "a", "evidence": ["b"], "weight": 0}],
-     [{"item": "a", "evidence": ["b"], "weight": float("inf")}]],
-)  # fmt: skip
+    [
+        None,
+        [],
+        "greets",
+        [1],
+        [{"item": 3, "evidence": ["a"]}],
+        [{"item": "a", "evidence": "b"}],
+        [{"item": "a", "evidence": [""]}],
+        [{"item": "a", "evidence": ["b"], "weight": 0}],
+        [{"item": "a", "evidence": ["b"], "weight": float("inf")}],
+    ],
+)
 def test_rows_without_a_usable_list_are_refused(items):
     with pytest.raises(StepError, match="env checklist: row r"):
         begin(items)
