@@ -71,6 +71,8 @@ class Bound:
     """Factor that the recipe gives it, where its slot has one."""
     optional: bool = False
     """Whether a reward is left out of the sum where it gives None."""
+    called: str = ""
+    """The name by which a model calls it, where it is a tool to which the recipe gives one."""
 
     @cached_property
     def asks(self) -> list[str]:
@@ -251,7 +253,8 @@ def bind(use: Use, port: str = "", inputs: Mapping[str, Path] | None = None) -> 
     """Bind what `use` names; options that are references become folders: `inputs` has them by path below `port`."""
     function = find(use)
     options = bound_options(function, use, port, inputs)
-    return Bound(use.use, function, options, port, getattr(use, "weight", 1.0), getattr(use, "optional", False))
+    weight, optional = getattr(use, "weight", 1.0), getattr(use, "optional", False)
+    return Bound(use.use, function, options, port, weight, optional, getattr(use, "called", ""))
 
 
 def bound_options(

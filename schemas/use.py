@@ -324,6 +324,8 @@ class ToolUse(Use):
     home = ("learning.tools.calls", "learning.tools.mcp_servers")
     takes = ("query",)
     asks = frozenset({"row", "rng"})
+    called: str = Field(default="", pattern=r"^([A-Za-z_]\w*)?$")
+    """The name by which the model calls it; empty: that of the function. One function can so be several tools."""
 
 
 class MergeMethodUse(Use):

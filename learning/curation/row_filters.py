@@ -18,6 +18,7 @@ from learning.data.patterns import MatchTimeout, Pattern
 from learning.data.rows import Row
 from learning.environments.lookup_environment import build_environment
 from learning.environments.protocol import EnvironmentProtocol
+from learning.lookup import Inner, TeacherFunction
 from learning.rewards.answers import exact
 from schemas.errors import StepError
 from schemas.references import PolicyRef
@@ -139,6 +140,29 @@ def reproduced(row: Row, *, env: EnvUse, seed: int = 0) -> bool:
         if outcome.done or outcome.observation != shown:
             return False
     return True
+
+
+def solvable(row: Row, *, by: TeacherFunction, env: EnvUse, seed: int = 0) -> bool:
+    """Keep rows whose answer the teacher `by` gives when it plays `env` from what it is shown (SearchGym 2026).
+
+    A question that the documents of its environment do not answer would punish a model for saying so. The answer is the
+    teacher's last turn, compared as by `answers.exact`; an episode that does not end within `max_turns` of `env` gives
+    none. Raise StepError for a row without an answer.
+    """
+    if row["answer"] is None:
+        raise StepError(f"quality filter solvable: row {row['id']} has no answer to compare with")
+    guide: Inner = by
+    digest = hashlib.sha256(row["id"].encode()).digest()[:8]
+    rng, messages = np.random.default_rng([seed, int.from_bytes(digest, "big")]), list(row["prompt"])
+    episode = _build(env.model_dump_json()).begin(row, seed)
+    for _ in range(env.max_turns):
+        text = guide.bound(row | {"prompt": messages}, rng)
+        outcome = episode.step(text)
+        if outcome.done:
+            return exact([row], [text]) == [1.0]
+        said = {"role": "assistant", "content": text}
+        messages = [*messages, said, {"role": "user", "content": outcome.observation}]
+    return False
 
 
 @lru_cache(maxsize=8)

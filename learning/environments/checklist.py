@@ -4,7 +4,7 @@ A problem's metadata has the list: `{"checklist": [{"item": "asks for the date",
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
@@ -26,36 +26,50 @@ class Item:
     """Texts, in lower case, one of which must be in the turn; empty: the judge alone decides."""
     share: float
     """Its part of the reward of the list."""
+    focus: Literal["turn", "answer"] = "turn"
+    """What has to contain the evidence: the turn, or the environment's answer to it."""
 
 
 class Environment:
     """Play `of`; a turn that meets an open item of the problem's checklist earns its share of `weight` in addition.
 
     A turn meets an item if it contains one of the item's `evidence` texts, whatever their case, and, with a `judge`, if
-    that reward scores the turn at least `at_least` with the item as its prompt. Each item is met once, and none by a
-    turn that `of` could not carry out. Items have equal shares unless they have a `weight`.
+    that reward scores the turn at least `at_least` with the item as its prompt. An item with `focus: answer` is about
+    what `of` answers, such as the result of a tool, in place of the turn; without an answer it is not met. Each item is
+    met once, and none by a turn that `of` could not carry out. Items have equal shares unless they have a `weight`.
+    `field` is the name of the list in the metadata.
     """
 
     def __init__(
-        self, *, of: EnvUse, weight: float = 1.0, judge: RewardFunction | None = None, at_least: float = 0.5
+        self,
+        *,
+        of: EnvUse,
+        weight: float = 1.0,
+        judge: RewardFunction | None = None,
+        at_least: float = 0.5,
+        field: str = "checklist",
     ) -> None:
         self.inner, self.weight, self.at_least = build_environment(of, {}), weight, at_least
         self.judge: Bound | None = judge  # pyright: ignore[reportAttributeAccessIssue] — bound like all options
+        self.field = field
 
     def begin(self, row: Row, seed: int) -> "Listed":
         """Return an episode of `of`. Raise StepError for a row without a checklist."""
-        episode, items = self.inner.begin(row, seed), read_items(row, judged=self.judge is not None)
+        episode, items = self.inner.begin(row, seed), read_items(row, self.field, judged=self.judge is not None)
         return (NamedListed if isinstance(episode, HasStateName) else Listed)(self, row, episode, items)
 
-    def accepts(self, row: Row, item: Item, turn: str) -> bool:
-        """Return whether a turn meets an item."""
-        text = turn.lower()
+    def accepts(self, row: Row, item: Item, turn: str, answer: str) -> bool:
+        """Return whether a turn with its answer meets an item."""
+        judged = turn if item.focus == "turn" else answer
+        text = judged.lower()
+        if not text.strip() and item.focus == "answer":
+            return False
         if item.evidence and not any(evidence in text for evidence in item.evidence):
             return False
         if self.judge is None:
             return True
         asked = row | {"prompt": [{"role": "user", "content": item.text}]}
-        (score,) = self.judge.ask(0, {"rows": [asked], "completions": [turn], "step": 0})
+        (score,) = self.judge.ask(0, {"rows": [asked], "completions": [judged], "step": 0})
         return score is not None and score >= self.at_least
 
 
@@ -71,7 +85,8 @@ class Listed:
         outcome = self.episode.step(action)
         if not outcome.ok:
             return outcome
-        met = [number for number in self.open if self.world.accepts(self.row, self.items[number], action)]
+        answer = outcome.observation
+        met = [number for number in self.open if self.world.accepts(self.row, self.items[number], action, answer)]
         self.open = [number for number in self.open if number not in met]
         earned = self.world.weight * sum(self.items[number].share for number in met)
         values = {name: getattr(outcome, name) for name in Outcome.__dataclass_fields__}
@@ -108,19 +123,20 @@ class WrittenItem(Schema):
     item: str
     evidence: list[Annotated[str, Field(min_length=1)]] = []
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    focus: Literal["turn", "answer"] = "turn"
 
 
-def read_items(row: Row, *, judged: bool) -> tuple[Item, ...]:
+def read_items(row: Row, field: str, *, judged: bool) -> tuple[Item, ...]:
     """Return the checklist of a row. Raise StepError if it has none that can be used."""
-    written = read_metadata(row).get("checklist")
+    written = read_metadata(row).get(field)
     try:
         items = [WrittenItem.model_validate(entry) for entry in (written if isinstance(written, list) else [])]
     except ValidationError as error:
-        raise StepError(f"env checklist: row {row.get('id')}: its `checklist`: {error}") from error
+        raise StepError(f"env checklist: row {row.get('id')}: its `{field}`: {error}") from error
     if not items or not (judged or all(item.evidence for item in items)):
         raise StepError(
-            f"env checklist: row {row.get('id')}: its metadata needs a `checklist`, a list of items such as "
+            f"env checklist: row {row.get('id')}: its metadata needs a `{field}`, a list of items such as "
             '{"item": "asks for the date", "evidence": ["when"]}; `evidence` may be empty with a `judge`'
         )
     total = sum(item.weight for item in items)
-    return tuple(Item(i.item, tuple(e.lower() for e in i.evidence), i.weight / total) for i in items)
+    return tuple(Item(i.item, tuple(e.lower() for e in i.evidence), i.weight / total, i.focus) for i in items)

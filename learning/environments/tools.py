@@ -24,8 +24,8 @@ LONGEST_NAME = 80
 class Environment:
     """Run tool calls, written `name: query`; a turn without a call is the answer and ends the episode.
 
-    A tool is called by the name of its function. An error, such as an unknown name, is the reply to the model, which
-    may try again. (VerlTool, Jiang et al. 2025.)
+    A tool is called by the name of its function, or as `called` names it. An error, such as an unknown name, is the
+    reply to the model, which may try again. (VerlTool, Jiang et al. 2025.)
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class Environment:
         """
         self.tools: dict[str, Bound] = {}
         for tool in tools:
-            name = tool.name.rpartition(":")[2]
+            name = tool.called or tool.name.rpartition(":")[2]
             if name in self.tools:
-                raise StepError(f"env tools: two tools are called {name}; rename one of the functions")
+                raise StepError(f"env tools: two tools are called {name}; give one of them another name by `called`")
             self.tools[name] = tool
         if unknown := sorted(latency.keys() - self.tools.keys()):
             raise StepError(f"env tools: latency of {', '.join(unknown)}: the tools are {', '.join(self.tools)}")

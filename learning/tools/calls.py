@@ -6,17 +6,20 @@ problem gives the same answer. (VerlTool, Jiang et al. 2025: tools as plugins be
 """
 
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from learning.data.rows import Row, read_metadata
 from learning.sandbox.run import run
 from learning.tools.arithmetic import calculate
-from learning.tools.retrieval import Shelf
+from learning.tools.retrieval import Index, Shelf
 from learning.tools.tables import run_query
 
 AtLeast1 = Annotated[int, Field(ge=1)]
+Ranking = Literal["trigrams", "bm25"]
+LONGEST_ECHO = 40
+"""Most characters of a query that an error repeats."""
 
 
 def calculator(query: str) -> str:
@@ -34,19 +37,47 @@ def python(
     return ran.stdout.strip()
 
 
-def search(query: str, row: Row, *, documents: list[str] = [], top: AtLeast1 = 1) -> str:  # noqa: B006
-    """Return the `top` documents most similar to the query, one per line, by runs of three characters in any case.
+def search(
+    query: str,
+    row: Row,
+    *,
+    documents: list[str] = [],  # noqa: B006
+    field: str = "documents",
+    top: AtLeast1 = 1,
+    ranking: Ranking = "trigrams",
+) -> str:
+    """Return the `top` documents that suit the query best, one per line, whatever their case.
 
-    Without `documents` they are the list `documents` in the problem's metadata.
+    Without `documents` they are the list `field` in the problem's metadata. `trigrams` compares runs of three
+    characters, so that words need not be spelled right; `bm25` counts whole words, rare ones more (Robertson & Zaragoza
+    2009), and returns only documents that have one.
     """
     if not query.strip():
         raise ValueError("the query is empty")
-    texts = documents or read_metadata(row).get("documents")
+    texts = documents or read_metadata(row).get(field)
     if not texts:
         raise ValueError("there are no documents to search")
+    if ranking == "bm25":
+        best = _index(tuple(texts)).rank(query, top)
+        if not best:
+            raise ValueError("no document has one of these words")
+        return "\n".join(best)
     return "\n".join(
         document["text"] for document in _shelf(tuple(texts)).nearest(query.strip().casefold(), top, same=True)
     )
+
+
+def recorded(query: str, row: Row, *, of: str, otherwise: str | None = None) -> str:
+    """Return the reply that the problem has for this query: a tool that is simulated by what it once said.
+
+    The metadata have a map `replies` from the name `of` to a map from queries to replies. A query without a reply gets
+    the text `otherwise`; null: it is an error, which the model may correct.
+    """
+    replies = (read_metadata(row).get("replies") or {}).get(of) or {}
+    reply = replies.get(query.strip(), otherwise)
+    if reply is None:
+        raise ValueError(f"no reply to {query.strip()[:LONGEST_ECHO]!r}")
+    return str(reply)
 
 
 def sql(
@@ -68,3 +99,8 @@ def sql(
 @lru_cache(maxsize=256)
 def _shelf(texts: tuple[str, ...]) -> Shelf:
     return Shelf([{"text": text, "prompt": [{"content": text.casefold()}]} for text in texts], 3)
+
+
+@lru_cache(maxsize=256)
+def _index(texts: tuple[str, ...]) -> Index:
+    return Index(texts)

@@ -1,7 +1,9 @@
-"""Retrieval of examples by text similarity: cosine of character n-gram counts."""
+"""Retrieval of texts: by the cosine of their counts of character n-grams, or by the words of a query (BM25)."""
 
+import re
 from collections import Counter
-from math import sqrt
+from collections.abc import Sequence
+from math import log, sqrt
 
 from learning.data.rows import Row
 
@@ -25,6 +27,37 @@ class Shelf:
 
     def _count(self, text: str) -> Counter[str]:
         return Counter(text[i : i + self.grams] for i in range(max(1, len(text) - self.grams + 1)))
+
+
+class Index:
+    """Texts to search by whole words: Okapi BM25 with the usual constants (Robertson & Zaragoza 2009, eq. 3.15)."""
+
+    def __init__(self, texts: Sequence[str], *, k1: float = 1.2, b: float = 0.75) -> None:
+        self.texts, self.k1, self.b = list(texts), k1, b
+        self.counts = [Counter(_split(text)) for text in texts]
+        self.lengths = [sum(counts.values()) for counts in self.counts]
+        self.mean = sum(self.lengths) / max(len(texts), 1)
+        self.holding = Counter(word for counts in self.counts for word in counts)
+
+    def rank(self, query: str, k: int) -> list[str]:
+        """Return the k texts with the highest scores, best first and equal ones in order; none without a word of it."""
+        scores = [self.score(query, i) for i in range(len(self.texts))]
+        places = sorted((i for i, score in enumerate(scores) if score > 0), key=lambda i: -scores[i])
+        return [self.texts[i] for i in places[:k]]
+
+    def score(self, query: str, place: int) -> float:
+        """Return the score of a text; a word counts ln(1 + (N − n + ½)/(n + ½)), n of N texts have it."""
+        counts, norm = self.counts[place], 1 - self.b + self.b * self.lengths[place] / (self.mean or 1.0)
+        total = 0.0
+        for word in _split(query):
+            n = self.holding[word]
+            rarity = log(1 + (len(self.texts) - n + 0.5) / (n + 0.5))
+            total += rarity * counts[word] * (self.k1 + 1) / (counts[word] + self.k1 * norm)
+        return total
+
+
+def _split(text: str) -> list[str]:
+    return re.findall(r"\w+", text.casefold())
 
 
 def compute_cosine(left: Counter[str], right: Counter[str], lengths: float) -> float:

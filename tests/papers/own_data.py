@@ -104,8 +104,19 @@ def write_files(folder: Path) -> None:
         }
         for n in range(12)
     ]
+    files["errands"] = [
+        {
+            "question": f"What is {a} plus {b}?",
+            "requests": [
+                {"text": f"What is {a} plus {b}?", "checklist": [{"item": "says it", "evidence": [str(a + b)]}]},
+                {"text": "Bye.", "checklist": [{"item": "is polite", "evidence": ["bye", "thank"]}]},
+            ],
+        }
+        for a, b in SUMS[:12]
+    ]
     for name in (
         "code",
+        "errands",
         "searches",
         "secrets",
         "records",
@@ -147,6 +158,7 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
         "held_out": read("test", question),
         "unlabelled": read("bare", question),
         "open_prompts": read("bare", question),
+        "easy_prompts": read("searches", question),
         "pairs": f"path:{folder}/pairs.jsonl",
         "rankings": read("rankings", question),
         "chains": read("chains", {"prompt": "chain", "answer": "place"}),
@@ -171,10 +183,20 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
             read_both("secrets", question),
         ),
         **dict.fromkeys(
-            ("asearcher", "deep-research-rl-survey", "igpo", "iterresearch", "mem1", "memsearcher", "supo"),
+            (
+                "asearcher",
+                "deep-research-rl-survey",
+                "igpo",
+                "iterresearch",
+                "mem1",
+                "memsearcher",
+                "searchgym",
+                "supo",
+            ),
             read_both("searches", question),
         ),
         "intercode": {"held_out": read("tables", question), "requests": read("requests", question)},
+        "cm2": read_both("errands", question),
         "eag-rl": read_both("records", question),
         "evolving-rl": read_both("visits", question),
         "lambda-rlm": read_both("lists", question),

@@ -291,6 +291,40 @@ def merits(
     return replace(column, values_X=column.values_X + weight * value_S[index_T])
 
 
+def by_kind(
+    column: Column,
+    batch: Batch,
+    earned_T: Tensor,
+    kind_T: Tensor,
+    turn_T: Tensor,
+    *,
+    by: Key = "group",
+    scale: Literal["none", "std"] = "std",
+    epsilon: Annotated[float, Field(ge=0)] = 1e-6,
+) -> Column:
+    """Give turns of a kind what all of them earned in the episode, compared with that kind in other episodes.
+
+    Environments name the kind of a turn, such as the request of a user that it belongs to (`requests`). The advantage
+    is the sum minus the mean over the episodes of the key that have turns of this kind, with `scale: std` over their
+    population deviation: what the turns of one request earned changes no other request. A turn without a kind,
+    such as one that was cut off, gets 0.
+    """
+    column = broadcast_to_tokens(column, batch)
+    path_T = batch.path_T
+    if not len(path_T):
+        return column
+    index_T, path_S, _ = _number_turns(path_T, turn_T)
+    zeros_S = torch.zeros(len(path_S), dtype=torch.float64)
+    earned_S = zeros_S.index_put((index_T,), earned_T.double())
+    kind_S = zeros_S.long().index_put((index_T,), kind_T)
+    pairs_K, index_S = torch.stack([path_S, kind_S]).unique(dim=1, return_inverse=True)
+    sum_K = torch.zeros(pairs_K.shape[1], dtype=torch.float64).index_add(0, index_S, earned_S)
+    key_K = torch.stack([index_keys(batch, pairs_K[0], by), pairs_K[1]]).unique(dim=1, return_inverse=True)[1]
+    value_K = center_per_key(sum_K, key_K) if scale == "none" else standardise_per_key(sum_K, key_K, epsilon, 0)
+    value_K = value_K.masked_fill(pairs_K[1] == 0, 0.0)
+    return replace(column, values_X=value_K[index_S][index_T])
+
+
 def shared_tokens(column: Column, batch: Batch, origin_T: Tensor) -> Column:
     """Give a token that several branches of an episode share the mean of their advantages (ARPO's hard attribution).
 

@@ -10,6 +10,7 @@ from learning.algorithm.advantages.normalisation import center, scale
 from learning.algorithm.advantages.roles import gae_across_roles
 from learning.algorithm.advantages.turns import (
     anchor_states,
+    by_kind,
     by_turn,
     contributions,
     discounted_outcome,
@@ -112,6 +113,32 @@ def test_completions_without_turns_have_no_step_advantage_and_a_weight_of_zero_c
     columns = [batch.sampled(name) for name in ("state", "turn", "earned")]
     without = broadcast_to_tokens(column, batch).values_X
     assert torch.equal(anchor_states(column, batch, *columns, weight=0.0).values_X, without)
+
+
+def kinds(group, kinds, earned):
+    """Return a sample whose turns of one token, each before an observed one, had these kinds and earned this."""
+    made = visits(group, [1] * len(kinds), 0.0)
+    made.turns = [Turn(1, 1, paid, kind=kind) for kind, paid in zip(kinds, earned, strict=True)]
+    return made
+
+
+def test_what_turns_of_a_kind_earned_together_is_compared_with_the_same_kind_of_other_episodes():
+    """Kind 3 earned 0.5 + 0.25, 0.25 and, in another group, 4; kind 4 earned 1 twice; no kind gets nothing."""
+    samples = [
+        kinds(0, [3, 3, 4], [0.5, 0.25, 1.0]),
+        kinds(0, [3, 4, 0], [0.25, 1.0, 9.0]),
+        kinds(1, [3], [4.0]),
+        kinds(0, [5, 0], [7.0, 0.0]),
+    ]
+    batch = forest(samples)
+    columns = [batch.sampled(name) for name in ("earned", "kind", "turn")]
+    plain = by_kind(of_rewards(batch), batch, *columns, scale="none")
+    assert plain.values_X.tolist() == pytest.approx([0.25, 0.25, 0.0, -0.25, 0.0, 0.0, 0.0, 0.0, 0.0])
+    scaled = by_kind(of_rewards(batch), batch, *columns, epsilon=0.0)
+    assert scaled.values_X.tolist() == pytest.approx([1.0, 1.0, 0.0, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+    every = by_kind(of_rewards(batch), batch, *columns, scale="none", by="batch").values_X
+    mean = (0.75 + 0.25 + 4.0) / 3
+    assert [every[0].item(), every[3].item(), every[6].item()] == pytest.approx([0.75 - mean, 0.25 - mean, 4.0 - mean])
 
 
 def gains(samples, gain, **options):

@@ -10,6 +10,8 @@ from learning.curation.row_filters import (
     symbol_ratio,
     words,
 )
+from learning.lookup import bind
+from schemas.use import RowFilterUse
 
 
 def row(completion, prompt="question"):
@@ -48,3 +50,25 @@ def test_each_filter_decides_at_its_bound(keep, good, bad, options):
 @pytest.mark.parametrize("keep", [repetition, compression, symbol_ratio, printable])
 def test_nothing_written_is_not_a_question_of_quality(keep):
     assert keep(row("", prompt=""))
+
+
+def test_solvable_rows_are_those_whose_answer_a_teacher_finds():
+    """A teacher that adds with the calculator; the second answer is wrong, the third row needs more turns."""
+    env = {"use": "tools", "tools": ["calculator"], "max_turns": 2}
+    keep = bind(RowFilterUse.model_validate({"use": "solvable", "by": f"{__name__}:adds", "env": env}))
+    rows = [
+        {"id": text, "prompt": [{"role": "user", "content": text}], "answer": answer, "metadata": "{}"}
+        for text, answer in (("17+25", "42"), ("17+25 ", "43"), ("slowly 17+25", "42"))
+    ]
+    assert [keep(row) for row in rows] == [True, False, False]
+
+
+def adds(row, rng):
+    """Call the calculator with the question, and repeat what it says; waste turns on a question that says slowly."""
+    *_, last = row["prompt"]
+    slow = row["prompt"][0]["content"].startswith("slowly")
+    return (
+        f"calculator: {last['content'].removeprefix('slowly ')}"
+        if len(row["prompt"]) < 3 + 2 * slow
+        else last["content"]
+    )

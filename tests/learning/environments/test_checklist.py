@@ -45,6 +45,18 @@ class Talk:
         self.turns = saved["turns"]
 
 
+class Silent:
+    """Answer nothing."""
+
+    def begin(self, row: Row, seed: int) -> "Silent":
+        """Return itself."""
+        return self
+
+    def step(self, action: str) -> Outcome:
+        """End the episode."""
+        return Outcome(done=True)
+
+
 def prefers(rows, completions, *, word: str = "please"):
     """Score turns that are polite and asked about the item `asks for the date`."""
     return [
@@ -66,6 +78,27 @@ def test_an_item_is_paid_once_with_its_share_of_the_weight():
     assert [o.reward for o in outcomes] == pytest.approx([0.25, 0.25, 0.25 + 0.5, 0.25 + 1.5, 0.25])
     assert outcomes[-1] == Outcome("ok", done=True, reward=0.25, seconds=2.0)
     assert outcomes[0].ok is False
+
+
+def test_an_item_can_be_about_the_answer_of_the_environment():
+    """`ok` is what `Talk` answers; the turn itself does not count, and neither does an answer to a refused turn."""
+    items = [{"item": "it works", "evidence": ["OK"], "focus": "answer"}, {"item": "greets", "evidence": ["hello"]}]
+    assert [begin(items).step(text).reward for text in ("ok bad", "so", "hello")] == pytest.approx([0.25, 0.75, 1.25])
+    silent = begin(items, of=f"{__name__}:Silent")
+    assert silent.step("ok").reward == 0.0
+    judged = begin([{"item": "asks", "focus": "answer"}], judge={"use": f"{__name__}:prefers", "word": "ok"})
+    assert judged.step("no").reward == pytest.approx(1.25)
+    assert begin([{"item": "asks", "focus": "answer"}], of=f"{__name__}:Silent", judge=f"{__name__}:prefers").step(
+        "please"
+    ) == Outcome(done=True)
+
+
+def test_the_list_can_have_another_name():
+    use = EnvUse.model_validate({"use": "checklist", "of": f"{__name__}:Environment", "field": "items"})
+    row = {"id": "r", "prompt": [], "answer": "5", "metadata": json.dumps({"items": LIST})}
+    assert build_environment(use, {}).begin(row, 0).step("hello").reward == pytest.approx(0.5)
+    with pytest.raises(StepError, match="its metadata needs a `items`"):
+        build_environment(use, {}).begin(row | {"metadata": "{}"}, 0)
 
 
 def test_one_turn_may_meet_several_items():

@@ -12,6 +12,7 @@ from learning.sandbox.run import available
 from learning.tools import calls as tools
 from learning.tools import tables
 from learning.tools.arithmetic import calculate
+from learning.tools.retrieval import Index
 
 THINGS = {"things": [{"name": "bora", "kg": 417}, {"name": "zemu", "kg": 62}, {"name": "kilo", "kg": None}]}
 LINES = ["bora weighs 417", "zemu weighs 62", "boro weighs 9"]
@@ -179,3 +180,41 @@ def test_python_runs_in_the_sandbox_and_says_what_went_wrong():
         tools.python("1 / 0")
     with pytest.raises(ValueError, match="second"):
         tools.python("while True: pass", seconds=0.5)
+
+
+def test_bm25_ranks_by_words_and_rare_ones_count_more():
+    """Closed form of Okapi BM25 with k1 = 1.2 and b = 0.75; three texts of 3, 3 and 3 words."""
+    import math
+
+    texts = ["bora weighs bora", "zemu weighs 62", "kilo weighs 9"]
+    index = Index(texts)
+    rare, common = math.log(1 + 2.5 / 1.5), math.log(1 + 0.5 / 3.5)
+    assert index.score("bora weighs", 0) == pytest.approx(rare * 2 * 2.2 / (2 + 1.2) + common * 2.2 / (1 + 1.2))
+    assert index.score("Bora, weighs!", 1) == pytest.approx(common)
+    assert Index(["a b", "a b c d"]).score("a", 1) == pytest.approx(
+        math.log(1 + 0.5 / 2.5) * 2.2 / (1 + 1.2 * (0.25 + 0.75 * 4 / 3))
+    )
+    assert index.rank("weighs zemu", 2) == ["zemu weighs 62", "bora weighs bora"]
+    assert index.rank("bor", 2) == []
+
+
+def test_search_can_read_another_list_and_rank_by_words():
+    about = row(documents=LINES, cards=["card one", "card two"])
+    assert tools.search("boro weighs", about, ranking="bm25") == "boro weighs 9"
+    assert tools.search("two", about, field="cards", ranking="bm25") == "card two"
+    assert tools.search("crd two", about, field="cards") == "card two"
+    with pytest.raises(ValueError, match="no document has one of these words"):
+        tools.search("bor", about, ranking="bm25")
+    with pytest.raises(ValueError, match="no documents"):
+        tools.search("two", row(documents=LINES), field="cards")
+
+
+def test_recorded_replies_are_those_of_the_problem():
+    about = row(replies={"find": {"ann": "417"}})
+    assert tools.recorded(" ann ", about, of="find") == "417"
+    assert tools.recorded("bob", about, of="find", otherwise="nobody") == "nobody"
+    for query, of in (("bob", "find"), ("ann", "agenda")):
+        with pytest.raises(ValueError, match=f"no reply to '{query}'"):
+            tools.recorded(query, about, of=of)
+    with pytest.raises(ValueError, match="no reply"):
+        tools.recorded("ann", row(), of="find")
