@@ -217,6 +217,33 @@ def pools(
     return [SampleRequest(row, n) for row in chosen]
 
 
+def failures(
+    rows: list[Row],
+    num_groups: int,
+    n: int,
+    seed: int,
+    step: int,
+    history: History,
+    rng: np.random.Generator,
+    state: dict[str, Any],
+    *,
+    every: AtLeast1 = 5,
+    at_most: Share = 0.0,
+) -> list[SampleRequest]:
+    """As `uniform`, but every `every`-th iteration samples problems that failed (DeepTravel 2025).
+
+    A problem failed if the mean of the first reward over its completions was `at_most` at its last visit. Where fewer
+    than `num_groups` have failed, the next problems of the epoch fill up.
+    """
+    failed = [row for row in rows if (rates := history.rates.get(row["id"])) and rates[-1] <= at_most]
+    again = (step + 1) % every == 0
+    order = rng.permutation(len(failed))[:num_groups] if again else []
+    chosen = [failed[int(i)] for i in order]
+    start, left = state.get("asked", 0), num_groups - len(chosen)
+    state["asked"] = start + left
+    return [SampleRequest(row, n) for row in (*chosen, *(rows[i] for i in _walk_epochs(len(rows), start, left, seed)))]
+
+
 def hot_cold(
     rows: list[Row],
     num_groups: int,

@@ -1,7 +1,7 @@
 """An invented knowledge graph, a document about each of its entities, and questions that walk along its relations.
 
-A document is `bam: bam twin tok ally zed lord lun clan kip port nor`: the entity, then its relations. A question
-such as `lord of twin of bam?` needs a document for every relation, from the inside out; `search: bam` finds the first one.
+A document is `bam: bam twin tok ally zed lord lun clan kip port nor`: the entity, then its relations. A question like
+`lord of twin of bam?` needs a document for every relation, from the inside out; `search: bam` finds the first one.
 """
 
 from functools import lru_cache

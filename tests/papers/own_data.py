@@ -186,6 +186,7 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
             (
                 "asearcher",
                 "deep-research-rl-survey",
+                "deeptravel",
                 "igpo",
                 "iterresearch",
                 "mem1",

@@ -34,6 +34,7 @@ from learning.toy_tasks.posts import posts
 from learning.toy_tasks.rankings import rising
 from learning.toy_tasks.records import records
 from learning.toy_tasks.sums import step_chains
+from learning.toy_tasks.trips import trips
 from schemas.signatures import read_signatures
 from schemas.use import RewardUse
 from tests.conftest import small_policy
@@ -142,6 +143,7 @@ def rows_of(name):
         "stories": lambda: [PLAIN | {"prompt": [{"role": "user", "content": "ann dies.\nbob finds the key."}]}],
         "summaries": lambda: posts(**how),
         "testbench": lambda: circuits(**how),
+        "travel": lambda: trips(**how),
     }
     row_list = made.get(name, made.get(name.partition(".")[0], lambda: [PLAIN]))()
     return [row | {"shown": "5"} for row in row_list]
