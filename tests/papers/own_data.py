@@ -114,7 +114,19 @@ def write_files(folder: Path) -> None:
         }
         for a, b in SUMS[:12]
     ]
+    files["cases"] = [
+        {
+            "question": f"Where does {town} lie?",
+            "answer": river,
+            "records": texts,
+            "cards": [f"{town} is small." for town, _ in places],
+            "evidence": [{"item": "finds it", "evidence": [river], "focus": "answer"}],
+            "structure": [{"item": "reasons", "evidence": ["reason:"]}],
+        }
+        for town, river in places
+    ]
     for name in (
+        "cases",
         "code",
         "errands",
         "searches",
@@ -198,6 +210,7 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
         ),
         "intercode": {"held_out": read("tables", question), "requests": read("requests", question)},
         "cm2": read_both("errands", question),
+        "deep-dxsearch": read_both("cases", question),
         "eag-rl": read_both("records", question),
         "evolving-rl": read_both("visits", question),
         "lambda-rlm": read_both("lists", question),
