@@ -32,6 +32,7 @@ FIXED = frozenset(
         "origin_T",
         "gain_T",
         "shapley_T",
+        "tag_T",
         "ok_T",
         "moment_T",
         "auxiliary_T",

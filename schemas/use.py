@@ -7,7 +7,7 @@ by name (`asks`); only columns that some function requests are computed. `schema
 the signature.
 """
 
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -149,8 +149,12 @@ class EmbeddingUse(Use):
 class PromptSamplerUse(Use):
     """Chooses the prompts of an iteration, the number of completions of each, and their sampling settings."""
 
-    home = ("learning.collection.prompt_samplers", "learning.collection.cooperation")
-    asks = frozenset({"rows", "num_groups", "n", "seed", "step", "rng", "state", "history", "metrics"})
+    home = (
+        "learning.collection.prompt_samplers",
+        "learning.collection.cooperation",
+        "learning.collection.openings",
+    )
+    asks = frozenset({"rows", "num_groups", "n", "seed", "step", "rng", "state", "history", "metrics", "sampler"})
 
 
 class RolloutUse(Use):
@@ -295,6 +299,16 @@ class ContextUse(Use):
     asks = frozenset({"prompt", "turns", "tokens", "row"})
 
 
+class Inline(Schema):
+    """How an environment's answers continue the model's own message."""
+
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1)
+    """Texts that end a turn besides the end token, such as `</search>`: the environment is asked, and the model goes
+    on behind its answer."""
+    text: str = "{observation}"
+    """Form of an answer, such as `<information>{observation}</information>`."""
+
+
 class EnvUse(Use):
     """Answers the model's turns, so that a completion is an episode of several."""
 
@@ -316,6 +330,9 @@ class EnvUse(Use):
     context: ContextUse | None = None
     """What the model sees at each turn, for example only the last turns, or a memory that it writes; null: the whole
     episode. With it `max_completion_length` limits the turns and answers of each context."""
+    inline: Inline | None = None
+    """Answers continue the message of the model after a stop text, without a message of the user in between; null:
+    every answer is a message of the user. A turn that ends with the end token is answered by a message in any case."""
 
 
 class ToolUse(Use):

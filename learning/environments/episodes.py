@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from learning.data.chat import decode, encode_prompt, encode_reply, find_turn_end, find_turn_ends
+from learning.data.chat import decode, encode_prompt, encode_reply, encode_text, find_turn_end, find_turn_ends
 from learning.environments.answer_order import PendingAnswers
 from learning.environments.clock import Answer, Clock, ThreadClock
 from learning.environments.completion_source import make_source
@@ -25,6 +25,7 @@ from learning.generation.services.rollout_service import Ended
 from learning.lookup import Bound
 from learning.samples.engine_protocol import Flight, Generation, Request, Sampling, Turn, hash_name
 from schemas.errors import StepError
+from schemas.use import Inline
 
 CAPACITY = 256
 """Concurrent episodes, for engines without a capacity."""
@@ -38,8 +39,9 @@ class Episodes:
     `order`: an episode continues when its own answer has arrived (`each`), or all wait for the slowest of the turn
     (`together`). `steps_per_answer`: with `each`, the decode steps from the end of a turn to its answer, whatever its
     real duration, so that runs are bit-identical; None: as soon as it arrives. `clock` None: `workers` threads.
-    `context`: a context policy (`learning.environments.context_policies`); None: every turn sees all before it. A
-    context that leaves no room for `max_completion_length` within `max_length` tokens ends its episode.
+    `context`: a context policy (`learning.environments.context_policies`); None: every turn sees all before it.
+    `inline`: answers continue the model's message behind a stop text; None: they are messages of the user. A context
+    that leaves no room for `max_completion_length` within `max_length` tokens ends its episode.
     """
 
     def __init__(
@@ -55,10 +57,13 @@ class Episodes:
         clock: Clock | None = None,
         context: Bound | None = None,
         max_length: int | None = None,
+        inline: Inline | None = None,
     ) -> None:
         self.engine, self.environment, self.tokenizer = engine, environment, tokenizer
         self.max_turns = max_turns
-        self.context, self.max_length = context, max_length
+        self.context, self.max_length, self.inline = context, max_length, inline
+        self.stops = tuple(tuple(encode_text(tokenizer, text)) for text in inline.stop) if inline else ()
+        """Sequences of tokens that end a turn besides the end tokens."""
         self.clock: Clock = clock or ThreadClock(workers)
         self.source = make_source(engine)
         self.live = self.source is engine
@@ -105,6 +110,7 @@ class Episodes:
             clock=self.clock.share(),
             context=self.context,
             max_length=self.max_length,
+            inline=self.inline,
         )
         own.patience = self.clock.pause
         return EpisodesInFlight(own, sampling)
@@ -151,6 +157,7 @@ class Episodes:
 
     def submit(self, requests: Sequence[tuple[int, Request]], sampling: Sampling) -> None:
         """Queue requests under tickets; raise StepError if a completion cannot hold two turns."""
+        sampling = replace(sampling, stop=(*sampling.stop, *self.stops))
         if any(request.row is not None for _, request in requests):
             self._check_room(sampling.max_new_tokens)
         to_decode: list[tuple[int, Request]] = []
@@ -322,9 +329,12 @@ class Episodes:
             fits = self.max_length is None or len(ids) + most <= self.max_length
             return ids if fits else None, replace(turn, rebuilt=True, asks=then.asks) if fits else turn
         closed = episode.tail[-1] in find_turn_ends(self.tokenizer)
-        # A turn that ended with a stop sequence has no end token yet.
         message = outcome.observation if then.message is None else then.message
-        ids = [find_turn_end(self.tokenizer)] * (not closed) + encode_reply(self.tokenizer, message)
+        if self.inline is not None and not closed:
+            ids = encode_text(self.tokenizer, self.inline.text.replace("{observation}", message))
+        else:
+            # A turn that ended with a stop sequence has no end token yet.
+            ids = [find_turn_end(self.tokenizer)] * (not closed) + encode_reply(self.tokenizer, message)
         fits = len(episode.begun) - episode.context.stop + len(ids) < most
         return ids if fits else None, replace(turn, asks=then.asks) if fits else turn
 

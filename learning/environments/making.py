@@ -42,6 +42,7 @@ def wrap_in_environment(
         clock=None if decode is None else VirtualClock(decode_s=decode, workers=use.workers),
         context=None if use.context is None else bind(use.context, f"{port}.context", inputs),
         max_length=max_length,
+        inline=use.inline,
     )
 
 

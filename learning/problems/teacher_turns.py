@@ -43,6 +43,8 @@ def turns(
     output, or if a context that counts tokens has no tokenizer.
     """
     guide: Inner = by
+    if env.inline is not None:
+        raise StepError("problems turns: `env.inline` has no turns to cut, since all are one message; remove `inline`")
     try:
         environment, context = build_environment(env, {}), None if env.context is None else bind(env.context, "context")
     except KeyError as port:

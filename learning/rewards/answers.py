@@ -72,6 +72,23 @@ def boxed(rows: list[Row], completions: list[str], *, ignore_case: bool = False)
     ]
 
 
+def tagged(
+    rows: list[Row],
+    completions: list[str],
+    *,
+    tag: Annotated[str, Field(min_length=1)] = "answer",
+    ignore_case: bool = False,
+) -> list[float | None]:
+    """Return 1 if the text in the last `<answer>…</answer>` is the row's answer, else 0; None for rows without one.
+
+    `tag` names another tag. Texts are compared as in `exact`; a completion without the closed tag scores 0.
+    """
+    closed = [completion.rpartition(f"</{tag}>")[0].rpartition(f"<{tag}>") for completion in completions]
+    texts = [text if opened else None for _, opened, text in closed]
+    known = exact(rows, [text or "" for text in texts], ignore_case=ignore_case)
+    return [score if score is None or text is not None else 0.0 for text, score in zip(texts, known, strict=True)]
+
+
 def close(
     rows: list[Row],
     completions: list[str],

@@ -225,7 +225,7 @@ def add_model_columns(training: TrainingState, algorithm: Algorithm, batch: Batc
         )
     if (with_experts := load_optional(stage, "routing_replay")) is not None:
         batch = with_experts(batch, trained.model, max_tokens=stage.max_tokens_per_micro_batch, each=trained.each)
-    for part in ("answer_gains", "information_values"):
+    for part in ("answer_gains", "information_values", "tag_spans"):
         if (add_column := load_optional(stage, part, algorithm.list_needed_names())) is not None:
             batch = add_column(batch, samples, trained, stage, training.policy.tokenizer)
     batch = with_proximal(algorithm, batch, trained, stage)

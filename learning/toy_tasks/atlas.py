@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from learning.data.rows import Row
+from learning.data.text_edits import mistaken
 from learning.tools.calls import search
 from learning.toy_tasks.rows import Rate, Size, Split, TestShare, draw_rows, is_in_split, make_row
 from schemas.errors import StepError
@@ -187,12 +188,20 @@ def atlas_facts(
     world: int = 0,
     form: Literal["question", "document"] = "question",
 ) -> list[Row]:
-    """Write every document of a world as a question (`river of bam?`) or as it stands (`bam river`), for a corpus."""
+    """Write every document of a world as a question (`river of bam?`) or as it stands (`bam river`), for a corpus.
+
+    The metadata of a question hold all documents, for the tool `search`.
+    """
+    documents = make_atlas(towns, world)
+    shown = {"documents": list_texts(documents)} if form == "question" else {}
     return [
         make_row(
-            "atlas", f"{relation} of {town}?" if form == "question" else f"{town} {relation}", value, {"trail": [value]}
+            "atlas",
+            f"{relation} of {town}?" if form == "question" else f"{town} {relation}",
+            value,
+            {"trail": [value]} | shown,
         )
-        for town, relation, value in make_atlas(towns, world)
+        for town, relation, value in documents
     ]
 
 
@@ -320,6 +329,17 @@ def reader(row: Row, rng: np.random.Generator, *, marker: str = "####") -> str:
     if trail is None:
         raise StepError(f"teacher reader: row {row['id']} is not a question about an atlas; use `atlas_questions`")
     return f"{', '.join(trail)} {marker} {trail[-1]}"
+
+
+def recalled(row: Row, rng: np.random.Generator, *, error_rate: Rate = 0.0) -> str:
+    """Write a question of one look-up as a search in one's own memory, and the answer, each between tags.
+
+    `river of bam?` becomes `<search>bam river</search><information>bam river zed</information><answer>zed</answer>`.
+    At `error_rate` a wrong value is remembered. Raise StepError if the question needs more look-ups.
+    """
+    query = look_up(row, rng)
+    value = mistaken(row["answer"], rng) if rng.random() < error_rate else row["answer"]
+    return f"<search>{query}</search><information>{query} {value}</information><answer>{value}</answer>"
 
 
 def look_up(row: Row, rng: np.random.Generator, *, error_rate: Rate = 0.0) -> str:

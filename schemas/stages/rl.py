@@ -45,6 +45,7 @@ OPTIONAL_CODE = {
     "auxiliary_models": ("learning.rl.auxiliary_models", "AuxiliaryModels"),
     "answer_gains": ("learning.rl.answer_gains", "add_gains"),
     "information_values": ("learning.rl.information_values", "add_information_values"),
+    "tag_spans": ("learning.rl.tag_spans", "add_tags"),
     "routing_replay": ("learning.batch.routing_replay", "add_expert_column"),
     "references": ("learning.rl.references", "References"),
 }
@@ -207,6 +208,7 @@ class Rl(Capped, Training, LoRA, Chat, RewardTests, BaseStage):
             "auxiliary_models": self.critic is not None or bool(self.auxiliary_models),
             "answer_gains": "gain_T" in asked,
             "information_values": "shapley_T" in asked,
+            "tag_spans": "tag_T" in asked,
             "routing_replay": self.routing_replay,
             "references": any(f"lp_{name}_T" in asked for name in ("ref", *self.references)),
         }

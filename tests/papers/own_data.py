@@ -205,6 +205,7 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
                 "memsearcher",
                 "searchgym",
                 "supo",
+                *("a2fm", "ssrl"),
             ),
             read_both("searches", question),
         ),

@@ -77,6 +77,8 @@ OPTIONS = {
     "execution.passed": {"partial": True},
     "formats.brevity": {"soft": 4, "hard": 80},
     "plans.replayed": {"env": {"use": "guess"}},
+    "effort.needed": SUITS | {"cheap": "instant"},
+    "effort.price": {"prices": {"instant": 1.0}},
     "roles.downstream": SUITS | {"role": "asks", "solver": "answers"},
     "roles.only": SUITS | {"role": "answers"},
     "roles.outcome": SUITS,

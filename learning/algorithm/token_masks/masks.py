@@ -13,6 +13,7 @@ from torch import Tensor
 
 from learning.batch import token_measures
 from learning.batch.columns import apply_per_key
+from learning.samples.engine_protocol import hash_name
 from learning.samples.sample import SOURCES, Source
 from schemas.number_schedules import ScheduledFloat
 
@@ -103,6 +104,14 @@ def multiple_of_turns(path_T: Tensor, turn_T: Tensor, step: int, *, of: Annotate
 def low_entropy(entropy_behav_T: Tensor, *, share: Annotated[float, Field(gt=0, le=1)] = 0.2) -> Tensor:
     """The `share` of tokens sampled at the lowest entropies, ties included."""
     return _mask_top(-entropy_behav_T, share)
+
+
+def outside_tags(tag_T: Tensor, *, tags: Annotated[list[str], Field(min_length=1)]) -> Tensor:
+    """Tokens that are in none of the named tags, such as `<information>…</information>` (SSRL 2025).
+
+    The tags themselves count as inside; a tag that is not closed has no inside.
+    """
+    return ~torch.isin(tag_T, torch.tensor([hash_name(tag) for tag in tags], device=tag_T.device))
 
 
 def unlikely(lp_behav_T: Tensor, *, below: Annotated[float, Field(gt=0, le=1)]) -> Tensor:
