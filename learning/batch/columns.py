@@ -38,6 +38,16 @@ def of_rewards(batch: Batch) -> Column:
     return Column(reward_P, reward_P, torch.arange(batch.num_paths), "path")
 
 
+def require_paths(column: Column, operation: str) -> Column:
+    """Return the column; raise StepError unless it has one number per path."""
+    if column.unit != "path":
+        raise StepError(
+            f"advantage {operation}: the values are one per token, not one per completion; "
+            "put it before broadcast_to_tokens and reward_to_go"
+        )
+    return column
+
+
 def broadcast_to_tokens(
     column: Column, batch: Batch, *, at: Literal["all", "last"] = "all", tree: Literal["mean", "max", "owner"] = "mean"
 ) -> Column:

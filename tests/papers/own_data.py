@@ -84,6 +84,10 @@ def write_files(folder: Path) -> None:
     files["requests"] = [
         {"question": f"Show {n}.txt", "files": {f"{n}.txt": "x"}, "gold": f"cat {n}.txt"} for n in range(8)
     ]
+    files["sites"] = [
+        {"question": f"Write a page about {name}.", "pages": {"index.html": {"texts": [name], "links": ["index.html"]}}}
+        for name in NAMES
+    ]
     files["records"] = [
         {
             "question": f"Pulse: {60 + a}. Weight: {50 + b}. How much is the pulse?",
@@ -138,6 +142,7 @@ def write_files(folder: Path) -> None:
         "visits",
         "tables",
         "requests",
+        "sites",
     ):
         files[f"{name}_test"] = files[name][-2:]
         files[name] = files[name][:-2]
@@ -212,6 +217,8 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
         "intercode": {"held_out": read("tables", question), "requests": read("requests", question)},
         "cm2": read_both("errands", question),
         "deep-dxsearch": read_both("cases", question),
+        "rome-ale": read_both("requests", question),
+        "webgen-r1": read_both("sites", question),
         "eag-rl": read_both("records", question),
         "evolving-rl": read_both("visits", question),
         "lambda-rlm": read_both("lists", question),

@@ -33,6 +33,7 @@ from learning.toy_tasks.hardware import modules
 from learning.toy_tasks.posts import posts
 from learning.toy_tasks.rankings import rising
 from learning.toy_tasks.records import records
+from learning.toy_tasks.sites import site_briefs
 from learning.toy_tasks.sums import step_chains
 from learning.toy_tasks.trips import trips
 from schemas.signatures import read_signatures
@@ -146,6 +147,7 @@ def rows_of(name):
         "summaries": lambda: posts(**how),
         "testbench": lambda: circuits(**how),
         "travel": lambda: trips(**how),
+        "websites": lambda: site_briefs(**how),
     }
     row_list = made.get(name, made.get(name.partition(".")[0], lambda: [PLAIN]))()
     return [row | {"shown": "5"} for row in row_list]

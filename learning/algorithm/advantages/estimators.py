@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from learning.batch.batch import Batch
-from learning.batch.columns import Column, Key, are_equal_per_key, index_keys, standardise_per_key
+from learning.batch.columns import Column, Key, are_equal_per_key, index_keys, require_paths, standardise_per_key
 from learning.data.rows import Row
 from learning.samples.sample import SOURCES, Source
 from schemas.errors import StepError
@@ -27,7 +27,7 @@ def pass_at_k(
     With n completions, c of them right (reward above `above`): R = 1 − C(n−c, k)/C(n, k), σ = √(R(1−R)); right ones
     get (1 − R)/σ, wrong ones (1 − R − C(n−c−1, k−1)/C(n−1, k−1))/σ; 0 where σ is 0. Raise StepError if n < k.
     """
-    index_P = index_keys(batch, _require_paths(column, "pass_at_k").path_X, by)
+    index_P = index_keys(batch, require_paths(column, "pass_at_k").path_X, by)
     right_P = column.values_X > above
     values_P = torch.zeros_like(column.values_X)
     for key in index_P.unique():
@@ -79,7 +79,7 @@ def decoupled(
     `weights` are by name of the reward (null: 1 each); those of the recipe's `rewards` are not used. Raise StepError if
     the stage has no reward of that name.
     """
-    index_P = index_keys(batch, _require_paths(column, "decoupled").path_X, by)
+    index_P = index_keys(batch, require_paths(column, "decoupled").path_X, by)
     weights = dict.fromkeys(scores_P, 1.0) if weights is None else weights
     if unknown := sorted(weights.keys() - scores_P.keys()):
         names = ", ".join(scores_P)
@@ -104,7 +104,7 @@ def running_baseline(
     The average of a key starts as the mean of its first values. It is updated after it has been subtracted, so that a
     completion does not move its own baseline.
     """
-    _require_paths(column, "running_baseline")
+    require_paths(column, "running_baseline")
     key_of = {"batch": lambda row: "", "prompt": lambda row: str(row["id"]), "family": lambda row: row["family"] or ""}
     keys = [key_of[by](row) for row in rows]
     values_P = column.values_X.clone()
@@ -133,7 +133,7 @@ def recent_baseline(
     completions do not change. Put it last, and leave out what is not above the baseline by `token_mask: [{use:
     positive_of, of: [replay]}]`.
     """
-    _require_paths(column, "recent_baseline")
+    require_paths(column, "recent_baseline")
     stored_P = torch.isin(batch.paths["source"], torch.tensor([SOURCES.index(name) for name in of]))
     reward_P, group_P = batch.paths["reward"].double(), batch.paths["group"]
     means = [float(reward_P[(group_P == group) & ~stored_P].mean()) for group in group_P[~stored_P].unique()]
@@ -142,13 +142,3 @@ def recent_baseline(
         return column
     baseline = torch.tensor(recent, dtype=torch.float64).quantile(q)
     return replace(column, values_X=torch.where(stored_P, reward_P - baseline, column.values_X))
-
-
-def _require_paths(column: Column, operation: str) -> Column:
-    """Return the column; raise StepError unless it has one number per path."""
-    if column.unit != "path":
-        raise StepError(
-            f"advantage {operation}: the values are one per token, not one per completion; "
-            "put it before broadcast_to_tokens and reward_to_go"
-        )
-    return column

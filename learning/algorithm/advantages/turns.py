@@ -22,6 +22,7 @@ from learning.batch.columns import (
     get_auxiliary,
     index_keys,
     locate_in_path,
+    require_paths,
     standardise_per_key,
     sum_later,
 )
@@ -135,16 +136,19 @@ def discounted_outcome(
 ) -> Column:
     """Give every turn the reward of its episode, discounted for the turns after it (IterResearch, Chen et al. 2025).
 
-    Turn t of T has γ^(T−t) · R, so that the same outcome is worth more in fewer turns. With `normalise: group` the
-    advantage is that value minus the mean over all turns of the group, over their standard deviation: a turn counts
-    once, however long it is.
+    Turn t of T has γ^(T−t) · R, so that the same outcome is worth more in fewer turns. R is what the operations before
+    made of the reward: after `center` it is the episode's advantage. With `normalise: group` the advantage is that
+    value minus the mean over all turns of the group, over their standard deviation: a turn counts once, however long
+    it is.
+    Raise StepError after an operation on tokens.
     """
+    value_P = require_paths(column, "discounted_outcome").values_X
     lifted = broadcast_to_tokens(column, batch)
     path_T = batch.path_T
     if not len(path_T):
         return lifted
     index_T, path_S, last_S = _number_turns(path_T, turn_T)
-    reward_S = batch.paths["reward"][path_S].where(last_S, torch.zeros(len(path_S), dtype=torch.float64))
+    reward_S = value_P[path_S].where(last_S, torch.zeros(len(path_S), dtype=torch.float64))
     value_S = sum_later(reward_S, last_S, gamma)
     if normalise == "group":
         group_S = batch.paths["group"][path_S]

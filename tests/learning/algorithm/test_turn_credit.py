@@ -197,6 +197,11 @@ def test_an_outcome_is_discounted_for_the_turns_after_a_turn():
     column = discounted_outcome(of_rewards(batch), batch, batch.sampled("turn"), gamma=0.5, normalise="none")
     assert column.values_X.tolist() == [0.25, 0.5, 1.0, 0.0, 0.0, 0.0]
     assert column.raw_X.tolist() == [1.0] * 3 + [0.0] * 3
+    less = replace(of_rewards(batch), values_X=of_rewards(batch).values_X - 0.5)
+    column = discounted_outcome(less, batch, batch.sampled("turn"), gamma=0.5, normalise="none")
+    assert column.values_X.tolist() == [0.125, 0.25, 0.5, -0.125, -0.25, -0.5], "what is left of the reward counts"
+    with pytest.raises(StepError, match="advantage discounted_outcome: the values are one per token"):
+        discounted_outcome(column, batch, batch.sampled("turn"))
     empty = forest([visits(0, [], 1.0)])
     assert not len(discounted_outcome(of_rewards(empty), empty, empty.sampled("turn")).values_X)
 
