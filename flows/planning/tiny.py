@@ -191,6 +191,8 @@ def _shrink(info: StepInfo, made_up: StandIns | None, reads_characters: bool) ->
         asks_stand_in = made_up is not None and asks_a_teacher(info)
         if asks_stand_in or (stage.model is not None and stage.emit != "prompts"):
             yield from _accept_any(stage).items()
+        if "env" in stage.search.options:  # a random model ends no turn within the limit: none would be carried out
+            yield "search", {REPLACE: True, "use": "samples"}
     yield from _shrink_evaluation(stage, made_up)
     yield from _shrink_control(stage)
     if isinstance(stage, Expectations) and stage.expect:

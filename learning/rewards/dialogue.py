@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from learning.data.rows import Row
+from learning.data.rows import Row, read_metadata
 
 NEGATIONS = {"not", "never", "no", "none", "nothing"}
 FILLERS = {"yes", "sure", "well", "have", "has", "had", "do", "did", "does", "yet", "ever", "a", "the", "to"}
@@ -59,6 +59,24 @@ def relevance(rows: list[Row], completions: list[str], *, reward: Penalty = 1.0)
         topic = json.loads(row["metadata"] or "{}").get("topic")
         scores.append(None if topic is None else reward * bool(_read_content_words(text) & set(topic)))
     return scores
+
+
+def personal(rows: list[Row], completions: list[str]) -> list[float | None]:
+    """1 if the utterance suits the partner's profile, the `facts` in the row's metadata, else 0; None without facts.
+
+    It suits if it mentions one of their values, in any case, or asks for something that is not among them: it ends with
+    a question mark and has none of their names.
+    """
+    return [_suits(read_metadata(row).get("facts"), text) for row, text in zip(rows, completions, strict=True)]
+
+
+def _suits(facts: object, text: str) -> float | None:
+    if not isinstance(facts, dict):
+        return None
+    words = text.casefold()
+    mentioned = any(re.search(rf"\b{re.escape(str(value).casefold())}\b", words) for value in facts.values())
+    asks = words.rstrip().endswith("?") and not _read_words(words) & {str(name).casefold() for name in facts}
+    return float(mentioned or asks)
 
 
 def read_own_utterances(row: Row) -> list[str]:

@@ -7,13 +7,13 @@ episode add up to the gain of all its turns. The sets form a tree of prefixes, s
 """
 
 from collections.abc import Sequence
-from math import factorial
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from learning.batch.batch import Batch
 from learning.data.chat import encode_text
+from learning.data.shapley import compute_shapley
 from learning.models.sharded_model import Trained
 from learning.rl.answer_gains import Probes, measure_probes
 from learning.samples.sample import Sample
@@ -22,22 +22,6 @@ from schemas.stages.rl import Rl
 
 MAX_TURNS = 8
 """Answered turns of an episode; n of them need 2^n probabilities."""
-
-
-def compute_shapley(values: Sequence[float], turns: int) -> list[float]:
-    """Return the Shapley value of each of `turns` members; `values[mask]` is that of the set with the bits of `mask`.
-
-    φ_i = Σ over sets S without i of |S|!·(n − |S| − 1)!/n! · (v(S ∪ {i}) − v(S)).
-    """
-    weights = [factorial(size) * factorial(turns - size - 1) / factorial(turns) for size in range(turns)]
-    return [
-        sum(
-            weights[mask.bit_count()] * (values[mask | 1 << member] - values[mask])
-            for mask in range(1 << turns)
-            if not mask >> member & 1
-        )
-        for member in range(turns)
-    ]
 
 
 def add_information_values(

@@ -129,10 +129,20 @@ def write_files(folder: Path) -> None:
         }
         for town, river in places
     ]
+    files["interviews"] = [
+        {
+            "question": f"I am guest {n}.",
+            "answer": f"room {n % 3}",
+            "facts": {"city": ("rome", "oslo", "lima")[n % 3], "pet": ("cat", "dog")[n % 2]},
+            "rubric": [{"criterion": "names the room", "weight": 2.0, "evidence": [f"room {n % 3}"]}],
+        }
+        for n in range(10)
+    ]
     for name in (
         "cases",
         "code",
         "errands",
+        "interviews",
         "searches",
         "secrets",
         "records",
@@ -220,6 +230,8 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
         "rome-ale": read_both("requests", question),
         "webgen-r1": read_both("sites", question),
         "eag-rl": read_both("records", question),
+        **dict.fromkeys(("promed", "rlpa"), read_both("interviews", question)),
+        "baichuan-m2": {**read_both("interviews", question), "dialogues": read("interviews", question)},
         "evolving-rl": read_both("visits", question),
         "lambda-rlm": read_both("lists", question),
         "meow-tea-taro": {**read_both("secrets", question), "large_prompts": read("secrets", question)},

@@ -139,6 +139,10 @@ def rows_of(name):
         "features": lambda: records(**how),
         "hardware": lambda: modules(size=4, split="train"),
         "overlap": lambda: [row for kind in KINDS for row in documents(kind=kind, **how)],
+        "dialogue.personal": lambda: [PLAIN | {"metadata": json.dumps({"facts": {"city": "rome", "pet": "cat"}})}],
+        "rubrics.weighted": lambda: [
+            PLAIN | {"metadata": json.dumps({"rubric": [{"criterion": "a", "evidence": ["a", "{"]}]})}
+        ],
         "ranking.kendall": lambda: [PLAIN | {"answer": "9 5 7"}],
         "ranking.rises": lambda: rising(**how),
         "steps.distance": lambda: step_chains(**how),

@@ -188,6 +188,36 @@ def turn_returns(
     return replace(lifted, values_X=value_S[index_T])
 
 
+def outcome_weighted_turns(
+    column: Column,
+    batch: Batch,
+    earned_T: Tensor,
+    turn_T: Tensor,
+    *,
+    base: float = 2.0,
+    bonus: float = 1.0,
+    outcome: float = 3.0,
+    at_least: float = 1.0,
+) -> Column:
+    """Pay questions for what they learnt, more if the episode succeeded, and its end for success alone (ProMed 2025).
+
+    Every turn but the last gets (base + bonus·s) · what the environment paid it, the last turn of an episode that ended
+    outcome·s, with s = 1 if the reward of the episode is `at_least` so high, else 0. The last turn of a truncated
+    episode is a turn like the others. ProMed's baseline is the mean over all tokens of the group: put
+    `{use: center, by: group}` after it.
+    """
+    lifted = broadcast_to_tokens(column, batch)
+    path_T = batch.path_T
+    if not len(path_T):
+        return lifted
+    index_T, path_S, last_S = _number_turns(path_T, turn_T)
+    success_S = (batch.paths["reward"][path_S] >= at_least).double()
+    paid_S = torch.zeros(len(path_S), dtype=torch.float64).index_put((index_T,), earned_T.double())
+    concludes_S = last_S & ~batch.paths["truncated"][path_S].bool()
+    value_S = torch.where(concludes_S, outcome * success_S, (base + bonus * success_S) * paid_S)
+    return replace(lifted, values_X=value_S[index_T])
+
+
 def contributions(
     column: Column,
     batch: Batch,

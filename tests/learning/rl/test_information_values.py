@@ -11,9 +11,10 @@ import torch
 from learning.algorithm.advantages.turns import information_shares
 from learning.batch.batch_layout import forest
 from learning.batch.columns import of_rewards
+from learning.data.shapley import compute_shapley
 from learning.models.sharded_model import Trained
 from learning.parallel.group import ALONE
-from learning.rl.information_values import MAX_TURNS, add_information_values, compute_shapley
+from learning.rl.information_values import MAX_TURNS, add_information_values
 from learning.samples.engine_protocol import Turn
 from schemas.errors import StepError
 from tests.learning.rl.test_answer_gains import SAMPLES, chance, sample, stage
