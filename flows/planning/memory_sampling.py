@@ -33,6 +33,7 @@ def estimate_engine(demand: StepDemand, model: KnownModel, samples: int, *, stre
             -(-samples // n),
             has_entropy,
             slots * streaming,
+            keeps_turns=demand.settings.get("env") is not None,
         ),
     )
 

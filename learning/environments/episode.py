@@ -87,7 +87,9 @@ class Episode:
 
     def make_request(self) -> Request:
         """Return the engine's request that continues it in its present context."""
-        own = replace(self.request, n=1, first=self.sample, begun=self.begun, row=None, turns=(), world=None)
+        own = replace(
+            self.request, n=1, first=self.sample, begun=self.begun, row=None, turns=(), world=None, continues=True
+        )
         if self.context:
             number = sum(turn.rebuilt for turn in self.all_turns)
             seed = self._derive_seed(CONTEXT, number)

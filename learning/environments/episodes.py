@@ -169,7 +169,8 @@ class Episodes:
             elif episodes and request.turns:
                 to_decode += [(self._register([episode]), episode.make_request()) for episode in episodes]
             elif episodes:
-                of_all = limit_request(replace(request, row=None), sampling.max_new_tokens)
+                of_all = replace(request, row=None, continues=request.row is not None and self.max_turns > 1)
+                of_all = limit_request(of_all, sampling.max_new_tokens)
                 to_decode.append((self._register(episodes), of_all))
         if to_decode:
             self.source.submit(to_decode, sampling)

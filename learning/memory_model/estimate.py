@@ -169,6 +169,8 @@ class Slots:
     entropy: bool = False
     seats: int = 0
     """Places for samples of a flight, whose results are taken out as they end; 0: a call, which keeps all of them."""
+    keeps_turns: bool = False
+    """Whether samples are episodes, whose turns leave their keys and values for the next ones."""
 
     @property
     def prompt(self) -> int:
@@ -191,6 +193,9 @@ def estimate_sampling(shape: Shape, size: int, call: Slots) -> dict[str, int]:
     drawn_at_once = min(call.slots, max(1, LOGITS_AT_ONCE // shape.vocabulary))
     step = shape.vocabulary * (call.slots * size + drawn_at_once * (2 * FULL + 16))
     moments = [(prompts, prefill), (slab + prompts, 0), (slab, step)]
+    if call.keeps_turns:
+        kept = call.slots * shape.cache_bytes(call.columns, size)
+        moments.append((slab + kept, max(prefill, step)))
     if call.samples > call.slots:
         moments.append((slab + prompts, prefill))
     cache, work = max(moments, key=sum)

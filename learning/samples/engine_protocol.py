@@ -80,6 +80,8 @@ class Request:
     """Random stream of the environment: that of the completion it branched from; None: that of its own sample."""
     limit: int | None = None
     """Suspend it at so many tokens of its completion; None: they may become as many as the sampling says."""
+    continues: bool = False
+    """Whether a completion that stops is probably continued by a further request, with the same stream: an episode."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 A completion that is suspended, or runs while weights change, is reduced to its tokens and continued as a request that
 has begun: its prefix is computed again by the current weights, and the next token takes the next number of its own
-random stream. No cache survives a change of weights.
+random stream. No cache survives a change of weights. A turn
+of an episode leaves its keys and values for the next one, unless completions are suspended or weights change meanwhile.
 """
 
 from collections import deque
@@ -12,8 +13,9 @@ from typing import Literal, Protocol
 
 import torch
 
-from learning.generation.engines.running import Decoding
-from learning.generation.engines.slot_attention import use_slot_attention
+from learning.generation.engines.kept_turns import KeptTurn, KeptTurns, extend
+from learning.generation.engines.running import PREFILL_TOKENS, Decoding, Prefilled
+from learning.generation.engines.slot_attention import extends_turns, use_slot_attention
 from learning.samples.engine_protocol import Generation, Request, Sampling
 
 Finish = Literal["stop", "length", "suspended"]
@@ -63,6 +65,8 @@ class InFlight(Decoding):
 
     mode = staticmethod(use_slot_attention)
     """Context manager that prepares the model for decoding."""
+    caches = True
+    """Whether slots hold keys and values, which a turn may leave for the next one."""
 
     def __init__(self, engine: Source, sampling: Sampling, ends: tuple[int, ...], max_slots: int):
         self.engine, self.version, self.syncs, self.max_slots = engine, engine.version, engine.syncs, max_slots
@@ -72,6 +76,9 @@ class InFlight(Decoding):
         self.seated: dict[int, Member] = {}
         self.free = list(range(max_slots))
         self.over: list[int] = []
+        self.kept = KeptTurns(max_slots)
+        self.left: dict[int, int] = {}
+        """The row of each seat whose completion ended in this step."""
         self.begun = self.named = 0
         slots = (min(FEWEST, max_slots), sampling.max_new_tokens)
         plain = replace(sampling, target=None, window=None)
@@ -117,6 +124,7 @@ class InFlight(Decoding):
         removed += [member for member in self.queue if matches(member)]
         self.queue = deque(member for member in self.queue if not matches(member))
         self._forget_unused()
+        self.kept.clear()  # a suspended episode that is resumed elsewhere computes all its tokens; so does this one
         removed.sort(key=lambda member: member.serial)
         return [(member.ticket, self._make_generation(member, "suspended")) for member in removed]
 
@@ -133,7 +141,9 @@ class InFlight(Decoding):
         self.prefilled = {key: prefix for key, prefix in self.prefilled.items() if key in next_keys}
 
     def _end(self, ended_B: torch.Tensor, stopped_B: torch.Tensor) -> None:
-        self.over += self.sample_B[ended_B].tolist()
+        seats = self.sample_B[ended_B].tolist()
+        self.over += seats
+        self.left |= dict(zip(seats, ended_B.nonzero()[:, 0].tolist(), strict=True))
         super()._end(ended_B, stopped_B)
 
     def _widen(self) -> None:
@@ -152,6 +162,7 @@ class InFlight(Decoding):
         """Move every running completion to the front of the queue, to continue under the new weights."""
         members = self._take_out(list(self.seated))
         self.prefilled, self.version, self.syncs = {}, self.engine.version, self.engine.syncs
+        self.kept.clear()
         for member in sorted(members, key=lambda member: member.serial, reverse=True):
             request = self.requests[member.key]
             begun = (*request.begun[: member.given], *member.ids)
@@ -196,8 +207,36 @@ class InFlight(Decoding):
             if length > new.start:
                 member.versions.append((self.version, length - new.start))
             collected.append((member, self._finish(length, stopped)))
+            row = self.left.pop(seat, None)
+            if row is not None and stopped and self.caches and self.requests[member.key].continues:
+                self._keep(member, rows[0][:length], row)
         self.free += seats
         return sorted(collected, key=lambda pair: pair[0].serial)
+
+    def _keep(self, member: Member, tokens: list[int], row: int) -> None:
+        """Keep the keys and values of a turn that ended: all but those of its last token, which were never computed."""
+        if not extends_turns(self.model):
+            return
+        request = self.requests[member.key]
+        ids = [*request.prompt_ids, *tokens][:-1]
+        self.kept.keep((request.seed, member.sample), KeptTurn(ids, self.slots.copy_row(row, len(ids))))
+
+    def _prefill(self, numbers: list[int]) -> None:
+        """Compute the known tokens of requests except the last one; those of a kept turn are there already."""
+        kept: dict[int, KeptTurn] = {}
+        for number in numbers:
+            request = self.requests[number]
+            turn = self.kept.take((request.seed, request.first), self.known[number][:-1]) if request.n == 1 else None
+            if turn is not None:
+                kept[number] = turn
+        super()._prefill([number for number in numbers if number not in kept])
+        ordered = sorted(kept, key=lambda number: len(self.known[number]))
+        while ordered:
+            take = max(1, min(len(ordered), PREFILL_TOKENS // len(self.known[ordered[-1]])))
+            batch, ordered = ordered[:take], ordered[take:]
+            new = [self.known[number][len(kept[number].ids) : -1] for number in batch]
+            prefix = extend(self.model, [kept[number] for number in batch], new)
+            self.prefilled.update({number: Prefilled(prefix, row) for row, number in enumerate(batch)})
 
     @staticmethod
     def _make_generation(member: Member, finish: Finish) -> Generation:

@@ -226,6 +226,7 @@ class UncachedFlight(InFlight):
     """Stepwise generation without a cache: every step computes all tokens of all rows again."""
 
     mode = staticmethod(evaluation_mode)
+    caches = False
 
     def _prefill(self, numbers: list[int]) -> None:
         # Nothing is cached, so prompts have no prefix.

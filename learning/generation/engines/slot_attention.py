@@ -8,7 +8,7 @@ V vocabulary.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from learning.generation.engines.slots import Slots, compute_slot_logits, prefill
+from learning.generation.engines.kept_turns import Extension, KeptTurn, extend
+from learning.generation.engines.slots import Prefix, Slots, compute_slot_logits, has_states, prefill
 from learning.models.cpu_attention import Path
 from learning.models.forwards import evaluation_mode
 from learning.models.limited_attention import Limits, attend_limited
@@ -41,13 +42,13 @@ def attend_over_slots(
     attention_mask: Tensor | None,
     *,
     scaling: float,
-    slots: Slots | None = None,
+    slots: Slots | Extension | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **unused: Any,
 ) -> tuple[Tensor, None]:
-    """Return attention (B, T, heads, D) of prompts (`slots` None) or of one new token per slot.
+    """Return attention (B, T, heads, D) of prompts (`slots` None), of new tokens after kept turns, or of one per slot.
 
     `sliding_window` is the number of keys that a token sees, `softcap` the largest score, and `s_aux` the scores
     (heads,) of sinks, by the names of transformers' AttentionInterface.
@@ -56,6 +57,10 @@ def attend_over_slots(
         query, key = query.to(value.dtype), key.to(value.dtype)
     if slots is None:
         return _attend_prompts(query, key, value, s_aux, scaling, Limits(sliding_window or None, softcap)), None
+    if isinstance(slots, Extension):
+        return _attend_extension(
+            query, key, value, s_aux, slots, scaling, Limits(sliding_window or None, softcap)
+        ), None
     rows, heads = query.shape[:2]
     query_BHGD = query.reshape(rows, key.shape[1], heads // key.shape[1], -1)
     if slots.groups:
@@ -84,6 +89,29 @@ def _attend_prompts(
     q_HMD, k_KMD, v_KME = (x.transpose(0, 1).flatten(1, 2) for x in (query, key, value))
     paths = [Path(row * length, (row + 1) * length) for row in range(rows)]
     return attend_limited(q_HMD, k_KMD, v_KME, sinks, paths, scaling, limits).view(rows, length, heads, -1)
+
+
+def _attend_extension(
+    query: Tensor,
+    key_BHLD: Tensor,
+    value_BHLD: Tensor,
+    sinks: Tensor | None,
+    extension: Extension,
+    scaling: float,
+    limits: Limits,
+) -> Tensor:
+    """Return attention (B, T, heads, D) of new tokens to kept keys and to those of the new tokens before them."""
+    rows, heads, new = query.shape[:3]
+    groups = heads // key_BHLD.shape[1]
+    query_BHXD = query.reshape(rows, key_BHLD.shape[1], groups * new, -1)  # X: queries of a group, token by token
+    bias_B1XL = extension.compute_bias(limits.window).repeat(1, 1, groups, 1)
+    if limits.cap is None and sinks is None:
+        bias = bias_B1XL.to(query.dtype)
+        out_BHXD = scaled_dot_product_attention(query_BHXD, key_BHLD, value_BHLD, attn_mask=bias, scale=scaling)
+    else:
+        of_tokens = None if sinks is None else sinks.repeat_interleave(new)
+        out_BHXD = _attend_tokens(query_BHXD, key_BHLD, value_BHLD, of_tokens, bias_B1XL, scaling, limits.cap)
+    return out_BHXD.reshape(rows, heads, new, -1).transpose(1, 2)
 
 
 def _attend_tokens(
@@ -199,6 +227,7 @@ SLOT_LAYERS = KNOWN_LAYERS | {"linear_attention", "conv", "hybrid", "hybrid_slid
 
 _REASONS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 _SHARES: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+_EXTENDS: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 def explain_slot_misfit(model: Any) -> str:
@@ -214,8 +243,18 @@ def explain_slot_misfit(model: Any) -> str:
 def shares_prompts(model: Any) -> bool:
     """Return whether decoding is right, too, if the slots of a prompt share its keys and values."""
     if model not in _SHARES:
-        _SHARES[model] = not _compare_decoding(model, shares=True)
+        _SHARES[model] = not _compare_decoding(model, "shared")
     return _SHARES[model]
+
+
+def extends_turns(model: Any) -> bool:
+    """Return whether new tokens may be computed against the keys and values of an earlier turn.
+
+    States of linear attention and of convolutions are not kept.
+    """
+    if model not in _EXTENDS:
+        _EXTENDS[model] = not has_states(model) and not _compare_decoding(model, "extended")
+    return _EXTENDS[model]
 
 
 def describe_decoding(model: Any) -> dict[str, str]:
@@ -229,26 +268,30 @@ def describe_decoding(model: Any) -> dict[str, str]:
     return {"decoding": f"{shared[_SHARES.get(model)]} (agrees with its own forward on its weights)"}
 
 
-def _compare_decoding(model: Any, *, shares: bool = False) -> str:
+Way = Literal["slots", "shared", "extended"]
+"""How prompts get into slots: copied, shared, or computed in two parts, the second against the first."""
+
+
+def _compare_decoding(model: Any, way: Way = "slots") -> str:
     """Return how slots differ from the model's own forward; what computes in bfloat16 is compared in float32 first."""
     with narrow_windows(model, NARROW), reduced(model):
         with in_float32(model) as rounds:
-            reason = _find_difference(model, shares=shares)
-        return _find_difference(model, shares=shares, proven=True) if rounds and not reason else reason
+            reason = _find_difference(model, way)
+        return _find_difference(model, way, proven=True) if rounds and not reason else reason
 
 
 @torch.inference_mode()
-def _find_difference(model: Any, *, shares: bool = False, proven: bool = False) -> str:
+def _find_difference(model: Any, way: Way, *, proven: bool = False) -> str:
     """Return how the logits over slots differ from those of the model's own forward after a few tokens, or ""."""
     device, size = model.device, model.get_input_embeddings().weight.shape[0]
     rows = [[(5 + 29 * i + 13 * row) % size for i in range(n + STEPS)] for row, n in enumerate(PROMPTS)]
     lengths: list[int] = [*PROMPTS]
-    if shares:  # another continuation of the first prompt
+    if way == "shared":  # another continuation of the first prompt
         rows.append(rows[0][: PROMPTS[0]] + rows[1][:STEPS])
         lengths.append(PROMPTS[0])
     try:
         with use_slot_attention(model):
-            slots = _place_prompts(model, rows, lengths, shares)
+            slots = _place_prompts(model, rows, lengths, way)
             length_B, logits = torch.tensor(lengths, device=device), []
             for step in range(STEPS):
                 token_B = torch.tensor([row[n + step] for row, n in zip(rows, lengths, strict=True)], device=device)
@@ -263,15 +306,29 @@ def _find_difference(model: Any, *, shares: bool = False, proven: bool = False) 
     return ""
 
 
-def _place_prompts(model: Any, rows: list[list[int]], lengths: list[int], shares: bool) -> Slots:
+def _place_prompts(model: Any, rows: list[list[int]], lengths: list[int], way: Way) -> Slots:
     """Return slots with the prompts of all rows; a third row continues the prompt of the first."""
-    slots = Slots(model, len(rows), max(PROMPTS) + STEPS, shares=shares)
+    slots = Slots(model, len(rows), max(PROMPTS) + STEPS, shares=way == "shared")
     batches = [[0], [1]] if slots.keeps_states else [[0, 1]]
     for batch in batches:
         width = max(PROMPTS[row] for row in batch)
         ids = [rows[row][: PROMPTS[row]] + [0] * (width - PROMPTS[row]) for row in batch]
         prefix = prefill(model, torch.tensor(ids, device=model.device))
+        if way == "extended":
+            prefix = _compute_in_parts(model, prefix, [rows[row][: PROMPTS[row]] for row in batch])
         continued = [(row, batch.index(row % len(PROMPTS))) for row in range(len(rows)) if row % len(PROMPTS) in batch]
         at, source = (torch.tensor(column, device=model.device) for column in zip(*continued, strict=True))
         slots.place(at, prefix, source, torch.tensor(lengths, device=model.device)[at])
     return slots
+
+
+def _compute_in_parts(model: Any, prefix: Prefix, prompts: list[list[int]]) -> Prefix:
+    """Return the keys and values of prompts, of which those of all but a few tokens are taken from a prefix."""
+    kept = []
+    for row, ids in enumerate(prompts):
+        first = min(map(len, prompts)) - 2 - row
+        pairs = {
+            layer: (keys[row, :, :first], values[row, :, :first]) for layer, (keys, values) in prefix.pairs.items()
+        }
+        kept.append(KeptTurn(ids[:first], pairs))
+    return extend(model, kept, [ids[len(turn.ids) :] for ids, turn in zip(prompts, kept, strict=True)])

@@ -244,6 +244,13 @@ class Slots(Cache):
             self.states[at] = state.new_zeros(num_slots, *state.shape[1:])
             self.states[at][: len(state)] = state
 
+    def copy_row(self, row: int, columns: int) -> dict[int, tuple[Tensor, Tensor]]:
+        """Return copies of a row's first keys and values (H, columns, D) by layer."""
+        return {
+            layer: (keys_SHLD[row, :, :columns].clone(), values_SHLD[row, :, :columns].clone())
+            for layer, (keys_SHLD, values_SHLD) in self.slabs.items()
+        }
+
     def _slab(self, like_BHTD: Tensor) -> Tensor:
         heads, width = like_BHTD.shape[1], like_BHTD.shape[3]
         return like_BHTD.new_zeros(len(self.bias_SL), heads, self.num_columns, width)
@@ -253,7 +260,7 @@ def prefill(model: Any, ids_RT: Tensor) -> Prefix:
     """Return keys, values and states of prompts (R, T), right-padded if the model keeps no states."""
     prefix = Prefix(model)
     positions = torch.arange(ids_RT.shape[1], device=ids_RT.device)[None]
-    model.base_model(input_ids=ids_RT, position_ids=positions, use_cache=True, **{_name_of_cache(type(model)): prefix})
+    model.base_model(input_ids=ids_RT, position_ids=positions, use_cache=True, **{name_of_cache(type(model)): prefix})
     return prefix
 
 
@@ -267,11 +274,11 @@ def compute_slot_logits(model: Any, slots: Slots, token_B: Tensor, position_B: T
         position_ids=position_B[:, None],
         use_cache=True,
         slots=slots,
-        **{_name_of_cache(type(model)): slots},
+        **{name_of_cache(type(model)): slots},
     ).logits[:, -1]
 
 
 @lru_cache
-def _name_of_cache(model: type) -> str:
+def name_of_cache(model: type) -> str:
     """Return the parameter of a model's forward that takes its cache; that of pure state spaces has another name."""
     return "cache_params" if "cache_params" in inspect.signature(model.forward).parameters else "past_key_values"

@@ -213,6 +213,17 @@ def test_a_cache_is_two_numbers_a_layer_head_and_token():
     assert memory_estimate.estimate_paged(SMALL, 2, 17) == 32 * 2 * 2 * 4 * 2
 
 
+def test_turns_of_episodes_keep_as_many_keys_and_values_again():
+    call = Slots(slots=6, columns=500, completion=400, samples=6, prompts=3)
+    cache, kept = (
+        memory_estimate.estimate_sampling(SMALL, 2, replace(call, keeps_turns=keeps))["cache"]
+        for keeps in (False, True)
+    )
+    in_slots = 6 * 500 * 2 * 2 * 4 * 2  # slots, columns, layers, keys and values, width of a head, bytes
+    prompts = 3 * 100 * 2 * 2 * 4 * 2
+    assert kept - cache in (in_slots, in_slots - prompts)
+
+
 def test_attention_of_rows_grows_with_the_square_of_their_length():
     def kept(length, number):
         shape = replace(SMALL, inner=64)  # so wide that feed-forward blocks are kept

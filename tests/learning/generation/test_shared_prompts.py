@@ -99,7 +99,7 @@ def test_the_method_that_sampled_is_described(monkeypatch):
     assert describe_decoding(model) == {"decoding": f"slots {agrees}"}
     assert shares_prompts(model)
     assert describe_decoding(model) == {"decoding": f"slots, shared prompts {agrees}"}
-    monkeypatch.setattr(slot_attention, "_find_difference", lambda _, shares: "it differs" if shares else "")
+    monkeypatch.setattr(slot_attention, "_find_difference", lambda _, way: "it differs" if way == "shared" else "")
     assert not shares_prompts(wrong)
     assert not slot_attention.explain_slot_misfit(wrong)
     assert describe_decoding(wrong) == {"decoding": f"slots, as shared prompts give other numbers {agrees}"}

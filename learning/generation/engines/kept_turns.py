@@ -1,0 +1,120 @@
+"""Keys and values of episodes between two turns, so that a turn computes only the tokens that are new to it.
+
+An episode ends a turn, waits for its environment and continues with all earlier tokens and the answer. Its keys and
+values are copied out of its slot when the turn ends; the next turn computes the answer's tokens against them. What is
+kept belongs to exact token ids: a context that was rebuilt is computed anew.
+
+Shapes: R rows, T new tokens at most, L columns, H key-value heads, D width of a head.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from learning.generation.engines.slots import Prefix, name_of_cache
+
+Stream = tuple[int, int]
+"""The random stream of a completion: the seed of its request, and its number."""
+Pairs = dict[int, tuple[Tensor, Tensor]]
+"""Keys and values (H, L, D) of one sequence, by layer."""
+
+
+@dataclass(frozen=True)
+class KeptTurn:
+    """The keys and values of a sequence's first tokens."""
+
+    ids: list[int]
+    pairs: Pairs
+
+
+class KeptTurns:
+    """The latest turn of each stream, at most `most` of them; the oldest is dropped first."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.turns: dict[Stream, KeptTurn] = {}
+
+    def keep(self, stream: Stream, turn: KeptTurn) -> None:
+        """Store a stream's turn in place of its earlier one."""
+        self.turns.pop(stream, None)
+        self.turns[stream] = turn
+        while len(self.turns) > self.most:
+            del self.turns[next(iter(self.turns))]
+
+    def take(self, stream: Stream, ids: Sequence[int]) -> KeptTurn | None:
+        """Remove and return the stream's turn; None unless `ids` are its tokens and at least one more."""
+        turn = self.turns.pop(stream, None)
+        continues = turn is not None and len(turn.ids) < len(ids) and list(ids[: len(turn.ids)]) == turn.ids
+        return turn if continues else None
+
+    def clear(self) -> None:
+        """Forget all turns."""
+        self.turns = {}
+
+
+class Extension(Cache):
+    """Sequences with kept keys and values, to which a forward adds those of new tokens; it empties what was kept."""
+
+    def __init__(self, kept: Sequence[KeptTurn], new: int) -> None:
+        super().__init__(layers=[])
+        self.kept = kept
+        device = next(iter(kept[0].pairs.values()))[0].device
+        self.length_R = torch.tensor([len(turn.ids) for turn in kept], device=device)
+        self.columns = int(self.length_R.max()) + new
+        self.position_RT = self.length_R[:, None] + torch.arange(new, device=device)
+        self.pairs: dict[int, tuple[Tensor, Tensor]] = {}
+        """Keys and values (R, H, L, D) by layer."""
+        self.biases: dict[int | None, Tensor] = {}
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any) -> tuple[Tensor, Tensor]:
+        """Add the keys and values (R, H, T, D) of the new tokens; return all of them (R, H, L, D)."""
+        whole = []
+        row_R1 = torch.arange(len(self.kept), device=key_states.device)[:, None]
+        for side, new_RHTD in enumerate((key_states, value_states)):
+            rows, heads, _, width = new_RHTD.shape
+            slab_RHLD = new_RHTD.new_zeros(rows, heads, self.columns, width)
+            for row, turn in enumerate(self.kept):
+                slab_RHLD[row, :, : len(turn.ids)] = turn.pairs[layer_idx][side]
+            slab_RHLD[row_R1, :, self.position_RT] = new_RHTD.transpose(1, 2)
+            whole.append(slab_RHLD)
+        for turn in self.kept:
+            del turn.pairs[layer_idx]  # of a layer only one copy is in memory
+        self.pairs[layer_idx] = whole[0], whole[1]
+        return self.pairs[layer_idx]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return 0: the positions of tokens are given to the model."""
+        return 0
+
+    def compute_bias(self, window: int | None) -> Tensor:
+        """Return what is added to attention scores (R, 1, T, L): −inf for keys that a new token does not see.
+
+        `window` is the number of keys that it sees, itself included.
+        """
+        if window not in self.biases:
+            column_L = torch.arange(self.columns, device=self.position_RT.device)
+            unseen_RTL = column_L > self.position_RT[:, :, None]
+            if window:
+                unseen_RTL = unseen_RTL | (column_L <= self.position_RT[:, :, None] - window)
+            bias_RTL = torch.zeros(unseen_RTL.shape, device=unseen_RTL.device)
+            self.biases[window] = bias_RTL.masked_fill_(unseen_RTL, float("-inf"))[:, None]
+        return self.biases[window]
+
+
+def extend(model: Any, kept: Sequence[KeptTurn], new: Sequence[Sequence[int]]) -> Prefix:
+    """Return the keys and values of sequences: those that were kept, and those of `new` tokens after them.
+
+    Rows with fewer new tokens are padded on the right, where no token of theirs attends. The kept turns are used up.
+    """
+    width, device = max(map(len, new)), model.device
+    ids_RT = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in new], dtype=torch.long, device=device)
+    cache = Extension(kept, width)
+    given = {"position_ids": cache.position_RT, "use_cache": True, "slots": cache, name_of_cache(type(model)): cache}
+    model.base_model(input_ids=ids_RT, **given)
+    prefix = Prefix(model)
+    prefix.pairs = cache.pairs
+    return prefix
