@@ -165,6 +165,23 @@ def solvable(row: Row, *, by: TeacherFunction, env: EnvUse, seed: int = 0) -> bo
     return False
 
 
+def succeeded(row: Row, *, env: EnvUse, at_least: float = 1.0, seed: int = 0) -> bool:
+    """Keep rows whose turns in the completion, carried out again in `env`, earn at least `at_least`.
+
+    Whole conversations of an agent are so kept by what they achieve. What was observed then is not compared
+    (`reproduced` does that), and turns after the end of the episode are ignored. Raise StepError as the environment
+    does for a row that it cannot begin.
+    """
+    episode, earned = _build(env.model_dump_json()).begin(row, seed), 0.0
+    for message in row["completion"]:
+        if message["role"] == "assistant":
+            outcome = episode.step(str(message["content"]))
+            earned += outcome.reward
+            if outcome.done:
+                break
+    return earned >= at_least
+
+
 @lru_cache(maxsize=8)
 def _build(env: str) -> EnvironmentProtocol:
     return build_environment(EnvUse.model_validate_json(env), {})

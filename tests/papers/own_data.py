@@ -138,6 +138,10 @@ def write_files(folder: Path) -> None:
         }
         for n in range(10)
     ]
+    files["told"] = [
+        {"question": f"Guess number {n}.", "secret": 7 * n, "moves": f"Thought: a multiple of 7\nAnswer: {7 * n}"}
+        for n in range(10)
+    ]
     for name in (
         "cases",
         "code",
@@ -235,6 +239,10 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
         "evolving-rl": read_both("visits", question),
         "lambda-rlm": read_both("lists", question),
         "meow-tea-taro": {**read_both("secrets", question), "large_prompts": read("secrets", question)},
+        "react": {
+            "traces": read("told", {"prompt": "question", "completion": "moves"}),
+            "held_out": read("secrets_test", question),
+        },
         "think-in-games": read_both("games", question),
         "refine-and-imitate": read_both("dialogues", talk),
     }
