@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
+from learning.data.agent_chains import iterate_calls
 from learning.data.patterns import MatchTimeout, Pattern
 from learning.data.rows import Row
 from learning.environments.lookup_environment import build_environment
@@ -180,6 +181,31 @@ def succeeded(row: Row, *, env: EnvUse, at_least: float = 1.0, seed: int = 0) ->
             if outcome.done:
                 break
     return earned >= at_least
+
+
+def chained(
+    row: Row,
+    *,
+    tools: Annotated[list[str], Field(min_length=1)],
+    tag: str = "answer",
+    least_tools: Annotated[int, Field(ge=0)] = 1,
+    most_calls: Length = 20,
+) -> bool:
+    """Keep chains of agents that end with the row's answer, after `least_tools` to `most_calls` calls (AFM 2025).
+
+    Of all calls, those of role-playing agents among them, at least `least_tools` are of `tools`, and at most
+    `most_calls` are made; the last one is `<answer>`. A completion that is no chain is dropped. Raise StepError for a
+    row without an answer.
+    """
+    if row["answer"] is None:
+        raise StepError(f"quality filter chained: row {row['id']} has no answer to compare with")
+    try:
+        calls = list(iterate_calls(str(row["completion"][-1]["content"]), tools))
+    except ValueError:
+        return False
+    used = sum(agent in tools for _, agent, _, _ in calls)
+    right = bool(calls) and calls[-1][1] == tag and exact([row], [calls[-1][2]]) == [1.0]
+    return right and used >= least_tools and len(calls) <= most_calls
 
 
 @lru_cache(maxsize=8)

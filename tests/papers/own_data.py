@@ -138,6 +138,17 @@ def write_files(folder: Path) -> None:
         }
         for n in range(10)
     ]
+    files["team_runs"] = [
+        row
+        | {
+            "log": [
+                {"agent": "planner", "output": "look it up"},
+                {"agent": "search", "input": town, "output": text},
+                {"agent": "answer", "output": river},
+            ]
+        }
+        for row, (town, river), text in zip(files["searches"], places, texts, strict=True)
+    ]
     files["told"] = [
         {"question": f"Guess number {n}.", "secret": 7 * n, "moves": f"Thought: a multiple of 7\nAnswer: {7 * n}"}
         for n in range(10)
@@ -239,6 +250,18 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
         "evolving-rl": read_both("visits", question),
         "lambda-rlm": read_both("lists", question),
         "meow-tea-taro": {**read_both("secrets", question), "large_prompts": read("secrets", question)},
+        "chain-of-agents": {
+            **read_both("searches", question),
+            "runs": read("team_runs", question),
+            "tools": ["search"],
+            "env": {
+                "use": "tools",
+                "tools": ["search"],
+                "call": r".*<(search)>(.*)</search>",
+                "inline": {"stop": ["</search>"], "text": "<observation>{observation}</observation>"},
+                "max_turns": 4,
+            },
+        },
         "react": {
             "traces": read("told", {"prompt": "question", "completion": "moves"}),
             "held_out": read("secrets_test", question),
