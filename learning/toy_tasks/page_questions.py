@@ -70,6 +70,19 @@ def thinker(row: Row, rng: np.random.Generator, *, error_rate: Rate = 0.0) -> st
     return _think_of_pages(notes, row["prompt"], rng, error_rate)
 
 
+def page_reader(row: Row, rng: np.random.Generator, *, error_rate: Rate = 0.0) -> str:
+    """Write the next action of `thinker` alone, for the environment `pages`: `search bam`, `lookup river`, `finish zed`.
+
+    Raise StepError for a row that is not of `page_questions`.
+    """
+    acted = [
+        {**message, "content": f"Action: {message['content']}"} if message["role"] == "assistant" else message
+        for message in row["prompt"]
+    ]
+    (kind, text) = split_lines(thinker(row | {"prompt": acted}, rng, error_rate=error_rate))[-1]
+    return f"finish {text}" if kind == "Answer" else text
+
+
 def _think_of_pages(notes: Row, messages: Sequence[Row], rng: np.random.Generator, error_rate: float) -> str:
     relations, town, found, known = notes["relations"], str(notes["start"]), 0, ""
     opened = looked = False
