@@ -71,7 +71,7 @@ def thinker(row: Row, rng: np.random.Generator, *, error_rate: Rate = 0.0) -> st
 
 
 def page_reader(row: Row, rng: np.random.Generator, *, error_rate: Rate = 0.0) -> str:
-    """Write the next action of `thinker` alone, for the environment `pages`: `search bam`, `lookup river`, `finish zed`.
+    """Write the next action of `thinker` alone, for the environment `pages`: `search bam` or `finish zed`.
 
     Raise StepError for a row that is not of `page_questions`.
     """
