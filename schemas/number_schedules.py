@@ -91,3 +91,13 @@ def settle(value: Any, controls: Mapping[str, float]) -> Any:
     """Return the controller's value for a reference to a known controller, and any other value unchanged."""
     is_known = isinstance(value, Controlled) and value.controller in controls
     return controls[value.controller] if is_known else value
+
+
+def list_values(number: float | Linear | Cosine | Piecewise) -> list[float]:
+    """Return the values that a constant or schedule goes through, in the order of steps: its ends and its pieces."""
+    if isinstance(number, Piecewise):
+        return [value for _, value in sorted(number.piecewise.items())]
+    if isinstance(number, Linear | Cosine):
+        ramp = number.linear if isinstance(number, Linear) else number.cosine
+        return [ramp.from_, ramp.to]
+    return [number]

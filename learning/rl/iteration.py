@@ -147,7 +147,7 @@ def make_sampler(training: TrainingState, context: IterationContext, controls: C
     stage, step = training.stage, context.step
     sampling = Sampling(
         stage.temperature,
-        stage.max_completion_length,
+        stage.limit_completions(step),
         entropy=training.algorithm.needs("entropy_behav_T"),
         processor=training.slots.logits_processor(step, controls, context.metrics),
     )

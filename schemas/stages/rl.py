@@ -11,7 +11,7 @@ from schemas.base import Schema
 from schemas.chat import Chat
 from schemas.critic import Critic
 from schemas.endpoint import Capped
-from schemas.number_schedules import Number
+from schemas.number_schedules import Controlled, Number, list_values, value_at
 from schemas.references import AgentRef, PolicyRef, PromptsRef
 from schemas.roles import MAIN, Name, RoleSpec, TeamPolicy, TurnOrderUse, check_players
 from schemas.stages.base import BaseStage, RewardTests
@@ -166,6 +166,10 @@ class Rl(Capped, Training, LoRA, Chat, RewardTests, BaseStage):
     """Most tokens per forward pass; does not change the gradient."""
     max_completion_length: int = Field(default=64, ge=1)
     """Most tokens per completion."""
+    completion_limit: Number | None = None
+    """Most tokens per completion in an iteration, a schedule that rises up to `max_completion_length`, such as
+    `{piecewise: {0: 128, 50: 256}}`: short answers first. Losses and evaluations count with `max_completion_length`;
+    null: that is the limit from the start."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature; training log-probabilities are computed at the same temperature."""
     answer_prefix: str = ""
@@ -283,6 +287,31 @@ class Rl(Capped, Training, LoRA, Chat, RewardTests, BaseStage):
                 needed = "`load_best_model_at_end` or `early_stopping_patience`"
                 raise ValueError(f"{option}: nothing compares evaluations; add {needed}, or leave it out")
         return self
+
+    @model_validator(mode="after")
+    def check_completion_limit(self) -> Self:
+        """Check that the limit rises from at least 1 to at most `max_completion_length`."""
+        limit = self.completion_limit
+        if limit is None:
+            return self
+        if isinstance(limit, Controlled):
+            raise ValueError("completion_limit: it is known before an iteration samples; give a schedule")
+        if self.roles:
+            raise ValueError("completion_limit: roles have `max_completion_length` of their own; remove it")
+        values = list_values(limit)
+        if values != sorted(values):
+            raise ValueError("completion_limit: it falls, and completions that go on could be too long; let it rise")
+        if values[0] < 1 or values[-1] > self.max_completion_length:
+            raise ValueError(
+                f"completion_limit: {values[0]:g} to {values[-1]:g} is not within 1 and `max_completion_length` "
+                f"({self.max_completion_length})"
+            )
+        return self
+
+    def limit_completions(self, step: int) -> int:
+        """Return the most tokens of a completion in iteration `step` (0-based)."""
+        limit = self.completion_limit
+        return self.max_completion_length if limit is None else int(value_at(limit, step))
 
     @model_validator(mode="after")
     def check_roles(self) -> Self:

@@ -160,3 +160,31 @@ def test_nothing_to_learn_leaves_the_weights(at, inputs):
 def test_prompts_too_long_are_refused(at):
     with pytest.raises(StepError, match="lower max_completion_length"):
         run(stage(max_completion_length=10_000), at("long"))
+
+
+def test_a_limit_of_completions_rises_with_the_iterations(at):
+    made = stage(max_completion_length=8, completion_limit={"piecewise": {0: 2, 2: 5, 4: 8}})
+    assert [made.limit_completions(step) for step in range(6)] == [2, 2, 5, 5, 8, 8]
+    whole = at("whole")
+    run(made, whole)
+    rows = pq.read_table(whole.folder / "outputs" / "trajectories").select(["step", "token_ids", "status"]).to_pylist()
+    longest = [max(len(row["token_ids"]) for row in rows if row["step"] == step) for step in range(6)]
+    assert longest == [2, 2, 5, 5, 8, 8]
+    cut = {True: set(), False: set()}
+    for row in rows:
+        cut[len(row["token_ids"]) == made.limit_completions(row["step"])].add(row["status"])
+    assert cut == {True: {"done", "truncated"}, False: {"done"}}
+
+
+@pytest.mark.parametrize(
+    ("limit", "problem"),
+    [
+        ({"piecewise": {0: 5, 3: 2}}, "it falls"),
+        ({"linear": {"from": 2, "to": 9, "steps": 4}}, "2 to 9 is not within 1 and `max_completion_length`"),
+        (0, "0 to 0 is not within"),
+        ({"controller": "pid"}, "give a schedule"),
+    ],
+)
+def test_limits_of_completions_that_cannot_hold_are_refused(limit, problem):
+    with pytest.raises(ValueError, match=problem):
+        stage(max_completion_length=8, completion_limit=limit)
