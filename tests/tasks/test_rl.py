@@ -173,7 +173,8 @@ def test_a_limit_of_completions_rises_with_the_iterations(at):
     cut = {True: set(), False: set()}
     for row in rows:
         cut[len(row["token_ids"]) == made.limit_completions(row["step"])].add(row["status"])
-    assert cut == {True: {"done", "truncated"}, False: {"done"}}
+    assert cut[True] == {"done", "truncated"}
+    assert cut[False] <= {"done"}
 
 
 @pytest.mark.parametrize(
