@@ -39,6 +39,7 @@ class WorldUse(Use):
         *("learning.control.tabular", "learning.control.factored", "learning.control.cliffs"),
         *("learning.control.locks", "learning.control.points"),
         *("learning.control.team_games", "learning.control.model_sets", "learning.control.preference_games"),
+        "learning.control.gem_grids",
     )
     takes = ()
     plain = r"^([A-Za-z_][\w.]*:)?[\w./-]+-v\d+$"
@@ -56,7 +57,7 @@ class ActingUse(Use):
     home = (
         *("learning.control.acting", "learning.control.grid_acting"),
         *("learning.control.experts", "learning.control.tabular", "learning.control.locks"),
-        "learning.control.points",
+        *("learning.control.points", "learning.control.gem_grids"),
     )
     asks = frozenset({"observation_NO", "spaces", "rng"})
 
@@ -134,6 +135,7 @@ class ControlLossUse(Use):
         *("learning.control.team_losses", "learning.control.random_rollouts", "learning.control.blended_rewards"),
         *("learning.control.hybrid_gradient", "learning.control.advantage_guidance"),
         *("learning.control.balances", "learning.control.dynamics_gap", "learning.control.preferred_context"),
+        "learning.control.marginal_critics",
     )
     takes = ("networks",)
 
@@ -144,7 +146,7 @@ class ControlTermUse(Use):
     home = (
         *("learning.control.terms", "learning.control.imitation"),
         *("learning.control.references", "learning.control.dynamics", "learning.control.advantage_guidance"),
-        *("learning.control.balances", "learning.control.dynamics_gap"),
+        *("learning.control.balances", "learning.control.dynamics_gap", "learning.control.experience_selection"),
     )
     asks = frozenset({"batch", "data_batch", "loss", "actor", "spaces", "step"})
     coef: Number = 1.0

@@ -104,6 +104,37 @@ class Restless(Line):
         return super().step(action)
 
 
+class Meeting:
+    """Two agents, each shown 0 or 1, are paid for naming the number that the other one is shown; three times."""
+
+    possible_agents = ("left", "right")
+    metadata: dict[str, str] = {"name": "meeting"}
+
+    def observation_space(self, agent):
+        return gymnasium.spaces.MultiBinary(2)
+
+    def action_space(self, agent):
+        return gymnasium.spaces.Discrete(2)
+
+    def close(self):
+        pass
+
+    def show(self):
+        return {"left": np.array(self.shown), "right": np.array(self.shown[::-1])}
+
+    def reset(self, seed=None, options=None):
+        self.rng, self.steps, self.agents = np.random.default_rng(seed), 0, list(self.possible_agents)
+        self.shown = self.rng.integers(2, size=2).tolist()
+        return self.show(), {}
+
+    def step(self, actions):
+        rewards = {name: float(actions[name] == self.show()[name][1]) for name in self.possible_agents}
+        self.shown, self.steps = self.rng.integers(2, size=2).tolist(), self.steps + 1
+        over = self.steps == 3
+        self.agents = [] if over else self.agents
+        return self.show(), rewards, dict.fromkeys(rewards, over), dict.fromkeys(rewards, False), {}
+
+
 def corridor(*, cells: int = 5, limit: int = 12) -> gymnasium.Env:
     """Return a corridor."""
     return Corridor(cells, limit)
@@ -137,6 +168,16 @@ def restless(*, limit: int = 8) -> gymnasium.Env:
 def steer(observation_NO, spaces):
     """Act well on a line: back to 0."""
     return np.clip(-2 * observation_NO, spaces.low, spaces.high).astype(np.float32)
+
+
+def meeting():
+    """Return a world of two agents."""
+    return Meeting()
+
+
+def name_the_others(observation_NO):
+    """Act well in a meeting."""
+    return observation_NO[:, [1, 3]].astype(int)
 
 
 def stand_left(observation_NO, action_N):

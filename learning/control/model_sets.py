@@ -50,6 +50,13 @@ def one_of(*, worlds: list[WorldFunction], choice: DirectoryRef) -> Any:
     return worlds[number]()
 
 
+def nth_of(*, worlds: list[WorldFunction], number: Annotated[int, Field(ge=1)]) -> Any:
+    """Return one of several worlds, counted from 1, such as that of an iteration: `number: "${repeat.iteration}"`."""
+    if number > len(worlds):
+        raise StepError(f"env nth_of: there is no world {number}, the last is {len(worlds)}")
+    return worlds[number - 1]()
+
+
 class AnyOf(gymnasium.Env):
     """One of several worlds with the same spaces, drawn evenly for every episode."""
 

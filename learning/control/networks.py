@@ -135,6 +135,14 @@ class Networks:
 
         return ValueOperator(self._make_team_mlp(1, central=central), in_keys=["observation"])
 
+    def make_joint_critic(self) -> Any:
+        """Return values (B, G, A, …, A) under `joint_value`: each agent's, by what it sees, of the choices of all."""
+        from tensordict.nn import TensorDictModule
+
+        agents, choices = self.spaces.agents, self.spaces.actions
+        body = nn.Sequential(self._make_team_mlp(choices**agents), nn.Unflatten(-1, (choices,) * agents))
+        return TensorDictModule(body, ["observation"], ["joint_value"])
+
     def make_return_conditioned_actor(self) -> ReturnConditioned:
         """Return an actor that is given the return that is still to come, and remembers its episode."""
         return ReturnConditioned(self.spaces, self.settings)

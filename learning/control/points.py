@@ -3,6 +3,7 @@
 Shapes: N worlds, K steps of an episode.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import gymnasium
@@ -49,6 +50,16 @@ def point(
 def toward(observation_NO: np.ndarray, spaces: Spaces, *, x: float = 1.0, y: float = 0.0) -> np.ndarray:
     """Push the point toward (x, y), at most half of what is possible."""
     away_NO = (np.array([x, y]) - observation_NO) / STEP
+    return (np.clip(away_NO, -1, 1) * np.array(spaces.high) / 2).astype(np.float32)
+
+
+def along_rows(
+    observation_NO: np.ndarray, spaces: Spaces, *, goals: Annotated[Sequence[Place], Field(min_length=1)]
+) -> np.ndarray:
+    """Push the point as `toward` does, to the one of several goals that is nearest in height."""
+    goal_G2 = np.array(goals)
+    nearest_N = np.abs(observation_NO[:, 1:] - goal_G2[None, :, 1]).argmin(1)
+    away_NO = (goal_G2[nearest_N] - observation_NO) / STEP
     return (np.clip(away_NO, -1, 1) * np.array(spaces.high) / 2).astype(np.float32)
 
 

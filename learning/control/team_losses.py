@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from learning.control.losses import Algorithm, Share, follow
+from learning.control.losses import Algorithm, Cloning, Share, follow
 from learning.control.networks import Networks
 from schemas.errors import StepError
 
@@ -13,7 +13,7 @@ def vdn(networks: Networks, *, gamma: Share = 0.99, tau: Share = 0.005) -> Algor
     """Value decomposition: the team's value is the sum of its agents' values (Sunehag et al. 2018)."""
     from torchrl.modules import VDNMixer
 
-    _require_team(networks, "vdn")
+    require_team(networks, "vdn")
     return _mix(networks, VDNMixer(n_agents=networks.spaces.agents, device="cpu"), ["chosen_action_value"], gamma, tau)
 
 
@@ -26,7 +26,7 @@ def qmix(
     """
     from torchrl.modules import QMixer
 
-    _require_team(networks, "qmix")
+    require_team(networks, "qmix")
     spaces = networks.spaces
     mixer = QMixer(
         state_shape=(spaces.observations,), mixing_embed_dim=mixing_size, n_agents=spaces.agents, device="cpu"
@@ -47,6 +47,13 @@ def _mix(networks: Networks, mixer: Any, reads: Any, gamma: float, tau: float) -
     )
     loss.make_value_estimator(gamma=gamma)
     return Algorithm(loss, actor, "make_team_values", ("loss",), follow(loss, tau), is_for_teams=True)
+
+
+def team_bc(networks: Networks) -> Algorithm:
+    """Behaviour cloning of every agent by itself: the likelihood of its choices in the data."""
+    require_team(networks, "team_bc")
+    actor = networks.make_team_actor()
+    return Algorithm(Cloning(actor), actor, "make_team_actor", ("loss_bc",), is_for_teams=True)
 
 
 def ippo(
@@ -93,7 +100,7 @@ def _clip(
     """Return PPO of a team whose critics see one agent's observation, or all."""
     from torchrl.objectives.value import MultiAgentGAE
 
-    _require_team(networks, name)
+    require_team(networks, name)
     actor, critic = networks.make_team_actor(), networks.make_team_critic(central=central)
     loss = loss_class(
         actor,
@@ -108,7 +115,7 @@ def _clip(
     return Algorithm(loss, actor, "make_team_actor", terms, advantage=advantage, is_for_teams=True)
 
 
-def _require_team(networks: Networks, name: str) -> None:
+def require_team(networks: Networks, name: str) -> None:
     """Raise StepError unless several agents act."""
     if networks.spaces.agents < 2:
         raise StepError(f"loss {name} needs several agents; {networks.spaces.describe()}: use dqn or ppo")

@@ -15,16 +15,22 @@ BODIES = ("2 * n", "3 * n", "n + 1", "n * n", "-n", "n // 2", "n", "n // 10")
 """Functions of a number, to be written in Python."""
 LINE, CORRIDOR = "tests.control_worlds:line", "tests.control_worlds:corridor"
 LAMPS, STAIRS = "tests.control_worlds:lamps", "tests.control_worlds:stairs"
+MEETING = "tests.control_worlds:meeting"
 WORLDS: dict[str, str] = {
-    **dict.fromkeys(("a2pr", "dual-rl", "famo2o", "h2o", "mdpo", "oppo", "rlif", "sac"), LINE),
+    **dict.fromkeys(("a2pr", "dual-rl", "famo2o", "h2o", "mdpo", "oer", "oppo", "rlif", "sac"), LINE),
     **dict.fromkeys(("demonstration-regularized-rl", "offline-data-pcg", "open-rl-benchmark", "ss-orl"), CORRIDOR),
     **dict.fromkeys(("contrastive-ucb", "dr-rpo", "hnpg"), CORRIDOR),
     "model-based-generalization": LAMPS,
     **dict.fromkeys(("barfi", "iwocs", "spo"), CORRIDOR),
     "sqirl": STAIRS,
+    "mamql": MEETING,
 }
 """A user's own environment for each row of control."""
-ACTING = {LINE: "tests.control_worlds:steer", CORRIDOR: "tests.control_worlds:stride"}
+ACTING = {
+    LINE: "tests.control_worlds:steer",
+    CORRIDOR: "tests.control_worlds:stride",
+    MEETING: "tests.control_worlds:name_the_others",
+}
 """A function that acts well in it."""
 
 
@@ -283,8 +289,8 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
         texts |= {"when": json.dumps({"use": "beyond", "limit": 0.5}), "horizon": "12"}
         texts |= {"factors": "2", "omitted": "[[0, 1]]"}
         texts |= {
-            "second": json.dumps({"use": CORRIDOR, "limit": 9}),
-            "third": json.dumps({"use": CORRIDOR, "limit": 7}),
+            "second": json.dumps({"use": WORLDS[row], "limit": 9}),
+            "third": json.dumps({"use": WORLDS[row], "limit": 7}),
         }
         texts |= {"misleading": json.dumps("tests.control_worlds:stand_left"), "duel": json.dumps("higher_return")}
         texts = {name: texts[name] for name in asked}

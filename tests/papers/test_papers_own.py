@@ -87,7 +87,7 @@ def list_worlds(use):
     """The functions that make the worlds of a slot: its own, or those that it chooses from."""
     return (
         [one if isinstance(one, str) else one["use"] for one in use.options["worlds"]]
-        if use.use in ("one_of", "any_of")
+        if use.use in ("one_of", "any_of", "nth_of")
         else [use.use]
     )
 
