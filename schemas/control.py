@@ -39,7 +39,7 @@ class WorldUse(Use):
         *("learning.control.tabular", "learning.control.factored", "learning.control.cliffs"),
         *("learning.control.locks", "learning.control.points"),
         *("learning.control.team_games", "learning.control.model_sets", "learning.control.preference_games"),
-        "learning.control.gem_grids",
+        *("learning.control.gem_grids", "learning.control.coupled_bandits"),
     )
     takes = ()
     plain = r"^([A-Za-z_][\w.]*:)?[\w./-]+-v\d+$"
@@ -57,7 +57,7 @@ class ActingUse(Use):
     home = (
         *("learning.control.acting", "learning.control.grid_acting"),
         *("learning.control.experts", "learning.control.tabular", "learning.control.locks"),
-        *("learning.control.points", "learning.control.gem_grids"),
+        *("learning.control.points", "learning.control.gem_grids", "learning.control.action_programs"),
     )
     asks = frozenset({"observation_NO", "spaces", "rng"})
 
@@ -65,7 +65,7 @@ class ActingUse(Use):
 class ExplorationUse(Use):
     """Changes actions of the policy while steps are collected."""
 
-    home = ("learning.control.exploration", "learning.control.interventions")
+    home = ("learning.control.exploration", "learning.control.interventions", "learning.control.action_programs")
     asks = frozenset({"action_N", "observation_NO", "spaces", "rng", "step"})
 
 
@@ -135,7 +135,7 @@ class ControlLossUse(Use):
         *("learning.control.team_losses", "learning.control.random_rollouts", "learning.control.blended_rewards"),
         *("learning.control.hybrid_gradient", "learning.control.advantage_guidance"),
         *("learning.control.balances", "learning.control.dynamics_gap", "learning.control.preferred_context"),
-        "learning.control.marginal_critics",
+        *("learning.control.marginal_critics", "learning.control.action_programs"),
     )
     takes = ("networks",)
 

@@ -170,6 +170,38 @@ def steer(observation_NO, spaces):
     return np.clip(-2 * observation_NO, spaces.low, spaces.high).astype(np.float32)
 
 
+class Plants(Meeting):
+    """Three plants, each shown dry (0) or not; watering dry ones pays, and there is water for three, or the last alone."""
+
+    possible_agents = ("fern", "palm", "moss")
+    metadata: dict[str, str] = {"name": "plants"}
+
+    def observation_space(self, agent):
+        return gymnasium.spaces.MultiBinary(1)
+
+    def show(self):
+        return {name: np.array([state]) for name, state in zip(self.possible_agents, self.shown, strict=True)}
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.shown = self.rng.integers(2, size=3).tolist()
+        return self.show(), {}
+
+    def step(self, actions):
+        wet = [actions[name] for name in self.possible_agents]
+        wet = [0, 0, 0] if sum(wet) + 2 * wet[2] > 3 else wet
+        rewards = {name: float(w and not s) for name, w, s in zip(self.possible_agents, wet, self.shown, strict=True)}
+        self.shown, self.steps = self.rng.integers(2, size=3).tolist(), self.steps + 1
+        over = self.steps == 4
+        self.agents = [] if over else self.agents
+        return self.show(), rewards, dict.fromkeys(rewards, over), dict.fromkeys(rewards, False), {}
+
+
+def plants():
+    """Return three plants."""
+    return Plants()
+
+
 def meeting():
     """Return a world of two agents."""
     return Meeting()

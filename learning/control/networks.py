@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributions import Categorical
 
 from learning.control.balanced_actor import BalancedActor
+from learning.control.combination_values import ArmValues, CombinationValues
 from learning.control.context_actor import NUMBERS, ContextActor
 from learning.control.return_conditioned import ReturnConditioned
 from learning.control.spaces import Spaces
@@ -142,6 +143,16 @@ class Networks:
         agents, choices = self.spaces.agents, self.spaces.actions
         body = nn.Sequential(self._make_team_mlp(choices**agents), nn.Unflatten(-1, (choices,) * agents))
         return TensorDictModule(body, ["observation"], ["joint_value"])
+
+    def make_combination_values(self) -> CombinationValues:
+        """Return the value of an observation and a combination of the team's choices between 0 and 1."""
+        spaces = self.spaces
+        return CombinationValues(self._mlp(spaces.observations + spaces.agents, 1), spaces.agents)
+
+    def make_arm_values(self) -> ArmValues:
+        """Return the value of a combination as a sum over the agents that choose 1."""
+        spaces = self.spaces
+        return ArmValues(self._mlp(spaces.observations, spaces.agents + 1), spaces.agents)
 
     def make_return_conditioned_actor(self) -> ReturnConditioned:
         """Return an actor that is given the return that is still to come, and remembers its episode."""

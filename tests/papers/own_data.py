@@ -15,7 +15,7 @@ BODIES = ("2 * n", "3 * n", "n + 1", "n * n", "-n", "n // 2", "n", "n // 10")
 """Functions of a number, to be written in Python."""
 LINE, CORRIDOR = "tests.control_worlds:line", "tests.control_worlds:corridor"
 LAMPS, STAIRS = "tests.control_worlds:lamps", "tests.control_worlds:stairs"
-MEETING = "tests.control_worlds:meeting"
+MEETING, PLANTS = "tests.control_worlds:meeting", "tests.control_worlds:plants"
 WORLDS: dict[str, str] = {
     **dict.fromkeys(("a2pr", "dual-rl", "famo2o", "h2o", "mdpo", "oer", "oppo", "rlif", "sac"), LINE),
     **dict.fromkeys(("demonstration-regularized-rl", "offline-data-pcg", "open-rl-benchmark", "ss-orl"), CORRIDOR),
@@ -24,6 +24,7 @@ WORLDS: dict[str, str] = {
     **dict.fromkeys(("barfi", "iwocs", "spo"), CORRIDOR),
     "sqirl": STAIRS,
     "mamql": MEETING,
+    "sequoia": PLANTS,
 }
 """A user's own environment for each row of control."""
 ACTING = {
@@ -288,6 +289,7 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
         texts |= {"rater": json.dumps("tests.control_worlds:ends_low")}
         texts |= {"when": json.dumps({"use": "beyond", "limit": 0.5}), "horizon": "12"}
         texts |= {"factors": "2", "omitted": "[[0, 1]]"}
+        texts |= {"weights": "[[1, 1, 3]]", "most": "[3]"}
         texts |= {
             "second": json.dumps({"use": WORLDS[row], "limit": 9}),
             "third": json.dumps({"use": WORLDS[row], "limit": 7}),

@@ -130,10 +130,11 @@ def test_what_is_kept_follows_the_policy_in_the_learned_model(data, tmp_path):
 def test_the_next_tasks_buffer_has_what_was_kept_before(data, tmp_path):
     policy = push_always(tmp_path / "policy", (0.5, 0.0))
     _, before = select("first_kept", tmp_path / "first", give(data, policy))
-    inputs = give(data, policy, buffer=tmp_path / "first/outputs/transitions")
+    elsewhere = push_always(tmp_path / "elsewhere", (0.0, -0.5))
+    inputs = give(data, elsewhere, buffer=tmp_path / "first/outputs/transitions")
     metrics, both = select("tasks-1-kept", tmp_path / "second", inputs)
     assert metrics["steps"] == len(both) == 100
-    assert both.observation[:50].tolist() == before.observation.tolist()
+    assert both.observation[:50].tolist() == before.observation.tolist() != both.observation[50:].tolist()
     (tmp_path / "few").mkdir()
     write_transitions(tmp_path / "few", take_steps(before, np.arange(30)))
     with pytest.raises(StepError, match="size 50, and the data have 30"):

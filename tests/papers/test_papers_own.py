@@ -72,12 +72,14 @@ def test_every_world_is_the_users_and_the_method_is_the_shipped_one(path, mine):
         ours, theirs = (recipe.stages[name].model_dump(exclude={"env"}) for recipe in (own, shipped))
         for slot in ("exploration", "relabel", "segment_reward"):  # experts, rules when they act, raters are the user's
             for settings in (ours[slot], theirs[slot]):
-                for option in ("expert", "when", "by") if settings else ():
+                for option in ("expert", "when", "by", "weights", "most") if settings else ():
                     settings.pop(option, None)
         for settings in (ours["loss"], theirs["loss"]):  # an episode's steps, a state's factors, what rates an episode
             settings.pop("horizon", None)
             settings.pop("heuristic", None)
             settings.pop("rater", None)
+            settings.pop("weights", None)
+            settings.pop("most", None)
             if isinstance(settings.get("experience"), dict):
                 settings["experience"].pop("factors", None)
         assert ours == theirs
