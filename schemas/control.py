@@ -39,7 +39,7 @@ class WorldUse(Use):
         *("learning.control.tabular", "learning.control.factored", "learning.control.cliffs"),
         *("learning.control.locks", "learning.control.points"),
         *("learning.control.team_games", "learning.control.model_sets", "learning.control.preference_games"),
-        *("learning.control.gem_grids", "learning.control.coupled_bandits"),
+        *("learning.control.gem_grids", "learning.control.coupled_bandits", "learning.control.histories"),
     )
     takes = ()
     plain = r"^([A-Za-z_][\w.]*:)?[\w./-]+-v\d+$"
@@ -58,6 +58,7 @@ class ActingUse(Use):
         *("learning.control.acting", "learning.control.grid_acting"),
         *("learning.control.experts", "learning.control.tabular", "learning.control.locks"),
         *("learning.control.points", "learning.control.gem_grids", "learning.control.action_programs"),
+        "learning.control.histories",
     )
     asks = frozenset({"observation_NO", "spaces", "rng"})
 
@@ -147,6 +148,7 @@ class ControlTermUse(Use):
         *("learning.control.terms", "learning.control.imitation"),
         *("learning.control.references", "learning.control.dynamics", "learning.control.advantage_guidance"),
         *("learning.control.balances", "learning.control.dynamics_gap", "learning.control.experience_selection"),
+        "learning.control.bisimulation",
     )
     asks = frozenset({"batch", "data_batch", "loss", "actor", "spaces", "step"})
     coef: Number = 1.0

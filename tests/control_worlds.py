@@ -171,7 +171,7 @@ def steer(observation_NO, spaces):
 
 
 class Plants(Meeting):
-    """Three plants, each shown dry (0) or not; watering dry ones pays, and there is water for three, or the last alone."""
+    """Three plants, each shown dry (0) or not; watering dry ones pays. There is water for two, or the last alone."""
 
     possible_agents = ("fern", "palm", "moss")
     metadata: dict[str, str] = {"name": "plants"}

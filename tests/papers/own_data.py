@@ -19,6 +19,7 @@ MEETING, PLANTS = "tests.control_worlds:meeting", "tests.control_worlds:plants"
 WORLDS: dict[str, str] = {
     **dict.fromkeys(("a2pr", "dual-rl", "famo2o", "h2o", "mdpo", "oer", "oppo", "rlif", "sac"), LINE),
     **dict.fromkeys(("demonstration-regularized-rl", "offline-data-pcg", "open-rl-benchmark", "ss-orl"), CORRIDOR),
+    "bisimulation-history-offline-rl": CORRIDOR,
     **dict.fromkeys(("contrastive-ucb", "dr-rpo", "hnpg"), CORRIDOR),
     "model-based-generalization": LAMPS,
     **dict.fromkeys(("barfi", "iwocs", "spo"), CORRIDOR),
@@ -284,6 +285,7 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
             "env": json.dumps(WORLDS[row]),
             "simulator": json.dumps(WORLDS[row]),
             "good": acting,
+            "behaviour": acting,
             "expert": acting,
         }
         texts |= {"rater": json.dumps("tests.control_worlds:ends_low")}
