@@ -70,10 +70,12 @@ def solve_program(layers: Sequence[Layer], limits: Limits) -> np.ndarray:
         first, inputs, at = at, size, at + 2 * size
     cost = np.zeros(count)
     cost[first : first + inputs] = -last[0]
+    make_bounds: Any = Bounds  # scipy's stubs know bounds of a single variable
+    make_rows: Any = LinearConstraint
     found = milp(
         cost,
-        constraints=LinearConstraint(np.array(rows), ub=np.array(most)),
-        bounds=Bounds(np.zeros(count), upper),
+        constraints=make_rows(np.array(rows), ub=np.array(most)),
+        bounds=make_bounds(np.zeros(count), upper),
         integrality=is_whole,
         options={"mip_rel_gap": 0.0},
     )
