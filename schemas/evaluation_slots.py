@@ -31,7 +31,7 @@ class EvaluationTaskUse(ProblemsUse):
 class SolverUse(Use):
     """Answers the problems of an evaluation with several calls of the model; nothing is trained."""
 
-    home = ("learning.solvers.solvers", "learning.solvers.state_search")
+    home = ("learning.solvers.solvers", "learning.solvers.state_search", "learning.solvers.planned_search")
     takes = ("rows", "ask")
 
 

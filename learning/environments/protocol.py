@@ -65,6 +65,18 @@ class Savable(Protocol):
         ...
 
 
+@runtime_checkable
+class Divisible(Protocol):
+    """An environment whose problems can be divided into parts that are solved one after the other."""
+
+    def divide(self, row: Row, plan: str) -> list[Row]:
+        """Return the problems of the parts that a plan names; none for a plan that cannot be used.
+
+        The turns that solve the parts, one part after the other, solve the problem of the row.
+        """
+        ...
+
+
 class EnvironmentProtocol(Protocol):
     """Begins episodes."""
 

@@ -83,17 +83,20 @@ def state_best_first(
     env: EnvUse,
     expansions: AtLeast1,
     guidance: float = 0.0,
+    cumulative: bool = False,
     gamma: Discount = 1.0,
     returns: Returns = "path",
     max_characters: AtLeast1 = 100_000,
 ) -> list[Row]:
     """Best-first search over the states of `env`: it continues the most promising state, `expansions` times.
 
-    Promise, options and results are as in `state_beam`.
+    Promise, options and results are as in `state_beam`. `cumulative`: the promise has the scores of all turns on the
+    way instead of the last one. With the reward `likelihood.completion` that is the log-probability of the way, as in
+    BFS-Prover (Xin et al. 2025).
     """
     states = _make_states(env, ask, gamma, max_characters)
     roots = [states.plant(row) for row in problems]
-    search_best_first(roots, states, Guide(score, guidance), expansions=expansions)
+    search_best_first(roots, states, Guide(score, guidance, cumulative=cumulative), expansions=expansions)
     return _list_best(roots, returns)
 
 

@@ -1,18 +1,19 @@
-"""Rewards from probabilities of the current policy: the likelihood of the reference answer after a completion.
+"""Rewards from probabilities: of the reference answer after a completion under the current policy, or of a completion.
 
-They need no verifier, only a reference answer. Rows without one cannot be scored, nor completions after which the
-answer exceeds the model's context.
+Those of the answer need no verifier, only a reference answer. Rows without one cannot be scored, nor completions after
+which the answer exceeds the model's context.
 """
 
 import math
 from typing import Literal
 
-from learning.data.chat import encode_text
+from learning.data.chat import encode_completion, encode_text
 from learning.data.rows import Row
 from learning.rewards.answers import extract_final_answer
 from learning.samples.sample import Sample
 from learning.sampling.sampler import Sampler
-from learning.sampling.verdicts import logprobs
+from learning.sampling.verdicts import guest, logprobs
+from schemas.references import PolicyRef
 
 Reduce = Literal["mean_probability", "probability", "mean", "sum"]
 
@@ -47,6 +48,21 @@ def answer(
         score, baseline = scores[k], scores[len(places) + k] if gain else 0.0
         rewards[i] = None if score is None or baseline is None else score - baseline
     return rewards
+
+
+def completion(
+    rows: list[Row], completions: list[str], *, model: PolicyRef, reduce: Reduce = "mean"
+) -> list[float | None]:
+    """Log-probability of the completion after its prompt under `model`, with the token that ends it: mean or sum.
+
+    `reduce: probability` and `mean_probability` are as in `answer`. None where the context of the model has no room.
+    """
+    judge = guest(model)
+    pairs: list[tuple[list[int], list[int]]] = []
+    for row, text in zip(rows, completions, strict=True):
+        said = [{"role": "assistant", "content": text}]
+        pairs.append((judge.encode(row["prompt"], row), encode_completion(judge.policy.tokenizer, said)))
+    return [None if lps is None else reduce_logprobs(lps, reduce) for lps in logprobs(judge, pairs)]
 
 
 def confidence(samples: list[Sample]) -> list[float | None]:

@@ -15,10 +15,13 @@ Judge = Callable[[list[Row], list[str]], list[float | None]]
 
 
 class Guide:
-    """Says how promising states are: what was earned so far, plus `weight` times a judge's score of the last turn."""
+    """Says how promising states are: what was earned so far, plus `weight` times a judge's score of the last turn.
 
-    def __init__(self, judge: Judge | None = None, weight: float = 0.0) -> None:
-        self.judge, self.weight = judge, weight
+    `cumulative`: plus the scores of all turns so far instead. A turn that the judge cannot score then leads nowhere.
+    """
+
+    def __init__(self, judge: Judge | None = None, weight: float = 0.0, *, cumulative: bool = False) -> None:
+        self.judge, self.weight, self.cumulative = judge, weight, cumulative
 
     def rate(self, nodes: Sequence[Node], earned: Sequence[float] | None = None) -> list[float]:
         """Return the promise of each state; `earned` replaces what was earned so far."""
@@ -27,6 +30,11 @@ class Guide:
             return worth
         befores = [node.parent.row if node.parent is not None else node.row for node in nodes]
         scores = self.judge(befores, [node.action for node in nodes])
+        if self.cumulative:
+            for node, score in zip(nodes, scores, strict=True):
+                before = 0.0 if node.parent is None else node.parent.judged
+                node.judged = before + (-math.inf if score is None else self.weight * score)
+            return [sum_ + node.judged for sum_, node in zip(worth, nodes, strict=True)]
         return [sum_ + self.weight * (score or 0.0) for sum_, score in zip(worth, scores, strict=True)]
 
 
@@ -93,23 +101,42 @@ def search_beam(roots: Sequence[Node], states: States, guide: Guide, *, width: i
 
 def search_best_first(roots: Sequence[Node], states: States, guide: Guide, *, expansions: int) -> None:
     """Grow each tree `expansions` times, from its most promising open state; among equals as in `search_beam`."""
-    seen, queues, number = [_Seen(root) for root in roots], list[list[tuple[float, bool, int, int, Node]]](), 0
-    for root in roots:
-        queues.append([(0.0, False, 0, number, root)])
-        number += 1
+    frontiers = [Frontier(root) for root in roots]
     for _ in range(expansions):
-        chosen = [heapq.heappop(queue)[-1] if queue else None for queue in queues]
-        growing = [node for node in chosen if node is not None]
-        if not growing:
+        if not expand_best(frontiers, states, guide):
             break
+
+
+def expand_best(frontiers: Sequence["Frontier"], states: States, guide: Guide) -> bool:
+    """Grow each tree once, from its most promising open state; return whether there was one to grow."""
+    chosen = [frontier.pop() for frontier in frontiers]
+    growing = [node for node in chosen if node is not None]
+    if growing:
         states.grow(growing)
-        for place, node in enumerate(chosen):
-            fresh = [] if node is None else node.children
-            for promise, child in zip(guide.rate(fresh), fresh, strict=True):
-                is_old = seen[place].is_old(child)
-                if not child.closed:
-                    heapq.heappush(queues[place], (-promise, is_old, -child.times, number, child))
-                    number += 1
+    for frontier, node in zip(frontiers, chosen, strict=True):
+        if node is not None:
+            frontier.push(node.children, guide.rate(node.children))
+    return bool(growing)
+
+
+class Frontier:
+    """The open states of a tree, the most promising first; among equals as in `search_beam`."""
+
+    def __init__(self, root: Node) -> None:
+        self.seen, self.number = _Seen(root), 0
+        self.queue: list[tuple[float, bool, int, int, Node]] = [(0.0, False, 0, 0, root)]
+
+    def pop(self) -> Node | None:
+        """Take out the most promising state; None if there is none."""
+        return heapq.heappop(self.queue)[-1] if self.queue else None
+
+    def push(self, nodes: Sequence[Node], promises: Sequence[float]) -> None:
+        """Add the states among these that are open."""
+        for promise, node in zip(promises, nodes, strict=True):
+            is_old = self.seen.is_old(node)
+            if not node.closed:
+                self.number += 1
+                heapq.heappush(self.queue, (-promise, is_old, -node.times, self.number, node))
 
 
 class _Seen:

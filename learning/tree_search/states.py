@@ -51,6 +51,8 @@ class Node:
     children: list["Node"] = field(default_factory=list)
     visits: int = 0
     total: float = 0.0
+    judged: float = 0.0
+    """Weighted sum of what a judge said of the turns so far, where the search asks for that."""
     reached: "Node | None" = None
     """Of a first state: where the best episode led that was played on outside of the tree."""
 

@@ -13,7 +13,9 @@ from schemas.source.tree import join_path
 from schemas.steps.step_info import StepInfo
 from schemas.use import EnvUse
 
-SEARCHES = frozenset({"learning.evaluation.state_searches", "learning.solvers.state_search"})
+DIVIDING = "learning.solvers.planned_search"
+"""Module with functions that search for parts of a problem, into which the environment divides it."""
+SEARCHES = frozenset({"learning.evaluation.state_searches", "learning.solvers.state_search", DIVIDING})
 """Modules with functions that search in the states of the environment `env`."""
 METHODS = frozenset({"save", "restore"})
 MAX_HOPS = 8
@@ -21,13 +23,21 @@ MAX_HOPS = 8
 
 def check_saved_states(info: StepInfo, folders: tuple[Path, ...]) -> Iterator[Problem]:
     """Yield the environments of searches whose episodes cannot save their states, or that replace contexts."""
-    searched = {join_path(slot.path, "env") for slot in info.slots if slot.signature.module in SEARCHES}
+    searches = {join_path(slot.path, "env"): slot.signature.module for slot in info.slots}
+    searched = {path: module for path, module in searches.items() if module in SEARCHES}
     for slot in info.slots:
         if slot.path not in searched or not isinstance(slot.use, EnvUse):
             continue
         if slot.use.context is not None:
             message = "a search shows the model all turns of an episode"
             yield info.problem(join_path(slot.path, "context"), message, "remove it")
+        if searched[slot.path] == DIVIDING and "divide" not in _list_methods(
+            slot.signature.module, slot.signature.name, folders, 0
+        ):
+            advice = "use `state_best_first`, which searches for whole problems, or add `def divide(self, row, plan)`"
+            yield info.problem(
+                slot.path, f"`{slot.use.use}` has no `divide`, so that its problems have no parts", advice
+            )
         name = _find_episode_class(slot.signature.module, slot.signature.name, folders)
         missing = METHODS if name is None else METHODS - _list_methods(*name, folders, 0)
         if missing:

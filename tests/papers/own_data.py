@@ -137,6 +137,17 @@ def write_files(folder: Path) -> None:
         }
         for town, river in places
     ]
+    files["goals"] = [
+        {
+            "question": f"Show {left} = {right}.",
+            "goal": f"{left} = {right}",
+            "rules": {"drop": "x+0 = x", "turn": "x*y = y*x"},
+        }
+        for left, right in (
+            *((f"{a}+0", a) for a in "abcdefgh"),
+            *((f"{a}*{b}", f"{b}*{a}") for a, b in ("ab", "bc", "cd", "de")),
+        )
+    ]
     files["interviews"] = [
         {
             "question": f"I am guest {n}.",
@@ -165,6 +176,7 @@ def write_files(folder: Path) -> None:
         "cases",
         "code",
         "errands",
+        "goals",
         "interviews",
         "searches",
         "secrets",
@@ -250,6 +262,7 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
         "intercode": {"held_out": read("tables", question), "requests": read("requests", question)},
         "cm2": read_both("errands", question),
         "deep-dxsearch": read_both("cases", question),
+        "bfs-prover-v2": read_both("goals", question),
         "rome-ale": read_both("requests", question),
         "webgen-r1": read_both("sites", question),
         "eag-rl": read_both("records", question),

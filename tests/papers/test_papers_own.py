@@ -199,6 +199,10 @@ def test_a_stage_may_be_a_model_from_outside(tmp_path):
 
 
 UNTAUGHT = {
+    "bfs-prover-v2": [
+        *(f"stages.{loop}.repeat.stages.found.search=samples" for loop in ("rounds", "plain")),
+        *("vars.least=-100", "vars.turn_length=128"),
+    ],
     "cos-mo-s": ["vars.curiosity.moderate=5.7", "vars.curiosity.width=0.1"],
     "rlccf": ["vars.where=whole"],
     "trapo": ["vars.where=whole"],

@@ -95,6 +95,7 @@ OPTIONS = {
     },
     "judges.model": {"judge": "p", "votes": 2, "temperature": 1.0},
     "judges.own": {"words": {"1": 1.0, "0": 0.0}},
+    "likelihood.completion": {"model": "p"},
     "lengths.at_most": {"length_wanted": 9, "unit": "characters"},
     "lengths.cosine": SUITS | {"longest": 99, "unit": "characters"},
     "lengths.target": {"length_wanted": 9},

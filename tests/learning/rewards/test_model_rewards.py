@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from learning.data.chat import encode_completion, encode_prompt
 from learning.data.questions import fill_template, make_question
 from learning.generation.engines.torch import Engine
 from learning.lookup import bind
@@ -128,6 +129,17 @@ def test_likelihood_of_the_answer_after_the_completion(sampler):
     lps = logprob_of(policy, prompt + encode("so "), encode("31"))
     got = [likelihood.answer([two], [sample], sampler, reduce=r)[0] for r in ("sum", "mean", "probability")]
     assert got == pytest.approx([sum(lps), sum(lps) / 2, math.exp(sum(lps))], rel=1e-4)
+
+
+def test_likelihood_of_a_completion_with_the_token_that_ends_it(tiny_policy, tiny_policy_folder):
+    prompt = encode_prompt(tiny_policy.tokenizer, ROW["prompt"])
+    ids = encode_completion(tiny_policy.tokenizer, [{"role": "assistant", "content": "so 3"}])
+    lps = logprob_of(tiny_policy, prompt, ids)
+    folder = str(tiny_policy_folder)
+    got = [likelihood.completion([ROW], ["so 3"], model=folder, reduce=reduce)[0] for reduce in ("sum", "mean")]
+    assert got == pytest.approx([sum(lps), sum(lps) / len(ids)], abs=1e-5)
+    assert ids[-1] == tiny_policy.tokenizer.eos_token_id
+    assert likelihood.completion([ROW, ROW], ["7" * 200, "7"], model=folder)[0] is None
 
 
 def test_what_has_no_likelihood_cannot_be_scored(sampler):

@@ -188,6 +188,34 @@ def test_visits_and_totals_are_those_of_an_independent_computation(simulations, 
     assert root.closed == (simulations == 200)  # 1 + 3 + 9 + 27 states that are not ends
 
 
+def test_a_cumulative_guide_adds_the_scores_of_all_turns_and_leaves_out_what_cannot_be_scored():
+    asked = []
+
+    def judge(rows, texts):
+        asked.extend((row["id"], text) for row, text in zip(rows, texts, strict=True))
+        return [{"a": -0.1, "b": -2.0, "c": None}[text] for text in texts]
+
+    def best(**how):
+        env = {"use": f"{__name__}:Table", "length": 4, "seed": 0, "max_turns": 9}
+        states, _ = make("abc", env=env)
+        states.environment.reward = dict.fromkeys(states.environment.reward, 0.0)
+        root = states.plant(PROBLEM)
+        search_best_first([root], states, Guide(judge, 1.0, **how), expansions=4)
+        return {
+            "".join(reversed([n.action for n in node.list_past()])) for node in root.list_all() if node.children
+        }, root
+
+    grown, root = best(cumulative=True)
+    # -0.1 three times over stays above one -2; without adding up, every `a` looks the same as the first.
+    assert grown == {"", "a", "aa", "aaa"}
+    judged = {node.row["id"]: node.judged for node in root.list_all() if node.depth == 2}
+    assert judged == pytest.approx({"p/0/0": -0.2, "p/0/1": -2.1, "p/0/2": -math.inf})
+    assert asked[:3] == [("p", "a"), ("p", "b"), ("p", "c")]
+    last_only, root = best()
+    assert {node.judged for node in root.list_all()} == {0.0}
+    assert last_only == {"", "c", "cc", "ccc"}  # what cannot be scored counts as 0 there
+
+
 def test_problems_are_searched_side_by_side_as_they_are_alone():
     problems = [PROBLEM | {"id": name} for name in "xyz"]
     states, asked = make()

@@ -76,3 +76,19 @@ def test_solvers_of_an_evaluation_are_checked_too(tmp_path):
         load(tmp_path, "form", more)
     (problem,) = caught.value.problems
     assert problem.path == "stages.report.solvers.base.env"
+
+
+def test_a_search_for_parts_needs_an_environment_that_divides_its_problems(tmp_path):
+    more = """  report:
+    kind: evaluate
+    models: {base: base}
+    tasks: [{use: rewriting_goals, split: test, size: 3}]
+    solvers: {base: {use: planned_search, planner: rewriting_planner, expansions: 2, env: prover}}
+    rewards: [{use: plans.replayed, env: prover}]
+"""
+    assert load(tmp_path, "form", more).steps
+    with pytest.raises(RecipeError) as caught:
+        load(tmp_path, "form", more.replace("env: prover}}", "env: form}}"))
+    (problem,) = caught.value.problems
+    assert problem.path == "stages.report.solvers.base.env"
+    assert "`form` has no `divide`" in problem.message
