@@ -19,7 +19,18 @@ from learning.data.chat import encode_completion, encode_prompt
 from learning.generation.engines.torch import Engine
 from learning.lookup import bind
 from learning.models.reward_model import make_reward_model
-from learning.rewards import collective, consensus, curiosity, duels, judges, models, pairwise, servers, steps
+from learning.rewards import (
+    collective,
+    consensus,
+    curiosity,
+    duels,
+    judges,
+    likelihood,
+    models,
+    pairwise,
+    servers,
+    steps,
+)
 from learning.samples.conversation import RoleSample
 from learning.samples.engine_protocol import Sampling
 from learning.sampling.sampler import Sampler, scoring
@@ -195,7 +206,7 @@ def around(policy, monkeypatch, tmp_path):
     def token_rewards(batch):
         return torch.zeros(len(batch.path_T), dtype=torch.float64)
 
-    for module in (collective, consensus, duels, judges, pairwise, steps):
+    for module in (collective, consensus, duels, judges, likelihood, pairwise, steps):
         monkeypatch.setattr(module, "replies", replies)
         monkeypatch.setattr(module, "guest", lambda *folder: sampler)
     monkeypatch.setattr(curiosity, "guest", lambda folder: sampler)
