@@ -15,6 +15,8 @@ from learning.sampling.sampler import Sampler
 from learning.sampling.verdicts import guest, logprobs
 from schemas.references import PolicyRef
 
+PER_TOKEN = 64
+"""Characters per token of the context beyond which a completion is too long to be encoded."""
 Reduce = Literal["mean_probability", "probability", "mean", "sum"]
 
 
@@ -58,10 +60,13 @@ def completion(
     `reduce: probability` and `mean_probability` are as in `answer`. None where the context of the model has no room.
     """
     judge = guest(model)
+    longest = PER_TOKEN * judge.policy.max_length
     pairs: list[tuple[list[int], list[int]]] = []
     for row, text in zip(rows, completions, strict=True):
         said = [{"role": "assistant", "content": text}]
-        pairs.append((judge.encode(row["prompt"], row), encode_completion(judge.policy.tokenizer, said)))
+        # No context comes before a text that is too long to be encoded: such a pair has no likelihood.
+        prompt = judge.encode(row["prompt"], row) if len(text) <= longest else []
+        pairs.append((prompt, encode_completion(judge.policy.tokenizer, said) if prompt else []))
     return [None if lps is None else reduce_logprobs(lps, reduce) for lps in logprobs(judge, pairs)]
 
 

@@ -206,10 +206,11 @@ def around(policy, monkeypatch, tmp_path):
     def token_rewards(batch):
         return torch.zeros(len(batch.path_T), dtype=torch.float64)
 
-    for module in (collective, consensus, duels, judges, likelihood, pairwise, steps):
+    for module in (collective, consensus, duels, judges, pairwise, steps):
         monkeypatch.setattr(module, "replies", replies)
         monkeypatch.setattr(module, "guest", lambda *folder: sampler)
-    monkeypatch.setattr(curiosity, "guest", lambda folder: sampler)
+    for module in (curiosity, likelihood):
+        monkeypatch.setattr(module, "guest", lambda folder: sampler)
     monkeypatch.setattr(models, "load_cached_reward_model", lambda folder: make_reward_model(policy, 128))
     monkeypatch.setattr(
         models,
