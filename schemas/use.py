@@ -367,7 +367,7 @@ class PairLossUse(Use):
 class SearchUse(Use):
     """Generates a model's samples of a problem."""
 
-    home = ("learning.evaluation.searches", "learning.evaluation.state_searches")
+    home = ("learning.evaluation.searches", "learning.evaluation.state_searches", "learning.evaluation.guided_attempts")
     takes = ("problems", "ask", "score")
 
 

@@ -8,6 +8,7 @@ import math
 import re
 import zlib
 from collections import Counter
+from datetime import date
 from functools import lru_cache
 from typing import Annotated, Literal
 
@@ -16,11 +17,13 @@ from pydantic import Field
 
 from learning.data.agent_chains import iterate_calls
 from learning.data.patterns import MatchTimeout, Pattern
-from learning.data.rows import Row
+from learning.data.rows import Row, read_metadata
 from learning.environments.lookup_environment import build_environment
 from learning.environments.protocol import EnvironmentProtocol
+from learning.environments.repo import read_task
 from learning.lookup import Inner, TeacherFunction
 from learning.rewards.answers import exact
+from learning.sandbox.repositories import run_tests
 from schemas.errors import StepError
 from schemas.references import PolicyRef
 from schemas.use import EnvUse
@@ -28,6 +31,7 @@ from schemas.use import EnvUse
 Part = Literal["all", "prompt", "written"]
 Share = Annotated[float, Field(ge=0, le=1)]
 Length = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0)]
 Bits = Annotated[float, Field(ge=0)]
 
 
@@ -206,6 +210,43 @@ def chained(
     used = sum(agent in tools for _, agent, _, _ in calls)
     right = bool(calls) and calls[-1][1] == tag and exact([row], [calls[-1][2]]) == [1.0]
     return right and used >= least_tools and len(calls) <= most_calls
+
+
+def fails_then_passes(row: Row, *, strict: bool = True, seconds: Seconds = 5.0) -> bool:
+    """Keep tasks of the environment `repo` of which a test fails before the right change, and passes after it.
+
+    The metadata of the row have the `files` before it, those that it writes (`gold`), and the tests. With `strict` all
+    tests that failed must pass then, and none that passed may fail (SWE-rebench, Badertdinov et al. 2025, section 2.3).
+    Raise StepError for a row that is no such task.
+    """
+    task = read_task(row)
+    tests, how = task.tests | task.hidden, {"install": task.install, "packages": task.packages, "seconds": seconds}
+    before, after = (run_tests(files, tests, **how) for files in (task.files, task.files | task.gold))
+    repaired = any(after[name].passed and not before[name].passed for name in tests)
+    return repaired and (not strict or all(check.passed for check in after.values()))
+
+
+def noted(row: Row, *, key: str, allowed: list[str] | None = None, refused: list[str] = []) -> bool:  # noqa: B006
+    """Keep rows whose metadata have a `key` with one of the `allowed` values (null: any or none), none of `refused`."""
+    value = read_metadata(row).get(key)
+    return (allowed is None or value in allowed) and value not in refused
+
+
+def dated(row: Row, *, since: str | None = None, before: str | None = None) -> bool:
+    """Keep rows whose metadata have a `date` from `since` on, and `before` another one: `2025-01-01`.
+
+    Raise StepError for a row without such a date, and for a bound that is none.
+    """
+    day = read_metadata(row).get("date")
+    try:
+        bounds = [None if bound is None else date.fromisoformat(bound) for bound in (since, before)]
+    except ValueError as error:
+        raise StepError(f"quality filter dated: {error}; write a day as 2025-01-01") from error
+    try:
+        own = date.fromisoformat(str(day))
+    except ValueError as error:
+        raise StepError(f"quality filter dated: row {row['id']}: its metadata have no `date` as 2025-01-01") from error
+    return (bounds[0] is None or own >= bounds[0]) and (bounds[1] is None or own < bounds[1])
 
 
 @lru_cache(maxsize=8)

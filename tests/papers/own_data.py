@@ -46,6 +46,7 @@ def write_files(folder: Path) -> None:
         {
             "task": f"Write a Python function {name}(n) that returns {body}.",
             "tests": [f"assert {name}({n}) == {eval(body, {'n': n})}" for n in (2, 7)],
+            "rubric": [{"criterion": "returns something", "evidence": ["return"]}],
         }
         for name, body in zip(NAMES, BODIES, strict=True)
     ]
@@ -170,10 +171,32 @@ def write_files(folder: Path) -> None:
     ]
     files["told"] = [
         {"question": f"Guess number {n}.", "secret": 7 * n, "moves": f"Thought: a multiple of 7\nAnswer: {7 * n}"}
+    files["issues"] = [
+        {
+            "question": f"add{n} gives a wrong number.",
+            "answer": f"Hint: add{n} subtracts.",
+            "install": "path src",
+            "date": "2024-09-01" if n < 7 else "2025-01-05",
+            "files": {"src/sums.py": f"def add{n}(m):\n    return m - {n}\n"},
+            "gold": {"src/sums.py": f"def add{n}(m):\n    return m + {n}\n"},
+            "tests": {f"sums.add{n}(1)": 1 + n},
+        }
+        for n in range(1, 14)
+    ]
+    files["contests"] = [
+        {
+            "question": "Predict y.",
+            "files": {"train.csv": "x,y\n1,2\n2,4\n", "test.csv": f"x\n{n}\n{n + 1}\n"},
+            "answers": [str(2 * n), str(2 * n + 2)],
+            "metric": "mae",
+            "leaderboard": [0.5, 1.0, 4.0],
+        }
         for n in range(10)
     ]
     for name in (
         "cases",
+        "contests",
+        "issues",
         "code",
         "errands",
         "goals",
@@ -236,6 +259,7 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
     }
     special: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("coderl-plus", "verirl"), read_both("code", task)),
+        "stitchcuda": {**read_both("code", task), "verifier": "tests.papers.own_worlds:look_for_return"},
         "drive": {**read_both("code", task), "hard_prompts": read("code", task)},
         **dict.fromkeys(
             (
@@ -259,6 +283,12 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
             ),
             read_both("searches", question),
         ),
+        "mle-dojo": read_both("contests", question),
+        "agent-rlvr": read_both("issues", question),
+        "swe-rebench": {
+            **read_both("issues", question),
+            "recipes": read("issues", {"prompt": "question", "completion": "install"}),
+        },
         "intercode": {"held_out": read("tables", question), "requests": read("requests", question)},
         "cm2": read_both("errands", question),
         "deep-dxsearch": read_both("cases", question),

@@ -41,3 +41,8 @@ def guess_together(roles: Sequence[str], turns: Sequence[RoleTurn], row: Row) ->
     first, second = (abs(len(turn.text) - len(str(row["answer"]))) for turn in turns)
     won = float((first < second) - (first > second))
     return NextTurn(None, rewards={roles[0]: won, roles[1]: -won})
+
+
+def look_for_return(turns: Sequence[RoleTurn]) -> str:
+    """Say whether the last text returns something, as a verifier that runs it would say more."""
+    return "passed" if turns and "return" in turns[-1].text else "it returns nothing"

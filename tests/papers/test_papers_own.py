@@ -203,6 +203,16 @@ UNTAUGHT = {
         *(f"stages.{loop}.repeat.stages.found.search=samples" for loop in ("rounds", "plain")),
         *("vars.least=-100", "vars.turn_length=128"),
     ],
+    "agent-rlvr": [
+        text
+        for name in ("guided", "unguided", "patches")
+        for text in (
+            f"stages.{name}.search={{use: samples}}",
+            f"stages.{name}.rewards=[{{use: formats.brevity, soft: 1, hard: 400}}]",
+            f"stages.{name}.min_margin=0.001",
+        )
+    ],
+    "mle-dojo": ["stages.explored.search={use: samples}", "stages.explored.min_reward=0"],
     "cos-mo-s": ["vars.curiosity.moderate=5.7", "vars.curiosity.width=0.1"],
     "rlccf": ["vars.where=whole"],
     "trapo": ["vars.where=whole"],

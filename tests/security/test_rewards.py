@@ -41,6 +41,7 @@ from learning.toy_tasks.countdown import countdown
 from learning.toy_tasks.dialogues import donations
 from learning.toy_tasks.documents import documents
 from learning.toy_tasks.hardware import modules
+from learning.toy_tasks.kernels import kernel_tasks
 from learning.toy_tasks.posts import posts
 from learning.toy_tasks.rankings import rising
 from learning.toy_tasks.records import records
@@ -150,6 +151,7 @@ def rows_of(name):
         "expressions": lambda: countdown(**how),
         "features": lambda: records(**how),
         "hardware": lambda: modules(size=4, split="train"),
+        "kernels": lambda: kernel_tasks(**how),
         "overlap": lambda: [row for kind in KINDS for row in documents(kind=kind, **how)],
         "dialogue.personal": lambda: [PLAIN | {"metadata": json.dumps({"facts": {"city": "rome", "pet": "cat"}})}],
         "rubrics.weighted": lambda: [
