@@ -101,6 +101,34 @@ def attempts(
     return NextTurn(solver, turns[0].text, begins="sample") if len(turns) <= n else NextTurn()
 
 
+def plan_and_repair(
+    roles: Sequence[str],
+    turns: Sequence[RoleTurn],
+    *,
+    until: str,
+    rounds: Annotated[int, Field(ge=1)] = 2,
+) -> NextTurn:
+    """Let the first role plan once; then the second writes and the third checks, at most `rounds` times.
+
+    The second role is shown the plan, and later what the third said of its work, each time after its first message
+    alone. A check that contains the pattern `until` is the last one (StitchCUDA 2026). Raise StepError for another
+    number of roles.
+    """
+    if len(roles) != 3:
+        raise StepError(
+            f"turn_order plan_and_repair: give three roles, not {len(roles)}: a planner, a writer, a checker"
+        )
+    planner, writer, checker = roles
+    if not turns:
+        return NextTurn(planner)
+    last = turns[-1]
+    if last.role == writer:
+        return NextTurn(checker, last.text)
+    if last.role == checker and (len(turns) > 2 * rounds or _contains(last.text, until)):
+        return NextTurn()
+    return NextTurn(writer, last.text, begins="context")
+
+
 def shared_memory(
     roles: Sequence[str],
     turns: Sequence[RoleTurn],

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from learning.collection.turn_orders import attempts, in_order, on_call, shared_memory
+from learning.collection.turn_orders import attempts, in_order, on_call, plan_and_repair, shared_memory
 from learning.samples.conversation import NextTurn, RoleTurn
 from schemas.errors import StepError
 
@@ -108,3 +108,19 @@ def test_a_memory_refuses_roles_that_do_not_exist():
         remember([], remembers=["checks"])
     with pytest.raises(StepError, match="at least two roles"):
         shared_memory(["plans"], [], until="x")
+
+
+def test_a_plan_is_written_and_repaired_until_a_check_is_content():
+    said = [("plans", "p"), ("acts", "1"), ("checks", "bad"), ("acts", "2"), ("checks", "bad")]
+
+    def following(count, **options):
+        return plan_and_repair(ROLES, turns(*said[:count]), until="good", **options)
+
+    expected = [("plans", ""), ("acts", "p"), ("checks", "1"), ("acts", "bad"), ("checks", "2"), (None, "")]
+    assert [(one.role, one.message) for one in map(following, range(6))] == expected
+    assert [one.begins for one in map(following, range(6))] == ["turn", "context", "turn", "context", "turn", "turn"]
+    assert following(5, rounds=3).role == "acts"
+    assert following(3, rounds=1) == NextTurn()
+    assert plan_and_repair(ROLES, turns(*said[:2], ("checks", "very good")), until="good") == NextTurn()
+    with pytest.raises(StepError, match="give three roles, not 1"):
+        plan_and_repair(["plans"], [], until="good")
