@@ -161,8 +161,11 @@ def test_the_reward_model_chooses_the_candidate_that_passes(tasks, place):
 
 def test_a_turn_that_is_cut_ends_an_attempt(tasks):
     use = SearchUse.model_validate({"use": "guided", **GUIDED.search.options})
-    rows = bind(use)(tasks[:1], lambda rows: [[AnswerSample("test", "length")] * N for _ in rows], None)
-    assert rows == []
+    right, wrong = repair(tasks[0])
+    cut = [AnswerSample(right, "length"), AnswerSample(wrong, "stop")]
+    assert bind(use)(tasks[:1], lambda rows: [cut for _ in rows], None) == []
+    whole = [AnswerSample(right, "stop"), cut[1]]
+    assert [row["text"] for row in bind(use)(tasks[:1], lambda rows: [whole for _ in rows], None)] == [right, wrong]
 
 
 def test_the_trainings_differ_in_the_guidance_alone():
