@@ -37,7 +37,7 @@ class WorldUse(Use):
     home = (
         *("learning.control.worlds", "learning.control.grids"),
         *("learning.control.tabular", "learning.control.factored", "learning.control.cliffs"),
-        *("learning.control.locks", "learning.control.points"),
+        *("learning.control.locks", "learning.control.points", "learning.control.windy_pendulum"),
         *("learning.control.team_games", "learning.control.model_sets", "learning.control.preference_games"),
         *("learning.control.gem_grids", "learning.control.coupled_bandits", "learning.control.histories"),
     )
@@ -57,8 +57,7 @@ class ActingUse(Use):
     home = (
         *("learning.control.acting", "learning.control.grid_acting"),
         *("learning.control.experts", "learning.control.tabular", "learning.control.locks"),
-        *("learning.control.points", "learning.control.gem_grids", "learning.control.action_programs"),
-        "learning.control.histories",
+        *("learning.control.points", "learning.control.gem_grids", "learning.control.action_programs", "learning.control.histories", "learning.control.windy_pendulum"),
     )
     asks = frozenset({"observation_NO", "spaces", "rng"})
 

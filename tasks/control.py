@@ -28,16 +28,17 @@ def run(stage: Control, context: Context) -> Result:
     """Train from new networks or from `model`; continue from the step's own checkpoints."""
     require_libraries()
     set_determinism(context.seed, context.num_threads)
-    make = bind(stage.env, "env", context.inputs)
-    worlds = Worlds(make, stage.num_envs, context.seed, "control")
+    make = bind_optional(stage.env, "env", context)
+    worlds = None if make is None else Worlds(make, stage.num_envs, context.seed, "control")
     data = [read_transitions(context.input(f"data.{i}")) for i in range(len(stage.data))]
+    spaces = data[0].spaces if worlds is None else worlds.spaces
     for i, part in enumerate(data):
-        worlds.spaces.require(part.spaces, f"data.{i}")
+        spaces.require(part.spaces, f"data.{i}")
     start = load_control_policy(context.input("model")) if stage.model is not None else None
     if start is not None:
-        worlds.spaces.require(start.spaces, "model")
+        spaces.require(start.spaces, "model")
     settings = start.settings if start is not None else stage.networks
-    algorithm: Algorithm = bind(stage.loss, "loss")(Networks(worlds.spaces, settings))
+    algorithm: Algorithm = bind(stage.loss, "loss")(Networks(spaces, settings))
     terms = {name: bind(use, f"loss_terms.{name}", context.inputs) for name, use in stage.loss_terms.items()}
     unused = data and not algorithm.fit_newest and not any("data_batch" in asked_of(bound) for bound in terms.values())
     if algorithm.is_on_policy and (unused or not stage.environment_steps):
@@ -45,9 +46,9 @@ def run(stage: Control, context: Context) -> Result:
             f"loss {stage.loss.use} takes the newest steps alone: remove `data` or give a term that asks for "
             "`data_batch`, as cloning_of_data; give `environment_steps`"
         )
-    if (worlds.spaces.agents > 1) != algorithm.is_for_teams:
+    if (spaces.agents > 1) != algorithm.is_for_teams:
         raise StepError(
-            f"loss {stage.loss.use} does not train teams; {worlds.spaces.describe()}: use vdn, qmix, ippo or mappo"
+            f"loss {stage.loss.use} does not train teams; {spaces.describe()}: use vdn, qmix, ippo or mappo"
         )
     if algorithm.is_offline and stage.environment_steps:
         raise StepError(f"loss {stage.loss.use} trains on data alone: give `data` and `max_steps`")
@@ -56,7 +57,7 @@ def run(stage: Control, context: Context) -> Result:
         stage=stage,
         algorithm=algorithm,
         make=make,
-        spaces=worlds.spaces,
+        spaces=spaces,
         worlds=worlds if stage.environment_steps else None,
         data=fill_buffer(data),
         terms=terms,
@@ -69,9 +70,10 @@ def run(stage: Control, context: Context) -> Result:
         seed=context.seed,
     )
     loop.run()
-    policy = ControlPolicy(worlds.spaces, settings, algorithm.actor_form, algorithm.actor)
+    policy = ControlPolicy(spaces, settings, algorithm.actor_form, algorithm.actor)
     policy.save(context.output("model"), algorithm.loss.state_dict())
-    worlds.close()
+    if worlds is not None:
+        worlds.close()
     final = loop.curve[-1][1] if loop.curve else {}
     metrics = {name: value for name, value in final.items() if name not in ("updates",)}
     counts = {"updates": loop.updates, "environment_steps": loop.total * loop.steps_per_iteration}

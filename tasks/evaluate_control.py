@@ -1,11 +1,14 @@
 """kind: evaluate_control — episodes of policies from the same starts: a table with intervals, differences, gates."""
 
+from typing import Any
+
 import numpy as np
 import torch
 
 from learning.control.aggregates import make_run_lines
-from learning.control.playing import play
+from learning.control.playing import FunctionActor, play
 from learning.control.policy import load_control_policy
+from learning.control.spaces import Spaces
 from learning.control.worlds import Worlds, require_libraries
 from learning.data.rows import Row
 from learning.evaluation.evaluation import Comparison, Scores, compute_values, make_comparisons, make_table
@@ -21,7 +24,7 @@ def run(stage: EvaluateControl, context: Context) -> Result:
     """Play `episodes` starts with every policy, and report; `flows` acts on the gates."""
     require_libraries()
     set_determinism(context.seed, context.num_threads)
-    names = list(stage.models)
+    names = [*stage.policies, *stage.models]
     makes = [bind(stage.env, "env", context.inputs)]
     makes += [bind(use, f"other_envs.{i}", context.inputs) for i, use in enumerate(stage.other_envs)]
     worlds = Worlds(makes[0], 1, context.seed, "spaces")
@@ -31,17 +34,21 @@ def run(stage: EvaluateControl, context: Context) -> Result:
         other.close()
         worlds.spaces.require(other.spaces, f"other_envs.{i}")
     compared = Comparison(
-        stage.models, stage.metrics, stage.confidence, stage.num_bootstrap, stage.gate, threshold=np.inf
+        dict.fromkeys(stage.policies, "") | stage.models,
+        stage.metrics,
+        stage.confidence,
+        stage.num_bootstrap,
+        stage.gate,
+        threshold=np.inf,
     )
     check_gates(compared, names, [])
     scores: dict[str, np.ndarray] = {}
     samples: list[Row] = []
     for done, name in enumerate(names):
-        policy = load_control_policy(context.input(f"models.{name}"))
-        worlds.spaces.require(policy.spaces, f"models.{name}")
+        actor = load_actor(stage, context, name, worlds.spaces)
         torch.manual_seed(context.seed)  # drawn actions are the same, whichever policies were played before
         starts = range(stage.episodes)
-        played = [play(make, policy.actor, starts, context.seed, "report", explore=stage.explore) for make in makes]
+        played = [play(make, actor, starts, context.seed, "report", explore=stage.explore) for make in makes]
         scores[name] = np.stack(played, 1)
         samples += make_sample_rows(name, scores[name])
         context.progress(done + 1, len(names))
@@ -63,6 +70,15 @@ def run(stage: EvaluateControl, context: Context) -> Result:
             metrics[line["metric"]] = line["value"]
     metrics["gates_failed"] = sum(not gate["passed"] for gate in results["gates"])
     return Result(metrics, results)
+
+
+def load_actor(stage: EvaluateControl, context: Context, name: str, spaces: Spaces) -> Any:
+    """Return what acts under a name: a function of `policies`, or the actor of a trained policy."""
+    if name in stage.policies:
+        return FunctionActor(bind(stage.policies[name], f"policies.{name}", context.inputs), spaces, context.seed)
+    policy = load_control_policy(context.input(f"models.{name}"))
+    spaces.require(policy.spaces, f"models.{name}")
+    return policy.actor
 
 
 def make_sample_rows(name: str, return_PN: np.ndarray) -> list[Row]:

@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
+from zlib import crc32
 
 import numpy as np
 
 from learning.control.policy import act
+from learning.control.spaces import Spaces
 from learning.control.worlds import Make, Steps, Worlds
+from learning.lookup import Bound
 
 
 class Player(Protocol):
@@ -40,6 +43,35 @@ class Memoryless:
     def act(self, observation_NO: np.ndarray, *, explore: bool) -> np.ndarray:
         """Return an action for every world."""
         return act(self.actor, observation_NO, explore=explore)
+
+    def see(self, steps: Steps) -> None:
+        """Forget what happened."""
+
+
+@dataclass(frozen=True)
+class FunctionActor:
+    """A function that acts without a network, in the place of a trained actor."""
+
+    function: Bound
+    spaces: Spaces
+    seed: int
+
+    def begin(self, count: int) -> "FunctionPlayer":
+        """Return what acts in `count` worlds; every episode has the same stream of random numbers."""
+        return FunctionPlayer(self, np.random.default_rng([self.seed, crc32(self.function.slot.encode())]))
+
+
+@dataclass(frozen=True)
+class FunctionPlayer:
+    """Acts by a function of the present observation."""
+
+    actor: FunctionActor
+    rng: np.random.Generator
+
+    def act(self, observation_NO: np.ndarray, *, explore: bool) -> np.ndarray:
+        """Return an action for every world; a function explores or not by itself."""
+        supplies = {"observation_NO": observation_NO, "spaces": self.actor.spaces, "rng": self.rng}
+        return self.actor.function.ask(0, supplies)
 
     def see(self, steps: Steps) -> None:
         """Forget what happened."""

@@ -4,11 +4,10 @@ Shapes: N worlds, S steps of each in a rollout, B steps in a batch.
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +18,8 @@ from learning.control.buffer import Buffer
 from learning.control.losses import Algorithm
 from learning.control.playing import play
 from learning.control.policy import act
+from learning.control.progress import Reporter, Window
+from learning.control.replaced_columns import replace_columns
 from learning.control.replay import Priorities, draw_batch
 from learning.control.rollouts import add_previous_policy, stack_rollout
 from learning.control.segments import reward_segments
@@ -27,7 +28,6 @@ from learning.control.transitions import Transitions
 from learning.control.worlds import Make, Steps, Worlds
 from learning.lookup import Bound, asked_of
 from learning.models.checkpoint import (
-    Saved,
     add_prefix,
     get_optimizer_state,
     load_latest,
@@ -43,48 +43,14 @@ from schemas.number_schedules import value_at
 from schemas.stages.control import Control
 
 
-class Reporter(Protocol):
-    """Where metrics and progress go."""
-
-    @property
-    def spending(self) -> Saved:
-        """Return what the step has spent; checkpoints keep it."""
-        ...
-
-    def log(self, step: int, **values: float) -> None:
-        """Add a point to the curves."""
-        ...
-
-    def progress(self, step: int, total: int, **values: float) -> None:
-        """Report how far the training is."""
-        ...
-
-
-@dataclass
-class Window:
-    """What happened since the last point of the curves."""
-
-    values: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-
-    def add(self, **values: float) -> None:
-        """Add a value of each metric."""
-        for name, value in values.items():
-            self.values[name].append(value)
-
-    def take(self) -> dict[str, float]:
-        """Return the means, and begin again."""
-        means = {name: sum(values) / len(values) for name, values in self.values.items()}
-        self.values.clear()
-        return means
-
-
 @dataclass
 class ControlLoop:
     """One training: its networks, worlds, buffers and counts."""
 
     stage: Control
     algorithm: Algorithm
-    make: Make
+    make: Make | None
+    """Returns a world for evaluations; None: there are none."""
     spaces: Spaces
     """What the worlds show and take."""
     worlds: Worlds | None
@@ -209,35 +175,11 @@ class ControlLoop:
         for _, earned, length in steps.ended:
             self.window.add(episode_return=earned, episode_length=length)
         if self.relabel is not None:
-            steps = self.replace_columns(steps, self.relabel, iteration)
+            policy_loss = self.stage.loss.use if self.algorithm.is_on_policy else None
+            steps = replace_columns(steps, self.relabel, iteration, self.spaces, self.rng, policy_loss=policy_loss)
         if self.buffer is not None:
             self.keep(steps)
         return steps
-
-    def replace_columns(self, steps: Steps, relabel: Bound, iteration: int) -> Steps:
-        """Return steps with the columns that `relabel` gives. Raise StepError for others, and for actions on-policy."""
-        supplies = {"observation_NO": steps.observation, "action_N": steps.action, "reward_N": steps.reward}
-        supplies |= {"next_observation_NO": steps.next_observation, "spaces": self.spaces, "rng": self.rng}
-        columns = relabel.ask(iteration, {**supplies, "step": iteration})
-        if wrong := set(columns) - {"action", "reward"}:
-            raise StepError(
-                f"relabel {relabel.name}: it gives {', '.join(sorted(wrong))}; it may give action and reward"
-            )
-        if "action" in columns and self.algorithm.is_on_policy:
-            raise StepError(
-                f"relabel {relabel.name}: it replaces actions, and loss {self.stage.loss.use} needs those that the "
-                "policy took; use bc, or another loss that takes steps of any policy"
-            )
-        arrays = {name: np.asarray(column) for name, column in columns.items()}
-        for name, column in arrays.items():
-            kept: np.ndarray = getattr(steps, name)
-            of_none = (
-                self.spaces.is_discrete and name == "action" and not np.isin(column, range(self.spaces.actions)).all()
-            )
-            if column.shape != kept.shape or not np.isfinite(column).all() or of_none:
-                wanted = f"{kept.shape} finite numbers" + (f" from 0 to {self.spaces.actions - 1}" if of_none else "")
-                raise StepError(f"relabel {relabel.name}: its {name} must be {wanted}, and is {column.tolist()}")
-        return replace(steps, **arrays)
 
     def draw(self, iteration: int) -> Any:
         """Return a batch of the data and the buffer: evenly, by priorities, or with `data_share` from each."""
@@ -324,6 +266,7 @@ class ControlLoop:
 
     def evaluate(self) -> np.ndarray:
         """Return the returns of `eval_episodes` episodes of the policy without exploration."""
+        assert self.make is not None
         return play(self.make, self.algorithm.actor, range(self.stage.eval_episodes), self.seed, "held_out")
 
     def log(self, iteration: int) -> None:

@@ -32,8 +32,9 @@ class Control(BaseStage):
     usual_preset: ClassVar = "sac"
 
     kind: Literal["control"]
-    env: WorldUse
-    """Environment: an id of Gymnasium, as `Pendulum-v1`, or a function that returns one."""
+    env: WorldUse | None = None
+    """Environment: an id of Gymnasium, as `Pendulum-v1`, or a function that returns one; null: an offline stage, for
+    which no world is made. Its spaces are those of `data`."""
     algorithm: str | None = None
     """Name of the preset that set the keys below."""
     loss: ControlLossUse
@@ -99,6 +100,8 @@ class Control(BaseStage):
             raise ValueError("give `environment_steps`, or `data` and `max_steps` to train offline")
         if not self.environment_steps and not self.data:
             raise ValueError("an offline stage needs `data`")
+        if self.env is None and (self.environment_steps or self.eval_steps):
+            raise ValueError("`environment_steps` and `eval_steps` need `env`, a world to act in")
         if self.data_share is not None and not (self.environment_steps and self.data):
             raise ValueError("`data_share` needs `data` and `environment_steps`")
         if self.learning_starts > max(self.environment_steps, 1) and self.environment_steps:

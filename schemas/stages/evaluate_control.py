@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from schemas.control import ControlMetricUse, WorldUse
+from schemas.control import ActingUse, ControlMetricUse, WorldUse
 from schemas.gates import Gate, refuse_unusable_gates
 from schemas.references import ControlPolicyRef
 from schemas.stages.base import BaseStage, ReportSection
@@ -29,6 +29,8 @@ class EvaluateControl(BaseStage):
     """Draw actions from the policies' distributions; else their likeliest or best ones are taken."""
     models: dict[str, ControlPolicyRef] = Field(min_length=1)
     """Policies to evaluate in one table, in this order: name to reference."""
+    policies: dict[str, ActingUse] = {}
+    """Functions that act without a network, as those of `collect`, first in the table: name to function."""
     episodes: int = Field(default=20, ge=2)
     """Starts, the same for all policies; an episode of each policy from each."""
     metrics: list[ControlMetricUse] = Field(default=[ControlMetricUse(use="mean_return")], min_length=1)
@@ -43,7 +45,9 @@ class EvaluateControl(BaseStage):
     @model_validator(mode="after")
     def check_gates(self) -> Self:
         """Refuse gates against models that are not evaluated here, and repeats of what has no noise."""
-        refuse_unusable_gates(self.gate, self.models, "policies act without exploration")
+        if both := sorted(self.policies.keys() & self.models.keys()):
+            raise ValueError(f"`{both[0]}` is in `policies` and in `models`; give one of them another name")
+        refuse_unusable_gates(self.gate, [*self.policies, *self.models], "policies act without exploration")
         return self
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:

@@ -18,6 +18,8 @@ LAMPS, STAIRS = "tests.control_worlds:lamps", "tests.control_worlds:stairs"
 MEETING, PLANTS = "tests.control_worlds:meeting", "tests.control_worlds:plants"
 WORLDS: dict[str, str] = {
     **dict.fromkeys(("a2pr", "dual-rl", "famo2o", "h2o", "mdpo", "oer", "oppo", "rlif", "sac"), LINE),
+    **dict.fromkeys(("a2pr", "dual-rl", "famo2o", "h2o", "mdpo", "oppo", "rlif", "sac"), LINE),
+    **dict.fromkeys(("neorl-2",), LINE),
     **dict.fromkeys(("demonstration-regularized-rl", "offline-data-pcg", "open-rl-benchmark", "ss-orl"), CORRIDOR),
     "bisimulation-history-offline-rl": CORRIDOR,
     **dict.fromkeys(("contrastive-ucb", "dr-rpo", "hnpg"), CORRIDOR),
