@@ -23,6 +23,8 @@ class NetworkSettings(Schema):
     """Function between layers."""
     layer_norm: bool = False
     """Normalise the hidden layers of values of observations and actions."""
+    share_agents: bool = False
+    """Whether the agents of a team have one network together, each with what it sees itself."""
     heads: int = Field(default=1, ge=1)
     """Attention heads of a transformer, as that of `decision_transformer`."""
     context: int = Field(default=20, ge=1)
@@ -38,6 +40,7 @@ class WorldUse(Use):
         *("learning.control.worlds", "learning.control.grids"),
         *("learning.control.tabular", "learning.control.factored", "learning.control.cliffs"),
         *("learning.control.locks", "learning.control.points", "learning.control.windy_pendulum"),
+        *("learning.control.cities", "learning.control.motors"),
         *("learning.control.team_games", "learning.control.model_sets", "learning.control.preference_games"),
         *("learning.control.gem_grids", "learning.control.coupled_bandits", "learning.control.histories"),
     )
@@ -57,7 +60,7 @@ class ActingUse(Use):
     home = (
         *("learning.control.acting", "learning.control.grid_acting"),
         *("learning.control.experts", "learning.control.tabular", "learning.control.locks"),
-        *("learning.control.points", "learning.control.gem_grids", "learning.control.action_programs", "learning.control.histories", "learning.control.windy_pendulum"),
+        *("learning.control.points", "learning.control.gem_grids", "learning.control.action_programs", "learning.control.histories", "learning.control.windy_pendulum", "learning.control.cities", "learning.control.motors"),
     )
     asks = frozenset({"observation_NO", "spaces", "rng"})
 

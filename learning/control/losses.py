@@ -168,6 +168,18 @@ def redq(
     )
 
 
+def ddpg(networks: Networks, *, gamma: Share = 0.99, tau: Share = 0.005) -> Algorithm:
+    """Deep deterministic policy gradient: one critic, and the actor that raises it (Lillicrap et al. 2016)."""
+    from torchrl.objectives import DDPGLoss
+
+    require_box(networks, "ddpg")
+    actor = networks.make_deterministic_actor()
+    value = networks.make_action_value()
+    loss = DDPGLoss(actor, value, loss_function="l2", delay_actor=True, delay_value=True)
+    loss.make_value_estimator(gamma=gamma)
+    return Algorithm(loss, actor, "make_deterministic_actor", ("loss_actor", "loss_value"), follow(loss, tau))
+
+
 def td3(
     networks: Networks,
     *,

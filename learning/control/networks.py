@@ -96,7 +96,10 @@ class Networks:
         return ValueOperator(self._mlp(self.spaces.observations, 1), in_keys=["observation"])
 
     def _make_team_mlp(self, outputs: int, *, central: bool = False) -> Any:
-        """Return networks of all agents by themselves: from the observation of one, or of all, to (B, G, outputs)."""
+        """Return networks of all agents, each its own or one for all.
+
+        They go from the observation of one, or of all, to (B, G, outputs).
+        """
         from torchrl.modules import MultiAgentMLP
 
         activation: Any = ACTIVATIONS[self.settings.activation]
@@ -106,7 +109,7 @@ class Networks:
             n_agent_outputs=outputs,
             n_agents=spaces.agents,
             centralized=central,
-            share_params=False,
+            share_params=self.settings.share_agents,
             num_cells=list(sizes),
             depth=len(sizes),
             activation_class=activation,

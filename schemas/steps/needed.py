@@ -1,6 +1,8 @@
 """Which steps a recipe still needs once a model from outside has taken the place of a stage."""
 
+from schemas.stages.control import Control
 from schemas.stages.evaluate import Evaluate
+from schemas.stages.evaluate_control import EvaluateControl
 from schemas.stages.evaluate_rewards import EvaluateRewards
 from schemas.stages.merge import Merge
 from schemas.stages.merge_search import MergeSearch
@@ -16,7 +18,8 @@ def leave_out_unneeded(steps: dict[str, StepInfo]) -> dict[str, StepInfo]:
 
     Other kinds only prepare something, which nothing needs once its user is gone.
     """
-    purposes = (Rl, Preference, Practice, Merge, MergeSearch, Search, Evaluate, EvaluateRewards)
+    trainings = (Rl, Preference, Practice, Merge, MergeSearch, Search, Control)
+    purposes = (*trainings, Evaluate, EvaluateRewards, EvaluateControl)
     frontier = [name for name, info in steps.items() if isinstance(info.stage, purposes)]
     needed = set(frontier)
     while frontier:

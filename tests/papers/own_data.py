@@ -19,7 +19,7 @@ MEETING, PLANTS = "tests.control_worlds:meeting", "tests.control_worlds:plants"
 WORLDS: dict[str, str] = {
     **dict.fromkeys(("a2pr", "dual-rl", "famo2o", "h2o", "mdpo", "oer", "oppo", "rlif", "sac"), LINE),
     **dict.fromkeys(("a2pr", "dual-rl", "famo2o", "h2o", "mdpo", "oppo", "rlif", "sac"), LINE),
-    **dict.fromkeys(("neorl-2",), LINE),
+    **dict.fromkeys(("gym-electric-motor", "neorl-2"), LINE),
     **dict.fromkeys(("demonstration-regularized-rl", "offline-data-pcg", "open-rl-benchmark", "ss-orl"), CORRIDOR),
     "bisimulation-history-offline-rl": CORRIDOR,
     **dict.fromkeys(("contrastive-ucb", "dr-rpo", "hnpg"), CORRIDOR),
@@ -28,6 +28,7 @@ WORLDS: dict[str, str] = {
     "sqirl": STAIRS,
     "mamql": MEETING,
     "sequoia": PLANTS,
+    "cityflow": "city",
 }
 """A user's own environment for each row of control."""
 ACTING = {
@@ -218,8 +219,18 @@ def write_files(folder: Path) -> None:
     ):
         files[f"{name}_test"] = files[name][-2:]
         files[name] = files[name][:-2]
+    write_city(folder / "city")
     for name, of in files.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in of))
+
+
+def write_city(folder: Path) -> None:
+    """Write a street through two intersections."""
+    roads = [{"id": name, "to": to, "way": "ew", "travel": 3} for name, to in (("a", "x"), ("b", "y"), ("c", None))]
+    folder.mkdir()
+    (folder / "roads.json").write_text(json.dumps({"intersections": ["x", "y"], "roads": roads}))
+    flow = {"route": ["a", "b", "c"], "start": 0, "every": 3, "count": 9}
+    (folder / "flow.json").write_text(json.dumps([flow]))
 
 
 def list_turns() -> list[tuple[str, str]]:
@@ -337,6 +348,7 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
         }
         texts |= {"rater": json.dumps("tests.control_worlds:ends_low")}
         texts |= {"when": json.dumps({"use": "beyond", "limit": 0.5}), "horizon": "12"}
+        texts |= {"city": json.dumps(f"path:{folder}/city")}
         texts |= {"factors": "2", "omitted": "[[0, 1]]"}
         texts |= {"weights": "[[1, 1, 3]]", "most": "[3]"}
         texts |= {
