@@ -23,6 +23,8 @@ class NetworkSettings(Schema):
     """Function between layers."""
     layer_norm: bool = False
     """Normalise the hidden layers of values of observations and actions."""
+    privileged: int = Field(default=0, ge=0)
+    """How many numbers at the end of an observation only the values see, not the actor."""
     share_agents: bool = False
     """Whether the agents of a team have one network together, each with what it sees itself."""
     heads: int = Field(default=1, ge=1)
@@ -40,7 +42,7 @@ class WorldUse(Use):
         *("learning.control.worlds", "learning.control.grids"),
         *("learning.control.tabular", "learning.control.factored", "learning.control.cliffs"),
         *("learning.control.locks", "learning.control.points", "learning.control.windy_pendulum"),
-        *("learning.control.cities", "learning.control.motors"),
+        *("learning.control.cities", "learning.control.motors", "learning.control.quadrotors"),
         *("learning.control.team_games", "learning.control.model_sets", "learning.control.preference_games"),
         *("learning.control.gem_grids", "learning.control.coupled_bandits", "learning.control.histories"),
     )
@@ -75,8 +77,15 @@ class ExplorationUse(Use):
 class RelabelUse(Use):
     """Replaces columns of own steps before they are kept: it returns new arrays under their names."""
 
-    home = ("learning.control.relabelling",)
+    home = ("learning.control.relabelling", "learning.control.weighted_costs")
     asks = frozenset({"observation_NO", "action_N", "reward_N", "next_observation_NO", "spaces", "rng", "step"})
+
+
+class CostsUse(Use):
+    """Gives every step costs by name, before they are weighted."""
+
+    home = ("learning.control.quadrotors",)
+    asks = frozenset({"observation_NO", "action_N", "next_observation_NO"})
 
 
 class PriorityUse(Use):

@@ -76,6 +76,28 @@ class Line(gymnasium.Env):
         return np.array([self.x], np.float32), -(self.x**2), False, self.steps >= self.limit, {}
 
 
+class Drift(Line):
+    """A line with a drift that is drawn for every episode; the drift stands at the end of the observation, or a 0."""
+
+    def __init__(self, hidden: bool) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        shown, info = super().reset(seed=seed)
+        self.drift = float(self.np_random.uniform(-0.2, 0.2))
+        return self.show(shown), info
+
+    def show(self, shown):
+        return np.array([*shown, 0.0 if self.hidden else self.drift], np.float32)
+
+    def step(self, action):
+        self.x += self.drift
+        shown, *rest = super().step(action)
+        return self.show(shown), *rest
+
+
 class Tally(gymnasium.Env):
     """Every choice earns its number, over `limit` steps; the observation says nothing."""
 
@@ -153,6 +175,18 @@ def lamps() -> gymnasium.Env:
 def line(*, limit: int = 8, noise: float = 0.0) -> gymnasium.Env:
     """Return a line."""
     return Line(limit, noise)
+
+
+def drift(*, hidden: bool = False) -> gymnasium.Env:
+    """Return a line with a drift."""
+    return Drift(hidden)
+
+
+def drift_costs(next_observation_NO, action_N):
+    """What a step on a line costs, by name."""
+    nothing = np.zeros(len(action_N))
+    named = {"position": next_observation_NO[:, 0] ** 2, "action": action_N[:, 0] ** 2}
+    return {**named, "velocity": nothing, "tilt": nothing}
 
 
 def tally(*, limit: int = 4) -> gymnasium.Env:

@@ -43,6 +43,18 @@ class Buffer:
             column[place] = values.to(column.dtype).reshape(len(values), *column.shape[1:])
         self.added += count
 
+    def get_steps(self) -> Steps:
+        """Return a copy of all kept steps, as if each were that of another world."""
+        kept = {name: column.numpy().copy() for name, column in self.save().items()}
+        one = {name: kept[name][:, 0] for name in ("reward", "terminated", "truncated")}
+        return Steps(**(kept | one), ended=())
+
+    def replace(self, steps: Steps) -> None:
+        """Take actions and rewards of all kept steps, in the order of `get_steps`."""
+        for name in ("action", "reward"):
+            column = self.columns[name][: len(self)]
+            column[:] = torch.from_numpy(np.array(getattr(steps, name))).to(column.dtype).reshape(column.shape)
+
     def make_batch(self, place_B: Tensor) -> Any:
         """Return the steps at some places as the TensorDict that TorchRL's losses read."""
         return make_batch({name: column[place_B] for name, column in self.columns.items()})

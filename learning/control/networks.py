@@ -14,8 +14,21 @@ from learning.control.context_actor import NUMBERS, ContextActor
 from learning.control.return_conditioned import ReturnConditioned
 from learning.control.spaces import Spaces
 from schemas.control import NetworkSettings
+from schemas.errors import StepError
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "elu": nn.ELU}
+
+
+class FirstNumbers(nn.Module):
+    """Leaves out the numbers at the end of an observation."""
+
+    def __init__(self, seen: int) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """Return the first numbers."""
+        return observation[..., : self.seen]
 
 
 @dataclass(frozen=True)
@@ -38,6 +51,23 @@ class Networks:
             norm_kwargs=[{"normalized_shape": size} for size in sizes] if normalise else None,
         )
 
+    def _mlp_of_actor(self, outputs: int) -> Any:
+        """Return a network from what the actor sees of an observation. Raise StepError if that is nothing."""
+        seen = self.spaces.observations - self.settings.privileged
+        if not self.settings.privileged:
+            return self._mlp(seen, outputs)
+        if seen < 1:
+            raise StepError(
+                f"networks: privileged {self.settings.privileged} leaves the actor none of the "
+                f"{self.spaces.observations} numbers of an observation"
+            )
+        return nn.Sequential(FirstNumbers(seen), self._mlp(seen, outputs))
+
+    def _require_nothing_privileged(self) -> None:
+        """Raise StepError if values are to see more than the actor where both are one network."""
+        if self.settings.privileged:
+            raise StepError("networks: privileged needs an actor beside the values: use sac, td3, ddpg, ppo or a2c")
+
     def make_stochastic_actor(self) -> Any:
         """Return an actor that draws actions: a Gaussian squashed into the box, or a distribution over choices."""
         from tensordict.nn import TensorDictModule
@@ -45,9 +75,9 @@ class Networks:
 
         spaces = self.spaces
         if spaces.is_discrete:
-            logits = TensorDictModule(self._mlp(spaces.observations, spaces.actions), ["observation"], ["logits"])
+            logits = TensorDictModule(self._mlp_of_actor(spaces.actions), ["observation"], ["logits"])
             return ProbabilisticActor(logits, in_keys=["logits"], distribution_class=Categorical, return_log_prob=True)
-        body = nn.Sequential(self._mlp(spaces.observations, 2 * spaces.actions), NormalParamExtractor())
+        body = nn.Sequential(self._mlp_of_actor(2 * spaces.actions), NormalParamExtractor())
         return ProbabilisticActor(
             TensorDictModule(body, ["observation"], ["loc", "scale"]),
             in_keys=["loc", "scale"],
@@ -61,8 +91,7 @@ class Networks:
         from tensordict.nn import TensorDictModule, TensorDictSequential
         from torchrl.modules import TanhModule
 
-        network = self._mlp(self.spaces.observations, self.spaces.actions)
-        body: Any = TensorDictModule(network, ["observation"], ["raw"])
+        body: Any = TensorDictModule(self._mlp_of_actor(self.spaces.actions), ["observation"], ["raw"])
         squash: Any = TanhModule(in_keys=["raw"], out_keys=["action"], **self._bounds())
         return TensorDictSequential(body, squash)
 
@@ -70,6 +99,7 @@ class Networks:
         """Return an actor that takes the choice with the highest value, (B, choices) under `action_value`."""
         from torchrl.modules import QValueActor
 
+        self._require_nothing_privileged()
         body = self._mlp(self.spaces.observations, self.spaces.actions)
         return QValueActor(module=body, in_keys=["observation"], action_space="categorical")
 
@@ -102,6 +132,7 @@ class Networks:
         """
         from torchrl.modules import MultiAgentMLP
 
+        self._require_nothing_privileged()
         activation: Any = ACTIVATIONS[self.settings.activation]
         spaces, sizes = self.spaces, self.settings.hidden_sizes
         network = MultiAgentMLP(
@@ -159,10 +190,12 @@ class Networks:
 
     def make_return_conditioned_actor(self) -> ReturnConditioned:
         """Return an actor that is given the return that is still to come, and remembers its episode."""
+        self._require_nothing_privileged()
         return ReturnConditioned(self.spaces, self.settings)
 
     def make_balanced_actor(self) -> BalancedActor:
         """Return a family of policies, and the choice of one of them for each observation."""
+        self._require_nothing_privileged()
         seen = replace(self.spaces, observations=self.spaces.observations + 1)
         # A choice from 0 to 1 is an action of a box of one number, without its spread.
         chosen = replace(self.spaces, actions=1, low=(0.0,), high=(1.0,))
@@ -171,6 +204,7 @@ class Networks:
 
     def make_context_actor(self) -> ContextActor:
         """Return a policy that is given a summary of an episode, with the summary that it acts for."""
+        self._require_nothing_privileged()
         seen = replace(self.spaces, observations=self.spaces.observations + NUMBERS)
         encoder = self._mlp(self.spaces.observations + self.spaces.actions, NUMBERS)
         return ContextActor(Networks(seen, self.settings).make_stochastic_actor(), encoder, self.spaces)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -84,6 +84,11 @@ class ControlLoop:
             raise StepError(f"loss {stage.loss.use} draws its batches itself: remove priority and data_share")
         if self.segment_reward is not None and self.algorithm.advantage is None:
             raise StepError(f"segment_reward: loss {stage.loss.use} keeps single steps; use ppo, a2c or mdpo")
+        if stage.relabel_every and (self.buffer is None or "reward_N" in asked_of(cast("Bound", self.relabel))):
+            raise StepError(
+                "relabel_every: steps get new columns in a buffer of own steps, and not from their rewards: use "
+                "a loss that keeps steps, as td3 or sac, and a `relabel` that does not ask for `reward_N`"
+            )
         self.priorities = self.make_priorities()
         self.rng = np.random.default_rng([self.seed, 1])
 
@@ -161,6 +166,8 @@ class ControlLoop:
         """Act once in every world and keep the steps in the buffer."""
         worlds = self.worlds
         assert worlds is not None
+        if self.stage.relabel_every and iteration and iteration % self.stage.relabel_every == 0:
+            self.relabel_kept(iteration)
         observation_NO = worlds.observation
         waiting = self.buffer is not None and len(self.buffer) < self.stage.learning_starts and not self.stage.model
         if waiting:
@@ -180,6 +187,15 @@ class ControlLoop:
         if self.buffer is not None:
             self.keep(steps)
         return steps
+
+    def relabel_kept(self, iteration: int) -> None:
+        """Give all kept own steps the columns that `relabel` gives now."""
+        assert self.buffer is not None
+        assert self.relabel is not None
+        kept = replace_columns(
+            self.buffer.get_steps(), self.relabel, iteration, self.spaces, self.rng, policy_loss=None
+        )
+        self.buffer.replace(kept)
 
     def draw(self, iteration: int) -> Any:
         """Return a batch of the data and the buffer: evenly, by priorities, or with `data_share` from each."""

@@ -75,6 +75,8 @@ class Control(BaseStage):
     """Changes the actions while steps are collected; null: those that the policy draws."""
     relabel: RelabelUse | None = None
     """Replaces columns of own steps before they are kept; null: they are kept as they are."""
+    relabel_every: int | None = Field(default=None, ge=1)
+    """Steps of each world after which `relabel` gives all kept own steps new columns; null: never."""
     segment_reward: SegmentRewardUse | None = None
     """Rewards whole pieces of a rollout's episodes, shared out evenly over their steps, for losses on the newest steps
     alone; null: the rewards of the steps."""
@@ -102,6 +104,8 @@ class Control(BaseStage):
             raise ValueError("an offline stage needs `data`")
         if self.env is None and (self.environment_steps or self.eval_steps):
             raise ValueError("`environment_steps` and `eval_steps` need `env`, a world to act in")
+        if self.relabel_every is not None and self.relabel is None:
+            raise ValueError("`relabel_every` repeats `relabel`: give that, too")
         if self.data_share is not None and not (self.environment_steps and self.data):
             raise ValueError("`data_share` needs `data` and `environment_steps`")
         if self.learning_starts > max(self.environment_steps, 1) and self.environment_steps:

@@ -14,6 +14,7 @@ NAMES = ("double", "triple", "next", "square", "negative", "half", "same", "tent
 BODIES = ("2 * n", "3 * n", "n + 1", "n * n", "-n", "n // 2", "n", "n // 10")
 """Functions of a number, to be written in Python."""
 LINE, CORRIDOR = "tests.control_worlds:line", "tests.control_worlds:corridor"
+DRIFT = "tests.control_worlds:drift"
 LAMPS, STAIRS = "tests.control_worlds:lamps", "tests.control_worlds:stairs"
 MEETING, PLANTS = "tests.control_worlds:meeting", "tests.control_worlds:plants"
 WORLDS: dict[str, str] = {
@@ -29,6 +30,7 @@ WORLDS: dict[str, str] = {
     "mamql": MEETING,
     "sequoia": PLANTS,
     "cityflow": "city",
+    "learning-to-fly": DRIFT,
 }
 """A user's own environment for each row of control."""
 ACTING = {
@@ -348,6 +350,8 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
         }
         texts |= {"rater": json.dumps("tests.control_worlds:ends_low")}
         texts |= {"when": json.dumps({"use": "beyond", "limit": 0.5}), "horizon": "12"}
+        texts |= {"hidden": json.dumps({"use": DRIFT, "hidden": True}), "privileged": "1"}
+        texts |= {"costs": json.dumps("tests.control_worlds:drift_costs")}
         texts |= {"city": json.dumps(f"path:{folder}/city")}
         texts |= {"factors": "2", "omitted": "[[0, 1]]"}
         texts |= {"weights": "[[1, 1, 3]]", "most": "[3]"}

@@ -66,14 +66,20 @@ def test_every_world_is_the_users_and_the_method_is_the_shipped_one(path, mine):
     own, shipped = load_recipe(path, profile="own", overrides=bring(path, mine)), load_recipe(path)
     kinds = {name: stage.kind for name, stage in own.stages.items()}
     assert {kinds[name] for name in kinds} >= {"control", "evaluate_control"}
-    worlds = [use for stage in own.stages.values() if hasattr(stage, "env") for use in list_worlds(stage.env)]
+    worlds = [use for stage in own.stages.values() if getattr(stage, "env", None) for use in list_worlds(stage.env)]
     assert set(worlds) == {WORLDS[path.stem]}
     for name in (name for name, kind in kinds.items() if kind == "control"):
         ours, theirs = (recipe.stages[name].model_dump(exclude={"env"}) for recipe in (own, shipped))
         for slot in ("exploration", "relabel", "segment_reward"):  # experts, rules when they act, raters are the user's
             for settings in (ours[slot], theirs[slot]):
                 for option in ("expert", "when", "by", "weights", "most") if settings else ():
+                for option in ("expert", "when", "by", "costs") if settings else ():
                     settings.pop(option, None)
+        for networks in (
+            ours["networks"],
+            theirs["networks"],
+        ):  # what critics alone see is at the end of an observation
+            networks.pop("privileged")
         for settings in (ours["loss"], theirs["loss"]):  # an episode's steps, a state's factors, what rates an episode
             settings.pop("horizon", None)
             settings.pop("heuristic", None)
