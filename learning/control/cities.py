@@ -22,11 +22,13 @@ SIZE = 2 * MOST_ROADS + len(WAYS) + 1
 class City:
     """A parallel environment of PettingZoo: choices are signals, rewards minus the vehicles that wait at them."""
 
-    def __init__(self, network: Network, limit: int, hold: int, jitter: int, pays: str, **rules: int) -> None:
-        """Take a network; `rules` are those of the traffic."""
+    def __init__(
+        self, network: Network, limit: int, hold: int, jitter: int, pays: str, saturation: int, lost: int
+    ) -> None:
+        """Take a network, and the rules of the traffic."""
         self.metadata = {"name": "city"}
         self.network, self.limit, self.hold, self.jitter, self.pays = network, limit, hold, jitter, pays
-        self.rules = rules
+        self.saturation, self.lost = saturation, lost
         self.possible_agents = list(network.intersections)
 
     def observation_space(self, agent: str) -> gymnasium.spaces.Space:
@@ -57,7 +59,7 @@ class City:
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
         """Begin with empty roads, and draw when vehicles come."""
-        self.traffic = Traffic(self.network, **self.rules)
+        self.traffic = Traffic(self.network, self.saturation, self.lost)
         self.traffic.plan(np.random.default_rng(seed), self.jitter)
         self.agents = list(self.possible_agents)
         return self.observe(), {name: {} for name in self.agents}
@@ -97,7 +99,7 @@ def city(
     Rewards are minus the vehicles that wait, or with `pays: travel_time` such that an episode returns minus the mean
     time of a vehicle in the city, that of those still inside until the end.
     """
-    return City(read_network(Path(roads)), limit, hold, jitter, pays, saturation=saturation, lost=lost)
+    return City(read_network(Path(roads)), limit, hold, jitter, pays, saturation, lost)
 
 
 def in_turns(observation_NO: np.ndarray, spaces: Spaces, *, green: Count = 10) -> np.ndarray:
