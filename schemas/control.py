@@ -62,7 +62,15 @@ class ActingUse(Use):
     home = (
         *("learning.control.acting", "learning.control.grid_acting"),
         *("learning.control.experts", "learning.control.tabular", "learning.control.locks"),
-        *("learning.control.points", "learning.control.gem_grids", "learning.control.action_programs", "learning.control.histories", "learning.control.windy_pendulum", "learning.control.cities", "learning.control.motors"),
+        *(
+            "learning.control.points",
+            "learning.control.gem_grids",
+            "learning.control.action_programs",
+            "learning.control.histories",
+            "learning.control.windy_pendulum",
+            "learning.control.cities",
+            "learning.control.motors",
+        ),
     )
     asks = frozenset({"observation_NO", "spaces", "rng"})
 

@@ -31,7 +31,7 @@ OTHER_FUNCTIONS = {
     *(("rlif", "exploration"), ("rlif", "relabel"), ("mars", "turn_order"), ("barfi", "loss")),
     *(("oppo", "loss"), ("spo", "segment_reward"), ("webagent-r1", "env"), ("tti", "env")),
     *(("cm2", "env"), ("deeptravel", "env"), ("chain-of-agents", "env")),
-    *(("cm2", "env"), ("deeptravel", "env"), ("learning-to-fly", "relabel"), ("learning-to-fly", "relabel")),
+    ("learning-to-fly", "relabel"),
 }
 """Slots in which a user's problems need another function than the toy problems: real Python, an own environment or
 game, an expert in it, a heuristic reward, what rates or compares episodes."""

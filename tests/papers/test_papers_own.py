@@ -72,14 +72,10 @@ def test_every_world_is_the_users_and_the_method_is_the_shipped_one(path, mine):
         ours, theirs = (recipe.stages[name].model_dump(exclude={"env"}) for recipe in (own, shipped))
         for slot in ("exploration", "relabel", "segment_reward"):  # experts, rules when they act, raters are the user's
             for settings in (ours[slot], theirs[slot]):
-                for option in ("expert", "when", "by", "weights", "most") if settings else ():
-                for option in ("expert", "when", "by", "costs") if settings else ():
+                for option in ("expert", "when", "by", "weights", "most", "costs") if settings else ():
                     settings.pop(option, None)
-        for networks in (
-            ours["networks"],
-            theirs["networks"],
-        ):  # what critics alone see is at the end of an observation
-            networks.pop("privileged")
+        for settings in (ours["networks"], theirs["networks"]):  # how much critics alone see
+            settings.pop("privileged")
         for settings in (ours["loss"], theirs["loss"]):  # an episode's steps, a state's factors, what rates an episode
             settings.pop("horizon", None)
             settings.pop("heuristic", None)
