@@ -153,6 +153,7 @@ class PromptSamplerUse(Use):
         "learning.collection.prompt_samplers",
         "learning.collection.cooperation",
         "learning.collection.openings",
+        "learning.collection.instructions",
     )
     asks = frozenset({"rows", "num_groups", "n", "seed", "step", "rng", "state", "history", "metrics", "sampler"})
 
@@ -195,8 +196,8 @@ class ResampleUse(Use):
 class ExtraSamplesUse(Use):
     """Adds completions that were not sampled in this iteration: stored ones, an expert's, those of past policies."""
 
-    home = ("learning.collection.extra_samples",)
-    asks = SAMPLES
+    home = ("learning.collection.extra_samples", "learning.collection.instructions")
+    asks = SAMPLES | {"states"}
 
 
 class FilterGroupsUse(Use):

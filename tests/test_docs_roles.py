@@ -11,6 +11,7 @@ from learning.lookup import bind
 from learning.samples.conversation import NextTurn, RoleTurn
 from schemas.recipe.load import load_recipe
 from schemas.roles import EvaluatedPolicy, LeagueSpec, RoleSpec, TeamPolicy, TurnOrderUse
+from schemas.stages.rl import Rl
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/roles.md").read_text()
@@ -39,6 +40,24 @@ def test_its_evaluation_validates(tmp_path):
     ports = {port.path: port.steps for port in loaded.ports("exam")}
     assert ports["policies.searcher.models.trained"] == ("trained",)
     assert ports["policies.searcher.model"] == ("first_searcher",)
+
+
+def test_its_questions_about_known_answers_are_those_of_the_row():
+    own = Rl.model_validate(
+        {
+            "kind": "rl",
+            "model": "m",
+            "prompts": "p",
+            "algorithm": "grpo",
+            "max_steps": 1,
+            **yaml.safe_load((ROOT / "recipes/algorithms/grpo.yaml").read_text()),
+            **yaml.safe_load(TEXT["proposals"]),
+        }
+    )
+    row = load_recipe(ROOT / "recipes/papers/search-self-play.yaml").stages["trained"]
+    assert (own.rewards, own.advantage, own.turn_order) == (row.rewards, row.advantage, row.turn_order)
+    assert list(own.roles) == list(row.roles)
+    assert own.num_generations == row.num_generations
 
 
 def test_the_page_names_the_weights_of_a_league():

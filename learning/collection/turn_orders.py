@@ -13,12 +13,16 @@ from pydantic import Field
 
 from learning.data.patterns import MatchTimeout, Pattern
 from learning.data.rows import Row, read_metadata
+from learning.lookup import RewardFunction
 from learning.samples.conversation import NextTurn, RoleTurn
 from schemas.errors import StepError
 
 CALL = r"\s*([A-Za-z_]\w*):(.*)"
 """The name of a role and a colon, then what it is asked."""
 PLACES = re.compile(r"\{(role|text)\}")
+CHECKED = re.compile(r"\{(documents|question)\}")
+QUESTION = r"\s*([^\n]+\?)\s*"
+"""One line that ends with a question mark."""
 
 
 def in_order(
@@ -127,6 +131,88 @@ def plan_and_repair(
     if last.role == checker and (len(turns) > 2 * rounds or _contains(last.text, until)):
         return NextTurn()
     return NextTurn(writer, last.text, begins="context")
+
+
+def by_decision(
+    roles: Sequence[str],
+    turns: Sequence[RoleTurn],
+    *,
+    choices: Annotated[dict[str, str], Field(min_length=1)],
+    otherwise: str,
+) -> NextTurn:
+    """Let the first role decide who answers: `choices` maps what it says to a role, any other text is for `otherwise`.
+
+    That role sees the problem in its own form and ends the episode. Raise StepError for a role that does not exist.
+    """
+    for name in (*choices.values(), otherwise):
+        if name not in roles[1:]:
+            raise StepError(f"turn_order by_decision: {name} is no role that can answer: {', '.join(roles[1:])}")
+    if not turns:
+        return NextTurn(roles[0])
+    return NextTurn(choices.get(turns[0].text.strip(), otherwise)) if len(turns) == 1 else NextTurn()
+
+
+def proposals(
+    roles: Sequence[str],
+    turns: Sequence[RoleTurn],
+    row: Row,
+    rng: np.random.Generator,
+    *,
+    right: RewardFunction,
+    n: Annotated[int, Field(ge=1)] = 4,
+    question: str = QUESTION,
+    text: str = "{documents}\n{question}",
+    noise: Annotated[int, Field(ge=0)] = 0,
+    field: str = "documents",
+) -> NextTurn:
+    """Let the first role ask for the problem's answer, the second check the question, the third try it `n` times.
+
+    The question is the group of the pattern `question`, which has to match the whole last message of the first role. It
+    must not contain the answer. The second role is shown it in the form `text`, with all `documents` that the tools of
+    the first role have returned, one per line, and `noise` other ones without the answer, drawn from the list `field`
+    of the problem's metadata, in random order. Only if its reply earns at least 1 by the reward `right`, the third role
+    is shown the question, each time from the beginning; those attempts are a group (Search Self-play, Lu et al. 2025).
+    Raise StepError for another number of roles, and for a problem without an answer.
+    """
+    if row.get("answer") is None:
+        raise StepError(f"turn_order proposals: row {row.get('id')} has no answer to ask for")
+    if len(roles) != 3:
+        raise StepError(f"turn_order proposals: give three roles, not {len(roles)}: who asks, who checks and who tries")
+    asker, checker, solver = roles
+    if not turns:
+        return NextTurn(asker)
+    answer, asked = str(row["answer"]), _read_question(turns[0], question)
+    shown = list(dict.fromkeys(line for reply in turns[0].observed for line in reply.splitlines()))
+    if not asked or _mentions(asked, answer) or not shown:
+        return NextTurn()
+    if len(turns) == 1:
+        if noise:
+            others = [str(one) for one in read_metadata(row).get(field) or [] if not _mentions(str(one), answer)]
+            others = [one for one in others if one not in shown]
+            shown += [others[int(i)] for i in rng.permutation(len(others))[:noise]]
+            shown = [shown[int(i)] for i in rng.permutation(len(shown))]
+        values = {"documents": "\n".join(shown), "question": asked}
+        return NextTurn(checker, CHECKED.sub(lambda place: values[place[1]], text))
+    (score,) = right(rows=[row], completions=[turns[1].text])
+    verified = score is not None and score >= 1
+    return NextTurn(solver, asked, begins="sample") if verified and len(turns) < n + 2 else NextTurn()
+
+
+def _read_question(turn: RoleTurn, form: str) -> str:
+    """Return the question in a turn; empty without one. Raise StepError for a `form` that is no pattern of one."""
+    pattern = Pattern(form, re.DOTALL)
+    if pattern.groups != 1:
+        raise StepError(f"turn_order proposals: `question` {form!r} needs one group, which is the question")
+    try:
+        match = None if turn.truncated else pattern.fullmatch(turn.text)
+    except MatchTimeout:
+        return ""
+    return "" if match is None else (match[1] or "").strip()
+
+
+def _mentions(text: str, answer: str) -> bool:
+    """Return whether a text contains the answer as whole words, whatever their case."""
+    return re.search(rf"(?<!\w){re.escape(answer.strip())}(?!\w)", text, re.IGNORECASE) is not None
 
 
 def shared_memory(

@@ -47,6 +47,12 @@ def encode_reply(tokenizer: PreTrainedTokenizerBase, text: str, role: str = "use
     return ids[1:] if ids[:1] == [end_id] else ids
 
 
+def read_reply(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
+    """Return the text of the message in ids that `encode_reply` gave, without what the template puts around it."""
+    before, _, after = decode(tokenizer, encode_reply(tokenizer, "0")).rpartition("0")
+    return decode(tokenizer, ids).removeprefix(before).removesuffix(after)
+
+
 def find_turn_end(tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the id of the token that ends an assistant's turn.
 

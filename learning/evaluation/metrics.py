@@ -87,6 +87,28 @@ def win_rate(score_PN: np.ndarray, first_PN: np.ndarray) -> np.ndarray:
     return np.where(counted_P > 0, np.nansum(won_PNM, (1, 2)) / np.maximum(counted_P, 1), np.nan)
 
 
+def f1(correct_PN: np.ndarray, text_PN: np.ndarray, *, positive: str = "yes") -> np.ndarray:
+    """F1 of the decision `positive` over all samples of all problems: 2·TP / (2·TP + FP + FN) (AdaSearch 2025).
+
+    The other decision is any other text. Whether `positive` would be right follows from the decisions that are
+    correct, or wrong; a problem whose samples are all neither one nor the other counts as one where it would be. The
+    mean over problems is F1; the value of one is F1 + (2·TP_p − F1·D_p) / mean(D), with D = 2·TP + FP + FN, so that
+    the variance of the mean is that of this ratio (delta method). F1 is 0 where D is. Samples without a score are
+    left out.
+    """
+    known_PN = ~np.isnan(correct_PN)
+    chosen_PN = np.array([[str(text).strip() == positive for text in texts] for texts in text_PN]) & known_PN
+    right_PN = correct_PN == 1
+    # `positive` is wrong for a problem if a sample was wrong to choose it, or right not to.
+    wanted_P = ~((chosen_PN & ~right_PN) | (known_PN & ~chosen_PN & right_PN)).any(1)
+    true_P = (chosen_PN & wanted_P[:, None]).sum(1)
+    total_P = chosen_PN.sum(1) + np.where(wanted_P, known_PN.sum(1), 0)
+    if not total_P.sum():
+        return np.zeros(len(total_P))
+    value = 2 * true_P.sum() / total_P.sum()
+    return value + (2 * true_P - value * total_P) / total_P.mean()
+
+
 def answer_logprob(answer_logprob_P: np.ndarray) -> np.ndarray:
     """Mean log-probability (nats) per token of the problem's answer under the model; exp(−x) is its perplexity.
 

@@ -6,12 +6,13 @@ cannot be scored has None, never 0.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
 
 from learning.data.rows import Row
-from learning.lookup import Inner, RewardFunction
+from learning.lookup import Inner, Overlay, RewardFunction
 from learning.sampling.scoring import PER_COMPLETION, sum_scores
 from schemas.errors import StepError
 
@@ -63,6 +64,30 @@ def tiered(
             if score is None or score < at_least:
                 results[i] = None if score is None else earned
         remaining = [i for i, score in judged.items() if score is not None and score >= at_least]
+    return results
+
+
+def inside(
+    completions: list[str],
+    *,
+    of: RewardFunction,
+    tag: Annotated[str, Field(min_length=1)] = "answer",
+    otherwise: float = 0.0,
+) -> list[float | None]:
+    """The reward `of` for the text in the last `<answer>…</answer>` alone; `otherwise` for a completion without one.
+
+    `tag` names another tag.
+    """
+    closed = [completion.rpartition(f"</{tag}>")[0].rpartition(f"<{tag}>") for completion in completions]
+    places = [i for i, (_, opened, _) in enumerate(closed) if opened]
+    texts = list(completions)
+    for i in places:
+        texts[i] = closed[i][2].strip()
+    task: Inner = of
+    supplies = Overlay(task.supplies, {"completions": texts})
+    results: list[float | None] = [otherwise] * len(completions)
+    for i, score in zip(places, score_selected(replace(task, supplies=supplies), places), strict=True):
+        results[i] = score
     return results
 
 

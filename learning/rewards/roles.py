@@ -59,11 +59,13 @@ def downstream(
     role: str,
     solver: str,
     share: Literal["success", "failure"] = "success",
+    otherwise: float | None = None,
 ) -> list[float | None]:
     """Score `role` by what others achieve with its words: mean of `of` over the attempts of `solver` in the episode.
 
     `share: failure` is 1 minus that mean, for a role that sets tasks. Attempts themselves, and all other roles, are
-    scored by `of`. An episode without a scored attempt gives `role` no score.
+    scored by `of`. In an episode without an attempt `role` is scored `otherwise` (null: it has no score), such as a
+    penalty for a task that could not be tried; where attempts have no score, neither has `role`.
     """
     owned = _of_roles(samples)
     judged = [place for place, sample in enumerate(owned) if sample.role != role]
@@ -73,10 +75,12 @@ def downstream(
         results[place] = score
     achieved: dict[int, list[float]] = {}
     for sample, score in zip(owned, results, strict=True):
-        if sample.role == solver and score is not None:
-            achieved.setdefault(sample.conversation, []).append(score)
+        if sample.role == solver:
+            achieved.setdefault(sample.conversation, []).extend([] if score is None else [score])
     for place, sample in enumerate(owned):
-        if sample.role == role and sample.conversation in achieved:
+        if sample.role == role and sample.conversation not in achieved:
+            results[place] = otherwise
+        elif sample.role == role and achieved[sample.conversation]:
             mean = fmean(achieved[sample.conversation])
             results[place] = mean if share == "success" else 1 - mean
     return results

@@ -37,7 +37,7 @@ from learning.rl.sampling_slots import keep_groups
 from learning.rl.state import TrainingState, iteration_context, resume, save, sync_weights
 from learning.rl.update import regulate
 from learning.samples.conversation import RoleSample, list_conversations
-from learning.samples.engine_protocol import EngineProtocol, Sampling
+from learning.samples.engine_protocol import EngineProtocol, Sampling, hash_name
 from learning.samples.sample import Sample, SampleRequest
 from learning.sampling.conversations import ConversationSampler, Speaker
 from learning.sampling.iteration_context import IterationContext
@@ -248,9 +248,10 @@ def learn(learner: TrainingState, prepared: Prepared) -> Learnt:
 
 
 def role_columns(samples: Sequence[Sample], everyone: Sequence[Sample]) -> dict[str, torch.Tensor]:
-    """Return path columns of samples: `conversation`, `team_mean` and `team_deviation` over the problem's episodes.
+    """Return path columns of samples: `conversation`, `role`, `team_mean` and `team_deviation` of the problem.
 
-    The reward of an episode is the mean of those of its samples; `everyone` are the samples of all roles.
+    `role` is the hash of its name. The reward of an episode is the mean of those of its samples; `everyone` are the
+    samples of all roles.
     """
     of_problem: dict[int, list[float]] = {}
     for conversation in list_conversations(everyone).values():
@@ -260,6 +261,7 @@ def role_columns(samples: Sequence[Sample], everyone: Sequence[Sample]) -> dict[
     own = [of_problem[sample.request] for sample in samples if isinstance(sample, RoleSample)]
     return {
         "conversation": torch.tensor([s.conversation for s in samples if isinstance(s, RoleSample)], dtype=torch.long),
+        "role": torch.tensor([hash_name(s.role) for s in samples if isinstance(s, RoleSample)], dtype=torch.long),
         "team_mean": torch.tensor([fmean(rewards) for rewards in own], dtype=torch.float64),
         "team_deviation": torch.tensor([pstdev(rewards) for rewards in own], dtype=torch.float64),
     }

@@ -16,6 +16,8 @@ class RoleTurn:
     """What it said, without special tokens; of a role with an environment its last message."""
     truncated: bool = False
     """Whether it hit the length limit."""
+    observed: tuple[str, ...] = ()
+    """What the role's own environment answered before its last message, oldest first: results of its tools."""
 
 
 @dataclass(frozen=True)

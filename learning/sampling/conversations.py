@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from learning.data.chat import decode, encode_prompt, encode_reply, find_turn_end, find_turn_ends
+from learning.data.chat import decode, encode_prompt, encode_reply, find_turn_end, find_turn_ends, read_reply
 from learning.data.rows import Row
 from learning.lookup import Bound
 from learning.models.policy import Policy
@@ -248,7 +248,8 @@ class ConversationSampler(Sampler):
                 seat.take(generation, len(one.turns))
                 said = generation.token_ids[last_turn(0, generation.turns) :]
                 seat.text = decode(speaker.policy.tokenizer, said)
-                one.turns.append(RoleTurn(speaker.role, seat.text, generation.finish != "stop"))
+                observed = tuple(_read_observed(speaker.policy, generation))
+                one.turns.append(RoleTurn(speaker.role, seat.text, generation.finish != "stop", observed))
 
     def _make_request(self, speaker: Speaker, same: Sequence[Conversation]) -> Request:
         first = same[0]
@@ -309,6 +310,15 @@ def open_messages(row: Row, spec: RoleSpec, message: str) -> Messages:
     if spec.system is not None:
         before = [{"role": "system", "content": spec.system}, *(m for m in before if m["role"] != "system")]
     return [*before, {**last, "content": text}]
+
+
+def _read_observed(policy: Policy, generation: Generation) -> Iterator[str]:
+    """Yield what the role's own environment answered in a turn."""
+    at = 0
+    for turn in generation.turns:
+        at += turn.sampled + turn.observed
+        if turn.observed:
+            yield read_reply(policy.tokenizer, generation.token_ids[at - turn.observed : at])
 
 
 def _refuse_changes(request: SampleRequest) -> None:

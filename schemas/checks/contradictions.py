@@ -35,6 +35,9 @@ from schemas.use import (
     Use,
 )
 
+ATTEMPTS = ("attempts", "proposals")
+"""Turn orders in which a role makes several attempts, each a sample of its own."""
+
 
 def find_contradictions(info: StepInfo, stage: Rl) -> tuple[list[Problem], list[Problem]]:
     """Return the problems that refuse an rl stage, and those that only warn."""
@@ -81,8 +84,14 @@ def _check_weights(info: StepInfo, stage: Rl) -> Iterator[Problem]:
 def _groups_are_plain(stage: Rl) -> bool:
     """Return whether a group is `num_generations` samples of one problem and nothing else."""
     return stage.prompt_sampler == Rl.model_fields["prompt_sampler"].default and not (
-        stage.extra_samples or stage.resample
+        stage.extra_samples or stage.resample or _makes_attempts(stage)
     )
+
+
+def _makes_attempts(stage: Rl) -> bool:
+    """Return whether a role may make several attempts in an episode, which are a group of their own."""
+    order = stage.turn_order
+    return order is not None and (":" in order.use or order.use in ATTEMPTS)
 
 
 def _is_from_preset(info: StepInfo, stage: Rl, where: str) -> bool:

@@ -30,11 +30,12 @@ OTHER_FUNCTIONS = {
     *((row, "env") for row in ("agentgym-rl", "epo", "g-ra", "gigpo", "loop", "rlvmr", "spa-rl")),
     *(("rlif", "exploration"), ("rlif", "relabel"), ("mars", "turn_order"), ("barfi", "loss")),
     *(("oppo", "loss"), ("spo", "segment_reward"), ("webagent-r1", "env"), ("tti", "env")),
-    *(("cm2", "env"), ("deeptravel", "env"), ("chain-of-agents", "env")),
-    ("learning-to-fly", "relabel"),
+    *(("cm2", "env"), ("deeptravel", "env"), ("chain-of-agents", "env"), ("search-self-play", "roles")),
+    *(("learning-to-fly", "relabel"), ("inspo", "prompt_sampler")),
 }
 """Slots in which a user's problems need another function than the toy problems: real Python, an own environment or
-game, an expert in it, a heuristic reward, what rates or compares episodes."""
+game, an expert in it, a reader of real documents, a writer of instructions, a heuristic reward, what rates or compares
+episodes."""
 OTHER_SIZES = {"verltool", "lite-ppo", "open-rl-benchmark"}
 """Rows whose profile `full` has more: a tool, the other half of an ablation and its steps, algorithms and seeds."""
 

@@ -57,7 +57,8 @@ def describe_method(stage):
     for controller in (settings.get("controllers") or {}).values():
         for name in ("objective", "best"):
             controller.pop(name, None)
-    (settings.get("prompt_sampler") or {}).pop("max_completion_length", None)
+    for option in ("max_completion_length", "instructions", "proposer", "verify"):  # texts and rewards are the user's
+        (settings.get("prompt_sampler") or {}).pop(option, None)
     return settings
 
 
@@ -129,6 +130,7 @@ def find_files(recipe, names):
     """The files from which steps read problems, also through a generator that makes them of another step's rows."""
     held = [step for name in names for port in recipe.ports(name) if port.path == "prompts" for step in port.steps]
     generators = [port for one in held for port in recipe.ports(one) if port.path.startswith("problems.")]
+    generators = [port for port in generators if not port.path.endswith(".model")]  # a model that solves them
     held += [step for port in generators for step in port.steps]
     return {port.source for one in held for port in recipe.ports(one) if port.source is not None}
 

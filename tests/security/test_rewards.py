@@ -78,6 +78,7 @@ OPTIONS = {
     "collective.observer": SUITS,
     "collective.pioneer": SUITS | {"partner": "p"},
     "curiosity.moderate": {"model": "p", "faults": ["stories.broken_rules"]},
+    "composite.inside": SUITS,
     "composite.first": {"of": [{"use": "answers.exact"}, {"use": "steps.arithmetic"}]},
     "composite.gated": SUITS | {"by": {"use": "formats.matches", "pattern": PATTERN}},
     "composite.routed": {"families": {"sums": {"use": "answers.exact"}}, "otherwise": {"use": "tone.kind"}},

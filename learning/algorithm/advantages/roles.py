@@ -13,6 +13,7 @@ from torch import Tensor
 
 from learning.batch.batch import Batch
 from learning.batch.columns import Column, broadcast_to_tokens, locate_in_path, sum_later
+from learning.samples.engine_protocol import hash_name
 from schemas.errors import StepError
 
 
@@ -72,6 +73,18 @@ def gae_across_roles(
     advantage_S = sum_later(delta_S, last_S, gamma * lam)
     index_T = index_U[: len(batch.path_T)]
     return replace(lifted, values_X=advantage_S[index_T], return_X=(advantage_S + value_S)[index_T])
+
+
+def reinforce(column: Column, batch: Batch, *, roles: Annotated[list[str], Field(min_length=1)]) -> Column:
+    """Give samples of these roles their own reward, whatever was subtracted before: REINFORCE without a baseline.
+
+    For a role that speaks once in a group, such as one that sets a task, and whose reward minus the mean of its group
+    would be 0; others keep their advantage. Raise StepError in a stage without roles.
+    """
+    if "role" not in batch.paths:
+        raise StepError("advantage reinforce: this stage has no `roles`; leave out what is subtracted instead")
+    own_P = torch.isin(batch.paths["role"], torch.tensor([hash_name(role) for role in roles]))
+    return replace(column, values_X=torch.where(own_P[column.path_X], column.raw_X, column.values_X))
 
 
 @dataclass(frozen=True)

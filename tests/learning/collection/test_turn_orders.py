@@ -3,9 +3,18 @@
 import numpy as np
 import pytest
 
-from learning.collection.turn_orders import attempts, in_order, on_call, plan_and_repair, shared_memory
+from learning.collection.turn_orders import (
+    attempts,
+    by_decision,
+    in_order,
+    on_call,
+    plan_and_repair,
+    shared_memory,
+)
+from learning.lookup import bind
 from learning.samples.conversation import NextTurn, RoleTurn
 from schemas.errors import StepError
+from schemas.roles import TurnOrderUse
 
 ROLES = ["plans", "acts", "checks"]
 
@@ -124,3 +133,61 @@ def test_a_plan_is_written_and_repaired_until_a_check_is_content():
     assert plan_and_repair(ROLES, turns(*said[:2], ("checks", "very good")), until="good") == NextTurn()
     with pytest.raises(StepError, match="give three roles, not 1"):
         plan_and_repair(["plans"], [], until="good")
+
+
+THREE = ["asks", "checks", "tries"]
+PROBLEM = {"id": "p", "answer": "zed", "metadata": '{"documents": ["bam twin zed", "lom ally fir", "gus ally nip"]}'}
+
+
+def right(rows, completions):
+    return [None if text == "?" else float(text == row["answer"]) for row, text in zip(rows, completions, strict=True)]
+
+
+def propose(*said, read=("bam twin zed\ntok ally bam", "bam twin zed"), row=PROBLEM, roles=THREE, **options):
+    use = {"use": "proposals", "right": f"{__name__}:right", **options}
+    made = [RoleTurn(role, text, observed=read if role == "asks" else ()) for role, text in said]
+    supplies = {"roles": roles, "turns": made, "row": row, "rng": np.random.default_rng(0)}
+    return bind(TurnOrderUse.model_validate(use), "turn_order").ask(0, supplies)
+
+
+def test_a_question_is_checked_with_what_was_read_and_tried_if_the_reply_is_right():
+    asked, checked = ("asks", " twin of bam? "), ("checks", "zed")
+    assert propose() == NextTurn("asks")
+    assert propose(asked) == NextTurn("checks", "bam twin zed\ntok ally bam\ntwin of bam?")
+    assert propose(asked, text="{question} {documents}", read=("{question}",)).message == "twin of bam? {question}"
+    for reply in ("bam", "?"):
+        assert propose(asked, ("checks", reply)) == NextTurn()
+    assert propose(asked, checked, n=2) == NextTurn("tries", "twin of bam?", begins="sample")
+    assert propose(asked, checked, ("tries", "x"), n=2) == NextTurn("tries", "twin of bam?", begins="sample")
+    assert propose(asked, checked, ("tries", "x"), ("tries", "zed"), n=2) == NextTurn()
+
+
+def test_other_documents_stand_among_those_that_were_read_without_the_answer():
+    shown = propose(("asks", "twin of bam?"), read=("tok ally bam",), noise=5).message.splitlines()
+    assert sorted(shown[:-1]) == ["gus ally nip", "lom ally fir", "tok ally bam"]
+    assert len(propose(("asks", "twin of bam?"), read=("tok ally bam",), noise=1).message.splitlines()) == 3
+
+
+def test_what_is_no_question_is_not_checked():
+    for text in ("twin of bam", "a?\nb?", "Who is ZED of bam?", "?"):
+        assert propose(("asks", text)) == NextTurn()
+    assert propose(("asks", "zedal of bam?")).role == "checks"
+    assert propose(("asks", "twin of bam?"), read=()) == NextTurn()
+    assert propose(("asks", "<q>twin</q>"), question=".*<q>(.*)</q>").message.endswith("\ntwin")
+    with pytest.raises(StepError, match="one group, which is the question"):
+        propose(("asks", "a?"), question="(a)(b)")
+    with pytest.raises(StepError, match="give three roles, not 2"):
+        propose(roles=THREE[:2])
+    with pytest.raises(StepError, match="row p has no answer"):
+        propose(row=PROBLEM | {"answer": None})
+
+
+def test_a_decision_leads_to_a_role():
+    choices = {"choices": {"yes": "acts"}, "otherwise": "checks"}
+    assert by_decision(ROLES, [], **choices) == NextTurn("plans")
+    assert by_decision(ROLES, turns(("plans", " yes\n")), **choices) == NextTurn("acts")
+    assert by_decision(ROLES, turns(("plans", "yes!")), **choices) == NextTurn("checks")
+    assert by_decision(ROLES, turns(("plans", "yes"), ("acts", "3")), **choices) == NextTurn()
+    for wrong in ({"choices": {"yes": "plans"}, "otherwise": "acts"}, {"choices": {"yes": "acts"}, "otherwise": "x"}):
+        with pytest.raises(StepError, match="no role that can answer: acts, checks"):
+            by_decision(ROLES, [], **wrong)

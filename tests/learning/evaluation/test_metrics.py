@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from learning.evaluation.evaluation import Scores, compute_values, make_table
-from learning.evaluation.metrics import cons, distinct, win_rate
+from learning.evaluation.metrics import cons, distinct, f1, win_rate
 from schemas.errors import StepError
 from schemas.stages.evaluate import Evaluate
 
@@ -57,3 +57,16 @@ def test_the_table_gives_metrics_what_they_ask_for():
         compute_values(stage, again)
     others = stage.model_copy(update={"metrics": stage.metrics[1:]})
     assert compute_values(others, again)["distinct_False"]["new"].tolist() == [1.0, 2.0]
+
+
+def test_f1_of_a_decision_is_a_ratio_whose_parts_add_up():
+    text_PN = np.array([["yes", "no"], ["no", "no"], ["yes", "x"], [" yes ", "no"]], dtype=object)
+    # Wanted: yes, yes, no, no. TP 1, FP 2, FN 3 (one of the first problem, two of the second).
+    correct_PN = np.array([[1.0, 0], [0, 0], [0, 0], [0, 1]])
+    value_P = f1(correct_PN, text_PN)
+    assert value_P.mean() == pytest.approx(2 / (2 + 2 + 3))
+    parts = np.array([3, 2, 1, 1])
+    assert value_P == pytest.approx(2 / 7 + (np.array([2, 0, 0, 0]) - 2 / 7 * parts) / parts.mean())
+    # Samples without a score count nowhere, and neither problem wants or has the decision: 0.
+    assert f1(np.array([[np.nan], [1.0]]), np.array([["yes"], ["no"]], dtype=object)).tolist() == [0, 0]
+    assert f1(np.array([[1.0]]), np.array([["oui"]], dtype=object), positive="oui").tolist() == [1]

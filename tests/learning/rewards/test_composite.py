@@ -139,3 +139,13 @@ def test_right_ones_lose_by_length_and_wrong_ones_gain():
     assert got == pytest.approx([2.0, 1.5, -10.0, -10.0, -5.0, None])
     quarter = ask([sample("3", tokens=1)], use="lengths.cosine", of="answers.exact", longest=4)
     assert quarter == pytest.approx([1 + (1 + math.sqrt(0.5)) / 2])
+
+
+def test_a_reward_may_look_inside_a_tag_alone():
+    use = RewardUse.model_validate({"use": "composite.inside", "of": "answers.exact", "otherwise": -1.0})
+    texts = ["<answer> 3 </answer>", "3", "<answer>4</answer> <answer>3</answer>.", "</answer><answer>3"]
+    supplies = {"rows": [{"answer": "3"}] * 4, "completions": texts}
+    assert bind(use).ask(0, supplies) == [1.0, -1.0, 1.0, -1.0]
+    other = use.model_copy(update={"tag": "b", "otherwise": 0.0})
+    assert bind(other).ask(0, {**supplies, "completions": ["<b>3</b>", *texts[:3]]}) == [1.0, 0.0, 0.0, 0.0]
+    assert supplies["completions"] is texts

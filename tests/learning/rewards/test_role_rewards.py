@@ -56,6 +56,10 @@ def test_a_role_earns_what_the_attempts_of_another_achieve():
     shared = {"use": "roles.downstream", "role": "first", "solver": "second"}
     assert score(said, **shared) == [pytest.approx(0.45), 0.7, 0.2, None, None]
     assert score(said, **shared, share="failure")[0] == pytest.approx(0.55)
+    assert score(said, **shared, otherwise=-0.5) == [pytest.approx(0.45), 0.7, 0.2, None, -0.5]
+    # Attempts that cannot be scored are not the same as none.
+    failed = [sample(0, "first", "a", [0]), sample(0, "second", "x", [1])]
+    assert score(failed, **shared, otherwise=-0.5) == [None, None]
 
 
 def test_the_outcome_is_the_last_attempt():
