@@ -45,6 +45,7 @@ class WorldUse(Use):
         *("learning.control.cities", "learning.control.motors", "learning.control.quadrotors"),
         *("learning.control.team_games", "learning.control.model_sets", "learning.control.preference_games"),
         *("learning.control.gem_grids", "learning.control.coupled_bandits", "learning.control.histories"),
+        *("learning.control.objectives", "learning.control.reward_rounds"),
     )
     takes = ()
     plain = r"^([A-Za-z_][\w.]*:)?[\w./-]+-v\d+$"

@@ -278,3 +278,16 @@ def keep_steps(rows, states):
         "terminated": torch.from_numpy(ended)[:, None],
         "truncated": torch.zeros(len(ended), 1, dtype=torch.bool),
     }
+
+
+class Errands(Corridor):
+    """A corridor with two objectives: being at the right end, and not having moved there."""
+
+    def step(self, action):
+        place, earned, *rest = super().step(action)
+        return place, np.array([earned, -float(action == 2)]), *rest
+
+
+def errands() -> gymnasium.Env:
+    """Return a corridor with two objectives."""
+    return Errands()

@@ -228,8 +228,11 @@ def _shrink_control(stage: BaseStage) -> Iterator[tuple[str, Any]]:
         yield "eval_episodes", 1
         if stage.max_steps is not None:
             yield "max_steps", STEPS
-    if isinstance(stage, Search):
+    if isinstance(stage, Search) and stage.max_environment_steps is None:
         yield "trials", min(stage.trials, CANDIDATES)
+    elif isinstance(stage, Search):  # as many steps as so many trials: samplers share them out in their own ways
+        steps = CANDIDATES * WORLD_STEPS * max(1, len(stage.seeds))
+        yield "max_environment_steps", min(stage.max_environment_steps or steps, steps)
     if isinstance(stage, EvaluateControl):
         yield "num_bootstrap", 100
         if stage.gate:

@@ -1,28 +1,61 @@
-"""A search's own view of Optuna: settings are asked for, their values are reported, nothing is stored outside."""
+"""A search's own view of its sampler: trials are asked for, their values are reported, nothing is stored outside."""
 
 import importlib.util
 from typing import Any
 
+from learning.search.proposals import Proposal, Proposer, Space
 from schemas.errors import StepError
 from schemas.search_space import Range, Value, is_whole
 from schemas.stages.search import Search
 
 
 class Study:
-    """Asks a sampler for settings, one trial after the other; the same seed and values give the same settings."""
+    """Asks a sampler for trials, one after the other; the same seed and values give the same trials."""
 
     def __init__(self, stage: Search, sampler: Any) -> None:
+        """Take a sampler of Optuna, or one that plans its trials itself."""
+        self.trials, self.asked = stage.trials, 0
+        self.proposer: Proposer = sampler if isinstance(sampler, Proposer) else Sampled(stage, sampler)
+        self.proposer.begin(stage.space, maximize=stage.direction == "maximize")
+
+    @property
+    def keeps_models(self) -> bool:
+        """Return whether trials may go on from the models of others."""
+        return self.proposer.keeps_models
+
+    def ask(self) -> Proposal | None:
+        """Return the next trial; None if all are made."""
+        if self.asked == self.trials:
+            return None
+        self.asked += 1
+        return self.proposer.propose()
+
+    def tell(self, value: float | None) -> None:
+        """Report the value of the trial that was asked for; None: it failed."""
+        self.proposer.tell(value)
+
+
+class Sampled:
+    """Trials whose settings a sampler of Optuna picks, each with all steps and a new model."""
+
+    keeps_models = False
+
+    def __init__(self, stage: Search, sampler: Any) -> None:
+        require_library()
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.study = optuna.create_study(direction=stage.direction, sampler=sampler)
-        self.space = {path: make_distribution(values) for path, values in stage.space.items()}
         self.trial: Any = None
 
-    def ask(self) -> dict[str, Value]:
-        """Return the settings of the next trial."""
+    def begin(self, space: Space, *, maximize: bool) -> None:
+        """Take the space."""
+        self.space = {path: make_distribution(values) for path, values in space.items()}
+
+    def propose(self) -> Proposal:
+        """Return the next trial."""
         self.trial = self.study.ask(self.space)
-        return {path: self.trial.params[path] for path in self.space}
+        return Proposal({path: self.trial.params[path] for path in self.space})
 
     def tell(self, value: float | None) -> None:
         """Report the value of the trial that was asked for; None: it failed."""

@@ -9,12 +9,15 @@ from schemas.checks.merge_searches import ADVICE, find_problem_leaks
 from schemas.errors import Problem
 from schemas.search_space import Value, list_extremes, replace_setting
 from schemas.stages.base import BaseStage
+from schemas.stages.control import Control
 from schemas.stages.evaluate_control import EvaluateControl
 from schemas.stages.search import Search
 from schemas.steps.slots import bind_slots
 from schemas.steps.step_info import StepInfo
 from schemas.suggestions import suggest
 
+IN_PARTS = {"pbt", "dehb"}
+"""Samplers whose trials take a share of a training's steps, which kind control can count."""
 FIXED = {"kind", "algorithm", "seed", "env", "model", "models", "data", "prompts", "environment"}
 """Settings that a search may not vary: another problem, or what the preset has already set."""
 
@@ -31,6 +34,11 @@ def check_search(info: StepInfo, stage: Search, steps: Mapping[str, StepInfo]) -
     settings = trained.dump()
     for path, values in stage.space.items():
         yield from _check_setting(info, trained, settings, path, list_extremes(values))
+    if stage.sampler.use == "by_hand":
+        for place, given in enumerate(stage.sampler.options.get("settings", [])):
+            for path, value in given.items():
+                yield from _check_setting(info, trained, settings, path, [value], f"sampler.settings.{place}.{path}")
+    yield from _check_steps(info, trained, stage)
     metrics = [slot.signature.name for slot in evaluated.slots if slot.path.startswith("metrics.")]
     if not any(stage.metric.startswith(name) for name in metrics):
         advice = suggest(stage.metric, metrics, "its metrics")
@@ -43,11 +51,28 @@ def check_search(info: StepInfo, stage: Search, steps: Mapping[str, StepInfo]) -
             yield info.problem("evaluate", message, advice)
 
 
+def _check_steps(info: StepInfo, trained: StepInfo, stage: Search) -> Iterator[Problem]:
+    """Yield problems of seeds that choose and test, of steps that cannot be counted, and of starts that are played."""
+    assert stage.trained is not None
+    if not stage.seeds and stage.trained.seed in stage.test_seeds:
+        message = f"`test_seeds` has {stage.trained.seed}, the seed of `{trained.name}`, which chooses"
+        yield info.problem("test_seeds", message, "test with other seeds")
+    if isinstance(stage.trained, Control):
+        if stage.max_environment_steps is not None and not stage.trained.environment_steps:
+            message = f"`{trained.name}` is trained offline: it takes no environment steps"
+            yield info.problem("max_environment_steps", message, "remove it")
+        return
+    if stage.max_environment_steps is not None or stage.sampler.use in IN_PARTS:
+        where = "max_environment_steps" if stage.max_environment_steps is not None else "sampler"
+        message = f"`{trained.name}` is of kind {stage.trained.kind}, whose steps are not shared out"
+        yield info.problem(where, message, "it needs a stage of kind control")
+
+
 def _check_setting(
-    info: StepInfo, trained: StepInfo, settings: JsonObject, path: str, values: list[Value]
+    info: StepInfo, trained: StepInfo, settings: JsonObject, path: str, values: list[Value], where: str = ""
 ) -> Iterator[Problem]:
     """Yield a problem if the stage lacks a setting, refuses a value of it, or would run other code with it."""
-    where = f"space.{path}"
+    where = where or f"space.{path}"
     if path.partition(".")[0] in FIXED or path.endswith(".use"):
         yield info.problem(where, f"`{path}` cannot be searched", "search numbers and options of the same functions")
         return

@@ -31,9 +31,9 @@ class TrainedRef(Reference):
 
 
 class SamplerUse(Use):
-    """Picks the settings of the next trial from the results of those before."""
+    """Picks the settings of the next trial from the results of those before: a sampler of Optuna, or a `Proposer`."""
 
-    home = ("learning.search.samplers",)
+    home = ("learning.search.samplers", "learning.search.populations")
     takes = ("seed",)
 
 
@@ -61,13 +61,31 @@ class Search(BaseStage):
     direction: Literal["maximize", "minimize"] = "maximize"
     """Whether the highest or the lowest value is the best."""
     trials: int = Field(default=20, ge=1, le=MAX_TRIALS)
-    """Number of trainings."""
+    """Most trials; `by_hand` and `pbt` may end before."""
+    max_environment_steps: int | None = Field(default=None, ge=1)
+    """Most environment steps of all trials together, with every seed: a trial that would take more is not begun."""
+    seeds: list[Annotated[int, Field(ge=0)]] = []
+    """Seeds that every trial and the baseline are trained with, whose mean value counts; none: the seed of `train`."""
+    test_seeds: list[Annotated[int, Field(ge=0)]] = []
+    """Other seeds that the chosen settings and the baseline are trained with after the choice; their means are the
+    result, and the first gives the model."""
     sampler: SamplerUse = SamplerUse(use="tpe")
     """Picks the settings of a trial."""
     trained: SkipJsonSchema[Trained | None] = None
     """The stage that `train` names; filled in when the recipe is read."""
     evaluated: SkipJsonSchema[Evaluated | None] = None
     """The stage that `evaluate` names, for the model of `train` alone; filled in when the recipe is read."""
+
+    @model_validator(mode="after")
+    def require_other_seeds(self) -> Self:
+        """Require different seeds, and none that both chooses and tests."""
+        for key in ("seeds", "test_seeds"):
+            if len(set(getattr(self, key))) < len(getattr(self, key)):
+                raise ValueError(f"`{key}` lists a seed twice")
+        if both := sorted(set(self.seeds) & set(self.test_seeds)):
+            numbers = ", ".join(map(str, both))
+            raise ValueError(f"`test_seeds` has seeds that choose, too: {numbers}; test with others than `seeds`")
+        return self
 
     @model_validator(mode="after")
     def require_choices(self) -> Self:

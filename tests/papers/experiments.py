@@ -67,7 +67,9 @@ def write(value: Any) -> str:
 
 def describe_step(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return a stage's settings that make the experiment, and under `reads` the steps behind its ports."""
-    settings = recipe.stages[name].model_dump(mode="json", exclude_unset=True)
+    settings = recipe.stages[name].model_dump(
+        mode="json", exclude_unset=True, exclude=set(recipe.stages[name].filled_in)
+    )
     described = {key: shorten(value) for key, value in settings.items() if key not in SPEED}
     ports = [port for port in recipe.ports(name) if not port.path.startswith(f"{TRAINED_ON}.")]
     for port in ports:
@@ -110,7 +112,9 @@ def list_functions(value: Any) -> list[str]:
 
 def describe_method(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the functions in the slots of a stage and what it reads, the same for any number of rounds."""
-    settings = recipe.stages[name].model_dump(mode="json", exclude_unset=True)
+    settings = recipe.stages[name].model_dump(
+        mode="json", exclude_unset=True, exclude=set(recipe.stages[name].filled_in)
+    )
     slots = {
         key: named
         for key, value in settings.items()

@@ -23,6 +23,7 @@ WORLDS: dict[str, str] = {
     **dict.fromkeys(("gym-electric-motor", "neorl-2"), LINE),
     **dict.fromkeys(("demonstration-regularized-rl", "offline-data-pcg", "open-rl-benchmark", "ss-orl"), CORRIDOR),
     "bisimulation-history-offline-rl": CORRIDOR,
+    **dict.fromkeys(("how-to-autorl", "icpl"), CORRIDOR),
     **dict.fromkeys(("contrastive-ucb", "dr-rpo", "hnpg"), CORRIDOR),
     "model-based-generalization": LAMPS,
     **dict.fromkeys(("barfi", "iwocs", "spo"), CORRIDOR),
@@ -31,6 +32,7 @@ WORLDS: dict[str, str] = {
     "sequoia": PLANTS,
     "cityflow": "city",
     "learning-to-fly": DRIFT,
+    "morl-hpo": "tests.control_worlds:errands",
 }
 """A user's own environment for each row of control."""
 ACTING = {
@@ -363,6 +365,9 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
             "third": json.dumps({"use": WORLDS[row], "limit": 7}),
         }
         texts |= {"misleading": json.dumps("tests.control_worlds:stand_left"), "duel": json.dumps("higher_return")}
+        texts |= {"task": "Go to the right.", "author": json.dumps("reward_author")}
+        texts |= {"names": json.dumps(["first", "second", "third", "fourth", "last", "step"])}
+        texts |= {"world": json.dumps(WORLDS[row]), "reference": "[0.0, -13.0]"}
         texts = {name: texts[name] for name in asked}
     if row == "pivotrl":  # pivots are turns at which the actions of a model that does nothing right still differ
         texts["reward"] = json.dumps({"use": "formats.brevity", "soft": 1, "hard": 4000})

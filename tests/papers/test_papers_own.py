@@ -89,7 +89,9 @@ def test_every_world_is_the_users_and_the_method_is_the_shipped_one(path, mine):
 
 
 def list_worlds(use):
-    """The functions that make the worlds of a slot: its own, or those that it chooses from."""
+    """The functions that make the worlds of a slot: its own, that which it wraps, or those that it chooses from."""
+    if "world" in use.options:
+        return [one if isinstance(one := use.options["world"], str) else one["use"]]
     return (
         [one if isinstance(one, str) else one["use"] for one in use.options["worlds"]]
         if use.use in ("one_of", "any_of", "nth_of")

@@ -157,7 +157,7 @@ def test_the_same_seed_and_values_give_the_same_settings(sampler):
     def draw(seed):
         study, drawn = Study(stage, getattr(samplers, sampler)(seed)), []
         for _ in range(12):
-            drawn.append(study.ask())
+            drawn.append(study.ask().settings)
             study.tell(-abs(np.log(drawn[-1]["a"]) + 5) if drawn[-1]["c"] == "x" else None)
         return drawn
 
@@ -183,7 +183,7 @@ def test_the_estimator_moves_towards_what_was_good():
     def measure(sampler):
         study, distances = Study(stage, sampler), []
         for _ in range(30):
-            distances.append(abs(np.log10(study.ask()["a"]) + 2))
+            distances.append(abs(np.log10(study.ask().settings["a"]) + 2))
             study.tell(-distances[-1])
         return np.mean(distances[20:])
 

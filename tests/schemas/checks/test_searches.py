@@ -73,6 +73,14 @@ def test_a_search_has_the_two_stages_with_their_inputs_and_code(tmp_path):
         ("evaluate=policy", "evaluate", "wants eval_report"),
         ("evaluate=report", "evaluate", "a cycle"),
         ("sampler=tpa", "sampler", "`tpa`"),
+        ("seeds=[3, 3]", "", "`seeds` lists a seed twice"),
+        ("test_seeds=[1, 5]", "test_seeds", "the seed of `policy`, which chooses"),
+        ("max_environment_steps=100", "max_environment_steps", "`policy` is trained offline"),
+        (
+            "sampler={use: by_hand, settings: [{batch_size: many}]}",
+            "sampler.settings.0.batch_size",
+            "`policy` refuses batch_size many",
+        ),
     ],
 )
 def test_what_cannot_be_searched_is_refused_where_it_is_written(override, place, message, tmp_path):
@@ -81,6 +89,19 @@ def test_what_cannot_be_searched_is_refused_where_it_is_written(override, place,
     problem = caught.value.problems[0]
     assert message in problem.message, caught.value.problems
     assert problem.path.startswith(f"stages.tuned.{place}".rstrip("."))
+
+
+def test_a_seed_that_chooses_and_tests_is_refused(tmp_path):
+    with pytest.raises(RecipeError, match="seeds that choose, too: 5"):
+        load(tmp_path, "stages.tuned.seeds=[4, 5]", "stages.tuned.test_seeds=[5, 6]")
+    stage = load(tmp_path, "stages.tuned.seeds=[4, 5]", "stages.tuned.test_seeds=[1, 6]").stages["tuned"]
+    assert (stage.seeds, stage.test_seeds) == ([4, 5], [1, 6])
+
+
+@pytest.mark.parametrize("setting", ["sampler=pbt", "sampler=dehb", "max_environment_steps=9"])
+def test_only_control_has_steps_that_are_shared_out(setting, tmp_path):
+    with pytest.raises(RecipeError, match="of kind sft, whose steps are not shared out"):
+        load(tmp_path, f"stages.tuned.{setting}", text=LANGUAGE)
 
 
 @pytest.mark.parametrize("seed", ["2", None])
