@@ -63,8 +63,10 @@ class Trials:
             self.context.recall(journal.tokens)
             if self.stage.seeds:
                 self.baseline = self._recall(journal, "baseline", lambda: self.train_baseline())
-            while (proposal := study.ask()) is not None and self._affords(proposal, done):
-                number = len(done)
+            for number in range(self.stage.trials):
+                proposal = study.ask()
+                if proposal is None or not self._affords(proposal, done):
+                    break
                 made = self._recall(journal, str(number), lambda p=proposal: self._describe(p, done))
                 if not study.keeps_models:
                     self._remove_others([*done, Trial(**made)])

@@ -14,7 +14,6 @@ class Study:
 
     def __init__(self, stage: Search, sampler: Any) -> None:
         """Take a sampler of Optuna, or one that plans its trials itself."""
-        self.trials, self.asked = stage.trials, 0
         self.proposer: Proposer = sampler if isinstance(sampler, Proposer) else Sampled(stage, sampler)
         self.proposer.begin(stage.space, maximize=stage.direction == "maximize")
 
@@ -24,10 +23,7 @@ class Study:
         return self.proposer.keeps_models
 
     def ask(self) -> Proposal | None:
-        """Return the next trial; None if all are made."""
-        if self.asked == self.trials:
-            return None
-        self.asked += 1
+        """Return the next trial; None if the sampler has no more."""
         return self.proposer.propose()
 
     def tell(self, value: float | None) -> None:
