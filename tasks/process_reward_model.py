@@ -126,7 +126,8 @@ def prepare_solutions(stage: Stage, context: Context, policy: Policy) -> Solutio
 
     def read(port: str) -> tuple[Sequence[LabelledSteps], int]:
         folder = context.checkpoints / f"encoded-{port}"
-        made = read_solutions(policy.tokenizer, context.input(port), policy.max_length, stage.step_separator, folder)
+        how = (policy.max_length, stage.step_separator, folder, stage.prompt_label)
+        made = read_solutions(policy.tokenizer, context.input(port), *how)
         if not made.solutions:
             raise StepError(
                 f"process_reward_model: none of {made.too_long} rows of `{port}` has a step that ends within "

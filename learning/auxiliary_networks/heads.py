@@ -209,6 +209,7 @@ def _continued(folder: Path, block: Any, reads: Reads, seed: int, name: str, how
     if isinstance(loaded, Likelihood) or reads == "likelihood":
         raise StepError(f"{name}: `model` was learnt with `head: {settings['head']}`, and here it is `{reads}`")
     network = Valued(loaded.body, reads, block.heads, seed, name)
-    if settings["head"] == reads:
+    # The value of the state before a token is that of the token before it: the same hidden state and the same head.
+    if settings["head"] == reads or {settings["head"], reads} == {"state", "token"}:
         put_head(network, loaded.head.weight.data, loaded.head.bias.data)
     return network

@@ -4,7 +4,7 @@ Shapes: S labelled steps, T tokens of solutions.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,10 +15,11 @@ from transformers import PreTrainedTokenizerBase
 
 from learning.auxiliary_networks.network import Valued
 from learning.batch.batch_layout import single_turn
-from learning.data.rows import Row, count_rows, fits_in_memory, read_rows, scan_rows
+from learning.data.rows import Row, count_rows, fits_in_memory, read_metadata, read_rows, scan_rows
 from learning.data.steps import encode_steps
 from learning.data.stored_rows import iterate_rows, store_rows
 from learning.samples.engine_protocol import Generation
+from schemas.errors import StepError
 
 IDS = pa.list_(pa.int32())
 SCHEMA = pa.schema(
@@ -64,12 +65,21 @@ class EncodedSolutions:
 
 
 def read_solutions(
-    tokenizer: PreTrainedTokenizerBase, data: Path, max_length: int, separator: str, folder: Path
+    tokenizer: PreTrainedTokenizerBase,
+    data: Path,
+    max_length: int,
+    separator: str,
+    folder: Path,
+    prompt_label: str | None = None,
 ) -> EncodedSolutions:
-    """Return the solutions of an artifact; ids that do not fit into memory are kept in `folder`."""
+    """Return the solutions of an artifact; ids that do not fit into memory are kept in `folder`.
+
+    `prompt_label`: the key of the metadata with a label of the prompt.
+    """
 
     def encode(row: Row) -> LabelledSteps | None:
-        return encode_solution(tokenizer, row, max_length, separator)
+        made = encode_solution(tokenizer, row, max_length, separator)
+        return made if made is None or prompt_label is None else label_prompt(made, row, prompt_label)
 
     if fits_in_memory(data):
         rows = read_rows(data, "step_labels")
@@ -105,6 +115,26 @@ def encode_solution(
     separated = not any(separator in text for text in texts)
     completion, labels = encoded.completion[:room], list(row["labels"][: len(ends)])
     return LabelledSteps(row["id"], encoded.prompt, completion, ends, labels, len(texts), separated)
+
+
+def label_prompt(solution: LabelledSteps, row: Row, key: str) -> LabelledSteps:
+    """Return the solution with the prompt as its first step: the last token of the prompt is scored, too.
+
+    Raise StepError for a row without a label from 0 to 1 in its metadata, and for a prompt of one token.
+    """
+    label = read_metadata(row).get(key)
+    if isinstance(label, bool) or not isinstance(label, int | float) or not 0 <= label <= 1:
+        raise StepError(f"prompt_label: row {row.get('id')} has no `{key}` from 0 to 1 in its metadata")
+    if len(solution.prompt) < 2:
+        raise StepError(f"prompt_label: the prompt of row {row.get('id')} is one token, before which nothing stands")
+    return replace(
+        solution,
+        prompt=solution.prompt[:-1],
+        completion=[solution.prompt[-1], *solution.completion],
+        ends=[0, *(end + 1 for end in solution.ends)],
+        labels=[float(label), *solution.labels],
+        steps=solution.steps + 1,
+    )
 
 
 def compute_step_logits(network: Valued, solutions: Sequence[LabelledSteps]) -> Tensor:

@@ -30,6 +30,9 @@ class ProcessRewardModel(Training, Evaluation, Chat, BaseStage):
     """Solutions to evaluate on, in place of those that `validation_fraction` holds out; null: no others."""
     step_separator: str = Field(default="\n", min_length=1)
     """Text that ends each step; its last token is where the step is scored, in training and as a reward."""
+    prompt_label: str | None = Field(default=None, min_length=1)
+    """Key of the metadata with a label of the prompt, whose last token is then scored, too: the model is a value
+    function, which `auxiliary_models` read with `head: state`; null: steps alone are scored."""
     train_on_last_step_only: bool = False
     """Whether only the label of the last step of a solution is learned, as by an outcome reward model."""
     validation_fraction: float = Field(default=0.1, gt=0, lt=1)

@@ -1,6 +1,7 @@
 """Process reward models: the loss on labels of steps, what is learned, and the reward that reads it."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from learning.auxiliary_networks.step_labels import (
     compute_step_logits,
     compute_step_losses,
     encode_solution,
+    label_prompt,
     select_labels,
 )
 from learning.data.rows import write_rows
@@ -196,3 +198,18 @@ def test_a_separator_needs_steps(train, tmp_path, tiny_policy):
     save_network(network, tiny_policy, tmp_path / "tokens", link="identity")
     with pytest.raises(StepError, match="rewards every token and has no steps"):
         process(make_rows(1), ["a"], model=str(tmp_path / "tokens"), separator=";")
+
+
+def test_the_label_of_the_prompt_is_that_of_a_first_step(tiny_policy):
+    row = make_rows(1)[0]
+    plain = encode_solution(tiny_policy.tokenizer, row, 128, "\n")
+    made = label_prompt(plain, row | {"metadata": '{"start": 0.25}'}, "start")
+    assert made.prompt + made.completion == plain.prompt + plain.completion
+    assert made.ends == [0, *(end + 1 for end in plain.ends)]
+    assert made.labels == [0.25, *plain.labels]
+    assert (made.completion[0], made.steps) == (plain.prompt[-1], plain.steps + 1)
+    for wrong in ("{}", '{"start": 2}', '{"start": true}', '{"start": "a"}'):
+        with pytest.raises(StepError, match="has no `start` from 0 to 1"):
+            label_prompt(plain, row | {"metadata": wrong}, "start")
+    with pytest.raises(StepError, match="is one token"):
+        label_prompt(replace(plain, prompt=[1]), row | {"metadata": '{"start": 1}'}, "start")

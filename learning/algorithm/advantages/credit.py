@@ -4,9 +4,10 @@
 column `value_end`. Tokens that the policy did not sample (prompts, observations, given beginnings) are skipped: the
 successor of a sampled token is the next sampled one, so that no value or reward in between is lost.
 
-Shapes: P paths, T sampled tokens, L sampled tokens of the longest path.
+Shapes: P paths, T sampled tokens, S turns of all paths, L sampled tokens of the longest path.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -15,7 +16,14 @@ from pydantic import Field
 from torch import Tensor
 
 from learning.batch.batch import Batch
-from learning.batch.columns import Column, broadcast_to_tokens, locate_in_path, take_next_token
+from learning.batch.columns import (
+    Column,
+    broadcast_to_tokens,
+    get_auxiliary,
+    locate_in_path,
+    require_paths,
+    take_next_token,
+)
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -64,6 +72,28 @@ def value_difference(column: Column, batch: Batch, value_T: Tensor) -> Column:
     end_T = after_T.where(locate_in_path(batch.path_T)[1] == 0, torch.zeros_like(after_T))
     return_T = _sum_discounted(end_T, batch, torch.ones(batch.num_paths, dtype=torch.float64))
     return replace(column, values_X=after_T - value_T, return_X=return_T)
+
+
+def turn_differences(
+    column: Column, batch: Batch, auxiliary_T: Mapping[str, Tensor], turn_T: Tensor, *, of: str
+) -> Column:
+    """Give every turn the increase of the value `of` by it: V before the next turn minus V before it (DAPO 2024).
+
+    `of` is an auxiliary model with `head: state`, which is not trained: the critic is learnt before, and alone (Liu et
+    al. 2024, direct advantage policy optimisation). The last turn leads to what the operations before made of the
+    reward. Raise StepError after an operation on tokens.
+    """
+    reward_P = require_paths(column, "turn_differences").values_X
+    lifted, path_T = broadcast_to_tokens(column, batch), batch.path_T
+    if not len(path_T):
+        return lifted
+    pairs_2S, index_T = torch.stack([path_T, turn_T]).unique(dim=1, return_inverse=True)
+    path_S = pairs_2S[0]  # sorted by path, then by turn
+    last_S = torch.cat([path_S[1:] != path_S[:-1], torch.ones(1, dtype=torch.bool)])
+    first_S = torch.full_like(path_S, len(path_T)).scatter_reduce(0, index_T, torch.arange(len(path_T)), "amin")
+    value_S = get_auxiliary(auxiliary_T, of, "advantage turn_differences")[first_S]
+    after_S = torch.where(last_S, reward_P[path_S].double(), value_S.roll(-1))
+    return replace(lifted, values_X=(after_S - value_S)[index_T])
 
 
 def _read_next_value(value_T: Tensor, batch: Batch, tail: str) -> Tensor:

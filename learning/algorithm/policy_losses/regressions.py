@@ -3,6 +3,7 @@
 Shapes: T sampled tokens; `path_T` is the path of each.
 """
 
+import torch
 from torch import Tensor
 
 from learning.batch.columns import sum_of_later
@@ -27,3 +28,18 @@ def path_consistent(
     """
     gap_T = lp_T - lp_ref_T
     return (beta * (gap_T + sum_of_later(gap_T.detach(), path_T)) - advantage_T).square()
+
+
+def direct_advantage(
+    lp_T: Tensor, lp_ref_T: Tensor, advantage_T: Tensor, path_T: Tensor, turn_T: Tensor, *, beta: ScheduledFloat = 0.5
+) -> Tensor:
+    """½·(β·log(π/π_ref) − A)² of a turn, at each of its tokens (DAPO, Liu et al. 2024, arXiv:2412.18279).
+
+    The log-ratio is that of the whole turn, a step of a solution; a completion without turns is one. All tokens of a
+    turn have its loss, so that `loss_aggregation: turn_mean` is the mean over turns. It needs no log-probabilities of a
+    sampling policy: use it offline, with `rollout: recorded`.
+    """
+    index_T = torch.stack([path_T, turn_T]).unique(dim=1, return_inverse=True)[1]
+    gap_T = lp_T - lp_ref_T.to(lp_T)
+    sum_S = gap_T.new_zeros(int(index_T.max()) + 1 if len(index_T) else 0).index_add(0, index_T, gap_T)
+    return (beta * sum_S[index_T] - advantage_T).square() / 2
