@@ -46,6 +46,7 @@ class WorldUse(Use):
         *("learning.control.team_games", "learning.control.model_sets", "learning.control.preference_games"),
         *("learning.control.gem_grids", "learning.control.coupled_bandits", "learning.control.histories"),
         *("learning.control.objectives", "learning.control.reward_rounds"),
+        *("learning.control.contexts", "learning.control.forms"),
     )
     takes = ()
     plain = r"^([A-Za-z_][\w.]*:)?[\w./-]+-v\d+$"
@@ -86,7 +87,7 @@ class ExplorationUse(Use):
 class RelabelUse(Use):
     """Replaces columns of own steps before they are kept: it returns new arrays under their names."""
 
-    home = ("learning.control.relabelling", "learning.control.weighted_costs")
+    home = ("learning.control.relabelling", "learning.control.weighted_costs", "learning.control.forms")
     asks = frozenset({"observation_NO", "action_N", "reward_N", "next_observation_NO", "spaces", "rng", "step"})
 
 
@@ -156,7 +157,8 @@ class ControlLossUse(Use):
         *("learning.control.team_losses", "learning.control.random_rollouts", "learning.control.blended_rewards"),
         *("learning.control.hybrid_gradient", "learning.control.advantage_guidance"),
         *("learning.control.balances", "learning.control.dynamics_gap", "learning.control.preferred_context"),
-        *("learning.control.marginal_critics", "learning.control.action_programs"),
+        *("learning.control.marginal_critics", "learning.control.action_programs", "learning.control.boosted_policy"),
+        "learning.control.form_values",
     )
     takes = ("networks",)
 

@@ -1,8 +1,13 @@
 """Small worlds for tests (a corridor, a point on a line, one that keeps a secret), and kept steps."""
 
+from pathlib import Path
+
 import gymnasium
 import numpy as np
 import torch
+
+from learning.control.forms import Form, read_tasks
+from schemas.references import DirectoryRef
 
 
 class Corridor(gymnasium.Env):
@@ -202,6 +207,12 @@ def restless(*, limit: int = 8) -> gymnasium.Env:
 def steer(observation_NO, spaces):
     """Act well on a line: back to 0."""
     return np.clip(-2 * observation_NO, spaces.low, spaces.high).astype(np.float32)
+
+
+def forms(*, open: int | None = None, tasks: DirectoryRef | None = None):
+    """Return a form of two fields and three words."""
+    given = [] if tasks is None else read_tasks(Path(tasks), 2, 3)
+    return Form(2, 3, min(open or 2, 2), 4, given)
 
 
 class Plants(Meeting):

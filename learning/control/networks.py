@@ -9,8 +9,10 @@ from torch import nn
 from torch.distributions import Categorical
 
 from learning.control.balanced_actor import BalancedActor
+from learning.control.boosted_trees import Columns, TreeEnsemble
 from learning.control.combination_values import ArmValues, CombinationValues
 from learning.control.context_actor import NUMBERS, ContextActor
+from learning.control.form_network import FormValues, find_sizes
 from learning.control.return_conditioned import ReturnConditioned
 from learning.control.spaces import Spaces
 from schemas.control import NetworkSettings
@@ -177,6 +179,26 @@ class Networks:
         agents, choices = self.spaces.agents, self.spaces.actions
         body = nn.Sequential(self._make_team_mlp(choices**agents), nn.Unflatten(-1, (choices,) * agents))
         return TensorDictModule(body, ["observation"], ["joint_value"])
+
+    def make_tree_actor(self) -> Any:
+        """Return an actor that draws choices by the first outputs of boosted trees; the last one is a value."""
+        from tensordict.nn import TensorDictModule, TensorDictSequential
+        from torchrl.modules import ProbabilisticActor
+
+        choices = self.spaces.actions
+        trees: Any = TensorDictModule(TreeEnsemble(choices + 1), ["observation"], ["outputs"])
+        logits: Any = TensorDictModule(Columns(0, choices), ["outputs"], ["logits"])
+        body: Any = TensorDictSequential(trees, logits)
+        return ProbabilisticActor(body, in_keys=["logits"], distribution_class=Categorical, return_log_prob=True)
+
+    def make_form_values(self) -> Any:
+        """Return an actor that takes the choice with the highest value in a form, (B, choices) under `action_value`."""
+        from torchrl.modules import QValueActor
+
+        _, words = find_sizes(self.spaces)
+        hidden = self._mlp(3 * words + 2, 1)
+        body = FormValues(self.spaces, hidden, self.settings.hidden_sizes[0] if self.settings.hidden_sizes else 8)
+        return QValueActor(module=body, in_keys=["observation"], action_space="categorical")
 
     def make_combination_values(self) -> CombinationValues:
         """Return the value of an observation and a combination of the team's choices between 0 and 1."""

@@ -16,6 +16,7 @@ BODIES = ("2 * n", "3 * n", "n + 1", "n * n", "-n", "n // 2", "n", "n // 10")
 LINE, CORRIDOR = "tests.control_worlds:line", "tests.control_worlds:corridor"
 DRIFT = "tests.control_worlds:drift"
 LAMPS, STAIRS = "tests.control_worlds:lamps", "tests.control_worlds:stairs"
+FORMS = "tests.control_worlds:forms"
 MEETING, PLANTS = "tests.control_worlds:meeting", "tests.control_worlds:plants"
 WORLDS: dict[str, str] = {
     **dict.fromkeys(("a2pr", "dual-rl", "famo2o", "h2o", "mdpo", "oer", "oppo", "rlif", "sac"), LINE),
@@ -24,11 +25,13 @@ WORLDS: dict[str, str] = {
     **dict.fromkeys(("demonstration-regularized-rl", "offline-data-pcg", "open-rl-benchmark", "ss-orl"), CORRIDOR),
     "bisimulation-history-offline-rl": CORRIDOR,
     **dict.fromkeys(("how-to-autorl", "icpl"), CORRIDOR),
+    **dict.fromkeys(("bisimulation-history-offline-rl", "gbrl"), CORRIDOR),
     **dict.fromkeys(("contrastive-ucb", "dr-rpo", "hnpg"), CORRIDOR),
     "model-based-generalization": LAMPS,
     **dict.fromkeys(("barfi", "iwocs", "spo"), CORRIDOR),
     "sqirl": STAIRS,
     "mamql": MEETING,
+    "qweb": FORMS,
     "sequoia": PLANTS,
     "cityflow": "city",
     "learning-to-fly": DRIFT,
