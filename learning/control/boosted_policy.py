@@ -68,6 +68,26 @@ def add_tree(
     return tree
 
 
+def add_advantages(batch_NS: Any, trees: TreeEnsemble, gamma: float, lmbda: float) -> Any:
+    """Return the steps of a rollout (B,) with their advantages, targets of values and log-probabilities."""
+    from torchrl.objectives.value.functional import generalized_advantage_estimate
+
+    following = batch_NS["next"]
+    output, later = trees(batch_NS["observation"]), trees(following["observation"])
+    batch_NS["advantage"], batch_NS["value_target"] = generalized_advantage_estimate(
+        gamma,
+        lmbda,
+        output[..., -1:],
+        later[..., -1:],
+        following["reward"],
+        following["done"],
+        following["terminated"],
+    )
+    log_policy = output[..., :-1].log_softmax(-1)
+    batch_NS["action_log_prob"] = log_policy.gather(-1, batch_NS["action"][..., None])[..., 0]
+    return batch_NS.reshape(-1)
+
+
 def boosted_ppo(
     networks: Networks,
     *,
@@ -88,8 +108,6 @@ def boosted_ppo(
     Policy and values have the same trees, and rates of their own. Each of `passes` over a rollout takes its steps in
     batches of `tree_batch_size`, in random order.
     """
-    from torchrl.objectives.value.functional import generalized_advantage_estimate
-
     require_choices(networks, "boosted_ppo")
     actor, choices = networks.make_tree_actor(), networks.spaces.actions
     options = {"clip_epsilon": clip_epsilon, "entropy_coef": entropy_coef, "critic_coef": critic_coef}
@@ -97,27 +115,11 @@ def boosted_ppo(
     (trees,) = (module for module in actor.modules() if isinstance(module, TreeEnsemble))
     rate_K = np.array([policy_rate] * choices + [value_rate])
 
-    def estimate(batch_NS: Any) -> Any:
-        following = batch_NS["next"]
-        output, later = trees(batch_NS["observation"]), trees(following["observation"])
-        batch_NS["advantage"], batch_NS["value_target"] = generalized_advantage_estimate(
-            gamma,
-            lmbda,
-            output[..., choices:],
-            later[..., choices:],
-            following["reward"],
-            following["done"],
-            following["terminated"],
-        )
-        log_policy = output[..., :choices].log_softmax(-1)
-        batch_NS["action_log_prob"] = log_policy.gather(-1, batch_NS["action"][..., None])[..., 0]
-        return batch_NS.reshape(-1)
-
     def fit(batch_NS: Any, data: Mapping[str, Tensor] | None, rng: np.random.Generator) -> dict[str, float]:
         if data is not None:
             raise StepError("loss boosted_ppo takes the newest steps alone: remove `data`")
         with torch.no_grad():
-            rows = estimate(batch_NS)
+            rows = add_advantages(batch_NS, trees, gamma, lmbda)
         terms: dict[str, float] = {}
         for _ in range(passes):
             for place_B in torch.from_numpy(rng.permutation(len(rows))).split(tree_batch_size):
