@@ -37,6 +37,20 @@ class TargetUse(Use):
     asks = FIXED | PATHS | {"reward_P", "scores_P", "rows", "state", "advantage_T", "return_T", "batch", *NEXT}
 
 
+class ActionValueLossUse(Use):
+    """Loss of Q and V at a token; the weighted sum over the list is trained on."""
+
+    home = ("learning.algorithm.action_value_losses",)
+    asks = frozenset(
+        {
+            *("q_TH", "v_T", "nll_TH", "q_target_T", "v_next_T", "q_next_max_T", "q_next_ref_T"),
+            *("reward_T", "path_T", "turn_T", "length_T"),
+        }
+    )
+    weight: Number = 1.0
+    """Factor in the sum; a number schedule is allowed."""
+
+
 class TargetNetwork(Schema):
     """A slowly updated copy of a network, from which targets are computed."""
 

@@ -26,6 +26,7 @@ FULL = {
     "preference": UsualRate(1e-6, 1e-8, 2e-5, "all weights of a pretrained model, on preferences"),
     "reward_model": UsualRate(1e-5, 1e-7, 2e-4, "a reward model from a pretrained model"),
     "process_reward_model": UsualRate(1e-5, 1e-7, 2e-4, "a process reward model from a pretrained model"),
+    "action_values": UsualRate(1e-5, 1e-7, 2e-4, "values of tokens from a pretrained model"),
 }
 """Rates of a model with pretrained weights, by kind."""
 LORA = {

@@ -16,6 +16,7 @@ ArtifactType = Literal[
     "reward_model",
     "process_reward_model",
     "value_model",
+    "action_values",
     "prompts",
     "chat",
     "preference_pairs",
@@ -28,7 +29,7 @@ ArtifactType = Literal[
     "directory",
 ]
 ARTIFACT_TYPES: tuple[str, ...] = get_args(ArtifactType)
-MODEL_TYPES = ("policy", "adapter", "reward_model", "process_reward_model", "value_model")
+MODEL_TYPES = ("policy", "adapter", "reward_model", "process_reward_model", "value_model", "action_values")
 """Artifact types that hold weights."""
 POLICY_TYPES = ("policy", "adapter")
 """Artifact types that hold a language model, whole or as an adapter over one."""
@@ -94,6 +95,12 @@ class ProcessRewardModelRef(Reference):
     """A model that scores every step, or every token, of a completion."""
 
     accepts = ("process_reward_model",)
+
+
+class ActionValuesRef(Reference):
+    """Q and V of the tokens of a model."""
+
+    accepts = ("action_values",)
 
 
 class NetworkRef(Reference):

@@ -183,7 +183,7 @@ class LogitsProcessorUse(Use):
     """Changes the distribution that tokens are sampled from, before their log-probabilities are recorded."""
 
     home = ("learning.sampling.logits_processors",)
-    asks = frozenset({"logits_BV", "place_B"})
+    asks = frozenset({"logits_BV", "place_B", "contexts_B"})
 
 
 class ResampleUse(Use):

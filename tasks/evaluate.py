@@ -35,6 +35,7 @@ from learning.models.policy import Policy, get_untied_weights, load_policy, set_
 from learning.samples.engine_protocol import Sampling
 from learning.samples.truncation import describe_truncated
 from learning.sampling.placed_rewards import place_rewards
+from learning.sampling.processing import make_processor
 from learning.sampling.scoring import PlacedReward
 from schemas.errors import StepError
 from schemas.evaluation_slots import ANSWER_LOGPROBS, SCORED_TASKS, EvaluationTaskUse
@@ -141,6 +142,8 @@ def measure_answers(
     """
     if not any(ANSWER_LOGPROBS in bind(use, f"metrics.{i}").asks for i, use in enumerate(stage.metrics)):
         return {}
+    if stage.logits_processors:
+        raise StepError("evaluate: a metric is about the model's own probabilities, which `logits_processors` change")
     likelihoods: dict[str, np.ndarray] = {}
     for name, port in ports.items():
         policy = load_policy(context.input(port), device=context.device, dtype=stage.dtype)
@@ -218,7 +221,9 @@ class Evaluation:
         ):
             self.spend = choose_spend(context, engine)
             recall_tokens(context, engine, journal.tokens)
-            sampling = Sampling(stage.temperature, stage.max_completion_length)
+            uses = stage.logits_processors.get(name, [])
+            parts = [bind(use, f"logits_processors.{name}.{i}", context.inputs) for i, use in enumerate(uses)]
+            sampling = Sampling(stage.temperature, stage.max_completion_length, processor=make_processor(parts))
             if solver := self._find_solver(port):
                 asking = Asking(engine, policy.tokenizer, sampling, seed, spend=self.spend, journal=journal)
                 samples = run_solver(solver, asking, problems, stage.num_generations)

@@ -12,6 +12,7 @@ from schemas.adapter_base import find_plain_base, find_tokenizer_folder
 from schemas.errors import PosttrainError, Problem
 from schemas.recipe.load import Recipe
 from schemas.references import POLICY_TYPES
+from schemas.stages.action_values import ActionValues
 from schemas.stages.evaluate import Evaluate
 from schemas.stages.init import Init
 from schemas.stages.merge_search import MergeSearch
@@ -32,7 +33,10 @@ def find_length_problems(recipe: Recipe, layout: Layout) -> Iterator[Problem]:
     """Yield the steps whose rows or completions may be longer than what their model allows."""
     for info in recipe.steps.values():
         stage = info.stage
-        if isinstance(stage, Sft | Preference | RewardModel | ProcessRewardModel) and stage.max_length is not None:
+        if (
+            isinstance(stage, Sft | Preference | RewardModel | ProcessRewardModel | ActionValues)
+            and stage.max_length is not None
+        ):
             limit = _find_limit(info, recipe, layout)
             if stage.max_length > limit:
                 text = f"max_length: {stage.max_length} is more than the {limit} tokens that the model allows"

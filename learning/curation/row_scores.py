@@ -13,7 +13,7 @@ from pydantic import Field
 from learning.api.spending import SpendingAccount
 from learning.data.chat import encode_answer, encode_text
 from learning.data.messages import PLAIN
-from learning.data.rows import Row
+from learning.data.rows import Row, read_metadata
 from learning.lookup import RewardFunction
 from learning.samples.engine_protocol import Sampling
 from learning.sampling.sampler import Sampler
@@ -112,6 +112,16 @@ def sampled_reward(
         useless = len(known) < n or (equal == "none" and min(known) == max(known))
         scores.append(None if useless else sum(known) / n)
     return scores
+
+
+def episode_return(rows: list[Row], *, gamma: Annotated[float, Field(ge=0, le=1)] = 1.0) -> list[float | None]:
+    """Discounted sum of the `rewards` in the metadata of an episode, γ per turn; None for a row without rewards.
+
+    `min_quantile: 0.75` keeps the best quarter, as filtered behaviour cloning does.
+    """
+    given = [read_metadata(row).get("rewards") for row in rows]
+    listed = [one if isinstance(one, list) else [] if one is None else [one] for one in given]
+    return [sum(gamma**k * float(reward) for k, reward in enumerate(own)) if own else None for own in listed]
 
 
 def _compute_rewards(

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from learning.auxiliary_networks.action_values import ActionValues, load_action_values
 from learning.auxiliary_networks.heads import TokenJudge, load_token_judge
 from learning.batch.batch_layout import single_turn
 from learning.data.chat import encode_answer, encode_prompt
@@ -22,7 +23,7 @@ from learning.models.policy import Policy
 from learning.models.reward_model import RewardModel, load_reward_model
 from learning.samples.engine_protocol import Generation
 from schemas.errors import StepError
-from schemas.references import ProcessRewardModelRef, RewardModelRef
+from schemas.references import ActionValuesRef, ProcessRewardModelRef, RewardModelRef
 
 TOKENS = 16_384
 """Tokens per forward."""
@@ -94,6 +95,38 @@ def process(
             chosen_T = value_T if judge.separator is None else value_T[ends[completions[i]]]
             scores[i] = float(summarise(chosen_T.tolist()))
     return scores
+
+
+def action_values(
+    rows: list[Row],
+    completions: list[str],
+    *,
+    model: ActionValuesRef,
+    stat: Literal["min", "mean", "last", "sum"] = "last",
+    of: Literal["q", "advantage"] = "q",
+) -> list[float | None]:
+    """Q of a completion's tokens, or Q − V: the last, mean, sum or least of them; None if the completion is too long.
+
+    The last token ends the completion, so that its Q predicts the reward of the whole. The model is the output of a
+    stage of kind action_values; as a `selector` it ranks the samples of a problem (B-Coder, Yu et al. 2024).
+    """
+    network, policy = load_cached_action_values(str(model))
+    scores: list[float | None] = [None] * len(rows)
+    summarise = STATISTICS[stat]
+    for batch in _make_batches(_group_by_prompt(policy, rows, completions, encode_answer)):
+        places = [i for _, answers in batch for i, _ in answers]
+        answered = [[Generation(ids, [0.0] * len(ids), "stop") for _, ids in answers] for _, answers in batch]
+        record = single_turn([prompt for prompt, _ in batch], answered)
+        values_T = network.value_tokens(record, minus_state=of == "advantage").double().cpu()
+        for i, own_T in zip(places, values_T.split(record.path_T.bincount().tolist()), strict=True):
+            scores[i] = float(summarise(own_T.tolist()))
+    return scores
+
+
+@lru_cache(maxsize=4)
+def load_cached_action_values(folder: str) -> tuple[ActionValues, Policy]:
+    """Return the values of tokens in a folder with their tokenizer, cached: an artifact never changes."""
+    return load_action_values(Path(folder), device="cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _make_step_encoder(judge: TokenJudge, separator: str | None) -> tuple[Encoder, dict[str, list[int]]]:

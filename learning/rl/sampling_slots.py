@@ -17,6 +17,7 @@ from learning.models.sharded_model import Trained
 from learning.samples.engine_protocol import EngineProtocol, FlyingEngine, Processor
 from learning.samples.sample import Sample
 from learning.sampling.iteration_context import IterationContext
+from learning.sampling.processing import make_processor
 from learning.sampling.sampler import names, score
 from learning.sampling.scoring import PlacedReward
 from schemas.number_schedules import Controlled, Number, settle
@@ -112,15 +113,7 @@ class SamplingSlots:
         }
         settled_parts = [part.settled({**known, **controls}) for part in self.logits_processors]
         ready = [p for p in settled_parts if not any(isinstance(value, Controlled) for value in p.options.values())]
-        calls = [(part.at(step), part.asks) for part in ready]
-
-        def process(logits_BV: torch.Tensor, place_B: torch.Tensor) -> torch.Tensor:
-            for call, asked in calls:
-                supplies = {"logits_BV": logits_BV, "place_B": place_B}
-                logits_BV = call(*(supplies[name] for name in asked))
-            return logits_BV
-
-        return process if calls else None
+        return make_processor(ready, step)
 
 
 def keep_groups(

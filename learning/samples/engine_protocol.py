@@ -14,8 +14,17 @@ from schemas.base import JsonObject
 if TYPE_CHECKING:
     from torch import Tensor
 
-Processor = Callable[["Tensor", "Tensor"], "Tensor"]
-"""(logits_BV after temperature, place_B of the token in its completion) → logits_BV; every row for itself alone."""
+Processor = Callable[..., "Tensor"]
+"""(logits_BV after temperature, place_B of the token in its completion) → logits_BV; every row for itself alone.
+
+One whose attribute `reads_contexts` is true gets `contexts_B` too: the token ids before the one that is sampled, of the
+prompt and the completion so far; an empty list where no completion is.
+"""
+
+
+def reads_contexts(processor: Processor | None) -> bool:
+    """Return whether a processor looks at the tokens before the one that is sampled."""
+    return bool(getattr(processor, "reads_contexts", False))
 
 
 @dataclass(frozen=True)

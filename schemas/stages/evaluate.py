@@ -12,7 +12,7 @@ from schemas.problem_sampling import ProblemSampling
 from schemas.references import AgentRef, PolicyRef
 from schemas.roles import MAIN, EvaluatedPolicy, Name, RoleSpec, TurnOrderUse, check_players
 from schemas.stages.base import BaseStage, ReportSection, RewardTests
-from schemas.use import EnvUse, RewardUse
+from schemas.use import EnvUse, LogitsProcessorUse, RewardUse
 
 
 class Evaluate(ProblemSampling, RewardTests, BaseStage):
@@ -40,6 +40,8 @@ class Evaluate(ProblemSampling, RewardTests, BaseStage):
     """Solvers for single models, by their names in `models` and `against`; all other models use `solver`."""
     envs: dict[str, EnvUse] = {}
     """Environments for single models, by their names in `models` and `against`; all other models use `env`."""
+    logits_processors: dict[str, list[LogitsProcessorUse]] = Field(default={}, exclude_if=operator.not_)
+    """Changes to the distribution that single models are sampled from, by their names in `models` and `against`."""
     weight_diff: list[WeightDiffUse] = []
     """Distances between the weights of each model and those of the first, tensor by tensor."""
     agent: AgentRef | None = None
@@ -68,7 +70,11 @@ class Evaluate(ProblemSampling, RewardTests, BaseStage):
             raise ValueError("give either `agent`, which has its own environment, or `envs`")
         if both := sorted(self.envs.keys() & self.agents.keys()):
             raise ValueError(f"`{both[0]}` is in `envs` and in `agents`; an agent has its own environment")
-        for key, named in (("agents", self.agents), ("solvers", self.solvers), ("envs", self.envs)):
+        processed = self.logits_processors
+        if processed and self.engine.use != "torch":
+            raise ValueError(f"`logits_processors` need `engine: torch`, not {self.engine.use}")
+        named_keys = {"agents": self.agents, "solvers": self.solvers, "envs": self.envs, "logits_processors": processed}
+        for key, named in named_keys.items():
             if strange := sorted(named.keys() - self.models.keys() - self.against.keys()):
                 models = ", ".join(self.models) or "none"
                 raise ValueError(f"`{key}`: no model is called `{strange[0]}`; models: {models}")
@@ -108,6 +114,7 @@ class Evaluate(ProblemSampling, RewardTests, BaseStage):
             "agent": self.agent or self.agents,
             "solver": self.solver or self.solvers,
             "selector": self.selector,
+            "logits_processors": self.logits_processors,
             f"tasks: {SCORED_TASKS}": any(task.use == SCORED_TASKS for task in self.tasks),
             f"engine: {self.engine.use}": self.engine.use != "torch",
             "resources.rollout": self.resources.rollout,
@@ -132,6 +139,7 @@ class Evaluate(ProblemSampling, RewardTests, BaseStage):
             return self
         given = {
             "selector": self.selector,
+            "logits_processors": self.logits_processors,
             "solver": self.solver or self.solvers,
             "env": self.env or self.envs,
             "agent": self.agent or self.agents,

@@ -4,6 +4,7 @@ from typing import Annotated, get_args
 
 from pydantic import Field
 
+from schemas.stages.action_values import ActionValues
 from schemas.stages.agent import AgentStage
 from schemas.stages.base import BaseStage
 from schemas.stages.benchmark import Benchmark
@@ -35,6 +36,7 @@ Stage = Annotated[
     | Sft
     | RewardModel
     | ProcessRewardModel
+    | ActionValues
     | Preference
     | AgentStage
     | Practice

@@ -22,10 +22,10 @@ SPEED = {
     *("adam_beta2", "warmup_ratio", "lr_scheduler_type", "max_length", "config", "tokenizer", "decontaminate"),
 }
 """Settings that belong to no comparison: hardware, the optimiser of a cold start, and what is added to every recipe."""
-TRAINING = {"rl", "preference", "reward_model", "merge", "practice", "control"}
+TRAINING = {"rl", "preference", "reward_model", "action_values", "merge", "practice", "control"}
 FILE = re.compile(r'path:(/own/[^"]+)')
 OTHER_FUNCTIONS = {
-    *(("gfcr", "env"), ("meow-tea-taro", "env")),
+    *(("gfcr", "env"), ("lmrl-gym", "env"), ("meow-tea-taro", "env")),
     *(("coderl-plus", "resample"), ("dart-gui", "env"), ("rl-mle-agents", "env"), ("verltool", "env")),
     *((row, "env") for row in ("agentgym-rl", "epo", "g-ra", "gigpo", "loop", "rlvmr", "spa-rl")),
     *(("rlif", "exploration"), ("rlif", "relabel"), ("mars", "turn_order"), ("barfi", "loss")),
@@ -212,7 +212,9 @@ def find_unmeasured(recipe: Recipe) -> list[str]:
             frontier += [step for step in port.steps if step not in reached]
             reached |= set(port.steps)
     kinds = {name: stage.kind for name, stage in recipe.stages.items()}
-    trained = [name for name, kind in kinds.items() if kind in ("rl", "preference", "merge", "control")]
+    trained = [
+        name for name, kind in kinds.items() if kind in ("rl", "preference", "action_values", "merge", "control")
+    ]
     return [name for name in trained if name not in reached]
 
 

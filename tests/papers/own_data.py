@@ -182,6 +182,18 @@ def write_files(folder: Path) -> None:
     files["told"] = [
         {"question": f"Guess number {n}.", "secret": 7 * n, "moves": f"Thought: a multiple of 7\nAnswer: {7 * n}"}
         for n in range(10)
+    files["talks"] = [
+        {
+            "messages": [
+                {"role": "user", "content": f"Guess my number from 0 to {n + 9}."},
+                {"role": "assistant", "content": f"It is {n}."},
+                {"role": "user", "content": "It is higher."},
+                {"role": "assistant", "content": f"It is {n + right}."},
+            ],
+            "rewards": [0.25, float(right)],
+        }
+        for n in range(8)
+        for right in (0, 1)
     ]
     files["issues"] = [
         {
@@ -271,6 +283,7 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
         "chains": read("chains", {"prompt": "chain", "answer": "place"}),
         "documents": read("documents", {"prompt": "title", "completion": "text"}),
         "dialogues": read("dialogues", talk),
+        "episodes": f"path:{folder}/talks.jsonl",
         "answers": read("train", {"prompt": "question", "completion": "answer"}),
         "task": "Answer sums.",
         "url": "http://127.0.0.1:9",
@@ -288,7 +301,7 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
         **dict.fromkeys(
             (
                 *("agentgym-rl", "dart-gui", "epo", "g-ra", "gigpo", "loop", "rl-mle-agents", "rlvmr", "spa-rl"),
-                *("tti", "webagent-r1", "gfcr", "meow-tea-taro"),
+                *("tti", "webagent-r1", "gfcr", "meow-tea-taro", "lmrl-gym"),
             ),
             read_both("secrets", question),
         ),
@@ -399,7 +412,7 @@ def list_small_sizes(recipe: Recipe, problems: int | None = None) -> list[str]:
             sizes |= {f"{path}.{key}": 2 for key in ("episodes",) if stage.episodes}
         if stage.kind == "evaluate_control":
             sizes[f"{path}.episodes"] = 2
-        if stage.kind in ("rl", "sft", "preference", "reward_model", "practice"):
+        if stage.kind in ("rl", "sft", "preference", "reward_model", "action_values", "practice"):
             sizes[f"{path}.max_steps"] = 1
         if stage.kind in ("sft", "preference", "reward_model") and problems:
             sizes[f"{path}.per_device_train_batch_size"] = 4

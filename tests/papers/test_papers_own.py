@@ -107,7 +107,9 @@ def test_what_is_left_is_the_method_and_nothing_of_the_toy(path, mine):
     assert not [module for module in code if module.startswith(("learning.toy_tasks", "learning.reasoning_gym"))]
     assert "init" not in kinds.values()
     shipped = load_recipe(path)
-    methods = {name for name, kind in kinds.items() if kind in ("rl", "preference", "merge", "practice")}
+    methods = {
+        name for name, kind in kinds.items() if kind in ("rl", "preference", "merge", "practice", "action_values")
+    }
     assert methods >= {name for name, kind in kinds.items() if kind == "rl"}
     assert {name for name, stage in shipped.stages.items() if stage.kind == "rl" and "@" not in name} <= methods
     for name in methods:

@@ -15,6 +15,7 @@ import torch
 
 from learning.api.requests import Answer, Responses
 from learning.api.spending import SpendingAccount
+from learning.auxiliary_networks.action_values import make_action_values
 from learning.data.chat import encode_completion, encode_prompt
 from learning.generation.engines.torch import Engine
 from learning.lookup import bind
@@ -114,6 +115,7 @@ OPTIONS = {
     "lengths.target": {"length_wanted": 9},
     "lengths.tiered": {"tiers": {0: 0.0, 9: -1.0}},
     "models.learned": {"model": "p", "normalise": "sigmoid"},
+    "models.action_values": {"model": "p"},
     "models.process": {"model": "p"},
     "pairwise.judged": {"judge": "p", "likely": False},
     "pairwise.win_rate": SUITS | {"scale": 0.5},
@@ -215,6 +217,8 @@ def around(policy, monkeypatch, tmp_path):
     for module in (curiosity, likelihood):
         monkeypatch.setattr(module, "guest", lambda folder: sampler)
     monkeypatch.setattr(models, "load_cached_reward_model", lambda folder: make_reward_model(policy, 128))
+    values = make_action_values(policy, 2, start="random", scale=1.0, seed=0)
+    monkeypatch.setattr(models, "load_cached_action_values", lambda folder: (values, policy))
     monkeypatch.setattr(
         models,
         "load_process_reward_model",

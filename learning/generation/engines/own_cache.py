@@ -24,7 +24,7 @@ from learning.models.forwards import evaluation_mode
 from learning.models.packed import UNFIT, choose_forward
 from learning.models.padded import compute_logits, get_body
 from learning.models.reduced import LOW, in_float32, is_close
-from learning.samples.engine_protocol import Generation, Request, Sampling
+from learning.samples.engine_protocol import Generation, Request, Sampling, reads_contexts
 from schemas.errors import StepError
 
 
@@ -79,6 +79,11 @@ class Row:
         """Return whether it has ended or reached its limit."""
         return self.stopped or len(self.completion) >= self.limit
 
+    @property
+    def context(self) -> list[int]:
+        """Return the tokens of prompt and completion so far."""
+        return [*self.known, *self.completion[self.begun :]]
+
     def take(self, token: int, logprob: float, entropy: float | None) -> None:
         """Add a token, unless it has ended."""
         if self.done:
@@ -114,6 +119,7 @@ class _Draw(LogitsProcessor):
             greedy=bool((self.heat_B <= 0).any()),
             place_B=torch.tensor(counts, device=scores.device),
             processor=sampling.processor,
+            contexts_B=[row.context for row in rows] if reads_contexts(sampling.processor) else None,
             entropy=sampling.entropy,
         )
         tokens, logprobs = picked.token_B.tolist(), picked.logprob_B.tolist()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from learning.generation.engines.slots import Prefix, Slots, compute_slot_logits, prefill
 from learning.generation.engines.token_sampling import pick
-from learning.samples.engine_protocol import Generation, Request, Sampling
+from learning.samples.engine_protocol import Generation, Request, Sampling, reads_contexts
 
 PREFILL_TOKENS = 16384
 """Tokens of right-padded prompts in one forward pass."""
@@ -84,6 +84,8 @@ class Decoding:
         self.any_drawn = self.any_greedy = False
         self.sample_B = self.token_B = self.position_B = self.count_B = self._zeros(0)
         self.empty: list[int] = []
+        self.request_of: dict[int, int] = {}
+        """Number of the request of each sample that has been in a slot."""
 
     def _limit(self, request: Request) -> int:
         """Return the number of tokens at which a completion is suspended or ends."""
@@ -127,6 +129,7 @@ class Decoding:
         grown = self._zeros(number - len(reused))
         for name in ROWS:
             setattr(self, name, torch.cat([getattr(self, name), grown]))
+        self.request_of.update(zip(samples, (r for r, _ in chosen), strict=True))
         at_X, samples_X, known = self._tensor(slots), self._tensor(samples), [self.known[r] for r, _ in chosen]
         begun = [self.requests[r].begun for r, _ in chosen]
         self.sample_B[at_X] = samples_X
@@ -228,6 +231,7 @@ class Decoding:
             greedy=self.any_greedy,
             place_B=count_B,
             processor=sampling.processor,
+            contexts_B=self._list_contexts() if reads_contexts(sampling.processor) else None,
             entropy=sampling.entropy,
         )
         self.token_B = picked.token_B
@@ -235,6 +239,14 @@ class Decoding:
         self.logprobs_NK[sample_B, count_B] = picked.logprob_B
         if picked.entropy_B is not None:
             self.entropies_NK[sample_B, count_B] = picked.entropy_B
+
+    def _list_contexts(self) -> list[list[int]]:
+        """Return the tokens of prompt and completion of every row; none of an empty row."""
+        rows = zip(self.sample_B.tolist(), self.count_B.tolist(), self.tokens_NK[self.sample_B].tolist(), strict=True)
+        return [
+            [] if sample == self.void else [*self.requests[self.request_of[sample]].prompt_ids, *ids[:count]]
+            for sample, count, ids in rows
+        ]
 
     def _stops(self) -> Tensor:
         """Return the rows that end with a stop token or a stop sequence (B,)."""

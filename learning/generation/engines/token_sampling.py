@@ -50,12 +50,14 @@ def pick(
     greedy: bool,
     place_B: Tensor,
     processor: Processor | None = None,
+    contexts_B: list[list[int]] | None = None,
     entropy: bool = False,
 ) -> SampledTokens:
     """Return the next tokens: drawn at `uniform_B1`, or the likeliest where the temperature is 0.
 
     `uniform_B1` is None if no temperature is above 0; `greedy` is set if some may be 0. The reported distribution of a
-    greedy token is that of temperature 1. Rows of a large vocabulary are sampled a few at a time.
+    greedy token is that of temperature 1. Rows of a large vocabulary are sampled a few at a time. `contexts_B` are the
+    tokens before, for a processor that reads them.
     """
     step = max(1, LOGITS_AT_ONCE // logits_BV.shape[1])
     pieces = [
@@ -66,6 +68,7 @@ def pick(
             place_B[rows],
             greedy=greedy,
             processor=processor,
+            contexts_B=None if contexts_B is None else contexts_B[rows],
             entropy=entropy,
         )
         for rows in (slice(start, start + step) for start in range(0, max(1, len(logits_BV)), step))
@@ -90,13 +93,14 @@ def _pick_rows(
     *,
     greedy: bool,
     processor: Processor | None,
+    contexts_B: list[list[int]] | None,
     entropy: bool,
 ) -> SampledTokens:
     # Divide by a tensor: a GPU rounds a division by a number differently.
     scale_B1 = temperature_B.where(temperature_B > 0, 1.0)[:, None] if greedy else temperature_B[:, None]
     logits_BV = logits_BV.float() / scale_B1
     if processor is not None:
-        logits_BV = processor(logits_BV, place_B)
+        logits_BV = processor(logits_BV, place_B, *([] if contexts_B is None else [contexts_B]))
     logp_BV = logits_BV.log_softmax(-1)
     if uniform_B1 is None:
         token_B = logits_BV.argmax(-1)

@@ -19,7 +19,7 @@ from learning.generation.engines.vllm_host import Host, allow_nondeterminism, ge
 from learning.generation.weights.protocol import collect_weights, require_complete
 from learning.generation.weights.sync_check import measure_logprob_gap
 from learning.models.policy import Policy
-from learning.samples.engine_protocol import Generation, Request, Sampling
+from learning.samples.engine_protocol import Generation, Request, Sampling, reads_contexts
 from schemas.errors import StepError
 
 LIMITS = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.3}
@@ -183,6 +183,8 @@ class Engine:
     def check(self, request: Request, sampling: Sampling) -> None:
         """Raise StepError if a request cannot be sampled."""
         check_room(request, sampling, engine="vllm", length=self.max_length, longer="raise `max_model_len`")
+        if reads_contexts(sampling.processor):
+            raise StepError("engine vllm: it cannot show a logits processor the tokens before; use `engine: torch`")
         if sampling.processor is not None and self.parallel > 1:
             raise StepError(
                 "engine vllm: `logits_processors` need tensor_parallel_size 1; several workers share no function"
