@@ -182,6 +182,7 @@ def write_files(folder: Path) -> None:
     files["told"] = [
         {"question": f"Guess number {n}.", "secret": 7 * n, "moves": f"Thought: a multiple of 7\nAnswer: {7 * n}"}
         for n in range(10)
+    ]
     files["talks"] = [
         {
             "messages": [
