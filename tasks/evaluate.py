@@ -35,7 +35,7 @@ from learning.models.policy import Policy, get_untied_weights, load_policy, set_
 from learning.samples.engine_protocol import Sampling
 from learning.samples.truncation import describe_truncated
 from learning.sampling.placed_rewards import place_rewards
-from learning.sampling.processing import make_processor
+from learning.sampling.processing import bind_processors
 from learning.sampling.scoring import PlacedReward
 from schemas.errors import StepError
 from schemas.evaluation_slots import ANSWER_LOGPROBS, SCORED_TASKS, EvaluationTaskUse
@@ -142,8 +142,6 @@ def measure_answers(
     """
     if not any(ANSWER_LOGPROBS in bind(use, f"metrics.{i}").asks for i, use in enumerate(stage.metrics)):
         return {}
-    if stage.logits_processors:
-        raise StepError("evaluate: a metric is about the model's own probabilities, which `logits_processors` change")
     likelihoods: dict[str, np.ndarray] = {}
     for name, port in ports.items():
         policy = load_policy(context.input(port), device=context.device, dtype=stage.dtype)
@@ -221,10 +219,9 @@ class Evaluation:
         ):
             self.spend = choose_spend(context, engine)
             recall_tokens(context, engine, journal.tokens)
-            uses = stage.logits_processors.get(name, [])
-            parts = [bind(use, f"logits_processors.{name}.{i}", context.inputs) for i, use in enumerate(uses)]
-            sampling = Sampling(stage.temperature, stage.max_completion_length, processor=make_processor(parts))
-            if solver := self._find_solver(port):
+            process = bind_processors(stage.logits_processors, name, context.inputs)
+            sampling = Sampling(stage.temperature, stage.max_completion_length, processor=process)
+            if solver := self._find_solver(name):
                 asking = Asking(engine, policy.tokenizer, sampling, seed, spend=self.spend, journal=journal)
                 samples = run_solver(solver, asking, problems, stage.num_generations)
                 self.done += len(self.problems)
@@ -236,9 +233,8 @@ class Evaluation:
             model = ScoringModel(engine, policy, partial(self._load_weights, port, policy), seed, journal, self._report)
             return samples, {}, [self._answer(tasks, model) for tasks in self.scored]
 
-    def _find_solver(self, port: str) -> Bound | None:
+    def _find_solver(self, name: str) -> Bound | None:
         """Return the solver of a model, its own before that of all models."""
-        name = port.partition(".")[2]
         if name in self.stage.solvers:
             return bind(self.stage.solvers[name], f"solvers.{name}", self.context.inputs)
         return bind(self.stage.solver, "solver", self.context.inputs) if self.stage.solver else None

@@ -1,13 +1,15 @@
 """The logits processors of a stage as what an engine calls. Shapes: B sequences being sampled, V vocabulary."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from learning.lookup import Bound
+from learning.lookup import Bound, bind
 from learning.samples.engine_protocol import Processor
+from schemas.use import LogitsProcessorUse
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,14 @@ class LogitsProcessing:
             supplies: dict[str, Any] = {"logits_BV": logits_BV, "place_B": place_B, "contexts_B": contexts_B}
             logits_BV = call(*(supplies[name] for name in asked))
         return logits_BV
+
+
+def bind_processors(
+    uses: Mapping[str, Sequence[LogitsProcessorUse]], model: str, inputs: Mapping[str, Path]
+) -> Processor | None:
+    """Return what an engine applies to the logits of one of the models of an evaluation; None without functions."""
+    own = uses.get(model, ())
+    return make_processor([bind(use, f"logits_processors.{model}.{i}", inputs) for i, use in enumerate(own)])
 
 
 def make_processor(parts: Sequence[Bound], step: int = 0) -> Processor | None:

@@ -73,6 +73,8 @@ class Evaluate(ProblemSampling, RewardTests, BaseStage):
         processed = self.logits_processors
         if processed and self.engine.use != "torch":
             raise ValueError(f"`logits_processors` need `engine: torch`, not {self.engine.use}")
+        if processed and any(metric.use == "answer_logprob" for metric in self.metrics):
+            raise ValueError("`answer_logprob` is of the model's own probabilities, which `logits_processors` change")
         named_keys = {"agents": self.agents, "solvers": self.solvers, "envs": self.envs, "logits_processors": processed}
         for key, named in named_keys.items():
             if strange := sorted(named.keys() - self.models.keys() - self.against.keys()):
