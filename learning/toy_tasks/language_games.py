@@ -83,7 +83,7 @@ def language_games(
     return rows
 
 
-def game_player(row: Row, rng: np.random.Generator, *, error_rate: Rate = 0.5) -> str:
+def game_player(row: Row, rng: np.random.Generator, *, error_rate: Rate = 0.0) -> str:
     """Play a turn well, or at the rate `error_rate` any turn of the game: who plays so seldom wins soon."""
     game = read_metadata(row)
     said = [str(m["content"]) for m in row["prompt"] if m["role"] == "assistant"]

@@ -25,7 +25,7 @@ class Environment:
     answered with a mark for each letter. A turn that is none of these costs twice as much.
     """
 
-    def __init__(self, *, win: float = 1.0, cost: float = 0.1) -> None:
+    def __init__(self, *, win: float = 1.0, cost: float = 0.0) -> None:
         self.win, self.cost = win, cost
 
     def begin(self, row: Row, seed: int) -> "Playing":
@@ -46,6 +46,13 @@ class Playing:
     def answer(self, action: str) -> str | None:
         """Return the reply to a turn, empty if it wins; None if it is no turn of the game."""
         raise NotImplementedError
+
+    def save(self) -> Row:
+        """Return the state as JSON: nothing where the answers do not depend on earlier turns."""
+        return {}
+
+    def restore(self, saved: Row) -> None:
+        """Continue from what `save` returned."""
 
     def step(self, action: str) -> Outcome:
         """Carry out a turn."""
@@ -68,6 +75,14 @@ class Maze(Playing):
             return None
         self.place = step_from(self.place, action)
         return "" if self.place == GOAL else name_place(self.place)
+
+    def save(self) -> Row:
+        """Return where one is."""
+        return {"place": list(self.place)}
+
+    def restore(self, saved: Row) -> None:
+        """Continue from there."""
+        self.place = (int(saved["place"][0]), int(saved["place"][1]))
 
 
 class Questions(Playing):
