@@ -228,7 +228,7 @@ class Plants(Meeting):
         return {name: np.array([state]) for name, state in zip(self.possible_agents, self.shown, strict=True)}
 
     def reset(self, seed=None, options=None):
-        super().reset(seed=seed)
+        self.rng, self.steps, self.agents = np.random.default_rng(seed), 0, list(self.possible_agents)
         self.shown = self.rng.integers(2, size=3).tolist()
         return self.show(), {}
 
