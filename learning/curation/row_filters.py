@@ -24,6 +24,7 @@ from learning.environments.repo import read_task
 from learning.lookup import Inner, TeacherFunction
 from learning.rewards.answers import exact
 from learning.sandbox.repositories import run_tests
+from learning.text_game.written import compile_game, walk_through
 from schemas.errors import StepError
 from schemas.references import PolicyRef
 from schemas.use import EnvUse
@@ -247,6 +248,19 @@ def dated(row: Row, *, since: str | None = None, before: str | None = None) -> b
     except ValueError as error:
         raise StepError(f"quality filter dated: row {row['id']}: its metadata have no `date` as 2025-01-01") from error
     return (bounds[0] is None or own >= bounds[0]) and (bounds[1] is None or own < bounds[1])
+
+
+def playable(row: Row, *, least: Annotated[int, Field(ge=1)] = 1, most: Annotated[int, Field(ge=1)] = 40) -> bool:
+    """Keep rows whose completion describes a text game as JSON that compiles and can be solved (STARLING 2024).
+
+    The solution that a search finds is played, has to reach the goal, and takes `least` to `most` actions. Anything
+    else in the text, such as an unknown key, a passage of one direction or a second meaning of a name, drops the row.
+    """
+    try:
+        plan = walk_through(*compile_game(str(row["completion"][-1]["content"])))
+    except ValueError:
+        return False
+    return least <= len(plan) <= most
 
 
 @lru_cache(maxsize=8)

@@ -30,7 +30,8 @@ OTHER_FUNCTIONS = {
     *((row, "env") for row in ("agentgym-rl", "epo", "g-ra", "gigpo", "loop", "rlvmr", "spa-rl")),
     *(("rlif", "exploration"), ("rlif", "relabel"), ("mars", "turn_order"), ("barfi", "loss")),
     *(("oppo", "loss"), ("spo", "segment_reward"), ("webagent-r1", "env"), ("tti", "env")),
-    *(("cm2", "env"), ("deeptravel", "env"), ("chain-of-agents", "env"), ("search-self-play", "roles")),
+    *(("cm2", "env"), ("deeptravel", "env"), ("chain-of-agents", "env"), ("starling", "env")),
+    *(("search-self-play", "roles")),
     *(("learning-to-fly", "relabel"), ("inspo", "prompt_sampler")),
 }
 """Slots in which a user's problems need another function than the toy problems: real Python, an own environment or

@@ -168,6 +168,21 @@ def write_files(folder: Path) -> None:
         }
         for n in range(10)
     ]
+    files["written"] = [
+        {
+            "idea": f"fetch {thing}",
+            "game": json.dumps(
+                {
+                    "rooms": {"shed": {"east": "yard"}, "yard": {"west": "shed"}},
+                    "holders": {"shelf": {"room": "shed"}},
+                    "items": {thing: "yard"},
+                    "start": "shed",
+                    "goal": {"item": thing, "holder": "shelf"},
+                }
+            ),
+        }
+        for thing in ("rake", "hose", "pot", "seed")
+    ]
     files["team_runs"] = [
         row
         | {
@@ -340,6 +355,11 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
         "evolving-rl": read_both("visits", question),
         "lambda-rlm": read_both("lists", question),
         "meow-tea-taro": {**read_both("secrets", question), "large_prompts": read("secrets", question)},
+        "starling": {
+            **read_both("secrets", question),
+            "target_env": {"use": "tests.papers.own_worlds:Environment", "max_turns": 3},
+            "written": read("written", {"prompt": "idea", "completion": "game"}),
+        },
         "chain-of-agents": {
             **read_both("searches", question),
             "runs": read("team_runs", question),
