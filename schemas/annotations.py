@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Optional, Union
 
 from pydantic import Field
 
-from schemas import control, endpoint, number_schedules, references, use
+from schemas import control, endpoint, number_schedules, question_graph, references, use
 from schemas.modules import Module, ModuleError, load
 
 _TYPES: dict[str, object] = {
@@ -27,6 +27,7 @@ _TYPES: dict[str, object] = {
     "Number": number_schedules.Number,
     "ScheduledFloat": number_schedules.Number,
     "Endpoint": endpoint.EndpointOption,
+    "QuestionGraph": question_graph.QuestionGraph,
 }
 _TYPES |= {n: v for n, v in vars(references).items() if isinstance(v, type) and issubclass(v, references.Reference)}
 _TYPES |= {n: v for n, v in vars(use).items() if isinstance(v, type) and issubclass(v, use.Use)}

@@ -31,7 +31,10 @@ class EvaluationTaskUse(ProblemsUse):
 class SolverUse(Use):
     """Answers the problems of an evaluation with several calls of the model; nothing is trained."""
 
-    home = ("learning.solvers.solvers", "learning.solvers.state_search", "learning.solvers.planned_search")
+    home = (
+        *("learning.solvers.solvers", "learning.solvers.state_search", "learning.solvers.planned_search"),
+        "learning.solvers.question_graph",
+    )
     takes = ("rows", "ask")
 
 

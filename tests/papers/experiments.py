@@ -31,7 +31,7 @@ OTHER_FUNCTIONS = {
     *(("rlif", "exploration"), ("rlif", "relabel"), ("mars", "turn_order"), ("barfi", "loss")),
     *(("oppo", "loss"), ("spo", "segment_reward"), ("webagent-r1", "env"), ("tti", "env")),
     *(("cm2", "env"), ("deeptravel", "env"), ("chain-of-agents", "env"), ("starling", "env")),
-    *(("search-self-play", "roles")),
+    ("search-self-play", "roles"),
     *(("learning-to-fly", "relabel"), ("inspo", "prompt_sampler")),
 }
 """Slots in which a user's problems need another function than the toy problems: real Python, an own environment or

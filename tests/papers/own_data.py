@@ -355,6 +355,15 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
         "evolving-rl": read_both("visits", question),
         "lambda-rlm": read_both("lists", question),
         "meow-tea-taro": {**read_both("secrets", question), "large_prompts": read("secrets", question)},
+        "spring": {
+            "held_out": read("secrets_test", question),
+            "env": {"use": "tests.papers.own_worlds:Environment", "max_turns": 2},
+            "actions": ["1", "2"],
+            "noop": "0",
+            "questions": {"hint": {"ask": "Is it higher?"}, "guess": {"ask": "Which number?", "after": ["hint"]}},
+            "alone": {"guess": {"ask": "Which number?"}},
+            "document": "A number is guessed.",
+        },
         "starling": {
             **read_both("secrets", question),
             "target_env": {"use": "tests.papers.own_worlds:Environment", "max_turns": 3},
