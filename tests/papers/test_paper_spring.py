@@ -136,6 +136,15 @@ def test_an_unknown_answer_does_nothing_and_is_counted(said):
     assert scores(plans, ROWS[:1], COUNT) == [float(turns)]
 
 
+def test_the_world_gets_noop_in_place_of_an_action_that_is_not_offered():
+    actions = [action for action in ACTIONS if action != "move_right"]
+    plans, asked = play(answerer=Saying("move_right"), rows=ROWS[:1], actions=actions)
+    assert set(json.loads(plans[0])) == {"noop # move_right"}
+    assert len({row["prompt"][-1]["content"] for row, _ in asked if row["id"].endswith(".have")}) == 1, "nothing moves"
+    _, moved = play(answerer=Saying(" Move_Right.\n"), rows=ROWS[:1])
+    assert len({row["prompt"][-1]["content"] for row, _ in moved if row["id"].endswith(".have")}) > 1
+
+
 def test_a_known_answer_is_the_action_whatever_its_case():
     plans, _ = play(answerer=Saying(" Move_Left.\n"), rows=ROWS[:1])
     assert set(json.loads(plans[0])) == {"move_left"}
