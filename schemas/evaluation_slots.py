@@ -32,7 +32,9 @@ class SolverUse(Use):
     """Answers the problems of an evaluation with several calls of the model; nothing is trained."""
 
     home = (
-        *("learning.solvers.solvers", "learning.solvers.state_search", "learning.solvers.planned_search"),
+        "learning.solvers.solvers",
+        "learning.solvers.state_search",
+        "learning.solvers.planned_search",
         "learning.solvers.question_graph",
     )
     takes = ("rows", "ask")
