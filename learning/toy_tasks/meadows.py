@@ -9,7 +9,7 @@ from pydantic import Field
 
 from learning.data.rows import Row, read_rows, write_rows
 from learning.solvers.question_graph import prompt_dag
-from learning.toy_tasks.environments.crafter import ACTIONS, WAYS, Meadow, act, describe, read_meadow
+from learning.toy_tasks.crafting import ACTIONS, WAYS, Meadow, act, describe, read_meadow
 from learning.toy_tasks.rows import Size, Split, TestShare, draw_rows, is_in_split, make_row
 from schemas.question_graph import Question, QuestionGraph
 from schemas.use import EnvUse

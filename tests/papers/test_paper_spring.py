@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from learning.lookup import bind
-from learning.toy_tasks.environments.crafter import ACTIONS
+from learning.toy_tasks.crafting import ACTIONS
 from learning.toy_tasks.meadows import RuleAnswerer
 from schemas.errors import RecipeError
 from schemas.question_graph import Question, order_questions
