@@ -4,6 +4,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from learning.control.episode_tasks import EpisodeTasks
 from learning.control.losses import Algorithm
 from learning.control.networks import Networks
 from learning.control.policy import ControlPolicy, load_control_policy, load_networks
@@ -29,7 +30,9 @@ def run(stage: Control, context: Context) -> Result:
     require_libraries()
     set_determinism(context.seed, context.num_threads)
     make = bind_optional(stage.env, "env", context)
-    worlds = None if make is None else Worlds(make, stage.num_envs, context.seed, "control")
+    teacher = bind_optional(stage.teacher, "teacher", context)
+    tasks = None if teacher is None else EpisodeTasks(teacher, context.seed)
+    worlds = None if make is None else Worlds(make, stage.num_envs, context.seed, "control", tasks)
     data = [read_transitions(context.input(f"data.{i}")) for i in range(len(stage.data))]
     spaces = data[0].spaces if worlds is None else worlds.spaces
     for i, part in enumerate(data):

@@ -103,6 +103,19 @@ class Drift(Line):
         return self.show(shown), *rest
 
 
+class GoalLine(Line):
+    """A line whose task is how far from 0 it begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.task_space = gymnasium.spaces.Box(0.0, 1.0, (1,), np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x = float(options["task"][0] if options else self.np_random.uniform())
+        return np.array([self.x], np.float32), {}
+
+
 class Tally(gymnasium.Env):
     """Every choice earns its number, over `limit` steps; the observation says nothing."""
 
@@ -192,6 +205,11 @@ def drift_costs(next_observation_NO, action_N):
     nothing = np.zeros(len(action_N))
     named = {"position": next_observation_NO[:, 0] ** 2, "action": action_N[:, 0] ** 2}
     return {**named, "velocity": nothing, "tilt": nothing}
+
+
+def goal_line() -> gymnasium.Env:
+    """Return a line with tasks."""
+    return GoalLine()
 
 
 def tally(*, limit: int = 4) -> gymnasium.Env:

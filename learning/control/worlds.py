@@ -14,6 +14,7 @@ from zlib import crc32
 import numpy as np
 import torch
 
+from learning.control.episode_tasks import EpisodeTasks
 from learning.control.spaces import Spaces, read_spaces
 from schemas.base import JsonObject
 from schemas.errors import StepError
@@ -83,25 +84,37 @@ class Worlds:
     world has done since then is kept, so that it can be brought into the same state again by the same actions.
     """
 
-    def __init__(self, make: Make, count: int, seed: int, purpose: str) -> None:
+    def __init__(
+        self, make: Make, count: int, seed: int, purpose: str, episode_tasks: EpisodeTasks | None = None
+    ) -> None:
         """Start the first episode of each of `count` worlds. Raise StepError if their spaces cannot be used.
 
-        Stages have the same seed; those with different purposes get different episodes.
+        Stages have the same seed; those with different purposes get different episodes. `episode_tasks` chooses the
+        tasks of episodes.
         """
         self.seed = [seed, crc32(purpose.encode())]
         from learning.control.teams import join_agents  # imports Gymnasium
 
         self.worlds = [join_agents(make()) for _ in range(count)]
         self.spaces: Spaces = read_spaces(self.worlds[0])
+        self.episode_tasks = episode_tasks
+        if episode_tasks is not None:
+            episode_tasks.begin(self.worlds[0])
+        self.tasks = [self._choose_task() for _ in range(count)]
         self.episodes = [0] * count
         self.actions: list[list[np.ndarray]] = [[] for _ in range(count)]
         self.returns = [0.0] * count
         self.observation = np.stack([self._reset(n) for n in range(count)])
 
+    def _choose_task(self) -> np.ndarray | None:
+        """Return the task of the next episode; None where the world has none, or draws it."""
+        return None if self.episode_tasks is None else self.episode_tasks.choose()
+
     def _reset(self, n: int) -> np.ndarray:
-        """Start the world's episode, and return its first observation (O,)."""
+        """Start the world's episode, with its task, and return its first observation (O,)."""
         sequence = np.random.SeedSequence([*self.seed, n, self.episodes[n]])
-        observation, _ = self.worlds[n].reset(seed=int(sequence.generate_state(1, np.uint32)[0]))
+        options = None if self.tasks[n] is None else {"task": self.tasks[n]}
+        observation, _ = self.worlds[n].reset(seed=int(sequence.generate_state(1, np.uint32)[0]), options=options)
         self.actions[n], self.returns[n] = [], 0.0
         return self.spaces.flatten(self.worlds[n], observation)
 
@@ -123,7 +136,10 @@ class Worlds:
             self.returns[n] += float(earned)
             if terminated[n] or truncated[n]:
                 ended.append((n, self.returns[n], len(self.actions[n])))
+                if self.episode_tasks is not None and (task := self.tasks[n]) is not None:
+                    self.episode_tasks.note(task, self.returns[n])
                 self.episodes[n] += 1
+                self.tasks[n] = self._choose_task()
                 following[n] = self._reset(n)
         self.observation = following
         return Steps(before, np.array(action), reward, after, terminated, truncated, tuple(ended))
@@ -131,12 +147,23 @@ class Worlds:
     def save(self) -> tuple[dict[str, torch.Tensor], JsonObject]:
         """Return what `restore` needs: tensors by name, and a JSON object."""
         tensors = {f"actions.{n}": torch.from_numpy(np.stack(taken)) for n, taken in enumerate(self.actions) if taken}
-        return {**tensors, "observation": torch.from_numpy(self.observation.copy())}, {"episodes": list(self.episodes)}
+        tensors["observation"] = torch.from_numpy(self.observation.copy())
+        state: JsonObject = {"episodes": list(self.episodes)}
+        if self.episode_tasks is not None:
+            chosen, rest = self.episode_tasks.save()
+            tensors |= {f"chosen.{name}": tensor for name, tensor in chosen.items()}
+            tensors |= {f"task.{n}": torch.from_numpy(task) for n, task in enumerate(self.tasks) if task is not None}
+            state |= rest
+        return tensors, state
 
     def restore(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
         """Bring every world into a saved state. Raise StepError if the same actions lead to another observation."""
+        if self.episode_tasks is not None:
+            chosen = {name.removeprefix("chosen."): t for name, t in tensors.items() if name.startswith("chosen.")}
+            self.episode_tasks.restore(chosen, state)
         for n, episode in enumerate(state["episodes"]):
             self.episodes[n] = episode
+            self.tasks[n] = tensors[f"task.{n}"].numpy() if f"task.{n}" in tensors else None
             observation = self._reset(n)
             for action in tensors[f"actions.{n}"].numpy() if f"actions.{n}" in tensors else ():
                 shown, earned, *_ = self.worlds[n].step(self.spaces.to_world(action))

@@ -13,6 +13,7 @@ from schemas.control import (
     PriorityUse,
     RelabelUse,
     SegmentRewardUse,
+    TaskTeacherUse,
     WorldUse,
 )
 from schemas.number_schedules import Number
@@ -80,6 +81,8 @@ class Control(BaseStage):
     segment_reward: SegmentRewardUse | None = None
     """Rewards whole pieces of a rollout's episodes, shared out evenly over their steps, for losses on the newest steps
     alone; null: the rewards of the steps."""
+    teacher: TaskTeacherUse | None = None
+    """Chooses the task of every episode, in an environment with tasks; null: the environment draws them."""
     priority: PriorityUse | None = None
     """Decides which kept steps a batch has; null: all are equally likely."""
     priority_correction: Number = 0.4
@@ -104,6 +107,8 @@ class Control(BaseStage):
             raise ValueError("an offline stage needs `data`")
         if self.env is None and (self.environment_steps or self.eval_steps):
             raise ValueError("`environment_steps` and `eval_steps` need `env`, a world to act in")
+        if self.teacher is not None and not self.environment_steps:
+            raise ValueError("`teacher` chooses the tasks of own episodes: give `env` and `environment_steps`")
         if self.relabel_every is not None and self.relabel is None:
             raise ValueError("`relabel_every` repeats `relabel`: give that, too")
         if self.data_share is not None and not (self.environment_steps and self.data):
