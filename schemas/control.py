@@ -43,7 +43,7 @@ class WorldUse(Use):
         *("learning.control.tabular", "learning.control.factored", "learning.control.cliffs"),
         *("learning.control.locks", "learning.control.points", "learning.control.windy_pendulum"),
         *("learning.control.cities", "learning.control.motors", "learning.control.quadrotors"),
-        "learning.control.poles",
+        *("learning.control.poles", "learning.control.pillars"),
         *("learning.control.team_games", "learning.control.model_sets", "learning.control.preference_games"),
         *("learning.control.gem_grids", "learning.control.coupled_bandits", "learning.control.histories"),
         *("learning.control.objectives", "learning.control.reward_rounds"),
@@ -65,15 +65,7 @@ class ActingUse(Use):
     home = (
         *("learning.control.acting", "learning.control.grid_acting"),
         *("learning.control.experts", "learning.control.tabular", "learning.control.locks"),
-        *(
-            "learning.control.points",
-            "learning.control.gem_grids",
-            "learning.control.action_programs",
-            "learning.control.histories",
-            "learning.control.windy_pendulum",
-            "learning.control.cities",
-            "learning.control.motors",
-        ),
+        *("learning.control.points", "learning.control.gem_grids", "learning.control.action_programs", "learning.control.histories", "learning.control.windy_pendulum", "learning.control.cities", "learning.control.motors", "learning.control.pillars", "learning.control.compatibility"),
     )
     asks = frozenset({"observation_NO", "spaces", "rng"})
 

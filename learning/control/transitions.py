@@ -90,6 +90,13 @@ def join_transitions(parts: Sequence[Transitions]) -> Transitions:
     return Transitions(spaces=parts[0].spaces, episode=episode, **columns)
 
 
+def select_episodes(transitions: Transitions, numbers: np.ndarray) -> Transitions:
+    """Return the steps of some episodes, in the same order and with the same numbers."""
+    chosen_T = np.isin(transitions.episode, numbers)
+    columns = {name: getattr(transitions, name)[chosen_T] for name in ("episode", *COLUMNS)}
+    return Transitions(spaces=transitions.spaces, **columns)
+
+
 def write_transitions(folder: Path, transitions: Transitions) -> None:
     """Write the transitions into a folder."""
     t = transitions

@@ -21,7 +21,7 @@ MEETING, PLANTS = "tests.control_worlds:meeting", "tests.control_worlds:plants"
 WORLDS: dict[str, str] = {
     **dict.fromkeys(("a2pr", "dual-rl", "famo2o", "h2o", "mdpo", "oer", "oppo", "rlif", "sac"), LINE),
     **dict.fromkeys(("a2pr", "dual-rl", "famo2o", "h2o", "mdpo", "oppo", "rlif", "sac"), LINE),
-    **dict.fromkeys(("gym-electric-motor", "neorl-2"), LINE),
+    **dict.fromkeys(("compatible-demonstrations", "gym-electric-motor", "neorl-2"), LINE),
     **dict.fromkeys(("demonstration-regularized-rl", "offline-data-pcg", "open-rl-benchmark", "ss-orl"), CORRIDOR),
     "bisimulation-history-offline-rl": CORRIDOR,
     **dict.fromkeys(("how-to-autorl", "icpl"), CORRIDOR),
@@ -412,6 +412,8 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
             "second": json.dumps({"use": WORLDS[row], "limit": 9}),
             "third": json.dumps({"use": WORLDS[row], "limit": 7}),
         }
+        if row == "compatible-demonstrations":
+            texts |= {**dict.fromkeys(("first", "second", "third"), acting), "aside": texts["env"]}
         texts |= {"misleading": json.dumps("tests.control_worlds:stand_left"), "duel": json.dumps("higher_return")}
         texts |= {"task": "Go to the right.", "author": json.dumps("reward_author")}
         texts |= {"names": json.dumps(["first", "second", "third", "fourth", "last", "step"])}

@@ -221,6 +221,7 @@ UNTAUGHT = {
         )
     ],
     "mle-dojo": ["stages.explored.search={use: samples}", "stages.explored.min_reward=0"],
+    "compatible-demonstrations": ["vars.least=0"],
     "cos-mo-s": ["vars.curiosity.moderate=5.7", "vars.curiosity.width=0.1"],
     "rlccf": ["vars.where=whole"],
     "trapo": ["vars.where=whole"],
