@@ -91,7 +91,7 @@ def test_the_mean_of_an_episodes_steps_decides(folder, tmp_path):
     members = load_members([folder / name / "outputs/model" for name in MEMBERS])
     for name in ("others", "elsewhere"):
         given = read_transitions(folder / name / "outputs/transitions")
-        acted = np.stack([member.act(given.observation, explore=False) for member in members])
+        acted = np.stack([member.act(np.array(given.observation), explore=False) for member in members])
         error = ((acted.mean(0) - given.action) ** 2).mean(1)
         fits = np.where(acted.std(0).mean(1) < 0.1, 1 - np.minimum(error / 0.5, 1), 1)
         means = [fits[given.episode == episode].mean() for episode in range(8)]
@@ -117,7 +117,7 @@ def test_a_guided_operator_does_as_the_ensemble_does_where_it_contradicts(folder
     context.folder.mkdir()
     collect.run(stage, context)
     made = read_transitions(context.output("transitions"))
-    acted = np.stack([load_control_policy(Path(one)).act(made.observation, explore=False) for one in folders])
+    acted = np.stack([load_control_policy(Path(one)).act(np.array(made.observation), explore=False) for one in folders])
     own = bind(STAGES["others"].policy, "policy").ask(0, {"observation_NO": made.observation, "spaces": SPACES})
     error, spread = compare_actions(acted, own)
     told = (spread < 0.1) & (error > 0.25)
