@@ -43,7 +43,7 @@ class WorldUse(Use):
         *("learning.control.tabular", "learning.control.factored", "learning.control.cliffs"),
         *("learning.control.locks", "learning.control.points", "learning.control.windy_pendulum"),
         *("learning.control.cities", "learning.control.motors", "learning.control.quadrotors"),
-        *("learning.control.poles", "learning.control.pillars"),
+        *("learning.control.poles", "learning.control.pillars", "learning.control.timed_reach"),
         *("learning.control.team_games", "learning.control.model_sets", "learning.control.preference_games"),
         *("learning.control.gem_grids", "learning.control.coupled_bandits", "learning.control.histories"),
         *("learning.control.objectives", "learning.control.reward_rounds"),
@@ -94,7 +94,7 @@ class CostsUse(Use):
 class TaskTeacherUse(Use):
     """Chooses the task of the next episode by what episodes of other tasks returned."""
 
-    home = ("learning.control.task_teachers",)
+    home = ("learning.control.task_teachers", "learning.control.allocations")
     asks = frozenset({"task_KD", "return_K", "low", "high", "rng", "value_of"})
 
 

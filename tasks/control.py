@@ -4,6 +4,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from learning.control.critics import find_critic, value_starts
 from learning.control.episode_tasks import EpisodeTasks
 from learning.control.losses import Algorithm
 from learning.control.networks import Networks
@@ -42,6 +43,8 @@ def run(stage: Control, context: Context) -> Result:
         spaces.require(start.spaces, "model")
     settings = start.settings if start is not None else stage.networks
     algorithm: Algorithm = bind(stage.loss, "loss")(Networks(spaces, settings))
+    if tasks is not None and worlds is not None:
+        tasks.value_of = value_starts(worlds.worlds[0], find_critic(algorithm.loss))
     terms = {name: bind(use, f"loss_terms.{name}", context.inputs) for name, use in stage.loss_terms.items()}
     unused = data and not algorithm.fit_newest and not any("data_batch" in asked_of(bound) for bound in terms.values())
     if algorithm.is_on_policy and (unused or not stage.environment_steps):

@@ -6,10 +6,13 @@ import numpy as np
 import torch
 
 from learning.control.aggregates import make_run_lines
+from learning.control.critics import load_critic, value_starts
+from learning.control.episode_tasks import EpisodeTasks
+from learning.control.networks import Networks
 from learning.control.playing import FunctionActor, play
-from learning.control.policy import load_control_policy
+from learning.control.policy import load_control_policy, load_networks
 from learning.control.spaces import Spaces
-from learning.control.worlds import Worlds, require_libraries
+from learning.control.worlds import Make, Worlds, require_libraries
 from learning.data.rows import Row
 from learning.evaluation.evaluation import Comparison, Scores, compute_values, make_comparisons, make_table
 from learning.evaluation.evaluation_report import write_report
@@ -48,7 +51,18 @@ def run(stage: EvaluateControl, context: Context) -> Result:
         actor = load_actor(stage, context, name, worlds.spaces)
         torch.manual_seed(context.seed)  # drawn actions are the same, whichever policies were played before
         starts = range(stage.episodes)
-        played = [play(make, actor, starts, context.seed, "report", explore=stage.explore) for make in makes]
+        played = [
+            play(
+                make,
+                actor,
+                starts,
+                context.seed,
+                "report",
+                explore=stage.explore,
+                tasks=make_tasks(stage, context, name, make),
+            )
+            for make in makes
+        ]
         scores[name] = np.stack(played, 1)
         samples += make_sample_rows(name, scores[name])
         context.progress(done + 1, len(names))
@@ -70,6 +84,18 @@ def run(stage: EvaluateControl, context: Context) -> Result:
             metrics[line["metric"]] = line["value"]
     metrics["gates_failed"] = sum(not gate["passed"] for gate in results["gates"])
     return Result(metrics, results)
+
+
+def make_tasks(stage: EvaluateControl, context: Context, name: str, make: Make) -> EpisodeTasks | None:
+    """Return what chooses the tasks of a model's episodes by its critic; None where the environment draws them."""
+    if stage.teacher is None:
+        return None
+    tasks = EpisodeTasks(bind(stage.teacher, "teacher", context.inputs), context.seed)
+    folder = context.input(f"models.{name}")
+    policy = load_control_policy(folder)
+    critic = Networks(policy.spaces, policy.settings).make_state_value()
+    tasks.value_of = value_starts(make(), load_critic(critic, load_networks(folder)))
+    return tasks
 
 
 def load_actor(stage: EvaluateControl, context: Context, name: str, spaces: Spaces) -> Any:

@@ -7,6 +7,7 @@ from zlib import crc32
 
 import numpy as np
 
+from learning.control.episode_tasks import EpisodeTasks
 from learning.control.policy import act
 from learning.control.spaces import Spaces
 from learning.control.worlds import Make, Steps, Worlds
@@ -83,12 +84,22 @@ def begin(actor: Any, count: int) -> Player:
 
 
 def play(
-    make: Make, actor: Any, starts: Sequence[int], seed: int, purpose: str, *, explore: bool = False
+    make: Make,
+    actor: Any,
+    starts: Sequence[int],
+    seed: int,
+    purpose: str,
+    *,
+    explore: bool = False,
+    tasks: EpisodeTasks | None = None,
 ) -> np.ndarray:
-    """Return the return of one episode from each start: by the likeliest or best actions, or by drawn ones."""
+    """Return the return of one episode from each start: by the likeliest or best actions, or by drawn ones.
+
+    `tasks` chooses the tasks of the episodes.
+    """
     returns = []
     for start in starts:
-        worlds, player = Worlds(make, 1, seed, f"{purpose}.{start}"), begin(actor, 1)
+        worlds, player = Worlds(make, 1, seed, f"{purpose}.{start}", tasks), begin(actor, 1)
         while True:
             steps = worlds.step(player.act(worlds.observation, explore=explore))
             player.see(steps)

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from schemas.control import ActingUse, ControlMetricUse, WorldUse
+from schemas.control import ActingUse, ControlMetricUse, TaskTeacherUse, WorldUse
 from schemas.gates import Gate, refuse_unusable_gates
 from schemas.references import ControlPolicyRef
 from schemas.stages.base import BaseStage, ReportSection
@@ -31,6 +31,8 @@ class EvaluateControl(BaseStage):
     """Policies to evaluate in one table, in this order: name to reference."""
     policies: dict[str, ActingUse] = {}
     """Functions that act without a network, as those of `collect`, first in the table: name to function."""
+    teacher: TaskTeacherUse | None = None
+    """Chooses the tasks of episodes, in an environment with tasks, by the critic of each model; null: it draws them."""
     episodes: int = Field(default=20, ge=2)
     """Starts, the same for all policies; an episode of each policy from each."""
     metrics: list[ControlMetricUse] = Field(default=[ControlMetricUse(use="mean_return")], min_length=1)
@@ -47,6 +49,10 @@ class EvaluateControl(BaseStage):
         """Refuse gates against models that are not evaluated here, and repeats of what has no noise."""
         if both := sorted(self.policies.keys() & self.models.keys()):
             raise ValueError(f"`{both[0]}` is in `policies` and in `models`; give one of them another name")
+        if self.teacher is not None and self.policies:
+            raise ValueError(
+                "`teacher` chooses tasks by the critics of models: `policies` have none; remove one of both"
+            )
         refuse_unusable_gates(self.gate, [*self.policies, *self.models], "policies act without exploration")
         return self
 
