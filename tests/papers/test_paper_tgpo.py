@@ -212,11 +212,8 @@ def test_training_asks_the_present_critic_and_evaluation_the_trained_one(plan, t
     weights = load_networks(models["even"])
     seen = torch.from_numpy(bind(make_use("even", plan), "env")().show_start(tasks))
     for n in range(3):
-        layer = {
-            k.rpartition(".")[2]: v
-            for k, v in weights.items()
-            if k.startswith(f"critic_network_params.module.{2 * n}.")
-        }
+        begin = f"critic_network_params.module.{2 * n}."
+        layer = {name.removeprefix(begin): one for name, one in weights.items() if name.startswith(begin)}
         seen = seen @ layer["weight"].T + layer["bias"]
         seen = torch.tanh(seen) if n < 2 else seen
     assert played[0] == pytest.approx(seen[:, 0].numpy(), abs=1e-5)
