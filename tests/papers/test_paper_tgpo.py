@@ -134,7 +134,7 @@ def test_the_reward_of_a_stage_changes_at_the_switch(world):
         stages.append(info["stage"])
         rewards.append(reward)
     assert stages == [0] * 8 + [1] * 4
-    near, far = np.hypot(1, 1.3) - np.hypot(0.8, 1.3), np.hypot(1, 1.3) - np.hypot(1.2, 1.3)
+    near, far = (np.hypot(1, 1.3) - np.hypot(1 - move, 1.3) for move in (0.3, -0.3))
     assert rewards == pytest.approx([far, near] * 4 + [near, far] * 2)
 
 
@@ -189,7 +189,7 @@ def train(name, plan, folder, **settings):
 
 
 def test_training_asks_the_present_critic_and_evaluation_the_trained_one(plan, tmp_path, monkeypatch):
-    """The teacher's values are those of the loss's critic; the evaluation's those of the saved one, each for its model."""
+    """The teacher has the values of the loss's critic; the evaluation those of the saved one, for each model."""
     asked = []
 
     def watch(world, value):
