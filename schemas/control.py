@@ -44,6 +44,7 @@ class WorldUse(Use):
         *("learning.control.locks", "learning.control.points", "learning.control.windy_pendulum"),
         *("learning.control.cities", "learning.control.motors", "learning.control.quadrotors"),
         *("learning.control.poles", "learning.control.pillars", "learning.control.timed_reach"),
+        "learning.control.ponds",
         *("learning.control.team_games", "learning.control.model_sets", "learning.control.preference_games"),
         *("learning.control.gem_grids", "learning.control.coupled_bandits", "learning.control.histories"),
         *("learning.control.objectives", "learning.control.reward_rounds"),
@@ -65,7 +66,7 @@ class ActingUse(Use):
     home = (
         *("learning.control.acting", "learning.control.grid_acting"),
         *("learning.control.experts", "learning.control.tabular", "learning.control.locks"),
-        *("learning.control.points", "learning.control.gem_grids", "learning.control.action_programs", "learning.control.histories", "learning.control.windy_pendulum", "learning.control.cities", "learning.control.motors", "learning.control.pillars", "learning.control.compatibility"),
+        *("learning.control.points", "learning.control.gem_grids", "learning.control.action_programs", "learning.control.histories", "learning.control.windy_pendulum", "learning.control.cities", "learning.control.motors", "learning.control.pillars", "learning.control.compatibility", "learning.control.safe_sets"),
     )
     asks = frozenset({"observation_NO", "spaces", "rng"})
 
@@ -73,15 +74,20 @@ class ActingUse(Use):
 class ExplorationUse(Use):
     """Changes actions of the policy while steps are collected."""
 
-    home = ("learning.control.exploration", "learning.control.interventions", "learning.control.action_programs")
+        *("learning.control.exploration", "learning.control.interventions", "learning.control.action_programs", "learning.control.safe_sets"),
     asks = frozenset({"action_N", "observation_NO", "spaces", "rng", "step"})
 
 
 class RelabelUse(Use):
     """Replaces columns of own steps before they are kept: it returns new arrays under their names."""
 
-    home = ("learning.control.relabelling", "learning.control.weighted_costs", "learning.control.forms")
-    asks = frozenset({"observation_NO", "action_N", "reward_N", "next_observation_NO", "spaces", "rng", "step"})
+    home = (
+        *("learning.control.relabelling", "learning.control.weighted_costs", "learning.control.forms"),
+        "learning.control.safe_sets",
+    )
+    asks = frozenset(
+        {"observation_NO", "action_N", "reward_N", "next_observation_NO", "kept_KO", "spaces", "rng", "step"}
+    )
 
 
 class CostsUse(Use):

@@ -116,6 +116,19 @@ class GoalLine(Line):
         return np.array([self.x], np.float32), {}
 
 
+class Fence(Line):
+    """A line that ends where a point is farther than 0.8 from 0."""
+
+    def __init__(self, counted: bool) -> None:
+        super().__init__()
+        self.counted = counted
+
+    def step(self, action):
+        shown, earned, _, over, info = super().step(action)
+        outside = abs(self.x) > 0.8
+        return shown, float(outside) if self.counted else earned, outside, over and not outside, info
+
+
 class Tally(gymnasium.Env):
     """Every choice earns its number, over `limit` steps; the observation says nothing."""
 
@@ -210,6 +223,11 @@ def drift_costs(next_observation_NO, action_N):
 def goal_line() -> gymnasium.Env:
     """Return a line with tasks."""
     return GoalLine()
+
+
+def fence(*, counted: bool = False) -> gymnasium.Env:
+    """Return a line that must not be left."""
+    return Fence(counted)
 
 
 def tally(*, limit: int = 4) -> gymnasium.Env:

@@ -11,15 +11,25 @@ from schemas.errors import StepError
 
 
 def replace_columns(
-    steps: Steps, relabel: Bound, iteration: int, spaces: Spaces, rng: np.random.Generator, *, policy_loss: str | None
+    steps: Steps,
+    relabel: Bound,
+    iteration: int,
+    spaces: Spaces,
+    rng: np.random.Generator,
+    kept_KO: np.ndarray | None,
+    *,
+    policy_loss: str | None,
 ) -> Steps:
     """Return steps with the columns that `relabel` gives.
 
-    `policy_loss` names a loss that needs the actions that the policy took. Raise StepError for columns that may not be
-    given, for values that do not fit, and for actions with such a loss.
+    `kept_KO` are the observations after all kept own steps, where there is a buffer of them. `policy_loss` names a loss
+    that needs the actions that the policy took. Raise StepError for columns that may not be given, for values that do
+    not fit, and for actions with such a loss.
     """
     supplies = {"observation_NO": steps.observation, "action_N": steps.action, "reward_N": steps.reward}
     supplies |= {"next_observation_NO": steps.next_observation, "spaces": spaces, "rng": rng}
+    if kept_KO is not None:
+        supplies["kept_KO"] = kept_KO
     columns = relabel.ask(iteration, {**supplies, "step": iteration})
     if wrong := set(columns) - {"action", "reward"}:
         raise StepError(f"relabel {relabel.name}: it gives {', '.join(sorted(wrong))}; it may give action and reward")

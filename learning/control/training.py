@@ -183,10 +183,16 @@ class ControlLoop:
             self.window.add(episode_return=earned, episode_length=length)
         if self.relabel is not None:
             policy_loss = self.stage.loss.use if self.algorithm.is_on_policy else None
-            steps = replace_columns(steps, self.relabel, iteration, self.spaces, self.rng, policy_loss=policy_loss)
+            steps = replace_columns(
+                steps, self.relabel, iteration, self.spaces, self.rng, self.get_kept(), policy_loss=policy_loss
+            )
         if self.buffer is not None:
             self.keep(steps)
         return steps
+
+    def get_kept(self) -> np.ndarray | None:
+        """Return the observations (K, O) after all kept own steps; None where none are kept."""
+        return None if self.buffer is None else self.buffer.save()["next_observation"].numpy()
 
     def relabel_kept(self, iteration: int) -> None:
         """Give all kept own steps the columns that `relabel` gives now."""

@@ -37,6 +37,7 @@ WORLDS: dict[str, str] = {
     "learning-to-fly": DRIFT,
     "morl-hpo": "tests.control_worlds:errands",
     "tgpo": "timed_reach",
+    "optimistic-forgetting": "tests.control_worlds:fence",
     "teachmyagent": "tests.control_worlds:goal_line",
 }
 """A user's own environment for each row of control."""
@@ -407,6 +408,7 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
         texts |= {"costs": json.dumps("tests.control_worlds:drift_costs")}
         texts |= {"easiest": "[0.0]", "hardest": "[1.0]", "mastered": "-1.0"}
         texts |= {"formula": json.dumps("F[0,4] home"), "regions": json.dumps({"home": [0.0, -0.5, 0.3]})}
+        texts |= {"counted": json.dumps({"use": "tests.control_worlds:fence", "counted": True})}
         texts |= {"city": json.dumps(f"path:{folder}/city")}
         texts |= {"factors": "2", "omitted": "[[0, 1]]"}
         texts |= {"weights": "[[1, 1, 3]]", "most": "[3]"}
