@@ -66,7 +66,10 @@ class ActingUse(Use):
     home = (
         *("learning.control.acting", "learning.control.grid_acting"),
         *("learning.control.experts", "learning.control.tabular", "learning.control.locks"),
-        *("learning.control.points", "learning.control.gem_grids", "learning.control.action_programs", "learning.control.histories", "learning.control.windy_pendulum", "learning.control.cities", "learning.control.motors", "learning.control.pillars", "learning.control.compatibility", "learning.control.safe_sets"),
+        *("learning.control.points", "learning.control.gem_grids", "learning.control.action_programs"),
+        *("learning.control.histories", "learning.control.windy_pendulum", "learning.control.cities"),
+        *("learning.control.motors", "learning.control.pillars", "learning.control.compatibility"),
+        "learning.control.safe_sets",
     )
     asks = frozenset({"observation_NO", "spaces", "rng"})
 
@@ -74,7 +77,10 @@ class ActingUse(Use):
 class ExplorationUse(Use):
     """Changes actions of the policy while steps are collected."""
 
-        *("learning.control.exploration", "learning.control.interventions", "learning.control.action_programs", "learning.control.safe_sets"),
+    home = (
+        *("learning.control.exploration", "learning.control.interventions", "learning.control.action_programs"),
+        "learning.control.safe_sets",
+    )
     asks = frozenset({"action_N", "observation_NO", "spaces", "rng", "step"})
 
 
