@@ -75,6 +75,9 @@ def test_every_world_is_the_users_and_the_method_is_the_shipped_one(path, mine):
             for settings in (ours[slot], theirs[slot]):
                 for option in ("expert", "when", "by", "weights", "most", "costs") if settings else ():
                     settings.pop(option, None)
+        for settings in (ours["teacher"] or {}, theirs["teacher"] or {}):  # what an expert knows of tasks
+            for option in ("easiest", "hardest", "mastered"):
+                settings.pop(option, None)
         for settings in (ours["networks"], theirs["networks"]):  # how much critics alone see
             settings.pop("privileged")
         for settings in (ours["loss"], theirs["loss"]):  # an episode's steps, a state's factors, what rates an episode
