@@ -35,7 +35,7 @@ def _fit_mixture(points: bytes, size: int, most: int) -> tuple[np.ndarray, np.nd
     counts = range(2, min(most, len(point_KD)) + 1)
     fitted = [GaussianMixture(count, covariance_type="full", random_state=0).fit(point_KD) for count in counts]
     best = min(fitted, key=lambda mixture: mixture.aic(point_KD))
-    return best.means_, best.covariances_
+    return np.asarray(best.means_), np.asarray(best.covariances_)
 
 
 def sample_by_progress(mean_CD: np.ndarray, cov_CDD: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -198,9 +198,8 @@ class ControlLoop:
         """Give all kept own steps the columns that `relabel` gives now."""
         assert self.buffer is not None
         assert self.relabel is not None
-        kept = replace_columns(
-            self.buffer.get_steps(), self.relabel, iteration, self.spaces, self.rng, policy_loss=None
-        )
+        steps, kept_KO = self.buffer.get_steps(), self.get_kept()
+        kept = replace_columns(steps, self.relabel, iteration, self.spaces, self.rng, kept_KO, policy_loss=None)
         self.buffer.replace(kept)
 
     def draw(self, iteration: int) -> Any:

@@ -168,6 +168,7 @@ def test_forgetting_changes_which_rows_are_fitted_alone(data, tmp_path, monkeypa
     kept = choose_rows(given, label_safety(given, 2), "optimistic", 0.3)
     assert (metrics["rows"], metrics["forgotten"]) == (int(kept.sum()), int((~kept).sum()))
     assert metrics["forgotten"] > 0
+    assert metrics["unsafe"] == int((~label_safety(given, 2) & kept).sum())
     remembered, all_rows = fit("remembered", data, tmp_path / "none", steps=60)
     assert (remembered["rows"], remembered["forgotten"]) == (1500, 0)
     monkeypatch.setattr("learning.control.safe_sets.choose_rows", lambda *_: kept)
