@@ -12,7 +12,10 @@ STEP, WIDEST, RADIUS, GOAL = 0.2, 1.5, 0.5, 0.9
 
 
 class Pond(gymnasium.Env):
-    """Begins on the left; every step in the goal, on the right, pays. Who enters the pond in the middle ends there."""
+    """Begins on the left; the goal is on the right. Who enters the pond in the middle ends there.
+
+    A step pays a tenth of its way to the right, and its share of 1 in the goal.
+    """
 
     def __init__(self, limit: int, pays: str) -> None:
         self.limit, self.pays = limit, pays
@@ -27,10 +30,11 @@ class Pond(gymnasium.Env):
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, Info]:
         """Move by 0.2 times the action."""
+        before = self.place[0]
         self.place = np.clip(self.place + STEP * np.asarray(action, float), -WIDEST, WIDEST)
         self.steps += 1
         drowned = bool(np.linalg.norm(self.place) < RADIUS)
-        earned = float(self.place[0] > GOAL) / self.limit
+        earned = 0.1 * float(self.place[0] - before) + float(self.place[0] > GOAL) / self.limit
         reward = float(drowned) if self.pays == "violations" else earned
         return self.place.astype(np.float32), reward, drowned, self.steps >= self.limit and not drowned, {}
 

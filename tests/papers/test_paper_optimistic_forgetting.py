@@ -217,11 +217,13 @@ def test_who_enters_the_pond_ends_there_and_the_goal_pays_by_the_step():
     for world in worlds:
         world.reset(seed=0)
         world.place = np.array([-0.6, 0.0])
-    assert [world.step(np.array([1.0, 0.0]))[1:3] for world in worlds] == [(0.0, True), (1.0, True)]
+    (earned, over), counted = (world.step(np.array([1.0, 0.0]))[1:3] for world in worlds)
+    assert (earned, over, counted) == (pytest.approx(0.02), True, (1.0, True))
     for world in worlds:
         world.reset(seed=0)
         world.place = np.array([0.8, 1.0])
-    assert [world.step(np.array([1.0, 0.0]))[1:3] for world in worlds] == [(1 / 30, False), (0.0, False)]
+    (earned, over), counted = (world.step(np.array([1.0, 0.0]))[1:3] for world in worlds)
+    assert (earned, over, counted) == (pytest.approx(0.02 + 1 / 30), False, (0.0, False))
 
 
 def test_the_arms_differ_in_the_safe_set_alone():
