@@ -1,5 +1,6 @@
 """kind: evaluate_control — episodes of policies from the same starts: a table with intervals, differences, gates."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -48,22 +49,7 @@ def run(stage: EvaluateControl, context: Context) -> Result:
     scores: dict[str, np.ndarray] = {}
     samples: list[Row] = []
     for done, name in enumerate(names):
-        actor = load_actor(stage, context, name, worlds.spaces)
-        torch.manual_seed(context.seed)  # drawn actions are the same, whichever policies were played before
-        starts = range(stage.episodes)
-        played = [
-            play(
-                make,
-                actor,
-                starts,
-                context.seed,
-                "report",
-                explore=stage.explore,
-                tasks=make_tasks(stage, context, name, make),
-            )
-            for make in makes
-        ]
-        scores[name] = np.stack(played, 1)
+        scores[name] = play_everywhere(stage, context, name, makes, worlds.spaces)
         samples += make_sample_rows(name, scores[name])
         context.progress(done + 1, len(names))
     measured = Scores(scores, [None] * stage.episodes, first=names[0])
@@ -84,6 +70,19 @@ def run(stage: EvaluateControl, context: Context) -> Result:
             metrics[line["metric"]] = line["value"]
     metrics["gates_failed"] = sum(not gate["passed"] for gate in results["gates"])
     return Result(metrics, results)
+
+
+def play_everywhere(
+    stage: EvaluateControl, context: Context, name: str, makes: Sequence[Make], spaces: Spaces
+) -> np.ndarray:
+    """Return the returns (P starts, N environments) of what acts under a name."""
+    actor = load_actor(stage, context, name, spaces)
+    torch.manual_seed(context.seed)  # drawn actions are the same, whichever policies were played before
+    starts, played = range(stage.episodes), []
+    for make in makes:
+        tasks = make_tasks(stage, context, name, make)
+        played.append(play(make, actor, starts, context.seed, "report", explore=stage.explore, tasks=tasks))
+    return np.stack(played, 1)
 
 
 def make_tasks(stage: EvaluateControl, context: Context, name: str, make: Make) -> EpisodeTasks | None:
