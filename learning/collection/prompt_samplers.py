@@ -179,6 +179,36 @@ def hard_focus(
     ]
 
 
+def unsolved(
+    rows: list[Row],
+    num_groups: int,
+    n: int,
+    seed: int,
+    state: dict[str, Any],
+    history: History,
+    *,
+    below: Annotated[float, Field(gt=0, le=1)] = 0.9,
+) -> list[SampleRequest]:
+    """Sample problems in shuffled epochs, each without those that were solved in the ones before (RAPO, Fathom 2025).
+
+    After an epoch problems leave whose mean of the first reward was at least `below` at their last visit; they do not
+    come back. If none were left, all that were in the epoch stay.
+    """
+    kept: list[str] = state.setdefault("kept", [row["id"] for row in rows])
+    by_id, chosen = {row["id"]: row for row in rows}, list[str]()
+    while len(chosen) < num_groups:
+        at, epoch = state.get("at", 0), state.get("epoch", 0)
+        if at == len(kept):
+            left = [key for key in kept if not history.rates.get(key) or history.rates[key][-1] < below]
+            state["kept"] = kept = left or kept
+            at, epoch = 0, epoch + 1
+        order = np.random.default_rng([seed, epoch]).permutation(len(kept)).tolist()
+        taken = order[at : at + num_groups - len(chosen)]
+        chosen += [kept[i] for i in taken]
+        state["at"], state["epoch"] = at + len(taken), epoch
+    return [SampleRequest(by_id[key], n) for key in chosen]
+
+
 def pools(
     rows: list[Row],
     num_groups: int,

@@ -98,6 +98,7 @@ OPTIONS = {
     "roles.only": SUITS | {"role": "answers"},
     "roles.outcome": SUITS,
     "roles.total": SUITS,
+    "search_steps.steered": SUITS,
     "formats.contains": {"texts": ["a", "{"]},
     "formats.matches": {"pattern": PATTERN},
     "foreign.trl": {"function": "tests.security.hostile:count_characters"},

@@ -247,3 +247,19 @@ def played(name, score, turns):
     ids = [0] * turns
     more = {"scores": {"environment.earned": score}, "turns": ended}
     return Sample(row(name), ord(name), "policy", [1], ids, [0.0] * turns, "stop", "", **more)
+
+
+def test_problems_that_were_solved_leave_after_their_epoch():
+    rows, history, state, seen = [{"id": str(i)} for i in range(5)], History(), {}, []
+    for _ in range(7):
+        made = bind(PromptSamplerUse(use="unsolved", below=0.5), "prompt_sampler").ask(
+            0, {"rows": rows, "num_groups": 2, "n": 3, "seed": 4, "state": state, "history": history}
+        )
+        assert [request.n for request in made] == [3, 3]
+        seen += [request.row["id"] for request in made]
+        history.rates = {"1": [1.0, 0.4], "2": [0.0, 0.5]}
+    assert sorted(seen[:5]) == list("01234")
+    # 2 was solved in the first epoch; 1 is below the bound again.
+    assert [sorted(seen[at : at + 4]) for at in (5, 9)] == [list("0134")] * 2
+    assert state["kept"] == list("0134")
+    assert seen[5:9] != seen[9:13]
