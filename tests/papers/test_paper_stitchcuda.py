@@ -168,6 +168,6 @@ def test_the_trainings_differ_in_the_rubric_alone():
     assert [use["use"] for use in executed.pop("rewards")] == ["kernels.executed"]
     assert coder == executed
     held_out = bind(REPORT.tasks[0])()
-    seen = [row for name in ("skills", "lessons") for row in bind(STAGES[name].problems[0])()]
+    seen = [row for name in ("skills", "lessons") for use in STAGES[name].problems for row in bind(use)()]
     chains = [{tuple(json.loads(row["metadata"])["chain"]) for row in rows} for rows in (held_out, seen)]
     assert not chains[0] & chains[1]

@@ -215,15 +215,18 @@ UNTAUGHT = {
         *("vars.least=-100", "vars.turn_length=128"),
     ],
     "agent-rlvr": [
-        text
-        for name in ("guided", "unguided", "patches")
-        for text in (
-            f"stages.{name}.search={{use: samples}}",
-            f"stages.{name}.rewards=[{{use: formats.brevity, soft: 1, hard: 400}}]",
-            f"stages.{name}.min_margin=0.001",
-        )
+        "vars.turn=48",
+        *(
+            text
+            for name in ("guided", "unguided", "patches")
+            for text in (
+                f"stages.{name}.search={{use: samples}}",
+                f"stages.{name}.rewards=[{{use: formats.brevity, soft: 1, hard: 400}}]",
+                f"stages.{name}.min_margin=0.001",
+            )
+        ),
     ],
-    "mle-dojo": ["stages.explored.search={use: samples}", "stages.explored.min_reward=0"],
+    "mle-dojo": ["stages.explored.search={use: samples}", "stages.explored.min_reward=0", "vars.turn=48"],
     "compatible-demonstrations": ["vars.least=0"],
     "cos-mo-s": ["vars.curiosity.moderate=5.7", "vars.curiosity.width=0.1"],
     "rlccf": ["vars.where=whole"],
