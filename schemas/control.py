@@ -47,7 +47,7 @@ class WorldUse(Use):
         "learning.control.ponds",
         *("learning.control.team_games", "learning.control.model_sets", "learning.control.preference_games"),
         *("learning.control.gem_grids", "learning.control.coupled_bandits", "learning.control.histories"),
-        *("learning.control.objectives", "learning.control.reward_rounds"),
+        *("learning.control.objectives", "learning.control.reward_rounds", "learning.control.doors"),
         *("learning.control.contexts", "learning.control.forms"),
     )
     takes = ()
@@ -70,6 +70,7 @@ class ActingUse(Use):
         *("learning.control.histories", "learning.control.windy_pendulum", "learning.control.cities"),
         *("learning.control.motors", "learning.control.pillars", "learning.control.compatibility"),
         "learning.control.safe_sets",
+        "learning.control.doors",
     )
     asks = frozenset({"observation_NO", "spaces", "rng"})
 

@@ -101,14 +101,14 @@ class Weighted(gymnasium.Env):
         return self._show(observation), info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
-        """Act, and earn the weighted sum, or one objective."""
+        """Act, and earn the weighted sum, or one objective; `objectives` of the info has all of them."""
         observation, reward, terminated, truncated, info = self.world.step(action)
         reward_K = np.asarray(reward, float)
         if reward_K.shape != self.weight_WK[0].shape:
             wanted = self.weight_WK.shape[1]
             raise StepError(f"env weighted: {reward} is not a reward of {wanted} objectives, as `weights` has")
         earned = float(self.weight_WK[self.place] @ reward_K) if self.objective is None else reward_K[self.objective]
-        return self._show(observation), float(earned), terminated, truncated, info
+        return self._show(observation), float(earned), terminated, truncated, info | {"objectives": reward_K}
 
     def close(self) -> None:
         """Close the world."""

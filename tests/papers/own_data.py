@@ -39,11 +39,13 @@ WORLDS: dict[str, str] = {
     "tgpo": "timed_reach",
     "optimistic-forgetting": "tests.control_worlds:fence",
     "teachmyagent": "tests.control_worlds:goal_line",
+    **dict.fromkeys(("morl-hpo", "xrl-survey"), "tests.control_worlds:errands"),
 }
 """A user's own environment for each row of control."""
 ACTING = {
     LINE: "tests.control_worlds:steer",
     CORRIDOR: "tests.control_worlds:stride",
+    "tests.control_worlds:errands": "tests.control_worlds:stride",
     MEETING: "tests.control_worlds:name_the_others",
 }
 """A function that acts well in it."""

@@ -162,10 +162,10 @@ def answer(text):
 
 
 def test_a_function_that_fails_is_resampled_and_never_trained_with(step):
-    """Of six answers the second divides by 0 and the third is not allowed: the first, fourth and fifth are taken."""
+    """Six answers: the second is no number for angles below 0, the third not allowed; 1, 4 and 5 are taken."""
     texts = [
         f"```python\n{SOURCES[0]}\n```",
-        "def reward(pole_angle):\n    return 1 / (pole_angle - pole_angle)",
+        "def reward(pole_angle):\n    return log(pole_angle)",
         "def reward(pole_angle):\n    return __import__('os').getpid()",
         f"Here it is:\n```python\n{SOURCES[1]}\n```\nGood luck!",
         SOURCES[2],
