@@ -22,7 +22,7 @@ def compute_hypervolume(point_MK: np.ndarray, reference_K: Sequence[float]) -> f
         return float(above_MK.max())
     ranked_MK = above_MK[(-above_MK[:, -1]).argsort(kind="stable")]
     lower_M = np.append(ranked_MK[1:, -1], 0.0)
-    rest = np.zeros(above_MK.shape[1] - 1)
+    rest = [0.0] * (above_MK.shape[1] - 1)
     return sum(
         float(top - below) * compute_hypervolume(ranked_MK[: place + 1, :-1], rest)
         for place, (top, below) in enumerate(zip(ranked_MK[:, -1], lower_M, strict=True))
