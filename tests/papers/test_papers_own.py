@@ -229,6 +229,11 @@ UNTAUGHT = {
     "mle-dojo": ["stages.explored.search={use: samples}", "stages.explored.min_reward=0", "vars.turn=48"],
     "compatible-demonstrations": ["vars.least=0"],
     "cos-mo-s": ["vars.curiosity.moderate=5.7", "vars.curiosity.width=0.1"],
+    "imagined-conversations": [
+        *("vars.agent=''", "vars.partner=''", "vars.good=''", "vars.bad=''", "vars.turn_length=48"),
+        *(f"stages.{name}.num_generations=48" for name in ("personas", "talks", "critiques")),
+        *("stages.tasks.problems.0.size=1", "stages.talks.problems.0.repeats=1"),
+    ],
     "rlccf": ["vars.where=whole"],
     "trapo": ["vars.where=whole"],
 }
