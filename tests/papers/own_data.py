@@ -20,10 +20,8 @@ FORMS = "tests.control_worlds:forms"
 MEETING, PLANTS = "tests.control_worlds:meeting", "tests.control_worlds:plants"
 WORLDS: dict[str, str] = {
     **dict.fromkeys(("a2pr", "dual-rl", "famo2o", "h2o", "mdpo", "oer", "oppo", "rlif", "sac"), LINE),
-    **dict.fromkeys(("a2pr", "dual-rl", "famo2o", "h2o", "mdpo", "oppo", "rlif", "sac"), LINE),
     **dict.fromkeys(("compatible-demonstrations", "gym-electric-motor", "neorl-2"), LINE),
     **dict.fromkeys(("demonstration-regularized-rl", "offline-data-pcg", "open-rl-benchmark", "ss-orl"), CORRIDOR),
-    "bisimulation-history-offline-rl": CORRIDOR,
     **dict.fromkeys(("how-to-autorl", "icpl"), CORRIDOR),
     **dict.fromkeys(("bisimulation-history-offline-rl", "gbrl"), CORRIDOR),
     **dict.fromkeys(("contrastive-ucb", "dr-rpo", "hnpg"), CORRIDOR),
@@ -35,7 +33,6 @@ WORLDS: dict[str, str] = {
     "sequoia": PLANTS,
     "cityflow": "city",
     "learning-to-fly": DRIFT,
-    "morl-hpo": "tests.control_worlds:errands",
     "tgpo": "timed_reach",
     "optimistic-forgetting": "tests.control_worlds:fence",
     "teachmyagent": "tests.control_worlds:goal_line",
