@@ -265,6 +265,8 @@ def test_modules_that_are_named_in_code_are_imported_through_import_path():
 def is_safe(name: ast.expr) -> bool:
     if isinstance(name, ast.Constant):
         return name.value.partition(".")[0] not in PACKAGES
+    if isinstance(name, ast.Attribute) and name.attr == "__name__":  # of an imported module: it has the prefix
+        return True
     return isinstance(name, ast.Call) and ast.unparse(name.func) == "import_path"
 
 

@@ -21,6 +21,8 @@ from learning.samples.sample import Sample, SampleRequest, States
 from learning.sampling.iteration_context import IterationContext
 from learning.sampling.sampler import Sampler, stream
 from learning.sampling.trajectories import path_advantages
+from schemas.number_schedules import value_at
+from schemas.stages.rl import Rl
 
 HELD_OUT = 0x68656C64
 """Place of the random streams of evaluations, where training has the number of an iteration."""
@@ -142,12 +144,18 @@ def collect_samples(slots: SamplingSlots, context: IterationContext, controls: C
     return samples
 
 
+def limit_completions(stage: Rl, step: int) -> int:
+    """Return the most tokens of a completion in iteration `step` (0-based)."""
+    limit = stage.completion_limit
+    return stage.max_completion_length if limit is None else int(value_at(limit, step))
+
+
 def make_sampler(training: TrainingState, context: IterationContext, controls: Controls) -> Sampler:
     """Return the iteration's sampler; the engine computes entropies where some part asks for them."""
     stage, step = training.stage, context.step
     sampling = Sampling(
         stage.temperature,
-        stage.limit_completions(step),
+        limit_completions(stage, step),
         entropy=training.algorithm.needs("entropy_behav_T"),
         processor=training.slots.logits_processor(step, controls, context.metrics),
     )

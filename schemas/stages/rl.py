@@ -11,7 +11,7 @@ from schemas.base import Schema
 from schemas.chat import Chat
 from schemas.critic import Critic
 from schemas.endpoint import Capped
-from schemas.number_schedules import Controlled, Number, list_values, value_at
+from schemas.number_schedules import Controlled, Number, list_values
 from schemas.references import AgentRef, PolicyRef, PromptsRef
 from schemas.roles import MAIN, Name, RoleSpec, TeamPolicy, TurnOrderUse, check_players
 from schemas.stages.base import BaseStage, RewardTests
@@ -307,11 +307,6 @@ class Rl(Capped, Training, LoRA, Chat, RewardTests, BaseStage):
                 f"({self.max_completion_length})"
             )
         return self
-
-    def limit_completions(self, step: int) -> int:
-        """Return the most tokens of a completion in iteration `step` (0-based)."""
-        limit = self.completion_limit
-        return self.max_completion_length if limit is None else int(value_at(limit, step))
 
     @model_validator(mode="after")
     def check_roles(self) -> Self:

@@ -6,6 +6,7 @@ import torch
 
 from learning.data.chat import encode_prompt
 from learning.models.policy import load_policy
+from learning.rl.iteration import limit_completions
 from schemas.errors import StepError
 from tasks.rl import run
 from tests.tasks.rl_stages import make_rl_stage
@@ -164,7 +165,7 @@ def test_prompts_too_long_are_refused(at):
 
 def test_a_limit_of_completions_rises_with_the_iterations(at):
     made = stage(max_completion_length=8, completion_limit={"piecewise": {0: 2, 2: 5, 4: 8}})
-    assert [made.limit_completions(step) for step in range(6)] == [2, 2, 5, 5, 8, 8]
+    assert [limit_completions(made, step) for step in range(6)] == [2, 2, 5, 5, 8, 8]
     whole = at("whole")
     run(made, whole)
     rows = pq.read_table(whole.folder / "outputs" / "trajectories").select(["step", "token_ids", "status"]).to_pylist()
@@ -172,7 +173,7 @@ def test_a_limit_of_completions_rises_with_the_iterations(at):
     assert longest == [2, 2, 5, 5, 8, 8]
     cut = {True: set(), False: set()}
     for row in rows:
-        cut[len(row["token_ids"]) == made.limit_completions(row["step"])].add(row["status"])
+        cut[len(row["token_ids"]) == limit_completions(made, row["step"])].add(row["status"])
     assert cut[True] == {"done", "truncated"}
     assert cut[False] <= {"done"}
 
