@@ -1,37 +1,11 @@
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma2Config, GptOssConfig, MistralConfig, Qwen3Config
 
 from learning.generation.engines import slot_attention
 from learning.generation.engines.running import Running, gains_from_sharing
 from learning.generation.engines.slot_attention import describe_decoding, shares_prompts, use_slot_attention
 from learning.samples.engine_protocol import Request, Sampling
-
-SHAPE = {
-    "vocab_size": 40,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 128,
-}
-FAMILIES = {
-    "plain": (Qwen3Config, {}),
-    "window": (MistralConfig, {"sliding_window": 9}),
-    "caps": (Gemma2Config, {"sliding_window": 9, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0}),
-    "sinks": (GptOssConfig, {"sliding_window": 9, "num_local_experts": 4, "num_experts_per_tok": 2}),
-}
-
-
-def make_model(family: str):
-    torch.manual_seed(0)
-    config, more = FAMILIES[family]
-    model = AutoModelForCausalLM.from_config(config(**SHAPE, **more, eos_token_id=None), attn_implementation="eager")
-    for parameter in model.parameters():
-        parameter.data.normal_(0, 0.3)
-    return model.eval()
+from tests.learning.generation.slot_models import FAMILIES, make_model
 
 
 def make_requests() -> list[Request]:
