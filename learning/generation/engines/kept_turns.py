@@ -57,15 +57,22 @@ class KeptTurns:
 
 
 class Extension(Cache):
-    """Sequences with kept keys and values, to which a forward adds those of new tokens; it empties what was kept."""
+    """Sequences with kept keys and values, to which a forward adds those of new tokens; it empties what was kept.
 
-    def __init__(self, kept: Sequence[KeptTurn], new: int) -> None:
+    Rows with fewer than T new tokens are padded on the right. Keys of padding go to one more column, which no real
+    token sees: a long row's padding would otherwise lie beyond the longest sequence.
+    """
+
+    def __init__(self, kept: Sequence[KeptTurn], new: Sequence[int]) -> None:
         super().__init__(layers=[])
         self.kept = kept
         device = next(iter(kept[0].pairs.values()))[0].device
-        self.length_R = torch.tensor([len(turn.ids) for turn in kept], device=device)
-        self.columns = int(self.length_R.max()) + new
-        self.position_RT = self.length_R[:, None] + torch.arange(new, device=device)
+        length_R, new_R = (torch.tensor(x, device=device) for x in ([len(turn.ids) for turn in kept], list(new)))
+        self.longest = int((length_R + new_R).max())
+        self.columns = self.longest + 1
+        step_T = torch.arange(max(new), device=device)
+        is_real_RT = step_T < new_R[:, None]
+        self.position_RT = (length_R[:, None] + step_T).masked_fill(~is_real_RT, self.longest)
         self.pairs: dict[int, tuple[Tensor, Tensor]] = {}
         """Keys and values (R, H, L, D) by layer."""
         self.biases: dict[int | None, Tensor] = {}
@@ -108,13 +115,15 @@ class Extension(Cache):
 def extend(model: Any, kept: Sequence[KeptTurn], new: Sequence[Sequence[int]]) -> Prefix:
     """Return the keys and values of sequences: those that were kept, and those of `new` tokens after them.
 
-    Rows with fewer new tokens are padded on the right, where no token of theirs attends. The kept turns are used up.
+    The kept turns are used up.
     """
     width, device = max(map(len, new)), model.device
     ids_RT = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in new], dtype=torch.long, device=device)
-    cache = Extension(kept, width)
-    given = {"position_ids": cache.position_RT, "use_cache": True, "slots": cache, name_of_cache(type(model)): cache}
+    cache = Extension(kept, [len(ids) for ids in new])
+    position_RT = cache.position_RT.clamp(max=cache.longest - 1)  # padding is at no position of its own
+    given = {"position_ids": position_RT, "use_cache": True, "slots": cache, name_of_cache(type(model)): cache}
     model.base_model(input_ids=ids_RT, **given)
     prefix = Prefix(model)
-    prefix.pairs = cache.pairs
+    for layer, (key_RHLD, value_RHLD) in cache.pairs.items():
+        prefix.pairs[layer] = key_RHLD[:, :, : cache.longest], value_RHLD[:, :, : cache.longest]
     return prefix

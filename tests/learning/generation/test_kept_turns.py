@@ -33,6 +33,8 @@ def test_keys_and_values_are_those_of_the_whole_sequence(family):
             for ids, n, pairs in zip(rows, firsts, whole, strict=True)
         ]
         made = extend(model, kept, [ids[n:] for ids, n in zip(rows, firsts, strict=True)]).pairs
+    # Padding of the first row, whose kept part is the longest, adds no columns.
+    assert {pair.shape[2] for of_layer in made.values() for pair in of_layer} == {31}
     for layer in range(2):
         for row, ids in enumerate(rows):
             for got, want in zip(made[layer], whole[row][layer], strict=True):
@@ -126,6 +128,35 @@ def test_completions_are_those_of_computing_every_turn_anew(tiny_policy, compute
         assert [g.token_ids for g in of] == [g.token_ids for g in others]
         for one, other in zip(of, others, strict=True):
             assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
+class Seesaw(Talk):
+    """Answers one problem with 70 letters and then 2, the other with 2 and then 70."""
+
+    def begin(self, row, seed):
+        class Played:
+            turns = 0
+
+            def step(self, action):
+                self.turns += 1
+                is_long = (row["id"] == "hi") == (self.turns == 1)
+                return Outcome("ab" * 35 if is_long else "ab", self.turns == 3, 1.0)
+
+        return Played()
+
+
+def test_a_long_answer_beside_a_long_episode_fits_where_each_does(tiny_policy, computed):
+    """Columns of all rows end at the limit of a completion: 100 tokens, of which each episode needs under 95."""
+    rows = [{"id": text, "prompt": [{"role": "user", "content": text}]} for text in ("what now", "hi")]
+    requests = [
+        Request(encode_prompt(tiny_policy.tokenizer, row["prompt"]), 1, 4 + i, row=row) for i, row in enumerate(rows)
+    ]
+    engine = Engine(tiny_policy)
+    episodes = Episodes(engine, Seesaw(), tokenizer=tiny_policy.tokenizer, max_turns=4, order="together")
+    (one,), (other,) = episodes.generate(requests, Sampling(1.0, 100, processor=ends_soon(tiny_policy)))
+    assert [turn.observed for turn in one.turns][:2] < [turn.observed for turn in other.turns][:2]
+    assert len(computed["extensions"]) >= 2
+    assert max(map(len, (one.token_ids, other.token_ids))) <= 100
 
 
 def test_new_weights_leave_nothing_of_the_old(tiny_policy, computed):
