@@ -16,6 +16,7 @@ from flows.planning.new_models import find_new_model_problems
 from flows.planning.outside_models import REGISTRY, find_outside_model_problems
 from flows.planning.own_rewards import find_own_reward_problems
 from flows.planning.problem_counts import find_count_problems
+from flows.planning.recording_check import find_recording_problems
 from flows.planning.row_remarks import find_row_remarks
 from flows.planning.training_overlap import find_overlaps
 from flows.planning.world_check import find_world_problems
@@ -68,7 +69,8 @@ def find_input_problems(recipe: Recipe, layout: Layout, warn: Callable[[str], No
             else:
                 warn(str(problem))
     problems += [*find_new_model_problems(recipe, layout), *find_own_reward_problems(recipe, layout)]
-    return [*problems, *find_count_problems(recipe, layout), *find_world_problems(recipe)]
+    problems += [*find_count_problems(recipe, layout), *find_world_problems(recipe)]
+    return problems or [*find_recording_problems(recipe)]
 
 
 def _find_missing(recipe: Recipe, layout: Layout) -> Iterator[Problem]:

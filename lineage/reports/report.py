@@ -17,6 +17,7 @@ from lineage.reports.descent import Find, select_comparisons
 from lineage.reports.formatting import format_duration, format_number, format_size
 from lineage.reports.graph import draw_steps
 from lineage.reports.headline import make_headlines
+from lineage.reports.recordings import read_recordings
 from lineage.reports.settings import list_settings
 from schemas.base import JsonObject
 from schemas.manifest import NOTICES, Manifest
@@ -83,6 +84,7 @@ def collect_content(
         "gates": gates,
         "sections": collect_sections(made),
         "comparisons": comparisons,
+        "recordings": read_recordings(made, layout),
         "manifests": made,
         "costs": costs,
     }

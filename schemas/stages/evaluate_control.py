@@ -5,10 +5,22 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from schemas.base import Schema
 from schemas.control import ActingUse, ControlMetricUse, TaskTeacherUse, WorldUse
 from schemas.gates import Gate, refuse_unusable_gates
 from schemas.references import ControlPolicyRef
 from schemas.stages.base import BaseStage, ReportSection
+
+
+class Recording(Schema):
+    """Pictures of some episodes of every policy, as GIFs in the report."""
+
+    episodes: int = Field(default=1, ge=1)
+    """Starts from which the episodes of all policies are shown: the first ones, in `env`."""
+    max_frames: int = Field(default=100, ge=2, le=1000)
+    """Most pictures of an episode; a longer one shows every second step, every fourth, …, and its end."""
+    max_side: int = Field(default=200, ge=16, le=2000)
+    """Longest side of a picture in pixels; a larger one is reduced by a whole factor."""
 
 
 class EvaluateControl(BaseStage):
@@ -37,6 +49,8 @@ class EvaluateControl(BaseStage):
     """Starts, the same for all policies; an episode of each policy from each."""
     metrics: list[ControlMetricUse] = Field(default=[ControlMetricUse(use="mean_return")], min_length=1)
     """Metrics in the table."""
+    record: Recording | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Episodes that the report shows as GIFs, in an environment with pictures; null: none. Numbers do not change."""
     confidence: float = Field(default=0.95, gt=0, lt=1)
     """Confidence level of all intervals."""
     num_bootstrap: int = Field(default=10000, ge=100)
@@ -49,12 +63,21 @@ class EvaluateControl(BaseStage):
         """Refuse gates against models that are not evaluated here, and repeats of what has no noise."""
         if both := sorted(self.policies.keys() & self.models.keys()):
             raise ValueError(f"`{both[0]}` is in `policies` and in `models`; give one of them another name")
+        if self.record is not None and self.record.episodes > self.episodes:
+            raise ValueError(
+                f"record: there are {self.episodes} `episodes` of each policy, not {self.record.episodes} to be shown"
+            )
         if self.teacher is not None and self.policies:
             raise ValueError(
                 "`teacher` chooses tasks by the critics of models: `policies` have none; remove one of both"
             )
         refuse_unusable_gates(self.gate, [*self.policies, *self.models], "policies act without exploration")
         return self
+
+    @property
+    def task_module(self) -> str:
+        """Module of `tasks` that runs the stage."""
+        return "recorded_control" if self.record is not None else self.kind
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
         """Return the report, with table, comparisons, gates and the return of every episode."""
