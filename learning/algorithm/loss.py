@@ -15,7 +15,8 @@ from learning.algorithm.composition import Algorithm, LossTerm
 from learning.batch.batch import Batch
 from learning.batch.columns import Column, ColumnView, broadcast_to_tokens, of_rewards
 from learning.lookup import Bound
-from learning.models.packed import STATISTICS, packed_statistics
+from learning.models.packed import STATISTICS
+from learning.models.shared_prefixes import shared_statistics
 from learning.parallel.group import Group
 from learning.samples.sample import Row, States
 from schemas.number_schedules import value_at
@@ -124,7 +125,7 @@ def micro_loss(
     followed = ["lp", *(name for name in STATISTICS if f"{name}_T" in needed and name != "collision")]
     watched = ["entropy", *(["collision"] if "collision_T" in needed else [])]
     with batch.routed(model):
-        statistics = packed_statistics(
+        statistics = shared_statistics(
             model,
             batch.packed.to(model.device),
             followed=tuple(followed),

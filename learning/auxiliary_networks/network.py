@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 from learning.batch.batch import Batch
 from learning.batch.columns import find_turn_ends
 from learning.models.forwards import unwrap
-from learning.models.packed import packed_hidden, packed_statistics
 from learning.models.policy import Policy
+from learning.models.shared_prefixes import shared_hidden, shared_statistics
 from schemas.errors import StepError
 
 Head = Literal["state", "token", "action", "path", "turns"]
@@ -59,7 +59,7 @@ class Valued(nn.Module):
     def forward(self, batch: Batch, whole: bool = False) -> Values:
         """Return the values of a batch; `whole` adds those of states after paths and over the vocabulary."""
         packed = batch.packed.to(self.head.weight.device)
-        hidden_MC = packed_hidden(self.body, packed).to(self.head.weight.dtype)
+        hidden_MC = shared_hidden(self.body, packed).to(self.head.weight.dtype)
         if self.reads == "path":
             return Values(self.head(_rows(hidden_MC, find_path_ends(batch))))
         if self.reads == "token":
@@ -112,9 +112,9 @@ class Likelihood(nn.Module):
         packed = batch.packed.to(self.model.device)
         learn_M = batch.tokens["learn"]
         at_T = batch.sampled_T
-        lp_T = packed_statistics(self.model, packed, needed_M=learn_M)["lp"][at_T.to(packed.input_ids_M.device)]
+        lp_T = shared_statistics(self.model, packed, needed_M=learn_M)["lp"][at_T.to(packed.input_ids_M.device)]
         with torch.no_grad():
-            start_T = packed_statistics(self.start, packed, needed_M=learn_M)["lp"][at_T.to(packed.input_ids_M.device)]
+            start_T = shared_statistics(self.start, packed, needed_M=learn_M)["lp"][at_T.to(packed.input_ids_M.device)]
         value_T = self.beta * (lp_T - start_T)
         path_T = batch.path_T.to(value_T.device)
         value_P = value_T.new_zeros(batch.num_paths).index_add(0, path_T, value_T)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from learning.batch.batch import Batch
-from learning.models.packed import packed_statistics
+from learning.models.shared_prefixes import shared_statistics
 from learning.parallel.group import ALONE, Each, Group
 
 
@@ -71,7 +71,7 @@ def compute_token_statistics(
 ) -> dict[str, Tensor]:
     """Return statistics (T,) in float64 of the sampled tokens of one micro-batch: one forward pass."""
     with micro.routed(model) if replay else nullcontext():
-        columns = packed_statistics(
+        columns = shared_statistics(
             model,
             micro.packed.to(model.device),
             followed=names,

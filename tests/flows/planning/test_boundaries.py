@@ -23,8 +23,8 @@ from schemas.recipe.load import load_recipe
 
 KNOWN = FactsCache()
 QUICKSTART = ROOT / "recipes/quickstart.yaml"
-MAX_MODULES = 62
-"""Modules in the key of a GRPO step; the last two keep turns of episodes, and process logits."""
+MAX_MODULES = 63
+"""Modules in the key of a GRPO step; the last three keep turns, process logits, and find common prefixes."""
 HIDDEN = {
     "learning.api.requests": "what earlier requests cost",
     "learning.api.response_store": "what earlier requests cost",
