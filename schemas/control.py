@@ -48,7 +48,7 @@ class WorldUse(Use):
         *("learning.control.team_games", "learning.control.model_sets", "learning.control.preference_games"),
         *("learning.control.gem_grids", "learning.control.coupled_bandits", "learning.control.histories"),
         *("learning.control.objectives", "learning.control.reward_rounds", "learning.control.doors"),
-        *("learning.control.contexts", "learning.control.forms"),
+        *("learning.control.contexts", "learning.control.forms", "learning.control.conversations"),
     )
     takes = ()
     plain = r"^([A-Za-z_][\w.]*:)?[\w./-]+-v\d+$"
@@ -69,8 +69,7 @@ class ActingUse(Use):
         *("learning.control.points", "learning.control.gem_grids", "learning.control.action_programs"),
         *("learning.control.histories", "learning.control.windy_pendulum", "learning.control.cities"),
         *("learning.control.motors", "learning.control.pillars", "learning.control.compatibility"),
-        "learning.control.safe_sets",
-        "learning.control.doors",
+        *("learning.control.safe_sets", "learning.control.doors", "learning.control.conversation_values"),
     )
     asks = frozenset({"observation_NO", "spaces", "rng"})
 
@@ -80,7 +79,7 @@ class ExplorationUse(Use):
 
     home = (
         *("learning.control.exploration", "learning.control.interventions", "learning.control.action_programs"),
-        "learning.control.safe_sets",
+        *("learning.control.safe_sets", "learning.control.conversation_values"),
     )
     asks = frozenset({"action_N", "observation_NO", "spaces", "rng", "step"})
 
@@ -171,7 +170,7 @@ class ControlLossUse(Use):
         *("learning.control.hybrid_gradient", "learning.control.advantage_guidance"),
         *("learning.control.balances", "learning.control.dynamics_gap", "learning.control.preferred_context"),
         *("learning.control.marginal_critics", "learning.control.action_programs", "learning.control.boosted_policy"),
-        "learning.control.form_values",
+        *("learning.control.form_values", "learning.control.conversation_values"),
     )
     takes = ("networks",)
 

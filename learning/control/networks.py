@@ -12,6 +12,7 @@ from learning.control.balanced_actor import BalancedActor
 from learning.control.boosted_trees import Columns, TreeEnsemble
 from learning.control.combination_values import ArmValues, CombinationValues
 from learning.control.context_actor import NUMBERS, ContextActor
+from learning.control.conversation_graph import ChooseCandidate, ConversationValues
 from learning.control.form_network import FormValues, find_sizes
 from learning.control.return_conditioned import ReturnConditioned
 from learning.control.spaces import Spaces
@@ -199,6 +200,21 @@ class Networks:
         hidden = self._mlp(3 * words + 2, 1)
         body = FormValues(self.spaces, hidden, self.settings.hidden_sizes[0] if self.settings.hidden_sizes else 8)
         return QValueActor(module=body, in_keys=["observation"], action_space="categorical")
+
+    def make_conversation_values(self) -> Any:
+        """Return an actor that takes the candidate with the highest value in a conversation about items."""
+        from tensordict.nn import TensorDictModule, TensorDictSequential
+
+        self._require_nothing_privileged()
+        size, heads = (self.settings.hidden_sizes or [16])[0], self.settings.heads
+        if size % heads:
+            raise StepError(f"networks: {heads} heads do not divide a hidden layer of {size}")
+        values = ConversationValues(self.spaces, size, heads)
+        body: Any = TensorDictModule(values, ["observation"], ["action_value", "candidate"])
+        choose: Any = TensorDictModule(
+            ChooseCandidate(), ["action_value", "candidate"], ["action", "chosen_action_value"]
+        )
+        return TensorDictSequential(body, choose)
 
     def make_combination_values(self) -> CombinationValues:
         """Return the value of an observation and a combination of the team's choices between 0 and 1."""

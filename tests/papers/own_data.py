@@ -32,6 +32,7 @@ WORLDS: dict[str, str] = {
     "qweb": FORMS,
     "sequoia": PLANTS,
     "cityflow": "city",
+    "unicorn-crs": "conversation",
     "learning-to-fly": DRIFT,
     "tgpo": "timed_reach",
     "optimistic-forgetting": "tests.control_worlds:fence",
@@ -257,6 +258,7 @@ def write_files(folder: Path) -> None:
         files[f"{name}_test"] = files[name][-2:]
         files[name] = files[name][:-2]
     write_city(folder / "city")
+    write_log(folder / "log")
     for name, of in files.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in of))
 
@@ -268,6 +270,15 @@ def write_city(folder: Path) -> None:
     (folder / "roads.json").write_text(json.dumps({"intersections": ["x", "y"], "roads": roads}))
     flow = {"route": ["a", "b", "c"], "start": 0, "every": 3, "count": 9}
     (folder / "flow.json").write_text(json.dumps([flow]))
+
+
+def write_log(folder: Path) -> None:
+    """Write what is on a small menu, and who ordered what."""
+    menu = {"soup": ["warm", "green"], "salad": ["green"], "tea": ["warm"], "cake": ["sweet"]}
+    orders = {"train": [["ann", "soup"], ["ann", "salad"], ["bob", "tea"]], "test": [["ann", "tea"], ["bob", "cake"]]}
+    folder.mkdir()
+    (folder / "items.json").write_text(json.dumps(menu))
+    (folder / "log.json").write_text(json.dumps(orders))
 
 
 def list_turns() -> list[tuple[str, str]]:
@@ -410,7 +421,7 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
         texts |= {"easiest": "[0.0]", "hardest": "[1.0]", "mastered": "-1.0"}
         texts |= {"formula": json.dumps("F[0,4] home"), "regions": json.dumps({"home": [0.0, -0.5, 0.3]})}
         texts |= {"counted": json.dumps({"use": "tests.control_worlds:fence", "counted": True})}
-        texts |= {"city": json.dumps(f"path:{folder}/city")}
+        texts |= {name: json.dumps(f"path:{folder}/{name}") for name in ("city", "log")}
         texts |= {"factors": "2", "omitted": "[[0, 1]]"}
         texts |= {"weights": "[[1, 1, 3]]", "most": "[3]"}
         texts |= {
