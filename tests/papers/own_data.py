@@ -226,6 +226,17 @@ def write_files(folder: Path) -> None:
         }
         for n in range(1, 14)
     ]
+    files["materials"] = [
+        {
+            "question": f"A crystal of {a} and {b} in {side}x4.",
+            "composition": {a: 1, b: 1},
+            "cell": [side, 4],
+            "group": "pmm",
+            "stiffness": [90.0, 140.0],
+        }
+        for a, b in ("KF", "MO")
+        for side in (3, 4, 5, 6)
+    ]
     files["contests"] = [
         {
             "question": "Predict y.",
@@ -248,6 +259,7 @@ def write_files(folder: Path) -> None:
         "secrets",
         "records",
         "lists",
+        "materials",
         "dialogues",
         "games",
         "visits",
@@ -369,6 +381,11 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
         "baichuan-m2": {**read_both("interviews", question), "dialogues": read("interviews", question)},
         "evolving-rl": read_both("visits", question),
         "lambda-rlm": read_both("lists", question),
+        "crystalreasoner": {
+            **read_both("materials", question),
+            **dict.fromkeys(("group_prompts", "stiffness_prompts"), read("materials", question)),
+            **dict.fromkeys(("held_out_groups", "held_out_stiffnesses"), read("materials_test", question)),
+        },
         "meow-tea-taro": {**read_both("secrets", question), "large_prompts": read("secrets", question)},
         "spring": {
             "held_out": read("secrets_test", question),

@@ -39,6 +39,7 @@ from learning.sandbox import child as sandbox
 from learning.toy_tasks.circuits import circuits
 from learning.toy_tasks.coding import list_functions, program_states, straight_programs
 from learning.toy_tasks.countdown import countdown
+from learning.toy_tasks.crystals import crystals
 from learning.toy_tasks.dialogues import donations
 from learning.toy_tasks.documents import documents
 from learning.toy_tasks.hardware import modules
@@ -149,6 +150,7 @@ def rows_of(name):
     made = {
         "attention.alignment": lambda: records(**how),
         "dialogue": lambda: [*donations(**how, seed=1), PLAIN | {"metadata": "{}", "prompt": chatter()}],
+        "crystals": lambda: [row for want in ("group", "stiffness") for row in crystals(want=want, **how)],
         "execution.passed": lambda: [*list_functions(size=1, split="train", level=2), *straight_programs(**how)],
         "programs.states": lambda: [PLAIN | {"metadata": json.dumps({"states": {"x": "1"}})}],
         "execution.states": lambda: program_states(**how),
