@@ -135,7 +135,7 @@ class Trials:
         return math.fsum(values) / len(values)
 
     def test(self, best: Trial | None, done: Sequence[Trial]) -> dict[str, list[float]]:
-        """Return the values of the baseline and of the chosen trial with each of `test_seeds`, trained anew.
+        """Return the values of the baseline and of the chosen trial with each of `test_seeds`, trained again.
 
         A trial that went on from others is trained in the same parts. Starts and problems are drawn by the test seed.
         """

@@ -30,12 +30,12 @@ def bellman(q_TH: Tensor, reward_T: Tensor, v_next_T: Tensor, *, gamma: Share = 
 
 
 def monte_carlo(q_TH: Tensor, reward_T: Tensor, path_T: Tensor, *, gamma: Share = 0.99) -> Tensor:
-    """(G − Q)²/2 with the discounted sum G of the rewards from this token on: Q of whoever played the data."""
+    """(G − Q)²/2 with the discounted sum G of the rewards from this token on: Q of the policy that played the data."""
     return _regress(q_TH, discount_rewards(reward_T, path_T, gamma))
 
 
 def greedy_bellman(q_TH: Tensor, reward_T: Tensor, q_next_max_T: Tensor, *, gamma: Share = 1.0) -> Tensor:
-    """(r + γ·max Q(s', ·) − Q)²/2 with Q of the slow copy: Q-learning, which trusts actions that nobody has taken."""
+    """(r + γ·max Q(s', ·) − Q)²/2 with Q of the slow copy: Q-learning, which trusts actions outside the data."""
     return _regress(q_TH, reward_T + gamma * q_next_max_T)
 
 

@@ -29,7 +29,7 @@ def metropolis(
 ) -> np.ndarray:
     """Choose the last task of a chain of Metropolis and Hastings, whose density is exp(value / temperature).
 
-    It begins with any task; each step draws one number of the task anew. Without a critic any task is as likely, so
+    It begins with any task; each step draws one number of the task again. Without a critic any task is as likely, so
     that the first episodes are; a constant one gives the same.
     """
     task = rng.uniform(low, high)

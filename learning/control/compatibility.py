@@ -107,7 +107,7 @@ def heed_feedback(
     spread_limit: Positive = 0.1,
     least: Share = 0.5,
 ) -> np.ndarray:
-    """Act as an operator who is told at every step whether it is compatible, and then does as the ensemble does."""
+    """Act as an operator who sees at every step whether it is compatible, and else acts as the ensemble does."""
     own_NA = operator(observation_NO=observation_NO, spaces=spaces)
     action_MNA = act_together(load_members([Path(member) for member in members]), observation_NO)
     error_N, spread_N = compare_actions(action_MNA, own_NA)

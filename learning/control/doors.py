@@ -17,7 +17,7 @@ GOAL: Cell = (4, 4)
 class Doors(gymnasium.Env):
     """From the left room through the door to the lower right corner; rewards are (the goal, the price of a step).
 
-    Observations are row and column one-hot, and a bit that is drawn anew in every step.
+    Observations are row and column one-hot, and a bit that is drawn again in every step.
     """
 
     def __init__(self, price: float, limit: int) -> None:
@@ -56,7 +56,7 @@ def doors(*, price: Annotated[float, Field(ge=0)] = 0.02, limit: Annotated[int, 
 
 
 def through_door(observation_NO: np.ndarray, spaces: Spaces) -> np.ndarray:
-    """Return the move of somebody who knows `doors`: to the door's row, through it, and to the corner."""
+    """Return the move of an expert who knows `doors`: to the door's row, through it, and to the corner."""
     row_N, column_N = observation_NO[:, :SIZE].argmax(1), observation_NO[:, SIZE : 2 * SIZE].argmax(1)
     is_left_N = column_N < WALL
     up_N, down_N = is_left_N & (row_N > DOOR[0]), is_left_N & (row_N < DOOR[0])

@@ -28,9 +28,9 @@ def find_sizes(spaces: Spaces) -> tuple[int, int]:
 
 def split_form(observation: Any, fields: int, words: int) -> tuple[Any, Any, Any, Any]:
     """Return names and words of the instruction's pairs, names and contents of the page's fields, (B, F, …) each."""
-    told = observation[:, : fields * (fields + words)].reshape(-1, fields, fields + words)
+    pairs = observation[:, : fields * (fields + words)].reshape(-1, fields, fields + words)
     page = observation[:, fields * (fields + words) :].reshape(-1, fields, fields + words + 1)
-    return told[..., :fields], told[..., fields:], page[..., :fields], page[..., fields:]
+    return pairs[..., :fields], pairs[..., fields:], page[..., :fields], page[..., fields:]
 
 
 class FormValues(nn.Module):
@@ -45,15 +45,15 @@ class FormValues(nn.Module):
 
     def attend(self, observation: Tensor) -> Tensor:
         """Return how much each field (rows) attends to each pair of the instruction (B, F, F)."""
-        told_BFF, _, names_BFF, _ = split_form(observation, self.fields, self.words)
-        match = self.ask(names_BFF) @ self.answer(told_BFF).transpose(1, 2)
+        instructed_BFF, _, names_BFF, _ = split_form(observation, self.fields, self.words)
+        match = self.ask(names_BFF) @ self.answer(instructed_BFF).transpose(1, 2)
         return match.softmax(-1)
 
     def forward(self, observation: Tensor) -> Tensor:
         """Return the values of all choices, field by field."""
         flat = observation.reshape(-1, observation.shape[-1])
-        _, told_BFV, _, contents_BFC = split_form(flat, self.fields, self.words)
-        found_BFV = self.attend(flat) @ told_BFV
+        _, instructed_BFV, _, contents_BFC = split_form(flat, self.fields, self.words)
+        found_BFV = self.attend(flat) @ instructed_BFV
         filled_B1 = 1 - contents_BFC[:, :, -1].mean(1, keepdim=True)
         shape = (len(flat), self.fields, self.words)
         parts = [part[:, :, None].expand(*shape, -1) for part in (found_BFV, contents_BFC)]

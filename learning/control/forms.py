@@ -49,9 +49,9 @@ class Form(gymnasium.Env):
     def observe(self) -> np.ndarray:
         """Return the instruction and the page."""
         names, words, contents = (np.eye(size, dtype=np.float32) for size in (self.fields, self.words, self.words + 1))
-        told = [np.concatenate([names[field], words[self.wanted[field]]]) for field in self.order]
+        wish = [np.concatenate([names[field], words[self.wanted[field]]]) for field in self.order]
         page = [np.concatenate([names[field], contents[self.page[field]]]) for field in range(self.fields)]
-        return np.concatenate([*told, *page])
+        return np.concatenate([*wish, *page])
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[np.ndarray, Info]:
         """Draw an instruction and which fields are open."""
@@ -109,7 +109,7 @@ def describe_page(observation_O: np.ndarray, fields: int, words: int) -> list[in
 def write_instructions(
     context: Any, *, env: WorldFunction, count: Count = 100, longest: Count = 200
 ) -> dict[str, float]:
-    """Write `count` instructions, each of a page to which random words led: tasks that nobody had to write.
+    """Write `count` instructions, each of a page to which random words led: tasks that need no author.
 
     Where no page is filled in, another episode is tried; after `longest` for each instruction StepError is raised.
     """

@@ -20,7 +20,7 @@ OWN, OTHERS, COLLISION = 1.0, 0.3, -0.1
 
 
 class GemGrid:
-    """Two agents and a gem of each on a grid; who steps on a gem takes it, whoever it belongs to.
+    """Two agents and a gem of each on a grid; who steps on a gem takes it, even the other's.
 
     Cells of agents and gems are drawn. Each agent sees its own cell, the other's, and the cells of its own gem and the
     other's while they lie there. Where both are in one cell, it costs both. The episode ends with the last gem, or is

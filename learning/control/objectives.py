@@ -1,4 +1,4 @@
-"""Worlds with several objectives: their rewards are vectors, and a policy is told how each of them counts.
+"""Worlds with several objectives: their rewards are vectors, and a policy observes how much each of them counts.
 
 Shapes: W weights, K objectives.
 """

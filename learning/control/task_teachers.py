@@ -63,7 +63,7 @@ def alp_gmm(
 ) -> np.ndarray:
     """Choose tasks where returns change most, by Gaussians over tasks and their progress (Portelas et al. 2019).
 
-    They are fitted anew to the newest `fit_every` episodes, after each so many. Until the first fit, and in a share
+    They are fitted again to the newest `fit_every` episodes, after each so many. Until the first fit, and in a share
     `random_ratio` of the episodes, any task is as likely.
     """
     fitted = len(return_K) // fit_every * fit_every

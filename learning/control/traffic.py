@@ -146,7 +146,7 @@ class Traffic:
                 self.departures.setdefault(flow.start + n * flow.every + int(late[n]), []).append(flow.route)
 
     def set_signals(self, signals: Sequence[int]) -> None:
-        """Change signals; a signal that changes lets nobody go for the lost steps."""
+        """Change signals; a signal that changes lets no car pass for the lost steps."""
         for n, signal in enumerate(signals):
             if signal != self.signals[n]:
                 self.signals[n], self.since[n] = signal, 0

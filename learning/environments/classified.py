@@ -1,4 +1,4 @@
-"""Environment `classified`: another environment whose calls are told apart: new, verifying or redundant."""
+"""Environment `classified`: another environment whose calls are classified: new, verifying or redundant."""
 
 import re
 from typing import Literal

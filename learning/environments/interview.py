@@ -79,9 +79,9 @@ class Interview:
         asked = [fact for fact in dict.fromkeys(WORD.findall(said)) if fact in self.partner.facts][: world.per_turn]
         learnt = [fact for fact in asked if fact not in self.known]
         self.known += learnt
-        told = ", ".join(world.reply.format(fact=fact, value=self.partner.facts[fact]) for fact in asked)
+        answers = ", ".join(world.reply.format(fact=fact, value=self.partner.facts[fact]) for fact in asked)
         earned = world.gain * sum(self.worth.get(fact, 0.0) for fact in learnt) - world.cost
-        return Outcome(told or world.unknown, done=over, reward=earned, ok=bool(said), kind="question")
+        return Outcome(answers or world.unknown, done=over, reward=earned, ok=bool(said), kind="question")
 
     @property
     def state_name(self) -> str:

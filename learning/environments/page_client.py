@@ -26,7 +26,7 @@ BLOCKS = frozenset({"p", "div", "li", "tr", "br", "h1", "h2", "h3", "h4", "secti
 
 
 class PageError(ValueError):
-    """An address that gave nothing; the agent is told."""
+    """An address that gave nothing; the agent sees this message."""
 
 
 class TransientFailure(Exception):

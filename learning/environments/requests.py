@@ -17,7 +17,7 @@ class Environment:
     """Play `of` once for each of the user's requests: when it ends, its answer is the next request.
 
     Other entries of a request, such as its `checklist`, replace those of the metadata for the episode of `of`, which
-    begins anew: nothing of one request is left for the next one but the conversation. Turns have the kind `request 0`,
+    begins again: nothing of one request is left for the next one but the conversation. Turns have the kind `request 0`,
     `request 1` and so on; the advantage operation `by_kind` compares those of a group with each other.
     """
 

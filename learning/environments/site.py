@@ -59,7 +59,7 @@ class Environment:
         reading agent is a function (`reader`), or the policy `model`; it gets the text `ask` and replies with notes,
         and a line `more` for the next segment of at most `segment` characters. Lost connections and the statuses 408,
         409, 425, 429 and 5xx are tried again, `max_retries` times, after `backoff` seconds that double each time; then
-        the agent is told. The first `longest` characters of a result are shown.
+        the agent sees an error message. The first `longest` characters of a result are shown.
         """
         if bool(command) == bool(url):
             raise StepError("env site: give either `command` (a program) or `url` (a running server)")

@@ -79,7 +79,7 @@ def cut_chains(context: Any, *, tools: Tools) -> dict[str, float]:
             raise StepError(f"chain {row['id']}: {error}") from error
         for number, (before, part) in enumerate(parts):
             begun = [{"role": "assistant", "content": before}] if before else []
-            told = {"prompt": [*row["prompt"], *begun], "completion": [{"role": "assistant", "content": part}]}
-            lessons.append(row | {"id": f"{row['id']}.{number}"} | told)
+            lesson = {"prompt": [*row["prompt"], *begun], "completion": [{"role": "assistant", "content": part}]}
+            lessons.append(row | {"id": f"{row['id']}.{number}"} | lesson)
     write_rows(context.output("lessons"), "chat", lessons)
     return {"lessons": len(lessons)}

@@ -77,6 +77,6 @@ def make_exchange(text: str, answer: str) -> list[Row]:
 def make_episode(row: Row, name: str, turns: Sequence[PlayedTurn], **notes: object) -> Row:
     """Return a problem with the turns of an episode as a row of a whole episode; `notes` go to its metadata."""
     before = [message for turn in turns[:-1] for message in make_exchange(turn.text, turn.answer)]
-    told = {"rewards": [turn.reward for turn in turns], "goal": row["answer"], **notes}
-    metadata = json.dumps(read_metadata(row) | told)
+    recorded = {"rewards": [turn.reward for turn in turns], "goal": row["answer"], **notes}
+    metadata = json.dumps(read_metadata(row) | recorded)
     return row | {"id": name, "prompt": [*row["prompt"], *before], "answer": turns[-1].text, "metadata": metadata}

@@ -73,11 +73,11 @@ def imagined_episodes(
         fits = bool(turns) and roles == ["user", "assistant"] * (len(turns) // 2)
         if not fits or not verdict.startswith((good, bad)):
             continue
-        told = [text for _, text in turns]
-        answers = [*told[2::2], ""]
+        texts = [text for _, text in turns]
+        answers = [*texts[2::2], ""]
         earned = [0.0] * (len(answers) - 1) + [float(verdict.startswith(good))]
-        played = [PlayedTurn(*turn) for turn in zip(told[1::2], answers, earned, strict=True)]
-        opened = row | {"prompt": [{"role": "user", "content": told[0]}]}
+        played = [PlayedTurn(*turn) for turn in zip(texts[1::2], answers, earned, strict=True)]
+        opened = row | {"prompt": [{"role": "user", "content": texts[0]}]}
         made.append(make_episode(opened, str(row["id"]), played))
     if not made:
         raise StepError(

@@ -1,4 +1,4 @@
-"""Traces: whole conversations of an agent with an environment, told in the style of ReAct, to imitate or to show.
+"""Traces: whole conversations of an agent with an environment, written in the style of ReAct, to imitate or to show.
 
 A trace is a row of type chat whose completion has the agent's turns and the environment's answers.
 """
@@ -81,7 +81,7 @@ def demonstrated(
     style: Style = "react",
     of_family: bool = True,
 ) -> list[Row]:
-    """Return problems whose prompts begin with `k` worked examples of `traces`, told in a style (ReAct 2022).
+    """Return problems whose prompts begin with `k` worked examples of `traces`, written in a style (ReAct 2022).
 
     The problems are those of the generator `of`, or of `data`. The examples are the first traces, `of_family`: of the
     problem's own family, that are about another question and have lines of the style. Raise StepError if there are

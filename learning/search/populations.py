@@ -15,7 +15,7 @@ Chance = Annotated[float, Field(ge=0, le=1)]
 
 
 class ByHand:
-    """Settings that somebody has written down, in their order."""
+    """Settings that are written in the recipe, in their order."""
 
     keeps_models = False
 
@@ -77,7 +77,7 @@ class Population:
             self._plan()
 
     def _plan(self) -> None:
-        """Let the lowest quantile go on from members of the highest, with settings changed a little or drawn anew."""
+        """Let the lowest quantile continue from members of the highest, with settings perturbed or drawn again."""
         first = len(self.made) - self.members
         order = sorted(range(first, len(self.made)), key=lambda trial: -self.made[trial][1])
         count = max(1, int(self.quantile * self.members))
@@ -91,7 +91,7 @@ class Population:
             self.next[place] = units, None if self.made[parent][1] == -np.inf else parent
 
     def _explore(self, unit: float) -> float:
-        """Return a place changed by the factor up or down, or drawn anew."""
+        """Return a place changed by the factor up or down, or drawn again."""
         if self.rng.random() < self.redraw:
             return float(self.rng.random())
         changed = unit * self.factor if self.rng.random() < 0.5 else unit / self.factor
@@ -110,7 +110,7 @@ def pbt(
     """Return population-based training: `members` train in `generations` parts (Jaderberg et al. 2017).
 
     After each part the lowest `quantile` goes on from a member of the highest, its settings multiplied or divided by
-    `factor` on their scale from 0 to 1, or drawn anew with chance `redraw`.
+    `factor` on their scale from 0 to 1, or drawn again with chance `redraw`.
     """
     return Population(seed, members, generations, quantile, redraw, factor)
 
@@ -163,7 +163,7 @@ class Brackets:
         return self._evolve(self.populations[self.rung][self.place][0], [units for units, _ in parents])
 
     def _evolve(self, target: Mapping[str, float], parents: list[dict[str, float]]) -> dict[str, float]:
-        """Return a member crossed with a + F (b − c) of three parents (rand/1/bin); places outside are drawn anew."""
+        """Return a member crossed with a + F (b − c) of three parents (rand/1/bin); places outside are drawn again."""
         first, second, third = (parents[i] for i in self.rng.choice(len(parents), 3, replace=len(parents) < 3))
         forced = int(self.rng.integers(len(self.space)))
         child = dict(target)

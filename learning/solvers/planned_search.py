@@ -33,7 +33,7 @@ class Attempt:
     failed: bool = False
 
     def find_open(self, cache: Cache) -> int | None:
-        """Return the place of the first part that nobody has solved; None if there is none, or no plan is left."""
+        """Return the place of the first unsolved part; None if there is none, or no plan is left."""
         places = (place for place, part in enumerate(self.parts) if make_key(part) not in cache)
         return None if self.failed else next(places, None)
 
@@ -56,7 +56,7 @@ def planned_search(
 
     `planner` writes a plan for a problem, which `env` divides into parts. All `provers` search for the first part that
     is open, each best first with `expansions` states, in which the model proposes `candidates` turns. As soon as one of
-    them earns `solved` the turns are in the cache; the others stop, and nobody searches for that part again, in
+    them earns `solved` the turns are in the cache; the others stop, and that part is not searched for again in
     whichever problem it stands. A part that no prover solves is planned itself, and its parts stand in its place, until
     a problem had `plans` plans.
     """

@@ -1,4 +1,4 @@
-"""Text games that somebody wrote as JSON, perhaps a language model: read strictly, refused if anything is off.
+"""Text games written as JSON, for example by a language model: read strictly, refused if anything is off.
 
     {"rooms": {"kitchen": {"east": "hall"}, "hall": {"west": "kitchen"}},
      "doors": [{"between": ["kitchen", "hall"], "key": "red key"}],

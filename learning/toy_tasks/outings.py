@@ -62,8 +62,8 @@ def describe_person(name: str, activity: str) -> str:
 
 def write_talk(person: str, rng: np.random.Generator, *, guesses: float, repeats: float) -> str:
     """Return a talk with a person, a line for each turn."""
-    name, *told = person.split()
-    wants = dict(zip(told[::2], told[1::2], strict=True))
+    name, *traits = person.split()
+    wants = dict(zip(traits[::2], traits[1::2], strict=True))
     asked: list[str] = []
     lines = [f"partner: {greet(name)}"]
     for _ in range(int(rng.integers(1, len(TRAITS) + 1))):
@@ -78,9 +78,9 @@ def write_talk(person: str, rng: np.random.Generator, *, guesses: float, repeats
 
 def judge_talk(person: str, talk: str) -> str:
     """Return the critique of a talk: good if it ends with what the person would like."""
-    told = person.split()[1:]
+    traits = person.split()[1:]
     activity = talk.splitlines()[-1].removeprefix("agent: = ")
-    return "good" if [_say(is_so) for is_so in ACTIVITIES[activity]] == told[1::2] else "bad"
+    return "good" if [_say(is_so) for is_so in ACTIVITIES[activity]] == traits[1::2] else "bad"
 
 
 def greet(name: str) -> str:

@@ -2,7 +2,7 @@
 
 An episode ends a turn, waits for its environment and continues with all earlier tokens and the answer. Its keys and
 values are copied out of its slot when the turn ends; the next turn computes the answer's tokens against them. What is
-kept belongs to exact token ids: a context that was rebuilt is computed anew.
+kept belongs to exact token ids: a context that was rebuilt is computed whole.
 
 Shapes: R rows, T new tokens at most, L columns, H key-value heads, D width of a head.
 """

@@ -30,7 +30,7 @@ class Environment:
 
     def begin(self, row: Row, seed: int) -> "Playing":
         """Return an episode of a row. Raise StepError for a row of another task."""
-        game, start = read_metadata(row, "language_games", lambda told: (told["game"], told.get("start", [0, 0])))
+        game, start = read_metadata(row, "language_games", lambda given: (given["game"], given.get("start", [0, 0])))
         if game == "maze":
             return Maze(self, (int(start[0]), int(start[1])))
         secret = str(row["answer"])
