@@ -12,6 +12,8 @@ from schemas.use import Use
 
 BY_ID = "gymnasium"
 """Function that makes an environment by Gymnasium's id."""
+MINIGRID = "minigrid"
+"""Function that makes one of MiniGrid's, and the module that ids with it name: `minigrid:MiniGrid-Empty-5x5-v0`."""
 
 
 class NetworkSettings(Schema):
@@ -36,7 +38,10 @@ class NetworkSettings(Schema):
 
 
 class WorldUse(Use):
-    """Returns an environment of Gymnasium; `Pendulum-v1` stands for `{use: gymnasium, id: Pendulum-v1}`."""
+    """Returns an environment of Gymnasium; `Pendulum-v1` stands for `{use: gymnasium, id: Pendulum-v1}`.
+
+    `minigrid:MiniGrid-Empty-5x5-v0` stands for `{use: minigrid, id: MiniGrid-Empty-5x5-v0}`.
+    """
 
     home = (
         *("learning.control.worlds", "learning.control.grids"),
@@ -49,6 +54,7 @@ class WorldUse(Use):
         *("learning.control.gem_grids", "learning.control.coupled_bandits", "learning.control.histories"),
         *("learning.control.objectives", "learning.control.reward_rounds", "learning.control.doors"),
         *("learning.control.contexts", "learning.control.forms", "learning.control.conversations"),
+        "learning.control.mini_grids",
     )
     takes = ()
     plain = r"^([A-Za-z_][\w.]*:)?[\w./-]+-v\d+$"
@@ -57,7 +63,10 @@ class WorldUse(Use):
     @classmethod
     def accept_id(cls, value: Any) -> Any:
         """Accept Gymnasium's ids, with or without the module that registers them; other texts name functions."""
-        return {"use": BY_ID, "id": value} if isinstance(value, str) and re.fullmatch(cls.plain, value) else value
+        if not isinstance(value, str) or not re.fullmatch(cls.plain, value):
+            return value
+        module, _, name = value.rpartition(":")
+        return {"use": MINIGRID, "id": name} if module == MINIGRID else {"use": BY_ID, "id": value}
 
 
 class ActingUse(Use):

@@ -32,7 +32,7 @@ def require_libraries() -> None:
 
 
 def gymnasium(*, id: str, kwargs: dict[str, Any] = {}) -> Any:  # noqa: B006 — a recipe needs the default to be readable
-    """Return an environment that Gymnasium knows by its id, as `Pendulum-v1` or `minigrid:MiniGrid-Empty-5x5-v0`.
+    """Return an environment that Gymnasium knows by its id: `Pendulum-v1`, or `package:Id-v0` of an installed package.
 
     Raise StepError if Gymnasium or the environment is missing. (Towers et al. 2024.)
     """

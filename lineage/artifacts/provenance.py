@@ -24,6 +24,8 @@ PACKAGES = (
     "numpy",
     "reasoning-gym",
     "gymnasium",
+    "minigrid",
+    "pillow",
     "pettingzoo",
     "tensordict",
     "torchrl",

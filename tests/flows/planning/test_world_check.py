@@ -33,6 +33,15 @@ def test_a_misspelt_id_is_named_at_its_place(env, column, tmp_path):
     assert "Gymnasium has no environment CartPoll-v1; did you mean CartPole-v1?" in str(problem)
 
 
+def test_a_misspelt_id_of_minigrid_is_named_at_its_place(tmp_path):
+    pytest.importorskip("minigrid", reason="no MiniGrid: pip install 'posttrain[control]'")
+    for right in ("MiniGrid-Empty-5x5-v0", "BabyAI-GoToLocal-v0", "MiniGrid-WFC-MazeSimple-v0"):
+        assert [*find_world_problems(load(tmp_path, f'"minigrid:{right}"'))] == []
+    (problem,) = find_world_problems(load(tmp_path, '"minigrid:MiniGrid-Empty-5x5-v1"'))
+    assert (problem.line, problem.column) == (4, 27)
+    assert "MiniGrid has no environment MiniGrid-Empty-5x5-v1; did you mean MiniGrid-Empty-5x5-v0?" in str(problem)
+
+
 def test_a_text_that_is_no_id_names_a_function(tmp_path):
     with pytest.raises(RecipeError, match=r"no world `pont`\n.*did you mean `point`"):
         load(tmp_path, "pont")

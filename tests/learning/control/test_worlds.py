@@ -100,7 +100,8 @@ def test_a_box_without_bounds_is_refused():
     ("written", "use", "options"),
     [
         ("Pendulum-v1", "gymnasium", {"id": "Pendulum-v1"}),
-        ("minigrid:MiniGrid-Empty-5x5-v0", "gymnasium", {"id": "minigrid:MiniGrid-Empty-5x5-v0"}),
+        ("ale_py:ALE/Pong-v5", "gymnasium", {"id": "ale_py:ALE/Pong-v5"}),
+        ("minigrid:MiniGrid-Empty-5x5-v0", "minigrid", {"id": "MiniGrid-Empty-5x5-v0"}),
         ("my_lab.worlds:corridor", "my_lab.worlds:corridor", {}),
     ],
 )
