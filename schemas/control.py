@@ -54,7 +54,7 @@ class WorldUse(Use):
         *("learning.control.gem_grids", "learning.control.coupled_bandits", "learning.control.histories"),
         *("learning.control.objectives", "learning.control.reward_rounds", "learning.control.doors"),
         *("learning.control.contexts", "learning.control.forms", "learning.control.conversations"),
-        "learning.control.mini_grids",
+        *("learning.control.mini_grids", "learning.control.json_worlds"),
     )
     takes = ()
     plain = r"^([A-Za-z_][\w.]*:)?[\w./-]+-v\d+$"
@@ -180,6 +180,7 @@ class ControlLossUse(Use):
         *("learning.control.balances", "learning.control.dynamics_gap", "learning.control.preferred_context"),
         *("learning.control.marginal_critics", "learning.control.action_programs", "learning.control.boosted_policy"),
         *("learning.control.form_values", "learning.control.conversation_values"),
+        "learning.control.json_policy",
     )
     takes = ("networks",)
 

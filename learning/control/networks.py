@@ -14,6 +14,7 @@ from learning.control.combination_values import ArmValues, CombinationValues
 from learning.control.context_actor import NUMBERS, ContextActor
 from learning.control.conversation_graph import ChooseCandidate, ConversationValues
 from learning.control.form_network import FormValues, find_sizes
+from learning.control.json_encoder import FromBytes, LeafSum, TreeEncoder
 from learning.control.return_conditioned import ReturnConditioned
 from learning.control.spaces import Spaces
 from schemas.control import NetworkSettings
@@ -216,6 +217,14 @@ class Networks:
         )
         return TensorDictSequential(body, choose)
 
+    def make_json_actor(self) -> Any:
+        """Return an actor as that of `make_stochastic_actor` which reads observations as JSON trees."""
+        return JsonNetworks(self.spaces, self.settings, TreeEncoder).make_stochastic_actor()
+
+    def make_leaf_sum_actor(self) -> Any:
+        """Return an actor as that of `make_stochastic_actor` which reads the sum of what is in a JSON tree."""
+        return JsonNetworks(self.spaces, self.settings, LeafSum).make_stochastic_actor()
+
     def make_combination_values(self) -> CombinationValues:
         """Return the value of an observation and a combination of the team's choices between 0 and 1."""
         spaces = self.spaces
@@ -249,3 +258,15 @@ class Networks:
 
     def _bounds(self) -> dict[str, Any]:
         return {"low": torch.tensor(self.spaces.low), "high": torch.tensor(self.spaces.high)}
+
+
+@dataclass(frozen=True)
+class JsonNetworks(Networks):
+    """Networks behind encoders of JSON, whose states have the size of the first hidden layer, or 16 without one."""
+
+    encoder: type[TreeEncoder] | type[LeafSum]
+
+    def _mlp(self, inputs: int, outputs: int, *, normalise: bool = False) -> Any:
+        self._require_nothing_privileged()
+        encoder = self.encoder(self.settings.hidden_sizes[0] if self.settings.hidden_sizes else 16)
+        return nn.Sequential(FromBytes(encoder), super()._mlp(encoder.outputs, outputs, normalise=normalise))

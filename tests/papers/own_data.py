@@ -23,7 +23,7 @@ WORLDS: dict[str, str] = {
     **dict.fromkeys(("compatible-demonstrations", "gym-electric-motor", "neorl-2"), LINE),
     **dict.fromkeys(("demonstration-regularized-rl", "offline-data-pcg", "open-rl-benchmark", "ss-orl"), CORRIDOR),
     **dict.fromkeys(("how-to-autorl", "icpl"), CORRIDOR),
-    **dict.fromkeys(("bisimulation-history-offline-rl", "gbrl"), CORRIDOR),
+    **dict.fromkeys(("bisimulation-history-offline-rl", "gbrl", "json2vec"), CORRIDOR),
     **dict.fromkeys(("contrastive-ucb", "dr-rpo", "hnpg"), CORRIDOR),
     "model-based-generalization": LAMPS,
     **dict.fromkeys(("barfi", "iwocs", "spo"), CORRIDOR),
@@ -117,6 +117,10 @@ def write_files(folder: Path) -> None:
             "spans": {"pulse": f"Pulse: {60 + a}.", "weight": f"Weight: {50 + b}."},
             "expert": {"pulse": 0.9, "weight": 0.1},
         }
+        for a, b in SUMS[:16]
+    ]
+    files["forms"] = [
+        {"form": json.dumps({"name": f"n{a}", "ages": [a, {"of": b}]}), "class": ("old", "young")[a % 2]}
         for a, b in SUMS[:16]
     ]
     files["lists"] = [
@@ -325,6 +329,7 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
         "documents": read("documents", {"prompt": "title", "completion": "text"}),
         "dialogues": read("dialogues", talk),
         "episodes": f"path:{folder}/talks.jsonl",
+        **dict.fromkeys(("records", "held_out_records"), read("forms", {"prompt": "form", "answer": "class"})),
         "traces": read("train", worked),
         "held_out_traces": read("test", question),
         "answers": read("train", {"prompt": "question", "completion": "answer"}),
