@@ -54,7 +54,7 @@ class WorldUse(Use):
         *("learning.control.gem_grids", "learning.control.coupled_bandits", "learning.control.histories"),
         *("learning.control.objectives", "learning.control.reward_rounds", "learning.control.doors"),
         *("learning.control.contexts", "learning.control.forms", "learning.control.conversations"),
-        *("learning.control.mini_grids", "learning.control.json_worlds"),
+        *("learning.control.mini_grids", "learning.control.json_worlds", "learning.control.text_worlds"),
     )
     takes = ()
     plain = r"^([A-Za-z_][\w.]*:)?[\w./-]+-v\d+$"

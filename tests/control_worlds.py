@@ -338,3 +338,29 @@ class Errands(Corridor):
 def errands() -> gymnasium.Env:
     """Return a corridor with two objectives."""
     return Errands()
+
+
+class Notes(Corridor):
+    """A corridor that is told in words."""
+
+    choices = ("go back", "go on")
+    words = ("door", "wall", "end")
+    edges = (("you", "at", "door"), ("you", "at", "wall"))
+
+    @property
+    def text(self):
+        return "a door" if self.place % 2 else "a wall"
+
+    @property
+    def graph(self):
+        return [("you", "at", self.text.removeprefix("a "))]
+
+    def step(self, action):
+        return super().step(int(action) + 1)
+
+
+def notes() -> gymnasium.Env:
+    """A corridor that is told in words, with choices from 0."""
+    world = Notes()
+    world.action_space = gymnasium.spaces.Discrete(2)
+    return world

@@ -32,7 +32,7 @@ OTHER_FUNCTIONS = {
     *(("oppo", "loss"), ("spo", "segment_reward"), ("webagent-r1", "env"), ("tti", "env")),
     *(("cm2", "env"), ("deeptravel", "env"), ("chain-of-agents", "env"), ("starling", "env")),
     ("search-self-play", "roles"),
-    *(("learning-to-fly", "relabel"), ("inspo", "prompt_sampler")),
+    *(("learning-to-fly", "relabel"), ("inspo", "prompt_sampler"), ("knowledge-enhanced-agents", "env")),
 }
 """Slots in which a user's problems need another function than the toy problems: real Python, an own environment or
 game, an expert in it, a reader of real documents, a writer of instructions, a heuristic reward, what rates or compares

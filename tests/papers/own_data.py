@@ -37,6 +37,7 @@ WORLDS: dict[str, str] = {
     "tgpo": "timed_reach",
     "optimistic-forgetting": "tests.control_worlds:fence",
     "teachmyagent": "tests.control_worlds:goal_line",
+    "knowledge-enhanced-agents": "tests.control_worlds:notes",
     **dict.fromkeys(("morl-hpo", "xrl-survey"), "tests.control_worlds:errands"),
 }
 """A user's own environment for each row of control."""
@@ -338,6 +339,7 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
         "proposer": {"use": "one_of", "texts": ["Be brief.", "Be careful."]},
         "env": {"use": "tests.papers.own_worlds:Environment", "max_turns": 3},
         "world": {"use": "tests.papers.own_worlds:Environment"},
+        "text_env": {"use": "tests.papers.own_worlds:Environment"},
         "game": "tests.papers.own_worlds:guess_together",
         "dense_env": {"use": "tests.papers.own_worlds:Environment", "max_turns": 3},
         "priority": ["buy", "sell"],
@@ -442,6 +444,7 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
         texts |= {"costs": json.dumps("tests.control_worlds:drift_costs")}
         texts |= {"easiest": "[0.0]", "hardest": "[1.0]", "mastered": "-1.0"}
         texts |= {"formula": json.dumps("F[0,4] home"), "regions": json.dumps({"home": [0.0, -0.5, 0.3]})}
+        texts |= {"affordances": json.dumps({"door": ["open", "go"]})}
         texts |= {"counted": json.dumps({"use": "tests.control_worlds:fence", "counted": True})}
         texts |= {name: json.dumps(f"path:{folder}/{name}") for name in ("city", "log")}
         texts |= {"factors": "2", "omitted": "[[0, 1]]"}

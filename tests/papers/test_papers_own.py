@@ -67,7 +67,8 @@ def test_every_world_is_the_users_and_the_method_is_the_shipped_one(path, mine):
     own, shipped = load_recipe(path, profile="own", overrides=bring(path, mine)), load_recipe(path)
     kinds = {name: stage.kind for name, stage in own.stages.items()}
     assert {kinds[name] for name in kinds} >= {"control", "evaluate_control"}
-    worlds = [use for stage in own.stages.values() if getattr(stage, "env", None) for use in list_worlds(stage.env)]
+    acting = [own.stages[name] for name, kind in kinds.items() if kind not in ("rl", "evaluate")]
+    worlds = [use for stage in acting if getattr(stage, "env", None) for use in list_worlds(stage.env)]
     assert set(worlds) == {WORLDS[path.stem]}
     for name in (name for name, kind in kinds.items() if kind == "control"):
         ours, theirs = (recipe.stages[name].model_dump(exclude={"env"}) for recipe in (own, shipped))
