@@ -40,7 +40,6 @@ from schemas.stages.search import Search
 from schemas.stages.synthesize import Synthesize
 from schemas.steps.step_info import Port, StepInfo
 from schemas.training import Training
-from schemas.use import ProblemsUse
 
 ROWS, STEPS, LENGTH, COMPLETION, PROBLEMS, CANDIDATES = 16, 2, 512, 8, 4, 2
 WORLD_STEPS, EPISODES = 100, 2
@@ -186,8 +185,9 @@ def _shrink(info: StepInfo, made_up: StandIns | None, reads_characters: bool) ->
     ):
         yield "max_completion_length", min(stage.max_completion_length, COMPLETION)
     if isinstance(stage, Synthesize):
-        if any("size" in use.options for use in stage.problems):
-            yield "problems", [_limit_problems(use) for use in stage.problems]
+        problems = [_limit_problems(_use(use)) for use in stage.problems]
+        if problems != [_use(use) for use in stage.problems]:
+            yield "problems", problems
         asks_stand_in = made_up is not None and asks_a_teacher(info)
         if asks_stand_in or (stage.model is not None and stage.emit != "prompts"):
             yield from _accept_any(stage).items()
@@ -274,9 +274,11 @@ def _shrink_batches(stage: Training, reads_characters: bool) -> Iterator[tuple[s
         yield "validation_fraction", 0.3
 
 
-def _limit_problems(use: ProblemsUse) -> JsonObject:
-    size = use.options.get("size")
-    return _use(use, size=min(size, ROWS)) if isinstance(size, int) else _use(use)
+def _limit_problems(use: JsonObject) -> JsonObject:
+    """Return the use of a problem function with few problems; `of` are problems that it is made of."""
+    made_of = {"of": _limit_problems(of)} if isinstance(of := use.get("of"), dict) else {}
+    size = use.get("size")
+    return {**use, **made_of, **({"size": min(size, ROWS)} if isinstance(size, int) else {})}
 
 
 def _use(use: Any, **more: Any) -> JsonObject:

@@ -1,11 +1,12 @@
 """Send many questions to one server: stored answers are reused, the rest is sent within the limits."""
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, closing, suppress
 from functools import lru_cache
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
+from tenacity import AsyncRetrying, RetryCallState
 from tenacity.wait import wait_exponential, wait_random
 
 from learning.api.background_loop import run_coroutine
@@ -15,8 +16,9 @@ from learning.api.request_locks import RequestLocks
 from learning.api.requests import Answer, Failed, Question, Responses
 from learning.api.response_store import Paid, ResponseStore
 from learning.api.response_writer import ResponseWriter
+from learning.api.retries import retrying
 from learning.api.spending import SpendingAccount
-from learning.api.transport import Refused, TransientFailure, attempt, describe_endpoint, make_client
+from learning.api.transport import FailedAttempt, Refused, attempt, describe_endpoint, make_client
 from schemas.endpoint import Endpoint
 from schemas.errors import StepError
 
@@ -167,12 +169,12 @@ class _Batch:
             return await self.keeper.keep(paid)
         except Refused as error:
             return Failed(error.reason, error.message)
-        except TransientFailure as error:
+        except FailedAttempt as error:
             return self._given_up(error)
         finally:
             self.own_limiter.settle(question, answer)
 
-    def _given_up(self, error: TransientFailure) -> Failed:
+    def _given_up(self, error: FailedAttempt) -> Failed:
         self.failed += 1
         if self.failed > self.endpoint.max_failed * len(self.questions):
             raise StepError(
@@ -186,23 +188,13 @@ class _Batch:
         limits = self.endpoint
         backoff = wait_exponential(multiplier=limits.backoff, max=limits.max_backoff) + wait_random(0, limits.backoff)
 
-        def waits(state: RetryCallState) -> float:
-            error = state.outcome.exception() if state.outcome else None
-            return max(backoff(state), error.wait if isinstance(error, TransientFailure) else 0.0)
-
         def note(state: RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome else None
-            if isinstance(error, TransientFailure):
+            if isinstance(error, FailedAttempt):
                 self.asked.retries[error.reason] = self.asked.retries.get(error.reason, 0) + 1
 
-        again = AsyncRetrying(
-            retry=retry_if_exception_type(TransientFailure),
-            stop=stop_after_attempt(limits.max_retries + 1),
-            wait=waits,
-            before_sleep=note,
-            sleep=self._doze,
-            reraise=True,
-        )
+        tries = retrying(limits.max_retries, backoff, math.inf)
+        again = AsyncRetrying(**tries, before_sleep=note, sleep=self._doze)
         return await again(self._once, question, key)
 
     async def _once(self, question: Question, key: str) -> Answer:
@@ -217,7 +209,7 @@ class _Batch:
             answer = await attempt(self.client, self.endpoint, question, key)
             used = answer.input_tokens + answer.output_tokens
             return answer
-        except TransientFailure as error:
+        except FailedAttempt as error:
             if error.reason == "throttled":
                 self.pace.bar(max(error.wait, self.endpoint.backoff))
             raise

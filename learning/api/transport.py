@@ -2,14 +2,13 @@
 
 import asyncio
 import json
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 import openai
 from pydantic import BaseModel, ValidationError
 
 from learning.api.requests import CHAT, Answer, Question
+from learning.api.retries import TransientFailure, may_pass, read_retry_after
 from schemas.base import JsonObject
 from schemas.endpoint import Endpoint
 from schemas.errors import StepError
@@ -18,17 +17,16 @@ SHOWN = 300
 """Characters of a server's words in messages."""
 ROW_FAULTS = frozenset({400, 413, 422})
 """What the server will not do for this request, and never will."""
-PASSING = frozenset({408, 409, 425, 429})
 SPENT = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
 """Codes of a 429 that no waiting cures."""
 
 
-class TransientFailure(Exception):
-    """A failure that may pass; `wait` is what the server asks for, in seconds."""
+class FailedAttempt(TransientFailure):
+    """A failure that may pass, with its reason and what the server says about it."""
 
     def __init__(self, reason: str, message: str = "", wait: float = 0.0):
-        super().__init__(f"{reason}: {message}" if message else reason)
-        self.reason, self.message, self.wait = reason, message, wait
+        super().__init__(f"{reason}: {message}" if message else reason, wait)
+        self.reason, self.message = reason, message
 
 
 class Refused(Exception):
@@ -86,7 +84,7 @@ def describe_endpoint(endpoint: Endpoint) -> str:
 
 
 async def attempt(client: openai.AsyncOpenAI, endpoint: Endpoint, question: Question, key: str) -> Answer:
-    """Return the answer to one question; raise TransientFailure, Refused, or StepError if all requests would fail.
+    """Return the answer to one question; raise FailedAttempt, Refused, or StepError if all requests would fail.
 
     Every attempt sends the same idempotency key, so that a server with such keys is paid once.
     """
@@ -94,11 +92,11 @@ async def attempt(client: openai.AsyncOpenAI, endpoint: Endpoint, question: Ques
         async with asyncio.timeout(endpoint.timeout):
             text = await _send(client, question, question.make_body(endpoint), f"posttrain-{key}")
     except (TimeoutError, openai.APITimeoutError):
-        raise TransientFailure("timeout", f"no answer within {endpoint.timeout:g} s") from None
+        raise FailedAttempt("timeout", f"no answer within {endpoint.timeout:g} s") from None
     except openai.APIStatusError as error:
         raise _classify_status(endpoint, error) from None
     except openai.APIConnectionError as error:
-        raise TransientFailure("connection", f"{type(error.__cause__ or error).__name__}") from None
+        raise FailedAttempt("connection", f"{type(error.__cause__ or error).__name__}") from None
     return parse_response(text, question, endpoint)
 
 
@@ -114,15 +112,15 @@ async def _send(client: openai.AsyncOpenAI, question: Question, body: JsonObject
 
 
 def parse_response(text: str, question: Question, endpoint: Endpoint) -> Answer:
-    """Return the answer in the body of a response; raise TransientFailure if it cannot be parsed."""
+    """Return the answer in the body of a response; raise FailedAttempt if it cannot be parsed."""
     try:
         body = _Body.model_validate_json(text)
         choice = body.choices[0]
     except (ValidationError, IndexError):
-        raise TransientFailure("malformed", _shorten(text)) from None
+        raise FailedAttempt("malformed", _shorten(text)) from None
     text_of_choice = choice.message.content if choice.message is not None else choice.text
     if choice.message is None and choice.text is None:
-        raise TransientFailure("malformed", _shorten(text))
+        raise FailedAttempt("malformed", _shorten(text))
     # For a server that reports no usage, count the upper bounds.
     spent = (body.usage.prompt_tokens, body.usage.completion_tokens) if body.usage else question.bound(endpoint)
     logprobs = choice.logprobs.token_logprobs if choice.logprobs and question.path != CHAT else None
@@ -134,23 +132,10 @@ def _classify_status(endpoint: Endpoint, error: openai.APIStatusError) -> Except
     if status in ROW_FAULTS:
         return Refused(f"refused ({status})", message)
     code = error.body.get("code") if isinstance(error.body, dict) else None
-    if (status not in PASSING and status < 500) or code in SPENT:
+    if not may_pass(status) or code in SPENT:
         return StepError(f"{describe_endpoint(endpoint)}: the server answers {status}: {message}")
     reason = "throttled" if status == 429 else f"status {status}"
-    return TransientFailure(reason, message, _read_retry_after(error.response))
-
-
-def _read_retry_after(response: Any) -> float:
-    """Return the seconds that the server requests to wait, from Retry-After: a number or a date."""
-    value = response.headers.get("retry-after", "")
-    try:
-        return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError):  # no date, or one without a zone
-        return 0.0
+    return FailedAttempt(reason, message, read_retry_after(error.response))
 
 
 def _read_message(body: Any, response: Any) -> str:

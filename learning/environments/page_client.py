@@ -1,7 +1,6 @@
 """A client of a site: each address is asked for once, and again while it fails in a way that may pass."""
 
 import json
-import math
 import threading
 from collections import OrderedDict
 from html.parser import HTMLParser
@@ -9,16 +8,15 @@ from typing import Any
 from urllib.parse import urlencode, urljoin, urlsplit
 
 import httpx
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt
+from tenacity import Retrying
 from tenacity.wait import wait_exponential
 
-PASSING = frozenset({408, 409, 425, 429})
-"""Statuses below 500 that may pass."""
+from learning.api.retries import LONGEST_WAIT, TransientFailure, may_pass, read_retry_after, retrying
+
 MAX_BYTES = 4 << 20
 """Limit of an answer."""
 MAX_KEPT = 4096
 """Answers that are remembered."""
-LONGEST_WAIT = 60.0
 SHOWN = 80
 """Characters of an address in messages."""
 SKIPPED = frozenset({"script", "style", "head", "template", "noscript"})
@@ -27,14 +25,6 @@ BLOCKS = frozenset({"p", "div", "li", "tr", "br", "h1", "h2", "h3", "h4", "secti
 
 class PageError(ValueError):
     """An address that gave nothing; the agent sees this message."""
-
-
-class TransientFailure(Exception):
-    """A failure that may pass; `wait` is what the server asks for, in seconds."""
-
-    def __init__(self, message: str, wait: float = 0.0) -> None:
-        super().__init__(message)
-        self.wait = wait
 
 
 class PageClient:
@@ -82,19 +72,7 @@ class PageClient:
             return self.kept[url]
 
     def _try(self, url: str) -> bytes:
-        exponential = wait_exponential(multiplier=self.backoff, max=LONGEST_WAIT)
-
-        def wait(state: RetryCallState) -> float:
-            error = state.outcome.exception() if state.outcome else None
-            asked = min(error.wait, LONGEST_WAIT) if isinstance(error, TransientFailure) else 0.0
-            return max(exponential(state), asked)
-
-        again = Retrying(
-            retry=retry_if_exception_type(TransientFailure),
-            stop=stop_after_attempt(self.max_retries + 1),
-            wait=wait,
-            reraise=True,
-        )
+        again = Retrying(**retrying(self.max_retries, wait_exponential(multiplier=self.backoff, max=LONGEST_WAIT)))
         try:
             return again(self._ask, url)
         except TransientFailure as error:
@@ -115,18 +93,9 @@ class PageClient:
             raise TransientFailure(type(error).__name__) from None
         if response.status_code == 200:
             return body
-        if response.status_code in PASSING or response.status_code >= 500:
-            raise TransientFailure(f"status {response.status_code}", _read_wait(response))
+        if may_pass(response.status_code):
+            raise TransientFailure(f"status {response.status_code}", read_retry_after(response))
         raise PageError(f"status {response.status_code}")
-
-
-def _read_wait(response: httpx.Response) -> float:
-    """Return the seconds of the header Retry-After; 0 if there are none."""
-    try:
-        seconds = float(response.headers.get("retry-after", ""))
-    except ValueError:
-        return 0.0
-    return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
 
 
 def read_html(text: str) -> str:

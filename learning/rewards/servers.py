@@ -9,32 +9,21 @@ from urllib.parse import urlsplit
 
 import httpx
 from pydantic import Field
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
+from tenacity import AsyncRetrying
 from tenacity.wait import wait_exponential, wait_random
 
 from learning.api.background_loop import run_coroutine
+from learning.api.retries import LONGEST_WAIT, TransientFailure, may_pass, read_retry_after, retrying
 from learning.data.rows import Row
 from schemas.base import JsonObject
 from schemas.errors import StepError
 
-PASSING = frozenset({408, 409, 425, 429})
-"""Statuses below 500 that may pass."""
 MAX_BYTES = 16 << 20
 """Limit of a response."""
 SHOWN = 200
 """Characters of a server's words in messages."""
-LONGEST_WAIT = 60.0
-"""Limit of the seconds between two tries."""
 Count = Annotated[int, Field(ge=1, le=1024)]
 Seconds = Annotated[float, Field(gt=0)]
-
-
-class TransientFailure(Exception):
-    """A failure that may pass; `wait` is what the server asks for, in seconds."""
-
-    def __init__(self, message: str, wait: float = 0.0) -> None:
-        super().__init__(message)
-        self.wait = wait
 
 
 def http(
@@ -121,18 +110,7 @@ class Server:
         body = json.dumps({"samples": batch}).encode()
         where = f"rows {rows[batch[0]['id']].get('id')} to {rows[batch[-1]['id']].get('id')}"
         backoff = wait_exponential(multiplier=self.backoff, max=LONGEST_WAIT) + wait_random(0, self.backoff)
-
-        def wait(state: RetryCallState) -> float:
-            error = state.outcome.exception() if state.outcome else None
-            asked = min(error.wait, LONGEST_WAIT) if isinstance(error, TransientFailure) else 0.0
-            return max(backoff(state), asked)
-
-        again = AsyncRetrying(
-            retry=retry_if_exception_type(TransientFailure),
-            stop=stop_after_attempt(self.max_retries + 1),
-            wait=wait,
-            reraise=True,
-        )
+        again = AsyncRetrying(**retrying(self.max_retries, backoff))
         try:
             text = await again(self.post, client, body)
         except TransientFailure as error:
@@ -161,8 +139,8 @@ class Server:
             return text
         words = text.decode(errors="replace").strip()[:SHOWN]
         message = f"status {response.status_code}: {words or response.reason_phrase}"
-        if response.status_code in PASSING or response.status_code >= 500:
-            raise TransientFailure(message, _read_wait(response))
+        if may_pass(response.status_code):
+            raise TransientFailure(message, read_retry_after(response))
         raise Refused(message)
 
     def read_scores(self, text: bytes, batch: Sequence[JsonObject], rows: Sequence[Row]) -> list[float | None]:
@@ -217,15 +195,6 @@ async def _read(response: httpx.Response) -> bytes:
             raise Refused(f"its answer has more than {MAX_BYTES >> 20} MiB")
         parts.append(part)
     return b"".join(parts)
-
-
-def _read_wait(response: httpx.Response) -> float:
-    """Return the seconds of the header Retry-After; 0 if there are none."""
-    try:
-        seconds = float(response.headers.get("retry-after", ""))
-    except ValueError:
-        return 0.0
-    return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
 
 
 def _shorten(value: object) -> str:

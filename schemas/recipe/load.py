@@ -194,10 +194,9 @@ def load_recipe(
 def _load_checked(
     path: Path, profile: str | None, overrides: tuple[str, ...], home: Path, top: JsonObject | None
 ) -> Recipe:
-    root = read_recipe(path, profile, overrides)
-    if top is not None:
-        root = merge_nodes(root, make_nodes(top, root.mark))
-    root = root.without(*(k for k in root.value if k.startswith("x-")))
+    written = read_recipe(path, profile, overrides)
+    written = written.without(*(k for k in written.value if k.startswith("x-")))
+    root = written if top is None else merge_nodes(written, make_nodes(top, written.mark))
     scope = _make_scope(root)
     head, problems = _read_head(root, path, scope)
     folders = tuple(dict.fromkeys((home, Path.cwd())))
@@ -219,7 +218,7 @@ def _load_checked(
     warnings += [
         problem for problem in unknown if problem.file == root.where.file
     ]  # those of a base are not its author's
-    warnings += find_unused_variables(root)
+    warnings += find_unused_variables(written)  # `top` has values in place of variables
     if head.schedule is not None:
         warnings += find_missing_sources(root.value["schedule"], head.schedule, folders)
     promote = root.get("promote")

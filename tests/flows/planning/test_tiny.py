@@ -82,6 +82,33 @@ def test_tables_of_control_stay_tables(tmp_path):
     assert 0 < stages["network"].stage.networks.hidden_sizes[0] < 64
 
 
+def test_problems_that_others_are_made_of_are_few_too_and_their_variables_are_not_reported(tmp_path):
+    (tmp_path / "r.yaml").write_text("""
+vars: {games: 500, unread: 1}
+stages:
+  lessons:
+    kind: synthesize
+    problems:
+      - use: turns
+        of:
+          use: offered
+          of: {use: shop_questions, split: train, size: "${vars.games}"}
+          env: {use: tools, tools: [calculator]}
+        by: scripted
+        env: {use: tools, tools: [calculator]}
+    teacher: scripted
+""")
+    recipe, tiny = small(tmp_path / "r.yaml", tmp_path)
+    (use,) = recipe.stages["lessons"].problems
+    (few,) = tiny.stages["lessons"].problems
+    assert use.options["of"]["of"]["size"] == 500
+    assert few.options["of"]["of"] == {**use.options["of"]["of"], "size": ROWS}
+    assert few.options["env"] == use.options["env"]
+    assert (
+        [warning.path for warning in tiny.warnings] == [warning.path for warning in recipe.warnings] == ["vars.unread"]
+    )
+
+
 def test_an_unknown_family_is_refused_by_name(tmp_path):
     (tmp_path / "r.yaml").write_text("stages:\n  sft: {kind: sft, model: hub:org/strange, data: path:x.jsonl}\n")
     with pytest.raises(
