@@ -55,6 +55,7 @@ class WorldUse(Use):
         *("learning.control.objectives", "learning.control.reward_rounds", "learning.control.doors"),
         *("learning.control.contexts", "learning.control.forms", "learning.control.conversations"),
         *("learning.control.mini_grids", "learning.control.json_worlds", "learning.control.text_worlds"),
+        "learning.control.guidance",
     )
     takes = ()
     plain = r"^([A-Za-z_][\w.]*:)?[\w./-]+-v\d+$"
@@ -158,6 +159,13 @@ class RuleUse(Use):
     """Says of each world whether something holds, such as that an expert takes over."""
 
     home = ("learning.control.rules",)
+    asks = frozenset({"observation_NO"})
+
+
+class TellUse(Use):
+    """Says in words what each observation shows, one text for each."""
+
+    home = ("learning.control.guidance",)
     asks = frozenset({"observation_NO"})
 
 

@@ -44,6 +44,12 @@ def perplexity(
     return [None if loss is None else math.exp(min(loss, 700.0)) for loss in _mean_losses(judge, pairs)]
 
 
+def noted_score(rows: list[Row], *, key: str = "score") -> list[float | None]:
+    """Number that the metadata of a row have under a key, as a function noted it; None where there is none."""
+    noted = [read_metadata(row).get(key) for row in rows]
+    return [float(one) if isinstance(one, int | float) and math.isfinite(one) else None for one in noted]
+
+
 def instruction_difficulty(rows: list[Row], *, model: PolicyRef, side: Side = "chosen") -> list[float | None]:
     """Instruction-following difficulty (Li et al. 2024): loss of an answer after its prompt / its loss alone.
 

@@ -235,6 +235,7 @@ UNTAUGHT = {
         *(f"stages.{name}.num_generations=48" for name in ("personas", "talks", "critiques")),
         *("stages.tasks.problems.0.size=1", "stages.talks.problems.0.repeats=1"),
     ],
+    "rladapter": ["vars.samples=48", "vars.replies=48"],
     "rlccf": ["vars.where=whole"],
     "trapo": ["vars.where=whole"],
 }
