@@ -268,7 +268,7 @@ class LossTermUse(Use):
     """A further term of the loss with its own mask and denominator."""
 
     home = ("learning.algorithm.loss_terms",)
-    asks = MOVING | {"log_ratio_T"}
+    asks = MOVING | {"log_ratio_T", "surprise_T"}
     coef: Number
     """Factor of the term; a number schedule is allowed."""
     loss_aggregation: LossAggregationUse | None = None

@@ -209,7 +209,8 @@ def environment_wrapper(stage: Rl, context: Context, acting: Policy) -> Callable
 def make_trajectories(stage: Rl, context: Context, policy: Policy) -> Trajectories:
     """Return the table of sampled completions; it includes the texts of turns if completions are episodes."""
     read = partial(decode, policy.tokenizer) if stage.env else None
-    return Trajectories(context.checkpoints / "trajectories", stage.log_trajectories, context.seed, read)
+    folder, kept = context.checkpoints / "trajectories", stage.kept_tokens is not None
+    return Trajectories(folder, stage.log_trajectories, context.seed, read, kept=kept)
 
 
 def load_problems(stage: Rl, context: Context, policy: Policy) -> tuple[Sequence[Row], Sequence[Row]]:

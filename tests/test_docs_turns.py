@@ -79,6 +79,14 @@ def test_the_recipes_of_the_page_validate(lab, name):
     assert load_recipe(lab / "changed.yaml").settings("trained")["env"]["max_turns"] in (3, 6, 8, 12)
 
 
+def test_the_loss_on_observations_validates(lab):
+    recipe = yaml.safe_load((ROOT / "recipes/guess.yaml").read_text())
+    recipe["stages"]["trained"] |= yaml.safe_load(TEXT["predicts"])
+    (lab / "changed.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    (term,) = load_recipe(lab / "changed.yaml").settings("trained")["loss_terms"]
+    assert term["loss_aggregation"]["use"] == "observed_mean"
+
+
 def test_an_evaluation_of_the_page_compares_context_policies(lab):
     recipe = yaml.safe_load((ROOT / "recipes/guess.yaml").read_text())
     report = recipe["stages"]["report"]

@@ -48,7 +48,8 @@ def sample_rewards(recipe: Recipe, step: str, samples: int, layout: Layout) -> R
     seed = recipe.seed(step)
     set_determinism(seed, 1)
     policy = load_sampling_policy(model, "cpu", None, stage, stage.dtype)
-    sampling = Sampling(stage.temperature, stage.max_completion_length)
+    kept = stage.kept_tokens if isinstance(stage, Rl) else None
+    sampling = Sampling(stage.temperature, stage.max_completion_length, kept_tokens=kept)
     asked = {"n": group, "seed": seed, "sampling": sampling, "on_progress": lambda done, tokens: None}
     answers = sample_rows(Engine(policy), policy.tokenizer, rows, **asked)
     texts = [one.text for of_row in answers for one in of_row]

@@ -14,9 +14,10 @@ from torch import Tensor
 from learning.algorithm.composition import Algorithm, LossTerm
 from learning.batch.batch import Batch
 from learning.batch.columns import Column, ColumnView, broadcast_to_tokens, of_rewards
+from learning.batch.observations import measure_surprise
 from learning.lookup import Bound
-from learning.models.packed import STATISTICS
 from learning.models.shared_prefixes import shared_statistics
+from learning.models.token_statistics import STATISTICS
 from learning.parallel.group import Group
 from learning.samples.sample import Row, States
 from schemas.number_schedules import value_at
@@ -124,6 +125,7 @@ def micro_loss(
     needed = algorithm.list_needed_names()
     followed = ["lp", *(name for name in STATISTICS if f"{name}_T" in needed and name != "collision")]
     watched = ["entropy", *(["collision"] if "collision_T" in needed else [])]
+    learn_M, predicts = batch.tokens["learn"], _predicts_observations(algorithm, step)
     with batch.routed(model):
         statistics = shared_statistics(
             model,
@@ -131,12 +133,17 @@ def micro_loss(
             followed=tuple(followed),
             watched=tuple(name for name in watched if name not in followed),
             temperature=temperature,
-            needed_M=batch.tokens["learn"],
+            needed_M=learn_M | batch.tokens["observed"] if predicts else learn_M,
+            kept_M=batch.kept_M,
         )
     at = {name: column_M[batch.sampled_T] for name, column_M in statistics.items()}
-    leaves = {name: at[name].detach().requires_grad_() for name in followed}
+    if predicts:
+        at["surprise"] = measure_surprise(batch, statistics["lp"])
+    leaves = {name: at[name].detach().requires_grad_() for name in (*followed, *(["surprise"] if predicts else []))}
     columns = view_columns(batch, {**at, **leaves})
     columns["step"] = step
+    if not predicts:
+        columns["surprise_T"] = torch.zeros_like(leaves["lp"])
     columns["log_ratio_T"] = algorithm.ratio.ask(step, columns)
     factor_T = columns["factor_T"] if algorithm.importance_correction else 1.0
     policy = _weighted(algorithm.policy_loss.ask(step, columns) * factor_T, columns["w_T"])
@@ -152,6 +159,12 @@ def micro_loss(
     columns["parts"] = [float(part.detach()) for part in parts]
     columns.detach()
     return loss, columns
+
+
+def _predicts_observations(algorithm: Algorithm, step: int) -> bool:
+    """Return whether a term with a coefficient other than 0 asks how likely observations are."""
+    terms = (term for term in algorithm.loss_terms if "surprise_T" in term.function.asks)
+    return any(value_at(term.coef, step) != 0 for term in terms)
 
 
 def view_columns(batch: Batch, statistics: Mapping[str, Tensor]) -> ColumnView:

@@ -105,6 +105,16 @@ def cross_entropy(lp_T: Tensor) -> Tensor:
     return -lp_T
 
 
+def observation_cross_entropy(surprise_T: Tensor) -> Tensor:
+    """Cross-entropy on what the environment answered: the policy learns to predict it (ECHO in prime-rl).
+
+    At a turn's last token it is the mean of −log p over the tokens observed after the turn, 0 at other tokens. With
+    `loss_aggregation: observed_mean` and `token_mask: []` the term is the mean over all observed tokens. New contexts,
+    which replace the prompt, are not predicted.
+    """
+    return surprise_T
+
+
 def cross_entropy_uncertain(lp_T: Tensor) -> Tensor:
     """Cross-entropy weighted by p(1 − p), no gradient through the weight (CHORD-φ, Zhang et al. 2025).
 

@@ -39,6 +39,9 @@ class Batch:
     """Makes forward passes of a model use the recorded experts, the column `experts`; None: the routers choose."""
     earlier: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """The last segments of the earlier contexts of a path (0..P−1) whose context was replaced during its episode."""
+    kept: Sequence[Sequence[str]] = ()
+    """For every segment the records of the tokens that its tokens were sampled from, none if they all were from the
+    whole vocabulary (`learning.samples.kept_tokens`); empty: no segment has any."""
 
     @property
     def num_paths(self) -> int:
@@ -49,6 +52,14 @@ class Batch:
     def packed(self) -> Packed:
         """Return the token ids, laid out for one forward pass."""
         return pack(list(self.segments), list(self.parents))
+
+    @cached_property
+    def kept_M(self) -> list[str] | None:
+        """Return the record of every token, empty for one of the whole vocabulary; None if no token has another."""
+        if not any(self.kept):
+            return None
+        pairs = zip(self.segments, self.kept, strict=True)
+        return [record for ids, records in pairs for record in records or [""] * len(ids)]
 
     @cached_property
     def sampled_T(self) -> Tensor:
@@ -108,6 +119,7 @@ class Batch:
             {k: v[index_P] for k, v in self.paths.items()},
             self.replay,
             {i: tuple(new[s] for s in self.earlier[p]) for i, p in enumerate(chosen) if p in self.earlier},
+            [self.kept[s] for s in old] if self.kept else (),
         )
 
     def find_segments(self, chosen: Iterable[int]) -> set[int]:

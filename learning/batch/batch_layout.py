@@ -21,6 +21,7 @@ class _Forest:
         self.segments: list[list[int]] = []
         self.parents: list[int] = []
         self.leaves: list[int] = []
+        self.kept: list[list[str]] = []
         self.columns: dict[str, list[Any]] = {
             name: []
             for name in (
@@ -38,12 +39,14 @@ class _Forest:
                 "kind",
                 "merit",
                 "origin",
+                "observed",
             )
         }
 
-    def grow(self, ids: list[int], parent: int, owner: int, **columns: list[Any]) -> int:
+    def grow(self, ids: list[int], parent: int, owner: int, kept: Sequence[str] = (), **columns: list[Any]) -> int:
         """Add one segment and return its index; a column that is not given is 0."""
         self.segments.append(list(ids))
+        self.kept.append(list(kept))
         self.parents.append(parent)
         for name, column in self.columns.items():
             column += columns.get(name) or [owner if name == "owner" else 0] * len(ids)
@@ -58,10 +61,10 @@ def forest(samples: Sequence[Sample]) -> Batch:
     its episode, from 0), `seconds` (duration of the environment's step for that turn), `earned` (reward of that turn),
     `state` (hash of the environment's state in which it was taken; 0 for a memory or a turn without an answer), `ok`
     bool (the environment carried it out), `kind` (hash of the kind of turn, 0 without one), `merit` (what a rule for
-    the kind pays) and `origin` (random stream that sampled it; equal in branches that share the token, 0 without
-    branches). Path columns: `path`, `episode`, `group`, `truncated` (it did not end by
-    itself), `source` (index in SOURCES), `prompt` and `family` (numbers of the row and of its family), `weight`,
-    `turns` (number of the model's turns).
+    the kind pays), `origin` (random stream that sampled it; equal in branches that share the token, 0 without
+    branches) and `observed` bool (an environment's answer to a turn that is trained on, not a new context). Path
+    columns: `path`, `episode`, `group`, `truncated` (it did not end by itself), `source` (index in SOURCES), `prompt`
+    and `family` (numbers of the row and of its family), `weight`, `turns` (number of the model's turns).
     """
     made, roots = _Forest(), {}
     earlier: dict[int, tuple[int, ...]] = {}
@@ -77,12 +80,14 @@ def forest(samples: Sequence[Sample]) -> Batch:
             if cut and not ends:
                 parent = made.grow(sample.completion_ids[:cut], parent, path)
             of_rest = {name: column[rest.start : rest.stop] for name, column in columns.items()}
-            ends.append(made.grow(after[rest.start : rest.stop], parent, path, **of_rest))
+            kept = sample.kept[cut:][rest.start : rest.stop]
+            ends.append(made.grow(after[rest.start : rest.stop], parent, path, kept, **of_rest))
         made.leaves.append(ends[-1])
         if len(ends) > 1:
             earlier[path] = tuple(ends[:-1])
     tokens, paths = _token_columns(made.columns), _path_columns(samples)
-    return Batch(made.segments, made.parents, made.leaves, tokens, paths, earlier=earlier)
+    kept = made.kept if any(made.kept) else ()
+    return Batch(made.segments, made.parents, made.leaves, tokens, paths, earlier=earlier, kept=kept)
 
 
 def _sampled(sample: Sample) -> dict[str, list[Any]]:
@@ -91,6 +96,7 @@ def _sampled(sample: Sample) -> dict[str, list[Any]]:
     outside, learn = sample.logprobs is None, sample.source != "greedy"
     return _turns(sample, size) | {
         "learn": [learn and own for own in sample.own] if sample.turns else [learn] * size,
+        "observed": [learn and not own for own in sample.own] if sample.turns else [False] * size,
         "lp_behav": [0.0] * size if sample.logprobs is None else list(sample.logprobs[cut:]),
         "external": [outside] * size,
         "version": list(sample.versions[cut:]),
@@ -131,6 +137,7 @@ def _token_columns(columns: dict[str, list[Any]]) -> dict[str, torch.Tensor]:
         "kind": torch.tensor(columns["kind"], dtype=torch.long),
         "merit": torch.tensor(columns["merit"], dtype=torch.float64),
         "origin": torch.tensor(columns["origin"], dtype=torch.long),
+        "observed": torch.tensor(columns["observed"], dtype=torch.bool),
     }
 
 
@@ -165,7 +172,17 @@ def single_turn(prompts: Sequence[list[int]], generations: Sequence[Sequence[Gen
     """Return a batch of completions, one group per prompt."""
     return forest(
         [
-            Sample({"id": str(group)}, group, "policy", list(prompt), list(g.token_ids), list(g.logprobs), g.finish, "")
+            Sample(
+                {"id": str(group)},
+                group,
+                "policy",
+                list(prompt),
+                list(g.token_ids),
+                list(g.logprobs),
+                g.finish,
+                "",
+                kept=list(g.kept),
+            )
             for group, (prompt, completions) in enumerate(zip(prompts, generations, strict=True))
             for g in completions
         ]

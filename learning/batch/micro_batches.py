@@ -77,6 +77,7 @@ def compute_token_statistics(
             followed=names,
             temperature=temperature,
             needed_M=micro.tokens["learn"],
+            kept_M=micro.kept_M,
         )
     return {name: column_M.cpu()[micro.sampled_T].double() for name, column_M in columns.items()}
 

@@ -31,6 +31,7 @@ class Episode:
     logprobs: list[float] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
     versions: list[tuple[int, int]] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     played: Played | None = None
     """The environment's episode, from the first step in this process."""
@@ -103,6 +104,7 @@ class Episode:
         self.ids += generation.token_ids
         self.logprobs += generation.logprobs
         self.entropies += generation.entropies
+        self.kept += generation.kept
         for sampled_by, tokens in generation.versions or [(version, len(generation.token_ids))]:
             self._add_version(sampled_by, tokens)
 
@@ -111,6 +113,7 @@ class Episode:
         self.ids += ids
         self.logprobs += [0.0] * len(ids)
         self.entropies += [0.0] * len(ids) if self.sampling.entropy else []
+        self.kept += [""] * len(ids) if self.sampling.kept_tokens else []
         self._add_version(self.versions[-1][0] if self.versions else version, len(ids))
 
     def _add_version(self, version: int, tokens: int) -> None:
@@ -121,7 +124,8 @@ class Episode:
 
     def make_generation(self, finish: Literal["stop", "length", "suspended"]) -> Generation:
         """Return the tokens and turns since it was submitted."""
-        return Generation(self.ids, self.logprobs, finish, self.entropies, self.versions, self.turns, self.sample)
+        own = (self.ids, self.logprobs, finish, self.entropies, self.versions, self.turns, self.sample)
+        return Generation(*own, self.kept)
 
     def split_turns(self) -> list[tuple[int, ...]]:
         """Return the tokens of the model's turns and of the tail; the first with the part that its prompt begins."""

@@ -6,7 +6,7 @@ token of its parent; the first token of a root has no prediction (0).
 Shapes: M packed tokens, S segments, S1 = S + 1 borders, B needed tokens, C width of the model, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -14,7 +14,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from learning.models.forwards import (
@@ -30,6 +29,7 @@ from learning.models.limited_attention import TILE, ForestMasks
 from learning.models.padded import compute_logits, examine_own_forward, get_body, padded_hidden, padded_logits
 from learning.models.reduced import describe_unsupported_attention, in_float32, is_close, narrow_windows, reduced
 from learning.models.segments import BOTH, NAME, VARLEN, Layout, make_layout, measure_chains
+from learning.models.token_statistics import score_rows
 from schemas.errors import StepError
 
 UNFIT = (TypeError, AttributeError, LookupError, ValueError, RuntimeError)
@@ -162,6 +162,7 @@ def packed_statistics(
     watched: tuple[str, ...] = (),
     temperature: float = 1.0,
     needed_M: Tensor | None = None,
+    kept_M: Sequence[str] | None = None,
     body: Body | None = None,
 ) -> dict[str, Tensor]:
     """Return statistics of every token given its path, of the distribution softmax(logits / temperature): (M,) each.
@@ -169,6 +170,8 @@ def packed_statistics(
     `lp` the token's log-probability, `entropy` in nats, `lp_mean` the mean log-probability over the vocabulary,
     `collision` the probability that two draws are equal, Σ p², `likeliest` 1 for the likeliest token, else 0.
     Gradients flow only through the `followed` ones. Tokens outside the boolean `needed_M` need no logits and are 0.
+    `kept_M` are records of the tokens that each one was sampled from (`learning.samples.kept_tokens`): the distribution
+    is then that over these tokens; `lp_mean` has no finite value there.
     """
     plain = unwrap(model)
     choice = choose_forward(plain)
@@ -182,75 +185,22 @@ def packed_statistics(
         rows_BC = packed_hidden(plain, packed, sources_B.unique(), body=body).index_select(0, sources_B)
         head, vocabulary = partial(compute_logits, plain), plain.get_output_embeddings().weight.shape[0]
     ids_B = packed.input_ids_M[at_B]
+    kept_B = None if kept_M is None else [kept_M[at] for at in at_B.tolist()]
     step = (most := max(1, LOGITS_PER_CHUNK // vocabulary)) - most % FEWEST_ROWS or most  # multiples are not padded
     pieces = []
-    for rows, ids in zip(rows_BC.split(step), ids_B.split(step), strict=True):
-        inputs = (rows, ids, head, temperature, followed, watched)
+    for number, (rows, ids) in enumerate(zip(rows_BC.split(step), ids_B.split(step), strict=True)):
+        kept = None if kept_B is None else kept_B[number * step : (number + 1) * step]
+        inputs = (rows, ids, head, temperature, followed, watched, kept)
         again = len(rows_BC) > step and torch.is_grad_enabled()
         pieces.append(
-            checkpoint(_score, *inputs, use_reentrant=False, preserve_rng_state=False) if again else _score(*inputs)
+            checkpoint(score_rows, *inputs, use_reentrant=False, preserve_rng_state=False)
+            if again
+            else score_rows(*inputs)
         )
     columns = [torch.cat(column) for column in zip(*pieces, strict=True)]
     zeros_M = columns[0].new_zeros(len(packed.input_ids_M))
     names = zip((*followed, *watched), columns, strict=True)
     return {name: zeros_M.index_put((at_B,), column_B) for name, column_B in names}
-
-
-def _score(
-    rows_BC: Tensor,
-    ids_B: Tensor,
-    head: Callable[[Tensor], Tensor],
-    temperature: float,
-    followed: tuple[str, ...],
-    watched: tuple[str, ...],
-) -> tuple[Tensor, ...]:
-    """Return statistics (B,) of the distributions after each row, in at least float32."""
-    logits_BV = head(rows_BC)
-    logits_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
-    if temperature != 1:
-        logits_BV = logits_BV / temperature
-    if followed == ("lp",) and logits_BV is not rows_BC:
-        return _TokenLogProbability.apply(logits_BV, ids_B, watched)
-    logp_BV = logits_BV.log_softmax(-1)
-    sides = ((followed, logp_BV), (watched, logp_BV.detach()))
-    return tuple(STATISTICS[name](of_BV, ids_B) for names, of_BV in sides for name in names)
-
-
-class _TokenLogProbability(torch.autograd.Function):
-    """`lp` of the tokens, and `watched` statistics without a gradient; log p replaces the logits in memory.
-
-    The gradient of token t's log-probability is g·(1[v = t] − p_v): one more tensor (B, V), where autograd makes two
-    and keeps the logits. Values and gradients are bit-identical to autograd's.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, logits_BV: Tensor, ids_B: Tensor, watched: tuple[str, ...]) -> tuple[Tensor, ...]:
-        # Torch's kernels for CPUs read a row before they write it; those of other devices were not tried in place.
-        logp_BV = torch.log_softmax(logits_BV, -1, out=logits_BV if logits_BV.is_cpu else None)
-        ctx.save_for_backward(logp_BV, ids_B)
-        columns = [STATISTICS[name](logp_BV, ids_B) for name in ("lp", *watched)]
-        ctx.mark_non_differentiable(*columns[1:])
-        return tuple(columns)
-
-    @staticmethod
-    @once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  # one gradient per output
-        ctx: Any, grad_B: Tensor, *_: Tensor
-    ) -> tuple[Tensor, None, None]:
-        logp_BV, ids_B = ctx.saved_tensors
-        grad_BV = torch.zeros_like(logp_BV).scatter_(1, ids_B[:, None], grad_B[:, None])
-        backward, inputs = torch.ops.aten._log_softmax_backward_data, (grad_BV, logp_BV, -1, logp_BV.dtype)
-        grad_BV = backward.out(*inputs, out=grad_BV) if grad_BV.is_cpu else backward(*inputs)
-        return grad_BV, None, None
-
-
-STATISTICS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "lp": lambda logp_BV, ids_B: logp_BV.gather(1, ids_B[:, None])[:, 0],
-    "entropy": lambda logp_BV, ids_B: -(logp_BV.exp() * logp_BV).sum(-1),
-    "lp_mean": lambda logp_BV, ids_B: logp_BV.mean(-1),
-    "collision": lambda logp_BV, ids_B: (2 * logp_BV).exp().sum(-1),
-    "likeliest": lambda logp_BV, ids_B: (logp_BV.argmax(-1) == ids_B).to(logp_BV.dtype),
-}
 
 
 @dataclass(frozen=True)

@@ -31,20 +31,35 @@ class Distinct:
     index_M: Tensor
 
 
-def shared_statistics(model: Any, packed: Packed, *, needed_M: Tensor, **given: Any) -> dict[str, Tensor]:
-    """Return what `packed_statistics` returns, from one computation of every common prefix."""
+def shared_statistics(
+    model: Any, packed: Packed, *, needed_M: Tensor, kept_M: Sequence[str] | None = None, **given: Any
+) -> dict[str, Tensor]:
+    """Return what `packed_statistics` returns, from one computation of every common prefix.
+
+    Prefixes are not merged if copies of a token were sampled from different kept tokens, as under other weights.
+    """
     distinct = find_shared(model, packed)
-    if distinct is None:
-        return packed_statistics(model, packed, needed_M=needed_M, **given)
+    kept_U = None if distinct is None or kept_M is None else _share_records(distinct, needed_M, kept_M)
+    if distinct is None or (kept_U is None) != (kept_M is None):
+        return packed_statistics(model, packed, needed_M=needed_M, kept_M=kept_M, **given)
     needed_M = needed_M.to(distinct.index_M.device)
     needed_U = torch.zeros_like(distinct.packed.input_ids_M, dtype=torch.bool)
     needed_U[distinct.index_M[needed_M]] = True
-    statistics = packed_statistics(model, distinct.packed, needed_M=needed_U, **given)
+    statistics = packed_statistics(model, distinct.packed, needed_M=needed_U, kept_M=kept_U, **given)
     zero = {name: column_U.new_zeros(()) for name, column_U in statistics.items()}
     return {
         name: column_U.index_select(0, distinct.index_M).where(needed_M, zero[name])
         for name, column_U in statistics.items()
     }
+
+
+def _share_records(distinct: Distinct, needed_M: Tensor, kept_M: Sequence[str]) -> list[str] | None:
+    """Return the records of kept tokens of the distinct tokens; None if needed copies of one differ."""
+    records: dict[int, str] = {}
+    for index, needed, record in zip(distinct.index_M.tolist(), needed_M.tolist(), kept_M, strict=True):
+        if needed and records.setdefault(index, record) != record:
+            return None
+    return [records.get(index, "") for index in range(len(distinct.packed.input_ids_M))]
 
 
 def shared_hidden(model: Any, packed: Packed) -> Tensor:

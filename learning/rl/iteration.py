@@ -158,6 +158,7 @@ def make_sampler(training: TrainingState, context: IterationContext, controls: C
         limit_completions(stage, step),
         entropy=training.algorithm.needs("entropy_behav_T"),
         processor=training.slots.logits_processor(step, controls, context.metrics),
+        kept_tokens=stage.kept_tokens,
     )
     return Sampler(training.engine, training.acting, sampling, training.seed, step)
 
@@ -296,7 +297,7 @@ def evaluate_held_out(training: TrainingState, context: IterationContext, contro
     if not training.held_out_rows or (step + 1) % stage.eval_steps:
         return {}
     temperature = stage.temperature if stage.eval_temperature is None else stage.eval_temperature
-    sampling = Sampling(temperature, stage.max_completion_length)
+    sampling = Sampling(temperature, stage.max_completion_length, kept_tokens=stage.kept_tokens)
     # Streams of their own: evaluations and training draw independently of each other.
     sampler = Sampler(training.engine, training.acting, sampling, stream(training.seed, HELD_OUT), step)
     context = replace(context, sampler=sampler, history=training.history, states={}, consume=None)

@@ -150,6 +150,7 @@ def run_iteration(team: Team, step: int) -> None:
         main.stage.max_completion_length,
         entropy=any(learner.algorithm.needs("entropy_behav_T") for learner in team.learners.values()),
         processor=main.slots.logits_processor(step, controls, context.metrics),
+        kept_tokens=main.stage.kept_tokens,
     )
     sampler = team.make_sampler(sampling, main.seed, step)
     context = replace(context, sampler=sampler, history=main.history)
@@ -335,7 +336,7 @@ def evaluate_held_out(team: Team, context: IterationContext, controls: Mapping[s
         return {}
     stage = main.stage
     temperature = stage.temperature if stage.eval_temperature is None else stage.eval_temperature
-    sampling = Sampling(temperature, stage.max_completion_length)
+    sampling = Sampling(temperature, stage.max_completion_length, kept_tokens=stage.kept_tokens)
     sampler = team.make_sampler(sampling, stream(main.seed, HELD_OUT), step)
     samples = sampler.sample([SampleRequest(row) for row in main.held_out_rows])
     main.slots.score(samples, controls, replace(context, sampler=sampler, states={}))

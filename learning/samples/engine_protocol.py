@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from schemas.base import JsonObject
+from schemas.kept_tokens import KeptTokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -106,6 +107,8 @@ class Sampling:
     """Sequences of token ids that end a completion, besides the tokenizer's end token; they stay a part of it."""
     processor: Processor | None = None
     """Changes the distribution that is sampled from; what is reported is of the changed one."""
+    kept_tokens: KeptTokens | None = None
+    """Tokens that are sampled from, chosen after the processor; what is reported is of the kept ones. None: all."""
     target: int | None = None
     """Suspend what is left as soon as so many completions of the call have ended."""
     window: int | None = None
@@ -131,6 +134,9 @@ class Generation:
     log-probability and entropy 0, because the model did not sample them. After the last comes an open turn."""
     sample: int = 0
     """Random stream within its request: `first` for the first of the `n`, and so on; set by a flight only."""
+    kept: list[str] = field(default_factory=list)
+    """Record of the tokens that each one was sampled from (`learning.samples.kept_tokens`), empty for observations; no
+    records unless the sampling keeps only some."""
 
     @property
     def sampled(self) -> int:

@@ -85,6 +85,9 @@ class Sample:
     """Random stream that sampled each completion token; equal in samples that branched later. Empty: no branches."""
     turns: list[Turn] = field(default_factory=list)
     """Whole turns of an episode, from the first token that was not given; empty: nothing answered the completion."""
+    kept: list[str] = field(default_factory=list)
+    """Record of the tokens that each completion token was sampled from, empty for given and observed ones
+    (`learning.samples.kept_tokens`); no records: from the whole vocabulary."""
 
     @property
     def own(self) -> list[bool]:

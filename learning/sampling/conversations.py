@@ -47,6 +47,7 @@ class Seat:
     """Everything after the prompt, in the order of the episode."""
     logprobs: list[float] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
     moments: list[int] = field(default_factory=list)
@@ -63,6 +64,7 @@ class Seat:
         self.ids += ids
         self.logprobs += [0.0] * len(ids)
         self.entropies += [0.0] * len(ids)
+        self.kept += [""] * len(ids)
         self.context = list(ids) if rebuilt else self.context + ids
 
     def take(self, generation: Generation, place: int) -> None:
@@ -79,6 +81,7 @@ class Seat:
         self.context = self.context + list(ids)
         self.logprobs += generation.logprobs
         self.entropies += generation.entropies or [0.0] * len(ids)
+        self.kept += generation.kept or [""] * len(ids)
 
     def earn(self, reward: float) -> None:
         """Add to the reward of the last turn."""
@@ -292,6 +295,7 @@ class ConversationSampler(Sampler):
             entropies=seat.entropies if self.sampling.entropy else [],
             versions=[self.step] * len(seat.ids),
             turns=seat.turns,
+            kept=seat.kept if self.sampling.kept_tokens else [],
             role=speaker.role,
             policy=speaker.spec.policy,
             conversation=self.conversations - 1,

@@ -37,6 +37,8 @@ class Pending:
     """Streams that sampled the tokens which it took over from the completion it branched from; empty: it did not."""
     world: int | None = None
     """Number of the completion whose environment it continues; None: its own."""
+    kept: list[str] = field(default_factory=list)
+    """Records of the tokens that each one was sampled from."""
 
     @property
     def sampled(self) -> int:
@@ -76,6 +78,7 @@ class Pending:
         self.ids += made.token_ids
         self.logprobs += made.logprobs
         self.entropies += made.entropies
+        self.kept += made.kept
         for of, tokens in made.versions or [(version, len(made.token_ids))]:
             self.versions += [of] * tokens
         self.turns += made.turns
@@ -119,7 +122,7 @@ def branch(one: Pending, source: Pending, turn: int) -> Pending:
     one.origins = list_origins(source)[:cut]
     one.world = source.first if source.world is None else source.world
     one.ids, one.logprobs, one.versions = source.ids[:cut], source.logprobs[:cut], source.versions[:cut]
-    one.entropies, one.turns = source.entropies[:cut], source.turns[:turn]
+    one.entropies, one.turns, one.kept = source.entropies[:cut], source.turns[:turn], source.kept[:cut]
     return one
 
 
@@ -176,7 +179,7 @@ def build_sample(one: Pending, group: int, sampler: Sampler) -> Sample:
     # The sample's first turn leaves out given tokens, which the model did not sample.
     turns = [replace(t, sampled=t.sampled - len(one.given)) if i == 0 else t for i, t in enumerate(one.turns)]
     sample = sampler.build_sample(
-        request, group, Generation(one.ids, one.logprobs, one.finish, one.entropies, turns=turns)
+        request, group, Generation(one.ids, one.logprobs, one.finish, one.entropies, turns=turns, kept=one.kept)
     )
     sample.versions[sample.given :] = one.versions
     return sample

@@ -109,6 +109,7 @@ class Sampler:
             versions=[self.step] * len(ids),
             context_ids=self.encode(request.context, request.row) if request.context else None,
             turns=list(generation.turns),
+            kept=[""] * cut + list(generation.kept) if generation.kept else [],
         )
 
     def sample_from_text(

@@ -59,17 +59,29 @@ TURN = pa.struct(
 on which no two runs agree."""
 EPISODES = pa.schema([*SCHEMA, ("turns", pa.list_(TURN))])
 """Of a stage with an environment; `completion` is then the whole episode, and `token_ids` hold what was observed."""
+KEPT = pa.field("kept", pa.list_(pa.string()))
+"""Column of a stage with `kept_tokens`: the record of the tokens that each one was sampled from."""
 
 
 class Trajectories:
     """The rows of a stage so far; `share` is the part of the groups that is kept.
 
-    `decode` gives the text of tokens, for a stage whose completions are episodes; None: they are single turns.
+    `decode` gives the text of tokens, for a stage whose completions are episodes; None: they are single turns. `kept`
+    is whether rows have the tokens that were sampled from.
     """
 
-    def __init__(self, folder: Path, share: float, seed: int, decode: Callable[[list[int]], str] | None = None):
-        self.folder, self.share, self.seed, self.decode = folder, share, seed, decode
-        self.schema = SCHEMA if decode is None else EPISODES
+    def __init__(
+        self,
+        folder: Path,
+        share: float,
+        seed: int,
+        decode: Callable[[list[int]], str] | None = None,
+        *,
+        kept: bool = False,
+    ):
+        self.folder, self.share, self.seed, self.decode, self.kept = folder, share, seed, decode, kept
+        schema = SCHEMA if decode is None else EPISODES
+        self.schema = schema.append(KEPT) if kept else schema
         self.waiting: list[Row] = []
         self.tally: dict[str, tuple[int, int]] = {}
         """Of each prompt since the last checkpoint: completions sampled, and those with an advantage."""
@@ -138,7 +150,7 @@ class Trajectories:
             writer.write(pa.Table.from_pylist(self.waiting, schema=self.schema))
 
     def _row(self, sample: Sample, advantage: float | None) -> Row:
-        row = _row(sample, advantage)
+        row = _row(sample, advantage) | ({"kept": sample.kept[sample.given :]} if self.kept else {})
         if self.decode is None:
             return row
         turns, at = [], sample.given

@@ -35,6 +35,8 @@ from schemas.use import (
     Use,
 )
 
+EXACT_ENGINES = ("torch", "vllm")
+"""Engines that record the tokens that each one was sampled from."""
 ATTEMPTS = ("attempts", "proposals")
 """Turn orders in which a role makes several attempts, each a sample of its own."""
 
@@ -51,6 +53,7 @@ def find_contradictions(info: StepInfo, stage: Rl) -> tuple[list[Problem], list[
         _check_older_samples,
         _check_partial,
         _check_temperature,
+        _check_kept_tokens,
         _check_critic,
     ]
     warned = [_check_bias, _check_sequence_clip, _check_unreachable_clip, _check_unused]
@@ -202,6 +205,23 @@ def _check_temperature(info: StepInfo, stage: Rl) -> Iterator[Problem]:
             if "temperature" in name and isinstance(value, int | float) and value == 0:
                 message = "greedy completions (temperature 0) have no sampling probability to learn from"
                 yield info.problem(join_path(slot.path, name), message, "write a small temperature, for example 0.1")
+
+
+def _check_kept_tokens(info: StepInfo, stage: Rl) -> Iterator[Problem]:
+    """Yield what cannot be exact if only some tokens are sampled from."""
+    if stage.kept_tokens is None:
+        return
+    if stage.logits_processors:
+        message = "the loss sees which tokens were kept, but not how `logits_processors` changed their probabilities"
+        yield info.problem("kept_tokens", message, "remove one of the two")
+    if stage.engine.use not in EXACT_ENGINES:
+        message = f"`engine: {stage.engine.use}` does not report the tokens that each one was sampled from"
+        yield info.problem("kept_tokens", message, "use `engine: torch` or `engine: vllm`, or remove `kept_tokens`")
+    for slot in info.slots:
+        for column in ("lp_mean_T", "lp_mean_prox_T"):
+            if column in slot.signature.supplied:
+                message = f"`{slot.use.use}` needs the mean log-probability of all tokens, which is −∞ without some"
+                yield info.problem(slot.path, message, "replace it, or remove `kept_tokens`")
 
 
 def _check_critic(info: StepInfo, stage: Rl) -> Iterator[Problem]:

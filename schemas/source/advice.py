@@ -92,6 +92,10 @@ SYNONYMS = {
 IN_8_BITS = "weights in 8 bits are not supported: use `load_in_4bit: true`, or `dtype: bfloat16`, with `use_peft`"
 PUBLISH = "publish a finished model as docs/publishing.md describes"
 SAMPLING = "leave it out: training samples by `temperature` alone, so that the loss sees what was sampled"
+KEPT = (
+    "leave it out: training samples by `temperature` alone, so that the loss sees what was sampled; an rl stage with "
+    "`kept_tokens: {top_k: 20, top_p: 0.95}` samples from the likeliest tokens, and its loss sees them"
+)
 SHARDED = "divide a model over workers: `resources: {train: {workers: 8, num_gpus: 1, strategy: fsdp2}}`"
 TOKENIZER = "leave it out: the tokenizer and its special tokens are those of the model"
 VLLM = "leave it out: vLLM is placed by posttrain, with `engine: vllm`"
@@ -133,8 +137,8 @@ ELSEWHERE = {
     "reward_model_path": "name the model in `rewards: [{use: models.learned, model: path:./reward-model}]`",
     "stop": "leave it out: sampling ends with the turn, as the chat template ends it, or at `max_completion_length`",
     "sync_ref_model": "set `reference: {sync_steps: 64, mixup_alpha: 0.6}`",
-    "top_k": SAMPLING,
-    "top_p": SAMPLING,
+    "top_k": KEPT,
+    "top_p": KEPT,
     "train_dataset": "name the rows: `data: path:rows.jsonl`, in rl `prompts: path:problems.jsonl`",
     "vllm_gpu_memory_utilization": VLLM,
     "vllm_mode": VLLM,

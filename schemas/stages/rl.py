@@ -11,6 +11,7 @@ from schemas.base import Schema
 from schemas.chat import Chat
 from schemas.critic import Critic
 from schemas.endpoint import Capped
+from schemas.kept_tokens import KeptTokens
 from schemas.number_schedules import Controlled, Number, list_values
 from schemas.references import AgentRef, PolicyRef, PromptsRef
 from schemas.roles import MAIN, Name, RoleSpec, TeamPolicy, TurnOrderUse, check_players
@@ -172,6 +173,9 @@ class Rl(Capped, Training, LoRA, Chat, RewardTests, BaseStage):
     null: that is the limit from the start."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature; training log-probabilities are computed at the same temperature."""
+    kept_tokens: KeptTokens | None = Field(default=None, exclude_if=operator.not_)
+    """Tokens that completions are sampled from, by `top_k` and `top_p`; log-probabilities are those among the kept
+    tokens, when sampled and in the loss, where each token's kept ones are the same. null: the whole vocabulary."""
     answer_prefix: str = ""
     """Text before the row's answer where its probability is measured after each turn, for `gain_T` and `shapley_T`."""
     routing_replay: bool = False

@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from learning.batch.batch import Batch
+from learning.batch.observations import count_observed
 
 Unit = Literal["episode", "path", "group", "prompt", "family"]
 
@@ -35,6 +36,16 @@ def turn_mean(batch: Batch, *, count_dropped: bool = False) -> Tensor:
     turn_T = batch.sampled("turn")
     width = int(turn_T.max()) + 1 if len(turn_T) else 1
     return _average_means(*_make_masks(batch, count_dropped), batch.path_T * width + turn_T)
+
+
+def observed_mean(batch: Batch, *, count_dropped: bool = False) -> Tensor:
+    """Mean over what environments answered: a token weighs as many as were observed after it.
+
+    With the term `observation_cross_entropy` this is the mean over all observed tokens of the mini-batch.
+    """
+    kept_T, counted_T = _make_masks(batch, count_dropped)
+    observed_T = count_observed(batch)
+    return kept_T * observed_T / (counted_T * observed_T).sum().clamp(min=1)
 
 
 def constant(

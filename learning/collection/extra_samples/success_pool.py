@@ -13,7 +13,7 @@ from learning.data.shards import find_shards, scan_shards
 from learning.samples.engine_protocol import Generation, Turn
 from learning.samples.sample import Sample, SampleRequest
 from learning.sampling.sampler import Sampler
-from learning.sampling.trajectories import EPISODES, SCHEMA
+from learning.sampling.trajectories import EPISODES, KEPT, SCHEMA
 from schemas.errors import StepError
 
 STEM = "trajectories"
@@ -28,9 +28,9 @@ def load_successes(folder: str, reward: str | None, at_least: float) -> dict[str
     """
     # Artifacts never change, so the cache is never stale.
     shards = find_shards(Path(folder), STEM)
-    played = "turns" in pq.ParquetFile(shards[0]).schema_arrow.names
-    schema = EPISODES if played else SCHEMA
-    read_schema = pa.schema([schema.field(name) for name in (*READ, *(("turns",) if played else ()))])
+    names = pq.ParquetFile(shards[0]).schema_arrow.names
+    more = [field for field in (EPISODES.field("turns"), KEPT) if field.name in names]
+    read_schema = pa.schema([*(SCHEMA.field(name) for name in READ), *more])
     successes: dict[str, list[Row]] = {}
     for batch in scan_shards(shards, read_schema, STEM):
         for line in batch.to_pylist():
@@ -72,7 +72,6 @@ def restore_success(line: Row, row: Row, group: int, sampler: Sampler) -> Sample
             f"extra_samples collected: the tokens of {row['id']} in `data` are not of the policy's tokenizer; "
             "collect them with a model of the same tokenizer"
         )
-    sample = sampler.build_sample(
-        SampleRequest(row, source="replay"), group, Generation(ids, line["logprobs"], "stop", turns=turns)
-    )
+    stored = Generation(ids, line["logprobs"], "stop", turns=turns, kept=line.get("kept") or [])
+    sample = sampler.build_sample(SampleRequest(row, source="replay"), group, stored)
     return replace(sample, versions=[0] * len(ids))

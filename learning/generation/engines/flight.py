@@ -58,6 +58,7 @@ class Member:
     logprobs: list[float] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
     versions: list[tuple[int, int]] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
 
 
 class InFlight(Decoding):
@@ -204,6 +205,7 @@ class InFlight(Decoding):
             new = slice(len(self.requests[member.key].begun), length)
             for values, row in zip((member.ids, member.logprobs, member.entropies), rows, strict=True):
                 values += row[new]
+            member.kept += self.kept_NK[seat][new]
             if length > new.start:
                 member.versions.append((self.version, length - new.start))
             collected.append((member, self._finish(length, stopped)))
@@ -240,4 +242,5 @@ class InFlight(Decoding):
 
     @staticmethod
     def _make_generation(member: Member, finish: Finish) -> Generation:
-        return Generation(member.ids, member.logprobs, finish, member.entropies, member.versions, sample=member.sample)
+        own = (member.ids, member.logprobs, finish, member.entropies, member.versions)
+        return Generation(*own, sample=member.sample, kept=member.kept)

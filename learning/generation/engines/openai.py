@@ -88,6 +88,7 @@ def check(requests: list[Request], sampling: Sampling) -> None:
     unsupported = {
         "completions that were begun": any(request.begun for request in requests),
         "`logits_processors`": sampling.processor is not None,
+        "`kept_tokens`": sampling.kept_tokens is not None,
         "entropies": sampling.entropy,
         "stops inside a completion": bool(sampling.stop),
         "suspending": sampling.target is not None or sampling.window is not None,

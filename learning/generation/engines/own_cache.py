@@ -72,6 +72,7 @@ class Row:
         self.ends = [*((token,) for token in ends), *sampling.stop]
         self.logprobs: list[float] = []
         self.entropies: list[float] = []
+        self.kept: list[str] = []
         self.stopped = False
 
     @property
@@ -84,20 +85,21 @@ class Row:
         """Return the tokens of prompt and completion so far."""
         return [*self.known, *self.completion[self.begun :]]
 
-    def take(self, token: int, logprob: float, entropy: float | None) -> None:
+    def take(self, token: int, logprob: float, entropy: float | None, kept: str | None) -> None:
         """Add a token, unless it has ended."""
         if self.done:
             return
         self.completion.append(token)
         self.logprobs.append(logprob)
         self.entropies += [] if entropy is None else [entropy]
+        self.kept += [] if kept is None else [kept]
         self.stopped = any(tuple(self.completion[-len(end) :]) == end for end in self.ends)
 
     def generation(self, sampling: Sampling) -> Generation:
         """Return the tokens sampled in this call."""
         full = len(self.completion) == sampling.max_new_tokens
         finish = "stop" if self.stopped else "length" if full else "suspended"
-        return Generation(self.completion[self.begun :], self.logprobs, finish, self.entropies)
+        return Generation(self.completion[self.begun :], self.logprobs, finish, self.entropies, kept=self.kept)
 
 
 class _Draw(LogitsProcessor):
@@ -121,11 +123,13 @@ class _Draw(LogitsProcessor):
             processor=sampling.processor,
             contexts_B=[row.context for row in rows] if reads_contexts(sampling.processor) else None,
             entropy=sampling.entropy,
+            kept_tokens=sampling.kept_tokens,
         )
         tokens, logprobs = picked.token_B.tolist(), picked.logprob_B.tolist()
         entropies = [None] * len(rows) if picked.entropy_B is None else picked.entropy_B.tolist()
-        for row, token, logprob, entropy in zip(rows, tokens, logprobs, entropies, strict=True):
-            row.take(token, logprob, entropy)
+        kept = picked.kept or [None] * len(rows)
+        for row, token, logprob, entropy, record in zip(rows, tokens, logprobs, entropies, kept, strict=True):
+            row.take(token, logprob, entropy, record)
         return torch.full_like(scores, -torch.inf).scatter(1, picked.token_B[:, None], 0.0)
 
 

@@ -77,6 +77,7 @@ class Decoding:
         self.tokens_NK = self._zeros(samples + 1, most)
         self.logprobs_NK = self._zeros(samples + 1, most, dtype=torch.float32)
         self.entropies_NK = self._zeros(samples + 1, most if sampling.entropy else 0, dtype=torch.float32)
+        self.kept_NK = [[""] * (most if sampling.kept_tokens else 0) for _ in range(samples + 1)]
         self.uniform_SK = self._zeros(rows, most, dtype=torch.float64)
         self.length_N, self.stopped_N = self._zeros(samples + 1), self._zeros(samples + 1, dtype=torch.bool)
         self.limit_N = self._zeros(samples + 1) + most
@@ -233,12 +234,16 @@ class Decoding:
             processor=sampling.processor,
             contexts_B=self._list_contexts() if reads_contexts(sampling.processor) else None,
             entropy=sampling.entropy,
+            kept_tokens=sampling.kept_tokens,
         )
         self.token_B = picked.token_B
         self.tokens_NK[sample_B, count_B] = picked.token_B
         self.logprobs_NK[sample_B, count_B] = picked.logprob_B
         if picked.entropy_B is not None:
             self.entropies_NK[sample_B, count_B] = picked.entropy_B
+        if picked.kept is not None:
+            for sample, count, record in zip(sample_B.tolist(), count_B.tolist(), picked.kept, strict=True):
+                self.kept_NK[sample][count] = record
 
     def _list_contexts(self) -> list[list[int]]:
         """Return the tokens of prompt and completion of every row; none of an empty row."""
@@ -331,7 +336,6 @@ class Running(Decoding):
         for sample, ((r, _), (length, stopped)) in enumerate(zip(self.queue, ends, strict=False)):
             new = slice(len(self.requests[r].begun), length)
             finish = self._finish(length, stopped)
-            generations[r].append(
-                Generation(tokens[sample][new], logprobs[sample][new], finish, entropies[sample][new])
-            )
+            columns = (tokens[sample][new], logprobs[sample][new], finish, entropies[sample][new])
+            generations[r].append(Generation(*columns, kept=self.kept_NK[sample][new]))
         return generations

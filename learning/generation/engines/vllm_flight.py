@@ -28,12 +28,14 @@ class RunningSample:
     logprobs: list[float] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
     versions: list[tuple[int, int]] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
 
-    def take(self, token: int, logprob: float, entropy: float, version: int) -> None:
+    def take(self, token: int, logprob: float, entropy: float, kept: str, version: int) -> None:
         """Add a token that was sampled with the weights of a version."""
         self.ids.append(token)
         self.logprobs.append(logprob)
         self.entropies.append(entropy)
+        self.kept.append(kept)
         if self.versions and self.versions[-1][0] == version:
             self.versions[-1] = (version, self.versions[-1][1] + 1)
         else:
@@ -43,10 +45,10 @@ class RunningSample:
         """Return whether the completion, including its suspended beginning, ends with a stop sequence."""
         return (*self.begun, *self.ids)[-len(sequence) :] == sequence
 
-    def generation(self, finish: Finish, *, entropy: bool) -> Generation:
-        """Return the tokens so far as a generation."""
-        entropies = self.entropies if entropy else []
-        return Generation(self.ids, self.logprobs, finish, entropies, self.versions, sample=self.sample)
+    def generation(self, finish: Finish, sampling: Sampling) -> Generation:
+        """Return the tokens so far as a generation, with what the sampling asks for."""
+        entropies, kept = self.entropies if sampling.entropy else [], self.kept if sampling.kept_tokens else []
+        return Generation(self.ids, self.logprobs, finish, entropies, self.versions, sample=self.sample, kept=kept)
 
 
 Ended = tuple[RunningSample, Generation]
@@ -123,10 +125,10 @@ class VllmFlight:
         """Return the position of a completion's next token."""
         return len(self.open[number].begun) + len(self.open[number].ids)
 
-    def took(self, number: int, token: int, logprob: float, entropy: float, over: bool) -> None:
+    def took(self, number: int, token: int, logprob: float, entropy: float, kept: str, over: bool) -> None:
         """Record a completion's next token; `over`: vLLM has ended the completion."""
         one = self.open[number]
-        one.take(token, logprob, entropy, self.engine.version)
+        one.take(token, logprob, entropy, kept, self.engine.version)
         if token in self.ends or any(map(one.ends_with, self.sampling.stop)):
             self._close(number, "stop", over)
         elif over:
@@ -139,7 +141,7 @@ class VllmFlight:
             self.host.open.pop(one.name)
         else:
             self.host.abort([one.name])
-        self.ended.append((one, one.generation(finish, entropy=self.sampling.entropy)))
+        self.ended.append((one, one.generation(finish, self.sampling)))
 
     def suspend(self, tickets: Collection[int] | None = None) -> list[tuple[int, Generation]]:
         """Suspend completions (None: all) and return them in the order of their start, after those that have ended."""

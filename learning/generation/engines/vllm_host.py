@@ -74,7 +74,8 @@ class Host:
         for one in over:
             del self._flights[one]
         self._flights[number] = weakref.ref(flight)
-        self.call("posttrain_sampling", number, flight.sampling.processor, flight.sampling.entropy, over)
+        sampling = flight.sampling
+        self.call("posttrain_sampling", number, (sampling.processor, sampling.entropy, sampling.kept_tokens), over)
         return number
 
     def step(self) -> None:

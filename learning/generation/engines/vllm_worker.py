@@ -21,9 +21,14 @@ from vllm.v1.sample.sampler import Sampler  # pyright: ignore[reportMissingImpor
 
 from learning.generation.engines.token_sampling import pick
 from learning.samples.engine_protocol import Processor
+from schemas.kept_tokens import KeptTokens
 
-Record = tuple[int, int, float, float]
-"""Number of a completion, position of the token in it, log-probability, entropy."""
+Record = tuple[int, int, float, float, str]
+"""Number of a completion, position of the token in it, log-probability, entropy, record of the kept tokens."""
+
+
+Settings = tuple[Processor | None, bool, KeptTokens | None]
+"""Of a flight: its logits processor, whether entropies are recorded, and which tokens are kept."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +91,8 @@ class Picking(Sampler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.samplings: dict[int, tuple[Processor | None, bool]] = {}
-        """Number of a flight's sampling to its logits processor and whether entropies are recorded."""
+        self.samplings: dict[int, Settings] = {}
+        """By the number of a flight's sampling."""
         self.records: list[Record] = []
 
     def sample(
@@ -104,11 +109,12 @@ class Picking(Sampler):
         token_B = torch.zeros(len(rows), dtype=torch.long, device=logits.device)
         for sampling, members in together.items():
             at_X = torch.tensor(members, device=logits.device)
-            token_B[at_X] = self._picked(logits[at_X], [rows[index] for index in members], *self.samplings[sampling])
+            token_B[at_X] = self._picked(logits[at_X], [rows[index] for index in members], self.samplings[sampling])
         return token_B, None
 
-    def _picked(self, logits_XV: Tensor, rows: list[Row], processor: Processor | None, entropy: bool) -> Tensor:
+    def _picked(self, logits_XV: Tensor, rows: list[Row], settings: Settings) -> Tensor:
         """Return tokens (X,) of rows with the same sampling."""
+        processor, entropy, kept_tokens = settings
         heats, places = [row.temperature for row in rows], [row.place for row in rows]
         uniforms = [row.uniform_K[min(row.place, len(row.uniform_K) - 1)] for row in rows]
         picked = pick(
@@ -119,10 +125,12 @@ class Picking(Sampler):
             place_B=torch.tensor(places, device=logits_XV.device),
             processor=processor,
             entropy=entropy,
+            kept_tokens=kept_tokens,
         )
         entropies = [0.0] * len(rows) if picked.entropy_B is None else picked.entropy_B.tolist()
         numbers = [row.number for row in rows]
-        self.records += zip(numbers, places, picked.logprob_B.tolist(), entropies, strict=True)
+        kept = picked.kept or [""] * len(rows)
+        self.records += zip(numbers, places, picked.logprob_B.tolist(), entropies, kept, strict=True)
         return picked.token_B
 
 
@@ -135,10 +143,10 @@ class Extension:
         """Replace vLLM's sampler by `Picking`."""
         self.model_runner.sampler = Picking()
 
-    def posttrain_sampling(self, number: int, processor: Processor | None, entropy: bool, over: list[int]) -> None:
+    def posttrain_sampling(self, number: int, settings: Settings, over: list[int]) -> None:
         """Set the sampling of a flight; remove those in `over`, which have ended."""
         samplings = self.model_runner.sampler.samplings
-        samplings[number] = (processor, entropy)
+        samplings[number] = settings
         for one in over:
             samplings.pop(one, None)
 

@@ -102,8 +102,8 @@ def test_only_needed_tokens_and_chunked_logits(monkeypatch):
 
 def test_chunks_of_logits_have_rows_that_are_not_padded(monkeypatch):
     """The head is the widest layer: filling up its rows would copy all logits and their gradients once more."""
-    seen, score = [], packed_module._score
-    monkeypatch.setattr(packed_module, "_score", lambda rows, *given: seen.append(len(rows)) or score(rows, *given))
+    seen, score = [], packed_module.score_rows
+    monkeypatch.setattr(packed_module, "score_rows", lambda rows, *given: seen.append(len(rows)) or score(rows, *given))
     for most, rows in ((341, 336), (37, 32), (7, 7)):
         monkeypatch.setattr(packed_module, "LOGITS_PER_CHUNK", 31 * most)
         seen.clear()
@@ -145,7 +145,7 @@ def test_log_probabilities_and_their_gradient_are_bit_identical_to_autograd(watc
     logits_BV = 5 * torch.randn(40, 130, generator=generator)
     ids_B, grad_B = torch.randint(0, 130, (40,), generator=generator), torch.randn(40, generator=generator)
     ours, autograd = logits_BV.clone().requires_grad_(), logits_BV.clone().requires_grad_()
-    lp_B, *entropies = packed_module._score(ours, ids_B, lambda rows: rows * 1.0, 0.7, ("lp",), watched)
+    lp_B, *entropies = packed_module.score_rows(ours, ids_B, lambda rows: rows * 1.0, 0.7, ("lp",), watched)
     logp_BV = (autograd * 1.0 / 0.7).log_softmax(-1)
     want_B = logp_BV.gather(1, ids_B[:, None])[:, 0]
     lp_B.backward(grad_B)
@@ -166,10 +166,10 @@ def test_log_probabilities_take_the_memory_of_the_logits_and_leave_a_models_own_
         return made[-1]
 
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
-        packed_module._score(rows_BV, ids_B, head, 1.0, ("lp",), ())
+        packed_module.score_rows(rows_BV, ids_B, head, 1.0, ("lp",), ())
         assert [x.data_ptr() for x in kept if x.shape == (9, 31)] == [made[0].data_ptr()]
         before_BV = rows_BV.detach().clone()
-        packed_module._score(rows_BV, ids_B, torch.nn.Identity(), 1.0, ("lp",), ())
+        packed_module.score_rows(rows_BV, ids_B, torch.nn.Identity(), 1.0, ("lp",), ())
     assert torch.equal(rows_BV, before_BV)
 
 

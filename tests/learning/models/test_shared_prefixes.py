@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from learning.models import shared_prefixes
 from learning.models.packed import choose_forward, pack, packed_hidden, packed_statistics
 from learning.models.shared_prefixes import SHORTEST_SHARED, merge_prefixes, shared_hidden, shared_statistics
+from learning.samples.kept_tokens import decode_kept, encode_kept
 
 
 def tokens(count: int, seed: int) -> list[int]:
@@ -116,6 +118,31 @@ def test_statistics_and_gradients_are_those_of_the_copies(tiny_policy):
     for one, other in zip(found_grads, want_grads, strict=True):  # norms of the model compute in float32
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(shared_hidden(model, packed), packed_hidden(model, packed), atol=1e-10, rtol=1e-10)
+
+
+def test_copies_keep_their_own_tokens(tiny_policy, monkeypatch):
+    """Equal records are those of the merged tokens; where two copies differ nothing is merged."""
+    packed, size = pack(SEGMENTS, PARENTS), tiny_policy.model.config.vocab_size
+    distinct = merge_prefixes(packed)
+    shared = [encode_kept(np.arange(size)[None] % 5 != index % 5)[0] for index in distinct.index_M.tolist()]
+    needed_M = torch.ones(len(packed.input_ids_M), dtype=torch.bool)
+    copies = (distinct.index_M == distinct.index_M.mode().values).nonzero()[:, 0].tolist()
+    other = ["" if at == copies[0] else record for at, record in enumerate(shared)]
+    merged = []
+    monkeypatch.setattr(shared_prefixes, "find_shared", lambda *given: merged.append(given) or distinct)
+    for records in (shared, other):
+        with torch.no_grad():
+            want, found = (
+                compute(tiny_policy.model, packed, followed=("lp", "entropy"), needed_M=needed_M, kept_M=records)
+                for compute in (packed_statistics, shared_statistics)
+            )
+        kept_M = torch.tensor(
+            [bool(mask[i]) for mask, i in zip(decode_kept(records, size), packed.input_ids_M, strict=True)]
+        )
+        torch.testing.assert_close(found["entropy"], want["entropy"], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found["lp"][kept_M], want["lp"][kept_M], atol=1e-5, rtol=1e-5)
+        assert len(copies) > 1
+    assert len(merged) == 2
 
 
 def test_the_forward_pass_is_over_distinct_tokens_alone(tiny_policy, monkeypatch):
