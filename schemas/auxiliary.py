@@ -43,7 +43,7 @@ class ActionValueLossUse(Use):
     home = ("learning.algorithm.action_value_losses",)
     asks = frozenset(
         {
-            *("q_TH", "v_T", "nll_TH", "q_target_T", "v_next_T", "q_next_max_T", "q_next_ref_T"),
+            *("q_THV", "q_TH", "v_T", "q_target_T", "v_next_T", "q_next_max_T", "q_next_ref_T"),
             *("reward_T", "path_T", "turn_T", "length_T"),
         }
     )

@@ -1,7 +1,7 @@
 """Losses of Q and V of tokens on episodes that others played, at every token of the model's turns (T,).
 
 The state is what stands before a token, the token is the action; after the last token of a turn comes the state after
-the environment's answer. Targets have no gradient. Shapes: T tokens, H heads of Q.
+the environment's answer. Targets have no gradient. Shapes: T tokens, H heads of Q, V vocabulary.
 """
 
 from typing import Annotated
@@ -44,9 +44,12 @@ def reference_bellman(q_TH: Tensor, reward_T: Tensor, q_next_ref_T: Tensor, *, g
     return _regress(q_TH, reward_T + gamma * q_next_ref_T)
 
 
-def conservative(nll_TH: Tensor) -> Tensor:
-    """−log softmax(Q)[a], summed over the heads: tokens that are not in the data become worth less (CQL)."""
-    return nll_TH.sum(-1)
+def conservative(q_THV: Tensor, q_TH: Tensor, *, temperature: Annotated[float, Field(gt=0)] = 1.0) -> Tensor:
+    """−log softmax(Q/`temperature`)[a], summed over the heads: tokens that are not in the data become worth less (CQL).
+
+    At the temperature at which the values are sampled it is the cross-entropy of that policy (B-Coder, 2024).
+    """
+    return ((q_THV / temperature).logsumexp(-1) - q_TH / temperature).sum(-1)
 
 
 def discount_rewards(reward_T: Tensor, path_T: Tensor, gamma: float) -> Tensor:

@@ -29,13 +29,12 @@ def make_columns(learner: Learner, batch: Batch, asked: Collection[str], referen
     path_T = batch.path_T.to(ids_T.device)
     q_TH = _take(values.q_XHV, ids_T)
     columns: dict[str, Any] = {
+        "q_THV": values.q_XHV,
         "q_TH": q_TH,
         "v_T": values.v_X,
         "reward_T": place_rewards(batch).to(values.v_X),
         "v_next_T": _next(values.v_X.detach(), path_T),
     }
-    if "nll_TH" in asked:
-        columns["nll_TH"] = values.q_XHV.logsumexp(-1) - q_TH
     columns |= _make_target_columns(learner, values, batch, asked, reference)
     return ColumnView(batch, values.v_X, **columns)
 

@@ -62,6 +62,7 @@ def write_files(folder: Path) -> None:
         {
             "task": f"Write a Python function {name}(n) that returns {body}.",
             "tests": [f"assert {name}({n}) == {eval(body, {'n': n})}" for n in (2, 7)],
+            "program": f"def {name}(n):\n    return {body}",
             "rubric": [{"criterion": "returns something", "evidence": ["return"]}],
         }
         for name, body in zip(NAMES, BODIES, strict=True)
@@ -348,6 +349,10 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
     }
     special: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("coderl-plus", "verirl"), read_both("code", task)),
+        "b-coder": {
+            **read_both("code", task),
+            "solutions": read("code", {"prompt": "task", "completion": "program"}),
+        },
         "stitchcuda": {**read_both("code", task), "verifier": "tests.papers.own_worlds:look_for_return"},
         "drive": {**read_both("code", task), "hard_prompts": read("code", task)},
         **dict.fromkeys(

@@ -41,7 +41,7 @@ class Table:
             columns = {
                 "q_TH": q_TH,
                 "v_T": v_S[state_T],
-                "nll_TH": own_TAH.logsumexp(1) - q_TH,
+                "q_THV": own_TAH.transpose(1, 2),
                 "q_target_T": least_SA[state_T, action_T],
                 "v_next_T": next_T,
                 "reward_T": reward_T,

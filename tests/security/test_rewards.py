@@ -48,6 +48,7 @@ from learning.toy_tasks.posts import posts
 from learning.toy_tasks.rankings import rising
 from learning.toy_tasks.records import records
 from learning.toy_tasks.sites import site_briefs
+from learning.toy_tasks.stack_programs import stack_programs
 from learning.toy_tasks.sums import step_chains
 from learning.toy_tasks.trips import trips
 from schemas.signatures import read_signatures
@@ -167,6 +168,7 @@ def rows_of(name):
         "ranking.rises": lambda: rising(**how),
         "steps.distance": lambda: step_chains(**how),
         "curiosity": lambda: [PLAIN],
+        "stack": lambda: stack_programs(**how),
         "stories": lambda: [PLAIN | {"prompt": [{"role": "user", "content": "ann dies.\nbob finds the key."}]}],
         "summaries": lambda: posts(**how),
         "testbench": lambda: circuits(**how),

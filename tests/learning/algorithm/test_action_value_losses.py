@@ -54,4 +54,8 @@ def test_monte_carlo_targets_are_discounted_sums_within_each_episode():
 
 
 def test_the_conservative_term_is_the_sum_over_heads():
-    assert losses.conservative(torch.tensor([[1.0, 2.0]])).tolist() == [3.0]
+    q_THV = torch.tensor([[[1.0, 3.0], [0.0, 0.5]]]).double()
+    for temperature in (1.0, 0.5):
+        nll = sum(-(q_THV[0, h] / temperature).log_softmax(-1)[1] for h in range(2))
+        loss_T = losses.conservative(q_THV, q_THV[..., 1], temperature=temperature)
+        assert loss_T.tolist() == pytest.approx([float(nll)])

@@ -18,7 +18,7 @@ from learning.batch.batch_layout import forest
 from learning.batch.micro_batches import split_micro_batches
 from schemas.errors import StepError
 
-EVERY = ("nll_TH", "q_target_T", "q_next_max_T", "q_next_ref_T")
+EVERY = ("q_THV", "q_target_T", "q_next_max_T", "q_next_ref_T")
 
 
 def episode(name, turns, rewards):
@@ -79,7 +79,7 @@ def test_columns_are_those_of_a_plain_forward_pass(tiny_policy):
         q_TH = torch.stack([q_THV[:, h][row, taken] for h in (0, 1)], -1)
         close = {"atol": 1e-9, "rtol": 0}
         torch.testing.assert_close(columns["q_TH"][own].detach(), q_TH, **close)
-        torch.testing.assert_close(columns["nll_TH"][own].detach(), q_THV.logsumexp(-1) - q_TH, **close)
+        torch.testing.assert_close(columns["q_THV"][own].detach(), q_THV, **close)
         torch.testing.assert_close(columns["v_T"][own].detach(), out[:, -1], **close)
         torch.testing.assert_close(columns["q_target_T"][own], least_TV[row, taken], **close)
         after = torch.cat([torch.arange(1, count), torch.tensor([0])])
