@@ -56,6 +56,7 @@ class WorldUse(Use):
         *("learning.control.contexts", "learning.control.forms", "learning.control.conversations"),
         *("learning.control.mini_grids", "learning.control.json_worlds", "learning.control.text_worlds"),
         "learning.control.guidance",
+        *("learning.control.crafting_grid", "learning.control.world_rounds"),
     )
     takes = ()
     plain = r"^([A-Za-z_][\w.]*:)?[\w./-]+-v\d+$"

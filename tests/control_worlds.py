@@ -364,3 +364,21 @@ def notes() -> gymnasium.Env:
     world = Notes()
     world.action_space = gymnasium.spaces.Discrete(2)
     return world
+
+
+class Practised(Corridor):
+    """A corridor whose info has how often its middle and its end were reached."""
+
+    def reset(self, *, seed=None, options=None):
+        self.achievements = {"half": 0, "end": 0}
+        return super().reset(seed=seed)[0], {}
+
+    def step(self, action):
+        place, reward, ended, cut, _ = super().step(action)
+        self.achievements["half"] += place >= self.cells // 2
+        self.achievements["end"] += int(ended)
+        return place, reward, ended, cut, {"achievements": self.achievements}
+
+
+def practised(*, limit: int = 12):
+    return Practised(5, limit)

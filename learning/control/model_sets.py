@@ -71,8 +71,12 @@ class AnyOf(gymnasium.Env):
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
         """Begin an episode in a world that the seed chooses."""
         super().reset(seed=seed)
-        self.world = self.worlds[int(self.np_random.integers(len(self.worlds)))]
+        self.world = self.worlds[self.choose()]
         return self.world.reset(seed=seed, options=options)
+
+    def choose(self) -> int:
+        """Return the number of the next episode's world."""
+        return int(self.np_random.integers(len(self.worlds)))
 
     def step(self, action: Any) -> Any:
         """Act in the episode's world."""

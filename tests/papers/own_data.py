@@ -40,6 +40,7 @@ WORLDS: dict[str, str] = {
     "optimistic-forgetting": "tests.control_worlds:fence",
     "teachmyagent": "tests.control_worlds:goal_line",
     "knowledge-enhanced-agents": "tests.control_worlds:notes",
+    "envgen": "tests.control_worlds:practised",
     **dict.fromkeys(("morl-hpo", "xrl-survey"), "tests.control_worlds:errands"),
 }
 """A user's own environment for each row of control."""
@@ -466,6 +467,9 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
         texts |= {"task": "Go to the right.", "author": json.dumps("reward_author")}
         texts |= {"names": json.dumps(["first", "second", "third", "fourth", "last", "step"])}
         texts |= {"world": json.dumps(WORLDS[row]), "reference": "[0.0, -13.0]"}
+        texts |= {"skills": '["half", "end"]', "fields": '{"limit": [8, 30]}', "original": '{"limit": 12}'}
+        if row == "envgen":
+            texts["author"] = json.dumps({"use": "world_author", "helps": {"half": ["limit"], "end": ["limit"]}})
         texts = {name: texts[name] for name in asked}
     if row == "pivotrl":  # pivots are turns at which the actions of a model that does nothing right still differ
         texts["reward"] = json.dumps({"use": "formats.brevity", "soft": 1, "hard": 4000})
