@@ -11,6 +11,7 @@ ends the visit; an order is carried out if the product, all requested options an
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -32,6 +33,7 @@ COLOURS = ("red", "blue", "green", "black", "white", "gold")
 OPTIONS = {"size": ("small", "large"), "wrap": ("plain", "boxed")}
 CODES = tuple(f"{letter}{digit}" for letter in "KMT" for digit in range(2, 8))
 HOME, NEXT, BUY, CODE = "shop", "next", "buy", "code"
+LINE_BREAK = re.compile(r"\r\n|\r|\n")
 PER_PAGE = 2
 """Products on one page of a shelf."""
 MAX_DRAWS = 400
@@ -81,7 +83,7 @@ class Visit:
 
 def show_page(shop: Shop, visit: Visit) -> str:
     """Return the page as text."""
-    buttons = " ".join(f"[{label}]" for label in _list_links(shop, visit))
+    buttons = " ".join(f"[{label}]" for label in list_links(shop, visit))
     if visit.page == HOME:
         return f"{HOME}\n{buttons}"
     if visit.page in DEPARTMENTS:
@@ -97,7 +99,7 @@ def show_page(shop: Shop, visit: Visit) -> str:
     return "\n".join([*lines, f"{CODE}:{visit.code and ' '}{visit.code}", buttons])
 
 
-def _list_links(shop: Shop, visit: Visit) -> dict[str, Visit]:
+def list_links(shop: Shop, visit: Visit) -> dict[str, Visit]:
     """Return the page behind each link or button, without the options of a product."""
     page, home = visit.page, {HOME: Visit()}
     if page == HOME:
@@ -113,23 +115,29 @@ def _list_links(shop: Shop, visit: Visit) -> dict[str, Visit]:
     return {BUY: replace(visit, bought=True), page.rpartition(" ")[2]: Visit(page.rpartition(" ")[2])} | home
 
 
+def as_typed(text: str) -> str:
+    """Return what a field of one line holds when a text is typed into it: line breaks become spaces."""
+    return LINE_BREAK.sub(" ", text)
+
+
 def act(shop: Shop, visit: Visit, action: str) -> Visit | None:
     """Return the state after an action; None if the page does not allow it."""
     verb, _, rest = action.strip().partition(" ")
     if visit.bought:
         return None
     if verb == "search":
-        return Visit(rest) if shop.searches and rest in shop.shelves else None
+        noun = as_typed(rest)
+        return Visit(noun) if shop.searches and noun in shop.shelves else None
     options = shop.options.get(visit.page, [])
     if verb == "fill":
         field, _, text = rest.partition(" ")
-        return replace(visit, code=text) if visit.page in shop.options and field == CODE and text else None
+        return replace(visit, code=as_typed(text)) if visit.page in shop.options and field == CODE and text else None
     if verb != "click":
         return None
     for name in options:
         if rest in OPTIONS[name]:
             return replace(visit, chosen=tuple(sorted({**dict(visit.chosen), name: rest}.items())))
-    return _list_links(shop, visit).get(rest)
+    return list_links(shop, visit).get(rest)
 
 
 def is_carried_out(order: Order, visit: Visit) -> bool:
@@ -146,7 +154,7 @@ def list_actions(shop: Shop, order: Order, visit: Visit) -> Iterator[str]:
         yield from (f"click {value}" for value in OPTIONS[name])
     if visit.page in shop.options and order.code:
         yield f"fill {CODE} {order.code}"
-    yield from (f"click {label}" for label in _list_links(shop, visit))
+    yield from (f"click {label}" for label in list_links(shop, visit))
 
 
 def solve(shop: Shop, order: Order, visit: Visit) -> list[str] | None:
@@ -166,7 +174,7 @@ def solve(shop: Shop, order: Order, visit: Visit) -> list[str] | None:
 
 def _find_route(shop: Shop, order: Order, visit: Visit) -> list[str] | None:
     """Return a shortest way from a page to the product of the order; None if no shelf has it."""
-    product, noun, links = order.product, order.product.rpartition(" ")[2], _list_links(shop, visit)
+    product, noun, links = order.product, order.product.rpartition(" ")[2], list_links(shop, visit)
     if product not in shop.shelves.get(noun, []):
         return None
     if visit.page == product:
