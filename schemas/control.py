@@ -55,7 +55,7 @@ class WorldUse(Use):
         *("learning.control.objectives", "learning.control.reward_rounds", "learning.control.doors"),
         *("learning.control.contexts", "learning.control.forms", "learning.control.conversations"),
         *("learning.control.mini_grids", "learning.control.json_worlds", "learning.control.text_worlds"),
-        "learning.control.guidance",
+        *("learning.control.guidance", "learning.control.watermarks"),
         *("learning.control.crafting_grid", "learning.control.world_rounds"),
     )
     takes = ()
@@ -81,6 +81,7 @@ class ActingUse(Use):
         *("learning.control.histories", "learning.control.windy_pendulum", "learning.control.cities"),
         *("learning.control.motors", "learning.control.pillars", "learning.control.compatibility"),
         *("learning.control.safe_sets", "learning.control.doors", "learning.control.conversation_values"),
+        "learning.control.watermarks",
     )
     asks = frozenset({"observation_NO", "spaces", "rng"})
 

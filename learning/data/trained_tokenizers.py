@@ -1,6 +1,6 @@
 """Slot tokenizer: tokenizers trained on the texts of a table of rows.
 
-All three work on bytes, so every text is encoded and decoded without loss, in any script.
+All but `words` work on bytes, so every text is encoded and decoded without loss, in any script.
 """
 
 import math
@@ -79,6 +79,18 @@ def wordpiece(*, data: RowsRef, vocab_size: Size = 4096, chat_template: str = CH
         show_progress=False,
     )
     return _train(Tokenizer(model), trainer, data, chat_template)
+
+
+def words(*, data: RowsRef, vocab_size: Size = 4096, chat_template: str = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
+    """One token for each of the most frequent words of the messages of `data`, between white space; others are <unk>.
+
+    White space is not kept: texts are decoded with single blanks.
+    """
+    tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = trainers.WordLevelTrainer(vocab_size=vocab_size, special_tokens=list(SPECIAL), show_progress=False)
+    tokenizer.train_from_iterator(_read_texts(Path(data)), trainer)
+    return wrap_tokenizer(tokenizer, chat_template)
 
 
 def _train(tokenizer: Any, trainer: Any, data: RowsRef, chat_template: str) -> PreTrainedTokenizerFast:

@@ -41,6 +41,7 @@ WORLDS: dict[str, str] = {
     "teachmyagent": "tests.control_worlds:goal_line",
     "knowledge-enhanced-agents": "tests.control_worlds:notes",
     "envgen": "tests.control_worlds:practised",
+    "rl-watermark": "watermarks",
     **dict.fromkeys(("morl-hpo", "xrl-survey"), "tests.control_worlds:errands"),
 }
 """A user's own environment for each row of control."""
@@ -452,6 +453,7 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
         texts |= {"costs": json.dumps("tests.control_worlds:drift_costs")}
         texts |= {"easiest": "[0.0]", "hardest": "[1.0]", "mastered": "-1.0"}
         texts |= {"formula": json.dumps("F[0,4] home"), "regions": json.dumps({"home": [0.0, -0.5, 0.3]})}
+        texts |= {"meanings": json.dumps([[["plus"], ["minus"]]])}
         texts |= {"affordances": json.dumps({"door": ["open", "go"]})}
         texts |= {"counted": json.dumps({"use": "tests.control_worlds:fence", "counted": True})}
         texts |= {name: json.dumps(f"path:{folder}/{name}") for name in ("city", "log")}
