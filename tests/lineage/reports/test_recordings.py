@@ -42,9 +42,9 @@ def test_a_gif_is_in_the_page_and_a_missing_one_is_named(tmp_path):
     (folder / "0-a-0.gif").write_bytes(content)
     plan = Plan(recipe="r", file="r.yaml", steps=(step,), resolved={})
     html = write_report(plan, {"report": {"state": "done"}}, {"report": manifest}, layout, "run").read_text()
-    (shown,) = re.findall(r'<img src="data:image/gif;base64,([^"]*)"', html)
+    (shown,) = re.findall(r'<img [^>]*src="data:image/gif;base64,([^"]*)"', html)
     assert base64.b64decode(shown) == content
-    assert "0.25 in 4 steps" in html
+    assert "start 0: 0.25 in 4 steps" in html
     assert "recordings/0-a-1.gif is not on this machine" in html
     assert "Episodes · report" in html
     assert "<script>" not in html
