@@ -56,6 +56,7 @@ class WorldUse(Use):
         *("learning.control.contexts", "learning.control.forms", "learning.control.conversations"),
         *("learning.control.mini_grids", "learning.control.json_worlds", "learning.control.text_worlds"),
         *("learning.control.guidance", "learning.control.watermarks"),
+        "learning.control.key_doors",
         *("learning.control.crafting_grid", "learning.control.world_rounds"),
     )
     takes = ()
@@ -101,11 +102,18 @@ class RelabelUse(Use):
 
     home = (
         *("learning.control.relabelling", "learning.control.weighted_costs", "learning.control.forms"),
-        "learning.control.safe_sets",
+        *("learning.control.safe_sets", "learning.control.online_labels"),
     )
     asks = frozenset(
-        {"observation_NO", "action_N", "reward_N", "next_observation_NO", "kept_KO", "spaces", "rng", "step"}
+        {"observation_NO", "action_N", "reward_N", "next_observation_NO", "kept_KO", "spaces", "rng", "step", "state"}
     )
+
+
+class CaptionUse(Use):
+    """Says in words what happened in a step of each world; an empty text for nothing."""
+
+    home = ("learning.control.key_doors",)
+    asks = frozenset({"observation_NO", "action_N", "next_observation_NO"})
 
 
 class CostsUse(Use):

@@ -9,6 +9,7 @@ from learning.control.episode_tasks import EpisodeTasks
 from learning.control.losses import Algorithm
 from learning.control.networks import Networks
 from learning.control.policy import ControlPolicy, load_control_policy, load_networks
+from learning.control.spaces import Spaces
 from learning.control.training import ControlLoop, fill_buffer
 from learning.control.transitions import read_transitions
 from learning.control.worlds import Worlds, require_libraries
@@ -18,6 +19,7 @@ from schemas.errors import StepError
 from schemas.stages.control import Control
 from schemas.use import Use
 from tasks.context import Context, Result
+from tasks.remote import SpendingReporter, open_account
 
 NETWORKS_BESIDE_THE_ACTOR = (
     *("qvalue_", "value_", "critic_", "dynamics", "mixer_"),
@@ -52,15 +54,13 @@ def run(stage: Control, context: Context) -> Result:
             f"loss {stage.loss.use} takes the newest steps alone: remove `data` or give a term that asks for "
             "`data_batch`, as cloning_of_data; give `environment_steps`"
         )
-    if (spaces.agents > 1) != algorithm.is_for_teams:
-        raise StepError(
-            f"loss {stage.loss.use} does not train teams; {spaces.describe()}: use vdn, qmix, ippo or mappo"
-        )
-    if algorithm.is_offline and stage.environment_steps:
-        raise StepError(f"loss {stage.loss.use} trains on data alone: give `data` and `max_steps`")
+    require_fitting_loss(stage, algorithm, spaces)
     notices = [] if start is None else [*continue_from(start, algorithm, context.input("model"))]
+    account = open_account(context)
+    spending = SpendingReporter(context, account)
     loop = ControlLoop(
         stage=stage,
+        account=account,
         algorithm=algorithm,
         make=make,
         spaces=spaces,
@@ -76,6 +76,7 @@ def run(stage: Control, context: Context) -> Result:
         seed=context.seed,
     )
     loop.run()
+    spending.report()
     policy = ControlPolicy(spaces, settings, algorithm.actor_form, algorithm.actor)
     policy.save(context.output("model"), algorithm.loss.state_dict())
     if worlds is not None:
@@ -86,6 +87,16 @@ def run(stage: Control, context: Context) -> Result:
     return Result(
         {**metrics, **counts, "trained_parameters": sum(p.numel() for p in loop.parameters.values())}, notices=notices
     )
+
+
+def require_fitting_loss(stage: Control, algorithm: Algorithm, spaces: Spaces) -> None:
+    """Raise StepError if a loss trains no teams, or them alone, where it should not, or acts where it is offline."""
+    if (spaces.agents > 1) != algorithm.is_for_teams:
+        raise StepError(
+            f"loss {stage.loss.use} does not train teams; {spaces.describe()}: use vdn, qmix, ippo or mappo"
+        )
+    if algorithm.is_offline and stage.environment_steps:
+        raise StepError(f"loss {stage.loss.use} trains on data alone: give `data` and `max_steps`")
 
 
 def bind_optional(use: Use | None, port: str, context: Context) -> Bound | None:

@@ -1,6 +1,8 @@
 """Columns of own steps that a function replaces before they are kept. Shapes: N worlds."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -19,18 +21,19 @@ def replace_columns(
     kept_KO: np.ndarray | None,
     *,
     policy_loss: str | None,
+    more: Mapping[str, Any] | None = None,
 ) -> Steps:
     """Return steps with the columns that `relabel` gives.
 
     `kept_KO` are the observations after all kept own steps, where there is a buffer of them. `policy_loss` names a loss
-    that needs the actions that the policy took. Raise StepError for columns that may not be given, for values that do
-    not fit, and for actions with such a loss.
+    that needs the actions that the policy took; `more` is further what the function may ask for. Raise StepError for
+    columns that may not be given, for values that do not fit, and for actions with such a loss.
     """
     supplies = {"observation_NO": steps.observation, "action_N": steps.action, "reward_N": steps.reward}
     supplies |= {"next_observation_NO": steps.next_observation, "spaces": spaces, "rng": rng}
     if kept_KO is not None:
         supplies["kept_KO"] = kept_KO
-    columns = relabel.ask(iteration, {**supplies, "step": iteration})
+    columns = relabel.ask(iteration, {**supplies, **(more or {}), "step": iteration})
     if wrong := set(columns) - {"action", "reward"}:
         raise StepError(f"relabel {relabel.name}: it gives {', '.join(sorted(wrong))}; it may give action and reward")
     if "action" in columns and policy_loss is not None:

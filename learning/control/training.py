@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from learning.api.spending import SpendingAccount
 from learning.control.acting import random
 from learning.control.buffer import Buffer
 from learning.control.losses import Algorithm
@@ -65,6 +66,10 @@ class ControlLoop:
     relabel: Bound | None = None
     segment_reward: Bound | None = None
     priority: Bound | None = None
+    account: SpendingAccount | None = None
+    """Pays for what `relabel` asks of servers."""
+    states: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What functions remember, by slot: JSON values, or objects with a method `save` that returns one."""
     updates: int = 0
     pending_updates: float = 0.0
     window: Window = field(default_factory=Window)
@@ -184,7 +189,14 @@ class ControlLoop:
         if self.relabel is not None:
             policy_loss = self.stage.loss.use if self.algorithm.is_on_policy else None
             steps = replace_columns(
-                steps, self.relabel, iteration, self.spaces, self.rng, self.get_kept(), policy_loss=policy_loss
+                steps,
+                self.relabel,
+                iteration,
+                self.spaces,
+                self.rng,
+                self.get_kept(),
+                policy_loss=policy_loss,
+                more={"states": self.states, "account": self.account},
             )
         if self.buffer is not None:
             self.keep(steps)
@@ -312,6 +324,11 @@ class ControlLoop:
             "spending": self.reporter.spending.to_json(),
         }
         state |= {"window": dict(self.window.values), "curve": self.curve, "numpy": self.rng.bit_generator.state}
+        if self.states:
+            state["states"] = {
+                slot: {name: one.save() if hasattr(one, "save") else one for name, one in held.items()}
+                for slot, held in self.states.items()
+            }
         if self.worlds is not None:
             world_tensors, state["worlds"] = self.worlds.save()
             tensors |= add_prefix("worlds", world_tensors)
@@ -338,6 +355,7 @@ class ControlLoop:
         if self.priorities is not None:
             self.priorities.restore(tensors["priorities"])
         self.rng.bit_generator.state = state["numpy"]
+        self.states = state.get("states", {})
         self.updates, self.pending_updates = state["updates"], state["pending_updates"]
         self.window.values.update(state["window"])
         self.curve = [(step, values) for step, values in state["curve"]]

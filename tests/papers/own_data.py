@@ -42,6 +42,7 @@ WORLDS: dict[str, str] = {
     "knowledge-enhanced-agents": "tests.control_worlds:notes",
     "envgen": "tests.control_worlds:practised",
     "rl-watermark": "watermarks",
+    "oni": CORRIDOR,
     **dict.fromkeys(("morl-hpo", "xrl-survey"), "tests.control_worlds:errands"),
 }
 """A user's own environment for each row of control."""
@@ -470,6 +471,8 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
         texts |= {"names": json.dumps(["first", "second", "third", "fourth", "last", "step"])}
         texts |= {"world": json.dumps(WORLDS[row]), "reference": "[0.0, -13.0]"}
         texts |= {"skills": '["half", "end"]', "fields": '{"limit": [8, 30]}', "original": '{"limit": 12}'}
+        texts |= {"caption": json.dumps("tests.control_worlds:say_arrivals"), "goal": "Go to the right."}
+        texts |= {"annotator": json.dumps({"use": "formats.matches", "pattern": ".*4.*"})}
         if row == "envgen":
             texts["author"] = json.dumps({"use": "world_author", "helps": {"half": ["limit"], "end": ["limit"]}})
         texts = {name: texts[name] for name in asked}

@@ -74,7 +74,19 @@ def test_every_world_is_the_users_and_the_method_is_the_shipped_one(path, mine):
         ours, theirs = (recipe.stages[name].model_dump(exclude={"env"}) for recipe in (own, shipped))
         for slot in ("exploration", "relabel", "segment_reward"):  # experts, rules when they act, raters are the user's
             for settings in (ours[slot], theirs[slot]):
-                for option in ("expert", "when", "by", "weights", "most", "costs") if settings else ():
+                of_user = (
+                    "expert",
+                    "when",
+                    "by",
+                    "weights",
+                    "most",
+                    "costs",
+                    "caption",
+                    "annotator",
+                    "goal",
+                    "latency",
+                )
+                for option in of_user if settings else ():
                     settings.pop(option, None)
         for settings in (ours["teacher"] or {}, theirs["teacher"] or {}):  # what an expert knows of tasks
             for option in ("easiest", "hardest", "mastered"):
