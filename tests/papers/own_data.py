@@ -380,6 +380,10 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
             ),
             read_both("searches", question),
         ),
+        "hindsight-regenerations": {
+            **read_both("secrets", question),
+            "dialogues": f"path:{folder}/talks.jsonl",
+        },
         "mle-dojo": read_both("contests", question),
         "agent-rlvr": read_both("issues", question),
         "swe-rebench": {

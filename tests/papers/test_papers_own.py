@@ -249,6 +249,9 @@ UNTAUGHT = {
         *("stages.tasks.problems.0.size=1", "stages.talks.problems.0.repeats=1"),
     ],
     "rladapter": ["vars.samples=48", "vars.replies=48"],
+    "hindsight-regenerations": [
+        *("vars.pattern=()(.+)", "vars.turn_length=48", "vars.failed=2", "stages.rewrites.num_generations=48"),
+    ],
     "rlccf": ["vars.where=whole"],
     "trapo": ["vars.where=whole"],
 }
