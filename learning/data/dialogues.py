@@ -10,11 +10,11 @@ from schemas.errors import StepError
 
 
 def list_messages(row: Row) -> list[Row]:
-    """Return the role and text of every message of a dialogue."""
-    return [
-        {"role": message["role"], "content": str(message["content"] or "")}
-        for message in [*row["prompt"], *row["completion"]]
-    ]
+    """Return the role and text of every message of a dialogue. Raise StepError for one that is not text alone."""
+    messages = [*row["prompt"], *row["completion"]]
+    if any(not isinstance(message.get("content"), str) or message.get("tool_calls") for message in messages):
+        raise StepError(f"row {row['id']}: a message is no text, or calls a tool; give conversations of texts")
+    return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
 def find_agent_turns(messages: Messages) -> list[int]:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from learning.data.dialogues import exchange_roles
+from learning.data.dialogues import exchange_roles, list_messages
 from learning.data.rows import read_metadata, write_rows
 from learning.problems.hindsight import partner_talks, rated_talks, whole_talks
 from schemas.errors import StepError
@@ -86,3 +86,11 @@ def test_what_cannot_be_asked_is_refused(write):
         whole_talks(data=data, at_most=0.5)
     with pytest.raises(StepError, match=r"`text` has no \{talk\}"):
         whole_talks(data=data, text="what now?")
+
+
+@pytest.mark.parametrize("message", [{"content": None}, {"tool_calls": [{"name": "f"}]}])
+def test_a_message_that_is_not_text_alone_is_refused(message):
+    talk = make_talk()
+    talk["prompt"][1] |= message
+    with pytest.raises(StepError, match="row t: a message is no text, or calls a tool"):
+        list_messages(talk)

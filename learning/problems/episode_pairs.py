@@ -1,0 +1,59 @@
+"""Preference pairs from whole episodes of the same problems, played or from files: better turns over worse ones."""
+
+import json
+from collections import defaultdict
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from learning.data.dialogues import find_agent_turns, list_messages, read_return
+from learning.data.rows import Row, read_rows, write_rows
+from schemas.errors import StepError
+
+
+def pair_episodes(context: Any, *, min_margin: Annotated[float, Field(ge=0)] = 0.0) -> dict[str, float]:
+    """Pair turns at which episodes with the same past part: that of the better episodes over that of the worse ones.
+
+    Input `episodes`: conversations of which the metadata have the `rewards`. Output `pairs`: at every past after which
+    several different turns of the assistant were taken, the one whose episodes have the highest mean return is chosen,
+    and the one with the lowest is rejected, if both differ by more than `min_margin`, which is the pair's `margin`. For
+    two episodes of a problem that is one pair, at the turn where they part. Metrics: `pairs`, and `parted`, the number
+    of pasts with several turns. Raise StepError if there is no pair.
+    """
+    returns: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    pasts: dict[str, tuple[Row, list[Row]]] = {}
+    rows = read_rows(context.input("episodes"), "chat")
+    for row in rows:
+        messages, total = list_messages(row), read_return(row)
+        for place in find_agent_turns(messages):
+            past = json.dumps(messages[:place])
+            pasts.setdefault(past, (row, messages[:place]))
+            returns[past][messages[place]["content"]].append(total)
+    parted = {past: _average(taken) for past, taken in returns.items() if len(taken) > 1}
+    pairs = [_make_pair(*pasts[past], means) for past, means in parted.items()]
+    pairs = [pair for pair in pairs if pair["margin"] > min_margin]
+    if not pairs:
+        raise StepError(
+            f"pair_episodes: of {len(rows)} episodes none part after the same past with returns that differ by more "
+            f"than {min_margin:g}; give several episodes of each problem, with different rewards"
+        )
+    write_rows(context.output("pairs"), "preference_pairs", pairs)
+    return {"pairs": len(pairs), "parted": len(parted)}
+
+
+def _average(taken: dict[str, list[float]]) -> dict[str, float]:
+    return {text: sum(totals) / len(totals) for text, totals in taken.items()}
+
+
+def _make_pair(row: Row, past: list[Row], means: dict[str, float]) -> Row:
+    """Return the best turn over the worst; of equals the one that came first."""
+    best, worst = max(means, key=lambda text: means[text]), min(means, key=lambda text: means[text])
+    chosen, rejected = ([{"role": "assistant", "content": text}] for text in (best, worst))
+    turn = len(find_agent_turns(past)) + 1
+    return row | {
+        "id": f"{row['id']}.{turn}",
+        "prompt": past,
+        "chosen": chosen,
+        "rejected": rejected,
+        "margin": means[best] - means[worst],
+    }
