@@ -1,4 +1,4 @@
-"""Hindsight regenerations: a turn is rewritten after the end, models say the rest, and ILQL learns what was never tried.
+"""Hindsight regenerations: a turn is rewritten after the end, models say the rest, and ILQL learns it.
 
 Dialogues, problems, settings and losses are those of the recipe; scripts speak for the trained models. Not shown:
 studies with people, and what a language model sees in hindsight.
