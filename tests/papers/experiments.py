@@ -33,6 +33,7 @@ OTHER_FUNCTIONS = {
     *(("cm2", "env"), ("deeptravel", "env"), ("chain-of-agents", "env"), ("starling", "env")),
     ("search-self-play", "roles"),
     *(("learning-to-fly", "relabel"), ("inspo", "prompt_sampler"), ("knowledge-enhanced-agents", "env")),
+    ("ui-tars-2", "env"),
 }
 """Slots in which a user's problems need another function than the toy problems: real Python, an own environment or
 game, an expert in it, a reader of real documents, a writer of instructions, a heuristic reward, what rates or compares

@@ -408,6 +408,12 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
             **dict.fromkeys(("held_out_groups", "held_out_stiffnesses"), read("materials_test", question)),
         },
         "meow-tea-taro": {**read_both("secrets", question), "large_prompts": read("secrets", question)},
+        "ui-tars-2": {
+            **read_both("secrets", question),
+            "second_env": {"use": "tests.papers.own_worlds:Environment", "max_turns": 2},
+            "second_prompts": read("secrets", question),
+            "second_held_out": read("secrets_test", question),
+        },
         "spring": {
             "held_out": read("secrets_test", question),
             "env": {"use": "tests.papers.own_worlds:Environment", "max_turns": 2},
