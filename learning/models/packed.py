@@ -185,7 +185,7 @@ def packed_statistics(
         rows_BC = packed_hidden(plain, packed, sources_B.unique(), body=body).index_select(0, sources_B)
         head, vocabulary = partial(compute_logits, plain), plain.get_output_embeddings().weight.shape[0]
     ids_B = packed.input_ids_M[at_B]
-    kept_B = None if kept_M is None else [kept_M[at] for at in at_B.tolist()]
+    kept_B = None if kept_M is None else [kept_M[int(at)] for at in at_B.tolist()]
     step = (most := max(1, LOGITS_PER_CHUNK // vocabulary)) - most % FEWEST_ROWS or most  # multiples are not padded
     pieces = []
     for number, (rows, ids) in enumerate(zip(rows_BC.split(step), ids_B.split(step), strict=True)):

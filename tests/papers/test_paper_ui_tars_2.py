@@ -17,6 +17,7 @@ from learning.algorithm.composition import bind_algorithm
 from learning.algorithm.loss import with_advantages, with_dropped
 from learning.batch.batch_layout import single_turn
 from learning.data.rows import read_rows, write_rows
+from learning.environments.protocol import Outcome
 from learning.lookup import bind
 from learning.models.policy import load_policy
 from learning.problems import flywheel
@@ -171,6 +172,22 @@ def test_traces_are_graded_and_routed_to_the_next_training(name, tiny_policy_fol
     assert (continued.train_on, tuned.train_on) == ("all", "all")
     assert continued.learning_rate == tuned.learning_rate / 10
     assert {continued.model, routed.inputs["model"]} == {"previous.policy"}
+
+
+class Halves:
+    """An episode whose turns earn a half each."""
+
+    def step(self, action):
+        return Outcome(reward=0.5)
+
+
+def test_an_episode_is_graded_by_all_that_it_earned():
+    traces = [flywheel.Trace({"id": str(turns)}, Halves(), turns) for turns in (1, 2, 3)]
+    for trace in traces:
+        for _ in range(trace.number):
+            flywheel.play_turn(trace, "a")
+    passed, failed = flywheel.route(traces, at_least=1.0)
+    assert ([one.number for one in passed], [one.number for one in failed]) == ([2, 3], [1])
 
 
 def test_both_specialists_have_the_same_rounds_in_worlds_of_their_own():
