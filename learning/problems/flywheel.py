@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import Field
 
 from learning.data.chat import decode, encode_prompt
@@ -16,7 +17,6 @@ from learning.environments.protocol import Episode
 from learning.generation.engines.torch import Engine
 from learning.models.policy import load_policy, set_determinism
 from learning.samples.engine_protocol import Request, Sampling
-from learning.sampling.sampler import stream
 from schemas.errors import StepError
 from schemas.use import EnvUse
 
@@ -64,13 +64,13 @@ def play_and_route(
     policy, world = load_policy(context.input("model"), device=context.device), build_environment(env, {})
     engine, sampling = Engine(policy), Sampling(temperature, max_completion_length)
     rows = [row for row in read_rows(context.input("prompts"), "prompts") for _ in range(n)]
-    traces = [Trace(row, world.begin(row, stream(context.seed, i)), i) for i, row in enumerate(rows)]
+    traces = [Trace(row, world.begin(row, derive_seed(context.seed, i)), i) for i, row in enumerate(rows)]
     for turn in range(env.max_turns):
         prompts = [(t, encode_prompt(policy.tokenizer, [*t.row["prompt"], *t.messages], t.row)) for t in traces]
         open_ = [(t, ids) for t, ids in prompts if not t.done and len(ids) + max_completion_length <= policy.max_length]
         if not open_:
             break
-        asked = [Request(ids, 1, stream(context.seed, trace.number, turn)) for trace, ids in open_]
+        asked = [Request(ids, 1, derive_seed(context.seed, trace.number, turn)) for trace, ids in open_]
         for (trace, _), (made,) in zip(open_, engine.generate(asked, sampling), strict=True):
             play_turn(trace, decode(policy.tokenizer, made.token_ids))
     if short := [trace.row["id"] for trace in traces if not trace.messages]:
@@ -79,6 +79,11 @@ def play_and_route(
     for name, chosen in (("passed", passed), ("failed", failed)):
         write_rows(context.output(name), "chat", [trace.to_row() for trace in chosen])
     return {"traces": len(traces), "solved": sum(t.earned >= at_least for t in traces) / len(traces)}
+
+
+def derive_seed(*places: int) -> int:
+    """Return the seed of a random stream; no two places share one."""
+    return int(np.random.SeedSequence(places).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def play_turn(trace: Trace, text: str) -> None:
