@@ -362,6 +362,7 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
             (
                 *("agentgym-rl", "dart-gui", "epo", "g-ra", "gigpo", "loop", "rl-mle-agents", "rlvmr", "spa-rl"),
                 *("tti", "webagent-r1", "gfcr", "meow-tea-taro", "lmrl-gym", "imagined-conversations"),
+                "knowledge-enhanced-agents",
             ),
             read_both("secrets", question),
         ),
