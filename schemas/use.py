@@ -368,7 +368,12 @@ class PairLossUse(Use):
 class SearchUse(Use):
     """Generates a model's samples of a problem."""
 
-    home = ("learning.evaluation.searches", "learning.evaluation.state_searches", "learning.evaluation.guided_attempts")
+    home = (
+        "learning.evaluation.searches",
+        "learning.evaluation.state_searches",
+        "learning.evaluation.guided_attempts",
+        "learning.evaluation.revisions",
+    )
     takes = ("problems", "ask", "score")
 
 

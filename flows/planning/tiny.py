@@ -4,6 +4,7 @@ What is derived is put on top of a recipe, as a profile is: the steps have keys 
 """
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,9 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 """Part of a model's name: its architecture in transformers, and the sizes that this has."""
 EIGHT_BIT = "_8bit"
+LOOP = ".repeat."
+WRITTEN = re.compile(r"stages\.[^.]+(\.repeat\.stages\.[^.]+)?")
+"""Where a recipe writes stages, those of loops included."""
 ARBITRARY, SMALLEST, LARGE = "arbitrary.from_text", 1e-3, 1e9
 """A reward that differs between any two texts, its weight, and more than any reward."""
 
@@ -94,6 +98,9 @@ def derive_tiny(recipe: Recipe, layout: Layout, *, stand_ins: bool = False) -> J
         if not _is_written(info):
             continue
         over = dict(_shrink(info, made_up, reads_characters))
+        if LOOP in info.path:  # what its rounds read is what `first` names, and is made small there
+            _place(stages, info.path.split(".")[1:], over)
+            continue
         for path, value in replace_reward_servers(info) if made_up is not None else ():
             _set(over, path, value, info)
         for port in info.ports:
@@ -122,7 +129,7 @@ def _is_model(port: Port) -> bool:
 
 def _is_written(info: StepInfo) -> bool:
     """Return whether a step is a stage of its own in the recipe, not written in place of a reference."""
-    return info.node.get("kind") is not None and info.path.count(".") % 2 == 1
+    return info.node.get("kind") is not None and WRITTEN.fullmatch(info.path) is not None
 
 
 def _place(stages: JsonObject, path: list[str], over: JsonObject) -> None:

@@ -15,7 +15,9 @@ from schemas.use import EnvUse
 
 DIVIDING = "learning.solvers.planned_search"
 """Module with functions that search for parts of a problem, into which the environment divides it."""
-SEARCHES = frozenset({"learning.evaluation.state_searches", "learning.solvers.state_search", DIVIDING})
+SEARCHES = frozenset(
+    {"learning.evaluation.state_searches", "learning.evaluation.revisions", "learning.solvers.state_search", DIVIDING}
+)
 """Modules with functions that search in the states of the environment `env`."""
 METHODS = frozenset({"save", "restore"})
 MAX_HOPS = 8

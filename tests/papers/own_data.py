@@ -162,6 +162,15 @@ def write_files(folder: Path) -> None:
         }
         for town, river in places
     ]
+    files["crafts"] = [
+        {
+            "question": f"make: thing {n}",
+            "answer": "thing",
+            "recipes": {"thing": ["log"] * (n % 3 + 1)},
+            "goal": "thing",
+        }
+        for n in range(10)
+    ]
     files["goals"] = [
         {
             "question": f"Show {left} = {right}.",
@@ -264,6 +273,7 @@ def write_files(folder: Path) -> None:
         "issues",
         "code",
         "errands",
+        "crafts",
         "goals",
         "interviews",
         "searches",
@@ -395,6 +405,7 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
         "intercode": {"held_out": read("tables", question), "requests": read("requests", question)},
         "cm2": read_both("errands", question),
         "deep-dxsearch": read_both("cases", question),
+        "agent-r": {**read_both("crafts", question), "env": {"use": "craft", "max_turns": 3}},
         "bfs-prover-v2": read_both("goals", question),
         "rome-ale": read_both("requests", question),
         "webgen-r1": read_both("sites", question),

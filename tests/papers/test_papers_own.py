@@ -223,6 +223,10 @@ def test_a_stage_may_be_a_model_from_outside(tmp_path):
 
 
 UNTAUGHT = {
+    "agent-r": [
+        *(f"stages.{loop}.repeat.stages.found.search=samples" for loop in ("rounds", "at_the_end", "optimal")),
+        *("vars.least=-100", "vars.turn_length=128"),
+    ],
     "bfs-prover-v2": [
         *(f"stages.{loop}.repeat.stages.found.search=samples" for loop in ("rounds", "plain")),
         *("vars.least=-100", "vars.turn_length=128"),

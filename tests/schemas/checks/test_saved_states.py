@@ -56,6 +56,13 @@ def test_others_are_refused_at_their_place(env, place, message, tmp_path):
     assert (f"{problem.line}:{problem.column}", message in problem.message) == (place, True)
 
 
+def test_revisions_search_in_states_too(tmp_path):
+    revisions = HEAD.replace("state_beam", "state_revisions").replace("width: 2", "simulations: 2")
+    (tmp_path / "r.yaml").write_text(f"{revisions}      env: {{use: guess, context: {{use: window, keep: 1}}}}\n")
+    with pytest.raises(RecipeError, match="a search shows the model all turns"):
+        load_recipe(tmp_path / "r.yaml")
+
+
 def test_an_environment_of_ones_own_needs_both_methods_and_says_so(tmp_path):
     (tmp_path / "own_world.py").write_text(OWN.replace("def step", "def restore(self, saved): ...\n    def step"))
     assert load(tmp_path, "own_world:Environment").steps
