@@ -373,6 +373,7 @@ class SearchUse(Use):
         "learning.evaluation.state_searches",
         "learning.evaluation.guided_attempts",
         "learning.evaluation.revisions",
+        "learning.evaluation.posterior_reasons",
     )
     takes = ("problems", "ask", "score")
 

@@ -24,13 +24,16 @@ def test_the_stages_validate(tmp_path):
         },
         **yaml.safe_load(TEXT["data"]),
         **yaml.safe_load(TEXT["likely"]),
+        **yaml.safe_load(TEXT["revisions"]),
         **yaml.safe_load(TEXT["planned"]),
         **yaml.safe_load(TEXT["evaluation"]),
         "trained": {"kind": "rl", "algorithm": "grpo", "model": "cold_start", "prompts": "games", "max_steps": 1}
         | yaml.safe_load(TEXT["rollout"]),
     }
     (tmp_path / "r.yaml").write_text(yaml.safe_dump({"name": "r", "stages": stages}))
-    assert {"found", "compared", "likely", "planned", "proved", "trained"} < set(load_recipe(tmp_path / "r.yaml").steps)
+    assert {"found", "compared", "likely", "revised", "planned", "proved", "trained"} < set(
+        load_recipe(tmp_path / "r.yaml").steps
+    )
 
 
 def test_an_environment_of_ones_own_is_searched(tmp_path, monkeypatch):

@@ -131,3 +131,20 @@ def test_what_the_page_names_is_there():
     assert fields <= set(EnvUse.model_fields)
     assert all(f"`{name}" in PAGE for name in fields)
     assert {"env", "max_completion_length"} <= set(Rl.model_fields)
+
+
+def test_reasons_that_are_written_afterwards_validate(tmp_path):
+    rewards = (ROOT / "docs/rewards.md").read_text()
+    noted = re.search(r"^```yaml noted\n(.*?)^```$", rewards, re.MULTILINE | re.DOTALL)
+    assert noted is not None
+    problems = [{"use": "text_games", "size": 9, "split": "train"}]
+    stages = {
+        "cold_start": {"kind": "init"},
+        "games": {"kind": "synthesize", "emit": "prompts", "problems": problems},
+        **yaml.safe_load(TEXT["posterior"]),
+        "episodes": {"kind": "data", "sources": [{"from": "explored"}]},
+        "asked": {"kind": "synthesize", "emit": "prompts", "problems": [{"use": "answered", "data": "episodes"}]},
+        "trained": {"kind": "rl", "model": "cold_start", "prompts": "asked", "max_steps": 1} | yaml.safe_load(noted[1]),
+    }
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump({"name": "r", "stages": stages}))
+    assert {"explored", "trained"} < set(load_recipe(tmp_path / "r.yaml").steps)

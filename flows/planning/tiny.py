@@ -43,6 +43,8 @@ from schemas.steps.step_info import Port, StepInfo
 from schemas.training import Training
 
 ROWS, STEPS, LENGTH, COMPLETION, PROBLEMS, CANDIDATES = 16, 2, 512, 8, 4, 2
+TURN = 64
+"""Tokens within which a random model ends some turns."""
 WORLD_STEPS, EPISODES = 100, 2
 LONGEST = 8192
 """Tokens that a model in place of one from outside can read: prompts are never cut, and may be of characters."""
@@ -198,8 +200,8 @@ def _shrink(info: StepInfo, made_up: StandIns | None, reads_characters: bool) ->
         asks_stand_in = made_up is not None and asks_a_teacher(info)
         if asks_stand_in or (stage.model is not None and stage.emit != "prompts"):
             yield from _accept_any(stage).items()
-        if "env" in stage.search.options:  # a random model ends no turn within the limit: none would be carried out
-            yield "search", {REPLACE: True, "use": "samples"}
+        if "env" in stage.search.options:
+            yield from _sample_turns(stage).items()
     yield from _shrink_evaluation(stage, made_up)
     yield from _shrink_control(stage)
     if isinstance(stage, Expectations) and stage.expect:
@@ -252,6 +254,19 @@ def _accept_any(stage: Synthesize) -> JsonObject:
     arbitrary = {"use": ARBITRARY, "weight": SMALLEST}
     bound = {"min_reward": -LARGE} if stage.emit == "chat" else {"min_margin": SMALLEST * SMALLEST}
     return {"rewards": [*rewards, arbitrary], **bound}
+
+
+def _sample_turns(stage: Synthesize) -> JsonObject:
+    """Return the keys by which a stage samples where it searches in an environment.
+
+    A random model ends no turn within a short limit: none would be carried out. Problems of environments have no
+    answers, so that what rewards cannot score is left out.
+    """
+    rewards = [
+        {**use, "optional": True} if use["use"] != ARBITRARY else use for use in _accept_any(stage).get("rewards", [])
+    ]
+    ends = min(stage.max_completion_length, TURN)
+    return {"search": {REPLACE: True, "use": "samples"}, "max_completion_length": ends, "rewards": rewards}
 
 
 def _warn_only(gate: Gate) -> JsonObject:

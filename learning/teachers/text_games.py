@@ -36,3 +36,31 @@ def _find_next(name: str, metadata: str, state: State) -> str:
     if not plan:
         raise StepError(f"teacher text_game_expert: row {name}: its game is over after the turns in its prompt")
     return plan[0]
+
+
+def text_game_wanderer(row: Row, rng: np.random.Generator) -> str:
+    """Write one of the actions that are possible in a text game, all of them alike.
+
+    The prompt must show all turns so far. Raise StepError for a row without a game.
+    """
+    actions = list(list_actions(*replay(row)))
+    return actions[int(rng.integers(len(actions)))]
+
+
+REASONS = {
+    "go": "it may be further on",
+    "open": "something may be inside",
+    "take": "it may be of use",
+    "put": "it may belong there",
+    "drop": "it is not needed",
+}
+"""What speaks for an action, by its verb."""
+
+
+def text_game_reasons(row: Row, rng: np.random.Generator, *, question: str = "why: ") -> str:
+    """Write a reason for the action after `question` in the last message: the goal names its thing, or by its verb."""
+    action = str(row["prompt"][-1]["content"]).rpartition(question)[2]
+    goal = str(row["prompt"][0]["content"]).partition("\n")[0].split()
+    verb, _, thing = action.partition(" ")
+    name = next((word for word in thing.split() if word in goal and word not in ("in", "the")), None)
+    return REASONS.get(verb, "why not") if name is None else f"the goal is about the {name}"

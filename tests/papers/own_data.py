@@ -162,6 +162,9 @@ def write_files(folder: Path) -> None:
         }
         for town, river in places
     ]
+    files["tried"] = [
+        {"question": "guess", "answer": f"Thought: so\nAction: {n}", "outcome": "solved"} for n in range(10)
+    ]
     files["crafts"] = [
         {
             "question": f"make: thing {n}",
@@ -274,6 +277,7 @@ def write_files(folder: Path) -> None:
         "code",
         "errands",
         "crafts",
+        "tried",
         "goals",
         "interviews",
         "searches",
@@ -405,6 +409,13 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
         "intercode": {"held_out": read("tables", question), "requests": read("requests", question)},
         "cm2": read_both("errands", question),
         "deep-dxsearch": read_both("cases", question),
+        "a3t": {
+            **read_both("secrets", question),
+            "demonstrations": read("tried", {"prompt": "question", "completion": "answer"}),
+            "world": {"use": "tests.papers.own_worlds:Environment"},
+            "actions": {"use": "one_of", "texts": ["1", "2"]},
+            "reason": {"use": "one_of", "texts": ["to see"]},
+        },
         "agent-r": {**read_both("crafts", question), "env": {"use": "craft", "max_turns": 3}},
         "bfs-prover-v2": read_both("goals", question),
         "rome-ale": read_both("requests", question),

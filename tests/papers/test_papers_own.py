@@ -223,6 +223,14 @@ def test_a_stage_may_be_a_model_from_outside(tmp_path):
 
 
 UNTAUGHT = {
+    "a3t": [
+        *(
+            f"stages.{loop}.repeat.stages.explored.{text}"
+            for loop in ("rounds", "imitated")
+            for text in ("search=samples", "min_reward=-100", "rewards=[{use: formats.brevity, soft: 1, hard: 400}]")
+        ),
+        "vars.turn_length=128",
+    ],
     "agent-r": [
         *(f"stages.{loop}.repeat.stages.found.search=samples" for loop in ("rounds", "at_the_end", "optimal")),
         *("vars.least=-100", "vars.turn_length=128"),

@@ -103,6 +103,7 @@ OPTIONS = {
     "search_steps.steered": SUITS,
     "formats.contains": {"texts": ["a", "{"]},
     "formats.matches": {"pattern": PATTERN},
+    "notes.noted": {"key": "outcome", "values": ["solved"]},
     "foreign.trl": {"function": "tests.security.hostile:count_characters"},
     "foreign.verl": {"function": "tests.security.hostile:compute_score"},
     "judges.endpoint": {
