@@ -165,15 +165,6 @@ def write_files(folder: Path) -> None:
     files["tried"] = [
         {"question": "guess", "answer": f"Thought: so\nAction: {n}", "outcome": "solved"} for n in range(10)
     ]
-    files["crafts"] = [
-        {
-            "question": f"make: thing {n}",
-            "answer": "thing",
-            "recipes": {"thing": ["log"] * (n % 3 + 1)},
-            "goal": "thing",
-        }
-        for n in range(10)
-    ]
     files["goals"] = [
         {
             "question": f"Show {left} = {right}.",
@@ -276,7 +267,6 @@ def write_files(folder: Path) -> None:
         "issues",
         "code",
         "errands",
-        "crafts",
         "tried",
         "goals",
         "interviews",
@@ -416,7 +406,7 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
             "actions": {"use": "one_of", "texts": ["1", "2"]},
             "reason": {"use": "one_of", "texts": ["to see"]},
         },
-        "agent-r": {**read_both("crafts", question), "env": {"use": "craft", "max_turns": 3}},
+        "agent-r": {**read_both("goals", question), "env": {"use": "prover", "max_turns": 3}},
         "bfs-prover-v2": read_both("goals", question),
         "rome-ale": read_both("requests", question),
         "webgen-r1": read_both("sites", question),

@@ -232,7 +232,11 @@ UNTAUGHT = {
         "vars.turn_length=128",
     ],
     "agent-r": [
-        *(f"stages.{loop}.repeat.stages.found.search=samples" for loop in ("rounds", "at_the_end", "optimal")),
+        *(
+            f"stages.{loop}.repeat.stages.found.{text}"
+            for loop in ("rounds", "at_the_end", "optimal")
+            for text in ("search=samples", "rewards=[{use: formats.brevity, soft: 1, hard: 400}]")
+        ),
         *("vars.least=-100", "vars.turn_length=128"),
     ],
     "bfs-prover-v2": [

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from flows.planning.recipe_plan import plan_recipe
-from flows.planning.tiny import COMPLETION, ROWS, STEPS, derive_tiny
+from flows.planning.tiny import COMPLETION, ROWS, STEPS, TURN, derive_tiny
 from flows.runs.start import start_run
 from lineage.layout import Layout
 from schemas.endpoint import find_endpoints
@@ -154,6 +154,41 @@ stages:
   tuned: {kind: preference, model: base, data: pairs, max_steps: 9}
 """)
     run_small(tmp_path / "r.yaml", tmp_path)
+
+
+LOOPED = """
+stages:
+  base: {kind: init, config: {model_type: qwen3, hidden_size: 64}}
+  games: {kind: synthesize, emit: prompts, problems: [{use: text_games, size: 900, split: train}]}
+  rounds:
+    repeat:
+      max: 2
+      first: {tuned: base}
+      stages:
+        found:
+          kind: synthesize
+          prompts: games
+          model: previous.tuned
+          search: {use: state_mcts, env: text_game, simulations: 99}
+          max_completion_length: 900
+        tuned: {kind: sft, model: previous.tuned, data: found, max_steps: 900}
+"""
+
+
+def test_rounds_of_a_loop_are_small_and_sample_where_they_search_in_an_environment(tmp_path):
+    (tmp_path / "r.yaml").write_text(LOOPED)
+    recipe, tiny = small(tmp_path / "r.yaml", tmp_path)
+    for step in recipe.steps:
+        assert [port.steps for port in tiny.ports(step)] == [port.steps for port in recipe.ports(step)]
+    for number in (1, 2):
+        assert tiny.stages[f"rounds-{number}-tuned"].max_steps == STEPS
+        found = tiny.stages[f"rounds-{number}-found"]
+        assert (found.search.use, found.max_completion_length, found.min_reward) == ("samples", TURN, -1e9)
+        # Games have no answers: the reward that compares with them says nothing, another one does.
+        assert [(use.use, use.optional) for use in found.rewards] == [
+            ("answers.exact", True),
+            ("arbitrary.from_text", False),
+        ]
 
 
 def test_servers_are_replaced_by_a_local_one(tmp_path, monkeypatch):
