@@ -162,6 +162,7 @@ def rows_of(name):
         "kernels": lambda: kernel_tasks(**how),
         "overlap": lambda: [row for kind in KINDS for row in documents(kind=kind, **how)],
         "dialogue.personal": lambda: [PLAIN | {"metadata": json.dumps({"facts": {"city": "rome", "pet": "cat"}})}],
+        "notes.noted": lambda: [PLAIN | {"metadata": json.dumps({"outcome": "solved"})}],
         "rubrics.weighted": lambda: [
             PLAIN | {"metadata": json.dumps({"rubric": [{"criterion": "a", "evidence": ["a", "{"]}]})}
         ],
