@@ -17,7 +17,7 @@ from pydantic import Field
 from learning.data.questions import fill_template
 from learning.data.rows import Row, read_metadata, read_rows
 from learning.environments.lookup_environment import build_environment
-from learning.environments.protocol import Episode
+from learning.environments.protocol import EnvironmentProtocol, Episode
 from learning.evaluation.sampled_answers import AnswerSample
 from learning.lookup import Inner, TeacherFunction
 from schemas.errors import StepError
@@ -88,17 +88,7 @@ def posterior_reasons(
     conversation of more than `max_characters` does. Raise StepError for an environment that the recipe gives a context
     or another stage's output, and for a form without its two fields.
     """
-    if env.context is not None:
-        raise StepError("posterior_reasons: `env.context` has no effect here, the model sees all turns; remove it")
-    fill_template(form, {"reason": "", "action": ""})
-    if form.find("{reason}") < 0 or form.find("{action}") < form.find("{reason}"):
-        raise StepError("posterior_reasons: `form` must have {reason} and after it {action}")
-    try:
-        world = build_environment(env, {})
-    except KeyError as port:
-        raise StepError(
-            f"posterior_reasons: {port} refers to a stage's output; give the environment a folder"
-        ) from None
+    world = _build_world(env, form)
 
     def begin(row: Row, number: int) -> Trial:
         rng = np.random.default_rng([seed, number, *hashlib.sha256(str(row["id"]).encode()).digest()[:8]])
@@ -125,6 +115,21 @@ def posterior_reasons(
     play(explored)
     kept = [*own, *(trial for trial in explored if trial.earned >= solved)]
     return [*_read_earlier(earlier), *(row for trial in kept for row in _list_rows(trial, solved))]
+
+
+def _build_world(env: EnvUse, form: str) -> EnvironmentProtocol:
+    """Return the environment. Raise StepError for one that cannot be played here, and for a form without its fields."""
+    if env.context is not None:
+        raise StepError("posterior_reasons: `env.context` has no effect here, the model sees all turns; remove it")
+    fill_template(form, {"reason": "", "action": ""})
+    if form.find("{reason}") < 0 or form.find("{action}") < form.find("{reason}"):
+        raise StepError("posterior_reasons: `form` must have {reason} and after it {action}")
+    try:
+        return build_environment(env, {})
+    except KeyError as port:
+        raise StepError(
+            f"posterior_reasons: {port} refers to a stage's output; give the environment a folder"
+        ) from None
 
 
 def _play_turn(
