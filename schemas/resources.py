@@ -10,7 +10,7 @@ from schemas.base import Schema
 
 MEMORY = r"^\d+(\.\d+)?\s*(MB|GB|MiB|GiB)$"
 UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
-ROLES = ("train", "rollout", "reward", "reference")
+ROLES = ("train", "rollout", "reward", "reference", "actor", "policy")
 """Parts of a step that may run in their own processes, in the order in which Ray places them."""
 
 
@@ -63,6 +63,10 @@ class Resources(Schema):
     """Workers that score completions."""
     reference: Role | None = None
     """Workers that compute the reference's log-probabilities, each with a copy of it."""
+    actor: Role | None = None
+    """Workers of kind control that step worlds, without networks."""
+    policy: Role | None = None
+    """Worker of kind control that acts for all actors at once, with a copy of the policy."""
 
     @model_validator(mode="before")
     @classmethod

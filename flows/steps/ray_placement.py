@@ -1,7 +1,7 @@
 """One Ray placement group per step, with a bundle for each of its processes, reserved and released as one.
 
 Bundles of `train` come first, because Ray Train places worker i of a group in bundle i; then the step's own process,
-then `rollout`, `reward` and `reference`.
+then those of the other roles.
 """
 
 import os
@@ -14,7 +14,7 @@ from schemas.resources import Resources, Role, parse_memory
 
 OWN = "own"
 """The step's own process, among the names of roles."""
-ORDER = ("train", OWN, "rollout", "reward", "reference")
+ORDER = ("train", OWN, "rollout", "reward", "reference", "actor", "policy")
 TIMEOUT = 60.0
 """Seconds in which a removed group must be free."""
 LOOK = 0.01

@@ -1,6 +1,6 @@
 """The steps that a loss is trained on: a ring of the newest ones. C: capacity."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,16 @@ class Buffer:
         self.added = added
         for name, column in self.columns.items():
             column[: len(self)] = tensors[name]
+
+
+def fill_buffer(parts: Sequence[Transitions]) -> Buffer | None:
+    """Return a buffer with all given transitions; None if there are none."""
+    if not parts:
+        return None
+    buffer = Buffer(sum(len(part) for part in parts), parts[0].spaces)
+    for part in parts:
+        buffer.add(part)
+    return buffer
 
 
 def make_batch(columns: Mapping[str, Tensor]) -> Any:

@@ -4,7 +4,7 @@ Shapes: N worlds, S steps of each in a rollout, B steps in a batch.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +16,7 @@ from torch import Tensor
 from learning.api.spending import SpendingAccount
 from learning.control.acting import random
 from learning.control.buffer import Buffer
+from learning.control.dataflow import ActorStream, PolicyStream
 from learning.control.losses import Algorithm
 from learning.control.playing import play
 from learning.control.policy import act
@@ -23,9 +24,9 @@ from learning.control.progress import Reporter, Window
 from learning.control.replaced_columns import replace_columns
 from learning.control.replay import Priorities, draw_batch
 from learning.control.rollouts import add_previous_policy, stack_rollout
+from learning.control.sample_stream import Collection
 from learning.control.segments import reward_segments
 from learning.control.spaces import Spaces
-from learning.control.transitions import Transitions
 from learning.control.worlds import Make, Steps, Worlds
 from learning.lookup import Bound, asked_of
 from learning.models.checkpoint import (
@@ -54,8 +55,8 @@ class ControlLoop:
     """Returns a world for evaluations; None: there are none."""
     spaces: Spaces
     """What the worlds show and take."""
-    worlds: Worlds | None
-    """Worlds to act in; None: offline."""
+    worlds: Worlds | ActorStream | None
+    """Worlds to act in, here or those of actors; None: offline."""
     data: Buffer | None
     """Steps of others; None: only own ones. A loss on the newest steps alone leaves them to the terms."""
     terms: Mapping[str, Bound]
@@ -70,6 +71,10 @@ class ControlLoop:
     """Pays for what `relabel` asks of servers."""
     states: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What functions remember, by slot: JSON values, or objects with a method `save` that returns one."""
+    policy: PolicyStream | None = None
+    """Policy worker that acts; None: this process does."""
+    collection: Collection | None = None
+    """Collects rollouts meanwhile; None: rollouts and updates take turns."""
     updates: int = 0
     pending_updates: float = 0.0
     window: Window = field(default_factory=Window)
@@ -128,7 +133,11 @@ class ControlLoop:
         every = max(1, math.ceil(stage.logging_steps / max(1, self.steps_per_iteration)))
         evaluate = stage.eval_steps and max(1, math.ceil(stage.eval_steps / max(1, self.steps_per_iteration)))
         save = max(1, math.ceil(stage.save_steps / max(1, self.steps_per_iteration)))
-        for iteration in range(self.resume(), self.total):
+        first = self.resume()
+        if self.collection is not None:
+            self.collection.publish(first)
+            self.collection.start()
+        for iteration in range(first, self.total):
             self.iterate(iteration)
             last = iteration + 1 == self.total
             if evaluate and (last or (iteration + 1) % evaluate == 0):
@@ -176,9 +185,9 @@ class ControlLoop:
         observation_NO = worlds.observation
         waiting = self.buffer is not None and len(self.buffer) < self.stage.learning_starts and not self.stage.model
         if waiting:
-            action_N = draw_random(worlds, self.rng)
+            action_N = random(worlds.observation, worlds.spaces, self.rng)
         else:
-            action_N = act(self.algorithm.actor, observation_NO, explore=True)
+            action_N = self.choose(observation_NO)
             if self.exploration is not None:
                 supplies = {"action_N": action_N, "observation_NO": observation_NO, "spaces": self.spaces}
                 supplies |= {"rng": self.rng, "step": iteration}
@@ -201,6 +210,12 @@ class ControlLoop:
         if self.buffer is not None:
             self.keep(steps)
         return steps
+
+    def choose(self, observation_NO: np.ndarray) -> np.ndarray:
+        """Return actions that the policy draws, here or in its worker."""
+        if self.policy is not None:
+            return self.policy.act(observation_NO, self.updates)
+        return act(self.algorithm.actor, observation_NO, explore=True)
 
     def get_kept(self) -> np.ndarray | None:
         """Return the observations (K, O) after all kept own steps; None where none are kept."""
@@ -242,6 +257,9 @@ class ControlLoop:
 
     def train_on_rollout(self, iteration: int) -> None:
         """Collect a rollout of every world, estimate advantages, and make some passes over it."""
+        if self.collection is not None:
+            self.train_on_sample(self.collection, iteration)
+            return
         rollout = [self.collect(iteration) for _ in range(self.stage.rollout_steps)]
         if self.segment_reward is not None:
             rollout = reward_segments(rollout, self.segment_reward, iteration, self.spaces, self.rng)
@@ -253,6 +271,20 @@ class ControlLoop:
             return
         with torch.no_grad():
             add_previous_policy(self.algorithm.actor, batch_NS)
+        self.pass_over(batch_NS, iteration)
+
+    def train_on_sample(self, collection: Collection, iteration: int) -> None:
+        """Train on the next rollout that was collected meanwhile, and let the following ones use the new weights."""
+        sample = collection.stream.take(iteration)
+        for _, earned, length in sample.ended:
+            self.window.add(episode_return=earned, episode_length=length)
+        self.window.add(staleness=iteration - sample.version)
+        self.pass_over(sample.batch, iteration)
+        collection.publish(iteration + 1)
+
+    def pass_over(self, batch_NS: Any, iteration: int) -> None:
+        """Estimate advantages of a rollout, and make some passes over it."""
+        with torch.no_grad():
             self.algorithm.advantage(batch_NS)
         batch = batch_NS.reshape(-1)
         for _ in range(self.stage.num_iterations):
@@ -364,18 +396,3 @@ class ControlLoop:
         self.reporter.spending.load(state["spending"])
         restore_random_states(tensors, state, ALONE)
         return iteration
-
-
-def draw_random(worlds: Worlds, rng: np.random.Generator) -> np.ndarray:
-    """Return uniform actions for every world."""
-    return random(worlds.observation, worlds.spaces, rng)
-
-
-def fill_buffer(parts: Sequence[Transitions]) -> Buffer | None:
-    """Return a buffer with all given transitions; None if there are none."""
-    if not parts:
-        return None
-    buffer = Buffer(sum(len(part) for part in parts), parts[0].spaces)
-    for part in parts:
-        buffer.add(part)
-    return buffer

@@ -85,13 +85,21 @@ class Worlds:
     """
 
     def __init__(
-        self, make: Make, count: int, seed: int, purpose: str, episode_tasks: EpisodeTasks | None = None
+        self,
+        make: Make,
+        count: int,
+        seed: int,
+        purpose: str,
+        episode_tasks: EpisodeTasks | None = None,
+        *,
+        first: int = 0,
     ) -> None:
         """Start the first episode of each of `count` worlds. Raise StepError if their spaces cannot be used.
 
         Stages have the same seed; those with different purposes get different episodes. `episode_tasks` chooses the
-        tasks of episodes.
+        tasks of episodes. `first` is the number of the first world, where others hold those before it.
         """
+        self.first = first
         self.seed = [seed, crc32(purpose.encode())]
         from learning.control.teams import join_agents  # imports Gymnasium
 
@@ -112,7 +120,7 @@ class Worlds:
 
     def _reset(self, n: int) -> np.ndarray:
         """Start the world's episode, with its task, and return its first observation (O,)."""
-        sequence = np.random.SeedSequence([*self.seed, n, self.episodes[n]])
+        sequence = np.random.SeedSequence([*self.seed, self.first + n, self.episodes[n]])
         options = None if self.tasks[n] is None else {"task": self.tasks[n]}
         observation, _ = self.worlds[n].reset(seed=int(sequence.generate_state(1, np.uint32)[0]), options=options)
         self.actions[n], self.returns[n] = [], 0.0
@@ -135,7 +143,7 @@ class Worlds:
             self.actions[n].append(np.array(action[n]))
             self.returns[n] += float(earned)
             if terminated[n] or truncated[n]:
-                ended.append((n, self.returns[n], len(self.actions[n])))
+                ended.append((self.first + n, self.returns[n], len(self.actions[n])))
                 if self.episode_tasks is not None and (task := self.tasks[n]) is not None:
                     self.episode_tasks.note(task, self.returns[n])
                 self.episodes[n] += 1

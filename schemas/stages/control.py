@@ -27,6 +27,7 @@ class Control(BaseStage):
     `algorithm: sac` sets the keys of `recipes/algorithms/control/sac.yaml`; a key given here replaces the preset's.
     """
 
+    can: ClassVar = frozenset({"actor", "policy"})
     shares_tokens: ClassVar = False
     learning_approach: ClassVar = "reinforcement-learning"
     presets: ClassVar = "recipes/algorithms/control"
@@ -64,6 +65,9 @@ class Control(BaseStage):
     """Most own steps that are kept; the oldest go first."""
     rollout_steps: int = Field(default=128, ge=1)
     """Steps of each world between updates, for losses on the newest steps alone."""
+    max_staleness: int | None = Field(default=None, ge=0)
+    """Collect rollouts while the trainer learns, and drop those whose weights are more than so many rollouts old; null:
+    collect and train in turns. Without workers `actor` and `policy` of `resources` these are threads."""
     num_iterations: int = Field(default=4, ge=1)
     """Passes over each rollout, for losses on the newest steps alone."""
     batch_size: int = Field(default=256, ge=1)
@@ -115,6 +119,28 @@ class Control(BaseStage):
             raise ValueError("`data_share` needs `data` and `environment_steps`")
         if self.learning_starts > max(self.environment_steps, 1) and self.environment_steps:
             raise ValueError("`learning_starts` is more than `environment_steps`: nothing would be trained")
+        return self
+
+    @model_validator(mode="after")
+    def refuse_idle_workers(self) -> Self:
+        """Refuse workers without each other or without work, and what they cannot do."""
+        actors, policies = self.resources.actor, self.resources.policy
+        if (actors is None) != (policies is None):
+            raise ValueError("resources: `actor` and `policy` go together: actors step worlds, the policy acts in them")
+        if policies is not None and policies.workers > 1:
+            raise ValueError("resources: one policy worker acts for all actors; several would draw other actions")
+        has_workers = actors is not None or self.max_staleness is not None
+        if has_workers and not self.environment_steps:
+            raise ValueError(
+                "`max_staleness`, `actor`: actors take own steps: give `environment_steps`, or remove them"
+            )
+        if actors is not None and actors.workers > self.num_envs:
+            raise ValueError(f"resources: {actors.workers} actors share {self.num_envs} worlds: raise `num_envs`")
+        if has_workers and self.teacher is not None:
+            raise ValueError("`teacher` chooses tasks in the trainer's process: remove it, or `actor`, `max_staleness`")
+        idle = [name for name in ("exploration", "relabel", "segment_reward") if getattr(self, name) is not None]
+        if self.max_staleness is not None and idle:
+            raise ValueError(f"`max_staleness`: rollouts are collected without `{idle[0]}`; remove one of both")
         return self
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:

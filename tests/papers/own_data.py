@@ -24,7 +24,7 @@ WORLDS: dict[str, str] = {
     **dict.fromkeys(("demonstration-regularized-rl", "offline-data-pcg", "open-rl-benchmark", "ss-orl"), CORRIDOR),
     **dict.fromkeys(("how-to-autorl", "icpl"), CORRIDOR),
     **dict.fromkeys(("bisimulation-history-offline-rl", "gbrl", "json2vec"), CORRIDOR),
-    **dict.fromkeys(("how-to-autorl", "icpl", "rladapter"), CORRIDOR),
+    **dict.fromkeys(("how-to-autorl", "icpl", "rladapter", "srl"), CORRIDOR),
     **dict.fromkeys(("bisimulation-history-offline-rl", "gbrl"), CORRIDOR),
     **dict.fromkeys(("contrastive-ucb", "dr-rpo", "hnpg"), CORRIDOR),
     "model-based-generalization": LAMPS,

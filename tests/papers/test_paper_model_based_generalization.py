@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from learning.control.buffer import fill_buffer
 from learning.control.counts import count_steps, read_table
 from learning.control.policy import load_control_policy
 from learning.control.spaces import Spaces
-from learning.control.training import fill_buffer
 from learning.control.transitions import read_transitions
 from learning.lookup import bind
 from schemas.recipe.load import load_recipe

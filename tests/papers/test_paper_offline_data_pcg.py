@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from learning.control.buffer import fill_buffer
 from learning.control.grids import rooms
 from learning.control.networks import Networks
 from learning.control.policy import load_control_policy
 from learning.control.rollouts import stack_rollout
-from learning.control.training import ControlLoop, fill_buffer
+from learning.control.training import ControlLoop
 from learning.control.transitions import read_transitions
 from learning.control.worlds import Worlds
 from learning.lookup import bind
