@@ -32,10 +32,12 @@ _TYPES: dict[str, object] = {
 _TYPES |= {n: v for n, v in vars(references).items() if isinstance(v, type) and issubclass(v, references.Reference)}
 _TYPES |= {n: v for n, v in vars(use).items() if isinstance(v, type) and issubclass(v, use.Use)}
 _TYPES |= {
-    f"{slot}Function": vars(use)[f"{slot}Use"]
-    for slot in ("Duel", "Problems", "PromptSampler", "Reward", "Teacher", "Tool")
+    f"{n.removesuffix('Use')}Function": v
+    for module in (use, control)
+    for n, v in vars(module).items()
+    if isinstance(v, type) and issubclass(v, use.Use) and n.endswith("Use") and n != "Use"
 }
-_TYPES |= {"ActingFunction": control.ActingUse, "RuleFunction": control.RuleUse}
+"""Options that name a function get it bound: `WorldFunction` is what `WorldUse` is in a stage."""
 _TYPES |= {n: getattr(number_schedules, n) for n in ("Linear", "Cosine", "Piecewise", "Ramp")}
 _BOUNDS = {"ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern", "description"}
 MAX_HOPS = 8
