@@ -4,6 +4,8 @@ from pydantic import ValidationError
 import schemas.modules
 from learning.lookup import find
 from schemas.addresses import find_address
+from schemas.control import WorldUse
+from schemas.recipe.load import load_recipe
 from schemas.references import RewardModelRef
 from schemas.signatures import SignatureError, list_definitions, list_names, make_options_model, read_signature
 from schemas.use import EngineUse, FunctionUse, PolicyLossUse, RewardUse, Use
@@ -70,6 +72,27 @@ def test_an_edit_is_seen_immediately(lab):
     assert "limit" in read_signature(RewardUse, "lab_of_signatures:brief", lab).options
     (lab[0] / "lab_of_signatures.py").write_text("def brief(rows, completions, *, other: int = 1): ...\n")
     assert list(read_signature(RewardUse, "lab_of_signatures:brief", lab).options) == ["other"]
+
+
+def test_functions_in_options_are_those_of_their_slot(tmp_path):
+    """Lists of them too: their names are checked, and a reference inside them is an input of the step."""
+    assert read_signature(WorldUse, "any_of").options["worlds"].type == list[WorldUse]
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("""
+name: nested
+seed: 1
+stages:
+  plan: {kind: python, function: {use: "learning.control.temporal_logic:decompose", formula: "F[0,10] A"}}
+  walks:
+    kind: collect
+    policy: random
+    env:
+      use: any_of
+      worlds: [{use: grid}, {use: timed_reach, plan: plan, regions: {A: [-1.0, 0.3, 0.3]}, stride: 0.3}]
+    episodes: 2
+""")
+    (port,) = load_recipe(recipe).steps["walks"].ports
+    assert (port.path, port.steps) == ("env.worlds.1.plan", ("plan",))
 
 
 def test_engines_are_classes_of_modules():
