@@ -44,16 +44,16 @@ VLLM_TESTS = $(shell find tests -name 'test_vllm_*.py' | sort)
 # Two processes share the tests of a machine with two cores. Make's own variables would reach programs that tests start.
 PYTEST = env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(BIN)/python -m pytest -q
 SELECTION = not slow and not gpu and not vllm
-RUNNING = tests/flows tests/lineage tests/papers tests/schemas $(wildcard tests/test_*.py)
+RUNNING = tests/flows tests/lineage tests/papers $(wildcard tests/test_*.py)
 LEARNING = $(filter-out $(RUNNING) tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
 
 test: $(VENV)/.installed $(SCHEMA) $(if $(VLLM),$(VENV)/.$(VLLM))  ## what CI runs
 	$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target test-running test-learning
 
-test-running:                     ## recipes, plans, runs, lineage, papers
+test-running:                     ## plans, runs, lineage, papers
 	$(PYTEST) -m '$(SELECTION)' $(RUNNING)
 
-test-learning:                    ## algorithms, models, engines, stages, security; then those of engine vllm
+test-learning:                    ## recipes, algorithms, models, engines, stages, security; then those of engine vllm
 	$(PYTEST) -m '$(SELECTION)' $(LEARNING)
 	$(if $(VLLM),$(PYTEST) -m 'not slow and not gpu' $(VLLM_TESTS),@echo 'VLLM= : the tests of engine vllm were left out')
 

@@ -23,8 +23,8 @@ from schemas.recipe.load import load_recipe
 
 KNOWN = FactsCache()
 QUICKSTART = ROOT / "recipes/quickstart.yaml"
-MAX_MODULES = 63
-"""Modules in the key of a GRPO step; the last three keep turns, process logits, and find common prefixes."""
+MAX_MODULES = 67
+"""Modules in the key of a GRPO step; every definition in them can change its numbers."""
 HIDDEN = {
     "learning.api.requests": "what earlier requests cost",
     "learning.api.response_store": "what earlier requests cost",
@@ -42,6 +42,7 @@ HIDDEN = {
     "learning.models": "the model of a worker that samples: likelihoods, weights from the trainer",
     "learning.parallel.checkpoint_shards": "checkpoints of several ranks",
     "learning.samples.engine_protocol": "what a worker needs of an engine",
+    "learning.samples.kept_tokens": "what a worker that samples records",
     "schemas.agent": "settings",
     "schemas.auxiliary": "settings",
     "schemas.chat_settings": "the chat of a worker that samples",
@@ -52,6 +53,7 @@ HIDDEN = {
     "schemas.evaluation_slots": "settings",
     "schemas.expectations": "a validator of settings, in a step that measures no data",
     "schemas.gates": "settings",
+    "schemas.kept_tokens": "settings, in a step that samples from all tokens",
     "schemas.learning_rates": "defaults of settings",
     "schemas.modules": "names",
     "schemas.number_schedules": "settings, in a step that binds no function",

@@ -222,6 +222,7 @@ def test_trap_12_terms_lie_on_sampled_tokens_only(golden, name):
     for batch in (made, noisy):
         columns = view_columns(batch, {"lp": golden.columns["lp"], "entropy": golden.columns["entropy"]})
         columns["log_ratio_T"] = ratios.token(columns["lp_T"], columns["lp_behav_T"])
+        columns["surprise_T"] = golden.columns["entropy"]  # of observations, which the loop gives at sampled tokens
         loss_T = term.ask(0, columns)
         assert len(loss_T) == sum(golden.counts)
         terms.append(loss_T.tolist())
