@@ -341,7 +341,7 @@ def errands() -> gymnasium.Env:
 
 
 class Notes(Corridor):
-    """A corridor that is told in words."""
+    """A corridor described in words."""
 
     choices = ("go back", "go on")
     words = ("door", "wall", "end")
@@ -360,7 +360,7 @@ class Notes(Corridor):
 
 
 def notes() -> gymnasium.Env:
-    """A corridor that is told in words, with choices from 0."""
+    """A corridor described in words, with choices from 0."""
     world = Notes()
     world.action_space = gymnasium.spaces.Discrete(2)
     return world

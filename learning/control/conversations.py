@@ -40,7 +40,7 @@ def read_catalogue(folder: Path, size: int) -> Catalogue:
     """Return the catalogue in a folder, with embeddings of `size` numbers fitted to its items and the part `train`.
 
     `items.json` maps items to lists of attributes, `log.json` the parts `train` and `test` to lists of pairs of a user
-    and an item. Raise StepError for other files, items that nobody can ask about, and unknown items.
+    and an item. Raise StepError for other files, items without an attribute to ask about, and unknown items.
     """
     try:
         given: dict[str, list[str]] = json.loads((folder / ITEMS).read_text())

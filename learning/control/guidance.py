@@ -51,7 +51,7 @@ def embed_texts(texts: Sequence[str], size: int) -> np.ndarray:
 def read_guidance(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Return the guidance for each situation, several alternatives. Raise StepError if a folder has none."""
     try:
-        return {told: list(ways) for told, ways in json.loads((folder / FILE).read_text()).items()}
+        return {situation: list(ways) for situation, ways in json.loads((folder / FILE).read_text()).items()}
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise StepError(f"guidance: {folder.name} has no {FILE}: name the output of `keep_guidance`") from error
 
@@ -64,8 +64,8 @@ class Guided(gymnasium.Env):
 
     def __init__(self, world: Any, tell: Any, guidance: dict[str, list[dict[str, Any]]], size: int) -> None:
         self.world, self.tell, self.size = world, tell, size
-        texts = {told: [str(one["guidance"]) for one in ways] for told, ways in guidance.items()}
-        self.embedded = {told: embed_texts(ways, size) for told, ways in texts.items()}
+        texts = {situation: [str(one["guidance"]) for one in ways] for situation, ways in guidance.items()}
+        self.embedded = {situation: embed_texts(ways, size) for situation, ways in texts.items()}
         self.action_space = world.action_space
         seen = flatdim(world.observation_space) + size
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (seen,), np.float32)

@@ -40,13 +40,13 @@ def make_prompt(text: str, **notes: Any) -> Row:
 
 
 def tell_situations(played: Transitions, tell: TellFunction, size: int) -> tuple[list[str], list[str]]:
-    """Return what is told of each step's observation, and of what it led to (T each), without the guidance."""
+    """Return the words for each step's observation, and for what it led to (T each), without the guidance."""
     if played.spaces.observations <= size:
         raise StepError(
             f"guidance: observations of {played.spaces.observations} numbers do not end with {size} of guidance; "
             "collect in a world `guided` of this `size`"
         )
-    before, after = (told[:, :-size] for told in (played.observation, played.next_observation))
+    before, after = (rows[:, :-size] for rows in (played.observation, played.next_observation))
     return tell(observation_NO=before), tell(observation_NO=after)
 
 
@@ -61,12 +61,12 @@ def ask_adapter(context: Any, *, tell: TellFunction, size: Size = 32, count: Cou
 
     The score is the situation's mean in the input `followed`, rows of the round before; 0 where there is none.
     """
-    told, _ = tell_situations(read_transitions(context.input("played")), tell, size)
+    described, _ = tell_situations(read_transitions(context.input("played")), tell, size)
     scores: dict[str, list[float]] = defaultdict(list)
     for row in read_rows(context.input("followed"), "chat"):
         notes = json.loads(row["metadata"])
         scores[notes["situation"]].append(notes["score"])
-    situations = [situation for situation, _ in Counter(told).most_common(count)]
+    situations = [situation for situation, _ in Counter(described).most_common(count)]
     rows = []
     for situation in situations:
         followed = float(np.mean(scores[situation])) if scores[situation] else 0.0
@@ -103,7 +103,7 @@ def keep_guidance(context: Any) -> dict[str, float]:
 def list_changes(situation: str, following: Sequence[str]) -> str:
     """Return what happened after a situation in words: those of later situations that it lacks, each once."""
     had = set(situation.split())
-    return " ".join(dict.fromkeys(word for told in following for word in told.split() if word not in had))
+    return " ".join(dict.fromkeys(word for words in following for word in words.split() if word not in had))
 
 
 def measure_following(guidance: Sequence[str], trajectory: Sequence[str], size: int) -> np.ndarray:
@@ -118,12 +118,12 @@ def score_following(context: Any, *, tell: TellFunction, size: Size = 32, horizo
     episode name that the present one does not. Guidance that was never shown has no row.
     """
     played, table = read_transitions(context.input("played")), read_guidance(context.input("guidance"))
-    told, led = tell_situations(played, tell, size)
+    described, led = tell_situations(played, tell, size)
     shown_TE = played.observation[:, -size:]
     lasts = np.searchsorted(played.episode, played.episode, side="right")
     scores: dict[tuple[str, int], list[float]] = defaultdict(list)
     for situation, ways in table.items():
-        places = [step for step, one in enumerate(told) if one == situation]
+        places = [step for step, one in enumerate(described) if one == situation]
         happened = [list_changes(situation, led[step : min(step + horizon, lasts[step])]) for step in places]
         texts = [one["guidance"] for one in ways]
         for number, embedded_E in enumerate(embed_texts(texts, size)):

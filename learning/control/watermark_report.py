@@ -1,4 +1,4 @@
-"""What a designer of watermarks does on held-out prompts: z of its texts, and how well attacks are told apart."""
+"""What a designer of watermarks does on held-out prompts: z of its texts, and how well z separates attacked texts."""
 
 import json
 from collections.abc import Callable, Sequence

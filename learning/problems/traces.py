@@ -60,8 +60,8 @@ def retell(
     before the question, in turn: [0, 2] puts two before every other one (`demonstrated`). Metric: `lessons`.
     """
     traces = read_rows(context.input("traces"), "chat")
-    told = [row | {"completion": retell_trace(row["completion"], style)} for row in traces]
-    kept = [row for row in told if row["completion"]]
+    retold = [row | {"completion": retell_trace(row["completion"], style)} for row in traces]
+    kept = [row for row in retold if row["completion"]]
     if not kept:
         raise StepError(f"retell: no trace has lines of the style {style}: `Thought: …`, `Action: …`, `Answer: …`")
     lessons = [

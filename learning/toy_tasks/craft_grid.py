@@ -137,15 +137,15 @@ def write_lessons(
     """
     rng, rows = np.random.default_rng(context.seed), []
     for has in product((False, True), repeat=len(THINGS) - 1):
-        told = " ".join(name for name, one in zip(THINGS, has, strict=False) if one) or "nothing"
+        held = " ".join(name for name, one in zip(THINGS, has, strict=False) if one) or "nothing"
         lacking = next((name for name, one in zip(THINGS, has, strict=False) if not one), THINGS[-1])
         for number in range(copies * 11):
             named = THINGS[int(rng.integers(len(THINGS)))]
             if teaches == "model":
-                rows.append(make_lesson(f"has {told}. need {named}", HOW[named], number))
+                rows.append(make_lesson(f"has {held}. need {named}", HOW[named], number))
             else:
                 wrong = rng.random() < error_rate
-                asked = f"has {told}. followed {number % 11 / 10:.1f}"
+                asked = f"has {held}. followed {number % 11 / 10:.1f}"
                 rows.append(make_lesson(asked, f"need {named if wrong else lacking}", number))
     write_rows(context.output("lessons"), "chat", rows)
     return {"lessons": len(rows)}

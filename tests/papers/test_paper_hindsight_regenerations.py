@@ -66,8 +66,8 @@ class Side:
 def play_partner(seen):
     """What the partner would really say: its kind shows in what it has said."""
     said = [message["content"].splitlines()[-1] for message in seen if message["role"] == "user"]
-    told = [message["content"] for message in seen if message["role"] == "assistant"]
-    kinds = (kind for kind in APPEALS if answer_all(kind, said)[: len(told)] == told)
+    replies = [message["content"] for message in seen if message["role"] == "assistant"]
+    kinds = (kind for kind in APPEALS if answer_all(kind, said)[: len(replies)] == replies)
     return answer_all(next(kinds), said)[-1]
 
 
@@ -116,18 +116,18 @@ def test_a_regenerated_dialogue_is_its_source_up_to_the_turn_token_for_token(reg
     assert set(texts) == failed
     assert {read_metadata(row)["source"] for row in made} == failed
     for row in made:
-        told = read_metadata(row)
-        source, turn = sources[told["source"]], told["hindsight_turn"]
+        notes = read_metadata(row)
+        source, turn = sources[notes["source"]], notes["hindsight_turn"]
         old, new, place = list_texts(source), list_texts(row), 2 * turn - 1
         kept, same = (one["prompt"][:place] for one in (source, row))
         assert encode_prompt(tiny_policy.tokenizer, kept) == encode_prompt(tiny_policy.tokenizer, same)
-        assert f"{turn}: {new[place]}" == texts[told["source"]]
+        assert f"{turn}: {new[place]}" == texts[notes["source"]]
         assert new[place] != old[place]
         # The partner sees the dialogue without what it said first, as a message of its own.
         assert new[place + 1 :: 2] == [f"reply {n}" for n in range(place, len(old) - 1, 2)]
         assert new[place + 2 :: 2] == [f"turn {n}" for n in range(place + 2, len(old), 2)]
         assert len(new) == len(old)
-        assert "rewards" not in told
+        assert "rewards" not in notes
 
 
 def test_originals_are_kept_and_the_models_of_both_sides_know_them_alone():

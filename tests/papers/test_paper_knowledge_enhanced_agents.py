@@ -147,8 +147,8 @@ def test_the_graph_has_the_same_facts_as_edges_and_no_text(knowledge, worlds):
     assert facts == text.list_facts()
     words, edges = slice(len(text.words), 2 * len(text.words)), slice(2 * len(text.words), None)
     # Words of the facts are in the one, edges in the other; what is seen is the same in both.
-    told = {text.words[i] for i in in_text[-1, words].nonzero()[0]}
-    assert told == set(WORD.findall(write_facts(facts)))
+    named = {text.words[i] for i in in_text[-1, words].nonzero()[0]}
+    assert named == set(WORD.findall(write_facts(facts)))
     assert not in_graph[:, words].any()
     assert not in_text[:, edges].any()
     np.testing.assert_array_equal(in_text[:, : words.start], in_graph[:, : words.start])

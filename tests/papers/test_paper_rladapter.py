@@ -138,9 +138,9 @@ def test_the_frozen_model_is_asked_with_the_adapters_words_and_its_answers_are_t
         ("need table", "wood"),
     ]
     rows = [
-        make_prompt(f"has {told}. followed 0.{n}", situation=told)
+        make_prompt(f"has {words}. followed 0.{n}", situation=words)
         | {"completion": [{"role": "assistant", "content": text}]}
-        for n, (text, told) in enumerate(said)
+        for n, (text, words) in enumerate(said)
     ]
     write_rows(made.output("chat"), "chat", rows)
     asked = step("asked", advice=made.output("chat"))
@@ -325,13 +325,13 @@ def test_the_grid_pays_for_firsts_and_says_what_the_player_has():
     world.cells[:] = "."
     world.cells[2, 3], world.cells[2, 1], world.at = "T", "S", np.array([2, 2])
     right, left, table, pickaxe = 3, 2, 4, 5
-    told, earned = [], []
+    words, earned = [], []
     for action in (left, table, right, right, table, pickaxe, left, left):
         seen, reward, *_ = world.step(action)
-        told.append(tell_things(seen[None])[0])
+        words.append(tell_things(seen[None])[0])
         earned.append(reward)
     assert earned == [0, 0, 1, 0, 1, 1, 1, 0]
-    assert told[:7] == ["nothing", "nothing", "wood", "wood", "wood table", "table pickaxe", "table pickaxe stone"]
+    assert words[:7] == ["nothing", "nothing", "wood", "wood", "wood table", "table pickaxe", "table pickaxe stone"]
     assert world.observe()[:2].tolist() == pytest.approx([0, 2 / 6])
     world = craft_grid(limit=3)
     world.reset(seed=1)

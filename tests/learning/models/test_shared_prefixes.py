@@ -168,8 +168,16 @@ def test_a_mixture_of_experts_counts_every_copy():
     from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
     config = Qwen3MoeConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=32, moe_intermediate_size=16, num_hidden_layers=1,
-        num_attention_heads=2, num_key_value_heads=2, head_dim=8, num_experts=2, num_experts_per_tok=1,
-    )  # fmt: skip
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=32,
+        moe_intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_experts=2,
+        num_experts_per_tok=1,
+    )
     model = AutoModelForCausalLM.from_config(config).eval()
     assert shared_prefixes.find_shared(model, pack(SEGMENTS, PARENTS)) is None

@@ -53,8 +53,17 @@ def row(board, leader=0):
 def test_the_game_has_its_known_numbers(positions):
     assert len(positions) == len(set(positions)) == 5478
     assert Counter(9 - board.count(".") for board in positions) == {
-        0: 1, 1: 9, 2: 72, 3: 252, 4: 756, 5: 1260, 6: 1520, 7: 1140, 8: 390, 9: 78
-    }  # fmt: skip
+        0: 1,
+        1: 9,
+        2: 72,
+        3: 252,
+        4: 756,
+        5: 1260,
+        6: 1520,
+        7: 1140,
+        8: 390,
+        9: 78,
+    }
     assert Counter(find_result(board) for board in positions) == {None: 4520, 1: 626, -1: 316, 0: 16}
     assert len({find_canonical(board) for board in positions}) == 765
 
@@ -102,8 +111,16 @@ def test_boards_and_moves_are_read_strictly():
         assert read_board(text) is None
     board = "x...o...."
     assert [read_move(text, board) for text in ("2", " 9\n", "1", "0", "10", "", "²", "two", "٣")] == [
-        1, 8, None, None, None, None, None, None, None
-    ]  # fmt: skip
+        1,
+        8,
+        None,
+        None,
+        None,
+        None,
+        None,
+        None,
+        None,
+    ]
     for odd in ("xxx|oo.|...", "nothing", "xox|oxo|oxo"):
         with pytest.raises(StepError, match="is no open position"):
             get_board({"id": "r", "prompt": [{"role": "user", "content": odd}]})
