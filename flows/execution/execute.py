@@ -64,6 +64,10 @@ class Executor(Protocol):
         """Release everything."""
 
 
+class _Killed(StepError):
+    """A step was ended from here: by its time limit, the budget or a stop."""
+
+
 class Execution:
     """One run of a plan; `perform` does one step whose needs have ended and may be called from several threads."""
 
@@ -184,6 +188,12 @@ class Execution:
             try:
                 has_reported = self._watch(step, handle, progress, log, on_line)
                 manifest = handle.result()
+            except _Killed:
+                made = self.store.find(step.kind, step.key)
+                if made is None:
+                    self.ledger.end(step)
+                    raise
+                has_reported, manifest = True, made  # it ended before the signal reached it
             except BaseException:
                 self.ledger.end(step)
                 raise
@@ -219,7 +229,7 @@ class Execution:
             if not ended and (late or exceeded or self.stop.is_set()):
                 handle.kill()
                 reason = f"exceeded its time limit of {step.timeout:g} s" if late else exceeded or "stopped"
-                raise StepError(f"{step.name}: {reason}; its process was killed")
+                raise _Killed(f"{step.name}: {reason}; its process was killed")
         return has_reported
 
     def _pass_on(self, step: Step, report: TaskReport) -> None:

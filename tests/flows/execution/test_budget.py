@@ -13,6 +13,7 @@ from flows.planning.explain import explain_plan
 from flows.planning.recipe_plan import plan_recipe
 from flows.runs.costs import make_cost_record
 from flows.runs.launch import run_plan
+from flows.steps.in_process import InProcess, RunningStep
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
 from lineage.reports.formatting import format_duration
@@ -84,22 +85,22 @@ def states(outcome):
 
 @pytest.mark.timeout(300)
 def test_a_run_stops_at_its_budget_and_continues_with_a_larger_one(lab):
-    outcome = lab.run(lab.plan("{tokens: 120}"))
+    alone = ["stages.beside.inputs={x: long}"]  # nothing else spends tokens while `long` runs
+    outcome = lab.run(lab.plan("{tokens: 120}", overrides=alone))
     assert outcome.exit_code == 1
     assert states(outcome)["first"] == "done"
     assert states(outcome)["long"] == "failed"
     assert states(outcome)["last"] == "blocked"
-    assert outcome.states["long"].reason.startswith("the run's budget is spent: 14")  # 140, or 145 with `beside`
-    assert "tokens, the limit is 120" in outcome.states["long"].reason
+    assert outcome.states["long"].reason.startswith("the run's budget is spent: 140 tokens, the limit is 120")
     events = [json.loads(line) for line in (lab.layout.run(outcome.run) / "events.jsonl").read_text().splitlines()]
     assert not [e for e in events if e["type"] == "retry"]  # a budget is no failure to try again
     spent = read_spending(lab.layout, outcome.run).spent
     assert (spent["first"].tokens, spent["long"].tokens) == (40, 100)
-    again = lab.run(lab.plan("{tokens: 120}"), run=outcome.run)  # what was spent stays spent
+    again = lab.run(lab.plan("{tokens: 120}", overrides=alone), run=outcome.run)  # what was spent stays spent
     assert again.exit_code == 1
     assert again.states["long"].reason.startswith("the run's budget is spent")
     assert read_spending(lab.layout, outcome.run).spent["long"].tokens == 100
-    resumed = lab.run(change_budget(lab.plan("{tokens: 120}"), ["tokens=1000"]), run=outcome.run)
+    resumed = lab.run(change_budget(lab.plan("{tokens: 120}", overrides=alone), ["tokens=1000"]), run=outcome.run)
     assert resumed.exit_code == 0
     assert resumed.states["first"].state == "cached"
     assert resumed.states["long"].manifest.metrics == {"began": 1}  # from its checkpoint
@@ -107,6 +108,24 @@ def test_a_run_stops_at_its_budget_and_continues_with_a_larger_one(lab):
     noted = read_spending(lab.layout, outcome.run)
     assert sum_costs(noted.spent.values()).tokens == 40 + 300 + 5
     assert noted.spent["beside"].core_seconds == pytest.approx(2 * noted.spent["beside"].seconds)
+
+
+def test_a_step_that_ends_while_it_is_being_stopped_is_done_and_its_tokens_count(lab, monkeypatch):
+    ended = []
+
+    class SeenLate(RunningStep):
+        def wait(self, seconds):
+            ended.append(super().wait(60))
+            return False
+
+        def kill(self):
+            assert ended == [True]
+
+    monkeypatch.setattr(InProcess, "submit", lambda self, spec: SeenLate(spec))
+    monkeypatch.setattr(Ledger, "find_stop_reason", lambda self: "the run's budget is spent" if ended else "")
+    outcome = lab.run(lab.plan(to=["first"]))
+    assert states(outcome)["first"] == "done"
+    assert read_spending(lab.layout, outcome.run).spent["first"].tokens == 40
 
 
 def test_a_budget_that_warns_stops_nothing(lab):
