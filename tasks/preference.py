@@ -158,7 +158,7 @@ def prepare_pairs(stage: Preference, context: Context, policy: Policy, terms: li
     """Encode and split the pairs; raise StepError if none fits or no prompt can be held out."""
     length = resolve_max_length(policy, stage.max_length)
     folder, truncate = context.checkpoints / "encoded", stage.long_rows == "truncate"
-    read = read_pairs(policy.tokenizer, context.input("data"), length, folder, truncate=truncate)
+    read = read_pairs(policy.tokenizer, context.input("data"), length, folder, truncate=truncate, episodes=True)
     if not read.pairs:
         raise StepError(f"preference: none of {read.too_long} pairs fits into {length} tokens; raise max_length")
     require_both_sides(terms, read.pairs)
@@ -166,7 +166,7 @@ def prepare_pairs(stage: Preference, context: Context, policy: Policy, terms: li
     train, held_out = read.pairs, []
     if stage.validation is not None:
         folder, given = context.checkpoints / "encoded-validation", context.input("validation")
-        held_out = read_pairs(policy.tokenizer, given, length, folder, truncate=truncate).pairs
+        held_out = read_pairs(policy.tokenizer, given, length, folder, truncate=truncate, episodes=True).pairs
         require_both_sides(terms, held_out)
     elif stage.validation_fraction:
         train, held_out = split_by_prompt(read.pairs, stage.validation_fraction)

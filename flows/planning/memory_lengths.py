@@ -192,7 +192,7 @@ def measure_rows(rows: list["Row"], tokenizer: "PreTrainedTokenizerBase", settin
 
 def _encode(row: "Row", tokenizer: "PreTrainedTokenizerBase", settings: JsonObject) -> Iterator[tuple[int, int]]:
     """Yield the tokens of a row and those of its prompt; nothing for a row that its step would refuse."""
-    from learning.data.chat import encode_answer, encode_prompt  # imports transformers
+    from learning.data.chat import encode_episode, encode_prompt  # imports transformers
     from learning.data.examples import encode_row
     from learning.data.steps import encode_steps
 
@@ -207,9 +207,9 @@ def _encode(row: "Row", tokenizer: "PreTrainedTokenizerBase", settings: JsonObje
             yield len(example.ids), example.num_given
             return
         sides = [row[side] for side in ("chosen", "rejected") if row.get(side)]
-        encode = partial(encode_answer, tokenizer, row["prompt"])
-        for prompt, answer in (encode(side, row) for side in sides):
-            yield len(prompt) + len(answer), len(prompt)
+        encode = partial(encode_episode, tokenizer, row["prompt"])
+        for prompt, turns in (encode(side, row) for side in sides):
+            yield len(prompt) + len(turns.ids), len(prompt)
         if not sides:
             prompt = encode_prompt(tokenizer, row["prompt"], row)
             yield len(prompt), len(prompt)

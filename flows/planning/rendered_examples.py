@@ -53,7 +53,7 @@ def encode_example(
     row: "Row", tokenizer: "PreTrainedTokenizerBase", settings: JsonObject
 ) -> Iterator[tuple[list[int], list[bool]]]:
     """Yield the ids of a row and which of them have a loss: of a pair each side, of a prompt none."""
-    from learning.data.chat import encode_answer, encode_prompt  # imports transformers
+    from learning.data.chat import encode_episode, encode_prompt  # imports transformers
     from learning.data.examples import encode_row
 
     if row.get("completion"):
@@ -62,8 +62,8 @@ def encode_example(
         return
     sides = [row[side] for side in ("chosen", "rejected") if row.get(side)]
     for side in sides:
-        prompt, answer = encode_answer(tokenizer, row["prompt"], side, row)
-        yield [*prompt, *answer], [False] * len(prompt) + [True] * len(answer)
+        prompt, turns = encode_episode(tokenizer, row["prompt"], side, row)
+        yield [*prompt, *turns.ids], [False] * len(prompt) + turns.learned
     if not sides:
         ids = encode_prompt(tokenizer, row["prompt"], row)
         yield ids, [False] * len(ids)

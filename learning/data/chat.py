@@ -7,6 +7,7 @@ from transformers import PreTrainedTokenizerBase
 from learning.data.rendering import Messages, encode_rendered, fill_template, open_dialogue
 from learning.data.rows import Row
 from learning.data.turns import (
+    Conversation,
     encode_conversation,
     find_call_end,
     find_end_text,
@@ -109,6 +110,32 @@ def encode_answer(
         end = len(whole.ids) - whole.learned[::-1].index(True)
         return given, whole.ids[len(given) : end]
     return given, _encode_alone(tokenizer, completion)
+
+
+def encode_episode(
+    tokenizer: PreTrainedTokenizerBase, prompt: Messages, completion: Messages, row: Row | None = None
+) -> tuple[list[int], Conversation]:
+    """Return the ids of a prompt, and those of the turns after it with which of them are the assistant's.
+
+    A completion of one message is that of `encode_answer`. Of several, what stands between the assistant's turns
+    (observations, results of tools) is context, and what follows the last of them is left out. Raise StepError for
+    a completion that does not begin with the assistant, and where the template writes the prompt otherwise once the
+    episode goes on: its tokens would not be those after which a model acts.
+    """
+    if len(completion) == 1:
+        given, answer = encode_answer(tokenizer, prompt, completion, row)
+        return given, Conversation(answer, [True] * len(answer))
+    if not completion or completion[0]["role"] != "assistant":
+        raise StepError("a completion must begin with a message of the assistant; drop the row")
+    given = encode_prompt(tokenizer, prompt, row)
+    whole = encode_conversation(tokenizer, prompt, completion, train_on="all", row=row)
+    if whole.ids[: len(given)] != given:
+        raise StepError(
+            "the chat template writes this prompt in another way once the episode goes on; make a pair of each turn "
+            "(`pair_episodes`), or set another chat_template"
+        )
+    end = len(whole.learned) - whole.learned[::-1].index(True)
+    return given, Conversation(whole.ids[len(given) : end], whole.learned[len(given) : end])
 
 
 def _encode_alone(tokenizer: PreTrainedTokenizerBase, completion: Messages) -> list[int]:

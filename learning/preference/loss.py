@@ -66,23 +66,26 @@ def collect_asked(terms: Sequence[Term]) -> set[str]:
 def compute_logprobs(model: Any, pairs: Sequence[Pair]) -> Tensor:
     """Return the log-probabilities (P, 2) of chosen and rejected completions; their prompt is computed once.
 
-    Prompt tokens count nothing; the end-of-sequence token that closes a completion does. A side that a row lacks has 0.
+    Prompt tokens and observations count nothing; the end-of-sequence token that closes a completion does. A side that a
+    row lacks has 0.
     """
     roots: dict[tuple[int, ...], int] = {}
-    segments, parents, leaves = [], [], []
+    segments, parents, leaves, learned = [], [], [], list[bool]()
     for pair in pairs:
         if (prompt := tuple(pair.prompt)) not in roots:
             roots[prompt] = len(segments)
             segments.append(pair.prompt)
             parents.append(-1)
-        for completion in (pair.chosen, pair.rejected):
+            learned += [False] * len(prompt)
+        for side in SIDES:
+            completion: list[int] = getattr(pair, side)
             leaves.append(len(segments) if completion else -1)
             segments += [completion] if completion else []
             parents += [roots[prompt]] if completion else []
+            learned += pair.list_learned(side)
     packed = pack(segments, parents).to(model.device)
     owner_M = torch.repeat_interleave(torch.arange(len(segments)), packed.cu_seqlens_S1.diff()).to(model.device)
-    needed_M = (packed.parent_S >= 0).to(model.device)[owner_M]
-    lp_M, _ = packed_logprobs(model, packed, needed_M=needed_M)
+    lp_M, _ = packed_logprobs(model, packed, needed_M=torch.tensor(learned, device=model.device))
     # The last is that of sides that rows with a label lack.
     sums_S = lp_M.new_zeros(len(segments) + 1).index_add(0, owner_M, lp_M)
     return sums_S[torch.tensor(leaves, device=model.device)].view(-1, 2)
@@ -191,7 +194,7 @@ def mismatch_pairs(pairs: Sequence[Pair], max_length: int) -> list[Pair]:
     Raises StepError when a pair has none.
     """
     mates = [_mate(pairs, i, max_length) for i in range(len(pairs))]
-    return [replace(p, chosen=m.chosen, rejected=m.rejected) for p, m in zip(pairs, mates, strict=True)]
+    return [replace(m, id=p.id, prompt=p.prompt) for p, m in zip(pairs, mates, strict=True)]
 
 
 def _mate(pairs: Sequence[Pair], index: int, max_length: int) -> Pair:

@@ -1,4 +1,4 @@
-"""Preference pairs from whole episodes of the same problems, played or from files: better turns over worse ones."""
+"""Preference pairs from episodes of the same problems, played or from files: better turns, or whole episodes."""
 
 import json
 from collections import defaultdict
@@ -57,3 +57,45 @@ def _make_pair(row: Row, past: list[Row], means: dict[str, float]) -> Row:
         "rejected": rejected,
         "margin": means[best] - means[worst],
     }
+
+
+def pair_whole_episodes(context: Any, *, min_margin: Annotated[float, Field(ge=0)] = 0.0) -> dict[str, float]:
+    """Pair the best episode of each problem with its worst one; each side has all turns after the problem.
+
+    Input `episodes`: conversations of which the metadata have the `rewards`; the problem is what stands before the
+    assistant's first turn. Output `pairs`: the episode with the highest return is chosen and the one with the lowest is
+    rejected, of equals the first, if they differ by more than `min_margin`; the difference is the pair's `margin`. What
+    stands after an episode's last turn of the assistant is left out. Metrics: `pairs`, and `problems`. Raise StepError
+    if there is no pair.
+    """
+    played: dict[str, list[tuple[float, Row, int]]] = defaultdict(list)
+    for row in read_rows(context.input("episodes"), "chat"):
+        messages = [*row["prompt"], *row["completion"]]
+        first = next(iter(find_agent_turns(messages)))
+        played[json.dumps([messages[:first], row.get("tools")])].append((read_return(row), row, first))
+    pairs: list[Row] = []
+    for episodes in played.values():
+        best, worst = max(episodes, key=_read_first), min(episodes, key=_read_first)
+        if best[0] - worst[0] > min_margin:
+            pairs.append(_make_episode_pair(best, worst))
+    if not pairs:
+        raise StepError(
+            f"pair_whole_episodes: of {len(played)} problems none has episodes with returns that differ by more than "
+            f"{min_margin:g}; give several episodes of each problem, with different rewards"
+        )
+    write_rows(context.output("pairs"), "preference_pairs", pairs)
+    return {"pairs": len(pairs), "problems": len(played)}
+
+
+def _read_first(episode: tuple[float, Row, int]) -> float:
+    return episode[0]
+
+
+def _make_episode_pair(best: tuple[float, Row, int], worst: tuple[float, Row, int]) -> Row:
+    sides: list[list[Row]] = []
+    for _, row, first in (best, worst):
+        messages = [*row["prompt"], *row["completion"]]
+        sides.append(messages[first : find_agent_turns(messages)[-1] + 1])
+    total, row, first = best
+    prompt = [*row["prompt"], *row["completion"]][:first]
+    return row | {"prompt": prompt, "chosen": sides[0], "rejected": sides[1], "margin": total - worst[0]}

@@ -34,7 +34,7 @@ class Preference(Training, LoRA, Evaluation, Chat, BaseStage):
     model: PolicyRef
     """Policy to start from."""
     data: PreferencePairsRef
-    """Prompts with a chosen and a rejected completion."""
+    """Prompts with a chosen and a rejected completion; of episodes of several turns, the assistant's are trained on."""
     validation: PreferencePairsRef | None = None
     """Pairs to evaluate on, in place of those that `validation_fraction` holds out; null: no others."""
     loss: list[PairLossUse] = Field(default=[PairLossUse(use="dpo")], min_length=1)

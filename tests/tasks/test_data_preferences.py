@@ -60,6 +60,21 @@ def test_a_common_beginning_is_the_prompt(tmp_path):
     assert (pair["prompt"], pair["chosen"]) == (turns, [said("yes")])
 
 
+def test_episodes_are_pairs_of_several_messages(tmp_path):
+    """Without a prompt they part where their messages do, but always at a turn of the assistant."""
+    for folder in "123":
+        (tmp_path / folder).mkdir()
+    seen, hidden = ({"role": "user", "content": text} for text in ("a door", "a wall"))
+    sides = {"chosen": [USER, said("look"), seen, said("open")], "rejected": [USER, said("look"), hidden, said("wait")]}
+    (pair,) = pairs_of(tmp_path / "1", sides)
+    assert (pair["prompt"], pair["chosen"], pair["rejected"]) == ([USER], sides["chosen"][1:], sides["rejected"][1:])
+    sides["rejected"][2] = seen
+    (pair,) = pairs_of(tmp_path / "2", sides)
+    assert (pair["prompt"], pair["chosen"]) == (sides["chosen"][:3], [said("open")])
+    (pair,) = pairs_of(tmp_path / "3", {"prompt": [USER], **sides})
+    assert (pair["prompt"], pair["chosen"], pair["rejected"]) == ([USER], sides["chosen"][1:], sides["rejected"][1:])
+
+
 BAD = {
     "equal": ({"prompt": "a", "chosen": "b", "rejected": "b"}, "`chosen` and `rejected` are equal"),
     "empty": ({"prompt": "a", "chosen": " ", "rejected": "b"}, "`chosen` is empty"),
@@ -69,9 +84,17 @@ BAD = {
         "begin with different messages",
     ),
     "another prompt": (SAME["prompt twice"] | {"prompt": "3+3?"}, "`prompt` is not the first question of `chosen`"),
-    "several messages": (
-        {"chosen": [USER, said("4"), USER, said("4")], "rejected": [USER, said("5")]},
-        "`chosen` must be one message of the assistant after the prompt; it has 3",
+    "no last word": (
+        {"chosen": [USER, said("4"), USER], "rejected": [USER, said("5")]},
+        "`chosen` does not begin and end with a message of the assistant after the prompt",
+    ),
+    "prompt elsewhere": (
+        {"prompt": [USER, said("4")], "chosen": [USER, said("4")], "rejected": [USER, said("5")]},
+        "`prompt` is not what `chosen` and `rejected` begin with",
+    ),
+    "prompt alone": (
+        {"prompt": [USER], "chosen": [USER], "rejected": [USER, said("5")]},
+        "`chosen` does not begin and end with a message of the assistant after the prompt",
     ),
     "margin": (SAME["texts"] | {"margin": "much"}, "`margin` is no number: 'much'"),
     "equal scores": (

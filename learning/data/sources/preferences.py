@@ -45,14 +45,19 @@ def _split_prompt(fields: Values, chosen: list[Message], rejected: list[Message]
     same = 0
     while same < min(len(chosen), len(rejected)) - 1 and chosen[same] == rejected[same]:
         same += 1
-    prompt = chosen[:same]
+    while same and chosen[same - 1]["role"] == "assistant":  # both took the same turn, and saw different things
+        same -= 1
     given = fields.get("prompt")
+    if isinstance(given, list):
+        asked = read_messages(given, "prompt")
+        if asked != chosen[: len(asked)] or asked != rejected[: len(asked)]:
+            raise BadRow("`prompt` is not what `chosen` and `rejected` begin with")
+        same = len(asked)
+    prompt = chosen[:same]
     if isinstance(given, str) and given.strip() and prompt:
         asked = next((m["content"] for m in prompt if m["role"] == "user"), None)
         if given != asked:
             raise BadRow("`prompt` is not the first question of `chosen`")
-    elif isinstance(given, list) and read_messages(given, "prompt") != prompt:
-        raise BadRow("`prompt` is not what `chosen` and `rejected` begin with")
     if not prompt:
         raise BadRow("`chosen` and `rejected` begin with different messages, so there is no common prompt")
     return {"prompt": add_system(prompt, fields), "chosen": chosen[same:], "rejected": rejected[same:]}
@@ -60,8 +65,8 @@ def _split_prompt(fields: Values, chosen: list[Message], rejected: list[Message]
 
 def _check_pair(pair: Row) -> Row:
     for side in SIDES:
-        if len(pair[side]) != 1 or pair[side][0]["role"] != "assistant":
-            raise BadRow(f"`{side}` must be one message of the assistant after the prompt; it has {len(pair[side])}")
+        if not pair[side] or {pair[side][0]["role"], pair[side][-1]["role"]} != {"assistant"}:
+            raise BadRow(f"`{side}` does not begin and end with a message of the assistant after the prompt")
     if pair["chosen"] == pair["rejected"]:
         raise BadRow("`chosen` and `rejected` are equal")
     return pair
@@ -118,10 +123,8 @@ def convert_label(fields: Values) -> Row:
     good = LABELS.get(str(label).strip().lower())
     if good is None:
         raise BadRow(f"`label` is {str(label)[:80]!r}; it must be true or false")
-    completion = read_side(fields, "completion")
-    if len(completion) != 1:
-        raise BadRow(f"`completion` must be one message of the assistant; it has {len(completion)}")
     side = "chosen" if good else "rejected"
+    completion = read_side(fields, "completion")
     return {"prompt": read_prompt(fields), "chosen": [], "rejected": [], side: completion, "margin": None}
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from learning.data.rows import read_rows, write_rows
-from learning.problems.episode_pairs import pair_episodes
+from learning.problems.episode_pairs import pair_episodes, pair_whole_episodes
 from schemas.errors import StepError
 
 
@@ -74,3 +74,51 @@ def test_each_pair_has_an_id_of_its_own(pair, tmp_path):
         make_episode("c", "p", "y", earned=0),
     )
     assert [row["id"] for row in read_rows(tmp_path / "pairs", "preference_pairs")] == ["a.1", "a.2"]
+
+
+def test_whole_episodes_are_paired_by_problem(pair_whole):
+    """Equal returns: the first of the best, the first of the worst; a last observation is left out."""
+    rows = [
+        make_episode("a", "p", "x", "r", "u", earned=[0, 1]),
+        make_episode("b", "p", "x", "s", "v", earned=[1, 0]),
+        make_episode("c", "p", "y", "over", earned=0.25),
+        make_episode("d", "q", "x", "r", "u", earned=1),
+        make_episode("e", "q", "z", earned=0.75),
+        make_episode("f", "o", "x", earned=1),
+    ]
+    first, second = pair_whole(*rows)
+    assert (first["id"], texts(first["prompt"]), first["margin"]) == ("a", ["p"], 0.75)
+    assert (texts(first["chosen"]), texts(first["rejected"])) == (["x", "r", "u"], ["y"])
+    assert (second["id"], texts(second["chosen"]), texts(second["rejected"])) == ("d", ["x", "r", "u"], ["z"])
+    (alone,) = pair_whole(*rows, min_margin=0.25)
+    assert alone["id"] == "a"
+    with pytest.raises(StepError, match=r"of 3 problems none has episodes with returns that differ by more than 0.75"):
+        pair_whole(*rows, min_margin=0.75)
+
+
+def test_whole_episodes_may_call_tools(pair_whole):
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
+    good = make_episode("a", "p", "x", "result", "u", earned=1)
+    good["prompt"][1] = call
+    (pair,) = pair_whole(good, make_episode("b", "p", "x", earned=0))
+    assert pair["chosen"][0]["tool_calls"][0]["function"]["name"] == "f"
+    assert len(pair["chosen"]) == 3
+
+
+def texts(messages):
+    return [message["content"] for message in messages]
+
+
+@pytest.fixture
+def pair_whole(tmp_path):
+    def run(*rows, **options):
+        for name in ("episodes", "pairs"):
+            (tmp_path / name).mkdir(exist_ok=True)
+        write_rows(tmp_path / "episodes", "chat", list(rows))
+        context = SimpleNamespace(input=lambda port: tmp_path / port, output=lambda port: tmp_path / port)
+        metrics = pair_whole_episodes(context, **options)
+        made = read_rows(tmp_path / "pairs", "preference_pairs")
+        assert metrics["pairs"] == len(made)
+        return made
+
+    return run
