@@ -97,6 +97,24 @@ def test_columnar_files_are_read_without_the_keys_that_arrow_adds(tmp_path, suff
     assert [row["completion"][0]["tool_calls"] for row in made] == [[call], [other]]
 
 
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"metadata": {"rewards": [1], "x": 2}, "x": 3}, {"rewards": [1], "x": 3}),
+        ({"metadata": '{"rewards": [1]}', "x": 3}, {"rewards": [1], "x": 3}),
+        ({"metadata": '{"rewards": [1]}'}, {"rewards": [1]}),
+        ({"metadata": "a note", "x": 3}, {"metadata": "a note", "x": 3}),
+        ({"metadata": [1, 2]}, {"metadata": [1, 2]}),
+        ({"x": 3}, {"x": 3}),
+    ],
+)
+def test_metadata_of_a_row_are_kept_beside_its_other_columns(tmp_path, given, kept):
+    """They are not nested, so that functions find the same names after rows went through two stages."""
+    file = {"a.jsonl": json.dumps({"prompt": "p", "completion": "c"} | given)}
+    (row,) = convert(tmp_path, file, emit="chat")[0]
+    assert json.loads(row["metadata"]) == kept
+
+
 def test_text_is_learned_without_a_template_and_other_columns_are_metadata(tmp_path):
     rows, _, _ = convert(tmp_path, {"a.txt": "To be,\nor not."}, format="text")
     assert rows[0]["prompt"] == []

@@ -44,7 +44,7 @@ class FormatReader:
 def convert_row(reader: FormatReader, fields: Values, place: str, emit: Emit) -> Row:
     """Return the row of an artifact type from the fields of a format; `place` is the id of a row without one.
 
-    Columns that the format does not read become `metadata`. Raise BadRow.
+    Columns that the format does not read become `metadata`, beside what its own `metadata` has. Raise BadRow.
     """
     refuse_media(fields)
     if missing := [name for name in reader.needs if fields.get(name) is None]:
@@ -55,8 +55,7 @@ def convert_row(reader: FormatReader, fields: Values, place: str, emit: Emit) ->
     metadata = fields.get("metadata")
     rest |= made.pop("notes", {})
     if rest or not isinstance(metadata, str):
-        rest = ({} if metadata is None else {"metadata": metadata}) | rest
-        metadata = json.dumps(rest, default=str)
+        metadata = json.dumps(_read_metadata(metadata) | rest, default=str)
     row: Row = {"id": _read_id(fields, place), "answer": _read_scalar(fields, "answer"), "metadata": metadata}
     row["family"] = _read_scalar(fields, "family")
     if reader is READERS["rows"] and fields.get("source") is not None:
@@ -69,6 +68,17 @@ def convert_row(reader: FormatReader, fields: Values, place: str, emit: Emit) ->
         raise BadRow(f"no `{lacking}`")
     _refuse_broken_text(row)
     return row
+
+
+def _read_metadata(value: Any) -> dict[str, Any]:
+    """Return the names and values of metadata, an object or its JSON text; anything else is one value, `metadata`."""
+    try:
+        read = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        read = value
+    if isinstance(read, dict):
+        return read
+    return {} if read is None else {"metadata": read}
 
 
 def _read_id(fields: Values, place: str) -> str:

@@ -17,25 +17,42 @@ def make_episode(name, *said, earned):
 
 
 @pytest.fixture
-def pair(tmp_path):
-    def run(*rows, **options):
+def call(tmp_path):
+    def run(function, rows, options):
         for name in ("episodes", "pairs"):
             (tmp_path / name).mkdir(exist_ok=True)
         write_rows(tmp_path / "episodes", "chat", list(rows))
         context = SimpleNamespace(input=lambda port: tmp_path / port, output=lambda port: tmp_path / port)
-        metrics = pair_episodes(context, **options)
-        made = read_rows(tmp_path / "pairs", "preference_pairs")
+        metrics = function(context, **options)
+        return read_rows(tmp_path / "pairs", "preference_pairs"), metrics
+
+    return run
+
+
+@pytest.fixture
+def pair(call):
+    def run(*rows, **options):
+        made, metrics = call(pair_episodes, rows, options)
         return [
-            (
-                [message["content"] for message in row["prompt"]],
-                row["chosen"][0]["content"],
-                row["rejected"][0]["content"],
-                row["margin"],
-            )
+            (texts(row["prompt"]), row["chosen"][0]["content"], row["rejected"][0]["content"], row["margin"])
             for row in made
         ], metrics
 
     return run
+
+
+@pytest.fixture
+def pair_whole(call):
+    def run(*rows, **options):
+        made, metrics = call(pair_whole_episodes, rows, options)
+        assert metrics["pairs"] == len(made)
+        return made
+
+    return run
+
+
+def texts(messages):
+    return [message["content"] for message in messages]
 
 
 def test_two_episodes_of_a_problem_are_paired_where_they_part(pair):
@@ -103,22 +120,3 @@ def test_whole_episodes_may_call_tools(pair_whole):
     (pair,) = pair_whole(good, make_episode("b", "p", "x", earned=0))
     assert pair["chosen"][0]["tool_calls"][0]["function"]["name"] == "f"
     assert len(pair["chosen"]) == 3
-
-
-def texts(messages):
-    return [message["content"] for message in messages]
-
-
-@pytest.fixture
-def pair_whole(tmp_path):
-    def run(*rows, **options):
-        for name in ("episodes", "pairs"):
-            (tmp_path / name).mkdir(exist_ok=True)
-        write_rows(tmp_path / "episodes", "chat", list(rows))
-        context = SimpleNamespace(input=lambda port: tmp_path / port, output=lambda port: tmp_path / port)
-        metrics = pair_whole_episodes(context, **options)
-        made = read_rows(tmp_path / "pairs", "preference_pairs")
-        assert metrics["pairs"] == len(made)
-        return made
-
-    return run
