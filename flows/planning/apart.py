@@ -71,4 +71,4 @@ def _describe_end(code: int | None) -> str:
     if code is not None and code < 0:
         name = signal.Signals(-code).name
         return f"crashed the process that called it ({name}); look for compiled code that it calls, or a lack of memory"
-    return f"ended the process that called it (exit code {code}); it must return scores: look for os._exit"
+    return f"ended the process that called it (exit code {code}); it must return: look for os._exit"

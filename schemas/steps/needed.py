@@ -8,6 +8,7 @@ from schemas.stages.merge import Merge
 from schemas.stages.merge_search import MergeSearch
 from schemas.stages.practice import Practice
 from schemas.stages.preference import Preference
+from schemas.stages.python import Python
 from schemas.stages.rl import Rl
 from schemas.stages.search import Search
 from schemas.steps.step_info import StepInfo
@@ -16,11 +17,16 @@ from schemas.steps.step_info import StepInfo
 def leave_out_unneeded(steps: dict[str, StepInfo]) -> dict[str, StepInfo]:
     """Return the steps that reinforce, merge or evaluate models, and all that they need, in the same order.
 
-    Other kinds only prepare something, which nothing needs once its user is gone.
+    Functions of the user count where they read what such a step made: they report on it. Other kinds only prepare
+    something, which nothing needs once its user is gone.
     """
     trainings = (Rl, Preference, Practice, Merge, MergeSearch, Search, Control)
     purposes = (*trainings, Evaluate, EvaluateRewards, EvaluateControl)
-    frontier = [name for name, info in steps.items() if isinstance(info.stage, purposes)]
+    kept = {name for name, info in steps.items() if isinstance(info.stage, purposes)}
+    for name, info in steps.items():
+        if isinstance(info.stage, Python) and kept.intersection(info.needs):
+            kept.add(name)
+    frontier = list(kept)
     needed = set(frontier)
     while frontier:
         more = [name for name in steps[frontier.pop()].needs if name not in needed]
