@@ -7,7 +7,7 @@ name: needed
 stages:
   start: START
   asked: {kind: synthesize, emit: prompts, problems: [{use: reasoning_gym, family: chain_sum, split: train, size: 10}]}
-  shown: {kind: synthesize, problems: [{use: reasoning_gym, family: chain_sum, split: train, size: 10}], teacher: answer}
+  shown: {kind: synthesize, teacher: answer, problems: [{use: reasoning_gym, family: chain_sum, split: train, size: 9}]}
   counted: {kind: python, function: "needed_lab:work", inputs: {x: shown}}
   better: {kind: rl, algorithm: grpo, model: start, prompts: asked, rewards: [answers.exact], max_steps: 1}
   drawn: {kind: python, function: "needed_lab:work", inputs: {x: better}}
