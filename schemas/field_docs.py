@@ -6,10 +6,11 @@ takes a quarter of the time to check a recipe. They are read only for pages and 
 
 import ast
 import inspect
-import textwrap
+import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -37,17 +38,28 @@ def _read_docstrings(kind: type) -> dict[str, str]:
     """Return the docstrings under the annotated names in a class's own body."""
     if kind is BaseModel or not issubclass(kind, BaseModel):
         return {}
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
-    except (OSError, TypeError, SyntaxError):  # a model that was created by a function has no source
-        return {}
-    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+    written = _read_classes(kind.__module__).get(kind.__qualname__)
+    body = written.body if written is not None else []  # a model that was created by a function has no source
     texts: dict[str, str] = {}
     for field, below in pairwise(body):
         text = below.value if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) else None
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and text is not None:
             texts[field.target.id] = inspect.cleandoc(str(text.value))
     return texts
+
+
+@cache
+def _read_classes(module: str) -> dict[str, ast.ClassDef]:
+    """Return the classes of a module by qualified name; none of a module without a file."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return dict(_list_classes(ast.parse(Path(file).read_text(encoding="utf-8")).body)) if file else {}
+
+
+def _list_classes(body: Iterable[ast.stmt], outer: str = "") -> Iterator[tuple[str, ast.ClassDef]]:
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            yield f"{outer}{node.name}", node
+            yield from _list_classes(node.body, f"{outer}{node.name}.")
 
 
 def _find_models(annotation: Any) -> Iterator[type[BaseModel]]:

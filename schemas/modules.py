@@ -72,7 +72,7 @@ _READING: ContextVar[_Reading | None] = ContextVar("modules read for the recipe"
 
 @contextmanager
 def bounded_reading() -> Iterator[None]:
-    """Inside the block, read each module at most once and limit the total size of those outside posttrain."""
+    """Read each module at most once inside the block, and limit the total size of those outside posttrain."""
     token = _READING.set(_Reading())
     try:
         yield
@@ -113,7 +113,7 @@ def _charge(name: str, file: Path, foreign: dict[Path, int]) -> None:
             raise ModuleError(f"module `{name}`: {total}; at most {MAX_FOREIGN_BYTES} are read")
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=4096)
 def _parse(name: str, file: Path, text: str) -> Module:
     try:
         body = parse(text).body
@@ -153,7 +153,7 @@ def find_defining_modules(home: str, name: str) -> list[str]:
     return [module for module, names in indexes[home] if name in names]
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=4096)
 def _defined(file: Path, changed: int) -> frozenset[str]:
     """Return the names of the functions and classes at the top level of a file as it was at that time."""
     return frozenset(DEFINITION.findall(file.read_text(encoding="utf-8")))

@@ -114,7 +114,7 @@ def read_signature(slot: type[Use], name: str, folders: tuple[Path, ...] = ()) -
         raise SignatureError(f"module `{module}` has no function `{function}`", advice) from None
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=8192)
 def _without(signature: Signature, withheld: frozenset[str]) -> Signature:
     options = {name: option for name, option in signature.options.items() if name not in withheld}
     return replace(signature, options=options)
@@ -143,7 +143,7 @@ def read_signatures(slot: type[Use]) -> Iterator[tuple[str, Signature]]:
         yield name, read_signature(slot, name)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=8192)
 def make_options_model(signature: Signature) -> type[BaseModel]:
     """Return the options as a pydantic model that refuses unknown keys."""
     fields: JsonObject = {}
@@ -178,7 +178,7 @@ def _find_foreign(name: str, function: str, folders: tuple[Path, ...], hops: int
     raise KeyError(function)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=8192)
 def _read_constructor(module: Module, name: str) -> Signature:
     kind = module.classes[name]
     constructor = next((n for n in kind.body if isinstance(n, Function) and n.name == "__init__"), None)
@@ -188,7 +188,7 @@ def _read_constructor(module: Module, name: str) -> Signature:
     return replace(signature, name=name, doc=ast.get_docstring(kind) or signature.doc)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=8192)
 def _read_function(module: Module, function: Function, skip: int) -> Signature:
     spec = function.args
     if spec.kwarg is not None:

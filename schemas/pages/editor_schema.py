@@ -15,6 +15,7 @@ from schemas.checks.merges import list_merge_methods
 from schemas.expansion.expand import find_presets, list_preset_slots
 from schemas.expansion.inline_data import list_row_ports
 from schemas.field_docs import document
+from schemas.modules import bounded_reading
 from schemas.recipe.load import Head
 from schemas.references import SCHEMES
 from schemas.signatures import Signature, make_options_model, read_signatures
@@ -30,6 +31,7 @@ _IMPORT_PATH = {
 }
 
 
+@bounded_reading()
 def make_editor_schema() -> JsonObject:
     """Return the schema as plain values; equal code gives equal text."""
     slots = _list_slots(Use)

@@ -16,6 +16,7 @@ from schemas.checks.merges import list_merge_methods
 from schemas.endpoint import Endpoint, Price
 from schemas.expansion.expand import find_presets
 from schemas.field_docs import document
+from schemas.modules import bounded_reading
 from schemas.notify import Notify
 from schemas.number_schedules import Number
 from schemas.package import import_path
@@ -92,6 +93,7 @@ Every curation is compared with every evaluation of the recipe, also if the reci
 """
 
 
+@bounded_reading()
 def make_reference_page() -> str:
     """Return the page as Markdown."""
     slots = [slot for slot in sorted(Use.__subclasses__(), key=lambda slot: slot.__name__) if slot.home]

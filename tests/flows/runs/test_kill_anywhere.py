@@ -134,7 +134,7 @@ def rounds_done(checkout):
     ],
 )
 def test_interrupted_then_resumed(checkout, processes, executor, number):
-    long = PLAIN.replace("rounds: 50", "rounds: 500")
+    long = PLAIN.replace("rounds: 50", "rounds: 250")
     calm = checkout("calm", long, {"killed_work": WORK})
     calm.finish(calm.run("inprocess"))
     other = checkout("other", long, {"killed_work": WORK})

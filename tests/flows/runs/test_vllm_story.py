@@ -1,6 +1,6 @@
 """The quickstart with both engines: equal accuracies, a small gap at every step.
 
-Always its own stages up to its first RL stage, trained by both engines from one cold start; all of it, twice, in the
+Always its first RL stage, shorter and without the judge, by both engines from one cold start; all of it, twice, in the
 long tail.
 """
 
@@ -23,19 +23,30 @@ pytestmark = [
 ]
 QUICKSTART = REPOSITORY / "recipes" / "quickstart.yaml"
 BY_TORCH = [f"{key}.engine=torch" for key in ("defaults.rl", "stages.attempts", "stages.report")]
-LATER = ("rl_2", "rl_2_rloo", "merged")
+LEFT_OUT = ("attempts", "judge", "rl_2", "rl_2_rloo", "merged")
+STEPS = 32
+"""RL steps of each engine, fewer than those of the recipe."""
 
 
 def first_half() -> dict:
-    """The quickstart without what follows `rl_1`; that stage and the report once more with the embedded engine."""
+    """The quickstart up to `rl_1`, rewarded by the answer alone; it and the report by the embedded engine, too."""
     recipe = yaml.safe_load(QUICKSTART.read_text())
-    stages = {name: stage for name, stage in recipe["stages"].items() if name not in LATER}
+    stages = {name: stage for name, stage in recipe["stages"].items() if name not in LEFT_OUT}
     models = {"cold_start": "cold_start", "by_torch": "rl_1_torch", "by_vllm": "rl_1"}
-    report = {key: value for key, value in stages["report"].items() if key != "gate"} | {"models": models}
-    stages["rl_1"] |= {"logging_steps": 1, "watch": [{"metric": "logprob_gap", "max": 0.001}]}
+    report = {key: value for key, value in stages["report"].items() if key != "gate"}
+    report |= {"models": models, "num_generations": 2}
+    stages["cold_start"]["max_steps"] = 300
+    stages["rl_1"] |= {
+        "max_steps": STEPS,
+        "rewards": ["answers.exact"],
+        "logging_steps": 1,
+        "watch": [{"metric": "logprob_gap", "max": 0.001}],
+    }
     stages["rl_1_torch"] = {**stages["rl_1"], "engine": "torch", "watch": []}
     stages |= {"report": report, "report_torch": {**report, "engine": "torch"}}
-    return {**recipe, "stages": stages, "promote": None, "profiles": {"vllm": recipe["profiles"]["vllm"]}}
+    profile = recipe["profiles"]["vllm"]
+    profile["stages"] = {name: changes for name, changes in profile["stages"].items() if name in stages}
+    return {**recipe, "stages": stages, "promote": None, "profiles": {"vllm": profile}}
 
 
 def finished(path: Path, root: Path, executor: str, overrides: list[str]):
@@ -69,7 +80,7 @@ def ran(tmp_path_factory):
 def test_the_difference_from_the_trainer_is_reported_at_every_step(ran):
     manifest, curve = ran["rl_1"]
     gaps = [point["logprob_gap"] for point in curve]
-    assert len(gaps) == yaml.safe_load(QUICKSTART.read_text())["stages"]["rl_1"]["max_steps"]
+    assert len(gaps) == STEPS
     assert 0 < max(gaps) < 1e-4
     assert manifest.metrics["logprob_gap"] == gaps[-1]
 

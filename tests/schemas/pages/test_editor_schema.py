@@ -49,8 +49,12 @@ OF_FORM = [
 
 
 @pytest.fixture(scope="module")
-def validator():
-    schema = make_editor_schema()
+def schema():
+    return make_editor_schema()
+
+
+@pytest.fixture(scope="module")
+def validator(schema):
     Draft202012Validator.check_schema(schema)
     return Draft202012Validator(schema)
 
@@ -65,11 +69,11 @@ def test_recipes_of_wrong_form_are_invalid(validator, name):
     assert not validator.is_valid(read_source(HERE / "recipes" / "bad" / f"{name}.yaml").plain())
 
 
-def test_options_of_functions_are_described():
-    schema = make_editor_schema()["$defs"]
+def test_options_of_functions_are_described(schema):
+    definitions = schema["$defs"]
     by_name = {
         f["properties"]["use"]["const"]: f
-        for f in schema["PolicyLossUse"]["anyOf"]
+        for f in definitions["PolicyLossUse"]["anyOf"]
         if "const" in f.get("properties", {}).get("use", {})
     }
     clipped = by_name["clipped"]
@@ -78,5 +82,5 @@ def test_options_of_functions_are_described():
     assert clipped["additionalProperties"] is False
 
 
-def test_the_schema_is_the_same_every_time():
-    assert make_editor_schema() == make_editor_schema()
+def test_the_schema_is_the_same_every_time(schema):
+    assert make_editor_schema() == schema

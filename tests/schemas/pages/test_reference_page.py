@@ -1,9 +1,15 @@
+import pytest
+
 from schemas.pages.reference_page import make_reference_page
 from schemas.stages.union import KINDS
 
 
-def test_every_key_of_every_kind_is_on_the_page_with_its_meaning():
-    page = make_reference_page()
+@pytest.fixture(scope="module")
+def page():
+    return make_reference_page()
+
+
+def test_every_key_of_every_kind_is_on_the_page_with_its_meaning(page):
     for kind, model in KINDS.items():
         assert f"## kind: {kind}\n" in page
         for name, spec in model.model_fields.items():
@@ -13,14 +19,9 @@ def test_every_key_of_every_kind_is_on_the_page_with_its_meaning():
             assert " ".join(spec.description.replace("|", "\\|").split()) in page
 
 
-def test_functions_are_listed_with_options_and_defaults():
-    page = make_reference_page()
+def test_functions_are_listed_with_options_and_defaults(page):
     assert "- `clipped` PPO's clipped loss" in page
     assert "\n  - `epsilon`: number or schedule, default `0.2`" in page
     assert "\n  - `k`: whole number ≥ 1, required" in page
     assert "`answers.exact`" in page
     assert "`answers.normalise_answer`" not in page
-
-
-def test_the_page_is_the_same_every_time():
-    assert make_reference_page() == make_reference_page()
