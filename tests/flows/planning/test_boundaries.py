@@ -267,10 +267,11 @@ def test_an_edit_behind_a_boundary_changes_no_key(edit):
 def test_boundaries_hide_only_what_is_listed(monkeypatch):
     """Of every step of every shipped recipe."""
     files = sorted([*(ROOT / "recipes").glob("*.yaml"), *(ROOT / "recipes/papers").glob("*.yaml")])
-    plans = []
-    for file in files:
-        recipe = load_recipe(file)
-        plans += [[(f"tasks.{recipe.settings(name)['kind']}", "run"), *recipe.code(name)] for name in recipe.steps]
+    plans = dict.fromkeys(
+        ((f"tasks.{recipe.settings(name)['kind']}", "run"), *recipe.code(name))
+        for recipe in map(load_recipe, files)
+        for name in recipe.steps
+    )
     bounded = Closure((), KNOWN)
     kept = [bounded.reached(roots) for roots in plans]
     met = {boundary for module, _ in bounded._edges if (boundary := find_boundary(module)) is not None}
