@@ -15,9 +15,9 @@ class Outcome(Schema):
     method: str = Field(min_length=1)
     """The method: a name in `models` of the report."""
     against: str = Field(min_length=1)
-    """The comparator: a name in `models` of the report."""
+    """The comparator: a name in `models` of the report, or of a rule in its `policies`, which costs nothing."""
     start: str | None = None
-    """The model before training, a name in `models` of the report; shown beside both."""
+    """The model before training, a name in `models` of the report, or a rule in its `policies`; shown beside both."""
     report: str = "report"
     """The evaluate stage."""
     metric: str = "accuracy"

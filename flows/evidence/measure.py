@@ -139,7 +139,7 @@ def collect_seed(plan: Plan, seed: int, outcome: Outcome, report: Manifest, layo
         method_spent=sum_spending(plan, ours - theirs, layout),
         against_spent=sum_spending(plan, theirs - ours, layout),
         method_key=plan.step(method[-1]).key[:16],
-        against_key=plan.step(against[-1]).key[:16],
+        against_key=plan.step(against[-1]).key[:16] if against else "",
     )
     return SeedRun(result, scores, report.versions)
 

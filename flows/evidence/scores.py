@@ -1,5 +1,6 @@
 """Scores of the models of a finished report, per problem where the metric is a mean over problems."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,7 +34,7 @@ def read_report_scores(
 
     `threshold` is the least score of a correct sample, as in the report's settings; None for control policies.
     """
-    name, _, family = metric.partition(".")
+    name, family = split_metric(metric, {row["metric"] for row in read_scores(manifest)})
     rows = [row for row in read_scores(manifest) if row["metric"] == name and row["family"] == (family or "all")]
     values = {row["model"]: row["value"] for row in rows}
     missing = [model for model in models if model not in values]
@@ -44,6 +45,13 @@ def read_report_scores(
     if name == MEAN_RETURN:
         return ReportScores(values, read_problem_means(manifest, family, None, layout))
     return ReportScores(values, read_problem_means(manifest, family, threshold, layout) if name == ACCURACY else {})
+
+
+def split_metric(metric: str, known: Iterable[str]) -> tuple[str, str]:
+    """Return the metric and the family that `metric` names, "" for none; the metric's own options may have dots."""
+    named = [name for name in known if metric == name or metric.startswith(f"{name}.")]
+    name = max(named, key=len, default=metric.partition(".")[0])
+    return name, metric[len(name) + 1 :]
 
 
 def read_problem_means(

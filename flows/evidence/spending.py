@@ -19,8 +19,11 @@ STEPS = {"control": "environment_steps", "collect": "steps"}
 def find_makers(plan: Plan, report: str, name: str, store: Store) -> list[str]:
     """Return the steps that made a model of the report, and its own agent, solver and environment if it has them.
 
-    Of a loop, only the last step that ran. Raise PlanError for a model from outside.
+    Of a loop, only the last step that ran. None for a rule in the report's `policies`. Raise PlanError for a model from
+    outside.
     """
+    if name in plan.step(report).settings.get("policies", {}):
+        return []
     makers: list[str] = []
     inputs = {one.port: one.steps for one in plan.step(report).inputs}
     own = [port for port in inputs if port.startswith((f"solvers.{name}.", f"envs.{name}."))]

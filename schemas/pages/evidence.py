@@ -47,7 +47,7 @@ class SeedResult(Schema):
     method_key: str
     """First 16 digits of the key of the step that made the method's model, or its agent."""
     against_key: str
-    """Of the comparator's."""
+    """Of the comparator's; empty for a rule, which no step makes."""
 
 
 class Evidence(Schema):

@@ -19,11 +19,12 @@ def check_outcome(node: Node, outcome: Outcome, steps: Mapping[str, StepInfo]) -
         message = f"`{outcome.report}` is no evaluate stage"
         yield _make_problem(node, "report", message, suggest(outcome.report, reports, "evaluate stages"))
         return
-    for key in ("method", "against", "start"):
+    rules = report.policies if isinstance(report, EvaluateControl) else {}
+    for key, known in (("method", report.models), ("against", report.models | rules), ("start", report.models | rules)):
         name = getattr(outcome, key)
-        if name is not None and name not in report.models:
+        if name is not None and name not in known:
             message = f"`{outcome.report}` evaluates no model `{name}`"
-            yield _make_problem(node, key, message, suggest(name, report.models, "models"))
+            yield _make_problem(node, key, message, suggest(name, known, "models"))
     if outcome.method == outcome.against:
         yield _make_problem(node, "against", "a method cannot be compared with itself", "name another model")
 

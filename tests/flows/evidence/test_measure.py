@@ -13,7 +13,7 @@ from rich.console import Console
 
 from flows.evidence import commands, measure
 from flows.evidence.measure import list_changed_digits
-from flows.evidence.scores import ReportScores, pair_scores, read_problem_means, read_report_scores
+from flows.evidence.scores import ReportScores, pair_scores, read_problem_means, read_report_scores, split_metric
 from flows.evidence.spending import count_completions, find_makers, find_unequal
 from flows.planning.recipe_plan import plan_recipe
 from lineage.layout import Layout
@@ -170,6 +170,20 @@ def test_a_metric_that_the_report_lacks_is_refused_by_name(measured):
         read_report_scores(report, "pass_at_8", ("long",), 1.0, Layout(folder))
 
 
+@pytest.mark.parametrize(
+    ("metric", "parts"),
+    [
+        ("accuracy", ("accuracy", "")),
+        ("accuracy.chain_sum", ("accuracy", "chain_sum")),
+        ("hypervolume_[0.0, -20.0]", ("hypervolume_[0.0, -20.0]", "")),
+        ("hypervolume_[0.0, -20.0].all", ("hypervolume_[0.0, -20.0]", "all")),
+        ("pass_at_8.sums", ("pass_at_8", "sums")),
+    ],
+)
+def test_a_metric_with_dots_in_its_options_is_named_as_the_report_shows_it(metric, parts):
+    assert split_metric(metric, ["hypervolume_[0.0, -20.0]", "accuracy"]) == parts
+
+
 def test_completions_are_summed_over_the_points_of_a_curve(measured, tmp_path):
     plan = plan_recipe(measured[0] / "tiny.yaml", Layout(tmp_path))
     step = plan.step("long").model_copy(update={"kind": "rl"})
@@ -244,7 +258,9 @@ def test_what_a_model_plays_in_was_made_for_it_too():
     }
     inputs = [SimpleNamespace(port=port, steps=steps) for port, steps in ports.items()]
     step = SimpleNamespace(inputs=inputs, kind="sft", key="k")
-    plan = SimpleNamespace(recipe="r", step=lambda name: SimpleNamespace(inputs=inputs, kind="sft", key=name))
+    plan = SimpleNamespace(
+        recipe="r", step=lambda name: SimpleNamespace(inputs=inputs, kind="sft", key=name, settings={})
+    )
     store = SimpleNamespace(find=lambda kind, key: None if key == "m1" else step)
     assert find_makers(plan, "report", "a", store) == ["tool", "m2"]
     assert find_makers(plan, "report", "b", store) == ["k"]

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from flows.evidence import measure
 from lineage.layout import Layout
-from schemas.errors import PlanError
+from schemas.errors import PlanError, RecipeError
 from schemas.pages.evidence import write_evidence
 from schemas.pages.evidence_page import write_pages
 
@@ -66,4 +66,20 @@ def test_policies_are_compared_start_by_start(tmp_path):
 def test_unequal_steps_are_refused_without_a_reason(tmp_path):
     recipe = write(tmp_path, 48)
     with pytest.raises(PlanError, match="environment steps per seed: long 48, short 24"):
+        measure.measure(recipe, [1, 2], Layout(tmp_path), "inprocess", Console(quiet=True))
+
+
+def test_a_rule_of_the_report_is_a_comparator_that_costs_nothing(tmp_path):
+    recipe = write(tmp_path, 24, ", unequal: a rule learns nothing, start: any")
+    text = recipe.read_text().replace("against: short", "against: any")
+    recipe.write_text(
+        text.replace("models: {short: short, long: long}", "models: {long: long}\n    policies: {any: random}")
+    )
+    made = measure.measure(recipe, [1, 2], Layout(tmp_path), "inprocess", Console(quiet=True))
+    for one in made.seeds:
+        assert (one.against_key, one.against_spent.environment_steps) == ("", 0)
+        assert one.method_spent.environment_steps == 24 + 10
+        assert one.against == one.start != one.method
+    recipe.write_text(recipe.read_text().replace("method: long", "method: any"))
+    with pytest.raises(RecipeError, match=r"outcome.method: `report` evaluates no model `any`"):
         measure.measure(recipe, [1, 2], Layout(tmp_path), "inprocess", Console(quiet=True))
