@@ -84,6 +84,10 @@ class Pair:
         observed: list[bool] = getattr(self, f"{side}_observed")
         return [not one for one in observed] or [True] * len(getattr(self, side))
 
+    def count_learned(self, side: str) -> int:
+        """Return the number of tokens of a side that count."""
+        return len(getattr(self, side)) - sum(getattr(self, f"{side}_observed"))
+
 
 @dataclass(frozen=True)
 class EncodedPairs:

@@ -45,7 +45,7 @@ def make_pair_set(pairs: Sequence[Pair], names: set[str], max_length: int) -> Pa
 
     Raises StepError when a pair does not say it, and where a baseline finds no other prompt.
     """
-    columns = {f"{s}_tokens": torch.tensor([sum(p.list_learned(s)) for p in pairs], dtype=torch.float64) for s in SIDES}
+    columns = {f"{s}_tokens": torch.tensor([p.count_learned(s) for p in pairs], dtype=torch.float64) for s in SIDES}
     columns |= {f"{s}_present": (columns[f"{s}_tokens"] > 0).double() for s in SIDES}
     if "margin" in names:
         columns["margin"] = _make_column([pair.margin for pair in pairs], "margin")
