@@ -19,7 +19,7 @@ def normalised_returns(context: Any, *, low: float, high: float) -> dict[str, fl
     rows = read_rows(context.input("inputs.data"), "chat")
     means = {
         family: average_return([row for row in rows if family in (ALL, row["family"])], low, high)
-        for family in dict.fromkeys((ALL, *(row["family"] for row in rows)))
+        for family in dict.fromkeys((ALL, *(row["family"] for row in rows if row["family"])))
     }
     results = json.loads((context.input("inputs.report") / "results.json").read_text(encoding="utf-8"))
     lines = [line for line in results["table"] if line["metric"] == "mean_score"]

@@ -57,3 +57,9 @@ def test_what_has_no_scale_is_refused(normalise):
         normalise([("a", {})], table)
     with pytest.raises(StepError, match="no metric mean_score"):
         normalise([("a", {"rewards": [0.0]})], [line("m", "all", 0.0, "accuracy")])
+
+
+def test_rows_of_a_user_need_no_family(normalise):
+    metrics, made = normalise([(None, {"rewards": [0.5]}), ("a", {"rewards": [-0.5]})], [line("m", "all", 0.0)])
+    assert metrics == {"normalised.m": 50}
+    assert made["data"] == {"all": 0.0, "a": -0.5}
