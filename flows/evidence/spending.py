@@ -17,7 +17,7 @@ STEPS = {"control": "environment_steps", "collect": "steps"}
 
 
 def find_makers(plan: Plan, report: str, name: str, store: Store) -> list[str]:
-    """Return the steps that made a model of the report, and its own agent, solver and environment if it has them.
+    """Return the steps that made a model of the report, and its own agent, solver, environment and values if it has them.
 
     Of a loop, only the last step that ran. None for a rule in the report's `policies`. Raise PlanError for a model from
     outside.
@@ -26,7 +26,7 @@ def find_makers(plan: Plan, report: str, name: str, store: Store) -> list[str]:
         return []
     makers: list[str] = []
     inputs = {one.port: one.steps for one in plan.step(report).inputs}
-    own = [port for port in inputs if port.startswith((f"solvers.{name}.", f"envs.{name}."))]
+    own = [p for p in inputs if p.startswith((f"solvers.{name}.", f"envs.{name}.", f"logits_processors.{name}."))]
     for port in (*own, f"models.{name}", f"agents.{name}"):
         steps = inputs.get(port, ())
         makers += [s for s in steps if store.find(plan.step(s).kind, plan.step(s).key) is not None][:1]

@@ -255,6 +255,8 @@ def test_what_a_model_plays_in_was_made_for_it_too():
         "envs.a.tools.0.of": ["tool"],
         "envs.ab.tools.0.of": ["other"],
         "agents.b": ["k"],
+        "models.d": ["m3"],
+        "logits_processors.d.0.values": ["q"],
     }
     inputs = [SimpleNamespace(port=port, steps=steps) for port, steps in ports.items()]
     step = SimpleNamespace(inputs=inputs, kind="sft", key="k")
@@ -264,5 +266,6 @@ def test_what_a_model_plays_in_was_made_for_it_too():
     store = SimpleNamespace(find=lambda kind, key: None if key == "m1" else step)
     assert find_makers(plan, "report", "a", store) == ["tool", "m2"]
     assert find_makers(plan, "report", "b", store) == ["k"]
+    assert find_makers(plan, "report", "d", store) == ["q", "m3"]
     with pytest.raises(PlanError, match="no step of this run makes c"):
         find_makers(plan, "report", "c", store)
