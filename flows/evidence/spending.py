@@ -17,7 +17,7 @@ STEPS = {"control": "environment_steps", "collect": "steps"}
 
 
 def find_makers(plan: Plan, report: str, name: str, store: Store) -> list[str]:
-    """Return the steps that made a model of the report, and its own agent, solver, environment and values if it has them.
+    """Return the steps that made a model of the report, and its own agent, solver, environment and values.
 
     Of a loop, only the last step that ran. None for a rule in the report's `policies`. Raise PlanError for a model from
     outside.
