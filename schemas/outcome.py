@@ -31,7 +31,12 @@ class Outcome(Schema):
     unequal: str = ""
     """Why completions or tokens differ by more than that; without a reason such a comparison is refused."""
 
+    def describe_difference(self) -> str:
+        """Return the difference that is positive where the method is better: `trained − joint`."""
+        names = (self.method, self.against) if self.better == "higher" else (self.against, self.method)
+        return " − ".join(names)
+
     @property
     def compares_returns(self) -> bool:
-        """Return whether the metric is the return of control policies, whose unit is that of their world."""
-        return self.metric.partition(".")[0] == "mean_return"
+        """Return whether the metric is made of returns of control policies, whose unit is that of their world."""
+        return self.metric.startswith(("mean_return", "worst_return", "hypervolume"))

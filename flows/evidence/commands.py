@@ -50,5 +50,5 @@ def print_verdict(evidence: Evidence, console: Console) -> None:
     """Print the difference, its interval and the verdict in one line."""
     outcome = evidence.outcome
     interval = f"{evidence.value:+.4f} [{evidence.low:+.4f}, {evidence.high:+.4f}]"
-    what = f"{outcome.method} − {outcome.against}, {outcome.metric}, {len(evidence.seeds)} seeds"
+    what = f"{outcome.describe_difference()}, {outcome.metric}, {len(evidence.seeds)} seeds"
     console.print(f"{evidence.id}: {what}: {interval}: {evidence.verdict}", highlight=False, soft_wrap=True)

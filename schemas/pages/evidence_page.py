@@ -54,13 +54,20 @@ def make_evidence_page(results: list[Evidence], recipes: Path) -> str:
         f"![Differences with their intervals]({PLOT_OF_ALL})",
         "",
         *([RETURNS, ""] if any(one.outcome.compares_returns for one in results) else []),
-        "| paper | method − comparator | metric | difference, 95 % interval | seeds | verdict |",
+        "| paper | difference, positive where the method is better | metric | mean, 95 % interval | seeds | verdict |",
         "|---|---|---|---|---|---|",
     ]
     for one in results:
-        pair = f"{one.outcome.method} − {one.outcome.against}"
         verdict = describe_verdict(one, recipes / f"{one.id}.yaml")
-        cells = [f"[{one.id}](#{one.id})", pair, one.outcome.metric, write_interval(one), str(len(one.seeds)), verdict]
+        difference = one.outcome.describe_difference()
+        cells = [
+            f"[{one.id}](#{one.id})",
+            difference,
+            one.outcome.metric,
+            write_interval(one),
+            str(len(one.seeds)),
+            verdict,
+        ]
         lines.append(write_row(cells))
     known = {one.id for one in results}
     if missing := [file.stem for file in sorted(recipes.glob("*.yaml")) if file.stem not in known]:

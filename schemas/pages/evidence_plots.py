@@ -50,7 +50,9 @@ def draw_differences(results: Sequence[Evidence]) -> str:
             draw_line(scale.at(one.low), y, scale.at(one.high), y, colour, 2),
             draw_dot(scale.at(one.value), y, colour),
         ]
-    return wrap(parts, scale, len(results), "difference, method − comparator (95 % interval)", zero=True)
+    return wrap(
+        parts, scale, len(results), "difference, positive where the method is better (95 % interval)", zero=True
+    )
 
 
 def draw_seeds(one: Evidence) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from learning.evaluation.seed_interval import combine_errors
+from schemas.outcome import Outcome
 from schemas.pages.evidence import DIGITS, judge, read_evidence, write_evidence
 from schemas.pages.evidence_page import FOLDER, make_evidence_page, write_pages
 from schemas.pages.evidence_plots import Scale, draw_differences, draw_seeds
@@ -87,3 +88,15 @@ def test_a_plot_has_a_dot_for_method_and_comparator_of_each_seed(file):
     picture = draw_seeds(one)
     assert picture.count("<circle") == 2 * len(one.seeds)
     assert f"● {one.outcome.method}, ○ {one.outcome.against}" in picture
+
+
+def test_a_difference_is_named_by_what_is_positive_where_the_method_is_better():
+    given = {"claim": "c", "method": "trained", "against": "joint"}
+    assert Outcome(**given).describe_difference() == "trained − joint"
+    lower = Outcome(**given, metric="nash_gap", better="lower")
+    assert lower.describe_difference() == "joint − trained"
+    assert [Outcome(**given, metric=name).compares_returns for name in ("accuracy", "mean_score", "nash_gap")] == [
+        False
+    ] * 3
+    returns = ("mean_return", "mean_return.easy", "worst_return", "hypervolume_[0.0, -20.0]")
+    assert all(Outcome(**given, metric=name).compares_returns for name in returns)
