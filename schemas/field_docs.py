@@ -6,7 +6,6 @@ takes a quarter of the time to check a recipe. They are read only for pages and 
 
 import ast
 import inspect
-import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import pairwise
@@ -38,7 +37,7 @@ def _read_docstrings(kind: type) -> dict[str, str]:
     """Return the docstrings under the annotated names in a class's own body."""
     if kind is BaseModel or not issubclass(kind, BaseModel):
         return {}
-    written = _read_classes(kind.__module__).get(kind.__qualname__)
+    written = _read_classes(inspect.getfile(kind)).get(kind.__qualname__)
     body = written.body if written is not None else []  # a model that was created by a function has no source
     texts: dict[str, str] = {}
     for field, below in pairwise(body):
@@ -49,10 +48,9 @@ def _read_docstrings(kind: type) -> dict[str, str]:
 
 
 @cache
-def _read_classes(module: str) -> dict[str, ast.ClassDef]:
-    """Return the classes of a module by qualified name; none of a module without a file."""
-    file = getattr(sys.modules.get(module), "__file__", None)
-    return dict(_list_classes(ast.parse(Path(file).read_text(encoding="utf-8")).body)) if file else {}
+def _read_classes(file: str) -> dict[str, ast.ClassDef]:
+    """Return the classes of a source file by qualified name."""
+    return dict(_list_classes(ast.parse(Path(file).read_text(encoding="utf-8")).body))
 
 
 def _list_classes(body: Iterable[ast.stmt], outer: str = "") -> Iterator[tuple[str, ast.ClassDef]]:
