@@ -9,10 +9,11 @@ import inspect
 from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel
+
+from schemas.modules import load
 
 
 def document(models: Iterable[type[BaseModel]]) -> None:
@@ -37,7 +38,7 @@ def _read_docstrings(kind: type) -> dict[str, str]:
     """Return the docstrings under the annotated names in a class's own body."""
     if kind is BaseModel or not issubclass(kind, BaseModel):
         return {}
-    written = _read_classes(inspect.getfile(kind)).get(kind.__qualname__)
+    written = load(kind.__module__).classes.get(kind.__qualname__)
     body = written.body if written is not None else []  # a model that was created by a function has no source
     texts: dict[str, str] = {}
     for field, below in pairwise(body):
@@ -45,19 +46,6 @@ def _read_docstrings(kind: type) -> dict[str, str]:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and text is not None:
             texts[field.target.id] = inspect.cleandoc(str(text.value))
     return texts
-
-
-@cache
-def _read_classes(file: str) -> dict[str, ast.ClassDef]:
-    """Return the classes of a source file by qualified name."""
-    return dict(_list_classes(ast.parse(Path(file).read_text(encoding="utf-8")).body))
-
-
-def _list_classes(body: Iterable[ast.stmt], outer: str = "") -> Iterator[tuple[str, ast.ClassDef]]:
-    for node in body:
-        if isinstance(node, ast.ClassDef):
-            yield f"{outer}{node.name}", node
-            yield from _list_classes(node.body, f"{outer}{node.name}.")
 
 
 def _find_models(annotation: Any) -> Iterator[type[BaseModel]]:

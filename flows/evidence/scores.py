@@ -34,8 +34,9 @@ def read_report_scores(
 
     `threshold` is the least score of a correct sample, as in the report's settings; None for control policies.
     """
-    name, family = split_metric(metric, {row["metric"] for row in read_scores(manifest)})
-    rows = [row for row in read_scores(manifest) if row["metric"] == name and row["family"] == (family or "all")]
+    scores = read_scores(manifest)
+    name, family = split_metric(metric, {row["metric"] for row in scores})
+    rows = [row for row in scores if row["metric"] == name and row["family"] == (family or "all")]
     values = {row["model"]: row["value"] for row in rows}
     missing = [model for model in models if model not in values]
     if missing:

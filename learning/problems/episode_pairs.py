@@ -2,6 +2,7 @@
 
 import json
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -68,16 +69,17 @@ def pair_whole_episodes(context: Any, *, min_margin: Annotated[float, Field(ge=0
     stands after an episode's last turn of the assistant is left out. Metrics: `pairs`, and `problems`. Raise StepError
     if there is no pair.
     """
-    played: dict[str, list[tuple[float, Row, int]]] = defaultdict(list)
+    played: dict[str, list[_Episode]] = defaultdict(list)
     for row in read_rows(context.input("episodes"), "chat"):
-        messages = [*row["prompt"], *row["completion"]]
-        first = next(iter(find_agent_turns(messages)))
-        played[json.dumps([messages[:first], row.get("tools")])].append((read_return(row), row, first))
+        episode = _split_episode(row)
+        played[json.dumps([episode.problem, row.get("tools")])].append(episode)
     pairs: list[Row] = []
     for episodes in played.values():
-        best, worst = max(episodes, key=_read_first), min(episodes, key=_read_first)
-        if best[0] - worst[0] > min_margin:
-            pairs.append(_make_episode_pair(best, worst))
+        best, worst = max(episodes, key=_get_total), min(episodes, key=_get_total)
+        margin = best.total - worst.total
+        if margin > min_margin:
+            sides = {"chosen": best.turns, "rejected": worst.turns}
+            pairs.append(best.row | {"prompt": best.problem, **sides, "margin": margin})
     if not pairs:
         raise StepError(
             f"pair_whole_episodes: of {len(played)} problems none has episodes with returns that differ by more than "
@@ -87,15 +89,23 @@ def pair_whole_episodes(context: Any, *, min_margin: Annotated[float, Field(ge=0
     return {"pairs": len(pairs), "problems": len(played)}
 
 
-def _read_first(episode: tuple[float, Row, int]) -> float:
-    return episode[0]
+@dataclass(frozen=True)
+class _Episode:
+    """A row, its messages before and from the assistant's first turn to its last, and its return."""
+
+    row: Row
+    problem: list[Row]
+    turns: list[Row]
+    total: float
 
 
-def _make_episode_pair(best: tuple[float, Row, int], worst: tuple[float, Row, int]) -> Row:
-    sides: list[list[Row]] = []
-    for _, row, first in (best, worst):
-        messages = [*row["prompt"], *row["completion"]]
-        sides.append(messages[first : find_agent_turns(messages)[-1] + 1])
-    total, row, first = best
-    prompt = [*row["prompt"], *row["completion"]][:first]
-    return row | {"prompt": prompt, "chosen": sides[0], "rejected": sides[1], "margin": total - worst[0]}
+def _split_episode(row: Row) -> _Episode:
+    messages = [*row["prompt"], *row["completion"]]
+    places = find_agent_turns(messages)
+    if not places:
+        raise StepError(f"pair_whole_episodes: row {row['id']} has no turn of the assistant; drop it")
+    return _Episode(row, messages[: places[0]], messages[places[0] : places[-1] + 1], read_return(row))
+
+
+def _get_total(episode: _Episode) -> float:
+    return episode.total

@@ -1,4 +1,4 @@
-"""NeoRL-2: torques act late, nobody changes the wind, limits cost, training makes no world, equals beat nothing.
+"""NeoRL-2: torques act late, no action changes the wind, limits cost, training makes no world, equals beat nothing.
 
 Not shown: the 7 industrial tasks with their data sets.
 """

@@ -42,25 +42,31 @@ def _read_conversation(value: Any, side: str) -> list[Message] | None:
 
 
 def _split_prompt(fields: Values, chosen: list[Message], rejected: list[Message]) -> Row:
-    same = 0
-    while same < min(len(chosen), len(rejected)) - 1 and chosen[same] == rejected[same]:
-        same += 1
-    while same and chosen[same - 1]["role"] == "assistant":  # both took the same turn, and saw different things
-        same -= 1
     given = fields.get("prompt")
     if isinstance(given, list):
-        asked = read_messages(given, "prompt")
-        if asked != chosen[: len(asked)] or asked != rejected[: len(asked)]:
+        prompt = read_messages(given, "prompt")
+        if prompt != chosen[: len(prompt)] or prompt != rejected[: len(prompt)]:
             raise BadRow("`prompt` is not what `chosen` and `rejected` begin with")
-        same = len(asked)
-    prompt = chosen[:same]
+    else:
+        prompt = _find_common_beginning(chosen, rejected)
     if isinstance(given, str) and given.strip() and prompt:
         asked = next((m["content"] for m in prompt if m["role"] == "user"), None)
         if given != asked:
             raise BadRow("`prompt` is not the first question of `chosen`")
     if not prompt:
         raise BadRow("`chosen` and `rejected` begin with different messages, so there is no common prompt")
-    return {"prompt": add_system(prompt, fields), "chosen": chosen[same:], "rejected": rejected[same:]}
+    sides = {"chosen": chosen[len(prompt) :], "rejected": rejected[len(prompt) :]}
+    return {"prompt": add_system(prompt, fields), **sides}
+
+
+def _find_common_beginning(chosen: list[Message], rejected: list[Message]) -> list[Message]:
+    """Return the messages that both have before a turn of the assistant."""
+    same = 0
+    while same < min(len(chosen), len(rejected)) - 1 and chosen[same] == rejected[same]:
+        same += 1
+    while same and chosen[same - 1]["role"] == "assistant":  # both took the same turn, and saw different things
+        same -= 1
+    return chosen[:same]
 
 
 def _check_pair(pair: Row) -> Row:

@@ -120,3 +120,10 @@ def test_whole_episodes_may_call_tools(pair_whole):
     (pair,) = pair_whole(good, make_episode("b", "p", "x", earned=0))
     assert pair["chosen"][0]["tool_calls"][0]["function"]["name"] == "f"
     assert len(pair["chosen"]) == 3
+
+
+def test_an_episode_without_a_turn_of_the_assistant_is_refused(pair_whole):
+    text = make_episode("a", "p", "x", earned=1)
+    text["completion"][0]["role"] = "text"
+    with pytest.raises(StepError, match="row a has no turn of the assistant"):
+        pair_whole(text)
