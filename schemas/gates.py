@@ -123,6 +123,12 @@ def strip_policy(settings: JsonObject) -> JsonObject:
     return settings | {"gate": [{k: v for k, v in gate.items() if k not in POLICY} for gate in gates]}
 
 
+def name_metric(metric: dict[str, object]) -> str:
+    """Return a metric's name in tables and gates: function and options, as `pass_at_4`."""
+    name = str(metric["use"]).replace(":", ".").rpartition(".")[2]
+    return "_".join([name, *(str(value) for key, value in metric.items() if key != "use")])
+
+
 def split_metric(name: str, metrics: list[str]) -> tuple[str, str | None] | None:
     """Return the metric and the family that a gate's name refers to, or None if the stage has no such metric."""
     if name in metrics:

@@ -46,6 +46,8 @@ class SeedRun:
     result: SeedResult
     scores: ReportScores
     versions: dict[str, str]
+    method_keys: tuple[str, ...]
+    """Keys of all steps that made the method's model and what belongs to it."""
 
 
 def find_outcome_recipe(name: str) -> Path:
@@ -76,7 +78,7 @@ def measure(path: Path, seeds: Sequence[int], layout: Layout, executor: Executor
     outcome = read_outcome(recipe)
     runs = [run_seed(path, seed, outcome, layout, executor, console) for seed in seeds]
     results = tuple(one.result for one in runs)
-    refuse_equal_seeds(path, results)
+    refuse_equal_seeds(path, runs)
     if (unequal := find_unequal(outcome, results)) and not outcome.unequal:
         advice = "make them equal, or say in `outcome.unequal` why they differ"
         raise PlanError(f"{path}: not comparable: {'; '.join(unequal)}; {advice}")
@@ -141,12 +143,12 @@ def collect_seed(plan: Plan, seed: int, outcome: Outcome, report: Manifest, layo
         method_key=plan.step(method[-1]).key[:16],
         against_key=plan.step(against[-1]).key[:16] if against else "",
     )
-    return SeedRun(result, scores, report.versions)
+    return SeedRun(result, scores, report.versions, tuple(plan.step(name).key for name in method))
 
 
-def refuse_equal_seeds(path: Path, results: Sequence[SeedResult]) -> None:
+def refuse_equal_seeds(path: Path, runs: Sequence[SeedRun]) -> None:
     """Raise PlanError if two seeds trained the same method: then the recipe does not use `vars.seed`."""
-    if len({one.method_key for one in results}) < len(results):
+    if len({one.method_keys for one in runs}) < len(runs):
         raise PlanError(f"{path}: the seed changes nothing; write `seed: ${{vars.seed}}` in the stages that train")
 
 

@@ -12,8 +12,8 @@ from schemas.outcome import Outcome
 from schemas.pages.evidence import SeedResult, Spent
 from schemas.plan import Plan, Step
 
-STEPS = {"control": "environment_steps", "collect": "steps"}
-"""The metric that counts environment steps, of each kind that takes some."""
+STEPS = {"control": "environment_steps", "collect": "steps", "search": "environment_steps"}
+"""The metric that counts environment steps, of each kind that takes some; for `search` those of its trials."""
 
 
 def find_makers(plan: Plan, report: str, name: str, store: Store) -> list[str]:

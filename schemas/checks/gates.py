@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from schemas.errors import Problem
-from schemas.gates import Gate, list_regressions, split_metric
+from schemas.gates import Gate, list_regressions, name_metric, split_metric
 from schemas.stages.evaluate import Evaluate
 from schemas.stages.evaluate_rewards import EvaluateRewards
 from schemas.steps.step_info import StepInfo
@@ -76,9 +76,3 @@ def _check_tests(
             )
             yield info.problem(f"{path}.test", message, "write `test: paired_bootstrap`, or `num_generations: 1`")
             return
-
-
-def name_metric(metric: dict[str, object]) -> str:
-    """Return a metric's name in tables and gates: function and options, as `pass_at_4`."""
-    name = str(metric["use"]).replace(":", ".").rpartition(".")[2]
-    return "_".join([name, *(str(value) for key, value in metric.items() if key != "use")])

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from schemas.errors import Problem
+from schemas.gates import name_metric, split_metric
 from schemas.outcome import Outcome
 from schemas.source.tree import Node, make_problem
 from schemas.stages.evaluate import Evaluate
@@ -12,7 +13,7 @@ from schemas.suggestions import suggest
 
 
 def check_outcome(node: Node, outcome: Outcome, steps: Mapping[str, StepInfo]) -> Iterator[Problem]:
-    """Yield a problem for a report or a model that the recipe does not have."""
+    """Yield a problem for a report, a model or a metric that the recipe does not have."""
     reports = {n: info.stage for n, info in steps.items() if isinstance(info.stage, Evaluate | EvaluateControl)}
     report = reports.get(outcome.report)
     if report is None:
@@ -27,6 +28,10 @@ def check_outcome(node: Node, outcome: Outcome, steps: Mapping[str, StepInfo]) -
             yield _make_problem(node, key, message, suggest(name, known, "models"))
     if outcome.method == outcome.against:
         yield _make_problem(node, "against", "a method cannot be compared with itself", "name another model")
+    metrics = [name_metric(metric) for metric in steps[outcome.report].dump()["metrics"]]
+    if split_metric(outcome.metric, metrics) is None:
+        message = f"`{outcome.report}` has no metric `{outcome.metric}`"
+        yield _make_problem(node, "metric", message, suggest(outcome.metric, metrics, "metrics"))
 
 
 def list_needed(steps: Mapping[str, StepInfo], end: str) -> list[str]:

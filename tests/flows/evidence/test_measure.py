@@ -137,12 +137,22 @@ def test_a_recipe_whose_seed_changes_nothing_or_without_an_outcome_is_refused(la
         measure.find_outcome_recipe("xrpoo")
 
 
+def test_seeds_are_equal_only_if_no_step_that_made_the_method_differs():
+    """A model may be the same for all seeds, and what belongs to it, as its solver, another for each."""
+    runs = [SimpleNamespace(method_keys=keys) for keys in (("solver 1", "model"), ("solver 2", "model"))]
+    measure.refuse_equal_seeds("r.yaml", runs)
+    with pytest.raises(PlanError, match="the seed changes nothing"):
+        measure.refuse_equal_seeds("r.yaml", [*runs, runs[0]])
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("against: short", "against: shrot", r"outcome.against: `report` evaluates no model `shrot`"),
         ("method: long", "method: short", r"outcome.against: a method cannot be compared with itself"),
         ("tolerance: 0.1", "report: repotr", r"outcome.report: `repotr` is no evaluate stage"),
+        ("tolerance: 0.1", "metric: acuracy", r"outcome.metric: `report` has no metric `acuracy`.*\n.*`accuracy`"),
+        ("tolerance: 0.1", "metric: pass_at_8.sums", r"outcome.metric: `report` has no metric `pass_at_8.sums`"),
     ],
 )
 def test_an_outcome_of_what_a_recipe_lacks_is_an_error_with_its_line(lab, old, new, message):

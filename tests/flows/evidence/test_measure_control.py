@@ -83,3 +83,26 @@ def test_a_rule_of_the_report_is_a_comparator_that_costs_nothing(tmp_path):
     recipe.write_text(recipe.read_text().replace("method: long", "method: any"))
     with pytest.raises(RecipeError, match=r"outcome.method: `report` evaluates no model `any`"):
         measure.measure(recipe, [1, 2], Layout(tmp_path), "inprocess", Console(quiet=True))
+
+
+def test_the_trials_of_a_search_are_part_of_what_its_model_cost(tmp_path):
+    """Three trials of 24 steps, and the training of 24 steps that they must beat."""
+    recipe = write(tmp_path, 24, ", unequal: the search is what is compared")
+    text = recipe.read_text().replace("method: long", "method: tuned")
+    text = text.replace("models: {short: short, long: long}", "models: {short: short, tuned: tuned}")
+    search = """
+  validation: {kind: evaluate_control, seed: 9, env: tests.control_worlds:line, models: {long: long}, episodes: 2}
+  tuned:
+    kind: search
+    seed: "${vars.seed}"
+    train: long
+    evaluate: validation
+    metric: mean_return
+    space: {learning_rate: {low: 1.0e-4, high: 1.0e-2, log: true}}
+    sampler: random
+    trials: 3
+"""
+    recipe.write_text(text.replace("\n  report:", f"{search}  report:"))
+    made = measure.measure(recipe, [1, 2], Layout(tmp_path), "inprocess", Console(quiet=True))
+    assert made.seeds[0].method_spent.environment_steps == 24 + 3 * 24
+    assert made.seeds[0].against_spent.environment_steps == 24
