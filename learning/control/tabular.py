@@ -5,14 +5,19 @@ Shapes: H steps, S states, A actions, N worlds.
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import gymnasium
 import numpy as np
 from pydantic import Field
 
+from schemas.errors import StepError
+
 Count = Annotated[int, Field(ge=1)]
 Several = Annotated[int, Field(ge=2)]
+Kind = Literal["random", "gambles"]
+EDGE = 0.08
+"""How much more a gamble pays on average than the sure way."""
 Info = dict[str, Any]
 """What Gymnasium passes beside observations and rewards."""
 
@@ -32,6 +37,30 @@ def draw_process(states: int, actions: int, horizon: int, number: int) -> Proces
     rng = np.random.default_rng([states, actions, horizon, number])
     transition_SAS = rng.dirichlet(np.full(states, 0.5), size=(states, actions))
     return Process(transition_SAS, rng.random((states, actions)), horizon)
+
+
+@lru_cache(maxsize=16)
+def draw_gambles(states: int, horizon: int, number: int) -> Process:
+    """Return a process in which every state has a sure way on and a gamble, which pays a little more on average.
+
+    A state pays the same for both actions: the first 0, the last 1, the others between .3 and .6. Action 0 leads to one
+    of these, action 1 to the last state or to the first; the last one's chance is the pay of the sure way plus `EDGE`.
+    """
+    rng = np.random.default_rng([states, horizon, number])
+    pay_S, sure = np.array([0.0, *rng.uniform(0.3, 0.6, states - 2), 1.0]), int(rng.integers(1, states - 1))
+    transition_SAS = np.zeros((states, 2, states))
+    transition_SAS[:, 0, sure] = 1.0
+    transition_SAS[:, 1, 0], transition_SAS[:, 1, -1] = 1 - pay_S[sure] - EDGE, pay_S[sure] + EDGE
+    return Process(transition_SAS, np.repeat(pay_S[:, None], 2, 1), horizon)
+
+
+def draw(kind: str, states: int, actions: int, horizon: int, number: int) -> Process:
+    """Return a process of a kind. Raise StepError for gambles with other than two actions or less than three states."""
+    if kind == "random":
+        return draw_process(states, actions, horizon, number)
+    if actions != 2 or states < 3:
+        raise StepError(f"env finite: gambles have 2 actions and 3 states or more, not {actions} and {states}")
+    return draw_gambles(states, horizon, number)
 
 
 def solve(process: Process) -> np.ndarray:
@@ -101,25 +130,50 @@ def perturb(process: Process, shift: float) -> Process:
     return replace(process, transition_SAS=(1 - shift) * process.transition_SAS + shift * away_S)
 
 
+def turn_luck(process: Process, shift: float) -> Process:
+    """Return a process in which a share of every transition leaves its best outcome for its worst.
+
+    Outcomes are those that are possible, by their values; what is certain stays so. No more is moved than the best has.
+    """
+    turned_SAS, value_S = process.transition_SAS.copy(), solve(process)[0].max(1)
+    for row_S in turned_SAS.reshape(-1, len(value_S)):
+        possible = np.flatnonzero(row_S)
+        best, worst = possible[value_S[possible].argmax()], possible[value_S[possible].argmin()]
+        moved = min(shift, row_S[best])
+        row_S[best] -= moved
+        row_S[worst] += moved
+    return replace(process, transition_SAS=turned_SAS)
+
+
 def finite(
     *,
     states: Several = 4,
     actions: Several = 2,
     horizon: Count = 4,
     number: int = 0,
+    kind: Kind = "random",
     shift: Annotated[float, Field(ge=0, le=1)] = 0.0,
+    shifted: Literal["all", "luck"] = "all",
 ) -> gymnasium.Env:
     """Return a small decision process with a horizon, drawn by `number`; `solve` has its best values.
 
-    With `shift` a share of every transition goes to its worst state: for tests of what is robust.
+    `kind: gambles` has a sure action and a gamble in every state. With `shift` a share of every transition goes to
+    the worst state, with `shifted: luck` from its best outcome to its worst: for tests of what is robust.
     """
-    process = draw_process(states, actions, horizon, number)
-    return Finite(perturb(process, shift) if shift else process)
+    process = draw(kind, states, actions, horizon, number)
+    change = perturb if shifted == "all" else turn_luck
+    return Finite(change(process, shift) if shift else process)
 
 
 def optimal(
-    observation_NO: np.ndarray, *, states: Several = 4, actions: Several = 2, horizon: Count = 4, number: int = 0
+    observation_NO: np.ndarray,
+    *,
+    states: Several = 4,
+    actions: Several = 2,
+    horizon: Count = 4,
+    number: int = 0,
+    kind: Kind = "random",
 ) -> np.ndarray:
     """Act best in `finite` with the same options, by its exact values."""
-    best_HS = solve(draw_process(states, actions, horizon, number)).argmax(-1)
+    best_HS = solve(draw(kind, states, actions, horizon, number)).argmax(-1)
     return best_HS.reshape(-1)[observation_NO.argmax(1)]

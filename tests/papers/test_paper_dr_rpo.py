@@ -14,9 +14,10 @@ from learning.control.counts import read_table, write_table
 from learning.control.networks import Networks
 from learning.control.planning import find_worst
 from learning.control.spaces import Spaces
-from learning.control.tabular import Process, draw_process, finite, solve, solve_near
+from learning.control.tabular import EDGE, Process, draw_gambles, draw_process, evaluate, finite, solve, solve_near
 from learning.lookup import bind
 from schemas.control import NetworkSettings
+from schemas.errors import StepError
 from schemas.recipe.load import load_recipe
 from tests.control_worlds import keep_steps
 
@@ -116,6 +117,42 @@ def test_the_perturbed_world_sends_a_fifth_of_all_transitions_to_the_worst_state
     assert (np.delete(moved, worst, -1) <= 0).all()
     assert isinstance(other, Process)
     assert (other.reward_SA == plain.reward_SA).all()
+
+
+def test_gambles_pay_more_on_average_and_lose_more_where_luck_turns():
+    """A sure way to a pay m, and a gamble for 1 with chance m + .08, which is .2 less where luck turns."""
+    options = {"states": 4, "horizon": 2, "number": 1}
+    plain = finite(**options, kind="gambles").process
+    turned = finite(**options, kind="gambles", shift=0.2, shifted="luck").process
+    pay = plain.reward_SA[:, 0]
+    assert (pay[0], pay[3]) == (0, 1)
+    assert ((pay[1:3] > 0.3) & (pay[1:3] < 0.6)).all()
+    assert (plain.reward_SA == pay[:, None]).all()
+    [sure] = {int(row.argmax()) for row in plain.transition_SAS[:, 0]}
+    assert sure in {1, 2}
+    assert pytest.approx(0.08) == EDGE
+    for process, chance in ((plain, pay[sure] + 0.08), (turned, pay[sure] - 0.12)):
+        assert (process.transition_SAS[:, 0, sure] == 1).all()
+        assert process.transition_SAS[:, 1].tolist() == [[pytest.approx(1 - chance), 0, 0, pytest.approx(chance)]] * 4
+        for policy, expected in (([1, 0], pay[sure]), ([0, 1], chance)):
+            made = evaluate(process, np.full((2, 4, 2), policy)).mean()
+            assert made == pytest.approx(pay.mean() + expected)
+    with pytest.raises(StepError, match="2 actions"):
+        finite(actions=3, kind="gambles")
+
+
+def test_robust_plans_are_sure_where_plain_ones_gamble():
+    process = draw_gambles(4, 3, 11)
+    rows = []
+    for step in range(3):
+        for (state, action, after), chance in np.ndenumerate(process.transition_SAS):
+            row = (step * 4 + state, action, process.reward_SA[state, action], min(step + 1, 2) * 4 + after, step == 2)
+            rows += [row] * round(600 * chance)
+    for radius, gambles in ((0.0, True), (0.3, False)):
+        algorithm = make(12, 2, horizon=3, radius=radius, step_size=50.0, bonus=0.0, ridge=1e-9)
+        write_table(algorithm.actor, np.zeros((12, 2)))
+        algorithm.fit(keep_steps(rows, 12), None)
+        assert (read_table(algorithm.actor)[:8].argmax(1) == int(gambles)).all()
 
 
 def test_the_arms_differ_in_the_radius_alone():
