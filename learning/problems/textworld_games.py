@@ -1,0 +1,45 @@
+"""Problems of the environment `textworld`: games of TextWorld's generator."""
+
+import hashlib
+import json
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from learning.data.rows import Row
+from learning.text_game.textworld import generate_game
+
+
+def textworld_games(
+    *,
+    size: Annotated[int, Field(ge=1)],
+    split: Literal["train", "test"],
+    seed: int = 0,
+    quest: Annotated[list[Annotated[int, Field(ge=1, le=20)]], Field(min_length=1)] = [2, 3],  # noqa: B006
+    rooms: Annotated[int, Field(ge=1, le=20)] = 2,
+    objects: Annotated[int, Field(ge=1, le=30)] = 3,
+    hints: bool = False,
+    lists_commands: bool = False,
+    instruction: str = "",
+) -> list[Row]:
+    """Generate games of TextWorld with so many `rooms` and `objects`, cycling through `quest`.
+
+    `quest` is the difficulty: the most commands that the quest takes, also in the row's family (`textworld3`). With
+    `hints` the objective names them all, else the last one; `lists_commands` is as in the environment. Games of the
+    splits have other numbers; TextWorld's generator may draw the same rooms for two. Needs `pip install
+    'posttrain[textworld]'`.
+    """
+    rows: list[Row] = []
+    for place in range(size):
+        digest = hashlib.sha256(f"{split} {seed} {place}".encode()).digest()
+        number = int.from_bytes(digest[:4], "big") >> 2 << 1 | (split == "test")
+        length = quest[place % len(quest)]
+        world, game = generate_game(number, rooms=rooms, objects=objects, quest=length, hints=hints)
+        progress = world.begin()
+        shown = [world.objective, world.describe(progress)]
+        shown += [f"commands: {', '.join(world.list_commands(progress))}"] if lists_commands else []
+        prompt = [{"role": "user", "content": instruction + "\n".join(shown)}]
+        name, family = f"textworld-{number}-{length}", f"textworld{length}"
+        metadata = json.dumps({"textworld": game})
+        rows.append({"id": name, "prompt": prompt, "answer": None, "family": family, "metadata": metadata})
+    return rows
