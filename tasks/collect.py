@@ -4,7 +4,7 @@ import numpy as np
 
 from learning.control.playing import begin
 from learning.control.policy import load_control_policy
-from learning.control.transitions import gather_episodes, write_transitions
+from learning.control.transitions import Transitions, gather_episodes, write_transitions
 from learning.control.worlds import Steps, Worlds, require_libraries
 from learning.lookup import bind
 from learning.models.policy import set_determinism
@@ -44,6 +44,11 @@ def run(stage: Collect, context: Context) -> Result:
     worlds.close()
     transitions = gather_episodes(collected, worlds.spaces, shares)
     write_transitions(context.output("transitions"), transitions)
+    return describe_transitions(transitions)
+
+
+def describe_transitions(transitions: Transitions) -> Result:
+    """Return the numbers of steps and episodes, and the mean, least and greatest return."""
     returns = transitions.compute_returns()
     return Result(
         {

@@ -119,7 +119,7 @@ LATE_IMPORTS = {
     **dict.fromkeys(("dvc", "dvc_data", "reasoning_gym", "sympy", "accelerate"), "takes long to import"),
     **dict.fromkeys(("httpx", "huggingface_hub", "jinja2", "safetensors"), "few commands need it"),
     **dict.fromkeys(
-        ("lm_eval", "datasets", "gymnasium", "optuna", "py3langid", "textarena", "textworld"),
+        ("lm_eval", "datasets", "gymnasium", "optuna", "py3langid", "textarena", "textworld", "minari"),
         "optional dependencies that take long to import",
     ),
     "psycopg2": "an optional dependency",

@@ -11,7 +11,7 @@ from schemas.errors import PlanError
 
 
 class ExportFormat(enum.StrEnum):
-    """Format of `export`: OpenLineage events, PROV-JSON, PROV-N, CycloneDX, a folder of transformers, a GGUF file."""
+    """Format of `export`: OpenLineage, PROV-JSON, PROV-N, CycloneDX; folders of transformers, GGUF, Minari."""
 
     openlineage = "openlineage"
     prov = "prov"
@@ -19,6 +19,11 @@ class ExportFormat(enum.StrEnum):
     bom = "bom"
     hf = "hf"
     gguf = "gguf"
+    minari = "minari"
+
+
+FOLDERS = (ExportFormat.hf, ExportFormat.gguf, ExportFormat.minari)
+"""Formats that are written into a new folder."""
 
 
 class GgufPrecision(enum.StrEnum):
@@ -54,9 +59,12 @@ def export(
     what: Annotated[ExportFormat, typer.Argument(help="What to export.")],
     target: Annotated[
         str,
-        typer.Argument(help="As for `lineage`; for `bom` one model; for `hf` and `gguf` a model as for `serve`."),
+        typer.Argument(
+            help="As for `lineage`; for `bom` one model; for `hf` and `gguf` a model as for `serve`; for `minari` a "
+            "step of kind `collect`."
+        ),
     ],
-    folder: Annotated[Path | None, typer.Argument(help="With hf and gguf: a new folder to write.")] = None,
+    folder: Annotated[Path | None, typer.Argument(help="With hf, gguf and minari: a new folder to write.")] = None,
     out: Annotated[Path | None, typer.Option(help="A file to write; default: the terminal.")] = None,
     send: Annotated[
         bool, typer.Option("--send", help="With openlineage: send the events to the server OPENLINEAGE_URL.")
@@ -66,12 +74,17 @@ def export(
     ] = GgufPrecision.f16,
     max_shard_size: Annotated[str, typer.Option(help="With hf: largest file of weights.")] = "5GB",
 ) -> None:
-    """Export a model for transformers or llama.cpp, or lineage as OpenLineage, W3C PROV or a CycloneDX bill."""
-    if (folder is not None) != (what in (ExportFormat.hf, ExportFormat.gguf)):
-        raise PlanError("give a folder with `hf` and `gguf`, and only with them: posttrain export gguf TARGET FOLDER")
+    """Export a model for transformers or llama.cpp, transitions for Minari, or lineage in a standard format."""
+    if (folder is not None) != (what in FOLDERS):
+        raise PlanError(
+            "give a folder with `hf`, `gguf` and `minari`, and only with them: posttrain export gguf TARGET FOLDER"
+        )
     if folder is not None:
         if out is not None or send:
-            raise PlanError("--out and --send are for lineage; hf and gguf write the folder")
+            raise PlanError("--out and --send are for lineage; hf, gguf and minari write the folder")
+        if what is ExportFormat.minari:
+            _export_transitions(target, folder)
+            return
         _export_model(what, target, folder, kind, max_shard_size)
         return
     from flows.history.exporting import export_text, send_events
@@ -82,6 +95,14 @@ def export(
         print(text, end="")
     else:
         out.write_text(text)
+
+
+def _export_transitions(target: str, folder: Path) -> None:
+    from flows.publishing.transitions_export import export_minari
+    from lineage.layout import Layout
+
+    steps, episodes = export_minari(Layout.find(), target, folder)
+    console.print(f"{target}: {steps:,} steps of {episodes:,} episodes in {folder}", soft_wrap=True)
 
 
 def _export_model(what: ExportFormat, target: str, folder: Path, kind: GgufPrecision, max_shard_size: str) -> None:

@@ -1,14 +1,12 @@
 """`posttrain export hf|gguf`: a model as other tools read it, with its model card."""
 
 import re
-import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from flows.publishing.model_card import write_model_card
+from flows.publishing.new_folder import open_new_folder
 from flows.serving.models import Chosen, choose
 from learning.models.gguf_writing import GgufType, write_gguf
 from learning.models.policy import load_policy, read_dtype, save_policy
@@ -60,27 +58,6 @@ def write_hf(chosen: Chosen, folder: Path, max_shard_size: str) -> None:
     """Write config, weights, tokenizer, template and generation config in the precision of the model's files."""
     policy = load_policy(chosen.folder, dtype=read_dtype(chosen.folder))
     save_policy(policy, folder, max_shard_size)
-
-
-@contextmanager
-def open_new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder beside the target that takes its place when everything is written. Raise PlanError if it exists.
-
-    An empty target is replaced.
-    """
-    folder = folder.expanduser().absolute()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise PlanError(f"{folder} exists already; name a folder that does not, or an empty one")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        yield fresh
-        fresh.chmod(0o755)
-        if folder.exists():
-            folder.rmdir()
-        fresh.rename(folder)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def _describe(folder: Path, chosen: Chosen, wider: int = 0) -> ExportedModel:

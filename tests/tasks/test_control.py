@@ -10,6 +10,7 @@ from learning.control import training
 from learning.control.policy import act, load_control_policy, load_networks
 from learning.control.transitions import read_transitions
 from schemas.errors import StepError
+from schemas.recipe.load import load_recipe
 from schemas.stages.collect import Collect
 from schemas.stages.control import Control
 from schemas.stages.evaluate_control import EvaluateControl
@@ -350,3 +351,17 @@ def test_a_pendulum_swings_up_by_its_energy(execute):
     assert result.metrics["mean_return"] > -350
     assert result.metrics["min_return"] > -700
     assert chance.metrics["mean_return"] < -900
+
+
+def test_the_preset_of_extreme_q_learning_is_iql_with_another_loss_of_values(tmp_path):
+    (tmp_path / "r.yaml").write_text(
+        f"""stages:
+  data: {{kind: collect, env: "{LINE}", policy: random, environment_steps: 20}}
+  policy: {{kind: control, env: "{LINE}", algorithm: xql, data: [data], max_steps: 2}}
+"""
+    )
+    stage = load_recipe(tmp_path / "r.yaml").stages["policy"]
+    assert stage.loss.use == "iql"
+    assert {name: (term.use, term.options) for name, term in stage.loss_terms.items()} == {
+        "loss_value": ("gumbel", {"clip": 7.0})
+    }

@@ -8,7 +8,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from flows.cli import app
-from flows.publishing.model_export import export_gguf, export_hf, open_new_folder
+from flows.publishing.model_export import export_gguf, export_hf
+from flows.publishing.new_folder import open_new_folder
 from learning.models.adapters import attach_adapters
 from learning.models.policy import load_policy, save_policy, save_trained
 from lineage.layout import Layout

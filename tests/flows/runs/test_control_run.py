@@ -92,7 +92,7 @@ def test_the_code_of_ones_own_env_is_in_the_keys(own):
         ("{kind: control, env: Pendulum-v1, algorithm: sac, max_steps: 5}", "needs `data`"),
         ("{kind: control, env: Pendulum-v1, algorithm: {a: 1}, max_steps: 5}", "`algorithm` must be a name"),
         ("{kind: collect, env: Pendulum-v1, policy: random}", "give `environment_steps` or `episodes`"),
-        ("{kind: collect, env: Pendulum-v1, episodes: 2}", "give `model`, a trained policy, or `policy`"),
+        ("{kind: collect, env: Pendulum-v1, episodes: 2}", "give one of `model`, a trained policy"),
         ("{kind: collect, env: Pendulum-v1, policy: rondom, episodes: 2}", "rondom"),
         ("{kind: rl, algorithm: sac, model: x, prompts: y}", "no algorithm `sac`"),
     ],
