@@ -39,7 +39,7 @@ def settings(workload: str, steps: int) -> dict[str, Any]:
 
 def run_ours(workload: str, steps: int, seed: int) -> dict[str, float]:
     """Train by the task of kind control."""
-    from learning.control.policy import load_control_policy
+    from learning.control.policies.policy import load_control_policy
     from schemas.stages.control import Control
     from tasks.context import Context
     from tasks.control import run
@@ -61,9 +61,9 @@ def run_bare(workload: str, steps: int, seed: int) -> dict[str, float]:
     from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
     from torchrl.envs import GymEnv, SerialEnv
 
-    from learning.control import losses
-    from learning.control.networks import Networks
-    from learning.control.spaces import read_spaces
+    from learning.control.losses import standard as losses
+    from learning.control.networks.build import Networks
+    from learning.control.stepping.spaces import read_spaces
     from schemas.control import NetworkSettings
 
     torch.manual_seed(seed)
@@ -114,8 +114,8 @@ def run_bare(workload: str, steps: int, seed: int) -> dict[str, float]:
 
 def evaluate(actor: Any, workload: str) -> float:
     """Return the mean return of some episodes without exploration."""
-    from learning.control.playing import play
-    from learning.control.worlds import gymnasium
+    from learning.control.policies.playing import play
+    from learning.control.stepping.worlds import gymnasium
 
     return float(play(lambda: gymnasium(id=ENV[workload]), actor, range(EPISODES), 0, "benchmark").mean())
 

@@ -16,6 +16,11 @@ MINIGRID = "minigrid"
 """Function that makes one of MiniGrid's, and the module that ids with it name: `minigrid:MiniGrid-Empty-5x5-v0`."""
 
 
+def list_modules(folder: str, names: str) -> tuple[str, ...]:
+    """Return the full names of modules of a folder of `learning.control`; `names` has spaces between them."""
+    return tuple(f"learning.control.{folder}.{name}" for name in names.split())
+
+
 class NetworkSettings(Schema):
     """Sizes of the networks; actors and values have the same."""
 
@@ -44,20 +49,10 @@ class WorldUse(Use):
     """
 
     home = (
-        *("learning.control.worlds", "learning.control.grids"),
-        *("learning.control.tabular", "learning.control.factored", "learning.control.cliffs"),
-        *("learning.control.locks", "learning.control.points", "learning.control.windy_pendulum"),
-        *("learning.control.cities", "learning.control.motors", "learning.control.quadrotors"),
-        *("learning.control.poles", "learning.control.pillars", "learning.control.timed_reach"),
-        "learning.control.ponds",
-        *("learning.control.team_games", "learning.control.model_sets", "learning.control.preference_games"),
-        *("learning.control.gem_grids", "learning.control.coupled_bandits", "learning.control.histories"),
-        *("learning.control.objectives", "learning.control.reward_rounds", "learning.control.doors"),
-        *("learning.control.contexts", "learning.control.forms", "learning.control.conversations"),
-        *("learning.control.mini_grids", "learning.control.json_worlds", "learning.control.text_worlds"),
-        *("learning.control.guidance", "learning.control.watermarks"),
-        "learning.control.key_doors",
-        *("learning.control.crafting_grid", "learning.control.world_rounds"),
+        "learning.control.stepping",
+        "learning.control.worlds",
+        "learning.control.tables",
+        "learning.control.rounds",
     )
     takes = ()
     plain = r"^([A-Za-z_][\w.]*:)?[\w./-]+-v\d+$"
@@ -76,13 +71,12 @@ class ActingUse(Use):
     """Chooses an action without a network: at random, or by a rule."""
 
     home = (
-        *("learning.control.acting", "learning.control.grid_acting"),
-        *("learning.control.experts", "learning.control.tabular", "learning.control.locks"),
-        *("learning.control.points", "learning.control.gem_grids", "learning.control.action_programs"),
-        *("learning.control.histories", "learning.control.windy_pendulum", "learning.control.cities"),
-        *("learning.control.motors", "learning.control.pillars", "learning.control.compatibility"),
-        *("learning.control.safe_sets", "learning.control.doors", "learning.control.conversation_values"),
-        "learning.control.watermarks",
+        *list_modules("policies", "acting grid_acting experts safe_sets"),
+        *list_modules(
+            "worlds", "tabular locks points gem_grids histories windy_pendulum cities motors pillars doors watermarks"
+        ),
+        *list_modules("losses", "action_programs conversation_values"),
+        *list_modules("reports", "compatibility"),
     )
     asks = frozenset({"observation_NO", "spaces", "rng"})
 
@@ -91,8 +85,8 @@ class ExplorationUse(Use):
     """Changes actions of the policy while steps are collected."""
 
     home = (
-        *("learning.control.exploration", "learning.control.interventions", "learning.control.action_programs"),
-        *("learning.control.safe_sets", "learning.control.conversation_values"),
+        *list_modules("policies", "exploration interventions safe_sets"),
+        *list_modules("losses", "action_programs conversation_values"),
     )
     asks = frozenset({"action_N", "observation_NO", "spaces", "rng", "step"})
 
@@ -101,8 +95,9 @@ class RelabelUse(Use):
     """Replaces columns of own steps before they are kept: it returns new arrays under their names."""
 
     home = (
-        *("learning.control.relabelling", "learning.control.weighted_costs", "learning.control.forms"),
-        *("learning.control.safe_sets", "learning.control.online_labels"),
+        *list_modules("policies", "relabelling safe_sets"),
+        *list_modules("rewards", "weighted_costs online_labels"),
+        *list_modules("worlds", "forms"),
     )
     asks = frozenset(
         {"observation_NO", "action_N", "reward_N", "next_observation_NO", "kept_KO", "spaces", "rng", "step", "state"}
@@ -112,94 +107,84 @@ class RelabelUse(Use):
 class CaptionUse(Use):
     """Says in words what happened in a step of each world; an empty text for nothing."""
 
-    home = ("learning.control.key_doors",)
+    home = ("learning.control.worlds.key_doors",)
     asks = frozenset({"observation_NO", "action_N", "next_observation_NO"})
 
 
 class CostsUse(Use):
     """Gives every step costs by name, before they are weighted."""
 
-    home = ("learning.control.quadrotors",)
+    home = ("learning.control.worlds.quadrotors",)
     asks = frozenset({"observation_NO", "action_N", "next_observation_NO"})
 
 
 class TaskTeacherUse(Use):
     """Chooses the task of the next episode by what episodes of other tasks returned."""
 
-    home = ("learning.control.task_teachers", "learning.control.allocations")
+    home = ("learning.control.rounds.task_teachers", "learning.control.rounds.allocations")
     asks = frozenset({"task_KD", "return_K", "low", "high", "rng", "value_of"})
 
 
 class PriorityUse(Use):
     """Says how likely a kept step is drawn again, from the error of its last update."""
 
-    home = ("learning.control.replay",)
+    home = ("learning.control.buffers.replay",)
     asks = frozenset({"error_B", "batch"})
 
 
 class ExperienceUse(Use):
     """Gives steps that a table of values is updated by: kept ones, or those of a model."""
 
-    home = ("learning.control.dyna",)
+    home = ("learning.control.tables.dyna",)
     asks = frozenset({"kept", "rng", "count", "spaces"})
 
 
 class HeuristicUse(Use):
     """Gives every step a further reward, which may help or mislead."""
 
-    home = ("learning.control.heuristics",)
+    home = ("learning.control.rewards.heuristics",)
     asks = frozenset({"observation_NO", "action_N", "spaces"})
 
 
 class SegmentDuelUse(Use):
     """Says how likely one piece of an episode is preferred to another."""
 
-    home = ("learning.control.segment_duels",)
+    home = ("learning.control.rewards.segment_duels",)
     asks = frozenset({"first", "second"})
 
 
 class SegmentRewardUse(Use):
     """Gives pieces of episodes rewards, in place of those of their steps."""
 
-    home = ("learning.control.segments",)
+    home = ("learning.control.rewards.segments",)
     asks = frozenset({"segments", "spaces", "rng", "step"})
 
 
 class RuleUse(Use):
     """Says of each world whether something holds, such as that an expert takes over."""
 
-    home = ("learning.control.rules",)
+    home = ("learning.control.policies.rules",)
     asks = frozenset({"observation_NO"})
 
 
 class TellUse(Use):
     """Says in words what each observation shows, one text for each."""
 
-    home = ("learning.control.guidance",)
+    home = ("learning.control.worlds.guidance",)
     asks = frozenset({"observation_NO"})
 
 
 class RaterUse(Use):
     """Rates an episode of the data, as a person would who is asked which of two is better."""
 
-    home = ("learning.control.points",)
+    home = ("learning.control.worlds.points",)
     asks = frozenset({"observation_KO"})
 
 
 class ControlLossUse(Use):
     """Builds networks and the loss that trains them."""
 
-    home = (
-        *("learning.control.losses", "learning.control.mirror_descent", "learning.control.imitation"),
-        *("learning.control.planning", "learning.control.dyna"),
-        *("learning.control.decision_transformer", "learning.control.dynamics"),
-        *("learning.control.team_losses", "learning.control.random_rollouts", "learning.control.blended_rewards"),
-        *("learning.control.hybrid_gradient", "learning.control.advantage_guidance"),
-        *("learning.control.balances", "learning.control.dynamics_gap", "learning.control.preferred_context"),
-        *("learning.control.marginal_critics", "learning.control.action_programs", "learning.control.boosted_policy"),
-        *("learning.control.form_values", "learning.control.conversation_values"),
-        "learning.control.json_policy",
-    )
+    home = ("learning.control.losses", "learning.control.tables")
     takes = ("networks",)
 
 
@@ -207,10 +192,8 @@ class ControlTermUse(Use):
     """A term of the loss: a further one, or, under the name of one that the loss has, in its place."""
 
     home = (
-        *("learning.control.terms", "learning.control.imitation"),
-        *("learning.control.references", "learning.control.dynamics", "learning.control.advantage_guidance"),
-        *("learning.control.balances", "learning.control.dynamics_gap", "learning.control.experience_selection"),
-        "learning.control.bisimulation",
+        *list_modules("losses", "terms imitation references dynamics advantage_guidance balances"),
+        *list_modules("losses", "dynamics_gap experience_selection bisimulation"),
     )
     asks = frozenset({"batch", "data_batch", "loss", "actor", "spaces", "step"})
     coef: Number = 1.0
@@ -220,5 +203,5 @@ class ControlTermUse(Use):
 class ControlMetricUse(MetricUse):
     """A number from the returns of a policy's episodes."""
 
-    home = ("learning.control.metrics",)
+    home = ("learning.control.reports.metrics",)
     asks = frozenset({"score_PN"})

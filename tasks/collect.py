@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from learning.control.playing import begin
-from learning.control.policy import load_control_policy
-from learning.control.transitions import Transitions, gather_episodes, write_transitions
-from learning.control.worlds import Steps, Worlds, require_libraries
+from learning.control.policies.playing import begin
+from learning.control.policies.policy import load_control_policy
+from learning.control.stepping.transitions import Transitions, gather_episodes, write_transitions
+from learning.control.stepping.worlds import Steps, Worlds, require_libraries
 from learning.lookup import bind
 from learning.models.policy import set_determinism
 from schemas.stages.collect import Collect

@@ -7,18 +7,18 @@ from pathlib import Path
 
 from torch import Tensor
 
-from learning.control.buffer import fill_buffer
-from learning.control.critics import find_critic, value_starts
+from learning.control.buffers.buffer import fill_buffer
 from learning.control.dataflow import ACTOR, POLICY, ActorStream, PolicyStream, start_actors, start_policy
-from learning.control.episode_tasks import EpisodeTasks
-from learning.control.losses import Algorithm
-from learning.control.networks import Networks
-from learning.control.policy import ControlPolicy, load_control_policy, load_networks
+from learning.control.losses.critics import find_critic, value_starts
+from learning.control.losses.standard import Algorithm
+from learning.control.networks.build import Networks
+from learning.control.policies.policy import ControlPolicy, load_control_policy, load_networks
 from learning.control.sample_stream import Collection, SampleStream
-from learning.control.spaces import Spaces
+from learning.control.stepping.episode_tasks import EpisodeTasks
+from learning.control.stepping.spaces import Spaces
+from learning.control.stepping.transitions import read_transitions
+from learning.control.stepping.worlds import Worlds, require_libraries
 from learning.control.training import ControlLoop
-from learning.control.transitions import read_transitions
-from learning.control.worlds import Worlds, require_libraries
 from learning.lookup import Bound, asked_of, bind
 from learning.models.policy import set_determinism
 from learning.parallel.actors import Actors, Threads

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from learning.control.aggregates import make_run_lines
-from learning.control.critics import load_critic, value_starts
-from learning.control.episode_tasks import EpisodeTasks
-from learning.control.networks import Networks
-from learning.control.playing import FunctionActor, play
-from learning.control.policy import load_control_policy, load_networks
-from learning.control.spaces import Spaces
-from learning.control.worlds import Make, Worlds, require_libraries
+from learning.control.losses.critics import load_critic, value_starts
+from learning.control.networks.build import Networks
+from learning.control.policies.playing import FunctionActor, play
+from learning.control.policies.policy import load_control_policy, load_networks
+from learning.control.reports.aggregates import make_run_lines
+from learning.control.stepping.episode_tasks import EpisodeTasks
+from learning.control.stepping.spaces import Spaces
+from learning.control.stepping.worlds import Make, Worlds, require_libraries
 from learning.data.rows import Row
 from learning.evaluation.evaluation import Comparison, Scores, compute_values, make_comparisons, make_table
 from learning.evaluation.evaluation_report import write_report

@@ -10,9 +10,9 @@ from dataclasses import replace
 import pyarrow.parquet as pq
 import torch
 
-from learning.control.pictures import try_picture
-from learning.control.recordings import Film, FilmedWorlds, film_episode, read_rate, write_gif
-from learning.control.worlds import Make, Worlds, require_libraries
+from learning.control.reports.pictures import try_picture
+from learning.control.reports.recordings import Film, FilmedWorlds, film_episode, read_rate, write_gif
+from learning.control.stepping.worlds import Make, Worlds, require_libraries
 from learning.data.rows import Row
 from learning.lookup import bind
 from schemas.errors import StepError

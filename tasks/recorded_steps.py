@@ -2,12 +2,12 @@
 
 import contextlib
 
-from learning.control.minari_files import find_minari, read_minari
-from learning.control.recorded_episodes import gather_recorded
-from learning.control.spaces import read_spaces
-from learning.control.step_tables import read_tables
-from learning.control.transitions import write_transitions
-from learning.control.worlds import require_libraries
+from learning.control.stepping.minari_files import find_minari, read_minari
+from learning.control.stepping.recorded_episodes import gather_recorded
+from learning.control.stepping.spaces import read_spaces
+from learning.control.stepping.step_tables import read_tables
+from learning.control.stepping.transitions import write_transitions
+from learning.control.stepping.worlds import require_libraries
 from learning.lookup import bind
 from schemas.errors import StepError
 from schemas.stages.collect import Collect

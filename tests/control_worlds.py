@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 import torch
 
-from learning.control.forms import Form, read_tasks
+from learning.control.worlds.forms import Form, read_tasks
 from schemas.references import DirectoryRef
 
 

@@ -36,7 +36,7 @@ def find_recording_problems(recipe: Recipe) -> Iterator[Problem]:
 
 def _try_world(stage: EvaluateControl) -> None:
     """Raise StepError if the world of a stage has no pictures."""
-    from learning.control.pictures import try_picture  # imports gymnasium
+    from learning.control.reports.pictures import try_picture  # imports gymnasium
     from learning.lookup import bind  # imports numpy
 
     try:

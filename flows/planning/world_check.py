@@ -15,9 +15,11 @@ from pathlib import Path
 from schemas.errors import Problem
 from schemas.recipe.load import Recipe
 
-MAKERS = frozenset({("learning.control.worlds", "gymnasium"), ("learning.environments.gymnasium", "Environment")})
+MAKERS = frozenset(
+    {("learning.control.stepping.worlds", "gymnasium"), ("learning.environments.gymnasium", "Environment")}
+)
 """Functions with an option `id`: worlds of control, and environments whose turns are texts."""
-MINIGRID = ("learning.control.mini_grids", "minigrid")
+MINIGRID = ("learning.control.worlds.mini_grids", "minigrid")
 """Function whose `id` MiniGrid knows; it makes those with `-WFC-` in their name by another way."""
 REGISTERED = re.compile(r"\bid=\"([\w./-]+)\"")
 PLUGINS = "gymnasium.envs"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from flows.champions.promotion import find_artifact
 from flows.publishing.new_folder import open_new_folder
-from learning.control.minari_files import write_minari
-from learning.control.transitions import read_transitions
+from learning.control.stepping.minari_files import write_minari
+from learning.control.stepping.transitions import read_transitions
 from lineage.artifacts.artifact_check import check_artifact
 from lineage.layout import Layout
 from schemas.errors import PlanError

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from learning.control.networks import Networks
-from learning.control.policy import act
-from learning.control.rollouts import add_previous_policy
-from learning.control.spaces import Spaces
-from learning.control.worlds import Steps, Worlds
+from learning.control.buffers.rollouts import add_previous_policy
+from learning.control.networks.build import Networks
+from learning.control.policies.policy import act
+from learning.control.stepping.spaces import Spaces
+from learning.control.stepping.worlds import Steps, Worlds
 from learning.lookup import bind
 from learning.parallel.actors import Actors, Remote
 from schemas.base import JsonObject

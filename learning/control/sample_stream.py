@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from learning.control.buffers.rollouts import stack_rollout
 from learning.control.dataflow import ActorStream, PolicyStream, copy_weights
-from learning.control.rollouts import stack_rollout
 from schemas.errors import StepError
 
 LOOK = 0.05

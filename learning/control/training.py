@@ -14,20 +14,20 @@ import torch
 from torch import Tensor
 
 from learning.api.spending import SpendingAccount
-from learning.control.acting import random
-from learning.control.buffer import Buffer
+from learning.control.buffers.buffer import Buffer
+from learning.control.buffers.replay import Priorities, draw_batch
+from learning.control.buffers.rollouts import add_previous_policy, stack_rollout
 from learning.control.dataflow import ActorStream, PolicyStream
-from learning.control.losses import Algorithm
-from learning.control.playing import play
-from learning.control.policy import act
+from learning.control.losses.standard import Algorithm
+from learning.control.policies.acting import random
+from learning.control.policies.playing import play
+from learning.control.policies.policy import act
 from learning.control.progress import Reporter, Window
-from learning.control.replaced_columns import replace_columns
-from learning.control.replay import Priorities, draw_batch
-from learning.control.rollouts import add_previous_policy, stack_rollout
+from learning.control.rewards.segments import reward_segments
 from learning.control.sample_stream import Collection
-from learning.control.segments import reward_segments
-from learning.control.spaces import Spaces
-from learning.control.worlds import Make, Steps, Worlds
+from learning.control.stepping.replaced_columns import replace_columns
+from learning.control.stepping.spaces import Spaces
+from learning.control.stepping.worlds import Make, Steps, Worlds
 from learning.lookup import Bound, asked_of
 from learning.models.checkpoint import (
     add_prefix,

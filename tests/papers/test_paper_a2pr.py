@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from learning.control.advantage_guidance import choose_better, value_states
-from learning.control.buffer import make_batch
-from learning.control.critics import predict_action_values
-from learning.control.networks import Networks
-from learning.control.spaces import Spaces
+from learning.control.buffers.buffer import make_batch
+from learning.control.losses.advantage_guidance import choose_better, value_states
+from learning.control.losses.critics import predict_action_values
+from learning.control.networks.build import Networks
+from learning.control.stepping.spaces import Spaces
 from learning.lookup import bind
 from schemas.control import NetworkSettings
 from schemas.recipe.load import load_recipe

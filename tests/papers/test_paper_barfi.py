@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from learning.control.blended_rewards import compute_value, differentiate_implicitly, solve_inner
-from learning.control.counts import read_table
-from learning.control.networks import Networks
-from learning.control.spaces import Spaces
+from learning.control.networks.build import Networks
+from learning.control.stepping.spaces import Spaces
+from learning.control.tables.blended_rewards import compute_value, differentiate_implicitly, solve_inner
+from learning.control.tables.counts import read_table
 from learning.lookup import bind
 from schemas.control import NetworkSettings
 from schemas.errors import StepError

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torchrl.modules import MLP
 
-from learning.control.bisimulation import bisimulation, compare_pairs, encode
-from learning.control.buffer import make_batch
-from learning.control.histories import FORWARD, LEFT, RIGHT, Maze, Remembering, t_maze, walk_and_turn
-from learning.control.networks import Networks
-from learning.control.policy import ControlPolicy
-from learning.control.spaces import Spaces
-from learning.control.transitions import read_transitions
-from learning.control.worlds import Worlds
+from learning.control.buffers.buffer import make_batch
+from learning.control.losses.bisimulation import bisimulation, compare_pairs, encode
+from learning.control.networks.build import Networks
+from learning.control.policies.policy import ControlPolicy
+from learning.control.stepping.spaces import Spaces
+from learning.control.stepping.transitions import read_transitions
+from learning.control.stepping.worlds import Worlds
+from learning.control.worlds.histories import FORWARD, LEFT, RIGHT, Maze, Remembering, t_maze, walk_and_turn
 from learning.lookup import bind
 from schemas.control import NetworkSettings
 from schemas.errors import StepError

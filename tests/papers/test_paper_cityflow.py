@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from learning.control.cities import SIZE, in_turns, lay_grid, longest_queue
-from learning.control.networks import Networks
-from learning.control.policy import act
-from learning.control.spaces import read_spaces
-from learning.control.teams import Team
-from learning.control.traffic import Traffic, read_network
+from learning.control.networks.build import Networks
+from learning.control.policies.policy import act
+from learning.control.stepping.spaces import read_spaces
+from learning.control.stepping.teams import Team
+from learning.control.worlds.cities import SIZE, in_turns, lay_grid, longest_queue
+from learning.control.worlds.traffic import Traffic, read_network
 from learning.lookup import bind
 from schemas.errors import StepError
 from schemas.recipe.load import load_recipe

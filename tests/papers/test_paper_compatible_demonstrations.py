@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learning.control.compatibility import compare_actions, load_members, measure_compatibility
-from learning.control.policy import load_control_policy
-from learning.control.spaces import read_spaces
-from learning.control.transitions import Transitions, read_transitions, select_episodes
+from learning.control.policies.policy import load_control_policy
+from learning.control.reports.compatibility import compare_actions, load_members, measure_compatibility
+from learning.control.stepping.spaces import read_spaces
+from learning.control.stepping.transitions import Transitions, read_transitions, select_episodes
 from learning.lookup import bind
 from schemas.errors import StepError
 from schemas.recipe.load import load_recipe

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from learning.control.counts import read_table
-from learning.control.networks import Networks
-from learning.control.planning import LowRank, contrast, measure_novelty
-from learning.control.spaces import Spaces
+from learning.control.networks.build import Networks
+from learning.control.stepping.spaces import Spaces
+from learning.control.tables.counts import read_table
+from learning.control.tables.planning import LowRank, contrast, measure_novelty
 from learning.lookup import bind
 from schemas.control import NetworkSettings
 from schemas.recipe.load import load_recipe

@@ -11,11 +11,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from learning.control.networks import Networks
-from learning.control.policy import ControlPolicy
-from learning.control.spaces import Spaces
-from learning.control.tabular import draw_process, evaluate, solve, solve_near
-from learning.control.transitions import read_transitions
+from learning.control.networks.build import Networks
+from learning.control.policies.policy import ControlPolicy
+from learning.control.stepping.spaces import Spaces
+from learning.control.stepping.transitions import read_transitions
+from learning.control.worlds.tabular import draw_process, evaluate, solve, solve_near
 from learning.lookup import bind
 from schemas.control import NetworkSettings
 from schemas.recipe.load import load_recipe
@@ -89,7 +89,7 @@ def test_of_numbers_it_is_that_of_the_gaussians(tmp_path):
 def test_the_exact_values_near_a_clone_are_those_of_the_formula():
     """One state, Q = (0, 1), clone (.8, .2), λ = 1: V = log(.8 + .2 e) = .2954."""
     reference = np.array([[[0.8, 0.2]]])
-    from learning.control.tabular import Process
+    from learning.control.worlds.tabular import Process
 
     single = Process(np.ones((1, 2, 1)), np.array([[0.0, 1.0]]), 1)
     _, policy = solve_near(single, reference, 1.0)
@@ -134,7 +134,7 @@ def test_demonstrations_are_best_actions_with_a_tenth_of_others(demonstrations):
 
 
 def test_the_clone_has_the_shares_of_the_demonstrations(demonstrations, tmp_path):
-    from learning.control.policy import load_control_policy
+    from learning.control.policies.policy import load_control_policy
 
     stage = STAGES["cloned"].model_copy(update={"max_steps": 1500})
     control.run(stage, Context({"data.0": demonstrations}, tmp_path, tmp_path / "c", seed=1))

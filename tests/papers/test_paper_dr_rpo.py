@@ -10,11 +10,20 @@ import numpy as np
 import pytest
 import torch
 
-from learning.control.counts import read_table, write_table
-from learning.control.networks import Networks
-from learning.control.planning import find_worst
-from learning.control.spaces import Spaces
-from learning.control.tabular import EDGE, Process, draw_gambles, draw_process, evaluate, finite, solve, solve_near
+from learning.control.networks.build import Networks
+from learning.control.stepping.spaces import Spaces
+from learning.control.tables.counts import read_table, write_table
+from learning.control.tables.planning import find_worst
+from learning.control.worlds.tabular import (
+    EDGE,
+    Process,
+    draw_gambles,
+    draw_process,
+    evaluate,
+    finite,
+    solve,
+    solve_near,
+)
 from learning.lookup import bind
 from schemas.control import NetworkSettings
 from schemas.errors import StepError

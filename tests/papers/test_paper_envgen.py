@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learning.control.crafting_grid import PLACE, SKILLS, crafting_grid
-from learning.control.networks import Networks
-from learning.control.policy import ControlPolicy
-from learning.control.spaces import read_spaces
-from learning.control.world_rounds import Mixture, generated, measure_skills, read_config
+from learning.control.networks.build import Networks
+from learning.control.policies.policy import ControlPolicy
+from learning.control.rounds.world_rounds import Mixture, generated, measure_skills, read_config
+from learning.control.stepping.spaces import read_spaces
+from learning.control.worlds.crafting_grid import PLACE, SKILLS, crafting_grid
 from learning.data.rows import read_rows, write_rows
 from learning.lookup import Inner, bind
 from learning.toy_tasks.world_author import world_author

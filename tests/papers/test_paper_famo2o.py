@@ -11,13 +11,13 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from learning.control.balanced_actor import BalancedActor
-from learning.control.balances import weigh_advantages
-from learning.control.buffer import make_batch
-from learning.control.critics import compute_advantage, predict_action_values
-from learning.control.networks import Networks
-from learning.control.policy import ControlPolicy, load_control_policy
-from learning.control.spaces import Spaces
+from learning.control.buffers.buffer import make_batch
+from learning.control.losses.balances import weigh_advantages
+from learning.control.losses.critics import compute_advantage, predict_action_values
+from learning.control.networks.balanced_actor import BalancedActor
+from learning.control.networks.build import Networks
+from learning.control.policies.policy import ControlPolicy, load_control_policy
+from learning.control.stepping.spaces import Spaces
 from learning.lookup import bind
 from schemas.control import NetworkSettings
 from schemas.errors import StepError
@@ -157,8 +157,8 @@ def test_the_expert_acts_in_the_data_on_one_side_alone(tmp_path):
     stage = STAGES["data"].model_copy(update={"environment_steps": 400})
     context = Context({}, tmp_path, tmp_path / "checkpoints", seed=2)
     collect.run(stage, context)
-    from learning.control.acting import swing_up
-    from learning.control.transitions import read_transitions
+    from learning.control.policies.acting import swing_up
+    from learning.control.stepping.transitions import read_transitions
 
     data = read_transitions(tmp_path / "outputs" / "transitions")
     same = np.isclose(data.action, swing_up(data.observation, data.spaces)).all(1)

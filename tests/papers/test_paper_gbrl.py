@@ -11,13 +11,13 @@ import torch
 from tensordict import TensorDict
 from torch.distributions import Categorical
 
-from learning.control.boosted_policy import BoostedLoss, add_tree
-from learning.control.boosted_trees import TreeEnsemble, fit_tree, list_splits
-from learning.control.buffer import make_batch
-from learning.control.contexts import contexts
-from learning.control.networks import Networks
-from learning.control.policy import load_control_policy
-from learning.control.spaces import Spaces
+from learning.control.buffers.buffer import make_batch
+from learning.control.losses.boosted_policy import BoostedLoss, add_tree
+from learning.control.networks.boosted_trees import TreeEnsemble, fit_tree, list_splits
+from learning.control.networks.build import Networks
+from learning.control.policies.policy import load_control_policy
+from learning.control.stepping.spaces import Spaces
+from learning.control.worlds.contexts import contexts
 from learning.lookup import bind
 from schemas.control import NetworkSettings
 from schemas.errors import StepError

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from learning.control.buffer import make_batch
-from learning.control.motors import FASTEST, MOST, Converter, SeriesMotor
-from learning.control.networks import Networks
-from learning.control.playing import play
-from learning.control.spaces import read_spaces
-from learning.control.worlds import Worlds
+from learning.control.buffers.buffer import make_batch
+from learning.control.networks.build import Networks
+from learning.control.policies.playing import play
+from learning.control.stepping.spaces import read_spaces
+from learning.control.stepping.worlds import Worlds
+from learning.control.worlds.motors import FASTEST, MOST, Converter, SeriesMotor
 from learning.lookup import bind
 from schemas.recipe.load import load_recipe
 

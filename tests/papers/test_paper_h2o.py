@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from learning.control.buffer import Buffer, make_batch
-from learning.control.critics import predict_action_values
-from learning.control.dynamics_gap import find_log_ratio, measure_gap, split_steps, weigh_values
-from learning.control.imitation import value_actions
-from learning.control.networks import Networks
-from learning.control.spaces import Spaces
-from learning.control.worlds import Worlds
+from learning.control.buffers.buffer import Buffer, make_batch
+from learning.control.losses.critics import predict_action_values
+from learning.control.losses.dynamics_gap import find_log_ratio, measure_gap, split_steps, weigh_values
+from learning.control.losses.imitation import value_actions
+from learning.control.networks.build import Networks
+from learning.control.stepping.spaces import Spaces
+from learning.control.stepping.worlds import Worlds
 from learning.lookup import bind
 from schemas.control import NetworkSettings
 from schemas.errors import StepError

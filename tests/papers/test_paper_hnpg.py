@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from learning.control.buffer import make_batch
-from learning.control.counts import read_table, write_table
-from learning.control.hybrid_gradient import Targets, fit_values, follow_returns
-from learning.control.locks import SHUT, STATES, draw_combination
-from learning.control.networks import Networks
-from learning.control.spaces import Spaces
-from learning.control.transitions import read_transitions
+from learning.control.buffers.buffer import make_batch
+from learning.control.networks.build import Networks
+from learning.control.stepping.spaces import Spaces
+from learning.control.stepping.transitions import read_transitions
+from learning.control.tables.counts import read_table, write_table
+from learning.control.tables.hybrid_gradient import Targets, fit_values, follow_returns
+from learning.control.worlds.locks import SHUT, STATES, draw_combination
 from learning.lookup import bind
 from schemas.control import NetworkSettings
 from schemas.recipe.load import load_recipe

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from learning.control.networks import Networks
-from learning.control.policy import ControlPolicy, load_control_policy
-from learning.control.reward_rounds import Oracle, coded_reward, read_function, record_episodes
-from learning.control.spaces import Spaces
+from learning.control.networks.build import Networks
+from learning.control.policies.policy import ControlPolicy, load_control_policy
+from learning.control.rounds.reward_rounds import Oracle, coded_reward, read_function, record_episodes
+from learning.control.stepping.spaces import Spaces
 from learning.data.rows import read_rows, write_rows
 from learning.lookup import Inner, bind
 from learning.toy_tasks.reward_author import read_terms, reward_author

@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learning.control.cliffs import cliffs
-from learning.control.counts import read_table, write_table
-from learning.control.grids import MOVES
-from learning.control.metrics import worst_return
-from learning.control.model_sets import (
+from learning.control.networks.build import Networks
+from learning.control.policies.policy import ControlPolicy, load_control_policy
+from learning.control.reports.metrics import worst_return
+from learning.control.rounds.model_sets import (
     any_of,
     choose_world,
     choose_worst_world,
@@ -20,9 +19,10 @@ from learning.control.model_sets import (
     read_choices,
     take_lowest_values,
 )
-from learning.control.networks import Networks
-from learning.control.policy import ControlPolicy, load_control_policy
-from learning.control.spaces import Spaces
+from learning.control.stepping.spaces import Spaces
+from learning.control.tables.counts import read_table, write_table
+from learning.control.worlds.cliffs import cliffs
+from learning.control.worlds.grids import MOVES
 from learning.lookup import bind
 from schemas.control import NetworkSettings, WorldUse
 from schemas.errors import StepError

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from learning.control.json_encoder import PLACES, FromBytes, LeafSum, TreeEncoder
-from learning.control.json_records import fit_records
-from learning.control.json_trees import ITEM, ROOT, read_tree, write_bytes
-from learning.control.json_worlds import as_json, shop_street
-from learning.control.networks import Networks
-from learning.control.policy import load_control_policy
-from learning.control.spaces import Spaces, read_spaces
+from learning.control.losses.json_records import fit_records
+from learning.control.networks.build import Networks
+from learning.control.networks.json_encoder import PLACES, FromBytes, LeafSum, TreeEncoder
+from learning.control.networks.json_trees import ITEM, ROOT, read_tree, write_bytes
+from learning.control.policies.policy import load_control_policy
+from learning.control.stepping.spaces import Spaces, read_spaces
+from learning.control.worlds.json_worlds import as_json, shop_street
 from learning.data.rows import write_rows
 from learning.lookup import bind
 from learning.toy_tasks.receipts import receipts

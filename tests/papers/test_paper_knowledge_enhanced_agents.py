@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learning.control.text_worlds import WORD
+from learning.control.worlds.text_worlds import WORD
 from learning.environments.lookup_environment import build_environment
 from learning.environments.protocol import Outcome, PastTurn
 from learning.lookup import bind

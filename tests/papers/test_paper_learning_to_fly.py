@@ -15,12 +15,12 @@ import torch
 from tensordict import TensorDict
 
 from learning.control import training
-from learning.control.exports import export_as_c
-from learning.control.networks import Networks
-from learning.control.policy import ControlPolicy, act, load_control_policy
-from learning.control.quadrotors import SEEN, flight_costs
-from learning.control.spaces import read_spaces
-from learning.control.weighted_costs import add_costs, grow
+from learning.control.networks.build import Networks
+from learning.control.policies.exports import export_as_c
+from learning.control.policies.policy import ControlPolicy, act, load_control_policy
+from learning.control.rewards.weighted_costs import add_costs, grow
+from learning.control.stepping.spaces import read_spaces
+from learning.control.worlds.quadrotors import SEEN, flight_costs
 from learning.lookup import bind
 from schemas.errors import StepError
 from schemas.recipe.load import load_recipe

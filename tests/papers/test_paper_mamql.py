@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from learning.control.buffer import Buffer, make_batch
-from learning.control.gem_grids import COLLISION, GemGrid, fetch_own_gem
-from learning.control.marginal_critics import marginalise, recover_rewards, take_best
-from learning.control.networks import Networks
-from learning.control.policy import ControlPolicy
-from learning.control.spaces import Spaces
-from learning.control.transitions import read_transitions, write_transitions
-from learning.control.worlds import Worlds
+from learning.control.buffers.buffer import Buffer, make_batch
+from learning.control.losses.marginal_critics import marginalise, recover_rewards, take_best
+from learning.control.networks.build import Networks
+from learning.control.policies.policy import ControlPolicy
+from learning.control.stepping.spaces import Spaces
+from learning.control.stepping.transitions import read_transitions, write_transitions
+from learning.control.stepping.worlds import Worlds
+from learning.control.worlds.gem_grids import COLLISION, GemGrid, fetch_own_gem
 from learning.lookup import bind
 from schemas.control import NetworkSettings
 from schemas.errors import StepError

@@ -11,9 +11,9 @@ import torch
 from tensordict import TensorDict
 from torch.distributions import Independent, Uniform
 
-from learning.control.networks import Networks
-from learning.control.rollouts import add_previous_policy
-from learning.control.spaces import Spaces
+from learning.control.buffers.rollouts import add_previous_policy
+from learning.control.networks.build import Networks
+from learning.control.stepping.spaces import Spaces
 from learning.lookup import bind
 from schemas.control import NetworkSettings
 from schemas.recipe.load import load_recipe

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learning.control.buffer import fill_buffer
-from learning.control.counts import count_steps, read_table
-from learning.control.policy import load_control_policy
-from learning.control.spaces import Spaces
-from learning.control.transitions import read_transitions
+from learning.control.buffers.buffer import fill_buffer
+from learning.control.policies.policy import load_control_policy
+from learning.control.stepping.spaces import Spaces
+from learning.control.stepping.transitions import read_transitions
+from learning.control.tables.counts import count_steps, read_table
 from learning.lookup import bind
 from schemas.recipe.load import load_recipe
 from tasks import collect, control, python

@@ -11,10 +11,10 @@ import gymnasium
 import numpy as np
 import pytest
 
-from learning.control.fronts import compute_hypervolume
-from learning.control.metrics import best_weighted_sum, hypervolume
-from learning.control.objectives import treasure, weighted
-from learning.control.worlds import Worlds
+from learning.control.reports.fronts import compute_hypervolume
+from learning.control.reports.metrics import best_weighted_sum, hypervolume
+from learning.control.stepping.worlds import Worlds
+from learning.control.worlds.objectives import treasure, weighted
 from learning.lookup import bind
 from schemas.control import WorldUse
 from schemas.errors import StepError

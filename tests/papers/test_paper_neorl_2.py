@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from learning.control import worlds as worlds_module
-from learning.control.spaces import read_spaces
-from learning.control.transitions import read_transitions
+from learning.control.stepping import worlds as worlds_module
+from learning.control.stepping.spaces import read_spaces
+from learning.control.stepping.transitions import read_transitions
 from learning.lookup import bind
 from schemas.errors import StepError
 from schemas.recipe.load import load_recipe

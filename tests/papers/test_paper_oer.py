@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from learning.control.buffer import Buffer
-from learning.control.experience_selection import (
+from learning.control.buffers.buffer import Buffer
+from learning.control.losses.experience_selection import (
     choose_nearest,
     fit_dynamics,
     take_steps,
     visit_states,
 )
-from learning.control.networks import Networks
-from learning.control.policy import ControlPolicy, load_control_policy
-from learning.control.spaces import Spaces
-from learning.control.transitions import join_transitions, read_transitions, write_transitions
+from learning.control.networks.build import Networks
+from learning.control.policies.policy import ControlPolicy, load_control_policy
+from learning.control.stepping.spaces import Spaces
+from learning.control.stepping.transitions import join_transitions, read_transitions, write_transitions
 from learning.lookup import bind
 from schemas.control import NetworkSettings, WorldUse
 from schemas.errors import StepError

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from learning.control.buffer import fill_buffer
-from learning.control.grids import rooms
-from learning.control.networks import Networks
-from learning.control.policy import load_control_policy
-from learning.control.rollouts import stack_rollout
+from learning.control.buffers.buffer import fill_buffer
+from learning.control.buffers.rollouts import stack_rollout
+from learning.control.networks.build import Networks
+from learning.control.policies.policy import load_control_policy
+from learning.control.stepping.transitions import read_transitions
+from learning.control.stepping.worlds import Worlds
 from learning.control.training import ControlLoop
-from learning.control.transitions import read_transitions
-from learning.control.worlds import Worlds
+from learning.control.worlds.grids import rooms
 from learning.lookup import bind
 from schemas.recipe.load import load_recipe
 from tasks import collect, control

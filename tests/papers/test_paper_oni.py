@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from learning.control import training
-from learning.control.key_doors import key_door, key_door_events, shown_text
-from learning.control.online_labels import OnlineLabels, Request
+from learning.control.rewards.online_labels import OnlineLabels, Request
+from learning.control.worlds.key_doors import key_door, key_door_events, shown_text
 from learning.lookup import bind
 from learning.rewards import judges
 from schemas.control import RelabelUse
@@ -118,7 +118,7 @@ def test_a_caption_without_a_label_pays_nothing_by_the_table_and_what_the_classi
 
 def describe(caption):
     """Features: 1 and the words."""
-    from learning.control.online_labels import describe_captions
+    from learning.control.rewards.online_labels import describe_captions
 
     return describe_captions([caption])[0]
 

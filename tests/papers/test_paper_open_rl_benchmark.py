@@ -16,7 +16,7 @@ from flows.planning.locking import lock_path, lock_recipe, verify_lock
 from flows.planning.recipe_plan import plan_recipe
 from flows.runs.launch import run_plan
 from flows.runs.start import make_result_tables
-from learning.control.playing import play
+from learning.control.policies.playing import play
 from learning.lookup import bind
 from lineage.layout import Layout
 from schemas.errors import PlanError
@@ -69,7 +69,7 @@ def test_a_run_is_repeated_from_its_record_alone(step, tracked, tmp_path):
     assert len(read_curve(tmp_path)) >= 4
     for file in ("actor.safetensors", "networks.safetensors"):
         assert (tmp_path / "outputs/model" / file).read_bytes() == (tracked[step] / "outputs/model" / file).read_bytes()
-    from learning.control.policy import load_control_policy
+    from learning.control.policies.policy import load_control_policy
 
     policy = load_control_policy(tmp_path / "outputs/model")
     again = play(bind(stage.env, "env"), policy.actor, range(3), 1, "report")

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from learning.control.buffer import Buffer
-from learning.control.context_actor import NUMBERS
-from learning.control.decision_transformer import find_episodes
-from learning.control.networks import Networks
-from learning.control.points import Point, ends_near
-from learning.control.policy import load_control_policy
-from learning.control.preferred_context import compare, cut_windows, rate_pairs
-from learning.control.spaces import Spaces
-from learning.control.transitions import join_transitions, read_transitions, write_transitions
+from learning.control.buffers.buffer import Buffer
+from learning.control.losses.decision_transformer import find_episodes
+from learning.control.losses.preferred_context import compare, cut_windows, rate_pairs
+from learning.control.networks.build import Networks
+from learning.control.networks.context_actor import NUMBERS
+from learning.control.policies.policy import load_control_policy
+from learning.control.stepping.spaces import Spaces
+from learning.control.stepping.transitions import join_transitions, read_transitions, write_transitions
+from learning.control.worlds.points import Point, ends_near
 from learning.lookup import bind
 from schemas.control import NetworkSettings
 from schemas.errors import StepError

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from learning.control import training
-from learning.control.safe_sets import (
+from learning.control.policies.safe_sets import (
     choose_rows,
     fit_safe_set,
     label_safety,
@@ -20,8 +20,8 @@ from learning.control.safe_sets import (
     replace_unsafe,
     reward_diversity,
 )
-from learning.control.spaces import Spaces
-from learning.control.transitions import Transitions, read_transitions, write_transitions
+from learning.control.stepping.spaces import Spaces
+from learning.control.stepping.transitions import Transitions, read_transitions, write_transitions
 from learning.lookup import bind
 from schemas.errors import StepError
 from schemas.recipe.load import load_recipe
@@ -87,7 +87,7 @@ def test_the_kept_observations_are_those_of_the_buffer(tmp_path, monkeypatch):
         seen.append(len(kept_KO))
         return {"reward": np.zeros(len(next_observation_NO))}
 
-    monkeypatch.setattr("learning.control.safe_sets.reward_diversity", watch)
+    monkeypatch.setattr("learning.control.policies.safe_sets.reward_diversity", watch)
     train("explorer", tmp_path / "run", monkeypatch, 0.0)
     assert seen == list(range(50))
 
@@ -171,7 +171,7 @@ def test_forgetting_changes_which_rows_are_fitted_alone(data, tmp_path, monkeypa
     assert metrics["unsafe"] == int((~label_safety(given, 2) & kept).sum())
     remembered, all_rows = fit("remembered", data, tmp_path / "none", steps=60)
     assert (remembered["rows"], remembered["forgotten"]) == (1500, 0)
-    monkeypatch.setattr("learning.control.safe_sets.choose_rows", lambda *_: kept)
+    monkeypatch.setattr("learning.control.policies.safe_sets.choose_rows", lambda *_: kept)
     _, same_rows = fit("remembered", data, tmp_path / "same", steps=60)
     weights = [(one / "safe_set.safetensors").read_bytes() for one in (optimistic, same_rows, all_rows)]
     assert weights[0] == weights[1] != weights[2]

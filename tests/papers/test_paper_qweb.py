@@ -9,12 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from learning.control.buffer import make_batch
-from learning.control.form_network import FormValues, find_sizes
-from learning.control.forms import EMPTY, Form, describe_page, form, measure_progress, read_tasks, shape_by_progress
-from learning.control.networks import Networks
-from learning.control.policy import ControlPolicy, load_control_policy
-from learning.control.spaces import Spaces, read_spaces
+from learning.control.buffers.buffer import make_batch
+from learning.control.networks.build import Networks
+from learning.control.networks.form_network import FormValues, find_sizes
+from learning.control.policies.policy import ControlPolicy, load_control_policy
+from learning.control.stepping.spaces import Spaces, read_spaces
+from learning.control.worlds.forms import (
+    EMPTY,
+    Form,
+    describe_page,
+    form,
+    measure_progress,
+    read_tasks,
+    shape_by_progress,
+)
 from learning.lookup import bind
 from schemas.control import NetworkSettings
 from schemas.errors import StepError

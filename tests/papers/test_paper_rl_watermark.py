@@ -13,10 +13,10 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from learning.control.policy import load_control_policy
-from learning.control.text_attacks import remove_words, swap_words, turn_round
-from learning.control.watermark_report import compute_auc
-from learning.control.watermarks import compute_z, favour_green, hashed_lists
+from learning.control.policies.policy import load_control_policy
+from learning.control.reports.watermark_report import compute_auc
+from learning.control.worlds.text_attacks import remove_words, swap_words, turn_round
+from learning.control.worlds.watermarks import compute_z, favour_green, hashed_lists
 from learning.data.rows import write_rows
 from learning.data.trained_tokenizers import words
 from learning.lookup import bind

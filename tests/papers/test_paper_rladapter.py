@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from learning.control.guidance import embed_texts, guided, read_guidance, tell_numbers
-from learning.control.guidance_rounds import list_changes, make_prompt, measure_following
-from learning.control.networks import Networks
-from learning.control.policy import load_control_policy
-from learning.control.spaces import read_spaces
-from learning.control.transitions import Transitions, write_transitions
+from learning.control.networks.build import Networks
+from learning.control.policies.policy import load_control_policy
+from learning.control.rounds.guidance_rounds import list_changes, make_prompt, measure_following
+from learning.control.stepping.spaces import read_spaces
+from learning.control.stepping.transitions import Transitions, write_transitions
+from learning.control.worlds.guidance import embed_texts, guided, read_guidance, tell_numbers
 from learning.curation.row_scores import noted_score
 from learning.data.rows import read_rows, write_rows
 from learning.lookup import bind

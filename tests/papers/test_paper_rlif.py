@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from learning.control import training
-from learning.control.relabelling import find_onsets
-from learning.control.transitions import read_transitions, write_transitions
+from learning.control.policies.relabelling import find_onsets
+from learning.control.stepping.transitions import read_transitions, write_transitions
 from learning.lookup import bind
 from schemas.recipe.load import load_recipe
 from tasks import collect, control, python
@@ -52,7 +52,7 @@ def test_the_expert_acts_below_the_horizon_and_the_policy_above():
 
 
 def make_spaces():
-    from learning.control.spaces import Spaces
+    from learning.control.stepping.spaces import Spaces
 
     return Spaces(3, 1, (-2.0,), (2.0,), (1,))
 

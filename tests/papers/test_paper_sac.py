@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.distributions import Independent, Uniform
 
-from learning.control import buffer
-from learning.control.networks import Networks
-from learning.control.spaces import Spaces
+from learning.control.buffers import buffer
+from learning.control.networks.build import Networks
+from learning.control.stepping.spaces import Spaces
 from learning.lookup import bind
 from schemas.recipe.load import load_recipe
 

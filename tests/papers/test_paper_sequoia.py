@@ -12,14 +12,14 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from learning.control.action_programs import draw_feasible, feasible, feasible_greedy, make_limits
-from learning.control.buffer import make_batch
-from learning.control.combination_values import CombinationValues, find_bounds
-from learning.control.coupled_bandits import ALONE, LEFT, TOGETHER, coupled_bandit
-from learning.control.networks import Networks
-from learning.control.policy import ControlPolicy, load_control_policy
-from learning.control.spaces import Spaces
-from learning.control.worlds import Worlds
+from learning.control.buffers.buffer import make_batch
+from learning.control.losses.action_programs import draw_feasible, feasible, feasible_greedy, make_limits
+from learning.control.networks.build import Networks
+from learning.control.networks.combination_values import CombinationValues, find_bounds
+from learning.control.policies.policy import ControlPolicy, load_control_policy
+from learning.control.stepping.spaces import Spaces
+from learning.control.stepping.worlds import Worlds
+from learning.control.worlds.coupled_bandits import ALONE, LEFT, TOGETHER, coupled_bandit
 from learning.lookup import bind
 from schemas.control import NetworkSettings
 from schemas.errors import StepError

@@ -8,11 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learning.control.counts import read_table
-from learning.control.policy import load_control_policy
-from learning.control.preference_games import preference_game
-from learning.control.segment_duels import by_table, higher_return
-from learning.control.segments import (
+from learning.control.policies.policy import load_control_policy
+from learning.control.rewards.segment_duels import by_table, higher_return
+from learning.control.rewards.segments import (
     Segment,
     compare,
     cut_segments,
@@ -22,9 +20,11 @@ from learning.control.segments import (
     reward_segments,
     win_rate,
 )
-from learning.control.spaces import Spaces
-from learning.control.transitions import gather_episodes, write_transitions
-from learning.control.worlds import Steps, Worlds
+from learning.control.stepping.spaces import Spaces
+from learning.control.stepping.transitions import gather_episodes, write_transitions
+from learning.control.stepping.worlds import Steps, Worlds
+from learning.control.tables.counts import read_table
+from learning.control.worlds.preference_games import preference_game
 from learning.lookup import Inner, bind
 from schemas.control import SegmentDuelUse, SegmentRewardUse, WorldUse
 from schemas.errors import StepError

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from learning.control.cliffs import branches
-from learning.control.counts import read_table
-from learning.control.networks import Networks
-from learning.control.random_rollouts import find_lookahead, measure_lookahead
-from learning.control.spaces import Spaces
-from learning.control.tabular import draw_process, finite, solve
+from learning.control.networks.build import Networks
+from learning.control.stepping.spaces import Spaces
+from learning.control.stepping.transitions import gather_episodes, write_transitions
+from learning.control.stepping.worlds import Worlds
+from learning.control.tables.counts import read_table
+from learning.control.tables.random_rollouts import find_lookahead, measure_lookahead
 from learning.control.training import ControlLoop
-from learning.control.transitions import gather_episodes, write_transitions
-from learning.control.worlds import Worlds
+from learning.control.worlds.cliffs import branches
+from learning.control.worlds.tabular import draw_process, finite, solve
 from learning.lookup import bind
 from schemas.control import NetworkSettings
 from schemas.errors import StepError
@@ -93,7 +93,7 @@ def test_each_value_is_a_mean_over_the_chances_of_the_world():
 def test_steps_before_are_greedy_and_later_ones_random(tmp_path):
     """The recipe's stage in the tree: after 10 episodes the first action is fixed, after 20 the second, too."""
     settings = STAGES["deep"].model_dump(exclude_unset=True)
-    settings |= {"env": "learning.control.cliffs:branches", "environment_steps": 60}
+    settings |= {"env": "learning.control.worlds.cliffs:branches", "environment_steps": 60}
     settings["loss"] = {**settings["loss"], "episodes": 10}
     stage = Control.model_validate(settings)
     context = Context({}, tmp_path, tmp_path / "checkpoints", seed=0)

@@ -14,13 +14,13 @@ from pydantic import ValidationError
 from flows.planning.recipe_plan import plan_recipe
 from flows.runs.launch import run_plan
 from learning.control import dataflow
+from learning.control.buffers.rollouts import add_previous_policy
 from learning.control.dataflow import ActorStream, PolicyStream, PolicyWorker, WorldsActor
-from learning.control.losses import ppo
-from learning.control.networks import Networks
-from learning.control.rollouts import add_previous_policy
+from learning.control.losses.standard import ppo
+from learning.control.networks.build import Networks
 from learning.control.sample_stream import Collection, Sample, SampleStream
+from learning.control.stepping.worlds import Worlds
 from learning.control.training import ControlLoop
-from learning.control.worlds import Worlds
 from learning.lookup import bind
 from learning.parallel.actors import Threads
 from lineage.layout import Layout

@@ -11,9 +11,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from learning.control.networks import Networks
-from learning.control.spaces import Spaces
-from learning.control.transitions import read_transitions, write_transitions
+from learning.control.networks.build import Networks
+from learning.control.stepping.spaces import Spaces
+from learning.control.stepping.transitions import read_transitions, write_transitions
 from learning.lookup import bind
 from schemas.control import NetworkSettings
 from schemas.recipe.load import load_recipe

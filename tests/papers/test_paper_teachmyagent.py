@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from learning.control import training
-from learning.control.episode_tasks import EpisodeTasks
-from learning.control.poles import parametric_pole
-from learning.control.task_teachers import compute_progress, sample_by_progress
-from learning.control.worlds import Worlds
+from learning.control.rounds.task_teachers import compute_progress, sample_by_progress
+from learning.control.stepping.episode_tasks import EpisodeTasks
+from learning.control.stepping.worlds import Worlds
+from learning.control.worlds.poles import parametric_pole
 from learning.lookup import bind
 from schemas.errors import RecipeError, StepError
 from schemas.recipe.load import load_recipe

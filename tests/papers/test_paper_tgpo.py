@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from learning.control.allocations import accept_probability
-from learning.control.critics import find_critic, value_starts
-from learning.control.policy import load_control_policy, load_networks
-from learning.control.temporal_logic import Invariant, Plan, Subgoal, read_formula, read_plan
+from learning.control.losses.critics import find_critic, value_starts
+from learning.control.policies.policy import load_control_policy, load_networks
+from learning.control.rounds.allocations import accept_probability
+from learning.control.worlds.temporal_logic import Invariant, Plan, Subgoal, read_formula, read_plan
 from learning.lookup import bind
 from schemas.errors import StepError
 from schemas.recipe.load import load_recipe

@@ -10,15 +10,21 @@ import numpy as np
 import pytest
 import torch
 
-from learning.control.buffer import make_batch
-from learning.control.conversation_graph import ChooseCandidate, ConversationValues, Graph, GraphConvolution, find_sizes
-from learning.control.conversation_values import ask_while_many, epsilon_among_open
-from learning.control.conversations import Catalogue, Conversation, conversation, read_catalogue, squash
-from learning.control.networks import Networks
-from learning.control.playing import play
-from learning.control.policy import ControlPolicy, load_control_policy
-from learning.control.replay import td_error
-from learning.control.spaces import Spaces, read_spaces
+from learning.control.buffers.buffer import make_batch
+from learning.control.buffers.replay import td_error
+from learning.control.losses.conversation_values import ask_while_many, epsilon_among_open
+from learning.control.networks.build import Networks
+from learning.control.networks.conversation_graph import (
+    ChooseCandidate,
+    ConversationValues,
+    Graph,
+    GraphConvolution,
+    find_sizes,
+)
+from learning.control.policies.playing import play
+from learning.control.policies.policy import ControlPolicy, load_control_policy
+from learning.control.stepping.spaces import Spaces, read_spaces
+from learning.control.worlds.conversations import Catalogue, Conversation, conversation, read_catalogue, squash
 from learning.lookup import bind
 from schemas.control import NetworkSettings
 from schemas.errors import StepError

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from learning.control.doors import doors, through_door
-from learning.control.explanations import (
+from learning.control.networks.build import Networks
+from learning.control.policies.policy import ControlPolicy
+from learning.control.reports.explanations import (
     EXPLAINERS,
     Explained,
     evaluate_parts,
@@ -21,10 +22,9 @@ from learning.control.explanations import (
     measure_saliency,
     play_episodes,
 )
-from learning.control.networks import Networks
-from learning.control.policy import ControlPolicy
-from learning.control.spaces import Spaces
-from learning.control.surrogate_tree import Tree, find_question, fit_tree
+from learning.control.reports.surrogate_tree import Tree, find_question, fit_tree
+from learning.control.stepping.spaces import Spaces
+from learning.control.worlds.doors import doors, through_door
 from learning.lookup import bind
 from schemas.control import NetworkSettings, WorldUse
 from schemas.errors import StepError

@@ -82,7 +82,7 @@ def test_functions_in_options_are_those_of_their_slot(tmp_path):
 name: nested
 seed: 1
 stages:
-  plan: {kind: python, function: {use: "learning.control.temporal_logic:decompose", formula: "F[0,10] A"}}
+  plan: {kind: python, function: {use: "learning.control.worlds.temporal_logic:decompose", formula: "F[0,10] A"}}
   walks:
     kind: collect
     policy: random

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from learning.control import training
-from learning.control.policy import act, load_control_policy, load_networks
-from learning.control.transitions import read_transitions
+from learning.control.policies.policy import act, load_control_policy, load_networks
+from learning.control.stepping.transitions import read_transitions
 from schemas.errors import StepError
 from schemas.recipe.load import load_recipe
 from schemas.stages.collect import Collect
@@ -238,7 +238,7 @@ def test_priorities_need_a_loss_that_weights_its_errors(loss, train):
 
 
 def test_a_priority_must_be_a_finite_number_for_each_step(train, monkeypatch):
-    monkeypatch.setattr("learning.control.replay.td_error", lambda error_B: error_B[:1])
+    monkeypatch.setattr("learning.control.buffers.replay.td_error", lambda error_B: error_B[:1])
     with pytest.raises(StepError, match="priority td_error: it must give 16 finite numbers from 0 on"):
         train(loss="td3", priority="td_error", environment_steps=40)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from learning.control import training
-from learning.control.transitions import read_transitions, write_transitions
+from learning.control.stepping.transitions import read_transitions, write_transitions
 from schemas.errors import StepError
 from schemas.recipe.load import load_recipe
 from schemas.stages.collect import Collect
@@ -79,7 +79,9 @@ def test_actions_of_another_are_refused_on_policy_and_unknown_columns_everywhere
     settings = {"relabel": {"use": "label_by_expert", "expert": STRIDE}, "environment_steps": 40}
     with pytest.raises(StepError, match="loss ppo needs those that the policy took"):
         run(Control, control, env=CORRIDOR, loss="ppo", learning_starts=20, **settings, **SMALL)
-    monkeypatch.setattr("learning.control.relabelling.label_by_expert", lambda observation_NO, *, expert: {"x": 1})
+    monkeypatch.setattr(
+        "learning.control.policies.relabelling.label_by_expert", lambda observation_NO, *, expert: {"x": 1}
+    )
     with pytest.raises(StepError, match="it gives x; it may give action and reward"):
         run(Control, control, env=CORRIDOR, loss="bc", name="other", learning_starts=20, **settings, **SMALL)
 
@@ -96,7 +98,9 @@ def test_actions_of_another_are_refused_on_policy_and_unknown_columns_everywhere
 )
 def test_relabelled_columns_that_do_not_fit_are_refused(column, message, run, monkeypatch):
     """One reward for two worlds would have been both worlds' reward."""
-    monkeypatch.setattr("learning.control.relabelling.label_by_expert", lambda observation_NO, *, expert: column)
+    monkeypatch.setattr(
+        "learning.control.policies.relabelling.label_by_expert", lambda observation_NO, *, expert: column
+    )
     settings = {"loss": "bc", "relabel": {"use": "label_by_expert", "expert": STRIDE}, "environment_steps": 40}
     with pytest.raises(StepError, match=message):
         run(Control, control, env=CORRIDOR, learning_starts=20, **settings, **SMALL)

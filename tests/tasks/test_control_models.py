@@ -2,7 +2,7 @@
 
 import pytest
 
-from learning.control.transitions import read_transitions
+from learning.control.stepping.transitions import read_transitions
 from schemas.errors import StepError
 from schemas.stages.collect import Collect
 from schemas.stages.control import Control

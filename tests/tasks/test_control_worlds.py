@@ -5,11 +5,11 @@ import sys
 import numpy as np
 import pytest
 
-from learning.control.counts import write_table
-from learning.control.networks import Networks
-from learning.control.policy import ControlPolicy
-from learning.control.spaces import Spaces
-from learning.control.worlds import require_libraries
+from learning.control.networks.build import Networks
+from learning.control.policies.policy import ControlPolicy
+from learning.control.stepping.spaces import Spaces
+from learning.control.stepping.worlds import require_libraries
+from learning.control.tables.counts import write_table
 from schemas.control import NetworkSettings
 from schemas.errors import StepError
 from schemas.stages.collect import Collect
@@ -48,7 +48,7 @@ def test_worlds_of_gymnasium_and_shipped_teams_do_not_need_pettingzoo(env, conte
     for name in [name for name in sys.modules if name.partition(".")[0] == "pettingzoo"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pettingzoo", None)
-    monkeypatch.delitem(sys.modules, "learning.control.team_games", raising=False)
+    monkeypatch.delitem(sys.modules, "learning.control.worlds.team_games", raising=False)
     require_libraries()
     stage = Collect.model_validate({"kind": "collect", "env": env, "policy": "random", "environment_steps": 8})
     assert collect.run(stage, context("data")).metrics["steps"] == 8

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from learning.control.counts import write_table
-from learning.control.networks import Networks
-from learning.control.policy import ControlPolicy
-from learning.control.spaces import Spaces
+from learning.control.networks.build import Networks
+from learning.control.policies.policy import ControlPolicy
+from learning.control.stepping.spaces import Spaces
+from learning.control.tables.counts import write_table
 from schemas.control import NetworkSettings
 from schemas.errors import StepError
 from schemas.stages.evaluate_control import EvaluateControl
@@ -117,7 +117,7 @@ def test_a_world_without_pictures_is_refused_before_anything_is_played(run, save
 
 def test_a_world_that_does_not_repeat_is_an_error(run, save, monkeypatch):
     drawn = iter(range(100))
-    monkeypatch.setattr("learning.control.cliffs.Cliffs.is_home", property(lambda world: next(drawn) % 7 == 6))
+    monkeypatch.setattr("learning.control.worlds.cliffs.Cliffs.is_home", property(lambda world: next(drawn) % 7 == 6))
     with pytest.raises(StepError, match=r"record: the episode of up from start 0 returned .* when it was played again"):
         run("again", {"up": save("up", always(UP))}, env=CLIFFS, record={})
 

@@ -18,8 +18,8 @@ from rich.console import Console
 from flows.planning.recipe_plan import plan_recipe
 from flows.publishing.transitions_export import export_minari
 from flows.runs.start import start_run
-from learning.control.minari_files import write_minari
-from learning.control.transitions import COLUMNS, read_transitions
+from learning.control.stepping.minari_files import write_minari
+from learning.control.stepping.transitions import COLUMNS, read_transitions
 from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
 from schemas.stages.collect import Collect

@@ -62,7 +62,7 @@ def test_a_world_of_an_earlier_stage_is_known_only_when_the_step_begins(tmp_path
     path = tmp_path / "x.yaml"
     path.write_text(
         RECIPE.format(env="{use: city, roads: grid}", algorithm="vdn").replace(
-            "stages:\n", 'stages:\n  grid: {kind: python, function: {use: "learning.control.cities:lay_grid"}}\n'
+            "stages:\n", 'stages:\n  grid: {kind: python, function: {use: "learning.control.worlds.cities:lay_grid"}}\n'
         )
     )
     assert [*find_recording_problems(load_recipe(path))] == []

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import trim_mean
 
-from learning.control.aggregates import compute_iqm, estimate_iqm, group_runs, make_run_lines
+from learning.control.reports.aggregates import compute_iqm, estimate_iqm, group_runs, make_run_lines
 
 
 @pytest.mark.parametrize("shape", [(5, 1), (4, 3), (7, 2), (10, 4)])

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from learning.control.buffer import Buffer
-from learning.control.decision_transformer import decision_transformer, find_episodes
-from learning.control.networks import Networks
-from learning.control.spaces import Spaces
-from learning.control.worlds import Steps
+from learning.control.buffers.buffer import Buffer
+from learning.control.losses.decision_transformer import decision_transformer, find_episodes
+from learning.control.networks.build import Networks
+from learning.control.stepping.spaces import Spaces
+from learning.control.stepping.worlds import Steps
 from schemas.control import NetworkSettings
 from schemas.errors import StepError
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from learning.control import dynamics
-from learning.control.buffer import Buffer
-from learning.control.networks import Networks
-from learning.control.spaces import Spaces
-from learning.control.transitions import Transitions
+from learning.control.buffers.buffer import Buffer
+from learning.control.losses import dynamics
+from learning.control.networks.build import Networks
+from learning.control.stepping.spaces import Spaces
+from learning.control.stepping.transitions import Transitions
 from schemas.control import NetworkSettings
 from schemas.errors import StepError
 from tests.control_worlds import line
@@ -136,7 +136,7 @@ def test_a_batch_is_of_imagined_steps_and_a_share_of_kept_ones():
 
 
 def test_the_losses_are_those_of_soft_actor_critic_on_the_batch():
-    from learning.control.losses import sac
+    from learning.control.losses.standard import sac
 
     algorithm, kept = make(models=2), keep(40)
     torch.manual_seed(0)
@@ -151,7 +151,7 @@ def test_the_losses_are_those_of_soft_actor_critic_on_the_batch():
 
 def test_models_learn_a_world_and_choices_are_refused():
     """A point on a line, from 400 random steps: the next step and its reward, by each model."""
-    from learning.control.worlds import Worlds
+    from learning.control.stepping.worlds import Worlds
 
     worlds, rng = Worlds(line, 1, 0, "test"), np.random.default_rng(0)
     kept = Buffer(400, worlds.spaces)

@@ -6,12 +6,12 @@ import torch
 from tensordict import TensorDict
 from torch.nn.functional import logsigmoid
 
-from learning.control import imitation
-from learning.control.interventions import mix_expert
-from learning.control.losses import dqn, ppo, sac
-from learning.control.networks import Networks
-from learning.control.relabelling import label_by_expert
-from learning.control.spaces import Spaces
+from learning.control.losses import imitation
+from learning.control.losses.standard import dqn, ppo, sac
+from learning.control.networks.build import Networks
+from learning.control.policies.interventions import mix_expert
+from learning.control.policies.relabelling import label_by_expert
+from learning.control.stepping.spaces import Spaces
 from schemas.control import NetworkSettings
 from schemas.errors import StepError
 

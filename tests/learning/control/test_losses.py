@@ -8,11 +8,11 @@ import torch
 from tensordict import TensorDict
 from torch.nn.functional import logsigmoid, mse_loss
 
-from learning.control import losses
-from learning.control.networks import Networks
-from learning.control.policy import act
-from learning.control.spaces import Spaces
-from learning.control.terms import advantage_weighted, cloning
+from learning.control.losses import standard as losses
+from learning.control.losses.terms import advantage_weighted, cloning
+from learning.control.networks.build import Networks
+from learning.control.policies.policy import act
+from learning.control.stepping.spaces import Spaces
 from schemas.control import NetworkSettings
 from schemas.errors import StepError
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from learning.control.mini_grids import list_missions, minigrid
-from learning.control.spaces import read_spaces
+from learning.control.stepping.spaces import read_spaces
+from learning.control.worlds.mini_grids import list_missions, minigrid
 from schemas.control import WorldUse
 from schemas.errors import StepError
 from schemas.recipe.load import load_recipe

@@ -4,14 +4,14 @@ import gymnasium
 import numpy as np
 import pytest
 
-from learning.control.cliffs import cliffs
-from learning.control.doors import doors
-from learning.control.gem_grids import gem_grid
-from learning.control.grids import grid, rooms
-from learning.control.histories import Maze, Remembering
-from learning.control.model_sets import AnyOf
-from learning.control.pictures import AGENT, COLOURS, FLOOR, OTHER, PIT, STONE, TARGET, draw, try_picture
-from learning.control.teams import join_agents
+from learning.control.reports.pictures import AGENT, COLOURS, FLOOR, OTHER, PIT, STONE, TARGET, draw, try_picture
+from learning.control.rounds.model_sets import AnyOf
+from learning.control.stepping.teams import join_agents
+from learning.control.worlds.cliffs import cliffs
+from learning.control.worlds.doors import doors
+from learning.control.worlds.gem_grids import gem_grid
+from learning.control.worlds.grids import grid, rooms
+from learning.control.worlds.histories import Maze, Remembering
 from schemas.errors import StepError
 from tests.control_worlds import Line
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from learning.control import dyna, factored, planning
-from learning.control.counts import count_steps, find_states, read_table, write_table
-from learning.control.networks import Networks
-from learning.control.policy import act
-from learning.control.spaces import Spaces
-from learning.control.tabular import draw_process, evaluate, solve
-from learning.control.worlds import Worlds
+from learning.control.networks.build import Networks
+from learning.control.policies.policy import act
+from learning.control.stepping.spaces import Spaces
+from learning.control.stepping.worlds import Worlds
+from learning.control.tables import dyna, factored, planning
+from learning.control.tables.counts import count_steps, find_states, read_table, write_table
+from learning.control.worlds.tabular import draw_process, evaluate, solve
 from schemas.control import NetworkSettings
 from schemas.errors import StepError
 from schemas.stages.control import Control
@@ -103,7 +103,7 @@ def test_with_many_counts_and_no_bonus_ucb_vi_has_the_values_of_backward_inducti
 def test_a_policy_that_plans_comes_near_the_best_values_and_a_killed_one_ends_alike(loss, bar, tmp_path, monkeypatch):
     """The share of the best mean return over all starts, exactly; a checkpoint in the middle changes no bit."""
     from learning.control import training
-    from learning.control.policy import load_control_policy
+    from learning.control.policies.policy import load_control_policy
 
     process = draw_process(4, 2, 4, 1)
     settings = {"networks": {"hidden_sizes": []}, "environment_steps": 1200, "learning_starts": 1, "save_steps": 500}

@@ -6,10 +6,10 @@ import torch
 from scipy.optimize import minimize
 from scipy.special import softmax
 
-from learning.control.counts import read_table, write_table
-from learning.control.mirror_descent import evaluate_exactly, policy_mirror_descent
-from learning.control.networks import Networks
-from learning.control.spaces import Spaces
+from learning.control.networks.build import Networks
+from learning.control.stepping.spaces import Spaces
+from learning.control.tables.counts import read_table, write_table
+from learning.control.tables.mirror_descent import evaluate_exactly, policy_mirror_descent
 from schemas.control import NetworkSettings
 from schemas.errors import StepError
 from tests.control_worlds import keep_steps

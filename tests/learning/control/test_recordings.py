@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from learning.control.grids import grid
-from learning.control.recordings import Film, FilmedWorlds, film_episode, read_rate, reduce, write_gif
+from learning.control.reports.recordings import Film, FilmedWorlds, film_episode, read_rate, reduce, write_gif
+from learning.control.worlds.grids import grid
 from schemas.errors import StepError
 from tests.control_worlds import Line
 

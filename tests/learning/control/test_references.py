@@ -3,10 +3,10 @@
 import torch
 from tensordict import TensorDict
 
-from learning.control.networks import Networks
-from learning.control.policy import ControlPolicy
-from learning.control.references import kl_to_policy
-from learning.control.spaces import Spaces
+from learning.control.losses.references import kl_to_policy
+from learning.control.networks.build import Networks
+from learning.control.policies.policy import ControlPolicy
+from learning.control.stepping.spaces import Spaces
 from schemas.control import NetworkSettings
 
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from learning.control.buffer import Buffer
-from learning.control.replay import Priorities, draw_batch, td_error
-from learning.control.spaces import Spaces
-from learning.control.transitions import Transitions
+from learning.control.buffers.buffer import Buffer
+from learning.control.buffers.replay import Priorities, draw_batch, td_error
+from learning.control.stepping.spaces import Spaces
+from learning.control.stepping.transitions import Transitions
 
 SPACES = Spaces(1, 2)
 

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from learning.control.reward_code import parse_reward
+from learning.control.rewards.reward_code import parse_reward
 from tests.security.hostile import enormous, hostile
 
 X = {"x": np.array([1.0, -2.0, 0.0]), "y": np.array([2.0, 2.0, 4.0])}

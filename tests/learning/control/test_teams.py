@@ -7,13 +7,14 @@ from pettingzoo import ParallelEnv
 from tensordict import TensorDict
 from torch.nn.functional import elu, mse_loss, one_hot
 
-from learning.control import team_games, team_losses
-from learning.control.networks import Networks
-from learning.control.policy import act
-from learning.control.rollouts import add_previous_policy
-from learning.control.spaces import Spaces, read_spaces
-from learning.control.teams import Team, join_agents
-from learning.control.worlds import Worlds
+from learning.control.buffers.rollouts import add_previous_policy
+from learning.control.losses import team_losses
+from learning.control.networks.build import Networks
+from learning.control.policies.policy import act
+from learning.control.stepping.spaces import Spaces, read_spaces
+from learning.control.stepping.teams import Team, join_agents
+from learning.control.stepping.worlds import Worlds
+from learning.control.worlds import team_games
 from schemas.control import NetworkSettings
 from schemas.errors import StepError
 from tests.control_worlds import corridor

@@ -4,9 +4,9 @@ import gymnasium
 import numpy as np
 import pytest
 
-from learning.control.spaces import Spaces, read_spaces
-from learning.control.worlds import Worlds
-from learning.control.worlds import gymnasium as make_by_id
+from learning.control.stepping.spaces import Spaces, read_spaces
+from learning.control.stepping.worlds import Worlds
+from learning.control.stepping.worlds import gymnasium as make_by_id
 from schemas.control import WorldUse
 from schemas.errors import StepError
 from tests.control_worlds import Corridor, Line, Restless

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from learning.control.text_worlds import InformedWorld, text_rooms
+from learning.control.worlds.text_worlds import InformedWorld, text_rooms
 from learning.environments.lookup_environment import build_environment
 from learning.lookup import bind
 from learning.problems.text_games import text_games

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from learning.control.watermarks import watermarks
+from learning.control.worlds.watermarks import watermarks
 from learning.data.rows import write_rows
 from learning.data.trained_tokenizers import words
 from learning.toy_tasks.remarks import remarks

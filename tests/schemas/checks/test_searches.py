@@ -51,7 +51,7 @@ def test_a_search_has_the_two_stages_with_their_inputs_and_code(tmp_path):
     assert recipe.outputs("tuned") == {"model": "control_policy", "trials": "directory"}
     code = set(recipe.code("tuned"))
     assert {("tasks.control", "run"), ("tasks.evaluate_control", "run")} <= code
-    assert {("learning.control.losses", "td3_bc"), ("learning.search.samplers", "tpe")} <= code
+    assert {("learning.control.losses.standard", "td3_bc"), ("learning.search.samplers", "tpe")} <= code
     assert recipe.settings("tuned")["trained"]["loss"] == {**recipe.settings("policy")["loss"], "alpha": 2.0}
 
 

@@ -1,0 +1,1 @@
+"""Algorithms of kind control and the terms of their losses."""

@@ -1,0 +1,1 @@
+"""What a report says of control policies: metrics, explanations, pictures."""

@@ -1,0 +1,1 @@
+"""What happens around trainings: rounds with a language model, teachers of tasks, sets of worlds."""

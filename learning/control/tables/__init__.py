@@ -1,0 +1,1 @@
+"""Algorithms on tables: finite worlds whose states are numbered."""

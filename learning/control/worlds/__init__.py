@@ -1,0 +1,1 @@
+"""Small worlds with known best actions or values."""
