@@ -339,7 +339,7 @@ class EnvUse(Use):
 class ToolUse(Use):
     """A tool that a model may call in an environment."""
 
-    home = ("learning.tools.calls", "learning.tools.mcp_servers")
+    home = ("learning.tools.calls", "learning.tools.corpora", "learning.tools.mcp_servers")
     takes = ("query",)
     asks = frozenset({"row", "rng"})
     called: str = Field(default="", pattern=r"^([A-Za-z_]\w*)?$")
