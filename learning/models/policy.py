@@ -6,6 +6,7 @@ import random
 import re
 import threading
 from collections.abc import Collection
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,7 +150,7 @@ def _load_model(
 ) -> tuple[Any, PreTrainedTokenizerBase]:
     """Return model and tokenizer of a folder; raise StepError if it does not hold them."""
     try:
-        with LOADING:
+        with LOADING, gguf.read_quickly() if gguf else nullcontext():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=getattr(torch, dtype),
@@ -235,7 +236,7 @@ def load_outline(folder: Path, *, dtype: str = "float32") -> Policy:
     gguf = open_gguf(folder)
     options = {**(gguf.config_options if gguf else {}), **LOCAL_ONLY}
     try:
-        with LOADING:
+        with LOADING, gguf.read_quickly() if gguf else nullcontext():
             config: Any = AutoConfig.from_pretrained(folder, **options)
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))

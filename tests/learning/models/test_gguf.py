@@ -1,16 +1,22 @@
 """GGUF files: written from model folders, read back, and refused where something would be lost."""
 
+from contextlib import nullcontext
+
 import gguf
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from learning.models import gguf as gguf_module
+from learning.models.gguf_reading import PlainReader
 from learning.models.gguf_tokenizer import NFC, SPLITS
 from learning.models.gguf_writing import refuse_inexact, write_gguf
 from learning.models.policy import Policy, find_gguf, load_outline, load_policy, save_policy
 from schemas.errors import StepError
 
+build = gguf.GGUFReader._build_tensors
 IDS = torch.arange(5, 45)[None]
 TEMPLATE = "{% for m in messages %}{{ m['content'] + '<eos>' }}{% endfor %}"
 SIZES = {
@@ -80,6 +86,25 @@ def test_a_model_is_restored_bit_identical_from_f32(kind, tmp_path):
     assert back.tokenizer.encode(text) == policy.tokenizer.encode(text)
     assert back.tokenizer.chat_template == TEMPLATE
     assert (back.tokenizer.eos_token_id, back.tokenizer.pad_token_id) == (1, 0)
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_reading_quickly_changes_no_value_and_asks_for_names_once(kind, tmp_path, monkeypatch):
+    """Without it transformers asks for the names of all tensors once for each of a model's modules."""
+    folder, _ = exported(tmp_path, make_policy(kind), "q8_0")
+    asked, opened, names = [], [], gguf.get_tensor_name_map
+    monkeypatch.setattr(gguf, "get_tensor_name_map", lambda *words: asked.append(words) or names(*words))
+    monkeypatch.setattr(PlainReader, "_build_tensors", lambda self, *words: opened.append(self) or build(self, *words))
+    quick = load_policy(folder).model.state_dict()
+    assert len(asked) == 1
+    assert opened
+    assert {type(reader.data) for reader in opened} == {np.ndarray}
+    monkeypatch.setattr(gguf_module, "quick_reading", nullcontext)
+    plain = load_policy(folder).model.state_dict()
+    assert len(asked) > 10
+    assert quick.keys() == plain.keys()
+    assert all(torch.equal(quick[name], plain[name]) for name in quick)
+    assert gguf.GGUFReader is not PlainReader
 
 
 @pytest.mark.parametrize(("kind", "error"), [("f16", 2**-11), ("q8_0", 1 / 254)])
