@@ -61,7 +61,7 @@ def search(
         best = _index(tuple(texts)).rank(query, top)
         if not best:
             raise ValueError("no document has one of these words")
-        return "\n".join(best)
+        return "\n".join(texts[place] for place in best)
     return "\n".join(
         document["text"] for document in _shelf(tuple(texts)).nearest(query.strip().casefold(), top, same=True)
     )

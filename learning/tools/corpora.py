@@ -4,13 +4,12 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import bm25s
-import numpy as np
 from pydantic import Field
 
 from learning.data.rows import Row, read_rows
+from learning.tools.retrieval import Index
 from schemas.references import ChatRef
 
 AtLeast1 = Annotated[int, Field(ge=1)]
@@ -24,24 +23,12 @@ class Corpus:
     """Documents by their ids, and an index of their words."""
 
     texts: dict[str, str]
-    index: Any
+    index: Index
 
     def rank(self, query: str, top: int) -> list[str]:
-        """Return the ids of up to `top` documents with a word of the query, the best first, equal ones in order.
-
-        A word counts ln(1 + (N − n + ½)/(n + ½)) where n of N documents have it (Robertson & Zaragoza 2009).
-        """
-        words = [word for word in split_words(query) if word in self.index.vocab_dict]
-        if not words:
-            return []
-        score_N = self.index.get_scores(words)
+        """Return the ids of up to `top` documents with a word of the query, the best first, equal ones in order."""
         ids = list(self.texts)
-        return [ids[place] for place in np.argsort(-score_N, kind="stable")[:top] if score_N[place] > 0]
-
-
-def split_words(text: str) -> list[str]:
-    """Return the words of a text, whatever their case."""
-    return re.findall(r"\w+", text.casefold())
+        return [ids[place] for place in self.index.rank(query, top)]
 
 
 def search_corpus(query: str, *, corpus: ChatRef, top: AtLeast1 = 3, shown: AtLeast1 = 80) -> str:
@@ -79,9 +66,7 @@ def read_document(query: str, *, corpus: ChatRef, longest: AtLeast1 = 2000) -> s
 def load_corpus(folder: str) -> Corpus:
     """Return the documents of an artifact with their index, which is made once in a process."""
     texts = {str(row["id"]): _read_text(row) for row in read_rows(Path(folder), "chat")}
-    index = bm25s.BM25(method="lucene", k1=1.2, b=0.75, dtype="float64")
-    index.index([split_words(text) for text in texts.values()], show_progress=False)
-    return Corpus(texts, index)
+    return Corpus(texts, Index([*texts.values()]))
 
 
 def _read_text(row: Row) -> str:

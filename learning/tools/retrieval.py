@@ -2,8 +2,11 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from math import log, sqrt
+from collections.abc import Container, Sequence
+from math import sqrt
+from typing import Any
+
+import numpy as np
 
 from learning.data.rows import Row
 
@@ -30,33 +33,36 @@ class Shelf:
 
 
 class Index:
-    """Texts to search by whole words: Okapi BM25 with the usual constants (Robertson & Zaragoza 2009, eq. 3.15)."""
+    """Texts to search by whole words, whatever their case: Okapi BM25 by the library bm25s, with the usual constants.
 
-    def __init__(self, texts: Sequence[str], *, k1: float = 1.2, b: float = 0.75) -> None:
-        self.texts, self.k1, self.b = list(texts), k1, b
-        self.counts = [Counter(_split(text)) for text in texts]
-        self.lengths = [sum(counts.values()) for counts in self.counts]
-        self.mean = sum(self.lengths) / max(len(texts), 1)
-        self.holding = Counter(word for counts in self.counts for word in counts)
+    A word counts ln(1 + (N − n + ½)/(n + ½)) where n of N texts have it (Robertson & Zaragoza 2009).
+    """
 
-    def rank(self, query: str, k: int) -> list[str]:
-        """Return the k texts with the highest scores, best first and equal ones in order; none without a word of it."""
-        scores = [self.score(query, i) for i in range(len(self.texts))]
-        places = sorted((i for i, score in enumerate(scores) if score > 0), key=lambda i: -scores[i])
-        return [self.texts[i] for i in places[:k]]
+    def __init__(self, texts: Sequence[str]) -> None:
+        import bm25s  # most processes search nothing
 
-    def score(self, query: str, place: int) -> float:
-        """Return the score of a text; a word counts ln(1 + (N − n + ½)/(n + ½)), n of N texts have it."""
-        counts, norm = self.counts[place], 1 - self.b + self.b * self.lengths[place] / (self.mean or 1.0)
-        total = 0.0
-        for word in _split(query):
-            n = self.holding[word]
-            rarity = log(1 + (len(self.texts) - n + 0.5) / (n + 0.5))
-            total += rarity * counts[word] * (self.k1 + 1) / (counts[word] + self.k1 * norm)
-        return total
+        self.texts = list(texts)
+        words = [split_words(text) for text in texts]
+        self.library: Any = bm25s.BM25(method="lucene", k1=1.2, b=0.75, dtype="float64")
+        self.known: Container[str] = ()
+        """Words that a text has; the library divides by their mean number."""
+        if any(words):
+            self.library.index(words, show_progress=False)
+            self.known = self.library.vocab_dict
+
+    def rank(self, query: str, k: int) -> list[int]:
+        """Return the places of up to k texts that have a word of the query, the best first and equal ones in order."""
+        score_N = self.score(query)
+        return [int(place) for place in np.argsort(-score_N, kind="stable")[:k] if score_N[place] > 0]
+
+    def score(self, query: str) -> np.ndarray:
+        """Return the scores of all texts, (N,)."""
+        words = [word for word in split_words(query) if word in self.known]
+        return self.library.get_scores(words) if words else np.zeros(len(self.texts))
 
 
-def _split(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
+    """Return the words of a text, in lower case."""
     return re.findall(r"\w+", text.casefold())
 
 

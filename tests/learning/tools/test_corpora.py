@@ -12,7 +12,8 @@ from flows.planning.recipe_plan import plan_recipe
 from flows.runs.start import start_run
 from learning.data.messages import MESSAGES
 from learning.environments.lookup_environment import build_environment
-from learning.tools.corpora import load_corpus, read_document, search_corpus, split_words
+from learning.tools.corpora import load_corpus, read_document, search_corpus
+from learning.tools.retrieval import split_words
 from lineage.layout import Layout
 from schemas.use import EnvUse
 
@@ -84,9 +85,7 @@ def score(query, text, k1=1.2, b=0.75):
 def test_documents_are_ranked_by_the_formula(query, corpus):
     expected = sorted((name for name in TEXTS if score(query, TEXTS[name])), key=lambda n: -score(query, TEXTS[n]))
     assert load_corpus(corpus).rank(query, 9) == expected
-    known = [word for word in split_words(query) if any(word in split_words(t) for t in TEXTS.values())]
-    computed = load_corpus(corpus).index.get_scores(known)
-    assert computed == pytest.approx([score(query, text) for text in TEXTS.values()], rel=1e-12)
+    assert load_corpus(corpus).index.score(query) == pytest.approx([score(query, t) for t in TEXTS.values()], rel=1e-12)
 
 
 def test_hits_are_lines_with_an_id_that_can_be_read(corpus):
