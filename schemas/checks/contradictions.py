@@ -52,6 +52,7 @@ def find_contradictions(info: StepInfo, stage: Rl) -> tuple[list[Problem], list[
         _check_external_samples,
         _check_older_samples,
         _check_partial,
+        _check_stored_parts,
         _check_temperature,
         _check_kept_tokens,
         _check_critic,
@@ -197,6 +198,20 @@ def _check_partial(info: StepInfo, stage: Rl) -> Iterator[Problem]:
                 )
                 advice = "write `partial: wait`, or use advantages of a critic: `gae`"
                 yield info.problem(join_path(rollout.path, "partial"), message, advice)
+
+
+def _check_stored_parts(info: StepInfo, stage: Rl) -> Iterator[Problem]:
+    """Yield stores of a part of each group whose completions are compared with nothing but one another."""
+    if any("replay" in (slot.values.get("of") or ()) for slot in _find_slots(info, AdvantageUse)):
+        return
+    for stored in _find_slots(info, ExtraSamplesUse):
+        for slot in _find_slots(info, AdvantageUse):
+            if stored.values.get("above_mean") and "group" in (slot.values.get("by"), slot.values.get("within")):
+                message = (
+                    f"what is stored of a group is above its mean, and `{slot.use.use}` compares it with its own mean"
+                )
+                advice = "add `{use: recent_baseline}` to `advantage`, last, which compares it with recent groups"
+                yield info.problem(join_path(stored.path, "above_mean"), message, advice)
 
 
 def _check_temperature(info: StepInfo, stage: Rl) -> Iterator[Problem]:

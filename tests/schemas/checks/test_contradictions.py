@@ -93,6 +93,12 @@ REFUSED = {
         "`replay` returns samples of older weights, which `none`",
         "ratio: token",
     ),
+    "the best of each group, compared with itself": (
+        {**GRPO, "extra_samples": [use("replay", above_mean=True)]},
+        "extra_samples.0.above_mean",
+        "what is stored of a group is above its mean",
+        "recent_baseline",
+    ),
     "old samples and nothing between": (
         {**GRPO, "ratio": "decoupled", "rollout": use("windowed", window=4, max_windows=2)},
         "rollout",
@@ -312,6 +318,11 @@ ALLOWED = {
     "an expert whom the surrogate knows": {"algorithm": "luffy", "extra_samples": [use("expert", data="traces")]},
     "an expert whom a component imitates": {"algorithm": "chord", "extra_samples": [use("expert", data="traces")]},
     "old samples under their own ratio": {**GRPO, "extra_samples": [use("replay")]},
+    "the best of each group, compared with recent ones": {
+        **GRPO,
+        "extra_samples": [use("replay", above_mean=True)],
+        "advantage": [use("center", by="group"), use("recent_baseline")],
+    },
     "samples asked ahead under their own ratio": {**GRPO, "rollout": use("streamed", max_staleness=4)},
     "samples asked ahead and corrected": {**ASYNC, "rollout": "one_step_off"},
     "pieces of samples that are never old": {"algorithm": "rloo", "rollout": "periodic"},
