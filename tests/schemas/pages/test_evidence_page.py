@@ -43,7 +43,9 @@ def test_an_outcome_varies_the_seed_of_what_trains(recipe):
     outcome = one.head.outcome
     varied = {name for name in one.steps if one.seed(name) != two.seed(name)}
     ports = {p.path: p.steps[0] for p in one.ports(outcome.report) if p.steps}
-    makers = {ports.get(f"agents.{name}", ports[f"models.{name}"]) for name in (outcome.method,)}
+    makers = {ports.get(f"agents.{outcome.method}", ports[f"models.{outcome.method}"])}
+    own = tuple(f"{what}.{outcome.method}." for what in ("solvers", "envs", "logits_processors"))
+    makers |= {step for path, step in ports.items() if path.startswith(own)}
     # Samples differ from seed to seed; the seed of policies without sampling is that of the starts, which may stay.
     assert outcome.report in varied or one.stages[outcome.report].kind == "evaluate_control"
     assert varied & {step for maker in makers for step in (maker, *one.steps[maker].needs)}
