@@ -16,7 +16,7 @@ MINIGRID = "minigrid"
 """Function that makes one of MiniGrid's, and the module that ids with it name: `minigrid:MiniGrid-Empty-5x5-v0`."""
 
 
-def list_modules(folder: str, names: str) -> tuple[str, ...]:
+def name_modules(folder: str, names: str) -> tuple[str, ...]:
     """Return the full names of modules of a folder of `learning.control`; `names` has spaces between them."""
     return tuple(f"learning.control.{folder}.{name}" for name in names.split())
 
@@ -71,12 +71,12 @@ class ActingUse(Use):
     """Chooses an action without a network: at random, or by a rule."""
 
     home = (
-        *list_modules("policies", "acting grid_acting experts safe_sets"),
-        *list_modules(
+        *name_modules("policies", "acting grid_acting experts safe_sets"),
+        *name_modules(
             "worlds", "tabular locks points gem_grids histories windy_pendulum cities motors pillars doors watermarks"
         ),
-        *list_modules("losses", "action_programs conversation_values"),
-        *list_modules("reports", "compatibility"),
+        *name_modules("losses", "action_programs conversation_values"),
+        *name_modules("reports", "compatibility"),
     )
     asks = frozenset({"observation_NO", "spaces", "rng"})
 
@@ -85,8 +85,8 @@ class ExplorationUse(Use):
     """Changes actions of the policy while steps are collected."""
 
     home = (
-        *list_modules("policies", "exploration interventions safe_sets"),
-        *list_modules("losses", "action_programs conversation_values"),
+        *name_modules("policies", "exploration interventions safe_sets"),
+        *name_modules("losses", "action_programs conversation_values"),
     )
     asks = frozenset({"action_N", "observation_NO", "spaces", "rng", "step"})
 
@@ -95,9 +95,9 @@ class RelabelUse(Use):
     """Replaces columns of own steps before they are kept: it returns new arrays under their names."""
 
     home = (
-        *list_modules("policies", "relabelling safe_sets"),
-        *list_modules("rewards", "weighted_costs online_labels"),
-        *list_modules("worlds", "forms"),
+        *name_modules("policies", "relabelling safe_sets"),
+        *name_modules("rewards", "weighted_costs online_labels"),
+        *name_modules("worlds", "forms"),
     )
     asks = frozenset(
         {"observation_NO", "action_N", "reward_N", "next_observation_NO", "kept_KO", "spaces", "rng", "step", "state"}
@@ -192,8 +192,8 @@ class ControlTermUse(Use):
     """A term of the loss: a further one, or, under the name of one that the loss has, in its place."""
 
     home = (
-        *list_modules("losses", "terms imitation references dynamics advantage_guidance balances"),
-        *list_modules("losses", "dynamics_gap experience_selection bisimulation"),
+        *name_modules("losses", "terms imitation references dynamics advantage_guidance balances"),
+        *name_modules("losses", "dynamics_gap experience_selection bisimulation"),
     )
     asks = frozenset({"batch", "data_batch", "loss", "actor", "spaces", "step"})
     coef: Number = 1.0

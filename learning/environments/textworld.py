@@ -45,20 +45,16 @@ class Play:
     def step(self, action: str) -> Outcome:
         """Carry out a command that the game admits; another changes nothing."""
         name = action.strip()
-        found = self.world.list_commands(self.progress).get(name)
-        if found is None:
-            return Outcome(
-                f"{REFUSED}\n{self._show()}", reward=-self.rules.penalty if self.rules.penalty else 0.0, ok=False
-            )
-        self.progress.update(found)
+        if not self.world.carry_out(name, self.progress):
+            earned = -self.rules.penalty if self.rules.penalty else 0.0
+            return Outcome(f"{REFUSED}\n{self._show()}", reward=earned, ok=False)
         self.carried_out.append(name)
         if self.progress.done:
             return Outcome(done=True, reward=float(self.progress.completed))
         return Outcome(self._show())
 
     def _show(self) -> str:
-        commands = self.world.list_commands(self.progress) if self.rules.lists_commands else ()
-        return "\n".join([self.state_name, *([f"commands: {', '.join(commands)}"] if commands else [])])
+        return self.world.show(self.progress, lists_commands=self.rules.lists_commands)
 
     def save(self) -> Row:
         """Return the commands that led here, which lead here again."""
@@ -68,9 +64,8 @@ class Play:
         """Continue from what `save` returned. Raise StepError for commands of another game."""
         self.progress, self.carried_out = self.world.begin(), []
         for name in saved["commands"]:
-            if (found := self.world.list_commands(self.progress).get(name)) is None:
+            if not self.world.carry_out(name, self.progress):
                 raise StepError(
                     f"env textworld: {name!r} is not possible where the saved episode says so: another game"
                 )
-            self.progress.update(found)
             self.carried_out.append(name)

@@ -34,10 +34,15 @@ def starts(
         raise StepError(f"problems starts: environment {env.use} has no starts of its own; name its own problems")
     rows: list[Row] = []
     for number in range(size):
-        digest = hashlib.sha256(f"{split} {seed} {number}".encode()).digest()
-        start = int.from_bytes(digest[:4], "big") >> 2 << 1 | (split == "test")
+        start = draw_start(split, seed, number)
         prompt = [{"role": "user", "content": f"{instruction}{environment.show_start(start)}"}]
         name = f"{env.use.rpartition(':')[2]}-{start}"
         metadata = json.dumps({"start": start})
         rows.append({"id": name, "prompt": prompt, "answer": None, "family": env.use, "metadata": metadata})
     return rows
+
+
+def draw_start(split: str, seed: int, number: int) -> int:
+    """Return the seed of a start: even for `train`, odd for `test`, so that no start is in both."""
+    digest = hashlib.sha256(f"{split} {seed} {number}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 2 << 1 | (split == "test")

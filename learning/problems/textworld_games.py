@@ -1,12 +1,12 @@
 """Problems of the environment `textworld`: games of TextWorld's generator."""
 
-import hashlib
 import json
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from learning.data.rows import Row
+from learning.problems.starts import draw_start
 from learning.text_game.textworld import generate_game
 
 
@@ -31,14 +31,11 @@ def textworld_games(
     """
     rows: list[Row] = []
     for place in range(size):
-        digest = hashlib.sha256(f"{split} {seed} {place}".encode()).digest()
-        number = int.from_bytes(digest[:4], "big") >> 2 << 1 | (split == "test")
+        number = draw_start(split, seed, place)
         length = quest[place % len(quest)]
         world, game = generate_game(number, rooms=rooms, objects=objects, quest=length, hints=hints)
-        progress = world.begin()
-        shown = [world.objective, world.describe(progress)]
-        shown += [f"commands: {', '.join(world.list_commands(progress))}"] if lists_commands else []
-        prompt = [{"role": "user", "content": instruction + "\n".join(shown)}]
+        shown = f"{world.objective}\n{world.show(world.begin(), lists_commands=lists_commands)}"
+        prompt = [{"role": "user", "content": instruction + shown}]
         name, family = f"textworld-{number}-{length}", f"textworld{length}"
         metadata = json.dumps({"textworld": game})
         rows.append({"id": name, "prompt": prompt, "answer": None, "family": family, "metadata": metadata})

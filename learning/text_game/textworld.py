@@ -40,6 +40,18 @@ class World:
         named = dict(zip(self.writer.gen_commands_from_actions(actions), actions, strict=True))
         return {name: named[name] for name in sorted(named) if name.partition(" ")[0] not in SHOWN}
 
+    def carry_out(self, command: str, progress: Any) -> bool:
+        """Carry a command out; return whether the state admits it, else nothing changes."""
+        action = self.list_commands(progress).get(command)
+        if action is not None:
+            progress.update(action)
+        return action is not None
+
+    def show(self, progress: Any, *, lists_commands: bool) -> str:
+        """Return what the player sees, and in another line the commands that are possible if they are listed."""
+        commands = self.list_commands(progress) if lists_commands else ()
+        return "\n".join([self.describe(progress), *([f"commands: {', '.join(commands)}"] if commands else [])])
+
     def find_best(self, progress: Any) -> str | None:
         """Return the next command of a way to win; None if the game is over or cannot be won any more."""
         policy = progress.winning_policy
@@ -125,6 +137,6 @@ def replay(row: Row) -> tuple[World, Any]:
     world = read_game(row)
     progress = world.begin()
     for message in row["prompt"]:
-        if message["role"] == "assistant" and (action := world.list_commands(progress).get(str(message["content"]))):
-            progress.update(action)
+        if message["role"] == "assistant":
+            world.carry_out(str(message["content"]), progress)
     return world, progress

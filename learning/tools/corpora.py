@@ -4,17 +4,12 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import Field
 
 from learning.data.rows import Row, read_rows
+from learning.tools.calls import LONGEST_ECHO, AtLeast1
 from learning.tools.retrieval import Index
 from schemas.references import ChatRef
 
-AtLeast1 = Annotated[int, Field(ge=1)]
-LONGEST_ECHO = 40
-"""Most characters of a query that an error repeats."""
 PAGE = re.compile(r"(.*\S)\s+page\s+([1-9]\d{0,5})", re.DOTALL)
 
 

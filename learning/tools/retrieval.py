@@ -53,7 +53,8 @@ class Index:
     def rank(self, query: str, k: int) -> list[int]:
         """Return the places of up to k texts that have a word of the query, the best first and equal ones in order."""
         score_N = self.score(query)
-        return [int(place) for place in np.argsort(-score_N, kind="stable")[:k] if score_N[place] > 0]
+        found_M = np.flatnonzero(score_N > 0)
+        return found_M[np.argsort(-score_N[found_M], kind="stable")[:k]].tolist()
 
     def score(self, query: str) -> np.ndarray:
         """Return the scores of all texts, (N,)."""

@@ -25,7 +25,6 @@ def read_minari(folder: Path, world: Any, spaces: Spaces) -> Iterator[Episode]:
     """Yield the episodes of a data set. Raise StepError if it cannot be read, or has other spaces than the env."""
     storage = _open(folder)
     flat = _require_spaces(storage, world, spaces)
-    start = spaces.start if spaces.is_discrete else 0
     for number in range(storage.total_episodes):
         (read,) = storage.get_episodes([number])
         steps = len(read["rewards"])
@@ -36,7 +35,7 @@ def read_minari(folder: Path, world: Any, spaces: Spaces) -> Iterator[Episode]:
         yield Episode(
             f"episode {number}",
             observation[:-1],
-            action[:, 0].astype(np.int64) - start if spaces.is_discrete else action.astype(np.float32),
+            action[:, 0].astype(np.int64) - spaces.start if spaces.is_discrete else action.astype(np.float32),
             np.asarray(read["rewards"], dtype=np.float64),
             observation[1:],
             *ended,

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from learning.control.stepping.spaces import Spaces
-from learning.control.stepping.transitions import Transitions
+from learning.control.stepping.transitions import COLUMNS, Transitions
 from schemas.errors import StepError
 
+RECORDED = COLUMNS[1:]
+"""Columns of transitions that a record has; the number of a step follows from them."""
 SLACK = 1e-4
 """How far a recorded number may lie outside the bounds of an action: what float32 and text formats round."""
 
@@ -53,10 +55,7 @@ def gather_recorded(
     if not parts or (most_episodes or 0) > len(parts) or (most_steps or 0) > steps:
         asked = f"{most_episodes} `episodes`" if most_episodes else f"{most_steps or 1} `environment_steps`"
         raise StepError(f"dataset: it has {len(parts)} episodes of {steps} steps, and {asked} are asked for")
-    columns = {
-        name: np.concatenate([getattr(part, name) for part in parts])
-        for name in ("observation", "action", "reward", "next_observation", "terminated", "truncated")
-    }
+    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in RECORDED}
     lengths = [len(part) for part in parts]
     ends = np.cumsum(lengths) - 1
     columns["truncated"][ends] |= ~columns["terminated"][ends]
@@ -65,8 +64,7 @@ def gather_recorded(
 
 
 def _cut(episode: Episode, steps: int) -> Episode:
-    names = ("observation", "action", "reward", "next_observation", "terminated", "truncated")
-    return Episode(episode.name, *(getattr(episode, name)[:steps] for name in names))
+    return Episode(episode.name, *(getattr(episode, name)[:steps] for name in RECORDED))
 
 
 def check_episode(episode: Episode, spaces: Spaces) -> None:

@@ -51,7 +51,7 @@ def test_a_single_offer_takes_everything_and_two_leave_the_other_what_it_could_t
     assert solve(GAME.goods, GAME.mine, GAME.theirs, 1).keep == (2, 1)
     plan = solve(GAME.goods, GAME.mine, GAME.theirs, 2)
     assert (plan.keep, plan.own / 2, plan.other / 2) == ((2, 0), Fraction(6, 7), Fraction(4, 6))
-    # A single thing cannot be divided: it goes to whoever makes the last offer, so that before that the other gives in.
+    # A single thing cannot be divided: who makes the last offer would keep it, so the other gives it up before.
     assert solve((1,), (3,), (3,), 2).own == 0
     assert solve((1,), (3,), (3,), 3).own == 3
     assert solve((3,), (1,), (1,), 2) == solve((3,), (5,), (2,), 2)
