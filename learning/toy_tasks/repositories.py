@@ -14,7 +14,7 @@ from pydantic import Field
 from learning.data.rows import Row
 from learning.environments.repo import read_task
 from learning.tools.file_edits import apply_command
-from learning.toy_tasks.rows import Rate, Size, Split, TestShare, draw_rows, is_in_split, make_row
+from learning.toy_tasks.rows import Rate, Size, Split, TestShare, draw_rows, hash_text, is_in_split, make_row
 
 OPERATORS = {"add": "+", "sub": "-", "mul": "*"}
 MODULES = ("ops", "core", "util")
@@ -84,8 +84,8 @@ def repositories(
 
     `bugs` is the difficulty: how many of the `functions`, spread over `modules`, have a wrong operator; it is also in
     the row's family (`repo2`). The prompt is `fix it`, or names the wrong functions with `named`, after `instruction`;
-    with `shown` the files stand in it, too, and with `hinted` what `repo_guide` says. Every function has a visible and
-    a hidden test. Raise StepError if there are too few.
+    with `shown` the files stand in it, too, and with `hinted` what `repo_guide` says. A repository is in the same split
+    with any prompt. Every function has a visible and a hidden test. Raise StepError if there are too few.
     """
     rng = np.random.default_rng(seed)
 
@@ -106,8 +106,9 @@ def repositories(
         }
         if hinted:
             text += f"\n{write_hint(files, about['gold'])}"
-        row = make_row(f"repo{count}", text, None, about, salt=json.dumps(about))
-        return row if is_in_split(row["id"], split, test_share) else None
+        if not is_in_split(hash_text(json.dumps(about)), split, test_share):
+            return None
+        return make_row(f"repo{count}", text, None, about, salt=json.dumps(about))
 
     return draw_rows(draw, size, MAX_DRAWS * size, "repositories", split, "lower `size`")
 

@@ -225,6 +225,9 @@ def test_problems_are_held_out_and_as_hard_as_asked_for():
 
     train, test = make(split="train", seed=1), make(split="test", seed=2)
     assert not {row["id"] for row in train} & {row["id"] for row in test}
+    hinted = {row["metadata"] for row in make(split="train", seed=2, shown=True, hinted=True)}
+    assert hinted & {row["metadata"] for row in make(split="train", seed=2)} == hinted, "the prompt does not matter"
+    assert not hinted & {row["metadata"] for row in make(split="test", seed=2)}
     assert make(split="train", seed=1) == train
     assert [row["family"] for row in train[:4]] == ["repo1", "repo2", "repo1", "repo2"]
     for row in train:
