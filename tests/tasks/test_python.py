@@ -17,6 +17,11 @@ def double(context, *, factor: int = 2):
     return {"number": number * factor}
 
 
+def gguf(context):
+    """Write what has the name of a GGUF file."""
+    (context.output("result") / "model.gguf").write_bytes(b"GGUF")
+
+
 def nothing(context):
     """Write nothing."""
 
@@ -85,6 +90,7 @@ def test_a_result_is_passed_on(call):
         ("double", None, {"factor": "many"}, "factor"),
         ("double", None, {"facto": 2}, "facto"),
         ("double", {"result": "policy"}, {}, "output 'result' is not a policy: it has no config.json"),
+        ("gguf", {"result": "reward_model"}, {}, "output 'result' is not a reward_model: it has no config.json"),
         ("prompts", {"result": "chat"}, {}, "not chat rows, column.* completion missing"),
         ("prompts", {"result": "prompts"}, {"good": False}, "has no rows.parquet"),
         ("missing", None, {}, "has no function 'missing'"),
@@ -97,6 +103,10 @@ def test_failures_are_reported(call, name, produces, options, message):
 
 def test_rows_of_the_declared_type_pass(call):
     assert call("prompts", {"result": "prompts"}) == Result()
+
+
+def test_a_policy_may_be_a_gguf_file(call):
+    assert call("gguf", {"result": "policy"}) == Result()
 
 
 def test_a_gate_of_the_users_own_stays_a_gate(call):
