@@ -1,6 +1,5 @@
 """Scores of the models of a finished report, per problem where the metric is a mean over problems."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,6 +7,7 @@ import numpy as np
 from flows.execution.results import read_scores
 from lineage.layout import Layout
 from schemas.errors import PlanError
+from schemas.gates import split_metric
 from schemas.manifest import Manifest
 from schemas.suggestions import suggest
 
@@ -35,7 +35,7 @@ def read_report_scores(
     `threshold` is the least score of a correct sample, as in the report's settings; None for control policies.
     """
     scores = read_scores(manifest)
-    name, family = split_metric(metric, {row["metric"] for row in scores})
+    name, family = split_metric(metric, [row["metric"] for row in scores]) or (metric, None)
     rows = [row for row in scores if row["metric"] == name and row["family"] == (family or "all")]
     values = {row["model"]: row["value"] for row in rows}
     missing = [model for model in models if model not in values]
@@ -48,15 +48,8 @@ def read_report_scores(
     return ReportScores(values, read_problem_means(manifest, family, threshold, layout) if name == ACCURACY else {})
 
 
-def split_metric(metric: str, known: Iterable[str]) -> tuple[str, str]:
-    """Return the metric and the family that `metric` names, "" for none; the metric's own options may have dots."""
-    named = [name for name in known if metric == name or metric.startswith(f"{name}.")]
-    name = max(named, key=len, default=metric.partition(".")[0])
-    return name, metric[len(name) + 1 :]
-
-
 def read_problem_means(
-    manifest: Manifest, family: str, threshold: float | None, layout: Layout
+    manifest: Manifest, family: str | None, threshold: float | None, layout: Layout
 ) -> dict[str, dict[str, float]]:
     """Return the mean score of every model on every problem, from the samples of a report.
 
@@ -67,7 +60,7 @@ def read_problem_means(
     folder = layout.artifact(manifest.kind, manifest.key) / "outputs" / "report"
     scores: dict[str, dict[str, list[float]]] = {}
     for row in pq.read_table(folder / "samples.parquet", columns=["model", "id", "family", "score"]).to_pylist():
-        if row["score"] is not None and family in ("", row["family"]):
+        if row["score"] is not None and family in (None, row["family"]):
             value = row["score"] if threshold is None else float(row["score"] >= threshold - SLACK)
             scores.setdefault(row["model"], {}).setdefault(row["id"], []).append(value)
     return {model: {id: float(np.mean(values)) for id, values in rows.items()} for model, rows in scores.items()}

@@ -136,6 +136,8 @@ def test_families_follow_the_metric_and_policies_are_no_question():
     assert split_metric("accuracy", ["accuracy"]) == ("accuracy", None)
     assert split_metric("accuracy.a.b", ["accuracy", "accuracy.a"]) == ("accuracy.a", "b")
     assert split_metric("acc", ["accuracy"]) is None
+    dotted = "hypervolume_[0.0, -20.0]"
+    assert split_metric(f"{dotted}.all", ["accuracy", dotted]) == (dotted, "all")
     gate = {"min": 1, "on_fail": "branch", "branch": ["x"], "approve_within": 5.0}
     assert strip_policy({"gate": [gate], "k": 1}) == {"gate": [{"min": 1}], "k": 1}
     assert strip_policy({"gate": {"use": "f"}}) == {"gate": {"use": "f"}}

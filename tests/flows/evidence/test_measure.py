@@ -13,7 +13,7 @@ from rich.console import Console
 
 from flows.evidence import commands, measure
 from flows.evidence.measure import list_changed_digits
-from flows.evidence.scores import ReportScores, pair_scores, read_problem_means, read_report_scores, split_metric
+from flows.evidence.scores import ReportScores, pair_scores, read_problem_means, read_report_scores
 from flows.evidence.spending import count_completions, find_makers, find_unequal
 from flows.planning.recipe_plan import plan_recipe
 from lineage.layout import Layout
@@ -180,20 +180,6 @@ def test_a_metric_that_the_report_lacks_is_refused_by_name(measured):
         read_report_scores(report, "pass_at_8", ("long",), 1.0, Layout(folder))
 
 
-@pytest.mark.parametrize(
-    ("metric", "parts"),
-    [
-        ("accuracy", ("accuracy", "")),
-        ("accuracy.chain_sum", ("accuracy", "chain_sum")),
-        ("hypervolume_[0.0, -20.0]", ("hypervolume_[0.0, -20.0]", "")),
-        ("hypervolume_[0.0, -20.0].all", ("hypervolume_[0.0, -20.0]", "all")),
-        ("pass_at_8.sums", ("pass_at_8", "sums")),
-    ],
-)
-def test_a_metric_with_dots_in_its_options_is_named_as_the_report_shows_it(metric, parts):
-    assert split_metric(metric, ["hypervolume_[0.0, -20.0]", "accuracy"]) == parts
-
-
 def test_completions_are_summed_over_the_points_of_a_curve(measured, tmp_path):
     plan = plan_recipe(measured[0] / "tiny.yaml", Layout(tmp_path))
     step = plan.step("long").model_copy(update={"kind": "rl"})
@@ -256,7 +242,7 @@ def test_a_problem_counts_the_samples_that_reach_the_threshold_and_not_their_sco
     scores = {"a": [0.9, 0.5, 1.0, None], "b": [0.79, 0.8 - 1e-12, 0.0, 0.1]}
     rows = [{"model": "m", "id": id, "family": "f", "score": s} for id, of in scores.items() for s in of]
     pq.write_table(pa.Table.from_pylist(rows), folder / "samples.parquet")
-    assert read_problem_means(manifest, "", 0.8, layout) == {"m": {"a": 2 / 3, "b": 1 / 4}}
+    assert read_problem_means(manifest, None, 0.8, layout) == {"m": {"a": 2 / 3, "b": 1 / 4}}
 
 
 def test_what_a_model_plays_in_was_made_for_it_too():
