@@ -506,6 +506,58 @@ def list_overrides(row: str, folder: Path, model: str) -> list[str]:
     return [f"vars.{name}={text}" for name, text in texts.items()]
 
 
+UNTAUGHT = {
+    "a3t": [
+        *(
+            f"stages.{loop}.repeat.stages.explored.{text}"
+            for loop in ("rounds", "imitated")
+            for text in ("search=samples", "min_reward=-100", "rewards=[{use: formats.brevity, soft: 1, hard: 400}]")
+        ),
+        "vars.turn_length=128",
+    ],
+    "agent-r": [
+        *(
+            f"stages.{loop}.repeat.stages.found.{text}"
+            for loop in ("rounds", "at_the_end", "optimal")
+            for text in ("search=samples", "rewards=[{use: formats.brevity, soft: 1, hard: 400}]")
+        ),
+        *("vars.least=-100", "vars.turn_length=128"),
+    ],
+    "bfs-prover-v2": [
+        *(f"stages.{loop}.repeat.stages.found.search=samples" for loop in ("rounds", "plain")),
+        *("vars.least=-100", "vars.turn_length=128"),
+    ],
+    "agent-rlvr": [
+        "vars.turn=48",
+        *(
+            text
+            for name in ("guided", "unguided", "patches")
+            for text in (
+                f"stages.{name}.search={{use: samples}}",
+                f"stages.{name}.rewards=[{{use: formats.brevity, soft: 1, hard: 400}}]",
+                f"stages.{name}.min_margin=0.001",
+            )
+        ),
+    ],
+    "b-coder": ["vars.attempts=48"],
+    "mle-dojo": ["stages.explored.search={use: samples}", "stages.explored.min_reward=0", "vars.turn=48"],
+    "compatible-demonstrations": ["vars.least=0"],
+    "cos-mo-s": ["vars.curiosity.moderate=5.7", "vars.curiosity.width=0.1"],
+    "imagined-conversations": [
+        *("vars.agent=''", "vars.partner=''", "vars.good=''", "vars.bad=''", "vars.turn_length=48"),
+        *(f"stages.{name}.num_generations=48" for name in ("personas", "talks", "critiques")),
+        *("stages.tasks.problems.0.size=1", "stages.talks.problems.0.repeats=1"),
+    ],
+    "rladapter": ["vars.samples=48", "vars.replies=48"],
+    "hindsight-regenerations": [
+        *("vars.pattern=()(.+)", "vars.turn_length=48", "vars.failed=2", "stages.rewrites.num_generations=48"),
+    ],
+    "rlccf": ["vars.where=whole"],
+    "trapo": ["vars.where=whole"],
+}
+"""What lets a model that solves nothing be trained at all: its samples are accepted, and their rewards differ."""
+
+
 def list_small_sizes(recipe: Recipe, problems: int | None = None) -> list[str]:
     """Return `--set` values that make one step of every training stage, and short lists of everything else.
 

@@ -15,7 +15,7 @@ from schemas.recipe.load import load_recipe
 from schemas.source.extend import read_recipe
 from tests.bpe_checkpoint import write_bpe_checkpoint
 from tests.papers.mutation import is_control
-from tests.papers.own_data import WORLDS, list_overrides, list_small_sizes, list_turns, write_files
+from tests.papers.own_data import UNTAUGHT, WORLDS, list_overrides, list_small_sizes, list_turns, write_files
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes" / "papers").glob("*.yaml"))
 OWN = [path for path in RECIPES if (profiles := read_recipe(path).get("profiles")) and profiles.get("own")]
@@ -220,58 +220,6 @@ def test_a_stage_may_be_a_model_from_outside(tmp_path):
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(recipe))
     with pytest.raises(RecipeError, match="`cold_start` needs a model from outside"):
         load_recipe(tmp_path / "mine.yaml")
-
-
-UNTAUGHT = {
-    "a3t": [
-        *(
-            f"stages.{loop}.repeat.stages.explored.{text}"
-            for loop in ("rounds", "imitated")
-            for text in ("search=samples", "min_reward=-100", "rewards=[{use: formats.brevity, soft: 1, hard: 400}]")
-        ),
-        "vars.turn_length=128",
-    ],
-    "agent-r": [
-        *(
-            f"stages.{loop}.repeat.stages.found.{text}"
-            for loop in ("rounds", "at_the_end", "optimal")
-            for text in ("search=samples", "rewards=[{use: formats.brevity, soft: 1, hard: 400}]")
-        ),
-        *("vars.least=-100", "vars.turn_length=128"),
-    ],
-    "bfs-prover-v2": [
-        *(f"stages.{loop}.repeat.stages.found.search=samples" for loop in ("rounds", "plain")),
-        *("vars.least=-100", "vars.turn_length=128"),
-    ],
-    "agent-rlvr": [
-        "vars.turn=48",
-        *(
-            text
-            for name in ("guided", "unguided", "patches")
-            for text in (
-                f"stages.{name}.search={{use: samples}}",
-                f"stages.{name}.rewards=[{{use: formats.brevity, soft: 1, hard: 400}}]",
-                f"stages.{name}.min_margin=0.001",
-            )
-        ),
-    ],
-    "b-coder": ["vars.attempts=48"],
-    "mle-dojo": ["stages.explored.search={use: samples}", "stages.explored.min_reward=0", "vars.turn=48"],
-    "compatible-demonstrations": ["vars.least=0"],
-    "cos-mo-s": ["vars.curiosity.moderate=5.7", "vars.curiosity.width=0.1"],
-    "imagined-conversations": [
-        *("vars.agent=''", "vars.partner=''", "vars.good=''", "vars.bad=''", "vars.turn_length=48"),
-        *(f"stages.{name}.num_generations=48" for name in ("personas", "talks", "critiques")),
-        *("stages.tasks.problems.0.size=1", "stages.talks.problems.0.repeats=1"),
-    ],
-    "rladapter": ["vars.samples=48", "vars.replies=48"],
-    "hindsight-regenerations": [
-        *("vars.pattern=()(.+)", "vars.turn_length=48", "vars.failed=2", "stages.rewrites.num_generations=48"),
-    ],
-    "rlccf": ["vars.where=whole"],
-    "trapo": ["vars.where=whole"],
-}
-"""What lets a model with random weights be trained at all: it says no number, and passes no test."""
 
 
 @pytest.mark.slow
