@@ -62,6 +62,9 @@ def describe_method(stage):
     return settings
 
 
+OPTIONS_OF_USER = ("expert", "when", "by", "weights", "most", "costs", "caption", "annotator", "goal", "latency")
+
+
 @pytest.mark.parametrize("path", CONTROL, ids=lambda path: path.stem)
 def test_every_world_is_the_users_and_the_method_is_the_shipped_one(path, mine):
     own, shipped = load_recipe(path, profile="own", overrides=bring(path, mine)), load_recipe(path)
@@ -70,23 +73,13 @@ def test_every_world_is_the_users_and_the_method_is_the_shipped_one(path, mine):
     acting = [own.stages[name] for name, kind in kinds.items() if kind not in ("rl", "evaluate")]
     worlds = [use for stage in acting if getattr(stage, "env", None) for use in list_worlds(stage.env)]
     assert set(worlds) == {WORLDS[path.stem]}
+    variables = read_recipe(path, "own").get("vars")
+    of_user = {"env", "learning_rate"} if variables and "learning_rate" in variables.value else {"env"}
     for name in (name for name, kind in kinds.items() if kind == "control"):
-        ours, theirs = (recipe.stages[name].model_dump(exclude={"env"}) for recipe in (own, shipped))
+        ours, theirs = (recipe.stages[name].model_dump(exclude=of_user) for recipe in (own, shipped))
         for slot in ("exploration", "relabel", "segment_reward"):  # experts, rules when they act, raters are the user's
             for settings in (ours[slot], theirs[slot]):
-                of_user = (
-                    "expert",
-                    "when",
-                    "by",
-                    "weights",
-                    "most",
-                    "costs",
-                    "caption",
-                    "annotator",
-                    "goal",
-                    "latency",
-                )
-                for option in of_user if settings else ():
+                for option in OPTIONS_OF_USER if settings else ():
                     settings.pop(option, None)
         for settings in (ours["teacher"] or {}, theirs["teacher"] or {}):  # what an expert knows of tasks
             for option in ("easiest", "hardest", "mastered"):
