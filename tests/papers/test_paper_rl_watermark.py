@@ -275,3 +275,7 @@ def test_what_is_compared():
     assert [use.use for use in report.policies.values()] == ["hashed_lists"]
     rows = [{row["id"] for row in bind(STAGES[name].problems[0])()} for name in ("prompts", "held_out")]
     assert not rows[0] & rows[1]
+
+
+def test_the_worlds_of_a_process_share_one_backbone(ports):
+    assert make_world(TRAINED, ports).backbone is make_world(TRAINED, ports).backbone

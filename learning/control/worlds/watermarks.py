@@ -9,6 +9,7 @@ Shapes: V tokens of the vocabulary, T of a text.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,7 @@ from pydantic import Field
 from learning.control.worlds.text_attacks import Meanings, remove_words, swap_words, turn_round
 from learning.data.chat import decode, encode_prompt
 from learning.data.rows import Row, read_rows
+from learning.generation.engines.slots import name_of_cache
 from learning.lookup import Inner
 from learning.models.policy import Policy, load_policy
 from schemas.control import ActingUse
@@ -185,13 +187,16 @@ class Watermarks(gymnasium.Env):
         rng = np.random.default_rng([self.scheme.key, place, 0])
         ids = encode_prompt(self.backbone.tokenizer, self.rows[place]["prompt"])
         first, total, favoured_V = len(ids), 0.0, torch.tensor(green_V, dtype=torch.float32)
+        new, kept, cache = ids, None, name_of_cache(type(self.backbone.model))
         with torch.no_grad():
             for _ in range(self.scheme.length):
-                logits_V = self.backbone.model(torch.tensor([ids])).logits[0, -1].float() + self.barred_V
+                made = self.backbone.model(torch.tensor([new]), use_cache=True, **{cache: kept})
+                logits_V = made.logits[0, -1].float() + self.barred_V
                 chances_V = favour_green(logits_V, favoured_V, delta).double().softmax(-1).cumsum(-1).numpy()
                 token = min(int(np.searchsorted(chances_V, rng.random() * chances_V[-1], side="right")), self.size - 1)
                 total += float(logits_V.log_softmax(-1)[token])
                 ids.append(token)
+                new, kept = [token], made[cache]
         return decode(self.backbone.tokenizer, ids[first:]), total / self.scheme.length
 
     def detect(self, ids: Sequence[int], green_V: np.ndarray) -> float:
@@ -238,4 +243,10 @@ def watermarks(
     weights: dict[str, float] = dict(zip(TERMS, (detection, quality, removal, spoofing), strict=True))
     scheme = Scheme(gamma, delta, length, weights, cap, balance, key)
     attacks = Attacks(deleted, swapped, meanings)
-    return Watermarks(load_policy(Path(backbone)), rows, scheme, attacks, anchor)
+    return Watermarks(load_backbone(str(backbone)), rows, scheme, attacks, anchor)
+
+
+@lru_cache(maxsize=1)
+def load_backbone(folder: str) -> Policy:
+    """Return the policy of a folder; the worlds of a process share it, because it never changes."""
+    return load_policy(Path(folder))
