@@ -6,6 +6,7 @@ from pydantic import Field, ValidationError
 
 from learning.data.rows import Row, read_metadata
 from learning.lookup import Inner, RewardFunction
+from learning.rewards.answers import extract_final_answer
 from schemas.base import Schema
 from schemas.errors import StepError
 
@@ -19,16 +20,24 @@ class Criterion(Schema):
 
 
 def weighted(
-    rows: list[Row], completions: list[str], *, judge: RewardFunction | None = None, at_least: float = 0.5
+    rows: list[Row],
+    completions: list[str],
+    *,
+    judge: RewardFunction | None = None,
+    at_least: float = 0.5,
+    marker: str | None = None,
 ) -> list[float | None]:
     """Sum of the weights of the criteria that a completion meets, over the sum of the weights above 0; at least 0.
 
     The metadata of a problem have its `rubric`: `[{"criterion": "names the illness", "weight": 5, "evidence":
     ["flu"]}]`. Weights below 0 are for mistakes. A criterion is met by a completion that contains one of its `evidence`
     texts, whatever their case, and, with a `judge`, if that reward scores the completion `at_least` with the criterion
-    as its prompt. None if the judge cannot score a criterion. Raise StepError for a problem without a rubric.
+    as its prompt. With a `marker` only the text after its last one counts, such as the report at the end of a dialogue
+    (without one the score is 0). None if the judge cannot score a criterion. Raise StepError for a problem without a
+    rubric.
     """
-    return [_score(row, text, judge, at_least) for row, text in zip(rows, completions, strict=True)]
+    texts = [extract_final_answer(completion, marker) for completion in completions]
+    return [0.0 if text is None else _score(row, text, judge, at_least) for row, text in zip(rows, texts, strict=True)]
 
 
 def _score(row: Row, text: str, judge: Inner | None, at_least: float) -> float | None:

@@ -44,8 +44,8 @@ def patients(
 
     The prompt has the first complaint, or with `record: whole` all four symptoms. The answer is the illness; metadata
     have the `facts` (each of eight symptoms: yes or no) and a `rubric` of the patient's own: naming the illness (5),
-    two of its symptoms other than the complaint (2 each), and naming another illness (−4). Patients are numbered, and
-    split by their number. Raise StepError if there are fewer than `size`.
+    two of its symptoms other than the complaint (2 each), naming another illness (−4), and mentioning a symptom that is
+    absent (−4). Patients are numbered, and split by their number. Raise StepError if there are fewer than `size`.
     """
     rng = np.random.default_rng([seed, split == "test"])
     illnesses = list_illnesses()
@@ -62,6 +62,11 @@ def patients(
             {"criterion": "names the illness", "weight": 5, "evidence": [name]},
             *({"criterion": f"mentions {symptom}", "weight": 2, "evidence": [symptom]} for symptom in own[1:3]),
             {"criterion": "names another illness", "weight": -4, "evidence": [n for n in ILLNESSES if n != name]},
+            {
+                "criterion": "mentions an absent symptom",
+                "weight": -4,
+                "evidence": [s for s in SYMPTOMS if s not in own],
+            },
         ]
         return make_row("patients", text, name, {"facts": facts, "shown": shown, "rubric": rubric}, salt=name)
 

@@ -100,7 +100,7 @@ def test_a_report_is_scored_by_the_criteria_of_its_own_case(patients):
     ]
     row = patients[0] | {"metadata": json.dumps({"rubric": criteria})}
     for stage in (RUBRIC, TRAINED, STAGES["report"]):
-        assert score(stage, row, "one six", "six", "one two") == [0.125, 0.0, 1.0]
+        assert score(stage, row, "= one six", "= six", "= one two") == [0.125, 0.0, 1.0]
     rubrics = [json.loads(row["metadata"])["rubric"] for row in patients]
     assert rubrics[0] != rubrics[1]
     assert len({json.dumps(one) for one in rubrics}) > 40
@@ -112,6 +112,9 @@ def test_a_report_is_scored_by_the_criteria_of_its_own_case(patients):
         pytest.approx(5 / 9),
         pytest.approx(max(0, 5 * (first["answer"] in ("agra", "bela")) - 4) / 9),
     ]
+    everything = " ".join(json.loads(first["metadata"])["facts"])
+    asked = f"{' '.join(mentioned)}?"
+    assert score(TRAINED, first, f"= {everything}", f"{asked}= none", asked) == [0.0, 0.0, 0.0]
     assert score(RULES, first, f"= {first['answer']}", "= nothing") == [1.0, 0.0]
 
 

@@ -155,7 +155,7 @@ def test_patients_and_consultations_and_acquaintances():
         own = {symptom for symptom in SYMPTOMS if metadata["facts"][symptom] == "yes"}
         assert own == set(illnesses[row["answer"]])
         assert row["prompt"][0]["content"].split()[1:] == metadata["shown"]
-        assert [entry["weight"] for entry in metadata["rubric"]] == [5, 2, 2, -4]
+        assert [entry["weight"] for entry in metadata["rubric"]] == [5, 2, 2, -4, -4]
         assert not {entry["evidence"][0] for entry in metadata["rubric"][1:3]} & {*metadata["shown"]}
     answers = {}
     for row in consultations(split="train", size=150):

@@ -29,6 +29,11 @@ def test_the_score_is_the_share_of_the_weights_above_0(text, score):
     assert weighted([make_row()], [text]) == [pytest.approx(score)]
 
 
+def test_the_text_after_the_last_marker_counts():
+    texts = ["flu? = rest", "flu = sleep = poison flu", "flu and rest"]
+    assert weighted([make_row()] * 3, texts, marker="=") == [pytest.approx(0.375), pytest.approx(0.125), 0.0]
+
+
 def agree(rows, completions, *, silent: bool = False):
     """Agree with criteria whose first word is in the completion."""
     return [
