@@ -4,26 +4,47 @@
 paragraphs is `bam river zed`.
 """
 
+from collections.abc import Iterable
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
 from learning.data.rows import Row
-from learning.toy_tasks.atlas import RELATIONS, list_texts, make_atlas
+from learning.toy_tasks.atlas import RELATIONS, Document, list_texts, make_atlas
 from learning.toy_tasks.rows import Rate, Size, Split, TestShare, choose, is_in_split, make_row
 from schemas.errors import StepError
 
 TOWNS = 15
+CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
 
 
-def site_questions(*, size: Size, seed: int = 0, split: Split, test_share: TestShare = 0.25) -> list[Row]:
-    """Return `size` questions that one page answers: `river of bam?`. The metadata have all facts as documents."""
-    documents = make_atlas(TOWNS, 0)
+def site_questions(
+    *,
+    world: Annotated[int, Field(ge=0, le=69)] = 0,
+    size: Size,
+    seed: int = 0,
+    split: Split,
+    test_share: TestShare = 0.25,
+) -> list[Row]:
+    """Return `size` questions that one page answers: `river of bam?`. The metadata have all facts as documents.
+
+    Another `world` has other names on the same pages: the server's `--world`.
+    """
+    documents = rename(make_atlas(TOWNS, 0), world)
     about = {"documents": list_texts(documents)}
     rows = [make_row("pages", f"{kind} of {town}?", value, about) for town, kind, value in documents]
     own = [row for row in rows if is_in_split(row["id"], split, test_share)]
     return choose("site_questions", split, own, size, seed)
+
+
+def rename(documents: Iterable[Document], world: int) -> list[Document]:
+    """Return documents with the letters of towns and values moved on by `world` places, as the server does."""
+    moved = "".join(
+        letters[world % len(letters) :] + letters[: world % len(letters)] for letters in (CONSONANTS, VOWELS)
+    )
+    table = str.maketrans(CONSONANTS + VOWELS, moved)
+    return [(town.translate(table), kind, value.translate(table)) for town, kind, value in documents]
 
 
 def site_researcher(

@@ -4,6 +4,7 @@ Turns are dictated; environment, reader, rewards and the curation are those of t
 `data/servers/pages`. Not shown: noise of the live web.
 """
 
+import importlib.util
 import json
 from functools import wraps
 from pathlib import Path
@@ -97,6 +98,22 @@ def test_equal_queries_make_one_request_and_failures_are_tried_again(policy):
         assert [sample.reward for sample in samples] == [1.0, 1.0]
         assert all(turn.ok for sample in samples for turn in sample.turns)
     assert TRAINED.env.options["command"][-2:] == ["--fails", "0.2"]
+
+
+def test_the_site_of_another_world_has_the_names_of_its_questions():
+    source = importlib.util.spec_from_file_location("pages_server", SERVER)
+    server = importlib.util.module_from_spec(source)
+    source.loader.exec_module(server)
+    (of, own) = (
+        {row["answer"] for row in site.site_questions(world=world, size=20, split="train")} for world in (3, 0)
+    )
+    assert not of & own
+    for world in (0, 3, 12):
+        facts = {text for page in server.rename(PAGES, world).values() for text in [page["title"], *page["paragraphs"]]}
+        for row in site.site_questions(world=world, size=20, split="train"):
+            kind, _, town = row["prompt"][0]["content"].removesuffix("?").partition(" of ")
+            assert {f"{town} {kind}", f"{town} {kind} {row['answer']}"} <= facts
+    assert server.rename(PAGES, 0) == PAGES
 
 
 def test_half_of_the_failures_are_429_and_the_others_500():

@@ -1,6 +1,6 @@
 """A site over HTTP at 127.0.0.1: the pages of pages.json, a search of their titles, and failures that pass.
 
-Each address fails on its first request, with status 429 or 500, for the share `--fails` of all addresses.
+With `--world` the names on the pages have other letters. Each address fails on its first request, with status 429 or 500, for the share `--fails` of all addresses.
 """
 
 import argparse
@@ -14,6 +14,27 @@ from urllib.parse import parse_qs, urlsplit
 
 PAGES = json.loads((Path(__file__).parent / "pages.json").read_text())
 """Title and paragraphs of each page, by its address."""
+
+
+CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
+
+
+def rename(pages, world):
+    """Move the letters of towns and values on by `world` places, as problems `site_questions` do."""
+    moved = "".join(letters[world % len(letters) :] + letters[: world % len(letters)] for letters in (CONSONANTS, VOWELS))
+    table = str.maketrans(CONSONANTS + VOWELS, moved)
+
+    def change(text):
+        town, kind, *value = text.split()
+        return " ".join([town.translate(table), kind, *(word.translate(table) for word in value)])
+
+    return {
+        address: {
+            "title": change(page["title"]),
+            "paragraphs": [change(text) if text.startswith(page["title"]) else text for text in page["paragraphs"]],
+        }
+        for address, page in pages.items()
+    }
 
 
 def search(words, top):
@@ -64,5 +85,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=8766)
     parser.add_argument("--fails", type=float, default=0.2)
+    parser.add_argument("--world", type=int, default=0)
     given = parser.parse_args()
+    PAGES = rename(PAGES, given.world)
     make_server(given.port, given.fails).serve_forever()
