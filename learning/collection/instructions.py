@@ -163,7 +163,8 @@ def _verify(text: str, rows: list[Row], n: int, sampler: Sampler, reward: Inner)
 def instruct_as_in_the_end(context: Any, *, last: AtLeast1 = 5) -> dict[str, str]:
     """Write the input `prompts` with the instruction that most of the input `trajectories`' last iterations had.
 
-    It is the system message of every problem. Raise StepError if the trajectories have no instructions.
+    It is the system message of every problem, which keeps its id: runs that end with other instructions are compared
+    problem by problem. Raise StepError if the trajectories have no instructions.
     """
     wanted = pa.schema([("step", pa.int32()), ("family", pa.string())])
     batches = scan_shards(find_shards(context.input("trajectories"), "trajectories"), wanted, "trajectories")
@@ -173,6 +174,8 @@ def instruct_as_in_the_end(context: Any, *, last: AtLeast1 = 5) -> dict[str, str
     if not counts:
         raise StepError("instruct_as_in_the_end: no instructions among the trajectories; raise `log_trajectories`")
     text = min(counts, key=lambda one: (-counts[one], one))
-    rows = [give_system_message(row, text) for row in read_rows(context.input("prompts"), "prompts")]
+    rows = [
+        give_system_message(row, text) | {"id": row["id"]} for row in read_rows(context.input("prompts"), "prompts")
+    ]
     write_rows(context.output("prompts"), "prompts", rows)
     return {"instruction": text}

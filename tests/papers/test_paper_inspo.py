@@ -250,6 +250,7 @@ def test_the_report_asks_with_the_instruction_of_the_last_iterations(tmp_path):
     assert [row["prompt"] for row in rows] == [
         [{"role": "system", "content": "look"}, *row["prompt"]] for row in ROWS[:3]
     ]
+    assert [row["id"] for row in rows] == [row["id"] for row in ROWS[:3]]
     assert {port.path: port.source or port.steps for port in LOADED.ports("best")} == {
         "inputs.trajectories": ("trained",),
         "inputs.prompts": ("held_out",),
