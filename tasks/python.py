@@ -9,6 +9,13 @@ from schemas.errors import PosttrainError, StepError
 from schemas.stages.python import Python
 from tasks.context import Context, Result
 
+MODEL_FILES = {
+    "policy": ("config.json", "*.gguf"),  # a model that was an input may be passed on as it came
+    "reward_model": ("config.json",),
+    "adapter": ("adapter_config.json",),
+}
+"""Files of which a folder with a model of a type has at least one."""
+
 
 def run(stage: Python, context: Context) -> Result:
     """Call the function, check the outputs that the stage declares, and return the function's metrics."""
@@ -41,13 +48,10 @@ def check_output(stage: Python, context: Context, name: str, artifact_type: str)
             )
         for _ in scan_rows(folder, artifact_type):
             pass  # what is damaged, or of another type, is an error
-    models = {"policy": "config.json", "reward_model": "config.json", "adapter": "adapter_config.json"}
-    if artifact_type == "policy" and any(folder.glob("*.gguf")):
-        return  # a model that was an input may be passed on as it came
-    if artifact_type in models and not (folder / models[artifact_type]).is_file():
+    patterns = MODEL_FILES.get(artifact_type, ())
+    if patterns and not any(path.is_file() for pattern in patterns for path in folder.glob(pattern)):
         raise StepError(
-            f"function {stage.function.use}: output {name!r} is not a {artifact_type}: it has no "
-            f"{models[artifact_type]}"
+            f"function {stage.function.use}: output {name!r} is not a {artifact_type}: it has no {patterns[0]}"
         )
 
 
