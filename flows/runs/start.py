@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -100,12 +101,10 @@ def update_projections(outcome: Outcome, plan: Plan, layout: Layout, console: Co
     """
     from lineage.exchange.dvc_files import project_dvc  # imports pyarrow
 
-    states = {name: dict(_as_done(state, outcome.run).as_event()) for name, state in outcome.states.items()}
     manifests = {name: s.manifest for name, s in outcome.states.items() if s.manifest is not None}
     _update_projection("DVC", lambda: project_dvc(layout, plan, succeeded=outcome.exit_code == 0), console)
     _update_projection("The index of lineage", lambda: query_index(layout, read_new_tables), console)
-    if "mlflow" in plan.track:
-        _update_projection("MLflow", lambda: project_run(layout, outcome.run, plan, states), console)
+    record_in_mlflow(outcome, plan, layout, console)
     if outcome.exit_code != EXIT_CANCELLED and (verdict := promote_after(plan, outcome.states, layout)):
         append_event(
             layout.run(outcome.run) / "events.jsonl", {"type": "promotion", "time": time.time(), **asdict(verdict)}
@@ -113,11 +112,22 @@ def update_projections(outcome: Outcome, plan: Plan, layout: Layout, console: Co
         print_line(console, "", verdict.text)
         if not verdict.moved:
             alerts.refuse_promotion(verdict.text)
-    report = write_report(plan, states, manifests, layout, outcome.run)
+    report = write_report(plan, _make_events(outcome), manifests, layout, outcome.run)
     log_report_written(layout, outcome.run)
     _update_projection("MLflow", lambda: add_report(layout, outcome.run, report), console)
     _update_projection("OpenLineage", lambda: send_run(layout, outcome.run), console)
     return report
+
+
+def record_in_mlflow(outcome: Outcome, plan: Plan, layout: Layout, console: Console) -> None:
+    """Record an ended run in MLflow if its recipe asks for it; print a warning if that fails."""
+    if "mlflow" in plan.track:
+        events = _make_events(outcome)
+        _update_projection("MLflow", lambda: project_run(layout, outcome.run, plan, events), console)
+
+
+def _make_events(outcome: Outcome) -> dict[str, dict[str, Any]]:
+    return {name: dict(_as_done(state, outcome.run).as_event()) for name, state in outcome.states.items()}
 
 
 def _as_done(state: StepState, run: str) -> StepState:

@@ -17,6 +17,7 @@ from flows.evidence.scores import ReportScores, pair_scores, read_problem_means,
 from flows.evidence.spending import count_completions, find_makers, find_unequal
 from flows.planning.recipe_plan import plan_recipe
 from lineage.layout import Layout
+from lineage.tracking.record import MARK
 from schemas.errors import PlanError, RecipeError
 from schemas.manifest import Manifest
 from schemas.outcome import Outcome
@@ -72,6 +73,13 @@ def test_an_outcome_is_measured_over_seeds_and_written_with_its_page(measured, m
     assert all(one.method_spent.tokens > 0 and one.method_spent == one.against_spent for one in made.seeds)
     assert "## tiny" in (folder / "out" / "README.md").read_text()
     assert (folder / "out" / "tiny.svg").read_text().startswith("<svg")
+
+
+def test_its_runs_are_recorded_in_mlflow_when_they_end_and_not_by_the_next_run(measured):
+    folder, _ = measured
+    runs = list((Layout(folder).state / "runs").iterdir())
+    assert len(runs) == 2
+    assert all((run / MARK).is_file() for run in runs)
 
 
 def test_only_seeds_that_are_missing_are_run(measured, tmp_path, monkeypatch):
