@@ -91,7 +91,6 @@ OPTIONS = {
     "consensus.weighted": {"by": {"use": "answers.exact"}},
     "duels.against": {"by": {"use": "logistic"}, "opponent": "p"},
     "duels.win_rate": {"by": {"use": "better", "of": {"use": "answers.exact"}}},
-    "execution.passed": {"partial": True},
     "formats.brevity": {"soft": 4, "hard": 80},
     "plans.replayed": {"env": {"use": "guess"}},
     "effort.needed": SUITS | {"cheap": "instant"},

@@ -33,9 +33,9 @@ def states(rows: list[Row], completions: list[str], *, partial: bool = False) ->
 def _score_tests(metadata: Row, text: str, partial: bool) -> float | None:
     if "tests" not in metadata:
         return None
-    passes = [_passes_test(text, inputs, expected, metadata["result"]) for inputs, expected in metadata["tests"]]
-    share = sum(passes) / len(passes)
-    return share if partial else float(share == 1)
+    passes = (_passes_test(text, inputs, expected, metadata["result"]) for inputs, expected in metadata["tests"])
+    # A test may wait for the sandbox's time limit: without `partial`, the first that fails is the last that runs.
+    return sum(passes) / len(metadata["tests"]) if partial else float(all(passes))
 
 
 def _passes_test(text: str, inputs: Row, expected: Any, result: str | None) -> bool:

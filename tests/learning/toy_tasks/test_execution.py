@@ -7,6 +7,7 @@ import pytest
 from learning.lookup import bind
 from learning.toy_tasks.coding import list_functions, program_states, straight_programs
 from learning.toy_tasks.execution import LARGEST, LONGEST_LIST, ProgramError, evaluate, execute
+from learning.toy_tasks.rewards import execution
 from learning.toy_tasks.rewards.execution import passed, states
 from schemas.errors import StepError
 from schemas.use import ResampleUse
@@ -114,6 +115,16 @@ def test_tests_are_passed_wholly_or_in_part():
     assert passed([doubled], [names]) == [0.0]
     assert passed([row | {"metadata": "{}"}], ["x=1"]) == [None]
     assert passed([doubled], ["y=1"], partial=True) == [0.0]
+
+
+def test_the_first_failure_is_the_last_that_runs_unless_a_share_is_asked_for(monkeypatch):
+    ran = []
+    monkeypatch.setattr(execution, "evaluate", lambda text, inputs: ran.append(inputs["a"]) or 0)
+    row = {"metadata": json.dumps({"tests": [[{"a": 1}, 0], [{"a": 2}, 9], [{"a": 3}, 0]], "result": None})}
+    assert passed([row], ["a"]) == [0.0]
+    assert ran == [1, 2]
+    assert passed([row], ["a"], partial=True) == [2 / 3]
+    assert ran == [1, 2, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
