@@ -21,10 +21,10 @@ DRAWS = 60
 """Draws per row after which there are too few."""
 
 
-def game_ideas(*, size: Size, seed: int = 0, rooms: Annotated[int, Field(ge=2, le=6)] = 3) -> list[Row]:
+def game_ideas(*, size: Size, seed: int = 0, rooms: Annotated[int, Field(ge=1, le=6)] = 3) -> list[Row]:
     """Generate `size` different ideas, such as `cook: a hot egg for the table, 3 rooms`, cycling through the skills.
 
-    Raise StepError if there are too few.
+    A game of one room has the shortest quests. Raise StepError if there are too few.
     """
     rng = np.random.default_rng(seed)
 
@@ -38,20 +38,23 @@ def game_ideas(*, size: Size, seed: int = 0, rooms: Annotated[int, Field(ge=2, l
     return draw_rows(draw, size, DRAWS * size, "game_ideas", "all", "lower `size`")
 
 
-def game_writer(row: Row, rng: np.random.Generator, *, flaws: Rate = 0.0, locks: Rate = 0.5) -> str:
+def game_writer(row: Row, rng: np.random.Generator, *, flaws: Rate = 0.0, locks: Rate = 0.5, boxed: Rate = 1.0) -> str:
     """Write the game of an idea as JSON; at the rate `flaws` one that does not compile or cannot be solved.
 
-    At the rate `locks` a door is locked. Stands for a language model behind the teacher `endpoint`. Raise StepError for
-    a row that is not of `game_ideas`.
+    At the rate `boxed` the item is in a closed box, and at the rate `locks` a door is locked, where there is one:
+    without them quests have fewer actions. Stands for a language model behind the teacher `endpoint`. Raise StepError
+    for a row that is not of `game_ideas`.
     """
     idea = read_metadata(
         row, "game_ideas", lambda notes: {name: notes[name] for name in ("skill", "item", "holder", "rooms")}
     )
-    flaw = FLAWS[int(rng.integers(len(FLAWS)))] if rng.random() < flaws else ""
+    possible = FLAWS if idea["rooms"] > 1 else FLAWS[2:]  # one room has no door
+    flaw = possible[int(rng.integers(len(possible)))] if rng.random() < flaws else ""
     names = [str(name) for name in rng.permutation(ROOMS)[: idea["rooms"]]]
     game = _furnish(idea, names, rng)
-    locked = flaw in FLAWS[:2] or rng.random() < locks
-    if locked:
+    if boxed < 1 and rng.random() >= boxed:
+        game["items"][idea["item"]] = names[min(1, len(names) - 1)]
+    if len(names) > 1 and (flaw in FLAWS[:2] or rng.random() < locks):
         game["doors"] = [{"between": names[-2:], "key": "red key"}]
         game["items"]["red key"] = names[0]
         game["items"][idea["item"]] = names[-1]
@@ -79,7 +82,7 @@ def _furnish(idea: Row, names: list[str], rng: np.random.Generator) -> dict[str,
     spare = str(rng.choice([item for item in ITEMS if item != idea["item"]]))
     return {
         "rooms": exits,
-        "holders": {box: {"room": names[1], "opens": True}, idea["holder"]: {"room": names[0]}},
+        "holders": {box: {"room": names[min(1, len(names) - 1)], "opens": True}, idea["holder"]: {"room": names[0]}},
         "fixtures": {} if quality is None else {FIXTURES[quality]: str(rng.choice(names))},
         "items": {idea["item"]: box, spare: names[int(rng.integers(len(names)))]},
         "start": names[0],

@@ -139,10 +139,29 @@ def test_every_flaw_of_the_writer_is_dropped(monkeypatch):
     ideas = bind(STAGES["ideas"].problems[0])()
     for flaw in game_ideas.FLAWS:
         monkeypatch.setattr(game_ideas, "FLAWS", (flaw,) * 3)
-        monkeypatch.setattr(game_ideas.game_writer, "__kwdefaults__", {"flaws": 1.0, "locks": 0.5})
+        monkeypatch.setattr(game_ideas.game_writer, "__kwdefaults__", {"flaws": 1.0, "locks": 0.5, "boxed": 1.0})
         texts = [game_ideas.game_writer(idea, np.random.default_rng(n)) for n, idea in enumerate(ideas)]
         assert not any(KEEP(row_of(text)) for text in texts), flaw
     assert STAGES["written"].teacher.options == {"flaws": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("rooms", "boxed", "actions"), [(1, 0.0, {2, 3}), (1, 1.0, {3, 4}), (2, 0.0, {4, 5}), (2, 1.0, {5, 6})]
+)
+def test_one_room_and_items_in_the_open_make_quests_short(rooms, boxed, actions):
+    """Take and put, to open a box, to go to the other room and back, and to wash or to heat the item."""
+    texts = [
+        game_ideas.game_writer(idea, np.random.default_rng(number), boxed=boxed, locks=0.0)
+        for number, idea in enumerate(game_ideas.game_ideas(size=12, rooms=rooms))
+    ]
+    assert {len(walk_through(*compile_game(text))) for text in texts} >= actions
+    assert min(len(walk_through(*compile_game(text))) for text in texts) == min(actions)
+
+
+def test_a_game_of_one_room_is_flawed_without_a_door():
+    ideas = game_ideas.game_ideas(size=30, rooms=1)
+    texts = [game_ideas.game_writer(idea, np.random.default_rng(n), flaws=1.0) for n, idea in enumerate(ideas)]
+    assert not any(KEEP(row_of(text)) for text in texts)
 
 
 def test_a_row_that_was_not_curated_is_named(tmp_path):
