@@ -8,10 +8,10 @@ import numpy as np
 from pydantic import Field
 
 from learning.data.rows import Row, read_rows, write_rows
-from learning.solvers.question_graph import prompt_dag
+from learning.solvers.question_graph import prompt_dag, write_prompt
 from learning.toy_tasks.crafting import ACTIONS, WAYS, Meadow, act, describe, read_meadow
 from learning.toy_tasks.rows import Size, Split, TestShare, draw_rows, is_in_split, make_row
-from schemas.question_graph import Question, QuestionGraph
+from schemas.question_graph import Question, QuestionGraph, order_questions
 from schemas.use import EnvUse
 
 SIDE = 5
@@ -156,20 +156,36 @@ class RuleAnswerer:
         return answer_by_rule(prompt, names.get(last, ""), known)
 
 
-def answer_graph(context: Any, *, env: EnvUse, questions: QuestionGraph, document: str) -> dict[str, float]:
+def answer_graph(
+    context: Any, *, env: EnvUse, questions: QuestionGraph, document: str, direct: bool = False
+) -> dict[str, float]:
     """Play the input `prompts` by rules, and write the prompts of `prompt_dag` with their answers as output `lessons`.
 
-    For a stage of kind `python`. Equal prompts are there once. Metrics: `lessons`, and `solved`, the share of problems
-    in which a stone was collected.
+    For a stage of kind `python`. Equal prompts are there once. `direct` adds lessons in which the action is asked for
+    at once, as a graph of its question alone does; the answer is the graph's. Metrics: `lessons`, and `solved`, the
+    share of problems in which a stone was collected.
     """
     rows, answerer = read_rows(context.input("prompts"), "prompts"), RuleAnswerer(questions)
     plans = prompt_dag(
         rows, answerer, env=env, questions=questions, actions=list(ACTIONS), noop="noop", document=document
     )
     lessons: dict[str, Row] = {}
-    for row, text in answerer.asked:
+    for row, text in [*answerer.asked, *(_ask_at_once(answerer.asked, questions, document) if direct else [])]:
         said = {"completion": [{"role": "assistant", "content": text}]}
         lessons.setdefault(str(row["prompt"][-1]["content"]), row | said)
     write_rows(context.output("lessons"), "chat", list(lessons.values()))
     short = sum(len(json.loads(plan)) < env.max_turns for plan in plans)
     return {"lessons": len(lessons), "solved": short / len(rows)}
+
+
+def _ask_at_once(asked: list[tuple[Row, str]], questions: QuestionGraph, document: str) -> list[tuple[Row, str]]:
+    """Return the prompts of the last question without those that it comes after, with the graph's answers."""
+    last = order_questions(questions)[-1]
+    alone, lessons = {last: Question(ask=questions[last].ask)}, list[tuple[Row, str]]()
+    for row, text in asked:
+        if row["id"].rpartition(".")[2] != last:
+            continue
+        shown = str(row["prompt"][-1]["content"]).removeprefix(f"{document.strip()}\n\n")
+        content = write_prompt(alone, last, document, shown.partition("\n\n")[0], {})
+        lessons.append((row | {"prompt": [*row["prompt"][:-1], {"role": "user", "content": content}]}, text))
+    return lessons

@@ -7,9 +7,11 @@ shown: GPT-4 in Crafter.
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from learning.data.rows import read_rows, write_rows
 from learning.lookup import bind
 from learning.toy_tasks.crafting import ACTIONS
 from learning.toy_tasks.meadows import RuleAnswerer
@@ -166,3 +168,24 @@ def test_the_models_are_one_model_with_three_solvers():
     assert (lessons["document"], lessons["questions"]) == (spring["document"], spring["questions"])
     text = RECIPE.read_text()
     assert not re.search(r"kind: (rl|preference)", text), "nothing is reinforced"
+
+
+def test_direct_lessons_ask_for_the_same_action_without_the_graph(tmp_path):
+    lessons = {}
+    for direct in (False, True):
+        folder = tmp_path / str(direct)
+        for name in ("prompts", "lessons"):
+            (folder / name).mkdir(parents=True)
+        write_rows(folder / "prompts", "prompts", ROWS[:2])
+        context = SimpleNamespace(seed=0, input=folder.joinpath, output=folder.joinpath)
+        bind(STAGES["lessons"].function.model_copy(update={"direct": direct}))(context)
+        lessons[direct] = read_rows(folder / "lessons", "chat")
+    added = lessons[True][len(lessons[False]) :]
+    assert lessons[True][: len(lessons[False])] == lessons[False]
+    _, asked = play("no_graph", rows=ROWS[:2])
+    assert added[0]["prompt"] == asked[0][0]["prompt"], "what the solver without a graph asks"
+    _, steps = play(rows=ROWS[:2])
+    actions = [text for row, text in steps if row["id"].endswith(".act")]
+    shown = [row["prompt"][-1]["content"].split("\n\n")[1] for row, _ in steps if row["id"].endswith(".act")]
+    known = dict(zip(shown, actions, strict=True))
+    assert {row["prompt"][-1]["content"].split("\n\n")[1]: row["completion"][0]["content"] for row in added} == known
