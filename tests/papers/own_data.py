@@ -546,7 +546,7 @@ UNTAUGHT = {
     "cos-mo-s": ["vars.curiosity.moderate=5.7", "vars.curiosity.width=0.1"],
     "imagined-conversations": [
         *("vars.agent=''", "vars.partner=''", "vars.good=''", "vars.bad=''", "vars.turn_length=48"),
-        *(f"stages.{name}.num_generations=48" for name in ("personas", "talks", "critiques")),
+        *(f"stages.{name}.num_generations=4" for name in ("personas", "talks", "critiques")),
         *("stages.tasks.problems.0.size=1", "stages.talks.problems.0.repeats=1"),
     ],
     "rladapter": ["vars.samples=48", "vars.replies=48"],
