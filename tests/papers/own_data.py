@@ -541,7 +541,7 @@ UNTAUGHT = {
     ],
     "b-coder": ["vars.attempts=48"],
     "mle-dojo": ["stages.explored.search={use: samples}", "stages.explored.min_reward=0", "vars.turn=48"],
-    "promed": ["vars.least=-100", "vars.turn_length=48"],
+    "promed": ["vars.least=-100"],
     "compatible-demonstrations": ["vars.least=0"],
     "cos-mo-s": ["vars.curiosity.moderate=5.7", "vars.curiosity.width=0.1"],
     "imagined-conversations": [
