@@ -1,4 +1,4 @@
-"""ReAct: thoughts never reach the world, actions do, and prompts and lessons are told in three styles.
+"""ReAct: thoughts never reach the world, actions do, and prompts and lessons are written in three styles.
 
 Turns are dictated; worlds, the expert, the filter and the styles are those of the recipe. Not shown: few-shot prompting
 of a large model.
@@ -45,7 +45,7 @@ class Folders(SimpleNamespace):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Five traces of questions and two of games, made, curated and told by the recipe's own settings."""
+    """Five traces of questions and two of games, made, curated and written by the recipe's own settings."""
     context = Folders(path=tmp_path_factory.mktemp("traces"), seed=0)
     uses = STAGES["problems"].problems
     rows = [

@@ -41,8 +41,11 @@ def test_an_outcome_varies_the_seed_of_what_trains(recipe):
     assert (ROOT / "recipes/papers" / recipe.name).is_file()
     one, two = (load_recipe(recipe, overrides=[f"vars.seed={seed}"]) for seed in (1, 2))
     outcome = one.head.outcome
-    # The method's training has another seed or other prompts: rounds whose seeds are their numbers get other prompts.
-    varied = {name for name in one.steps if one.seed(name) != two.seed(name) or one.stages[name] != two.stages[name]}
+    # Rounds have their numbers as seeds: there the prompts that they train on are drawn with another seed.
+    drawn = {
+        name for name in one.steps if one.stages[name].kind == "synthesize" and draws(one, name) != draws(two, name)
+    }
+    varied = drawn | {name for name in one.steps if one.seed(name) != two.seed(name)}
     ports = {p.path: p.steps[0] for p in one.ports(outcome.report) if p.steps}
     makers = {ports.get(f"agents.{outcome.method}", ports[f"models.{outcome.method}"])}
     own = tuple(f"{what}.{outcome.method}." for what in ("solvers", "envs", "logits_processors"))
@@ -50,6 +53,11 @@ def test_an_outcome_varies_the_seed_of_what_trains(recipe):
     # Samples differ from seed to seed; the seed of policies without sampling is that of the starts, which may stay.
     assert outcome.report in varied or one.stages[outcome.report].kind == "evaluate_control"
     assert varied & {step for maker in makers for step in (maker, *one.steps[maker].needs)}
+
+
+def draws(recipe, name):
+    """The seeds of the problems that a step of kind `synthesize` draws."""
+    return [problems.options.get("seed") for problems in recipe.stages[name].problems]
 
 
 def test_a_page_without_results_has_an_empty_table(tmp_path):
