@@ -12,6 +12,8 @@ from learning.memory_model.shape import Shape
 
 PREFILL_TOKENS = 16384
 """As in `learning.generation.engines.running`."""
+COLUMNS = 64
+"""As STEP in `learning.generation.engines.slots`."""
 LOGITS_AT_ONCE = 1 << 22
 """As in `learning.generation.engines.token_sampling`."""
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
@@ -183,7 +185,8 @@ def estimate_sampling(shape: Shape, size: int, call: Slots) -> dict[str, int]:
 
     The slabs of the cache are made once the first prompts are computed; only a later refill holds both.
     """
-    slab = call.slots * (shape.cache_bytes(call.columns, size) + call.columns * FULL)
+    columns = -(-call.columns // COLUMNS) * COLUMNS
+    slab = call.slots * (shape.cache_bytes(columns, size) + columns * FULL)
     stored, drawn = call.seats or call.samples, call.seats or call.slots
     table = call.completion * (stored * (8 + FULL * (1 + call.entropy)) + drawn * 8)
     rows = min(call.prompts, call.slots)

@@ -155,9 +155,8 @@ class InFlight(Decoding):
         slots = self.num_slots if used <= self.num_slots else min(self.max_slots, max(used, 2 * self.num_slots))
         longest_prompt = max(len(self.requests[member.key].prompt_ids) for member in self.queue)
         longest = longest_prompt + self.sampling.max_new_tokens
-        if slots > self.num_slots or longest > self.slots.num_columns:
-            self.slots.grow(slots, max(longest, self.slots.num_columns))
-            self.num_slots = slots
+        self.slots.grow(slots, max(longest, self.slots.most_columns))
+        self.num_slots = slots
 
     def _renew(self) -> None:
         """Move every running completion to the front of the queue, to continue under the new weights."""

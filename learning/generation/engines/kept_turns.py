@@ -8,6 +8,7 @@ Shapes: R rows, T new tokens at most, L columns, H key-value heads, D width of a
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from learning.generation.engines.slots import Prefix, name_of_cache
+from learning.generation.engines.slots import Filled, Prefix, find_last_layer, name_of_cache
 
 Stream = tuple[int, int]
 """The random stream of a completion: the seed of its request, and its number."""
@@ -63,9 +64,9 @@ class Extension(Cache):
     token sees: a long row's padding would otherwise lie beyond the longest sequence.
     """
 
-    def __init__(self, kept: Sequence[KeptTurn], new: Sequence[int]) -> None:
+    def __init__(self, model: Any, kept: Sequence[KeptTurn], new: Sequence[int]) -> None:
         super().__init__(layers=[])
-        self.kept = kept
+        self.kept, self.last = kept, find_last_layer(model)
         device = next(iter(kept[0].pairs.values()))[0].device
         length_R, new_R = (torch.tensor(x, device=device) for x in ([len(turn.ids) for turn in kept], list(new)))
         self.longest = int((length_R + new_R).max())
@@ -78,7 +79,10 @@ class Extension(Cache):
         self.biases: dict[int | None, Tensor] = {}
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any) -> tuple[Tensor, Tensor]:
-        """Add the keys and values (R, H, T, D) of the new tokens; return all of them (R, H, L, D)."""
+        """Add the keys and values (R, H, T, D) of the new tokens; return all of them (R, H, L, D).
+
+        Raise Filled after those of the last layer.
+        """
         whole = []
         row_R1 = torch.arange(len(self.kept), device=key_states.device)[:, None]
         for side, new_RHTD in enumerate((key_states, value_states)):
@@ -91,6 +95,8 @@ class Extension(Cache):
         for turn in self.kept:
             del turn.pairs[layer_idx]  # of a layer only one copy is in memory
         self.pairs[layer_idx] = whole[0], whole[1]
+        if layer_idx == self.last:
+            raise Filled
         return self.pairs[layer_idx]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -119,10 +125,11 @@ def extend(model: Any, kept: Sequence[KeptTurn], new: Sequence[Sequence[int]]) -
     """
     width, device = max(map(len, new)), model.device
     ids_RT = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in new], dtype=torch.long, device=device)
-    cache = Extension(kept, [len(ids) for ids in new])
+    cache = Extension(model, kept, [len(ids) for ids in new])
     position_RT = cache.position_RT.clamp(max=cache.longest - 1)  # padding is at no position of its own
     given = {"position_ids": position_RT, "use_cache": True, "slots": cache, name_of_cache(type(model)): cache}
-    model.base_model(input_ids=ids_RT, **given)
+    with suppress(Filled):
+        model.base_model(input_ids=ids_RT, **given)
     prefix = Prefix(model)
     for layer, (key_RHLD, value_RHLD) in cache.pairs.items():
         prefix.pairs[layer] = key_RHLD[:, :, : cache.longest], value_RHLD[:, :, : cache.longest]

@@ -64,7 +64,7 @@ class Decoding:
         rows: int,
         shares: bool = False,
     ):
-        """Take the stop tokens, the initial slots with their columns, and the maximum number of slots.
+        """Take the stop tokens, the initial slots with the most columns, and the maximum number of slots.
 
         With `shares`, columns are for the tokens after prompts only.
         """
@@ -124,6 +124,9 @@ class Decoding:
     def _start(self, chosen: list[tuple[int, int]], samples: list[int]) -> None:
         """Start samples, each given as (request, index), in empty slots, then in unused ones."""
         number = len(chosen)
+        if not self.slots.shares:
+            longest = max(len(self.known[r]) for r, _ in chosen)
+            self.slots.reserve(longest, keeps=len(self.empty) < len(self.sample_B))
         reused, self.empty = self.empty[:number], self.empty[number:]
         slots = reused + list(range(len(self.sample_B), len(self.sample_B) + number - len(reused)))
         self._prefill([r for r in dict.fromkeys(r for r, _ in chosen) if r not in self.prefilled])

@@ -66,14 +66,37 @@ def attend_over_slots(
     if slots.groups:
         given = (query_BHGD, key, value, s_aux, slots, scaling, Limits(sliding_window or None, softcap))
         return _attend_after_prompts(*given).reshape(rows, 1, heads, -1), None
+    limited = softcap is not None or s_aux is not None
+    if not limited and query_BHGD.shape[2] == 1 and _is_fit(query_BHGD):
+        return _attend_single(query_BHGD, slots, sliding_window, scaling).reshape(rows, 1, heads, -1), None
     bias_B11L = slots.compute_bias(sliding_window)
-    if softcap is None and s_aux is None:
+    if not limited:
         # Queries that share a key-value head take the place of the token dimension, so that keys are never repeated.
         bias = bias_B11L.to(query.dtype)
         out_BHGD = scaled_dot_product_attention(query_BHGD, key, value, attn_mask=bias, scale=scaling)
     else:
         out_BHGD = _attend_tokens(query_BHGD, key, value, s_aux, bias_B11L, scaling, softcap)
     return out_BHGD.reshape(rows, 1, heads, -1), None
+
+
+NARROWEST = 8
+"""Smallest width of a head for which all products of matrices over STEP columns and more are computed by one kernel."""
+
+
+def _is_fit(query: Tensor) -> bool:
+    """Return whether `_attend_single` is faster than torch's attention, and does not depend on the other rows."""
+    return query.device.type == "cpu" and query.dtype == torch.float32 and query.shape[-1] >= NARROWEST
+
+
+def _attend_single(query_BH1D: Tensor, slots: Slots, window: int | None, scaling: float) -> Tensor:
+    """Return attention (B, H, 1, D) of a query per head.
+
+    Columns are padded to a multiple of STEP, so that sums have the same order however long the other rows are.
+    """
+    keys_XLD, values_XLD = (slab_BHLD.flatten(0, 1) for slab_BHLD in slots.list_padded())
+    scores_X1L = torch.bmm((query_BH1D * scaling).flatten(0, 1), keys_XLD.transpose(1, 2))
+    scores_BH1L = scores_X1L.view(*query_BH1D.shape[:3], -1).add_(slots.compute_bias(window, padded=True))
+    return torch.bmm(scores_BH1L.softmax(-1).flatten(0, 1), values_XLD).view(*query_BH1D.shape[:3], -1)
 
 
 def _attend_prompts(
@@ -104,7 +127,9 @@ def _attend_extension(
     rows, heads, new = query.shape[:3]
     groups = heads // key_BHLD.shape[1]
     query_BHXD = query.reshape(rows, key_BHLD.shape[1], groups * new, -1)  # X: queries of a group, token by token
-    bias_B1XL = extension.compute_bias(limits.window).repeat(1, 1, groups, 1)
+    bias_B1XL = extension.compute_bias(limits.window)
+    if groups > 1:
+        bias_B1XL = bias_B1XL.repeat(1, 1, groups, 1)
     if limits.cap is None and sinks is None:
         bias = bias_B1XL.to(query.dtype)
         out_BHXD = scaled_dot_product_attention(query_BHXD, key_BHLD, value_BHLD, attn_mask=bias, scale=scaling)

@@ -4,11 +4,13 @@ Keys and values lie in one slab per layer; a row's column is the position of its
 States of linear attention, state spaces and convolutions have one row per slot. A new occupant of a slot overwrites the
 old one. Prompts are computed in a batch and copied into as many slots as they have samples. With `shares`, their keys
 and values stay where they are, once for all samples of a prompt, and a slot holds only the tokens that come after it.
+Columns are added as tokens need them: attention reads a slab faster the closer its rows lie together.
 
 Shapes: B rows in use, S slots, L columns, H key-value heads, D width of a head, T tokens at once, R prompts.
 """
 
 import inspect
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,12 +20,29 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, LinearAttentionCacheLayerMixin, LinearAttentionLayer
 
+from learning.models.forwards import find_blocks
+
 StateName = Literal["conv_states", "recurrent_states"]
+STEP = 64
+"""Slabs have a multiple of this number of columns."""
+
+
+class Filled(Exception):
+    """Raised to end a forward pass when a cache has the keys and values of all layers."""
 
 
 def has_states(model: Any) -> bool:
     """Return whether a model has layers that keep a state instead of keys and values."""
     return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in DynamicCache(config=model.config).layers)
+
+
+def find_last_layer(model: Any) -> int | None:
+    """Return the layer whose keys and values are the last that a forward pass makes; None if states may follow.
+
+    What the pass computes after them, the last layer's attention and feed-forward block, is in no cache. Where
+    transformers does not mark the model's blocks, the layer is −1, and no pass ends early.
+    """
+    return None if has_states(model) else len(find_blocks(model)) - 1
 
 
 def _make_state_holders(model: Any) -> list[LinearAttentionLayer]:
@@ -39,10 +58,13 @@ class Prefix(Cache):
         self.holders = _make_state_holders(model)
         super().__init__(layers=[*self.holders])
         self.pairs: dict[int, tuple[Tensor, Tensor]] = {}
+        self.last = find_last_layer(model)
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any) -> tuple[Tensor, Tensor]:
-        """Store a layer's keys and values."""
+        """Store a layer's keys and values; raise Filled after those of the last layer."""
         self.pairs[layer_idx] = key_states, value_states
+        if layer_idx == self.last:
+            raise Filled
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -71,18 +93,26 @@ class PromptGroup:
     slot_X: Tensor
 
 
-class Slots(Cache):
-    """The slabs: `aim` sets the position of every row's next token; the model then calls `update` layer by layer."""
+def pad_columns(columns: int) -> int:
+    """Return the next multiple of STEP."""
+    return -(-columns // STEP) * STEP
 
-    def __init__(self, model: Any, num_slots: int, num_columns: int, *, shares: bool = False) -> None:
+
+class Slots(Cache):
+    """The slabs: `aim` sets the position of every row's next token; the model then calls `update` layer by layer.
+
+    `most_columns` is the number of tokens that a slot can hold; slabs have as many columns as are needed so far.
+    """
+
+    def __init__(self, model: Any, num_slots: int, most_columns: int, *, shares: bool = False) -> None:
         super().__init__(layers=[])
         device = next(model.parameters()).device
         self.slabs: dict[int, tuple[Tensor, Tensor]] = {}
         self.states: dict[tuple[int, StateName, int], Tensor] = {}
         """States of all slots (S, …) by layer, kind and number; empty until a prompt shows their shapes."""
         self.keeps_states = has_states(model)
-        self.num_columns = num_columns
-        self.bias_SL = torch.full((num_slots, num_columns), float("-inf"), device=device)
+        self.most_columns, self.num_columns = pad_columns(most_columns), 0
+        self.bias_SL = torch.zeros(num_slots, 0, device=device)
         """0 where a slot holds a token, −inf elsewhere: added to the attention scores."""
         self.row_B = self.position_B = self.column_B = torch.zeros(0, dtype=torch.long, device=device)
         self.shares = shares
@@ -105,27 +135,35 @@ class Slots(Cache):
         self.row_B, self.position_B = torch.arange(rows, device=position_B.device), position_B
         # The position of an empty row is 0, whatever prompt it continued.
         self.column_B = (position_B - self.begin_S[:rows]).clamp(min=0) if self.shares else position_B
-        self.bias_SL[self.row_B, self.column_B] = 0.0
         self.columns = int(self.column_B.max()) + 1
+        self.reserve(self.columns)
+        self.bias_SL[self.row_B, self.column_B] = 0.0
         if self.shares and self.grouped != rows:
             self._group(rows)
         self.windowed = {}
         for (layer, name, number), state in self.states.items():
             getattr(self.layers[layer], name)[number] = state[:rows]  # the model writes into this view
 
-    def compute_bias(self, window: int | None) -> Tensor:
+    def compute_bias(self, window: int | None, *, padded: bool = False) -> Tensor:
         """Return what is added to attention scores (B, 1, 1, L): −inf for keys that a row's next token does not see.
 
-        `window` is the number of keys that it sees, itself included.
+        `window` is the number of keys that it sees, itself included. L is the number of columns in use; `padded`, it is
+        the next multiple of STEP.
         """
-        bias_BL = self.bias_SL[: len(self.row_B), : self.columns]
+        bias_BL = self.bias_SL[: len(self.row_B), : pad_columns(self.columns)]
         if window and window < self.columns:
             if window not in self.windowed:
-                column_L = torch.arange(self.columns, device=bias_BL.device)
+                column_L = torch.arange(bias_BL.shape[1], device=bias_BL.device)
                 far_BL = column_L <= self.column_B[:, None] - window
                 self.windowed[window] = bias_BL.masked_fill(far_BL, float("-inf"))
             bias_BL = self.windowed[window]
-        return bias_BL[:, None, None]
+        return (bias_BL if padded else bias_BL[:, : self.columns])[:, None, None]
+
+    def list_padded(self) -> tuple[Tensor, Tensor]:
+        """Return the keys and values (B, H, L, D) of the present layer, with L the next multiple of STEP."""
+        keys_SHLD, values_SHLD = self.slabs[self.layer]
+        rows, columns = len(self.row_B), pad_columns(self.columns)
+        return keys_SHLD[:rows, :, :columns], values_SHLD[:rows, :, :columns]
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any) -> tuple[Tensor, Tensor]:
         """Store one token (B, H, 1, D) per row; return all keys and values of the rows (B, H, L, D)."""
@@ -151,17 +189,21 @@ class Slots(Cache):
         if self.shares:
             self._share(slots_X, prefix, source_X, lengths_X)
             lengths_X = torch.zeros_like(lengths_X)
+        columns = int(lengths_X.max())
+        self.reserve(columns)
         column_L = torch.arange(self.num_columns, device=lengths_X.device)
         self.bias_SL[slots_X] = torch.where(column_L < lengths_X[:, None], 0.0, float("-inf"))
         if prefix is None:
             for state in self.states.values():
                 state[slots_X] = 0.0
             return
+        each_once = prefix.pairs and source_X.tolist() == list(range(len(next(iter(prefix.pairs.values()))[0])))
         for layer, pair in prefix.pairs.items() if not self.shares else ():
             if layer not in self.slabs:
                 self.slabs[layer] = self._slab(pair[0]), self._slab(pair[1])
             for slab_SHLD, states_RHTD in zip(self.slabs[layer], pair, strict=True):
-                slab_SHLD[slots_X, :, : states_RHTD.shape[2]] = states_RHTD[source_X]
+                states_XHTD = states_RHTD if each_once else states_RHTD[source_X]
+                slab_SHLD[slots_X, :, :columns] = states_XHTD[:, :, :columns]
         self.make_states(prefix)
         for at, state in prefix.list_states().items():
             self.states[at][slots_X] = state[source_X]
@@ -229,20 +271,42 @@ class Slots(Cache):
         for state in self.states.values():
             state[to_X] = state[from_X]
 
-    def grow(self, num_slots: int, num_columns: int) -> None:
-        """Make room for more slots and longer sequences; the contents of the slots stay."""
+    def reserve(self, columns: int, *, keeps: bool = True) -> None:
+        """Use at least that many columns; with `keeps`, the contents of the slots stay."""
+        if columns <= self.num_columns:
+            return
+        wanted = pad_columns(columns + columns // 8)  # so that copying costs little next to the tokens in between
+        self.most_columns = max(pad_columns(columns), self.most_columns)
+        self._resize(len(self.bias_SL), min(wanted, self.most_columns), keeps=keeps)
+
+    def grow(self, num_slots: int, most_columns: int) -> None:
+        """Make room for more slots and allow longer sequences; the contents of the slots stay."""
+        self.most_columns = max(pad_columns(most_columns), self.most_columns)
+        if num_slots > len(self.bias_SL):
+            self._resize(num_slots, self.num_columns, keeps=True)
+
+    def _resize(self, num_slots: int, num_columns: int, *, keeps: bool) -> None:
         old_SL, self.num_columns = self.bias_SL, num_columns
         self.bias_SL = old_SL.new_full((num_slots, num_columns), float("-inf"))
-        self.bias_SL[: old_SL.shape[0], : old_SL.shape[1]] = old_SL
         self.begin_S = torch.cat([self.begin_S, self.begin_S.new_zeros(num_slots - len(self.begin_S))])
-        for layer, pair in self.slabs.items():
-            grown = tuple(self._slab(slab_SHLD) for slab_SHLD in pair)
-            for new_SHLD, slab_SHLD in zip(grown, pair, strict=True):
-                new_SHLD[: slab_SHLD.shape[0], :, : slab_SHLD.shape[2]] = slab_SHLD
-            self.slabs[layer] = (grown[0], grown[1])
+        if keeps:
+            self.bias_SL[: old_SL.shape[0], : old_SL.shape[1]] = old_SL
+        for layer, (keys_SHLD, values_SHLD) in self.slabs.items():
+            self.slabs[layer] = self._resize_slab(keys_SHLD, keeps), self._resize_slab(values_SHLD, keeps)
         for at, state in self.states.items():
             self.states[at] = state.new_zeros(num_slots, *state.shape[1:])
             self.states[at][: len(state)] = state
+
+    def _resize_slab(self, old_SHLD: Tensor, keeps: bool) -> Tensor:
+        """Return a slab of the present size, in the memory of an old one where it is large enough."""
+        _, heads, _, width = old_SHLD.shape
+        slots, size = len(self.bias_SL), len(self.bias_SL) * heads * self.num_columns * width
+        kept_SHLD = old_SHLD.clone() if keeps else old_SHLD[:0]
+        room = old_SHLD.untyped_storage().nbytes() // old_SHLD.element_size()
+        memory = old_SHLD.as_strided((room,), (1,)) if room >= size else self._slab(old_SHLD).as_strided((size,), (1,))
+        slab_SHLD = memory[:size].view(slots, heads, self.num_columns, width)
+        slab_SHLD[: len(kept_SHLD), :, : kept_SHLD.shape[2]] = kept_SHLD
+        return slab_SHLD
 
     def copy_row(self, row: int, columns: int) -> dict[int, tuple[Tensor, Tensor]]:
         """Return copies of a row's first keys and values (H, columns, D) by layer."""
@@ -252,15 +316,20 @@ class Slots(Cache):
         }
 
     def _slab(self, like_BHTD: Tensor) -> Tensor:
-        heads, width = like_BHTD.shape[1], like_BHTD.shape[3]
-        return like_BHTD.new_zeros(len(self.bias_SL), heads, self.num_columns, width)
+        """Return a slab of zeros of the present size, in memory for the most columns."""
+        slots, heads, width = len(self.bias_SL), like_BHTD.shape[1], like_BHTD.shape[3]
+        memory = like_BHTD.new_zeros(slots * heads * self.most_columns * width)
+        return memory[: slots * heads * self.num_columns * width].view(slots, heads, self.num_columns, width)
 
 
 def prefill(model: Any, ids_RT: Tensor) -> Prefix:
     """Return keys, values and states of prompts (R, T), right-padded if the model keeps no states."""
     prefix = Prefix(model)
-    positions = torch.arange(ids_RT.shape[1], device=ids_RT.device)[None]
-    model.base_model(input_ids=ids_RT, position_ids=positions, use_cache=True, **{name_of_cache(type(model)): prefix})
+    position_1T = torch.arange(ids_RT.shape[1], device=ids_RT.device)[None]
+    with suppress(Filled):
+        model.base_model(
+            input_ids=ids_RT, position_ids=position_1T, use_cache=True, **{name_of_cache(type(model)): prefix}
+        )
     return prefix
 
 

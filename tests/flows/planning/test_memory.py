@@ -29,7 +29,7 @@ from flows.planning.memory_lengths import PlanRows
 from flows.planning.memory_models import KnownModel
 from flows.planning.memory_sampling import MAX_OPEN
 from flows.planning.recipe_plan import plan_recipe
-from learning.generation.engines import running
+from learning.generation.engines import running, slots
 from learning.generation.services import row_streams as streams
 from learning.memory_model import estimate as memory_estimate
 from learning.memory_model import forward as memory_estimate_forward
@@ -133,6 +133,7 @@ def test_constants_are_those_of_the_code():
     assert cpu_attention.SPAN == memory_estimate_forward.SPAN
     assert segments.LONG_SCORES == memory_estimate_forward.LONG_SCORES
     assert running.PREFILL_TOKENS == memory_estimate.PREFILL_TOKENS
+    assert slots.STEP == memory_estimate.COLUMNS
     assert reward_model.TOKENS == FORWARD_TOKENS
     assert streams.UNDER_WAY == MAX_OPEN
 
@@ -207,7 +208,7 @@ def test_attention_on_gpus_keeps_no_scores_of_many_long_completions():
 def test_a_cache_is_two_numbers_a_layer_head_and_token():
     call = Slots(slots=6, columns=50, completion=20, samples=6, prompts=3)
     held = memory_estimate.estimate_sampling(SMALL, 2, call)
-    cache = 6 * 50 * (2 * 2 * 4 * 2 + 4)
+    cache = 6 * 64 * (2 * 2 * 4 * 2 + 4)  # the next multiple of 64 columns
     tables = 6 * 20 * (8 + 4) + 6 * 20 * 8
     assert held["cache"] in (cache + tables, cache + tables + 3 * 30 * 2 * 2 * 4 * 2)
     assert memory_estimate.estimate_paged(SMALL, 2, 17) == 32 * 2 * 2 * 4 * 2

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from learning.generation.engines import slot_attention
+from learning.generation.engines import slot_attention, slots
 from learning.generation.engines.running import Running, gains_from_sharing
 from learning.generation.engines.slot_attention import describe_decoding, shares_prompts, use_slot_attention
 from learning.samples.engine_protocol import Request, Sampling
@@ -24,7 +24,7 @@ def sample(model, max_slots: int, *, shares: bool):
         while batch.fill():
             batch.advance()
             assert bool(batch.slots.groups) == shares
-        return batch.results(), batch.slots.num_columns
+        return batch.results(), batch.slots.most_columns
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -82,8 +82,9 @@ def test_the_method_that_sampled_is_described(monkeypatch):
     assert describe_decoding(misfit) == {"decoding": "transformers' own cache (qwen3: it differs)"}
 
 
-def test_slots_hold_no_prompts():
+def test_slots_hold_no_prompts(monkeypatch):
     model = make_model("plain")
+    monkeypatch.setattr(slots, "STEP", 1)
     assert [sample(model, 14, shares=shares)[1] for shares in (True, False)] == [24, 54]
 
 
